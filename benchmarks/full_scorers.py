@@ -6,9 +6,9 @@ Replicas sleep in place of computing, so two cores are enough: 40 microseconds a
 All else is real: BatchPipeline, cache, pool, Ray. Pairs are of unequal length. Encoding, searching and training sleep
 too, and the trainer takes a tenth of what the replicas need for a step.
 
-A step has the paper's 1,280 pairs. `before` cuts it into 15 units, as passes of 32,768 tokens did; `now` into 120, as
-GPT-2 XL's 4,096 do. Tokens are fewer than the paper's and slower, so a unit takes as long as on a GPU. With --queries 8
-a step has an eighth of the work, and eight replicas share it as 64 would share the paper's.
+A step has the paper's 1,280 pairs, in 120 scoring batches. Tokens are fewer than the paper's and slower, so a batch
+takes as long as on a GPU. With --queries 8 a step has an eighth of the work, and eight replicas share it as 64 would
+share the paper's.
 
 Busy is the time in which replicas compute, by their own clocks, of the time between two borders of steps: after the
 pipeline has filled, and before it empties.
@@ -47,7 +47,7 @@ from replug.train.step_metrics import StepClock  # noqa: E402
 
 K = 20
 TOKENS_PER_SECOND, MEAN_TOKENS = 25_000, 218  # of a replica; of a pair
-UNIT_TOKENS = {"before": 64 * K * MEAN_TOKENS // 15, "now": 64 * K * MEAN_TOKENS // 120}
+UNIT_TOKENS = 64 * K * MEAN_TOKENS // 120
 WORD = " abc"  # four bytes, as the units take a token to have
 SEARCH_SECONDS = ENCODE_SECONDS = 0.02
 
@@ -120,7 +120,6 @@ def busy_share(answers: Sequence[Answer], start: float, end: float, replicas: in
 class Case:
     """A step of so many queries, trained on by the pipeline at a depth."""
 
-    unit_tokens: int
     replicas: int
     queries: int
     depth: int
@@ -133,7 +132,7 @@ class Case:
 
 def measure(pool: ScorerPool, case: Case, steps: int, file: Path) -> tuple[float, float]:
     """Busy share, and seconds a step. Leaves nothing under way."""
-    pool._unit_tokens = case.unit_tokens
+    pool._unit_tokens = UNIT_TOKENS
     answers: list[Answer] = []
     pool._meter.add = answers.append  # type: ignore[method-assign]
     lm = CachingLM(pool, file)
@@ -182,12 +181,10 @@ def main() -> None:
             pool = ScorerPool(TimedSource(), replicas, threads=1)
             while pool.pool.num_up < replicas:
                 time.sleep(0.1)
-            for name, unit_tokens in UNIT_TOKENS.items():
-                case = Case(unit_tokens, replicas, arguments.queries, arguments.depth)
-                steps = 1 + max(3, round(arguments.seconds / case.lm_seconds))
-                share, seconds = measure(pool, case, steps, Path(folder) / f"{name}-{replicas}.sqlite")
-                shown = f"busy {share:.3f}, {seconds:.2f} s a step, mean of {steps - 1}"
-                print(f"{replicas} replicas, units of {unit_tokens} tokens ({name}): {shown}", flush=True)
+            case = Case(replicas, arguments.queries, arguments.depth)
+            steps = 1 + max(3, round(arguments.seconds / case.lm_seconds))
+            share, seconds = measure(pool, case, steps, Path(folder) / f"{replicas}.sqlite")
+            print(f"{replicas} replicas: busy {share:.3f}, {seconds:.2f} s a step, mean of {steps - 1}", flush=True)
             pool.close()
 
 

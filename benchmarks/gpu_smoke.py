@@ -177,7 +177,7 @@ def trained(
 
 
 # Keys that ask for GPUs: left out where the CPU stands for them.
-OF_GPUS = ("resources.train", "resources.score", "resources.index", "index.gpus_per_searcher", "train.compile")
+OF_GPUS = ("resources.train", "resources.score", "resources.index", "index.gpus_per_searcher")
 ALL_ROLES = {"resources.train": "auto", "resources.score": "auto", "resources.index": "auto"}
 FLOAT32 = {"train.precision": "float32", "lm.dtype": "float32", "index.dtype": "float32"}
 BFLOAT16 = {"train.precision": "bf16_mixed", "lm.dtype": "bfloat16", "index.dtype": "bfloat16"}
@@ -198,12 +198,6 @@ CHECKS = {
     "train_float32": Check(trained("train_on_cpu", ALL_ROLES, 0.01), reference="train_on_cpu"),
     "train_bfloat16": Check(
         trained("train_on_cpu", {**ALL_ROLES, **BFLOAT16}, 0.1, finds_the_same=False), reference="train_on_cpu"
-    ),
-    "train_checkpointing": Check(
-        trained("train_on_cpu", {**ALL_ROLES, "train.gradient_checkpointing": True}, 0.01), reference="train_on_cpu"
-    ),
-    "train_compiled": Check(
-        trained("train_on_cpu", {**ALL_ROLES, "train.compile": True}, 0.01), reference="train_on_cpu"
     ),
     "train_blue_green": Check(
         trained("train_on_cpu", {**ALL_ROLES, "index.swap": "blue_green"}, 0.01), reference="train_on_cpu"

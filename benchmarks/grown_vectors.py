@@ -4,15 +4,12 @@
     python -m benchmarks.grown_vectors embed --texts texts.jsonl --rows 100000 --out real.npy --queries queries.npy
     python -m benchmarks.grown_vectors narrow --real real.npy --queries queries.npy --dims 128 --out FOLDER
     python -m benchmarks.grown_vectors grow --real real.npy --rows 10000000 --out grown.npy
-    python -m benchmarks.grown_vectors alike --real real.npy --queries queries.npy --out alike.npy
 
 `embed` cuts texts into passages of 24 words and embeds them by MiniLM: [N, 384] float16, rows of norm 1, in an order
 that is drawn once; and 1,000 others, which are the queries. `narrow` keeps their first principal components, so that
 ten million take a third of the time; its files in FOLDER have the same names. `grow` makes each new vector of a real
 one and one of its nearest: a point between them, and noise that has the covariance of such differences, as long as
-`NOISE` times this one, so that dense places stay dense. `alike` shows how like real ones they are: from a tenth of the
-real vectors as many are grown as there are, into `--out`, and the queries are compared with both.
-`benchmarks.host_search` then says what lossy kinds find of either.
+`NOISE` times this one, so that dense places stay dense. `benchmarks.host_search` says what lossy kinds find of either.
 """
 
 import argparse
@@ -24,7 +21,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from replug.index_workers.exact_search import ExactShard
 from replug.index_workers.vectors import BlockVectors
 from replug.models.encoder import Encoder
 from replug.models.hardware import resolve_dtype
@@ -87,18 +83,15 @@ def neighbours_of(vectors: np.ndarray) -> torch.Tensor:
 class Grower:
     """Vectors grown from real ones [N, D] float16, block by block, each from its own seed."""
 
-    def __init__(self, real: np.ndarray, noise: float = NOISE) -> None:
-        self._real, self._noise = torch.from_numpy(np.ascontiguousarray(real)), noise
+    def __init__(self, real: np.ndarray) -> None:
+        self._real = torch.from_numpy(np.ascontiguousarray(real))
         self._near = neighbours_of(real)
-        self._shape = self._root_of_covariance()
-
-    def _root_of_covariance(self) -> torch.Tensor:
-        """R [D, D], so that z R of normal z has the covariance of the differences and a mean square length of 1."""
+        # R [D, D], so that z R of normal z has the covariance of the differences and a mean square length of 1
         some = torch.arange(min(len(self._real), BLOCK))
         differences = (self._real[self._near[some, 0]] - self._real[some]).float()
         units = torch.nn.functional.normalize(differences, dim=1)
         values, axes = torch.linalg.eigh(units.T @ units / len(units))
-        return (axes * values.clamp(min=0).sqrt()).T.contiguous()
+        self._shape = (axes * values.clamp(min=0).sqrt()).T.contiguous()
 
     def block(self, number: int, rows: int) -> np.ndarray:
         """[rows, D] float16 of norm 1."""
@@ -108,13 +101,13 @@ class Grower:
         difference = self._real[others].float() - self._real[ones].float()
         between = self._real[ones].float() + torch.rand(rows, 1, generator=draw) * difference
         noise = torch.randn(rows, difference.shape[1], generator=draw) @ self._shape
-        grown = between + self._noise * difference.norm(dim=1, keepdim=True) * noise
+        grown = between + NOISE * difference.norm(dim=1, keepdim=True) * noise
         return torch.nn.functional.normalize(grown, dim=1).half().numpy()
 
 
-def grow(real: np.ndarray, rows: int, out: Path, noise: float = NOISE) -> None:
+def grow(real: np.ndarray, rows: int, out: Path) -> None:
     """A file of vectors [rows, D], a block in memory at a time."""
-    grower, vectors = Grower(real, noise), np.lib.format.open_memmap(out, "w+", np.float16, (rows, real.shape[1]))
+    grower, vectors = Grower(real), np.lib.format.open_memmap(out, "w+", np.float16, (rows, real.shape[1]))
     for number, start in enumerate(range(0, rows, BLOCK)):
         vectors[start : start + BLOCK] = grower.block(number, min(BLOCK, rows - start))
     vectors.flush()
@@ -128,32 +121,14 @@ def narrow(real: np.ndarray, queries: np.ndarray, dims: int) -> tuple[np.ndarray
     return found[0].astype(np.float16), found[1]
 
 
-def alike(real: np.ndarray, queries: np.ndarray, out: Path, noise: float = NOISE) -> None:
-    """Similarities of queries to their nearest, of real vectors and of as many grown ones, which are kept."""
-    rows = len(real)
-    for count in (rows // 100, rows // 10, rows):
-        show_similarities(f"real, {count:,}", queries, real[:count])
-    for share in (100, 10):
-        grow(real[: rows // share], rows, out, noise)
-        show_similarities(f"grown {share} times, noise {noise:g}, {rows:,}", queries, np.load(out))
-
-
-def show_similarities(name: str, queries: np.ndarray, vectors: np.ndarray) -> None:
-    _, similarities = ExactShard(blocks_of(vectors), CPU).search(queries, 100)
-    means = ", ".join(f"{rank}: {similarities[:, rank - 1].mean():.3f}" for rank in (1, 20, 100))
-    spread = similarities[:, 19].std()
-    print(f"{name}: mean similarity at rank {means}; spread at rank 20 {spread:.3f}", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("embed", "narrow", "grow", "alike"))
+    parser.add_argument("what", choices=("embed", "narrow", "grow"))
     parser.add_argument("--texts", type=Path)
     parser.add_argument("--real", type=Path)
     parser.add_argument("--queries", type=Path)
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--dims", type=int, default=128)
-    parser.add_argument("--noise", type=float, default=NOISE)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
@@ -164,10 +139,8 @@ def main() -> None:
         found = narrow(np.load(arguments.real), np.load(arguments.queries), arguments.dims)
         for source, vectors in zip((arguments.real, arguments.queries), found, strict=True):
             np.save(arguments.out / source.name, vectors)
-    elif arguments.what == "alike":
-        alike(np.load(arguments.real), np.load(arguments.queries), arguments.out, arguments.noise)
     else:
-        grow(np.load(arguments.real), arguments.rows, arguments.out, arguments.noise)
+        grow(np.load(arguments.real), arguments.rows, arguments.out)
 
 
 if __name__ == "__main__":

@@ -169,21 +169,6 @@ def measure(setting: Setting, name: str, probes: list[int | None], overs: list[i
         )
 
 
-def show_lists(setting: Setting, name: str, probes: list[int]) -> None:
-    """How many of the documents that exact search finds lie in the lists looked into: the most that codes can find.
-
-    Nothing is filled for it, only the lists are found.
-    """
-    kind, expected = setting.kind(name), exact_answers(setting)
-    index = faiss.read_index(str(trained(setting, kind)))  # held, since `lists` is a part of it
-    lists = faiss.extract_index_ivf(index)
-    near = setting.vectors[expected.ravel()].astype(np.float32)
-    own = lists.quantizer.search(near, 1)[1].reshape(*expected.shape, 1)
-    looked = lists.quantizer.search(setting.queries, max(probes))[1][:, None]
-    shares = [f"{probe}: {(looked[..., :probe] == own).any(-1).mean():.3f}" for probe in probes]
-    print(f"{kind.factory}, {len(setting.vectors):,}: in the lists looked into {', '.join(shares)}", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vectors", type=Path, required=True)
@@ -194,9 +179,6 @@ def main() -> None:
     parser.add_argument("--over", type=int, nargs="*", default=[None], help="default: the kind's own")
     parser.add_argument("--shards", type=int, nargs="*", default=[1, 4])
     parser.add_argument("--most-queries", type=int, default=512)
-    parser.add_argument(
-        "--only-lists", action="store_true", help="what lies in the lists looked into; nothing is filled"
-    )
     parser.add_argument("--folder", type=Path, required=True, help="keeps exact answers and filled indexes")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -208,9 +190,6 @@ def main() -> None:
         setting = whole.first(rows)
         exact_answers(setting)
         for name in arguments.kinds:
-            if arguments.only_lists:
-                show_lists(setting, name, arguments.probes)
-                continue
             for shards in arguments.shards:
                 measure(setting, name, arguments.probes, arguments.over, shards)
 

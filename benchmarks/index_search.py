@@ -1,6 +1,6 @@
-"""Searching a million vectors through the service: speed, memory, lossy kinds, swaps, and how each grows.
+"""Search a million vectors through the service: speed, memory, lossy kinds and swaps.
 
-    python -m benchmarks.index_search --vectors VECTORS --queries QUERIES [--parts exact memory kinds swap growth]
+    python -m benchmarks.index_search --vectors VECTORS --queries QUERIES [--parts exact memory kinds swap]
 
 VECTORS is any [N, D] float16 matrix of real embeddings with rows of norm 1, QUERIES a float32 [M, D] one of other
 texts by the same encoder: `numpy.save(file, matrix)` of what e.g. a sentence encoder gives for passages of 128 tokens.
@@ -35,13 +35,11 @@ import ray  # noqa: E402
 from benchmarks.vector_index import (  # noqa: E402
     BLOCK_DOCUMENTS,
     copy_version,
-    fitted_exponent,
     interleaved,
     make_plan,
     memory_of,
     searcher_pid,
     serving,
-    timed,
     write_version,
 )
 from replug.index_workers.answers import top_k_overlap  # noqa: E402
@@ -337,44 +335,11 @@ def show_swaps(name: str, size: int, rows: list[dict[str, float]]) -> None:
         print(f"  {part:8s} median {statistics.median(beyond):6.1f} ms, least {beyond[0]:6.1f}, most {beyond[-1]:6.1f}")
 
 
-# ---- growth
-
-
-def measure_growth(setting: Setting) -> None:
-    """Seconds to write, train, fill, load and search at three sizes, and the exponents of size they follow."""
-    sizes = [n for n in (10_000, 100_000, 1_000_000) if n <= len(setting.vectors)]
-    for name in ("flat_fp16", *setting.kinds[:2]):
-        rows = [seconds_at(setting, name, size) for size in sizes]
-        for part in rows[0]:
-            values = [row[part] for row in rows]
-            shown = ", ".join(f"{n:,}: {1000 * value:.1f} ms" for n, value in zip(sizes, values, strict=True))
-            print(f"{name}, {part}: {shown}; exponent {fitted_exponent(sizes, values):.2f}", flush=True)
-
-
-def seconds_at(setting: Setting, name: str, documents: int) -> dict[str, float]:
-    """Seconds of every stage of a version of so many documents; a fresh one, whatever was built before."""
-    version, seconds = 2000 + documents.bit_length(), dict[str, float]()
-    kind = _kind(setting, name, documents=documents)
-    seconds |= write_version(setting.store, version, setting.vectors[:documents], kind)
-    if kind.is_exact:
-        del seconds["train"], seconds["add"]
-    with serving(setting.folder, setting.threads[-1]) as service:
-        with timed(seconds, "load"):
-            service.prepare(version)
-        search = {"search": lambda: service.search(version, setting.batch, K)}
-        seconds["search"] = statistics.median(interleaved(search, setting.rounds)["search"].wall)
-        with timed(seconds, "commit"):
-            service.commit(version)
-    setting.store.remove_all_but({v for v in setting.store.published() if v != version})
-    return seconds
-
-
 PARTS = {
     "exact": measure_exact,
     "memory": measure_memory,
     "kinds": measure_kinds,
     "swap": measure_swap,
-    "growth": measure_growth,
 }
 
 

@@ -8,13 +8,12 @@ TEXTS is JSON Lines of id, text and domain; `benchmarks.debian_texts` makes 1.4 
   pieces for the retriever and saves them; replug also deals, sorts, drops what is equal, and proves. Pieces are
   compared
 - growth: 50 MB, 200 MB and 1 GB, with the peak memory of the whole process tree (PSS: shared pages count once)
-- store: a million documents: how long opening takes, and gathering the token ids of 1,280 random ones
+- store: how long it takes to open a million documents
 """
 
 import argparse
 import itertools
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -30,7 +29,7 @@ import psutil
 from benchmarks.machine import describe_machine
 from replug.data.hashing import normalise
 from replug.data.sampling import Shares, split_of
-from replug.data.shards import read_documents_of, shard_paths, write_documents, write_token_ids, write_token_rules
+from replug.data.shards import read_documents_of, shard_paths, write_documents
 from replug.data.store import CorpusStore, PreparedSet
 
 SIZES = (50, 200, 1000)  # MB
@@ -200,27 +199,11 @@ def growth(texts: Path, folder: Path) -> None:
 
 
 def store(texts: Path, folder: Path) -> None:
-    """A million documents of real text, whose token ids are random: what is timed does not read them."""
-    corpus, number = folder / "documents", 1_000_000
-    write_documents(corpus, _documents(texts, number))
-    rng = np.random.default_rng(0)
-    for shard in shard_paths(corpus):
-        lengths = rng.integers(20, TOKENS + 2, size=sum(1 for _ in read_documents_of(shard)))
-        write_token_ids(
-            shard, [rng.integers(0, 30_000, size=n).astype(np.uint16) for n in lengths], np.dtype(np.uint16)
-        )
-    write_token_rules(corpus, "random")
+    corpus = folder / "documents"
+    write_documents(corpus, _documents(texts, 1_000_000))
     start = time.perf_counter()
     opened = CorpusStore(corpus)
     print(f"{len(opened)} documents in {len(shard_paths(corpus))} shards opened in {time.perf_counter() - start:.3f} s")
-    times = []
-    for _ in range(50):
-        rows = rng.integers(0, len(opened), size=1280)
-        start = time.perf_counter()
-        ids = opened.token_ids(rows)
-        np.concatenate(ids)
-        times.append(1000 * (time.perf_counter() - start))
-    print(f"1,280 random documents' token ids: first {times[0]:.1f} ms, median {statistics.median(times):.1f} ms")
 
 
 def _documents(texts: Path, number: int) -> Iterator:

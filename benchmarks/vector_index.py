@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import ray
 
+from replug.config.schema import IndexConfig
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.builder import Builder
 from replug.index_workers.kinds import IndexKind
-from replug.index_workers.service import IndexService, IndexSettings
+from replug.index_workers.service import IndexService
 from replug.index_workers.version_store import VersionStore
 
 BLOCK_DOCUMENTS = 65_536
@@ -84,7 +85,7 @@ def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
 @contextmanager
 def serving(root: Path, threads: int) -> Iterator[IndexService]:
     """A service with one searcher over the versions under `root`; Ray must have been started."""
-    service = IndexService(root, IndexSettings(threads=threads))
+    service = IndexService(root, IndexConfig(threads_per_worker=threads))
     ray.get(service.searchers[0].held.remote())  # until it is there
     try:
         yield service
@@ -145,8 +146,3 @@ def cpu_seconds(pids: Sequence[int]) -> float:
 def paired_ratio(seconds: list[float], others: list[float]) -> float:
     """Median over the rounds of one call's time in the other's."""
     return statistics.median(a / b for a, b in zip(seconds, others, strict=True))
-
-
-def fitted_exponent(sizes: list[int], seconds: list[float]) -> float:
-    """e of seconds ~ size ** e, by least squares of the logarithms."""
-    return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])

@@ -105,5 +105,5 @@ class CheckedFiles:
         if sha256 is None:
             return
         for problem in wrong_files(self._folder, {name: sha256}):
-            raise UserError(f"{problem}{meaning}; `replug prepare` makes it again, or remove {self._folder}")
+            raise UserError(f"{problem}{meaning}; {FIX}")
         self._unread.pop(name, None)

@@ -34,7 +34,8 @@ class Shares:
 
 def split_of(source_id: str, seed: int, shares: Shares) -> str | None:
     """`queries`, `heldout`, `dev`, `documents` or None, by a keyed hash of the source's id."""
-    point = _fraction(source_id, f"side:{seed}")  # another word would deal every text anew
+    digest = hashlib.blake2b(source_id.encode(), digest_size=8, key=f"side:{seed}".encode()).digest()
+    point = int.from_bytes(digest, "big") / 2**64  # another word would deal every text anew
     if point < shares.queries:
         return "queries"
     if point < shares.queries + shares.heldout:
@@ -101,11 +102,6 @@ def key_ranges(end: int, candidates: int, per_range: int) -> list[tuple[int, int
     number = max(1, -(-candidates // per_range))
     borders = [end * i // number for i in range(number + 1)]
     return list(itertools.pairwise(borders))
-
-
-def _fraction(text: str, key: str) -> float:
-    digest = hashlib.blake2b(text.encode(), digest_size=8, key=key.encode()).digest()
-    return int.from_bytes(digest, "big") / 2**64
 
 
 class QuerySampler:

@@ -148,7 +148,7 @@ def _token_rules(folder: Path) -> str | None:
     try:
         return json.loads(path.read_text())["fingerprint"] if path.is_file() else None
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({error}); `replug prepare` makes it again") from error
+        raise UserError(f"{path} is damaged ({error}); {FIX}") from error
 
 
 def _open_array(path: Path) -> np.ndarray:
@@ -160,7 +160,7 @@ def _open_array(path: Path) -> np.ndarray:
         shape, _, dtype = np.lib.format.read_array_header_1_0(content)
         return np.frombuffer(content.read_buffer(), dtype).reshape(shape)
     except (FileNotFoundError, ValueError) as error:
-        raise UserError(f"{path} is damaged ({error}); `replug prepare` makes it again") from error
+        raise UserError(f"{path} is damaged ({error}); {FIX}") from error
 
 
 def _open_table(path: Path, schema: pa.Schema) -> Dataset:
@@ -258,7 +258,7 @@ def read_manifest(folder: Path) -> dict:
 def _require_files(folder: Path, manifest: dict) -> None:
     for name in (*manifest["files"], *TEXTS):
         if not (folder / name).is_file():
-            raise UserError(f"{folder}/{name} is missing; run `replug prepare` again, which makes it anew")
+            raise UserError(f"{folder}/{name} is missing; {FIX}")
     for name in TEXTS:  # otherwise the proof would be of any texts
         if name not in manifest["files"]:
             raise UserError(f"{folder}/manifest.json has no checksum of {name}; {FIX}")
@@ -302,5 +302,5 @@ def _file_problems(folder: Path, files: dict[str, str]) -> Iterator[str]:
     progress = Progress(f"checking {folder}", len(files))
     for name, sha256 in files.items():
         for line in wrong_files(folder, {name: sha256}):
-            yield f"{line}; `replug prepare` makes it again"
+            yield f"{line}; {FIX}"
         progress.advance()

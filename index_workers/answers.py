@@ -41,17 +41,13 @@ def search_excluding(
         if (allowed.sum(axis=1) >= k).all():
             return _first_k(rows, allowed, k), _first_k(similarities, allowed, k)
         if rows.shape[1] < wanted:  # that was the whole corpus
-            k = _what_there_is(allowed, exclude, at_least)
+            counts = allowed.sum(axis=1)
+            if counts.min() < at_least:
+                name = exclude[int(np.argmin(counts))]
+                raise ValueError(f"the corpus has fewer than {at_least} documents that are not of source {name}")
+            k = int(counts.min())
         else:
             wanted *= 2
-
-
-def _what_there_is(allowed: np.ndarray, exclude: Sequence[str | None], at_least: int) -> int:
-    counts = allowed.sum(axis=1)
-    if counts.min() < at_least:
-        name = exclude[int(np.argmin(counts))]
-        raise ValueError(f"the corpus has fewer than {at_least} documents that are not of source {name}")
-    return int(counts.min())
 
 
 def _allowed(

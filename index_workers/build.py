@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from replug.cluster.layout import index_actors
-from replug.config.choices import Rerank, SwapMode
+from replug.config.choices import Rerank
 from replug.config.schema import Config
 from replug.data.records import SearchResult
 from replug.data.store import Corpus, CorpusStore, PreparedSet
@@ -22,7 +22,7 @@ from replug.index_workers.answers import MORE
 from replug.index_workers.build_plan import BuildPlan, IndexState
 from replug.index_workers.faiss_index import check_kind
 from replug.index_workers.kinds import IndexKind, resolve_kind
-from replug.index_workers.service import IndexService, IndexSettings
+from replug.index_workers.service import IndexService
 from replug.index_workers.vectors import order_exactly
 from replug.index_workers.version_store import VersionStore, weights_sha256
 from replug.models.encoder import TOKENS_PER_BATCH, Encoder
@@ -73,22 +73,9 @@ class LiveReranker:
 WATCHED_TEXTS = 64  # by which every refresh is measured: recall, overlap
 
 
-def index_settings(config: Config, data: PreparedSet | None = None) -> IndexSettings:
-    """With `data`, its first training texts measure every refresh."""
-    index, actors = config.index, index_actors(config.index)
-    watched = data.queries.windows(range(min(WATCHED_TEXTS, len(data.queries)))) if data else []
-    return IndexSettings(
-        num_shards=actors.num_shards,
-        num_builders=actors.num_builders,
-        threads=index.threads_per_worker,
-        gpus_per_builder=actors.gpus_per_builder,
-        gpus_per_searcher=actors.gpus_per_searcher,
-        blue_green=index.swap is SwapMode.blue_green,
-        max_attempts=index.max_attempts,
-        timeout_seconds=index.timeout_seconds,
-        watched_texts=tuple(window.context for window in watched),
-        watched_k=config.retrieve.k,
-    )
+def watched_texts(data: PreparedSet) -> list[str]:
+    """Return the first training texts' contexts, which measure every refresh."""
+    return [window.context for window in data.queries.windows(range(min(WATCHED_TEXTS, len(data.queries))))]
 
 
 def index_kind(config: Config, dim: int, num_documents: int) -> IndexKind:
@@ -139,7 +126,9 @@ def build_plan(
         document_prompt=encoder.prompts.document,
         dims=encoder.dims,
         dtype=dtype_name(config.index.dtype.value),
-        tokens_per_batch=config.index.tokens_per_batch or _tokens_per_pass(config),
+        # Long passes keep a GPU busy, short ones stay in a processor's cache.
+        tokens_per_batch=config.index.tokens_per_batch
+        or (TOKENS_PER_PASS_GPU if config.index.gpus_per_builder else TOKENS_PER_BATCH),
         kind=kind,
         # Any number of searchers share exact vectors.
         num_shards=1 if kind.is_exact else index_actors(config.index).num_shards,
@@ -168,8 +157,3 @@ def document_search(config: Config, encoder: Encoder, data: PreparedSet, index: 
     return LiveReranker(
         index.search, encoder.encode_document, data.corpus, config.index.overretrieve or LIVE_OVERRETRIEVE
     )
-
-
-def _tokens_per_pass(config: Config) -> int:
-    """Of the builders; long passes keep a GPU busy, short ones stay in a processor's cache."""
-    return TOKENS_PER_PASS_GPU if config.index.gpus_per_builder else TOKENS_PER_BATCH

@@ -21,7 +21,6 @@ from replug.config.errors import UserError
 from replug.data.store import CorpusStore
 from replug.index_workers import faiss_index
 from replug.index_workers.answers import mean_drift, sample_rows
-from replug.index_workers.block_files import TokenFiles, token_fingerprint
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.exact_search import ExactShard
 from replug.index_workers.kinds import training_rows
@@ -38,7 +37,6 @@ class _Loaded:
     vectors: dict[str, object]
     encoder: Encoder
     corpus: CorpusStore
-    tokens: TokenFiles
     has_token_ids: bool  # the corpus was prepared for this tokenizer
 
 
@@ -133,27 +131,22 @@ class Builder:
     def _file_ids(self, loaded: _Loaded, plan: BuildPlan, file: int) -> list[np.ndarray]:
         if loaded.has_token_ids:
             return loaded.corpus.token_ids(plan.rows_of_file(file))
-        ids = loaded.tokens.read(file)
-        if ids is None:
-            texts = map(loaded.corpus.texts, plan.blocks_of_file(file))  # those of a block in memory at a time
-            ids = [row for block in texts for row in self._token_ids(loaded.encoder, block, plan.document_prompt)]
-            loaded.tokens.write(file, ids)
-        return ids
+        texts = map(loaded.corpus.texts, plan.blocks_of_file(file))  # those of a block in memory at a time
+        return [row for block in texts for row in self._token_ids(loaded.encoder, block, plan.document_prompt)]
 
     def _token_ids(self, encoder: Encoder, texts: Sequence[str], prompt: str) -> list[np.ndarray]:
         with self._tokenizing:  # a tokenizer refuses to be used by two threads at once
             return encoder.token_ids(texts, prompt)
 
     def _load(self, plan: BuildPlan) -> _Loaded:
-        """Encoder, corpus and tokens of a plan, loaded and compared with it where the last call had others."""
+        """Encoder and corpus of a plan, loaded and compared with it where the last call had others."""
         vectors = replace(plan, version=0, step=0, tokens_per_batch=0).vectors()
         with self._loading:
             if self._loaded is None or self._loaded.vectors != vectors:
                 encoder = self._load_encoder(plan)
-                tokens = TokenFiles(self._store.root, token_fingerprint(encoder.tokenizer, plan))
                 corpus = self._corpus(plan)
                 prepared = corpus.tokens_by == encoder.token_rule.fingerprint
-                self._loaded = _Loaded(vectors, encoder, corpus, tokens, prepared)
+                self._loaded = _Loaded(vectors, encoder, corpus, prepared)
             return self._loaded
 
     def _load_encoder(self, plan: BuildPlan) -> Encoder:

@@ -102,7 +102,7 @@ class ExactShard:
 
     def _search_some(self, queries: np.ndarray, k: int, margin: int = MARGIN) -> tuple[np.ndarray, np.ndarray]:
         products, places = self._candidates(torch.from_numpy(queries).to(self._device), min(k + margin, len(self)))
-        rows, vectors = self._at(places)
+        rows, vectors = places.cpu().numpy() + self._first_row, self._vectors.take(places).cpu().numpy()
         found, similarities = order_exactly(queries, rows, vectors, k)
         if rows.shape[1] < len(self):
             least = products.amin(1).cpu().numpy()  # nothing that was left out has a larger product
@@ -115,10 +115,6 @@ class ExactShard:
                     queries[unsure], k, similarities[unsure, -1], lengths[unsure]
                 )
         return found, similarities
-
-    def _at(self, places: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of the corpus [...] and vectors [..., D] of places in the shard."""
-        return places.cpu().numpy() + self._first_row, self._vectors.take(places).cpu().numpy()
 
     def _longest(self, candidates: np.ndarray) -> float:
         """Length of the longest vector; unit vectors, as for cosine, need not all be looked at."""

@@ -178,11 +178,7 @@ def open_shard(store: VersionStore, plan: BuildPlan, shard: int, num_shards: int
         store.check(plan.version, [store.shard_path(plan.version, shard)])
     with store.checking(plan.version, store.vectors_paths(plan, files)):
         vectors = BlockVectors(plan.rows_of_shard(shard, num_shards).start, store.open_vectors(plan, files), plan.dim)
-        return _shard_of(store, plan, shard, vectors, device)
-
-
-def _shard_of(store: VersionStore, plan: BuildPlan, shard: int, vectors: BlockVectors, device: str) -> Shard:
-    if plan.kind.is_exact:
-        return ExactShard(vectors, torch.device(device))
-    path, on_gpu = store.shard_path(plan.version, shard), device == "cuda"
-    return FaissShard(path, vectors.first_row, plan.kind, vectors if plan.kind.rerank else None, on_gpu)
+        if plan.kind.is_exact:
+            return ExactShard(vectors, torch.device(device))
+        path, on_gpu = store.shard_path(plan.version, shard), device == "cuda"
+        return FaissShard(path, vectors.first_row, plan.kind, vectors if plan.kind.rerank else None, on_gpu)

@@ -25,9 +25,12 @@ from replug.cluster.actor_pool import ActorPool, thread_env
 from replug.cluster.background import in_background
 from replug.cluster.device_use import USE
 from replug.cluster.gpus import torch_device
+from replug.cluster.layout import index_actors
 from replug.cluster.packing import BUILDER, SEARCHER
 from replug.cluster.places import place
+from replug.config.choices import SwapMode
 from replug.config.errors import RunError, UserError
+from replug.config.schema import IndexConfig
 from replug.data.progress import Progress
 from replug.data.records import SearchResult
 from replug.data.store import CorpusStore
@@ -50,28 +53,6 @@ BUILDER_CALLS = 2  # of one builder at once: while one file is computed, the nex
 RETURN_MEMORY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(2**20)}
 
 
-@dataclass(frozen=True)
-class IndexSettings:
-    """How many actors of which kind; the fields are those of the `index` section.
-
-    A file, one step of a lossy kind's build, and loading a version are each tried `max_attempts` times, for
-    `timeout_seconds` each. The first `watched_k` documents of `watched_texts` measure every refresh.
-    `blue_green` searches a new version with new actors, which take the builders' place in the cluster; else the
-    same searchers hold two versions during a swap.
-    """
-
-    num_shards: int = 1
-    num_builders: int = 1
-    threads: int | None = None
-    gpus_per_builder: float = 0.0
-    gpus_per_searcher: float = 0.0
-    blue_green: bool = False
-    max_attempts: int = 3
-    timeout_seconds: float = 3600.0
-    watched_texts: tuple[str, ...] = ()
-    watched_k: int = 20
-
-
 @dataclass(frozen=True, slots=True)
 class Refreshed:
     """A version that is loaded on every shard; how it was made, and how it differs from the one before."""
@@ -82,31 +63,36 @@ class Refreshed:
 
 
 class IndexService:
-    """Builders and searchers over the versions under `root`."""
+    """Builders and searchers over the versions under `root`, as the section `index` says.
 
-    def __init__(self, root: Path, settings: IndexSettings) -> None:
+    A file, one step of a lossy kind's build, and loading a version are each tried `max_attempts` times. The first
+    `watched_k` documents of `watched_texts` measure every refresh. With `index.swap=blue_green` new actors, which take
+    the builders' place in the cluster, search a new version; else the same searchers hold two versions during a swap.
+    """
+
+    def __init__(self, root: Path, index: IndexConfig, watched_texts: Sequence[str] = (), watched_k: int = 20) -> None:
         self.store = VersionStore(root.absolute())
-        self._settings = settings
-        self._threads = settings.threads or available_cores()
+        self._index, self._actors = index, index_actors(index)
+        self._watched_texts, self._watched_k = watched_texts, watched_k
+        self._threads = index.threads_per_worker or available_cores()
         self._builders: ActorPool | None = None
         self._corpus: CorpusStore | None = None  # one for all versions
         self._groups: dict[int, SearcherGroup] = {}  # by version
         self._builders_at, self._searchers_at = BUILDER, SEARCHER  # whose places they take; blue_green changes them
-        self._shared = None if settings.blue_green else self._make_group()
+        self._shared = None if index.swap is SwapMode.blue_green else self._make_group()
         self.builders  # noqa: B018 - starts them, so that they are there when they are needed
 
     @property
     def builders(self) -> ActorPool:
         """The builders, started where they are not there."""
         if self._builders is None:
-            settings = self._settings
             self._builders = ActorPool(
                 self._make_builder,
-                settings.num_builders,
+                self._actors.num_builders,
                 "index builder",
                 max_in_flight=BUILDER_CALLS,
-                max_attempts=settings.max_attempts,
-                timeout_seconds=settings.timeout_seconds,
+                max_attempts=self._index.max_attempts,
+                timeout_seconds=self._index.timeout_seconds,
             )
         return self._builders
 
@@ -200,7 +186,7 @@ class IndexService:
         rate = self._build(plan, missing)
         seconds = time.monotonic() - start
         ask = self._questions(plan, previous)
-        for _ in range(self._settings.max_attempts - 1):
+        for _ in range(self._index.max_attempts - 1):
             try:
                 return Refreshed(self._load(plan.version, previous, ask), seconds, rate)
             except (RunError, RayError) as error:  # not what is wrong with a file: that stays
@@ -214,24 +200,27 @@ class IndexService:
             return ask()
         except Exception:
             if version != previous:
-                self._forget(version)
+                # What some searchers have loaded must not answer for the next version, which has the same number
+                group = self._groups.pop(version, None)
+                if group is not None and group is self._shared:
+                    with suppress(RunError):  # who does not answer now compares what it holds when it loads the next
+                        group.release(list(self._groups))
+                elif group is not None:
+                    group.close()
             raise
-
-    def _forget(self, version: int) -> None:
-        """What some searchers have loaded must not answer for the next version, which has the same number."""
-        group = self._groups.pop(version, None)
-        if group is not None and group is self._shared:
-            with suppress(RunError):  # who does not answer now compares what it holds when it loads the next
-                group.release(list(self._groups))
-        elif group is not None:
-            group.close()
 
     def _build(self, plan: BuildPlan, missing: Missing) -> float:
         self._remove_stale()  # first: the disk may need the room
         start = time.monotonic()
         documents = self._embed(plan, missing.files)
         seconds = time.monotonic() - start
-        self._build_shards(plan, missing)
+        # The files of a lossy kind
+        if missing.quantizer:
+            self.builders.submit("make_quantizer", plan).result()
+        shards = [self.builders.submit("build_shard", plan, shard) for shard in missing.shards]
+        wait(shards)
+        for shard in shards:
+            shard.result()
         self.store.publish(plan)
         return documents / seconds if seconds else 0.0
 
@@ -253,7 +242,7 @@ class IndexService:
             for file in files:
                 under_way.append(self.builders.submit("embed_file", plan, file))
                 under_way[-1].add_done_callback(_note_work)
-                if len(under_way) > 2 * BUILDER_CALLS * self._settings.num_builders:
+                if len(under_way) > 2 * BUILDER_CALLS * self._actors.num_builders:
                     progress.advance(under_way.popleft().result().documents)
             while under_way:
                 progress.advance(under_way.popleft().result().documents)
@@ -261,21 +250,12 @@ class IndexService:
             wait(under_way)
         return total
 
-    def _build_shards(self, plan: BuildPlan, missing: Missing) -> None:
-        """The files of a lossy kind."""
-        if missing.quantizer:
-            self.builders.submit("make_quantizer", plan).result()
-        shards = [self.builders.submit("build_shard", plan, shard) for shard in missing.shards]
-        wait(shards)
-        for shard in shards:
-            shard.result()
-
     def _questions(self, plan: BuildPlan, previous: int) -> Callable[[], Measures]:
         """Ask the builders what a refresh is measured by; the function that is returned asks the searchers.
 
         In two parts, since with blue_green there are no builders when the searchers are there.
         """
-        texts, k = self._settings.watched_texts, min(self._settings.watched_k, plan.num_documents)
+        texts, k = self._watched_texts, min(self._watched_k, plan.num_documents)
         if not texts:
             return Measures
         queries = self.builders.submit("encode", plan, texts).result()
@@ -291,7 +271,7 @@ class IndexService:
 
     def _search_exactly(self, plan: BuildPlan, queries: np.ndarray, k: int) -> np.ndarray:
         """Rows [B, k] by the float16 vectors of a version, whatever its kind, each builder a part of them."""
-        parts = self._settings.num_builders
+        parts = self._actors.num_builders
         found = [self.builders.submit("search_exactly", plan, part, parts, queries, k) for part in range(parts)]
         return merge_top_k([part.result() for part in found], k)[0]
 
@@ -300,15 +280,15 @@ class IndexService:
         if self._builders is not None:
             self._builders.close()
             self._builders = None
-        if self._settings.gpus_per_searcher:
+        if self._actors.gpus_per_searcher:
             self._builders_at, self._searchers_at = self._searchers_at, self._builders_at
         return self._make_group()
 
     def _make_group(self) -> SearcherGroup:
-        return SearcherGroup(self._make_searcher, self._settings.num_shards, self._settings.timeout_seconds)
+        return SearcherGroup(self._make_searcher, self._actors.num_shards, self._index.timeout_seconds)
 
     def _make_searcher(self, shard: int) -> Any:
-        gpus, env = self._settings.gpus_per_searcher, {**thread_env(self._threads)["env_vars"], **RETURN_MEMORY}
+        gpus, env = self._actors.gpus_per_searcher, {**thread_env(self._threads)["env_vars"], **RETURN_MEMORY}
         actor = ray.remote(concurrency_groups=dict(PING_GROUP))(Searcher).options(  # type: ignore[call-overload] # as documented
             **place(self._searchers_at, shard, gpus, env),
             max_restarts=-1,
@@ -316,12 +296,12 @@ class IndexService:
             max_concurrency=8,  # searches go on while a version is loaded
         )
         device = torch_device(wants_gpu=gpus > 0)
-        return actor.remote(self.store.root, shard, self._settings.num_shards, self._threads, device)
+        return actor.remote(self.store.root, shard, self._actors.num_shards, self._threads, device)
 
     def _make_builder(self, number: int) -> Any:
         env = thread_env(self._threads)["env_vars"]
         actor = ray.remote(Builder).options(
-            **place(self._builders_at, number, self._settings.gpus_per_builder, env), max_concurrency=BUILDER_CALLS
+            **place(self._builders_at, number, self._actors.gpus_per_builder, env), max_concurrency=BUILDER_CALLS
         )
         return actor.remote(self.store.root, self._threads)
 

@@ -10,9 +10,9 @@ from replug.data.files import file_sha256
 from replug.data.progress import Progress
 from replug.data.shards import corpus_sha256, shard_paths
 from replug.data.store import CorpusStore
-from replug.index_workers.block_files import require_intact
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.faiss_index import count_vectors
+from replug.index_workers.vector_files import require_intact
 from replug.index_workers.version_store import VersionStore
 
 

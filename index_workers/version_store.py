@@ -32,7 +32,6 @@ from replug.config.errors import RunError, UserError
 from replug.data.files import file_sha256, reading, write_json, writing
 from replug.data.manifest import read_mark, write_mark
 from replug.data.shards import shard_paths
-from replug.index_workers.block_files import MEND, map_vectors, require_intact, write_vectors
 from replug.index_workers.build_plan import (
     ENCODER,
     MANIFEST,
@@ -43,6 +42,7 @@ from replug.index_workers.build_plan import (
     version_folder,
     version_numbers,
 )
+from replug.index_workers.vector_files import MEND, map_vectors, require_intact, write_vectors
 
 FORMAT = 5
 WEIGHTS = "model.safetensors"
@@ -144,7 +144,14 @@ class VersionStore:
         shutil.rmtree(partial, ignore_errors=True)
         target = self.encoder_folder(version)
         with writing(partial):
-            _save_encoder(save, partial)
+            # Raise OSError for what the disk does not take: safetensors and tokenizers have error classes of their
+            # own
+            try:
+                save(partial)
+            except Exception as error:
+                if "os error" in str(error):
+                    raise OSError(str(error)) from error
+                raise
             digest = weights_sha256(partial)
             if (target / WEIGHTS).is_file() and weights_sha256(target) != digest:
                 self._set_aside(self.folder(version))
@@ -337,16 +344,6 @@ class VersionStore:
 
     def _plan_path(self, version: int) -> Path:
         return self.folder(version) / "plan.json"
-
-
-def _save_encoder(save: Callable[[Path], None], folder: Path) -> None:
-    """Raise OSError for what the disk does not take: safetensors and tokenizers have error classes of their own."""
-    try:
-        save(folder)
-    except Exception as error:
-        if "os error" in str(error):
-            raise OSError(str(error)) from error
-        raise
 
 
 def weights_sha256(folder: Path) -> str:

@@ -9,7 +9,7 @@ from replug.cluster.ray_cluster import require_seen_by_all
 from replug.config.schema import Config
 from replug.data.folder_lock import sole_writer
 from replug.data.store import PreparedSet
-from replug.index_workers.build import index_settings
+from replug.index_workers.build import watched_texts
 from replug.index_workers.service import IndexService
 from replug.models.build import located, opened_lm, prompt_template
 from replug.models.caching_lm import CachingLM
@@ -38,7 +38,7 @@ def start_workers(
     require_seen_by_all(index_root, [data.folder, data.corpus_path, *local_models(config)])
     with sole_writer(index_root):
         # First: scorers may wait for room, its actors may not.
-        index = IndexService(index_root, index_settings(config, data))
+        index = IndexService(index_root, config.index, watched_texts(data), config.retrieve.k)
         with opened_lm(config.lm, source, scores) as lm, closing(index):
             yield Workers(lm, index, prompt_template(config.lm, source))
 

@@ -14,11 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from tokenizers import Tokenizer
 
 from replug.data.files import file_sha256, write_json
 from replug.data.hashing import hash64
-from replug.data.prepare.cutting import KINDS, iterate, read_range
+from replug.data.prepare.cutting import SCHEMAS, iterate, read_range
 from replug.data.prepare.disjoint import OverlapFilter, prove_windows, write_overlap_filter
 from replug.data.prepare.local_pool import Pool
 from replug.data.prepare.reading import Cut, SplitSizes
@@ -137,7 +136,7 @@ def chosen_pieces(
     rules: AssemblyRules, split: str, keys: tuple[int, int], overlap_filter: OverlapFilter, dropped: Counter
 ) -> Iterator[dict]:
     """The pieces of a range in order; what repeats another, or is in the overlap filter, is dropped and counted."""
-    table = read_range(rules.runs(split), KINDS[split], *keys)
+    table = read_range(rules.runs(split), SCHEMAS[split], *keys)
     table = table.filter(is_kept_version(table, np.load(rules.duplicates, mmap_mode="r", allow_pickle=False)))
     what = PIECE_NAMES[split]
     last, last_id = b"", ""
@@ -175,12 +174,9 @@ def _parse_rules(text: str) -> AssemblyRules:
     return AssemblyRules(**{**row, "token_ids": TokenIds(**row["token_ids"]) if row["token_ids"] else None})
 
 
-@lru_cache(1)
-def _loaded_tokenizer(tokenizer: str) -> Tokenizer:
-    return load_plain(tokenizer)
-
-
 PIECES_PER_SHARD = 1 << 14
+
+_loaded_tokenizer = lru_cache(1)(load_plain)  # not those of `cutting`, which do not truncate
 
 
 def write_assembly_rules(work: WorkFolder, num_source_shards: int, token_ids: TokenIds | None) -> None:

@@ -9,13 +9,13 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from tokenizers import Tokenizer
 
 from replug.data.files import file_sha256, write_json, writing
 from replug.data.hashing import content_hash, hash64
@@ -24,56 +24,33 @@ from replug.data.sources.records import EXAMPLES, FieldMap, Passed, Reason, Reje
 from replug.data.sources.shards import read_with_passed
 from replug.data.tokenizing import load_plain, pieces_within, split_text, token_offsets
 
-
-@dataclass(frozen=True, slots=True)
-class DocumentPiece:
-    """A piece that may become a document. `version` is the hash of the whole text it was cut from."""
-
-    key: int
-    digest: bytes
-    id: str
-    text: str
-    domain: str
-    source: str
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class WindowPiece:
-    """A piece that may become a query or held-out text; `tail` is the key of its continuation alone."""
-
-    key: int
-    digest: bytes
-    id: str
-    context: str
-    continuation: str
-    domain: str
-    source: str
-    version: int
-    tail: int
-
-
-Piece = DocumentPiece | WindowPiece
-TYPES = {"key": pa.uint64(), "digest": pa.binary(16), "version": pa.uint64(), "tail": pa.uint64()}
+# The columns of runs, for pieces that may become documents, and for those that may become texts of another split.
+# `version` is the hash of the whole text that a piece was cut from, `tail` the key of its continuation alone.
+_HEAD = [("key", pa.uint64()), ("digest", pa.binary(16)), ("id", pa.string())]
+_FROM = [("domain", pa.string()), ("source", pa.string()), ("version", pa.uint64())]
+DOCUMENT_PIECES = pa.schema([*_HEAD, ("text", pa.string()), *_FROM])
+TEXT_PIECES = pa.schema(
+    [*_HEAD, ("context", pa.string()), ("continuation", pa.string()), *_FROM, ("tail", pa.uint64())]
+)
+SCHEMAS = {split: DOCUMENT_PIECES if split == "documents" else TEXT_PIECES for split in SPLITS}
 ORDER = [("key", "ascending"), ("digest", "ascending"), ("version", "ascending"), ("id", "ascending")]
 ORDER += [("domain", "ascending")]  # a text may come twice in two domains
 
+Piece = dict[str, Any]  # a row of these columns
 
-def schema_of(kind: type[Piece]) -> pa.Schema:
-    return pa.schema([(field.name, TYPES.get(field.name, pa.string())) for field in fields(kind)])
+_loaded_tokenizer = lru_cache(2)(load_plain)  # not those of `assembly`, which truncate
 
 
-def write_run(path: Path, pieces: list, kind: type[Piece]) -> None:
+def write_run(path: Path, pieces: list[Piece], schema: pa.Schema) -> None:
     """Sort pieces and write them as one batch, whose keys can be searched without reading the texts."""
-    columns = {field.name: [getattr(piece, field.name) for piece in pieces] for field in fields(kind)}
-    table = pa.Table.from_pydict(columns, schema=schema_of(kind)).sort_by(ORDER).combine_chunks()
+    table = pa.Table.from_pylist(pieces, schema=schema).sort_by(ORDER).combine_chunks()
     with writing(path), pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
 
 
-def read_range(runs: Iterable[Path], kind: type[Piece], low: int, high: int) -> pa.Table:
+def read_range(runs: Iterable[Path], schema: pa.Schema, low: int, high: int) -> pa.Table:
     """All pieces with low <= key < high, in the order of their keys, whatever the order of the runs."""
-    found = [schema_of(kind).empty_table()]
+    found = [schema.empty_table()]
     for run in runs:
         part = _slice(run, low, high)
         if part is not None:
@@ -105,12 +82,6 @@ def iterate(table: pa.Table) -> Iterator[dict]:
 REGISTRY = np.dtype([("id", np.uint64), ("version", np.uint64), ("line", np.int64), ("named", np.bool_)])
 CHARACTERS_AT_A_TIME = 1 << 19  # texts that are tokenized together
 RUN_CHARACTERS = 6 << 20  # of pieces in memory: a worker never holds more, however much a source shard gives
-KINDS: dict[str, type[Piece]] = {
-    "documents": DocumentPiece,
-    "queries": WindowPiece,
-    "heldout": WindowPiece,
-    "dev": WindowPiece,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,16 +258,24 @@ class _SourceShardCut:
         self.cut_further += sum(len(pieces) > 1 for pieces in found)
         return [piece for pieces in found for piece in pieces]
 
-    def _documents(self, text: SourceText, parts: list[str]) -> Iterator[DocumentPiece]:
+    def _documents(self, text: SourceText, parts: list[str]) -> Iterator[Piece]:
         version = hash64(text.text)
         for number, part in enumerate(parts):
             if not part.strip():
                 self.dropped["blank document"] += 1
                 continue
             digest = content_hash(part, self.rules.seed)
-            yield DocumentPiece(piece_key(digest), digest, f"{text.id}#{number}", part, text.domain, text.id, version)
+            yield {
+                "key": piece_key(digest),
+                "digest": digest,
+                "id": f"{text.id}#{number}",
+                "text": part,
+                "domain": text.domain,
+                "source": text.id,
+                "version": version,
+            }
 
-    def _windows(self, text: SourceText, parts: list[str]) -> Iterator[WindowPiece]:
+    def _windows(self, text: SourceText, parts: list[str]) -> Iterator[Piece]:
         version = hash64(text.text)
         parts = parts[:-1]  # the last part is shorter than the rest
         if len(parts) < 2:
@@ -306,27 +285,34 @@ class _SourceShardCut:
                 self.dropped["blank text"] += 1
                 continue
             digest = content_hash(context + continuation, self.rules.seed)
-            tail = piece_key(content_hash(continuation, self.rules.seed))
-            name = f"{text.id}#{number}"
-            yield WindowPiece(
-                piece_key(digest), digest, name, context, continuation, text.domain, text.id, version, tail
-            )
+            yield {
+                "key": piece_key(digest),
+                "digest": digest,
+                "id": f"{text.id}#{number}",
+                "context": context,
+                "continuation": continuation,
+                "domain": text.domain,
+                "source": text.id,
+                "version": version,
+                "tail": piece_key(content_hash(continuation, self.rules.seed)),
+            }
 
     def _keep(self, split: str, pieces: list[Piece]) -> None:
         if not pieces:
             return
-        places = buckets(np.array([piece.key for piece in pieces], np.uint64))
+        places = buckets(np.array([piece["key"] for piece in pieces], np.uint64))
         self.counts[split].update(places.tolist())
-        self.domains[split][pieces[0].domain] += len(pieces)
+        self.domains[split][pieces[0]["domain"]] += len(pieces)
         kept = [piece for piece, place in zip(pieces, places, strict=True) if place <= self.limits[split]]
         self.pieces[split] += kept
-        self.characters += sum(map(_length, kept))
+        parts = ("text",) if split == "documents" else ("context", "continuation")
+        self.characters += sum(len(piece[part]) for piece in kept for part in parts)
 
     def _write_runs(self) -> None:
         """One run for each split, and who was read."""
         for split, pieces in self.pieces.items():
             if pieces:
-                write_run(self._new_file(f"{split}-{self.runs:04d}.arrow"), pieces, KINDS[split])
+                write_run(self._new_file(f"{split}-{self.runs:04d}.arrow"), pieces, SCHEMAS[split])
                 self.pieces[split] = []
         write_registry(self._new_file(f"texts-{self.runs:04d}.npy"), self.registry)
         self.registry, self.characters = [], 0
@@ -342,12 +328,3 @@ def write_registry(path: Path, texts: Sequence[tuple[int, int, int, bool]]) -> N
     registry = np.sort(np.array(list(texts), REGISTRY), order=("id", "version", "line"))
     with writing(path):
         np.save(path, registry, allow_pickle=False)
-
-
-def _length(piece: Piece) -> int:
-    return len(piece.text) if isinstance(piece, DocumentPiece) else len(piece.context) + len(piece.continuation)
-
-
-@lru_cache(2)
-def _loaded_tokenizer(tokenizer: str) -> Tokenizer:
-    return load_plain(tokenizer)

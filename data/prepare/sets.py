@@ -15,7 +15,7 @@ from pathlib import Path
 
 from replug.config.errors import UserError
 from replug.config.schema import DataConfig
-from replug.data.files import file_sha256, write_json, wrong_files
+from replug.data.files import file_sha256, write_json
 from replug.data.folder_lock import sole_writer
 from replug.data.manifest import write_mark
 from replug.data.prepare.assembly import (
@@ -29,7 +29,7 @@ from replug.data.prepare.cutting import CutRules, LMBound
 from replug.data.prepare.disjoint import DisjointProof, OverlapFilter, prove_disjoint, prove_shard, require_disjoint
 from replug.data.prepare.local_pool import Pool
 from replug.data.prepare.reading import Cut, SplitSizes, cut_source, reject_duplicates
-from replug.data.prepare.work import MARGIN, WorkFolder
+from replug.data.prepare.work import WorkFolder
 from replug.data.progress import Progress
 from replug.data.records import Document
 from replug.data.rows import read_documents, read_windows
@@ -45,7 +45,7 @@ from replug.data.shards import (
 )
 from replug.data.sources.records import FieldMap
 from replug.data.sources.shards import plan_source_shards
-from replug.data.store import ImportedCorpus, PreparedSet, read_manifest
+from replug.data.store import ImportedCorpus, PreparedSet
 from replug.data.tokenizing import TokenIds
 
 log = logging.getLogger(__name__)
@@ -140,33 +140,6 @@ def _cut_rules(config: DataConfig, seed: int, tokenizers: Tokenizers) -> CutRule
     )
 
 
-def repair(out: Path, origin: Origin) -> bool:
-    """Name a finished set's damaged files and make it unfinished, so that only they are made again. True if any."""
-    with sole_writer(out):
-        return _repair(out, origin)
-
-
-def _repair(out: Path, origin: Origin) -> bool:
-    manifest = read_manifest(out)
-    wrong = wrong_files(out, manifest["files"])
-    if not wrong:
-        shutil.rmtree(out / "work", ignore_errors=True)  # a run that was killed after its last mark leaves it
-        return False
-    marks = out / "work" / "shards"
-    marks.mkdir(parents=True, exist_ok=True)
-    for row in manifest.get("shards", []):
-        ShardReport(**row).write(marks / f"{row['number']:05d}.json")
-    rules = {name: sha256 for name, sha256 in manifest["files"].items() if name == "documents/tokens.json"}
-    if wrong_files(out, rules):
-        (out / "documents/tokens.json").unlink(missing_ok=True)
-    write_json(out / "work" / "margin.json", manifest.get("margin", MARGIN))
-    write_json(out / "work" / "plan.json", origin)
-    (out / "manifest.json").unlink()
-    for line in wrong:
-        log.warning(f"{line}; making it again")
-    return True
-
-
 def _require_some(source: str, splits: Splits) -> None:
     said = _counts(splits.counts, splits.dropped)
     if not all(splits.counts.values()):
@@ -240,8 +213,6 @@ def _finish(
         "rejected": dict(sorted(cut.rejected.items())),
         "origin": origin,
         "disjoint": proof.to_json(),
-        "margin": work.margin,
-        "shards": [asdict(report) for report in splits.shards],
         "files": files,
     }
     write_mark(work.out / "manifest.json", manifest)

@@ -10,7 +10,7 @@
 | `package:NAME`, `stand_in` | all of it |
 
 A folder, or a pattern with `*`, of nothing but files of rows is read as rows; any other folder is a tree of texts. The
-formats are the modules of `data/sources/formats/`.
+formats are those of `data/sources/formats.py`.
 
 A source is known by the hash of its files' whole content. A large file is not read again while its inode, size and
 times are those it was hashed with: the time of its last change (ctime) is the system's, which no program sets back.
@@ -27,7 +27,16 @@ from pathlib import Path
 
 from replug.config.errors import RunError, UserError
 from replug.data.files import cache_dir, file_sha256, write_json
-from replug.data.sources.formats import Format, format_of_file, formats, holds_rows, hub, jsonl, text
+from replug.data.sources.formats import (
+    FORMATS,
+    format_of_file,
+    holds_rows,
+    is_built_in,
+    named_split,
+    plan_built_in,
+    plan_hub,
+    plan_tree,
+)
 from replug.data.sources.records import FieldMap, Item, Passed, Rejected, SourceShard, SourceText
 
 SOURCE_SHARD_BYTES = 16 << 20
@@ -47,7 +56,7 @@ def plan_source_shards(source: str, in_one_piece: bool = False) -> list[SourceSh
 
 def of_split(source: str, split: str) -> str:
     """The source as it is, but for a dataset on the hub that names no split: this split of it."""
-    return hub.named_split(source, split) if not _claimed(source) and _files(source) is None else source
+    return named_split(source, split) if not is_built_in(source) and _files(source) is None else source
 
 
 def read_source_shard(source_shard: SourceShard, fields: FieldMap) -> Iterator[tuple[int, SourceText | Rejected]]:
@@ -59,7 +68,7 @@ def read_source_shard(source_shard: SourceShard, fields: FieldMap) -> Iterator[t
 
 def read_with_passed(source_shard: SourceShard, fields: FieldMap) -> Iterator[Item]:
     """As `read_source_shard`, with the lines that hold nothing, so that all can be counted."""
-    return formats()[source_shard.kind].read(source_shard, fields)
+    return FORMATS[source_shard.kind].read(source_shard, fields)
 
 
 def source_fingerprint(source: str) -> str | None:
@@ -78,26 +87,21 @@ def source_fingerprint(source: str) -> str | None:
 
 
 def _plan(source: str, shard_bytes: int | None) -> Iterable[SourceShard]:
-    if claimed := _claimed(source):
-        return claimed.plan(source, shard_bytes)
+    if is_built_in(source):
+        return plan_built_in(source, shard_bytes)
     paths = _files(source)
     if paths is None:
-        return hub.FORMAT.plan(source, shard_bytes)
+        return plan_hub(source, shard_bytes)
     if Path(source).expanduser().is_file() or all(map(holds_rows, paths)):
-        named = ((path, format_of_file(path) or jsonl.FORMAT) for path in paths)
+        named = ((path, format_of_file(path) or FORMATS["jsonl"]) for path in paths)
         return (shard for path, one in named for shard in one.plan(str(path), shard_bytes))
-    return text.plan_tree(paths, _root(source), SOURCE_SHARD_BYTES)
-
-
-def _claimed(source: str) -> Format | None:
-    """The format that takes a source for its own, though it names no file."""
-    return next((one for one in formats().values() if one.claims(source)), None)
+    return plan_tree(paths, _root(source), SOURCE_SHARD_BYTES)
 
 
 def _files(source: str) -> list[Path] | None:
     """The files of a source in a fixed order; None where it names no files."""
     path = Path(source).expanduser()
-    if _claimed(source):
+    if is_built_in(source):
         return None
     if "*" in source:
         anchor = Path(path.anchor)

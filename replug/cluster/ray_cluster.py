@@ -28,8 +28,7 @@ from replug.cluster.background import wait_for_ray_threads
 from replug.cluster.environment import private_folder
 from replug.cluster.gpu_shares import ROLES, Sizes, trains_on_gpu
 from replug.cluster.interruption import Interruption, kill, ray_children
-from replug.cluster.layout import Layout
-from replug.cluster.layout_messages import NoRoom
+from replug.cluster.layout import Layout, NoRoom
 from replug.cluster.packing import Node
 from replug.config.errors import UserError
 from replug.config.schema import Config
@@ -228,17 +227,14 @@ def _require_answer(address: str) -> None:
     """Raise OSError where nothing listens, or nothing that speaks as Ray does: Ray itself tries for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not (host and port.isdigit()):
-        return _require_one_cluster()
+        # Raise OSError where `auto` would have to guess
+        found = sorted(find_gcs_addresses())
+        if len(found) > 1:
+            raise OSError(f"{len(found)} clusters run on this machine; expected the address of one: {', '.join(found)}")
+        return None
     socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
     with grpc.insecure_channel(f"{host}:{port}") as channel:
         try:
             return grpc.channel_ready_future(channel).result(timeout=ANSWER_SECONDS)
         except grpc.FutureTimeoutError as error:
             raise OSError(f"what listens there is no Ray ({ANSWER_SECONDS:g} s without an answer)") from error
-
-
-def _require_one_cluster() -> None:
-    """Raise OSError where `auto` would have to guess."""
-    found = sorted(find_gcs_addresses())
-    if len(found) > 1:
-        raise OSError(f"{len(found)} clusters run on this machine; expected the address of one: {', '.join(found)}")

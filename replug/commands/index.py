@@ -35,7 +35,7 @@ def run_index(config: Config) -> None:
 def _build(config: Config, data_out: Path, root: Path) -> int:
     """Returns the number of documents."""
     from replug.cluster.ray_cluster import ray_cluster
-    from replug.index_workers.build import build_version, index_settings, require_same_index
+    from replug.index_workers.build import build_version, require_same_index
     from replug.index_workers.build_plan import IndexState
     from replug.index_workers.service import IndexService
     from replug.index_workers.version_store import VersionStore
@@ -49,7 +49,7 @@ def _build(config: Config, data_out: Path, root: Path) -> int:
     require_same_index(config, encoder, data, VersionStore(root.absolute()))
     sizes = run_sizes(config, len(data.corpus), multiplies_bfloat16())
     with ray_cluster(config, roles=["index"], sizes=sizes) as config:
-        service = IndexService(root, index_settings(config))
+        service = IndexService(root, config.index)
         build_version(config, encoder, data, service, IndexState(0, 0))
         service.close()
     return len(data.corpus)

@@ -26,8 +26,7 @@ from typing import Annotated
 import typer
 
 from replug.cluster.gpu_shares import ROLES as ALL_ROLES
-from replug.cluster.layout import Layout, lay_out
-from replug.cluster.layout_messages import NoRoom
+from replug.cluster.layout import Layout, NoRoom, lay_out
 from replug.cluster.packing import Node
 from replug.commands.command import Command, ConfigFile, Group, Overrides
 from replug.config.errors import RunError, UserError

@@ -64,7 +64,7 @@ class QuestionsConfig:
 class WebConfig:
     """Where evidence for a question is searched for, and what of it is kept."""
 
-    engine: str = key("local", "local (documents of a corpus), searxng, brave, google or ddgs: a module of web/engines")
+    engine: str = key("local", "local (documents of a corpus), searxng, brave, google or ddgs")
     url: str | None = key(None, "of a SearXNG, such as http://127.0.0.1:8888")
     google_cx: str | None = key(None, "id of a Google Programmable Search Engine")
     api_key_env: str = key(

@@ -23,7 +23,7 @@ from replug.evals.evidence import RetrievedDocuments, random_documents
 from replug.evals.retrieval import RECALL_DEPTH
 from replug.index_workers.answers import search_excluding
 from replug.index_workers.bm25 import BM25Index, search_bm25
-from replug.index_workers.build import build_version, index_settings, require_same_index
+from replug.index_workers.build import build_version, require_same_index
 from replug.index_workers.build_plan import IndexState, index_folder
 from replug.index_workers.local_index import LocalIndex, query_encoder_folder
 from replug.index_workers.service import IndexService
@@ -225,7 +225,7 @@ def _find_in_index(
 
 def _find_dense(config: Config, corpus: Corpus, embed: Embed, root: Path) -> RetrievedDocuments:
     encoder = load_encoder(config.retriever, dims=config.index.dims)
-    with sole_writer(root), closing(IndexService(root, index_settings(config))) as index:
+    with sole_writer(root), closing(IndexService(root, config.index)) as index:
         require_same_index(config, encoder, corpus, index.store)
         build_version(config, encoder, corpus, index, IndexState(0, 0))
         result = index.search(0, embed(encoder), config.retrieve.k)

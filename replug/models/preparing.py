@@ -14,7 +14,7 @@ from replug.config.schema import Config
 from replug.data.files import file_sha256
 from replug.data.prepare.cutting import LMBound
 from replug.data.prepare.local_pool import LocalPool
-from replug.data.prepare.sets import Origin, Tokenizers, import_corpus, prepare_raw, prepare_rows, repair
+from replug.data.prepare.sets import Origin, Tokenizers, import_corpus, prepare_raw, prepare_rows
 from replug.data.prepare.work import require_same
 from replug.data.sources.shards import source_fingerprint
 from replug.data.store import Corpus, PreparedSet, read_manifest
@@ -57,16 +57,6 @@ def data_folder(config: Config, default_out: Path) -> Path:
     """Where the prepared set of the configuration lies, or will."""
     folder = config.data.prepared or config.data.out
     return Path(folder).expanduser() if folder else default_out
-
-
-def repair_prepared(config: Config, default_out: Path) -> None:
-    """Make a finished set unfinished where it is damaged, so that `prepared_set` makes the damaged files again."""
-    check_paths(config)
-    out = data_folder(config, default_out)
-    if (out / "manifest.json").is_file() and not config.data.prepared:
-        origin = data_origin(config)
-        require_same(read_manifest(out).get("origin", {}), origin, out)
-        repair(out, origin)
 
 
 def data_origin(config: Config) -> Origin:

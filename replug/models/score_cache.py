@@ -3,7 +3,7 @@
 Answers are in it too, in tables of their own (`models/answer_table.py`).
 
 A run of the paper's size asks for 32 million pairs, of which training needs the sum and the length only: a row
-without its tokens takes 50 bytes. Texts are not stored, only the hash of model, prefix and continuation.
+without its tokens takes 45 bytes. Texts are not stored, only the hash of model, prefix and continuation.
 The file is SQLite, and kill -9 loses at most the transactions under way. On a disk of this machine it has a
 write-ahead log, so several processes may write. That needs memory which they share, so on a network file system it
 has a rollback journal instead, and one process at a time has the file to itself.

@@ -28,7 +28,7 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import WebConfig
 from replug.config.rules import web_problems
 from replug.models.http.request_budget import RequestBudget
-from replug.web.engines import EngineParts, make_engine
+from replug.web.engines import make_engine
 from replug.web.fetching import Fetcher, FetchLimits
 from replug.web.network import HostPort, is_of_host
 from replug.web.pages import BUDGET, Extractor, KeptPage, KeptSearch, PageSource, Snapshot, WebPages
@@ -71,18 +71,6 @@ LIMITS = FetchLimits()
 
 
 @dataclass(frozen=True, slots=True)
-class EvidenceSettings:
-    """Values of the keys under `web` of the same names; `before` is an ISO date."""
-
-    num_results: int = 20
-    max_passages: int = 50
-    sentences_per_passage: int = 6
-    before: str | None = None
-    site: str | None = None
-    blocked_hosts: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class _Page:
     """A result with its text. `fetched` is None where the engine held the text."""
 
@@ -102,16 +90,17 @@ class EvidenceFinder:
     def __init__(
         self,
         engine: SearchEngine,
-        settings: EvidenceSettings,
+        web: WebConfig,
         pages: PageSource | None = None,
         snapshot: Snapshot | None = None,
     ) -> None:
-        self._engine, self._settings, self._pages, self._snapshot = engine, settings, pages, snapshot
+        self._engine, self._web, self._pages, self._snapshot = engine, web, pages, snapshot
 
     @property
     def identity(self) -> str:
         """What the evidence follows from, but for the web's state: engine and settings."""
-        return f"{self._engine.identity} {self._settings}"
+        names = ("num_results", "max_passages", "sentences_per_passage", "before", "site", "blocked_hosts")
+        return " ".join([self._engine.identity, *(f"{name}={getattr(self._web, name)}" for name in names)])
 
     def find(self, question: str) -> FoundEvidence:
         failures: Counter[str] = Counter()
@@ -128,13 +117,13 @@ class EvidenceFinder:
             self._pages.close()
 
     def _search(self, question: str) -> KeptSearch:
-        asked = self._engine.identity, question, self._settings.num_results
+        asked = self._engine.identity, question, self._web.num_results
         known = self._snapshot.search(*asked) if self._snapshot else None
         if known is not None:
             return known
         today = datetime.now(UTC).date().isoformat()
         try:
-            results = self._engine.search(question, self._settings.num_results)
+            results = self._engine.search(question, self._web.num_results)
             search = KeptSearch(*asked, today, tuple(results))
         except EngineRefused as refused:
             search = KeptSearch(*asked, today, refusal=refused.reason)
@@ -148,9 +137,9 @@ class EvidenceFinder:
         return [result for result, reason in zip(results, reasons, strict=True) if reason is None]
 
     def _host_problem(self, url: str) -> str | None:
-        if is_of_host(url, self._settings.blocked_hosts):
+        if is_of_host(url, self._web.blocked_hosts):
             return "blocked_host"
-        return "other_site" if self._settings.site and not is_of_host(url, [self._settings.site]) else None
+        return "other_site" if self._web.site and not is_of_host(url, [self._web.site]) else None
 
     def _read(self, results: Sequence[EngineResult], failures: Counter[str]) -> Iterator[_Page]:
         """Pages with a text, in the engine's order."""
@@ -173,11 +162,11 @@ class EvidenceFinder:
     def _date_problem(self, result: EngineResult, page: KeptPage) -> str | None:
         """With `before`, the latest date that engine and page give must be before it, and one must be given."""
         dates = [date for date in (result.published, page.published) if date]
-        if self._settings.before is None:
+        if self._web.before is None:
             return None
         if not dates:
             return "undated"
-        return "too_recent" if max(dates) >= self._settings.before else None
+        return "too_recent" if max(dates) >= self._web.before else None
 
     def _distinct(self, pages: Iterator[_Page], failures: Counter[str]) -> Iterator[_Page]:
         """Pages of other URLs and other texts than those before."""
@@ -191,24 +180,18 @@ class EvidenceFinder:
                 yield page
 
     def _ranked(self, question: str, pages: Sequence[_Page]) -> tuple[Passage, ...]:
-        parts = [
-            (page, text) for page in pages for text in split_passages(page.text, self._settings.sentences_per_passage)
-        ]
+        parts = [(page, text) for page in pages for text in split_passages(page.text, self._web.sentences_per_passage)]
         if not parts:
             return ()
         cosines = tfidf_cosines(question, [text for _, text in parts])
-        best = np.argsort(-cosines, kind="stable")[: self._settings.max_passages]  # stable: by rank, then place
+        best = np.argsort(-cosines, kind="stable")[: self._web.max_passages]  # stable: by rank, then place
         probabilities = tfidf_probabilities(cosines[best])
-        return tuple(
-            _passage(parts[row], float(cosines[row]), float(share))
-            for row, share in zip(best.tolist(), probabilities, strict=True)
-        )
-
-
-def _passage(part: tuple[_Page, str], cosine: float, probability: float) -> Passage:
-    page, text = part
-    result = page.result
-    return Passage(text, page.url, page.title, page.fetched, result.rank, cosine, probability, result.doc_id)
+        passages = []
+        for row, share in zip(best.tolist(), probabilities.tolist(), strict=True):
+            page, text = parts[row]
+            rank, doc_id = page.result.rank, page.result.doc_id
+            passages.append(Passage(text, page.url, page.title, page.fetched, rank, float(cosines[row]), share, doc_id))
+        return tuple(passages)
 
 
 def evidence_finder(
@@ -228,19 +211,8 @@ def evidence_finder(
     snapshot = Snapshot(Path(web.snapshot).expanduser() if web.snapshot else folder)
     budget_file = None if web.engine == LOCAL else snapshot.folder / BUDGET
     budget = RequestBudget(budget_file, web.max_requests, section="web")
-    engine = make_engine(EngineParts(web, budget, local))
+    engine = make_engine(web, budget, local)
     if web.engine == LOCAL:
-        return EvidenceFinder(engine, evidence_settings(web))
+        return EvidenceFinder(engine, web)
     pages = WebPages(Fetcher(limits, exempt), Extractor(), snapshot)
-    return EvidenceFinder(engine, evidence_settings(web), pages, snapshot)
-
-
-def evidence_settings(web: WebConfig) -> EvidenceSettings:
-    return EvidenceSettings(
-        num_results=web.num_results,
-        max_passages=web.max_passages,
-        sentences_per_passage=web.sentences_per_passage,
-        before=web.before,
-        site=web.site,
-        blocked_hosts=tuple(web.blocked_hosts),
-    )
+    return EvidenceFinder(engine, web, pages, snapshot)

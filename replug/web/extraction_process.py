@@ -24,18 +24,14 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="ascii")
     print(READY, file=answers, flush=True)
-    _be_quiet_and_small()
-    for line in sys.stdin:
-        _answer(json.loads(line), bare_extraction, answers)
-
-
-def _be_quiet_and_small() -> None:
-    """What a page makes of us is the caller's to count, not the user's to read."""
+    # What a page makes of us is the caller's to count, not the user's to read
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.dup2(nowhere, sys.stderr.fileno())
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for line in sys.stdin:
+        _answer(json.loads(line), bare_extraction, answers)
 
 
 def _answer(request: dict[str, Any], bare_extraction: Any, answers: IO[str]) -> None:

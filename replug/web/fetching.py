@@ -60,7 +60,10 @@ class BoundedBody:
 
     def _decompressed(self, piece: bytes) -> bytes:
         """As much of it as the limit leaves room for, and a byte more."""
-        self._choose_form(piece)
+        if piece and not self._is_begun:
+            self._is_begun = True
+            if self._coding == "deflate" and piece[0] & 0x0F != ZLIB_HEADER:
+                self._decoder = zlib.decompressobj(-zlib.MAX_WBITS)
         room, out = self._limit + 1 - len(self._decoded), bytearray()
         while piece and len(out) < room:  # zlib takes 0 for no limit
             assert self._decoder is not None
@@ -69,12 +72,6 @@ class BoundedBody:
             out += self._decoder.decompress(piece, room - len(out))
             piece = self._decoder.unused_data
         return bytes(out)
-
-    def _choose_form(self, piece: bytes) -> None:
-        if piece and not self._is_begun:
-            self._is_begun = True
-            if self._coding == "deflate" and piece[0] & 0x0F != ZLIB_HEADER:
-                self._decoder = zlib.decompressobj(-zlib.MAX_WBITS)
 
 
 AGENT = "replug"  # what rules may name us by
@@ -281,7 +278,11 @@ class FetchSession:
             if response.status in REDIRECTS:
                 return replace(answer, location=_location(headers))
             if is_page:
-                _check_page(answer)
+                # Raises FetchFailed for an answer whose body is not worth reading
+                if answer.status != httpx.codes.OK:
+                    raise FetchFailed(f"status_{answer.status}")
+                if answer.content_type.partition(";")[0].strip().lower() not in CONTENT_TYPES:
+                    raise FetchFailed("content_type")
             elif response.status != httpx.codes.OK:
                 return answer
             limit = self._limits.max_bytes if is_page else MAX_BYTES
@@ -301,14 +302,6 @@ def _location(headers: httpx.Headers) -> str:
     if "Location" not in headers:
         raise FetchFailed("redirect_nowhere")
     return headers["Location"]
-
-
-def _check_page(answer: Downloaded) -> None:
-    """Raises FetchFailed for an answer whose body is not worth reading."""
-    if answer.status != httpx.codes.OK:
-        raise FetchFailed(f"status_{answer.status}")
-    if answer.content_type.partition(";")[0].strip().lower() not in CONTENT_TYPES:
-        raise FetchFailed("content_type")
 
 
 def _joined(url: httpx.URL, location: str) -> str:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+ENGINE_NAMES = ("brave", "ddgs", "google", "local", "searxng")  # of `web.engine`
+
 
 @dataclass(frozen=True, slots=True)
 class EngineResult:

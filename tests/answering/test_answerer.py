@@ -15,7 +15,6 @@ from replug.answering.rerankers import RERANKERS
 from replug.models.black_box_lm import AsyncLM
 from replug.models.caching_lm import CachingLM
 from replug.models.lm_source import InProcessLM
-from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.stand_in_lm import StandInLM
 from tests.support.answering_questions import PASSAGES, PROMPTS, QUESTION, SHOTS, TEXTS, CountingLM
 from tests.support.tiny_lms import load, write_llama
@@ -138,14 +137,6 @@ def test_alone_the_likeliest_of_fifty_samples_is_the_answer() -> None:
         assert len(alone.logprobs) > 5
 
 
-def test_alone_the_likeliest_label_is_the_answer() -> None:
-    lm = InProcessLM(StandInLM())
-    alone = Answerer(lm, PROMPTS, LABELS).submit_alone(QUESTION, TEXTS[0])()
-    given = [direct(lm, PROMPTS.ask(QUESTION, TEXTS[0]), f" {label}\n") for label in LABELS.labels]
-    np.testing.assert_allclose(list(alone.logprobs.values()), given - np.logaddexp.reduce(given), atol=1e-6)
-    assert alone.answer == LABELS.labels[int(np.argmax(given))]
-
-
 @pytest.mark.parametrize("kind", ["stand_in", "llama"])
 def test_the_same_seed_gives_the_same_answers(kind: str, llama: InProcessLM, tmp_path: Path) -> None:
     lm: AsyncLM = InProcessLM(StandInLM()) if kind == "stand_in" else llama
@@ -176,11 +167,6 @@ def test_the_same_seed_gives_the_same_answers(kind: str, llama: InProcessLM, tmp
 def test_options_that_cannot_be_meant_are_refused(change: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(OPTIONS, **change)
-
-
-def test_weights_of_other_factors_are_refused() -> None:
-    with pytest.raises(ValueError, match="the weights of poe are of"):
-        Answerer(InProcessLM(StandInLM()), PROMPTS, OPTIONS, weights={"poe": {"passage": 1.0}})
 
 
 # Killed ----------------------------------------------------------------------------------------------------------
@@ -246,11 +232,3 @@ def test_killed_and_resumed_it_asks_the_lm_nothing_twice(tmp_path: Path) -> None
     assert len(set(before) & set(asked[len(before) :])) == under_way
     results = (killed / "answered").read_text().splitlines()[-60:]
     assert results == (whole / "answered").read_text().splitlines()
-
-
-def test_a_real_lm_answers_from_its_passages(tmp_path: Path) -> None:
-    from tests.support.real_models import real_lm
-
-    lm = InProcessLM(HuggingFaceLM(real_lm()))
-    answered = Answerer(lm, PROMPTS, replace(OPTIONS, max_new_tokens=8)).answer(QUESTION, PASSAGES[:2])
-    assert "Rhine" in answered.best("poe")

@@ -32,14 +32,6 @@ def test_prompts_equal_golden_files(name: str) -> None:
     assert texts()[name] == (GOLDEN / f"{name}.txt").read_text()
 
 
-def test_what_is_sampled_from_is_the_prefix_that_the_answer_is_scored_after() -> None:
-    for prompts in (PROMPTS, SWAPPED):
-        for evidence in (TEXTS[0], None):
-            part = prompts.answer_given_question("x", QUESTION, evidence)
-            assert part.prefix == prompts.ask(QUESTION, evidence)
-            assert part.opening == prompts.opening(has_evidence=evidence is not None)
-
-
 def test_every_prefix_begins_with_its_opening_and_factors_share_two_of_them() -> None:
     parts = [
         PROMPTS.answer_given_question("a", QUESTION, TEXTS[0]),
@@ -50,14 +42,6 @@ def test_every_prefix_begins_with_its_opening_and_factors_share_two_of_them() ->
     assert all(part.prefix.startswith(part.opening) for part in parts)
     assert parts[0].opening == parts[1].opening != parts[2].opening == parts[3].opening
     assert {part.opening for part in parts} == set(PROMPTS.openings(has_evidence=True))
-
-
-def test_two_factors_of_one_order_are_one_text_read_on() -> None:
-    question = PROMPTS.question_alone(QUESTION, TEXTS[0])
-    assert PROMPTS.ask(QUESTION, TEXTS[0]) == f"{question.prefix}{question.continuation}Answer:"
-    answer = PROMPTS.answer_alone("a", TEXTS[0])
-    both = PROMPTS.question_given_answer(QUESTION, "a", TEXTS[0])
-    assert both.prefix == f"{answer.prefix}{answer.continuation}Question:"
 
 
 def test_a_shot_without_evidence_is_for_closed_books_only() -> None:
@@ -89,8 +73,3 @@ def test_the_earliest_shots_go_until_every_prompt_fits_and_all_have_the_same() -
     assert fit_shots(PROMPTS, [], num_words, 1, 10).shots == tuple(SHOTS)
     with pytest.raises(UserError, match=r"has \d+ tokens without shots, and the LM holds .* shorter evidence"):
         fit_shots(PROMPTS, asked, num_words, alone + 11, 10)
-
-
-def test_closed_books_alone_need_no_evidence_in_shots() -> None:
-    prompts = AnswerPrompts(PromptForm(), [Shot("a?", "b"), Shot("c?", "d")])
-    assert fit_shots(prompts, [("e?", None)], num_words, 9 + 2, 2).shots == prompts.shots[1:]

@@ -76,14 +76,6 @@ def test_a_passage_of_no_probability_gives_its_answers_none_unless_it_weighs_not
     assert RERANKERS["rag"].score(factors, {"passage": 1.0, "answer_given_question": 1.0})["c"] == -math.inf
 
 
-def test_the_first_of_equal_answers_is_the_best_and_without_candidates_none() -> None:
-    assert best_answer({"a": -1.0, "b": 0.0, "c": 0.0}) == "b"
-    assert best_answer({}) == ""
-    nothing = Factors((), np.empty(0, int), *(np.empty(0) for _ in range(3)), *(np.zeros(2) - 1 for _ in range(2)))
-    for name in ("direct", "rag", "noisy_channel", "poe"):
-        assert RERANKERS[name].score(nothing, RERANKERS[name].default_weights) == {}
-
-
 def test_all_passages_are_needed_where_a_reranker_sums_over_them() -> None:
     with pytest.raises(ValueError, match="expected answer_by_passage"):
         RERANKERS["rag_full"].score(factors_of(None), RERANKERS["rag_full"].default_weights)

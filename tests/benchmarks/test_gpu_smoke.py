@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu_smoke
-from benchmarks.gpu_smoke import CHECKS, Check, Figure, Place, Result, chosen_checks, run_checks, write_report
+from benchmarks.gpu_smoke import CHECKS, Check, Figure, Place, Result, run_checks, write_report
 from replug.config.load import load_config
 from tests.support.real_models import real_encoder
 
@@ -54,17 +54,6 @@ def test_a_report_says_what_was_measured_and_the_end_of_a_failed_log(tmp_path):
     assert "| encoder | passed | 3 | 1 - cosine, largest 0.002 (at most 0.01) |" in shown
     assert "## lm: the end of its log\n\n```\na\nOut of memory\n```" in shown
     assert json.loads((tmp_path / "report.json").read_text())["checks"][0]["figures"][0]["at_most"] == 0.01
-
-
-def test_one_check_comes_with_the_reference_that_it_is_compared_with():
-    assert chosen_checks(["train_bfloat16"]) == ["train_on_cpu", "train_bfloat16"]
-    assert chosen_checks([]) == list(CHECKS)
-    with pytest.raises(SystemExit, match="speed is no check"):
-        chosen_checks(["speed"])
-
-
-def test_a_loss_that_is_no_number_is_not_within_its_tolerance():
-    assert not Figure("loss", float("nan"), 0.1).is_well
 
 
 @pytest.mark.parametrize("name", [name for name in CHECKS if name.startswith("train")])

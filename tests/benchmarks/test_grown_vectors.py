@@ -1,10 +1,8 @@
 """Vectors grown from real ones: the same every time, of norm 1, and near to those that they were grown from."""
 
-import json
-
 import numpy as np
 
-from benchmarks.grown_vectors import NEIGHBOURS, WORDS, Grower, grow, narrow, neighbours_of, passages
+from benchmarks.grown_vectors import NEIGHBOURS, Grower, neighbours_of
 from benchmarks.host_search import rows_of
 
 
@@ -14,12 +12,6 @@ def clusters(count: int, size: int, dim: int = 16) -> np.ndarray:
     centres = np.repeat(rng.standard_normal((count, dim)), size, axis=0)
     vectors = centres + 0.1 * rng.standard_normal(centres.shape)
     return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float16)
-
-
-def test_a_text_is_cut_into_whole_passages(tmp_path):
-    path, words = tmp_path / "texts.jsonl", [f"w{n}" for n in range(2 * WORDS + 3)]
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in (" ".join(words), "too short")))
-    assert list(passages(path)) == [" ".join(words[:WORDS]), " ".join(words[WORDS : 2 * WORDS])]
 
 
 def test_neighbours_are_the_nearest_others():
@@ -37,26 +29,6 @@ def test_a_block_follows_from_its_number():
     assert np.allclose(np.linalg.norm(one.astype(np.float32), axis=1), 1, atol=2e-3)
 
 
-def test_what_is_grown_stays_in_its_cluster():
-    real = clusters(4, NEIGHBOURS + 1)
-    similarities = Grower(real).block(0, 200).astype(np.float32) @ real.astype(np.float32).T
-    assert similarities.max(axis=1).min() > 0.8
-
-
-def test_a_file_has_as_many_rows_as_asked(tmp_path):
-    grow(clusters(4, NEIGHBOURS + 1), 70_000, tmp_path / "grown.npy")
-    assert np.load(tmp_path / "grown.npy", mmap_mode="r").shape == (70_000, 16)
-
-
 def test_shards_have_every_row_once_in_whole_blocks():
     parts = [rows_of(number, 3, 1_000_000) for number in range(3)]
     assert [row for part in parts for row in (part.start, part.stop)] == [0, 327_680, 327_680, 655_360, 655_360, 10**6]
-
-
-def test_narrow_vectors_keep_what_lies_along_few_axes():
-    plane = np.zeros((50, 16), np.float32)
-    plane[:, :4] = np.random.default_rng(0).standard_normal((50, 4))
-    plane /= np.linalg.norm(plane, axis=1, keepdims=True)
-    vectors, queries = narrow(plane.astype(np.float16), plane[:5], 4)
-    assert vectors.shape == (50, 4) and vectors.dtype == np.float16
-    assert np.allclose(queries @ queries.T, plane[:5] @ plane[:5].T, atol=1e-5)

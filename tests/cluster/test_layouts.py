@@ -23,7 +23,6 @@ from replug.cluster.ray_cluster import ray_cluster
 from replug.config.errors import RunError, UserError
 from replug.config.load import load_config
 from replug.config.schema import Config
-from replug.index_workers.build import index_settings
 from replug.index_workers.service import IndexService
 from replug.planning.memory import run_sizes
 from tests.support.command_line import ROOT
@@ -82,7 +81,7 @@ def check_layout(address: str, folder: Path, *overrides: str) -> dict[tuple[str,
     with ray_cluster(config, sizes=sizes) as laid_out:
         here = ray.get_runtime_context().get_node_id()
         nodes = list(nodes_of(ray.nodes(), here, {node["NodeID"]: A100 for node in ray.nodes()}))
-        with closing(IndexService(folder, index_settings(laid_out))) as index:
+        with closing(IndexService(folder, laid_out.index)) as index:
             found = all_places(laid_out, index)
         planned = lay_out(config, nodes, sizes)
     num_bytes = {(actor.key, actor.number): (actor.num_bytes or 0.0) / max(1.0, actor.gpus) for actor in planned.actors}
@@ -138,7 +137,7 @@ def test_at_a_swap_the_next_versions_searchers_come_where_the_builders_were(clus
     config = paper(cluster(8), *keys)
     with (
         ray_cluster(config, ("train", "index"), sizes=run_sizes(config, 3_600_000, has_bfloat16=True)) as laid_out,
-        closing(IndexService(tmp_path, index_settings(laid_out))) as index,
+        closing(IndexService(tmp_path, laid_out.index)) as index,
     ):
         first_builder, sides = places_of(index.builders.handles()), []
         for _ in range(2):

@@ -9,8 +9,7 @@ from replug.cluster import places
 from replug.cluster.gpu_shares import ROLES, Sizes, trains_on_gpu
 from replug.cluster.gpus import keep_to_memory_share
 from replug.cluster.interruption import _say
-from replug.cluster.layout import UNKNOWN, Layout, lay_out, num_ranks
-from replug.cluster.layout_messages import NoRoom
+from replug.cluster.layout import UNKNOWN, Layout, NoRoom, lay_out, num_ranks
 from replug.cluster.packing import BUILDER, CONTEXT_BYTES, NAMES, SCORER, SEARCHER, TRAINER, Node
 from replug.cluster.ray_cluster import _lay_out, _require_same_gpus
 from replug.config.errors import UserError

@@ -2,10 +2,6 @@
 
 import gzip
 import json
-import os
-import subprocess
-import sys
-from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,15 +11,11 @@ import pytest
 import replug.data.sources.lines
 import replug.data.sources.shards
 from replug.config.errors import UserError
-from replug.data.sources.records import SourceShard
 from replug.data.store import PreparedSet
-from tests.support.packages import ROOT
 from tests.support.preparing import contents, prepare, rows_of, write_jsonl
 
 GOOD = rows_of(60)
 LINES = [json.dumps(row).encode() for row in GOOD]
-# Root reads every file, unless it gives up these rights.
-AS_ANYBODY = [] if os.geteuid() else ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
 
 
 def listed(out: Path) -> list[tuple[str, str, int | None]]:
@@ -49,41 +41,21 @@ def as_json(**fields: object) -> bytes:
 
 BAD_LINES = {
     "broken JSON": (b'{"text": "a" "b"}', "invalid_json"),
-    "a line cut short": (LINES[0][:30], "invalid_json"),
-    "no JSON at all": (b"some words", "invalid_json"),
     "brackets thousands deep": (b"[" * 100_000, "invalid_json"),
-    "objects thousands deep": (b'{"a":' * 50_000 + b"1" + b"}" * 50_000, "invalid_json"),
     "a number of thousands of digits": (b'{"text": "a b", "id": ' + b"7" * 5000 + b"}", "invalid_json"),
     "a list": (b'["some", "words"]', "not_an_object"),
-    "a number": (b"17", "not_an_object"),
-    "null": (b"null", "not_an_object"),
-    "a string": (b'"words"', "not_an_object"),
     "latin-1": ('{"id": "bad", "text": "caf\xe9"}'.encode("latin-1"), "not_utf8"),
-    "UTF-16 without its mark": ('{"id": "bad"}'.encode("utf-16-le"), "invalid_json"),
     "raw half a surrogate pair": (b'{"text": "a \xed\xa0\x80 b"}', "not_utf8"),
     "half a surrogate pair in the text": (b'{"id": "bad", "text": "words \\ud83d"}', "half_surrogate"),
     "half a surrogate pair in the id": (b'{"id": "\\udc00", "text": "words"}', "half_surrogate"),
-    "half a surrogate pair in the domain": (b'{"domain": "\\ud800", "text": "words"}', "half_surrogate"),
-    "half a surrogate pair without an id": (b'{"text": "words \\ud83d"}', "half_surrogate"),
-    "half a surrogate pair in a field's name": (b'{"\\ud800": 1}', "text_missing"),
     "no text": (b'{"id": "bad"}', "text_missing"),
-    "no field": (b"{}", "text_missing"),
-    "null as text": (as_json(text=None), "text_missing"),
     "empty text": (as_json(text=""), "text_empty"),
-    "blank text": (as_json(text=" \n\t\u3000"), "text_empty"),
     "a number as text": (as_json(text=7), "text_not_a_string"),
-    "false as text": (as_json(text=False), "text_not_a_string"),
-    "a list as text": (as_json(text=["a"]), "text_not_a_string"),
-    "an object as text": (as_json(text={"en": "a"}), "text_not_a_string"),
     "a NUL character": (as_json(text="a\0b"), "nul_character"),
     "a text that is too long": (as_json(text="word " * 200), "too_long"),
     "a list as id": (as_json(id=["a"]), "id_not_a_string"),
-    "true as id": (as_json(id=True), "id_not_a_string"),
-    "a float as id": (as_json(id=1.5), "id_not_a_string"),
-    "an object as id": (as_json(id={}), "id_not_a_string"),
     "an empty id": (as_json(id=""), "id_empty"),
     "a list as domain": (as_json(domain=["a"]), "domain_not_a_string"),
-    "a float as domain": (as_json(domain=0.5), "domain_not_a_string"),
     "an id that another has": (as_json(id=GOOD[20]["id"], text=GOOD[20]["text"]), "duplicate_id"),
 }
 
@@ -98,17 +70,6 @@ def test_a_bad_line_is_counted_and_listed_with_its_place_and_the_others_are_take
     (case,) = listed(prepared.folder)
     expected = (11, 22) if reason == "duplicate_id" else (11,)
     assert case[:2] == (reason, "raw.jsonl") and case[2] in expected
-
-
-def test_bad_lines_of_all_kinds_together_leave_the_set_of_the_good_lines_alone(tmp_path):
-    kinds = [(line, reason) for line, reason in BAD_LINES.values() if reason != "duplicate_id"]
-    (tmp_path / "raw.jsonl").write_bytes(with_bad(*(line for line, _ in kinds)))
-    (tmp_path / "good.jsonl").write_bytes(b"\n".join(LINES))
-    prepared = prepare_all(tmp_path, tmp_path / "raw.jsonl", max_text_characters=999)
-    good = prepare(tmp_path / "good", tmp_path / "good.jsonl")
-    assert prepared.manifest["rejected"] == dict(Counter(reason for _, reason in kinds))
-    assert listed(prepared.folder) == [(reason, "raw.jsonl", 11 + i) for i, (_, reason) in enumerate(kinds)]
-    assert prepared.manifest["files"] == good.manifest["files"]
 
 
 FINE = {
@@ -184,22 +145,11 @@ def flipped(content: bytes, place: int) -> bytes:
 PACKED, ZSTD = gzip.compress(with_bad(), mtime=0), zstd(with_bad())
 BAD_FILES = {
     "a gzip file cut short": ("b.jsonl.gz", PACKED[: len(PACKED) // 2], "damaged_file"),
-    "a gzip file without its end": ("b.jsonl.gz", PACKED[:-6], "damaged_file"),
     "a gzip file with a wrong checksum": ("b.jsonl.gz", flipped(PACKED, -6), "damaged_file"),
-    "a gzip file with a wrong length": ("b.jsonl.gz", flipped(PACKED, -2), "damaged_file"),
-    "a gzip file with rubbish in the middle": (
-        "b.jsonl.gz",
-        PACKED[:2000] + b"\xff" * 50 + PACKED[2050:],
-        "damaged_file",
-    ),
-    "plain text called gzip": ("b.jsonl.gz", with_bad(), "damaged_file"),
     "a gzip file with rubbish behind": ("b.jsonl.gz", PACKED + b"rubbish", "damaged_file"),
     "a zstd file cut short": ("b.jsonl.zst", ZSTD[: len(ZSTD) // 2], "damaged_file"),
-    "a zstd file without its last byte": ("b.jsonl.zst", ZSTD[:-1], "damaged_file"),
-    "plain text called zstd": ("b.jsonl.zst", with_bad(), "damaged_file"),
     "text called bzip2": ("b.jsonl.bz2", with_bad(), "damaged_file"),
     "text called Parquet": ("b.parquet", with_bad(), "damaged_file"),
-    "an empty Parquet file": ("b.parquet", b"", "damaged_file"),
 }
 
 
@@ -236,10 +186,7 @@ def test_a_parquet_file_damaged_in_a_row_group_is_named_and_other_row_groups_are
     ("rows", "reason"),
     [
         ([{"id": "a", "body": "words"}] * 5, "text_missing"),
-        ([{"words": 1}] * 5, "text_missing"),
-        ([{"id": str(i), "text": None} for i in range(5)], "text_missing"),
         ([{"id": str(i), "text": b"words"} for i in range(5)], "text_not_a_string"),
-        ([{"id": str(i), "text": ["words"]} for i in range(5)], "text_not_a_string"),
         ([{"id": i + 0.5, "text": "words"} for i in range(5)], "id_not_a_string"),
     ],
 )
@@ -300,47 +247,6 @@ def test_a_bad_file_in_a_tree_of_texts_is_named_and_the_others_are_taken(what, t
     assert prepared.manifest["rejected"] == {reason: 1}
     assert listed(prepared.folder) == [(reason, "bad.txt", None)]
     assert prepared.manifest["source"]["texts"] == len(GOOD)
-
-
-def test_a_file_whose_name_is_no_unicode_is_counted(tmp_path):
-    for row in GOOD:
-        (tmp_path / "raw").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "raw" / f"{row['id']}.txt").write_text(row["text"])
-    (tmp_path / "raw" / os.fsdecode(b"caf\xe9.txt")).write_text("some words")
-    prepared = prepare_all(tmp_path, tmp_path / "raw")
-    assert prepared.manifest["rejected"] == {"half_surrogate": 1}
-    assert replug.data.sources.shards.source_fingerprint(str(tmp_path / "raw"))
-
-
-@pytest.mark.parametrize(("name", "reason"), [("b.jsonl", "damaged_file"), ("b.txt", "unreadable_file")])
-def test_a_file_that_may_not_be_read_is_named(name, reason, tmp_path):
-    suffix = Path(name).suffix
-    for i, row in enumerate(GOOD):
-        path = write_jsonl(tmp_path / f"raw/a{i}{suffix}", [row])
-    path = write_jsonl(tmp_path / "raw" / name, GOOD[:1])
-    path.chmod(0)
-    code = (
-        "import sys, pathlib; from tests.data.test_bad_input import prepare_all; folder = pathlib.Path(sys.argv[1]); "
-        "print(prepare_all(folder, folder / 'raw').manifest['rejected'])"
-    )
-    command = [*AS_ANYBODY, sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.stdout.splitlines()[-1:] == [str({reason: 1})], done.stderr
-
-
-def test_a_file_that_is_gone_when_its_source_shard_is_read_is_named(tmp_path, monkeypatch):
-    for i, row in enumerate(GOOD):
-        write_jsonl(tmp_path / f"raw/{i:02d}.txt", [row])
-    plan = replug.data.prepare.sets.plan_source_shards
-
-    def then_remove(source: str, in_one_piece: bool) -> list[SourceShard]:
-        source_shards = plan(source, in_one_piece)
-        (tmp_path / "raw/07.txt").unlink()
-        return source_shards
-
-    monkeypatch.setattr(replug.data.prepare.sets, "plan_source_shards", then_remove)
-    prepared = prepare_all(tmp_path, tmp_path / "raw")
-    assert listed(prepared.folder) == [("unreadable_file", "07.txt", None)]
 
 
 # Fields within fields -----------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-import replug.models.preparing
 from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.config.schema import Config, DataConfig
@@ -19,10 +18,10 @@ from replug.data.prepare.cutting import LMBound
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import Tokenizers, prepare_raw
 from replug.data.store import PreparedSet
-from replug.data.tokenizing import cut_positions, load_plain, pieces_within, split_text, word_tokenizer
+from replug.data.tokenizing import cut_positions, split_text, word_tokenizer
 from replug.models.local.local_source import HuggingFaceSource
 from replug.models.preparing import LM_TOKENS, data_origin
-from tests.support.preparing import WORDS, contents, rows_of, write_jsonl
+from tests.support.preparing import WORDS, write_jsonl
 
 Offsets = Callable[[str], list[tuple[int, int]]]
 ODD_ONES = st.sampled_from(" \n\u00e9\u0301\u2028中🙂👩🏽\u200d")
@@ -144,22 +143,6 @@ def test_what_is_cut_further_still_joins_back_to_the_text(tmp_path, source):
     assert all("".join(parts[i] for i in sorted(parts)) == whole[name] for name, parts in joined.items())
 
 
-def test_ordinary_text_is_cut_to_the_same_bytes_as_without_a_bound(tmp_path):
-    source = write_jsonl(tmp_path / "raw.jsonl", rows_of(60))
-    plain = prepare(tmp_path / "plain", source, None)
-    bounded = prepare(tmp_path / "bounded", source, LMBound(CHARACTERS, 80, 80))
-    assert contents(plain.folder) == contents(bounded.folder)
-
-
-def test_pieces_of_a_text_are_even_and_within_the_bound():
-    tokenizer = load_plain(CHARACTERS)
-    assert pieces_within(tokenizer, ["x" * 11, "y" * 10, "z" * 31], 10) == [
-        ["x" * 6, "x" * 5],
-        ["y" * 10],
-        ["z" * 8, "z" * 8, "z" * 8, "z" * 7],
-    ]
-
-
 # From a configuration -------------------------------------------------------------------------------------
 
 
@@ -194,11 +177,3 @@ def test_pieces_that_the_lm_could_not_hold_together_are_refused(held):
     held(384)
     with pytest.raises(UserError, match=r"data.window, data.document_tokens: a document of 128 tokens.* holds 384"):
         limits(by_retriever())
-
-
-def test_where_nobody_knows_what_the_lm_holds_that_is_said(tmp_path, caplog):
-    server = ("lm.path=null", "lm.url=http://127.0.0.1:9/v1", "lm.model=m")
-    config = by_retriever("data.tokenizer=lm", *server)
-    config.data.tokenizer = "retriever"
-    assert replug.models.preparing._lm_bound(config) is None
-    assert "what the LM can hold is not known here" in caplog.text

@@ -111,16 +111,6 @@ def test_what_preparing_has_bounded_is_not_counted(tmp_path, config, source, cou
     assert counting.num_texts > 2
 
 
-def test_the_longest_of_many_texts_is_found_without_counting_all(tmp_path, config, source, counting):
-    rows = [Window(f"q{i}", words(2), " " + "x" * (i % 50), "all") for i in range(5000)]
-    rows[4321] = Window("longest", words(45), " " + words(45), "all")
-    data = prepared(tmp_path / "set", words(12), words(2), " x")
-    write_windows(data.folder / "queries.arrow", rows)
-    with pytest.raises(UserError, match="text longest up to 92"):
-        check_data(config, marked(data.folder), source)
-    assert counting.num_texts < 2 * 2 * 1024 + 10
-
-
 def test_a_gold_document_that_is_not_there_is_named_with_its_text(tmp_path, config, source):
     data = prepared(tmp_path / "set", words(5), words(2), " x")
     rows = [Window("a", "x", " y", "all", "", ("d",)), Window("b", "x", " y", "all", "", ("d", "e"))]

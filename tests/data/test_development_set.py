@@ -8,7 +8,6 @@ import pytest
 from replug.config.errors import UserError
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import prepare_rows
-from replug.data.sampling import Shares, split_of
 from replug.data.store import PreparedSet
 from tests.support.preparing import prepare, rows_of, texts_of, write_jsonl
 
@@ -38,16 +37,6 @@ def test_no_source_and_no_text_of_a_development_text_is_in_another_split(with_de
     assert len(dev) == 10 and not {window.source for window in dev} & others
     assert with_dev.manifest["disjoint"]["num_dev"] == 10
     assert with_dev.manifest["counts"]["dev"] == 10 and "dev.arrow" in with_dev.manifest["files"]
-
-
-def test_a_source_of_the_last_range_is_dev_only_where_it_is_asked_for():
-    shares = Shares(0.2, 0.1, None, 0.1)
-    names = [str(number) for number in range(2000)]
-    dealt = {name: split_of(name, 0, shares) for name in names}
-    before = {name: split_of(name, 0, Shares(0.2, 0.1, None)) for name in names}
-    dev = [name for name in names if dealt[name] == "dev"]
-    assert 150 < len(dev) < 250 and all(before[name] == "documents" for name in dev)
-    assert all(dealt[name] == before[name] for name in names if name not in dev)
 
 
 def test_a_development_text_that_shares_words_with_a_held_out_text_is_dropped(tmp_path):

@@ -88,11 +88,6 @@ def test_an_equal_text_is_found(documents, queries, heldout, says, tmp_path):
     assert equal[0].split()[1] == says.split()[0]
 
 
-def test_texts_without_a_source_share_none():
-    unsourced = [window("a", " b", None)], [window("c", " d", None)]
-    assert prove_disjoint(DOCUMENTS, *unsourced).holds
-
-
 def test_a_document_may_equal_a_context_for_it_tells_nothing_of_the_continuation():
     assert prove_disjoint([document("one two")], QUERIES, HELDOUT).holds
 

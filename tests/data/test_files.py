@@ -55,13 +55,3 @@ def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_the_mount_nearest_above_a_path_says_what_it_lies_on(path: str, kind: str | None) -> None:
     assert shared_file_system(Path(path)) == kind
-
-
-def test_a_link_is_followed(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to("/scratch")
-    assert shared_file_system(tmp_path / "link" / "scores.sqlite") == "lustre"
-
-
-def test_without_linuxs_table_of_mounts_a_path_is_local() -> None:
-    files.MOUNTS.unlink()
-    assert shared_file_system(Path("/home/me")) is None

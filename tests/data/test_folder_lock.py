@@ -72,13 +72,6 @@ def test_a_lock_on_a_file_that_its_holder_removed_is_taken_anew(
         assert f"process {os.getpid()}" in refused(tmp_path)
 
 
-def test_one_process_cannot_take_a_folder_twice_either(tmp_path: Path) -> None:
-    with sole_writer(tmp_path):
-        assert f"process {os.getpid()}" in refused(tmp_path)
-    with sole_writer(tmp_path):
-        pass
-
-
 def test_a_folder_named_twice_is_locked_once_and_all_are_freed_where_one_is_taken(tmp_path: Path) -> None:
     free, taken = tmp_path / "free", tmp_path / "taken"
     with sole_writer(free, free):
@@ -87,21 +80,6 @@ def test_a_folder_named_twice_is_locked_once_and_all_are_freed_where_one_is_take
         pass
     with sole_writer(free):
         pass
-
-
-def test_what_was_refused_or_ended_by_an_error_leaves_no_empty_folder(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), sole_writer(tmp_path / "new"):
-        raise ZeroDivisionError
-    assert not (tmp_path / "new").exists()
-    with sole_writer(tmp_path / "kept"):
-        (tmp_path / "kept/file").touch()
-    assert (tmp_path / "kept/file").is_file()
-
-
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    assert f"{tmp_path / 'file'} cannot be written: File exists" in refused(tmp_path / "file")
-    assert "cannot be written: Not a directory" in refused(tmp_path / "file/below")
 
 
 def test_a_link_in_the_place_of_the_record_is_not_followed(tmp_path: Path) -> None:

@@ -11,13 +11,9 @@ from replug.config.errors import UserError
 from replug.data.files import file_sha256
 from replug.data.manifest import (
     NAME,
-    CheckedFiles,
-    add_checksum,
     checksum_problems,
     require_checksums,
     write_checksums,
-    write_last,
-    write_mark,
 )
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import import_corpus, prepare_rows
@@ -123,17 +119,6 @@ def test_a_manifest_whose_proof_or_checksums_were_changed_is_refused(prepared: P
         PreparedSet(prepared)
 
 
-def test_a_file_is_hashed_once_in_a_process(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed: list[Path] = []
-    monkeypatch.setattr("replug.data.files.file_sha256", lambda path: hashed.append(path) or file_sha256(path))
-    corpus = PreparedSet(prepared).corpus
-    for row in (1, 2, 1):
-        corpus.texts([row])
-        corpus.token_ids([row])
-    names = [path.name for path in hashed if path.parent.name == "documents"]
-    assert sorted(names) == ["00000.arrow", "00000.ends.npy", "00000.tokens.npy", "tokens.json"]
-
-
 def test_verify_names_the_files_that_it_does_not_cover(prepared: Path) -> None:
     (prepared / "rejected.jsonl").write_text("")
     found, problems = verify_prepared(prepared)
@@ -149,13 +134,6 @@ def test_a_flipped_bit_in_imported_documents_is_named(rows: Path, tmp_path: Path
     flip(tmp_path / "corpus" / name, place)
     with pytest.raises(UserError, match=name):
         ImportedCorpus(tmp_path / "corpus").corpus.texts([1])
-
-
-def test_files_without_a_mark_are_not_compared(tmp_path: Path) -> None:
-    CheckedFiles(tmp_path).require("queries.arrow")
-    write_mark(tmp_path / "manifest.json", {"files": {"queries.arrow": "other"}})
-    with pytest.raises(UserError, match=r"queries\.arrow is missing"):
-        CheckedFiles(tmp_path).require("queries.arrow")
 
 
 def flip_at(path: Path, place: int, bit: int = 0) -> None:
@@ -201,25 +179,6 @@ def _read(path: Path) -> object:
         return json.loads(path.read_bytes())
     except ValueError:
         return None
-
-
-def test_a_file_that_is_added_later_has_a_checksum_and_the_others_keep_theirs(tmp_path: Path) -> None:
-    (tmp_path / "weights").write_text("a")
-    write_checksums(tmp_path)
-    flip_at(tmp_path / "weights", 0)
-    (tmp_path / "README.md").write_text("b")
-    add_checksum(tmp_path / "README.md")
-    assert checksum_problems(tmp_path) == [f"{tmp_path / 'weights'} is damaged: its checksum differs"]
-    flip_at(tmp_path / "README.md", 0)
-    assert f"{tmp_path / 'README.md'} is damaged: its checksum differs" in checksum_problems(tmp_path)
-
-
-def test_what_says_that_a_folder_is_finished_comes_after_its_checksum(tmp_path: Path) -> None:
-    (tmp_path / "table.md").write_text("table")
-    write_last(tmp_path / "results.json", {"a": 1}, [tmp_path / "table.md", tmp_path / "not_there"])
-    assert json.loads((tmp_path / "results.json").read_text()) == {"a": 1}
-    assert sorted(json.loads((tmp_path / NAME).read_text())["files"]) == ["results.json", "table.md"]
-    require_checksums(tmp_path, "mend")
 
 
 def test_one_flip_in_any_file_of_an_encoder_that_we_wrote_is_named_when_it_is_loaded(tmp_path: Path) -> None:

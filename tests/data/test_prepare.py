@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -94,14 +93,6 @@ def test_documents_and_texts_are_parts_of_their_source_and_as_long_as_asked(tmp_
 def test_a_smaller_set_is_a_part_of_the_larger_one(tmp_path):
     large, small = prepare(tmp_path / "a", num_queries=20), prepare(tmp_path / "b", num_queries=5)
     assert small.queries.windows() == large.queries.windows()[:5]
-
-
-def test_domains_are_counted_in_the_manifest(tmp_path):
-    prepared = prepare(tmp_path / "a")
-    counted = Counter(window.domain for window in prepared.queries.windows())
-    assert prepared.manifest["domains"]["queries"] == dict(counted)
-    assert prepared.manifest["domains"]["documents"] == dict(Counter(doc.domain for doc in prepared.corpus.iterate()))
-    assert set(counted) == {"even", "odd"}
 
 
 def test_texts_are_cut_into_documents_and_pairs_by_hand(tmp_path):
@@ -218,11 +209,3 @@ def test_a_refused_overlap_leaves_no_set_and_the_mended_rows_go_there(tmp_path):
     with pytest.raises(UserError, match="not a prepared set"):
         PreparedSet(tmp_path / "set")
     assert len(prepare_own(tmp_path, ROWS).corpus) == 2
-
-
-def test_the_users_duplicates_in_one_split_are_left_alone(tmp_path):
-    twice = [{"id": "a", "text": "same"}, {"id": "b", "text": "same"}]
-    assert (
-        len(prepare_own(tmp_path, ROWS | {"corpus": twice, "queries": [{"context": "c", "continuation": "d"}]}).corpus)
-        == 2
-    )

@@ -1,20 +1,15 @@
 """The same bytes whatever the workers, files, source shards and interruptions, and nothing in two splits."""
 
-import itertools
 import os
 import random
 import signal
 import time
-from collections import Counter
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import replug.data.prepare.assembly
 import replug.data.prepare.cutting
@@ -23,8 +18,6 @@ import replug.data.prepare.sets
 import replug.data.sources.shards
 from replug.config.errors import RunError, UserError
 from replug.data.prepare.local_pool import LocalPool
-from replug.data.prepare.work import MARGIN, WorkFolder
-from replug.data.sampling import KeyCounts, Shares, bucket_end, buckets, key_ranges, split_of
 from tests.support.preparing import contents, ids_on, prepare, prepare_apart, rows_of, texts_of, write_jsonl
 from tests.support.processes import PROCESSES
 
@@ -355,15 +348,6 @@ def test_thirteen_words_in_common_with_another_split_are_found(loses, wins, shar
 # Sampling -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shares", [Shares(0.2, 0.1, None), Shares(0.05, 0.01, 0.5), Shares(0.5, 0.5, None)])
-def test_the_splits_of_100k_ids_have_their_shares_within_a_percent(shares):
-    counts = Counter(split_of(f"https://a.b/{i}", 11, shares) for i in range(100_000))
-    rest = 1 - shares.queries - shares.heldout
-    corpus = rest if shares.corpus is None else shares.corpus
-    expected = {"queries": shares.queries, "heldout": shares.heldout, "documents": corpus, None: rest - corpus}
-    assert all(abs(counts[split] / 1e5 - share) < 0.01 for split, share in expected.items())
-
-
 @pytest.mark.parametrize(
     ("documents", "queries", "heldout"), [(1, 1, 1), (100, 20, 10), (299, 77, 31), (300, 5, 40), (900, 100, 50)]
 )
@@ -376,54 +360,6 @@ def test_each_split_has_exactly_the_number_asked_for(documents, queries, heldout
     whole = texts_of(prepare(tmp_path / "whole", source, num_queries=10**6, num_heldout=10**6))
     for split, texts in texts_of(prepared).items():
         assert texts == whole[split][: len(texts)]
-
-
-KEY = st.one_of(
-    st.integers(0, 2**64 - 1), st.integers(0, 63).map(lambda n: 2**n), st.integers(0, 64).map(lambda n: 2**n - 1)
-)
-
-
-@given(keys=st.lists(KEY, max_size=200), asked=st.one_of(st.none(), st.integers(1, 30)), data_=st.data())
-@settings(max_examples=150, deadline=None)
-def test_the_limit_only_falls_and_none_of_the_smallest_keys_is_above_it(keys, asked, data_):
-    counts, limit, kept = KeyCounts(asked, MARGIN), KeyCounts(asked, MARGIN).limit, []
-    rest = list(keys)
-    while rest:
-        size = data_.draw(st.integers(1, len(rest)))
-        source_shard, rest = rest[:size], rest[size:]
-        stale = counts.limit  # as the source shard knew it when it was handed out
-        places = buckets(np.array(source_shard, np.uint64)).tolist()
-        kept += [key for key, place in zip(source_shard, places, strict=True) if place <= stale]
-        counts.add(Counter(places))
-        assert counts.limit <= limit
-        limit = counts.limit
-    below = sorted(key for key in kept if key < counts.end())
-    assert below == sorted(key for key in keys if key < counts.end())
-    wanted = len(keys) if asked is None else min(MARGIN * asked, len(keys))
-    assert below[:wanted] == sorted(keys)[:wanted]
-
-
-@given(key=KEY)
-@settings(deadline=None)
-def test_a_key_is_below_the_end_of_its_bucket_and_not_of_the_one_before(key):
-    (place,) = buckets(np.array([key], np.uint64)).tolist()
-    assert bucket_end(place - 1) <= max(key, 1) and (key < bucket_end(place))
-
-
-@given(end=st.integers(1, 2**64), candidates=st.integers(0, 10**6), size=st.integers(100, 10**5))
-@settings(deadline=None)
-def test_ranges_of_keys_cover_all_once(end, candidates, size):
-    ranges = key_ranges(end, candidates, size)
-    assert (ranges[0][0], ranges[-1][1]) == (0, end)
-    assert all(before[1] == after[0] for before, after in itertools.pairwise(ranges))
-
-
-def test_two_processes_do_not_prepare_in_one_folder(tmp_path):
-    first, second = (WorkFolder(tmp_path / "set", {"seed": 0}) for _ in range(2))
-    with first, pytest.raises(UserError, match="is being written by process"):
-        second.__enter__()
-    with second:
-        pass
 
 
 def test_a_set_of_another_seed_is_refused_and_the_key_named(small, tmp_path, monkeypatch):
@@ -447,9 +383,3 @@ def test_a_folder_that_holds_other_things_is_refused_and_they_stay(name, tmp_pat
     with pytest.raises(UserError, match="is no part of a prepared set"):
         prepare(tmp_path / "set", write_jsonl(tmp_path / "raw.jsonl", ROWS))
     assert (tmp_path / "set" / name).read_text() == "years of work"
-
-
-def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
-    (tmp_path / "set").write_text("mine")
-    with pytest.raises(UserError, match="is a file"):
-        prepare(tmp_path / "set", write_jsonl(tmp_path / "raw.jsonl", ROWS))

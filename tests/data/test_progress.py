@@ -1,11 +1,9 @@
 """Progress lines tell what is done and how long the rest will take."""
 
-import logging
-
 import pytest
 
 import replug.data.progress
-from replug.data.progress import Progress, format_duration
+from replug.data.progress import Progress
 
 
 class Clock:
@@ -22,29 +20,6 @@ def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(replug.data.progress.time, "monotonic", clock)
     return clock
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0:00"),
-        (0.4, "0:00"),
-        (59.6, "1:00"),
-        (65, "1:05"),
-        (3599.4, "59:59"),
-        (7200, "2:00:00"),
-        (36_061, "10:01:01"),
-    ],
-)
-def test_durations_read_as_on_a_clock(seconds, text):
-    assert format_duration(seconds) == text
-
-
-def test_messages_go_to_standard_error_so_that_standard_output_stays_free(capsys):
-    log = logging.getLogger("replug.anything")
-    log.info("hello")
-    log.warning("beware")
-    assert capsys.readouterr() == ("", "hello\nwarning: beware\n")
 
 
 def test_the_time_left_follows_from_the_pace_so_far(clock, capsys):

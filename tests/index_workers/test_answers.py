@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from replug.index_workers.answers import MORE, mean_drift, merge_top_k, sample_rows, search_excluding, top_k_overlap
+from replug.index_workers.answers import mean_drift, merge_top_k, search_excluding, top_k_overlap
 
 
 def brute_force(similarities: np.ndarray, k: int) -> np.ndarray:
@@ -40,13 +40,6 @@ def test_the_answer_is_that_of_sorting_everything_whatever_the_sharding(levels: 
             np.testing.assert_array_equal(values, np.take_along_axis(similarities, expected, axis=1))
 
 
-def test_equal_similarities_come_in_the_order_of_their_rows() -> None:
-    parts = [(np.array([[7, 5]]), np.array([[0.5, 0.5]])), (np.array([[2, 9]]), np.array([[0.5, 0.9]]))]
-    rows, similarities = merge_top_k(parts, 3)
-    assert rows.tolist() == [[9, 2, 5]]
-    assert similarities.tolist() == [[0.9, 0.5, 0.5]]
-
-
 RNG = np.random.default_rng(0)
 SIMILARITIES = RNG.standard_normal((3, 120)).astype(np.float32)
 SOURCES = np.array([f"s{i}" for i in RNG.integers(6, size=120)])
@@ -78,16 +71,6 @@ def test_every_query_gets_its_best_documents_of_other_sources() -> None:
         order = np.argsort(-SIMILARITIES[query], kind="stable")
         assert rows[query].tolist() == [row for row in order if SOURCES[row] != source][:10]
         np.testing.assert_array_equal(similarities[query], SIMILARITIES[query, rows[query]])
-
-
-def test_more_is_asked_for_until_there_is_enough() -> None:
-    names = np.array(["own"] * 50 + ["other"] * 70)
-    similarities = np.tile(-np.arange(120, dtype=np.float32), (3, 1))  # its own source is the most similar
-    asked: list[int] = []
-    search = searching(similarities, asked)
-    rows, _ = search_excluding(search, sources_of(names), QUERIES, 5, ["own", "none", None], 5)
-    assert asked == [5 + MORE, 2 * (5 + MORE), 4 * (5 + MORE), 8 * (5 + MORE)][: len(asked)] and len(asked) == 4
-    assert rows.tolist() == [[50, 51, 52, 53, 54], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
 
 
 def test_a_corpus_with_too_little_of_other_sources_is_an_error_that_names_the_source() -> None:
@@ -124,8 +107,3 @@ def test_the_drift_is_one_minus_the_cosine_whatever_the_lengths() -> None:
 def test_vectors_whose_squares_float16_cannot_hold_are_compared_all_the_same() -> None:
     large = np.full((2, 3), 60_000, dtype=np.float16)
     assert mean_drift(large, large) == pytest.approx(0, abs=1e-12)
-
-
-@pytest.mark.parametrize(("documents", "at_most", "rows"), [(5, 9, [0, 1, 2, 3, 4]), (9, 3, [0, 4, 8]), (1, 9, [0])])
-def test_the_sample_is_spread_evenly_and_never_more_than_there_is(documents: int, at_most: int, rows: list) -> None:
-    assert sample_rows(documents, at_most).tolist() == rows

@@ -88,13 +88,6 @@ def test_equal_documents_come_in_the_order_of_their_rows() -> None:
     assert scores[0, 0] == scores[0, 1] > scores[0, 2] > scores[0, 3] == 0
 
 
-def test_a_query_without_a_known_word_gets_the_first_rows_with_score_zero() -> None:
-    for query in ("unheardof", "the", "", "?!", "日本"):
-        rows, scores = search([query], 3)
-        assert rows.tolist() == [[0, 1, 2]]
-        assert scores.tolist() == [[0, 0, 0]]
-
-
 def test_a_corpus_without_words_is_refused() -> None:
     for texts in ([], ["", "the", "a ?"]):
         with pytest.raises(UserError, match="no word that BM25 could search by"):

@@ -18,7 +18,6 @@ from replug.data.shards import corpus_sha256, write_documents, write_token_rules
 from replug.data.sources.built_in_texts import stand_in_texts
 from replug.data.store import CorpusStore
 from replug.data.tokenizing import TokenIds
-from replug.index_workers import build_plan
 from replug.index_workers.answers import merge_top_k
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.builder import Builder
@@ -129,48 +128,17 @@ def test_a_block_has_the_same_bytes_whoever_embeds_it(
         assert (other.folder(0) / name).read_bytes() == (store.folder(0) / name).read_bytes()
 
 
-@pytest.mark.parametrize("again", [False, True])
 def test_two_calls_at_once_give_the_bytes_that_one_after_the_other_give(
-    store: VersionStore, encoder: Encoder, corpus: Path, tmp_path: Path, again: bool
+    store: VersionStore, encoder: Encoder, corpus: Path, tmp_path: Path
 ) -> None:
     other = VersionStore(tmp_path / "index")
     plan = make_plan(other, encoder, corpus)
-    if again:  # with the tokens that the first build kept
-        build(other, plan)
     builder = Builder(other.root, threads=1)
     with ThreadPoolExecutor(2) as pool:
         sizes = list(pool.map(lambda file: builder.embed_file(plan, file).documents, range(plan.num_files)))
     assert sum(sizes) == NUM_DOCUMENTS
     for file in range(plan.num_files):
         assert other.vectors_path(0, file).read_bytes() == store.vectors_path(0, file).read_bytes()
-
-
-@pytest.mark.parametrize("again", [False, True])
-def test_files_of_many_blocks_hold_what_a_file_for_each_block_holds(
-    store: VersionStore, encoder: Encoder, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
-) -> None:
-    """Passes are cut by block: with 62 documents, two files of three blocks each, the last cut short."""
-    monkeypatch.setattr(build_plan, "FILES", 2)
-    other = VersionStore(tmp_path / "index")
-    plan = make_plan(other, encoder, corpus)
-    assert [list(map(len, plan.blocks_of_file(file))) for file in range(plan.num_files)] == [[12, 12, 12], [12, 12, 2]]
-    for _ in range(1 + again):  # with the tokens that the first build kept
-        build(other, plan)
-    held = np.concatenate(other.open_vectors(plan, range(2)))
-    monkeypatch.undo()
-    expected = np.concatenate(store.open_vectors(store.plan(0), range(6)))
-    assert held.tobytes() == expected.tobytes()
-
-
-def test_later_versions_do_not_tokenize_again(
-    store: VersionStore, encoder: Encoder, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = VersionStore(tmp_path / "index")
-    build(other, make_plan(other, encoder, corpus))
-    plan = make_plan(other, encoder, corpus, version=1)
-    monkeypatch.setattr(Encoder, "token_ids", lambda *_: pytest.fail("tokenized again"))
-    build(other, plan)
-    assert other.vectors_path(1, 3).read_bytes() == store.vectors_path(0, 3).read_bytes()
 
 
 def copy_with_token_ids(corpus: Path, folder: Path, rule: TokenIds) -> Path:
@@ -195,23 +163,6 @@ def test_token_ids_that_were_prepared_are_embedded_without_tokenizing(
     build(other, plan)
     for file in range(plan.num_files):
         assert other.vectors_path(0, file).read_bytes() == store.vectors_path(0, file).read_bytes()
-    assert list(other.root.glob("tokens-*")) == []
-
-
-def test_damaged_tokens_are_said_and_made_again_from_the_texts(
-    store: VersionStore, encoder: Encoder, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = VersionStore(tmp_path / "index")
-    plan = make_plan(other, encoder, corpus)
-    build(other, plan)
-    (folder,) = other.root.glob("tokens-*")
-    path = folder / "tokens-00003.npy"
-    good = path.read_bytes()
-    path.write_bytes(good[:-40])
-    Builder(other.root, threads=1).embed_file(plan, 3)
-    assert f"{path} is damaged" in capsys.readouterr().err
-    assert path.read_bytes() == good
-    assert other.vectors_path(0, 3).read_bytes() == store.vectors_path(0, 3).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -233,33 +184,6 @@ def test_a_plan_that_encoder_or_corpus_do_not_fit_is_refused(
     with pytest.raises(UserError, match=message):
         Builder(store.root, threads=1).embed_file(plan, 0)
     assert not store.vectors_path(0, 0).exists()
-
-
-def test_a_builder_follows_the_plan_to_other_weights(encoder: Encoder, corpus: Path, tmp_path: Path) -> None:
-    write_stand_in_encoder(tmp_path / "other", seed=1)
-    other = Encoder(str(tmp_path / "other"), max_tokens=100)
-    store = VersionStore(tmp_path / "index")
-    plans = [make_plan(store, encoder, corpus, version=0), make_plan(store, other, corpus, version=1)]
-    builder = Builder(store.root, threads=1)
-    for file in (0, 1):
-        for plan in plans:
-            builder.embed_file(plan, file)
-    for plan, model in zip(plans, (encoder, other), strict=True):
-        block = np.load(store.folder(plan.version) / "vectors-00001.npy")
-        np.testing.assert_allclose(block, model.encode(TEXTS[12:24]).numpy(), atol=1e-3)
-
-
-@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
-def test_vectors_that_float16_cannot_hold_are_refused_and_not_written(corpus: Path, tmp_path: Path) -> None:
-    write_stand_in_encoder(tmp_path / "encoder")
-    broken = Encoder(str(tmp_path / "encoder"), "dot", max_tokens=100)
-    with torch.no_grad():
-        broken.backbone.encoder.layer[-1].output.LayerNorm.weight.mul_(1e6)
-    store = VersionStore(tmp_path / "index")
-    plan = make_plan(store, broken, corpus)
-    with pytest.raises(ValueError, match=r"float16 cannot hold for 12 documents, first d12, d13, d14: did training"):
-        Builder(store.root, threads=1).embed_file(plan, 1)
-    assert store.begin(plan).files == list(range(6))
 
 
 def test_an_encoder_whose_arithmetic_float16_cannot_hold_is_refused_with_the_key(corpus: Path, tmp_path: Path) -> None:

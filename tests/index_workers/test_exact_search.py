@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from replug.index_workers import exact_search
 from replug.index_workers.answers import merge_top_k
 from replug.index_workers.exact_search import CopiedVectors, ExactShard
-from replug.index_workers.vectors import BlockVectors, SplitQueries, order_exactly
+from replug.index_workers.vectors import BlockVectors, SplitQueries
 
 DIM, BLOCK = 16, 32
 RNG = np.random.default_rng(0)
@@ -43,13 +43,6 @@ def test_the_answer_is_that_of_brute_force_however_the_vectors_are_cut(monkeypat
     assert_same(shard_of(VECTORS, block).search(queries, 9), brute_force(VECTORS, queries, 9))
 
 
-@pytest.mark.parametrize("k", [299, 300, 301, 5000])
-def test_no_more_is_found_than_there_is(k: int) -> None:
-    rows, similarities = shard_of(VECTORS).search(QUERIES, k)
-    assert rows.shape == similarities.shape == (24, min(k, 300))
-    assert_same((rows, similarities), brute_force(VECTORS, QUERIES, k))
-
-
 def test_many_equal_vectors_come_in_the_order_of_their_rows_over_any_shards() -> None:
     vectors = np.repeat(VECTORS[:1], 100, axis=0)
     expected = brute_force(vectors, QUERIES, 5)
@@ -76,32 +69,6 @@ def test_vectors_that_were_copied_are_searched_without_their_files(copied: None)
     vectors[:] = np.nan  # what the files hold now
     rows, similarities = shard.search(QUERIES, 9)
     assert_same((rows - 1000, similarities), brute_force(VECTORS, QUERIES, 9))
-
-
-@pytest.mark.parametrize("k", [1, 9, 64, 200])
-@pytest.mark.parametrize(("near", "ordered"), [(1, 1), (16, 3), (7, 1000), (16_384, 1024)])
-def test_many_documents_of_few_similarities_are_ordered_however_they_are_cut(
-    monkeypatch: pytest.MonkeyPatch, k: int, near: int, ordered: int
-) -> None:
-    """Groups of 200 equal documents, of which the later ones are better liked by some queries."""
-    monkeypatch.setattr(exact_search, "NEAR_ROWS", near)
-    monkeypatch.setattr(exact_search, "ORDERED_ROWS", ordered)
-    vectors = np.repeat(VECTORS[:5], 200, axis=0)
-    assert_same(shard_of(vectors).search(QUERIES[:4], k), brute_force(vectors, QUERIES[:4], k))
-
-
-def test_of_equal_documents_only_the_first_are_ordered_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a text without words, of which a corpus has thousands, would cost each query minutes."""
-    ordered = []
-
-    def counted(queries: np.ndarray, rows: np.ndarray, vectors: np.ndarray, k: int) -> tuple:
-        ordered.append(rows.size)
-        return order_exactly(queries, rows, vectors, k)
-
-    monkeypatch.setattr(exact_search, "order_exactly", counted)
-    vectors = np.repeat(VECTORS[:1], 50_000, axis=0)
-    assert_same(shard_of(vectors, 1 << 16).search(QUERIES, 20), brute_force(vectors, QUERIES, 20))
-    assert sum(ordered) <= len(QUERIES) * (28 + 84 + 1024)
 
 
 @given(st.lists(st.integers(0, len(QUERIES) - 1), min_size=1, max_size=80), st.integers(1, 40))

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import faiss
 import numpy as np
 import pytest
 
@@ -22,7 +21,7 @@ from replug.index_workers.faiss_index import (
     train_quantizer,
     two_level_centroids,
 )
-from replug.index_workers.kinds import IndexKind, resolve_kind
+from replug.index_workers.kinds import IndexKind
 from replug.index_workers.vectors import BlockVectors
 from replug.index_workers.version_store import VersionStore
 from replug.models.hardware import available_cores
@@ -113,36 +112,6 @@ def test_what_faiss_does_not_copy_to_a_gpu_is_refused_with_what_would_do(factory
     assert f"index.kind is {factory}" in str(caught.value) and "set index.gpus_per_searcher=0" in str(caught.value)
 
 
-@pytest.mark.skipif(not hasattr(faiss, "StandardGpuResources"), reason="this FAISS knows no GPU")
-def test_the_tables_are_those_of_the_installed_faiss() -> None:
-    """Without a GPU as far as FAISS looks before it asks for one: at the classes."""
-    for factory in COPIED + REFUSED:
-        try:
-            index = faiss.index_factory(192, factory, faiss.METRIC_INNER_PRODUCT)
-            faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, index)
-            copied = True
-        except RuntimeError as error:
-            copied = "Invalid GPU device" in str(error) and faiss.get_num_gpus() == 0
-        assert copied or factory in REFUSED, factory
-        assert factory in COPIED or not copied or faiss.get_num_gpus() == 0, factory
-
-
-@pytest.mark.parametrize(
-    ("kind", "says"),
-    [
-        (IndexKind("IVF8192,SQ8", nprobe=2049), "index.nprobe is 2049; expected at most 2048"),
-        (
-            IndexKind("IVF16,SQ8", 1, rerank=True, overretrieve=103),
-            "times index.overretrieve is 2060; expected at most",
-        ),
-    ],
-)
-def test_a_gpu_looks_for_so_many_documents_in_so_many_lists(kind: IndexKind, says: str) -> None:
-    check_kind(kind, DIM, 10**6)
-    with pytest.raises(UserError, match=says):
-        check_kind(kind, DIM, 10**6, k_on_gpu=20)
-
-
 def on_gpu(monkeypatch: pytest.MonkeyPatch, folder: Path, kind: IndexKind) -> FaissShard:
     """Whose index refuses as one on a GPU does more than a hundred documents or four lists."""
     monkeypatch.setattr(faiss_index, "MOST_ON_GPU", 100)
@@ -196,12 +165,6 @@ def test_reordered_by_the_stored_vectors_the_similarities_are_exact(tmp_path: Pa
     np.testing.assert_array_equal(similarities, brute_force(10)[1])
 
 
-def test_a_shard_without_blocks_finds_nothing(tmp_path: Path) -> None:
-    shard = make_shard(tmp_path, IndexKind("SQ8", rerank=True, overretrieve=4), blocks=[])
-    rows, similarities = shard.search(QUERIES, 5)
-    assert (len(shard), rows.shape, similarities.shape) == (0, (32, 0), (32, 0))
-
-
 @pytest.mark.parametrize("factory", ["OPQ4_16,IVF16,PQ4np", "IVF16,PQ4x4fs"])
 def test_the_same_vectors_give_the_same_file(tmp_path: Path, factory: str) -> None:
     for name in ("one", "two"):
@@ -209,23 +172,6 @@ def test_the_same_vectors_give_the_same_file(tmp_path: Path, factory: str) -> No
         make_shard(tmp_path / name, IndexKind(factory, nprobe=2))
     for file in ("quantizer.faiss", "shard.faiss"):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
-
-
-@pytest.mark.parametrize("name", ["sq8", "pq", "ivf_sq8", "ivf_pq"])
-def test_a_preset_for_vectors_as_encoders_give_them_is_trained_in_seconds(tmp_path: Path, name: str) -> None:
-    kind = resolve_kind(name, 384, ROWS, None, True, None)
-    sample = np.random.default_rng(0).standard_normal((ROWS, 384)).astype(np.float16)
-    assert train_quantizer(kind, sample, tmp_path / "quantizer.faiss") == ROWS
-
-
-def test_a_graph_that_reaches_fewer_documents_than_asked_for_leaves_it_to_the_vectors(tmp_path: Path) -> None:
-    rows, similarities = make_shard(tmp_path, IndexKind("HNSW4", rerank=True, overretrieve=2)).search(QUERIES, 300)
-    np.testing.assert_array_equal(rows, brute_force(300)[0])
-    np.testing.assert_array_equal(similarities, brute_force(300)[1])
-    with pytest.raises(
-        RunError, match=r"HNSW4 finds fewer than 300 of 600 documents for a text; set index\.rerank=stored"
-    ):
-        make_shard(tmp_path, IndexKind("HNSW4")).search(QUERIES, 300)
 
 
 # Very many lists ------------------------------------------------------------------------------------------

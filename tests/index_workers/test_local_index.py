@@ -16,13 +16,12 @@ from replug.data.store import CorpusStore, PreparedSet
 from replug.index_workers.build import publish_snapshot, require_same_index
 from replug.index_workers.build_plan import BuildPlan, IndexState
 from replug.index_workers.builder import Builder
-from replug.index_workers.kinds import IndexKind
 from replug.index_workers.local_index import IndexRetriever, LocalIndex, retriever_identity
 from replug.index_workers.version_store import VersionStore
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from tests.support.encoder_folders import write_chain, write_encoder
-from tests.support.index_versions import LOSSY, ROWS, VECTORS, begin, flip, publish, write_corpus
+from tests.support.index_versions import ROWS, VECTORS, begin, flip, publish, write_corpus
 from tests.support.preparing import debug_set
 
 QUERIES = np.random.default_rng(1).standard_normal((3, VECTORS.shape[1])).astype(np.float32)
@@ -48,19 +47,6 @@ def test_the_answer_is_that_of_brute_force_with_the_texts_beside_it(store: Versi
     assert (np.diff(similarities, axis=1) <= 0).all()
     assert [doc.id for doc in index.corpus.documents(rows[0])] == [f"d{row}" for row in rows[0]]
     assert index.encoder_folder == store.encoder_folder(0)
-
-
-def test_a_lossy_kind_answers_from_all_its_shards(store: VersionStore) -> None:
-    publish(store, begin(store, version=1, **{**LOSSY, "kind": IndexKind("SQ8", rerank=True, overretrieve=ROWS)}))
-    index = LocalIndex(store.root, threads=1)
-    assert index.plan.version == 1
-    np.testing.assert_array_equal(index.search(QUERIES, 4)[0], brute_force(VECTORS, 4))
-
-
-def test_the_newest_published_version_answers(store: VersionStore) -> None:
-    publish(store, begin(store, version=10), -VECTORS)
-    begin(store, version=11)
-    np.testing.assert_array_equal(LocalIndex(store.root, threads=1).search(QUERIES, 4)[0], brute_force(-VECTORS, 4))
 
 
 def test_a_moved_run_directory_is_searched_where_it_lies_now(store: VersionStore, tmp_path: Path) -> None:

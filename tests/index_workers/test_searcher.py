@@ -169,15 +169,6 @@ def hold_back(loaded: _Loaded) -> tuple[threading.Event, threading.Event]:
 # Versions -------------------------------------------------------------------------------------------------
 
 
-def test_many_threads_load_a_version_once(store: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened, open_shard = [], searcher_module.open_shard
-    monkeypatch.setattr(searcher_module, "open_shard", lambda *args: opened.append(1) or open_shard(*args))
-    searcher = Searcher(store.root, 0, 1, threads=1)
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(lambda _: searcher.search(0, QUERIES, 3), range(16)))
-    assert opened == [1]
-
-
 def test_a_search_under_way_ends_on_the_version_it_began_on(recording) -> None:
     searcher, shard = recording
     with ThreadPoolExecutor(1) as threads:
@@ -220,9 +211,3 @@ def test_the_exact_answer_of_parts_is_that_of_the_whole_whatever_the_kind(store:
         )
         np.testing.assert_array_equal(found[0], expected[0])
         np.testing.assert_array_equal(found[1], expected[1])
-
-
-def test_the_drift_between_two_versions_is_that_of_their_vectors(store: VersionStore) -> None:
-    publish(store, negated := replace(EXACT, version=1), -VECTORS)
-    assert Builder(store.root, 1).drift(EXACT, EXACT) == pytest.approx(0, abs=1e-6)
-    assert Builder(store.root, 1).drift(EXACT, negated) == pytest.approx(2, abs=1e-6)

@@ -2,10 +2,8 @@
 
 import os
 import signal
-import sys
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,29 +46,6 @@ def test_loading_has_the_time_of_the_configuration_and_is_named_by_its_key(monke
 ILLEGAL = torch.AcceleratorError(
     "CUDA error: an illegal memory access was encountered\nCompile with TORCH_USE_CUDA_DSA"
 )
-
-
-class FaultySearcher:
-    """Its first process has a broken GPU; a plain class, of which Ray makes an actor."""
-
-    def __init__(self, lives: Path) -> None:
-        (lives / str(os.getpid())).touch()
-        self.is_broken = len(list(lives.iterdir())) == 1
-
-    def load(self, version: int) -> int:
-        if self.is_broken:
-            raise ILLEGAL
-        return version
-
-
-@pytest.mark.nightly
-def test_ray_starts_a_searcher_whose_gpu_failed_again(ray_session: None, tmp_path: Path) -> None:
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import tests
-    actor = ray.remote(FaultySearcher).options(num_cpus=0, max_restarts=-1, max_task_retries=-1)
-    group = SearcherGroup(lambda shard: actor.remote(tmp_path), 1, 300.0)
-    group.load(7, 7)
-    assert len(list(tmp_path.iterdir())) == 2
-    group.close()
 
 
 @dataclass

@@ -15,15 +15,15 @@ import pytest
 import ray
 import torch
 
+from replug.config.choices import SwapMode
 from replug.config.errors import UserError
 from replug.config.load import load_config
-from replug.config.schema import Config
+from replug.config.schema import Config, IndexConfig
 from replug.data.store import PreparedSet
-from replug.index_workers.answers import Measures
 from replug.index_workers.build import publish_snapshot
 from replug.index_workers.build_plan import BuildPlan, IndexState
 from replug.index_workers.kinds import IndexKind
-from replug.index_workers.service import IndexService, IndexSettings
+from replug.index_workers.service import IndexService
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.preparing import prepared_set
@@ -51,9 +51,9 @@ def encoder(debug_config: Config) -> Encoder:
 @pytest.fixture(scope="module")
 def service(folder: Path, data: PreparedSet, ray_session: None) -> Iterator[IndexService]:
     """One for all tests, since actors take seconds to start; each test takes `versions` of its own."""
-    texts = tuple(window.context for window in data.queries.windows(range(16)))
-    settings = IndexSettings(num_shards=2, num_builders=2, threads=1, watched_texts=texts, watched_k=10)
-    service = IndexService(folder / "index", settings)
+    texts = [window.context for window in data.queries.windows(range(16))]
+    index = IndexConfig(num_shards=2, num_builders=2, threads_per_worker=1)
+    service = IndexService(folder / "index", index, texts, watched_k=10)
     yield service
     service.close()
 
@@ -259,15 +259,6 @@ def test_an_interrupted_build_goes_on_after_its_marked_blocks(debug_config, data
     assert service.store.is_published(plan.version)
 
 
-def test_a_damaged_file_is_named_without_a_traceback_round_it(debug_config, data, encoder, service, versions):
-    plan = publish(debug_config, encoder, data, service, next(versions))
-    service.build(plan).result(300)
-    path = service.store.vectors_path(plan.version, 1)
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(UserError, match=rf"^{path} is damaged, its checksum differs from manifest\.json's"):
-        service.prepare(plan.version)
-
-
 def test_an_encoder_that_diverged_fails_the_refresh_and_the_next_one_works(
     debug_config, data, encoder, service, versions
 ):
@@ -310,9 +301,9 @@ def test_a_version_that_was_loaded_in_part_does_not_answer_for_the_next_of_its_n
 
 @pytest.mark.slow
 def test_blue_green_serves_each_version_with_searchers_of_its_own(debug_config, data, encoder, folder):
-    texts = tuple(window.context for window in data.queries.windows(range(8)))
-    settings = IndexSettings(threads=1, blue_green=True, watched_texts=texts, watched_k=10)
-    service = IndexService(folder / "blue_green", settings)
+    texts = [window.context for window in data.queries.windows(range(8))]
+    index = IndexConfig(threads_per_worker=1, swap=SwapMode.blue_green)
+    service = IndexService(folder / "blue_green", index, texts, watched_k=10)
     try:
         assert service.searchers == []
         service.build(publish(debug_config, encoder, data, service, 0)).result(300)
@@ -345,28 +336,6 @@ def test_blue_green_serves_each_version_with_searchers_of_its_own(debug_config, 
         assert service.search(1, queries, 5).similarities.tolist() != before.similarities.tolist()
         service.build(publish(debug_config, encoder, data, service, 2)).result(300)
         assert service.builders.num_up == 1
-    finally:
-        service.close()
-
-
-@pytest.mark.nightly
-def test_a_search_under_way_is_answered_before_its_searchers_end(debug_config, data, encoder, folder):
-    service = IndexService(folder / "retired", IndexSettings(threads=1, blue_green=True))
-    try:
-        service.build(publish(debug_config, encoder, data, service, 0)).result(300)
-        service.prepare(0)
-        refreshed = service.refresh(publish(debug_config, moved(encoder), data, service, 1), 0).result(300)
-        assert refreshed.measures == Measures()  # there are no texts to measure by
-        queries = np.tile(encoder.encode(["some words"]).numpy(), (20_000, 1))
-        found, group = [], service._groups[0]
-        thread = threading.Thread(target=lambda: found.append(service.search(0, queries, 8)))
-        thread.start()
-        while not group._in_flight:
-            time.sleep(0.001)
-        service.commit(1)
-        thread.join(300)
-        assert found[0].doc_rows.shape == (20_000, 8)
-        assert service.searchers == service._groups[1].actors
     finally:
         service.close()
 

@@ -1,9 +1,6 @@
 """Versions on disk: what is marked counts, what is not does not, and damage is named."""
 
-import hashlib
 import json
-import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,18 +52,6 @@ def published(store: VersionStore) -> VersionStore:
     return store
 
 
-@pytest.mark.parametrize("num_shards", [1, 2, 3, 5, 9])
-def test_shards_cover_every_file_and_every_row_once_and_in_order(num_shards: int) -> None:
-    plan = replace(PLAN, num_documents=4 * 7 - 1)
-    shards = [list(plan.files_of_shard(shard, num_shards)) for shard in range(num_shards)]
-    assert [file for shard in shards for file in shard] == list(range(7))
-    assert max(map(len, shards)) - min(map(len, shards)) <= 1
-    rows = [list(plan.rows_of_shard(shard, num_shards)) for shard in range(num_shards)]
-    assert [row for shard in rows for row in shard] == list(range(27))
-    for files, own in zip(shards, rows, strict=True):
-        assert own == [row for file in files for row in plan.rows_of_file(file)]
-
-
 def test_a_version_that_is_not_published_is_refused(store: VersionStore) -> None:
     write_vectors_of(store, PLAN, [0, 1, 2])  # all is there but the manifest
     assert store.published() == []
@@ -84,16 +69,6 @@ def test_publishing_with_a_file_unmarked_fails_and_publishes_nothing(store: Vers
     with pytest.raises(RunError, match=rf"{store.folder(3)}/vectors-00001\.json is missing"):
         store.publish(PLAN)
     assert store.published() == []
-
-
-def test_published_versions_are_listed_oldest_first(published: VersionStore) -> None:
-    for version in (10, 0):
-        plan = replace(PLAN, version=version)
-        published.save_snapshot(version, save_weights(b"one"))
-        published.begin(plan)
-        write_vectors_of(published, plan, [0, 1, 2])
-        published.publish(plan)
-    assert published.published() == [0, 3, 10]
 
 
 def test_files_without_a_mark_are_embedded_again(store: VersionStore) -> None:
@@ -125,47 +100,7 @@ def test_files_read_back_as_they_were_written_and_are_mapped(published: VersionS
     np.testing.assert_array_equal(published.open_vectors(PLAN, [2])[0], VECTORS[8:])
 
 
-def test_files_with_too_few_rows_are_not_published(store: VersionStore) -> None:
-    write_vectors_of(store, PLAN, [0, 1, 2])
-    store.write_vectors(3, 1, VECTORS[:3])
-    with pytest.raises(RunError, match="its files hold 9 rows, expected 10"):
-        store.publish(PLAN)
-    assert store.published() == []
-
-
 # The manifest -------------------------------------------------------------------------------------------
-
-
-def test_the_manifest_lists_every_file_with_checksum_and_rows(store: VersionStore) -> None:
-    store.begin(SQ8)
-    write_files(store, SQ8)
-    store.publish(SQ8)
-    files = store.manifest(3)["files"]
-    assert list(files) == [
-        *("encoder/model.safetensors", "vectors-00000.npy", "vectors-00001.npy", "vectors-00002.npy"),
-        *("quantizer.faiss", "shard-00000.faiss", "shard-00001.faiss"),
-    ]
-    assert store.plan(3) == SQ8
-
-
-def test_the_manifest_lists_the_files_of_the_encoder_with_their_checksums(store: VersionStore) -> None:
-    (store.encoder_folder(3) / "pooling").mkdir()
-    (store.encoder_folder(3) / "pooling" / "config.json").write_bytes(b"mean")
-    write_vectors_of(store, PLAN, [0, 1, 2])
-    store.publish(PLAN)
-    expected = {"encoder/model.safetensors": b"one", "encoder/pooling/config.json": b"mean"}
-    assert {name: store.manifest(3)["files"][name] for name in expected} == {
-        name: hashlib.sha256(content).hexdigest() for name, content in expected.items()
-    }
-
-
-def test_a_flipped_bit_anywhere_in_the_manifest_is_noticed(published: VersionStore) -> None:
-    path = published.folder(3) / "manifest.json"
-    whole = path.read_bytes()
-    for place in range(0, len(whole), 5):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        with pytest.raises(UserError, match=r"manifest\.json (is damaged|was written by another version)"):
-            published.plan(3)
 
 
 @pytest.mark.parametrize("format", [None, 3, 6])
@@ -206,20 +141,6 @@ def test_the_newest_quantizer_of_the_same_kind_is_found(store: VersionStore) -> 
     assert store.latest_quantizer(None, before=9) is None
 
 
-def test_a_damaged_manifest_hands_no_quantizer_on_and_an_older_one_does(store: VersionStore) -> None:
-    for version in (0, 2):
-        plan = replace(SQ8, version=version)
-        store.save_snapshot(version, save_weights(b"one"))
-        store.begin(plan)
-        write_files(store, plan)
-        store.publish(plan)
-    assert store.latest_quantizer("SQ8", before=9) == 2
-    (store.folder(2) / "manifest.json").write_bytes(b"{")
-    assert store.latest_quantizer("SQ8", before=9) == 0
-    (store.folder(0) / "manifest.json").write_text("{}")
-    assert store.latest_quantizer("SQ8", before=9) is None
-
-
 # One index for one corpus and one encoder -----------------------------------------------------------------
 
 
@@ -244,13 +165,6 @@ def test_a_build_begun_by_another_version_is_refused_in_one_line(store: VersionS
     record.write_text(json.dumps(old))
     with pytest.raises(UserError, match=r"plan\.json was written by another version of replug"):
         store.require_same_vectors(PLAN)
-
-
-def test_the_same_corpus_elsewhere_keeps_the_vectors(store: VersionStore) -> None:
-    moved = replace(PLAN, corpus_path="/moved/corpus", corpus_relative="../../moved/corpus")
-    write_vectors_of(store, PLAN, [0, 1])
-    store.require_same_vectors(moved)
-    assert store.begin(moved).files == [2]
 
 
 # Disk and snapshots -------------------------------------------------------------------------------------
@@ -298,53 +212,3 @@ def test_only_the_versions_that_are_kept_stay(published: VersionStore) -> None:
     published.remove_all_but({3, 4, 9})
     assert sorted(path.name for path in published.root.iterdir()) == ["v000003", "v000004"]
     assert published.published() == [3]
-
-
-# What a training step waits for -----------------------------------------------------------------------------
-
-
-def test_what_a_step_waits_for_reads_and_removes_no_file_of_vectors(published: VersionStore, monkeypatch) -> None:
-    """A snapshot of other weights, the begin of its build and the end of old versions are renames, however many."""
-
-    def refuse(path: Path, *_: object, **__: object) -> None:
-        raise AssertionError(f"{path} is touched")
-
-    touches = ("unlink", "stat", "open", "read_bytes", "read_text", "write_bytes")
-    for name in touches:
-        before = getattr(Path, name)
-        monkeypatch.setattr(Path, name, _refusing_vectors(before, refuse))
-    monkeypatch.setattr(shutil, "rmtree", _refusing_vectors(shutil.rmtree, refuse))
-    published.save_snapshot(3, save_weights(b"two"))
-    assert published.begin(replace(PLAN, weights_sha256="two")) == Missing([0, 1, 2], False, [])
-    published.set_aside_all_but(set())
-    assert published.versions() == []
-    monkeypatch.undo()
-    assert len(list(published.root.rglob("vectors-*.npy"))) == 3
-    published.remove_stale()
-    assert list(published.root.iterdir()) == []
-
-
-def _refusing_vectors(method: Callable, refuse: Callable) -> Callable:
-    def call(path: Path, *args: object, **options: object) -> object:
-        is_folder_of_vectors = method.__name__ == "rmtree" and any(Path(path).rglob("vectors-*"))
-        if Path(path).name.startswith("vectors-") or is_folder_of_vectors:
-            refuse(path)
-        return method(path, *args, **options)
-
-    return call
-
-
-def test_what_cannot_be_removed_is_named(published: VersionStore, monkeypatch) -> None:
-    remove = shutil.rmtree
-
-    def fail(path: Path) -> None:
-        if path.name.startswith("v000003"):
-            raise OSError(39, "Directory not empty")
-        remove(path)
-
-    published.save_snapshot(4, save_weights(b"one"))
-    published.set_aside_all_but(set())
-    monkeypatch.setattr(shutil, "rmtree", fail)
-    with pytest.raises(RunError, match=r"v000003\.\w+\.stale cannot be removed: Directory not empty"):
-        published.remove_stale()
-    assert [path.name[:7] for path in published.root.iterdir()] == ["v000003"]

@@ -5,10 +5,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
-
 from replug.serving.batching import BatchQueue, Metrics
-from replug.serving.requests import ApiError
 
 
 class Calls:
@@ -53,14 +50,6 @@ def test_what_waits_with_the_same_key_is_one_call_in_its_order() -> None:
     with_queue(test)
 
 
-def test_a_call_holds_no_more_than_it_may() -> None:
-    async def test(queue, calls, metrics):
-        assert await asyncio.gather(*[queue.submit("a", item) for item in range(6)]) == [0, 2, 4, 6, 8, 10]
-        assert [len(items) for _, items in calls.made] == [4, 2]
-
-    with_queue(test)
-
-
 def test_one_that_cannot_be_computed_spoils_no_other() -> None:
     async def test(queue, calls, metrics):
         found = await asyncio.gather(*[queue.submit("a", item) for item in (1, 13, 3)], return_exceptions=True)
@@ -85,14 +74,5 @@ def test_who_leaves_is_taken_out_and_its_result_dropped() -> None:
         calls.may_end.set()
         assert await waiting[1] == 6
         assert calls.made == [("a", [1]), ("a", [3])]
-
-    with_queue(test)
-
-
-def test_a_closed_queue_takes_nothing() -> None:
-    async def test(queue, calls, metrics):
-        await queue.close()
-        with pytest.raises(ApiError, match="stopping"):
-            await queue.submit("a", 1)
 
     with_queue(test)

@@ -18,12 +18,12 @@ import torch
 
 from replug.config.errors import RunError
 from replug.config.load import load_config
-from replug.config.schema import Config
+from replug.config.schema import Config, IndexConfig
 from replug.data.store import PreparedSet
 from replug.index_workers.build import publish_snapshot
 from replug.index_workers.build_plan import BuildPlan, IndexState
 from replug.index_workers.local_index import LocalIndex
-from replug.index_workers.service import IndexService, IndexSettings
+from replug.index_workers.service import IndexService
 from replug.index_workers.version_store import Missing
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
@@ -53,8 +53,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedSet:
 @pytest.fixture(scope="module")
 def service(disk: SmallDisk, ray_session: None) -> Iterator[IndexService]:
     """One for all tests, since actors take seconds to start; each test takes `versions` of its own."""
-    settings = IndexSettings(num_shards=2, num_builders=2, threads=1, watched_texts=("a text",), watched_k=5)
-    service = IndexService(disk.folder, settings)
+    index = IndexConfig(num_shards=2, num_builders=2, threads_per_worker=1)
+    service = IndexService(disk.folder, index, watched_texts=["a text"], watched_k=5)
     yield service
     service.close()
 

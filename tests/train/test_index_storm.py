@@ -18,9 +18,10 @@ import psutil
 import pytest
 import ray
 
+from replug.config.schema import IndexConfig
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.kinds import IndexKind
-from replug.index_workers.service import IndexService, IndexSettings
+from replug.index_workers.service import IndexService
 from tests.support.command_line import STEPS, start
 from tests.support.ray_nodes import ACTORS, RayCluster
 from tests.support.runs import metrics, what_must_be_equal
@@ -198,7 +199,7 @@ def searcher_memory(service: IndexService) -> tuple[float, set[str]]:
 @pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize("kind", [IndexKind(), IndexKind("IVF16,SQ8", 4, True, 4)], ids=["flat_fp16", "ivf_sq8"])
 def test_memory_does_not_grow_with_the_number_of_swaps(tmp_path, kind):
-    service = IndexService(tmp_path / "index", IndexSettings(num_shards=2, num_builders=1, threads=1))
+    service = IndexService(tmp_path / "index", IndexConfig(num_shards=2, num_builders=1, threads_per_worker=1))
     queries = np.random.default_rng(0).normal(size=(16, DIM)).astype(np.float32)
     memory, threads = [], []
     try:

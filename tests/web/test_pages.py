@@ -14,8 +14,7 @@ import pytest
 from replug.config.errors import UserError
 from replug.web.fetching import USER_AGENT, Fetcher, FetchLimits
 from replug.web.network import FetchFailed
-from replug.web.pages import Extractor, KeptPage, KeptSearch, Snapshot, WebPages, decode_page
-from replug.web.records import EngineResult
+from replug.web.pages import Extractor, KeptPage, Snapshot, WebPages, decode_page
 from tests.support.web_site import QUICK, WebSite, answer, article, hostile_pages, redirect, web_site
 
 TEXT = "The lighthouse was built in 1871. It stands on a rock in the bay.\nIts keeper was the novelist's aunt."
@@ -216,31 +215,11 @@ def test_a_page_that_is_mostly_broken_is_not_read() -> None:
 
 
 PAGE = KeptPage("https://a.test/", "2024-05-01", "https://a.test/x", "Title", "Größe \ud800 \n text", "2020-01-01", 1)
-SEARCH = KeptSearch("engine", "who?", 20, "2024-05-01", (EngineResult("https://a.test/", "A", 1, text="t"),))
 
 
 def only_file(folder: Path) -> Path:
     (path,) = (path for path in folder.rglob("*") if path.is_file())
     return path
-
-
-def test_pages_and_searches_come_back_as_they_were(tmp_path: Path) -> None:
-    Snapshot(tmp_path).keep_page(PAGE)
-    Snapshot(tmp_path).keep_search(SEARCH)
-    assert Snapshot(tmp_path).page(PAGE.url) == PAGE
-    assert Snapshot(tmp_path).search("engine", "who?", 20) == SEARCH
-    assert Snapshot(tmp_path).page("https://b.test/") is None
-    assert Snapshot(tmp_path).search("engine", "who?", 10) is None
-    assert Snapshot(tmp_path).search("other", "who?", 20) is None
-
-
-def test_failures_lie_in_folders_of_their_own(tmp_path: Path) -> None:
-    Snapshot(tmp_path).keep_page(KeptPage("https://a.test/", "2024-05-01", failure="timeout"))
-    Snapshot(tmp_path).keep_search(replace(SEARCH, results=(), refusal="rate_limited"))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["failed_pages", "refused_searches"]
-    page, search = Snapshot(tmp_path).page("https://a.test/"), Snapshot(tmp_path).search("engine", "who?", 20)
-    assert page is not None and search is not None
-    assert (page.failure, search.refusal) == ("timeout", "rate_limited")
 
 
 def test_a_flipped_bit_is_refused_by_name_wherever_it_is(tmp_path: Path) -> None:
@@ -267,10 +246,3 @@ def test_an_entry_of_another_page_is_refused(tmp_path: Path) -> None:
     only_file(tmp_path / "a").write_bytes(only_file(tmp_path / "b").read_bytes())
     with pytest.raises(UserError, match="is damaged"):
         Snapshot(tmp_path / "a").page(PAGE.url)
-
-
-def test_a_file_that_was_not_finished_is_not_there(tmp_path: Path) -> None:
-    Snapshot(tmp_path).keep_page(PAGE)
-    path = only_file(tmp_path)
-    path.rename(path.with_name(path.name + ".partial"))
-    assert Snapshot(tmp_path).page(PAGE.url) is None

@@ -44,7 +44,7 @@ from replug.data.labels import (
 from replug.data.progress import Progress
 from replug.data.records import Window
 from replug.data.store import CorpusStore, PreparedSet, WindowStore
-from replug.index_workers.build import build_version, index_settings
+from replug.index_workers.build import build_version
 from replug.index_workers.build_plan import IndexState, check_faiss, reading_identity
 from replug.index_workers.service import IndexService
 from replug.index_workers.version_store import weights_sha256
@@ -101,7 +101,7 @@ def _label(config: Config, out: Path, index: Path) -> Labels:
     with ray_cluster(config, ("index", *source.roles), interruption, sizes) as laid_out:
         require_seen_by_all(index, [data.folder, data.corpus_path, *local_models(laid_out)])
         with (
-            closing(IndexService(index, index_settings(laid_out))) as service,
+            closing(IndexService(index, laid_out.index)) as service,
             opened_lm(laid_out.lm, source, out / "scores.sqlite") as lm,
         ):
             build_version(laid_out, encoder, data, service, IndexState(0, 0))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from replug.config.errors import UserError
 from replug.config.methods import REPLUG, RERANKERS
+from replug.web.records import ENGINE_NAMES
 
 if TYPE_CHECKING:  # brings numpy
     from replug.models.policy import Policy, Subject
@@ -75,11 +76,9 @@ def _problems(options: AskOptions, decoding: Decoding, overrides: Sequence[str])
 
 
 def _engine_problems(options: AskOptions) -> Iterator[str]:
-    from replug.web.engines import engine_names
-
     engine, places = options.engine, [place for place in (options.index, options.corpus) if place is not None]
-    if engine is not None and engine not in engine_names():
-        yield f"--engine is {engine}; expected one of {', '.join(engine_names())}"
+    if engine is not None and engine not in ENGINE_NAMES:
+        yield f"--engine is {engine}; expected one of {', '.join(ENGINE_NAMES)}"
     for option, place in (("--index", options.index), ("--corpus", options.corpus)):
         if place is not None and not place.exists():
             yield f"{option}: {place} does not exist"
@@ -92,7 +91,7 @@ def _engine_problems(options: AskOptions) -> Iterator[str]:
     if engine is None and options.index is None and options.k != 0:
         yield (
             f"there is nothing to search, and no {QUICKSTART}; expected --index RUN_DIR, --engine local with --corpus, "
-            f"or --engine with one of {', '.join(name for name in engine_names() if name != LOCAL)}"
+            f"or --engine with one of {', '.join(name for name in ENGINE_NAMES if name != LOCAL)}"
         )
 
 

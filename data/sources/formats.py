@@ -1,0 +1,354 @@
+"""The formats of sources: how each is divided into source shards, and read.
+
+Tables and JSON Lines are read in ranges of bytes, or whole where they are compressed. A file of a tree of texts holds
+one text, or many with `data.new_text_at`. A text is called by its path below the tree's root; the first folder of that
+path is its domain. No more of a file is in memory than one text may have.
+"""
+
+import codecs
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from replug.config.errors import RunError, UserError
+from replug.data.sources.built_in_texts import read_package_texts, stand_in_texts
+from replug.data.sources.lines import (
+    COMPRESSION,
+    UNREADABLE,
+    byte_ranges,
+    json_object,
+    open_file,
+    read_lines,
+    skip_line,
+    table_cells,
+)
+from replug.data.sources.records import FieldMap, Item, Passed, Reason, Rejected, Row, SourceShard, SourceText
+from replug.data.sources.row_texts import checked_text, joined_texts, texts_of_rows
+
+PACKAGE = "package:"
+ROWS_AT_A_TIME = 256
+BATCH_BYTES = 1 << 28
+BYTES_OF_A_CHARACTER = 4  # at most, in UTF-8
+READ_BYTES = 1 << 20
+TRAIN = "train"
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How a source is divided among workers, and read.
+
+    `plan(name, shard_bytes)` gives the source shards of a file or another source: of about `shard_bytes` each, or with
+    None the whole file in one, since its texts run over many rows. Their numbers are given to them later.
+    `read(source_shard, fields)` gives its texts, each with where it stands; what cannot be read is handed on with its
+    reason, never passed over.
+    """
+
+    plan: Callable[[str, int | None], Iterable[SourceShard]]
+    read: Callable[[SourceShard, FieldMap], Iterator[Item]]
+    suffixes: tuple[str, ...] = ()  # of its files
+    holds_rows: bool = True  # a folder of nothing but files of rows is read as rows, any other as a tree of texts
+
+
+def format_of_file(path: Path) -> Format | None:
+    """Return the format of a file by its suffix, of a compressed one by the suffix before; None if it is not known."""
+    suffix = path.suffix.lower()
+    if suffix in COMPRESSION:
+        suffix = Path(path.stem).suffix.lower()
+    return next((one for one in FORMATS.values() if suffix in one.suffixes), None)
+
+
+def holds_rows(path: Path) -> bool:
+    """Return whether a file's suffix is one of a format of rows."""
+    found = format_of_file(path)
+    return found is not None and found.holds_rows
+
+
+def is_built_in(source: str) -> bool:
+    """Return whether a source is texts that come with this package or another."""
+    return source == "stand_in" or source.startswith(PACKAGE)
+
+
+def plan_built_in(source: str, shard_bytes: int | None) -> Iterator[SourceShard]:
+    yield SourceShard(0, "built_in", (source,), 0)
+
+
+def _read_built_in(source_shard: SourceShard, fields: FieldMap) -> Iterator[Item]:
+    source = source_shard.names[0]
+    texts = stand_in_texts() if source == "stand_in" else read_package_texts(source.removeprefix(PACKAGE))
+    return enumerate(texts, start=1)
+
+
+def _jsonl_rows(source_shard: SourceShard, fields: FieldMap) -> Iterator[Row]:
+    for line in read_lines(source_shard):
+        if isinstance(line, Rejected | Passed):
+            yield line
+            continue
+        number, content = line
+        row = json_object(content)
+        yield Rejected(row[0], source_shard.names[0], number, row[1]) if isinstance(row, tuple) else (number, row)
+
+
+def _tsv_rows(source_shard: SourceShard, fields: FieldMap) -> Iterator[Row]:
+    """Yield the rows of a table as DPR's psgs_w100.tsv: a header, tabs, quotes doubled within quotes."""
+    name = source_shard.names[0]
+    header = _header(source_shard) if source_shard.start else None  # the first source shard passes it over as a line
+    for line in read_lines(source_shard):
+        if isinstance(line, Rejected | Passed):
+            yield line
+            continue
+        cells = table_cells(line[1])
+        if isinstance(cells, tuple):
+            yield Rejected(Reason.invalid_tsv, name, line[0], cells[1])
+        elif header is None:
+            header = cells
+            yield Passed(line[0])
+        elif len(cells) != len(header):
+            yield Rejected(Reason.wrong_columns, name, line[0], f"{len(cells)} columns, the header has {len(header)}")
+        else:
+            yield line[0], dict(zip(header, cells, strict=True))
+
+
+def _header(source_shard: SourceShard) -> list[str] | None:
+    """The first line of the file that is a row."""
+    lines = (line for line in read_lines(replace(source_shard, start=0, stop=None)) if isinstance(line, tuple))
+    return next((cells for _, line in lines if isinstance(cells := table_cells(line), list)), None)
+
+
+def _plan_parquet(path: str, shard_bytes: int | None) -> Iterator[SourceShard]:
+    """Yield source shards of some of a file's row groups."""
+    whole = SourceShard(0, "parquet", (path,), Path(path).stat().st_size)
+    if shard_bytes is None:
+        yield whole
+        return
+    try:
+        metadata = pq.ParquetFile(path).metadata
+    except (pa.ArrowInvalid, OSError):  # reading the source shard says what is wrong with it
+        yield whole
+        return
+    first, size = 0, 0
+    for group in range(metadata.num_row_groups):
+        size += metadata.row_group(group).total_byte_size
+        if size >= shard_bytes or group == metadata.num_row_groups - 1:
+            yield SourceShard(0, "parquet", (path,), size, first, group + 1)
+            first, size = group + 1, 0
+
+
+def _parquet_rows(source_shard: SourceShard, fields: FieldMap) -> Iterator[Row]:
+    """Yield rows whose strings stay as they are stored until their row is read.
+
+    A value that many rows share is stored once, so a few kilobytes can be gigabytes of rows. A string that no text may
+    be as long as is not made at all.
+    """
+    name = source_shard.names[0]
+    number = 0
+    try:
+        leaves = _leaves(name, fields)
+        # Strings stay as they are stored; Arrow does not do that within other fields.
+        strings = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY" and "." not in leaf.path]
+        file = pq.ParquetFile(name, read_dictionary=strings)
+        stop = file.num_row_groups if source_shard.stop is None else source_shard.stop
+        groups = list(range(source_shard.start, stop))
+        # So few that BATCH_BYTES hold them, though each had the largest value that a column within others can hold
+        chunks = [
+            file.metadata.row_group(group).column(i) for group in groups for i in range(file.metadata.num_columns)
+        ]
+        largest = max(
+            (
+                chunk.total_uncompressed_size
+                for chunk in chunks
+                if chunk.path_in_schema in [leaf.path for leaf in leaves if "." in leaf.path]
+            ),
+            default=0,
+        )
+        count = max(1, min(ROWS_AT_A_TIME, BATCH_BYTES // max(largest, 1)))
+        for batch in file.iter_batches(count, row_groups=groups, columns=[leaf.path for leaf in leaves]):
+            for row in range(batch.num_rows):
+                number += 1
+                yield _row(batch, row, number, name, fields)
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # the last two of values beyond their type
+        yield Rejected(Reason.damaged_file, name, number, f"no whole Parquet file: {str(error).splitlines()[0]}")
+
+
+def _leaves(name: str, fields: FieldMap) -> list[pq.ColumnSchema]:
+    """The columns that are read: all of a field's own."""
+    schema = pq.ParquetFile(name).schema
+    wanted = (fields.text, fields.id, fields.domain)
+    leaves = [schema.column(number) for number in range(len(schema.names))]
+    return [leaf for leaf in leaves if any(f"{leaf.path}.".startswith(f"{field}.") for field in wanted)]
+
+
+def _row(batch: pa.RecordBatch, row: int, number: int, name: str, fields: FieldMap) -> Row:
+    values: dict[str, Any] = {}
+    for column, field in zip(batch.columns, batch.schema, strict=True):
+        value = column[row]
+        if (size := _bytes(value)) > 4 * fields.max_characters:
+            return Rejected(Reason.too_long, name, number, f"field '{field.name}' has {size} bytes")
+        values[field.name] = value.as_py()
+    return number, values
+
+
+def _bytes(value: pa.Scalar) -> int:
+    """Of a string, without making it; 0 of anything else."""
+    if isinstance(value, pa.DictionaryScalar) and value.is_valid:
+        value = value.dictionary[value.index.as_py()]
+    buffer = value.as_buffer() if isinstance(value, pa.BinaryScalar | pa.StringScalar) else None
+    return 0 if buffer is None else buffer.size
+
+
+def plan_tree(paths: Iterable[Path], root: str, shard_bytes: int) -> Iterator[SourceShard]:
+    """Files in their order, some to a source shard."""
+    names: list[str] = []
+    size = 0
+    for path in paths:
+        names.append(str(path))
+        size += path.stat().st_size
+        if size >= shard_bytes:
+            yield SourceShard(0, "text", tuple(names), size, root=root)
+            names, size = [], 0
+    if names:
+        yield SourceShard(0, "text", tuple(names), size, root=root)
+
+
+def _plan_text(path: str, shard_bytes: int | None) -> Iterator[SourceShard]:
+    yield SourceShard(0, "text", (path,), Path(path).stat().st_size)
+
+
+def _read_text(source_shard: SourceShard, fields: FieldMap) -> Iterator[Item]:
+    for name in source_shard.names:
+        if (problem := _file_problem(name)) is not None:
+            yield 0, problem
+        elif fields.new_text_at:
+            limits = FieldMap(max_characters=fields.max_characters)
+            yield from joined_texts(_text_lines(name, fields.max_characters), limits, name, fields.new_text_at)
+        else:
+            yield 0, _whole(name, source_shard.root, fields)
+
+
+def _whole(name: str, root: str, fields: FieldMap) -> SourceText | Rejected:
+    most = BYTES_OF_A_CHARACTER * (fields.max_characters + 1)  # a byte order mark among them
+    with open_file(Path(name)) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        return Rejected(Reason.too_long, name, 0, f"over {most} bytes, more than data.max_text_characters can be")
+    return checked_text(_named(name, root, content.decode("utf-8-sig")), fields, name, 0)
+
+
+def _text_lines(name: str, max_characters: int) -> Iterator[Row]:
+    """Of one that is longer than a text may be, a part that is so as well."""
+    most = BYTES_OF_A_CHARACTER * (max_characters + 2)
+    with open_file(Path(name)) as file:
+        number = 0
+        while line := file.readline(most):
+            number += 1
+            if len(line) == most and not line.endswith(b"\n"):
+                skip_line(file)
+            yield number, {"text": line.decode("utf-8-sig" if number == 1 else "utf-8", errors="ignore")}
+
+
+def _named(name: str, root: str, text: str) -> SourceText:
+    label = Path(name).relative_to(root) if root else Path(Path(name).name)
+    return SourceText(str(label), text, label.parts[0] if len(label.parts) > 1 else "all")
+
+
+def _file_problem(name: str) -> Rejected | None:
+    """Why a file is no text, found without holding it."""
+    try:
+        with open_file(Path(name)) as file:
+            return _not_utf8(file, name)
+    except UNREADABLE as error:
+        return Rejected(Reason.unreadable_file, name, 0, getattr(error, "strerror", None) or str(error))
+
+
+def _not_utf8(file: BinaryIO, name: str) -> Rejected | None:
+    decoder, done = codecs.getincrementaldecoder("utf-8")(), 0
+    while True:
+        part = file.read(READ_BYTES)
+        if done == 0 and part.startswith((b"\xff\xfe", b"\xfe\xff")):
+            return Rejected(Reason.not_utf8, name, 0, "UTF-16; convert or remove the file")
+        waiting = len(decoder.getstate()[0])
+        try:
+            decoder.decode(part, final=not part)
+        except UnicodeDecodeError as error:
+            at = done - waiting + error.start
+            return Rejected(Reason.not_utf8, name, 0, f"at byte {at}; convert or remove the file")
+        if not part:
+            return None
+        done += len(part)
+
+
+def plan_hub(name: str, shard_bytes: int | None) -> Iterator[SourceShard]:
+    """Yield the shards of a split of a dataset, which are streamed.
+
+    A dataset is written NAME, NAME:CONFIGURATION or NAME:CONFIGURATION:SPLIT, such as
+    Salesforce/wikitext:wikitext-103-raw-v1:test, or NAME::SPLIT if it has one configuration. Without a split it is
+    `train`; evaluations read `test` (`named_split`).
+    """
+    for shard in range(_open_hub(name).num_shards):
+        yield SourceShard(0, "hub", (name,), 0, shard)
+
+
+def _hub_rows(source_shard: SourceShard, fields: FieldMap) -> Iterator[Row]:
+    """Raises RunError where the hub breaks off: what is missing is no bad row."""
+    name, number = source_shard.names[0], 0
+    dataset = _open_hub(name)
+    try:
+        for number, row in enumerate(dataset.shard(num_shards=dataset.num_shards, index=source_shard.start), start=1):
+            yield number, row
+    except (OSError, httpx.HTTPError) as error:
+        raise RunError(
+            f"data.source: {name} broke off after row {number} of shard {source_shard.start} ({error}); what is "
+            "finished is kept: run the same command again"
+        ) from error
+
+
+def named_split(name: str, split: str) -> str:
+    """The name with this split, where it says none."""
+    dataset, _, rest = name.partition(":")
+    configuration, _, own = rest.partition(":")
+    return f"{dataset}:{configuration}:{own or split}"
+
+
+def _open_hub(name: str):  # type: ignore[no-untyped-def]
+    """A split, streamed."""
+    from datasets import load_dataset
+
+    path, configuration, split = named_split(name, TRAIN).split(":", 2)
+    try:
+        splits = load_dataset(path, configuration or None, streaming=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"data.source: cannot open the dataset {name}: {str(error).strip().splitlines()[0]}") from error
+    if split not in splits:
+        raise UserError(
+            f"data.source: {name} has no split {split!r}; expected one of {', '.join(map(str, splits))}, such as "
+            f"{path}:{configuration}:{next(iter(splits))}"
+        )
+    return splits[split]
+
+
+def _row_format(
+    plan: Callable[[str, int | None], Iterable[SourceShard]],
+    rows: Callable[[SourceShard, FieldMap], Iterator[Row]],
+    suffixes: tuple[str, ...] = (),
+) -> Format:
+    """Return a format whose rows are dictionaries, out of which `data.text_field` and the others are taken."""
+
+    def read(source_shard: SourceShard, fields: FieldMap) -> Iterator[Item]:
+        return texts_of_rows(rows(source_shard, fields), fields, source_shard.names[0])
+
+    return Format(plan, read, suffixes)
+
+
+FORMATS = {
+    "jsonl": _row_format(partial(byte_ranges, "jsonl"), _jsonl_rows, (".jsonl", ".json", ".ndjson")),
+    "tsv": _row_format(partial(byte_ranges, "tsv"), _tsv_rows, (".tsv",)),
+    "parquet": _row_format(_plan_parquet, _parquet_rows, (".parquet",)),
+    "text": Format(_plan_text, _read_text, (".txt", ".md", ".rst", ".tokens", ".raw"), holds_rows=False),
+    "hub": _row_format(plan_hub, _hub_rows),
+    "built_in": Format(plan_built_in, _read_built_in),
+}
