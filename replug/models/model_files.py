@@ -2,7 +2,7 @@
 
 transformers says nothing of much that is wrong. Where a folder has no tokenizer files it invents a tokenizer of five
 tokens; `AutoModel` takes a causal LM for an encoder, and `AutoModelForCausalLM` takes an encoder for an LM. Each would
-train to the end. `models.local.sense` looks at what only weights can tell. `load_whole` is the one place from which
+train to the end. `models.local.weights` looks at what only weights can tell. `load_whole` is the one place from which
 weights are loaded, all of them and no others: transformers draws at random what a folder lacks, with a line in a log.
 Code that comes with a model is never run, and no pickle is read.
 """

@@ -9,9 +9,8 @@ from transformers import CohereConfig, CohereForCausalLM, Gemma2Config, Gemma2Fo
 
 from replug.models.generation import GenerationOptions
 from replug.models.local import float32_head, mixtures
-from replug.models.local.float32_head import Float32Head
 from replug.models.local.hf_lm import HuggingFaceLM
-from replug.models.local.logprobs import target_logprobs
+from replug.models.local.output_layer import Float32Head, target_logprobs
 from replug.models.packaged import resolve_lm_path
 from tests.support.tiny_lms import CONTINUATIONS, MAX_TOKENS, PREFIXES, VOCABULARY, write_llama, write_tokenizer
 

@@ -27,13 +27,12 @@ from transformers import (
 )
 
 from replug.config.errors import RunError
-from replug.models.black_box_lm import Mixture, UnscorableText
+from replug.models.black_box_lm import Mixture, UnscorableText, pieces
 from replug.models.generation import Generated, GenerationOptions, SamplingOptions, before_stop
 from replug.models.local import decoding, mixtures
 from replug.models.local.decoding import CacheUse, find_cache_use
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.mixtures import TokenChooser, entropy, mix_next_token, nucleus
-from replug.models.streaming import pieces
 from tests.support.tiny_lms import (
     DEMONSTRATIONS,
     MAX_TOKENS,

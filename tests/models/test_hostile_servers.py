@@ -11,11 +11,11 @@ import pytest
 
 from replug.config.errors import RunError, UserError
 from replug.models.http import connection as server_connection
+from replug.models.http.completions_api import TokenForms
 from replug.models.http.connection import ServerError
-from replug.models.http.echoed_tokens import TokenForms
 from replug.models.http.http_lm import HttpLM
-from replug.models.http.probe import connect
 from replug.models.http.request_budget import RequestBudget
+from replug.models.http.server_source import connect
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.model_files import load_tokenizer
 from tests.support.fault_server import FaultServer, server_spec, write_word_tokenizer

@@ -13,7 +13,7 @@ from replug.models.black_box_lm import ContinuationScore, LaunchingLM, Pending, 
 from replug.models.hardware import HostCopy
 from replug.models.local import hf_lm
 from replug.models.local.hf_lm import HuggingFaceLM
-from replug.models.local.logprobs import continuation_positions
+from replug.models.local.output_layer import continuation_positions
 from replug.models.local.stand_in_lm import StandInLM, StandInSource
 from replug.models.model_files import load_lm_tokenizer
 from replug.models.packaged import resolve_lm_path

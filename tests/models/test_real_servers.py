@@ -27,8 +27,8 @@ from replug.config.errors import UserError
 from replug.models.generation import GenerationOptions
 from replug.models.http.connection import RequestLimits, ServerError, ServerSpec
 from replug.models.http.http_lm import HttpLM
-from replug.models.http.probe import connect
 from replug.models.http.request_budget import RequestBudget
+from replug.models.http.server_source import connect
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.packaged import SMOLLM2, SMOLLM2_FILE, packaged_file
 from tests.support.real_models import real_lm

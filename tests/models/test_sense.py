@@ -11,7 +11,7 @@ import torch
 from replug.config.errors import UserError
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.local.hf_lm import HuggingFaceLM
-from replug.models.local.sense import ENGLISH, OTHERS, require_sense, shuffled
+from replug.models.local.weights import ENGLISH, OTHERS, require_sense, shuffled
 from replug.models.packaged import resolve_encoder_path
 from tests.support.real_models import real_encoder
 from tests.support.tiny_lms import write_llama, write_tokenizer

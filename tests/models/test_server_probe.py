@@ -10,8 +10,8 @@ from replug.config.errors import UserError
 from replug.models.http import connection as server_connection
 from replug.models.http import probe as server_probe
 from replug.models.http.connection import ServerSpec
-from replug.models.http.probe import connect
 from replug.models.http.request_budget import BudgetSpent, RequestBudget
+from replug.models.http.server_source import connect
 from tests.support.fault_server import MODEL, TRANSIENT, FaultServer, server_spec, write_word_tokenizer
 
 WAYS = [("echo", False), ("echo", True), ("prompt_logprobs", True)]

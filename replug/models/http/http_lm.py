@@ -24,12 +24,10 @@ from replug.config.errors import RunError, UserError
 from replug.models.black_box_lm import ContinuationScore, UnscorableText, check_ensemble, check_pairs, require_texts
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop, before_stop
 from replug.models.http import completions_api as api
-from replug.models.http.completions_api import GeneratedTexts, Pair, ServerFault, ShownAnswers, TokenScores
+from replug.models.http.completions_api import GeneratedTexts, Pair, ServerFault, ShownAnswers, TokenForms, TokenScores
 from replug.models.http.connection import ServerConnection, ServerError, ServerSpec
-from replug.models.http.echoed_tokens import TokenForms
-from replug.models.http.mixed_answer import ServerCalls, ServerMixture
+from replug.models.http.mixed_answer import ServerCalls, ServerMixture, TokenNames
 from replug.models.http.request_budget import RequestBudget, RequestMeter
-from replug.models.http.top_tokens import TokenNames
 from replug.models.pair_tokens import check_lengths, pair_token_ids
 
 T = TypeVar("T")
@@ -42,7 +40,7 @@ class HttpLM:
 
     `max_tokens` leaves room for the one token that every request must generate, and is None where the server
     does not say. `identity` is the model's name until a probe has given a `fingerprint`
-    (`models.http.probe.connect`). `budget` is this LM's alone.
+    (`models.http.server_source.connect`). `budget` is this LM's alone.
     """
 
     def __init__(self, spec: ServerSpec, budget: RequestBudget) -> None:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from replug.config.errors import RunError, UserError
 from replug.models.batching import even_batches, padded_groups, tokens_per_pass
-from replug.models.black_box_lm import ContinuationScore, Mixture, PassCounts, Watch, check_pairs, require_texts
+from replug.models.black_box_lm import ContinuationScore, Mixture, PassCounts, Watch, check_pairs, pieces, require_texts
 from replug.models.fused_layers import use_cpu_attention, use_fused_gelu
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 from replug.models.hardware import to_device
@@ -31,15 +31,19 @@ from replug.models.local.decoding import (
     same_direction,
     shared_tokens,
 )
-from replug.models.local.float32_head import separable_head, use_float32_head
-from replug.models.local.logprobs import PassScores, PendingScores, continuation_positions, target_logprobs
 from replug.models.local.mixtures import GrowingPrompts, MixedAnswer, continue_answers
-from replug.models.local.sense import require_sense
-from replug.models.local.weights import FLASH, lm_identity, load_causal_lm
+from replug.models.local.output_layer import (
+    PassScores,
+    PendingScores,
+    continuation_positions,
+    separable_head,
+    target_logprobs,
+    use_float32_head,
+)
+from replug.models.local.weights import FLASH, lm_identity, load_causal_lm, require_sense
 from replug.models.model_files import lm_shape, load_lm_tokenizer
 from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import LMInput, TokenizedCall, check_lengths, inputs_of, pair_token_ids, pairs_token_ids
-from replug.models.streaming import pieces
 
 log = logging.getLogger(__name__)
 
