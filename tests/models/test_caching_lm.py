@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from replug.config.errors import RunError
-from replug.models import asked_once
+from replug.models import caching_lm
 from replug.models.black_box_lm import AsyncLM, ContinuationScore, ScoreSum
 from replug.models.caching_lm import CachingLM
 from replug.models.generation import Generated, GenerationOptions
@@ -305,7 +305,7 @@ def stored_texts(path: Path, texts: str, at_least: int) -> set[str]:
 def test_a_unit_that_is_done_is_stored_after_a_while_though_its_call_is_not(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asked_once, "SECONDS_BETWEEN_WRITES", 0.05)
+    monkeypatch.setattr(caching_lm, "SECONDS_BETWEEN_WRITES", 0.05)
     lm = CountingLM(held=True, unit_size=2)
     CachingLM(lm, path).submit(list("abcde"), ["y"] * 5)
     lm.finish(1)

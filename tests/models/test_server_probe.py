@@ -8,7 +8,7 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.models.http import connection as server_connection
-from replug.models.http import probe as server_probe
+from replug.models.http import server_source as server_probe
 from replug.models.http.connection import ServerSpec
 from replug.models.http.request_budget import BudgetSpent, RequestBudget
 from replug.models.http.server_source import connect
