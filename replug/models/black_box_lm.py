@@ -183,15 +183,6 @@ class MixingLM(BlackBoxLM, Protocol):
 
 
 @runtime_checkable
-class GreedyLM(BlackBoxLM, Protocol):
-    """Mixes greedy answers alone, as an LM does whose distributions are not seen."""
-
-    def require_greedy(self, options: GenerationOptions) -> None:
-        """Raise UserError, which begins with the option's name, for an answer that would be drawn."""
-        ...
-
-
-@runtime_checkable
 class AsyncLM(BlackBoxLM, Protocol):
     """A language model that takes work without waiting for its end."""
 

@@ -25,11 +25,10 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from replug.cluster.background import attempt, outcome
-from replug.config.errors import RunError
 from replug.models.answer_table import AnswerTable, GenerationCache, SampleCache, generation_key, sampling_key
 from replug.models.black_box_lm import AsyncLM, ContinuationScore, ScoreSum, WaitsForSubmitted, require_texts
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
-from replug.models.score_cache import HitCounts, Key, NewScore, ScoreCache, pair_key
+from replug.models.score_cache import Key, NewScore, ScoreCache, pair_key
 
 Answer = TypeVar("Answer")
 Known = TypeVar("Known")
@@ -62,15 +61,14 @@ class _Done(Generic[Answer]):
 
 
 class AskedOnce(Generic[Answer]):
-    """Asks only for what nobody has. `lock` is round all that happens to the file, and `counts`.
+    """Asks only for what nobody has, and counts hits and misses. `lock` is round all that happens to the file.
 
     `store` writes claims with their answers. It may raise, which every call that waits for them is told.
     """
 
-    def __init__(
-        self, store: Callable[[list[tuple[Claim[Answer], Answer]]], None], lock: threading.Lock, counts: HitCounts
-    ) -> None:
-        self._store, self._lock, self._counts = store, lock, counts
+    def __init__(self, store: Callable[[list[tuple[Claim[Answer], Answer]]], None], lock: threading.Lock) -> None:
+        self._store, self._lock = store, lock
+        self.hits = self.misses = 0
         self._claimed: dict[Key, Claim[Answer]] = {}
         self._queue: queue.Queue[_Done[Answer] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._write, name="score-writer", daemon=True)
@@ -101,7 +99,7 @@ class AskedOnce(Generic[Answer]):
                     missing.append(row)
                 self._claimed[key].with_tokens |= with_tokens
                 answers.append(self._claimed[key].future)
-            self._counts.add(hits=len(keys) - len(missing), misses=len(missing))
+            self.hits, self.misses = self.hits + len(keys) - len(missing), self.misses + len(missing)
             claims = [self._claimed[keys[row]] for row in missing]
         if missing:
             self._ask(claims, attempt(_checked_units, units, missing))
@@ -200,12 +198,11 @@ class CachingLM(WaitsForSubmitted):
         self.uncached = lm
         self.identity, self.max_tokens = lm.identity, lm.max_tokens
         self._lock = threading.Lock()  # round the claims, the counts and the file
-        self._file, self._counts = ScoreCache(path), HitCounts()
+        self._file = ScoreCache(path)
         self._generated, self._sampled = GenerationCache(self._file), SampleCache(self._file)
-        asked = self._lock, self._counts
-        self._scores: AskedOnce[ContinuationScore] = AskedOnce(self._store_scores, *asked)
-        self._generations: AskedOnce[Generated] = AskedOnce(partial(self._store_answers, self._generated), *asked)
-        self._samples: AskedOnce[list[Sampled]] = AskedOnce(partial(self._store_answers, self._sampled), *asked)
+        self._scores: AskedOnce[ContinuationScore] = AskedOnce(self._store_scores, self._lock)
+        self._generations: AskedOnce[Generated] = AskedOnce(partial(self._store_answers, self._generated), self._lock)
+        self._samples: AskedOnce[list[Sampled]] = AskedOnce(partial(self._store_answers, self._sampled), self._lock)
 
     def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
         return self.uncached.units(prefixes, continuations)
@@ -261,11 +258,11 @@ class CachingLM(WaitsForSubmitted):
     @property
     def num_hits(self) -> int:
         """Pairs and answers asked for since the start that did not have to be computed."""
-        return self._counts.hits
+        return sum(asked.hits for asked in self._asked())
 
     @property
     def num_misses(self) -> int:
-        return self._counts.misses
+        return sum(asked.misses for asked in self._asked())
 
     @property
     def hit_share(self) -> float:
@@ -279,14 +276,13 @@ class CachingLM(WaitsForSubmitted):
 
     def close(self) -> None:
         self.uncached.close()  # first: its answers are stored until it is closed
-        for asked in (self._scores, self._generations, self._samples):
+        for asked in self._asked():
             asked.close()
         with self._lock:
-            try:
-                self._store_scores([])
-            except RunError as error:  # counts are not worth a run that is done
-                log.warning(f"hits and misses are not counted: {error}")
             self._file.close()
+
+    def _asked(self) -> tuple[AskedOnce, ...]:
+        return self._scores, self._generations, self._samples
 
     def _submit(
         self,
@@ -317,14 +313,11 @@ class CachingLM(WaitsForSubmitted):
         return gather(answers, shape)
 
     def _store_scores(self, scores: list[tuple[Claim[ContinuationScore], ContinuationScore]]) -> None:
-        """Write scores, and the hits and misses that the file has not been told of."""
         new = [NewScore(claim.key, score, claim.with_tokens) for claim, score in scores]
-        self._file.store(self.identity, new, *self._counts.untold)
-        self._counts.are_told()
+        self._file.store(self.identity, new)
 
     def _store_answers(self, table: AnswerTable, answers: list[tuple[Claim, Any]]) -> None:
-        table.store(self.identity, {claim.key: answer for claim, answer in answers}, *self._counts.untold)
-        self._counts.are_told()
+        table.store(self.identity, {claim.key: answer for claim, answer in answers})
 
 
 def _unchanged(answer: Whole) -> Whole:

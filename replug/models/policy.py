@@ -202,7 +202,6 @@ def load_policy(path: Path) -> Policy:
     """A policy from its file. Raises UserError naming the file and what of it cannot be read."""
     content = _read(path)
     names = list(Policy.__dataclass_fields__)
-    content.setdefault("temperature", 1.0)  # files of before an ensemble had one
     missing = [name for name in (*names, "retrieves_when") if name not in content]
     unknown = [name for name in content if name not in (*names, "format", "retrieves_when")]
     if missing or unknown:

@@ -423,14 +423,6 @@ print("equal")
 """
 
 
-@pytest.mark.nightly
-@ONE_KIND
-def test_a_compiled_model_gives_the_same_scores(folder: Path, lm: HuggingFaceLM) -> None:
-    if shutil.which("g++") is None and shutil.which("clang++") is None:
-        pytest.skip("torch.compile needs a C++ compiler on a CPU, and there is none")
-    assert_same_scores(lm, HuggingFaceLM(str(folder), compile=True))
-
-
 def test_layers_that_are_spread_over_devices_give_the_same_scores(folder: Path, lm: HuggingFaceLM) -> None:
     """On a machine without GPUs this runs the same loading path, onto the CPU."""
     assert_same_scores(lm, HuggingFaceLM(str(folder), spread=True))

@@ -151,13 +151,6 @@ def test_an_empty_file_becomes_a_cache(path: Path) -> None:
     assert path.stat().st_size > 0
 
 
-def test_a_cache_of_the_format_before_this_one_is_refused(path: Path) -> None:
-    ScoreCache(path).close()
-    with sqlite3.connect(path) as database:
-        database.execute("PRAGMA user_version = 2")
-    refused(path, f"format {FORMAT}", "but format 2", "remove")
-
-
 # Network file systems -----------------------------------------------------------------------------------
 
 
@@ -285,13 +278,13 @@ def test_damage_of_the_first_page_is_found_at_opening(path: Path) -> None:
 # What the file holds, and less of it --------------------------------------------------------------------
 
 
-def test_rows_hits_and_misses_are_counted_by_model(cache: ScoreCache) -> None:
-    cache.store("a", unit_of(0), hits=3, misses=20)
-    cache.store("a", unit_of(0, with_tokens=True)[:5], hits=2)
-    cache.store("b", unit_of(1), misses=1)
+def test_rows_are_counted_by_model(cache: ScoreCache) -> None:
+    cache.store("a", unit_of(0))
+    cache.store("a", unit_of(0, with_tokens=True)[:5])
+    cache.store("b", unit_of(1))
     cache.store("c", [])
-    uses = [(use.identity, use.rows, use.rows_with_tokens, use.hits, use.misses) for use in cache.models()]
-    assert uses == [("a", 20, 5, 5, 20), ("b", 20, 0, 0, 1), ("c", 0, 0, 0, 0)]
+    uses = [(use.identity, use.rows, use.rows_with_tokens) for use in cache.models()]
+    assert uses == [("a", 20, 5), ("b", 20, 0), ("c", 0, 0)]
     a, _, c = cache.models()
     assert a.newest is not None and abs(a.newest - time.time()) < 60
     assert (c.oldest, c.newest) == (None, None)
@@ -366,7 +359,7 @@ def test_a_fingerprint_that_is_not_finite_is_refused(cache: ScoreCache) -> None:
 def write_units(path: Path, first: int, number: int, with_tokens: bool) -> None:
     cache = ScoreCache(path)
     for unit in range(first, first + number):
-        cache.store("lm", unit_of(unit, with_tokens), hits=1, misses=UNIT)
+        cache.store("lm", unit_of(unit, with_tokens))
     cache.close()
 
 
@@ -394,8 +387,7 @@ def test_processes_that_write_at_once_lose_nothing_and_raise_nothing(path: Path)
     assert [writer.exitcode for writer in writers] == [0] * len(writers)
     cache = ScoreCache(path)
     (use,) = cache.models()
-    assert (use.rows, use.hits, use.misses) == (120 * UNIT, 5 * 60, 5 * 60 * UNIT)
-    assert use.rows_with_tokens == 120 * UNIT  # the writers with tokens cover all, whoever came first
+    assert use.rows == use.rows_with_tokens == 120 * UNIT  # the writers with tokens cover all, whoever came first
     assert cache.damage() is None
     cache.close()
 

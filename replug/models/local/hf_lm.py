@@ -57,9 +57,8 @@ class HuggingFaceLM:
     """A `BlackBoxLM` over local weights: a folder, a GGUF file, a hub name, or `package:smollm2`.
 
     `spread` lays the layers over all visible GPUs, for models larger than one. `identity` is given where the weights
-    have been hashed already. `compile` is torch's; without `fused` all layers are transformers' own operations. With
-    `attention="flash_attention_2"` passes have no padding. Raises UserError for what is not a trained causal LM with
-    its own tokenizer, and where flash attention is not installed.
+    have been hashed already. With `attention="flash_attention_2"` passes have no padding. Raises UserError for what is
+    not a trained causal LM with its own tokenizer, and where flash attention is not installed.
 
     >>> lm = HuggingFaceLM("./my-lm")  # or "package:smollm2", a GGUF file, a name on the hub
     >>> lm.score(["a boat"], [" on the lake"])[0].sum_logprob < 0
@@ -75,8 +74,6 @@ class HuggingFaceLM:
         spread: bool = False,
         identity: str | None = None,
         *,
-        compile: bool = False,
-        fused: bool = True,
         attention: str = "sdpa",
     ) -> None:
         path = resolve_lm_path(str(path))
@@ -85,16 +82,15 @@ class HuggingFaceLM:
         if not spread:
             self.model.to(device)  # type: ignore[arg-type]
         self.model.eval().requires_grad_(False)
-        if fused:
-            use_cpu_attention(self.model)
-            use_fused_gelu(self.model)
+        use_cpu_attention(self.model)
+        use_fused_gelu(self.model)
         use_float32_head(self.model)
         on_gpu = self.model.device.type != "cpu"
         self.identity = identity or lm_identity(path, dtype)
         self.max_tokens: int | None = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         self.counts = PassCounts()
         self._head = separable_head(self.model)
-        self._body = torch.compile(self.model.base_model, dynamic=True) if compile else self.model.base_model
+        self._body = self.model.base_model
         self._shares = self._head is not None and reuses_prefixes(self.model)
         self._kept: list[SharedPrefix] = []  # used last, for later calls
         self._is_unpadded = attention == FLASH and self._head is not None
