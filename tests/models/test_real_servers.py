@@ -25,7 +25,7 @@ import torch
 
 from replug.config.errors import UserError
 from replug.models.generation import GenerationOptions
-from replug.models.http.connection import RequestLimits, ServerError, ServerSpec
+from replug.models.http.connection import ServerError, ServerSpec
 from replug.models.http.http_lm import HttpLM
 from replug.models.http.request_budget import RequestBudget
 from replug.models.http.server_source import connect
@@ -37,7 +37,7 @@ ROOT = Path(__file__).parent.parent.parent
 KEY = "sk-of-the-test"
 MAX_MODEL_LEN = 1024
 SECONDS_TO_START = 240
-PATIENT = RequestLimits(timeout_seconds=120)
+PATIENT = 120.0  # seconds
 
 # Both compute in bfloat16, in kernels of their own. On these texts local bfloat16 is 0.038 from local float32 for a
 # token on average and 0.23 at most, vLLM 0.035 and 0.27, and the two 0.046 and 0.25 from each other, without a bias.
@@ -128,7 +128,7 @@ def vllm(smollm2: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rea
 
 @pytest.fixture(scope="module")
 def spec(vllm: RealServer) -> ServerSpec:
-    return ServerSpec(vllm.url, "smollm2", api_key=KEY, api_key_env="MY_KEY", limits=PATIENT)
+    return ServerSpec(vllm.url, "smollm2", api_key=KEY, api_key_env="MY_KEY", timeout_seconds=PATIENT)
 
 
 @pytest.fixture(scope="module")
@@ -211,8 +211,8 @@ def test_the_longest_input_is_scored_and_a_longer_one_is_an_error_with_its_lengt
 def test_vllm_killed_in_the_middle_of_a_call_and_started_again_is_not_noticed(
     vllm: RealServer, spec: ServerSpec, smollm2: str, local: list[np.ndarray]
 ) -> None:
-    limits = RequestLimits(max_concurrency=2, prompts_per_request=1, timeout_seconds=120, max_attempts=100)
-    lm = HttpLM(replace(spec, tokenizer=smollm2, limits=limits), RequestBudget(None))
+    few = replace(spec, tokenizer=smollm2, max_concurrency=2, prompts_per_request=1, max_attempts=100)
+    lm = HttpLM(few, RequestBudget(None))
     answer = lm.submit(PREFIXES * 3, AFTER * 3)
     while lm.metrics()["requests"] < 15:
         time.sleep(0.05)
@@ -231,5 +231,5 @@ def test_llama_cpp_python_is_refused_for_its_shifted_log_probs(smollm2: str, tmp
     serve = [python, "-m", "llama_cpp.server", "--model", model, "--model_alias", "smollm2", "--logits_all", "true"]
     with RealServer(serve, tmp_path / "log") as server:
         with pytest.raises(UserError, match=r"12 tokens that it generated with .* \(llama-cpp-python, for one") as info:
-            connect(ServerSpec(server.url, "smollm2", limits=PATIENT), RequestBudget(None))
+            connect(ServerSpec(server.url, "smollm2", timeout_seconds=PATIENT), RequestBudget(None))
         print(info.value)

@@ -221,16 +221,12 @@ def tokens_used(body: Any, payload: dict[str, Any]) -> int:
     """What the server says that a request cost, where that can be true; else the most that it can have cost."""
     total = _usage(body, "total_tokens")
     sent = sum(1 if isinstance(prompt, str) else len(prompt) for prompt in payload["prompt"])
-    is_possible = total is not None and max(sent, _num_shown(body)) <= total < MOST_PLAUSIBLE_TOKENS
-    return total if is_possible and total is not None else most_tokens(payload)
-
-
-def _num_shown(body: Any) -> int:
-    """The tokens of an answer whose log-probs it shows."""
     choices = body.get("choices") if isinstance(body, dict) else None
     shown = [choice.get("logprobs") for choice in choices or [] if isinstance(choice, dict)]
     values = [logprobs.get("token_logprobs") for logprobs in shown if isinstance(logprobs, dict)]
-    return sum(len(some) for some in values if isinstance(some, list))
+    num_shown = sum(len(some) for some in values if isinstance(some, list))
+    is_possible = total is not None and max(sent, num_shown) <= total < MOST_PLAUSIBLE_TOKENS
+    return total if is_possible and total is not None else most_tokens(payload)
 
 
 def _usage(body: Any, name: str) -> int | None:
@@ -282,14 +278,12 @@ def _choices(body: Any, count: int) -> list[dict]:
     choices = body.get("choices") if isinstance(body, dict) else None
     if not isinstance(choices, list):
         raise IllFormed("the answer has no choices")
-    by_index = {choice["index"]: choice for choice in choices if isinstance(choice, dict) and _is_indexed(choice)}
+    by_index = {
+        choice["index"]: choice for choice in choices if isinstance(choice, dict) and _is_count(choice.get("index"))
+    }
     if len(choices) != count or set(by_index) != set(range(count)):
         raise IllFormed(f"the answer has {len(choices)} choices where {count} were wanted, or not one for each index")
     return [by_index[index] for index in range(count)]
-
-
-def _is_indexed(choice: dict) -> bool:
-    return _is_count(choice.get("index"))
 
 
 def _read_pair(api: str, pair: Pair, choice: dict, forms: TokenForms | None) -> TokenScores:
@@ -349,7 +343,8 @@ def _echoed(choice: dict) -> tuple[list[str], list[float | None]]:
 
 
 def _generated(choice: dict) -> tuple[str, np.ndarray]:
-    if not isinstance(choice["text"], str) or not _is_unicode(choice["text"]):
+    # JSON's escapes can hold half a surrogate pair, which no file takes.
+    if not isinstance(choice["text"], str) or any("\ud800" <= char <= "\udfff" for char in choice["text"]):
         raise IllFormed("the answer has no text")
     logprobs = choice.get("logprobs") or {}  # nothing generated, no log-probs
     return choice["text"], _checked(logprobs.get("token_logprobs") or [])
@@ -366,11 +361,6 @@ def _shown(choice: dict) -> ShownAnswer:
     return ShownAnswer(text, tuple(tokens), tuple(tops), choice.get("finish_reason") == "stop")
 
 
-def _is_unicode(text: str) -> bool:
-    """JSON's escapes can hold half a surrogate pair, which no file takes."""
-    return not any("\ud800" <= char <= "\udfff" for char in text)
-
-
 def _of_ids(ids: Sequence[int], choice: dict) -> list[float | None]:
     """vLLM's `prompt_logprobs`: for each position but the first an object keyed by token id."""
     entries = choice.get("prompt_logprobs")
@@ -384,16 +374,13 @@ def _of_ids(ids: Sequence[int], choice: dict) -> list[float | None]:
 
 def _checked(values: Sequence[float | None]) -> np.ndarray:
     """Float32 log-probs. JSON as Python reads it holds NaN, infinity, and whole numbers without an end."""
-    if not isinstance(values, list) or not all(_is_number(value) for value in values):
+    is_list = isinstance(values, list)
+    if not is_list or not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         raise IllFormed("the answer's log-probs are not all numbers")
     logprobs = np.array([value if abs(value) < 1e9 else np.nan for value in values], dtype=np.float64)
     if not ((logprobs > -1e9) & (logprobs < 1e-2)).all():
         raise IllFormed("the answer has log-probs that are missing, not finite or above 0")
     return logprobs.astype(np.float32)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _by_text(pair: Pair, tokens: list[str], values: list[float | None]) -> TokenScores:

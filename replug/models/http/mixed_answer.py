@@ -21,7 +21,7 @@ import numpy as np
 
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.ensemble import mix_token_logprobs
-from replug.models.generation import Generated, GenerationOptions, Stop, before_stop, stop_texts
+from replug.models.generation import Generated, GenerationOptions, before_stop, stop_texts
 from replug.models.http.completions_api import BROKEN, Pair, ShownAnswer, ShownAnswers
 from replug.models.pair_tokens import PairIds
 
@@ -111,18 +111,13 @@ class TokenNames:
                 self.ends.add(whole[-1])
         steps: list[TopTokens] = []
         for own, top in zip(whole, answer.tops, strict=False):
-            if len(top) < num_tops or own not in (shown := self._by_id(top)):
+            named = {self._id(text): logprob for text, logprob in top.items()}
+            shown = {token: logprob for token, logprob in named.items() if token is not None}
+            if len(top) < num_tops or own not in shown:
                 break
-            steps.append(TopTokens(shown, self._most_of_others(top), own))
+            unknown = [logprob for text, logprob in top.items() if self._id(text) is None]  # each may be any token
+            steps.append(TopTokens(shown, max(min(top.values()), *unknown, -math.inf), own))
         return steps
-
-    def _by_id(self, top: dict[str, float]) -> dict[int, float]:
-        named = {self._id(text): logprob for text, logprob in top.items()}
-        return {token: logprob for token, logprob in named.items() if token is not None}
-
-    def _most_of_others(self, top: dict[str, float]) -> float:
-        """What is shown and not known may be any token."""
-        return max(min(top.values()), *(value for text, value in top.items() if self._id(text) is None), -float("inf"))
 
     def _id(self, text: str) -> int | None:
         number = text.removeprefix(BY_ID)
@@ -233,12 +228,12 @@ class ServerMixture:
         candidates, count = _candidates(shown.answers, self.options), len(self.prompts)
         if not candidates:  # nothing was generated after any prompt
             return Generated("", np.empty(0, dtype=np.float32), None, count, shown.prompt_tokens)
-        rows = [(prompt.prefix, candidate.scored) for candidate in candidates for prompt in self.prompts]
+        rows = [(prompt.prefix, scored) for _, scored in candidates for prompt in self.prompts]
         scores = await self.server.score([self.server.pair(row, *texts) for row, texts in enumerate(rows)])
         mixed = [self._mix(scores[start : start + count]) for start in range(0, len(scores), count)]
         best = max(range(len(mixed)), key=lambda place: float(mixed[place].sum()))
         whole = np.array([mixed[best].sum()], dtype=np.float32)
-        text, num_tokens = candidates[best].text, len(mixed[best])
+        text, num_tokens = candidates[best][0], len(mixed[best])
         return Generated(text, whole, None, count, shown.prompt_tokens, answer_tokens=num_tokens)
 
     def _mix(self, scores: Sequence[ContinuationScore]) -> np.ndarray:
@@ -248,27 +243,18 @@ class ServerMixture:
         return mix_token_logprobs(np.stack([score.token_logprobs for score in scores]), log_weights)
 
 
-@dataclass(frozen=True, slots=True)
-class WholeAnswer:
-    """An answer, and what is scored of it: with the stop behind it where it has ended."""
+def _candidates(shown: Sequence[ShownAnswer], options: GenerationOptions) -> list[tuple[str, str]]:
+    """Return each different answer (white space round it aside) in the first prompt's form, and what is scored of it.
 
-    text: str
-    scored: str
-
-
-def _candidates(shown: Sequence[ShownAnswer], options: GenerationOptions) -> list[WholeAnswer]:
-    """Each different answer once, but for white space round it; the first prompt's form of it."""
-    by_text: dict[str, WholeAnswer] = {}
+    An answer is scored with the stop that ended it, or with one where the server itself ended it.
+    """
+    by_text: dict[str, tuple[str, str]] = {}
+    stops = stop_texts(options.stop)
     for answer in shown:
         text = before_stop(answer.text, options.stop)
-        if scored := text + _ending(answer, text, options.stop):
-            by_text.setdefault(text.strip(), WholeAnswer(text, scored))
+        rest, ending = answer.text[len(text) :], stops[0] if stops and answer.is_ended else ""
+        if rest:
+            ending = min((one for one in stops if rest.startswith(one)), key=len)  # the one that was complete first
+        if scored := text + ending:
+            by_text.setdefault(text.strip(), (text, scored))
     return list(by_text.values())
-
-
-def _ending(answer: ShownAnswer, text: str, stop: Stop) -> str:
-    """The stop that ended an answer, or one for the end that the server itself made; nothing where length ended it."""
-    stops, rest = stop_texts(stop), answer.text[len(text) :]
-    if rest:
-        return min((one for one in stops if rest.startswith(one)), key=len)  # the one that was complete first
-    return stops[0] if stops and answer.is_ended else ""

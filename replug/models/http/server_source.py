@@ -19,7 +19,7 @@ import numpy as np
 from replug.config.errors import RunError, UserError
 from replug.config.schema import LMConfig
 from replug.models.http.completions_api import NoPromptLogprobs
-from replug.models.http.connection import RequestLimits, ServerError, ServerSpec
+from replug.models.http.connection import ServerError, ServerSpec
 from replug.models.http.http_lm import HttpLM
 from replug.models.http.request_budget import RequestBudget
 from replug.models.lm_source import LMFiles
@@ -75,15 +75,28 @@ def probe(lm: HttpLM) -> np.ndarray:
     try:
         scores = _alone(lm, [HELPFUL, HELPFUL, *OTHERS], [TEXT, TEXT + LONGER, TEXT, TEXT])
         short, long, *others = scores
+        said = [(beginning, *lm.generate_scored([beginning], NUM_GENERATED)[0]) for beginning in BEGINNINGS]
+        said = [answer for answer in said if answer[1]]
+        echoed = _alone(lm, [beginning for beginning, _, _ in said], [text for _, text, _ in said])
         shortcoming = (
             length_shortcoming(short, long)
             or count_shortcoming([short, *others])
-            or generation_shortcoming(*_generated_and_echoed(lm))
+            or generation_shortcoming([logprobs for _, _, logprobs in said], echoed)
             or help_shortcoming(short, others)
         )
     except (ServerError, ValueError) as error:
-        raise UserError(_explain(lm, error)) from error
-    shortcoming = shortcoming or _company_shortcoming(lm, [short, *others])
+        if not isinstance(error.__cause__, NoPromptLogprobs):
+            raise UserError(f"lm.url: {lm.spec.url} does not pass the first look: {error}") from error
+        raise UserError(
+            f"lm.url: {lm.spec.url} gives no log-probs of the prompt ({error.__cause__}); expected completions with "
+            "echo and logprobs, or vLLM and lm.api=prompt_logprobs; llama.cpp's own server and chat APIs have neither"
+        ) from error
+    if shortcoming is None:
+        try:
+            together = lm.score([HELPFUL, *OTHERS], [TEXT] * (1 + len(OTHERS)))
+            shortcoming = company_shortcoming([short, *others], [score.token_logprobs for score in together])
+        except (ServerError, ValueError) as error:
+            shortcoming = f"answers inputs alone, but not several of them ({error}); set lm.prompts_per_request=1"
     if shortcoming:
         raise UserError(f"lm.url: {lm.spec.url} {shortcoming}")
     return np.concatenate(scores)
@@ -156,30 +169,6 @@ def _alone(lm: HttpLM, prefixes: Sequence[str], continuations: Sequence[str]) ->
     return [lm.score([p], [c])[0].token_logprobs for p, c in zip(prefixes, continuations, strict=True)]
 
 
-def _generated_and_echoed(lm: HttpLM) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    answers = [(beginning, *lm.generate_scored([beginning], NUM_GENERATED)[0]) for beginning in BEGINNINGS]
-    answers = [answer for answer in answers if answer[1]]
-    return [new for _, _, new in answers], _alone(lm, [p for p, _, _ in answers], [text for _, text, _ in answers])
-
-
-def _company_shortcoming(lm: HttpLM, alone: list[np.ndarray]) -> str | None:
-    prefixes = [HELPFUL, *OTHERS]
-    try:
-        together = lm.score(prefixes, [TEXT] * len(prefixes))
-    except (ServerError, ValueError) as error:
-        return f"answers inputs alone, but not several of them ({error}); set lm.prompts_per_request=1"
-    return company_shortcoming(alone, [score.token_logprobs for score in together])
-
-
-def _explain(lm: HttpLM, error: Exception) -> str:
-    if isinstance(error.__cause__, NoPromptLogprobs):
-        return (
-            f"lm.url: {lm.spec.url} gives no log-probs of the prompt ({error.__cause__}); expected completions with "
-            "echo and logprobs, or vLLM and lm.api=prompt_logprobs; llama.cpp's own server and chat APIs have neither"
-        )
-    return f"lm.url: {lm.spec.url} does not pass the first look: {error}"
-
-
 def source(lm: LMConfig, files: LMFiles) -> "ServerSource | None":
     """Whatever has no path here. Its tokenizer alone is enough to prepare texts by."""
     return ServerSource(lm, files) if lm.path is None else None
@@ -240,5 +229,8 @@ def server_spec(lm: LMConfig) -> ServerSpec:
         tokenizer=resolve_lm_path(lm.tokenizer, "lm.tokenizer") if lm.tokenizer else None,
         api_key=os.environ.get(lm.api_key_env),
         api_key_env=lm.api_key_env,
-        limits=RequestLimits(lm.max_concurrency, lm.prompts_per_request, lm.timeout_seconds, lm.max_attempts),
+        max_concurrency=lm.max_concurrency,
+        prompts_per_request=lm.prompts_per_request,
+        timeout_seconds=lm.timeout_seconds,
+        max_attempts=lm.max_attempts,
     )

@@ -342,12 +342,12 @@ class HuggingFaceLM:
         longest = max(len(row) for row in rows)
         size = max(1, self.tokens_per_batch // longest)
         self.counts.add(sum(len(row) for row in rows), len(rows) * longest)
-        return torch.cat([self._pass_of_last(rows[start : start + size]) for start in range(0, len(rows), size)])
-
-    def _pass_of_last(self, rows: list[list[int]]) -> Tensor:
-        last = torch.tensor([len(row) - 1 for row in rows])
-        found = self._predicting_rows(rows, torch.arange(len(rows)), last, None)
-        return self._head(found) if self._head is not None else found
+        parts = []
+        for some in (rows[start : start + size] for start in range(0, len(rows), size)):
+            last = torch.tensor([len(row) - 1 for row in some])
+            found = self._predicting_rows(some, torch.arange(len(some)), last, None)
+            parts.append(self._head(found) if self._head is not None else found)
+        return torch.cat(parts)
 
     def _predicting_rows(self, ids: Rows, row: Tensor, position: Tensor, shared: SharedPrefix | None) -> Tensor:
         """Hidden states [N, D] at the positions that predict, or logits [N, V] where the head is not separable."""

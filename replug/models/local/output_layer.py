@@ -55,7 +55,11 @@ class Float32Head(nn.Module):
         size = size or ENTRIES_PER_PIECE[rows.device.type]
         with torch.autocast(rows.device.type, enabled=False), _exact_bfloat16_products(rows):
             for start in range(0, len(self.weight), size):
-                logits = _product(rows, self.weight[start : start + size])
+                weight = self.weight[start : start + size]
+                if rows.device.type == "cuda":
+                    logits = torch.mm(rows, weight.T, out_dtype=torch.float32)
+                else:
+                    logits = torch.mm(rows.float(), weight.float().T)
                 yield start, logits if self.bias is None else logits + self.bias[start : start + size].float()
 
 
@@ -71,13 +75,6 @@ def use_float32_head(model: PreTrainedModel) -> None:
         )
         return
     model.set_output_embeddings(Float32Head(head))
-
-
-def _product(rows: Tensor, weight: Tensor) -> Tensor:
-    """Float32 [N, P] of [N, D] and [P, D] in half precision."""
-    if rows.device.type == "cuda":
-        return torch.mm(rows, weight.T, out_dtype=torch.float32)
-    return torch.mm(rows.float(), weight.float().T)
 
 
 @contextmanager
@@ -108,15 +105,9 @@ def separable_head(model: PreTrainedModel) -> nn.Module | None:
     with torch.inference_mode():
         whole = model(input_ids=probe, use_cache=False).logits
         apart = head(model.base_model(input_ids=probe, use_cache=False).last_hidden_state)
-    return head if whole.shape == apart.shape and _are_same(whole, apart.to(whole.device)) else None
-
-
-def _are_same(whole: Tensor, apart: Tensor) -> bool:
-    """Logits in float32, whatever the model's dtype: the same products, so nothing but their rounding may differ.
-
-    A cap of 30, as Gemma 2's, changes a logit of 1 by forty times the tolerance.
-    """
-    return torch.allclose(whole, apart)
+    # The same products, so nothing but their rounding may differ. A cap of 30, as Gemma 2's, changes a logit of 1 by
+    # forty times the tolerance.
+    return head if whole.shape == apart.shape and torch.allclose(whole, apart.to(whole.device)) else None
 
 
 # Positions given to the output layer at once: enough for an efficient matrix product, little memory.
@@ -143,7 +134,8 @@ def target_logprobs(rows: Tensor, target: Tensor, head: nn.Module | None) -> Ten
 
 def _from_logits(logits: Tensor, target: Tensor) -> Tensor:
     """Float32 log-probs [N] of targets [N] given logits [N, V] of any dtype."""
-    size, target = _positions_per_softmax(logits), target.to(logits.device)
+    num_bytes, target = SOFTMAX_BYTES.get(logits.device.type), target.to(logits.device)
+    size = len(logits) if num_bytes is None else max(1, num_bytes // (4 * logits.shape[1]))
     return torch.cat(
         [
             -nn.functional.cross_entropy(some.float(), wanted, reduction="none")
@@ -162,11 +154,6 @@ def _in_pieces(rows: Tensor, target: Tensor, head: Float32Head) -> Tensor:
         wanted = torch.where((place >= 0) & (place <= last), found, wanted)
         totals.append(logits.logsumexp(1))
     return wanted - torch.stack(totals, 1).logsumexp(1)
-
-
-def _positions_per_softmax(logits: Tensor) -> int:
-    num_bytes = SOFTMAX_BYTES.get(logits.device.type)
-    return len(logits) if num_bytes is None else max(1, num_bytes // (4 * logits.shape[1]))
 
 
 def continuation_positions(pairs: Sequence[PairIds]) -> tuple[Tensor, Tensor, Tensor]:

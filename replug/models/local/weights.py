@@ -33,20 +33,14 @@ FLASH = "flash_attention_2"  # transformers' name
 LARGE_BYTES = 10**9  # worth a line in the log
 
 
-@dataclass(frozen=True, slots=True)
-class FileStamp:
-    """What changes with a file's content, without reading it."""
-
-    name: str
-    num_bytes: int
-    changed_ns: int
+Stamp = tuple[str, int, int]  # name, bytes and time of change (ns) of a file: known without reading it
 
 
 @dataclass(frozen=True, slots=True)
 class HashedFiles:
     """The hash of a folder's configuration, tokenizer and weights, and the files it was made from."""
 
-    stamps: tuple[FileStamp, ...]
+    stamps: tuple[Stamp, ...]
     digest: str
 
 
@@ -55,7 +49,8 @@ def hashed_files(path: str, known: HashedFiles | None = None) -> HashedFiles | N
     folder = Path(path)
     if not folder.is_dir():
         return None
-    stamps = tuple(_stamp(file) for file in sorted([*folder.glob("*.json"), *folder.glob("*.safetensors")]))
+    files = sorted([*folder.glob("*.json"), *folder.glob("*.safetensors")])
+    stamps = tuple((file.name, (status := file.stat()).st_size, status.st_mtime_ns) for file in files)
     return known if known is not None and known.stamps == stamps else HashedFiles(stamps, _digest(folder, stamps))
 
 
@@ -66,20 +61,15 @@ def lm_identity(path: str, dtype: torch.dtype, known: HashedFiles | None = None)
 
 
 @lru_cache(maxsize=8)  # a process asks for an identity more than once
-def _digest(folder: Path, stamps: tuple[FileStamp, ...]) -> str:
-    num_bytes = sum(stamp.num_bytes for stamp in stamps)
+def _digest(folder: Path, stamps: tuple[Stamp, ...]) -> str:
+    num_bytes = sum(size for _, size, _ in stamps)
     if num_bytes > LARGE_BYTES:
         log.info(f"hashing the {num_bytes / 1e9:.0f} GB of {folder}, so that its scores are known again")
     digest = hashlib.blake2b(digest_size=16)
-    for stamp in stamps:
-        with (folder / stamp.name).open("rb") as stream:
-            digest.update(stamp.name.encode() + hashlib.file_digest(stream, "blake2b").digest())
+    for name, *_ in stamps:
+        with (folder / name).open("rb") as stream:
+            digest.update(name.encode() + hashlib.file_digest(stream, "blake2b").digest())
     return digest.hexdigest()
-
-
-def _stamp(file: Path) -> FileStamp:
-    status = file.stat()
-    return FileStamp(file.name, status.st_size, status.st_mtime_ns)
 
 
 def require_flash_attention(dtype: torch.dtype) -> None:
@@ -141,7 +131,12 @@ TOLERANCE_NATS = 0.15  # of a token's log-prob, which bfloat16 moves where a bat
 
 def require_sense(lm: BlackBoxLM, path: str) -> None:
     """Raise UserError for an LM to which order means nothing, or which looks ahead. Asks it for a dozen short texts."""
-    _require_no_look_ahead(lm, path)
+    half = " ".join(ENGLISH[0].split()[:9])  # no longer a text than those above, for LMs that hold few tokens
+    short, long = lm.score([""] * 2, [half, ENGLISH[0]])
+    known = min(short.num_tokens, long.num_tokens)
+    moved = np.abs(short.token_logprobs[:known] - long.token_logprobs[:known])
+    if np.mean(moved) > TOLERANCE_NATS:
+        raise UserError(f"lm.path: {path} scores a text by what stands after it; expected a causal LM, not an encoder")
     gains = order_gains(lm, ENGLISH)
     if np.mean(gains) >= LEAST_GAIN:
         return
@@ -167,12 +162,3 @@ def shuffled(text: str) -> str:
     words = text.split()
     parts, space = (words, " ") if len(words) > 3 else (list(text), "")
     return space.join(random.Random(0).sample(parts, len(parts)))
-
-
-def _require_no_look_ahead(lm: BlackBoxLM, path: str) -> None:
-    half = " ".join(ENGLISH[0].split()[:9])  # no longer a text than those above, for LMs that hold few tokens
-    short, long = lm.score([""] * 2, [half, ENGLISH[0]])
-    known = min(short.num_tokens, long.num_tokens)
-    moved = np.abs(short.token_logprobs[:known] - long.token_logprobs[:known])
-    if np.mean(moved) > TOLERANCE_NATS:
-        raise UserError(f"lm.path: {path} scores a text by what stands after it; expected a causal LM, not an encoder")
