@@ -113,11 +113,3 @@ def test_an_opening_and_the_type_of_the_weights_are_not_in_the_key() -> None:
 
 
 # The file -----------------------------------------------------------------------------------------------
-
-
-def test_an_lm_that_only_generated_has_dates(cache: GenerationCache, scores: ScoreCache) -> None:
-    cache.store("lm", {KEY: ANSWER})
-    (use,) = scores.models()
-    assert (use.rows, use.generations) == (0, 1)
-    assert use.oldest is not None
-    assert use.oldest == use.newest

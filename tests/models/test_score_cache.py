@@ -194,23 +194,6 @@ def test_on_a_network_file_system_a_second_process_is_refused_by_name(path: Path
     ScoreCache(path).close()
 
 
-def test_a_cache_may_move_between_a_local_disk_and_a_network(path: Path, request: pytest.FixtureRequest) -> None:
-    cache = ScoreCache(path)
-    cache.store("lm", unit_of(0))
-    cache.close()
-    request.getfixturevalue("network")
-    cache = ScoreCache(path)
-    cache.store("lm", unit_of(1))
-    assert beside(path) == {"", "-journal"}
-    cache.close()
-    files.MOUNTS.write_text("1 0 8:1 / / rw - ext4 /dev/sda1 rw\n")
-    cache = ScoreCache(path)
-    cache.store("lm", unit_of(2))
-    assert cache.num_rows() == 3 * UNIT
-    assert "-wal" in beside(path)
-    cache.close()
-
-
 @pytest.mark.usefixtures("network")
 def test_kill_9_on_a_network_file_system_leaves_whole_units_and_the_file_free(path: Path) -> None:
     process = os.fork()
@@ -342,10 +325,6 @@ def test_the_same_log_probs_under_another_name_are_another_identity(cache: Score
     identities = [cache.identity_like(name, FINGERPRINT) for name in names]
     assert len(set(identities)) == len(names)
     assert [cache.identity_like(name, FINGERPRINT) for name in names] == identities
-
-
-def test_a_probe_of_other_texts_is_another_identity(cache: ScoreCache) -> None:
-    assert cache.identity_like("llama", FINGERPRINT) != cache.identity_like("llama", FINGERPRINT[:60])
 
 
 def test_a_fingerprint_that_is_not_finite_is_refused(cache: ScoreCache) -> None:
