@@ -102,7 +102,7 @@ class AskedOnce(Generic[Answer]):
             self.hits, self.misses = self.hits + len(keys) - len(missing), self.misses + len(missing)
             claims = [self._claimed[keys[row]] for row in missing]
         if missing:
-            self._ask(claims, attempt(_checked_units, units, missing))
+            self._ask(claims, attempt(units, missing))
         return answers
 
     def close(self) -> None:
@@ -112,6 +112,8 @@ class AskedOnce(Generic[Answer]):
 
     def _ask(self, claims: list[Claim[Answer]], units: list[Unit] | Exception) -> None:
         """Submit unit by unit. An error that the LM raises at once gives the claims back too."""
+        if not isinstance(units, Exception) and sorted(p for own, _ in units for p in own) != [*range(len(claims))]:
+            units = ValueError(f"the LM's units are not each of {len(claims)} rows once: {[own for own, _ in units]}")
         if isinstance(units, Exception):
             return self._queue.put(_Done(claims, units, is_last=True))
         left, lock = len(units), threading.Lock()
@@ -172,13 +174,6 @@ class AskedOnce(Generic[Answer]):
             deadline = min(deadline, time.monotonic() + SECONDS_BETWEEN_WRITES)
             if item.is_last and self._queue.empty():
                 return units
-
-
-def _checked_units(units: Callable[[list[int]], list[Unit]], rows: list[int]) -> list[Unit]:
-    found = units(rows)
-    if sorted(place for own, _ in found for place in own) != list(range(len(rows))):
-        raise ValueError(f"the LM's units are not each of {len(rows)} rows once: {[own for own, _ in found]}")
-    return found
 
 
 log = logging.getLogger(__name__)
@@ -264,15 +259,11 @@ class CachingLM(WaitsForSubmitted):
     def num_misses(self) -> int:
         return sum(asked.misses for asked in self._asked())
 
-    @property
-    def hit_share(self) -> float:
-        """Share of hits in what was asked for since the start."""
-        return self.num_hits / max(1, self.num_hits + self.num_misses)
-
     def metrics(self) -> dict[str, float]:
-        """The LM's own, and hits and misses since the start."""
-        hits = {"hit_share": self.hit_share, "hits": float(self.num_hits), "misses": float(self.num_misses)}
-        return self.uncached.metrics() | hits
+        """The LM's own, and hits, misses and the share of hits since the start."""
+        hits, misses = self.num_hits, self.num_misses
+        counted = {"hit_share": hits / max(1, hits + misses), "hits": float(hits), "misses": float(misses)}
+        return self.uncached.metrics() | counted
 
     def close(self) -> None:
         self.uncached.close()  # first: its answers are stored until it is closed

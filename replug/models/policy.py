@@ -95,7 +95,8 @@ class Policy:
         if self.signal not in SIGNALS:
             raise UserError(f"signal {self.signal!r} is unknown; expected one of {', '.join(SIGNALS)}")
         for relation, threshold in (*self.thresholds.items(), ("pooled", self.pooled)):
-            if not _is_threshold(threshold):
+            is_number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
+            if threshold not in (NEVER, ALWAYS) and not (is_number and math.isfinite(threshold)):
                 raise UserError(f"threshold {threshold!r} of {relation}: expected a finite number, 'never' or 'always'")
 
     @property
@@ -229,9 +230,3 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"{path} is no policy of format {FORMAT}; `replug adapt fit` writes it anew")
     return content
-
-
-def _is_threshold(value: object) -> bool:
-    if isinstance(value, str):
-        return value in (NEVER, ALWAYS)
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -145,7 +145,13 @@ class ScoreCache:
         now = int(time.time())
         with self.transaction():
             model = self.model_number(identity)
-            rows = [_row(new, model, now) for new in scores if _is_sound(new.score)]
+            rows = []
+            for new in scores:
+                score, logprobs = new.score, None
+                if new.with_tokens:
+                    logprobs = score.token_logprobs.astype(LOGPROBS_DTYPE).tobytes()
+                if score.num_tokens > 0 and np.isfinite(score.sum_logprob):
+                    rows.append((new.key, model, float(score.sum_logprob), int(score.num_tokens), now, logprobs))
             self._database.executemany(INSERT, sorted(rows))  # by key: a page is filled once
 
     def identity_like(self, name: str, fingerprint: np.ndarray) -> str:
@@ -159,7 +165,12 @@ class ScoreCache:
         with self.transaction():
             rows = self._database.execute("SELECT identity, fingerprint FROM models WHERE fingerprint IS NOT NULL")
             stored = {who: np.frombuffer(blob, LOGPROBS_DTYPE) for who, blob in rows if who.rpartition("#")[0] == name}
-            alike = {who: float(np.abs(then - now).mean()) for who, then in stored.items() if _is_alike(then, now)}
+            apart = {who: np.abs(then - now) for who, then in stored.items() if then.shape == now.shape}
+            alike = {
+                who: float(difference.mean())
+                for who, difference in apart.items()
+                if difference.max() <= MAX_FINGERPRINT_NATS and difference.mean() <= MEAN_FINGERPRINT_NATS
+            }
             if alike:
                 return min(alike, key=lambda who: alike[who])
             identity = f"{name}#{hashlib.blake2b(now.tobytes(), digest_size=4).hexdigest()}"
@@ -233,7 +244,10 @@ class ScoreCache:
 def _open(path: Path) -> sqlite3.Connection:
     remove = "give another file, or remove this one: its scores are computed again"
     try:
-        _require_database(path, remove)
+        if path.is_file():  # SQLite takes a file of a byte or two for an empty database
+            with path.open("rb") as file:
+                if file.read(len(SQLITE_HEADER)) not in (b"", SQLITE_HEADER):
+                    raise UserError(f"{path} is damaged, or no cache of scores: file is not a database; {remove}")
         path.parent.mkdir(parents=True, exist_ok=True)
         database = sqlite3.connect(
             path, timeout=SECONDS_TO_WAIT_FOR_WRITERS, isolation_level=None, check_same_thread=False
@@ -255,16 +269,6 @@ def _open(path: Path) -> sqlite3.Connection:
         reason = _in_use(path, error) or f"{path}: the cache of scores cannot be opened: {error}; give another file"
         raise UserError(reason) from error
     return database
-
-
-def _require_database(path: Path, remove: str) -> None:
-    """Raise UserError for a file of another kind: SQLite takes one of a byte or two for an empty database."""
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        begins = file.read(len(SQLITE_HEADER))
-    if begins not in (b"", SQLITE_HEADER):
-        raise UserError(f"{path} is damaged, or no cache of scores: file is not a database; {remove}")
 
 
 def _is_ours(path: Path, database: sqlite3.Connection) -> bool:
@@ -317,19 +321,3 @@ def _is_busy(error: Exception) -> bool:
 
 def _is_damage(error: Exception) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGED
-
-
-def _row(new: NewScore, model: int, now: int) -> tuple:
-    logprobs = new.score.token_logprobs.astype(LOGPROBS_DTYPE).tobytes() if new.with_tokens else None
-    return new.key, model, float(new.score.sum_logprob), int(new.score.num_tokens), now, logprobs
-
-
-def _is_sound(score: ContinuationScore) -> bool:
-    return score.num_tokens > 0 and bool(np.isfinite(score.sum_logprob))
-
-
-def _is_alike(then: np.ndarray, now: np.ndarray) -> bool:
-    if then.shape != now.shape:
-        return False
-    difference = np.abs(then - now)
-    return bool(difference.max() <= MAX_FINGERPRINT_NATS and difference.mean() <= MEAN_FINGERPRINT_NATS)
