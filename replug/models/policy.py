@@ -95,8 +95,10 @@ class Policy:
         if self.signal not in SIGNALS:
             raise UserError(f"signal {self.signal!r} is unknown; expected one of {', '.join(SIGNALS)}")
         for relation, threshold in (*self.thresholds.items(), ("pooled", self.pooled)):
-            is_number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
-            if threshold not in (NEVER, ALWAYS) and not (is_number and math.isfinite(threshold)):
+            is_known = threshold in (NEVER, ALWAYS)
+            if isinstance(threshold, int | float) and not isinstance(threshold, bool):
+                is_known = math.isfinite(threshold)
+            if not is_known:
                 raise UserError(f"threshold {threshold!r} of {relation}: expected a finite number, 'never' or 'always'")
 
     @property

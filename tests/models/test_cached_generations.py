@@ -67,14 +67,6 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "scores.sqlite"
 
 
-def stored(path: Path) -> int:
-    """Answers in the file, as another process sees them."""
-    scores = ScoreCache(path)
-    number = scores.num_rows("generations")
-    scores.close()
-    return number
-
-
 # Asked once ---------------------------------------------------------------------------------------------
 
 

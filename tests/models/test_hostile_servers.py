@@ -176,26 +176,6 @@ def test_a_small_answer_does_not_grow_and_a_large_one_is_not_read(asked: Asked) 
     assert peak_bytes() - before < 400 << 20  # what the test itself holds, and no gigabyte
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        ("Retry-After: Fri, 31 Dec 9999 23:59:59 -2359",),
-        ("Retry-After: " + "9" * 5000,),
-        ("Retry-After: Mon, 01 Jan 0001 00:00:00 +2359",),
-        ("Retry-After: ²",),
-    ],
-    ids=["far date", "many digits", "early date", "superscript"],
-)
-def test_a_far_or_odd_time_to_wait_is_bounded(asked: Asked, headers: tuple[str, ...]) -> None:
-    def later(number: int, payload: dict) -> bytes:
-        return http_answer(honest(payload)) if number else http_answer({}, *headers, status="429 Later")
-
-    with RawServer(later) as server:
-        begun = time.monotonic()
-        assert bits(asked(server, timeout_seconds=1.0).score(PREFIXES, CONTINUATIONS)) == RIGHT
-        assert time.monotonic() - begun < 4
-
-
 @pytest.mark.parametrize("charset", ["undefined", "rot13", "utf-7", "x" * 5000])
 def test_an_odd_charset_does_not_end_a_run(asked: Asked, charset: str) -> None:
     kind = f"Content-Type: text/html; charset={charset}"

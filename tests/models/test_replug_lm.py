@@ -128,6 +128,19 @@ def test_all_pairs_of_a_call_are_one_call_of_local_weights(monkeypatch: pytest.M
     assert [(len(prefixes), len(continuations)) for prefixes, continuations in calls] == [(12, 12)]
 
 
+def test_the_ensemble_takes_one_text_as_one_and_a_list_as_a_list(encoder: Encoder) -> None:
+    lm = ReplugLM(StandInLM(), EncoderRetriever(encoder, ["a text", "b text"]), k=2)
+    one, many = lm.score("a b", " text"), lm.score(["a b", "b"], [" text", " c"])
+    assert one.sum_logprob == many[0].sum_logprob
+    assert len(many) == 2
+    assert lm.generate("a b", 2) == lm.generate(["a b"], 2)[0]
+    [found] = lm.retrieve(["a b"])
+    assert lm.score("a b", " text", found[:1]).sum_logprob == lm.score(["a b"], [" text"], [found[:1]])[0].sum_logprob
+    for contexts, continuations in ((["a b"], " text"), ("a b", [" text"])):
+        with pytest.raises(UserError, match=r"expected a list of .*; write \[text\]"):
+            lm.score(contexts, continuations)
+
+
 # Answers ---------------------------------------------------------------------------------------------------------
 
 

@@ -374,8 +374,9 @@ def _of_ids(ids: Sequence[int], choice: dict) -> list[float | None]:
 
 def _checked(values: Sequence[float | None]) -> np.ndarray:
     """Float32 log-probs. JSON as Python reads it holds NaN, infinity, and whole numbers without an end."""
-    is_list = isinstance(values, list)
-    if not is_list or not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+    if not isinstance(values, list) or not all(
+        isinstance(value, int | float) and not isinstance(value, bool) for value in values
+    ):
         raise IllFormed("the answer's log-probs are not all numbers")
     logprobs = np.array([value if abs(value) < 1e9 else np.nan for value in values], dtype=np.float64)
     if not ((logprobs > -1e9) & (logprobs < 1e-2)).all():
