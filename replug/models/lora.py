@@ -91,7 +91,8 @@ def merged(backbone: PreTrainedModel) -> PreTrainedModel:
     shared = itertools.chain(backbone.parameters(), backbone.buffers())
     whole: Any = copy.deepcopy(backbone, {id(tensor): tensor for tensor in shared})
     del whole.peft_config
-    for name, layer in [(name, layer) for name, layer in whole.named_modules() if isinstance(layer, LoraLayer)]:
+    layers: list[tuple[str, Any]] = [pair for pair in whole.named_modules() if isinstance(pair[1], LoraLayer)]
+    for name, layer in layers:
         linear: Any = layer.get_base_layer()
         with torch.no_grad(), torch.autocast(linear.weight.device.type, enabled=False):
             weight = linear.weight + layer.get_delta_weight(NAME)
