@@ -221,16 +221,6 @@ def test_an_input_beyond_the_context_is_an_error_with_its_lengths_before_anythin
         assert server.requests == 1
 
 
-def test_a_refusal_names_the_length_of_the_longest_input(opened: Opened, tokenizer: str) -> None:
-    with FaultServer(max_model_len=9, tokenizer=tokenizer) as server:
-        lm = opened(server, tokenizer=tokenizer)
-        lm.max_tokens = None
-        with pytest.raises(
-            ServerError, match="context length is 9 tokens; the longest input of the request has 13 tok"
-        ):
-            lm.score(["red", " ".join(["red"] * 12)], [" blue", " blue"])
-
-
 def test_redirects_are_not_followed(opened: Opened) -> None:
     with FaultServer(mode="moved") as server, pytest.raises(ServerError, match="307 Temporary Redirect"):
         opened(server).score(["a"], [" b"])
