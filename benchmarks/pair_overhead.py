@@ -17,7 +17,7 @@ from benchmarks.machine import describe_machine
 from benchmarks.workloads import Pairs, mixed_pairs
 from replug.models.batching import MOST_TOKENS_GPU, even_batches, units_of_similar_length
 from replug.models.local.decoding import shared_tokens
-from replug.models.local.logprobs import continuation_positions
+from replug.models.local.output_layer import continuation_positions
 from replug.models.model_files import load_lm_tokenizer
 from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import PairIds, inputs_of, pairs_token_ids

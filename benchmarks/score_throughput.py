@@ -114,7 +114,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--server-python", help="Python of an environment with vllm")
-    parser.add_argument("--compile", action="store_true", help="also measure torch.compile")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     print(describe_machine(arguments.threads))
@@ -132,10 +131,6 @@ def main() -> None:
         "padded batch": lambda: as_loaded(lm, lambda: padded_batches(lm, pairs, texts.k)),
         "replug": lambda: in_units(lm, texts, unit_bytes),
     }
-    if arguments.compile:
-        compiled = HuggingFaceLM(path, torch.bfloat16, compile=True)
-        in_units(compiled, texts, unit_bytes)  # compiles
-        ways["replug compiled"] = lambda: in_units(compiled, texts, unit_bytes)
     in_units(lm, Pairs(texts.prefixes[:8], texts.continuations[:8], 8), unit_bytes)  # warm
 
     rounds: list[dict[str, float]] = []

@@ -104,8 +104,6 @@ class LMConfig:
     # Local weights, or a server: one of path and url.
     path: str | None = key(None, "folder, GGUF file or hub name of a causal LM, package:smollm2, or stand_in[:SECONDS]")
     dtype: DType = key(DType.auto, "auto: bfloat16 where the hardware multiplies it natively, else float32")
-    compile: bool = key(False, "torch.compile of local weights; needs a C++ compiler on a CPU")
-    fused: bool = key(True, "local weights: faster GELU and attention, equal to rounding; false: transformers' own")
     attention: Attention = key(
         Attention.sdpa, "of local weights; flash_attention_2 (package flash-attn, a GPU) has passes without padding"
     )

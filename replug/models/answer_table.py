@@ -38,8 +38,8 @@ class AnswerTable(ABC, Generic[Answer]):
         rows = self._file.select(f"SELECT key, {', '.join(self.columns)} FROM {self.table} WHERE key IN ({{}})", keys)
         return {key: self._from_values(*values) for key, *values in rows}
 
-    def store(self, identity: str, answers: Mapping[Key, Answer], hits: int = 0, misses: int = 0) -> None:
-        """Add answers of a model, and to its counts of what it was asked, in one transaction.
+    def store(self, identity: str, answers: Mapping[Key, Answer]) -> None:
+        """Add answers of a model, in one transaction.
 
         Answers with numbers that are not finite are left out: whoever asked has them, and asks again.
         """
@@ -47,7 +47,7 @@ class AnswerTable(ABC, Generic[Answer]):
         places = ", ".join("?" * (3 + len(self.columns)))
         columns = ", ".join(("key", "model", "created", *self.columns))
         with self._file.transaction() as database:
-            model = self._file.count(identity, hits, misses)
+            model = self._file.model_number(identity)
             database.executemany(
                 f"INSERT INTO {self.table} ({columns}) VALUES ({places}) ON CONFLICT (key) DO NOTHING",
                 [(key, model, now, *self._values(answer)) for key, answer in answers.items() if self._is_sound(answer)],

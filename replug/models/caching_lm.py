@@ -1,28 +1,184 @@
 """A disk cache of scores and answers round any LM: what it said once is never asked again.
 
-Scores do not depend on the retriever, so runs of several retrievers read most of them from here. `models/asked_once.py`
-has the rules.
+Scores do not depend on the retriever, so runs of several retrievers read most of them from here. An answer is read from
+the file, awaited where a call under way has asked for the same, or computed.
+
+The same pair scored in another company may differ in its last bits, so which company computes a pair must not depend on
+timing: calls claim their keys in the order they are submitted, and a key that an earlier call claimed is awaited. What
+a call has to compute is split into units, and whole units are stored, before anyone has their answers: after kill -9
+the same units are left to do.
+
+A thread of its own writes. It writes a training step's units in one transaction when the step's last one is there: they
+touch the same pages of the file. It writes what comes without an end in sight, such as the pairs of a long file, every
+few seconds.
 """
 
 import logging
+import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-from replug.cluster.background import outcome
-from replug.config.errors import RunError
+from replug.cluster.background import attempt, outcome
 from replug.models.answer_table import AnswerTable, GenerationCache, SampleCache, generation_key, sampling_key
-from replug.models.asked_once import AskedOnce, Claim, Unit
 from replug.models.black_box_lm import AsyncLM, ContinuationScore, ScoreSum, WaitsForSubmitted, require_texts
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
-from replug.models.score_cache import HitCounts, Key, NewScore, ScoreCache, pair_key
+from replug.models.score_cache import Key, NewScore, ScoreCache, pair_key
+
+Answer = TypeVar("Answer")
+Known = TypeVar("Known")
+
+SECONDS_BETWEEN_WRITES = 5.0  # what kill -9 may cost where no call ends
+
+# What is computed together, as places in what is missing of a call, and what submits it to the LM.
+Unit = tuple[list[int], "Callable[[], Future[list[Answer]]]"]
+
+
+@dataclass(slots=True, eq=False)
+class Claim(Generic[Answer]):
+    """A key under way. A call that asks for its tokens meanwhile has them stored."""
+
+    key: Key
+    with_tokens: bool = False
+    future: "Future[Answer]" = field(default_factory=Future)
+
+    def __post_init__(self) -> None:
+        self.future.set_running_or_notify_cancel()  # several may wait for it, so none of them can cancel it
+
+
+@dataclass(frozen=True, slots=True)
+class _Done(Generic[Answer]):
+    """What the LM said to a unit: its answers, or why there are none. `is_last` of its call."""
+
+    claims: list[Claim[Answer]]
+    outcome: list[Answer] | BaseException
+    is_last: bool
+
+
+class AskedOnce(Generic[Answer]):
+    """Asks only for what nobody has, and counts hits and misses. `lock` is round all that happens to the file.
+
+    `store` writes claims with their answers. It may raise, which every call that waits for them is told.
+    """
+
+    def __init__(self, store: Callable[[list[tuple[Claim[Answer], Answer]]], None], lock: threading.Lock) -> None:
+        self._store, self._lock = store, lock
+        self.hits = self.misses = 0
+        self._claimed: dict[Key, Claim[Answer]] = {}
+        self._queue: queue.Queue[_Done[Answer] | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._write, name="score-writer", daemon=True)
+        self._thread.start()
+
+    def submit(
+        self,
+        keys: Sequence[Key],
+        stored: Callable[[Sequence[Key]], dict[Key, Known]],
+        units: Callable[[list[int]], list[Unit]],
+        with_tokens: bool = False,
+    ) -> "list[Known | Future[Answer]]":
+        """Return each key's answer, or its future: from calls under way, from `stored`, and from the LM.
+
+        `units` gets the rows that are missing, and is called once at most. Errors, also of `units`, are the futures'.
+        """
+        missing: list[int] = []
+        answers: list[Known | Future[Answer]] = []
+        with self._lock:
+            # What is claimed is not looked up: which of two answers it gets would depend on timing.
+            known = stored([key for key in dict.fromkeys(keys) if key not in self._claimed])
+            for row, key in enumerate(keys):
+                if key in known:
+                    answers.append(known[key])
+                    continue
+                if key not in self._claimed:
+                    self._claimed[key] = Claim(key)
+                    missing.append(row)
+                self._claimed[key].with_tokens |= with_tokens
+                answers.append(self._claimed[key].future)
+            self.hits, self.misses = self.hits + len(keys) - len(missing), self.misses + len(missing)
+            claims = [self._claimed[keys[row]] for row in missing]
+        if missing:
+            self._ask(claims, attempt(units, missing))
+        return answers
+
+    def close(self) -> None:
+        """Write what waits, and end. The LM is closed before."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _ask(self, claims: list[Claim[Answer]], units: list[Unit] | Exception) -> None:
+        """Submit unit by unit. An error that the LM raises at once gives the claims back too."""
+        if not isinstance(units, Exception) and sorted(p for own, _ in units for p in own) != [*range(len(claims))]:
+            units = ValueError(f"the LM's units are not each of {len(claims)} rows once: {[own for own, _ in units]}")
+        if isinstance(units, Exception):
+            return self._queue.put(_Done(claims, units, is_last=True))
+        left, lock = len(units), threading.Lock()
+
+        def settle(places: list[int], said: list[Answer] | BaseException) -> None:
+            nonlocal left
+            if not isinstance(said, BaseException) and len(said) != len(places):
+                said = ValueError(f"the LM gave {len(said)} answers to {len(places)} inputs")
+            with lock:
+                left -= 1
+                self._queue.put(_Done([claims[place] for place in places], said, is_last=left == 0))
+
+        for places, submit in units:
+            inner = attempt(submit)
+            if isinstance(inner, Exception):
+                settle(places, inner)
+            else:
+                inner.add_done_callback(lambda done, places=places: settle(places, outcome(done)))
+        return None
+
+    def _write(self) -> None:
+        """Store units, then hand them out; an error goes to all who wait."""
+        while units := self._next():
+            new = [
+                pair
+                for unit in units
+                if not isinstance(unit.outcome, BaseException)
+                for pair in zip(unit.claims, unit.outcome, strict=True)
+            ]
+            with self._lock:  # to the end: a claim whose tokens somebody wants meanwhile would be stored without them
+                error = attempt(self._store, new) if new else None
+                for unit in units:
+                    for claim in unit.claims:
+                        del self._claimed[claim.key]
+            for unit in units:
+                said = unit.outcome if isinstance(unit.outcome, BaseException) else error or unit.outcome
+                for row, claim in enumerate(unit.claims):
+                    if isinstance(said, BaseException):
+                        claim.future.set_exception(said)
+                    else:
+                        claim.future.set_result(said[row])
+
+    def _next(self) -> list[_Done[Answer]]:
+        """Wait for the units of the next transaction; none when it is closed and all is written."""
+        units: list[_Done[Answer]] = []
+        deadline = float("inf")
+        while True:
+            try:
+                timeout = None if not units else max(0.0, deadline - time.monotonic())
+                item = self._queue.get(timeout=timeout)
+            except queue.Empty:
+                return units
+            if item is None:
+                if units:
+                    self._queue.put(None)  # for the next time
+                return units
+            units.append(item)
+            deadline = min(deadline, time.monotonic() + SECONDS_BETWEEN_WRITES)
+            if item.is_last and self._queue.empty():
+                return units
+
 
 log = logging.getLogger(__name__)
 
-Answer = TypeVar("Answer", ContinuationScore, ScoreSum)
+Score = TypeVar("Score", ContinuationScore, ScoreSum)
 Part = TypeVar("Part")
 Whole = TypeVar("Whole")
 
@@ -37,12 +193,11 @@ class CachingLM(WaitsForSubmitted):
         self.uncached = lm
         self.identity, self.max_tokens = lm.identity, lm.max_tokens
         self._lock = threading.Lock()  # round the claims, the counts and the file
-        self._file, self._counts = ScoreCache(path), HitCounts()
+        self._file = ScoreCache(path)
         self._generated, self._sampled = GenerationCache(self._file), SampleCache(self._file)
-        asked = self._lock, self._counts
-        self._scores: AskedOnce[ContinuationScore] = AskedOnce(self._store_scores, *asked)
-        self._generations: AskedOnce[Generated] = AskedOnce(partial(self._store_answers, self._generated), *asked)
-        self._samples: AskedOnce[list[Sampled]] = AskedOnce(partial(self._store_answers, self._sampled), *asked)
+        self._scores: AskedOnce[ContinuationScore] = AskedOnce(self._store_scores, self._lock)
+        self._generations: AskedOnce[Generated] = AskedOnce(partial(self._store_answers, self._generated), self._lock)
+        self._samples: AskedOnce[list[Sampled]] = AskedOnce(partial(self._store_answers, self._sampled), self._lock)
 
     def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
         return self.uncached.units(prefixes, continuations)
@@ -98,42 +253,37 @@ class CachingLM(WaitsForSubmitted):
     @property
     def num_hits(self) -> int:
         """Pairs and answers asked for since the start that did not have to be computed."""
-        return self._counts.hits
+        return sum(asked.hits for asked in self._asked())
 
     @property
     def num_misses(self) -> int:
-        return self._counts.misses
-
-    @property
-    def hit_share(self) -> float:
-        """Share of hits in what was asked for since the start."""
-        return self.num_hits / max(1, self.num_hits + self.num_misses)
+        return sum(asked.misses for asked in self._asked())
 
     def metrics(self) -> dict[str, float]:
-        """The LM's own, and hits and misses since the start."""
-        hits = {"hit_share": self.hit_share, "hits": float(self.num_hits), "misses": float(self.num_misses)}
-        return self.uncached.metrics() | hits
+        """The LM's own, and hits, misses and the share of hits since the start."""
+        hits, misses = self.num_hits, self.num_misses
+        counted = {"hit_share": hits / max(1, hits + misses), "hits": float(hits), "misses": float(misses)}
+        return self.uncached.metrics() | counted
 
     def close(self) -> None:
         self.uncached.close()  # first: its answers are stored until it is closed
-        for asked in (self._scores, self._generations, self._samples):
+        for asked in self._asked():
             asked.close()
         with self._lock:
-            try:
-                self._store_scores([])
-            except RunError as error:  # counts are not worth a run that is done
-                log.warning(f"hits and misses are not counted: {error}")
             self._file.close()
+
+    def _asked(self) -> tuple[AskedOnce, ...]:
+        return self._scores, self._generations, self._samples
 
     def _submit(
         self,
         prefixes: Sequence[str],
         continuations: Sequence[str],
         opening: str | None,
-        stored: Callable[[Sequence[Key]], dict[Key, Answer]],
-        shape: Callable[[ContinuationScore], Answer],
+        stored: Callable[[Sequence[Key]], dict[Key, Score]],
+        shape: Callable[[ContinuationScore], Score],
         with_tokens: bool,
-    ) -> "Future[list[Answer]]":
+    ) -> "Future[list[Score]]":
         require_texts(prefixes, "prefixes")
         require_texts(continuations, "continuations")
         keys = [pair_key(self.identity, p, c) for p, c in zip(prefixes, continuations, strict=True)]
@@ -150,18 +300,15 @@ class CachingLM(WaitsForSubmitted):
                 return [(places, partial(ask, places, opening=opening))]
             return [(unit, partial(ask, unit)) for unit in self.uncached.units(before, after)]
 
-        answers: list[Answer | Future[ContinuationScore]] = self._scores.submit(keys, stored, units, with_tokens)
+        answers: list[Score | Future[ContinuationScore]] = self._scores.submit(keys, stored, units, with_tokens)
         return gather(answers, shape)
 
     def _store_scores(self, scores: list[tuple[Claim[ContinuationScore], ContinuationScore]]) -> None:
-        """Write scores, and the hits and misses that the file has not been told of."""
         new = [NewScore(claim.key, score, claim.with_tokens) for claim, score in scores]
-        self._file.store(self.identity, new, *self._counts.untold)
-        self._counts.are_told()
+        self._file.store(self.identity, new)
 
     def _store_answers(self, table: AnswerTable, answers: list[tuple[Claim, Any]]) -> None:
-        table.store(self.identity, {claim.key: answer for claim, answer in answers}, *self._counts.untold)
-        self._counts.are_told()
+        table.store(self.identity, {claim.key: answer for claim, answer in answers})
 
 
 def _unchanged(answer: Whole) -> Whole:

@@ -56,7 +56,12 @@ class EncoderRetriever:
     ) -> None:
         require_texts(texts, "texts")
         if ids is not None:
-            _require_ids(ids, len(texts))
+            require_texts(ids, "ids")
+            if len(ids) != len(texts):
+                raise ValueError(f"{len(texts)} texts but {len(ids)} ids")
+            if len(set(ids)) < len(ids):
+                twice = next(one for place, one in enumerate(ids) if one in ids[:place])
+                raise UserError(f"id {twice!r} occurs twice; expected another id for each text")
         if not texts:
             raise ValueError("there are no texts to search")
         if empty := [row for row, text in enumerate(texts) if not text.strip()]:
@@ -84,15 +89,6 @@ class EncoderRetriever:
         similarities = np.einsum("nd,d->n", self._vectors, query)
         rows = np.argsort(-similarities, kind="stable")[:k]
         return [Retrieved(self._texts[row], float(similarities[row]), self._ids[row]) for row in rows]
-
-
-def _require_ids(ids: Sequence[str], num_texts: int) -> None:
-    require_texts(ids, "ids")
-    if len(ids) != num_texts:
-        raise ValueError(f"{num_texts} texts but {len(ids)} ids")
-    if len(set(ids)) < len(ids):
-        twice = next(one for place, one in enumerate(ids) if one in ids[:place])
-        raise UserError(f"id {twice!r} occurs twice; expected another id for each text")
 
 
 def _vectors(encoder: TextEncoder, texts: list[str], method: str) -> np.ndarray:

@@ -92,9 +92,13 @@ def check_gpus() -> None:
 
 def unusable_gpus() -> str | None:
     """Versions and the fix, where a driver gives GPUs and torch finds none; None where they are hidden on purpose."""
-    if torch.cuda.is_available() or os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN or not _gives_gpus():
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN
+    if torch.cuda.is_available() or is_hidden or not DRIVER.exists():
         return None
-    driver = _driver_version()
+    if not any(_opens(device) for device in DEVICES.glob("nvidia[0-9]*")):  # a container or a SLURM step may have none
+        return None
+    version = re.search(r"Kernel Module\b\D*?(?:x86_64|aarch64)?\s+(\d+(?:\.\d+)+)", DRIVER.read_text())
+    driver = version.group(1) if version else "0"
     if torch.version.cuda is None:
         return f"a GPU is here (driver {driver}), but torch {torch.__version__} is built without CUDA: {OLDER_CUDA}"
     needed = DRIVER_OF_CUDA.get(torch.version.cuda.partition(".")[0])
@@ -104,22 +108,12 @@ def unusable_gpus() -> str | None:
     return f"{found} wants a driver from {needed} on: install one, or {OLDER_CUDA}"
 
 
-def _gives_gpus() -> bool:
-    """A driver is loaded, and a device of it may be opened: a container or a SLURM step may have none."""
-    return DRIVER.exists() and any(_opens(device) for device in DEVICES.glob("nvidia[0-9]*"))
-
-
 def _opens(device: Path) -> bool:
     try:
         device.open("rb+", buffering=0).close()
     except OSError:
         return False
     return True
-
-
-def _driver_version() -> str:
-    found = re.search(r"Kernel Module\b\D*?(?:x86_64|aarch64)?\s+(\d+(?:\.\d+)+)", DRIVER.read_text())
-    return found.group(1) if found else "0"
 
 
 def available_memory() -> int:

@@ -59,12 +59,16 @@ def adapter_settings(backbone: PreTrainedModel, lora: LoRAConfig, frozen_layers:
     require_extra("lora", "peft", what="lora.rank")
     from peft import LoraConfig
 
+    excluded = POOLER  # a regular expression of names: no vector depends on the pooler, and frozen layers do not learn
+    if frozen_layers:
+        frozen = "|".join(str(number) for number in range(frozen_layers))
+        excluded = rf"{POOLER}|{re.escape(layers_of(backbone)[0])}\.({frozen})\..*"
     return LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha if lora.alpha is not None else DEFAULT_SCALE * lora.rank,
         lora_dropout=lora.dropout,
         target_modules=_targets(backbone, lora.targets),
-        exclude_modules=_excluded(backbone, frozen_layers),
+        exclude_modules=excluded,
         task_type="FEATURE_EXTRACTION",
         base_model_name_or_path=backbone.name_or_path,
     )
@@ -86,8 +90,13 @@ def merged(backbone: PreTrainedModel) -> PreTrainedModel:
     shared = itertools.chain(backbone.parameters(), backbone.buffers())
     whole: Any = copy.deepcopy(backbone, {id(tensor): tensor for tensor in shared})
     del whole.peft_config
-    for name, layer in [(name, layer) for name, layer in whole.named_modules() if isinstance(layer, LoraLayer)]:
-        whole.set_submodule(name, _merged_layer(layer))
+    layers: list[tuple[str, Any]] = [pair for pair in whole.named_modules() if isinstance(pair[1], LoraLayer)]
+    for name, layer in layers:
+        linear: Any = layer.get_base_layer()
+        with torch.no_grad(), torch.autocast(linear.weight.device.type, enabled=False):
+            weight = linear.weight + layer.get_delta_weight(NAME)
+        linear.weight = nn.Parameter(weight, requires_grad=False)
+        whole.set_submodule(name, linear)
     return whole
 
 
@@ -114,21 +123,13 @@ def keep_adapter(source: Path, target: Path) -> None:
         write_checksums(target)
 
 
-def _merged_layer(layer: Any) -> nn.Module:
-    """The adapted layer's own linear layer, of a copy, with the sum as its weight."""
-    linear: Any = layer.get_base_layer()
-    with torch.no_grad(), torch.autocast(linear.weight.device.type, enabled=False):
-        weight = linear.weight + layer.get_delta_weight(NAME)
-    linear.weight = nn.Parameter(weight, requires_grad=False)
-    assert isinstance(linear, nn.Module)
-    return linear
-
-
 def _targets(backbone: PreTrainedModel, asked: list[str]) -> list[str]:
     """The last parts of names of linear layers: those asked for, else peft's for the architecture."""
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as DEFAULTS
 
-    linear = _linear_names(backbone)
+    # Of layers that a vector depends on.
+    names = (name for name, part in backbone.named_modules() if isinstance(part, nn.Linear))
+    linear = {name.rpartition(".")[2] for name in names if not name.startswith("pooler.")}
     kind = backbone.config.model_type
     targets = asked or list(DEFAULTS.get(kind, []))
     if not targets:
@@ -144,22 +145,8 @@ def _targets(backbone: PreTrainedModel, asked: list[str]) -> list[str]:
     return targets
 
 
-def _linear_names(backbone: PreTrainedModel) -> set[str]:
-    """Of layers that a vector depends on."""
-    linear = (name for name, part in backbone.named_modules() if isinstance(part, nn.Linear))
-    return {name.rpartition(".")[2] for name in linear if not name.startswith("pooler.")}
-
-
 def _listed(names: Collection[str]) -> str:
     return ", ".join(sorted(names))
-
-
-def _excluded(backbone: PreTrainedModel, frozen_layers: int) -> str:
-    """A regular expression of names in the pooler, on which no vector depends, and in frozen layers."""
-    if frozen_layers == 0:
-        return POOLER
-    name, _ = layers_of(backbone)
-    return rf"{POOLER}|{re.escape(name)}\.({'|'.join(str(number) for number in range(frozen_layers))})\..*"
 
 
 KEY = "retriever.frozen_layers"
@@ -189,7 +176,8 @@ def layers_of(backbone: PreTrainedModel) -> tuple[str, nn.ModuleList]:
     """Name and list of the layers, in the order in which a text goes through them. Raises UserError for none."""
     count = int(backbone.config.num_hidden_layers)
     lists = {name: part for name, part in backbone.named_modules() if isinstance(part, nn.ModuleList)}
-    found = {name: part for name, part in lists.items() if len(part) == count and not _is_inside(name, lists)}
+    outer = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
+    found = {name: lists[name] for name in outer if len(lists[name]) == count}
     if len(found) != 1:
         has = ", ".join(f"{name} of {len(part)}" for name, part in lists.items()) or "none"
         raise UserError(
@@ -197,10 +185,6 @@ def layers_of(backbone: PreTrainedModel) -> tuple[str, nn.ModuleList]:
             f"{has}); leave it out"
         )
     return next(iter(found.items()))
-
-
-def _is_inside(name: str, lists: dict[str, nn.ModuleList]) -> bool:
-    return any(name.startswith(f"{other}.") for other in lists)
 
 
 def _round_embeddings(backbone: PreTrainedModel, layers: str) -> list[nn.Module]:

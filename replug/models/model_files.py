@@ -2,7 +2,7 @@
 
 transformers says nothing of much that is wrong. Where a folder has no tokenizer files it invents a tokenizer of five
 tokens; `AutoModel` takes a causal LM for an encoder, and `AutoModelForCausalLM` takes an encoder for an LM. Each would
-train to the end. `models.local.sense` looks at what only weights can tell. `load_whole` is the one place from which
+train to the end. `models.local.weights` looks at what only weights can tell. `load_whole` is the one place from which
 weights are loaded, all of them and no others: transformers draws at random what a folder lacks, with a line in a log.
 Code that comes with a model is never run, and no pickle is read.
 """
@@ -36,7 +36,7 @@ def loading(key: str, path: str) -> Iterator[None]:
         raise
     except (OSError, ValueError, SafetensorError) as error:
         where = "" if Path(path).is_dir() else ", neither a folder nor found on the hub"
-        raise UserError(f"{key}: cannot load {path}{where}: {str(error).strip().splitlines()[0]}") from error
+        raise UserError(f"{key}: cannot load {path}{where}: {_first_line(error)}") from error
 
 
 def read_model_config(path: str, key: str) -> PreTrainedConfig:
@@ -53,7 +53,9 @@ def lm_shape(config: PreTrainedConfig) -> LMShape:
 
 def load_tokenizer(path: str, key: str = "lm.path") -> PreTrainedTokenizerBase:
     """The model's own tokenizer. Raises UserError, which names the key, where there is no fast one."""
-    _require_tokenizer_files(path, key)
+    folder = Path(path)
+    if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise UserError(f"{key}: {path} has no tokenizer (tokenizer.json); copy the files that came with the weights")
     with loading(key, path):
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     if not tokenizer.is_fast:
@@ -64,7 +66,9 @@ def load_tokenizer(path: str, key: str = "lm.path") -> PreTrainedTokenizerBase:
 def load_lm_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a causal LM, whose weights are not read. Raises UserError where it is not an LM's own."""
     config = read_model_config(path, "lm.path")
-    _require_causal_lm(config, path)
+    names = config.architectures or [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, config.model_type)]
+    if not CAUSAL_LMS & set(names):
+        raise UserError(f"lm.path: {path} holds a {names[0]}; expected a causal LM, which predicts the next token")
     tokenizer = load_tokenizer(path)
     if tokenizer.eos_token_id is None:
         raise UserError(f"lm.path: the tokenizer of {path} has no end-of-text token; set eos_token in its config")
@@ -87,18 +91,6 @@ def require_own_tokenizer(tokenizer: PreTrainedTokenizerBase, num_rows: int | No
     )
 
 
-def _require_tokenizer_files(path: str, key: str) -> None:
-    folder = Path(path)
-    if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise UserError(f"{key}: {path} has no tokenizer (tokenizer.json); copy the files that came with the weights")
-
-
-def _require_causal_lm(config: PreTrainedConfig, path: str) -> None:
-    names = config.architectures or [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, config.model_type)]
-    if not CAUSAL_LMS & set(names):
-        raise UserError(f"lm.path: {path} holds a {names[0]}; expected a causal LM, which predicts the next token")
-
-
 COMPUTED = ("position_ids", "inv_freq")  # tables that follow from the configuration, in files of earlier versions
 SHOWN = 3
 
@@ -116,7 +108,8 @@ def load_whole(kind: Any, path: str, key: str, unused: tuple[str, ...] = (), **o
     except RuntimeError as error:  # weights of another shape than the configuration's
         raise UserError(f"{key}: the weights in {path} do not fit its config.json: {_first_line(error)}") from error
     missing = [name for name in report["missing_keys"] if not _is_of(name, unused)]
-    unexpected = [name for name in report["unexpected_keys"] if not _is_of(name, unused) and not _is_computed(name)]
+    unexpected = [name for name in report["unexpected_keys"] if not _is_of(name, unused)]
+    unexpected = [name for name in unexpected if name.rpartition(".")[2] not in COMPUTED]
     if missing:
         raise UserError(
             f"{key}: {path} lacks {_named(missing)}, which would be drawn at random: bring all weights of the model, "
@@ -133,10 +126,6 @@ def load_whole(kind: Any, path: str, key: str, unused: tuple[str, ...] = (), **o
 def _is_of(name: str, parts: Iterable[str]) -> bool:
     """Whether a weight belongs to one of these parts, at whatever depth."""
     return any(f".{part}." in f".{name}" for part in parts)
-
-
-def _is_computed(name: str) -> bool:
-    return name.rpartition(".")[2] in COMPUTED
 
 
 def _named(names: Iterable[str]) -> str:

@@ -95,7 +95,10 @@ class Policy:
         if self.signal not in SIGNALS:
             raise UserError(f"signal {self.signal!r} is unknown; expected one of {', '.join(SIGNALS)}")
         for relation, threshold in (*self.thresholds.items(), ("pooled", self.pooled)):
-            if not _is_threshold(threshold):
+            is_known = threshold in (NEVER, ALWAYS)
+            if isinstance(threshold, int | float) and not isinstance(threshold, bool):
+                is_known = math.isfinite(threshold)
+            if not is_known:
                 raise UserError(f"threshold {threshold!r} of {relation}: expected a finite number, 'never' or 'always'")
 
     @property
@@ -202,7 +205,6 @@ def load_policy(path: Path) -> Policy:
     """A policy from its file. Raises UserError naming the file and what of it cannot be read."""
     content = _read(path)
     names = list(Policy.__dataclass_fields__)
-    content.setdefault("temperature", 1.0)  # files of before an ensemble had one
     missing = [name for name in (*names, "retrieves_when") if name not in content]
     unknown = [name for name in content if name not in (*names, "format", "retrieves_when")]
     if missing or unknown:
@@ -230,9 +232,3 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"{path} is no policy of format {FORMAT}; `replug adapt fit` writes it anew")
     return content
-
-
-def _is_threshold(value: object) -> bool:
-    if isinstance(value, str):
-        return value in (NEVER, ALWAYS)
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -64,7 +64,13 @@ def data_origin(config: Config) -> Origin:
     data = config.data
     if data.source:
         keys = RAW_KEYS + (DEV_KEYS if data.num_dev else ())
-        origin = {**_data_keys(config, keys), "seed": config.seed, **_tokenizer_key(config), **_bound_key(config)}
+        lm_path = config.lm.tokenizer or config.lm.path
+        origin: Origin = {**{f"data.{name}": getattr(data, name) for name in keys}, "seed": config.seed}
+        paths = {"lm": lm_path, "retriever": config.retriever.path}
+        if data.tokenizer in paths:  # which model's tokens the texts were cut by
+            origin[f"{data.tokenizer}.path"] = paths[data.tokenizer]
+        if limits := _lm_limits(config):  # which LM must hold the pieces, and how many of its tokens
+            origin |= {"lm.path": lm_path, LM_TOKENS: list(limits)}
         found = source_fingerprint(data.source)
         return {**origin, "data.source (files)": found} if found else origin
     return {f"data.{name} (sha256)": file_sha256(path) for name, path in _row_files(config).items()}
@@ -92,13 +98,6 @@ def corpus_to_index(config: Config, default_out: Path, index_root: Path) -> Corp
     return prepared_set(config, default_out)
 
 
-def _tokenizer_key(config: Config) -> dict[str, object]:
-    """Which model's tokens the texts were cut by."""
-    paths = {"lm": config.lm.tokenizer or config.lm.path, "retriever": config.retriever.path}
-    name = config.data.tokenizer
-    return {f"{name}.path": paths[name]} if name in paths else {}
-
-
 def tokens_at_most(config: Config, prepared: PreparedSet) -> tuple[int, int] | None:
     """The most tokens of this LM in a document, and in a context or continuation, by how the set was cut.
 
@@ -112,12 +111,6 @@ def tokens_at_most(config: Config, prepared: PreparedSet) -> tuple[int, int] | N
         return RETOKENIZED * (origin["data.document_tokens"] or window), RETOKENIZED * window
     document, window = origin[LM_TOKENS]
     return document, window
-
-
-def _bound_key(config: Config) -> dict[str, object]:
-    """Which LM must hold the pieces, and how many of its tokens."""
-    limits = _lm_limits(config)
-    return {"lm.path": config.lm.tokenizer or config.lm.path, LM_TOKENS: list(limits)} if limits else {}
 
 
 def _lm_limits(config: Config) -> tuple[int, int] | None:
@@ -140,10 +133,6 @@ def _lm_limits(config: Config) -> tuple[int, int] | None:
             "context, or lm.too_long=truncate"
         )
     return room * document // parts, room * data.window // parts
-
-
-def _data_keys(config: Config, names: tuple[str, ...]) -> dict[str, object]:
-    return {f"data.{name}": getattr(config.data, name) for name in names}
 
 
 def _tokenizers(config: Config) -> Tokenizers:

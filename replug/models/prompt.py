@@ -46,7 +46,14 @@ class PromptTemplate:
             if excess <= 0:
                 return whole
             self.num_truncated += 1
-            return self._truncate(document, context, continuation, excess, keep_end)
+            while excess > 0:  # until it fits: what is cut may be joined by other tokens than before
+                if document:
+                    document = self._cut(document, excess, keep_end) or None  # the separator goes with its last token
+                else:
+                    document = None
+                    context = self._cut(context, excess, keep_end=True)
+                excess = self._excess(self._join(document, context), continuation)
+            return self._join(document, context)
 
     def fit(
         self, document: str | None, build: Callable[[str | None], str], num_after: int, keep_end: bool = False
@@ -102,30 +109,11 @@ class PromptTemplate:
         assert self._tokenizer is not None and self._max_tokens is not None
         return len(pair_token_ids(self._tokenizer, prompt, " ")[0]) + num_after - self._max_tokens
 
-    def _truncate(self, document: str | None, context: str, continuation: str, excess: int, keep_end: bool) -> str:
-        """Cut until it fits: what is cut may be joined by other tokens than before."""
-        while excess > 0:
-            if document:
-                document = self._cut(document, excess, keep_end) or None  # the separator goes with its last token
-            else:
-                document = None
-                context = self._cut_beginning(context, excess)
-            excess = self._excess(self._join(document, context), continuation)
-        return self._join(document, context)
-
-    def _cut(self, document: str, num_tokens: int, keep_end: bool) -> str:
-        return self._cut_beginning(document, num_tokens) if keep_end else self._cut_end(document, num_tokens)
-
-    def _cut_end(self, text: str, num_tokens: int) -> str:
-        spans = self._spans(text)
-        return text[: spans[-num_tokens][0]] if num_tokens < len(spans) else ""
-
-    def _cut_beginning(self, text: str, num_tokens: int) -> str:
-        spans = self._spans(text)
-        return text[spans[num_tokens - 1][1] :] if num_tokens < len(spans) else ""
-
-    def _spans(self, text: str) -> list[tuple[int, int]]:
+    def _cut(self, text: str, num_tokens: int, keep_end: bool) -> str:
+        """Return the text without its last tokens, or with `keep_end` without its first."""
         assert self._tokenizer is not None
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         spans: list[tuple[int, int]] = encoded["offset_mapping"]
-        return spans
+        if num_tokens >= len(spans):
+            return ""
+        return text[spans[num_tokens - 1][1] :] if keep_end else text[: spans[-num_tokens][0]]

@@ -134,7 +134,16 @@ class ReplugLM:
             for context, continuation, found in zip(contexts, continuations, documents, strict=True)
         ]
         scores = self._score(contexts, prompts, continuations)
-        return [self._mixed(given, found) for given, found in zip(scores, documents, strict=True)]
+        mixed = []
+        for given, found in zip(scores, documents, strict=True):
+            if not found:
+                mixed.append(given[0])
+                continue
+            logprobs = np.stack([score.token_logprobs for score in given])
+            similarities = np.array([one.similarity for one in found])
+            mixture = mix_token_logprobs(logprobs, similarities, self.temperature)
+            mixed.append(ContinuationScore(mixture.astype(np.float32)))
+        return mixed
 
     @overload
     def generate(self, prompts: str, max_new_tokens: int, stop: Stop = None) -> str: ...  # type: ignore[overload-overlap]
@@ -273,15 +282,15 @@ class ReplugLM:
         """Draws from the mixture of each prompt's documents: one generation for each sample."""
         self._require_no_policy()
         documents = self.retrieve(prompts)
-        return [
-            [self._sample_one(prompt, options, number, found) for number in range(options.num_samples)]
-            for prompt, found in zip(prompts, documents, strict=True)
-        ]
-
-    def _sample_one(self, prompt: str, options: SamplingOptions, number: int, found: Sequence[Retrieved]) -> Sampled:
-        one = options.of_one_answer(options.draw_seed(prompt, number))
-        drawn = self._lm.generate_ensemble(self._prompts(prompt, "", found), self._weights(found), one)
-        return Sampled(drawn.text, drawn.token_logprobs)
+        samples: list[list[Sampled]] = []
+        for prompt, found in zip(prompts, documents, strict=True):
+            asked = self._mixture(prompt, found)
+            seeds = [options.draw_seed(prompt, number) for number in range(options.num_samples)]
+            drawn = [
+                self._lm.generate_ensemble(asked.prompts, asked.weights, options.of_one_answer(seed)) for seed in seeds
+            ]
+            samples.append([Sampled(one.text, one.token_logprobs) for one in drawn])
+        return samples
 
     def _documents(self, texts: Sequence[str], documents: Documents | None) -> Documents:
         if documents is None:
@@ -309,13 +318,6 @@ class ReplugLM:
         if not documents:
             return [1.0]
         return document_weights([found.similarity for found in documents], self.temperature).tolist()
-
-    def _mixed(self, scores: list[ContinuationScore], documents: Sequence[Retrieved]) -> ContinuationScore:
-        if not documents:
-            return scores[0]
-        given = np.stack([score.token_logprobs for score in scores])
-        similarities = np.array([found.similarity for found in documents])
-        return ContinuationScore(mix_token_logprobs(given, similarities, self.temperature).astype(np.float32))
 
     def _score(
         self, contexts: Sequence[str], prompts: list[list[str]], continuations: Sequence[str]

@@ -1,4 +1,4 @@
-"""The file of LM scores: what was computed, by which model, and how often it was asked for.
+"""The file of LM scores: what was computed, and by which model.
 
 Answers are in it too, in tables of their own (`models/answer_table.py`).
 
@@ -32,11 +32,10 @@ Key = bytes
 
 # In the file's header: "RPLG", and the version of what follows.
 APPLICATION_ID = 0x52504C47
-FORMAT = 5
+FORMAT = 6
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS models (
-    id INTEGER PRIMARY KEY, identity TEXT NOT NULL UNIQUE, fingerprint BLOB,
-    hits INTEGER NOT NULL DEFAULT 0, misses INTEGER NOT NULL DEFAULT 0
+    id INTEGER PRIMARY KEY, identity TEXT NOT NULL UNIQUE, fingerprint BLOB
 );
 CREATE TABLE IF NOT EXISTS scores (
     key BLOB PRIMARY KEY, model INTEGER NOT NULL, sum REAL NOT NULL, num_tokens INTEGER NOT NULL,
@@ -85,25 +84,6 @@ class NewScore:
     with_tokens: bool
 
 
-class HitCounts:
-    """How often what was asked for was there, since the start. Safe under the lock round the file only."""
-
-    def __init__(self) -> None:
-        self.hits = self.misses = 0
-        self._told = (0, 0)
-
-    def add(self, hits: int, misses: int) -> None:
-        self.hits, self.misses = self.hits + hits, self.misses + misses
-
-    @property
-    def untold(self) -> tuple[int, int]:
-        """Hits and misses that the file does not know of."""
-        return self.hits - self._told[0], self.misses - self._told[1]
-
-    def are_told(self) -> None:
-        self._told = self.hits, self.misses
-
-
 @dataclass(frozen=True, slots=True)
 class ModelUse:
     """What the file holds of one LM: rows of scores, answers, and prompts whose samples it has.
@@ -116,8 +96,6 @@ class ModelUse:
     rows_with_tokens: int
     generations: int
     samples: int
-    hits: int
-    misses: int
     oldest: int | None
     newest: int | None
 
@@ -162,12 +140,18 @@ class ScoreCache:
         rows = self.select("SELECT key, logprobs FROM scores WHERE logprobs IS NOT NULL AND key IN ({})", keys)
         return {key: ContinuationScore(np.frombuffer(logprobs, LOGPROBS_DTYPE)) for key, logprobs in rows}
 
-    def store(self, identity: str, scores: Iterable[NewScore], hits: int = 0, misses: int = 0) -> None:
-        """Add scores of a model, and to its counts of pairs asked for, in one transaction."""
+    def store(self, identity: str, scores: Iterable[NewScore]) -> None:
+        """Add scores of a model, in one transaction."""
         now = int(time.time())
         with self.transaction():
-            model = self.count(identity, hits, misses)
-            rows = [_row(new, model, now) for new in scores if _is_sound(new.score)]
+            model = self.model_number(identity)
+            rows = []
+            for new in scores:
+                score, logprobs = new.score, None
+                if new.with_tokens:
+                    logprobs = score.token_logprobs.astype(LOGPROBS_DTYPE).tobytes()
+                if score.num_tokens > 0 and np.isfinite(score.sum_logprob):
+                    rows.append((new.key, model, float(score.sum_logprob), int(score.num_tokens), now, logprobs))
             self._database.executemany(INSERT, sorted(rows))  # by key: a page is filled once
 
     def identity_like(self, name: str, fingerprint: np.ndarray) -> str:
@@ -181,7 +165,12 @@ class ScoreCache:
         with self.transaction():
             rows = self._database.execute("SELECT identity, fingerprint FROM models WHERE fingerprint IS NOT NULL")
             stored = {who: np.frombuffer(blob, LOGPROBS_DTYPE) for who, blob in rows if who.rpartition("#")[0] == name}
-            alike = {who: float(np.abs(then - now).mean()) for who, then in stored.items() if _is_alike(then, now)}
+            apart = {who: np.abs(then - now) for who, then in stored.items() if then.shape == now.shape}
+            alike = {
+                who: float(difference.mean())
+                for who, difference in apart.items()
+                if difference.max() <= MAX_FINGERPRINT_NATS and difference.mean() <= MEAN_FINGERPRINT_NATS
+            }
             if alike:
                 return min(alike, key=lambda who: alike[who])
             identity = f"{name}#{hashlib.blake2b(now.tobytes(), digest_size=4).hexdigest()}"
@@ -191,7 +180,7 @@ class ScoreCache:
     def models(self) -> list[ModelUse]:
         """Every LM that the file knows, in the order it met them."""
         with self._explained():
-            known = self._database.execute("SELECT id, identity, hits, misses FROM models ORDER BY id").fetchall()
+            known = self._database.execute("SELECT id, identity FROM models ORDER BY id").fetchall()
             return [self._use(*model) for model in known]
 
     def num_rows(self, table: str = "scores") -> int:
@@ -211,12 +200,9 @@ class ScoreCache:
             return str(error)
         return None if found == "ok" else " ".join(found.split())
 
-    def count(self, identity: str, hits: int, misses: int) -> int:
-        """Add to a model's counts, within a transaction; returns its number in the file."""
+    def model_number(self, identity: str) -> int:
+        """Return the number of a model in the file, within a transaction; a new model is added."""
         self._database.execute("INSERT INTO models (identity) VALUES (?) ON CONFLICT DO NOTHING", (identity,))
-        self._database.execute(
-            "UPDATE models SET hits = hits + ?, misses = misses + ? WHERE identity = ?", (hits, misses, identity)
-        )
         return self._database.execute("SELECT id FROM models WHERE identity = ?", (identity,)).fetchone()[0]
 
     def select(self, query: str, keys: Sequence[Key]) -> Iterator[tuple]:
@@ -226,7 +212,7 @@ class ScoreCache:
                 some = keys[start : start + KEYS_PER_QUERY]
                 yield from self._database.execute(query.format(",".join("?" * len(some))), some)
 
-    def _use(self, model: int, identity: str, hits: int, misses: int) -> ModelUse:
+    def _use(self, model: int, identity: str) -> ModelUse:
         scores = "SELECT count(*), count(logprobs), min(created), max(created) FROM scores WHERE model = ?"
         answers = "SELECT count(*), min(created), max(created) FROM {} WHERE model = ?"
         rows, with_tokens, *times = self._database.execute(scores, (model,)).fetchone()
@@ -238,7 +224,7 @@ class ScoreCache:
         generations, samples = counts
         known = [seconds for seconds in times if seconds is not None]
         first, last = min(known, default=None), max(known, default=None)
-        return ModelUse(identity, rows, with_tokens, generations, samples, hits, misses, first, last)
+        return ModelUse(identity, rows, with_tokens, generations, samples, first, last)
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -258,7 +244,10 @@ class ScoreCache:
 def _open(path: Path) -> sqlite3.Connection:
     remove = "give another file, or remove this one: its scores are computed again"
     try:
-        _require_database(path, remove)
+        if path.is_file():  # SQLite takes a file of a byte or two for an empty database
+            with path.open("rb") as file:
+                if file.read(len(SQLITE_HEADER)) not in (b"", SQLITE_HEADER):
+                    raise UserError(f"{path} is damaged, or no cache of scores: file is not a database; {remove}")
         path.parent.mkdir(parents=True, exist_ok=True)
         database = sqlite3.connect(
             path, timeout=SECONDS_TO_WAIT_FOR_WRITERS, isolation_level=None, check_same_thread=False
@@ -270,8 +259,9 @@ def _open(path: Path) -> sqlite3.Connection:
             database.executescript("BEGIN EXCLUSIVE; COMMIT;")
         is_new = not _is_ours(path, database)
         _switch_journal(database, "TRUNCATE" if is_shared else "WAL")
-        if is_new or not _has_all_tables(database):
-            _make(database)
+        if is_new:  # one transaction: nobody sees half of the tables, and a second maker finds them whole
+            header = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT};"
+            database.executescript(f"BEGIN IMMEDIATE; {SCHEMA} {header} COMMIT;")
         database.execute("PRAGMA synchronous=NORMAL")
     except (sqlite3.Error, OSError) as error:
         if _is_damage(error):
@@ -279,16 +269,6 @@ def _open(path: Path) -> sqlite3.Connection:
         reason = _in_use(path, error) or f"{path}: the cache of scores cannot be opened: {error}; give another file"
         raise UserError(reason) from error
     return database
-
-
-def _require_database(path: Path, remove: str) -> None:
-    """Raise UserError for a file of another kind: SQLite takes one of a byte or two for an empty database."""
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        begins = file.read(len(SQLITE_HEADER))
-    if begins not in (b"", SQLITE_HEADER):
-        raise UserError(f"{path} is damaged, or no cache of scores: file is not a database; {remove}")
 
 
 def _is_ours(path: Path, database: sqlite3.Connection) -> bool:
@@ -303,20 +283,6 @@ def _is_ours(path: Path, database: sqlite3.Connection) -> bool:
         f"{path} is not a cache of scores of format {FORMAT}, but {found}; give another file, or remove this one "
         "if it is a cache: its scores are computed again"
     )
-
-
-def _has_all_tables(database: sqlite3.Connection) -> bool:
-    names = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
-    return names.issuperset(TABLES_OF_ANSWERS)
-
-
-def _make(database: sqlite3.Connection) -> None:
-    """Tables and header in one transaction: nobody sees half of them, and a second maker finds them whole.
-
-    A file of before answers were stored gets their tables; the rest of it stays.
-    """
-    header = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT};"
-    database.executescript(f"BEGIN IMMEDIATE; {SCHEMA} {header} COMMIT;")
 
 
 def _switch_journal(database: sqlite3.Connection, mode: str) -> None:
@@ -355,19 +321,3 @@ def _is_busy(error: Exception) -> bool:
 
 def _is_damage(error: Exception) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGED
-
-
-def _row(new: NewScore, model: int, now: int) -> tuple:
-    logprobs = new.score.token_logprobs.astype(LOGPROBS_DTYPE).tobytes() if new.with_tokens else None
-    return new.key, model, float(new.score.sum_logprob), int(new.score.num_tokens), now, logprobs
-
-
-def _is_sound(score: ContinuationScore) -> bool:
-    return score.num_tokens > 0 and bool(np.isfinite(score.sum_logprob))
-
-
-def _is_alike(then: np.ndarray, now: np.ndarray) -> bool:
-    if then.shape != now.shape:
-        return False
-    difference = np.abs(then - now)
-    return bool(difference.max() <= MAX_FINGERPRINT_NATS and difference.mean() <= MEAN_FINGERPRINT_NATS)

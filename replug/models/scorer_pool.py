@@ -56,17 +56,6 @@ class Answer:
     devices: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Launched:
-    """A call whose passes are with the device; `ended` where it has done them."""
-
-    scores: Pending
-    began: float
-    ended: float | None
-    tokens: int
-    padded_tokens: int
-
-
 class Scorer:
     """One replica: a plain class, made an actor where the pool is built. Its LM is loaded by the first call.
 
@@ -93,7 +82,23 @@ class Scorer:
         return self._compute(lambda: [score.token_logprobs for score in self._lm.score(*PROBE)])
 
     def score(self, prefixes: Sequence[str], continuations: Sequence[str], opening: str | None = None) -> Answer:
-        return self._fetch(self._compute(partial(self._launch, self._scoring(prefixes, continuations, opening))))
+        """Return the scores, and the seconds of the device alone: a call behind another begins where that one ends."""
+        scoring = self._scoring(prefixes, continuations, opening)
+
+        def launch() -> tuple[Pending, float, float | None, int, int]:
+            counts = self._lm.counts
+            tokens, padded, began = counts.tokens, counts.padded_tokens, time.monotonic()
+            scores = scoring()
+            ended = time.monotonic() if scores.done() else None
+            return scores, began, ended, counts.tokens - tokens, counts.padded_tokens - padded
+
+        pending, launched, ended, tokens, padded = self._compute(launch)
+        scores = pending.result()
+        ended = ended or time.monotonic()
+        with self._clock:
+            began = min(max(launched, self._free_at), ended)
+            self._free_at = max(self._free_at, ended)
+        return Answer(scores, self._number, began, ended - began, tokens, padded, self._devices)
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop) -> list[str]:
         return self._compute(lambda: self._lm.generate(prompts, max_new_tokens, stop))
@@ -120,23 +125,6 @@ class Scorer:
             call = lm.tokenize(prefixes, continuations, opening=opening)
         return partial(lm.launch, call)
 
-    def _launch(self, scoring: Callable[[], Pending]) -> "_Launched":
-        counts = self._lm.counts
-        tokens, padded, began = counts.tokens, counts.padded_tokens, time.monotonic()
-        scores = scoring()
-        ended = time.monotonic() if scores.done() else None
-        return _Launched(scores, began, ended, counts.tokens - tokens, counts.padded_tokens - padded)
-
-    def _fetch(self, launched: "_Launched") -> Answer:
-        """Seconds of the device alone: a call that was launched behind another begins where that one ends."""
-        scores = launched.scores.result()
-        ended = launched.ended or time.monotonic()
-        with self._clock:
-            began = min(max(launched.began, self._free_at), ended)
-            self._free_at = max(self._free_at, ended)
-        counts = launched.tokens, launched.padded_tokens
-        return Answer(scores, self._number, began, ended - began, *counts, self._devices)
-
 
 class ScorerPool(WaitsForSubmitted):
     """An `AsyncLM` over up to `num_replicas` actors."""
@@ -155,7 +143,7 @@ class ScorerPool(WaitsForSubmitted):
         self._unit_tokens = lm.tokens_per_unit(on_gpu=gpus > 0)
         threads = threads or max(1, available_cores() // num_replicas)
         env, actor = thread_env(threads)["env_vars"], ray.remote(Scorer)
-        self._meter = PoolMeter(num_replicas)
+        self._meter = PoolMeter()
         self._reference: list[np.ndarray] | None = None
         self.pool = ActorPool(
             lambda number: actor.options(**place(SCORER, number, gpus, env), max_concurrency=CALLS_AT_ONCE).remote(
@@ -241,33 +229,23 @@ class ScorerPool(WaitsForSubmitted):
 class PoolMeter:
     """Adds up what replicas report; `read` gives the rates since the last call."""
 
-    def __init__(self, num_replicas: int) -> None:
-        self._num_replicas = num_replicas
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._since = time.monotonic()
-        self._answers: list[Answer] = []
+        self._since, self._busy_seconds, self._tokens, self._padded = time.monotonic(), 0.0, 0, 0
 
     def add(self, answer: Answer) -> None:
         with self._lock:
-            self._answers.append(Answer([], answer.replica, 0.0, answer.seconds, answer.tokens, answer.padded_tokens))
+            self._busy_seconds += answer.seconds
+            self._tokens += answer.tokens
+            self._padded += answer.padded_tokens
 
     def read(self, num_up: int) -> dict[str, float]:
         with self._lock:
-            answers, self._answers = self._answers, []
-            seconds, self._since = time.monotonic() - self._since, time.monotonic()
-        tokens, padded = sum(a.tokens for a in answers), sum(a.padded_tokens for a in answers)
-        return {
-            "tokens_per_second": tokens / seconds,
-            "busy_share": min(1.0, sum(a.seconds for a in answers) / (seconds * max(1, num_up))),
-            "batch_fill": tokens / padded if padded else 1.0,
-            **{
-                f"replica_{number}/tokens_per_second": _rate([a for a in answers if a.replica == number])
-                for number in range(self._num_replicas)
-            },
-        }
-
-
-def _rate(answers: Sequence[Answer]) -> float:
-    """Tokens a second while busy."""
-    seconds = sum(a.seconds for a in answers)
-    return sum(a.tokens for a in answers) / seconds if seconds else 0.0
+            seconds = time.monotonic() - self._since
+            rates = {
+                "tokens_per_second": self._tokens / seconds,
+                "busy_share": min(1.0, self._busy_seconds / (seconds * max(1, num_up))),
+                "batch_fill": self._tokens / self._padded if self._padded else 1.0,
+            }
+            self._since, self._busy_seconds, self._tokens, self._padded = time.monotonic(), 0.0, 0, 0
+        return rates

@@ -22,7 +22,7 @@ from replug.planning.workload import Shape, index_size, searched_width, shape_of
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 WEIGHT_BYTES, GRADIENT_BYTES = 4, 4  # in float32
 LEARNING_BYTES = GRADIENT_BYTES + 8  # and Adam's two moments
-POSITIONS_PER_PRODUCT = 256  # given to the output layer at once (models/local/logprobs.py)
+POSITIONS_PER_PRODUCT = 256  # given to the output layer at once (models/local/output_layer.py)
 TOKENS_PER_PASS_GPU = 32_768  # of a builder, where no key says otherwise (models/hardware.py)
 TOKENS_PER_PASS_WITH_GRADIENT = 8192  # where no key says otherwise (models/encoder.py)
 ROW_BYTES = 4  # of a unit of width in what goes into a layer, which is float32 under autocast too

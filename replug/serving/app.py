@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from replug.config.errors import RunError, UserError
-from replug.models.black_box_lm import GreedyLM
 from replug.models.generation import GenerationOptions
+from replug.models.http.http_lm import HttpLM
 from replug.serving import answers
 from replug.serving.answers import AnswerForm, answered, error_of_lm, streamed, unexpected, within
 from replug.serving.batching import Metrics
@@ -185,7 +185,7 @@ def _add_generation(app: FastAPI, opened: Opened, limits: ServingLimits) -> None
 def _options(asked: CompletionRequest | ChatRequest, default_tokens: int, service: Service) -> GenerationOptions:
     """Return how the answer is decoded. What this LM cannot do is refused here, before a stream begins."""
     options = asked.options(service.limits, default_tokens)
-    if isinstance(service.lm, GreedyLM):
+    if isinstance(service.lm, HttpLM):
         try:
             service.lm.require_greedy(options)
         except UserError as error:

@@ -19,11 +19,10 @@ from jinja2 import TemplateError
 
 from replug.config.errors import RunError
 from replug.index_workers.local_index import FoundDocument
-from replug.models.black_box_lm import BlackBoxLM, Mixture, answer_mixtures
+from replug.models.black_box_lm import BlackBoxLM, GrowingAnswer, Mixture, answer_mixtures
 from replug.models.ensemble import document_weights
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.prompt import PromptTemplate, join_document
-from replug.models.streaming import GrowingAnswer
 from replug.serving.batching import BatchQueue, Metrics
 from replug.serving.index_holder import IndexHolder, ServedIndex
 from replug.serving.requests import QUERY, ApiError, Message, ServingLimits, Side, refused

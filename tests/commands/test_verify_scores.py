@@ -23,14 +23,14 @@ DAY = 86_400
 
 
 def fill(path: Path, identity: str, first: int, num_rows: int, with_tokens: bool = False, age_days: float = 0) -> None:
-    """Rows with keys of their own, asked for three times."""
+    """Rows with keys of their own."""
     cache = ScoreCache(path)
     logprobs = -np.random.default_rng(0).random(128, dtype=np.float32)
     rows = [
         NewScore(number.to_bytes(16, "big"), ContinuationScore(logprobs), with_tokens)
         for number in range(first, first + num_rows)
     ]
-    cache.store(identity, rows, hits=2 * num_rows, misses=num_rows)
+    cache.store(identity, rows)
     cache.close()
     change(path, f"UPDATE scores SET created = created - {age_days * DAY} WHERE key >= ?", first)
 
@@ -68,7 +68,6 @@ def test_json_says_all_that_is_known(path: Path, capsys: pytest.CaptureFixture) 
     assert answer["bytes"] >= path.stat().st_size > 400 * 128 * 4
     llama, gpt = answer["models"]
     assert (llama["identity"], llama["rows"], llama["rows_with_tokens"]) == ("llama#[bold]", 600, 0)
-    assert (llama["hits"], llama["misses"], llama["hit_share"]) == (1200, 600, pytest.approx(2 / 3))
     assert abs(llama["oldest"] - time.time()) < 60
     assert abs(gpt["newest"] - (time.time() - 3 * DAY)) < 60
 
@@ -78,16 +77,15 @@ def test_the_table_has_a_line_for_each_lm_and_its_name_as_it_is(path: Path, caps
     printed = capsys.readouterr().out
     assert f"{path}: 0.3 MB, 1000 rows, 400 of them with their tokens, 0 answers" in printed
     assert "llama#[bold]" in printed
-    assert "66.7%" in printed
     assert time.strftime("%Y-%m-%d", time.localtime(time.time() - 3 * DAY)) in printed
 
 
-def test_an_lm_that_was_never_asked_has_no_share(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_an_lm_without_rows_has_no_dates(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     cache = ScoreCache(tmp_path / "scores.sqlite")
     cache.store("lm", [])
     cache.close()
     (use,) = shown(tmp_path / "scores.sqlite", capsys)["models"]
-    assert (use["hit_share"], use["oldest"], use["newest"]) == (None, None, None)
+    assert (use["oldest"], use["newest"]) == (None, None)
     verify_scores(tmp_path / "scores.sqlite", as_json=False)
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from replug.config.errors import UserError
-from replug.models.answer_table import GenerationCache, generation_key
 from replug.models.caching_lm import CachingLM
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.http.http_lm import HttpLM
@@ -68,14 +67,6 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "scores.sqlite"
 
 
-def stored(path: Path) -> int:
-    """Answers in the file, as another process sees them."""
-    scores = ScoreCache(path)
-    number = scores.num_rows("generations")
-    scores.close()
-    return number
-
-
 # Asked once ---------------------------------------------------------------------------------------------
 
 
@@ -91,25 +82,8 @@ def test_an_equal_call_is_not_asked_twice_nor_after_the_file_was_opened_again(pa
     assert len(lm.calls) == 1
     again.close()
     scores = ScoreCache(path)
-    assert [(use.generations, use.hits, use.misses) for use in scores.models()] == [(1, 2, 1)]
+    assert [(use.rows, use.generations) for use in scores.models()] == [(0, 1)]
     scores.close()
-
-
-def test_whatever_changes_the_answer_is_asked_anew(path: Path) -> None:
-    lm = AskedLM()
-    cached = CachingLM(lm, path)
-    asked = [
-        (PROMPTS, WEIGHTS, OPTIONS),
-        (PROMPTS[::-1], WEIGHTS, OPTIONS),
-        (PROMPTS[:1], [1.0], OPTIONS),
-        (PROMPTS, WEIGHTS[::-1], OPTIONS),
-        *((PROMPTS, WEIGHTS, replace(SAMPLED, seed=seed)) for seed in (5, 6)),
-        *((PROMPTS, WEIGHTS, replace(OPTIONS, stop=stop)) for stop in ("a", "b")),
-        (PROMPTS, WEIGHTS, replace(OPTIONS, max_new_tokens=7)),
-    ]
-    answers = [[cached.generate_ensemble(*one).text for one in asked] for _ in range(2)]
-    assert answers[0] == answers[1] == [f"answer {number}" for number in range(len(asked))]
-    assert len(lm.calls) == len(asked)
 
 
 def test_plain_generation_is_cached_with_the_ensembles_of_one_prompt(path: Path) -> None:
@@ -120,38 +94,7 @@ def test_plain_generation_is_cached_with_the_ensembles_of_one_prompt(path: Path)
     assert len(lm.calls) == 2
 
 
-def test_who_gives_up_takes_the_answer_from_nobody(path: Path) -> None:
-    lm = AskedLM(held=True)
-    cached = CachingLM(lm, path)
-    first, second = (cached.submit_ensemble(PROMPTS, WEIGHTS, OPTIONS) for _ in range(2))
-    assert not first.cancel()
-    lm.finish(0)
-    assert second.result(10).text == "answer 0"
-
-
-def test_scores_and_answers_share_the_file_and_the_counts(path: Path) -> None:
-    cached = CachingLM(InProcessLM(StandInLM()), path)
-    for _ in range(2):
-        cached.score(["a b"], [" b"])
-        cached.generate(["a b"], 2)
-    assert (cached.num_hits, cached.num_misses) == (2, 2)
-    cached.close()
-    scores = ScoreCache(path)
-    assert [(use.rows, use.generations, use.hits, use.misses) for use in scores.models()] == [(1, 1, 2, 2)]
-    scores.close()
-
-
 # Errors -------------------------------------------------------------------------------------------------
-
-
-def test_an_answer_that_is_not_finite_is_handed_on_and_asked_again(path: Path) -> None:
-    lm = AskedLM(held=True)
-    cached = CachingLM(lm, path)
-    call = cached.submit_ensemble(PROMPTS, WEIGHTS, OPTIONS)
-    lm.futures[0].set_result(replace(answer_of(0), token_logprobs=np.full(3, np.nan, np.float32)))
-    assert np.isnan(call.result(10).sum_logprob)
-    lm.held = False
-    assert cached.generate_ensemble(PROMPTS, WEIGHTS, OPTIONS).text == "answer 1"
 
 
 # Killed -------------------------------------------------------------------------------------------------
@@ -223,16 +166,3 @@ def test_a_servers_answer_has_no_entropies_and_costs_one_request(path: Path) -> 
         with pytest.raises(UserError, match="set temperature to 0"):
             cached.generate_ensemble(["red"], [1.0], SAMPLED)
         cached.close()
-
-
-def test_the_key_of_an_answer_names_the_lm(path: Path) -> None:
-    lm = AskedLM()
-    CachingLM(lm, path).generate_ensemble(PROMPTS, WEIGHTS, OPTIONS)
-    scores = ScoreCache(path)
-    key = generation_key("stand_in", PROMPTS, WEIGHTS, OPTIONS)
-    assert list(GenerationCache(scores).answers([key])) == [key]
-    scores.close()
-    other = AskedLM()
-    other.identity = "another"
-    assert CachingLM(other, path).generate_ensemble(PROMPTS, WEIGHTS, OPTIONS).text == "answer 0"
-    assert len(other.calls) == 1

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from replug.config.errors import RunError
-from replug.models import asked_once
+from replug.models import caching_lm
 from replug.models.black_box_lm import AsyncLM, ContinuationScore, ScoreSum
 from replug.models.caching_lm import CachingLM
 from replug.models.generation import Generated, GenerationOptions
@@ -305,7 +305,7 @@ def stored_texts(path: Path, texts: str, at_least: int) -> set[str]:
 def test_a_unit_that_is_done_is_stored_after_a_while_though_its_call_is_not(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asked_once, "SECONDS_BETWEEN_WRITES", 0.05)
+    monkeypatch.setattr(caching_lm, "SECONDS_BETWEEN_WRITES", 0.05)
     lm = CountingLM(held=True, unit_size=2)
     CachingLM(lm, path).submit(list("abcde"), ["y"] * 5)
     lm.finish(1)
@@ -319,10 +319,10 @@ def test_the_units_of_a_call_are_one_transaction_and_nobody_has_a_score_before_i
     cached = CachingLM(lm, path)
     written, store = [], cached._file.store
 
-    def recorded(identity: str, scores: list[NewScore], hits: int = 0, misses: int = 0) -> None:
+    def recorded(identity: str, scores: list[NewScore]) -> None:
         assert not call.done()
         written.append(len(scores))
-        store(identity, scores, hits, misses)
+        store(identity, scores)
 
     monkeypatch.setattr(cached._file, "store", recorded)
     call = cached.submit(list("abcde"), ["y"] * 5)
@@ -460,22 +460,6 @@ def test_many_threads_compute_a_pair_once_and_agree(path: Path) -> None:
 
 
 # Counts -------------------------------------------------------------------------------------------------
-
-
-def test_hits_and_misses_are_kept_in_the_file_over_several_runs(path: Path) -> None:
-    for _ in range(3):
-        cached = CachingLM(CountingLM(), path)
-        cached.score(["a", "b"], ["y", "y"])
-        cached.submit_sums(["a"], ["y"]).result()
-        cached.close()
-    other = CachingLM(CountingLM(identity="other"), path)
-    other.submit_sums(["a"], ["y"]).result()
-    other.close()
-    cache = ScoreCache(path)
-    assert [(use.identity, use.rows, use.hits, use.misses) for use in cache.models()] == [
-        ("fake", 2, 7, 2),
-        ("other", 1, 0, 1),
-    ]
 
 
 def test_the_metrics_are_the_lms_own_and_hits_misses_and_their_share(path: Path) -> None:

@@ -8,10 +8,9 @@ import torch
 from transformers import CohereConfig, CohereForCausalLM, Gemma2Config, Gemma2ForCausalLM, PreTrainedModel
 
 from replug.models.generation import GenerationOptions
-from replug.models.local import float32_head, mixtures
-from replug.models.local.float32_head import Float32Head
+from replug.models.local import mixtures, output_layer
 from replug.models.local.hf_lm import HuggingFaceLM
-from replug.models.local.logprobs import target_logprobs
+from replug.models.local.output_layer import Float32Head, target_logprobs
 from replug.models.packaged import resolve_lm_path
 from tests.support.tiny_lms import CONTINUATIONS, MAX_TOKENS, PREFIXES, VOCABULARY, write_llama, write_tokenizer
 
@@ -126,7 +125,7 @@ def test_an_lm_in_float32_keeps_its_layer(tmp_path: Path) -> None:
 
 def test_the_noise_of_rounded_logits_is_gone_from_a_real_lm(smollm2: HuggingFaceLM) -> None:
     lm = HuggingFaceLM(resolve_lm_path("package:smollm2"), torch.bfloat16)
-    ids = lm.tokenizer(Path(float32_head.__file__).read_text())["input_ids"][:300]
+    ids = lm.tokenizer(Path(output_layer.__file__).read_text())["input_ids"][:300]
     with torch.inference_mode():
         hidden = lm._body(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state[0, :-1]
     target = torch.tensor(ids[1:])

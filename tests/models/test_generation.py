@@ -27,13 +27,12 @@ from transformers import (
 )
 
 from replug.config.errors import RunError
-from replug.models.black_box_lm import Mixture, UnscorableText
+from replug.models.black_box_lm import Mixture, UnscorableText, pieces
 from replug.models.generation import Generated, GenerationOptions, SamplingOptions, before_stop
 from replug.models.local import decoding, mixtures
 from replug.models.local.decoding import CacheUse, find_cache_use
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.mixtures import TokenChooser, entropy, mix_next_token, nucleus
-from replug.models.streaming import pieces
 from tests.support.tiny_lms import (
     DEMONSTRATIONS,
     MAX_TOKENS,
@@ -145,12 +144,6 @@ def test_the_mixture_is_the_weighted_mean_of_the_probabilities() -> None:
     torch.testing.assert_close(mixed.exp(), torch.tensor([0.4, 0.25, 0.35]))
 
 
-def test_probabilities_are_mixed_and_not_logits() -> None:
-    logits = torch.tensor([[math.log(99), 0.0], [0.0, 0.0]])
-    mixed = mix_next_token(logits, torch.tensor([0.5, 0.5]).log())
-    assert float(mixed[0].exp()) == pytest.approx((0.99 + 0.5) / 2)
-
-
 def test_a_prompt_of_no_weight_counts_for_nothing_and_half_precision_is_mixed_in_float32() -> None:
     logits = torch.tensor([[1.0, 2.0, -1.0], [50.0, -50.0, float("-inf")]], dtype=torch.bfloat16)
     mixed = mix_next_token(logits, torch.tensor([1.0, 0.0], dtype=torch.float64).log())
@@ -180,13 +173,6 @@ def test_means_of_an_answer_are_by_its_tokens_and_none_where_nothing_is_seen() -
     assert (empty.num_tokens, empty.sum_logprob, empty.mean_logprob, empty.mean_entropy) == (0, 0, None, None)
     with pytest.raises(ValueError, match="number of token_entropies is 1; expected 2, one a token"):
         Generated("a b", logprobs, entropies[:1], 1, 7)
-
-
-def test_a_temperature_and_a_nucleus_change_no_entropy(llama: HuggingFaceLM) -> None:
-    greedy = llama.generate_ensemble(PROMPTS, WEIGHTS, GREEDY)
-    sharp = GenerationOptions(12, temperature=1e-4, top_p=0.1)
-    assert_same(llama.generate_ensemble(PROMPTS, WEIGHTS, sharp), greedy)
-    assert greedy.mean_entropy == pytest.approx(float(np.mean(greedy.token_entropies)))
 
 
 def test_samples_have_the_frequencies_of_the_tempered_mixture() -> None:
@@ -226,12 +212,6 @@ def test_options_that_cannot_be_meant_are_value_errors(options: dict, message: s
         GenerationOptions(**{"max_new_tokens": 5} | options)
 
 
-def test_text_is_cut_before_the_first_stop() -> None:
-    assert before_stop("a\nb\nc", "\n") == "a"
-    assert before_stop("abc", None) == before_stop("abc", "x") == "abc"
-    assert before_stop("\nabc", "\n") == ""
-
-
 # One answer from several prompts ---------------------------------------------------------------------------------
 
 
@@ -259,14 +239,6 @@ def test_one_prompt_equals_plain_generation_and_transformers_own(lm: HuggingFace
     theirs = lm.model.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=1)[0, ids.shape[1] :]
     assert found.text == lm.generate([prompt], 12)[0] == lm.tokenizer.decode(theirs, skip_special_tokens=True)
     assert_equals_reference(lm, found, [prompt], [1.0])
-
-
-def test_the_log_probs_are_those_that_scoring_gives(llama: HuggingFaceLM) -> None:
-    found = llama.generate_ensemble(PROMPTS[:1], [1.0], GenerationOptions(6))
-    again = llama.score(PROMPTS[:1], [found.text])[0].token_logprobs
-    if len(again) == len(found.token_logprobs):  # the text may be cut into other tokens when it comes back
-        np.testing.assert_allclose(found.token_logprobs, again, atol=1e-4)
-    assert found.sum_logprob == pytest.approx(float(found.token_logprobs.sum()), abs=1e-5)
 
 
 # Slices, shared prefixes and models that cannot be padded --------------------------------------------------------
@@ -408,16 +380,6 @@ def test_equal_stops_are_one_form() -> None:
         assert GenerationOptions(3, stop).stop == SamplingOptions(1, 3, stop).stop == form
 
 
-def test_any_of_several_stops_ends_an_answer(llama: HuggingFaceLM) -> None:
-    whole = texts_by_length(llama, 12)[-1]
-    stops = [whole[3], whole[5]]
-    expected = before_stop(whole, stops)
-    found = llama.generate_ensemble(PROMPTS, WEIGHTS, GenerationOptions(12, stops))
-    assert found.text == expected == min((whole.split(stop)[0] for stop in stops), key=len)
-    alone = llama.generate(PROMPTS, 12)
-    assert llama.generate(PROMPTS, 12, stops) == [before_stop(text, stops) for text in alone]
-
-
 @pytest.mark.parametrize("as_list", [False, True])
 def test_an_answer_ends_at_every_end_token_of_the_models_configuration(
     llama_folder: Path, llama: HuggingFaceLM, tmp_path: Path, as_list: bool
@@ -431,13 +393,6 @@ def test_an_answer_ends_at_every_end_token_of_the_models_configuration(
     found = HuggingFaceLM(str(tmp_path)).generate_ensemble(PROMPTS, WEIGHTS, GREEDY)
     assert found.text == llama.tokenizer.decode(ids[:number], skip_special_tokens=True)
     np.testing.assert_allclose(found.token_logprobs, logprobs[: number + 1], atol=1e-4)  # the end token is among them
-
-
-def test_the_tokenizers_end_token_ends_an_answer(llama: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    ids, *_ = reference(llama, PROMPTS, WEIGHTS, 12)
-    number = next(n for n, token in enumerate(ids) if n >= 2 and token not in ids[:n])
-    monkeypatch.setitem(llama.__dict__, "_ends", frozenset([ids[number]]))
-    assert len(llama.generate_ensemble(PROMPTS, WEIGHTS, GREEDY).token_logprobs) == number + 1
 
 
 def test_characters_of_several_tokens_are_whole(llama: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -582,35 +537,10 @@ def test_weights_that_are_no_distribution_are_value_errors(
 # Sampling --------------------------------------------------------------------------------------------------------
 
 
-def test_the_same_seed_gives_the_same_text_and_others_give_others(llama: HuggingFaceLM) -> None:
-    answers = [
-        llama.generate_ensemble(PROMPTS, WEIGHTS, GenerationOptions(12, temperature=1.0, seed=seed)).text
-        for seed in (1, 1, 2, 3, 4)
-    ]
-    assert answers[0] == answers[1]
-    assert len(set(answers)) >= 4
-
-
 def test_a_temperature_near_0_and_a_tiny_nucleus_are_greedy(llama: HuggingFaceLM) -> None:
     greedy = llama.generate_ensemble(PROMPTS, WEIGHTS, GREEDY)
     for options in (GenerationOptions(12, temperature=1e-4), GenerationOptions(12, temperature=1.0, top_p=1e-6)):
         assert_same(llama.generate_ensemble(PROMPTS, WEIGHTS, options), greedy)
-
-
-def test_sampled_first_tokens_have_the_mixtures_frequencies(llama: HuggingFaceLM) -> None:
-    with torch.no_grad():
-        given = [
-            llama.model(torch.tensor([llama.tokenizer(prompt)["input_ids"]])).logits[0, -1].softmax(-1)
-            for prompt in PROMPTS[:2]
-        ]
-    expected = 0.5 * given[0] + 0.5 * given[1]
-    best, draws = int(expected.argmax()), 400
-    answers = [
-        llama.generate_ensemble(PROMPTS[:2], [0.5, 0.5], GenerationOptions(1, temperature=1.0, seed=seed))
-        for seed in range(draws)
-    ]
-    share = np.mean([answer.sum_logprob == pytest.approx(math.log(expected[best]), abs=1e-4) for answer in answers])
-    assert share == pytest.approx(float(expected[best]), abs=4 * math.sqrt(0.25 / draws))
 
 
 # A real LM -------------------------------------------------------------------------------------------------------

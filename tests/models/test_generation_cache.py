@@ -1,6 +1,5 @@
 """The table of answers: what comes back is what was stored, or an error."""
 
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +8,8 @@ import numpy as np
 import pytest
 
 from replug.models.answer_table import GenerationCache, generation_key
-from replug.models.black_box_lm import ContinuationScore
 from replug.models.generation import Generated, GenerationOptions
-from replug.models.score_cache import NewScore, ScoreCache
+from replug.models.score_cache import ScoreCache
 
 OPTIONS = GenerationOptions(8, stop="\n", temperature=0.7, top_p=0.9, seed=3)
 ASKED = ("lm", ["one", "two"], [0.25, 0.75], OPTIONS)
@@ -115,27 +113,3 @@ def test_an_opening_and_the_type_of_the_weights_are_not_in_the_key() -> None:
 
 
 # The file -----------------------------------------------------------------------------------------------
-
-
-def test_a_file_of_before_answers_were_stored_keeps_its_scores_and_gets_the_table(path: Path) -> None:
-    old = ScoreCache(path)
-    score = ContinuationScore(LOGPROBS)
-    old.store("lm", [NewScore(b"key", score, True)], hits=3, misses=1)
-    old.close()
-    with sqlite3.connect(path) as database:
-        database.execute("DROP TABLE generations")
-    database.close()
-    scores = ScoreCache(path)
-    GenerationCache(scores).store("lm", {KEY: ANSWER}, hits=1, misses=2)
-    assert scores.sums([b"key"]) == {b"key": score.summed()}
-    (use,) = scores.models()
-    assert (use.rows, use.generations, use.hits, use.misses) == (1, 1, 4, 3)
-    scores.close()
-
-
-def test_an_lm_that_only_generated_has_dates(cache: GenerationCache, scores: ScoreCache) -> None:
-    cache.store("lm", {KEY: ANSWER})
-    (use,) = scores.models()
-    assert (use.rows, use.generations) == (0, 1)
-    assert use.oldest is not None
-    assert use.oldest == use.newest

@@ -24,7 +24,7 @@ from replug.models.local.decoding import shared_tokens
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.local_source import HuggingFaceSource
 from replug.models.local.weights import hashed_files, lm_identity
-from replug.models.pair_tokens import LMInput, inputs_of, pair_token_ids
+from replug.models.pair_tokens import pair_token_ids
 from tests.support.tiny_lms import (
     CONTINUATIONS,
     DEMONSTRATIONS,
@@ -117,16 +117,6 @@ def test_a_model_that_scales_its_logits_is_scored_through_its_whole_forward_pass
     assert_equals_naive_loop(lm)
 
 
-@pytest.mark.parametrize("template", ["<s> $A", "<s> $A </s>"])
-def test_special_tokens_open_the_prefix_and_never_close_it(folder: Path, tmp_path: Path, template: str) -> None:
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    write_tokenizer(tmp_path, template=template)
-    lm = HuggingFaceLM(str(tmp_path))
-    plain = lm.tokenizer("the cat", add_special_tokens=False)["input_ids"]
-    assert pair_token_ids(lm.tokenizer, "the cat", " sat")[0] == [0, *plain]
-    assert pair_token_ids(lm.tokenizer, "", " sat")[0] == [0]
-
-
 def test_the_continuation_has_the_same_tokens_after_every_prefix(lm: HuggingFaceLM) -> None:
     together = num_tokens(lm, "the cat sat")
     assert together < num_tokens(lm, "the c") + num_tokens(lm, "at sat")  # else the test shows nothing
@@ -160,14 +150,6 @@ def test_the_longest_input_is_scored_and_one_token_more_is_an_error_with_both_le
     assert lm.score([fits], ["zqzqz"])[0].num_tokens == 5
     with pytest.raises(ValueError, match=rf"input 1 has {MAX_TOKENS - 4} \+ 5 tokens .* holds {MAX_TOKENS}"):
         lm.score(["short", fits + "q"], ["zqzqz", "zqzqz"])
-
-
-def test_calls_that_cannot_be_answered_are_value_errors(lm: HuggingFaceLM) -> None:
-    with pytest.raises(ValueError, match="continuation 1 is empty"):
-        lm.score(["a", "b"], ["c", ""])
-    with pytest.raises(ValueError, match="2 prefixes but 1 continuations"):
-        lm.score(["a", "b"], ["c"])
-    assert lm.score([], []) == []
 
 
 def test_the_identity_follows_the_weights_and_the_dtype(folder: Path, lm: HuggingFaceLM, tmp_path: Path) -> None:
@@ -371,17 +353,6 @@ def test_an_input_that_does_not_fit_alone_ends_the_run(folder: Path, monkeypatch
         small.score(["the cat"], [" sat"])
 
 
-def test_another_error_is_not_taken_for_one_of_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = HuggingFaceLM(str(folder))
-
-    def fail(*_: object) -> None:
-        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
-
-    monkeypatch.setattr(small, "_one_pass", fail)
-    with pytest.raises(RuntimeError, match="shapes"):
-        small.score(PREFIXES, CONTINUATIONS)
-
-
 # Of two kinds of models one is enough for every day, where a model takes half a minute.
 ONE_KIND = pytest.mark.parametrize(
     "folder", [write_llama, pytest.param(write_gpt2, marks=pytest.mark.nightly)], ids=["llama", "gpt2"], indirect=True
@@ -423,14 +394,6 @@ print("equal")
 """
 
 
-@pytest.mark.nightly
-@ONE_KIND
-def test_a_compiled_model_gives_the_same_scores(folder: Path, lm: HuggingFaceLM) -> None:
-    if shutil.which("g++") is None and shutil.which("clang++") is None:
-        pytest.skip("torch.compile needs a C++ compiler on a CPU, and there is none")
-    assert_same_scores(lm, HuggingFaceLM(str(folder), compile=True))
-
-
 def test_layers_that_are_spread_over_devices_give_the_same_scores(folder: Path, lm: HuggingFaceLM) -> None:
     """On a machine without GPUs this runs the same loading path, onto the CPU."""
     assert_same_scores(lm, HuggingFaceLM(str(folder), spread=True))
@@ -466,24 +429,3 @@ def test_choices_after_shared_demonstrations_equal_a_naive_loop(lm: HuggingFaceL
     assert lm.counts.tokens - before < 2 * num_tokens(lm, DEMONSTRATIONS)
     for score, prefix, continuation in zip(scores, *choices(prefixes), strict=True):
         np.testing.assert_allclose(score.token_logprobs, naive_logprobs(lm, prefix, continuation), atol=1e-4)
-
-
-def test_choices_of_a_model_without_a_head_of_its_own(folder: Path, lm: HuggingFaceLM) -> None:
-    whole = HuggingFaceLM(str(folder))
-    whole._head, whole._shares = None, False
-    texts = choices(["the cat sat on the mat", "x"])
-    for a, b in zip(lm.score(*texts), whole.score(*texts), strict=True):
-        np.testing.assert_allclose(a.token_logprobs, b.token_logprobs, atol=2e-5)
-
-
-def test_rows_are_grouped_by_equal_prefix_and_single_tokens_only() -> None:
-    pairs = [([1, 2], [7]), ([1, 2], [8, 9]), ([1], [7]), ([1, 2], [7]), ([1, 2], [8, 9]), ([1, 2], [5])]
-    assert inputs_of(pairs) == [
-        LMInput([1, 2], [[7], [7], [5]], [0, 3, 5]),
-        LMInput([1, 2], [[8, 9]], [1]),
-        LMInput([1], [[7]], [2]),
-        LMInput([1, 2], [[8, 9]], [4]),
-    ]
-    together, apart, alone, _ = inputs_of(pairs)
-    assert [one.ids for one in (together, apart, alone)] == [[1, 2], [1, 2, 8, 9], [1, 7]]
-    assert [one.num_tokens for one in (together, apart, alone)] == [2, 4, 2]

@@ -11,11 +11,11 @@ import pytest
 
 from replug.config.errors import RunError, UserError
 from replug.models.http import connection as server_connection
+from replug.models.http.completions_api import TokenForms
 from replug.models.http.connection import ServerError
-from replug.models.http.echoed_tokens import TokenForms
 from replug.models.http.http_lm import HttpLM
-from replug.models.http.probe import connect
 from replug.models.http.request_budget import RequestBudget
+from replug.models.http.server_source import connect
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.model_files import load_tokenizer
 from tests.support.fault_server import FaultServer, server_spec, write_word_tokenizer
@@ -134,15 +134,11 @@ RAW_ANSWERS: dict[str, Answer] = {
     "zeros": altered(set_values(0.0)),
     "one value": altered(set_values(-9999.0)),
     "false": altered(set_values(False)),
-    "numbers as text": altered(set_values("-1.5")),
     "huge integers": altered(set_values(-(10**400))),
-    "huge integer literal": lambda n, p: http_answer(b'{"choices": ' + b"9" * 10_000 + b"}"),
     "deep JSON": lambda n, p: http_answer(nested(100_000)),
     "deep JSON in an index": altered(lambda body: body["choices"][0].update(index=json.loads(nested(300)))),
     "an index that is true": altered(lambda body: body["choices"][1].update(index=True)),
     "not UTF-8": lambda n, p: http_answer(b'{"choices": "\xff\xfe"}'),
-    "UTF-16": lambda n, p: http_answer(json.dumps(honest(p)).encode("utf-16")),
-    "no body": lambda n, p: http_answer(b""),
     "compressed": lambda n, p: http_answer(gzip.compress(json.dumps(honest(p)).encode()), "Content-Encoding: gzip"),
     "an odd encoding": lambda n, p: http_answer(honest(p), "Content-Encoding: zstd, br, x"),
     "a dangling length": lambda n, p: b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n" + b" " * (20 << 20),
@@ -180,27 +176,7 @@ def test_a_small_answer_does_not_grow_and_a_large_one_is_not_read(asked: Asked) 
     assert peak_bytes() - before < 400 << 20  # what the test itself holds, and no gigabyte
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        ("Retry-After: Fri, 31 Dec 9999 23:59:59 -2359",),
-        ("Retry-After: " + "9" * 5000,),
-        ("Retry-After: Mon, 01 Jan 0001 00:00:00 +2359",),
-        ("Retry-After: ²",),
-    ],
-    ids=["far date", "many digits", "early date", "superscript"],
-)
-def test_a_far_or_odd_time_to_wait_is_bounded(asked: Asked, headers: tuple[str, ...]) -> None:
-    def later(number: int, payload: dict) -> bytes:
-        return http_answer(honest(payload)) if number else http_answer({}, *headers, status="429 Later")
-
-    with RawServer(later) as server:
-        begun = time.monotonic()
-        assert bits(asked(server, timeout_seconds=1.0).score(PREFIXES, CONTINUATIONS)) == RIGHT
-        assert time.monotonic() - begun < 4
-
-
-@pytest.mark.parametrize("charset", ["undefined", "base64", "rot13", "idna", "punycode", "utf-7", "\xff", "x" * 5000])
+@pytest.mark.parametrize("charset", ["undefined", "rot13", "utf-7", "x" * 5000])
 def test_an_odd_charset_does_not_end_a_run(asked: Asked, charset: str) -> None:
     kind = f"Content-Type: text/html; charset={charset}"
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from replug.models.http import connection as server_connection
-from replug.models.http.connection import RequestLimits, ServerSpec
+from replug.models.http.connection import ServerSpec
 from replug.models.http.http_lm import HttpLM
 from replug.models.http.request_budget import BudgetSpent, RequestBudget
 from replug.models.local.stand_in_lm import StandInLM
@@ -31,8 +31,8 @@ def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def storm(url: str, budget: RequestBudget) -> HttpLM:
-    limits = RequestLimits(64, PROMPTS_PER_REQUEST, timeout_seconds=2.0, max_attempts=40)
-    return HttpLM(ServerSpec(url, MODEL, limits=limits), budget)
+    limits = {"max_concurrency": 64, "prompts_per_request": PROMPTS_PER_REQUEST, "max_attempts": 40}
+    return HttpLM(ServerSpec(url, MODEL, timeout_seconds=2.0, **limits), budget)
 
 
 def pairs(number: int) -> tuple[list[str], list[str]]:

@@ -15,8 +15,8 @@ from replug.config.errors import UserError
 from replug.models.generation import GenerationOptions
 from replug.models.local import decoding, hf_lm, mixtures, weights
 from replug.models.local.decoding import CacheUse
-from replug.models.local.float32_head import Float32Head
 from replug.models.local.hf_lm import HuggingFaceLM
+from replug.models.local.output_layer import Float32Head
 from tests.support.fake_devices import fake_gpus, spread
 from tests.support.tiny_lms import CONTINUATIONS, DEMONSTRATIONS, MAX_TOKENS, PREFIXES, VOCABULARY, write_tokenizer
 

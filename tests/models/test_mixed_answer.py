@@ -10,8 +10,8 @@ import torch
 from replug.models.generation import GenerationOptions
 from replug.models.http.completions_api import ShownAnswer
 from replug.models.http.http_lm import HttpLM
+from replug.models.http.mixed_answer import TokenNames, TopTokens, contenders, is_likeliest, mixed_logprob, not_shown
 from replug.models.http.request_budget import RequestBudget
-from replug.models.http.top_tokens import TokenNames, TopTokens, contenders, is_likeliest, mixed_logprob, not_shown
 from replug.models.local.hf_lm import HuggingFaceLM
 from tests.support.fault_server import server_spec
 from tests.support.hf_server import HFServer

@@ -10,10 +10,9 @@ import torch
 from transformers import PreTrainedTokenizerFast, masking_utils
 
 from replug.models.black_box_lm import ContinuationScore, LaunchingLM, Pending, UnscorableText
-from replug.models.hardware import HostCopy
 from replug.models.local import hf_lm
 from replug.models.local.hf_lm import HuggingFaceLM
-from replug.models.local.logprobs import continuation_positions
+from replug.models.local.output_layer import continuation_positions
 from replug.models.local.stand_in_lm import StandInLM, StandInSource
 from replug.models.model_files import load_lm_tokenizer
 from replug.models.packaged import resolve_lm_path
@@ -186,48 +185,6 @@ def test_a_replica_launches_the_next_call_behind_the_one_that_its_device_is_at()
 
 
 # Scores on their way to the host ----------------------------------------------------------------------------------
-
-
-class OnGPU:
-    """Stands for a tensor of a GPU."""
-
-    device = torch.device("cuda:0")
-
-    def to(self, device: str, **options: bool) -> str:
-        assert (device, options) == ("cpu", {"non_blocking": True})
-        return "copied"
-
-
-class Copied:
-    """Stands for a CUDA event."""
-
-    def __init__(self, blocking: bool) -> None:
-        self.blocking, self.calls = blocking, []
-
-    def record(self, stream: str) -> None:
-        self.calls.append(stream)
-
-    def query(self) -> bool:
-        return "waited" in self.calls
-
-    def synchronize(self) -> None:
-        self.calls.append("waited")
-
-
-def test_a_gpus_numbers_are_waited_for_when_they_are_asked_for_and_not_before(monkeypatch) -> None:
-    monkeypatch.setattr(torch.cuda, "Event", Copied)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
-    copy = HostCopy(OnGPU())
-    assert copy._copied.calls == ["stream of cuda:0"] and copy._copied.blocking
-    assert not copy.is_there()
-    assert copy.tensor() == "copied"
-    assert copy.is_there()
-
-
-def test_a_cpus_numbers_are_there() -> None:
-    numbers = torch.arange(3.0)
-    copy = HostCopy(numbers)
-    assert copy.is_there() and copy.tensor() is numbers
 
 
 def test_launching_fetches_nothing_from_the_device(lm, monkeypatch) -> None:

@@ -25,10 +25,10 @@ import torch
 
 from replug.config.errors import UserError
 from replug.models.generation import GenerationOptions
-from replug.models.http.connection import RequestLimits, ServerError, ServerSpec
+from replug.models.http.connection import ServerSpec
 from replug.models.http.http_lm import HttpLM
-from replug.models.http.probe import connect
 from replug.models.http.request_budget import RequestBudget
+from replug.models.http.server_source import connect
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.packaged import SMOLLM2, SMOLLM2_FILE, packaged_file
 from tests.support.real_models import real_lm
@@ -37,7 +37,7 @@ ROOT = Path(__file__).parent.parent.parent
 KEY = "sk-of-the-test"
 MAX_MODEL_LEN = 1024
 SECONDS_TO_START = 240
-PATIENT = RequestLimits(timeout_seconds=120)
+PATIENT = 120.0  # seconds
 
 # Both compute in bfloat16, in kernels of their own. On these texts local bfloat16 is 0.038 from local float32 for a
 # token on average and 0.23 at most, vLLM 0.035 and 0.27, and the two 0.046 and 0.25 from each other, without a bias.
@@ -128,7 +128,7 @@ def vllm(smollm2: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rea
 
 @pytest.fixture(scope="module")
 def spec(vllm: RealServer) -> ServerSpec:
-    return ServerSpec(vllm.url, "smollm2", api_key=KEY, api_key_env="MY_KEY", limits=PATIENT)
+    return ServerSpec(vllm.url, "smollm2", api_key=KEY, api_key_env="MY_KEY", timeout_seconds=PATIENT)
 
 
 @pytest.fixture(scope="module")
@@ -182,54 +182,11 @@ def test_vllm_answers_several_prompts_as_local_weights_do(spec: ServerSpec, smol
     assert all(abs(there.sum_logprob - local.sum_logprob) <= MAX_NATS for there, local in same)
 
 
-def test_vllm_wants_its_key(spec: ServerSpec) -> None:
-    for key in (None, "sk-wrong"):
-        with pytest.raises(UserError, match=r"401 Unauthorized: .* in the environment variable MY_KEY") as info:
-            HttpLM(replace(spec, api_key=key), RequestBudget(None))
-        assert "sk-wrong" not in str(info.value)
-    HttpLM(spec, RequestBudget(None)).close()
-
-
-def test_the_longest_input_is_scored_and_a_longer_one_is_an_error_with_its_lengths(
-    spec: ServerSpec, smollm2: str
-) -> None:
-    with_ids, with_text = (
-        HttpLM(replace(spec, tokenizer=smollm2), RequestBudget(None)),
-        HttpLM(spec, RequestBudget(None)),
-    )
-    longest = " the" * (MAX_MODEL_LEN - 2)
-    assert with_ids.score([longest], [" the"])[0].num_tokens == 1
-    with pytest.raises(ValueError, match=r"input 0 has 1022 \+ 2 tokens .* but the LM holds 1023"):
-        with_ids.score([longest], [" the the"])
-    with pytest.raises(ServerError, match=r"400 Bad Request: .*maximum context length is 1024 tokens"):
-        with_text.score([longest], [" the" * 9])
-    with_ids.close()
-    with_text.close()
-
-
-@pytest.mark.nightly  # it starts twice; another server that is killed so is in test_http_lm.py
-def test_vllm_killed_in_the_middle_of_a_call_and_started_again_is_not_noticed(
-    vllm: RealServer, spec: ServerSpec, smollm2: str, local: list[np.ndarray]
-) -> None:
-    limits = RequestLimits(max_concurrency=2, prompts_per_request=1, timeout_seconds=120, max_attempts=100)
-    lm = HttpLM(replace(spec, tokenizer=smollm2, limits=limits), RequestBudget(None))
-    answer = lm.submit(PREFIXES * 3, AFTER * 3)
-    while lm.metrics()["requests"] < 15:
-        time.sleep(0.05)
-    vllm.kill()
-    assert not answer.done()
-    vllm.start()
-    scores = [score.token_logprobs for score in answer.result(SECONDS_TO_START)]
-    assert lm.metrics()["retries"] > 0
-    lm.close()
-    assert_close(scores, local * 3)
-
-
 def test_llama_cpp_python_is_refused_for_its_shifted_log_probs(smollm2: str, tmp_path: Path) -> None:
     python = interpreter("REPLUG_LLAMA_CPP_PYTHON", ".venv-llama-cpp")
     model = str(packaged_file(SMOLLM2, SMOLLM2_FILE))
     serve = [python, "-m", "llama_cpp.server", "--model", model, "--model_alias", "smollm2", "--logits_all", "true"]
     with RealServer(serve, tmp_path / "log") as server:
         with pytest.raises(UserError, match=r"12 tokens that it generated with .* \(llama-cpp-python, for one") as info:
-            connect(ServerSpec(server.url, "smollm2", limits=PATIENT), RequestBudget(None))
+            connect(ServerSpec(server.url, "smollm2", timeout_seconds=PATIENT), RequestBudget(None))
         print(info.value)

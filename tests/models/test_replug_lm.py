@@ -128,6 +128,19 @@ def test_all_pairs_of_a_call_are_one_call_of_local_weights(monkeypatch: pytest.M
     assert [(len(prefixes), len(continuations)) for prefixes, continuations in calls] == [(12, 12)]
 
 
+def test_the_ensemble_takes_one_text_as_one_and_a_list_as_a_list(encoder: Encoder) -> None:
+    lm = ReplugLM(StandInLM(), EncoderRetriever(encoder, ["a text", "b text"]), k=2)
+    one, many = lm.score("a b", " text"), lm.score(["a b", "b"], [" text", " c"])
+    assert one.sum_logprob == many[0].sum_logprob
+    assert len(many) == 2
+    assert lm.generate("a b", 2) == lm.generate(["a b"], 2)[0]
+    [found] = lm.retrieve(["a b"])
+    assert lm.score("a b", " text", found[:1]).sum_logprob == lm.score(["a b"], [" text"], [found[:1]])[0].sum_logprob
+    for contexts, continuations in ((["a b"], " text"), ("a b", [" text"])):
+        with pytest.raises(UserError, match=r"expected a list of .*; write \[text\]"):
+            lm.score(contexts, continuations)
+
+
 # Answers ---------------------------------------------------------------------------------------------------------
 
 
@@ -160,12 +173,6 @@ def test_a_stream_is_the_answer_in_pieces(lm: HuggingFaceLM) -> None:
     assert [*stand_in.stream(CONTEXTS[0], GREEDY)] == stand_in.generate(CONTEXTS[:1], 8)  # in one piece
     with pytest.raises(UserError, match=r"prompts\[0\] is .*; expected a string"):
         stand_in.stream(CONTEXTS, GREEDY)
-
-
-def test_prompts_of_a_call_have_the_answers_that_each_has_alone(lm: HuggingFaceLM) -> None:
-    replug = ReplugLM(lm, Shelf(found()), k=3)
-    contexts = [*CONTEXTS, "a mat", "the cat sat on the mat and the cat sat on"]
-    assert replug.generate(contexts, 12) == [replug.generate([context], 12)[0] for context in contexts]
 
 
 def test_a_mixture_of_prompts_is_a_mixture_over_all_their_documents() -> None:
@@ -222,13 +229,6 @@ def test_equal_texts_come_in_their_order_and_no_more_than_there_are(encoder: Enc
     assert retriever.retrieve([], 2) == []
 
 
-def test_a_retriever_without_texts_or_with_other_ids_is_an_error(encoder: Encoder) -> None:
-    with pytest.raises(ValueError, match="no texts to search"):
-        EncoderRetriever(encoder, [])
-    with pytest.raises(ValueError, match="2 texts but 1 ids"):
-        EncoderRetriever(encoder, ["a", "b"], ["1"])
-
-
 def test_queries_may_have_an_encoder_of_their_own(encoder: Encoder, tmp_path: Path) -> None:
     for name, hidden_size in (("same", 32), ("wider", 64)):
         write_stand_in_encoder(tmp_path / name, hidden_size, seed=7)
@@ -275,10 +275,3 @@ def test_round_a_server_scores_are_mixed_and_answers_are_weighed() -> None:
         weights = document_weights([0.0, *SIMILARITIES[:2]]).tolist()
         assert replug.generate(CONTEXTS[:1], 3) == [lm.generate_ensemble(prompts, weights, GenerationOptions(3)).text]
         lm.close()
-
-
-def test_a_file_of_texts_is_all_that_a_user_needs(tmp_path: Path) -> None:
-    """The example of the module's docstring, with stand-ins."""
-    write_stand_in_encoder(tmp_path)
-    lm = ReplugLM(StandInLM(), EncoderRetriever(Encoder(str(tmp_path)), TEXTS), k=2)
-    assert lm.answer(["Question: who wrote Faust?\nAnswer:"], GenerationOptions(16, stop="\n"))[0].text

@@ -67,13 +67,6 @@ def test_a_reservation_that_may_fit_later_waits_and_one_that_cannot_says_what_is
         budget.reserve(1)
 
 
-def test_requests_in_flight_do_not_come_back_so_nobody_waits_for_them() -> None:
-    budget = RequestBudget(None, max_requests=1)
-    assert budget.reserve(5)
-    with pytest.raises(BudgetSpent, match=r"lm\.max_requests=1 is spent"):
-        budget.reserve(5)
-
-
 @pytest.mark.parametrize("content", ["nonsense", "[1]", '{"requests": 1}', '{"requests": null, "tokens": 1}', "\xff"])
 def test_a_file_that_is_no_budget_file_is_refused_and_left_alone(path: Path, content: str) -> None:
     path.parent.mkdir()

@@ -21,9 +21,8 @@ from replug.models.lm_source import InProcessLM
 from replug.models.local.decoding import CacheUse
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.mixtures import TokenChooser
-from replug.models.local.stand_in_lm import StandInLM, StandInSource
+from replug.models.local.stand_in_lm import StandInLM
 from replug.models.replug_lm import ReplugLM
-from replug.models.scorer_pool import Scorer
 from tests.support.fault_server import FaultServer, server_spec
 from tests.support.tiny_lms import DEMONSTRATIONS, load, num_tokens, write_gpt2, write_llama
 
@@ -73,18 +72,6 @@ def test_samples_equal_a_naive_loop_over_whole_inputs(lm: HuggingFaceLM) -> None
                 assert sample.token_logprobs.dtype == np.float32
 
 
-def test_samples_have_the_frequencies_of_the_tempered_distribution(lm: HuggingFaceLM) -> None:
-    options = SamplingOptions(1000, 1, temperature=0.5)
-    ids = lm.tokenizer(PROMPTS[0])["input_ids"]
-    with torch.no_grad():
-        given = lm.model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
-    tempered = (given / 0.5).softmax(-1)
-    best = int(tempered.argmax())
-    said = [sample.sum_logprob for sample in lm.sample(PROMPTS[:1], options)[0]]
-    share = np.mean([one == pytest.approx(float(given[best]), abs=1e-4) for one in said])
-    assert share == pytest.approx(float(tempered[best]), abs=4 * np.sqrt(0.25 / len(said)))
-
-
 def test_a_draw_does_not_depend_on_what_is_asked_with_it(lm: HuggingFaceLM) -> None:
     whole = lm.sample(PROMPTS, OPTIONS)
     assert_same(whole, [lm.sample([prompt], OPTIONS)[0] for prompt in PROMPTS])
@@ -105,14 +92,6 @@ def test_every_way_through_a_model_draws_the_same(lm: HuggingFaceLM, monkeypatch
     for use in (CacheUse(True, True, True), CacheUse(True), CacheUse()):
         monkeypatch.setitem(lm.__dict__, "_cache_use", use)
         assert_same(lm.sample(PROMPTS, OPTIONS), whole)
-
-
-def test_few_columns_at_a_time_change_no_answer(lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = lm.sample(PROMPTS, OPTIONS)
-    monkeypatch.setattr(lm, "tokens_per_batch", 10)
-    assert_same(lm.sample(PROMPTS, OPTIONS), whole)
-    monkeypatch.setitem(lm.__dict__, "_cache_use", CacheUse(True, True, True))
-    assert_same(lm.sample(PROMPTS, OPTIONS), whole)
 
 
 def test_greedy_samples_are_the_greedy_answer_and_generation_is_decoded_together(lm: HuggingFaceLM) -> None:
@@ -157,13 +136,6 @@ def test_the_stand_in_draws_words_of_its_prompt() -> None:
     assert all(set(text.split()) <= set("abc") for text in texts(samples)[0])
     assert len(set(texts(samples)[0])) == 4
     assert_same(samples[1:], lm.sample(["d d"], OPTIONS))
-
-
-def test_a_replica_draws_and_scores_as_its_lm_does() -> None:
-    replica = Scorer(StandInSource(), threads=1)
-    assert_same(replica.sample(["a b c", "d d"], OPTIONS), StandInLM().sample(["a b c", "d d"], OPTIONS))
-    [score] = replica.score(["a b"], [" b"], opening="a").scores
-    assert score.sum_logprob == StandInLM().score(["a b"], [" b"])[0].sum_logprob
 
 
 def test_a_mixture_is_drawn_from_token_by_token() -> None:

@@ -151,13 +151,6 @@ def test_an_empty_file_becomes_a_cache(path: Path) -> None:
     assert path.stat().st_size > 0
 
 
-def test_a_cache_of_the_format_before_this_one_is_refused(path: Path) -> None:
-    ScoreCache(path).close()
-    with sqlite3.connect(path) as database:
-        database.execute("PRAGMA user_version = 2")
-    refused(path, f"format {FORMAT}", "but format 2", "remove")
-
-
 # Network file systems -----------------------------------------------------------------------------------
 
 
@@ -199,23 +192,6 @@ def test_on_a_network_file_system_a_second_process_is_refused_by_name(path: Path
     cache.store("lm", unit_of(0))
     cache.close()
     ScoreCache(path).close()
-
-
-def test_a_cache_may_move_between_a_local_disk_and_a_network(path: Path, request: pytest.FixtureRequest) -> None:
-    cache = ScoreCache(path)
-    cache.store("lm", unit_of(0))
-    cache.close()
-    request.getfixturevalue("network")
-    cache = ScoreCache(path)
-    cache.store("lm", unit_of(1))
-    assert beside(path) == {"", "-journal"}
-    cache.close()
-    files.MOUNTS.write_text("1 0 8:1 / / rw - ext4 /dev/sda1 rw\n")
-    cache = ScoreCache(path)
-    cache.store("lm", unit_of(2))
-    assert cache.num_rows() == 3 * UNIT
-    assert "-wal" in beside(path)
-    cache.close()
 
 
 @pytest.mark.usefixtures("network")
@@ -285,13 +261,13 @@ def test_damage_of_the_first_page_is_found_at_opening(path: Path) -> None:
 # What the file holds, and less of it --------------------------------------------------------------------
 
 
-def test_rows_hits_and_misses_are_counted_by_model(cache: ScoreCache) -> None:
-    cache.store("a", unit_of(0), hits=3, misses=20)
-    cache.store("a", unit_of(0, with_tokens=True)[:5], hits=2)
-    cache.store("b", unit_of(1), misses=1)
+def test_rows_are_counted_by_model(cache: ScoreCache) -> None:
+    cache.store("a", unit_of(0))
+    cache.store("a", unit_of(0, with_tokens=True)[:5])
+    cache.store("b", unit_of(1))
     cache.store("c", [])
-    uses = [(use.identity, use.rows, use.rows_with_tokens, use.hits, use.misses) for use in cache.models()]
-    assert uses == [("a", 20, 5, 5, 20), ("b", 20, 0, 0, 1), ("c", 0, 0, 0, 0)]
+    uses = [(use.identity, use.rows, use.rows_with_tokens) for use in cache.models()]
+    assert uses == [("a", 20, 5), ("b", 20, 0), ("c", 0, 0)]
     a, _, c = cache.models()
     assert a.newest is not None and abs(a.newest - time.time()) < 60
     assert (c.oldest, c.newest) == (None, None)
@@ -351,10 +327,6 @@ def test_the_same_log_probs_under_another_name_are_another_identity(cache: Score
     assert [cache.identity_like(name, FINGERPRINT) for name in names] == identities
 
 
-def test_a_probe_of_other_texts_is_another_identity(cache: ScoreCache) -> None:
-    assert cache.identity_like("llama", FINGERPRINT) != cache.identity_like("llama", FINGERPRINT[:60])
-
-
 def test_a_fingerprint_that_is_not_finite_is_refused(cache: ScoreCache) -> None:
     with pytest.raises(ValueError, match="llama"):
         cache.identity_like("llama", np.array([-1.0, -np.inf]))
@@ -366,7 +338,7 @@ def test_a_fingerprint_that_is_not_finite_is_refused(cache: ScoreCache) -> None:
 def write_units(path: Path, first: int, number: int, with_tokens: bool) -> None:
     cache = ScoreCache(path)
     for unit in range(first, first + number):
-        cache.store("lm", unit_of(unit, with_tokens), hits=1, misses=UNIT)
+        cache.store("lm", unit_of(unit, with_tokens))
     cache.close()
 
 
@@ -394,8 +366,7 @@ def test_processes_that_write_at_once_lose_nothing_and_raise_nothing(path: Path)
     assert [writer.exitcode for writer in writers] == [0] * len(writers)
     cache = ScoreCache(path)
     (use,) = cache.models()
-    assert (use.rows, use.hits, use.misses) == (120 * UNIT, 5 * 60, 5 * 60 * UNIT)
-    assert use.rows_with_tokens == 120 * UNIT  # the writers with tokens cover all, whoever came first
+    assert use.rows == use.rows_with_tokens == 120 * UNIT  # the writers with tokens cover all, whoever came first
     assert cache.damage() is None
     cache.close()
 
@@ -459,6 +430,6 @@ def hold_the_lock(path: Path) -> None:
     """Stand in the middle of a transaction until killed."""
     cache = ScoreCache(path)
     with cache.transaction():
-        cache._database.execute("INSERT INTO scores VALUES (?, 1, -1.0, 1, 0, NULL, x'00')", (key_of(-1),))
+        cache._database.execute("INSERT INTO scores VALUES (?, 1, -1.0, 1, 0, NULL)", (key_of(-1),))
         path.with_suffix(".held").touch()
         time.sleep(600)

@@ -11,7 +11,7 @@ import torch
 from replug.config.errors import UserError
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.local.hf_lm import HuggingFaceLM
-from replug.models.local.sense import ENGLISH, OTHERS, require_sense, shuffled
+from replug.models.local.weights import ENGLISH, OTHERS, require_sense
 from replug.models.packaged import resolve_encoder_path
 from tests.support.real_models import real_encoder
 from tests.support.tiny_lms import write_llama, write_tokenizer
@@ -50,12 +50,6 @@ def test_an_lm_that_read_nothing_makes_none() -> None:
 def test_an_lm_that_looks_ahead_is_refused() -> None:
     with pytest.raises(UserError, match="lm scores a text by what stands after it; expected a causal LM"):
         require_sense(ReaderOf(ENGLISH, offset=0.1), "lm")
-
-
-def test_shuffling_keeps_the_words_and_moves_them() -> None:
-    for text in (*ENGLISH, *OTHERS):
-        assert shuffled(text) == shuffled(text) != text
-        assert sorted(shuffled(text).replace(" ", "")) == sorted(text.replace(" ", ""))
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.models.http import connection as server_connection
-from replug.models.http import probe as server_probe
+from replug.models.http import server_source as server_probe
 from replug.models.http.connection import ServerSpec
-from replug.models.http.probe import connect
 from replug.models.http.request_budget import BudgetSpent, RequestBudget
+from replug.models.http.server_source import connect
 from tests.support.fault_server import MODEL, TRANSIENT, FaultServer, server_spec, write_word_tokenizer
 
 WAYS = [("echo", False), ("echo", True), ("prompt_logprobs", True)]
@@ -111,11 +111,6 @@ def test_scores_in_a_longer_text_may_differ_by_roundings_and_not_by_more() -> No
     assert server_probe.length_shortcoming(short, one_wrong) is not None
 
 
-def test_one_text_has_one_number_of_tokens() -> None:
-    assert server_probe.count_shortcoming([np.zeros(3), np.ones(3)]) is None
-    assert "[3, 4] tokens" in str(server_probe.count_shortcoming([np.zeros(3), np.zeros(4)]))
-
-
 def test_generated_texts_that_come_back_in_other_tokens_do_not_count() -> None:
     right, wrong = np.full(4, -0.5), np.full(4, -9.0)
     assert server_probe.generation_shortcoming([right, right], [right + 0.05, np.full(3, -9.0)]) is None
@@ -131,9 +126,3 @@ def test_a_document_must_help_the_text_it_holds() -> None:
     assert server_probe.help_shortcoming(helped, [plain, plain - 1]) is None
     assert "only 0.40 nats" in str(server_probe.help_shortcoming(helped, [plain, helped - 0.4]))
     assert server_probe.help_shortcoming(plain, [helped]) is not None
-
-
-def test_inputs_that_share_a_request_keep_their_scores_and_their_order() -> None:
-    a, b = np.full(5, -1.0), np.full(5, -4.0)
-    assert server_probe.company_shortcoming([a, b], [a + 0.1, b]) is None
-    assert server_probe.company_shortcoming([a, b], [b, a]) is not None

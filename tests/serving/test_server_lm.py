@@ -13,8 +13,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from replug.config.schema import LMConfig
-from replug.models.http.probe import BEGINNINGS, HELPFUL, LONGER, OTHERS, TEXT
-from replug.models.http.server_source import ServerSource
+from replug.models.http.server_source import BEGINNINGS, HELPFUL, LONGER, OTHERS, TEXT, ServerSource
 from replug.models.lm_source import LMFiles
 from replug.models.local.stand_in_lm import WORD
 from replug.serving.requests import ServingLimits

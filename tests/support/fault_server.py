@@ -13,7 +13,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import fields
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from aiohttp import web
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from replug.models.http.connection import RequestLimits, ServerSpec
+from replug.models.http.connection import ServerSpec
 from replug.models.local.stand_in_lm import CACHE_SHARE, WORD
 
 MODEL = "words"
@@ -48,11 +47,8 @@ TRANSIENT = [
 
 
 def server_spec(url: str, **changes: Any) -> ServerSpec:
-    """How a client asks for MODEL; `changes` are fields of the spec or of its limits. It waits 10 s for an answer."""
-    names = {field.name for field in fields(RequestLimits)}
-    limits = {"timeout_seconds": 10.0} | {name: value for name, value in changes.items() if name in names}
-    others = {name: value for name, value in changes.items() if name not in names}
-    return ServerSpec(url, MODEL, **others, limits=RequestLimits(**limits))
+    """How a client asks for MODEL; `changes` are fields of the spec. It waits 10 s for an answer."""
+    return ServerSpec(url, MODEL, **{"timeout_seconds": 10.0} | changes)
 
 
 def word_logprobs(words: Sequence[str]) -> list[float]:

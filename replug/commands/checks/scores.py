@@ -51,31 +51,22 @@ def _as_json(cache: ScoreCache, models: list[ModelUse]) -> dict[str, object]:
         "rows_with_tokens": sum(use.rows_with_tokens for use in models),
         "generations": sum(use.generations for use in models),
         "samples": sum(use.samples for use in models),
-        "models": [asdict(use) | {"hit_share": _hit_share(use)} for use in models],
+        "models": [asdict(use) for use in models],
     }
 
 
 def _table(models: list[ModelUse]) -> Table:
     table = Table()
     table.add_column("LM", overflow="fold")
-    for name in ("rows", "with tokens", "answers", "sampled", "hits", "misses", "hit share", "oldest", "newest"):
+    for name in ("rows", "with tokens", "answers", "sampled", "oldest", "newest"):
         table.add_column(name, justify="right")
     for use in models:
-        share = _hit_share(use)
         table.add_row(
             escape(use.identity),
             *(str(number) for number in (use.rows, use.rows_with_tokens, use.generations, use.samples)),
-            *(str(number) for number in (use.hits, use.misses)),
-            "-" if share is None else f"{share:.1%}",
             *(_date(seconds) for seconds in (use.oldest, use.newest)),
         )
     return table
-
-
-def _hit_share(use: ModelUse) -> float | None:
-    """Share of the pairs and answers ever asked for that were not computed; None where nothing was asked for."""
-    asked = use.hits + use.misses
-    return use.hits / asked if asked else None
 
 
 def _date(seconds: int | None) -> str:

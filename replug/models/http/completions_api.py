@@ -4,13 +4,17 @@ Nothing here waits or retries. An answer is trusted in nothing: choices are orde
 tokens must be those that were sent, and counts, lengths and numbers are checked. One that is not well formed is an
 `IllFormed` fault, which the caller may ask again; a border inside a token is an UnscorableText, which would come
 again. No message here quotes an answer, since a server may repeat the key.
+
+`TokenForms` knows how the tokens that were sent may be shown: answers get mixed up on the way, and a tokenizer may be
+another model's. Servers show a token decoded, as the vocabulary has it, or by its id; the blank before a word may be
+missing, and a part of a character is shown as a broken one, as nothing, or as what it becomes with its neighbours.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,8 +22,54 @@ from replug.config.errors import UserError
 from replug.config.plain_text import plain_line
 from replug.models.black_box_lm import UnscorableText
 from replug.models.generation import SamplingOptions, Stop, stop_texts
-from replug.models.http.echoed_tokens import BROKEN, TokenForms
 from replug.models.pair_tokens import PairIds
+
+if TYPE_CHECKING:  # seconds to import
+    from transformers import PreTrainedTokenizerBase
+
+
+BROKEN = "\ufffd"  # how a part of a character is shown
+
+
+class TokenForms:
+    """How the tokens of a tokenizer may be shown."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        self._tokenizer = tokenizer
+        self._special = set(tokenizer.all_special_ids)
+        self._known: dict[int, frozenset[str]] = {}
+
+    def first_other(self, ids: list[int], shown: Sequence[object]) -> int | None:
+        """The place of the first token that is shown as another; None where all may be those of `ids`."""
+
+        @cache
+        def whole() -> str:
+            return str(self._tokenizer.decode(ids))
+
+        pairs = enumerate(zip(ids, shown, strict=True))
+        return next((place for place, (i, text) in pairs if not self._may_be(i, text, whole)), None)
+
+    def _may_be(self, i: int, shown: object, whole: Callable[[], str]) -> bool:
+        if not isinstance(shown, str):
+            return False
+        forms = self._forms(i)
+        if _bare(shown) in forms or (shown == "" and i in self._special):
+            return True
+        return BROKEN in forms and (BROKEN in shown or shown.strip() in whole())
+
+    def _forms(self, i: int) -> frozenset[str]:
+        """BROKEN is one of them where the token alone is no whole characters."""
+        if i not in self._known:
+            decoded, raw = str(self._tokenizer.decode([i])), str(self._tokenizer.convert_ids_to_tokens(i))
+            spaced = raw.replace("\u2581", " ").replace("\u0120", " ")
+            forms = {_bare(form) for form in (decoded, raw, spaced)} | {f"token_id:{i}"}
+            self._known[i] = frozenset(forms | {BROKEN} if BROKEN in decoded else forms)
+        return self._known[i]
+
+
+def _bare(text: str) -> str:
+    return text.removeprefix(" ")
+
 
 USE_IDS = "set lm.tokenizer=DIR, the folder of the server's tokenizer, and token ids are sent instead of text"
 # Tokens with one and the same log-prob from which on they are no language model's.
@@ -171,16 +221,12 @@ def tokens_used(body: Any, payload: dict[str, Any]) -> int:
     """What the server says that a request cost, where that can be true; else the most that it can have cost."""
     total = _usage(body, "total_tokens")
     sent = sum(1 if isinstance(prompt, str) else len(prompt) for prompt in payload["prompt"])
-    is_possible = total is not None and max(sent, _num_shown(body)) <= total < MOST_PLAUSIBLE_TOKENS
-    return total if is_possible and total is not None else most_tokens(payload)
-
-
-def _num_shown(body: Any) -> int:
-    """The tokens of an answer whose log-probs it shows."""
     choices = body.get("choices") if isinstance(body, dict) else None
     shown = [choice.get("logprobs") for choice in choices or [] if isinstance(choice, dict)]
     values = [logprobs.get("token_logprobs") for logprobs in shown if isinstance(logprobs, dict)]
-    return sum(len(some) for some in values if isinstance(some, list))
+    num_shown = sum(len(some) for some in values if isinstance(some, list))
+    is_possible = total is not None and max(sent, num_shown) <= total < MOST_PLAUSIBLE_TOKENS
+    return total if is_possible and total is not None else most_tokens(payload)
 
 
 def _usage(body: Any, name: str) -> int | None:
@@ -232,14 +278,12 @@ def _choices(body: Any, count: int) -> list[dict]:
     choices = body.get("choices") if isinstance(body, dict) else None
     if not isinstance(choices, list):
         raise IllFormed("the answer has no choices")
-    by_index = {choice["index"]: choice for choice in choices if isinstance(choice, dict) and _is_indexed(choice)}
+    by_index = {
+        choice["index"]: choice for choice in choices if isinstance(choice, dict) and _is_count(choice.get("index"))
+    }
     if len(choices) != count or set(by_index) != set(range(count)):
         raise IllFormed(f"the answer has {len(choices)} choices where {count} were wanted, or not one for each index")
     return [by_index[index] for index in range(count)]
-
-
-def _is_indexed(choice: dict) -> bool:
-    return _is_count(choice.get("index"))
 
 
 def _read_pair(api: str, pair: Pair, choice: dict, forms: TokenForms | None) -> TokenScores:
@@ -299,7 +343,8 @@ def _echoed(choice: dict) -> tuple[list[str], list[float | None]]:
 
 
 def _generated(choice: dict) -> tuple[str, np.ndarray]:
-    if not isinstance(choice["text"], str) or not _is_unicode(choice["text"]):
+    # JSON's escapes can hold half a surrogate pair, which no file takes.
+    if not isinstance(choice["text"], str) or any("\ud800" <= char <= "\udfff" for char in choice["text"]):
         raise IllFormed("the answer has no text")
     logprobs = choice.get("logprobs") or {}  # nothing generated, no log-probs
     return choice["text"], _checked(logprobs.get("token_logprobs") or [])
@@ -316,11 +361,6 @@ def _shown(choice: dict) -> ShownAnswer:
     return ShownAnswer(text, tuple(tokens), tuple(tops), choice.get("finish_reason") == "stop")
 
 
-def _is_unicode(text: str) -> bool:
-    """JSON's escapes can hold half a surrogate pair, which no file takes."""
-    return not any("\ud800" <= char <= "\udfff" for char in text)
-
-
 def _of_ids(ids: Sequence[int], choice: dict) -> list[float | None]:
     """vLLM's `prompt_logprobs`: for each position but the first an object keyed by token id."""
     entries = choice.get("prompt_logprobs")
@@ -334,16 +374,14 @@ def _of_ids(ids: Sequence[int], choice: dict) -> list[float | None]:
 
 def _checked(values: Sequence[float | None]) -> np.ndarray:
     """Float32 log-probs. JSON as Python reads it holds NaN, infinity, and whole numbers without an end."""
-    if not isinstance(values, list) or not all(_is_number(value) for value in values):
+    if not isinstance(values, list) or not all(
+        isinstance(value, int | float) and not isinstance(value, bool) for value in values
+    ):
         raise IllFormed("the answer's log-probs are not all numbers")
     logprobs = np.array([value if abs(value) < 1e9 else np.nan for value in values], dtype=np.float64)
     if not ((logprobs > -1e9) & (logprobs < 1e-2)).all():
         raise IllFormed("the answer has log-probs that are missing, not finite or above 0")
     return logprobs.astype(np.float32)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _by_text(pair: Pair, tokens: list[str], values: list[float | None]) -> TokenScores:

@@ -44,18 +44,8 @@ class ServerError(RunError):
 
 
 @dataclass(frozen=True, slots=True)
-class RequestLimits:
-    """How many inputs a request holds, how many requests are open at once, and how long each is tried."""
-
-    max_concurrency: int = 16
-    prompts_per_request: int = 4
-    timeout_seconds: float = 600.0
-    max_attempts: int = 5
-
-
-@dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """Which server, and how to ask it; here and in the limits, the values of the keys under `lm` of the same names.
+    """Which server, and how to ask it: the values of the keys under `lm` of the same names.
 
     `api_key` comes from the environment variable named `api_key_env`.
     """
@@ -66,7 +56,10 @@ class ServerSpec:
     tokenizer: str | None = None
     api_key: str | None = field(default=None, repr=False)
     api_key_env: str = "REPLUG_LM_API_KEY"
-    limits: RequestLimits = RequestLimits()
+    max_concurrency: int = 16
+    prompts_per_request: int = 4
+    timeout_seconds: float = 600.0
+    max_attempts: int = 5
 
     def __post_init__(self) -> None:
         require_header_value(self.api_key or "", self.api_key_env)
@@ -86,14 +79,14 @@ class ServerConnection:
         self._free = [clients for clients in self._clients for _ in range(CONNECTIONS_PER_CLIENT)]
 
     async def close(self) -> None:
-        for clients in self._clients:
-            await clients.keeping.aclose()
-            await clients.closing.aclose()
+        for keeping, closing in self._clients:
+            await keeping.aclose()
+            await closing.aclose()
 
     async def retrying(self, what: str, attempt: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """What the first attempt without a ServerFault returns. Raises ServerError, which says `what` was asked."""
         attempts = AsyncRetrying(
-            stop=stop_after_attempt(self._spec.limits.max_attempts),
+            stop=stop_after_attempt(self._spec.max_attempts),
             wait=self._seconds_to_wait,
             retry=retry_if_exception_type(ServerFault),
             before_sleep=lambda state: self._on_retry(),
@@ -102,7 +95,7 @@ class ServerConnection:
         try:
             return await attempts(attempt)
         except ServerFault as fault:
-            tried = f"in {self._spec.limits.max_attempts} attempts"
+            tried = f"in {self._spec.max_attempts} attempts"
             raise ServerError(f"{self._spec.url} did not answer {what} {tried}; last: {fault}") from fault
 
     async def exchange(
@@ -118,8 +111,8 @@ class ServerConnection:
         `is_compared`: the caller can tell this request's answer from another's, so its connection may be kept.
         """
         clients = self._free.pop()  # of which there are as many as the caller opens exchanges
-        client = clients.keeping if is_compared else clients.closing
-        patience = self._spec.limits.timeout_seconds
+        client = clients[0 if is_compared else 1]
+        patience = self._spec.timeout_seconds
         seconds = patience if payload else min(patience, SECONDS_TO_LIST_MODELS)
         try:
             # httpx has time-outs for each read only: an answer that drips would never end.
@@ -147,7 +140,7 @@ class ServerConnection:
         backoff = wait_random_exponential(multiplier=BACKOFF_SECONDS, max=LONGEST_BACKOFF_SECONDS)(state)
         fault = state.outcome.exception() if state.outcome else None
         asked_for = fault.retry_after if isinstance(fault, ServerFault) else 0.0
-        return backoff + min(asked_for, self._spec.limits.timeout_seconds)
+        return backoff + min(asked_for, self._spec.timeout_seconds)
 
     def _refusal(self, response: httpx.Response, content: bytes, payload: dict[str, Any] | None) -> Exception:
         status = response.status_code
@@ -165,16 +158,11 @@ class ServerConnection:
         return f"; the longest input of the request has {max(lengths)} tokens" if lengths else ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Clients:
-    """Two ways to send: over connections that are kept for the next request, and each over its own."""
+def _clients(spec: ServerSpec) -> list[tuple[httpx.AsyncClient, httpx.AsyncClient]]:
+    """Return pairs of clients: one keeps its connections for the next request, one sends each over its own.
 
-    keeping: httpx.AsyncClient
-    closing: httpx.AsyncClient
-
-
-def _clients(spec: ServerSpec) -> list[_Clients]:
-    """Several, since httpx looks at all pairs of a client's connections for each request that it sends."""
+    Several pairs, since httpx looks at all pairs of a client's connections for each request that it sends.
+    """
     trust_env = not is_loopback(httpx.URL(spec.url).host)  # no proxy reaches this machine's own servers
     certificates = httpx.create_ssl_context(trust_env=trust_env)  # slow to read, so shared
     authorization = {"Authorization": f"Bearer {spec.api_key}"} if spec.api_key else {}
@@ -188,8 +176,8 @@ def _clients(spec: ServerSpec) -> list[_Clients]:
             verify=certificates,
         )
 
-    number = range(0, spec.limits.max_concurrency, CONNECTIONS_PER_CLIENT)
-    return [_Clients(client(CONNECTIONS_PER_CLIENT), client(0)) for _ in number]
+    number = range(0, spec.max_concurrency, CONNECTIONS_PER_CLIENT)
+    return [(client(CONNECTIONS_PER_CLIENT), client(0)) for _ in number]
 
 
 async def _whole(response: httpx.Response, most_bytes: int) -> bytes:

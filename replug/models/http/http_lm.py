@@ -24,12 +24,10 @@ from replug.config.errors import RunError, UserError
 from replug.models.black_box_lm import ContinuationScore, UnscorableText, check_ensemble, check_pairs, require_texts
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop, before_stop
 from replug.models.http import completions_api as api
-from replug.models.http.completions_api import GeneratedTexts, Pair, ServerFault, ShownAnswers, TokenScores
+from replug.models.http.completions_api import GeneratedTexts, Pair, ServerFault, ShownAnswers, TokenForms, TokenScores
 from replug.models.http.connection import ServerConnection, ServerError, ServerSpec
-from replug.models.http.echoed_tokens import TokenForms
-from replug.models.http.mixed_answer import ServerCalls, ServerMixture
+from replug.models.http.mixed_answer import ServerCalls, ServerMixture, TokenNames
 from replug.models.http.request_budget import RequestBudget, RequestMeter
-from replug.models.http.top_tokens import TokenNames
 from replug.models.pair_tokens import check_lengths, pair_token_ids
 
 T = TypeVar("T")
@@ -42,21 +40,30 @@ class HttpLM:
 
     `max_tokens` leaves room for the one token that every request must generate, and is None where the server
     does not say. `identity` is the model's name until a probe has given a `fingerprint`
-    (`models.http.probe.connect`). `budget` is this LM's alone.
+    (`models.http.server_source.connect`). `budget` is this LM's alone.
     """
 
     def __init__(self, spec: ServerSpec, budget: RequestBudget) -> None:
         self.spec = spec
         self.identity = spec.model
         self.fingerprint = np.empty(0, dtype=np.float32)
-        self._tokenizer = _load_tokenizer(spec.tokenizer) if spec.tokenizer else None
-        self._forms = TokenForms(self._tokenizer) if self._tokenizer else None
-        self._names = TokenNames(self._tokenizer) if self._tokenizer else None
+        self._tokenizer: Any = None
+        self._forms: TokenForms | None = None
+        self._names: TokenNames | None = None
+        if spec.tokenizer:
+            from replug.models.model_files import load_tokenizer  # seconds to import, which text alone can do without
+
+            self._tokenizer = load_tokenizer(spec.tokenizer, "lm.tokenizer")
+            if self._tokenizer.eos_token_id is None and self._tokenizer.bos_token_id is None:
+                raise UserError(
+                    f"lm.tokenizer: the tokenizer of {spec.tokenizer} has neither a start nor an end token; set one"
+                )
+            self._forms, self._names = TokenForms(self._tokenizer), TokenNames(self._tokenizer)
         self._look: Callable[[], Coroutine[Any, Any, str | None]] | None = None
         self._requests_since_look, self._is_doubtful = 0, False
         self._budget, self._settled = budget, asyncio.Event()
-        self._slots = asyncio.Semaphore(spec.limits.max_concurrency)
-        self._meter = RequestMeter(spec.limits.max_concurrency)
+        self._slots = asyncio.Semaphore(spec.max_concurrency)
+        self._meter = RequestMeter(spec.max_concurrency)
         self._connection = ServerConnection(spec, self._meter.retried)
         self._lock, self._closed = threading.Lock(), False
         self._loop = asyncio.new_event_loop()
@@ -82,8 +89,7 @@ class HttpLM:
 
     def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
         """One request each."""
-        rows = list(range(len(prefixes)))
-        return _chunks(rows, self.spec.limits.prompts_per_request)
+        return self._chunks(list(range(len(prefixes))))
 
     def submit(
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
@@ -169,6 +175,10 @@ class HttpLM:
         self._thread.join()
         self._loop.close()
 
+    def _chunks(self, rows: list[T]) -> list[list[T]]:
+        size = self.spec.prompts_per_request
+        return [rows[start : start + size] for start in range(0, len(rows), size)]
+
     def _pair(self, row: int, prefix: str, continuation: str) -> Pair:
         ids = pair_token_ids(self._tokenizer, prefix, continuation) if self._tokenizer else None
         return Pair(row, prefix, continuation, ids)
@@ -208,8 +218,7 @@ class HttpLM:
         return context - 1 if context is not None else None
 
     async def _score(self, pairs: list[Pair]) -> list[ContinuationScore]:
-        chunks = _chunks(pairs, self.spec.limits.prompts_per_request)
-        scores = await _all(self._score_request(chunk) for chunk in chunks)
+        scores = await _all(self._score_request(chunk) for chunk in self._chunks(pairs))
         _check_same_tokens(pairs, scores)
         await self._check_unchanged()
         return [ContinuationScore(score.logprobs) for score in scores]
@@ -220,29 +229,26 @@ class HttpLM:
         return await self._ask(pairs, payload, read, is_compared=True)
 
     async def _generate(self, pairs: list[Pair], max_new_tokens: int, stop: Stop) -> GeneratedTexts:
-        chunks = _chunks(pairs, self.spec.limits.prompts_per_request)
-        parts = await _all(self._generate_request(chunk, max_new_tokens, stop) for chunk in chunks)
+        async def ask(some: list[Pair]) -> list[GeneratedTexts]:
+            payload = api.generate_payload(some, max_new_tokens, stop)
+            return [await self._ask(some, payload, partial(api.read_generated, some))]
+
+        parts = await _all(ask(chunk) for chunk in self._chunks(pairs))
         await self._check_unchanged()
         return GeneratedTexts([answer for part in parts for answer in part.answers], _prompt_tokens(pairs, parts))
 
-    async def _generate_request(self, pairs: list[Pair], max_new_tokens: int, stop: Stop) -> list[GeneratedTexts]:
-        payload = api.generate_payload(pairs, max_new_tokens, stop)
-        return [await self._ask(pairs, payload, partial(api.read_generated, pairs))]
-
     async def _sample(self, pairs: list[Pair], options: SamplingOptions) -> list[list[Sampled]]:
-        chunks = _chunks(pairs, self.spec.limits.prompts_per_request)
-        drawn = await _all(self._sample_request(chunk, options) for chunk in chunks)
-        await self._check_unchanged()
-        self._require_logprobs(
-            [(before_stop(text, options.stop), logprobs) for some in drawn for text, logprobs in some]
-        )
-        return [[Sampled(before_stop(text, options.stop), logprobs) for text, logprobs in some] for some in drawn]
+        async def ask(some: list[Pair]) -> list[list[tuple[str, np.ndarray]]]:
+            payload = api.sample_payload(some, options)
+            num_samples = payload.get("n", 1)
+            drawn = await self._ask(some, payload, partial(api.read_samples, some, num_samples))
+            return [answers * (options.num_samples // num_samples) for answers in drawn]
 
-    async def _sample_request(self, pairs: list[Pair], options: SamplingOptions) -> list[list[tuple[str, np.ndarray]]]:
-        payload = api.sample_payload(pairs, options)
-        num_samples = payload.get("n", 1)
-        drawn = await self._ask(pairs, payload, partial(api.read_samples, pairs, num_samples))
-        return [some * (options.num_samples // num_samples) for some in drawn]
+        drawn = await _all(ask(chunk) for chunk in self._chunks(pairs))
+        await self._check_unchanged()
+        samples = [[Sampled(before_stop(text, options.stop), logprobs) for text, logprobs in some] for some in drawn]
+        self._require_logprobs((one.text, one.token_logprobs) for some in samples for one in some)
+        return samples
 
     def _require_logprobs(self, answers: Iterable[tuple[str, np.ndarray]]) -> None:
         if any(answer and not len(logprobs) for answer, logprobs in answers):
@@ -251,12 +257,9 @@ class HttpLM:
     async def _generate_ensemble(
         self, pairs: list[Pair], weights: list[float], options: GenerationOptions
     ) -> Generated:
-        if len(pairs) == 1:
-            return await self._generate_alone(pairs, options)
-        calls = ServerCalls(self._show, self._score, self._pair, self._names, api.num_tops(self.spec.api))
-        return await ServerMixture(calls, pairs, weights, options).find()
-
-    async def _generate_alone(self, pairs: list[Pair], options: GenerationOptions) -> Generated:
+        if len(pairs) > 1:
+            calls = ServerCalls(self._show, self._score, self._pair, self._names, api.num_tops(self.spec.api))
+            return await ServerMixture(calls, pairs, weights, options).find()
         found = await self._generate(pairs, options.max_new_tokens, options.stop)
         [(text, logprobs)] = found.answers
         answer = before_stop(text, options.stop)
@@ -264,16 +267,15 @@ class HttpLM:
         return Generated(answer, logprobs, None, 1, found.prompt_tokens)
 
     async def _show(self, pairs: Sequence[Pair], max_new_tokens: int) -> ShownAnswers:
-        chunks = _chunks(list(pairs), self.spec.limits.prompts_per_request)
-        parts = await _all(self._show_request(chunk, max_new_tokens) for chunk in chunks)
+        async def ask(some: list[Pair]) -> list[ShownAnswers]:
+            payload = api.show_payload(self.spec.api, some, max_new_tokens)
+            return [await self._ask(some, payload, partial(api.read_shown, some))]
+
+        parts = await _all(ask(chunk) for chunk in self._chunks(list(pairs)))
         await self._check_unchanged()
         answers = [answer for part in parts for answer in part.answers]
         self._require_logprobs((answer.text, np.empty(len(answer.tokens))) for answer in answers)
         return ShownAnswers(answers, _prompt_tokens(pairs, parts))
-
-    async def _show_request(self, pairs: list[Pair], max_new_tokens: int) -> list[ShownAnswers]:
-        payload = api.show_payload(self.spec.api, pairs, max_new_tokens)
-        return [await self._ask(pairs, payload, partial(api.read_shown, pairs))]
 
     async def _check_unchanged(self) -> None:
         """Raises ServerError where the server is no longer the one that was probed; a call's scores end there."""
@@ -326,10 +328,6 @@ class HttpLM:
             await self._settled.wait()
 
 
-def _chunks(rows: list[T], size: int) -> list[list[T]]:
-    return [rows[start : start + size] for start in range(0, len(rows), size)]
-
-
 async def _all(work: Iterable[Coroutine[Any, Any, list[T]]]) -> list[T]:
     """All parts, joined in order; the first error ends the others."""
     tasks = [asyncio.ensure_future(one) for one in work]
@@ -359,12 +357,3 @@ def _check_same_tokens(pairs: list[Pair], scores: list[TokenScores]) -> None:
                 f"inputs {row} and {pair.row} have the same continuation, but the server cuts it into other tokens "
                 f"after another prefix; {api.USE_IDS}"
             )
-
-
-def _load_tokenizer(path: str) -> Any:
-    from replug.models.model_files import load_tokenizer  # seconds to import, which text alone can do without
-
-    tokenizer = load_tokenizer(path, "lm.tokenizer")
-    if tokenizer.eos_token_id is None and tokenizer.bos_token_id is None:
-        raise UserError(f"lm.tokenizer: the tokenizer of {path} has neither a start nor an end token; set one")
-    return tokenizer

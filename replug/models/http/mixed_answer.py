@@ -3,24 +3,134 @@
 Token by token, as local weights choose it (REPLUG, section 3.2): each prompt's own greedy answer comes with the
 likeliest tokens at each place, and holds as long as the mixture chooses the same; a prompt that would have gone on
 otherwise is asked again. Where those few tokens do not settle the mixture's choice, the tokens in question are scored
-after every prompt. That needs the server's tokenizer.
+after every prompt. That needs the server's tokenizer. A token that a prompt does not show is at most as likely as the
+least of those it shows, so the likeliest is known where all others, with the most that they can have, stay below.
 
 Else whole answers: every prompt's own answer is a candidate, and each is scored after every prompt. Its probability is
 that of the mixture at each of its tokens, up to the stop. The likeliest candidate is the answer.
 """
 
+import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.ensemble import mix_token_logprobs
-from replug.models.generation import Generated, GenerationOptions, Stop, before_stop, stop_texts
-from replug.models.http.completions_api import Pair, ShownAnswer, ShownAnswers
-from replug.models.http.top_tokens import TokenNames, TopTokens, contenders, is_likeliest, mixed_logprob, not_shown
+from replug.models.generation import Generated, GenerationOptions, before_stop, stop_texts
+from replug.models.http.completions_api import BROKEN, Pair, ShownAnswer, ShownAnswers
 from replug.models.pair_tokens import PairIds
+
+if TYPE_CHECKING:  # seconds to import
+    from transformers import PreTrainedTokenizerBase
+
+
+BY_ID = "token_id:"
+UNSURE = f"{BROKEN} "  # at the ends of an answer: a part of a character, and a blank that some decoders drop
+
+
+@dataclass(frozen=True, slots=True)
+class TopTokens:
+    """What is seen of a next-token distribution: log-probs (nats) by id, and the most that any other token can have.
+
+    `own` is the likeliest, with which the part itself goes on.
+    """
+
+    logprobs: Mapping[int, float]
+    most_of_others: float
+    own: int
+
+    def with_scores(self, logprobs: Mapping[int, float]) -> "TopTokens":
+        """With tokens that were asked for."""
+        return replace(self, logprobs={**logprobs, **self.logprobs})
+
+
+def contenders(parts: Sequence[TopTokens], weights: Sequence[float]) -> list[int]:
+    """The shown tokens that may be the mixture's likeliest; the likeliest so far first, of equals the lower id."""
+    shown = sorted({token for part in parts for token in part.logprobs})
+    least = {token: _probability(parts, weights, token, others=False) for token in shown}
+    best = max(least.values())
+    some = [token for token in shown if _probability(parts, weights, token, others=True) >= best]
+    return sorted(some, key=lambda token: -least[token])
+
+
+def not_shown(parts: Sequence[TopTokens], tokens: Sequence[int]) -> list[tuple[int, int]]:
+    """The part's place and the token, of every one of the tokens that a part does not show."""
+    return [(place, token) for token in tokens for place, part in enumerate(parts) if token not in part.logprobs]
+
+
+def is_likeliest(parts: Sequence[TopTokens], weights: Sequence[float], token: int) -> bool:
+    """Whether no token that no part shows can be likelier."""
+    unseen = np.dot(weights, np.exp([part.most_of_others for part in parts]))
+    return bool(unseen < _probability(parts, weights, token, others=False))
+
+
+def mixed_logprob(parts: Sequence[TopTokens], weights: Sequence[float], token: int) -> float:
+    """Nats, of a token that all parts show."""
+    return float(np.log(np.dot(weights, np.exp([part.logprobs[token] for part in parts]))))
+
+
+def _probability(parts: Sequence[TopTokens], weights: Sequence[float], token: int, others: bool) -> float:
+    """The least that it is by what is shown; with `others` the most that it can be."""
+    values = [part.logprobs.get(token, part.most_of_others if others else -math.inf) for part in parts]
+    return float(np.dot(weights, np.exp(values)))
+
+
+class TokenNames:
+    """The tokens of a tokenizer by what they are shown as.
+
+    Servers show a token of an answer decoded, or as `token_id:17` where they can be asked to. Several tokens may be
+    shown alike: parts of characters, and words with and without the blank before them in some tokenizers. Such a text
+    names none.
+    """
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        self._tokenizer = tokenizer
+        self.ends = {tokenizer.eos_token_id}
+
+    def decode(self, ids: list[int]) -> str:
+        """As local weights decode an answer."""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+    def steps(self, answer: ShownAnswer, num_tops: int) -> list[TopTokens]:
+        """Of an answer's tokens, up to the first that is not known for sure; none of tokens that are not its text.
+
+        Tokens by which the server ends an answer are known from then on.
+        """
+        ids = [self._id(token) for token in answer.tokens]
+        known = ids[: ids.index(None)] if None in ids else ids
+        whole = [i for i in known if i is not None]
+        if len(whole) == len(ids):
+            if self.decode(whole).strip(UNSURE) != answer.text.strip(UNSURE):
+                return []
+            if answer.is_ended and whole and whole[-1] in self._tokenizer.all_special_ids:
+                self.ends.add(whole[-1])
+        steps: list[TopTokens] = []
+        for own, top in zip(whole, answer.tops, strict=False):
+            named = {self._id(text): logprob for text, logprob in top.items()}
+            shown = {token: logprob for token, logprob in named.items() if token is not None}
+            if len(top) < num_tops or own not in shown:
+                break
+            unknown = [logprob for text, logprob in top.items() if self._id(text) is None]  # each may be any token
+            steps.append(TopTokens(shown, max(min(top.values()), *unknown, -math.inf), own))
+        return steps
+
+    def _id(self, text: str) -> int | None:
+        number = text.removeprefix(BY_ID)
+        return int(number) if text.startswith(BY_ID) and number.isdecimal() else self._ids.get(text)
+
+    @cached_property
+    def _ids(self) -> dict[str, int | None]:
+        texts = self._tokenizer.batch_decode([[i] for i in range(len(self._tokenizer))])
+        ids: dict[str, int | None] = {}
+        for i, text in enumerate(texts):
+            ids[text] = None if text in ids or BROKEN in text else i
+        return ids
+
 
 MOST_CONTENDERS = 16  # tokens that are scored after every prompt; more are a distribution that so few do not settle
 
@@ -118,12 +228,12 @@ class ServerMixture:
         candidates, count = _candidates(shown.answers, self.options), len(self.prompts)
         if not candidates:  # nothing was generated after any prompt
             return Generated("", np.empty(0, dtype=np.float32), None, count, shown.prompt_tokens)
-        rows = [(prompt.prefix, candidate.scored) for candidate in candidates for prompt in self.prompts]
+        rows = [(prompt.prefix, scored) for _, scored in candidates for prompt in self.prompts]
         scores = await self.server.score([self.server.pair(row, *texts) for row, texts in enumerate(rows)])
         mixed = [self._mix(scores[start : start + count]) for start in range(0, len(scores), count)]
         best = max(range(len(mixed)), key=lambda place: float(mixed[place].sum()))
         whole = np.array([mixed[best].sum()], dtype=np.float32)
-        text, num_tokens = candidates[best].text, len(mixed[best])
+        text, num_tokens = candidates[best][0], len(mixed[best])
         return Generated(text, whole, None, count, shown.prompt_tokens, answer_tokens=num_tokens)
 
     def _mix(self, scores: Sequence[ContinuationScore]) -> np.ndarray:
@@ -133,27 +243,18 @@ class ServerMixture:
         return mix_token_logprobs(np.stack([score.token_logprobs for score in scores]), log_weights)
 
 
-@dataclass(frozen=True, slots=True)
-class WholeAnswer:
-    """An answer, and what is scored of it: with the stop behind it where it has ended."""
+def _candidates(shown: Sequence[ShownAnswer], options: GenerationOptions) -> list[tuple[str, str]]:
+    """Return each different answer (white space round it aside) in the first prompt's form, and what is scored of it.
 
-    text: str
-    scored: str
-
-
-def _candidates(shown: Sequence[ShownAnswer], options: GenerationOptions) -> list[WholeAnswer]:
-    """Each different answer once, but for white space round it; the first prompt's form of it."""
-    by_text: dict[str, WholeAnswer] = {}
+    An answer is scored with the stop that ended it, or with one where the server itself ended it.
+    """
+    by_text: dict[str, tuple[str, str]] = {}
+    stops = stop_texts(options.stop)
     for answer in shown:
         text = before_stop(answer.text, options.stop)
-        if scored := text + _ending(answer, text, options.stop):
-            by_text.setdefault(text.strip(), WholeAnswer(text, scored))
+        rest, ending = answer.text[len(text) :], stops[0] if stops and answer.is_ended else ""
+        if rest:
+            ending = min((one for one in stops if rest.startswith(one)), key=len)  # the one that was complete first
+        if scored := text + ending:
+            by_text.setdefault(text.strip(), (text, scored))
     return list(by_text.values())
-
-
-def _ending(answer: ShownAnswer, text: str, stop: Stop) -> str:
-    """The stop that ended an answer, or one for the end that the server itself made; nothing where length ended it."""
-    stops, rest = stop_texts(stop), answer.text[len(text) :]
-    if rest:
-        return min((one for one in stops if rest.startswith(one)), key=len)  # the one that was complete first
-    return stops[0] if stops and answer.is_ended else ""

@@ -43,9 +43,12 @@ class RequestBudget:
         self._max_requests, self._max_tokens, self._section = max_requests, max_tokens, section
         self._lock = threading.Lock()
         self._path = path
-        self._requests, self._tokens = _read(path) if path else (0, 0)
-        self._file = _open(path) if path else None
-        self._reserved = self._in_flight = 0
+        self._requests = self._tokens = self._reserved = self._in_flight = 0
+        self._file: int | None = None
+        if path:
+            self._requests, self._tokens = _parsed(path.read_text(errors="replace") if path.exists() else "", path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     @property
     def requests(self) -> int:
@@ -66,7 +69,12 @@ class RequestBudget:
             if self._max_requests is not None and self._requests >= self._max_requests:
                 raise BudgetSpent(f"{self._section}.max_requests={self._max_requests} is spent; {HOW_TO_GO_ON}")
             if self._max_tokens is not None and self._tokens + tokens > self._max_tokens:
-                return self._wait_or_stop(tokens)
+                if self._in_flight:
+                    return False
+                raise BudgetSpent(
+                    f"{self._section}.max_tokens_sent={self._max_tokens} does not allow the next request: "
+                    f"{self._tokens} tokens are spent and it may take {tokens}; {HOW_TO_GO_ON}"
+                )
             self._count(requests=1, tokens=tokens, reserved=tokens, in_flight=1)
             return True
 
@@ -88,20 +96,18 @@ class RequestBudget:
             if self._file is None or self._path is None:
                 yield
                 return
-            _lock(self._file, self._path)
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX)
+            except OSError as error:
+                raise UserError(
+                    f"{self._path} cannot be locked ({error.strerror}), so two runs could spend the budget twice; "
+                    "expected it on a file system with locks"
+                ) from error
             try:
                 self._requests, self._tokens = _parsed(os.pread(self._file, WIDTH + 1, 0).decode("latin-1"), self._path)
                 yield
             finally:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
-
-    def _wait_or_stop(self, tokens: int) -> bool:
-        if self._in_flight:
-            return False
-        raise BudgetSpent(
-            f"{self._section}.max_tokens_sent={self._max_tokens} does not allow the next request: {self._tokens} "
-            f"tokens are spent and it may take {tokens}; {HOW_TO_GO_ON}"
-        )
 
     def _count(self, requests: int, tokens: int, reserved: int, in_flight: int) -> None:
         self._requests += requests
@@ -111,25 +117,6 @@ class RequestBudget:
         if self._file is not None:
             line = json.dumps({"requests": self._requests, "tokens": self._tokens})
             os.pwrite(self._file, f"{line:<{WIDTH}}\n".encode(), 0)
-
-
-def _open(path: Path) -> int:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-
-
-def _lock(file: int, path: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be locked ({error.strerror}), so two runs could spend the budget twice; expected it on a "
-            "file system with locks"
-        ) from error
-
-
-def _read(path: Path) -> tuple[int, int]:
-    return _parsed(path.read_text(errors="replace") if path.exists() else "", path)
 
 
 def _parsed(text: str, path: Path) -> tuple[int, int]:

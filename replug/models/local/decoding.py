@@ -49,20 +49,15 @@ class SharedPrefix:
         self.ids = ids
         inputs = torch.tensor([ids], device=model.device)
         with torch.inference_mode():
-            self._cache: Any = model.base_model(input_ids=inputs, use_cache=True).past_key_values
+            self.cache: Any = model.base_model(input_ids=inputs, use_cache=True).past_key_values
 
     @property
     def num_tokens(self) -> int:
         return len(self.ids)
 
-    @property
-    def has_window(self) -> bool:
-        """Whether some layer keeps its latest keys and values only."""
-        return any(getattr(self._cache, "is_sliding", []))
-
     def for_rows(self, num_rows: int) -> Any:
         """Return a cache for one pass over `num_rows` rows, which the pass lengthens."""
-        cache = copy.deepcopy(self._cache)
+        cache = copy.deepcopy(self.cache)
         cache.batch_repeat_interleave(num_rows)
         return cache
 
@@ -142,20 +137,12 @@ class CachedPrompts:
     def _pass(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Read ids [K, N], of which `mask` shows those that are no padding. Logits [K, V] after the last column."""
         self._seen = torch.cat([self._seen, mask], 1)
-        output = self._model(
-            input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1, **self._padding(ids.shape[1])
-        )
+        hidden = {"attention_mask": self._seen} if self._is_padded else {}  # attention without a mask is faster
+        if self._is_padded and self._takes_positions:
+            hidden["position_ids"] = (self._seen.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        output = self._model(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1, **hidden)
         self._cache = output.past_key_values
         return output.logits[:, -1]
-
-    def _padding(self, width: int) -> dict[str, Tensor]:
-        """What hides the padding; nothing where there is none, since attention without a mask is faster."""
-        if not self._is_padded:
-            return {}
-        hidden = {"attention_mask": self._seen}
-        if self._takes_positions:
-            hidden["position_ids"] = (self._seen.cumsum(1) - 1).clamp(min=0)[:, -width:]
-        return hidden
 
 
 class RecomputedPrompts:
@@ -191,8 +178,15 @@ def find_cache_use(model: PreTrainedModel) -> CacheUse:
         alone, even = _probe(model, [ids]), _probe(model, [ids, ids[::-1]])
         padded = _probe(model, [ids, ids + ids[:5]])
         after_prefix = _probe(model, [ids[8:], ids[8:] + ids[:5]], prefix)
-    is_same = [_difference(alone, other) < tolerance for other in (even, padded, after_prefix)]
-    return CacheUse(is_same[0], is_same[1], is_same[2] and not _has_window(model, prefix))
+    # Nats by which log-probs differ, on average by the expected probabilities; what has none does not count.
+    likely = alone.exp() > 0
+    differences = [(alone.exp() * (alone - other).abs())[likely].sum() for other in (even, padded, after_prefix)]
+    is_same = [float(difference) < tolerance for difference in differences]
+    # A layer that looks back a number of columns would count padding after the prefix. Trying does not show that, since
+    # windows are longer than the probe. GPT-Neo has one without telling its cache.
+    is_sliding = any(getattr(prefix.cache, "is_sliding", []))
+    has_window = is_sliding or getattr(model.config, "window_size", None) is not None
+    return CacheUse(is_same[0], is_same[1], is_same[2] and not has_window)
 
 
 def _left_padded(rows: list[Tensor]) -> Tensor:
@@ -205,17 +199,3 @@ def _probe(model: PreTrainedModel, rows: list[list[int]], shared: SharedPrefix |
     prompts = CachedPrompts(model, rows, 6 * len(rows), PassCounts(), shared)
     prompts.append([probe_ids(model)[3]], [0])
     return prompts.logits[0].float().log_softmax(-1)
-
-
-def _difference(expected: Tensor, found: Tensor) -> float:
-    """Nats by which log-probs [V] differ, on average by the expected probabilities; what has none does not count."""
-    likely = expected.exp() > 0
-    return float((expected.exp() * (expected - found).abs())[likely].sum())
-
-
-def _has_window(model: PreTrainedModel, prefix: SharedPrefix) -> bool:
-    """Whether some layer looks back a number of columns, among which padding after the prefix would count.
-
-    Not seen by trying, since windows are longer than the probe. GPT-Neo has one without telling its cache.
-    """
-    return prefix.has_window or getattr(model.config, "window_size", None) is not None

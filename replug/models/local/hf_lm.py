@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from replug.config.errors import RunError, UserError
 from replug.models.batching import even_batches, padded_groups, tokens_per_pass
-from replug.models.black_box_lm import ContinuationScore, Mixture, PassCounts, Watch, check_pairs, require_texts
+from replug.models.black_box_lm import ContinuationScore, Mixture, PassCounts, Watch, check_pairs, pieces, require_texts
 from replug.models.fused_layers import use_cpu_attention, use_fused_gelu
 from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
 from replug.models.hardware import to_device
@@ -31,15 +31,19 @@ from replug.models.local.decoding import (
     same_direction,
     shared_tokens,
 )
-from replug.models.local.float32_head import separable_head, use_float32_head
-from replug.models.local.logprobs import PassScores, PendingScores, continuation_positions, target_logprobs
 from replug.models.local.mixtures import GrowingPrompts, MixedAnswer, continue_answers
-from replug.models.local.sense import require_sense
-from replug.models.local.weights import FLASH, lm_identity, load_causal_lm
+from replug.models.local.output_layer import (
+    PassScores,
+    PendingScores,
+    continuation_positions,
+    separable_head,
+    target_logprobs,
+    use_float32_head,
+)
+from replug.models.local.weights import FLASH, lm_identity, load_causal_lm, require_sense
 from replug.models.model_files import lm_shape, load_lm_tokenizer
 from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import LMInput, TokenizedCall, check_lengths, inputs_of, pair_token_ids, pairs_token_ids
-from replug.models.streaming import pieces
 
 log = logging.getLogger(__name__)
 
@@ -53,9 +57,8 @@ class HuggingFaceLM:
     """A `BlackBoxLM` over local weights: a folder, a GGUF file, a hub name, or `package:smollm2`.
 
     `spread` lays the layers over all visible GPUs, for models larger than one. `identity` is given where the weights
-    have been hashed already. `compile` is torch's; without `fused` all layers are transformers' own operations. With
-    `attention="flash_attention_2"` passes have no padding. Raises UserError for what is not a trained causal LM with
-    its own tokenizer, and where flash attention is not installed.
+    have been hashed already. With `attention="flash_attention_2"` passes have no padding. Raises UserError for what is
+    not a trained causal LM with its own tokenizer, and where flash attention is not installed.
 
     >>> lm = HuggingFaceLM("./my-lm")  # or "package:smollm2", a GGUF file, a name on the hub
     >>> lm.score(["a boat"], [" on the lake"])[0].sum_logprob < 0
@@ -71,8 +74,6 @@ class HuggingFaceLM:
         spread: bool = False,
         identity: str | None = None,
         *,
-        compile: bool = False,
-        fused: bool = True,
         attention: str = "sdpa",
     ) -> None:
         path = resolve_lm_path(str(path))
@@ -81,16 +82,15 @@ class HuggingFaceLM:
         if not spread:
             self.model.to(device)  # type: ignore[arg-type]
         self.model.eval().requires_grad_(False)
-        if fused:
-            use_cpu_attention(self.model)
-            use_fused_gelu(self.model)
+        use_cpu_attention(self.model)
+        use_fused_gelu(self.model)
         use_float32_head(self.model)
         on_gpu = self.model.device.type != "cpu"
         self.identity = identity or lm_identity(path, dtype)
         self.max_tokens: int | None = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         self.counts = PassCounts()
         self._head = separable_head(self.model)
-        self._body = torch.compile(self.model.base_model, dynamic=True) if compile else self.model.base_model
+        self._body = self.model.base_model
         self._shares = self._head is not None and reuses_prefixes(self.model)
         self._kept: list[SharedPrefix] = []  # used last, for later calls
         self._is_unpadded = attention == FLASH and self._head is not None
@@ -342,12 +342,12 @@ class HuggingFaceLM:
         longest = max(len(row) for row in rows)
         size = max(1, self.tokens_per_batch // longest)
         self.counts.add(sum(len(row) for row in rows), len(rows) * longest)
-        return torch.cat([self._pass_of_last(rows[start : start + size]) for start in range(0, len(rows), size)])
-
-    def _pass_of_last(self, rows: list[list[int]]) -> Tensor:
-        last = torch.tensor([len(row) - 1 for row in rows])
-        found = self._predicting_rows(rows, torch.arange(len(rows)), last, None)
-        return self._head(found) if self._head is not None else found
+        parts = []
+        for some in (rows[start : start + size] for start in range(0, len(rows), size)):
+            last = torch.tensor([len(row) - 1 for row in some])
+            found = self._predicting_rows(some, torch.arange(len(some)), last, None)
+            parts.append(self._head(found) if self._head is not None else found)
+        return torch.cat(parts)
 
     def _predicting_rows(self, ids: Rows, row: Tensor, position: Tensor, shared: SharedPrefix | None) -> Tensor:
         """Hidden states [N, D] at the positions that predict, or logits [N, V] where the head is not separable."""

@@ -71,8 +71,6 @@ def source(lm: LMConfig, files: LMFiles) -> "HuggingFaceSource | None":
         resolve_lm_path(lm.path),
         dtype_name(lm.dtype.value),
         lm.tokens_per_batch,
-        compile=lm.compile,
-        fused=lm.fused,
         attention=lm.attention.value,
     )
 
@@ -87,8 +85,6 @@ class HuggingFaceSource(LocalSource):
     path: str
     dtype: str = "float32"
     tokens_per_batch: int | None = None
-    compile: bool = False
-    fused: bool = True
     attention: str = "sdpa"
     hashed: HashedFiles | None = None
 
@@ -127,8 +123,6 @@ class HuggingFaceSource(LocalSource):
             self.tokens_per_batch,
             spread,
             self.identity,
-            compile=self.compile,
-            fused=self.fused,
             attention=self.attention,
         )
 

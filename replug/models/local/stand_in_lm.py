@@ -85,7 +85,17 @@ class StandInLM:
         time.sleep(self.delay_seconds)
         num_words = sum(len(WORD.findall(p + c)) for p, c in zip(prefixes, continuations, strict=True))
         self.counts.add(num_words, num_words)
-        return [_score_one(p, c) for p, c in zip(prefixes, continuations, strict=True)]
+        scores: list[ContinuationScore] = []
+        for prefix, continuation in zip(prefixes, continuations, strict=True):
+            counts = Counter(word.strip() for word in WORD.findall(prefix))
+            total = max(1, sum(counts.values()))
+            logprobs = []
+            for word in WORD.findall(continuation):
+                logprobs.append(_word_logprob(word, counts, total))
+                counts[word.strip()] += 1
+                total += 1
+            scores.append(ContinuationScore(np.array(logprobs, dtype=np.float32)))
+        return scores
 
     def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None) -> list[str]:
         """Repeats the prompt's most frequent word."""
@@ -109,13 +119,12 @@ class StandInLM:
         """As many answers of `generate_ensemble` after each prompt, each with draws of its own."""
         require_texts(prompts, "prompts")
         time.sleep(self.delay_seconds)
-        return [
-            [self._sample_one(prompt, options, number) for number in range(options.num_samples)] for prompt in prompts
-        ]
-
-    def _sample_one(self, prompt: str, options: SamplingOptions, number: int) -> Sampled:
-        drawn = self._continue([prompt], [1.0], options.of_one_answer(options.draw_seed(prompt, number)))
-        return Sampled(drawn.text, drawn.token_logprobs)
+        samples: list[list[Sampled]] = []
+        for prompt in prompts:
+            seeds = [options.draw_seed(prompt, number) for number in range(options.num_samples)]
+            drawn = [self._continue([prompt], [1.0], options.of_one_answer(seed)) for seed in seeds]
+            samples.append([Sampled(one.text, one.token_logprobs) for one in drawn])
+        return samples
 
     def _continue(self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions) -> Generated:
         counts = [Counter(word.strip() for word in WORD.findall(prompt)) for prompt in prompts]
@@ -125,7 +134,9 @@ class StandInLM:
         logprobs: list[float] = []
         entropies: list[float] = []
         while words and len(logprobs) < options.max_new_tokens and answer == before_stop(answer, options.stop):
-            mixed = _mixed_logprobs(counts, words, weights)
+            given = [[_word_logprob(f" {word}", known, max(1, known.total())) for word in words] for known in counts]
+            with np.errstate(divide="ignore"):  # log-probs [V] of words after a space, mixed over prompts [K]
+                mixed = mix_token_logprobs(np.array(given), np.log(np.asarray(weights, dtype=np.float64)))
             chosen = chooser.choose(torch.from_numpy(mixed))
             logprobs.append(mixed[chosen])
             entropies.append(entropy(torch.from_numpy(mixed).log_softmax(-1)))
@@ -135,24 +146,6 @@ class StandInLM:
         self.counts.add(len(logprobs), len(logprobs))
         said, unsure = np.array([logprobs, entropies], dtype=np.float32)
         return Generated(before_stop(answer, options.stop), said, unsure, len(prompts), prompt_tokens)
-
-
-def _mixed_logprobs(counts: list[Counter[str]], words: list[str], weights: Sequence[float]) -> np.ndarray:
-    """Log-probs (nats) [V] of words after a space, mixed over prompts [K] whose words were counted."""
-    given = [[_word_logprob(f" {word}", known, max(1, known.total())) for word in words] for known in counts]
-    with np.errstate(divide="ignore"):
-        return mix_token_logprobs(np.array(given), np.log(np.asarray(weights, dtype=np.float64)))
-
-
-def _score_one(prefix: str, continuation: str) -> ContinuationScore:
-    counts = Counter(word.strip() for word in WORD.findall(prefix))
-    total = max(1, sum(counts.values()))
-    logprobs = []
-    for word in WORD.findall(continuation):
-        logprobs.append(_word_logprob(word, counts, total))
-        counts[word.strip()] += 1
-        total += 1
-    return ContinuationScore(np.array(logprobs, dtype=np.float32))
 
 
 def _word_logprob(word: str, counts: Counter[str], total: int) -> float:

@@ -1,0 +1,197 @@
+"""From hidden states to the log-probabilities of tokens, without a vocabulary's worth of float32 for all of them.
+
+Only positions that predict a token of a continuation come here. The output layer runs on a few hundred of them at a
+time, and the softmax on so few that their float32 logits stay in the processor's cache: on a CPU that is four times
+faster than a logsumexp over the same chunk, which is a quarter of a small LM's whole time.
+
+A half-precision LM gets an output layer with float32 logits, `Float32Head`: a logit of 20 in bfloat16 is wrong by up to
+0.06, and a log-probability by 5% of what documents differ in. It takes a linear layer's place in the model, so what the
+model does to its logits afterwards (soft-capping, a scale) is done to float32 too, and holds that layer's weights, no
+copy. It goes through many positions and a piece of the vocabulary after another: on a CPU the float32 weights and
+logits of a piece stay in cache, and on a GPU products are aligned. Models in float32 keep their layer.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from replug.models.black_box_lm import ContinuationScore
+from replug.models.hardware import HostCopy
+from replug.models.pair_tokens import PairIds
+
+log = logging.getLogger(__name__)
+
+# Entries of the vocabulary in one product. On a CPU their weights are float32 for it, and with their logits stay in its
+# cache. A GPU's fast kernels want rows of logits that begin at a multiple of 64, which vocabularies such as 50,257 give
+# in no other way; and so many positions have no more logits at a time than a few hundred had of a whole vocabulary.
+ENTRIES_PER_PIECE = {"cpu": 1024, "cuda": 16_384}
+
+
+class Float32Head(nn.Module):
+    """Hidden states [..., D] of the weight's dtype to float32 logits [..., V], under autocast too."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """A GPU makes all logits in one product: there are few rows where all are asked for."""
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        size = len(self.weight) if self.weight.device.type == "cuda" else None
+        return torch.cat([logits for _, logits in self.pieces(rows, size)], 1).unflatten(0, hidden.shape[:-1])
+
+    def pieces(self, rows: Tensor, size: int | None = None) -> Iterator[tuple[int, Tensor]]:
+        """Float32 logits [N, P] of hidden states [N, D], a piece of the vocabulary after another, each with its start.
+
+        They are on the weight's device, which makes them of half-precision weights if it is a GPU.
+        """
+        rows = rows.to(self.weight.device, self.weight.dtype)  # layers may be spread over devices
+        size = size or ENTRIES_PER_PIECE[rows.device.type]
+        with torch.autocast(rows.device.type, enabled=False), _exact_bfloat16_products(rows):
+            for start in range(0, len(self.weight), size):
+                weight = self.weight[start : start + size]
+                if rows.device.type == "cuda":
+                    logits = torch.mm(rows, weight.T, out_dtype=torch.float32)
+                else:
+                    logits = torch.mm(rows.float(), weight.float().T)
+                yield start, logits if self.bias is None else logits + self.bias[start : start + size].float()
+
+
+def use_float32_head(model: PreTrainedModel) -> None:
+    """Give a half-precision model an output layer with float32 logits; models in float32 are left as they are."""
+    head = model.get_output_embeddings()
+    if head is None or head.weight.dtype not in (torch.bfloat16, torch.float16):
+        return
+    if type(head) is not nn.Linear:
+        log.warning(
+            f"the LM's output layer is a {type(head).__name__}, whose logits stay in {head.weight.dtype}: log-probs "
+            "have some 0.005 nats of noise; lm.dtype=float32 has none"
+        )
+        return
+    model.set_output_embeddings(Float32Head(head))
+
+
+@contextmanager
+def _exact_bfloat16_products(rows: Tensor) -> Iterator[None]:
+    """Float32 products by a CPU's bfloat16 units where it has some: exact, since the numbers are bfloat16 already.
+
+    The setting is the process's. A scorer computes in one thread and nothing beside it.
+    """
+    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # set when torch is imported
+    before = matmul.fp32_precision
+    if rows.device.type == "cpu" and rows.dtype == torch.bfloat16:
+        matmul.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
+
+
+def separable_head(model: PreTrainedModel) -> nn.Module | None:
+    """The output layer, where logits are that layer of the last hidden state and nothing more.
+
+    Models that scale or cap their logits differ; they are scored through their whole forward pass.
+    """
+    head = model.get_output_embeddings()
+    if head is None or model.base_model is model:
+        return None
+    probe = torch.arange(8, device=model.device)[None]
+    with torch.inference_mode():
+        whole = model(input_ids=probe, use_cache=False).logits
+        apart = head(model.base_model(input_ids=probe, use_cache=False).last_hidden_state)
+    # The same products, so nothing but their rounding may differ. A cap of 30, as Gemma 2's, changes a logit of 1 by
+    # forty times the tolerance.
+    return head if whole.shape == apart.shape and torch.allclose(whole, apart.to(whole.device)) else None
+
+
+# Positions given to the output layer at once: enough for an efficient matrix product, little memory.
+POSITIONS_PER_PRODUCT = 256
+# As many where logits come in pieces of the vocabulary: each piece's weights are read once for all of them.
+POSITIONS_PER_SWEEP = 1024
+# Float32 logits that one softmax works on: a CPU's share of cache, and on a GPU as many as one product gives.
+SOFTMAX_BYTES = {"cpu": 4 * 2**20}
+
+
+def target_logprobs(rows: Tensor, target: Tensor, head: nn.Module | None) -> Tensor:
+    """Float32 log-probs [N] of targets [N] given hidden states [N, D] and the output layer, or given logits [N, V].
+
+    They are on the device of the logits, which is the output layer's where layers are spread over several.
+    """
+    if isinstance(head, Float32Head):
+        sweeps = zip(rows.split(POSITIONS_PER_SWEEP), target.split(POSITIONS_PER_SWEEP), strict=True)
+        return torch.cat([_in_pieces(some, wanted, head) for some, wanted in sweeps])
+    parts = []
+    for some, wanted in zip(rows.split(POSITIONS_PER_PRODUCT), target.split(POSITIONS_PER_PRODUCT), strict=True):
+        parts.append(_from_logits(head(some) if head is not None else some, wanted))
+    return torch.cat(parts)
+
+
+def _from_logits(logits: Tensor, target: Tensor) -> Tensor:
+    """Float32 log-probs [N] of targets [N] given logits [N, V] of any dtype."""
+    num_bytes, target = SOFTMAX_BYTES.get(logits.device.type), target.to(logits.device)
+    size = len(logits) if num_bytes is None else max(1, num_bytes // (4 * logits.shape[1]))
+    return torch.cat(
+        [
+            -nn.functional.cross_entropy(some.float(), wanted, reduction="none")
+            for some, wanted in zip(logits.split(size), target.split(size), strict=True)
+        ]
+    )
+
+
+def _in_pieces(rows: Tensor, target: Tensor, head: Float32Head) -> Tensor:
+    """As from all logits at once: a piece's logsumexp is one entry of the whole's. A GPU is not waited for."""
+    target = target.to(head.weight.device)
+    wanted, totals = torch.zeros(len(rows), device=target.device), []
+    for start, logits in head.pieces(rows):
+        place, last = target - start, logits.shape[1] - 1
+        found = logits.gather(1, place.clamp(0, last)[:, None])[:, 0]
+        wanted = torch.where((place >= 0) & (place <= last), found, wanted)
+        totals.append(logits.logsumexp(1))
+    return wanted - torch.stack(totals, 1).logsumexp(1)
+
+
+def continuation_positions(pairs: Sequence[PairIds]) -> tuple[Tensor, Tensor, Tensor]:
+    """Row, position and target [N] of every continuation token of right-padded (prefix, continuation) ids.
+
+    Position t predicts token t + 1, so a continuation is predicted from one position earlier on.
+    """
+    counts = np.array([len(c) for _, c in pairs])
+    before = np.array([len(p) for p, _ in pairs]) - (counts.cumsum() - counts)  # of its first token here, one too many
+    row, num = np.repeat(np.arange(len(pairs)), counts), int(counts.sum())
+    position = np.arange(num) + before[row] - 1
+    target = np.fromiter(chain.from_iterable(c for _, c in pairs), np.int64, num)
+    return torch.from_numpy(row), torch.from_numpy(position), torch.from_numpy(target)
+
+
+class PassScores:
+    """Of one pass: float32 log-probs [N], of rows with so many tokens each. Their copy to the host is under way."""
+
+    def __init__(self, logprobs: Tensor, sizes: list[int]) -> None:
+        self.copy, self.sizes = HostCopy(logprobs), sizes
+
+    def rows(self) -> list[np.ndarray]:
+        """Waits for the device."""
+        return [part.numpy() for part in self.copy.tensor().split(self.sizes)]
+
+
+class PendingScores:
+    """Of a call: passes, and which rows of the call they hold, one after the other."""
+
+    def __init__(self, passes: Sequence[PassScores], rows: Sequence[int]) -> None:
+        self._passes, self._rows = passes, rows
+
+    def done(self) -> bool:
+        """Whether `result` would not wait."""
+        return all(one.copy.is_there() for one in self._passes)
+
+    def result(self) -> list[ContinuationScore]:
+        """In the order of the call. Any thread may wait for it. Raises what went wrong on the device."""
+        logprobs = [row for one in self._passes for row in one.rows()]
+        by_row = dict(zip(self._rows, logprobs, strict=True))
+        return [ContinuationScore(by_row[row]) for row in range(len(by_row))]
