@@ -124,7 +124,8 @@ def run_task(task: Task, book: EvidenceBook, file: OutcomeFile, what: str) -> li
     Raises UserError where two examples have one id, or the file holds another's.
     """
     ids = [example.id for example in task.examples]
-    _require_different(ids)
+    if twice := [name for name, count in Counter(ids).items() if count > 1]:
+        raise UserError(f"two examples have the id {twice[0]!r} ({len(twice)} such ids); expected one for each")
     known = file.by("id", set(ids))
     missing = [row for row, name in enumerate(ids) if name not in known]
     progress = Progress(what, len(ids), len(known))
@@ -135,19 +136,11 @@ def run_task(task: Task, book: EvidenceBook, file: OutcomeFile, what: str) -> li
     return [known[name] for name in ids]
 
 
-def _require_different(ids: Sequence[str]) -> None:
-    if twice := [name for name, count in Counter(ids).items() if count > 1]:
-        raise UserError(f"two examples have the id {twice[0]!r} ({len(twice)} such ids); expected one for each")
-
-
 def _finished(task: Task, row: int, finish: Callable[[], Outcomes]) -> Row:
-    return _as_json(task.examples[row], finish())
-
-
-def _as_json(example: Example, outcomes: Outcomes) -> Row:
+    example = task.examples[row]
     return {
         "id": example.id,
         "group": example.group,
         **({"source": example.source} if example.source else {}),
-        "methods": {name: {"numbers": one.numbers, "detail": one.detail} for name, one in outcomes.items()},
+        "methods": {name: {"numbers": one.numbers, "detail": one.detail} for name, one in finish().items()},
     }
