@@ -65,11 +65,6 @@ def _row(question: str, future: "Future[Generated] | None") -> Row:
     return {"question": question, **asdict(_written(future))}
 
 
-def write_document(lm: PromptedLM, question: str) -> WrittenDocument:
-    """The document of one question, now."""
-    return _written(_submit_document(lm, question))
-
-
 def _submit_document(lm: PromptedLM, question: str) -> "Future[Generated] | None":
     if not question.strip():
         return None
@@ -183,4 +178,4 @@ class LatencyPass:
         if method.source in self._searches and query.strip():
             self._searches[method.source](query, method.k)
         if method.source == GENREAD:
-            write_document(self._lm, self._dataset.questions[row])
+            _written(_submit_document(self._lm, self._dataset.questions[row]))

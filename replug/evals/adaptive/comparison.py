@@ -142,7 +142,13 @@ def fit_policy(answered: AnsweredQuestions, pair: TwoWays, signal: str) -> Polic
         signal=signal,
         thresholds=thresholds,
         pooled=pooled,
-        fitted=_from(answered, pair),
+        fitted={
+            "lm": answered.name,
+            "folders": sorted({str(answered.methods[way].folder.path) for way in (pair.closed, pair.augmented)}),
+            "questions": len(answered.ids),
+            "query": of.config.questions.query,
+            "max_new_tokens": of.config.questions.max_new_tokens,
+        },
         temperature=temperature_of(pair.augmented, of.folder),
     )
 
@@ -173,18 +179,6 @@ def _in_unit(threshold: float, signal: Signal) -> Threshold:
     if threshold in (NEVER, ALWAYS):
         return "never" if threshold == NEVER else "always"
     return signal.sign * threshold
-
-
-def _from(answered: AnsweredQuestions, pair: TwoWays) -> dict[str, object]:
-    """What a reader wants to know of how it was fitted."""
-    questions = answered.methods[pair.augmented].config.questions
-    return {
-        "lm": answered.name,
-        "folders": sorted({str(answered.methods[way].folder.path) for way in (pair.closed, pair.augmented)}),
-        "questions": len(answered.ids),
-        "query": questions.query,
-        "max_new_tokens": questions.max_new_tokens,
-    }
 
 
 UNKNOWN = "–"

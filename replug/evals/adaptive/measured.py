@@ -205,13 +205,13 @@ def measure_all(answered: Sequence[AnsweredQuestions], num_resamples: int = NUM_
                 f"the outcomes of {one.name} are of {methods}; expected {NONE}, and a method with documents"
             )
     progress = Progress("policies compared", sum(len(_pairs(one)) for one in answered))
-    return [_measure_lm(one, num_resamples, progress) for one in _told_apart(answered)]
-
-
-def _told_apart(answered: Sequence[AnsweredQuestions]) -> list[AnsweredQuestions]:
-    """LMs of one name, such as one LM in two dtypes, are named with their identities."""
     names = [one.name for one in answered]
-    return [replace(one, name=f"{one.name} {one.identity}") if names.count(one.name) > 1 else one for one in answered]
+    measured = []
+    for one in answered:
+        if names.count(one.name) > 1:  # such as one LM in two dtypes
+            one = replace(one, name=f"{one.name} {one.identity}")
+        measured.append(_measure_lm(one, num_resamples, progress))
+    return measured
 
 
 def _measure_lm(answered: AnsweredQuestions, num_resamples: int, progress: Progress) -> MeasuredLM:
