@@ -29,54 +29,40 @@ def verify_scores(path: Path, as_json: bool) -> None:
 def show(cache: ScoreCache, as_json: bool) -> None:
     """The overview on standard output: a table, or one JSON object."""
     models = cache.models()
-    if as_json:
-        print(json.dumps(_as_json(cache, models), ensure_ascii=False))
-        return
     rows, with_tokens = sum(use.rows for use in models), sum(use.rows_with_tokens for use in models)
     answers, sampled = sum(use.generations for use in models), sum(use.samples for use in models)
-    console = Console(width=120)
-    size = f"{cache.num_bytes() / 1e6:.1f} MB"
+    if as_json:
+        overview = {
+            "file": str(cache.path),
+            "bytes": cache.num_bytes(),
+            "rows": rows,
+            "rows_with_tokens": with_tokens,
+            "generations": answers,
+            "samples": sampled,
+            "models": [asdict(use) | {"hit_share": _hit_share(use)} for use in models],
+        }
+        print(json.dumps(overview, ensure_ascii=False))
+        return
     print(
-        f"{cache.path}: {size}, {rows} rows, {with_tokens} of them with their tokens, {answers} answers, "
-        f"samples of {sampled} prompts"
+        f"{cache.path}: {cache.num_bytes() / 1e6:.1f} MB, {rows} rows, {with_tokens} of them with their tokens, "
+        f"{answers} answers, samples of {sampled} prompts"
     )
-    console.print(_table(models))
-
-
-def _as_json(cache: ScoreCache, models: list[ModelUse]) -> dict[str, object]:
-    return {
-        "file": str(cache.path),
-        "bytes": cache.num_bytes(),
-        "rows": sum(use.rows for use in models),
-        "rows_with_tokens": sum(use.rows_with_tokens for use in models),
-        "generations": sum(use.generations for use in models),
-        "samples": sum(use.samples for use in models),
-        "models": [asdict(use) | {"hit_share": _hit_share(use)} for use in models],
-    }
-
-
-def _table(models: list[ModelUse]) -> Table:
     table = Table()
     table.add_column("LM", overflow="fold")
     for name in ("rows", "with tokens", "answers", "sampled", "hits", "misses", "hit share", "oldest", "newest"):
         table.add_column(name, justify="right")
     for use in models:
-        share = _hit_share(use)
+        share, times = _hit_share(use), (use.oldest, use.newest)
         table.add_row(
             escape(use.identity),
-            *(str(number) for number in (use.rows, use.rows_with_tokens, use.generations, use.samples)),
-            *(str(number) for number in (use.hits, use.misses)),
+            *map(str, (use.rows, use.rows_with_tokens, use.generations, use.samples, use.hits, use.misses)),
             "-" if share is None else f"{share:.1%}",
-            *(_date(seconds) for seconds in (use.oldest, use.newest)),
+            *("-" if at is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) for at in times),
         )
-    return table
+    Console(width=120).print(table)
 
 
 def _hit_share(use: ModelUse) -> float | None:
     """Share of the pairs and answers ever asked for that were not computed; None where nothing was asked for."""
     asked = use.hits + use.misses
     return use.hits / asked if asked else None
-
-
-def _date(seconds: int | None) -> str:
-    return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
