@@ -238,8 +238,8 @@ def _gains_by_text(rows: Sequence[Row], book: EvidenceBook) -> list[list[TokenGa
     gains = []
     for row in rows:
         first, second = row["methods"][before]["detail"], row["methods"][after]["detail"]
-        logprobs = (np.array(detail["token_logprobs"]) for detail in (first, second))
-        gains.append(token_gains(row["id"], first["token_texts"], *logprobs, counts))
+        without, with_documents = (np.array(detail["token_logprobs"]) for detail in (first, second))
+        gains.append(token_gains(row["id"], first["token_texts"], without, with_documents, counts))
     return gains
 
 
