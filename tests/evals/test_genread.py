@@ -94,12 +94,6 @@ def book() -> EvidenceBook:
     return EvidenceBook(methods, Corpus(), found, [True] * 3, [WrittenDocument("it is so", 11, 3)] * 3)
 
 
-def test_what_the_lm_wrote_is_the_evidence_of_genread():
-    of = book().of(1)
-    assert of["genread"].texts == ("it is so",) and of["genread"].doc_rows == ()
-    assert book().nearest(book().methods[2], 1) == "it is so"
-
-
 class Asking:
     """A task that puts the first text of its evidence to the LM."""
 

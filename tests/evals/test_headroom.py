@@ -34,10 +34,6 @@ def test_q_weighs_by_the_mean_logprob_over_beta() -> None:
     assert oracle_bits(LOGPROBS, beta=1e-3)["bits_q_weighted"] == pytest.approx(3)
 
 
-def test_one_document_is_its_own_oracle() -> None:
-    assert list(oracle_bits(LOGPROBS[1:]).values()) == pytest.approx([5, 5])
-
-
 def test_a_share_is_of_what_the_lms_own_weights_would_gain() -> None:
     room = Headroom(ensemble=0.70, q_weighted=0.64, best_document=0.66)
     assert room.share(0.67) == pytest.approx(0.5)

@@ -120,17 +120,6 @@ def test_a_document_that_several_methods_chose_is_scored_once(corpus: CorpusStor
     assert bits["random"][0] == pytest.approx(bits["replug"][0])  # the same documents in another order
 
 
-def test_a_helpful_document_lowers_the_bits(corpus: CorpusStore) -> None:
-    window = Window("w", "look at the", " red sky", "x")
-    found = {
-        "helps": RetrievedDocuments(np.array([[0]]), np.zeros((1, 1))),
-        "does_not": RetrievedDocuments(np.array([[2]]), np.zeros((1, 1))),
-    }
-    bits = measure_bits(ImmediateLM(), corpus, [window], found)
-    assert bits["helps"][0] < bits["none"][0] - 10
-    assert bits["does_not"][0] > bits["helps"][0] + 10
-
-
 def test_random_documents_are_distinct_and_the_same_for_the_same_seed() -> None:
     rows = random_documents(num_documents=9, num_examples=200, k=4, seed=1).doc_rows
     assert rows.shape == (200, 4)

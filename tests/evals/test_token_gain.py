@@ -68,11 +68,6 @@ def test_words_of_texts_are_counted_as_tokens_are_cut() -> None:
     assert counts == {"the": 2, "river": 1, "i̇x": 1, "river_2": 1}
 
 
-def test_another_number_of_scores_than_tokens_is_refused() -> None:
-    with pytest.raises(ValueError, match="t1: 6 tokens"):
-        token_gains(*TEXT[:3], TEXT[3][:-1], COUNTS)
-
-
 def test_the_tokens_that_changed_most_are_in_order_and_none_that_did_not() -> None:
     gains = [gain(1, position=0), gain(3), gain(-2), gain(0), gain(1, position=1), gain(-5)]
     helped, hurt = most_changed(gains, 3)
@@ -121,10 +116,6 @@ def test_texts_of_one_source_are_one_cluster() -> None:
     texts = [[gain(float(row), 5), gain(0.0, 50)] for row in range(6)]
     [few, _] = rarity_bins(texts, 300, clusters=Clusters.by_name(["a", "a", "a", "b", "b", "b"]))
     assert few.num_sources == 2 and few.gain == Interval(2.5, 1.0, 4.0)
-
-
-def test_a_single_bin_has_nothing_to_be_compared_with() -> None:
-    assert rarity_bins([[gain(1.0, 5)]], 10)[0].from_rest is None
 
 
 def test_the_mean_over_all_bins_is_the_difference_in_bits_of_the_text() -> None:
