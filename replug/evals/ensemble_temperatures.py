@@ -45,18 +45,18 @@ def settled_temperatures(
     """
     if folder.temperatures.is_file():
         return _read(folder.temperatures)
-    weighted = _largest_ensembles(methods)
-    if config.ensemble.temperature == FIT and weighted:
+    largest: dict[str, Method] = {}  # by source, of those whose similarities weigh documents, that of most documents
+    for method in methods:
+        if method.is_weighted and method.takes_from_corpus:
+            largest[method.source] = max(largest.get(method.source, method), method, key=lambda one: one.k)
+    given = config.ensemble.temperature
+    if given == FIT and largest:
         assert asked is not None and corpus is not None, "what fits asks an LM, and has documents"
-        found = _fitted(config, corpus, weighted, asked, folder)
+        found = _fitted(config, corpus, list(largest.values()), asked, folder)
+    elif given is None:
+        found = {source: temperature_in(query_folder(config, source)) or PAPER for source in largest}
     else:
-        given = config.ensemble.temperature
-        found = {
-            method.source: temperature_in(query_folder(config, method.source)) or PAPER
-            if given is None
-            else EnsembleTemperature(float(given))
-            for method in weighted
-        }
+        found = {source: EnsembleTemperature(float(given)) for source in largest}
     write_mark(folder.temperatures, {source: asdict(one) for source, one in found.items()})
     return found
 
@@ -127,15 +127,6 @@ def _fitted(
     return {
         method.source: fit_ensemble(asked, windows, corpus.corpus, found[method.source], method) for method in methods
     }
-
-
-def _largest_ensembles(methods: Sequence[Method]) -> list[Method]:
-    """Of each source whose similarities weigh documents, the method of most documents."""
-    largest: dict[str, Method] = {}
-    for method in methods:
-        if method.is_weighted and method.takes_from_corpus:
-            largest[method.source] = max(largest.get(method.source, method), method, key=lambda one: one.k)
-    return list(largest.values())
 
 
 def _read(path: Path) -> dict[str, EnsembleTemperature]:

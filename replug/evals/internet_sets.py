@@ -42,14 +42,12 @@ class InternetQuestion(OpenQuestion):
 
     `evidence` are texts that answer it; where there are none, `evidence_ids` name documents of the corpus that do.
     A question that neither has is one that nothing answers, or whose set tells no evidence. `labels` are all answers
-    that there are, of a set of classification; none where answers are free. `year` is when it is asked, where its set
-    says so.
+    that there are, of a set of classification; none where answers are free.
     """
 
     evidence: tuple[str, ...] = ()
     evidence_ids: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
-    year: int | None = None
 
     @property
     def origin(self) -> str:
@@ -188,9 +186,16 @@ GROUPS = {True: f"after {LAST_YEAR}", False: f"up to {LAST_YEAR}", None: "all"}
 
 def _situatedqa_question(row: Mapping[str, Any], where: str) -> InternetQuestion:
     """Its id is the file's name and the line: of one `id`, several rows may even have one date."""
-    year = _year(row, where)
-    if year is None:
+    year = None  # of one that is asked somewhere
+    if row.get("date") is None:
         text_of(row, "location", where)
+    else:
+        found = YEAR.fullmatch(text_of(row, "date", where).strip())
+        if found is None:
+            raise UserError(
+                f"{where}: date {row['date']!r} ends with no year; expected such as 2014 or December 13, 1999"
+            )
+        year = int(found[1])
     example = Example(
         id=Path(where).name,
         query=text_of(row, "edited_question", where),
@@ -198,17 +203,7 @@ def _situatedqa_question(row: Mapping[str, Any], where: str) -> InternetQuestion
         source=name_of(row, ("id", "example_id"), where) or Path(where).name,
     )
     answers = tuple(dict.fromkeys(texts_of(row, "answer", where)))
-    return InternetQuestion(example, answers, given_evidence(row, where), year=year)
-
-
-def _year(row: Mapping[str, Any], where: str) -> int | None:
-    """When a question is asked; None of one that is asked somewhere."""
-    if row.get("date") is None:
-        return None
-    found = YEAR.fullmatch(text_of(row, "date", where).strip())
-    if found is None:
-        raise UserError(f"{where}: date {row['date']!r} ends with no year; expected such as 2014 or December 13, 1999")
-    return int(found[1])
+    return InternetQuestion(example, answers, given_evidence(row, where))
 
 
 EXACT_MATCH, ACCURACY = "exact_match", "accuracy"

@@ -37,13 +37,22 @@ class OutcomeFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        read = [(line, _row(line)) for line in lines]
-        self.rows = [row for _, row in read if row is not None]
-        if len(self.rows) < len(lines):
-            number = next(number for number, (_, row) in enumerate(read, start=1) if row is None)
-            if number < len(read):  # the last one alone is what a kill leaves
-                log.warning(f"{path}:{number} is damaged, and what it says is done again")
-            replace_file(path, b"".join(line for line, row in read if row is not None))
+        self.rows: list[Row] = []
+        whole, damaged = [], []
+        for number, line in enumerate(lines, start=1):
+            try:
+                row = json.loads(line) if line.endswith(b"\n") else None
+            except ValueError:
+                row = None
+            if row is None:
+                damaged.append(number)
+            else:
+                self.rows.append(row)
+                whole.append(line)
+        if damaged:
+            if damaged[0] < len(lines):  # the last one alone is what a kill leaves
+                log.warning(f"{path}:{damaged[0]} is damaged, and what it says is done again")
+            replace_file(path, b"".join(whole))
 
     def append(self, row: Row) -> None:
         try:
@@ -67,14 +76,6 @@ class OutcomeFile:
                 )
             found.setdefault(row[key], row)
         return found
-
-
-def _row(line: bytes) -> Row | None:
-    """None for what is not a whole line."""
-    try:
-        return json.loads(line) if line.endswith(b"\n") else None
-    except ValueError:
-        return None
 
 
 def outcomes_of(folder: Path, measured: str) -> OutcomeFile:

@@ -38,7 +38,13 @@ SPLIT = "test"  # of a dataset on the hub that names none
 
 def read_spans(config: EvaluationConfig, corpus: Corpus | None) -> list[ScoredSpan]:
     """`texts.max_windows` of them, drawn evenly by the seed."""
-    spans = _spans_of_texts(config) if config.texts.path else _heldout(config, corpus)
+    if config.texts.path:
+        spans = _spans_of_texts(config)
+    else:
+        out = EvaluationFolder(Path(config.out).expanduser())
+        data = corpus if isinstance(corpus, PreparedSet) else prepared_set(config.run_config(), out.data)
+        rows = draw_evenly(len(data.heldout), config.texts.max_windows, config.seed)
+        spans = [scored_span(window) for window in data.heldout.windows(rows)]
     if alone := sum(not span.query.strip() for span in spans):
         log.info(f"{alone} of {len(spans)} spans have nothing before them: nothing is retrieved for them")
     return spans
@@ -54,16 +60,6 @@ def token_texts(config: EvaluationConfig) -> Callable[[str], list[str]]:
         return [text[start:end] for start, end in itertools.pairwise(borders)]
 
     return cut
-
-
-def _heldout(config: EvaluationConfig, corpus: Corpus | None) -> list[ScoredSpan]:
-    data = (
-        corpus
-        if isinstance(corpus, PreparedSet)
-        else prepared_set(config.run_config(), EvaluationFolder(Path(config.out).expanduser()).data)
-    )
-    rows = draw_evenly(len(data.heldout), config.texts.max_windows, config.seed)
-    return [scored_span(window) for window in data.heldout.windows(rows)]
 
 
 def _spans_of_texts(config: EvaluationConfig) -> list[ScoredSpan]:

@@ -215,9 +215,12 @@ def measure_all(answered: Sequence[AnsweredQuestions], num_resamples: int = NUM_
 
 
 def _measure_lm(answered: AnsweredQuestions, num_resamples: int, progress: Progress) -> MeasuredLM:
-    ways = []
+    ways, signal = [], answered.popularity_signal
     for pair in _pairs(answered):
-        ways.append(_measure_way(answered, pair, num_resamples))
+        thresholds, _ = thresholds_by(answered, pair, signal)
+        compared = compare_policies(answered, pair, num_resamples)
+        right = policy_by_popularity(answered, pair, accuracy_of_policy(answered, pair, signal))
+        ways.append(MeasuredWay(pair, signal, help_and_harm(answered, pair), compared, thresholds, right))
         progress.advance()
     accuracy = {
         name: wilson_interval(float(of.accuracy.sum()), len(of.accuracy)) for name, of in answered.methods.items()
@@ -232,11 +235,3 @@ def _pairs(answered: AnsweredQuestions) -> list[TwoWays]:
     found = [method for method in others if method != GENREAD]
     of_written = [TwoWays(GENREAD, method) for method in found] if GENREAD in others else []
     return [*(TwoWays(NONE, method) for method in others), *of_written]
-
-
-def _measure_way(answered: AnsweredQuestions, pair: TwoWays, num_resamples: int) -> MeasuredWay:
-    signal = answered.popularity_signal
-    thresholds, _ = thresholds_by(answered, pair, signal)
-    compared = compare_policies(answered, pair, num_resamples)
-    bins = policy_by_popularity(answered, pair, accuracy_of_policy(answered, pair, signal))
-    return MeasuredWay(pair, signal, help_and_harm(answered, pair), compared, thresholds, bins)

@@ -104,15 +104,14 @@ class AnsweredQuestions:
         Documents that were counted are `frequency` alone: a policy by `popularity` would be asked with page views.
         """
         hidden = {POPULARITY} - {self.popularity_signal}
-        found = {name: self._signal(name, pair) for name in SIGNALS if name not in hidden}
+        found = {}
+        for name in (name for name in SIGNALS if name not in hidden):
+            if name == POPULARITY:
+                found[name] = self.of_question(name)
+            else:  # a frequency too is of the documents that are searched
+                is_closed = SIGNALS[name].known_from is KnownFrom.closed_answer
+                found[name] = self.methods[pair.closed if is_closed else pair.augmented].numbers.get(name)
         return {name: values for name, values in found.items() if values is not None and np.isfinite(values).any()}
-
-    def _signal(self, name: str, pair: TwoWays) -> np.ndarray | None:
-        if SIGNALS[name].known_from is KnownFrom.closed_answer:
-            return self.methods[pair.closed].numbers.get(name)
-        if name == POPULARITY:
-            return self.of_question(name)
-        return self.methods[pair.augmented].numbers.get(name)  # of the documents that are searched, a frequency too
 
     def of_question(self, name: str) -> np.ndarray | None:
         """What is the same under every method, [N]; None where no method has it."""
@@ -278,19 +277,15 @@ def retriever_identity(method: str, config: EvaluationConfig, folder: Evaluation
     if source in (NONE, GENREAD):
         return source
     if source in WITHOUT_RETRIEVER:
-        return f"{source}:{_corpus_sha256(config, folder)[:16]}"
+        imported, prepared = folder.data / "corpus", data_folder(config.run_config(), folder.data)
+        if (imported / "corpus.json").is_file():
+            return f"{source}:{ImportedCorpus(imported).corpus_sha256[:16]}"
+        if not (prepared / "manifest.json").is_file():
+            raise UserError(f"the documents are gone from {prepared}: a policy must say which retriever it is for")
+        return f"{source}:{PreparedSet(prepared).corpus_sha256[:16]}"
     root = index_of(config, source, folder.found)
     store = VersionStore(root.absolute())
     if not (versions := store.published()):
         raise UserError(f"the index of {method} is gone from {root}: a policy must say which retriever it is for")
     own = config.query_encoders.get(source)
     return index_identity(store.plan(versions[-1]), root) + (f":queries by {own}" if own else "")
-
-
-def _corpus_sha256(config: EvaluationConfig, folder: EvaluationFolder) -> str:
-    imported, prepared = folder.data / "corpus", data_folder(config.run_config(), folder.data)
-    if (imported / "corpus.json").is_file():
-        return ImportedCorpus(imported).corpus_sha256
-    if not (prepared / "manifest.json").is_file():
-        raise UserError(f"the documents are gone from {prepared}: a policy must say which retriever it is for")
-    return PreparedSet(prepared).corpus_sha256

@@ -98,20 +98,17 @@ def _page(
         f"<h1>{TITLE}</h1><p>{about}</p><div class=grid>{''.join(map(_figure, shared))}</div>",
     ]
     for lm, by_popularity, drawings in zip(measured, of_lms, of_ways, strict=True):
-        ways = "".join(_way_html(way, some, prices) for way, some in zip(lm.ways, drawings, strict=True))
+        ways = ""
+        for way, some in zip(lm.ways, drawings, strict=True):
+            first = named(way.pair.closed)
+            title = escape(f"{first[0].upper()}{first[1:]} or {way.pair.augmented}")
+            ways += (
+                f"<h3>{title}</h3>{_cells_table(way)}<div class=grid>{''.join(map(_figure, some))}</div>"
+                f"{_table(*comparison_table(way.compared, prices))}<p class=muted>{NOTE}</p>"
+            )
         figures = "".join(map(_figure, by_popularity))
         parts.append(f"<h2>{escape(lm.name)}</h2><div class=grid>{figures}</div>{ways}")
     return "\n".join([*parts, _signals_section(measured)]) + "</html>\n"
-
-
-def _way_html(way: MeasuredWay, drawings: Sequence[Drawing], prices: Prices | None) -> str:
-    heads, rows = comparison_table(way.compared, prices)
-    first = named(way.pair.closed)
-    return (
-        f"<h3>{escape(f'{first[0].upper()}{first[1:]} or {way.pair.augmented}')}</h3>{_cells_table(way)}"
-        f"<div class=grid>{''.join(map(_figure, drawings))}</div>"
-        f"{_table(heads, rows)}<p class=muted>{NOTE}</p>"
-    )
 
 
 def _figure(drawing: Drawing) -> str:
