@@ -267,18 +267,16 @@ def _candidates_section(reply: Reply) -> str:
     if not reply.scores:
         return ""
     factors = "".join(f"<th>{escape(title)}</th>" for title in TITLES.values()) if reply.candidates else ""
-    rows = "".join(_candidate_row(reply, answer, score) for answer, score in reply.scores.items())
+    rows = ""
+    for answer, score in reply.scores.items():
+        best = reply.best_candidate(answer)
+        numbers = [number(best.factors[name]) for name in TITLES] if best else []
+        places = ", ".join(map(str, reply.passages_of(answer)))
+        mark = " class=best" if answer == reply.answer else ""
+        cells = "".join(f"<td>{cell}</td>" for cell in (number(score), places, *numbers))
+        rows += f"<tr><td{mark}>{_text(answer)}</td>{cells}</tr>"
     note = f"<p class=muted>{FACTORS_NOTE}</p>" if reply.candidates else ""
     return f"<h2>Candidates</h2>{note}<table><tr><th>answer</th><th>score</th><th>from</th>{factors}</tr>{rows}</table>"
-
-
-def _candidate_row(reply: Reply, answer: str, score: float) -> str:
-    best = reply.best_candidate(answer)
-    numbers = [number(best.factors[name]) for name in TITLES] if best else []
-    places = ", ".join(map(str, reply.passages_of(answer)))
-    mark = " class=best" if answer == reply.answer else ""
-    cells = "".join(f"<td>{cell}</td>" for cell in (number(score), places, *numbers))
-    return f"<tr><td{mark}>{_text(answer)}</td>{cells}</tr>"
 
 
 def _text(text: str) -> str:
