@@ -148,12 +148,16 @@ def _read(folder: EvaluationFolder) -> AnsweredQuestions:
     if identity is None:
         raise UserError(f"{folder.path}: evaluation={config.evaluation} asked no LM; expected one of questions")
     ids, relations, rows, popularity_signal = _rows(folder.outcomes)
-    seconds = _seconds(folder)
+    timed = []
+    if folder.latency.is_file():
+        timed = [_field(row, "methods", dict, where) for where, row in _lines(folder.latency)]
     methods = {}
     for method in rows[0]:
         names = dict.fromkeys(name for row in rows for name in row[method])
         numbers = {name: np.array([row[method].get(name, np.nan) for row in rows], np.float64) for name in names}
-        methods[method] = MethodOutcomes(numbers, seconds.get(method, {}), config, folder)
+        latencies = [row[method]["numbers"] for row in timed if method in row]
+        seconds = {name: float(np.mean([of[name] for of in latencies])) for name in latencies[0]} if latencies else {}
+        methods[method] = MethodOutcomes(numbers, seconds, config, folder)
     name = config.lm.model or Path(str(config.lm.path)).name.rpartition(":")[2]
     return AnsweredQuestions(name, identity, ids, relations, methods, popularity_signal)
 
@@ -205,18 +209,6 @@ def _checked(outcome: Any, where: str) -> dict[str, float]:
             f"{where}: accuracy is {numbers.get(ACCURACY)}; expected 0 or 1, as evaluation=popqa writes of each"
         )
     return numbers
-
-
-def _seconds(folder: EvaluationFolder) -> dict[str, dict[str, float]]:
-    """By method and name, the means over the questions of the latency pass; empty where there was none."""
-    if not folder.latency.is_file():
-        return {}
-    timed = [_field(row, "methods", dict, where) for where, row in _lines(folder.latency)]
-    by_method = {method: [row[method]["numbers"] for row in timed] for method in timed[0]} if timed else {}
-    return {
-        method: {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
-        for method, rows in by_method.items()
-    }
 
 
 def _combined(first: AnsweredQuestions, other: AnsweredQuestions) -> AnsweredQuestions:
