@@ -21,11 +21,6 @@ def test_bits_of_a_known_distribution_are_exact() -> None:
 LOGPROBS = np.log(np.array([[0.5, 0.25], [0.25, 0.125]]))  # the first document's text has 3 bits, the second's 5
 
 
-def test_the_best_document_is_the_one_with_the_fewest_bits() -> None:
-    assert oracle_bits(LOGPROBS)["bits_best_document"] == pytest.approx(3)
-    assert oracle_bits(LOGPROBS[::-1])["bits_best_document"] == pytest.approx(3)
-
-
 def test_q_weighs_by_the_mean_logprob_over_beta() -> None:
     means = LOGPROBS.mean(axis=1)
     weight = 1 / (1 + math.exp((means[1] - means[0]) / 0.5))

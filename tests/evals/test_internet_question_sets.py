@@ -127,13 +127,6 @@ def test_a_row_of_another_form_is_refused_with_its_place_and_field(dataset, row,
         read(dataset, tmp_path, row)
 
 
-def test_an_array_is_refused_where_a_character_is_half(tmp_path):
-    path = tmp_path / "set.json"
-    path.write_text('[{"question": "\\ud800", "answer": true, "facts": ["x"]}]')
-    with pytest.raises(UserError, match="field 'question' holds half a surrogate pair"):
-        QUESTION_SETS["strategyqa"].read(path)
-
-
 def test_the_real_sets_beside_the_repository_are_read():
     strategy = QUESTION_SETS["strategyqa"].read(shared("strategyqa.jsonl.gz"))
     assert len(strategy) == 140 and all(question.evidence for question in strategy)

@@ -80,24 +80,6 @@ def test_the_interval_of_a_difference_covers_zero_for_noise_and_not_for_a_clear_
     assert covered >= 34  # 38 of 40 are expected
 
 
-def test_a_constant_difference_has_an_interval_of_no_width() -> None:
-    rng = np.random.default_rng(0)
-    sizes = rng.integers(1, 500, size=50)
-    bits = 2.0 * sizes * rng.random(50)
-    found = difference_interval(Ratio(bits - 0.25 * sizes, sizes), Ratio(bits, sizes), 500)
-    assert (found.value, found.low, found.high) == pytest.approx((-0.25, -0.25, -0.25), abs=1e-12)
-    same = difference_interval(Ratio(bits, sizes), Ratio(bits, sizes), 500)
-    assert same == Interval(0, 0, 0)
-
-
-def test_the_same_seed_gives_the_same_interval_and_another_seed_another(two_methods: tuple[Ratio, Ratio]) -> None:
-    first = difference_interval(*two_methods, 200, seed=3)
-    assert difference_interval(*two_methods, 200, seed=3) == first
-    assert difference_interval(*two_methods, 200, seed=4) != first
-    turned = difference_interval(*reversed(two_methods), 200, seed=3)
-    assert (turned.low, turned.high) == pytest.approx((-first.high, -first.low))
-
-
 @pytest.mark.parametrize(
     ("numerators", "denominators", "message"),
     [
@@ -137,18 +119,6 @@ def test_wilsons_interval_is_the_known_one(num_right: int, num_all: int, low: fl
 def test_a_share_has_wilsons_interval_which_has_a_width_where_all_examples_are_alike(num_right: int) -> None:
     right = np.array([1.0] * num_right + [0.0] * (20 - num_right))
     assert interval_of_shares(Ratio(right, np.ones(20))) == wilson_interval(num_right, 20)
-
-
-@pytest.mark.parametrize(
-    "ratio",
-    [
-        Ratio(np.array([0.0, 0.5, 1.0]), np.ones(3)),
-        Ratio(np.array([0.0, 1.0, 1.0]), np.array([1.0, 2.0, 1.0])),
-        Ratio(np.array([0.0, 1.0, 1.0]), np.ones(3), np.exp2),
-    ],
-)
-def test_what_is_no_share_has_a_bootstraps_interval(ratio: Ratio) -> None:
-    assert interval_of_shares(ratio, 300) == interval_of(ratio, 300)
 
 
 # Clusters and strata --------------------------------------------------------------------------------------------------

@@ -97,14 +97,6 @@ def test_bits_equal_a_naive_computation(corpus: CorpusStore) -> None:
             assert bits[name][row] == pytest.approx(naive_bits(window, chosen, of.similarities[row]))
 
 
-@pytest.mark.parametrize("count", [1, EXAMPLES_IN_FLIGHT, EXAMPLES_IN_FLIGHT + 1])
-def test_every_window_is_one_call_whatever_their_number(corpus: CorpusStore, count: int) -> None:
-    lm = ImmediateLM()
-    bits = measure_bits(lm, corpus, make_windows(count), make_found(count))
-    assert len(lm.calls) == count
-    assert all(len(values) == count and np.isfinite(values).all() for values in bits.values())
-
-
 def test_a_document_that_several_methods_chose_is_scored_once(corpus: CorpusStore) -> None:
     lm, windows = ImmediateLM(), make_windows(2)
     found = {

@@ -281,14 +281,6 @@ def test_fifteen_shots_of_sixteen_relations_are_one_of_each_other_relation():
         assert Counter(shot.relation for shot in shots) == {r: 1 for r in plan[1] if r != relation}
 
 
-def test_of_two_relations_all_shots_are_of_the_other_one():
-    plan = plan_shots(pool(2, 20), None, 15, 0)
-    assert [Counter(shot.relation for shot in shots) for shots in plan[1].values()] == [
-        {"place of birth": 15},
-        {"occupation": 15},
-    ]
-
-
 def test_shots_are_the_same_for_the_same_seed_in_random_order_and_never_evaluated():
     plans = [plan_shots(pool(5, 10), None, 9, seed) for seed in (1, 1, 2)]
     assert plans[0] == plans[1] != plans[2]

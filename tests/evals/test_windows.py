@@ -96,11 +96,6 @@ def test_the_words_and_line_ends_of_all_spans_are_those_of_the_text_whatever_the
         assert sum(span.num_words for span in spans) == len(text.split()) + text.count("\n")
 
 
-def test_a_word_that_a_border_cuts_counts_where_it_begins():
-    spans = list(spans_of(measured("abcdef gh\n"), PAIRS, rule(2)))
-    assert [(span.continuation, span.num_words) for span in spans] == [("abcd", 1), ("ef gh", 1), ("\n", 1)]
-
-
 def test_a_held_out_text_counts_the_words_that_begin_in_its_continuation():
     span = scored_span(Window("w", "half a wo", "rd and\nmore", "x"))
     assert (span.query, span.num_words) == ("half a wo", 3)
