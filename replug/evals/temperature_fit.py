@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from replug.evals.metrics import bits_of
+from replug.evals.intervals import bits_of
 from replug.models.ensemble import mix_token_logprobs
 
 GOLDEN = (math.sqrt(5) - 1) / 2

@@ -7,7 +7,7 @@ import pytest
 
 from replug.config.methods import parse_methods
 from replug.evals.headroom import Headroom, headroom_lines, oracle_bits
-from replug.evals.metrics import bits_of
+from replug.evals.intervals import bits_of
 from replug.evals.tasks.lm import mixed_documents, untuned
 
 

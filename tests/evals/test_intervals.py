@@ -8,6 +8,7 @@ from replug.evals.intervals import (
     Clusters,
     Interval,
     Ratio,
+    bits_of,
     difference_and_p,
     difference_interval,
     holm,
@@ -16,7 +17,6 @@ from replug.evals.intervals import (
     value_of,
     wilson_interval,
 )
-from replug.evals.metrics import bits_of
 
 
 def mean_of(values: np.ndarray) -> Ratio:
