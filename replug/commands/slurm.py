@@ -120,9 +120,7 @@ def run_slurm(path: Path, overrides: Sequence[str], request: SlurmRequest, submi
     run = RunDirectory(Path(config.run_dir).expanduser().absolute())
     folder = run.path / "submitted" / request.job
     template = (CODE / "slurm" / f"{request.job}.sbatch").read_text()
-    # A configuration's file may not say this key (`config.load`), so the job says it as the user did.
-    said = [f"lm.api_key_env={config.lm.api_key_env}"] if config.lm.url else []
-    script = render(template, request, folder, Path.cwd(), sys.executable, said)
+    script = render(template, request, folder, Path.cwd(), sys.executable, _on_the_command_line(config))
     options = directives(script)
     actors = _layout(config, request.job, options).describe()
     if request.job == "train":  # a run goes on with the configuration it was begun with
@@ -157,6 +155,11 @@ def settings_of_plan(path: Path) -> list[str]:
     if foreign:
         raise UserError(f"--plan: {path} sets {foreign[0]}, which is no key of a split ({', '.join(OF_A_SPLIT)})")
     return settings
+
+
+def _on_the_command_line(config: Config) -> list[str]:
+    """Return what a configuration's file may not say (`config.load`), as the user said it here."""
+    return [f"lm.api_key_env={config.lm.api_key_env}"] if config.lm.url else []
 
 
 def render(

@@ -3,7 +3,6 @@
 import io
 import json
 import logging
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -12,7 +11,7 @@ from rich.markdown import Markdown
 from replug.commands import search
 from replug.commands.cli import _StandardError
 from replug.config.plain_text import plain_line, plain_text
-from replug.evals.comparison import _members, markdown_line, markdown_text
+from replug.evals.comparison import markdown_line, markdown_text
 from replug.train.results import print_results
 
 HOSTILE = {
@@ -93,8 +92,3 @@ def test_names_of_ours_are_the_same_in_markdown():
 def test_messages_reach_the_terminal_as_plain_text(capsys):
     _StandardError().emit(logging.LogRecord("replug", logging.INFO, "", 0, "row %s", ("\x1b[2J\nnext",), None))
     assert capsys.readouterr().err == "row \\x1b[2J\nnext\n"
-
-
-def test_a_group_called_as_a_difference_takes_the_place_of_none():
-    task = SimpleNamespace(groups=lambda example: [example])
-    assert list(_members(task, ["a", "a - none", "a"])) == ["a", "a – none"]  # type: ignore[arg-type, list-item]

@@ -180,6 +180,14 @@ def test_results_hold_value_number_and_interval_by_method_and_metric(tmp_path):
     assert results["replug"]["length/left - none"] == {"value": 8.0, "n": 1, "interval": [8.0, 8.0]}
 
 
+def test_a_group_called_as_a_difference_takes_the_place_of_none(tmp_path):
+    task, file = Lengths(), OutcomeFile(tmp_path / "o.jsonl")
+    task.examples = [Example("a", "x", "left - none"), Example("b", "y", "right")]
+    run_task(task, book(["none", "replug"]), file, "lengths")
+    results = compare(task, file.rows, PaperConfig(), 200, 0)
+    assert "length/left – none" in results["none"]
+
+
 def test_the_table_shows_the_papers_figure_beside_ours(tmp_path):
     table = markdown_table(results_of(tmp_path, PaperConfig("table 9", {"replug": 1.5})), "lengths", "table 9")
     assert "paper, table 9" in table and "| 1.5 |" in table
