@@ -30,7 +30,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest
 
-from replug.commands.console import log_to_stderr
+from replug.commands.cli import log_to_stderr
 from replug.config.load import load_config
 from replug.config.schema import Config
 from tests.support.command_line import ROOT, CommandLine

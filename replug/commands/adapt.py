@@ -1,6 +1,5 @@
 """`replug adapt`: when to retrieve, from the outcomes of evaluations on disk; no LM is asked."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,10 +9,7 @@ from replug.commands.command import Command, Group
 from replug.config.errors import UserError
 
 if TYPE_CHECKING:
-    from replug.evals.adaptive.comparison import Compared
-    from replug.evals.adaptive.outcomes import AnsweredQuestions, TwoWays
     from replug.evals.adaptive.protocol import Prices
-    from replug.models.policy import Policy
 
 WIDTH = 150
 
@@ -38,7 +34,17 @@ def fit(
 
     replug adapt fit runs/eval_popqa --augmented replug@1 --out policy.json
     """
-    from replug.evals.adaptive.comparison import choose_pair, compare_policies, fit_policy, with_accuracy
+    from rich.console import Console
+    from rich.table import Table
+
+    from replug.evals.adaptive.comparison import (
+        NOTE,
+        choose_pair,
+        compare_policies,
+        comparison_table,
+        fit_policy,
+        with_accuracy,
+    )
     from replug.evals.adaptive.outcomes import read_answered
 
     prices = _prices(price_in, price_out)
@@ -51,8 +57,17 @@ def fit(
     compared = compare_policies(answered[0], pair)
     policy = with_accuracy(policy, compared)
     policy.save(out)
-    _print_comparison(answered[0], pair, compared, prices)
-    _print_policy(policy, out)
+    heads, rows = comparison_table(compared, prices)
+    title = f"{answered[0].name}: {pair.closed} or {pair.augmented}, {len(answered[0].ids)} questions"
+    console, table = Console(width=WIDTH), Table(*heads, title=title)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    console.print(NOTE, highlight=False)
+    rules = "; ".join(f"{relation}: {policy.rule(relation)}" for relation in policy.thresholds)
+    said = f"retrieves by {policy.signal}: {rules}; other relations, or none given: {policy.rule()}"
+    console.print(said, highlight=False)
+    print(f"policy: {out}")
 
 
 @adapt.command()
@@ -85,32 +100,6 @@ def _prices(price_in: float | None, price_out: float | None) -> "Prices | None":
         missing = "--price-in" if price_in is None else "--price-out"
         raise UserError(f"{missing} is missing; expected both prices, or none")
     return None if price_in is None or price_out is None else Prices(price_in, price_out)
-
-
-def _print_comparison(
-    answered: "AnsweredQuestions", pair: "TwoWays", compared: Sequence["Compared"], prices: "Prices | None"
-) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from replug.evals.adaptive.comparison import NOTE, comparison_table
-
-    console = Console(width=WIDTH)
-    heads, rows = comparison_table(compared, prices)
-    table = Table(*heads, title=f"{answered.name}: {pair.closed} or {pair.augmented}, {len(answered.ids)} questions")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-    console.print(NOTE, highlight=False)
-
-
-def _print_policy(policy: "Policy", out: Path) -> None:
-    from rich.console import Console
-
-    rules = [f"{relation}: {policy.rule(relation)}" for relation in policy.thresholds]
-    print_ = Console(width=WIDTH, highlight=False).print
-    print_(f"retrieves by {policy.signal}: {'; '.join(rules)}; other relations, or none given: {policy.rule()}")
-    print(f"policy: {out}")
 
 
 COMMAND = Command(adapt, Group.evaluate, place=3)

@@ -8,6 +8,7 @@ Ctrl-C, 130.
 import errno
 import importlib
 import importlib.metadata
+import logging
 import os
 import pkgutil
 import signal
@@ -22,7 +23,6 @@ import typer
 import replug.commands
 from replug.cluster.interruption import exit_status
 from replug.commands.command import Command, Group
-from replug.commands.console import log_to_stderr
 from replug.config.errors import Interrupted, RunError, UserError
 from replug.config.plain_text import plain_text
 
@@ -35,6 +35,25 @@ OF_A_PATH = (
 )
 
 
+class _StandardError(logging.Handler):
+    """Prints a line where standard error is at the moment; a warning begins with that word."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        mark = "warning: " if record.levelno >= logging.WARNING else ""
+        print(f"{mark}{plain_text(record.getMessage())}", file=sys.stderr, flush=True)
+
+
+def log_to_stderr() -> None:
+    """Show what replug does, once, however often it is called.
+
+    A program that uses `replug` as a library decides for itself what becomes of the logger `replug`.
+    """
+    logger = logging.getLogger("replug")
+    logger.setLevel(logging.INFO)
+    if not any(isinstance(handler, _StandardError) for handler in logger.handlers):
+        logger.addHandler(_StandardError())
+
+
 def main() -> None:
     """Entry point of the `replug` command."""
     log_to_stderr()
@@ -45,7 +64,9 @@ def main() -> None:
             command_line()()
     except (UserError, RunError) as error:
         print(f"replug: {plain_text(str(error))}", file=sys.stderr)
-        sys.exit(_exit_status(error))
+        if isinstance(error, Interrupted):
+            sys.exit(exit_status(error.signal))
+        sys.exit(2 if isinstance(error, UserError) else 1)
     except OSError as error:
         if error.filename is None or error.errno not in OF_A_PATH:
             raise
@@ -106,12 +127,6 @@ def _commands() -> Iterator[Command]:
             command = getattr(importlib.import_module(file.name), "COMMAND", None)
             if isinstance(command, Command):
                 yield command
-
-
-def _exit_status(error: UserError | RunError) -> int:
-    if isinstance(error, Interrupted):
-        return exit_status(error.signal)
-    return 2 if isinstance(error, UserError) else 1
 
 
 if __name__ == "__main__":

@@ -3,9 +3,6 @@
 import json
 import logging
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +18,6 @@ from replug.data.files import writing
 
 if TYPE_CHECKING:
     from replug.models.encoder import Encoder
-    from replug.train.model_card import Published
     from replug.train.run_dir import RunDirectory
 
 log = logging.getLogger(__name__)
@@ -46,54 +42,47 @@ def export(
 
     It has the weights of the last step, of an unfinished run those of the newest checkpoint. It says which.
     """
-    from replug.models.hub_push import HubRepository
-    from replug.train.model_card import Published
-
     if out is None and push is None:
         raise UserError("there is nowhere to write to; expected --out DIR, --push OWNER/NAME, or both")
     if public and push is None:
         raise UserError("--public says who sees what is pushed; expected --push OWNER/NAME beside it")
+    from replug.models.hub_push import HubRepository
+
     repository = HubRepository(push, public) if push is not None else None
-    published, found = Published(push, license_id), _found(run_dir, out, best)
+    run, config = _run(run_dir, out)
+    from replug.models.build import load_encoder  # after a mistake could be told
+    from replug.train.model_card import Published, write_model_card
+    from replug.train.trained_weights import save_retriever
+
+    encoder, weights, read_from = _best(config, run) if best else _last(config, run)
     with tempfile.TemporaryDirectory() as temporary:
         folder = out or Path(temporary) / "retriever"
-        with _whole(folder) as partial:
-            found.write(partial, published)
+        # Written beside it and renamed: who finds the folder finds all of it, however many write it.
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".partial", dir=folder.parent))
+        with writing(partial):
+            side, documents = config.retriever.train, None
+            if side is TrainedSide.query and encoder.own_queries is None:
+                log.info(f"documents are encoded by retriever.path, {config.retriever.path}, as it is now")
+                documents = load_encoder(config.retriever)
+            save_retriever(partial, encoder, side, documents, read_from)
+            results = json.loads(run.results.read_text()) if run.is_finished else None
+            write_model_card(partial, config, weights, run.provenance(), results, Published(push, license_id))
+            partial.rename(folder)
         if out is not None:
-            print(f"retriever: {out} (weights of {found.weights})")
+            print(f"retriever: {out} (weights of {weights})")
         if repository is not None:
             repository.push(folder)
-            print(f"pushed: {repository.url} (weights of {found.weights})")
-    _say_better(found.run, best)
+            print(f"pushed: {repository.url} (weights of {weights})")
+    known = run.best_weights()
+    if known is not None and not best:
+        log.info(
+            f"on held-out text the weights of step {known['step']} did best while training ({known['heldout_bpb']:.4f} "
+            "bits per byte): --best exports them"
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """The encoder of a run, which weights it has, and the folder it was read from, which may keep an adapter too."""
-
-    run: "RunDirectory"
-    config: Config
-    encoder: "Encoder"
-    weights: str
-    folder: Path | None = None
-
-    def write(self, folder: Path, published: "Published") -> None:
-        from replug.models.build import load_encoder
-        from replug.train.model_card import write_model_card
-        from replug.train.trained_weights import save_retriever
-
-        results = json.loads(self.run.results.read_text()) if self.run.is_finished else None
-        side, is_alone = self.config.retriever.train, self.encoder.own_queries is None
-        documents = None
-        if side is TrainedSide.query and is_alone:
-            log.info(f"documents are encoded by retriever.path, {self.config.retriever.path}, as it is now")
-            documents = load_encoder(self.config.retriever)
-        save_retriever(folder, self.encoder, side, documents, self.folder)
-        write_model_card(folder, self.config, self.weights, self.run.provenance(), results, published)
-
-
-def _found(run_dir: Path, out: Path | None, best: bool) -> _Found:
-    from replug.models.build import load_encoder
+def _run(run_dir: Path, out: Path | None) -> tuple["RunDirectory", Config]:
     from replug.train.run_dir import RunDirectory
 
     run = RunDirectory(run_dir)
@@ -104,26 +93,11 @@ def _found(run_dir: Path, out: Path | None, best: bool) -> _Found:
     if not (run.path / "config.yaml").is_file():
         raise UserError(f"{run_dir} is no run directory (config.yaml is missing)")
     run.require_intact("config.yaml", "environment.json", "lm.json", "best.json", "results.json")
-    config = load_stored_config(run.path / "config.yaml")
-    if best:
-        return _Found(run, config, *_best(config, run), run.best)
-    if run.retriever.is_dir():
-        tuned = load_encoder(config.retriever, run.retriever)
-        return _Found(run, config, tuned, _tuned_weights(config, run), run.retriever)
-    return _Found(run, config, *_of_checkpoint(config, run))
+    return run, load_stored_config(run.path / "config.yaml")
 
 
-@contextmanager
-def _whole(out: Path) -> Iterator[Path]:
-    """Beside and renamed: who finds the folder finds all of it, however many write it and whoever is killed."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f"{out.name}.", suffix=".partial", dir=out.parent))
-    with writing(partial):
-        yield partial
-        partial.rename(out)
-
-
-def _best(config: Config, run: "RunDirectory") -> tuple["Encoder", str]:
+def _best(config: Config, run: "RunDirectory") -> tuple["Encoder", str, Path | None]:
+    """Return an encoder, which weights it has, and the folder it was read from, which may keep an adapter too."""
     from replug.models.build import load_encoder
 
     known = run.best_weights()
@@ -132,39 +106,28 @@ def _best(config: Config, run: "RunDirectory") -> tuple["Encoder", str]:
             f"--best: {run.path} has measured no weights on held-out text (evaluate.refresh_windows is 0, or no index "
             "was served yet); leave it out"
         )
-    return load_encoder(config.retriever, run.best), f"step {known['step']}, the best on held-out text while training"
+    weights = f"step {known['step']}, the best on held-out text while training"
+    return load_encoder(config.retriever, run.best), weights, run.best
 
 
-def _tuned_weights(config: Config, run: "RunDirectory") -> str:
-    """Which weights the tuned retriever of a run has."""
-    if not run.fitted.is_file():
-        return f"step {config.train.max_steps}, the last"
-    from replug.train.labels.fitting import Fitted
-
-    return Fitted.read(run.fitted).describe()
-
-
-def _say_better(run: "RunDirectory", best: bool) -> None:
-    known = run.best_weights()
-    if known is not None and not best:
-        log.info(
-            f"on held-out text the weights of step {known['step']} did best while training ({known['heldout_bpb']:.4f} "
-            "bits per byte): --best exports them"
-        )
-
-
-def _of_checkpoint(config: Config, run: "RunDirectory") -> tuple["Encoder", str]:
+def _last(config: Config, run: "RunDirectory") -> tuple["Encoder", str, Path | None]:
+    """Return what `_best` does, of a run's tuned retriever or its newest checkpoint, which is in no folder."""
     import torch
 
+    from replug.models.build import load_encoder
+    from replug.train.labels.fitting import Fitted
     from replug.train.trained_weights import encoder_of_checkpoint
 
+    if run.retriever.is_dir():
+        is_fitted = run.fitted.is_file()
+        weights = Fitted.read(run.fitted).describe() if is_fitted else f"step {config.train.max_steps}, the last"
+        return load_encoder(config.retriever, run.retriever), weights, run.retriever
     newest = run.newest_checkpoint(with_index=False)
     if newest is None:
         raise UserError(f"{run.path} has neither a tuned retriever nor a checkpoint yet")
     log.info(f"the run is unfinished; exporting the checkpoint of step {newest.step}")
     checkpoint = torch.load(newest.path, map_location="cpu", weights_only=True)
-    encoder = encoder_of_checkpoint(config, checkpoint)
-    return encoder, f"step {newest.step}, the newest checkpoint"
+    return encoder_of_checkpoint(config, checkpoint), f"step {newest.step}, the newest checkpoint", None
 
 
 COMMAND = Command(export, Group.use, place=4)

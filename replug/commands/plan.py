@@ -66,7 +66,10 @@ def plan(
 
     wanted = [(devices, change) for devices in gpus or (None,) for change in (SAME, *(what_if or []))]
     plans = [planned(devices, change) for devices, change in wanted]
-    named = list(zip([_name(devices, change, len(gpus or ()) > 1) for devices, change in wanted], plans, strict=True))
+    names = [change for _, change in wanted]
+    if len(gpus or ()) > 1:
+        names = [str(devices) if change == SAME else f"{devices}, {change}" for devices, change in wanted]
+    named = list(zip(names, plans, strict=True))
     if as_json and len(plans) == 1:
         print(json.dumps(plans[0], indent=2))
     elif as_json:
@@ -76,12 +79,6 @@ def plan(
         print_comparison(named)
     else:
         print_plan(f"{config} on {plans[0]['devices']}", plans[0])
-
-
-def _name(devices: str | None, change: str, devices_differ: bool) -> str:
-    if not devices_differ:
-        return change
-    return str(devices) if change == SAME else f"{devices}, {change}"
 
 
 COMMAND = Command(plan, Group.look, place=1)

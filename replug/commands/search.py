@@ -18,10 +18,6 @@ def search(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each directory.")] = False,
 ) -> None:
     """Show what a retriever finds for a text; two retrievers side by side with --against."""
-    run_search([directory] + ([against] if against else []), text, k, as_json)
-
-
-def run_search(directories: list[Path], text: str, k: int, as_json: bool) -> None:
     if not text.strip():
         raise UserError("TEXT is empty; expected what to look for")
     from rich.columns import Columns
@@ -29,16 +25,20 @@ def run_search(directories: list[Path], text: str, k: int, as_json: bool) -> Non
     from rich.panel import Panel
     from rich.text import Text
 
-    answers = [(directory, _search_one(directory, text, k)) for directory in directories]
+    answers = [(place, _search_one(place, text, k)) for place in (directory, against) if place is not None]
     if as_json:
-        for directory, found in answers:
-            print(plain_json({"index": str(directory), "query": text, "found": found}))
+        for place, found in answers:
+            print(plain_json({"index": str(place), "query": text, "found": found}))
         return
     console = Console()
-    columns = [
-        Panel(Text(_as_text(found)), title=Text(plain_line(str(directory))), width=console.width // len(answers) - 1)
-        for directory, found in answers
-    ]
+    columns = []
+    for place, found in answers:  # documents may hold anything: neither markup nor a terminal's commands
+        shown = "\n\n".join(
+            f"[{i}] {doc['similarity']:.3f}  {plain_line(doc['id'])}\n{plain_text(doc['text'])}"
+            for i, doc in enumerate(found, 1)
+        )
+        title, width = Text(plain_line(str(place))), console.width // len(answers) - 1
+        columns.append(Panel(Text(shown), title=title, width=width))
     console.print(Columns(columns))
 
 
@@ -56,12 +56,6 @@ def _search_one(directory: Path, text: str, k: int) -> list[dict]:
         {"id": doc.id, "similarity": round(float(similarity), 6), "text": doc.text, "domain": doc.domain}
         for doc, similarity in zip(documents, similarities[0], strict=True)
     ]
-
-
-def _as_text(found: list[dict]) -> str:
-    """Of documents that may hold anything: neither markup nor a terminal's commands."""
-    shown = ((doc["similarity"], plain_line(doc["id"]), plain_text(doc["text"])) for doc in found)
-    return "\n\n".join(f"[{i}] {similarity:.3f}  {name}\n{text}" for i, (similarity, name, text) in enumerate(shown, 1))
 
 
 COMMAND = Command(search, Group.use, place=1)

@@ -1,16 +1,13 @@
 """`replug serve`: a tuned retriever and its LM behind HTTP, for OpenAI's clients; in this process and without Ray."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from replug.commands.ask import config_of
 from replug.commands.command import Command, Group, Overrides
 from replug.config.errors import UserError, require_extra
-
-if TYPE_CHECKING:
-    from replug.serving.requests import ServingLimits
 
 # Keys of an LM that are of Ray, of a cache, or of what the server does in its own way.
 NOT_HERE = ("num_replicas", "threads_per_replica", "cache", "too_long")
@@ -52,28 +49,23 @@ def serve(
     )
     if k > max_documents:
         raise UserError(f"--k is {k}, and --max-documents={max_documents} are the most of a request; raise that too")
-    run_serve(directory, overrides or [], k, (host, port), limits)
-
-
-def run_serve(directory: Path, overrides: list[str], k: int, place: tuple[str, int], limits: "ServingLimits") -> None:
-    """What a user can get wrong is told before anything is loaded: the LM is reached, the index looked at."""
     from replug.serving.guard import token_for
 
-    token = token_for(place[0])
-    _require_known(directory, overrides)
-    config = config_of(directory, overrides)
-    from replug.index_workers.build_plan import index_folder
+    token = token_for(host)
+    _require_known(directory, overrides or [])
+    config = config_of(directory, overrides or [])
+    from replug.index_workers.build_plan import index_folder  # after a mistake could be told
     from replug.models.build import lm_source
+    from replug.serving import run as serving
     from replug.serving.index_holder import state_of
-    from replug.serving.run import Served, serve
     from replug.train.run_dir import RunDirectory
 
     state_of(index_folder(directory))
     files, lm, temperature = RunDirectory(directory), config.lm, config.ensemble.temperature
     source = lm_source(lm, files.budget_file, files.scores)
     spread = (lm.gpus_per_replica or 0) > 1
-    served = Served(directory, source, lm.separator, k, None if temperature is None else float(temperature), spread)
-    serve(served, *place, token, limits)
+    own = None if temperature is None else float(temperature)
+    serving.serve(serving.Served(directory, source, lm.separator, k, own, spread), host, port, token, limits)
 
 
 def _require_known(directory: Path, overrides: list[str]) -> None:

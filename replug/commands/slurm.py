@@ -113,19 +113,25 @@ def run_slurm(path: Path, overrides: Sequence[str], request: SlurmRequest, submi
     """Print the job of a configuration; with `submit`, freeze it and put it into the queue."""
     if request.job not in JOBS:
         raise UserError(f"--job: expected one of {', '.join(JOBS)}, found {request.job}")
-    config = _load(path, overrides, request.job)
+    needed = request.job != "prepare"
+    config = load_config(path, overrides, needs_lm=needed, needs_retriever=needed)
+    check_paths(config)
     run = RunDirectory(Path(config.run_dir).expanduser().absolute())
     folder = run.path / "submitted" / request.job
     template = (CODE / "slurm" / f"{request.job}.sbatch").read_text()
     script = render(template, request, folder, Path.cwd(), sys.executable, _on_the_command_line(config))
     options = directives(script)
     actors = _layout(config, request.job, options).describe()
-    _require_unfinished(config, run, request.job)
+    if request.job == "train":  # a run goes on with the configuration it was begun with
+        if run.is_finished and not run.goes_on(config):
+            raise UserError(f"run_dir: {run.path} holds a finished run; give another run_dir to train again")
+        run.require_ours(config)
     print(_summary(path, request.job, options, actors, folder))
     if not submit:
         print(f"\n{script}\nNothing is written or submitted yet: add --submit.")
         return
-    _require_sbatch()
+    if shutil.which("sbatch") is None:
+        raise UserError("sbatch is not on PATH; expected the login node of a SLURM cluster")
     _require_idle(run, request)
     with sole_writer(folder):
         freeze(config, folder, script)
@@ -151,7 +157,7 @@ def settings_of_plan(path: Path) -> list[str]:
 
 
 def _on_the_command_line(config: Config) -> list[str]:
-    """What a configuration's file may not say (`config.load`), as the user said it here."""
+    """Return what a configuration's file may not say (`config.load`), as the user said it here."""
     return [f"lm.api_key_env={config.lm.api_key_env}"] if config.lm.url else []
 
 
@@ -176,7 +182,10 @@ def render(
         "python": shlex.quote(python),
         "arguments": f"({shlex.join([str(folder / 'config.yaml'), *overrides])})",
     }
-    body = [_set(line, variables) for line in [*replaced[: last + 1], *added, *replaced[last + 1 :]]]
+    body = []
+    for line in [*replaced[: last + 1], *added, *replaced[last + 1 :]]:
+        name, equals, _ = line.partition("=")
+        body.append(f"{name}={variables[name]}" if equals and name in variables else line)
     return "\n".join(body) + "\n"
 
 
@@ -196,11 +205,6 @@ def _read_directive(line: str) -> tuple[str, str]:
 def _directive(name: str, value: str) -> str:
     quoted = f'"{value}"' if " " in value else value  # SLURM reads quotes there as a shell does
     return f"#SBATCH --{name}={quoted}" if value else f"#SBATCH --{name}"
-
-
-def _set(line: str, variables: Mapping[str, str]) -> str:
-    name, equals, _ = line.partition("=")
-    return f"{name}={variables[name]}" if equals and name in variables else line
 
 
 def directives(script: str) -> dict[str, str]:
@@ -232,50 +236,27 @@ def code_sha256(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _load(path: Path, overrides: Sequence[str], job: str) -> Config:
-    needed = job != "prepare"
-    config = load_config(path, overrides, needs_lm=needed, needs_retriever=needed)
-    check_paths(config)
-    return config
-
-
 def _layout(config: Config, job: str, options: Mapping[str, str]) -> Layout:
     """Of a job's actors on the nodes that it asks for, whose GPUs' memory is not known yet. Else the queue would be
     waited for in vain. Preparing has tasks only, which take what room there is.
     """
-    cpus, gpus = _number("cpus-per-task", options["cpus-per-task"]), _gpus_of_a_node(options)
-    nodes = [Node(f"node {number}", cpus, gpus, is_driver=number == 0) for number in range(_least_nodes(options))]
+    cpus = _number("cpus-per-task", options["cpus-per-task"])
+    num_nodes = max(1, _number("nodes", options["nodes"].partition("-")[0]))  # a range, such as 2-4, has its least
+    try:
+        gpus = gpus_per_node(options, num_nodes)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    nodes = [Node(f"node {number}", cpus, gpus, is_driver=number == 0) for number in range(num_nodes)]
     try:
         return lay_out(config, nodes, roles=ROLES[job])
     except NoRoom as error:
         raise UserError(f"--nodes, --cpus-per-task, --gpus-per-node: {error}") from error
 
 
-def _gpus_of_a_node(options: Mapping[str, str]) -> int:
-    try:
-        return gpus_per_node(options, _least_nodes(options))
-    except ValueError as error:
-        raise UserError(str(error)) from error
-
-
-def _least_nodes(options: Mapping[str, str]) -> int:
-    """A number of nodes may be a range, such as 2-4."""
-    return max(1, _number("nodes", options["nodes"].partition("-")[0]))
-
-
 def _number(option: str, text: str) -> int:
     if not text.isdigit():
         raise UserError(f"--{option}: {text!r} cannot be read; expected a number, such as --{option}=2")
     return int(text)
-
-
-def _require_unfinished(config: Config, run: RunDirectory, job: str) -> None:
-    """A finished run is not trained again, and an unfinished one goes on with the configuration it was begun with."""
-    if job != "train":
-        return
-    if run.is_finished and not run.goes_on(config):
-        raise UserError(f"run_dir: {run.path} holds a finished run; give another run_dir to train again")
-    run.require_ours(config)
 
 
 def _summary(path: Path, job: str, options: Mapping[str, str], actors: str, folder: Path) -> str:
@@ -294,11 +275,6 @@ def _summary(path: Path, job: str, options: Mapping[str, str], actors: str, fold
         "configuration": f"resolved, a copy in {folder / 'config.yaml'}",
     }
     return "\n".join(f"{name:<16} {value}" for name, value in rows.items())
-
-
-def _require_sbatch() -> None:
-    if shutil.which("sbatch") is None:
-        raise UserError("sbatch is not on PATH; expected the login node of a SLURM cluster")
 
 
 def _require_idle(run: RunDirectory, request: SlurmRequest) -> None:

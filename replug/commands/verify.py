@@ -27,21 +27,17 @@ def verify(
     if path.is_file():
         from replug.commands.checks.scores import verify_scores
 
-        return verify_scores(path, as_json)
+        verify_scores(path, as_json)
+        return
     if as_json:
         raise UserError(f"{path} is a folder; expected --json with a cache of scores")
-    return run_verify(path)
-
-
-def run_verify(directory: Path) -> None:
-    """Print what is there and what is wrong; raises RunError if anything is."""
-    found, problems = _verify(directory)
+    found, problems = _verify(path)
     for line in found:
         print(plain_line(line))
     for problem in problems:
         print(f"WRONG: {plain_line(problem)}")
     if problems:
-        raise RunError(f"{directory} is wrong in {len(problems)} places, first: {problems[0]}")
+        raise RunError(f"{path} is wrong in {len(problems)} places, first: {problems[0]}")
 
 
 def _verify(directory: Path) -> tuple[list[str], list[str]]:

@@ -29,14 +29,14 @@ def exact_match(prediction: str, answers: Sequence[str]) -> float:
 
 def token_f1(prediction: str, answers: Sequence[str]) -> float:
     """F1 of the normalised words, the best over the answers; 1 for an exact match."""
-    return max(_f1(normalize_answer(prediction).split(), normalize_answer(answer).split()) for answer in answers)
-
-
-def _f1(predicted: list[str], expected: list[str]) -> float:
-    if predicted == expected:  # both may be empty
-        return 1.0
-    common = (Counter(predicted) & Counter(expected)).total()
-    return 2 * common / (len(predicted) + len(expected))
+    best, predicted = 0.0, normalize_answer(prediction).split()
+    for answer in answers:
+        expected = normalize_answer(answer).split()
+        if predicted == expected:  # both may be empty
+            return 1.0
+        common = (Counter(predicted) & Counter(expected)).total()
+        best = max(best, 2 * common / (len(predicted) + len(expected)))
+    return best
 
 
 def has_answer(document: str, answers: Sequence[str]) -> bool:

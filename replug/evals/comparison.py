@@ -14,7 +14,7 @@ the gains. Pure.
 
 import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,10 @@ from replug.evals.intervals import (
     verdict,
     wilson_interval,
 )
-from replug.evals.loop import Example, Measured, Metric, StratifiedTask
+from replug.evals.loop import Measured, Metric, StratifiedTask
 
 Entry = dict[str, Any]
 Results = dict[str, dict[str, Entry]]
-Numbers = dict[str, np.ndarray]  # by name, of one method, [N]
 MARKUP = re.compile(r"[\\`*\[\]<>|~&!]|(?<!\w)_|_(?!\w)")  # of Markdown; an underscore within a word is none
 MOST_DIFFERENCES = 20  # that are listed whatever they show; more hide the few that show something
 WITHOUT_OVERLAP, OVERLAPPING = "not in the corpus", "in the corpus"  # groups: what of examples the corpus holds
@@ -61,7 +60,15 @@ def compare(
     """
     strata = [task.stratum(example) for example in task.examples] if isinstance(task, StratifiedTask) else None
     measured = Measurements(rows, num_resamples, seed, strata)
-    among = {"": measured.all, **_by_overlap(overlapping), **_members(task, task.examples)}
+    among = {"": measured.all}
+    if overlapping is not None and overlapping.any() and not overlapping.all():
+        among |= {WITHOUT_OVERLAP: np.flatnonzero(~overlapping), OVERLAPPING: np.flatnonzero(overlapping)}
+    members: dict[str, list[int]] = {}
+    for row, example in enumerate(task.examples):
+        for group in task.groups(example):
+            members.setdefault(group.replace(" - ", " – "), []).append(row)  # " - " is ours, between two methods
+    if len(members) >= MIN_GROUPS:
+        among |= {group: np.array(of) for group, of in sorted(members.items())}
     results: Results = {
         method: {
             f"{name}/{group}" if group else name: measured.metric(method, metric, some)
@@ -104,7 +111,11 @@ class Measurements:
         seed: int = 0,
         strata: Sequence[str] | None = None,
     ) -> None:
-        self.numbers = {method: _numbers(rows, method) for method in rows[0]["methods"]}
+        self.numbers: dict[str, dict[str, np.ndarray]] = {}  # by method and name, [N]
+        for method in rows[0]["methods"]:
+            outcomes = [row["methods"][method]["numbers"] for row in rows]
+            known = [name for name in outcomes[0] if all(name in outcome for outcome in outcomes)]
+            self.numbers[method] = {name: np.array([of[name] for of in outcomes], dtype=np.float64) for name in known}
         self.all = np.arange(len(rows))
         self.clusters = clusters_of(rows, strata)
         self._num_resamples, self._seed = num_resamples, seed
@@ -151,31 +162,6 @@ def _entry(interval: Interval, clusters: Clusters) -> Entry:
     n = len(clusters.of_example)
     entry = {"value": interval.value, "n": n, "interval": [interval.low, interval.high]}
     return entry if len(clusters) == n else {**entry, "clusters": len(clusters)}
-
-
-def _by_overlap(overlapping: np.ndarray | None) -> dict[str, np.ndarray]:
-    """Rows of both kinds, none where there is only one."""
-    if overlapping is None or overlapping.all() or not overlapping.any():
-        return {}
-    return {WITHOUT_OVERLAP: np.flatnonzero(~overlapping), OVERLAPPING: np.flatnonzero(overlapping)}
-
-
-def _numbers(rows: Sequence[Mapping[str, Any]], method: str) -> Numbers:
-    """Those that every example has: what is not known of an example is not in its row."""
-    outcomes = [row["methods"][method]["numbers"] for row in rows]
-    known = [name for name in outcomes[0] if all(name in outcome for outcome in outcomes)]
-    return {name: np.array([outcome[name] for outcome in outcomes], dtype=np.float64) for name in known}
-
-
-def _members(task: Measured, examples: Sequence[Example]) -> dict[str, np.ndarray]:
-    """Rows of each group, none where there is only one."""
-    members: dict[str, list[int]] = {}
-    for row, example in enumerate(examples):
-        for group in task.groups(example):
-            members.setdefault(group.replace(" - ", " – "), []).append(row)  # " - " is ours, between two methods
-    if len(members) < MIN_GROUPS:
-        return {}
-    return {group: np.array(rows) for group, rows in sorted(members.items())}
 
 
 def add_wilson(results: Results, shares: Collection[str]) -> None:
@@ -295,29 +281,19 @@ def add_paper_figures(results: Results, paper: PaperConfig) -> str:
         for method in values.keys() & results.keys():
             if entry := results[method].get(f"{main}/{group}"):
                 entry["paper"] = values[method]
-    others = [[name, "", f"{value:g}", "", ""] for name, value in paper.others.items()]
-    rows = [*_by_method(results, paper, main), *_by_group(results, paper, main), *others]
+    rows = []
+    for group, values in {"": paper.values, **paper.groups}.items():
+        name = f"{main}/{group}" if group else main
+        ours = {method: of[name]["value"] for method, of in results.items() if name in of}
+        for method in (method for method in ours if method in values):
+            gains = _gain(ours, method, main), _gain(values, method, main)
+            label = f"{method}, {group}" if group else method
+            rows.append([label, f"{ours[method]:.4f}", f"{values[method]:g}", *gains])
+    rows += [[name, "", f"{value:g}", "", ""] for name, value in paper.others.items()]
     if not rows:
         return ""
     head = [f"{main}, {paper.table or 'the paper'}", "ours", "paper", "gain, ours", "gain, paper"]
     return "\n" + "".join(f"{markdown_line(cells)}\n" for cells in (head, ["---"] * len(head), *rows))
-
-
-def _by_method(results: Results, paper: PaperConfig, main: str) -> Iterator[list[str]]:
-    ours = {method: of[main]["value"] for method, of in results.items()}
-    for method in ours:
-        if method in paper.values:
-            gains = (_gain(ours, method, main), _gain(paper.values, method, main))
-            yield [method, f"{ours[method]:.4f}", f"{paper.values[method]:g}", *gains]
-
-
-def _by_group(results: Results, paper: PaperConfig, main: str) -> Iterator[list[str]]:
-    for group, values in paper.groups.items():
-        ours = {method: of[f"{main}/{group}"]["value"] for method, of in results.items() if f"{main}/{group}" in of}
-        for method in ours:
-            if method in values:
-                gains = (_gain(ours, method, main), _gain(values, method, main))
-                yield [f"{method}, {group}", f"{ours[method]:.4f}", f"{values[method]:g}", *gains]
 
 
 def _gain(values: dict[str, float], method: str, main: str) -> str:

@@ -5,7 +5,7 @@ fitted to the development texts of the prepared set, as language modelling; what
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from replug.evals.kinds import PromptedLM
 from replug.evals.loop import outcome_rows
 from replug.evals.search import find_all, query_folder
 from replug.evals.tasks.lm import LanguageModelling
-from replug.evals.temperature_fit import DocumentScores, TemperatureFit, fit_temperature
+from replug.evals.temperature_fit import DocumentScores, fit_temperature
 from replug.models.ensemble_temperature import PAPER, EnsembleTemperature, temperature_in
 
 log = logging.getLogger(__name__)
@@ -45,12 +45,18 @@ def settled_temperatures(
     """
     if folder.temperatures.is_file():
         return _read(folder.temperatures)
-    weighted = _largest_ensembles(methods)
-    if config.ensemble.temperature == FIT and weighted:
+    largest: dict[str, Method] = {}  # by source, of those whose similarities weigh documents, that of most documents
+    for method in methods:
+        if method.is_weighted and method.takes_from_corpus:
+            largest[method.source] = max(largest.get(method.source, method), method, key=lambda one: one.k)
+    given = config.ensemble.temperature
+    if given == FIT and largest:
         assert asked is not None and corpus is not None, "what fits asks an LM, and has documents"
-        found = _fitted(config, corpus, weighted, asked, folder)
+        found = _fitted(config, corpus, list(largest.values()), asked, folder)
+    elif given is None:
+        found = {source: temperature_in(query_folder(config, source)) or PAPER for source in largest}
     else:
-        found = {method.source: _unfitted(config, method.source) for method in weighted}
+        found = {source: EnsembleTemperature(float(given)) for source in largest}
     write_mark(folder.temperatures, {source: asdict(one) for source, one in found.items()})
     return found
 
@@ -76,7 +82,16 @@ def fit_ensemble(
     """Of the method's retriever, by what it finds for development texts. Says what it is worth there."""
     book = EvidenceBook([method], corpus, {method.source: found}, [True] * len(windows))
     fit = fit_temperature(document_scores(asked, windows, book, method))
-    _say(method, fit, sum(len(window.continuation.encode()) for window in windows), len(windows))
+    num_bytes = sum(len(window.continuation.encode()) for window in windows)
+    log.info(
+        f"{method.source}: ensemble temperature {fit.temperature:g} by {len(windows)} development texts "
+        f"({fit.bits / num_bytes:.4f} bits per byte, {fit.bits_at_1 / num_bytes:.4f} at 1)"
+    )
+    if fit.is_at_end:
+        log.warning(
+            f"{method.source}: {fit.temperature:g} is an end of what was searched: the best ensemble has nearly even "
+            "weights, or nearly the first document alone"
+        )
     return EnsembleTemperature(fit.temperature, asked.lm.identity, method.k, len(windows))
 
 
@@ -114,40 +129,6 @@ def _fitted(
     }
 
 
-def _largest_ensembles(methods: Sequence[Method]) -> list[Method]:
-    """Of each source whose similarities weigh documents, the method of most documents."""
-    largest: dict[str, Method] = {}
-    for method in methods:
-        if method.is_weighted and method.takes_from_corpus:
-            largest[method.source] = max(largest.get(method.source, method), method, key=lambda one: one.k)
-    return list(largest.values())
-
-
-def _unfitted(config: EvaluationConfig, source: str) -> EnsembleTemperature:
-    given = config.ensemble.temperature
-    if given is not None:
-        return EnsembleTemperature(float(given))
-    return temperature_in(query_folder(config, source)) or PAPER
-
-
-def _say(method: Method, fit: TemperatureFit, num_bytes: int, num_texts: int) -> None:
-    log.info(
-        f"{method.source}: ensemble temperature {fit.temperature:g} by {num_texts} development texts "
-        f"({fit.bits / num_bytes:.4f} bits per byte, {fit.bits_at_1 / num_bytes:.4f} at 1)"
-    )
-    if fit.is_at_end:
-        log.warning(
-            f"{method.source}: {fit.temperature:g} is an end of what was searched: the best ensemble has nearly even "
-            "weights, or nearly the first document alone"
-        )
-
-
 def _read(path: Path) -> dict[str, EnsembleTemperature]:
     content = read_mark(path, AGAIN)
-    return {source: EnsembleTemperature(**of) for source, of in _sources(content)}
-
-
-def _sources(content: Mapping[str, object]) -> Iterator[tuple[str, dict]]:
-    for source, of in content.items():
-        if isinstance(of, dict):
-            yield source, of
+    return {source: EnsembleTemperature(**of) for source, of in content.items() if isinstance(of, dict)}

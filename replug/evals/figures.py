@@ -1,7 +1,7 @@
 """Figures by matplotlib as SVG, and those of evaluations."""
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import matplotlib
@@ -33,17 +33,9 @@ STYLE: Any = {
 
 def to_svg(draw: Callable[[Axes], None], width: float = 6.4, height: float = 3.0) -> str:
     """One set of axes, drawn and returned as an <svg> element."""
-    return panels_to_svg([draw], width, height)
-
-
-def panels_to_svg(draws: Sequence[Callable[[Axes], None]], width: float, height: float) -> str:
-    """Sets of axes side by side, each of this size in inches, which share the axis of values."""
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(
-            1, len(draws), figsize=(width * len(draws), height), layout="constrained", sharey=True, squeeze=False
-        )
-        for draw, place in zip(draws, axes[0], strict=True):
-            draw(place)
+        figure, axes = plt.subplots(figsize=(width, height), layout="constrained")
+        draw(axes)
         content = io.StringIO()
         figure.savefig(content, format="svg", metadata={"Date": None})
         plt.close(figure)
@@ -109,13 +101,6 @@ def draw_sweep(axes: Axes, results: dict, metric: str, sweeps: dict[str, dict[in
     _legend_above(axes)
 
 
-def plain_log_scale(axes: Axes) -> None:
-    """A logarithmic axis of x whose numbers are no formulas, which are not set here."""
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-
-
 def draw_costs(axes: Axes, results: dict, metric: str, cost: str, sweeps: dict[str, dict[int, str]]) -> None:
     """The metric over what an answer costs, on a logarithmic axis: a line for each source, a dot for other methods."""
     swept = {name for methods in sweeps.values() for name in methods.values()}
@@ -124,7 +109,9 @@ def draw_costs(axes: Axes, results: dict, metric: str, cost: str, sweeps: dict[s
         known = [name for name in names if cost in results[name]]
         costs, values = ([results[name][of]["value"] for name in known] for of in (cost, metric))
         axes.plot(costs, values, marker="o", label=label, color=COLOURS.get(label))
-    plain_log_scale(axes)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}"))  # not a formula
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel(f"{cost} of a question")
     axes.set_ylabel(metric)
     _legend_above(axes)

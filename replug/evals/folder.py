@@ -52,7 +52,12 @@ class EvaluationFolder:
         """Begin, or check that what is there is of the same configuration and the same LM."""
         if self.config.is_file():
             require_same(load_stored_evaluation_config(self.config), config, self.path)
-            self._require_same_lm(lm_identity)
+            begun = read_json(self.lm, "give another out")["identity"] if self.lm.is_file() else lm_identity
+            if begun != lm_identity:
+                raise UserError(
+                    f"lm: the evaluation in {self.path} was begun with another LM ({begun} then, {lm_identity} now): "
+                    "bring the first one back, or give another out"
+                )
         if self.results.is_file():
             return  # finished: what is there is what its checksums are of
         self.path.mkdir(parents=True, exist_ok=True)
@@ -74,11 +79,3 @@ class EvaluationFolder:
                 "this name now: bring the first one back, or give another out"
             )
         write_json(self.inputs, inputs)
-
-    def _require_same_lm(self, identity: str | None) -> None:
-        begun = read_json(self.lm, "give another out")["identity"] if self.lm.is_file() else identity
-        if begun != identity:
-            raise UserError(
-                f"lm: the evaluation in {self.path} was begun with another LM ({begun} then, {identity} now): bring "
-                "the first one back, or give another out"
-            )

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from replug.evals.metrics import bits_of
+from replug.evals.intervals import bits_of
 from replug.models.ensemble import mix_token_logprobs
 
 BETA = 0.1  # the paper's, where no training says another

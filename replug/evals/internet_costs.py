@@ -2,8 +2,7 @@
 
 Tokens are those of every prompt as it is put to an LM, its shots too: what a server without a cache of prefixes reads
 and bills. An LM that reads a common beginning once, as local weights do, reads far less. Prompts are counted by lines.
-FLOP are 2 x parameters x tokens read and written. What an evaluation will read is told before it starts: all factors
-are counted, and as many candidates as are sampled, so it is an upper bound where answers are short.
+FLOP are 2 x parameters x tokens read and written.
 
 A row of outcomes.jsonl names its outcomes by what was asked: `none` and `gold`, an answer and its costs, and
 `passages`: the factors of all candidates from as many passages as any method reads. What a method answers follows from
@@ -16,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from replug.answering.answerer import Answered, AnsweringOptions
+from replug.answering.answerer import Answered
 from replug.answering.factors import Factors
 from replug.answering.prompts import AnswerPrompts
-from replug.answering.rerankers import RERANKERS, Reranker
+from replug.answering.rerankers import Reranker
 from replug.evals.answers import has_answer
 from replug.evals.loop import Outcome
 
@@ -131,41 +130,6 @@ def reranked_costs(
     return AnswerCosts(calls + num_passages, read, sum(written[:num_passages]), tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class ExpectedTokens:
-    """Tokens of every prompt as it is put to the LM, and those left where each common beginning is read once."""
-
-    put: int = 0
-    read_once: int = 0
-
-    def __add__(self, other: "ExpectedTokens") -> "ExpectedTokens":
-        return ExpectedTokens(self.put + other.put, self.read_once + other.read_once)
-
-
-def expected_of_passages(
-    lines: LineTokens, options: AnsweringOptions, answer_tokens: int, rerankers: Sequence[str]
-) -> ExpectedTokens:
-    """Of one question with its passages; an answer has so many tokens."""
-    by_passage = any(RERANKERS[reranker].needs_all_passages for reranker in rerankers)
-    num_candidates = len(options.labels) or options.num_samples
-    total = ExpectedTokens()
-    for passage in lines.passages:
-        asked = passage + lines.question
-        if not options.labels:
-            total += _shared(lines.opening, asked, [0])
-        scored = num_candidates * (len(lines.passages) if by_passage else 1)
-        total += _shared(lines.opening, asked, [answer_tokens] * scored)
-        total += _shared(lines.opening, passage, [lines.question])
-        total += _shared(lines.opening, passage, [answer_tokens] * num_candidates)
-        total += _shared(lines.opening, passage, [answer_tokens + lines.question] * num_candidates)
-    return total
-
-
-def _shared(opening: int, prefix: int, ends: Sequence[int]) -> ExpectedTokens:
-    """Texts of one opening and prefix; the opening is read once for all questions, so it is not counted there."""
-    return ExpectedTokens(len(ends) * (opening + prefix) + sum(ends), prefix + sum(ends))
-
-
 PASSAGES = "passages"  # the outcome's name
 OF_CANDIDATES = ("answer_given_question", "question_given_answer", "answer_alone")
 OF_PASSAGES = ("question_alone", "passage")
@@ -248,11 +212,15 @@ def passages_outcome(measured: MeasuredPassages, failures: Mapping[str, int]) ->
 
 def read_passages(detail: Mapping[str, Any]) -> MeasuredPassages:
     """What `passages_outcome` wrote."""
+    by_passage = None
+    if detail["answer_by_passage"] is not None:  # [A, P], also where one of the two is 0
+        shape = len(set(detail["answers"])), len(detail["passages"])
+        by_passage = _array(detail["answer_by_passage"]).reshape(shape)
     factors = Factors(
         tuple(detail["answers"]),
         np.array(detail["from"], dtype=np.int64),
         **{name: _array(detail[name]) for name in (*OF_CANDIDATES, *OF_PASSAGES)},
-        answer_by_passage=_whole(detail),
+        answer_by_passage=by_passage,
     )
     return MeasuredPassages(
         tuple(PassageRow(**row) for row in detail["passages"]),
@@ -262,13 +230,6 @@ def read_passages(detail: Mapping[str, Any]) -> MeasuredPassages:
         LineTokens(**detail["asked"]) if detail["asked"] else None,
         LineTokens(**detail["scored"]) if detail["scored"] else None,
     )
-
-
-def _whole(detail: Mapping[str, Any]) -> np.ndarray | None:
-    """[A, P], also where one of the two is 0."""
-    if detail["answer_by_passage"] is None:
-        return None
-    return _array(detail["answer_by_passage"]).reshape(len(set(detail["answers"])), len(detail["passages"]))
 
 
 def _listed(array: np.ndarray | None) -> list | None:

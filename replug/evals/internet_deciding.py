@@ -159,21 +159,15 @@ def _reranked(
         "answer_in_evidence": float(any(row.holds_answer for row in passages)),
         "copied": float(measured.held_by.get(answer, len(passages)) < len(passages)),
         "passages": float(len(passages)),
-        **_recall(question, [row.doc_id for row in passages]),
     }
+    gold, ids = set(question.example.gold), [row.doc_id for row in passages]
+    if gold and None not in ids:  # unknown where the set names none, or the engine's documents have no ids
+        numbers["retrieval_recall"] = len(gold.intersection(ids)) / len(gold)
     costs = None
     if measured.asked is not None and measured.scored is not None:
         costs = reranked_costs(reranker, factors, measured.asked, measured.scored, measured.written)
     documents, shares = [row.doc_id or row.url for row in passages], [row.probability for row in passages]
     return {"answer": answer, "documents": documents, "weights": shares}, numbers, costs
-
-
-def _recall(question: InternetQuestion, found: Sequence[str | None]) -> dict[str, float]:
-    """The share of gold documents among those found; unknown where the set names none, or the engine's have no ids."""
-    gold = set(question.example.gold)
-    if not gold or None in found:
-        return {}
-    return {"retrieval_recall": len(gold.intersection(found)) / len(gold)}
 
 
 SHARES = ("exact_match", "accuracy", "answer_in_evidence", "copied", "best_candidate")

@@ -20,7 +20,7 @@ from replug.config.methods import BM25, GOLD, NONE, REPLUG, Method
 from replug.data.hashing import hash64
 from replug.data.progress import Progress
 from replug.data.store import CorpusStore
-from replug.evals.evidence import Evidence, EvidenceBook
+from replug.evals.evidence import EvidenceBook
 from replug.evals.internet_costs import NumTokens
 from replug.evals.internet_sets import GOLD_EVIDENCE, InternetQuestion, QuestionSet
 from replug.evals.kinds import PromptedLM
@@ -45,11 +45,6 @@ def texts_by_id(corpus: CorpusStore) -> Texts:
     return texts
 
 
-def tells_evidence(question: InternetQuestion) -> bool:
-    """Whether it is known what answers the question, or that nothing does: of a set of classification, that counts."""
-    return bool(question.evidence or question.evidence_ids or question.labels)
-
-
 def gold_evidence(questions: Sequence[InternetQuestion], texts: Texts | None, needed_for: str) -> dict[str, str]:
     """The evidence of every question, by its id.
 
@@ -61,7 +56,9 @@ def gold_evidence(questions: Sequence[InternetQuestion], texts: Texts | None, ne
     donors = sorted({text for text in known.values() if text})
     found: dict[str, str] = {}
     for question in questions:
-        text = known[question.example.id] or _anothers(question, donors)
+        text = known[question.example.id]
+        if not text and question.labels and donors:
+            text = donors[hash64(question.example.id) % len(donors)]
         if text is None:
             raise UserError(
                 f"question {question.example.id} has no gold evidence, which {needed_for} needs; expected the field "
@@ -88,12 +85,6 @@ def _own(question: InternetQuestion, texts: Texts | None) -> str | None:
             f"does not hold; expected a corpus with it, or the field {GOLD_EVIDENCE}"
         )
     return " ".join(of[name] for name in question.evidence_ids)
-
-
-def _anothers(question: InternetQuestion, donors: Sequence[str]) -> str | None:
-    if not question.labels or not donors:
-        return None
-    return donors[hash64(question.example.id) % len(donors)]
 
 
 NUM_SHOTS = 15
@@ -135,7 +126,10 @@ def _telling(
     measured: Sequence[InternetQuestion] = (),
 ) -> list[InternetQuestion]:
     """Those that may be shots: none that is measured, none without evidence, no two variants of one question."""
-    free = [one for one in _without(pool, measured) if not with_evidence or tells_evidence(one)]
+    # Of a set of classification it counts that nothing answers a question.
+    free = [
+        one for one in _without(pool, measured) if not with_evidence or one.evidence or one.evidence_ids or one.labels
+    ]
     of_each = list({question.origin: question for question in reversed(free)}.values())[::-1]
     if len(of_each) < num:
         raise UserError(
@@ -196,17 +190,12 @@ def plan(config: EvaluationConfig, methods: Sequence[Method], of: QuestionSet, t
     return Prepared(
         tuple(methods),
         tuple(measured),
-        shots_of(shots, shown),
+        tuple(Shot(shot.example.query, shot.answers[0], shown.get(shot.example.id)) for shot in shots),
         of.metric,
         PromptForm(question_first=config.questions.question_first),
         gold_evidence(asked_with_gold, texts, "the method gold"),
         {},
     )
-
-
-def shots_of(questions: Sequence[InternetQuestion], evidence: Mapping[str, str]) -> tuple[Shot, ...]:
-    """With their first answers, and their evidence by id where they have some."""
-    return tuple(Shot(one.example.query, one.answers[0], evidence.get(one.example.id)) for one in questions)
 
 
 def fitting_prompts(prepared: Prepared, lm: PromptedLM, max_new_tokens: int) -> AnswerPrompts:
@@ -217,7 +206,9 @@ def fitting_prompts(prepared: Prepared, lm: PromptedLM, max_new_tokens: int) -> 
     prompts, count, limit = AnswerPrompts(prepared.form, prepared.shots), token_counter(lm.source), lm.lm.max_tokens
     if count is None or limit is None:
         return prompts
-    fitting = fit_shots(prompts, asked_with(prepared), count, limit, max_new_tokens)
+    # Every question closed book, and with every text that it is asked with.
+    asked = ((one.example.query, text) for one in prepared.questions for text in (None, *prepared.evidence(one)))
+    fitting = fit_shots(prompts, asked, count, limit, max_new_tokens)
     if len(fitting.shots) < len(prompts.shots):
         log.warning(
             f"{len(fitting.shots)} of {len(prompts.shots)} shots fit beside the longest evidence: the LM holds {limit} "
@@ -232,13 +223,6 @@ def token_counter(source: LMSource | None) -> NumTokens | None:
     if tokenizer is None:
         return None
     return lambda text: len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-
-
-def asked_with(prepared: Prepared) -> Iterator[tuple[str, str | None]]:
-    """Every question with every text that it is asked with, and closed book."""
-    for question in prepared.questions:
-        yield question.example.query, None
-        yield from ((question.example.query, text) for text in prepared.evidence(question))
 
 
 LOCAL, SEARCH = "local", "search"  # the engine; the name of what is found for it
@@ -263,20 +247,16 @@ class CorpusEngine:
 
 def corpus_engine(method: Method, book: EvidenceBook, queries: Sequence[str]) -> CorpusEngine:
     """Of the documents that a book has for every query."""
-    return CorpusEngine(
-        method.source,
-        {query: _results(method, book, row, book.of(row)[method.name]) for row, query in enumerate(queries)},
-    )
-
-
-def _results(method: Method, book: EvidenceBook, row: int, evidence: Evidence) -> list[EngineResult]:
-    """A document that BM25 finds no word in is none."""
-    found = zip(book.ids(evidence.doc_rows), evidence.texts, book.similarities(method, row), strict=False)
-    return [
-        EngineResult(f"document:{name}", "", rank, text, name, float(similarity))
-        for rank, (name, text, similarity) in enumerate(found, start=1)
-        if method.source != BM25 or similarity > 0
-    ]
+    results = {}
+    for row, query in enumerate(queries):
+        evidence = book.of(row)[method.name]
+        found = zip(book.ids(evidence.doc_rows), evidence.texts, book.similarities(method, row), strict=False)
+        results[query] = [
+            EngineResult(f"document:{name}", "", rank, text, name, float(similarity))
+            for rank, (name, text, similarity) in enumerate(found, start=1)
+            if method.source != BM25 or similarity > 0  # a document that BM25 finds no word in is none
+        ]
+    return CorpusEngine(method.source, results)
 
 
 def find_for_all(finder: "EvidenceFinder", queries: Mapping[str, str]) -> dict[str, FoundEvidence]:
@@ -285,16 +265,12 @@ def find_for_all(finder: "EvidenceFinder", queries: Mapping[str, str]) -> dict[s
     for identifier, query in queries.items():
         found[identifier] = finder.find(query)
         progress.advance()
-    _warn(list(found.values()))
-    return found
-
-
-def _warn(found: Sequence[FoundEvidence]) -> None:
-    without = sum(not one.passages for one in found)
+    without = sum(not one.passages for one in found.values())
     if without:
-        counts = sum((Counter(one.failures) for one in found), Counter())
+        counts = sum((Counter(one.failures) for one in found.values()), Counter())
         reasons = ", ".join(f"{reason} {count}" for reason, count in counts.most_common())
         log.warning(
             f"{without} of {len(found)} questions have no passage, so methods that rerank answer them with nothing"
             f"{f'; what went wrong: {reasons}' if reasons else ''}"
         )
+    return found

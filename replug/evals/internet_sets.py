@@ -15,7 +15,7 @@ situatedqa   SituatedQA (Zhang and Choi 2021): questions of Natural Questions wi
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,16 @@ from typing import Any
 from replug.config.errors import UserError
 from replug.data.rows import read_json_array, read_json_lines
 from replug.evals.loop import Example
-from replug.evals.questions import OpenQuestion, open_question, questions_of_rows
+from replug.evals.questions import (
+    OpenQuestion,
+    answers_field,
+    name_of,
+    open_question,
+    questions_of_rows,
+    text_of,
+    texts_of,
+)
 
-Row = Mapping[str, Any]
 GOLD_EVIDENCE = "gold_evidence"
 
 
@@ -35,14 +42,12 @@ class InternetQuestion(OpenQuestion):
 
     `evidence` are texts that answer it; where there are none, `evidence_ids` name documents of the corpus that do.
     A question that neither has is one that nothing answers, or whose set tells no evidence. `labels` are all answers
-    that there are, of a set of classification; none where answers are free. `year` is when it is asked, where its set
-    says so.
+    that there are, of a set of classification; none where answers are free.
     """
 
     evidence: tuple[str, ...] = ()
     evidence_ids: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
-    year: int | None = None
 
     @property
     def origin(self) -> str:
@@ -52,14 +57,21 @@ class InternetQuestion(OpenQuestion):
 
 @dataclass(frozen=True, slots=True)
 class QuestionSet:
-    """How a public set is read. `metric` is what its answers are judged by.
+    """How a public set is read, a question from a row. `metric` is what its answers are judged by.
 
-    `read_shots` reads `questions.demonstrations`: the same set but where a set has no evidence of its own.
+    `of_shot` reads `questions.demonstrations`: None reads them as the same set, which has evidence of its own.
     """
 
     metric: str
-    read: Callable[[Path], list[InternetQuestion]]
-    read_shots: Callable[[Path], list[InternetQuestion]]
+    of_row: Callable[[Mapping[str, Any], str], InternetQuestion]
+    of_shot: Callable[[Mapping[str, Any], str], InternetQuestion] | None = None
+
+    def read(self, path: Path) -> list[InternetQuestion]:
+        """Return every question of a file. Raises UserError with file and line for what is missing or malformed."""
+        return questions_of_rows(rows_of_file(path), self.of_row, path)
+
+    def read_shots(self, path: Path) -> list[InternetQuestion]:
+        return questions_of_rows(rows_of_file(path), self.of_shot or self.of_row, path)
 
 
 def rows_of_file(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -67,37 +79,7 @@ def rows_of_file(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     return read_json_array(path) if path.suffix == ".json" else read_json_lines(path)
 
 
-def text_of(row: Row, field: str, where: str) -> str:
-    """A field that must be a text. Raises UserError with where it stands."""
-    value = row.get(field)
-    if not isinstance(value, str) or not value.strip():
-        raise UserError(f"{where}: field {field!r} must be a text, found {value!r}; the fields here are {_named(row)}")
-    return value
-
-
-def texts_of(row: Row, field: str, where: str) -> tuple[str, ...]:
-    """A field that must be a list of texts, at least one. Raises UserError with where it stands."""
-    value = row.get(field)
-    if not isinstance(value, list) or not value or not all(isinstance(item, str) and item.strip() for item in value):
-        raise UserError(
-            f"{where}: field {field!r} must be a list of texts, at least one, found {value!r}; the fields here are "
-            f"{_named(row)}"
-        )
-    return tuple(value)
-
-
-def identifier_of(row: Row, fields: Sequence[str], where: str) -> str:
-    """The first of the fields that a row has; the file's name and the row's place where it has none."""
-    for field in fields:
-        value = row.get(field)
-        if value is not None:
-            if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-                raise UserError(f"{where}: field {field!r} must be a string or an integer, found {value!r}")
-            return str(value)
-    return Path(where).name
-
-
-def given_evidence(row: Row, where: str) -> tuple[str, ...]:
+def given_evidence(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
     """The texts of `gold_evidence`; none where the row has no such field."""
     if row.get(GOLD_EVIDENCE) is None:
         return ()
@@ -106,40 +88,21 @@ def given_evidence(row: Row, where: str) -> tuple[str, ...]:
     return texts_of(row, GOLD_EVIDENCE, where)
 
 
-def _named(row: Row) -> str:
-    return ", ".join(row) or "none"
-
-
-def read_nq(path: Path) -> list[InternetQuestion]:
-    """Every question of a file. Raises UserError with file and line for what is missing or of another form."""
-    return questions_of_rows(rows_of_file(path), _nq_question, path)
-
-
 def _nq_question(row: Mapping[str, Any], where: str) -> InternetQuestion:
-    given = [name for name in ("answer", "answers") if row.get(name) is not None]
-    if len(given) != 1:
-        raise UserError(f"{where}: expected the field 'answer' or 'answers', found {' and '.join(given) or 'neither'}")
-    found = open_question(row, where, given[0])
-    evidence = given_evidence(row, where) or _of_dpr(row, where)
+    found = open_question(row, where, answers_field(row, ("answer", "answers"), where))
+    evidence = given_evidence(row, where)
+    if not evidence:
+        contexts = row.get("positive_ctxs") or []
+        if not isinstance(contexts, list) or not all(isinstance(one, dict) for one in contexts):
+            raise UserError(f"{where}: field 'positive_ctxs' must be a list of passages with 'title' and 'text'")
+        place = f"{where}, the first of positive_ctxs"
+        evidence = tuple(f"{text_of(one, 'title', place)}\n{text_of(one, 'text', place)}" for one in contexts[:1])
     return InternetQuestion(found.example, found.answers, evidence, found.example.gold[:1])
-
-
-def _of_dpr(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    contexts = row.get("positive_ctxs") or []
-    if not isinstance(contexts, list) or not all(isinstance(one, dict) for one in contexts):
-        raise UserError(f"{where}: field 'positive_ctxs' must be a list of passages with 'title' and 'text'")
-    place = f"{where}, the first of positive_ctxs"
-    return tuple(f"{text_of(one, 'title', place)}\n{text_of(one, 'text', place)}" for one in contexts[:1])
-
-
-def read_hotpotqa(path: Path) -> list[InternetQuestion]:
-    """Every question of a file. Raises UserError with file and place for what is missing or of another form."""
-    return questions_of_rows(rows_of_file(path), _hotpotqa_question, path)
 
 
 def _hotpotqa_question(row: Mapping[str, Any], where: str) -> InternetQuestion:
     example = Example(
-        id=identifier_of(row, ("_id", "id"), where),
+        id=name_of(row, ("_id", "id"), where) or Path(where).name,
         query=text_of(row, "question", where),
         group=text_of(row, "type", where) if row.get("type") is not None else "all",
     )
@@ -174,31 +137,22 @@ def _pairs(row: Mapping[str, Any], field: str, where: str) -> list[tuple[str, An
 FEVER_LABELS = ("SUPPORTS", "REFUTES", "NOT ENOUGH INFO")
 
 
-def read_fever(path: Path) -> list[InternetQuestion]:
-    """Every claim of a file. Raises UserError with file and line for what is missing or of another form."""
-    return questions_of_rows(rows_of_file(path), _claim, path)
-
-
 def _claim(row: Mapping[str, Any], where: str) -> InternetQuestion:
     label = text_of(row, "label", where)
     if label not in FEVER_LABELS:
         raise UserError(f"{where}: label {label!r} is unknown; expected one of {', '.join(FEVER_LABELS)}")
-    sets = [tuple(dict.fromkeys(_pages(one, where))) for one in _evidence_sets(row, where)]
+    evidence = row.get("evidence", [])
+    if not isinstance(evidence, list) or not all(isinstance(one, list) for one in evidence):
+        raise UserError(f"{where}: field 'evidence' must be a list of sets of evidence, as in FEVER's files")
+    sets = [tuple(dict.fromkeys(_pages(one, where))) for one in evidence]
     example = Example(
-        id=identifier_of(row, ("id",), where),
+        id=name_of(row, ("id",), where) or Path(where).name,
         query=text_of(row, "claim", where),
         group=label,
         gold=tuple(dict.fromkeys(page for pages in sets for page in pages)),
     )
     first = next((pages for pages in sets if pages), ())
     return InternetQuestion(example, (label,), given_evidence(row, where), first, FEVER_LABELS)
-
-
-def _evidence_sets(row: Mapping[str, Any], where: str) -> list[list[Any]]:
-    value = row.get("evidence", [])
-    if not isinstance(value, list) or not all(isinstance(one, list) for one in value):
-        raise UserError(f"{where}: field 'evidence' must be a list of sets of evidence, as in FEVER's files")
-    return value
 
 
 def _pages(evidence_set: list[Any], where: str) -> Iterator[str]:
@@ -213,16 +167,12 @@ def _pages(evidence_set: list[Any], where: str) -> Iterator[str]:
 STRATEGYQA_LABELS = ("Yes", "No")
 
 
-def read_strategyqa(path: Path) -> list[InternetQuestion]:
-    """Every question of a file. Raises UserError with file and line for what is missing or of another form."""
-    return questions_of_rows(rows_of_file(path), _strategyqa_question, path)
-
-
 def _strategyqa_question(row: Mapping[str, Any], where: str) -> InternetQuestion:
     answer = row.get("answer")
     if not isinstance(answer, bool):
         raise UserError(f"{where}: field 'answer' must be true or false, found {answer!r}")
-    example = Example(identifier_of(row, ("qid", "id"), where), text_of(row, "question", where), "all")
+    identifier = name_of(row, ("qid", "id"), where) or Path(where).name
+    example = Example(identifier, text_of(row, "question", where), "all")
     evidence = given_evidence(row, where) or tuple(fact.strip() for fact in texts_of(row, "facts", where))
     return InternetQuestion(
         example, (STRATEGYQA_LABELS[0] if answer else STRATEGYQA_LABELS[1],), evidence, labels=STRATEGYQA_LABELS
@@ -234,42 +184,34 @@ YEAR = re.compile(r"(?:.*\D)?(\d{4})")  # of "2014" and of "December 13, 1999"
 GROUPS = {True: f"after {LAST_YEAR}", False: f"up to {LAST_YEAR}", None: "all"}
 
 
-def read_situatedqa(path: Path) -> list[InternetQuestion]:
-    """Every question of a file. Raises UserError with file and line for what is missing or of another form."""
-    return questions_of_rows(rows_of_file(path), _situatedqa_question, path)
-
-
 def _situatedqa_question(row: Mapping[str, Any], where: str) -> InternetQuestion:
     """Its id is the file's name and the line: of one `id`, several rows may even have one date."""
-    year = _year(row, where)
-    if year is None:
+    year = None  # of one that is asked somewhere
+    if row.get("date") is None:
         text_of(row, "location", where)
+    else:
+        found = YEAR.fullmatch(text_of(row, "date", where).strip())
+        if found is None:
+            raise UserError(
+                f"{where}: date {row['date']!r} ends with no year; expected such as 2014 or December 13, 1999"
+            )
+        year = int(found[1])
     example = Example(
         id=Path(where).name,
         query=text_of(row, "edited_question", where),
         group=GROUPS[None if year is None else year > LAST_YEAR],
-        source=identifier_of(row, ("id", "example_id"), where),
+        source=name_of(row, ("id", "example_id"), where) or Path(where).name,
     )
     answers = tuple(dict.fromkeys(texts_of(row, "answer", where)))
-    return InternetQuestion(example, answers, given_evidence(row, where), year=year)
-
-
-def _year(row: Mapping[str, Any], where: str) -> int | None:
-    """When a question is asked; None of one that is asked somewhere."""
-    if row.get("date") is None:
-        return None
-    found = YEAR.fullmatch(text_of(row, "date", where).strip())
-    if found is None:
-        raise UserError(f"{where}: date {row['date']!r} ends with no year; expected such as 2014 or December 13, 1999")
-    return int(found[1])
+    return InternetQuestion(example, answers, given_evidence(row, where))
 
 
 EXACT_MATCH, ACCURACY = "exact_match", "accuracy"
 
 QUESTION_SETS = {
-    "nq": QuestionSet(EXACT_MATCH, read_nq, read_nq),
-    "hotpotqa": QuestionSet(EXACT_MATCH, read_hotpotqa, read_hotpotqa),
-    "fever": QuestionSet(ACCURACY, read_fever, read_fever),
-    "strategyqa": QuestionSet(ACCURACY, read_strategyqa, read_strategyqa),
-    "situatedqa": QuestionSet(EXACT_MATCH, read_situatedqa, read_nq),
+    "nq": QuestionSet(EXACT_MATCH, _nq_question),
+    "hotpotqa": QuestionSet(EXACT_MATCH, _hotpotqa_question),
+    "fever": QuestionSet(ACCURACY, _claim),
+    "strategyqa": QuestionSet(ACCURACY, _strategyqa_question),
+    "situatedqa": QuestionSet(EXACT_MATCH, _situatedqa_question, _nq_question),
 }

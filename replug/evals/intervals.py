@@ -27,6 +27,11 @@ FEW_CLUSTERS = 20
 LEVEL = 0.05
 
 
+def bits_of(token_logprobs: np.ndarray) -> float:
+    """Return the bits of a text whose tokens have these log-probs in nats: the sum of -log2 p."""
+    return float(-np.asarray(token_logprobs, dtype=np.float64).sum() / math.log(2))
+
+
 def identity(values: np.ndarray) -> np.ndarray:
     return values
 

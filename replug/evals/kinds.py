@@ -110,19 +110,27 @@ def check_evaluation(config: EvaluationConfig) -> EvaluationKind:
         raise UserError(f"evaluation: {config.evaluation!r} is unknown; expected one of {', '.join(names)}")
     kind: EvaluationKind = importlib.import_module(f"{tasks.__name__}.{config.evaluation}").EVALUATION
     methods = evaluation_methods(config)
-    for problem in (*_lm_problems(config, kind), *_rerank_problems(config, methods), *kind.problems(config, methods)):
+    for problem in (*_problems(config, kind, methods), *kind.problems(config, methods)):
         raise UserError(problem)
     return kind
 
 
-def _lm_problems(config: EvaluationConfig, kind: EvaluationKind) -> Iterable[str]:
+def _problems(config: EvaluationConfig, kind: EvaluationKind, methods: Sequence[Method]) -> Iterable[str]:
+    """Yield what does not go together in any kind of evaluation."""
     if kind.asks_lm:
         yield from lm_problems(config.lm)
         yield from rerank_lm_problems(config) if kind.reranks else ()
     if config.evaluation != INTERNET_QA and (config.questions.dataset or config.questions.question_first):
         key = "dataset" if config.questions.dataset else "question_first"
         yield f"questions.{key} is set, but evaluation={config.evaluation} reads no such key; {INTERNET_QA} does"
-    yield from _demonstration_problems(config)
+    seed = "questions.demonstration_seed"
+    if config.questions.demonstration_seed is not None and config.evaluation not in DRAW_DEMONSTRATIONS:
+        yield f"{seed} is set, but evaluation={config.evaluation} draws none; {', '.join(DRAW_DEMONSTRATIONS)} do"
+    elif config.questions.demonstration_seed is not None and not config.questions.demonstrations:
+        yield (
+            f"{seed} is set without questions.demonstrations: other demonstrations out of questions.path would leave "
+            "other questions to measure; expected a file of demonstrations"
+        )
     if config.exclude_own_source and not kind.has_sources:
         yield f"exclude_own_source is set, but evaluation={config.evaluation} asks questions, which are of no source"
     if config.texts.entities and config.evaluation != "tokens":
@@ -131,24 +139,6 @@ def _lm_problems(config: EvaluationConfig, kind: EvaluationKind) -> Iterable[str
         yield f"ensemble.temperature is set, but evaluation={config.evaluation} mixes no predictions; expected null"
     if not kind.reranks and has_rerank_lm(config):
         yield f"rerank_lm is set, but evaluation={config.evaluation} reranks no answers; expected it with internet_qa"
-
-
-def _demonstration_problems(config: EvaluationConfig) -> Iterable[str]:
-    """Other demonstrations must leave the questions as they are."""
-    name = "questions.demonstration_seed"
-    if config.questions.demonstration_seed is None:
-        return
-    if config.evaluation not in DRAW_DEMONSTRATIONS:
-        yield f"{name} is set, but evaluation={config.evaluation} draws none; {', '.join(DRAW_DEMONSTRATIONS)} do"
-    elif not config.questions.demonstrations:
-        yield (
-            f"{name} is set without questions.demonstrations: other demonstrations out of questions.path would leave "
-            "other questions to measure; expected a file of demonstrations"
-        )
-
-
-def _rerank_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterable[str]:
-    """Where the calls of reranking would be missing from what is counted or timed, or no LM is asked."""
     names = [method.name for method in methods if method.is_reranked]
     if names and config.evaluation not in MAY_RERANK_DOCUMENTS:
         yield (

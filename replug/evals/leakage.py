@@ -16,7 +16,7 @@ leakage.json           the same of the examples that results are of
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -85,76 +85,49 @@ class _Rows:
         return [int(row) for start, end in zip(first, last, strict=True) for row in self._rows[start:end]]
 
 
-@dataclass(slots=True)
-class _Search:
-    """The examples by what documents are looked up for, and what was found of each."""
-
-    examples: Sequence[ComparedTexts]
-    excludes_own: bool
-    by_source: dict[str, list[int]] = field(default_factory=dict)
-    by_text: dict[bytes, list[int]] = field(default_factory=dict)
-    by_ngram: dict[int, _Rows] = field(default_factory=dict)
-    num_short: int = 0
-    found: dict[str, set[int]] = field(default_factory=lambda: {reason: set() for reason in REASONS})
-
-    def __post_init__(self) -> None:
-        hashes: dict[int, list[tuple[np.ndarray, int]]] = {}
-        for row, example in enumerate(self.examples):
-            if example.source:
-                self.by_source.setdefault(example.source, []).append(row)
-            lengths = [self._add(row, text, hashes) for text in example.texts]
-            self.num_short += not any(lengths)
-        for n, some in hashes.items():
-            self.by_ngram[n] = _Rows([of for of, _ in some], [row for _, row in some])
-
-    def _add(self, row: int, text: str, hashes: dict[int, list[tuple[np.ndarray, int]]]) -> int:
-        """The words of the n-grams that the text is compared by; 0 where it has too few."""
-        self.by_text.setdefault(content_hash(text), []).append(row)
-        n = min(MOST_WORDS, len(WORD.findall(text.casefold())))
-        if n < LEAST_WORDS:
-            return 0
-        hashes.setdefault(n, []).append((ngram_hashes(text, n), row))
-        return n
-
-    def look_up(self, document: Document) -> None:
-        self.found[SOURCE].update(self.by_source.get(document.source, ()))
-        self._note(EQUAL, self.by_text.get(content_hash(document.text), ()), document)
-        for n, rows in self.by_ngram.items():
-            self._note(NGRAM, rows.of(ngram_hashes(document.text, n)), document)
-
-    def _note(self, reason: str, rows: Iterable[int], document: Document) -> None:
-        self.found[reason].update(
-            row for row in rows if not (self.excludes_own and self.examples[row].source == document.source)
-        )
-
-
 def find_overlaps(
     examples: Sequence[ComparedTexts], documents: Iterable[Document], excludes_own: bool = False
 ) -> Overlaps:
     """Compare every example with every document; documents are iterated once."""
-    search = _Search(examples, excludes_own)
-    num_documents = num_named = 0
+    by_source: dict[str, list[int]] = {}
+    by_text: dict[bytes, list[int]] = {}
+    hashes: dict[int, list[tuple[np.ndarray, int]]] = {}
+    num_short = num_documents = num_named = 0
+    for row, example in enumerate(examples):
+        if example.source:
+            by_source.setdefault(example.source, []).append(row)
+        is_short = True
+        for text in example.texts:
+            by_text.setdefault(content_hash(text), []).append(row)
+            n = min(MOST_WORDS, len(WORD.findall(text.casefold())))
+            if n >= LEAST_WORDS:
+                hashes.setdefault(n, []).append((ngram_hashes(text, n), row))
+                is_short = False
+        num_short += is_short
+    by_ngram = {n: _Rows([of for of, _ in some], [row for _, row in some]) for n, some in hashes.items()}
+    found: dict[str, set[int]] = {reason: set() for reason in REASONS}
     for document in documents:
-        search.look_up(document)
+        found[SOURCE].update(by_source.get(document.source, ()))
+        equal = by_text.get(content_hash(document.text), ())
+        alike = [(NGRAM, rows.of(ngram_hashes(document.text, n))) for n, rows in by_ngram.items()]
+        for reason, rows in [(EQUAL, equal), *alike]:
+            found[reason].update(row for row in rows if not (excludes_own and examples[row].source == document.source))
         num_documents += 1
         num_named += document.source != document.id
+    counted = REASONS[1:] if excludes_own else REASONS
+    reasons = {
+        example.id: [reason for reason in counted if row in found[reason]] for row, example in enumerate(examples)
+    }
     return Overlaps(
-        reasons=dict(_reasons(search)),
+        reasons={identifier: own for identifier, own in reasons.items() if own},
         num_examples=len(examples),
         num_with_source=sum(bool(example.source) for example in examples),
-        num_short=search.num_short,
+        num_short=num_short,
         num_documents=num_documents,
         num_named=num_named,
-        num_own=len(search.found[SOURCE]),
+        num_own=len(found[SOURCE]),
         excludes_own=excludes_own,
     )
-
-
-def _reasons(search: _Search) -> Iterator[tuple[str, list[str]]]:
-    counted = REASONS[1:] if search.excludes_own else REASONS
-    for row, example in enumerate(search.examples):
-        if own := [reason for reason in counted if row in search.found[reason]]:
-            yield example.id, own
 
 
 def overlap_counts(overlaps: Overlaps, ids: Sequence[str]) -> dict[str, int]:
@@ -166,7 +139,10 @@ def overlap_counts(overlaps: Overlaps, ids: Sequence[str]) -> dict[str, int]:
 def overlap_lines(overlaps: Overlaps, ids: Sequence[str]) -> str:
     """What a reader of the table is to know, in Markdown."""
     num, counts = int(overlaps.of(ids).sum()), overlap_counts(overlaps, ids)
-    by = ", ".join(f"{counts[reason]} by {name}" for reason, name in _names(overlaps))
+    names = {EQUAL: "an equal text", NGRAM: f"{MOST_WORDS} words in a row"}
+    if overlaps.num_with_source and not overlaps.excludes_own:
+        names = {SOURCE: "source", **names}
+    by = ", ".join(f"{counts[reason]} by {name}" for reason, name in names.items())
     lines = [f"In the corpus: {num} of {len(ids)} examples ({num / len(ids):.1%}): {by}."]
     if overlaps.excludes_own:
         lines.append(
@@ -185,24 +161,27 @@ def overlap_lines(overlaps: Overlaps, ids: Sequence[str]) -> str:
     return "\n" + " ".join(lines) + "\n"
 
 
-def _names(overlaps: Overlaps) -> list[tuple[str, str]]:
-    names = [(EQUAL, "an equal text"), (NGRAM, f"{MOST_WORDS} words in a row")]
-    compares = overlaps.num_with_source and not overlaps.excludes_own
-    return [(SOURCE, "source"), *names] if compares else names
-
-
 DOCUMENTS_PER_STEP = 1024
 
 
 def overlaps_with(config: EvaluationConfig, corpus: Corpus, task: Measured, path: Path) -> Overlaps:
     """Of every example of a task, as the file has it where it is of the same texts and documents."""
     examples = compared_examples(task)
-    digest = _digest(examples, corpus.corpus_sha256, config.exclude_own_source)
+    compared = [[example.id, example.texts, example.source] for example in examples]
+    inputs = json.dumps([compared, corpus.corpus_sha256, config.exclude_own_source])
+    digest = hashlib.sha256(inputs.encode()).hexdigest()
     kept = read_json(path, "remove it") if path.is_file() else None
     if kept is not None and kept.pop("digest", None) == digest:
         return Overlaps(**kept)
     progress = Progress("comparing with the corpus", len(corpus.corpus))
-    found = find_overlaps(examples, _advancing(corpus, progress), config.exclude_own_source)
+
+    def documents() -> Iterator[Document]:
+        for number, document in enumerate(corpus.corpus.iterate(), start=1):
+            yield document
+            if number % DOCUMENTS_PER_STEP == 0:
+                progress.advance(DOCUMENTS_PER_STEP)
+
+    found = find_overlaps(examples, documents(), config.exclude_own_source)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {"digest": digest, **asdict(found)})
     return found
@@ -220,15 +199,3 @@ def write_leakage(path: Path, overlaps: Overlaps, ids: Sequence[str]) -> None:
     said = {name: value for name, value in asdict(overlaps).items() if name not in ("reasons", "num_examples")}
     counts = overlap_counts(overlaps, ids)
     write_json(path, {"n": len(ids), "share": len(own) / len(ids), "by": counts, **said, "examples": own})
-
-
-def _advancing(corpus: Corpus, progress: Progress) -> Iterator[Document]:
-    for number, document in enumerate(corpus.corpus.iterate(), start=1):
-        yield document
-        if number % DOCUMENTS_PER_STEP == 0:
-            progress.advance(DOCUMENTS_PER_STEP)
-
-
-def _digest(examples: Sequence[ComparedTexts], corpus_sha256: str, excludes_own: bool) -> str:
-    compared = [[example.id, example.texts, example.source] for example in examples]
-    return hashlib.sha256(json.dumps([compared, corpus_sha256, excludes_own]).encode()).hexdigest()

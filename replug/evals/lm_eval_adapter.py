@@ -55,8 +55,11 @@ class HarnessModel(LM):
         found = self._found([self._query_of(request) for request in requests])
         scores = self._scores(pairs, found)
         return [
-            (score.sum_logprob, self._greedy and self._writes(pair, score.num_tokens, documents))
-            for score, pair, documents in zip(scores, pairs, found, strict=True)
+            (
+                score.sum_logprob,
+                self._greedy and self._answer(before, score.num_tokens, None, documents).startswith(after),
+            )
+            for score, (before, after), documents in zip(scores, pairs, found, strict=True)
         ]
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
@@ -66,13 +69,24 @@ class HarnessModel(LM):
         that the LM does not hold is cut into windows as long as it holds, each after the last token of the one before,
         as the harness does it. Raises UnscorableText where that needs a tokenizer and there is none.
         """
-        return [self._total(self._windows(request.args[0])) for request in requests]
+        totals = []
+        for request in requests:
+            windows = self._windows(request.args[0])
+            found = self._found([before for before, _ in windows])
+            totals.append(math.fsum(score.sum_logprob for score in self._scores(windows, found)))
+        return totals
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Greedy answers that end before the first of the task's stops."""
         found = self._found([self._query_of(request) for request in requests])
-        asked = ((*request.args, documents) for request, documents in zip(requests, found, strict=True))
-        return [self._generate(context, how, documents) for context, how, documents in asked]
+        answers = []
+        for request, documents in zip(requests, found, strict=True):
+            context, how = request.args
+            if how.get("do_sample") or how.get("temperature"):
+                raise ValueError(f"generation options {how}; expected greedy ones (do_sample: false)")
+            length = int(how.get("max_gen_toks", MAX_NEW_TOKENS))
+            answers.append(self._answer(context, length, how.get("until"), documents))
+        return answers
 
     def _query_of(self, request: Instance) -> str:
         if self._query is None:
@@ -100,31 +114,19 @@ class HarnessModel(LM):
             return self._lm.score(contexts, continuations, found)
         return self._lm.score(contexts, continuations)
 
-    def _total(self, windows: Sequence[TextPair]) -> float:
-        found = self._found([before for before, _ in windows])
-        return math.fsum(score.sum_logprob for score in self._scores(windows, found))
-
     def _windows(self, text: str) -> list[TextPair]:
         retrieves = isinstance(self._lm, ReplugLM)
         if self._lm_tokenizer is None:
             if retrieves:
                 raise UnscorableText("whole texts are cut into windows by tokens: give HarnessModel the LM's tokenizer")
             return [("", text)]  # which the LM refuses where it is too long
-        ends = _token_ends(self._lm_tokenizer, text)
+        # What stands between two tokens is the second's, with the blank before it.
+        encoded = self._lm_tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        ends = [end for _, end in encoded["offset_mapping"]]
         if retrieves:
             return _cut(text, ends, WINDOW, WINDOW)
         limit = self._lm.max_tokens
         return [("", text)] if limit is None or len(ends) < limit else _cut(text, ends, limit - 1, 1)
-
-    def _generate(self, context: str, how: Mapping[str, Any], documents: Sequence[Retrieved]) -> str:
-        if how.get("do_sample") or how.get("temperature"):
-            raise ValueError(f"generation options {how}; expected greedy ones (do_sample: false)")
-        length = int(how.get("max_gen_toks", MAX_NEW_TOKENS))
-        return self._answer(context, length, how.get("until"), documents)
-
-    def _writes(self, pair: TextPair, num_tokens: int, documents: Sequence[Retrieved]) -> bool:
-        context, continuation = pair
-        return self._answer(context, num_tokens, None, documents).startswith(continuation)
 
     def _answer(self, context: str, length: int, stop: Stop, documents: Sequence[Retrieved]) -> str:
         if isinstance(self._lm, ReplugLM):
@@ -132,12 +134,6 @@ class HarnessModel(LM):
             return answer.text
         [text] = self._lm.generate([context], length, stop)
         return text
-
-
-def _token_ends(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Where each token ends, in characters: what stands between two is the second's, with the blank before it."""
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    return [end for _, end in encoded["offset_mapping"]]
 
 
 def _cut(text: str, ends: Sequence[int], num_scored: int, num_before: int) -> list[TextPair]:

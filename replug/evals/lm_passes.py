@@ -12,9 +12,7 @@ several questions in flight, and answers from the cache, so its clock says nothi
 """
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -25,10 +23,10 @@ from replug.data.progress import Progress
 from replug.data.store import CorpusStore
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
 from replug.evals.kinds import EvalDataset, PromptedLM
-from replug.evals.loop import EXAMPLES_IN_FLIGHT, Metric
+from replug.evals.loop import Metric, in_order
 from replug.evals.outcomes import OutcomeFile, Row
 from replug.evals.popqa import first_line, genread_prompt
-from replug.models.generation import Generated, GenerationOptions
+from replug.models.generation import GenerationOptions
 
 MAX_NEW_TOKENS = 150
 FIELDS = [field.name for field in fields(WrittenDocument)]
@@ -43,48 +41,26 @@ def write_documents(lm: PromptedLM, questions: Sequence[str], path: Path) -> lis
     file, asked = OutcomeFile(path), list(dict.fromkeys(questions))
     known = file.by("question", set(asked))
     progress = Progress("documents written by the LM", len(asked), len(known))
-    for row in _written_rows(lm, [question for question in asked if question not in known]):
-        file.append(row)
-        known[row["question"]] = row
+    missing = [question for question in asked if question not in known]
+    for question, document in zip(missing, in_order(_begin_writing(lm, question) for question in missing), strict=True):
+        known[question] = {"question": question, **asdict(document)}
+        file.append(known[question])
         progress.advance()
     return [WrittenDocument(**{name: known[question][name] for name in FIELDS}) for question in questions]
 
 
-def _written_rows(lm: PromptedLM, questions: Sequence[str]) -> Iterator[Row]:
-    """In the questions' order, some at a time."""
-    in_flight: deque[tuple[str, Future[Generated] | None]] = deque()
-    for question in questions:
-        in_flight.append((question, _submit_document(lm, question)))
-        if len(in_flight) > EXAMPLES_IN_FLIGHT:
-            yield _row(*in_flight.popleft())
-    while in_flight:
-        yield _row(*in_flight.popleft())
-
-
-def _row(question: str, future: "Future[Generated] | None") -> Row:
-    return {"question": question, **asdict(_written(future))}
-
-
-def write_document(lm: PromptedLM, question: str) -> WrittenDocument:
-    """The document of one question, now."""
-    return _written(_submit_document(lm, question))
-
-
-def _submit_document(lm: PromptedLM, question: str) -> "Future[Generated] | None":
+def _begin_writing(lm: PromptedLM, question: str) -> Callable[[], WrittenDocument]:
+    """Ask for the document of a question; what is returned waits for it."""
     if not question.strip():
-        return None
+        return lambda: WrittenDocument(None, 0, 0)
     prompt = lm.template.fit(None, lambda _: genread_prompt(question), MAX_NEW_TOKENS)
-    return lm.lm.submit_ensemble([prompt], [1.0], GenerationOptions(MAX_NEW_TOKENS))
+    future = lm.lm.submit_ensemble([prompt], [1.0], GenerationOptions(MAX_NEW_TOKENS))
 
+    def finish() -> WrittenDocument:
+        answer = future.result()
+        return WrittenDocument(first_line(answer.text) or None, answer.prompt_tokens, answer.num_tokens)
 
-def _written(future: "Future[Generated] | None") -> WrittenDocument:
-    if future is None:
-        return WrittenDocument(None, 0, 0)
-    answer = future.result()
-    return WrittenDocument(first_line(answer.text) or None, answer.prompt_tokens, answer.num_tokens)
-
-
-Scores = Callable[[], np.ndarray]  # waits for log-probs [K]
+    return finish
 
 
 def reranked(
@@ -95,37 +71,26 @@ def reranked(
     queries: Sequence[str],
 ) -> dict[str, RetrievedDocuments]:
     """What each reranked method reads, by its name: its source's first k documents, the likeliest query first."""
-    return {
-        method.name: _rerank(asked, method, corpus, found[method.source], queries)
-        for method in methods
-        if method.is_reranked
-    }
+    ordered = {}
+    for method in (method for method in methods if method.is_reranked):
+        rows, progress = (
+            found[method.source].doc_rows[:, : method.k],
+            Progress(f"reranking: {method.name}", len(queries)),
+        )
+        begun = (
+            _begin_scoring(asked, corpus.texts(documents), query)
+            for documents, query in zip(rows, queries, strict=True)
+        )
+        best_first = []
+        for row, scores in enumerate(in_order(begun)):
+            best_first.append(rows[row][np.argsort(-scores, kind="stable")])
+            progress.advance()
+        ordered[method.name] = RetrievedDocuments(np.stack(best_first), np.zeros(rows.shape))
+    return ordered
 
 
-def _rerank(
-    asked: PromptedLM, method: Method, corpus: CorpusStore, found: RetrievedDocuments, queries: Sequence[str]
-) -> RetrievedDocuments:
-    rows, progress = found.doc_rows[:, : method.k], Progress(f"reranking: {method.name}", len(queries))
-    ordered = []
-    for row, scores in enumerate(_in_order(asked, corpus, rows, queries)):
-        ordered.append(rows[row][np.argsort(-scores, kind="stable")])
-        progress.advance()
-    return RetrievedDocuments(np.stack(ordered), np.zeros(rows.shape))
-
-
-def _in_order(asked: PromptedLM, corpus: CorpusStore, rows: np.ndarray, queries: Sequence[str]) -> Iterator[np.ndarray]:
-    """Scores [K] of each query, some queries at a time."""
-    in_flight: deque[Scores] = deque()
-    for documents, query in zip(rows, queries, strict=True):
-        in_flight.append(_submit_reranking(asked, corpus.texts(documents), query))
-        if len(in_flight) > EXAMPLES_IN_FLIGHT:
-            yield in_flight.popleft()()
-    while in_flight:
-        yield in_flight.popleft()()
-
-
-def _submit_reranking(asked: PromptedLM, documents: Sequence[str], query: str) -> Scores:
-    """Of a blank query, which nothing is read for, all are alike."""
+def _begin_scoring(asked: PromptedLM, documents: Sequence[str], query: str) -> Callable[[], np.ndarray]:
+    """Ask for log-probs [K] of a query after each document; all are alike for a blank query, which reads nothing."""
     if not query.strip():
         return lambda: np.zeros(len(documents))
     prefixes = [asked.template.prefix(document, "", query) for document in documents]
@@ -171,16 +136,12 @@ class LatencyPass:
 
     def _time(self, method: Method, row: int) -> dict[str, float]:
         """Seconds until the documents are there, and until the answer is."""
-        evidence = {method.name: self._book.of(row)[method.name]}
+        evidence, query = {method.name: self._book.of(row)[method.name]}, self._dataset.queries[row]
         begin = time.perf_counter()
-        self._find(method, row)
-        found = time.perf_counter()
-        self._task.submit(row, evidence)()
-        return {"seconds": time.perf_counter() - begin, "evidence_seconds": found - begin}
-
-    def _find(self, method: Method, row: int) -> None:
-        query = self._dataset.queries[row]
         if method.source in self._searches and query.strip():
             self._searches[method.source](query, method.k)
         if method.source == GENREAD:
-            write_document(self._lm, self._dataset.questions[row])
+            _begin_writing(self._lm, self._dataset.questions[row])()
+        found = time.perf_counter()
+        self._task.submit(row, evidence)()
+        return {"seconds": time.perf_counter() - begin, "evidence_seconds": found - begin}

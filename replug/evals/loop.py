@@ -5,9 +5,9 @@ of them lie in the cache of scores.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from replug.config.errors import UserError
 from replug.data.progress import Progress
@@ -32,6 +32,7 @@ class Example:
 
 
 EXAMPLES_IN_FLIGHT = 8
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +110,28 @@ class ShownTask(Protocol):
 
 def outcome_rows(task: Task, book: EvidenceBook, rows: Sequence[int] | None = None) -> Iterator[Row]:
     """Measure the examples of these numbers, all by default, some at a time; they come in that order."""
-    in_flight: deque[tuple[int, Callable[[], Outcomes]]] = deque()
-    for row in range(len(task.examples)) if rows is None else rows:
-        in_flight.append((row, task.submit(row, book.of(row))))
+
+    def begin(row: int) -> Callable[[], Row]:
+        example, finish = task.examples[row], task.submit(row, book.of(row))
+        return lambda: {
+            "id": example.id,
+            "group": example.group,
+            **({"source": example.source} if example.source else {}),
+            "methods": {name: {"numbers": one.numbers, "detail": one.detail} for name, one in finish().items()},
+        }
+
+    return in_order(map(begin, range(len(task.examples)) if rows is None else rows))
+
+
+def in_order(begun: Iterable[Callable[[], Found]]) -> Iterator[Found]:
+    """Wait for calls in their order while the next ones are under way: taking one from `begun` begins it."""
+    in_flight: deque[Callable[[], Found]] = deque()
+    for finish in begun:
+        in_flight.append(finish)
         if len(in_flight) > EXAMPLES_IN_FLIGHT:
-            yield _finished(task, *in_flight.popleft())
+            yield in_flight.popleft()()
     while in_flight:
-        yield _finished(task, *in_flight.popleft())
+        yield in_flight.popleft()()
 
 
 def run_task(task: Task, book: EvidenceBook, file: OutcomeFile, what: str) -> list[Row]:
@@ -124,7 +140,8 @@ def run_task(task: Task, book: EvidenceBook, file: OutcomeFile, what: str) -> li
     Raises UserError where two examples have one id, or the file holds another's.
     """
     ids = [example.id for example in task.examples]
-    _require_different(ids)
+    if twice := [name for name, count in Counter(ids).items() if count > 1]:
+        raise UserError(f"two examples have the id {twice[0]!r} ({len(twice)} such ids); expected one for each")
     known = file.by("id", set(ids))
     missing = [row for row, name in enumerate(ids) if name not in known]
     progress = Progress(what, len(ids), len(known))
@@ -133,21 +150,3 @@ def run_task(task: Task, book: EvidenceBook, file: OutcomeFile, what: str) -> li
         known[row["id"]] = row
         progress.advance()
     return [known[name] for name in ids]
-
-
-def _require_different(ids: Sequence[str]) -> None:
-    if twice := [name for name, count in Counter(ids).items() if count > 1]:
-        raise UserError(f"two examples have the id {twice[0]!r} ({len(twice)} such ids); expected one for each")
-
-
-def _finished(task: Task, row: int, finish: Callable[[], Outcomes]) -> Row:
-    return _as_json(task.examples[row], finish())
-
-
-def _as_json(example: Example, outcomes: Outcomes) -> Row:
-    return {
-        "id": example.id,
-        "group": example.group,
-        **({"source": example.source} if example.source else {}),
-        "methods": {name: {"numbers": one.numbers, "detail": one.detail} for name, one in outcomes.items()},
-    }

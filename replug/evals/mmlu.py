@@ -22,7 +22,7 @@ import numpy as np
 from replug.config.errors import RunError, UserError
 from replug.evals.evidence import Evidence
 from replug.evals.loop import Example
-from replug.evals.questions import BETWEEN_BLOCKS, documents_or_none, knowledge_line
+from replug.evals.questions import BETWEEN_BLOCKS, knowledge_line
 from replug.models.ensemble import log_softmax, mix_token_logprobs
 from replug.models.prompt import PromptTemplate
 
@@ -121,8 +121,13 @@ def read_mmlu(folder: Path, num_demonstrations: int = NUM_DEMONSTRATIONS) -> Mml
     """
     questions: list[MmluQuestion] = []
     demonstrations = {}
-    for path in _test_files(folder):
-        subject = _subject(path)
+    paths = sorted((folder / "test").glob("*_test.csv"))
+    if not paths:
+        raise UserError(f"{folder} holds no MMLU: expected files test/<subject>_test.csv and dev/<subject>_dev.csv")
+    for path in paths:
+        subject = path.name.removesuffix("_test.csv")
+        if subject not in CATEGORY_OF:
+            raise UserError(f"{path}: {subject!r} is none of MMLU's 57 subjects; rename the file or take it away")
         questions += _read_file(path, subject, "test")
         demonstrations[subject] = _read_demonstrations(folder, subject, num_demonstrations)
     return MmluSet(tuple(questions), demonstrations)
@@ -147,10 +152,8 @@ def mmlu_opening(
     Raises ValueError where there are documents for the demonstrations, but not one for each.
     """
     header = f"The following are multiple choice questions (with answers) about {subject.replace('_', ' ')}."
-    documents = documents_or_none(documents, len(demonstrations))
-    shots = (
-        f"{_block(shot, given)} {LETTERS[shot.answer]}" for shot, given in zip(demonstrations, documents, strict=True)
-    )
+    given = [None] * len(demonstrations) if documents is None else documents
+    shots = (f"{_block(shot, text)} {LETTERS[shot.answer]}" for shot, text in zip(demonstrations, given, strict=True))
     return "".join(f"{block}{BETWEEN_BLOCKS}" for block in (header, *shots))
 
 
@@ -172,20 +175,6 @@ def mmlu_choice(question: MmluQuestion, letter_logprobs: np.ndarray, similaritie
 def _block(question: MmluQuestion, document: str | None) -> str:
     choices = "".join(f"{letter}. {choice}\n" for letter, choice in zip(LETTERS, question.choices, strict=True))
     return f"{knowledge_line(document)}Question: {question.example.query}\n{choices}Answer:"
-
-
-def _test_files(folder: Path) -> list[Path]:
-    paths = sorted((folder / "test").glob("*_test.csv"))
-    if not paths:
-        raise UserError(f"{folder} holds no MMLU: expected files test/<subject>_test.csv and dev/<subject>_dev.csv")
-    return paths
-
-
-def _subject(path: Path) -> str:
-    subject = path.name.removesuffix("_test.csv")
-    if subject not in CATEGORY_OF:
-        raise UserError(f"{path}: {subject!r} is none of MMLU's 57 subjects; rename the file or take it away")
-    return subject
 
 
 def _read_demonstrations(folder: Path, subject: str, num: int) -> tuple[MmluQuestion, ...]:

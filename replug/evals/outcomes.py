@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from replug.config.errors import RunError, UserError
 from replug.data.files import replace_file, writing
-from replug.evals.evidence import Evidence, EvidenceBook
+from replug.evals.evidence import EvidenceBook
 from replug.models.ensemble import document_weights
 
 if TYPE_CHECKING:
@@ -37,16 +37,22 @@ class OutcomeFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        read = [(line, _row(line)) for line in lines]
-        self.rows = [row for _, row in read if row is not None]
-        if len(self.rows) < len(lines):
-            self._remove_damaged(read)
-
-    def _remove_damaged(self, read: list[tuple[bytes, Row | None]]) -> None:
-        number = next(number for number, (_, row) in enumerate(read, start=1) if row is None)
-        if number < len(read):  # the last one alone is what a kill leaves
-            log.warning(f"{self.path}:{number} is damaged, and what it says is done again")
-        replace_file(self.path, b"".join(line for line, row in read if row is not None))
+        self.rows: list[Row] = []
+        whole, damaged = [], []
+        for number, line in enumerate(lines, start=1):
+            try:
+                row = json.loads(line) if line.endswith(b"\n") else None
+            except ValueError:
+                row = None
+            if row is None:
+                damaged.append(number)
+            else:
+                self.rows.append(row)
+                whole.append(line)
+        if damaged:
+            if damaged[0] < len(lines):  # the last one alone is what a kill leaves
+                log.warning(f"{path}:{damaged[0]} is damaged, and what it says is done again")
+            replace_file(path, b"".join(whole))
 
     def append(self, row: Row) -> None:
         try:
@@ -72,14 +78,6 @@ class OutcomeFile:
         return found
 
 
-def _row(line: bytes) -> Row | None:
-    """None for what is not a whole line."""
-    try:
-        return json.loads(line) if line.endswith(b"\n") else None
-    except ValueError:
-        return None
-
-
 def outcomes_of(folder: Path, measured: str) -> OutcomeFile:
     """The outcomes of what is measured, as far as a folder holds them; those of anything else are dropped."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -92,38 +90,32 @@ def outcomes_of(folder: Path, measured: str) -> OutcomeFile:
 
 def write_examples(path: Path, rows: Sequence[Row], book: EvidenceBook, task: "Measured | None" = None) -> None:
     """As Parquet. Of what was measured the examples say what was asked, what is right, and what the LM read."""
-    partial = path.with_suffix(".partial")
+    partial, written = path.with_suffix(".partial"), list(_example_rows(rows, book, task))
+    # A column for every name, null where a row has no such number: Arrow would take those of the first row alone.
+    names = dict.fromkeys(name for row in written for name in row)
     with writing(partial):
-        pq.write_table(_table(list(example_rows(rows, book, task))), partial)
+        pq.write_table(pa.table({name: [row.get(name) for row in written] for name in names}), partial)
         partial.replace(path)
 
 
-def _table(rows: list[dict[str, Any]]) -> pa.Table:
-    """A column for every name, null where a row has no such number: Arrow would take those of the first row alone."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    return pa.table({name: [row.get(name) for row in rows] for name in names})
+def _example_rows(rows: Sequence[Row], book: EvidenceBook, task: "Measured | None") -> Iterator[dict[str, Any]]:
+    from replug.evals.loop import ShownTask  # which imports this module
 
-
-def example_rows(rows: Sequence[Row], book: EvidenceBook, task: "Measured | None" = None) -> Iterator[dict[str, Any]]:
-    """One for each example and method: what was asked and is right, documents, weights, numbers, what the LM said."""
     for place, row in enumerate(rows):
         evidence = book.of(place)
         for method, outcome in row["methods"].items():
+            asked: dict[str, Any] = {}
+            if task:
+                example = task.examples[place]
+                shown = task.shown(place, method, evidence[method]) if isinstance(task, ShownTask) else {}
+                asked = {"question": example.query, "gold": list(example.gold), **shown}
             yield {
                 "id": row["id"],
                 "group": row["group"],
                 "method": method,
-                **(_asked(task, place, method, evidence[method]) if task else {}),
+                **asked,
                 "documents": book.ids(evidence[method].doc_rows),
                 "weights": [float(weight) for weight in document_weights(evidence[method].logits)],
                 **outcome["numbers"],
                 **outcome["detail"],
             }
-
-
-def _asked(task: "Measured", row: int, method: str, evidence: Evidence) -> dict[str, Any]:
-    from replug.evals.loop import ShownTask  # which imports this module
-
-    example = task.examples[row]
-    shown = task.shown(row, method, evidence) if isinstance(task, ShownTask) else {}
-    return {"question": example.query, "gold": list(example.gold), **shown}

@@ -25,6 +25,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,12 +39,14 @@ from replug.evals.answers import answer_tokens
 from replug.evals.questions import (
     BETWEEN_BLOCKS,
     OpenQuestion,
+    answers_field,
     draw_demonstrations,
     hold_out_demonstrations,
     one_line,
     open_question,
     questions_of_rows,
     require_not_evaluated,
+    text_of,
 )
 
 # Subjects stand where the braces are. The relations' names are those of the field `prop`.
@@ -187,39 +190,28 @@ def most_frequent(answers: Sequence[str]) -> str:
     return Counter(answers).most_common(1)[0][0]
 
 
-Words = tuple[str, ...]
-
-
 def document_frequencies(entities: Iterable[str], texts: Iterable[str], num_texts: int) -> dict[str, int]:
     """By entity, the number of texts that hold its words, whatever their case; one pass over the texts for all.
 
     An entity without a word is held by none.
     """
     words_of = {entity: tuple(answer_tokens(entity)) for entity in dict.fromkeys(entities)}
-    lengths = _lengths_by_first_word([words for words in words_of.values() if words])
+    lengths: dict[str, set[int]] = {}  # of the entities that begin with a word, in words
+    for words in filter(None, words_of.values()):
+        lengths.setdefault(words[0], set()).add(len(words))
     counts = dict.fromkeys(words_of.values(), 0)
     progress = Progress(f"documents that name {len(words_of)} subjects", num_texts)
     for text in texts:
-        for words in _held(answer_tokens(text), lengths, counts):
+        tokens = answer_tokens(text)
+        spans = {
+            tuple(tokens[place : place + length])
+            for place, token in enumerate(tokens)
+            for length in lengths.get(token, ())
+        }
+        for words in spans & counts.keys():
             counts[words] += 1
         progress.advance()
     return {entity: counts[words] for entity, words in words_of.items()}
-
-
-def _lengths_by_first_word(entities: Iterable[Words]) -> dict[str, list[int]]:
-    """How many words the entities have that begin with a word."""
-    lengths: dict[str, set[int]] = {}
-    for words in entities:
-        lengths.setdefault(words[0], set()).add(len(words))
-    return {word: sorted(of) for word, of in lengths.items()}
-
-
-def _held(tokens: Sequence[str], lengths: dict[str, list[int]], entities: dict[Words, int]) -> set[Words]:
-    """The entities that a text's tokens hold."""
-    spans = (
-        tuple(tokens[place : place + length]) for place, token in enumerate(tokens) for length in lengths.get(token, ())
-    )
-    return {span for span in spans if span in entities}
 
 
 QuestionRow = Mapping[str, Any]
@@ -250,7 +242,12 @@ def read_popqa(path: Path) -> list[PopQuestion]:
     that its template does not make, and for popularity that only some of the questions have.
     """
     questions = questions_of_rows(_rows_of_set(path), _question, path)
-    _require_popularity_of_all_or_none(questions, path)
+    without = [question.example.id for question in questions if question.subject_popularity is None]
+    if without and len(without) < len(questions):  # page views of some and documents of others are not one scale
+        raise UserError(
+            f"{path}: s_pop is missing in {len(without)} of {len(questions)} questions, first {without[0]}; expected "
+            "it in all, or in none (then documents of the corpus are counted)"
+        )
     return questions
 
 
@@ -304,67 +301,39 @@ def _table_rows(path: Path) -> Iterator[tuple[str, QuestionRow]]:
                 where = f"{path}:{reader.line_num}"
                 if None in row or None in row.values():
                     raise UserError(f"{where}: expected {len(reader.fieldnames or ())} cells, as the header has")
-                cells = {name: cell for name, cell in row.items() if cell.strip()}
-                yield where, {**cells, **{name: _number(cells[name]) for name in ("s_pop", "o_pop") if name in cells}}
+                cells: dict[str, Any] = {name: cell for name, cell in row.items() if cell.strip()}
+                for name in ("s_pop", "o_pop"):
+                    with suppress(KeyError, ValueError):  # what is not a number is refused with its field's name
+                        cells[name] = float(cells[name])
+                yield where, cells
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 ({error.reason}); convert the file") from error
     except csv.Error as error:
         raise UserError(f"{path}: not a table of tab-separated cells ({error})") from error
 
 
-def _number(cell: str) -> float | str:
-    try:
-        return float(cell)
-    except ValueError:
-        return cell  # refused with its field's name
-
-
 def _question(row: QuestionRow, where: str) -> PopQuestion:
-    relation, subject = _text(row, "prop", where), _text(row, "subj", where)
+    relation, subject = text_of(row, "prop", where), text_of(row, "subj", where)
     if relation not in TEMPLATES:
         raise UserError(f"{where}: prop {relation!r} is no relation known here; expected one of {', '.join(TEMPLATES)}")
     expected = question_of(relation, subject)
     asked = row.get("question") or expected
     if one_line(str(asked)) != one_line(expected):
         raise UserError(f"{where}: question {asked!r} is not what prop {relation!r} and subj make: {expected!r}")
-    field = _answers_field(row, where)
-    found = open_question({**row, "question": asked, "domain": relation, field: _listed(row[field])}, where, field)
+    field = answers_field(row, ("possible_answers", "answers"), where)
+    answers = row[field]
+    if isinstance(answers, str):  # a list that is written as JSON, as PopQA's tables have it
+        with suppress(ValueError):  # what is none is refused below
+            answers = json.loads(answers)
+    found = open_question({**row, "question": asked, "domain": relation, field: answers}, where, field)
     return PopQuestion(
         found.example,
         found.answers,
         subject,
-        _text(row, "obj", where),
+        text_of(row, "obj", where),
         _popularity(row, "s_pop", where),
         _popularity(row, "o_pop", where),
     )
-
-
-def _answers_field(row: QuestionRow, where: str) -> str:
-    given = [name for name in ("possible_answers", "answers") if row.get(name) is not None]
-    if len(given) != 1:
-        raise UserError(
-            f"{where}: expected the field 'possible_answers' or 'answers', found {' and '.join(given) or 'neither'}"
-        )
-    return given[0]
-
-
-def _listed(value: object) -> object:
-    """A list that is written as JSON, as PopQA's tables have it, as a list; what is none is left, to be refused."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value
-
-
-def _text(row: QuestionRow, field: str, where: str) -> str:
-    value = row.get(field)
-    if not isinstance(value, str) or not value.strip():
-        raise UserError(
-            f"{where}: field {field!r} must be a text, found {value!r}; the fields here are {', '.join(row)}"
-        )
-    return value
 
 
 def _popularity(row: QuestionRow, field: str, where: str) -> float | None:
@@ -374,16 +343,6 @@ def _popularity(row: QuestionRow, field: str, where: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise UserError(f"{where}: field {field!r} must be a count, 0 or more, found {value!r}")
     return float(value)
-
-
-def _require_popularity_of_all_or_none(questions: Sequence[PopQuestion], path: Path) -> None:
-    """Page views of some and documents of others are no one scale."""
-    without = [question.example.id for question in questions if question.subject_popularity is None]
-    if without and len(without) < len(questions):
-        raise UserError(
-            f"{path}: s_pop is missing in {len(without)} of {len(questions)} questions, first {without[0]}; expected "
-            "it in all, or in none (then documents of the corpus are counted)"
-        )
 
 
 NUM_SHOTS = 15
@@ -407,10 +366,11 @@ def plan_shots(
     of_pool = _grouped(pool)
     numbers = {relation: _num_each(relation, of_pool, num_shots) for relation in _grouped(asked)}
     drawn, asked = _draw(of_pool, evaluated, max(numbers.values()), seed)
-    shots = {
-        relation: _shuffled([shot for other in drawn if other != relation for shot in drawn[other][:number]], seed)
-        for relation, number in numbers.items()
-    }
+    shots = {}
+    for relation, number in numbers.items():
+        some = [shot for other in drawn if other != relation for shot in drawn[other][:number]]
+        order = np.random.default_rng([seed, 4]).permutation(len(some))
+        shots[relation] = tuple(some[place] for place in order)
     require_not_evaluated([shot for of in shots.values() for shot in of], asked)
     return _by_relation(asked), shots
 
@@ -447,10 +407,6 @@ def _draw(
         return given, list(evaluated)
     held = {relation: hold_out_demonstrations(some, number, seed) for relation, some in of_pool.items()}
     return {relation: shots for relation, (shots, _) in held.items()}, [q for _, rest in held.values() for q in rest]
-
-
-def _shuffled(shots: Sequence[PopQuestion], seed: int) -> tuple[PopQuestion, ...]:
-    return tuple(shots[place] for place in np.random.default_rng([seed, 4]).permutation(len(shots)))
 
 
 def _grouped(questions: Sequence[PopQuestion]) -> dict[str, list[PopQuestion]]:

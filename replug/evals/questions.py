@@ -37,15 +37,6 @@ def knowledge_line(document: str | None) -> str:
     return "" if document is None else f"Knowledge: {one_line(document)}\n"
 
 
-def documents_or_none(documents: Sequence[str | None] | None, num_demonstrations: int) -> Sequence[str | None]:
-    """A document or None for each demonstration; ValueError where there are not as many as demonstrations."""
-    if documents is None:
-        return [None] * num_demonstrations
-    if len(documents) != num_demonstrations:
-        raise ValueError(f"{num_demonstrations} demonstrations but {len(documents)} documents for them")
-    return documents
-
-
 NUM_DEMONSTRATIONS = 16
 STOP = "\n"
 
@@ -83,18 +74,59 @@ def questions_of_rows(
     return questions
 
 
-def open_question(row: Mapping[str, Any], where: str, answers_field: str = "answers") -> OpenQuestion:
+def text_of(row: Mapping[str, Any], field: str, where: str) -> str:
+    """Return a field that must be a text. Raises UserError with where it stands."""
+    value = row.get(field)
+    if not isinstance(value, str) or not value.strip():
+        named = ", ".join(row) or "none"
+        raise UserError(f"{where}: field {field!r} must be a text, found {value!r}; the fields here are {named}")
+    return value
+
+
+def texts_of(row: Mapping[str, Any], field: str, where: str) -> tuple[str, ...]:
+    """Return a field that must be a list of texts, at least one. Raises UserError with where it stands."""
+    value = row.get(field)
+    if not isinstance(value, list) or not value or not all(isinstance(item, str) and item.strip() for item in value):
+        named = ", ".join(row) or "none"
+        raise UserError(
+            f"{where}: field {field!r} must be a list of texts, at least one, found {value!r}; the fields here are "
+            f"{named}"
+        )
+    return tuple(value)
+
+
+def name_of(row: Mapping[str, Any], fields: Sequence[str], where: str) -> str | None:
+    """Return the first of the fields that a row has, a string or an integer; None where it has none of them."""
+    field = next((field for field in fields if row.get(field) is not None), None)
+    if field is None:
+        return None
+    value = row[field]
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        raise UserError(f"{where}: field {field!r} must be a string or an integer, found {value!r}")
+    return str(value)
+
+
+def answers_field(row: Mapping[str, Any], names: Sequence[str], where: str) -> str:
+    """Return which of the names the row has its answers under. Raises UserError where it is not one."""
+    given = [name for name in names if row.get(name) is not None]
+    if len(given) != 1:
+        expected = " or ".join(map(repr, names))
+        raise UserError(f"{where}: expected the field {expected}, found {' and '.join(given) or 'neither'}")
+    return given[0]
+
+
+def open_question(row: Mapping[str, Any], where: str, answers: str = "answers") -> OpenQuestion:
     """The question of a row; raises UserError with where it stands for a field that is missing or of another form."""
     gold = row.get("gold") or []
     if not isinstance(gold, list) or not all(isinstance(item, str | int) for item in gold):
         raise UserError(f"{where}: field 'gold' must be a list of document ids")
     example = Example(
-        id=_name(row, "id", where) or Path(where).name,
-        query=_query(row, where),
-        group=_name(row, "domain", where) or "all",
+        id=name_of(row, ("id",), where) or Path(where).name,
+        query=text_of(row, "question", where),
+        group=name_of(row, ("domain",), where) or "all",
         gold=tuple(str(item) for item in gold),
     )
-    return OpenQuestion(example, _answers(row, answers_field, where))
+    return OpenQuestion(example, texts_of(row, answers, where))
 
 
 def draw_demonstrations(
@@ -105,16 +137,17 @@ def draw_demonstrations(
     A question is evaluated where its id or its normalised text is. No two have the same text. Raises UserError where
     the pool has too few.
     """
-    candidates = _of_different_text(not_among(pool, evaluated))
+    by_text: dict[str, Question] = {}
+    for question in not_among(pool, evaluated):
+        by_text.setdefault(normalize_answer(question.example.query), question)
+    candidates = list(by_text.values())
     if len(candidates) < num:
         raise UserError(
             f"{num} demonstrations are asked for, but {len(candidates)} of {len(pool)} questions are not evaluated: "
             "give a separate file of demonstrations, or evaluate fewer questions"
         )
     order = np.random.default_rng([seed, 2]).permutation(len(candidates))[:num]
-    chosen = [candidates[place] for place in order]
-    require_not_evaluated(chosen, evaluated)
-    return chosen
+    return [candidates[place] for place in order]
 
 
 def hold_out_demonstrations(
@@ -128,7 +161,6 @@ def hold_out_demonstrations(
     evaluated = not_among(questions, demonstrations)
     if not evaluated:
         raise UserError(f"{num} demonstrations leave none of {len(questions)} questions to evaluate; ask for fewer")
-    require_not_evaluated(demonstrations, evaluated)
     return demonstrations, evaluated
 
 
@@ -155,12 +187,11 @@ def open_qa_opening(demonstrations: Sequence[OpenQuestion], documents: Sequence[
 
     Raises ValueError where there are documents for the demonstrations, but not one for each.
     """
-    documents = documents_or_none(documents, len(demonstrations))
-    shots = (
-        f"{_block(shot, given)} {one_line(shot.answers[0])}{BETWEEN_BLOCKS}"
-        for shot, given in zip(demonstrations, documents, strict=True)
+    given = [None] * len(demonstrations) if documents is None else documents
+    return "".join(
+        f"{_block(shot, text)} {one_line(shot.answers[0])}{BETWEEN_BLOCKS}"
+        for shot, text in zip(demonstrations, given, strict=True)
     )
-    return "".join(shots)
 
 
 def _block(question: OpenQuestion, document: str | None) -> str:
@@ -176,34 +207,6 @@ def not_among(questions: Sequence[Question], others: Iterable[OpenQuestion]) -> 
         for question in questions
         if question.example.id not in ids and normalize_answer(question.example.query) not in texts
     ]
-
-
-def _of_different_text(questions: Sequence[Question]) -> list[Question]:
-    first: dict[str, Question] = {}
-    for question in questions:
-        first.setdefault(normalize_answer(question.example.query), question)
-    return list(first.values())
-
-
-def _query(row: Mapping[str, Any], where: str) -> str:
-    value = row.get("question")
-    if not isinstance(value, str) or not value.strip():
-        raise UserError(f"{where}: field 'question' must be a text, found {value!r}")
-    return value
-
-
-def _answers(row: Mapping[str, Any], field: str, where: str) -> tuple[str, ...]:
-    value = row.get(field)
-    if not isinstance(value, list) or not value or not all(isinstance(item, str) and item.strip() for item in value):
-        raise UserError(f"{where}: field {field!r} must be a list of texts, at least one, found {value!r}")
-    return tuple(value)
-
-
-def _name(row: Mapping[str, Any], field: str, where: str) -> str | None:
-    value = row.get(field)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, str | int) or value == ""):
-        raise UserError(f"{where}: field {field!r} must be a string or an integer, found {value!r}")
-    return None if value is None else str(value)
 
 
 def question_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:

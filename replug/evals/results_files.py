@@ -65,7 +65,10 @@ def write_results(
         timed = Measurements(latencies, config.num_resamples, config.seed)
         for method, of in results.items():
             of["seconds"] = timed.metric(method, SECONDS, timed.all)
-    _add_temperatures(results, book, len(rows))
+    temperatures = {method.name: book.temperature(method) for method in book.methods if method.is_weighted}
+    if any(value != 1 for value in temperatures.values()):  # another than the paper's
+        for method, value in temperatures.items():
+            results[method]["temperature"] = {"value": value, "n": len(rows), "interval": [value, value]}
     write_examples(folder.examples, rows, book, task)
     table = markdown_table(results, config.evaluation, config.paper.table)
     table += add_paper_figures(results, config.paper)
@@ -74,7 +77,13 @@ def write_results(
         table += overlap_lines(overlaps, ids)
     table += kind.add_findings(Finished(config, folder, rows, book, results))
     replace_file(folder.table, table.encode())
-    replace_file(folder.figure, _figure(results, book.methods).encode())
+    metric, sweeps = main_metric(results), sweeps_of(book.methods)
+    if sweeps:
+        figure = to_svg(partial(draw_sweep, results=results, metric=metric, sweeps=sweeps), width=7, height=4)
+    else:
+        height = 1.2 + 0.45 * len(results)
+        figure = to_svg(partial(draw_methods, results=results, metric=metric), width=8, height=height)
+    replace_file(folder.figure, figure.encode())
     shown = (
         folder.config,
         folder.lm,
@@ -86,14 +95,6 @@ def write_results(
         folder.temperatures,
     )
     write_last(folder.results, results, shown)
-
-
-def _add_temperatures(results: Results, book: EvidenceBook, num_rows: int) -> None:
-    """Of ensembles, where any has another than the paper's."""
-    temperatures = {method.name: book.temperature(method) for method in book.methods if method.is_weighted}
-    if any(value != 1 for value in temperatures.values()):
-        for method, value in temperatures.items():
-            results[method]["temperature"] = {"value": value, "n": num_rows, "interval": [value, value]}
 
 
 def show_results(folder: EvaluationFolder) -> dict:
@@ -113,14 +114,6 @@ def show_results(folder: EvaluationFolder) -> dict:
         if path.exists():
             print(f"{path.stem}: {path}")
     return json.loads(folder.results.read_text())
-
-
-def _figure(results: dict, methods: Sequence[Method]) -> str:
-    metric, sweeps = main_metric(results), sweeps_of(methods)
-    if sweeps:
-        return to_svg(partial(draw_sweep, results=results, metric=metric, sweeps=sweeps), width=7, height=4)
-    height = 1.2 + 0.45 * len(results)
-    return to_svg(partial(draw_methods, results=results, metric=metric), width=8, height=height)
 
 
 def sweeps_of(methods: Sequence[Method], least: int = 3) -> dict[str, dict[int, str]]:

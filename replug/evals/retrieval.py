@@ -30,29 +30,7 @@ def retrieval_metrics(
     `finds_all` says that there are no other documents to find, so that K may be below a cutoff. Raises ValueError
     where it is without that, a row occurs twice for a query, or is negative.
     """
-    _check(found, gold, 0 if finds_all else max([*recall_at, ranked_at]))
-    measures = [*(Success @ k for k in recall_at), *(R @ k for k in recall_at), RR @ ranked_at, nDCG @ ranked_at]
-    qrels = {str(query): dict.fromkeys(map(str, rows), 1) for query, rows in enumerate(gold) if rows}
-    values = {str(measure): np.zeros(len(gold)) for measure in measures}
-    for metric in ir_measures.iter_calc(measures, qrels, _run(found)) if qrels else ():
-        values[str(metric.measure)][int(metric.query_id)] = metric.value
-    return values
-
-
-def gold_rows(gold: Iterable[Sequence[str]], rows_of: Mapping[str, int]) -> list[set[int]]:
-    """Rows of each query's gold documents; an id that is not in the corpus gets a negative number of its own."""
-    return [{rows_of.get(doc, -1 - place) for place, doc in enumerate(dict.fromkeys(ids))} for ids in gold]
-
-
-def _run(found: np.ndarray) -> dict[str, dict[str, float]]:
-    """Rank by rank as `ir-measures` takes it: it orders by score, so that scores must not be equal."""
-    return {
-        str(query): {str(row): float(-rank) for rank, row in enumerate(rows)}
-        for query, rows in enumerate(found.tolist())
-    }
-
-
-def _check(found: np.ndarray, gold: Sequence[Collection[int]], cutoff: int) -> None:
+    cutoff = 0 if finds_all else max([*recall_at, ranked_at])
     if len(found) != len(gold):
         raise ValueError(f"rows for {len(found)} queries, gold documents for {len(gold)}")
     if found.shape[1] < cutoff:
@@ -60,3 +38,19 @@ def _check(found: np.ndarray, gold: Sequence[Collection[int]], cutoff: int) -> N
     ordered = np.sort(found, axis=1)
     if (ordered[:, 1:] == ordered[:, :-1]).any() or (ordered[:, :1] < 0).any():
         raise ValueError("each query's rows must be different documents, none negative")
+    measures = [*(Success @ k for k in recall_at), *(R @ k for k in recall_at), RR @ ranked_at, nDCG @ ranked_at]
+    qrels = {str(query): dict.fromkeys(map(str, rows), 1) for query, rows in enumerate(gold) if rows}
+    values = {str(measure): np.zeros(len(gold)) for measure in measures}
+    # `ir-measures` orders by score, so scores must not be equal: they are the ranks.
+    run = {
+        str(query): {str(row): -float(rank) for rank, row in enumerate(rows)}
+        for query, rows in enumerate(found.tolist())
+    }
+    for metric in ir_measures.iter_calc(measures, qrels, run) if qrels else ():
+        values[str(metric.measure)][int(metric.query_id)] = metric.value
+    return values
+
+
+def gold_rows(gold: Iterable[Sequence[str]], rows_of: Mapping[str, int]) -> list[set[int]]:
+    """Rows of each query's gold documents; an id that is not in the corpus gets a negative number of its own."""
+    return [{rows_of.get(doc, -1 - place) for place, doc in enumerate(dict.fromkeys(ids))} for ids in gold]

@@ -16,7 +16,7 @@ from replug.config.choices import Similarity
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import BM25, RANDOM, REPLUG, WITHOUT_RETRIEVER, Method
-from replug.config.schema import Config, RetrieveConfig, RetrieverConfig
+from replug.config.schema import RetrieveConfig, RetrieverConfig
 from replug.data.folder_lock import sole_writer
 from replug.data.store import Corpus
 from replug.evals.evidence import RetrievedDocuments, random_documents
@@ -108,18 +108,16 @@ def _find(
         if source == REPLUG:
             _require_as_asked(config.retriever, directory)
         return _find_in_index(corpus, embed, k, directory, config.similarities.get(source), config.index.dims)
-    run = replace(config.run_config(), retrieve=RetrieveConfig(k), retriever=_retriever(config, source))
-    return _find_dense(run, corpus, embed, _root(config, source, out))
-
-
-def _retriever(config: EvaluationConfig, source: str) -> RetrieverConfig:
-    """The section `retriever` as a source has it: prompts and query_path are of retriever.path alone."""
-    similarity = config.similarities.get(source, config.retriever.similarity)
-    own = replace(config.retriever, similarity=similarity)
-    if source == REPLUG:
-        return own
-    path = config.retrievers[source]
-    return replace(own, path=path, query_path=None, query_prompt=None, document_prompt=None)
+    own = replace(config.retriever, similarity=config.similarities.get(source, config.retriever.similarity))
+    if source != REPLUG:  # prompts and query_path are of retriever.path alone
+        own = replace(own, path=path, query_path=None, query_prompt=None, document_prompt=None)
+    run, root = replace(config.run_config(), retrieve=RetrieveConfig(k), retriever=own), _root(config, source, out)
+    encoder = load_encoder(own, dims=run.index.dims)
+    with sole_writer(root), closing(IndexService(root, run.index)) as index:
+        require_same_index(run, encoder, corpus, index.store)
+        build_version(run, encoder, corpus, index, IndexState(0, 0))
+        result = index.search(0, embed(encoder), k)
+    return RetrievedDocuments(result.doc_rows, result.similarities)
 
 
 def _require_as_asked(retriever: RetrieverConfig, directory: Path) -> None:
@@ -221,15 +219,6 @@ def _find_in_index(
     log.info(f"{directory}: index version {index.plan.version}, by the weights of step {index.plan.step}")
     encoder = index.query_encoder()
     return RetrievedDocuments(*index.search(embed(encoder), k))
-
-
-def _find_dense(config: Config, corpus: Corpus, embed: Embed, root: Path) -> RetrievedDocuments:
-    encoder = load_encoder(config.retriever, dims=config.index.dims)
-    with sole_writer(root), closing(IndexService(root, config.index)) as index:
-        require_same_index(config, encoder, corpus, index.store)
-        build_version(config, encoder, corpus, index, IndexState(0, 0))
-        result = index.search(0, embed(encoder), config.retrieve.k)
-    return RetrievedDocuments(result.doc_rows, result.similarities)
 
 
 def _retriever_path(config: EvaluationConfig, source: str) -> str:

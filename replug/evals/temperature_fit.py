@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from replug.evals.metrics import bits_of
+from replug.evals.intervals import bits_of
 from replug.models.ensemble import mix_token_logprobs
 
 GOLDEN = (math.sqrt(5) - 1) / 2
@@ -53,7 +53,9 @@ def fit_temperature(texts: Sequence[DocumentScores]) -> TemperatureFit:
     """
     if not texts:
         raise ValueError("there are no texts to fit a temperature to")
-    spread, bits_at_1 = _spread(texts), ensemble_bits(texts, 1.0)
+    # The mean over texts of the standard deviation of a text's similarities.
+    spread = float(np.mean([np.std(np.asarray(text.similarities, dtype=np.float64)) for text in texts]))
+    bits_at_1 = ensemble_bits(texts, 1.0)
     if not spread:
         return TemperatureFit(1.0, bits_at_1, bits_at_1, is_at_end=False)
 
@@ -82,8 +84,3 @@ def golden_section(function: Callable[[float], float], low: float, high: float, 
             right = low + GOLDEN * (high - low)
             at_right = function(right)
     return (low + high) / 2
-
-
-def _spread(texts: Sequence[DocumentScores]) -> float:
-    """The mean over texts of the standard deviation of a text's similarities."""
-    return float(np.mean([np.std(np.asarray(text.similarities, dtype=np.float64)) for text in texts]))

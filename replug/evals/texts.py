@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,6 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import LONG_CONTEXT
 from replug.config.rules import evaluation_methods
-from replug.config.schema import LMConfig
 from replug.data.sources.records import FieldMap, Rejected, SourceText
 from replug.data.sources.shards import of_split, plan_source_shards, read_source_shard
 from replug.data.store import Corpus, PreparedSet
@@ -39,7 +38,13 @@ SPLIT = "test"  # of a dataset on the hub that names none
 
 def read_spans(config: EvaluationConfig, corpus: Corpus | None) -> list[ScoredSpan]:
     """`texts.max_windows` of them, drawn evenly by the seed."""
-    spans = _spans_of_texts(config) if config.texts.path else _heldout(config, corpus)
+    if config.texts.path:
+        spans = _spans_of_texts(config)
+    else:
+        out = EvaluationFolder(Path(config.out).expanduser())
+        data = corpus if isinstance(corpus, PreparedSet) else prepared_set(config.run_config(), out.data)
+        rows = draw_evenly(len(data.heldout), config.texts.max_windows, config.seed)
+        spans = [scored_span(window) for window in data.heldout.windows(rows)]
     if alone := sum(not span.query.strip() for span in spans):
         log.info(f"{alone} of {len(spans)} spans have nothing before them: nothing is retrieved for them")
     return spans
@@ -57,42 +62,27 @@ def token_texts(config: EvaluationConfig) -> Callable[[str], list[str]]:
     return cut
 
 
-def _heldout(config: EvaluationConfig, corpus: Corpus | None) -> list[ScoredSpan]:
-    data = (
-        corpus
-        if isinstance(corpus, PreparedSet)
-        else prepared_set(config.run_config(), EvaluationFolder(Path(config.out).expanduser()).data)
-    )
-    rows = draw_evenly(len(data.heldout), config.texts.max_windows, config.seed)
-    return [scored_span(window) for window in data.heldout.windows(rows)]
-
-
 def _spans_of_texts(config: EvaluationConfig) -> list[ScoredSpan]:
     keys = config.texts
-    tokenizer = load_plain(lm_tokenizer_json(_counted_by(config)))
+    counted_by = config.lm
+    if keys.tokenizer is not None:  # several LMs are to be measured on the same spans of the same texts
+        counted_by = replace(config.lm, path=keys.tokenizer, url=None, model=None, tokenizer=None)
+    tokenizer = load_plain(lm_tokenizer_json(counted_by))
     stride = keys.stride_tokens or keys.scored_tokens
     rule = SpanRule(keys.scored_tokens, keys.context_tokens, keys.query_tokens, stride)
-    texts = [_as_read(text, keys.detokenize) for text in _texts(config)]
+    texts = []
+    for one in _texts(config):
+        is_wikitext = keys.detokenize is Detokenize.wikitext
+        as_read = detokenized_wikitext(one.text) if is_wikitext else (one.text, unit_starts(one.text))
+        texts.append(MeasuredText(one.id, one.domain, *as_read))
     spans = [span for text in texts for span in spans_of(text, tokenizer, rule)]
     drawn = [spans[row] for row in draw_evenly(len(spans), keys.max_windows, config.seed)]
-    has_long = any(method.source == LONG_CONTEXT for method in evaluation_methods(config))
-    return _with_long_contexts(config, texts, drawn) if has_long else drawn
-
-
-def _counted_by(config: EvaluationConfig) -> LMConfig:
-    """Whose tokens lengths are counted in: several LMs are to be measured on the same spans of the same texts."""
-    if config.texts.tokenizer is None:
-        return config.lm
-    return replace(config.lm, path=config.texts.tokenizer, url=None, model=None, tokenizer=None)
-
-
-def _with_long_contexts(
-    config: EvaluationConfig, texts: Sequence[MeasuredText], spans: Sequence[ScoredSpan]
-) -> list[ScoredSpan]:
-    limit, tokenizer = _long_context_tokens(config), load_plain(lm_tokenizer_json(config.lm))
-    measured = {span.source for span in spans}
-    known = {text.id: (text.text, TokenBorders.of(tokenizer, text.text)) for text in texts if text.id in measured}
-    return [replace(span, long_context=long_context(*known[str(span.source)], span, limit)) for span in spans]
+    if not any(method.source == LONG_CONTEXT for method in evaluation_methods(config)):
+        return drawn
+    limit, own = _long_context_tokens(config), load_plain(lm_tokenizer_json(config.lm))
+    measured = {span.source for span in drawn}
+    known = {text.id: (text.text, TokenBorders.of(own, text.text)) for text in texts if text.id in measured}
+    return [replace(span, long_context=long_context(*known[str(span.source)], span, limit)) for span in drawn]
 
 
 def _long_context_tokens(config: EvaluationConfig) -> int | None:
@@ -104,13 +94,6 @@ def _long_context_tokens(config: EvaluationConfig) -> int | None:
             f"the method {LONG_CONTEXT}"
         )
     return min((limit for limit in (held, given) if limit is not None), default=None)
-
-
-def _as_read(text: SourceText, detokenize: Detokenize) -> MeasuredText:
-    """As the LM reads it, and the words of the original."""
-    if detokenize is Detokenize.wikitext:
-        return MeasuredText(text.id, text.domain, *detokenized_wikitext(text.text))
-    return MeasuredText(text.id, text.domain, text.text, unit_starts(text.text))
 
 
 def _texts(config: EvaluationConfig) -> Iterator[SourceText]:

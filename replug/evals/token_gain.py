@@ -40,16 +40,6 @@ td.token { font-family: monospace; text-align: left; white-space: pre; }
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredText:
-    """A text in the LM's T tokens, which join to the text, and their log-probs [T] in nats: alone, with documents."""
-
-    id: str
-    tokens: tuple[str, ...]
-    without: np.ndarray
-    with_documents: np.ndarray
-
-
-@dataclass(frozen=True, slots=True)
 class TokenGain:
     """One token: its word (None for punctuation and space), how often the corpus has that, and both probabilities."""
 
@@ -83,26 +73,28 @@ def count_words(texts: Iterable[str]) -> Counter[str]:
     return Counter(word.lower() for text in texts for word in _WORD.findall(text))
 
 
-def token_gains(text: ScoredText, counts: Mapping[str, int]) -> list[TokenGain]:
-    """Every token of a text in order; a word that `counts` does not hold occurs 0 times.
+def token_gains(
+    text_id: str, tokens: Sequence[str], without: np.ndarray, with_documents: np.ndarray, counts: Mapping[str, int]
+) -> list[TokenGain]:
+    """Every token of a text in order, from its T tokens, which join to it, and their log-probs [T] in nats each way.
 
-    Raises ValueError where tokens and log-probs are not as many.
+    A word that `counts` does not hold occurs 0 times. Raises ValueError where tokens and log-probs are not as many.
     """
-    if not len(text.tokens) == len(text.without) == len(text.with_documents):
-        raise ValueError(f"{text.id}: {len(text.tokens)} tokens, but another number of log-probs")
-    gains = (np.asarray(text.with_documents, np.float64) - np.asarray(text.without, np.float64)) / math.log(2)
+    if not len(tokens) == len(without) == len(with_documents):
+        raise ValueError(f"{text_id}: {len(tokens)} tokens, but another number of log-probs")
+    gains = (np.asarray(with_documents, np.float64) - np.asarray(without, np.float64)) / math.log(2)
     return [
         TokenGain(
-            text_id=text.id,
+            text_id=text_id,
             position=position,
             token=token,
             word=word,
             count=None if word is None else counts.get(word, 0),
-            probability_without=math.exp(text.without[position]),
-            probability_with=math.exp(text.with_documents[position]),
+            probability_without=math.exp(without[position]),
+            probability_with=math.exp(with_documents[position]),
             gain_bits=float(gains[position]),
         )
-        for position, (token, word) in enumerate(zip(text.tokens, words_of_tokens(text.tokens), strict=True))
+        for position, (token, word) in enumerate(zip(tokens, words_of_tokens(tokens), strict=True))
     ]
 
 
@@ -206,12 +198,19 @@ def token_gain_page(by_text: Sequence[Sequence[TokenGain]], bins: Sequence[Rarit
     """One self-contained page: gain by rarity, the tokens that changed most, and every text with coloured tokens."""
     helped, hurt = most_changed((gain for gains in by_text for gain in gains), num_rows)
     title = "What documents do for each token"
+    heads = "".join(f"<th>{title}</th>" for title in RARITY_TITLES)
+    rarities = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in _cells(b))}</tr>" for b in bins)
+    coloured = (
+        f"<h3>{escape(gains[0].text_id)}</h3><div class=text>{''.join(map(_span, gains))}</div>"
+        for gains in by_text
+        if gains
+    )
     sections = [
-        f"<h2>By rarity of the word</h2>{_rarity_table(bins)}",
+        f"<h2>By rarity of the word</h2><table><tr>{heads}</tr>{rarities}</table>",
         f"<h2>Helped most</h2>{_token_table(helped)}<h2>Hurt most</h2>{_token_table(hurt)}",
         "<h2>Texts</h2><p class=muted>Green: more probable with documents; red: less. Full colour at "
         f"{FULL_COLOUR_BITS:.0f} bits. Point at a token for its probabilities.</p>",
-        *(_coloured_text(gains) for gains in by_text if gains),
+        *coloured,
     ]
     head = f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{CSS}{TOKEN_CSS}</style>"
     return f"{head}<h1>{title}</h1>{''.join(sections)}</html>\n"
@@ -228,11 +227,6 @@ def _count_range(digits: float) -> str:
     return f"{10 ** (int(digits) - 1)}-{10 ** int(digits) - 1}" if digits else "0"
 
 
-def _rarity_table(bins: Sequence[RarityBin]) -> str:
-    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in _cells(b))}</tr>" for b in bins)
-    return f"<table><tr>{''.join(f'<th>{title}</th>' for title in RARITY_TITLES)}</tr>{rows}</table>"
-
-
 def _token_table(gains: Sequence[TokenGain]) -> str:
     rows = "".join(
         f"<tr><td class=token>{escape(repr(gain.token))}</td><td>{escape(gain.word or '')}</td>"
@@ -242,10 +236,6 @@ def _token_table(gains: Sequence[TokenGain]) -> str:
     )
     titles = ("token", "word", "times in the corpus", "p without", "p with", "gain, bits", "text")
     return f"<table><tr>{''.join(f'<th>{title}</th>' for title in titles)}</tr>{rows}</table>"
-
-
-def _coloured_text(gains: Sequence[TokenGain]) -> str:
-    return f"<h3>{escape(gains[0].text_id)}</h3><div class=text>{''.join(map(_span, gains))}</div>"
 
 
 def _span(gain: TokenGain) -> str:

@@ -189,13 +189,6 @@ def test_weights_of_something_else_are_refused(replug, index, tmp_path, lm, weig
     assert done.status == 2 and says in " ".join(done.printed.split())
 
 
-def test_a_policy_is_no_weights(replug, index, tmp_path):
-    file = tmp_path / "policy.json"
-    file.write_text('{"format": 1, "lm": "stand_in", "signal": "popularity"}')
-    done = replug("ask", QUESTION, "--index", index, LM, "--rerank", "rag", "--weights", file)
-    assert done.status == 2 and "policy.json holds no weights; expected the weights.json of an" in done.printed
-
-
 def test_a_reranker_without_passages_takes_the_likeliest_sample(replug):
     row = asked(replug, LM, "--k", "0", "--rerank", "poe", "--max-new-tokens", "1")
     assert row["way"] == "closed book" and row["candidates"] == []
@@ -233,11 +226,6 @@ def test_documents_are_retrieved_where_the_policy_says(replug: CommandLine, inde
     known = asked(replug, *following(policy, index, "--popularity", "3000"))
     assert known["evidence"] == [] and known["policy"]["threshold"] == 10.0 and known["answer"]
     assert asked(replug, *typed, "--k", "0")["answer"] == known["answer"]
-
-
-def test_the_reason_is_told(replug: CommandLine, index, policy):
-    done = replug("ask", QUESTION, *following(policy, index, "--popularity", "3000", "--relation", "capital"))
-    assert "no document: popularity is 3000; capital: below 1000" in done.output
 
 
 def test_the_lms_own_confidence_needs_no_popularity_and_is_of_the_users_form(replug: CommandLine, index, policy):
@@ -328,34 +316,26 @@ LOCAL = ["--engine", "local", *CORPUS]
         (["--index", "."], "lm.path is missing; expected lm.path=DIR for local weights"),
         (["--engine", "altavista"], "--engine is altavista; expected one of brave, ddgs, google, local, searxng"),
         (["--engine", "searxng"], "web.url is missing with web.engine=searxng"),
-        (["--engine", "local"], "--engine local searches documents of yours; expected --index RUN_DIR or --corpus"),
         (["--engine", "searxng", "--index", "."], "--index and --engine searxng are both given; expected one of them"),
         ([*CORPUS, "--index", "."], "--corpus is for --engine local; expected it too"),
         ([*LOCAL, "--rerank", "best"], "--rerank is best; expected one of replug, direct, rag, rag_full"),
         ([*LOCAL, "--template", "Q:"], "--template is 'Q:'; expected a text with {question} in it"),
         ([*LOCAL, "--template", "{question}", "--shots", "s"], "--shots and --template are both given"),
         ([*LOCAL, "--rerank", "poe", "--template", "{question}"], "--template is for the ensemble; --rerank poe has"),
-        ([*LOCAL, "--rerank", "poe", "--stop", "x"], "--stop is for the ensemble; candidates of --rerank poe end"),
-        ([*LOCAL, "--stop", ""], "--stop is empty; expected a text"),
         ([*LOCAL, "--top-p", "0"], "--top-p is 0.0; expected above 0 and at most 1"),
         ([*LOCAL, "--policy", "p.json"], "--policy was fitted to the ensemble of an index's documents; expected it"),
         ([*LOCAL, "--relation", "capital"], "--relation is for a policy; expected --policy too"),
         ([*LOCAL, "--k", "60"], "--k is 60, and web.max_passages=50 are kept; raise that too"),
         ([*LOCAL, "web.engine=brave"], "web.engine is set as a key; expected --engine"),
-        ([*LOCAL, "retriever.path=x"], "retriever.path is set as a key; expected --retriever"),
-        ([*LOCAL, "retriever.similarity=dot"], "retriever.path is missing, but other keys of retriever are set"),
         ([*LOCAL, "--weights", "no.json"], "--weights: no.json is no file; expected the weights.json of an"),
-        ([*LOCAL, "--weights", __file__], "--weights are of a reranker's factors; expected a reranker too"),
         ([*LOCAL, "rerank_lm.path=stand_in"], "keys of rerank_lm are for --rerank; expected a reranker such as"),
         (
             [*LOCAL, "--rerank", "poe", "rerank_lm.dtype=float32"],
             "rerank_lm.path is missing, but other keys of rerank_lm are set",
         ),
         (["--index", ".", "web.num_results=3"], "keys of web are for a search engine; expected --engine too"),
-        (["--index", ".", "--retriever", "stand_in"], "--retriever re-ranks what --engine finds, and an index has"),
         ([*LOCAL, "retrieve.k=3"], "retrieve: unknown key; expected keys of lm and rerank_lm and retriever and"),
         ([*LOCAL, "--html", "gone/page.html"], "--html: gone/page.html cannot be written; expected a file in a folder"),
-        ([*LOCAL, "--shots", "gone.jsonl"], "gone.jsonl does not exist; expected a file of JSON Lines"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

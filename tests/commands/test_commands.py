@@ -10,7 +10,7 @@ from huggingface_hub import constants
 
 from replug.commands.export import export
 from replug.commands.report import report as run_report
-from replug.commands.search import run_search
+from replug.commands.search import search
 from replug.config.errors import UserError
 from replug.index_workers.version_store import VersionStore
 from replug.models.encoder import Encoder
@@ -19,7 +19,7 @@ from tests.support.hub_server import OWNER, TOKEN, HubServer
 
 def test_search_shows_what_the_tuned_retriever_finds(quiet_run, capsys):
     example = json.loads((quiet_run / "examples.json").read_text())[0]
-    run_search([quiet_run], example["context"], k=3, as_json=True)
+    search(quiet_run, example["context"], k=3, as_json=True)
     answer = json.loads(capsys.readouterr().out)
     assert [doc["id"] for doc in answer["found"]] == [doc["id"] for doc in example["after"]]
 
@@ -28,17 +28,17 @@ def test_search_shows_what_the_tuned_retriever_finds(quiet_run, capsys):
 def test_two_retrievers_are_shown_side_by_side(quiet_run, finish, tmp_path, capsys):
     finish(tmp_path / "base", f"index.out={tmp_path / 'index'}", command="index")
     example = json.loads((quiet_run / "examples.json").read_text())[0]
-    run_search([tmp_path / "index", quiet_run], example["context"], k=3, as_json=True)
+    search(tmp_path / "index", example["context"], k=3, against=quiet_run, as_json=True)
     before, after = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert [doc["id"] for doc in before["found"]] == [doc["id"] for doc in example["before"]]
     assert [doc["id"] for doc in after["found"]] == [doc["id"] for doc in example["after"]]
-    run_search([tmp_path / "index", quiet_run], example["context"], k=2, as_json=False)
+    search(tmp_path / "index", example["context"], k=2, against=quiet_run)
     assert before["found"][0]["id"] in capsys.readouterr().out
 
 
 def test_search_without_an_index_says_so(tmp_path):
     with pytest.raises(UserError, match="holds no published index"):
-        run_search([tmp_path], "words", k=3, as_json=False)
+        search(tmp_path, "words", k=3)
 
 
 def test_the_exported_retriever_is_the_one_that_made_the_last_index(quiet_run, tmp_path):

@@ -25,38 +25,24 @@ def config(tmp_path: Path) -> Path:
 TYPED = [
     # names of other tools
     ("train {config} train.learning_rate=1e-4", "train.learning_rate: unknown key; did you mean train.lr?"),
-    ("train {config} learning_rate=1e-4", "learning_rate: unknown key; did you mean train.lr?"),
     ("train {config} train.epochs=3", "train.epochs is set, but train.labels is not"),
-    ("train {config} train.num_train_epochs=3", "did you mean train.max_steps?"),
-    ("train {config} output_dir=x", "output_dir: unknown key; did you mean run_dir?"),
-    ("train {config} top_k=5", "top_k: unknown key; did you mean retrieve.k?"),
     ("train {config} loss.temperature=1", "loss.temperature: unknown key; did you mean loss.gamma or loss.beta or "),
-    ("train {config} train.gradient_accumulation_steps=2", "did you mean train.micro_batches?"),
-    ("train {config} train.per_device_train_batch_size=8", "did you mean train.batch_size?"),
-    ("train {config} train.fp16=true", "did you mean train.precision?"),
     ("train {config} lm.api_key=sk-1", "lm.api_key: unknown key; did you mean lm.api_key_env?"),
-    ("train {config} lm.base_url=http://h/v1", "did you mean lm.url?"),
     ("train {config} retriever.model_name_or_path=x", "did you mean retriever.path or lm.path?"),
-    ("train {config} data.corpus_path=x", "did you mean data.corpus?"),
     ("evaluate " + str(ROOT / "configs/eval_retrieval.yaml") + " top_k=5", "top_k: unknown key; did you mean k?"),
-    ("keys retreiver", "no key begins with 'retreiver'; did you mean retriever?"),
     ("keys learning_rate", "no key begins with 'learning_rate'; did you mean train.lr?"),
     ("keys zzz", "no key begins with 'zzz'; `replug keys` lists them all"),
     # configurations
     ("train {tmp}", "configuration {tmp} is a folder; expected a YAML file"),
-    ("plan {tmp}", "configuration {tmp} is a folder; expected a YAML file"),
     ("train {tmp}/no.yaml", "no.yaml does not exist"),
     ("train {config} --max-steps 5", "No such option"),
     # folders and files
     ("train {config} run_dir={config}", "run_dir: {config} is a file; expected a folder, or a name that is free"),
-    ("train {config} run_dir={config}/run", "run_dir: {config} is a file; expected a folder"),
-    ("prepare {config} data.out={config}", "data.out: {config} is a file; expected a folder"),
     ("index {config} index.out={config}/index", "index.out: {config} is a file; expected a folder"),
     ("export {tmp} --out {config}", "--out: {config} is a file; expected a folder"),
     ("export {tmp} --out {tmp}/out", "is no run directory (config.yaml is missing)"),
     ("export {tmp}", "expected --out DIR, --push OWNER/NAME, or both"),
     ("export {tmp} --out {tmp}/out --public", "expected --push OWNER/NAME beside it"),
-    ("export {tmp}/no --out {tmp}/out", "is no run directory (config.yaml is missing)"),
     ("report {tmp}", "holds no finished run (results.json is missing)"),
     ("search {tmp} words", "holds no published index"),
     ("verify {tmp}/no", "does not exist; expected an index"),
@@ -72,7 +58,6 @@ TYPED = [
     ("prepare {config} data.source=null data.corpus={tmp}", "data.corpus: {tmp} is a folder; expected a file"),
     ("train {config} lm.cache={tmp}", "lm.cache: {tmp} is a folder; expected a file in it"),
     ("train {config} lm.path=package:minilm", "expected a folder, a hub name, or one of package:smollm2, stand_in"),
-    ("train {config} retriever.path=package:smollm2", "or one of package:minilm, stand_in"),
     ("train {config} run_dir = x", "override 'run_dir' is not of the form key=value"),
     ("train {config} {config}", "is not of the form key=value"),
     ("evaluate " + str(ROOT / "configs/eval_lm.yaml") + " lm.path=stand_in", "since retriever.path is missing"),
@@ -85,7 +70,6 @@ TYPED = [
     ("plan {config} --efficiency 3", "expected a share of the peak above 0 and up to 1"),
     # SLURM
     ("slurm {config} --time soon", "--time: 'soon' is no time limit; expected one such as 24:00:00"),
-    ("slurm {config} --time 1d", "--time: '1d' is no time limit"),
     ("slurm {config} --job tran", "--job: expected one of train, prepare, evaluate"),
 ]
 
@@ -101,7 +85,7 @@ def test_a_mistake_ends_in_one_line(config: Path, tmp_path: Path, replug: Comman
         assert [line for line in ended.errors.splitlines() if line.startswith("replug: ")] == [ended.errors.strip()]
 
 
-SLURM_TIMES = ["90", "24:00:00", "2-12", "2-12:30", "30:15", "1-0:0:1", "UNLIMITED"]
+SLURM_TIMES = ["90", "2-12:30", "UNLIMITED"]
 
 
 @pytest.mark.parametrize("limit", SLURM_TIMES)
@@ -185,11 +169,6 @@ def test_other_errors_of_the_system_keep_their_traceback(replug: CommandLine, mo
     monkeypatch.setattr("replug.config.keys.key_descriptions", _raiser(OSError("no file is named")))
     with pytest.raises(OSError, match="no file is named"):
         replug("keys")
-
-
-def test_no_index_is_searched_for_nothing(replug: CommandLine, tmp_path: Path) -> None:
-    ended = replug("search", tmp_path, " ")
-    assert (ended.status, "TEXT is empty" in ended.errors) == (2, True)
 
 
 def _raiser(error: OSError) -> Callable[..., None]:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from replug.commands import search
-from replug.commands.console import _StandardError
+from replug.commands.cli import _StandardError
 from replug.config.plain_text import plain_line, plain_text
 from replug.evals.comparison import markdown_line
 from replug.train.results import print_results
@@ -41,12 +41,12 @@ def test_a_document_is_shown_by_search_as_it_is_written(name, monkeypatch, capsy
     found = [DOC | {"id": HOSTILE[name], "text": f"begin {HOSTILE[name]} end"}]
     monkeypatch.setattr(search, "_search_one", lambda *_: found)
     monkeypatch.setenv("COLUMNS", "300")
-    search.run_search([search.Path("a[/b]")], "q", 1, as_json=False)
+    search.search(search.Path("a[/b]"), "q", 1)
     shown = capsys.readouterr().out
     assert f"begin {plain_text(HOSTILE[name])} end" in shown
     assert "a[/b]" in shown
     assert plain_text(shown) == shown
-    search.run_search([search.Path("i")], "q", 1, as_json=True)
+    search.search(search.Path("i"), "q", 1, as_json=True)
     line = capsys.readouterr().out.rstrip("\n")
     assert line.isprintable()
     assert json.loads(line)["found"] == found

@@ -57,13 +57,6 @@ def test_a_folder_is_read_as_arrays_by_method(tmp_path):
     }
 
 
-def test_a_number_that_a_question_does_not_have_is_unknown_and_no_zero(tmp_path):
-    rows = two_rows()
-    del rows[1]["methods"]["none"]["numbers"]["mean_logprob"]
-    values = only(tmp_path / "one", rows).signals(TwoWays("none", "bm25@1"))["mean_logprob"]
-    assert values[0] == -0.5 and math.isnan(values[1])
-
-
 def test_folders_of_one_lm_bring_their_methods_together_by_the_questions_ids(tmp_path):
     first = write_evaluation(tmp_path / "one", [row("a", "x", none=NONE), row("b", "x", none=NONE)])
     moved = [row("b", "x", replug_at_1={**BM25, "accuracy": 1.0}), row("a", "x", replug_at_1=BM25)]
@@ -212,16 +205,6 @@ def test_a_signal_of_the_search_searches_for_every_question():
     assert everything.seconds == 5.0
 
 
-def test_a_way_that_searches_itself_pays_for_both_searches():
-    costs = policy_costs(AUGMENTED, AUGMENTED, RETRIEVED, SPLITS, asks_first=False, searches=True)
-    assert (costs.retriever_calls, costs.seconds) == (1.5, 5.25)
-
-
-def test_what_was_not_measured_is_unknown(tmp_path):
-    costs = only(tmp_path / "one").methods["none"].costs().mean()
-    assert costs.lm_calls == 1.0 and math.isnan(costs.prompt_tokens)
-
-
 # Comparing and fitting --------------------------------------------------------------------------------------------
 
 
@@ -340,9 +323,7 @@ def test_what_needs_no_index_is_told_by_its_documents_or_by_its_name(tmp_path):
     ("method", "name"),
     [
         ("bm25/softmax", "bm25@7/softmax"),
-        ("replug", "replug@7"),
         ("replug@3/concat", "replug@3/concat"),
-        ("lsr/concat", "lsr@7/concat"),
         ("none", "none"),
     ],
 )

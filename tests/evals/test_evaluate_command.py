@@ -24,6 +24,7 @@ from tests.support.command_line import ROOT, CommandLine, start_process
 from tests.support.dpr_folders import write_dpr_pair
 from tests.support.evaluating import on_run, typed, wait_for_lines
 from tests.support.fault_server import FaultServer
+from tests.support.preparing import write_jsonl
 
 Evaluate = Callable[..., tuple[dict, str]]
 
@@ -157,11 +158,6 @@ def cache_counts(out: Path) -> tuple[int, int]:
     """Pairs that the file holds, and pairs that an LM was asked for."""
     with closing(ScoreCache(out / "scores.sqlite")) as cache:
         return cache.num_rows(), sum(use.misses for use in cache.models())
-
-
-def write_jsonl(path: Path, rows: list[dict]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 COLOURS = ["red", "green", "blue", "grey", "white", "black", "brown", "pink"]

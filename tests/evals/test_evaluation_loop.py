@@ -10,34 +10,21 @@ import pytest
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import parse_methods
-from replug.data.records import Document
 from replug.evals.comparison import compare, markdown_table
 from replug.evals.evidence import NOTHING, Evidence, EvidenceBook, RetrievedDocuments, texts_of
 from replug.evals.folder import EvaluationFolder
 from replug.evals.loop import Example, Metric, Outcome, run_task
 from replug.evals.outcomes import OutcomeFile, outcomes_of, write_examples
+from tests.support.known_lm import KnownTexts
 
 TEXTS = ["zero", "one", "two", "three"]
-
-
-class Corpus:
-    """What a book asks of a corpus store."""
-
-    def texts(self, rows):
-        return [TEXTS[row] for row in rows]
-
-    def documents(self, rows):
-        return [Document(f"d{row}", TEXTS[row], "all", "s") for row in rows]
-
-    def iterate(self):
-        return iter(self.documents(range(len(TEXTS))))
 
 
 def book(names, retrieves=(True, True), retrievers=("replug",)):
     of_all = RetrievedDocuments(np.array([[3, 1, 2], [0, 2, 1]]), np.array([[3.0, 2, 1], [6, 5, 4]]))
     found = dict.fromkeys(("replug", "random", "bm25"), of_all)
     methods = parse_methods(list(names), 2, dict.fromkeys(retrievers, "path"))
-    return EvidenceBook(methods, Corpus(), found, list(retrieves))
+    return EvidenceBook(methods, KnownTexts(TEXTS), found, list(retrieves))
 
 
 def test_each_method_gets_its_documents():
@@ -72,11 +59,6 @@ def test_the_digest_tells_which_documents_were_measured():
         book(["none", "replug"], (True, False)),
     ]
     assert len({one.digest() for one in [book(["none", "replug"]), *others]}) == 5
-
-
-def test_what_nothing_is_retrieved_for_is_measured_without_documents():
-    of = book(["none", "replug"], retrieves=(False, True)).of(0)
-    assert of["replug"] == of["none"]
 
 
 class Lengths:
@@ -198,6 +180,14 @@ def test_results_hold_value_number_and_interval_by_method_and_metric(tmp_path):
     assert results["replug"]["length/left - none"] == {"value": 8.0, "n": 1, "interval": [8.0, 8.0]}
 
 
+def test_a_group_called_as_a_difference_takes_the_place_of_none(tmp_path):
+    task, file = Lengths(), OutcomeFile(tmp_path / "o.jsonl")
+    task.examples = [Example("a", "x", "left - none"), Example("b", "y", "right")]
+    run_task(task, book(["none", "replug"]), file, "lengths")
+    results = compare(task, file.rows, PaperConfig(), 200, 0)
+    assert "length/left – none" in results["none"]
+
+
 def test_the_table_shows_the_papers_figure_beside_ours(tmp_path):
     table = markdown_table(results_of(tmp_path, PaperConfig("table 9", {"replug": 1.5})), "lengths", "table 9")
     assert "paper, table 9" in table and "| 1.5 |" in table
@@ -220,13 +210,6 @@ def test_a_number_that_some_examples_lack_is_empty_there_and_a_metric_of_it_is_l
     task.metrics = {**Lengths.metrics, "margin": Metric("margin")}
     with pytest.raises(KeyError, match="margin"):
         compare(task, rows, PaperConfig(), 100, 0)
-
-
-def test_a_table_has_an_empty_cell_where_a_method_has_no_such_metric():
-    entry = {"value": 0.5, "n": 2, "interval": [0.4, 0.6]}
-    results = {"a": {"accuracy": entry}, "b": {"accuracy": entry, "margin": entry}}
-    assert "| a | 0.5000 | 0.4000 to 0.6000 |  |" in markdown_table(results, "title")
-    assert "| b | 0.5000 | 0.4000 to 0.6000 | 0.5 |" in markdown_table(results, "title")
 
 
 def test_of_many_differences_those_that_show_something_are_listed() -> None:

@@ -16,6 +16,7 @@ from replug.evals.loop import Example, Outcome
 from replug.evals.outcomes import OutcomeFile
 from replug.models.generation import Generated
 from replug.models.prompt import PromptTemplate
+from tests.support.known_lm import KnownTexts
 
 
 class Writer:
@@ -83,21 +84,12 @@ def test_documents_of_other_questions_are_refused(tmp_path):
         write_documents(prompted(Writer()), QUESTIONS[:2], path)
 
 
-class Corpus:
-    def texts(self, rows):
-        return [f"document {row}" for row in rows]
-
-
 def book() -> EvidenceBook:
     found = {"bm25": RetrievedDocuments(np.array([[0, 1]] * 3), np.ones((3, 2)))}
     methods = parse_methods(["none", "bm25@1", "genread"], 2, {})
-    return EvidenceBook(methods, Corpus(), found, [True] * 3, [WrittenDocument("it is so", 11, 3)] * 3)
-
-
-def test_what_the_lm_wrote_is_the_evidence_of_genread():
-    of = book().of(1)
-    assert of["genread"].texts == ("it is so",) and of["genread"].doc_rows == ()
-    assert book().nearest(book().methods[2], 1) == "it is so"
+    return EvidenceBook(
+        methods, KnownTexts(["first", "second"]), found, [True] * 3, [WrittenDocument("it is so", 11, 3)] * 3
+    )
 
 
 class Asking:

@@ -7,7 +7,7 @@ import pytest
 
 from replug.config.methods import parse_methods
 from replug.evals.headroom import Headroom, headroom_lines, oracle_bits
-from replug.evals.metrics import bits_of
+from replug.evals.intervals import bits_of
 from replug.evals.tasks.lm import mixed_documents, untuned
 
 
@@ -21,21 +21,12 @@ def test_bits_of_a_known_distribution_are_exact() -> None:
 LOGPROBS = np.log(np.array([[0.5, 0.25], [0.25, 0.125]]))  # the first document's text has 3 bits, the second's 5
 
 
-def test_the_best_document_is_the_one_with_the_fewest_bits() -> None:
-    assert oracle_bits(LOGPROBS)["bits_best_document"] == pytest.approx(3)
-    assert oracle_bits(LOGPROBS[::-1])["bits_best_document"] == pytest.approx(3)
-
-
 def test_q_weighs_by_the_mean_logprob_over_beta() -> None:
     means = LOGPROBS.mean(axis=1)
     weight = 1 / (1 + math.exp((means[1] - means[0]) / 0.5))
     expected = -math.log2(weight * 0.5 + (1 - weight) * 0.25) - math.log2(weight * 0.25 + (1 - weight) * 0.125)
     assert oracle_bits(LOGPROBS, beta=0.5)["bits_q_weighted"] == pytest.approx(expected)
     assert oracle_bits(LOGPROBS, beta=1e-3)["bits_q_weighted"] == pytest.approx(3)
-
-
-def test_one_document_is_its_own_oracle() -> None:
-    assert list(oracle_bits(LOGPROBS[1:]).values()) == pytest.approx([5, 5])
 
 
 def test_a_share_is_of_what_the_lms_own_weights_would_gain() -> None:

@@ -3,16 +3,13 @@
 import numpy as np
 import pytest
 
-from replug.answering.answerer import AnsweringOptions
 from replug.answering.factors import Factors
 from replug.answering.prompts import AnswerPrompts, PromptForm, Shot
 from replug.answering.rerankers import RERANKERS
 from replug.evals.internet_costs import (
     AnswerCosts,
-    ExpectedTokens,
     LineCounter,
     LineTokens,
-    expected_of_passages,
     reranked_costs,
 )
 
@@ -66,19 +63,3 @@ def test_lines_are_counted_as_the_prompt_has_them():
     assert lines == LineTokens(words(prompts.opening(has_evidence=True)), 4, [4], {"dark blue": 2})
     assert counter.alone("what colour?", "it is blue") == words(prompts.ask("what colour?", "it is blue"))
     assert counter.alone("what colour?", None) == words(prompts.ask("what colour?", None))
-
-
-def test_expected_tokens_are_those_of_four_candidates_a_passage():
-    lines = LineTokens(100, 10, [20], {})
-    put = 130 + 4 * 132 + 4 * 122 + 4 * 132 + 130  # sampled from, p(a|q,p), p(a|p), p(q|a,p), p(q|p)
-    once = 30 + 4 * 32 + 4 * 22 + 4 * 32 + 30
-    assert expected_of_passages(lines, AnsweringOptions(), 2, ["direct"]) == ExpectedTokens(put, once)
-    labelled = expected_of_passages(lines, AnsweringOptions(labels=("Yes", "No")), 1, ["poe"])
-    put = 2 * 131 + 2 * 121 + 2 * 131 + 130
-    assert labelled == ExpectedTokens(put, 2 * 31 + 2 * 21 + 2 * 31 + 30)
-
-
-def test_every_answer_given_every_passage_is_expected_where_a_reranker_sums_over_all():
-    lines = LineTokens(100, 10, [20, 30], {})
-    some, every = (expected_of_passages(lines, AnsweringOptions(), 2, [name]) for name in ("rag", "rag_full"))
-    assert every.put - some.put == 4 * 132 + 4 * 142, "four more answers a passage, the other one's"

@@ -4,10 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.answering.prompts import AnswerPrompts, PromptForm
-from replug.evals.internet_preparing import shots_of
-from replug.evals.internet_sets import InternetQuestion
-from replug.evals.loop import Example
+from replug.answering.prompts import AnswerPrompts, PromptForm, Shot
 
 GOLDEN = Path(__file__).parent / "golden"
 SHOTS = {
@@ -26,12 +23,8 @@ ASKED = {
 
 
 def prompts(dataset: str, question_first: bool) -> AnswerPrompts:
-    shots = [
-        (InternetQuestion(Example(str(n), question, "all"), answers), evidence)
-        for n, (question, answers, evidence) in enumerate(SHOTS[dataset])
-    ]
-    evidence = {question.example.id: text for question, text in shots}
-    return AnswerPrompts(PromptForm(question_first=question_first), shots_of([one for one, _ in shots], evidence))
+    shots = [Shot(question, answers[0], evidence) for question, answers, evidence in SHOTS[dataset]]
+    return AnswerPrompts(PromptForm(question_first=question_first), shots)
 
 
 @pytest.mark.parametrize("dataset", SHOTS)

@@ -97,7 +97,6 @@ def test_situatedqa_is_asked_with_its_date_or_place_and_variants_share_an_origin
     rows = [DATED, {**DATED, "date": "2020", "edited_question": "who leads as of 2020"}, PLACED]
     after, before, placed = read("situatedqa", tmp_path, *rows)
     assert after.example.query == "who leads as of January 27, 2021"
-    assert [question.year for question in (after, before, placed)] == [2021, 2020, None]
     assert [question.example.group for question in (after, before, placed)] == ["after 2020", "up to 2020", "all"]
     assert after.origin == before.origin == "-79" and after.example.id != before.example.id
     assert after.answers == ("Bo",), "the published set names one answer twice"
@@ -126,13 +125,6 @@ def test_situatedqa_is_asked_with_its_date_or_place_and_variants_share_an_origin
 def test_a_row_of_another_form_is_refused_with_its_place_and_field(dataset, row, message, tmp_path):
     with pytest.raises(UserError, match=message):
         read(dataset, tmp_path, row)
-
-
-def test_an_array_is_refused_where_a_character_is_half(tmp_path):
-    path = tmp_path / "set.json"
-    path.write_text('[{"question": "\\ud800", "answer": true, "facts": ["x"]}]')
-    with pytest.raises(UserError, match="field 'question' holds half a surrogate pair"):
-        QUESTION_SETS["strategyqa"].read(path)
 
 
 def test_the_real_sets_beside_the_repository_are_read():

@@ -7,29 +7,19 @@ import pytest
 
 from replug.config.load import load_evaluation_config
 from replug.config.methods import Method
-from replug.data.records import Document
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.internet_preparing import corpus_engine, find_for_all, searches
 from replug.web.records import FoundEvidence
 from tests.support.command_line import ROOT
+from tests.support.known_lm import KnownTexts
 
 TEXTS = ["Ada was a poet.", "Bo was a baker.", "Nobody."]
-
-
-class Corpus:
-    """What a book asks of a corpus store."""
-
-    def texts(self, rows):
-        return [TEXTS[row] for row in rows]
-
-    def documents(self, rows):
-        return [Document(f"d{row}", TEXTS[row], "all", "s") for row in rows]
 
 
 def engine(source: str):
     found = RetrievedDocuments(np.array([[1, 0, 2], [0, 1, 2]]), np.array([[3.0, 1.0, 0.0], [2.0, 0.0, -1.0]]))
     method = Method("search", source, 3, False)
-    book = EvidenceBook([method], Corpus(), {source: found}, [True, True])
+    book = EvidenceBook([method], KnownTexts(TEXTS), {source: found}, [True, True])
     return corpus_engine(method, book, ["who baked?", "who wrote?"])
 
 

@@ -49,12 +49,6 @@ def test_too_few_with_evidence_are_refused_with_the_keys_that_mend_it(questions)
         plan_questions(QuestionsConfig(path=str(questions), shots=21), NQ, 0)
 
 
-def test_shots_of_another_file_are_those_that_are_not_measured(questions):
-    keys = QuestionsConfig(path=str(questions), demonstrations=str(questions), shots=10, max_questions=20)
-    plan = plan_questions(keys, NQ, 0)
-    assert len(plan[0]) == 20 and not set(ids(plan[1])) & set(ids(plan[0]))
-
-
 def test_a_seed_of_demonstrations_draws_other_shots_and_leaves_what_is_measured(questions):
     keys = QuestionsConfig(path=str(questions), demonstrations=str(questions), shots=5, max_questions=20)
     by_seed = [plan_questions(replace(keys, demonstration_seed=seed), NQ, 0) for seed in (None, 0, 1)]

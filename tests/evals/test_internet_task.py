@@ -4,7 +4,6 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 
 from replug.answering.answerer import AnsweringOptions
 from replug.answering.prompts import PromptForm, Shot
@@ -145,13 +144,3 @@ def test_the_earliest_shots_go_where_they_do_not_fit_and_for_the_scorer_by_its_o
     assert {prompt.count("who is") for prompt in prompts} == {3}
     assert {prefix.count("who is") for prefix, _ in scorer.scored} == {1}
     assert all("who is 2?" in prefix for prefix, _ in scorer.scored)
-
-
-@pytest.mark.parametrize("names", [["none"], ["gold"], ["direct@2"], ["none", "gold", "direct@2"]])
-def test_expected_tokens_are_those_of_the_prompts(names):
-    task, row = outcomes(prepared(names), River())
-    expected = task.expected_tokens()
-    assert expected is not None and 0 < expected.read_once < expected.put
-    alone = [of["detail"]["costs"]["read"] for name, of in row["methods"].items() if name != "passages"]
-    if "direct@2" not in names:
-        assert expected.put == sum(alone)

@@ -8,6 +8,7 @@ from replug.evals.intervals import (
     Clusters,
     Interval,
     Ratio,
+    bits_of,
     difference_and_p,
     difference_interval,
     holm,
@@ -16,17 +17,10 @@ from replug.evals.intervals import (
     value_of,
     wilson_interval,
 )
-from replug.evals.metrics import bits_of
 
 
 def mean_of(values: np.ndarray) -> Ratio:
     return Ratio(values, np.ones(len(values)))
-
-
-def test_perplexity_of_a_uniform_distribution_is_its_size() -> None:
-    lengths = np.array([3, 50, 7])
-    bits = np.array([bits_of(np.log(np.full(length, 1 / 8))) for length in lengths])
-    assert value_of(Ratio(bits, lengths, np.exp2)) == pytest.approx(8, abs=1e-12)
 
 
 def test_perplexity_and_bits_per_byte_of_a_known_distribution_are_exact() -> None:
@@ -35,16 +29,6 @@ def test_perplexity_and_bits_per_byte_of_a_known_distribution_are_exact() -> Non
     num_bytes = np.array([len("日本é".encode()), len(b"a")])
     assert value_of(Ratio(bits, num_bytes)) == pytest.approx(8 / 9, abs=1e-12)
     assert value_of(Ratio(bits, np.array([3, 1]), np.exp2)) == pytest.approx(4, abs=1e-12)
-
-
-def test_perplexity_is_of_all_tokens_and_no_mean_of_perplexities() -> None:
-    ratio = Ratio(np.array([30.0, 0.0]), np.array([10, 30]), np.exp2)
-    assert value_of(ratio) == pytest.approx(2 ** (30 / 40))
-    assert value_of(ratio) != pytest.approx((2**3 + 1) / 2)
-
-
-def test_bits_per_byte_sum_before_they_divide() -> None:
-    assert value_of(Ratio(np.array([8.0, 1.0]), np.array([2, 1]))) == pytest.approx(3)
 
 
 def naive_values(ratios: list[Ratio], num_resamples: int, seed: int) -> np.ndarray:
@@ -96,52 +80,6 @@ def test_the_interval_of_a_difference_covers_zero_for_noise_and_not_for_a_clear_
     assert covered >= 34  # 38 of 40 are expected
 
 
-def test_a_perplexity_has_the_interval_of_its_bits_per_token_transformed(two_methods: tuple[Ratio, Ratio]) -> None:
-    perplexity = interval_of(two_methods[0], 2001)
-    bits = interval_of(Ratio(two_methods[0].numerators, two_methods[0].denominators), 2001)
-    assert (perplexity.value, perplexity.low, perplexity.high) == pytest.approx(
-        tuple(np.exp2([bits.value, bits.low, bits.high]))
-    )
-
-
-def test_a_constant_difference_has_an_interval_of_no_width() -> None:
-    rng = np.random.default_rng(0)
-    sizes = rng.integers(1, 500, size=50)
-    bits = 2.0 * sizes * rng.random(50)
-    found = difference_interval(Ratio(bits - 0.25 * sizes, sizes), Ratio(bits, sizes), 500)
-    assert (found.value, found.low, found.high) == pytest.approx((-0.25, -0.25, -0.25), abs=1e-12)
-    same = difference_interval(Ratio(bits, sizes), Ratio(bits, sizes), 500)
-    assert same == Interval(0, 0, 0)
-
-
-def test_pairing_is_what_makes_the_difference_narrow(two_methods: tuple[Ratio, Ratio]) -> None:
-    a, b = (interval_of(ratio) for ratio in two_methods)
-    difference = difference_interval(*two_methods)
-    assert difference.high - difference.low < 0.5 * ((a.high - a.low) + (b.high - b.low))
-
-
-def test_the_interval_of_a_mean_is_near_the_normal_one_and_covers_it() -> None:
-    values = np.random.default_rng(0).random(2000) < 0.3
-    found = interval_of(mean_of(values))
-    half = 1.96 * np.sqrt(values.mean() * (1 - values.mean()) / 2000)
-    assert found.value == pytest.approx(values.mean())
-    assert (found.low, found.high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.002)
-
-
-def test_the_same_seed_gives_the_same_interval_and_another_seed_another(two_methods: tuple[Ratio, Ratio]) -> None:
-    first = difference_interval(*two_methods, 200, seed=3)
-    assert difference_interval(*two_methods, 200, seed=3) == first
-    assert difference_interval(*two_methods, 200, seed=4) != first
-    turned = difference_interval(*reversed(two_methods), 200, seed=3)
-    assert (turned.low, turned.high) == pytest.approx((-first.high, -first.low))
-
-
-def test_ten_thousand_resamples_of_ten_thousand_examples_fit_into_memory() -> None:
-    rng = np.random.default_rng(0)
-    found = interval_of(mean_of(rng.random(10_000)))
-    assert found.low < found.value < found.high
-
-
 @pytest.mark.parametrize(
     ("numerators", "denominators", "message"),
     [
@@ -177,34 +115,10 @@ def test_wilsons_interval_is_the_known_one(num_right: int, num_all: int, low: fl
     assert (found.value, found.low, found.high) == pytest.approx((num_right / num_all, low, high), abs=5e-5)
 
 
-def test_wilsons_interval_ends_where_the_score_test_rejects() -> None:
-    found = wilson_interval(30, 80)
-    for end in (found.low, found.high):
-        assert abs(found.value - end) / np.sqrt(end * (1 - end) / 80) == pytest.approx(1.959964, abs=1e-5)
-
-
-def test_a_share_of_nothing_has_no_interval() -> None:
-    for num_right, num_all in ((0, 0), (2, 1), (-1, 3)):
-        with pytest.raises(ValueError, match="is no share"):
-            wilson_interval(num_right, num_all)
-
-
 @pytest.mark.parametrize("num_right", [0, 7, 20])
 def test_a_share_has_wilsons_interval_which_has_a_width_where_all_examples_are_alike(num_right: int) -> None:
     right = np.array([1.0] * num_right + [0.0] * (20 - num_right))
     assert interval_of_shares(Ratio(right, np.ones(20))) == wilson_interval(num_right, 20)
-
-
-@pytest.mark.parametrize(
-    "ratio",
-    [
-        Ratio(np.array([0.0, 0.5, 1.0]), np.ones(3)),
-        Ratio(np.array([0.0, 1.0, 1.0]), np.array([1.0, 2.0, 1.0])),
-        Ratio(np.array([0.0, 1.0, 1.0]), np.ones(3), np.exp2),
-    ],
-)
-def test_what_is_no_share_has_a_bootstraps_interval(ratio: Ratio) -> None:
-    assert interval_of_shares(ratio, 300) == interval_of(ratio, 300)
 
 
 # Clusters and strata --------------------------------------------------------------------------------------------------

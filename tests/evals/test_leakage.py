@@ -16,7 +16,6 @@ from replug.evals.comparison import compare, markdown_table
 from replug.evals.evidence import RetrievedDocuments
 from replug.evals.leakage import (
     ComparedTexts,
-    compared_examples,
     find_overlaps,
     overlap_lines,
     overlaps_with,
@@ -118,10 +117,6 @@ def windows(num: int = 4) -> list[Window]:
 
 def task_of(of: list[Window]) -> LanguageModelling:
     return LanguageModelling(StandInLM(), PromptTemplate("\n"), of)
-
-
-def test_a_window_is_compared_with_its_context_and_alone():
-    assert compared_examples(task_of(windows(1))) == [ComparedTexts("w0", (LONG, LONG[100:]), "s0")]
 
 
 def test_what_was_found_is_kept_and_measured_again_for_other_texts(corpus, tmp_path):

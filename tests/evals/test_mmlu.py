@@ -197,12 +197,6 @@ def test_demonstrations_are_the_first_of_dev_in_order_and_never_of_test(tmp_path
     assert not asked & {shot.example.id for shots in found.demonstrations.values() for shot in shots}
 
 
-def test_without_demonstrations_no_dev_file_is_read(tmp_path: Path) -> None:
-    write_set(tmp_path, OFFICIAL)
-    (tmp_path / "dev" / "anatomy_dev.csv").unlink()
-    assert read_mmlu(tmp_path, num_demonstrations=0).demonstrations == {"anatomy": ()}
-
-
 @pytest.mark.parametrize(
     ("test", "message"),
     [
@@ -254,14 +248,6 @@ def test_the_prompt_without_document_or_demonstrations_is_the_golden_one() -> No
 def test_demonstrations_have_a_document_only_where_one_is_given() -> None:
     prompt = mmlu_prompt(MOUNTAIN, [RIVER, DESERT], "Everest is high.", ["The Nile is long.", None])
     assert prompt == golden("mmlu_demonstrations_with_documents")
-    with pytest.raises(ValueError, match="2 demonstrations but 1 documents"):
-        mmlu_prompt(MOUNTAIN, [RIVER, DESERT], None, ["The Nile is long."])
-
-
-def test_the_prompts_of_all_documents_begin_with_the_same_demonstrations() -> None:
-    prompts = [mmlu_prompt(MOUNTAIN, [RIVER, DESERT], text) for text in ("one", "two", None)]
-    start = mmlu_prompt(MOUNTAIN, [RIVER, DESERT]).rpartition("Question:")[0]
-    assert all(prompt.startswith(start) for prompt in prompts)
 
 
 def test_probabilities_are_mixed_and_not_logits_or_normalised_ones() -> None:
@@ -274,12 +260,6 @@ def test_probabilities_are_mixed_and_not_logits_or_normalised_ones() -> None:
     normalised = (probabilities / probabilities.sum(1, keepdims=True) * [[0.75], [0.25]]).sum(0)
     assert normalised.argmax() == 1  # what normalising each document first would have answered
     assert (np.log(probabilities) * [[0.75], [0.25]]).sum(0).argmax() == 1  # and what mixing logits would have
-
-
-def test_of_equal_letters_the_first_is_taken() -> None:
-    logprobs = np.log([[0.1, 0.3, 0.3, 0.3]])
-    assert mmlu_choice(DESERT, logprobs, np.zeros(1))[0] == 1
-    assert mmlu_choice(DESERT, np.zeros((2, 4)), np.zeros(2))[0] == 0
 
 
 def test_a_document_without_its_scores_and_scores_that_are_no_numbers_are_refused() -> None:

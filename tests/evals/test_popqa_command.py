@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -15,14 +13,11 @@ import pytest
 from replug.models.answer_table import GenerationCache
 from replug.models.score_cache import ScoreCache
 from tests.support.command_line import ROOT, CommandLine, start_process
+from tests.support.evaluating import wait_for_lines
+from tests.support.preparing import write_jsonl
 
 METHODS = ["none", "random@1", "bm25@1", "replug@1", "replug", "replug@2/concat", "genread"]
 WORK = ["writer", "baker", "singer"]
-
-
-def write_jsonl(path: Path, rows: list[dict]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -133,14 +128,6 @@ def test_open_questions_are_answered_from_written_documents_too(replug, tmp_path
     assert ended.status == 0, ended.printed
     results = json.loads((tmp_path / "out/results.json").read_text())
     assert results["genread"]["exact_match"]["n"] == 3
-
-
-def wait_for_lines(process: subprocess.Popen, path: Path, count: int) -> None:
-    deadline = time.monotonic() + 120
-    while not path.exists() or len(path.read_bytes().splitlines()) < count:
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def answers(out: Path) -> tuple[int, int]:

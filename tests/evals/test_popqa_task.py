@@ -8,7 +8,6 @@ import pytest
 
 from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import parse_methods
-from replug.data.records import Document
 from replug.evals.comparison import compare
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
 from replug.evals.intervals import wilson_interval
@@ -18,20 +17,11 @@ from replug.evals.popqa import PopQuestion, PopShot
 from replug.evals.tasks.popqa import Asked, PopQa, add_popqa_findings
 from replug.models.generation import Generated
 from replug.models.prompt import PromptTemplate
+from tests.support.known_lm import KnownTexts
 
 TEXTS = ["Ada was a poet.", "Ada was a baker.", "Chad's capital is N'Djamena."]
 METHODS = ["none", "bm25@1", "replug", "genread", "random"]
 SHOTS = [PopShot("In what city was Bo born?", "Rome")]
-
-
-class Corpus:
-    """What a book asks of a corpus store."""
-
-    def texts(self, rows):
-        return [TEXTS[row] for row in rows]
-
-    def documents(self, rows):
-        return [Document(f"d{row}", TEXTS[row], "all", "s") for row in rows]
 
 
 class Poet:
@@ -66,7 +56,7 @@ def book(names=METHODS, written_tokens: int | None = 30) -> EvidenceBook:
     found = dict.fromkeys(("replug", "random", "bm25"), rows)
     written = [WrittenDocument("A poet it was.", written_tokens, 20), WrittenDocument(None, written_tokens, 4)]
     methods = parse_methods(list(names), 2, {"replug": "path"})
-    return EvidenceBook(methods, Corpus(), found, [True, True], written)
+    return EvidenceBook(methods, KnownTexts(TEXTS), found, [True, True], written)
 
 
 def task(lm, shots=SHOTS, asked=ASKED, of=None) -> PopQa:

@@ -18,7 +18,7 @@ from replug.evals.kinds import PromptedLM, check_evaluation
 from replug.evals.lm_passes import reranked
 from replug.evals.search import find_all
 from replug.models.prompt import PromptTemplate
-from tests.support.known_lm import KnownLM
+from tests.support.known_lm import KnownLM, KnownTexts
 from tests.support.small_index import write_small_index
 
 
@@ -41,26 +41,16 @@ def test_a_key_that_says_otherwise_than_the_index_is_refused(tmp_path: Path, key
 TEXTS = ["red", "green", "blue", "grey"]
 
 
-class Texts:
-    """A corpus by its rows."""
-
-    def texts(self, rows):
-        return [TEXTS[row] for row in rows]
-
-    def documents(self, rows):
-        raise AssertionError("no ids are asked for")
-
-
 def test_the_document_after_which_the_query_is_likeliest_is_the_one_that_is_read():
     likely = {"red": -3.0, "green": -1.0, "blue": -2.0, "grey": 0.0}
     lm = KnownLM(lambda prefix, query: [likely[prefix.split("\n")[0]], -1.0])
     asked = PromptedLM(lm, PromptTemplate("\n"), lm)
     methods = parse_methods(["bm25@3/rerank", "bm25@1"], 10, {})
     found = {"bm25": RetrievedDocuments(np.array([[0, 1, 2, 3], [2, 0, 1, 3]]), np.zeros((2, 4)))}
-    ordered = reranked(asked, methods, Texts(), found, ["what colour", ""])
+    ordered = reranked(asked, methods, KnownTexts(TEXTS), found, ["what colour", ""])
     assert ordered["bm25@3/rerank"].doc_rows.tolist() == [[1, 2, 0], [2, 0, 1]], "of a blank query, as they were"
     assert lm.prompts == [["red\n", "green\n", "blue\n"]], "the fourth is none of its documents"
-    book = EvidenceBook(methods, Texts(), {**found, **ordered}, [True, False])
+    book = EvidenceBook(methods, KnownTexts(TEXTS), {**found, **ordered}, [True, False])
     assert {name: one.texts for name, one in book.of(0).items()} == {"bm25@3/rerank": ("green",), "bm25@1": ("red",)}
     assert book.nearest(methods[0], 0) == "green" and book.nearest(methods[1], 0) == "red"
 
@@ -68,7 +58,7 @@ def test_the_document_after_which_the_query_is_likeliest_is_the_one_that_is_read
 def test_weights_follow_the_methods_name():
     methods = parse_methods(["bm25@2", "bm25@2/softmax"], 10, {})
     found = {"bm25": RetrievedDocuments(np.array([[3, 1]]), np.array([[5.0, 2.0]]))}
-    of = EvidenceBook(methods, Texts(), found, [True]).of(0)
+    of = EvidenceBook(methods, KnownTexts(TEXTS), found, [True]).of(0)
     assert of["bm25@2"].similarities.tolist() == [0, 0] and of["bm25@2/softmax"].similarities.tolist() == [5, 2]
 
 

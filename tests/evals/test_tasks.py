@@ -11,7 +11,6 @@ from replug.evals.comparison import compare
 from replug.evals.evidence import NOTHING, Evidence
 from replug.evals.loop import Example
 from replug.evals.mmlu import MmluPrompts, MmluQuestion
-from replug.evals.outcomes import OutcomeFile
 from replug.evals.questions import OpenQuestion
 from replug.evals.tasks.lm import LanguageModelling
 from replug.evals.tasks.mmlu import Mmlu
@@ -29,13 +28,6 @@ def test_bits_per_byte_and_perplexity_of_a_known_distribution_are_exact():
     assert results["bpb"]["value"] == pytest.approx(24 / (8 + 7), rel=1e-6)  # 2 texts x 4 tokens x 3 bits
     assert results["token_perplexity"]["value"] == pytest.approx(8, rel=1e-6)
     assert results["word_perplexity"]["value"] == pytest.approx(2 ** (24 / 5), rel=1e-6)
-
-
-def test_bytes_are_utf_8_and_neither_tokens_nor_characters():
-    lm = KnownLM(lambda prefix, continuation: np.log([0.25, 0.25, 0.25]))  # three tokens of two bits
-    task = LanguageModelling(lm, PromptTemplate("\n"), [Window("w", "", "日本🙂é", "d")])  # 3 + 3 + 4 + 2 bytes
-    numbers = task.submit(0, {"none": NOTHING})()["none"].numbers
-    assert (numbers["bits"], numbers["bytes"], numbers["tokens"]) == (pytest.approx(6), 12, 3)
 
 
 def test_documents_are_mixed_as_probabilities_and_each_is_scored_once():
@@ -111,7 +103,3 @@ def test_retrieval_finds_gold_rows_and_calls_the_mean_reciprocal_rank_so():
     of = compare(task, outcome_rows(task, evidence), PaperConfig(), 100, 0)["replug"]
     assert of["Success@1"]["value"] == 0 and of["Success@5"]["value"] == 0.5 and of["Success@20"]["value"] == 1
     assert of["MRR@10"]["value"] == pytest.approx((1 / 8 + 1 / 3) / 2)
-
-
-def test_an_outcome_file_that_is_not_there_holds_nothing(tmp_path):
-    assert OutcomeFile(tmp_path / "none.jsonl").rows == []

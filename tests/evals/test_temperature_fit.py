@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from replug.evals.temperature_fit import DocumentScores, ensemble_bits, fit_temperature, golden_section
+from replug.evals.temperature_fit import DocumentScores, ensemble_bits, fit_temperature
 
 
 def texts_with_noise(count: int, spread: float, seed: int = 0) -> list[DocumentScores]:
@@ -39,11 +39,6 @@ def test_the_temperature_follows_the_unit_of_similarities() -> None:
     assert large == pytest.approx(100 * small, rel=1e-3)
 
 
-def test_the_order_of_texts_changes_nothing() -> None:
-    texts = texts_with_noise(30, 0.05)
-    assert fit_temperature(texts[::-1]).temperature == fit_temperature(texts).temperature
-
-
 @pytest.mark.parametrize(("sign", "low", "high"), [(1, 0.0, 0.1), (-1, 100.0, 1e5)])
 def test_a_search_that_is_always_right_or_wrong_ends_at_an_end(sign: int, low: float, high: float) -> None:
     logprobs = np.log(np.array([[0.9, 0.9], [0.1, 0.1]]))
@@ -54,12 +49,3 @@ def test_a_search_that_is_always_right_or_wrong_ends_at_an_end(sign: int, low: f
 def test_where_all_documents_are_equally_similar_it_is_1() -> None:
     fit = fit_temperature([DocumentScores(np.log([[0.5], [0.1]]), np.zeros(2))])
     assert (fit.temperature, fit.bits) == (1.0, fit.bits_at_1)
-
-
-def test_without_texts_there_is_nothing_to_fit() -> None:
-    with pytest.raises(ValueError, match="no texts"):
-        fit_temperature([])
-
-
-def test_golden_section_finds_the_lowest_point_of_a_valley() -> None:
-    assert golden_section(lambda x: (x - 0.3) ** 2, -2.0, 5.0, 1e-6) == pytest.approx(0.3, abs=1e-5)

@@ -8,7 +8,6 @@ import pytest
 
 from replug.evals.intervals import Clusters, Interval
 from replug.evals.token_gain import (
-    ScoredText,
     TokenGain,
     count_words,
     gains_by_rarity,
@@ -19,7 +18,7 @@ from replug.evals.token_gain import (
     words_of_tokens,
 )
 
-TEXT = ScoredText(
+TEXT = (
     "t1",
     (" The", " Tap", "pah", "annock", ",", " river"),
     np.log([0.5, 0.01, 0.5, 0.5, 0.25, 0.4]),
@@ -33,7 +32,7 @@ def gain(bits: float, count: int | None = 1, position: int = 0) -> TokenGain:
 
 
 def test_a_gain_is_the_change_in_bits() -> None:
-    gains = token_gains(TEXT, COUNTS)
+    gains = token_gains(*TEXT, COUNTS)
     assert [found.gain_bits for found in gains] == pytest.approx([0, 4, 0, 1, -1, -2])
     assert gains[1].probability_without == pytest.approx(0.01)
     assert gains[1].probability_with == pytest.approx(0.16)
@@ -41,11 +40,11 @@ def test_a_gain_is_the_change_in_bits() -> None:
 
 
 def test_a_tokens_rarity_is_that_of_the_word_it_is_a_part_of() -> None:
-    gains = token_gains(TEXT, COUNTS)
+    gains = token_gains(*TEXT, COUNTS)
     name = "tappahannock"
     assert [found.word for found in gains] == ["the", name, name, name, None, "river"]
     assert [found.count for found in gains] == [1200, 3, 3, 3, None, 37]
-    assert token_gains(TEXT, {})[0].count == 0
+    assert token_gains(*TEXT, {})[0].count == 0
 
 
 @pytest.mark.parametrize(
@@ -67,11 +66,6 @@ def test_words_are_found_over_the_borders_of_tokens(tokens: list[str], words: li
 def test_words_of_texts_are_counted_as_tokens_are_cut() -> None:
     counts = count_words(["The river, the İx!", "River_2"])
     assert counts == {"the": 2, "river": 1, "i̇x": 1, "river_2": 1}
-
-
-def test_another_number_of_scores_than_tokens_is_refused() -> None:
-    with pytest.raises(ValueError, match="t1: 6 tokens"):
-        token_gains(ScoredText("t1", TEXT.tokens, TEXT.without, TEXT.with_documents[:-1]), COUNTS)
 
 
 def test_the_tokens_that_changed_most_are_in_order_and_none_that_did_not() -> None:
@@ -124,14 +118,10 @@ def test_texts_of_one_source_are_one_cluster() -> None:
     assert few.num_sources == 2 and few.gain == Interval(2.5, 1.0, 4.0)
 
 
-def test_a_single_bin_has_nothing_to_be_compared_with() -> None:
-    assert rarity_bins([[gain(1.0, 5)]], 10)[0].from_rest is None
-
-
 def test_the_mean_over_all_bins_is_the_difference_in_bits_of_the_text() -> None:
-    bins = rarity_bins([token_gains(TEXT, COUNTS)])
+    bins = rarity_bins([token_gains(*TEXT, COUNTS)])
     total = sum(found.num_tokens * found.gain.value for found in bins)
-    assert total == pytest.approx((TEXT.with_documents - TEXT.without).sum() / math.log(2))
+    assert total == pytest.approx((TEXT[3] - TEXT[2]).sum() / math.log(2))
 
 
 ATTACK = "<script>alert('x')</script>"
@@ -139,10 +129,8 @@ ATTACK = "<script>alert('x')</script>"
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    hostile = ScoredText(
-        f'"{ATTACK}', (ATTACK, ' " onmouseover="x', "\n日本"), np.log([0.5] * 3), np.log([0.9, 0.1, 0.5])
-    )
-    by_text = [token_gains(text, COUNTS) for text in (TEXT, hostile)]
+    hostile = f'"{ATTACK}', (ATTACK, ' " onmouseover="x', "\n日本"), np.log([0.5] * 3), np.log([0.9, 0.1, 0.5])
+    by_text = [token_gains(*text, COUNTS) for text in (TEXT, hostile)]
     return token_gain_page(by_text, rarity_bins(by_text))
 
 

@@ -5,6 +5,7 @@ from concurrent.futures import Future
 
 import numpy as np
 
+from replug.data.records import Document
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.generation import Generated
 
@@ -45,3 +46,16 @@ def outcome_rows(task, evidence):
         outcomes = task.submit(row, evidence)()
         rows.append({"methods": {name: {"numbers": o.numbers, "detail": o.detail} for name, o in outcomes.items()}})
     return rows
+
+
+class KnownTexts:
+    """A corpus of these texts, by their rows: what a book of evidence asks of a corpus store."""
+
+    def __init__(self, texts):
+        self._texts = texts
+
+    def texts(self, rows):
+        return [self._texts[row] for row in rows]
+
+    def documents(self, rows):
+        return [Document(f"d{row}", self._texts[row], "all", "s") for row in rows]

@@ -22,7 +22,7 @@ from replug.data.datamodule import Position
 from replug.data.files import write_json, writing
 from replug.data.labels import LabelledTexts
 from replug.data.store import CorpusStore, WindowStore
-from replug.evals.metrics import bits_of
+from replug.evals.intervals import bits_of
 from replug.evals.temperature_fit import DocumentScores, ensemble_bits, fit_temperature
 from replug.models.encoder import Encoder
 from replug.train.loss import lm_scores, log_likelihood, text_losses

@@ -97,10 +97,29 @@ class Reply:
             "sum_logprob": self.sum_logprob,
             "lm": self.lm,
             "searched": self.searched,
-            "evidence": [_evidence_row(passage) for passage in self.passages],
+            "evidence": [
+                {
+                    "id": passage.doc_id,
+                    "title": passage.title,
+                    "url": passage.url,
+                    "fetched": passage.fetched,
+                    "rank": passage.rank,
+                    "similarity": passage.cosine,
+                    "weight": passage.probability,
+                    "text": passage.text,
+                }
+                for passage in self.passages
+            ],
             "failures": dict(self.failures),
             "scores": [{"answer": answer, "score": _finite(score)} for answer, score in self.scores.items()],
-            "candidates": [_candidate(one) for one in self.candidates],
+            "candidates": [
+                {
+                    "answer": one.answer,
+                    "passage": one.passage + 1,
+                    "factors": {name: _finite(value) for name, value in one.factors.items()},
+                }
+                for one in self.candidates
+            ],
         }
         if (followed := self.policy) is not None:
             row["policy"] = {
@@ -135,24 +154,6 @@ def best_first(scores: Mapping[str, float]) -> dict[str, float]:
     return dict(sorted(scores.items(), key=lambda one: -one[1]))
 
 
-def _evidence_row(passage: Passage) -> dict[str, Any]:
-    return {
-        "id": passage.doc_id,
-        "title": passage.title,
-        "url": passage.url,
-        "fetched": passage.fetched,
-        "rank": passage.rank,
-        "similarity": passage.cosine,
-        "weight": passage.probability,
-        "text": passage.text,
-    }
-
-
-def _candidate(one: ScoredCandidate) -> dict[str, Any]:
-    factors = {name: _finite(value) for name, value in one.factors.items()}
-    return {"answer": one.answer, "passage": one.passage + 1, "factors": factors}
-
-
 def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
@@ -167,7 +168,10 @@ def print_reply(reply: Reply) -> None:
     for line in told(reply):
         console.print(Text(plain_line(line), "dim"), soft_wrap=True)
     if reply.passages:
-        console.print(_evidence_table(reply))
+        table = Table("", "weight", Column("evidence", overflow="fold"), "date", title="Evidence", title_justify="left")
+        for place, passage in enumerate(reply.passages, start=1):
+            table.add_row(str(place), f"{passage.probability:.1%}", _shown(passage), passage.fetched or "")
+        console.print(table)
     if reply.scores:
         console.print(_candidates(reply))
 
@@ -189,13 +193,6 @@ def told(reply: Reply) -> list[str]:
 def number(value: float) -> str:
     """A logarithm; of nothing it is a dash."""
     return f"{value:.2f}" if math.isfinite(value) else "–"
-
-
-def _evidence_table(reply: Reply) -> Table:
-    table = Table("", "weight", Column("evidence", overflow="fold"), "date", title="Evidence", title_justify="left")
-    for place, passage in enumerate(reply.passages, start=1):
-        table.add_row(str(place), f"{passage.probability:.1%}", _shown(passage), passage.fetched or "")
-    return table
 
 
 def _shown(passage: Passage) -> Text:
@@ -239,17 +236,14 @@ def write_page(path: Path, reply: Reply) -> None:
 def page_of(reply: Reply) -> str:
     title = escape(plain_line(reply.question))
     lines = "".join(f"<p class=muted>{_text(line)}</p>" for line in told(reply))
+    blocks = "".join(_evidence_block(place, passage) for place, passage in enumerate(reply.passages, start=1))
+    evidence = f"<h2>Evidence</h2>{blocks}" if blocks else ""
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8>{NOTHING_ELSE}<title>{title}</title>"
         f"<style>{CSS}{OWN_CSS}</style><h1>{title}</h1>"
         f"<div class=answer>{_text(reply.answer) or 'no answer'}</div>{lines}"
-        f"{_evidence_section(reply)}{_candidates_section(reply)}</html>\n"
+        f"{evidence}{_candidates_section(reply)}</html>\n"
     )
-
-
-def _evidence_section(reply: Reply) -> str:
-    blocks = "".join(_evidence_block(place, passage) for place, passage in enumerate(reply.passages, start=1))
-    return f"<h2>Evidence</h2>{blocks}" if blocks else ""
 
 
 def _evidence_block(place: int, passage: Passage) -> str:
@@ -273,18 +267,16 @@ def _candidates_section(reply: Reply) -> str:
     if not reply.scores:
         return ""
     factors = "".join(f"<th>{escape(title)}</th>" for title in TITLES.values()) if reply.candidates else ""
-    rows = "".join(_candidate_row(reply, answer, score) for answer, score in reply.scores.items())
+    rows = ""
+    for answer, score in reply.scores.items():
+        best = reply.best_candidate(answer)
+        numbers = [number(best.factors[name]) for name in TITLES] if best else []
+        places = ", ".join(map(str, reply.passages_of(answer)))
+        mark = " class=best" if answer == reply.answer else ""
+        cells = "".join(f"<td>{cell}</td>" for cell in (number(score), places, *numbers))
+        rows += f"<tr><td{mark}>{_text(answer)}</td>{cells}</tr>"
     note = f"<p class=muted>{FACTORS_NOTE}</p>" if reply.candidates else ""
     return f"<h2>Candidates</h2>{note}<table><tr><th>answer</th><th>score</th><th>from</th>{factors}</tr>{rows}</table>"
-
-
-def _candidate_row(reply: Reply, answer: str, score: float) -> str:
-    best = reply.best_candidate(answer)
-    numbers = [number(best.factors[name]) for name in TITLES] if best else []
-    places = ", ".join(map(str, reply.passages_of(answer)))
-    mark = " class=best" if answer == reply.answer else ""
-    cells = "".join(f"<td>{cell}</td>" for cell in (number(score), places, *numbers))
-    return f"<tr><td{mark}>{_text(answer)}</td>{cells}</tr>"
 
 
 def _text(text: str) -> str:

@@ -32,8 +32,7 @@ from replug.models.ensemble_temperature import own_temperature
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.hardware import available_cores
 from replug.models.lm_source import LMSource
-from replug.models.policy import Policy
-from replug.models.replug_lm import Decision, ReplugLM
+from replug.models.replug_lm import ReplugLM
 from replug.train.run_dir import RunDirectory
 from replug.web import require_web
 from replug.web.engines import BM25Retriever, LocalEngine
@@ -137,7 +136,15 @@ class Ensemble:
             if generated is None:
                 generated = self._generate(lm, self._prompts(question, found.passages), question, found.passages)
             reply = self._reply(question, generated, found, lm.identity)
-        return replace(reply, policy=_followed_policy(policy, decision, followed.subject.relation))
+        relation = followed.subject.relation
+        told = FollowedPolicy(
+            policy.signal,
+            decision.value,
+            policy.threshold(relation),
+            decision.retrieves,
+            policy.reason(decision.value, relation),
+        )
+        return replace(reply, policy=told)
 
     def _prompts(self, question: str, passages: Sequence[Passage]) -> EnsemblePrompts:
         num_new = self._generation.max_new_tokens
@@ -167,11 +174,6 @@ class Ensemble:
         )
 
 
-def _followed_policy(policy: Policy, decision: Decision, relation: str | None) -> FollowedPolicy:
-    reason = policy.reason(decision.value, relation)
-    return FollowedPolicy(policy.signal, decision.value, policy.threshold(relation), decision.retrieves, reason)
-
-
 def answering_options(options: AskOptions, decoding: Decoding) -> AnsweringOptions:
     """Of a reranker; by default the paper's sampling."""
     chosen = AnsweringOptions(rerankers=(options.way,), seed=decoding.seed)
@@ -194,7 +196,8 @@ class Reranking:
 
     def answer(self, question: str, found: FoundEvidence) -> Reply:
         """The best of the candidates that were sampled from each passage; closed book the likeliest sample."""
-        fitting, rerank_fitting = self._fitting(self._source), self._fitting(self._rerank_source)
+        num_new = self._answering.max_new_tokens
+        fitting, rerank_fitting = Fitting(self._source, num_new), Fitting(self._rerank_source, num_new)
         passages = rerank_fitting.cut(question, fitting.cut(question, found.passages))
         prompts = fitting.prompts(self._shots, question, passages)
         rerank_prompts = rerank_fitting.prompts(self._shots, question, passages)
@@ -203,7 +206,22 @@ class Reranking:
             answerer = Answerer(lm, prompts, self._answering, rerank_lm, rerank_prompts, weights)
             searched = self._options.searched
             reply = Reply(question, "", self._options.way, lm.identity, searched, None, found.passages, found.failures)
-            return _with_candidates(reply, answerer, passages) if passages else _closed_book(reply, answerer)
+            if passages:
+                answered = answerer.answer(question, passages)
+                return replace(
+                    reply,
+                    answer=answered.best(reply.way),
+                    scores=best_first(answered.scores[reply.way]),
+                    candidates=scored_candidates(answered.factors),
+                )
+            alone = answerer.submit_alone(question, None)()
+            return replace(
+                reply,
+                answer=alone.answer,
+                way=CLOSED_BOOK,
+                sum_logprob=alone.logprobs.get(alone.answer),
+                scores=best_first(alone.logprobs),
+            )
 
     def _weights(self, lm: str, reranker: str) -> dict[str, Weights] | None:
         """Those that were fitted for this reranker with as many passages; None leaves the defaults."""
@@ -211,9 +229,6 @@ class Reranking:
             return None
         way = self._options.way
         return {way: WeightsFile(self._options.weights, lm, reranker).read(f"{way}@{self._num_passages}")}
-
-    def _fitting(self, source: LMSource) -> Fitting:
-        return Fitting(source, self._answering.max_new_tokens)
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[AsyncLM, AsyncLM]]:
@@ -223,27 +238,6 @@ class Reranking:
                 return
             with closing(self._rerank_source.open_here()) as rerank_lm:
                 yield lm, rerank_lm
-
-
-def _with_candidates(reply: Reply, answerer: Answerer, passages: Sequence[Passage]) -> Reply:
-    answered = answerer.answer(reply.question, passages)
-    return replace(
-        reply,
-        answer=answered.best(reply.way),
-        scores=best_first(answered.scores[reply.way]),
-        candidates=scored_candidates(answered.factors),
-    )
-
-
-def _closed_book(reply: Reply, answerer: Answerer) -> Reply:
-    alone = answerer.submit_alone(reply.question, None)()
-    return replace(
-        reply,
-        answer=alone.answer,
-        way=CLOSED_BOOK,
-        sum_logprob=alone.logprobs.get(alone.answer),
-        scores=best_first(alone.logprobs),
-    )
 
 
 NUM_PASSAGES = 10  # where neither an option nor a policy says
@@ -258,19 +252,13 @@ def reply_to(
     source = _source(config.lm, folder)
     if followed is not None:
         return Ensemble(source, config.lm, options, decoding).follow(question, k, config, followed)
-    way = _way(source, options, decoding, config, folder, k)
+    way: Ensemble | Reranking = Ensemble(source, config.lm, options, decoding)
+    if options.reranks:
+        other = _source(config.rerank_lm, folder, "rerank_") if has_rerank_lm(config) else source
+        way = Reranking(source, other, options, decoding, k)
     found = find_evidence(question, k, options, config, folder)
     log.info(f"{len(found.passages)} passages from {options.searched}; the LM reads them")
     return way.answer(question, found)
-
-
-def _way(
-    source: LMSource, options: AskOptions, decoding: Decoding, config: AskConfig, folder: Path, k: int
-) -> Ensemble | Reranking:
-    if not options.reranks:
-        return Ensemble(source, config.lm, options, decoding)
-    other = _source(config.rerank_lm, folder, "rerank_") if has_rerank_lm(config) else source
-    return Reranking(source, other, options, decoding, k)
 
 
 def _num_passages(options: AskOptions, config: AskConfig, followed: Followed | None) -> int:

@@ -17,7 +17,6 @@ from huggingface_hub import try_to_load_from_cache
 from replug.cluster.gpu_shares import ROLES
 from replug.cluster.layout import Layout, lay_out
 from replug.cluster.layout import scorers as scorers_of
-from replug.cluster.packing import PlannedGPU
 from replug.commands.checks.machine import GIB, Check, Checks, State, can_connect, ray_token, shared_memory, wandb
 from replug.config.choices import SwapMode
 from replug.config.errors import UserError
@@ -225,15 +224,15 @@ def gpus(config: Config) -> Check | None:
 
 
 def _laid_out(name: str, where: str, found: Layout) -> Check:
-    said = "; ".join([where, found.describe(), *map(_planned, found.gpus), *found.notes])
+    limits = ["" if gpu.node.gpu_bytes is None else f" of {gpu.node.gpu_limit / GIB:.1f}" for gpu in found.gpus]
+    planned = [
+        f"{gpu.describe() or 'nobody'}: {gpu.num_bytes / GIB:.1f}{limit} GiB"
+        for gpu, limit in zip(found.gpus, limits, strict=True)
+    ]
+    said = "; ".join([where, found.describe(), *planned, *found.notes])
     if found.num_waiting:
         return Check(name, State.warning, f"{said}: {found.num_waiting} scorers find no room", MANY_GPUS)
     return Check(name, State.ok, said)
-
-
-def _planned(gpu: PlannedGPU) -> str:
-    limit = "" if gpu.node.gpu_bytes is None else f" of {gpu.node.gpu_limit / GIB:.1f}"
-    return f"{gpu.describe() or 'nobody'}: {gpu.num_bytes / GIB:.1f}{limit} GiB"
 
 
 def cpus(config: Config) -> Check | None:
@@ -319,12 +318,8 @@ def num_documents(config: Config) -> int | None:
         return int(json.loads(manifest.read_text())["counts"]["documents"])
     if data.num_documents is not None or data.corpus is None:
         return data.num_documents
-    return _lines(Path(data.corpus).expanduser())
-
-
-def _lines(path: Path) -> int:
-    """Lines of a large file, by those of its beginning."""
-    with path.open("rb") as file:
+    path = Path(data.corpus).expanduser()
+    with path.open("rb") as file:  # lines of a large file, by those of its beginning
         sample = file.read(SAMPLE_BYTES)
     return round(sample.count(b"\n") * path.stat().st_size / max(1, len(sample)))
 

@@ -59,19 +59,20 @@ def run_checks(checks: Checks, limit_seconds: float = LIMIT_SECONDS) -> list[Che
 
 def _limited(name: str, check: Callable[[], Check | None], limit_seconds: float) -> Check | None:
     found: list[Check | None] = []
+
+    def caught() -> None:
+        try:
+            found.append(check())
+        except (OSError, ValueError, ImportError) as error:
+            said = f"cannot be looked at: {type(error).__name__}: {error}"
+            found.append(Check(name, State.wrong, said, "fix what it names"))
+
     # A daemon: a thread that hangs in a dead file system must not keep the command from ending.
-    thread = threading.Thread(target=lambda: found.append(_caught(name, check)), daemon=True)
+    thread = threading.Thread(target=caught, daemon=True)
     thread.start()
     thread.join(limit_seconds)
     late = Check(name, State.warning, f"no answer within {limit_seconds:g} s", "is a file system or the network stuck?")
     return found[0] if found else late
-
-
-def _caught(name: str, check: Callable[[], Check | None]) -> Check | None:
-    try:
-        return check()
-    except (OSError, ValueError, ImportError) as error:
-        return Check(name, State.wrong, f"cannot be looked at: {type(error).__name__}: {error}", "fix what it names")
 
 
 def machine_checks() -> Checks:

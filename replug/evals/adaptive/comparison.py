@@ -85,11 +85,14 @@ def compare_policies(answered: AnsweredQuestions, pair: TwoWays, num_resamples: 
     keys = {f"{name}, {kind}": (name, kind) for name, kind in rules}
     worth = measure(questions, {label: rules[key] for label, key in keys.items()}, splits, num_resamples)
     aurocs = {name: signal_auroc(values, questions.closed, num_resamples) for name, values in signals.items()}
-    by_signal = [
-        Compared(name, kind, name, worth[label], _costs(answered, pair, rules[name, kind], splits, name), aurocs[name])
-        for label, (name, kind) in keys.items()
-    ]
-    closed, augmented = (answered.methods[way].costs().mean() for way in (pair.closed, pair.augmented))
+    ways = answered.methods[pair.closed].costs(), answered.methods[pair.augmented].costs()
+    by_signal = []
+    for label, (name, kind) in keys.items():
+        known_from, retrieved = SIGNALS[name].known_from, decisions(questions, rules[name, kind], splits)
+        asks_first, searches = known_from is KnownFrom.closed_answer, known_from is KnownFrom.search
+        costs = policy_costs(*ways, retrieved, splits, asks_first=asks_first, searches=searches)
+        by_signal.append(Compared(name, kind, name, worth[label], costs, aurocs[name]))
+    closed, augmented = (way.mean() for way in ways)
     return [
         Compared(NEVER_RETRIEVE, None, None, worth[NEVER_RETRIEVE], closed, None),
         Compared(ALWAYS_RETRIEVE, None, None, worth[ALWAYS_RETRIEVE], augmented, None),
@@ -115,18 +118,6 @@ def oriented(values: np.ndarray, signal: Signal) -> np.ndarray:
     return np.where(np.isnan(values), NEVER, signal.sign * values)
 
 
-def _costs(answered: AnsweredQuestions, pair: TwoWays, rule: Rule, splits: np.ndarray, signal: str) -> Costs:
-    known_from = SIGNALS[signal].known_from
-    return policy_costs(
-        answered.methods[pair.closed].costs(),
-        answered.methods[pair.augmented].costs(),
-        decisions(answered.questions(pair), rule, splits),
-        splits,
-        asks_first=known_from is KnownFrom.closed_answer,
-        searches=known_from is KnownFrom.search,
-    )
-
-
 def fit_policy(answered: AnsweredQuestions, pair: TwoWays, signal: str) -> Policy:
     """By a signal, for two ways to answer.
 
@@ -142,7 +133,13 @@ def fit_policy(answered: AnsweredQuestions, pair: TwoWays, signal: str) -> Polic
         signal=signal,
         thresholds=thresholds,
         pooled=pooled,
-        fitted=_from(answered, pair),
+        fitted={
+            "lm": answered.name,
+            "folders": sorted({str(answered.methods[way].folder.path) for way in (pair.closed, pair.augmented)}),
+            "questions": len(answered.ids),
+            "query": of.config.questions.query,
+            "max_new_tokens": of.config.questions.max_new_tokens,
+        },
         temperature=temperature_of(pair.augmented, of.folder),
     )
 
@@ -175,18 +172,6 @@ def _in_unit(threshold: float, signal: Signal) -> Threshold:
     return signal.sign * threshold
 
 
-def _from(answered: AnsweredQuestions, pair: TwoWays) -> dict[str, object]:
-    """What a reader wants to know of how it was fitted."""
-    questions = answered.methods[pair.augmented].config.questions
-    return {
-        "lm": answered.name,
-        "folders": sorted({str(answered.methods[way].folder.path) for way in (pair.closed, pair.augmented)}),
-        "questions": len(answered.ids),
-        "query": questions.query,
-        "max_new_tokens": questions.max_new_tokens,
-    }
-
-
 UNKNOWN = "–"
 NOTE = (
     "Each policy is fitted to 75% of the questions and measured on the others, in 100 random splits. Intervals are "
@@ -199,7 +184,13 @@ def comparison_table(compared: Sequence[Compared], prices: Prices | None = None)
     """Heads and rows, a policy each; a column that nobody measured is left out."""
     better = compared[0].worth.better
     heads = ["policy", "accuracy", f"gain over {better}", "retrieves", "AUROC", *_cost_heads(prices)]
-    rows = [[*_worth_cells(one), *_cost_cells(one.costs, prices)] for one in compared]
+    rows = []
+    for one in compared:
+        name = f"{one.name}, {one.thresholds}" if one.thresholds else one.name
+        gain = "" if one.name == better else with_interval(one.worth.gain, "+")
+        share = f"{one.worth.share.value:.0%}"
+        cells = [name, with_interval(one.worth.accuracy), gain, share, with_interval(one.auroc)]
+        rows.append([*cells, *_cost_cells(one.costs, prices)])
     shown = [place for place in range(len(heads)) if any(row[place] not in ("", UNKNOWN) for row in rows)]
     return [heads[place] for place in shown], [[row[place] for place in shown] for row in rows]
 
@@ -213,14 +204,6 @@ def with_interval(interval: Interval | None, sign: str = "") -> str:
     if interval is None:
         return ""
     return f"{interval.value:{sign}.3f} ({interval.low:{sign}.3f} to {interval.high:{sign}.3f})"
-
-
-def _worth_cells(one: Compared) -> list[str]:
-    worth = one.worth
-    gain = "" if one.name == worth.better else with_interval(worth.gain, "+")
-    share = f"{worth.share.value:.0%}"
-    name = f"{one.name}, {one.thresholds}" if one.thresholds else one.name
-    return [name, with_interval(worth.accuracy), gain, share, with_interval(one.auroc)]
 
 
 def _cost_heads(prices: Prices | None) -> list[str]:

@@ -205,19 +205,22 @@ def measure_all(answered: Sequence[AnsweredQuestions], num_resamples: int = NUM_
                 f"the outcomes of {one.name} are of {methods}; expected {NONE}, and a method with documents"
             )
     progress = Progress("policies compared", sum(len(_pairs(one)) for one in answered))
-    return [_measure_lm(one, num_resamples, progress) for one in _told_apart(answered)]
-
-
-def _told_apart(answered: Sequence[AnsweredQuestions]) -> list[AnsweredQuestions]:
-    """LMs of one name, such as one LM in two dtypes, are named with their identities."""
     names = [one.name for one in answered]
-    return [replace(one, name=f"{one.name} {one.identity}") if names.count(one.name) > 1 else one for one in answered]
+    measured = []
+    for one in answered:
+        if names.count(one.name) > 1:  # such as one LM in two dtypes
+            one = replace(one, name=f"{one.name} {one.identity}")
+        measured.append(_measure_lm(one, num_resamples, progress))
+    return measured
 
 
 def _measure_lm(answered: AnsweredQuestions, num_resamples: int, progress: Progress) -> MeasuredLM:
-    ways = []
+    ways, signal = [], answered.popularity_signal
     for pair in _pairs(answered):
-        ways.append(_measure_way(answered, pair, num_resamples))
+        thresholds, _ = thresholds_by(answered, pair, signal)
+        compared = compare_policies(answered, pair, num_resamples)
+        right = policy_by_popularity(answered, pair, accuracy_of_policy(answered, pair, signal))
+        ways.append(MeasuredWay(pair, signal, help_and_harm(answered, pair), compared, thresholds, right))
         progress.advance()
     accuracy = {
         name: wilson_interval(float(of.accuracy.sum()), len(of.accuracy)) for name, of in answered.methods.items()
@@ -232,11 +235,3 @@ def _pairs(answered: AnsweredQuestions) -> list[TwoWays]:
     found = [method for method in others if method != GENREAD]
     of_written = [TwoWays(GENREAD, method) for method in found] if GENREAD in others else []
     return [*(TwoWays(NONE, method) for method in others), *of_written]
-
-
-def _measure_way(answered: AnsweredQuestions, pair: TwoWays, num_resamples: int) -> MeasuredWay:
-    signal = answered.popularity_signal
-    thresholds, _ = thresholds_by(answered, pair, signal)
-    compared = compare_policies(answered, pair, num_resamples)
-    bins = policy_by_popularity(answered, pair, accuracy_of_policy(answered, pair, signal))
-    return MeasuredWay(pair, signal, help_and_harm(answered, pair), compared, thresholds, bins)

@@ -95,7 +95,8 @@ class AnsweredQuestions:
     popularity_signal: str
 
     def questions(self, pair: TwoWays) -> Questions:
-        return Questions(self.relations, self.methods[pair.closed].accuracy, self.methods[pair.augmented].accuracy)
+        right = (self.methods[way].accuracy.astype(np.int64) for way in (pair.closed, pair.augmented))
+        return Questions(self.relations, *right)
 
     def signals(self, pair: TwoWays) -> dict[str, np.ndarray]:
         """By name, those that any question has: values [N] in their own unit, NaN where a question has none.
@@ -103,15 +104,14 @@ class AnsweredQuestions:
         Documents that were counted are `frequency` alone: a policy by `popularity` would be asked with page views.
         """
         hidden = {POPULARITY} - {self.popularity_signal}
-        found = {name: self._signal(name, pair) for name in SIGNALS if name not in hidden}
+        found = {}
+        for name in (name for name in SIGNALS if name not in hidden):
+            if name == POPULARITY:
+                found[name] = self.of_question(name)
+            else:  # a frequency too is of the documents that are searched
+                is_closed = SIGNALS[name].known_from is KnownFrom.closed_answer
+                found[name] = self.methods[pair.closed if is_closed else pair.augmented].numbers.get(name)
         return {name: values for name, values in found.items() if values is not None and np.isfinite(values).any()}
-
-    def _signal(self, name: str, pair: TwoWays) -> np.ndarray | None:
-        if SIGNALS[name].known_from is KnownFrom.closed_answer:
-            return self.methods[pair.closed].numbers.get(name)
-        if name == POPULARITY:
-            return self.of_question(name)
-        return self.methods[pair.augmented].numbers.get(name)  # of the documents that are searched, a frequency too
 
     def of_question(self, name: str) -> np.ndarray | None:
         """What is the same under every method, [N]; None where no method has it."""
@@ -129,7 +129,11 @@ def read_answered(folders: Sequence[Path]) -> list[AnsweredQuestions]:
         raise UserError("no folder is given; expected what `replug evaluate` wrote")
     by_lm: dict[str, AnsweredQuestions] = {}
     for one in read:
-        _require_same_questions(read[0], one)
+        if other := set(read[0].ids) ^ set(one.ids):
+            raise UserError(
+                f"{_folder(one)} and {_folder(read[0])} are of other questions: only one of them holds {min(other)}; "
+                "expected the same in all folders"
+            )
         by_lm[one.identity] = _combined(by_lm[one.identity], one) if one.identity in by_lm else one
     return list(by_lm.values())
 
@@ -144,9 +148,18 @@ def _read(folder: EvaluationFolder) -> AnsweredQuestions:
     if identity is None:
         raise UserError(f"{folder.path}: evaluation={config.evaluation} asked no LM; expected one of questions")
     ids, relations, rows, popularity_signal = _rows(folder.outcomes)
-    seconds = _seconds(folder)
-    methods = {name: MethodOutcomes(_numbers(rows, name), seconds.get(name, {}), config, folder) for name in rows[0]}
-    return AnsweredQuestions(_lm_name(config), identity, ids, relations, methods, popularity_signal)
+    timed = []
+    if folder.latency.is_file():
+        timed = [_field(row, "methods", dict, where) for where, row in _lines(folder.latency)]
+    methods = {}
+    for method in rows[0]:
+        names = dict.fromkeys(name for row in rows for name in row[method])
+        numbers = {name: np.array([row[method].get(name, np.nan) for row in rows], np.float64) for name in names}
+        latencies = [row[method]["numbers"] for row in timed if method in row]
+        seconds = {name: float(np.mean([of[name] for of in latencies])) for name in latencies[0]} if latencies else {}
+        methods[method] = MethodOutcomes(numbers, seconds, config, folder)
+    name = config.lm.model or Path(str(config.lm.path)).name.rpartition(":")[2]
+    return AnsweredQuestions(name, identity, ids, relations, methods, popularity_signal)
 
 
 def _rows(path: Path) -> tuple[tuple[str, ...], tuple[str, ...], list[dict[str, dict[str, float]]], str]:
@@ -159,19 +172,14 @@ def _rows(path: Path) -> tuple[tuple[str, ...], tuple[str, ...], list[dict[str, 
         relations.append(_field(row, "group", str, where))
         methods = _field(row, "methods", dict, where)
         rows.append({name: _checked(outcome, f"{where}: {name}") for name, outcome in methods.items()})
-        if any(_counts_documents(outcome) for outcome in methods.values()):
+        details = [outcome.get("detail") for outcome in methods.values()]
+        if any(isinstance(detail, dict) and detail.get("popularity_from") == DOCUMENTS for detail in details):
             popularity_signal = FREQUENCY
         if rows[-1].keys() != rows[0].keys():
             raise UserError(f"{where}: methods are {', '.join(rows[-1])}; expected {', '.join(rows[0])}, as before")
     if not rows or not rows[0]:
         raise UserError(f"{path} holds no outcomes")
     return tuple(ids), tuple(relations), rows, popularity_signal
-
-
-def _counts_documents(outcome: Mapping[str, Any]) -> bool:
-    """Whether popularity is documents that name the subject; evaluations without popularity say nothing of it."""
-    detail = outcome.get("detail")
-    return isinstance(detail, dict) and detail.get("popularity_from") == DOCUMENTS
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -203,39 +211,15 @@ def _checked(outcome: Any, where: str) -> dict[str, float]:
     return numbers
 
 
-def _numbers(rows: Sequence[Mapping[str, Mapping[str, float]]], method: str) -> dict[str, np.ndarray]:
-    names = dict.fromkeys(name for row in rows for name in row[method])
-    return {name: np.array([row[method].get(name, np.nan) for row in rows], dtype=np.float64) for name in names}
-
-
-def _seconds(folder: EvaluationFolder) -> dict[str, dict[str, float]]:
-    """By method and name, the means over the questions of the latency pass; empty where there was none."""
-    if not folder.latency.is_file():
-        return {}
-    timed = [_field(row, "methods", dict, where) for where, row in _lines(folder.latency)]
-    by_method = {method: [row[method]["numbers"] for row in timed] for method in timed[0]} if timed else {}
-    return {
-        method: {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
-        for method, rows in by_method.items()
-    }
-
-
-def _lm_name(config: EvaluationConfig) -> str:
-    return config.lm.model or Path(str(config.lm.path)).name.rpartition(":")[2]
-
-
-def _require_same_questions(first: AnsweredQuestions, other: AnsweredQuestions) -> None:
-    if set(first.ids) != set(other.ids):
-        one = min(set(first.ids) ^ set(other.ids))
-        raise UserError(
-            f"{_folder(other)} and {_folder(first)} are of other questions: only one of them holds {one}; expected the "
-            "same in all folders"
-        )
-
-
 def _combined(first: AnsweredQuestions, other: AnsweredQuestions) -> AnsweredQuestions:
     """The methods of both, by the order of the questions in the first."""
-    _require_asked_alike(first, other)
+    one, two = (flatten(next(iter(of.methods.values())).config) for of in (first, other))
+    for key in one:
+        if (key == "seed" or key.startswith("questions.")) and key not in FREE and one[key] != two[key]:
+            raise UserError(
+                f"{key} is {one[key]} in {_folder(first)}, but {two[key]} in {_folder(other)}: expected questions that "
+                "were asked in one way"
+            )
     place = {name: row for row, name in enumerate(other.ids)}
     order = np.array([place[name] for name in first.ids])
     _require_same_popularity(first, other, order)
@@ -263,16 +247,6 @@ def _require_same_popularity(first: AnsweredQuestions, other: AnsweredQuestions,
     )
 
 
-def _require_asked_alike(first: AnsweredQuestions, other: AnsweredQuestions) -> None:
-    one, two = (flatten(next(iter(of.methods.values())).config) for of in (first, other))
-    for key in one:
-        if (key == "seed" or key.startswith("questions.")) and key not in FREE and one[key] != two[key]:
-            raise UserError(
-                f"{key} is {one[key]} in {_folder(first)}, but {two[key]} in {_folder(other)}: expected questions that "
-                "were asked in one way"
-            )
-
-
 def _folder(answered: AnsweredQuestions) -> Path:
     return next(iter(answered.methods.values())).folder.path
 
@@ -295,19 +269,15 @@ def retriever_identity(method: str, config: EvaluationConfig, folder: Evaluation
     if source in (NONE, GENREAD):
         return source
     if source in WITHOUT_RETRIEVER:
-        return f"{source}:{_corpus_sha256(config, folder)[:16]}"
+        imported, prepared = folder.data / "corpus", data_folder(config.run_config(), folder.data)
+        if (imported / "corpus.json").is_file():
+            return f"{source}:{ImportedCorpus(imported).corpus_sha256[:16]}"
+        if not (prepared / "manifest.json").is_file():
+            raise UserError(f"the documents are gone from {prepared}: a policy must say which retriever it is for")
+        return f"{source}:{PreparedSet(prepared).corpus_sha256[:16]}"
     root = index_of(config, source, folder.found)
     store = VersionStore(root.absolute())
     if not (versions := store.published()):
         raise UserError(f"the index of {method} is gone from {root}: a policy must say which retriever it is for")
     own = config.query_encoders.get(source)
     return index_identity(store.plan(versions[-1]), root) + (f":queries by {own}" if own else "")
-
-
-def _corpus_sha256(config: EvaluationConfig, folder: EvaluationFolder) -> str:
-    imported, prepared = folder.data / "corpus", data_folder(config.run_config(), folder.data)
-    if (imported / "corpus.json").is_file():
-        return ImportedCorpus(imported).corpus_sha256
-    if not (prepared / "manifest.json").is_file():
-        raise UserError(f"the documents are gone from {prepared}: a policy must say which retriever it is for")
-    return PreparedSet(prepared).corpus_sha256

@@ -14,7 +14,7 @@ What answers cost, and what a policy costs that answers some questions one way a
 Costs are means over questions. A number that was not measured is NaN, and so is every mean that needs it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,28 +56,11 @@ NEVER_RETRIEVE, ALWAYS_RETRIEVE, ORACLE = "never", "always", "oracle"
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """What is known of N questions: their relations, and whether the answer is right (0 or 1) each way, int64 [N].
-
-    Raises ValueError for fewer than two questions, and for arrays of other lengths or values.
-    """
+    """The relations of N questions, and whether the answer is right (0 or 1) each way, int64 [N]."""
 
     relations: tuple[str, ...]
     closed: np.ndarray
     augmented: np.ndarray
-
-    def __post_init__(self) -> None:
-        if len(self.relations) < 2:
-            raise ValueError(f"{len(self.relations)} questions; expected two at least: one to fit to, one to measure")
-        for name in ("closed", "augmented"):
-            right = np.asarray(getattr(self, name))
-            if right.shape != (len(self.relations),) or not np.isin(right, (0, 1)).all():
-                raise ValueError(f"{name} has the shape {right.shape}; expected 0 or 1 for each question")
-            object.__setattr__(self, name, right.astype(np.int64))
-
-    @property
-    def oracle(self) -> np.ndarray:
-        """Right where any of the two ways is, [N]."""
-        return np.maximum(self.closed, self.augmented)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +135,17 @@ def measure(
         _rates(questions, rules, splits, counts)
         for counts in resample_counts(len(questions.relations), num_resamples, seed)
     ]
-    drawn = {name: _joined([part[name] for part in parts]) for name in once}
-    return {name: _worth(once, drawn, name, better) for name in once}
+    right = {name: np.concatenate([part[name].right for part in parts]) for name in once}
+    retrieved = {name: np.concatenate([part[name].retrieved for part in parts]) for name in once}
+    return {
+        name: Worth(
+            percentile_interval(float(of.right[0]), right[name]),
+            percentile_interval(float(of.retrieved[0]), retrieved[name]),
+            percentile_interval(float((of.right - once[better].right)[0]), right[name] - right[better]),
+            better,
+        )
+        for name, of in once.items()
+    }
 
 
 def signal_auroc(
@@ -169,49 +161,26 @@ def signal_auroc(
     return percentile_interval(float(auroc(values, is_right)[0]), resampled[np.isfinite(resampled)])
 
 
-def _worth(once: Mapping[str, RefittedShares], drawn: Mapping[str, RefittedShares], name: str, better: str) -> Worth:
-    def interval(value: np.ndarray, resampled: np.ndarray) -> Interval:
-        return percentile_interval(float(value[0]), resampled)
-
-    return Worth(
-        interval(once[name].right, drawn[name].right),
-        interval(once[name].retrieved, drawn[name].retrieved),
-        interval(once[name].right - once[better].right, drawn[name].right - drawn[better].right),
-        better,
-    )
-
-
-def _joined(parts: Sequence[RefittedShares]) -> RefittedShares:
-    return RefittedShares(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("right", "retrieved")))
-
-
 def _rates(
     questions: Questions, rules: Mapping[str, Rule], splits: np.ndarray, counts: np.ndarray
 ) -> dict[str, RefittedShares]:
-    """Of resamples with counts [B, N] of each question."""
+    """Return what each rule is worth in resamples with counts [B, N] of each question."""
+    closed, augmented, rest = questions.closed, questions.augmented, (~splits).T.astype(np.float64)
+
+    def shares(values: np.ndarray) -> np.ndarray:
+        """Means [B] over splits of the means of values [N] over the questions that were not fitted to."""
+        return mean_of_splits((counts * values) @ rest, counts @ rest)
+
+    oracle = np.maximum(closed, augmented)
     by_name = {
-        NEVER_RETRIEVE: _constant(questions.closed, 0.0, splits, counts),
-        ALWAYS_RETRIEVE: _constant(questions.augmented, 1.0, splits, counts),
-        ORACLE: RefittedShares(
-            _shares(counts, questions.oracle, splits), _shares(counts, questions.oracle - questions.closed, splits)
-        ),
+        NEVER_RETRIEVE: RefittedShares(shares(closed), np.zeros(len(counts))),
+        ALWAYS_RETRIEVE: RefittedShares(shares(augmented), np.ones(len(counts))),
+        ORACLE: RefittedShares(shares(oracle), shares(oracle - closed)),
     }
-    return by_name | {name: _refitted(questions, rule, splits, counts) for name, rule in rules.items()}
-
-
-def _refitted(questions: Questions, rule: Rule, splits: np.ndarray, counts: np.ndarray) -> RefittedShares:
-    groups = questions.relations if rule.by_relation else ("",) * len(questions.relations)
-    return refit(rule.values, groups, questions.closed, questions.augmented, splits, counts)
-
-
-def _constant(right: np.ndarray, retrieved: float, splits: np.ndarray, counts: np.ndarray) -> RefittedShares:
-    return RefittedShares(_shares(counts, right, splits), np.full(len(counts), retrieved))
-
-
-def _shares(counts: np.ndarray, values: np.ndarray, splits: np.ndarray) -> np.ndarray:
-    """Means [B] over splits of the means of values [N] over the questions that were not fitted to."""
-    rest = (~splits).T.astype(np.float64)
-    return mean_of_splits((counts * values) @ rest, counts @ rest)
+    for name, rule in rules.items():
+        groups = questions.relations if rule.by_relation else ("",) * len(questions.relations)
+        by_name[name] = refit(rule.values, groups, closed, augmented, splits, counts)
+    return by_name
 
 
 PER_MILLION, QUESTIONS_OF_A_PRICE = 1e6, 1000

@@ -9,9 +9,9 @@ from typing import Any
 
 from replug.data.files import replace_file, write_json
 from replug.evals.adaptive import paper
-from replug.evals.adaptive.comparison import NOTE, Compared, comparison_table
+from replug.evals.adaptive.comparison import NOTE, comparison_table
 from replug.evals.adaptive.figures import Drawing, drawings_of_all, drawings_of_lm, drawings_of_way, named
-from replug.evals.adaptive.measured import Cell, MeasuredLM, MeasuredWay
+from replug.evals.adaptive.measured import MeasuredLM, MeasuredWay
 from replug.evals.adaptive.protocol import Prices
 from replug.evals.page import CSS
 from replug.models.policy import SIGNALS
@@ -42,38 +42,33 @@ def write_report(measured: Sequence[MeasuredLM], out: Path, prices: Prices | Non
 
 def as_json(measured: Sequence[MeasuredLM], prices: Prices | None) -> dict[str, Any]:
     """Every number of the page; what was not measured is null."""
-    return {lm.name: _finite({**_of_lm(lm), "ways": _of_ways(lm, prices)}) for lm in measured}
-
-
-def _of_lm(lm: MeasuredLM) -> dict[str, Any]:
-    return {
-        "identity": lm.answered.identity,
-        "n": len(lm.answered.ids),
-        "accuracy": {name: asdict(one) for name, one in lm.accuracy.items()},
-        "accuracy of the rarest 28%": {name: asdict(one) for name, one in lm.rarest.items()},
-        "accuracy of the others": {name: asdict(one) for name, one in lm.others.items()},
-        "popularity": [asdict(one) for one in lm.bins],
-        "relative popularity": [asdict(one) for one in lm.relative_bins],
-        "relations": [asdict(one) for one in lm.relations],
-        "costs": {name: asdict(of.costs().mean()) for name, of in lm.answered.methods.items()},
-    }
-
-
-def _of_ways(lm: MeasuredLM, prices: Prices | None) -> dict[str, Any]:
-    return {
-        way.pair.name: {
-            "help and harm": [asdict(cell) for cell in way.cells],
-            "popularity": [asdict(one) for one in way.bins],
-            "thresholds by popularity": way.thresholds,
-            "policies": [_policy(one, prices) for one in way.compared],
+    by_lm: dict[str, Any] = {}
+    for lm in measured:
+        ways = {}
+        for way in lm.ways:
+            policies = []
+            for one in way.compared:
+                dollars = {"dollars per 1,000": one.costs.dollars(prices)} if one.costs and prices else {}
+                policies.append({**asdict(one), **dollars})
+            ways[way.pair.name] = {
+                "help and harm": [asdict(cell) for cell in way.cells],
+                "popularity": [asdict(one) for one in way.bins],
+                "thresholds by popularity": way.thresholds,
+                "policies": policies,
+            }
+        by_lm[lm.name] = {
+            "identity": lm.answered.identity,
+            "n": len(lm.answered.ids),
+            "accuracy": {name: asdict(one) for name, one in lm.accuracy.items()},
+            "accuracy of the rarest 28%": {name: asdict(one) for name, one in lm.rarest.items()},
+            "accuracy of the others": {name: asdict(one) for name, one in lm.others.items()},
+            "popularity": [asdict(one) for one in lm.bins],
+            "relative popularity": [asdict(one) for one in lm.relative_bins],
+            "relations": [asdict(one) for one in lm.relations],
+            "costs": {name: asdict(of.costs().mean()) for name, of in lm.answered.methods.items()},
+            "ways": ways,
         }
-        for way in lm.ways
-    }
-
-
-def _policy(one: Compared, prices: Prices | None) -> dict[str, Any]:
-    dollars = {"dollars per 1,000": one.costs.dollars(prices)} if one.costs and prices else {}
-    return {**asdict(one), **dollars}
+    return {name: _finite(of) for name, of in by_lm.items()}
 
 
 def _finite(value: Any) -> Any:
@@ -103,20 +98,17 @@ def _page(
         f"<h1>{TITLE}</h1><p>{about}</p><div class=grid>{''.join(map(_figure, shared))}</div>",
     ]
     for lm, by_popularity, drawings in zip(measured, of_lms, of_ways, strict=True):
-        ways = "".join(_way_html(way, some, prices) for way, some in zip(lm.ways, drawings, strict=True))
+        ways = ""
+        for way, some in zip(lm.ways, drawings, strict=True):
+            first = named(way.pair.closed)
+            title = escape(f"{first[0].upper()}{first[1:]} or {way.pair.augmented}")
+            ways += (
+                f"<h3>{title}</h3>{_cells_table(way)}<div class=grid>{''.join(map(_figure, some))}</div>"
+                f"{_table(*comparison_table(way.compared, prices))}<p class=muted>{NOTE}</p>"
+            )
         figures = "".join(map(_figure, by_popularity))
         parts.append(f"<h2>{escape(lm.name)}</h2><div class=grid>{figures}</div>{ways}")
     return "\n".join([*parts, _signals_section(measured)]) + "</html>\n"
-
-
-def _way_html(way: MeasuredWay, drawings: Sequence[Drawing], prices: Prices | None) -> str:
-    heads, rows = comparison_table(way.compared, prices)
-    first = named(way.pair.closed)
-    return (
-        f"<h3>{escape(f'{first[0].upper()}{first[1:]} or {way.pair.augmented}')}</h3>{_cells_table(way)}"
-        f"<div class=grid>{''.join(map(_figure, drawings))}</div>"
-        f"{_table(heads, rows)}<p class=muted>{NOTE}</p>"
-    )
 
 
 def _figure(drawing: Drawing) -> str:
@@ -126,17 +118,16 @@ def _figure(drawing: Drawing) -> str:
 def _cells_table(way: MeasuredWay) -> str:
     asked = [named(way.pair.closed), named(way.pair.augmented)]
     heads = [*asked, "questions", "share", "documents hold an answer", "paper: share", "recall@1"]
-    return _table(heads, [_cell_row(cell) for cell in way.cells]) + (
+    rows = []
+    for cell in way.cells:
+        share, recall = paper.HELP_AND_HARM[cell.closed_right, cell.augmented_right]
+        held = "" if cell.recall is None else f"{cell.recall:.2f}"
+        both = [WORDS[cell.closed_right], WORDS[cell.augmented_right]]
+        rows.append([*both, str(cell.n), f"{cell.share:.0%}", held, f"{share:.0%}", f"{recall:.2f}"])
+    return _table(heads, rows) + (
         f"<p class=muted>{escape(way.pair.augmented)} harms in the second row and helps in the third. The paper's are "
         "davinci-003, closed book and with Contriever's first document.</p>"
     )
-
-
-def _cell_row(cell: Cell) -> list[str]:
-    share, recall = paper.HELP_AND_HARM[cell.closed_right, cell.augmented_right]
-    held = "" if cell.recall is None else f"{cell.recall:.2f}"
-    both = [WORDS[cell.closed_right], WORDS[cell.augmented_right]]
-    return [*both, str(cell.n), f"{cell.share:.0%}", held, f"{share:.0%}", f"{recall:.2f}"]
 
 
 def _signals_section(measured: Sequence[MeasuredLM]) -> str:

@@ -6,7 +6,6 @@ need; weights are fitted on the validation part when all is measured, and the re
 The task that asks: closed book, with gold evidence, and for candidates and factors from passages.
 """
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -26,10 +25,7 @@ from replug.evals.folder import EvaluationFolder
 from replug.evals.internet_costs import (
     PASSAGES,
     AnswerCosts,
-    ExpectedTokens,
     LineCounter,
-    LineTokens,
-    expected_of_passages,
     measured_passages,
     passages_outcome,
 )
@@ -53,8 +49,6 @@ from replug.evals.questions import queries_of, question_problems
 from replug.planning.model_sizes import lm_size
 from replug.web import require_web
 from replug.web.records import SearchEngine
-
-log = logging.getLogger(__name__)
 
 
 class InternetQa:
@@ -92,40 +86,19 @@ class InternetQa:
             for source, text in ((NONE, None), (GOLD, self.prepared.gold.get(question.example.id)))
             if source in self._sources
         }
-        reranked = self._submit_passages(question) if self.prepared.num_passages else None
+        reranked = None
+        if self.prepared.num_passages:
+            reranked = self._answerer.submit(question.example.query, self.prepared.passages(question))
 
         def outcomes() -> Outcomes:
-            told = {source: self._alone(question, source, wait()) for source, wait in alone.items()}
+            told = {}
+            for source, wait in alone.items():
+                text, answered = self.prepared.gold[question.example.id] if source == GOLD else None, wait()
+                costs = self._costs_alone(question.example.query, text, answered)
+                told[source] = Outcome({}, {"answer": answered.answer, "costs": asdict(costs) if costs else None})
             return {**told, PASSAGES: self._passages(question, reranked())} if reranked else told
 
         return outcomes
-
-    def expected_tokens(self) -> ExpectedTokens | None:
-        """Of the whole evaluation; None where the LM's tokenizer is not known."""
-        if self._asked is None:
-            return None
-        shown = [self._asked.answer(shot.answer) for shot in self._prompts.shots]
-        of_answer = max(1, round(sum(shown) / max(1, len(shown))))
-        rerankers = [method.source for method in self.prepared.methods if method.k]
-        total = ExpectedTokens()
-        for question in self.prepared.questions:
-            for source, text in ((NONE, None), (GOLD, self.prepared.gold.get(question.example.id))):
-                if source in self._sources:
-                    prompt = self._asked.alone(question.example.query, text)
-                    total += ExpectedTokens(prompt, prompt - self._asked.opening(text is not None))
-            if rerankers:
-                total += expected_of_passages(
-                    self._lines(self._asked, question, ()), self._options, of_answer, rerankers
-                )
-        return total
-
-    def _submit_passages(self, question: InternetQuestion) -> Callable[[], Answered]:
-        return self._answerer.submit(question.example.query, self.prepared.passages(question))
-
-    def _alone(self, question: InternetQuestion, source: str, answered: AnsweredAlone) -> Outcome:
-        text = self.prepared.gold[question.example.id] if source == GOLD else None
-        costs = self._costs_alone(question.example.query, text, answered)
-        return Outcome({}, {"answer": answered.answer, "costs": asdict(costs) if costs else None})
 
     def _costs_alone(self, question: str, text: str | None, answered: AnsweredAlone) -> AnswerCosts | None:
         """Of samples, or of labels, which the LM that reranks scores."""
@@ -140,14 +113,12 @@ class InternetQa:
     def _passages(self, question: InternetQuestion, answered: Answered) -> Outcome:
         found = self.prepared.found[question.example.id]
         distinct = answered.factors.distinct
+        texts = [passage.text for passage in self.prepared.passages(question)]
         asked, scored = (
-            self._lines(counter, question, distinct) if counter else None for counter in (self._asked, self._scored)
+            counter.lines(question.example.query, texts, distinct) if counter else None
+            for counter in (self._asked, self._scored)
         )
         return passages_outcome(measured_passages(answered, question.answers, asked, scored), found.failures)
-
-    def _lines(self, counter: LineCounter, question: InternetQuestion, answers: tuple[str, ...]) -> LineTokens:
-        texts = [passage.text for passage in self.prepared.passages(question)]
-        return counter.lines(question.example.query, texts, answers)
 
 
 def _counter(lm: PromptedLM, prompts: AnswerPrompts) -> LineCounter | None:
@@ -157,7 +128,9 @@ def _counter(lm: PromptedLM, prompts: AnswerPrompts) -> LineCounter | None:
 
 def internet_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
     """Questions drawn; those of an engine on the web are searched for here, before anything heavy starts."""
-    prepared = prepared_questions(config, corpus)
+    assert config.questions.dataset is not None, "problems are looked for first"
+    texts = texts_by_id(corpus.corpus) if corpus else None
+    prepared = plan(config, evaluation_methods(config), QUESTION_SETS[config.questions.dataset], texts)
     queries = queries_of(config, [question.example for question in prepared.questions])
     on_web = prepared.num_passages > 0 and config.web.engine != LOCAL
     if on_web:
@@ -174,18 +147,9 @@ def internet_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDat
         found = prepared
         for method in searches(config):
             found = _with_evidence(config, prepared, queries, corpus_engine(method, book, queries))
-        task = InternetQa(found, asked, options)
-        _tell_expected(task)
-        return task
+        return InternetQa(found, asked, options)
 
     return EvalDataset([""] * len(queries) if on_web else queries, make_task)
-
-
-def prepared_questions(config: EvaluationConfig, corpus: Corpus | None) -> Prepared:
-    """Without what is searched for."""
-    assert config.questions.dataset is not None, "problems are looked for first"
-    texts = texts_by_id(corpus.corpus) if corpus else None
-    return plan(config, evaluation_methods(config), QUESTION_SETS[config.questions.dataset], texts)
 
 
 def _with_evidence(
@@ -198,15 +162,6 @@ def _with_evidence(
     ids = [question.example.id for question in prepared.questions]
     with closing(evidence_finder(config.web, folder.snapshot, local)) as finder:
         return replace(prepared, found=find_for_all(finder, dict(zip(ids, queries, strict=True))))
-
-
-def _tell_expected(task: InternetQa) -> None:
-    expected = task.expected_tokens()
-    if expected is not None:
-        log.info(
-            f"{len(task.examples)} questions: about {expected.put / 1e6:,.2f} million tokens are put to the LM; where "
-            f"common beginnings are read once, about {expected.read_once / 1e6:,.2f} million are read"
-        )
 
 
 def settle(
@@ -238,11 +193,7 @@ def internet_problems(config: EvaluationConfig, methods: Sequence[Method]) -> It
         yield "questions.documents_in_shots is false; shots of internet_qa have their evidence: expected true"
     if config.retrievers:
         yield f"retrievers.{next(iter(config.retrievers))} is set; internet_qa searches by retriever.path, or by BM25"
-    yield from _search_problems(config, max(method.k for method in methods))
-
-
-def _search_problems(config: EvaluationConfig, num_passages: int) -> Iterator[str]:
-    data = config.data
+    data, num_passages = config.data, max(method.k for method in methods)
     if num_passages and config.web.engine == LOCAL and not (data.corpus or data.prepared or data.source):
         yield "data.corpus is missing; web.engine=local expects documents to search in, another engine needs none"
     if num_passages > config.web.max_passages:

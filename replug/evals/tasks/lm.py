@@ -12,9 +12,9 @@ from replug.data.records import Window
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook, texts_of
 from replug.evals.headroom import BETA, ORACLES, Headroom, headroom_lines, oracle_bits
+from replug.evals.intervals import bits_of
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
 from replug.evals.loop import Example, Metric, Outcome, Outcomes
-from replug.evals.metrics import bits_of
 from replug.evals.questions import unasked_problems
 from replug.evals.windows import ScoredSpan, scored_span
 from replug.models.black_box_lm import AsyncLM, ContinuationScore

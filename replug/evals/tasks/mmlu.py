@@ -5,7 +5,7 @@ there are three means, each under its own name.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -158,17 +158,15 @@ def _shot_documents(book: EvidenceBook, mmlu: MmluSet, first: int, wanted: bool)
 
 def dropped_shots(finished: Finished) -> str:
     """How many questions had fewer demonstrations than were asked for, by method; nothing where none had."""
-    return "".join(_dropped_lines(finished, _num_shots(finished.config)))
-
-
-def _dropped_lines(finished: Finished, wanted: int) -> Iterator[str]:
+    lines, wanted = "", _num_shots(finished.config)
     for method in finished.book.methods:
         fewer = sum(row["methods"][method.name]["numbers"]["shots"] < wanted for row in finished.rows)
         if fewer:
-            yield (
+            lines += (
                 f"\n{method.name}: {fewer} of {len(finished.rows)} questions had fewer than {wanted} demonstrations, "
                 "since the LM holds no more tokens.\n"
             )
+    return lines
 
 
 EVALUATION = EvaluationKind(mmlu_dataset, question_problems, add_findings=dropped_shots)

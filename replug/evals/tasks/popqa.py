@@ -154,15 +154,19 @@ class PopQa:
         asked, method = self._asked[row], self._methods[name]
         prediction = first_line(generated.text)
         known = {
-            **_rightness(asked.question, prediction, evidence),
+            "accuracy": float(contains_answer(prediction, asked.question.answers)),
+            "accuracy_dpr": float(has_answer(prediction, asked.question.answers)),
+            "answer_recall": float(any(has_answer(text, asked.question.answers) for text in evidence.texts if text)),
             "most_frequent_accuracy": float(contains_answer(asked.most_frequent_answer, asked.question.answers)),
             "popularity": asked.popularity,
             "frequency": asked.frequency,
             **self._costs(row, method, generated),
             "mean_logprob": generated.mean_logprob,
             "mean_entropy": generated.mean_entropy,
-            **self._retriever_signals(row, method),
         }
+        scores = [float(score) for score in self._book.similarities(method, row)[:2]]
+        known |= {"top_score": scores[0]} if scores else {}
+        known |= {"margin": scores[0] - scores[1]} if len(scores) > 1 else {}
         detail = {
             "answer": prediction,
             "relation": asked.question.relation,
@@ -182,21 +186,6 @@ class PopQa:
         retrieved = len(self._book.similarities(method, row)) > 0
         return {"lm_calls": calls, "retriever_calls": retrieved, "prompt_tokens": prompt, "generated_tokens": new}
 
-    def _retriever_signals(self, row: int, method: Method) -> dict[str, float]:
-        """The retriever's first score, and how far it is above the second."""
-        scores = [float(score) for score in self._book.similarities(method, row)[:2]]
-        top = {"top_score": scores[0]} if scores else {}
-        return top | ({"margin": scores[0] - scores[1]} if len(scores) > 1 else {})
-
-
-def _rightness(question: PopQuestion, prediction: str, evidence: Evidence) -> dict[str, float]:
-    documents = [text for text in evidence.texts if text is not None]
-    return {
-        "accuracy": float(contains_answer(prediction, question.answers)),
-        "accuracy_dpr": float(has_answer(prediction, question.answers)),
-        "answer_recall": float(any(has_answer(document, question.answers) for document in documents)),
-    }
-
 
 def popqa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
     """Drawn questions by relation; those that shots are made of are searched for behind them."""
@@ -208,11 +197,15 @@ def popqa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDatase
 
     def make_task(prompted: PromptedLM | None, book: EvidenceBook) -> PopQa:
         assert prompted is not None
-        by_method = {
-            (method.name, relation): [_shot(shot, method, book, place_of.get(shot.example.id)) for shot in some]
-            for method in book.methods
-            for relation, some in shown.items()
-        }
+        by_method: dict[tuple[str, str], list[PopShot]] = {}
+        for method in book.methods:
+            for relation, some in shown.items():
+                places = [place_of.get(shot.example.id) for shot in some]
+                passages = [None if place is None else book.nearest(method, place) for place in places]
+                by_method[method.name, relation] = [
+                    PopShot(shot.example.query, shot.object, passage)
+                    for shot, passage in zip(some, passages, strict=True)
+                ]
         return PopQa(prompted.lm, prompted.template, asked, by_method, book, config.questions.max_new_tokens)
 
     examples = [question.example for question in (*questions, *shots.values())]
@@ -265,12 +258,6 @@ def _frequencies(
         write_json(path, kept)
         write_checksums(path.parent, {path.name: path})
     return kept
-
-
-def _shot(question: PopQuestion, method: Method, book: EvidenceBook, place: int | None) -> PopShot:
-    """With the first document that the method has for it, at its place among the queries; None for without."""
-    passage = None if place is None else book.nearest(method, place)
-    return PopShot(question.example.query, question.object, passage)
 
 
 def add_popqa_findings(finished: Finished) -> str:
@@ -327,7 +314,15 @@ def _finding_lines(rows: Sequence[Row], results: Results, members: dict[str, lis
     scale = SCALES[_any_outcome(rows[0])["detail"]["popularity_from"]]
     head = ["accuracy (Wilson's 95% interval)", "n", *results, "most frequent answer"]
     lines = ["", scale, "", markdown_line(head), markdown_line(["---"] * len(head))]
-    lines += [markdown_line(_accuracies(group, some, results)) for group, some in members.items()]
+    for group, some in members.items():
+        answers = sorted({_any_outcome(row)["detail"]["most_frequent_answer"] for row in some})
+        frequent = _mean(some, next(iter(results)), "most_frequent_accuracy")
+        cells = [group or "all", str(len(some))]
+        for method in results:
+            right = sum(row["methods"][method]["numbers"]["accuracy"] for row in some)
+            interval = wilson_interval(right, len(some))
+            cells.append(f"{interval.value:.3f} ({interval.low:.3f} to {interval.high:.3f})")
+        lines.append(markdown_line([*cells, f"{frequent:.3f}{f' ({answers[0]})' if len(answers) == 1 else ''}"]))
     head = ["correlation of accuracy with log popularity", *results]
     lines += ["", markdown_line(head), markdown_line(["---"] * len(head))]
     for group in members:
@@ -335,23 +330,6 @@ def _finding_lines(rows: Sequence[Row], results: Results, members: dict[str, lis
             values = [of.get(_named("correlation", group)) for of in results.values()]
             lines.append(markdown_line([group or "all", *(f"{v['value']:+.2f}" if v else "" for v in values)]))
     return "\n".join(lines) + "\n"
-
-
-def _accuracies(group: str, rows: Sequence[Row], results: Results) -> list[str]:
-    answers = sorted({_any_outcome(row)["detail"]["most_frequent_answer"] for row in rows})
-    frequent = _mean(rows, next(iter(results)), "most_frequent_accuracy")
-    named = f" ({answers[0]})" if len(answers) == 1 else ""
-    return [
-        group or "all",
-        str(len(rows)),
-        *(_accuracy(rows, method) for method in results),
-        f"{frequent:.3f}{named}",
-    ]
-
-
-def _accuracy(rows: Sequence[Row], method: str) -> str:
-    interval = wilson_interval(sum(row["methods"][method]["numbers"]["accuracy"] for row in rows), len(rows))
-    return f"{interval.value:.3f} ({interval.low:.3f} to {interval.high:.3f})"
 
 
 EVALUATION = EvaluationKind(popqa_dataset, question_problems, add_findings=add_popqa_findings)

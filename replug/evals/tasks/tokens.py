@@ -30,7 +30,6 @@ from replug.evals.outcomes import Row
 from replug.evals.popqa import popularity_bin, read_popqa
 from replug.evals.tasks.lm import lm_dataset, text_problems
 from replug.evals.token_gain import (
-    ScoredText,
     TokenGain,
     count_words,
     gains_by_rarity,
@@ -113,7 +112,12 @@ def entity_bins(
     """
     names, clusters = EntityNames(popularity), clusters or Clusters.by_name(range(len(by_text)))
     parts = [part for row, gains in enumerate(by_text) for part in _parts(row, gains, names, popularity)]
-    order = sorted({part.bin for part in parts}, key=lambda name: (name == NO_ENTITY, _power(name)))
+
+    def rank(name: str) -> tuple[bool, int]:
+        power = re.search(r"10\^(\d+)", name)  # of the bin's lower end
+        return name == NO_ENTITY, int(power[1]) if power else -1
+
+    order = sorted({part.bin for part in parts}, key=rank)
     return [_bin([part for part in parts if part.bin == name], clusters, num_resamples, seed) for name in order]
 
 
@@ -160,12 +164,6 @@ def _bin(parts: Sequence[_Part], clusters: Clusters, num_resamples: int, seed: i
     num_tokens = sum(len(part.gains) for part in parts)
     gain = interval_of(ratio, num_resamples, seed, clusters.among(np.array([part.row for part in parts])))
     return EntityBin(parts[0].bin, len(mentions), len(set(mentions)), num_tokens, gain)
-
-
-def _power(name: str) -> int:
-    """Of a bin's lower end; -1 for none."""
-    found = re.search(r"10\^(\d+)", name)
-    return int(found[1]) if found else -1
 
 
 def gains_by_popularity(bins: Iterable[EntityBin]) -> dict[str, dict]:
@@ -216,17 +214,12 @@ def add_gains(finished: Finished) -> str:
     bins = rarity_bins(by_text, config.num_resamples, config.seed, clusters_of(finished.rows))
     finished.results[book.methods[1].name] |= gains_by_rarity(bins)
     replace_file(finished.folder.tokens, token_gain_page(by_text, bins).encode())
-    return rarity_lines(bins) + _entity_gains(finished, by_text)
-
-
-def _entity_gains(finished: Finished, by_text: Sequence[Sequence[TokenGain]]) -> str:
-    config, book = finished.config, finished.book
     if not config.texts.entities:
-        return ""
+        return rarity_lines(bins)
     popularity = read_popularity(Path(config.texts.entities))
-    bins = entity_bins(by_text, popularity, config.num_resamples, config.seed, clusters_of(finished.rows))
-    finished.results[book.methods[1].name] |= gains_by_popularity(bins)
-    return entity_lines(bins)
+    entities = entity_bins(by_text, popularity, config.num_resamples, config.seed, clusters_of(finished.rows))
+    finished.results[book.methods[1].name] |= gains_by_popularity(entities)
+    return rarity_lines(bins) + entity_lines(entities)
 
 
 def read_popularity(path: Path) -> dict[str, float]:
@@ -242,16 +235,12 @@ def _gains_by_text(rows: Sequence[Row], book: EvidenceBook) -> list[list[TokenGa
     """The first method's probabilities against the second's."""
     before, after = (method.name for method in book.methods)
     counts = count_words(book.all_texts())
-    texts = (
-        ScoredText(
-            row["id"],
-            tuple(row["methods"][before]["detail"]["token_texts"]),
-            np.array(row["methods"][before]["detail"]["token_logprobs"]),
-            np.array(row["methods"][after]["detail"]["token_logprobs"]),
-        )
-        for row in rows
-    )
-    return [token_gains(text, counts) for text in texts]
+    gains = []
+    for row in rows:
+        first, second = row["methods"][before]["detail"], row["methods"][after]["detail"]
+        without, with_documents = (np.array(detail["token_logprobs"]) for detail in (first, second))
+        gains.append(token_gains(row["id"], first["token_texts"], without, with_documents, counts))
+    return gains
 
 
 EVALUATION = EvaluationKind(token_dataset, token_problems, has_sources=True, add_findings=add_gains)
