@@ -176,7 +176,7 @@ FORBIDDEN = [
     "::ffff:127.0.0.1", "::ffff:8.8.8.8", "::127.0.0.1", "2002:7f00:1::1", "2002:808:808::1", "2001:0:1::1",
     "64:ff9b::127.0.0.1", "64:ff9b::a9fe:a9fe", "64:ff9b:1::7f00:1", "100::1", "not an address", "",
 ]  # fmt: skip
-PUBLIC = [
+PUBLIC_ADDRESSES = [
     "8.8.8.8", "93.184.216.34", "172.32.0.1", "100.128.0.1", "192.0.1.1", "2606:4700::1111", "64:ff9b::8.8.8.8",
 ]  # fmt: skip
 
@@ -186,6 +186,6 @@ def test_an_address_of_a_network_that_is_not_public_is_forbidden(address: str) -
     assert not is_public(address)
 
 
-@pytest.mark.parametrize("address", PUBLIC)
+@pytest.mark.parametrize("address", PUBLIC_ADDRESSES)
 def test_an_address_of_the_internet_is_public(address: str) -> None:
     assert is_public(address)
