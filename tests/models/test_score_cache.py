@@ -459,6 +459,6 @@ def hold_the_lock(path: Path) -> None:
     """Stand in the middle of a transaction until killed."""
     cache = ScoreCache(path)
     with cache.transaction():
-        cache._database.execute("INSERT INTO scores VALUES (?, 1, -1.0, 1, 0, NULL, x'00')", (key_of(-1),))
+        cache._database.execute("INSERT INTO scores VALUES (?, 1, -1.0, 1, 0, NULL)", (key_of(-1),))
         path.with_suffix(".held").touch()
         time.sleep(600)
