@@ -22,7 +22,7 @@ TOKEN_END_BYTES = 8  # where a document's token ids end
 SPECIAL_TOKENS = 2  # the retriever's, round a document's own
 SMALL_VOCABULARY = 1 << 16  # token ids below it take two bytes, others four
 FILE_BYTES = 350  # beside the vectors in a file: header, mark, entry in the manifest
-SCORE_BYTES = 51  # a row of the cache: key, sum, counts and checksum, in pages that random keys fill to two thirds
+SCORE_BYTES = 45  # a row of the cache: key, sum and counts, in pages that random keys fill to two thirds
 
 
 @dataclass(frozen=True, slots=True)
