@@ -66,7 +66,7 @@ def test_the_table_names_the_roles_what_dominates_and_the_keys(capsys: pytest.Ca
     said = capsys.readouterr().out
     assert "LM scoring" in said and "dominated by LM scoring" in said and "dollars, at 2 for an hour" in said
     assert "to run it so: resources.train=2 resources.score=8 resources.index=8" in said
-    assert "6 GPUs on node 1: searcher + builder + scorer, 19.4 of 73.6 GB each" in said
+    assert "6 GPUs on node 1: searcher + builder + scorer, 19.2 of 73.6 GB each" in said
 
 
 def test_an_evaluation_says_its_tokens_hours_and_dollars(capsys: pytest.CaptureFixture[str]) -> None:

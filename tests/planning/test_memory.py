@@ -26,7 +26,7 @@ from replug.planning.plans import Assumptions, plan_training
 from replug.planning.split import memory_gb
 from replug.planning.tables import plan_lines
 from replug.planning.workload import shape_of
-from replug.train.fitting import loss_settings, lsr_module
+from replug.train.fitting import lsr_module
 from replug.train.module import LSRModule
 from replug.train.trained_weights import choose_trained_weights
 from tests.support.device_memory import gpu_memory, make_fake
@@ -87,7 +87,7 @@ def module_of(config: Config) -> LSRModule:
     windows = SimpleNamespace(windows=lambda rows: [SimpleNamespace(context=text)] * len(rows))
     corpus = SimpleNamespace(tokens_by=None, texts=lambda rows: [text] * len(rows))
     stores = cast(Any, SimpleNamespace(queries=windows, corpus=corpus))
-    return lsr_module(config, load_encoder(config.retriever), stores, loss_settings(config))
+    return lsr_module(config, load_encoder(config.retriever), stores)
 
 
 def measured_bytes(module: LSRModule, config: Config) -> int:

@@ -44,7 +44,7 @@ def test_an_lm_larger_than_a_gpu_takes_several_for_each_replica(paper: Config) -
     paper.lm.path = "llama-2-70b"
     split = best(paper, "16xA100").estimate.split
     assert (split.gpus_per_replica, split.score) == (2, 2 * split.replicas)
-    with pytest.raises(UserError, match=r"2xA10 do not hold the run: scoring needs 14\d GB \(7 GPUs for each LM\)"):
+    with pytest.raises(UserError, match=r"2xA10 do not hold the run: scoring needs 139 GB \(7 GPUs for each LM\)"):
         best(paper, "2xA10")
 
 
