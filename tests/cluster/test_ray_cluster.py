@@ -8,10 +8,9 @@ import pytest
 from replug.cluster import places
 from replug.cluster.gpu_shares import ROLES, Sizes, trains_on_gpu
 from replug.cluster.gpus import keep_to_memory_share
-from replug.cluster.interruption import _say
 from replug.cluster.layout import UNKNOWN, Layout, NoRoom, lay_out, num_ranks
 from replug.cluster.packing import BUILDER, CONTEXT_BYTES, NAMES, SCORER, SEARCHER, TRAINER, Node
-from replug.cluster.ray_cluster import _lay_out, _require_same_gpus
+from replug.cluster.ray_cluster import _lay_out, _require_same_gpus, _say
 from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.config.schema import Config

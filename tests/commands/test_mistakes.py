@@ -18,6 +18,7 @@ from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.config.paths import check_paths
 from replug.config.schema import DataConfig
+from replug.data.manifest import write_mark
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import Tokenizers, prepare_raw, prepare_rows
 from replug.data.rows import read_documents, read_windows
@@ -322,37 +323,35 @@ def test_an_unknown_package_of_texts_is_named_with_the_known_ones(tmp_path, monk
 # Prepared sets ------------------------------------------------------------------------------------------
 
 
-def write_manifest(folder: Path, content: str) -> None:
-    folder.mkdir()
-    (folder / "manifest.json").write_text(content)
-
-
-PROOF = '{"shared_sources": [], "equal_texts": []}'
+PROOF = {"shared_sources": [], "equal_texts": []}
 MANIFESTS = [
-    ("no proof", "{}", "manifest.json holds no proof of disjointness", "`replug prepare` again"),
-    ("broken JSON", "{", "manifest.json", "`replug prepare`"),
-    ("no list of files", f'{{"disjoint": {PROOF}}}', "manifest.json lists no files", "`replug prepare` again"),
-    ("no files", f'{{"disjoint": {PROOF}, "files": {{}}}}', "queries.arrow is missing", "`replug prepare`"),
+    ("no proof", {}, "manifest.json holds no proof of disjointness"),
+    ("no list of files", {"disjoint": PROOF}, "manifest.json lists no files"),
+    ("no files", {"disjoint": PROOF, "files": {}}, "queries.arrow is missing"),
     (
         "a missing shard",
-        f'{{"disjoint": {PROOF}, "files": {{"documents/00000.arrow": ""}}}}',
+        {"disjoint": PROOF, "files": {"documents/00000.arrow": ""}},
         "documents/00000.arrow is missing",
-        "`replug prepare`",
     ),
     (
         "an overlap",
-        '{"disjoint": {"shared_sources": [], "equal_texts": ["a"]}, "files": {}}',
+        {"disjoint": {"shared_sources": [], "equal_texts": ["a"]}, "files": {}},
         "manifest.json says that corpus and texts overlap",
-        "`replug prepare` again",
     ),
 ]
 
 
 @pytest.mark.parametrize("case", MANIFESTS, ids=lambda case: case[0])
 def test_a_set_with_a_wrong_manifest_is_refused(tmp_path, case):
-    _, content, *says = case
-    write_manifest(tmp_path / "set", content)
-    assert_says(lambda: PreparedSet(tmp_path / "set"), str(tmp_path / "set"), *says)
+    _, content, says = case
+    write_mark(tmp_path / "manifest.json", content)
+    assert_says(lambda: PreparedSet(tmp_path), f"{tmp_path}/{says}", "`replug prepare` again")
+
+
+@pytest.mark.parametrize("content", ["{", "{}"], ids=["broken JSON", "another checksum"])
+def test_a_set_with_a_damaged_manifest_is_refused(tmp_path, content):
+    (tmp_path / "manifest.json").write_text(content)
+    assert_says(lambda: PreparedSet(tmp_path), f"{tmp_path}/manifest.json is damaged", "`replug prepare` again")
 
 
 def test_an_unfinished_set_is_refused(tmp_path):

@@ -153,7 +153,7 @@ def test_it_waits_no_longer_than_a_request_may_take(opened: Opened) -> None:
     assert 0.3 <= server.times[1] - server.times[0] < 3
 
 
-FAR = ("Mon, 01 Jan 0001 00:00:00 +2359", "²")
+FAR = ("Mon, 01 Jan 0001 00:00:00 +2359",)
 
 
 def test_times_to_retry_are_read_from_seconds_and_dates_and_nonsense_is_none() -> None:

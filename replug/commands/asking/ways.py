@@ -36,7 +36,6 @@ from replug.models.replug_lm import ReplugLM
 from replug.train.run_dir import RunDirectory
 from replug.web import require_web
 from replug.web.engines import BM25Retriever, LocalEngine
-from replug.web.evidence import evidence_finder
 from replug.web.passages import first_passages, passages_of_documents, rank_densely
 from replug.web.records import FoundEvidence, Passage, SearchEngine
 
@@ -58,6 +57,7 @@ def find_evidence(question: str, k: int, options: AskOptions, config: AskConfig,
         [documents] = retriever.retrieve([question], k)
         return FoundEvidence(question, tuple(passages_of_documents(documents, temperature_of(config, retriever))), {})
     require_web(f"--engine {options.engine}")
+    from replug.web.evidence import evidence_finder
 
     with closing(evidence_finder(config.web, folder / "snapshot", _local_engine(options))) as finder:
         found = finder.find(question)
