@@ -12,6 +12,8 @@ import pytest
 
 from tests.support.command_line import ROOT
 
+pytestmark = pytest.mark.slow
+
 # The main thread waits for a lock that it holds: no signal handler of Python's runs before it has it.
 SCRIPT = """
 import ctypes, subprocess, sys, time

@@ -21,6 +21,8 @@ from replug.config.errors import UserError
 from replug.config.load import load_config
 from tests.support.command_line import ROOT, clean_environment
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 30
 
 

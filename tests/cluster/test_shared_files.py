@@ -12,6 +12,8 @@ from replug.cluster.ray_cluster import require_seen_by_all
 from replug.config.errors import UserError
 from tests.support.local_cluster import local_cluster
 
+pytestmark = pytest.mark.slow
+
 # Another folder for every process: that of the worker on the other node is none of ours.
 OWN_FOLDER = Path("/proc/self/cwd")
 

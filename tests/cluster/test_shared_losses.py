@@ -27,7 +27,7 @@ def losses(address: str, run_dir: Path, resources: dict[str, float]) -> list[flo
     return [row["train/loss"] for row in rows]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_losses_of_shared_gpus_are_those_of_a_split(tmp_path: Path) -> None:
     with fake_cluster(1, 2, 80.0) as cluster:
         split, shared = (

@@ -160,6 +160,7 @@ def evaluated(replug: CommandLine, tmp_path_factory: pytest.TempPathFactory) -> 
     return root / "out"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "signal",
     [  # one of the question, one of the LM, one of the retriever; the others of each are nightly

@@ -124,7 +124,7 @@ def test_a_corpus_is_labelled_and_trained_on_as_the_page_shows(
     assert 1e-6 < np.abs(before - after).max() < 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_settings_are_searched_for_as_the_page_shows(
     reader: Path, replug: CommandLine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,6 +48,7 @@ def measured(quiet_run, evaluate, tmp_path_factory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_bits_per_byte_are_those_that_training_ended_with(quiet_run, measured):
     results = json.loads((measured / "results.json").read_text())
     of_run = json.loads((quiet_run / "results.json").read_text())["bpb"]["all"]
@@ -226,6 +227,7 @@ def test_questions_are_searched_for_in_the_form_that_is_asked_for(evaluate, tmp_
     assert all(row["documents"][0] == "d3" for row in rows), "the word that is in every query weighs most"
 
 
+@pytest.mark.slow
 def test_open_questions_are_answered_from_documents(evaluate, tmp_path, corpus, questions):
     settings = [f"questions.path={questions}", "questions.shots=2", "questions.max_questions=8", "k=2"]
     methods = "methods=[none,bm25@1,replug,replug/concat]"
@@ -244,6 +246,7 @@ def test_open_questions_are_answered_from_documents(evaluate, tmp_path, corpus, 
     assert len(rows) == 8 * 4 and all("answer" in row for row in rows)
 
 
+@pytest.mark.slow
 def test_mmlu_by_subject_and_category(evaluate, tmp_path, corpus):
     for split, count in (("dev", 2), ("test", 6)):
         folder = tmp_path / "mmlu" / split

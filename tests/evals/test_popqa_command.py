@@ -16,6 +16,8 @@ from tests.support.command_line import ROOT, CommandLine, start_process
 from tests.support.evaluating import wait_for_lines
 from tests.support.preparing import write_jsonl
 
+pytestmark = pytest.mark.slow
+
 METHODS = ["none", "random@1", "bm25@1", "replug@1", "replug", "replug@2/concat", "genread"]
 WORK = ["writer", "baker", "singer"]
 

@@ -122,6 +122,7 @@ class Worker:
         return os.getpid()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_an_actor_that_hangs_is_replaced_and_one_that_works_long_is_not(ray_session, monkeypatch):
     monkeypatch.setattr(liveness, "SILENT_SECONDS", 4.0)

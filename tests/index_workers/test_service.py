@@ -109,6 +109,7 @@ def test_search_over_shards_equals_brute_force(debug_config, data, encoder, serv
     assert (np.diff(found.similarities, axis=1) <= 0).all()
 
 
+@pytest.mark.slow
 def test_no_text_gets_a_document_of_its_own_source(debug_config, data, encoder, service, versions):
     version = next(versions)
     service.build(publish(debug_config, encoder, data, service, version)).result(300)

@@ -20,6 +20,8 @@ from replug.models.local.output_layer import Float32Head
 from tests.support.fake_devices import fake_gpus, spread
 from tests.support.tiny_lms import CONTINUATIONS, DEMONSTRATIONS, MAX_TOKENS, PREFIXES, VOCABULARY, write_tokenizer
 
+pytestmark = pytest.mark.slow
+
 SIZES = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 1}
 
 

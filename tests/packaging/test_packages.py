@@ -63,6 +63,7 @@ def test_the_wheel_of_the_sdist_is_the_wheel_of_the_checkout(wheel: Path, tmp_pa
     assert not [name for name in names[0] if name.split("/")[0] not in ("replug", "replug-0.1.0.dist-info")]
 
 
+@pytest.mark.slow
 def test_an_installed_wheel_trains_by_the_name_of_a_shipped_configuration(fresh_python: Path, tmp_path: Path) -> None:
     where = run(fresh_python, "-c", "import replug.train.loss as loss; print(loss.__file__)", cwd=tmp_path)
     assert where.startswith(str(fresh_python.parents[1]))

@@ -107,6 +107,7 @@ def test_a_finished_run_keeps_one_checkpoint_and_the_versions_it_needs(quiet_run
     assert all((run.index / f"v{version:06d}" / "manifest.json").is_file() for version in mark.versions)
 
 
+@pytest.mark.slow
 def test_a_finished_run_goes_on_to_more_steps(quiet_run: Path, tmp_path: Path, finish: Callable[..., str]) -> None:
     run = copied(quiet_run, tmp_path / "run")
     printed = finish(run, f"train.max_steps={STEPS + 6}")

@@ -16,6 +16,8 @@ from replug.config.errors import RunError
 from replug.train import ranks
 from replug.train.ranks import Heartbeats, beating, other_ranks
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_rank_is_silent_from_its_last_beat_on(monkeypatch):
     monkeypatch.setattr(ranks, "BEAT_SECONDS", 0.01)

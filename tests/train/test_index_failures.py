@@ -35,6 +35,8 @@ from tests.support.command_line import ROOT
 from tests.support.index_versions import flip, written_before
 from tests.support.small_disk import SmallDisk, small_disk, space_of
 
+pytestmark = pytest.mark.slow
+
 TEXTS = ["some words of a query", "others that are not the same"]
 FLAT, LOSSY = "flat_fp16", "IVF8,SQ8"
 

@@ -24,6 +24,7 @@ def typed(folder: Path, replug: CommandLine, *others: str) -> list[str]:
     return [words[0], str(CONFIG), *kept, *STAND_INS, *OWN, *others]
 
 
+@pytest.mark.slow
 def test_a_set_without_development_texts_is_refused_before_anything_is_scored(
     tmp_path: Path, replug: CommandLine
 ) -> None:
