@@ -91,7 +91,7 @@ def test_an_index_of_other_documents_is_refused(evaluate, quiet_run, tmp_path, c
         )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_server_that_fails_now_and_then_gives_the_same_bits_and_answers_from_whole_answers(
     evaluate, quiet_run, measured, tmp_path, corpus, questions
 ):
