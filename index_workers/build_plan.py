@@ -50,7 +50,7 @@ def index_folder(directory: Path) -> Path:
 
 
 def newest_encoder(directory: Path) -> Path | None:
-    """Of the newest published version in a run directory or an index's folder; None where there is none."""
+    """Return the encoder of the newest published version of a run or an index, None if there is none."""
     root = index_folder(directory)
     folders = (version_folder(root, version) for version in reversed(version_numbers(root)))
     return next((folder / ENCODER for folder in folders if (folder / MANIFEST).is_file()), None)

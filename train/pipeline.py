@@ -178,7 +178,7 @@ class BatchPipeline:
         return self._score(prefixes, continuations)
 
     def peek(self, step: int) -> ScoredBatch:
-        """As `take`, but the batch stays in flight."""
+        """Return the batch as `take` does, but leave it in flight."""
         batch = self._in_flight[step]
         with self._clock.measure("wait_scores"):
             retrieved = wait_for(batch.retrieved, self._check_run)

@@ -194,7 +194,7 @@ def _row(batch: pa.RecordBatch, row: int, number: int, name: str, fields: FieldM
 
 
 def _bytes(value: pa.Scalar) -> int:
-    """Of a string, without making it; 0 of anything else."""
+    """Return the size of a string without making it, 0 for anything else."""
     if isinstance(value, pa.DictionaryScalar) and value.is_valid:
         value = value.dictionary[value.index.as_py()]
     buffer = value.as_buffer() if isinstance(value, pa.BinaryScalar | pa.StringScalar) else None

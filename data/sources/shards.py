@@ -126,7 +126,7 @@ def _root(source: str) -> str:
 
 
 def content_sha256(path: Path) -> str:
-    """Of all of the file."""
+    """Hash the whole file."""
     stamp = _stamp(path)
     if stamp["size"] < LARGE_BYTES:
         return file_sha256(path)

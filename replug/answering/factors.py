@@ -67,7 +67,7 @@ def logprobs_of_samples(samples: Sequence[Sampled]) -> dict[str, float]:
 
 
 def num_tokens(samples: Sequence[Sampled]) -> int:
-    """Of all samples, with the tokens that ended them."""
+    """Count the tokens of all samples, with the tokens that ended them."""
     return sum(len(sample.token_logprobs) for sample in samples)
 
 

@@ -193,7 +193,7 @@ def measured_passages(
 
 
 def passages_outcome(measured: MeasuredPassages, failures: Mapping[str, int]) -> Outcome:
-    """As a row holds it; numbers survive to the last bit."""
+    """Return the row that holds it; numbers survive to the last bit."""
     factors = measured.factors
     arrays = {name: _listed(getattr(factors, name)) for name in (*OF_CANDIDATES, *OF_PASSAGES, "answer_by_passage")}
     detail = {
@@ -211,7 +211,7 @@ def passages_outcome(measured: MeasuredPassages, failures: Mapping[str, int]) ->
 
 
 def read_passages(detail: Mapping[str, Any]) -> MeasuredPassages:
-    """What `passages_outcome` wrote."""
+    """Read what `passages_outcome` wrote."""
     by_passage = None
     if detail["answer_by_passage"] is not None:  # [A, P], also where one of the two is 0
         shape = len(set(detail["answers"])), len(detail["passages"])

@@ -209,7 +209,7 @@ def _weight_lines(fitted: dict[str, dict[str, Any]], metric: str) -> list[str]:
 
 
 def _failure_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Of all questions, those of the validation part too."""
+    """Count what failed for all questions, those of the validation part too."""
     counts: Counter[str] = Counter()
     for row in rows:
         counts.update(row["methods"][PASSAGES]["detail"]["failures"] if PASSAGES in row["methods"] else {})

@@ -246,7 +246,7 @@ class CorpusEngine:
 
 
 def corpus_engine(method: Method, book: EvidenceBook, queries: Sequence[str]) -> CorpusEngine:
-    """Of the documents that a book has for every query."""
+    """Return the documents that a book has for every query."""
     results = {}
     for row, query in enumerate(queries):
         evidence = book.of(row)[method.name]

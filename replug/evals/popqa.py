@@ -122,17 +122,17 @@ def subject_of(relation: str, question: str) -> str | None:
 
 
 def popqa_prompt(question: str, passage: str | None, shots: Sequence[PopShot] = ()) -> str:
-    """What the LM continues: the shots, the passage, the question."""
+    """Return what the LM continues: the shots, the passage, the question."""
     return popqa_opening(shots) + _block(question, passage)
 
 
 def popqa_opening(shots: Sequence[PopShot]) -> str:
-    """What the prompts of all questions of a relation begin with."""
+    """Return what the prompts of all questions of a relation begin with."""
     return "".join(f"{_block(shot.question, shot.passage)} {one_line(shot.answer)}{BETWEEN_BLOCKS}" for shot in shots)
 
 
 def genread_prompt(question: str) -> str:
-    """What the LM continues by a document of its own."""
+    """Return what the LM continues by a document of its own."""
     return GENREAD_TEMPLATE.format(one_line(question))
 
 

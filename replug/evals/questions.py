@@ -217,7 +217,7 @@ def question_problems(config: EvaluationConfig, methods: Sequence[Method]) -> It
 
 
 def unasked_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
-    """What only evaluations have that put questions to an LM."""
+    """Refuse methods and keys that only evaluations with questions to an LM have."""
     if any(method.source == GENREAD for method in methods):
         yield f"methods: genread writes a document for a question; evaluation={config.evaluation} asks the LM none"
     if config.questions.latency_questions:

@@ -55,7 +55,7 @@ class AnswerTable(ABC, Generic[Answer]):
 
     @abstractmethod
     def _values(self, answer: Answer) -> tuple:
-        """As `columns`."""
+        """Return the values of `columns`."""
 
     @abstractmethod
     def _from_values(self, *values: object) -> Answer:

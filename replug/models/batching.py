@@ -51,7 +51,7 @@ def _cut(order: list[int], starts: list[int]) -> Iterator[list[int]]:
 
 
 def _starts(descending: Sequence[int], budget: int) -> list[int]:
-    """Where batches of falling lengths begin, each of a padded size within the budget (one row at least)."""
+    """Return where batches of falling lengths begin; each has a padded size within the budget (one row at least)."""
     starts: list[int] = []
     start = 0
     while start < len(descending):
@@ -61,7 +61,7 @@ def _starts(descending: Sequence[int], budget: int) -> list[int]:
 
 
 def _unpadded_starts(lengths: Sequence[int], budget: int) -> list[int]:
-    """Where batches begin, each of a sum within the budget (one row at least)."""
+    """Return where batches begin; each has a sum within the budget (one row at least)."""
     starts: list[int] = []
     size = 0
     for row, length in enumerate(lengths):

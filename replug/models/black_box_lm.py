@@ -307,14 +307,14 @@ class GrowingAnswer:
         self._stop, self._given = stop, ""
 
     def grow(self, whole: str) -> str:
-        """What is new and settled in the text so far; nothing in one that is told again."""
+        """Return what is new and settled in the text so far; a text that is told again has nothing new."""
         if self._given.startswith(whole):
             return ""
         _require_longer(whole, self._given)
         return self._give(settled(whole, self._stop))
 
     def end(self, whole: str) -> str:
-        """What of the whole answer was not given out."""
+        """Return the part of the whole answer that was not given out."""
         _require_longer(whole, self._given)
         return self._give(whole)
 

@@ -179,14 +179,13 @@ def count_examples(config: EvaluationConfig, given: int | None) -> int:
     is_text, questions, data = config.evaluation in TEXTS, config.questions, config.data
     most, there = (config.texts.max_windows if is_text else questions.max_questions), None
     path = data.heldout if is_text else questions.path
-    if is_text and config.texts.path:
-        pass  # whole texts are not cut here
-    elif path and Path(path).expanduser().is_file():
-        there = count_rows(Path(path).expanduser())
-    elif is_text:
-        manifest = _manifest(config)
-        there = int(manifest["counts"]["heldout"]) if manifest else data.num_heldout
-    elif most is not None and config.evaluation == "mmlu":
+    if not (is_text and config.texts.path):  # whole texts are not cut here, so their number is not known
+        if path and Path(path).expanduser().is_file():
+            there = count_rows(Path(path).expanduser())
+        elif is_text:
+            manifest = _manifest(config)
+            there = int(manifest["counts"]["heldout"]) if manifest else data.num_heldout
+    if there is None and most is not None and config.evaluation == "mmlu":
         most *= SUBJECTS
     known = [number for number in (most, there) if number is not None]
     if not known:
@@ -322,7 +321,7 @@ def _retrievers(config: EvaluationConfig) -> dict[str, str]:
 def _notes(
     config: EvaluationConfig, lms: Sequence[dict[str, Any]], retrievers: Sequence[dict[str, Any]]
 ) -> Iterator[str]:
-    """What the reader should know before believing the figures."""
+    """Yield what the reader should know before believing the figures."""
     document = f"a document for {_document_tokens(config)} (data.document_tokens)"
     if config.evaluation in TEXTS:
         key, (before, scored) = "texts.context_tokens" if config.texts.path else "data.window", text_tokens(config)

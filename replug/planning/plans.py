@@ -118,7 +118,7 @@ def gpus_by_roles(layout: Layout) -> list[dict[str, Any]]:
 
 
 def _possible_notes(job: Job, devices: Devices, laid: LaidSplit) -> list[tuple[bool, str]]:
-    """What the reader should know before believing the figures."""
+    """Yield what the reader should know before believing the figures."""
     found, split, refresh = laid.estimate, laid.estimate.split, job.shape.refresh
     most, search = found.seconds.units * (job.shape.depth + 1), found.seconds.search
     lag = refresh.fixed_lag

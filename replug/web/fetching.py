@@ -59,7 +59,7 @@ class BoundedBody:
         return bytes(self._decoded)
 
     def _decompressed(self, piece: bytes) -> bytes:
-        """As much of it as the limit leaves room for, and a byte more."""
+        """Read as much as the limit leaves room for, and one byte more."""
         if piece and not self._is_begun:
             self._is_begun = True
             if self._coding == "deflate" and piece[0] & 0x0F != ZLIB_HEADER:

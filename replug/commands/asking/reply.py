@@ -50,7 +50,7 @@ class ScoredCandidate:
 
 @dataclass(frozen=True, slots=True)
 class FollowedPolicy:
-    """What a policy decided, and why in a line."""
+    """Say in a line what a policy decided, and why."""
 
     signal: str
     value: float | None

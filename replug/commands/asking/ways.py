@@ -83,7 +83,7 @@ def _local_engine(options: AskOptions) -> SearchEngine | None:
 
 
 def _nearest(question: str, k: int, passages: Sequence[Passage], config: AskConfig) -> list[Passage]:
-    """By TF-IDF as they come, or by the retriever that re-ranks them."""
+    """Order passages by TF-IDF as they come, or by the retriever that reranks them."""
     if config.retriever.path:
         encoder = load_encoder(config.retriever)
         passages = rank_densely(encoder, question, passages, temperature_of(config, encoder))

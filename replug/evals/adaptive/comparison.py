@@ -212,7 +212,7 @@ def _cost_heads(prices: Prices | None) -> list[str]:
 
 
 def _cost_cells(costs: Costs | None, prices: Prices | None) -> list[str]:
-    """Of a question; nothing for an oracle."""
+    """Return the costs of a question; an oracle has none."""
     if costs is None:
         return [""] * len(_cost_heads(prices))
     cells = [

@@ -205,7 +205,7 @@ class Costs:
     seconds: float
 
     def dollars(self, prices: Prices) -> float:
-        """Of a thousand questions."""
+        """Return the dollars that a thousand questions cost."""
         tokens = self.prompt_tokens * prices.prompt + self.generated_tokens * prices.generated
         return tokens / PER_MILLION * QUESTIONS_OF_A_PRICE
 

@@ -93,7 +93,7 @@ class TokenNames:
         self.ends = {tokenizer.eos_token_id}
 
     def decode(self, ids: list[int]) -> str:
-        """As local weights decode an answer."""
+        """Decode an answer as local weights do."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
     def steps(self, answer: ShownAnswer, num_tops: int) -> list[TopTokens]:

@@ -26,12 +26,12 @@ class LocalSource(ABC):
     @property
     @abstractmethod
     def identity(self) -> str:
-        """As the loaded LM's, without loading it."""
+        """Return what the loaded LM would, without loading it."""
 
     @property
     @abstractmethod
     def max_tokens(self) -> int | None:
-        """As the loaded LM's, without loading it."""
+        """Return what the loaded LM would, without loading it."""
 
     @property
     def shape(self) -> LMShape:
@@ -59,7 +59,7 @@ class LocalSource(ABC):
         return InProcessLM(self.load(), self.tokens_per_unit(on_gpu=False))
 
     def tokens_per_unit(self, on_gpu: bool) -> int:
-        """Of one call to a replica."""
+        """Return the tokens of one call to a replica."""
         return tokens_per_unit(self.shape, on_gpu, self.tokens_per_batch)
 
 
