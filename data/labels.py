@@ -103,7 +103,7 @@ class Labels:
         if not (folder / MARK).is_file():
             raise UserError(f"{folder} holds no finished labels: {MARK} is missing; {AGAIN}")
         self.folder = folder
-        self.mark = read_mark(folder / MARK)
+        self.mark = read_mark(folder / MARK, AGAIN)
         if self.mark.get("format") != FORMAT:
             raise UserError(f"{folder} is of another version of replug; {AGAIN}")
         self.origin = LabelOrigin(**self.mark["origin"])
