@@ -147,7 +147,9 @@ class Folder:
             other = content.get("kind", "unknown")
             raise UserError(f"{self.path} is {_a(other)}; expected {_a(self.kind)}; give another {self.key}")
         if content.get("format") != self._format:
-            raise UserError(f"{path} was written by another version of replug; {self.mend}, or give another {self.key}")
+            raise UserError(
+                f"{path} was written by another version of replug; remove {self.path} or give another {self.key}"
+            )
         return content
 
     def _require_ours(self) -> dict[str, Any] | None:
