@@ -6,7 +6,6 @@ the disk, marks it and removes what is too old. No other rank takes part, so non
 
 import hashlib
 import logging
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,6 +19,7 @@ from replug.data.datamodule import Position
 from replug.data.files import persist, writing
 from replug.train.module import require_finite_weights
 from replug.train.run_dir import CheckpointMark, RunDirectory
+from replug.train.sources import BatchSource
 from replug.train.step_metrics import StepClock
 
 log = logging.getLogger(__name__)
@@ -109,13 +109,11 @@ class Checkpointer(pl.Callback):
     def __init__(
         self,
         writer: CheckpointWriter,
-        versions_in_use: Callable[[], set[int]],
-        prune_versions: Callable[[set[int]], None],
+        source: BatchSource,
         every_steps: int,
         clock: StepClock,
     ) -> None:
-        self._writer, self._versions_in_use, self._prune_versions = writer, versions_in_use, prune_versions
-        self._every, self._clock = every_steps, clock
+        self._writer, self._source, self._every, self._clock = writer, source, every_steps, clock
         self._is_restored = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -165,11 +163,11 @@ class Checkpointer(pl.Callback):
         """Not `trainer.save_checkpoint`, which ends in a barrier."""
         require_finite_weights(module.parameters(), trainer.global_step)
         state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-        self._writer.begin(trainer.global_step, state, self._versions_in_use())
+        self._writer.begin(trainer.global_step, state, self._source.versions_in_use())
 
     def _finish(self) -> None:
         if self._writer.finish():
             self._prune()
 
     def _prune(self) -> None:
-        self._prune_versions(self._versions_in_use() | self._writer.versions())
+        self._source.prune(self._source.versions_in_use() | self._writer.versions())

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from replug.cluster.interruption import LOOK_SECONDS, wait_for
-from replug.config.errors import RunError
 from replug.data.records import RetrievedBatch, ScoredBatch
 from replug.data.sampling import QuerySampler
 from replug.data.store import PreparedSet
@@ -22,13 +21,10 @@ from replug.index_workers.build_plan import IndexState
 from replug.models.black_box_lm import ScoreSum
 from replug.models.encoder import require_finite_vectors
 from replug.models.prompt import PromptTemplate
+from replug.train.scoring import ScoreError, prompts_of
 from replug.train.step_metrics import StepClock
 
 log = logging.getLogger(__name__)
-
-
-class ScoreError(RunError):
-    """The LM's answer cannot be trained on; the message names the text and the document."""
 
 
 # For searches that are under way when a run is to end: a signal leaves half a minute for all.
@@ -92,10 +88,25 @@ class BatchPipeline:
                     self._in_flight[ahead] = self._begin(ahead, step, index)
 
     def take(self, step: int) -> ScoredBatch:
-        """The scored batch of a step, waiting for the LM where it is late."""
-        scored = self.peek(step)
+        """Return the scored batch of a step, waiting for the LM if it is late; a failed one stays in flight."""
+        batch = self._in_flight[step]
+        with self._clock.measure("wait_scores"):
+            retrieved = wait_for(batch.retrieved, self._check_run)
+            scores = wait_for(wait_for(batch.scores, self._check_run), self._check_run)
+        shape = retrieved.doc_rows.shape
+        sums = np.array([score.sum_logprob for score in scores]).reshape(shape)
+        counts = np.array([score.num_tokens for score in scores]).reshape(shape)[:, 0]
+        bad = np.argwhere(~np.isfinite(sums))
+        if len(bad):
+            query, doc = bad[0]
+            example = self._queries.examples(retrieved.query_rows[[query]])[0]
+            document = self._corpus.documents(retrieved.doc_rows[query, [doc]])[0]
+            raise ScoreError(
+                f"the LM's score of text {example.id} after document {document.id} is {sums[query, doc]}; "
+                f"expected a finite number (step {step})"
+            )
         del self._in_flight[step]
-        return scored
+        return ScoredBatch(retrieved, sums, counts)
 
     def settle(self) -> None:
         """Wait until the searches under way have ended; the index may free their version after.
@@ -170,29 +181,5 @@ class BatchPipeline:
 
     def _ask(self, batch: RetrievedBatch) -> Scores:
         """One call for the whole batch, so that the pool can put pairs of similar length together."""
-        prefixes, continuations = [], []
-        for example, doc_rows in zip(self._queries.examples(batch.query_rows), batch.doc_rows, strict=True):
-            for text in self._corpus.texts(doc_rows):
-                prefixes.append(self._template.prefix(text, example.context, example.continuation))
-                continuations.append(example.continuation)
-        return self._score(prefixes, continuations)
-
-    def peek(self, step: int) -> ScoredBatch:
-        """Return the batch as `take` does, but leave it in flight."""
-        batch = self._in_flight[step]
-        with self._clock.measure("wait_scores"):
-            retrieved = wait_for(batch.retrieved, self._check_run)
-            scores = wait_for(wait_for(batch.scores, self._check_run), self._check_run)
-        shape = retrieved.doc_rows.shape
-        sums = np.array([score.sum_logprob for score in scores]).reshape(shape)
-        counts = np.array([score.num_tokens for score in scores]).reshape(shape)[:, 0]
-        bad = np.argwhere(~np.isfinite(sums))
-        if len(bad):
-            query, doc = bad[0]
-            example = self._queries.examples(retrieved.query_rows[[query]])[0]
-            document = self._corpus.documents(retrieved.doc_rows[query, [doc]])[0]
-            raise ScoreError(
-                f"the LM's score of text {example.id} after document {document.id} is {sums[query, doc]}; "
-                f"expected a finite number (step {step})"
-            )
-        return ScoredBatch(retrieved, sums, counts)
+        examples = self._queries.examples(batch.query_rows)
+        return self._score(*prompts_of(self._template, examples, map(self._corpus.texts, batch.doc_rows)))

@@ -36,6 +36,10 @@ from replug.config.errors import RunError
 log = logging.getLogger(__name__)
 
 
+# All waits between ranks but that for a batch: to meet at the start, for the gradient, while rank 0 copies a
+# checkpoint's state. All ranks do the same work between them, but for compiling and for loading from a slow disk.
+COLLECTIVE_PATIENCE = timedelta(minutes=10)
+
 BEAT_SECONDS = 2.0
 SILENT_SECONDS = 120.0  # of a rank that counted before: a loaded machine delays a beat by seconds
 CONNECT = timedelta(minutes=10)  # until rank 0 has opened the store
@@ -227,6 +231,21 @@ class OtherRanks:
     def _kill(self) -> None:
         for actor in self._actors:
             ray.kill(actor)
+
+
+class NoOthers:
+    """What a training on one rank without Ray has instead of `OtherRanks`."""
+
+    num_others, silence = 0, ""
+
+    def __init__(self) -> None:
+        self.environment = RankEnvironment(0, 1, "", 0)
+
+    def devices(self) -> list[tuple[str, ...]]:
+        return []
+
+    def check(self) -> None:
+        """Nobody can end but this process."""
 
 
 @contextmanager

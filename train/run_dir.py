@@ -4,18 +4,18 @@ config.yaml        the resolved configuration
 environment.json   package versions, git commit, machine
 data/              the prepared set (unless `data.prepared` names another)
 index/             index versions
-checkpoints/       step-000100.ckpt with its mark step-000100.json, which holds its checksum; the last one stays
-dev_best/          of a training on labels the weights that did best on development texts, and dev_best.json
+checkpoints/       step-000100.ckpt with its mark step-000100.json, which holds its checksum; removed at the end
+best_weights/      the weights that do best on development texts, with their look; removed at the end
 labels/            of train.labels=auto, what `replug label` writes
 first/             there with label.tuned, the run of the first training, whose queries find candidates
 labels.json        which labels it trains on: a hash of their mark
-best/              the weights whose documents helped most on held-out text during training, and best.json
 metrics.jsonl      one object for every logged step
 device_use.jsonl   seconds that each device was busy, by role; one object for some steps
 scores.sqlite      the cache of LM scores
 lm.json            which LM scores: a hash of its weights, or a server's model and probe
 set.json           which prepared set: a hash of its manifest
 lm_spent.json      requests and tokens that a server was sent
+fitted.json        training has ended: the first look at development texts, and that of the tuned weights
 retriever/         the tuned encoder; a pair where queries and documents have their own (retriever.train)
 evaluation/        the outcome of every held-out text, in lm/ and retrieval/; what `replug evaluate` adds (index/)
 results.json       written when all is done; report.html beside it
@@ -28,18 +28,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from replug.config.errors import RunError, UserError
-from replug.config.load import config_to_yaml, has_more_steps, load_stored_config, require_same
+from replug.config.load import config_to_yaml, load_stored_config, require_same
 from replug.config.paths import require_folder
 from replug.config.schema import Config
-from replug.data.files import file_sha256, read_json, replace_file, write_json, writing
+from replug.data.files import file_sha256, read_json, replace_file, write_json
 from replug.data.folder_lock import NAME as WRITER
-from replug.data.manifest import NAME as CHECKSUMS
+from replug.data.labels import MARK as LABELS_MARK
 from replug.data.manifest import require_checksums, write_last
 from replug.train.environment import describe_environment, provenance_lines
 
 log = logging.getLogger(__name__)
 
-CHECKPOINT_FORMAT = 3  # of what the callbacks put into a checkpoint
+CHECKPOINT_FORMAT = 4  # of what the callbacks put into a checkpoint
 MEND = "bring it back, or run `replug train` in another run_dir"
 
 
@@ -68,15 +68,13 @@ class RunDirectory:
         self.budget_file = path / "lm_spent.json"
         self.evaluation = path / "evaluation"
         self.retriever = path / "retriever"
-        self.best = path / "best"
-        self.dev_best = path / "dev_best"
-        self.dev_best_mark = path / "dev_best.json"
+        self.best_weights = path / "best_weights"
         self.labels = path / "labels"
         self.first = path / "first"
         self.labels_mark = path / "labels.json"
         self.found_before = path / "heldout_before.npz"
         self.found_after = path / "heldout_after.npz"
-        self.fitted = path / "fitted.json"  # a training on labels has ended, at which step
+        self.fitted = path / "fitted.json"
         self.results = path / "results.json"
         self.examples = path / "examples.json"
         self.report = path / "report.html"
@@ -94,50 +92,30 @@ class RunDirectory:
         elif foreign := self._foreign_files():
             raise UserError(f"run_dir: {self.path} holds {foreign[0]}, which is of no run; give another run_dir")
 
-    def goes_on(self, config: Config) -> bool:
-        """Whether a finished run is asked for more steps."""
-        begun = self.begun_with()
-        return begun is not None and has_more_steps(begun, config)
-
     def begun_with(self) -> Config | None:
         """The configuration of the run that is here, finished or not."""
         stored = self.path / "config.yaml"
         return load_stored_config(stored) if stored.is_file() else None
 
-    def claim(self, config: Config, lm_identity: str, prepared: Path) -> None:
-        """Begin the run, or check that it was begun with the same configuration, LM and prepared set.
-
-        One that was begun with fewer steps goes on to more of them, finished or not.
-        """
+    def claim(self, config: Config, lm_identity: str, prepared: Path, labels: Path | None = None) -> None:
+        """Begin the run, or check that it was begun with the same configuration, LM, prepared set and labels."""
         self.require_ours(config)
-        begun = self.begun_with()
-        if begun is not None:
+        if self.begun_with() is not None:
             self.require_same_lm(lm_identity)
             self.require_same_set(prepared)
-            if has_more_steps(begun, config):
-                self._extend(begun.train.max_steps, config.train.max_steps)
+        mark_sha256 = file_sha256(labels / LABELS_MARK) if labels else None
+        if self.labels_mark.is_file() and read_json(self.labels_mark, MEND)["mark_sha256"] != mark_sha256:
+            raise UserError(
+                f"train.labels: the run in {self.path} was begun with other labels than those in {labels} now: bring "
+                "the first ones back, or give another run_dir"
+            )
         self.path.mkdir(parents=True, exist_ok=True)
-        (self.path / CHECKSUMS).unlink(missing_ok=True)  # of what the run was when it was last finished
         replace_file(self.path / "config.yaml", config_to_yaml(config).encode())
         write_json(self.path / "environment.json", describe_environment())
         write_json(self.path / "lm.json", {"identity": lm_identity})
         write_json(self.set_mark, {"manifest_sha256": file_sha256(prepared / "manifest.json")})
-
-    def _extend(self, before: int, after: int) -> None:
-        """What followed from the last step is made again; the results go first, since they say that all is done."""
-        newest = self.newest_checkpoint()
-        if self.is_finished and newest is None:
-            raise UserError(
-                f"train.max_steps is {after}, but the finished run in {self.path} kept no checkpoint to go on from: "
-                "give another run_dir"
-            )
-        log.warning(
-            f"train.max_steps is {after} instead of {before}: from step {newest.step if newest else 0} on the learning "
-            f"rate is that of a run of {after} steps, so the losses are not those of one that was begun so"
-        )
-        for path in (self.results, self.found_after, self.fitted, self.report, self.examples):
-            path.unlink(missing_ok=True)
-        shutil.rmtree(self.retriever, ignore_errors=True)
+        if labels is not None:
+            write_json(self.labels_mark, {"mark_sha256": mark_sha256})
 
     def require_same_lm(self, identity: str) -> None:
         """Weights in a folder and models behind a URL can change while their names stay."""
@@ -179,7 +157,7 @@ class RunDirectory:
 
     def finish(self, results: dict) -> None:
         """Write results.json, which says that the run is finished, and the checksums of what is shown of it."""
-        names = ("config.yaml", "environment.json", "lm.json", "best.json", "fitted.json")
+        names = ("config.yaml", "environment.json", "lm.json", "fitted.json")
         named = [self.path / name for name in names]
         write_last(self.results, results, [*named, self.metrics, self.device_use, self.examples])
 
@@ -240,34 +218,10 @@ class RunDirectory:
         return f"needs index version {gone[0]}, which is gone from {self.index}" if gone else None
 
     def forget_after(self, step: int) -> None:
-        """Remove the marks of later checkpoints, which are torn."""
+        """Remove the marks of later checkpoints, which are torn, and what was logged of steps that are done again."""
         for mark in self.checkpoint_marks():
             if mark.step > step:
                 self.unmark(mark.step)
-
-    def best_weights(self) -> dict | None:
-        """`heldout_bpb` and `step` of the weights in `best`; None where none were measured."""
-        path = self.path / "best.json"
-        return read_json(path, MEND) if path.is_file() and self.best.is_dir() else None
-
-    def offer_best(self, encoder: Path, heldout_bpb: float | None, step: int) -> None:
-        """Copy an encoder's folder to `best` if its bits per byte on held-out text are the lowest so far.
-
-        best.json comes last, so an interrupted copy is made again.
-        """
-        best = self.best_weights()
-        if heldout_bpb is None or (best is not None and best["heldout_bpb"] <= heldout_bpb):
-            return
-        partial = self.best.with_name("best.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        with writing(partial):
-            shutil.copytree(encoder, partial)
-            shutil.rmtree(self.best, ignore_errors=True)
-            partial.replace(self.best)
-        write_json(self.path / "best.json", {"heldout_bpb": heldout_bpb, "step": step})
-
-    def truncate_metrics(self, step: int) -> None:
-        """Drop what was logged at or after a step that is about to be done again, and a torn last line."""
         for path in (self.metrics, self.device_use):
             if path.exists():
                 kept = [line for line in path.read_text().splitlines() if _logged_step(line, step) < step]
@@ -289,10 +243,9 @@ class RunDirectory:
         return provenance_lines(config, known, read_json(lm, MEND)["identity"] if lm.is_file() else None)
 
     def remove_work_files(self) -> None:
-        """After the end: of the checkpoints the newest is kept, from which the run may go on to more steps."""
-        for mark in self.checkpoint_marks()[:-1]:
-            self.unmark(mark.step)
-            mark.path.unlink(missing_ok=True)
+        """Remove what only an unfinished run needs."""
+        for folder in (self.checkpoints, self.best_weights):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _read_mark(path: Path) -> dict:

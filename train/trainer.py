@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 import torch.distributed as dist
-from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.plugins.environments import LightningEnvironment
 from pytorch_lightning.strategies import DDPStrategy
@@ -14,13 +13,12 @@ from pytorch_lightning.strategies import DDPStrategy
 from replug.cluster.gpu_shares import trains_on_gpu
 from replug.cluster.gpus import num_gpus, torch_device
 from replug.config.choices import Precision
-from replug.config.errors import RunError, require_extra
+from replug.config.errors import RunError
 from replug.config.schema import Config
 from replug.data.datamodule import StepDataModule
 from replug.models.hardware import available_cores, multiplies_bfloat16
-from replug.train.batch_broadcast import COLLECTIVE_PATIENCE
 from replug.train.module import LSRModule
-from replug.train.ranks import RankEnvironment
+from replug.train.ranks import COLLECTIVE_PATIENCE, RankEnvironment
 from replug.train.run_dir import RunDirectory
 from replug.train.step_metrics import JsonLinesLogger
 
@@ -105,11 +103,8 @@ def require_all_steps(trainer: pl.Trainer, config: Config) -> None:
 
 
 def loggers_of(config: Config, run: RunDirectory) -> list[Logger]:
-    """metrics.jsonl always; W&B and TensorBoard where they are asked for."""
+    """Return the loggers: metrics.jsonl always, W&B if `wandb.mode` asks for it."""
     loggers: list[Logger] = [JsonLinesLogger(run.metrics)]
-    if config.train.tensorboard:
-        require_extra("tensorboard", "tensorboard", what="train.tensorboard")
-        loggers.append(TensorBoardLogger(run.path, name="", version="tensorboard"))
     if config.wandb.mode.value != "off":
         from replug.train.wandb_logger import wandb_logger
 

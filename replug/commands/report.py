@@ -93,7 +93,7 @@ def _join_runs(runs: list["RunDirectory"]) -> str:
                 raise UserError(f"{run.path} has another {what} than {runs[0].path}; expected the same in all")
     names = row_names([run.path for run in runs])
     results = {name: read_json(run.results, MEND) for name, run in zip(names, runs, strict=True)}
-    of_dev = {name: (one.get("labels") or {}).get("best") for name, one in results.items()}
+    of_dev = {name: (one.get("weights") or {}).get("best") for name, one in results.items()}
     heldout = {name: one.get("bpb", {}).get("all", {}) for name, one in results.items()}
     methods = [method for method in METHODS if any(method in of for of in heldout.values())]
     head = ["run", *(METHODS[method] for method in methods), *(["development texts"] if any(of_dev.values()) else [])]

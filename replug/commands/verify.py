@@ -51,7 +51,7 @@ def _verify(directory: Path) -> tuple[list[str], list[str]]:
     if is_prepared_set(directory):
         return verify_prepared(directory)
     found, problems = verify_prepared(directory / "data") if is_prepared_set(directory / "data") else ([], [])
-    for folder in (directory, directory / "labels", directory / "retriever", directory / "best"):
+    for folder in (directory, directory / "labels", directory / "retriever"):
         name = MARK if (folder / "queries.parquet").is_file() else NAME
         if (folder / name).is_file():
             wrong = checksum_problems(folder, manifest=name)
