@@ -162,11 +162,15 @@ def test_the_contrastive_term_is_trained_on_labels_and_no_lm_is_needed(labelled,
     assert row["train/contrastive"] > 0 and row["lm/entropy"] > 0
 
 
-def test_queries_tuned_alone_are_a_pair_with_the_documents_encoder_as_it_was(labelled, tmp_path):
+def test_queries_tuned_alone_are_a_pair_with_the_documents_encoder_as_it_was(labelled, tmp_path, interrupted):
     train(configured(labelled, tmp_path / "run", "retriever.train=query", "train.max_steps=2"))
     tuned, base, texts = Encoder(str(tmp_path / "run")), Encoder("stand_in"), ["mida furo", "x"]
     assert tuned.encode_document(texts).equal(base.encode_document(texts))
-    assert not tuned.encode_query(texts).equal(base.encode_query(texts))
+    interrupted(configured(labelled, tmp_path / "begun", "retriever.train=query"), 3)
+    export(tmp_path / "begun", tmp_path / "exported")
+    last = Encoder(str(tmp_path / "exported"))
+    assert last.encode_document(texts).equal(base.encode_document(texts))
+    assert not last.encode_query(texts).equal(base.encode_query(texts))
 
 
 def test_documents_that_stay_as_they_are_are_embedded_once_with_the_vectors_that_every_step_would_compute(
