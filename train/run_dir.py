@@ -32,9 +32,9 @@ from replug.config.load import config_to_yaml, load_stored_config, require_same
 from replug.config.paths import require_folder
 from replug.config.schema import Config
 from replug.data.files import file_sha256, read_json, replace_file, write_json
-from replug.data.folder_lock import NAME as WRITER
+from replug.data.folder import LOCK as WRITER
+from replug.data.folder import require_checksums, write_last
 from replug.data.labels import MARK as LABELS_MARK
-from replug.data.manifest import require_checksums, write_last
 from replug.train.environment import describe_environment, provenance_lines
 
 log = logging.getLogger(__name__)

@@ -83,7 +83,7 @@ def report(
 
     replug adapt report runs/eval_popqa --out runs/adaptive
     """
-    from replug.data.folder_lock import sole_writer
+    from replug.data.folder import sole_writer
     from replug.evals.adaptive.measured import measure_all
     from replug.evals.adaptive.outcomes import read_answered
     from replug.evals.adaptive.report import write_report

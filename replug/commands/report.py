@@ -54,7 +54,7 @@ def _report_evaluations(folders: list[Path], figure: Path | None, out: Path | No
 
 
 def _report_runs(folders: list[Path], figure: Path | None, out: Path | None) -> None:
-    from replug.data.folder_lock import sole_writer
+    from replug.data.folder import sole_writer
     from replug.train.figures import overview_png
     from replug.train.run import show_results
     from replug.train.run_dir import RunDirectory

@@ -17,7 +17,7 @@ from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import load_stored_evaluation_config
 from replug.config.methods import Method
 from replug.data.files import read_json, replace_file
-from replug.data.manifest import require_checksums, write_last
+from replug.data.folder import require_checksums, write_last
 from replug.evals.comparison import (
     Measurements,
     Results,

@@ -27,7 +27,7 @@ from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import GENREAD, Method
 from replug.config.rules import evaluation_methods, has_rerank_lm
 from replug.config.schema import Config
-from replug.data.folder_lock import sole_writer
+from replug.data.folder import sole_writer
 from replug.data.store import Corpus
 from replug.evals.ensemble_temperatures import settled_temperatures, with_temperatures
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from replug.config.errors import UserError
-from replug.data.manifest import write_checksums
+from replug.data.folder import write_checksums
 from replug.evals.comparison import MOST_DIFFERENCES
 from replug.evals.results_files import joined_table
 from tests.support.command_line import CommandLine

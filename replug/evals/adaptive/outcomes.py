@@ -19,7 +19,7 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import flatten, load_stored_evaluation_config
 from replug.config.methods import GENREAD, METHOD, NONE, WITHOUT_RETRIEVER
-from replug.data.manifest import require_checksums
+from replug.data.folder import require_checksums
 from replug.data.rows import require_new
 from replug.data.store import ImportedCorpus, PreparedSet
 from replug.evals.adaptive.protocol import COUNTED, Questions, WayCosts
