@@ -3,7 +3,8 @@
 LABELS/queries.parquet   a row for each training text, in the order of the prepared set
 LABELS/dev.parquet       the same of its development texts, where it has any, with the log-prob of every token, also
                          without a document
-LABELS/labels.json       written last: what the rows are of, their number, and checksums
+LABELS/inputs.json       what the labels are made from (`LabelOrigin`)
+LABELS/manifest.json     written last: the number of rows, and checksums
 
 A row has the text (`id`, `domain`, `source`, `context`, `continuation`), `num_tokens` of the continuation, and lists
 over its K candidates, the nearest of the retriever first:
@@ -17,7 +18,7 @@ Any reader of Parquet reads it. All texts have the same number of candidates.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,10 @@ import pyarrow.parquet as pq
 
 from replug.config.errors import UserError
 from replug.data.files import writing
-from replug.data.folder import file_sum, read_mark, require_checksums, write_mark
+from replug.data.folder import Folder
 from replug.data.records import NO_INDEX, RetrievedBatch, ScoredBatch
 from replug.data.shards import in_batches
 
-FORMAT = 1
-MARK = "labels.json"
 SPLITS = ("queries", "dev")
 GIVERS = ("dense", "bm25", "random", "tuned")
 ROWS_PER_GROUP = 256
@@ -55,7 +54,7 @@ TOKEN_FIELDS = [
     ("token_logprobs_alone", pa.list_(pa.float32())),
 ]
 DEV_SCHEMA = pa.schema([*SCHEMA, *(pa.field(*field) for field in TOKEN_FIELDS)])
-AGAIN = "run `replug label` again"
+AGAIN = "run `replug label` again in an empty folder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +80,19 @@ class LabelOrigin:
         return self.dense + self.tuned + self.bm25 + self.random
 
 
+def labels_folder(path: Path) -> Folder:
+    """Return the folder of labels: claimed for a `LabelOrigin`, finished with the `counts` of its splits."""
+    others = ("index", "scores.sqlite*", "lm_spent.json", "*.partial")
+    return Folder(path, "labels", key="--out (with train.labels=auto another run_dir)", mend=AGAIN, others=others)
+
+
 class Labels:
     """A finished folder of labels. Raises UserError for one that is unfinished, damaged or not there."""
 
     def __init__(self, folder: Path) -> None:
-        if not (folder / MARK).is_file():
-            raise UserError(f"{folder} holds no finished labels: {MARK} is missing; {AGAIN}")
-        self.folder = folder
-        self.mark = read_mark(folder / MARK)
-        if self.mark.get("format") != FORMAT:
-            raise UserError(f"{folder} is of another version of replug; {AGAIN}")
-        self.origin = LabelOrigin(**self.mark["origin"])
-        self.counts: dict[str, int] = self.mark["counts"]
+        self.folder, self._files = folder, labels_folder(folder)
+        self.counts: dict[str, int] = self._files.manifest()["counts"]
+        self.origin = LabelOrigin(**(self._files.inputs or {}))
 
     def scores(self, split: str) -> ScoredBatch:
         """Return all examples of `queries` or `dev` with their candidates and scores, as one batch.
@@ -128,7 +128,7 @@ class Labels:
                 f"train.labels: {self.folder} has no development texts; label a prepared set that has some "
                 "(data.num_dev, or data.dev of your own)"
             )
-        require_checksums(self.folder, f"{AGAIN} in an empty folder", [name], MARK)
+        self._files.require(name)
         return pq.read_table(self.folder / name, columns=columns)
 
 
@@ -161,13 +161,6 @@ def write_labels(path: Path, rows: Iterable[dict[str, Any]], schema: pa.Schema) 
                 count += len(batch)
         partial.replace(path)
     return count
-
-
-def finish_labels(folder: Path, origin: LabelOrigin, counts: dict[str, int]) -> None:
-    """Write the mark, last of all."""
-    files = {f"{split}.parquet": file_sum(folder / f"{split}.parquet") for split, count in counts.items() if count}
-    content = {"format": FORMAT, "origin": asdict(origin), "counts": counts, "files": files}
-    write_mark(folder / MARK, content)
 
 
 def _matrix(table: pa.Table, name: str, dtype: type) -> np.ndarray:

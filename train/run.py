@@ -21,6 +21,7 @@ from pytorch_lightning.loggers.logger import Logger
 from replug.cluster.interruption import Interruption
 from replug.cluster.ray_cluster import ray_cluster
 from replug.config.choices import Accelerator
+from replug.config.load import flatten
 from replug.config.rules import FIT, OWN_LABELS, is_live
 from replug.config.schema import Config
 from replug.data.files import read_json, write_json
@@ -47,7 +48,7 @@ from replug.train.module import LSRModule
 from replug.train.ranks import NoOthers
 from replug.train.report import write_report
 from replug.train.results import print_results
-from replug.train.run_dir import MEND, RunDirectory
+from replug.train.run_dir import LM, MEND, SET, RunDirectory, manifest_sha256
 from replug.train.sources import (
     BatchSource,
     LabelledBatches,
@@ -76,7 +77,7 @@ def _train_with_labels(config: Config, run: RunDirectory, index: Path) -> dict:
     if labels is not None and config.train.epochs is not None:
         steps = math.ceil(config.train.epochs * labels.counts["queries"] / config.train.batch_size)
         config = replace(config, train=replace(config.train, max_steps=steps))
-    run.require_ours(config)  # before the lock, which is a file in the folder
+    run.require(flatten(config))  # before the lock, which is a file in the folder
     with sole_writer(run.path):
         if run.is_finished:
             _require_same_files(config, run)
@@ -99,7 +100,7 @@ def _labels(config: Config, run: RunDirectory, index: Path) -> Labels | None:
     begun = run.begun_with()
     if begun is not None and begun.train.labels == OWN_LABELS:
         return Labels(run.labels)  # made again they could be others
-    run.require_ours(config)
+    run.require(flatten(config))
     with sole_writer(run.path):
         _require_dev_texts(config, prepared_set(config, run.data))
         return label(_with_first_round(config, run, index), run.labels, index)
@@ -132,9 +133,9 @@ def _with_first_round(config: Config, run: RunDirectory, index: Path) -> Config:
 def _require_same_files(config: Config, run: RunDirectory) -> None:
     """Raise UserError where names that are those of the finished run stand for other files by now."""
     if config.lm.path is not None:  # a server may be gone by now
-        run.require_same_lm(lm_source(config.lm, run.budget_file, run.scores).identity)
+        run.require({LM: lm_source(config.lm, run.budget_file, run.scores).identity})
     if (data_folder(config, run.data) / "manifest.json").is_file():  # who needs the room removes the set
-        run.require_same_set(prepared_set(config, run.data).folder)
+        run.require({SET: manifest_sha256(prepared_set(config, run.data).folder)})
 
 
 def _train(config: Config, run: RunDirectory, labels: Labels | None, interruption: Interruption) -> None:
@@ -328,7 +329,7 @@ def _evaluate(config: Config, run: RunDirectory) -> None:
 
 def show_results(run: RunDirectory) -> dict:
     """Write the report, print the table and where things are."""
-    run.require_intact()
+    run.folder.require()
     results = json.loads(run.results.read_text())
     made_by = run.provenance()
     write_report(

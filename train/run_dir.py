@@ -1,5 +1,7 @@
 """The run directory: what is in it, and how a run finds out what is already done.
 
+inputs.json        what the run is made from: configuration, LM, prepared set and labels (`data.folder`)
+manifest.json      written when all is done: checksums of what is shown of the run
 config.yaml        the resolved configuration
 environment.json   package versions, git commit, machine
 data/              the prepared set (unless `data.prepared` names another)
@@ -8,39 +10,44 @@ checkpoints/       step-000100.ckpt with its mark step-000100.json, which holds 
 best_weights/      the weights that do best on development texts, with their look; removed at the end
 labels/            of train.labels=auto, what `replug label` writes
 first/             there with label.tuned, the run of the first training, whose queries find candidates
-labels.json        which labels it trains on: a hash of their mark
 metrics.jsonl      one object for every logged step
 device_use.jsonl   seconds that each device was busy, by role; one object for some steps
 scores.sqlite      the cache of LM scores
-lm.json            which LM scores: a hash of its weights, or a server's model and probe
-set.json           which prepared set: a hash of its manifest
 lm_spent.json      requests and tokens that a server was sent
 fitted.json        training has ended: the first look at development texts, and that of the tuned weights
 retriever/         the tuned encoder; a pair where queries and documents have their own (retriever.train)
 evaluation/        the outcome of every held-out text, in lm/ and retrieval/; what `replug evaluate` adds (index/)
-results.json       written when all is done; report.html beside it
+results.json       the table; report.html beside it
 """
 
 import json
 import logging
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from replug.config.errors import RunError, UserError
-from replug.config.load import config_to_yaml, load_stored_config, require_same
+from replug.config.keys import keys_of
+from replug.config.load import config_to_yaml, flatten, load_stored_config
 from replug.config.paths import require_folder
 from replug.config.schema import Config
 from replug.data.files import file_sha256, read_json, replace_file, write_json
-from replug.data.folder import LOCK as WRITER
-from replug.data.folder import require_checksums, write_last
-from replug.data.labels import MARK as LABELS_MARK
+from replug.data.folder import MANIFEST, Folder
 from replug.train.environment import describe_environment, provenance_lines
 
 log = logging.getLogger(__name__)
 
+RESUMABLE = frozenset(key.path for key in keys_of(Config) if key.resumable)
 CHECKPOINT_FORMAT = 4  # of what the callbacks put into a checkpoint
 MEND = "bring it back, or run `replug train` in another run_dir"
+# What a run directory holds beside its finished files, and what other commands leave where a run is to begin.
+OTHERS = (
+    *("data", "labels", "first", "index", "checkpoints", "best_weights*", "evaluation", "retriever", "wandb*"),
+    *("submitted", "logs", "scores.sqlite*", "lm_spent.json", "environment.json", "report.html", "heldout_*.npz"),
+)
+LM, SET, LABELS = "lm.identity", "data.sha256", "labels.sha256"  # inputs beside the configuration's keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +65,8 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.folder = Folder(path, "run", key="run_dir", mend=MEND, others=OTHERS)
         self.data = path / "data"
-        self.set_mark = path / "set.json"
         self.index = path / "index"
         self.checkpoints = path / "checkpoints"
         self.metrics = path / "metrics.jsonl"
@@ -71,7 +78,6 @@ class RunDirectory:
         self.best_weights = path / "best_weights"
         self.labels = path / "labels"
         self.first = path / "first"
-        self.labels_mark = path / "labels.json"
         self.found_before = path / "heldout_before.npz"
         self.found_after = path / "heldout_after.npz"
         self.fitted = path / "fitted.json"
@@ -81,89 +87,32 @@ class RunDirectory:
 
     @property
     def is_finished(self) -> bool:
-        return self.results.is_file()
+        return self.folder.is_finished
 
-    def require_ours(self, config: Config) -> None:
-        """Raise UserError where another run, or what is of no run, lies here. Nothing is written."""
+    def require(self, inputs: Mapping[str, Any]) -> None:
+        """Raise UserError if the run was made from another value of one of these inputs, or is not a run."""
         require_folder("run_dir", self.path)
-        begun = self.begun_with()
-        if begun is not None:
-            require_same(begun, config, self.path, "finished run" if self.is_finished else "unfinished run")
-        elif foreign := self._foreign_files():
-            raise UserError(f"run_dir: {self.path} holds {foreign[0]}, which is of no run; give another run_dir")
+        self.folder.check(inputs, RESUMABLE)
 
     def begun_with(self) -> Config | None:
-        """The configuration of the run that is here, finished or not."""
+        """Return the configuration of the run that is here, finished or not."""
         stored = self.path / "config.yaml"
         return load_stored_config(stored) if stored.is_file() else None
 
     def claim(self, config: Config, lm_identity: str, prepared: Path, labels: Path | None = None) -> None:
         """Begin the run, or check that it was begun with the same configuration, LM, prepared set and labels."""
-        self.require_ours(config)
-        if self.begun_with() is not None:
-            self.require_same_lm(lm_identity)
-            self.require_same_set(prepared)
-        mark_sha256 = file_sha256(labels / LABELS_MARK) if labels else None
-        if self.labels_mark.is_file() and read_json(self.labels_mark, MEND)["mark_sha256"] != mark_sha256:
-            raise UserError(
-                f"train.labels: the run in {self.path} was begun with other labels than those in {labels} now: bring "
-                "the first ones back, or give another run_dir"
-            )
-        self.path.mkdir(parents=True, exist_ok=True)
+        made_from = {LM: lm_identity, SET: manifest_sha256(prepared)}
+        made_from |= {LABELS: manifest_sha256(labels)} if labels is not None else {}
+        self.folder.claim({**flatten(config), **made_from}, RESUMABLE)
         replace_file(self.path / "config.yaml", config_to_yaml(config).encode())
         write_json(self.path / "environment.json", describe_environment())
-        write_json(self.path / "lm.json", {"identity": lm_identity})
-        write_json(self.set_mark, {"manifest_sha256": file_sha256(prepared / "manifest.json")})
-        if labels is not None:
-            write_json(self.labels_mark, {"mark_sha256": mark_sha256})
-
-    def require_same_lm(self, identity: str) -> None:
-        """Weights in a folder and models behind a URL can change while their names stay."""
-        stored = self.path / "lm.json"
-        begun = read_json(stored, MEND)["identity"] if stored.is_file() else identity
-        if begun != identity:
-            raise UserError(
-                f"lm: the run in {self.path} was begun with another LM than what is there under this name now ({begun} "
-                f"then, {identity} now): bring the first one back, or give another run_dir"
-            )
-
-    def require_same_set(self, prepared: Path) -> None:
-        """The prepared set, which `data.prepared` names, may have been made anew with other texts."""
-        now = file_sha256(prepared / "manifest.json")
-        stored = self.set_mark
-        begun = read_json(stored, MEND)["manifest_sha256"] if stored.is_file() else now
-        if begun != now:
-            raise UserError(
-                f"data: the run in {self.path} was begun with another prepared set than {prepared} is now: bring the "
-                "first one back, or give another run_dir"
-            )
-
-    def _foreign_files(self) -> list[str]:
-        """What other commands of ours do not leave where a run is to begin."""
-        ours = {
-            self.data.name,
-            self.labels.name,
-            self.first.name,
-            self.index.name,
-            self.budget_file.name,
-            self.evaluation.name,
-            "environment.json",
-            "config.yaml",
-            WRITER,
-        }
-        ours |= {"submitted", "logs"}
-        names = [path.name for path in self.path.iterdir()] if self.path.exists() else []
-        return sorted(name for name in names if name not in ours and not name.startswith(self.scores.name))
 
     def finish(self, results: dict) -> None:
-        """Write results.json, which says that the run is finished, and the checksums of what is shown of it."""
-        names = ("config.yaml", "environment.json", "lm.json", "fitted.json")
-        named = [self.path / name for name in names]
-        write_last(self.results, results, [*named, self.metrics, self.device_use, self.examples])
-
-    def require_intact(self, *names: str) -> None:
-        """Raise UserError where a finished run's results, or these files of it, are not what was written."""
-        require_checksums(self.path, MEND, names or None)
+        """Write results.json, and the manifest, which says that the run is finished."""
+        write_json(self.results, results)
+        names = ("config.yaml", "environment.json", "fitted.json")
+        files = [*(self.path / name for name in names), self.metrics, self.device_use, self.examples, self.results]
+        self.folder.finish([path.name for path in files if path.is_file()])
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step-{step:06d}.ckpt"
@@ -235,17 +184,21 @@ class RunDirectory:
 
     def provenance(self) -> list[str]:
         """Lines that say how the run was made."""
-        environment, lm = self.path / "environment.json", self.path / "lm.json"
-        config = self.begun_with()
+        environment, config = self.path / "environment.json", self.begun_with()
         if config is None:
             return []
         known = read_json(environment, MEND) if environment.is_file() else {}
-        return provenance_lines(config, known, read_json(lm, MEND)["identity"] if lm.is_file() else None)
+        return provenance_lines(config, known, (self.folder.inputs or {}).get(LM))
 
     def remove_work_files(self) -> None:
         """Remove what only an unfinished run needs."""
         for folder in (self.checkpoints, self.best_weights):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def manifest_sha256(folder: Path) -> str:
+    """Return what tells one finished folder from another: the hash of its manifest."""
+    return file_sha256(folder / MANIFEST)
 
 
 def _read_mark(path: Path) -> dict:

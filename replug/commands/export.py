@@ -84,7 +84,7 @@ def _run(run_dir: Path, out: Path | None) -> tuple["RunDirectory", Config]:
             raise UserError(f"{out} is not empty; give a new folder")
     if not (run.path / "config.yaml").is_file():
         raise UserError(f"{run_dir} is no run directory (config.yaml is missing)")
-    run.require_intact("config.yaml", "environment.json", "lm.json", "fitted.json", "results.json")
+    run.folder.require("config.yaml", "environment.json", "fitted.json", "results.json")
     return run, load_stored_config(run.path / "config.yaml")
 
 

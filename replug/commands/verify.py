@@ -42,8 +42,7 @@ def verify(
 
 def _verify(directory: Path) -> tuple[list[str], list[str]]:
     """Return what is there and what is wrong, of a folder with a manifest or of a run directory with all it holds."""
-    from replug.data.folder import CHECKSUMS, checksum_problems
-    from replug.data.labels import MARK
+    from replug.data.folder import CHECKSUMS, MANIFEST, checksum_problems
     from replug.data.store import is_prepared_set, verify_prepared
     from replug.index_workers.build_plan import index_folder, version_numbers
     from replug.index_workers.verify import verify_index
@@ -51,8 +50,10 @@ def _verify(directory: Path) -> tuple[list[str], list[str]]:
     if is_prepared_set(directory):
         return verify_prepared(directory)
     found, problems = verify_prepared(directory / "data") if is_prepared_set(directory / "data") else ([], [])
-    for folder in (directory, directory / "labels", directory / "retriever"):
-        name = MARK if (folder / "queries.parquet").is_file() else CHECKSUMS
+    for folder, name in (
+        *((folder, MANIFEST) for folder in (directory, directory / "labels")),
+        *((folder, CHECKSUMS) for folder in (directory, directory / "retriever")),
+    ):
         if (folder / name).is_file():
             wrong = checksum_problems(folder, manifest=name)
             found.append(f"{folder}: {'all intact' if not wrong else f'wrong in {len(wrong)} places'}")

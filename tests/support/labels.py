@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 
 from replug.config.schema import Config
-from replug.data.labels import DEV_SCHEMA, SCHEMA, Labels, finish_labels, write_labels
+from replug.data.labels import DEV_SCHEMA, SCHEMA, Labels, labels_folder, write_labels
 from replug.data.store import PreparedSet
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.build import load_encoder
@@ -56,5 +56,7 @@ def write_stand_in_labels(
         own = np.take_along_axis(similarities, candidates.doc_rows, axis=1)
         rows = scorer.rows(store, candidates, own, with_tokens=split == "dev")
         write_labels(folder / f"{split}.parquet", rows, DEV_SCHEMA if split == "dev" else SCHEMA)
-    finish_labels(folder, label_origin(config, data, lm.identity, encoder), counts)
+    made = labels_folder(folder)
+    made.claim(asdict(label_origin(config, data, lm.identity, encoder)))
+    made.finish([f"{split}.parquet" for split in stores], {"counts": counts})
     return Labels(folder)

@@ -9,6 +9,7 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.config.load import load_config
+from replug.data.folder import read_mark, write_mark
 from replug.train.run import train
 from replug.train.run_dir import RunDirectory
 from tests.support.command_line import BASE, ROOT, STEPS, CommandLine, arguments
@@ -21,11 +22,11 @@ def config_of(run: Path, *overrides: str):
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("seed=7", "seed is 7, but the finished run in"),
-        ("train.lr=0.5", "train.lr is 0.5, but the finished run in"),
+        ("seed=7", "seed is 7, but the run in"),
+        ("train.lr=0.5", "train.lr is 0.5, but the run in"),
         ("data.context_tokens=12", "data.context_tokens is 12"),
         ("lm.separator=x", "lm.separator is x"),
-        (f"train.max_steps={STEPS + 6}", f"train.max_steps is {STEPS + 6}, but the finished run"),
+        (f"train.max_steps={STEPS + 6}", f"train.max_steps is {STEPS + 6}, but the run"),
     ],
 )
 def test_a_finished_run_of_other_keys_is_not_shown_as_this_one(
@@ -34,13 +35,13 @@ def test_a_finished_run_of_other_keys_is_not_shown_as_this_one(
     ended = replug(*arguments(quiet_run, (override,), "train", "debug"))
     assert ended.status == 2
     assert says in ended.errors
-    assert "give another run_dir" in ended.errors
+    assert "another run_dir" in ended.errors
     assert "bits per byte" not in ended.output
 
 
 def test_an_unfinished_run_of_other_keys_does_not_go_on(quiet_run: Path, tmp_path: Path, replug: CommandLine) -> None:
-    text = (quiet_run / "config.yaml").read_text()
-    (tmp_path / "config.yaml").write_text(text.replace(str(quiet_run), str(tmp_path)))
+    for name in ("config.yaml", "inputs.json"):
+        shutil.copy(quiet_run / name, tmp_path)
     ended = replug(*arguments(tmp_path, ("loss.beta=0.7",), "train", "debug"))
     assert ended.status == 2
     assert ended.errors.splitlines()[-1].startswith("replug: loss.beta is 0.7, but the unfinished run in")
@@ -66,13 +67,11 @@ def copied(run: Path, to: Path) -> Path:
 
 def test_a_finished_run_of_another_lm_or_set_is_not_shown_as_this_one(quiet_run: Path, tmp_path: Path) -> None:
     run = copied(quiet_run, tmp_path / "run")
-    (run / "lm.json").write_text(json.dumps({"identity": "other"}))
-    with pytest.raises(UserError, match=r"lm: the run in .* was begun with another LM"):
-        train(config_of(run))
-    shutil.copy(quiet_run / "lm.json", run)
-    (run / "set.json").write_text(json.dumps({"manifest_sha256": "other"}))
-    with pytest.raises(UserError, match=r"data: the run in .* was begun with another prepared set"):
-        train(config_of(run))
+    for name in ("lm.identity", "data.sha256"):
+        content = read_mark(quiet_run / "inputs.json", "")
+        write_mark(run / "inputs.json", {**content, "inputs": {**content["inputs"], name: "other"}})
+        with pytest.raises(UserError, match=rf"{name} is .*, but the run in .* was made with 'other'"):
+            train(config_of(run))
 
 
 def test_a_finished_run_keeps_neither_checkpoints_nor_the_weights_it_chose_from(quiet_run: Path) -> None:
@@ -96,5 +95,5 @@ def test_a_foreign_run_dir_is_refused_before_anything_is_written_into_it(tmp_pat
     (tmp_path / "thesis.tex").write_text("years of work")
     ended = replug("train", ROOT / "configs/debug.yaml", f"run_dir={tmp_path}")
     assert ended.status == 2
-    assert "holds thesis.tex, which is of no run; give another run_dir" in ended.errors
+    assert "holds thesis.tex, which is not part of" in ended.errors
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]

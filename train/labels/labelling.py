@@ -1,7 +1,6 @@
 """The composition root of `replug label`: from configuration to a finished folder of labels, each stage a call.
 
-OUT/queries.parquet, dev.parquet, labels.json   the labels (`data.labels`)
-OUT/plan.json       what they are of, written first, so that nobody goes on with other settings
+OUT/queries.parquet, dev.parquet   the labels (`data.labels`), with inputs.json and manifest.json
 OUT/scores.sqlite   what the LM has said so far, unless `lm.cache` names another file; a training may read it too
 OUT/index/          the corpus by the retriever as it is
 OUT/lm_spent.json   what a server was sent
@@ -26,17 +25,16 @@ from replug.cluster.ray_cluster import ray_cluster, require_seen_by_all
 from replug.config.errors import UserError
 from replug.config.rules import labelling_problems
 from replug.config.schema import Config
-from replug.data.files import file_sha256, read_json, write_json
+from replug.data.files import file_sha256
 from replug.data.folder import sole_writer
 from replug.data.labels import (
     DEV_SCHEMA,
     GIVERS,
-    MARK,
     SCHEMA,
     TEXT_FIELDS,
     LabelOrigin,
     Labels,
-    finish_labels,
+    labels_folder,
     write_labels,
 )
 from replug.data.progress import Progress
@@ -66,7 +64,6 @@ log = logging.getLogger(__name__)
 Score = ScoreSum | ContinuationScore
 
 CALLS_IN_FLIGHT = 8
-OTHER_OUT = "give another --out (with train.labels=auto another run_dir)"
 
 
 def label(config: Config, out: Path, index: Path | None = None) -> Labels:
@@ -89,8 +86,9 @@ def _label(config: Config, out: Path, index: Path) -> Labels:
     encoder = load_encoder(config.retriever, dims=config.index.dims)
     tuned = load_tuned_queries(config, encoder)
     origin = label_origin(config, data, source.identity, encoder, tuned)
-    _claim(out, origin)
-    if (out / MARK).is_file():
+    folder = labels_folder(out)
+    folder.claim(asdict(origin))
+    if folder.is_finished:
         log.info(f"{out} holds these labels already")
         return Labels(out)
     interruption = Interruption()
@@ -111,7 +109,7 @@ def _label(config: Config, out: Path, index: Path) -> Labels:
                     write_labels(path, rows, DEV_SCHEMA if is_dev else SCHEMA)
             log.info(f"{lm.num_misses:,} pairs were scored, {lm.num_hits:,} were found in the cache")
     counts = {"queries": len(data.queries), "dev": len(data.dev) if data.dev is not None else 0}
-    finish_labels(out, origin, counts)
+    folder.finish([f"{split}.parquet" for split, count in counts.items() if count], {"counts": counts})
     return Labels(out)
 
 
@@ -135,21 +133,6 @@ def label_origin(
         tuned=label.tuned,
         tuned_queries=retriever_identity(tuned) if tuned else "",
     )
-
-
-def _claim(out: Path, origin: LabelOrigin) -> None:
-    """Raise UserError where the folder is of other labels."""
-    plan = out / "plan.json"
-    if not plan.is_file():
-        write_json(plan, asdict(origin))
-        return
-    begun, asked = asdict(LabelOrigin(**read_json(plan, OTHER_OUT))), asdict(origin)
-    changed = [name for name in asked if begun[name] != asked[name]]
-    if changed:
-        name = changed[0]
-        raise UserError(
-            f"{out} holds labels with another {name} ({begun[name]!r} there, {asked[name]!r} now); {OTHER_OUT}"
-        )
 
 
 @dataclass(frozen=True, slots=True)
