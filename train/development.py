@@ -36,7 +36,7 @@ from replug.models.build import load_encoder
 from replug.models.encoder import Encoder, require_finite_vectors
 from replug.train.loss import lm_scores, log_likelihood, text_losses
 from replug.train.module import VectorsOf
-from replug.train.scoring import score_in_calls
+from replug.train.pipeline import score_in_calls
 from replug.train.workers import Workers
 
 LOOK = "dev_look.json"  # in the folder of the best weights

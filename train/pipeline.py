@@ -3,17 +3,22 @@
 At the boundary before step t the queries of step t + depth are encoded with the weights as they are. Then, while
 step t trains, a thread searches the index that was live at that boundary, and hands the documents to the LM. So
 what a batch saw follows from its step and the depth, never from timing. Depth 0 is the strictly sequential method.
+
+`score_in_calls` scores a whole set of examples, for labels and development texts.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from replug.cluster.interruption import LOOK_SECONDS, wait_for
-from replug.data.records import RetrievedBatch, ScoredBatch
+from replug.config.errors import RunError
+from replug.data.records import Example, RetrievedBatch, ScoredBatch
 from replug.data.sampling import QuerySampler
 from replug.data.store import PreparedSet
 from replug.index_workers.build import Search
@@ -21,7 +26,6 @@ from replug.index_workers.build_plan import IndexState
 from replug.models.black_box_lm import ScoreSum
 from replug.models.encoder import require_finite_vectors
 from replug.models.prompt import PromptTemplate
-from replug.train.scoring import ScoreError, prompts_of
 from replug.train.step_metrics import StepClock
 
 log = logging.getLogger(__name__)
@@ -30,7 +34,13 @@ log = logging.getLogger(__name__)
 # For searches that are under way when a run is to end: a signal leaves half a minute for all.
 SEARCH_SECONDS_AT_THE_END = 8.0
 
+EXAMPLES_PER_CALL = 16
+
 Scores = Future[list[ScoreSum]]  # [B * K], the documents of one query in a row
+
+
+class ScoreError(RunError):
+    """The LM's answer cannot be trained on; the message names the example and the document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,3 +193,42 @@ class BatchPipeline:
         """One call for the whole batch, so that the pool can put pairs of similar length together."""
         examples = self._queries.examples(batch.query_rows)
         return self._score(*prompts_of(self._template, examples, map(self._corpus.texts, batch.doc_rows)))
+
+
+def prompts_of(
+    template: PromptTemplate, examples: Sequence[Example], texts: Iterable[Sequence[str | None]]
+) -> tuple[list[str], list[str]]:
+    """Return prefixes and continuations, one of each for every text before every example; None is no document."""
+    prefixes, continuations = [], []
+    for example, before in zip(examples, texts, strict=True):
+        for text in before:
+            prefixes.append(template.prefix(text, example.context, example.continuation))
+            continuations.append(example.continuation)
+    return prefixes, continuations
+
+
+def score_in_calls(
+    submit: Callable[..., Future[Any]],
+    template: PromptTemplate,
+    num_examples: int,
+    load: Callable[[range], tuple[Sequence[Example], Iterable[Sequence[str | None]]]],
+    calls_in_flight: int,
+    check: Callable[[], None],
+) -> Iterator[tuple[range, list[Any]]]:
+    """Yield rows of examples and the scores of their pairs, an example's after one another.
+
+    Calls are counted from the first example, so what is scored together follows from the examples and the documents
+    alone, also after kill -9: the cache has what was computed, and no pair is computed twice.
+
+    `load` gives the examples of some rows and the texts before each. `check` is called while waiting, to raise what
+    ends it.
+    """
+    waiting: deque[tuple[range, Future[Any]]] = deque()
+    for start in range(0, num_examples, EXAMPLES_PER_CALL):
+        rows = range(start, min(start + EXAMPLES_PER_CALL, num_examples))
+        waiting.append((rows, submit(*prompts_of(template, *load(rows)))))
+        if len(waiting) == calls_in_flight:
+            rows, scores = waiting.popleft()
+            yield rows, wait_for(scores, check)
+    for rows, scores in waiting:
+        yield rows, wait_for(scores, check)

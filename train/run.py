@@ -8,8 +8,7 @@ alone, and not even there with `evaluate.heldout=false`.
 import json
 import logging
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,6 @@ import torch
 from pytorch_lightning.loggers.logger import Logger
 
 from replug.cluster.interruption import Interruption
-from replug.cluster.ray_cluster import ray_cluster
 from replug.config.choices import Accelerator
 from replug.config.load import flatten
 from replug.config.rules import FIT, OWN_LABELS, is_live
@@ -34,10 +32,9 @@ from replug.index_workers.build_plan import IndexState, check_faiss
 from replug.models.build import lm_source, load_encoder
 from replug.models.encoder import Encoder
 from replug.models.ensemble_temperature import EnsembleTemperature, write_temperature
-from replug.models.hardware import check_gpus, multiplies_bfloat16
+from replug.models.hardware import check_gpus
 from replug.models.lm_source import LMSource
 from replug.models.preparing import data_folder, prepared_set
-from replug.planning.memory import run_sizes
 from replug.train.data_checks import check_data, check_texts
 from replug.train.development import Watch, describe_weights
 from replug.train.evaluation import evaluate_heldout, found_before, found_by, measured_encoder, write_examples
@@ -151,8 +148,14 @@ def _train(config: Config, run: RunDirectory, labels: Labels | None, interruptio
         torch.set_num_threads(config.train.threads)
     loggers = loggers_of(config, run)
     results: dict = {}
+    roles = ("train", "index") if is_live(config) else ("index",)
+
+    def begin() -> AbstractContextManager[tuple[Config, Workers]]:
+        assert lm is not None
+        return start_workers(config, roles, lm, data, run.index, run.scores, interruption)
+
     if is_live(config):
-        with _workers(config, run, data, lm, ("train", "index"), interruption) as (laid_out, workers):
+        with begin() as (laid_out, workers):
             found_before(laid_out, run, data, workers)  # makes index version 0, which the first steps search
             weights = _tune(laid_out, run, data, encoder, labels, workers, lm_identity, loggers, interruption)
             if config.evaluate.heldout:
@@ -160,7 +163,7 @@ def _train(config: Config, run: RunDirectory, labels: Labels | None, interruptio
     else:
         weights = _tune(config, run, data, encoder, labels, None, lm_identity, loggers, interruption)
         if config.evaluate.heldout:
-            with _workers(config, run, data, lm, ("index",), interruption) as (laid_out, workers):
+            with begin() as (laid_out, workers):
                 results = _measure(laid_out, run, data, workers, weights["step"])
     results["weights"] = weights
     write_model_card(run.retriever, config, describe_weights(weights), run.provenance(), results)
@@ -186,25 +189,6 @@ def _require_dev_texts(config: Config, data: PreparedSet) -> None:
     """Raise UserError where something is to be chosen by development texts and the set has none."""
     if config.ensemble.temperature == FIT or config.train.patience is not None:
         data.require_dev()
-
-
-@contextmanager
-def _workers(
-    config: Config,
-    run: RunDirectory,
-    data: PreparedSet,
-    lm: LMSource | None,
-    roles: tuple[str, ...],
-    interruption: Interruption,
-) -> Iterator[tuple[Config, Workers]]:
-    """Start Ray, the LM and the index; yields the configuration with the resources that they have."""
-    assert lm is not None
-    sizes = run_sizes(config, len(data.corpus), multiplies_bfloat16())
-    with (
-        ray_cluster(config, (*roles, *lm.roles), interruption, sizes) as laid_out,
-        start_workers(laid_out, lm, data, run.index, run.scores) as workers,
-    ):
-        yield laid_out, workers
 
 
 def _tune(
@@ -309,12 +293,9 @@ def _evaluate(config: Config, run: RunDirectory) -> None:
     data = prepared_set(config, run.data)
     _require_dev_texts(config, data)
     check_data(config, data, lm)
-    sizes = run_sizes(config, len(data.corpus), multiplies_bfloat16())
     paths = {"replug": None, **({"lsr": run.retriever} if run.retriever.is_dir() else {})}
-    with (
-        ray_cluster(config, ("index", *lm.roles), sizes=sizes) as laid_out,
-        start_workers(laid_out, lm, data, run.evaluation / "index", run.scores) as workers,
-    ):
+    own = run.evaluation / "index"
+    with start_workers(config, ("index",), lm, data, own, run.scores) as (laid_out, workers):
         found = {
             name: found_by(laid_out, data, workers, measured_encoder(config, path), IndexState(number, 0), name)
             for number, (name, path) in enumerate(paths.items())  # the first is the retriever as it was

@@ -12,7 +12,7 @@ from replug.models.black_box_lm import ContinuationScore
 from replug.models.encoder import first_numbers
 from replug.train.loss import log_likelihood, text_losses
 from replug.train.module import LSRModule, learning_rate_factor
-from replug.train.scoring import ScoreError
+from replug.train.pipeline import ScoreError
 from tests.support.training import Given, InlineLM, batch_of, module_given, pipeline_for
 
 

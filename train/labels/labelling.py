@@ -55,8 +55,8 @@ from replug.models.prompt import PromptTemplate
 from replug.planning.memory import run_sizes
 from replug.train.data_checks import check_data
 from replug.train.labels.candidates import Candidates, Finder
+from replug.train.pipeline import ScoreError, score_in_calls
 from replug.train.run_dir import RunDirectory
-from replug.train.scoring import ScoreError, score_in_calls
 from replug.train.workers import local_models
 
 log = logging.getLogger(__name__)

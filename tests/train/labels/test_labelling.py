@@ -28,8 +28,8 @@ from replug.models.preparing import prepared_set
 from replug.models.prompt import PromptTemplate
 from replug.train.labels.candidates import Candidates
 from replug.train.labels.labelling import LabelScorer, load_tuned_queries
+from replug.train.pipeline import EXAMPLES_PER_CALL, ScoreError
 from replug.train.run_dir import RunDirectory
-from replug.train.scoring import EXAMPLES_PER_CALL, ScoreError
 from replug.train.trained_weights import save_retriever
 from tests.support.command_line import ROOT, start_process, wait_for
 from tests.support.labels import LabellingLM
