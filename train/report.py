@@ -81,7 +81,7 @@ def write_report(
         "".join(f"<p class=muted>{escape(line)}</p>" for line in made_by),
         _bpb_section(results) if "bpb" in results else _paragraphs(weights_lines(results)),
         _retrieval_section(results),
-        _curves_section(metrics, is_online=any("index/live_version" in row for row in metrics)),
+        _curves_section(metrics, is_online=any("index/age_steps" in row for row in metrics)),
         _devices_section(device_use),
         _index_section(metrics),
         _examples_section(examples),
