@@ -59,7 +59,7 @@ AGAIN = "run `replug label` again in an empty folder"
 
 @dataclass(frozen=True, slots=True)
 class LabelOrigin:
-    """What labels follow from; equal origins are the same labels."""
+    """Names what labels are made from; equal origins give the same labels."""
 
     lm: str  # its identity
     separator: str
@@ -87,7 +87,7 @@ def labels_folder(path: Path) -> Folder:
 
 
 class Labels:
-    """A finished folder of labels. Raises UserError for one that is unfinished, damaged or not there."""
+    """Reads a finished folder of labels. Raises UserError if it is unfinished, damaged or missing."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._files = folder, labels_folder(folder)
@@ -112,7 +112,7 @@ class Labels:
         return [np.array(rows, np.float32) for rows in by_document], [np.array(row, np.float32) for row in alone]
 
     def rows(self, split: str) -> Iterator[dict[str, Any]]:
-        """Every row of a split in order, some in memory at a time."""
+        """Yield every row of a split in order, with a few in memory at a time."""
         with pq.ParquetFile(self.folder / f"{split}.parquet") as file:
             for batch in file.iter_batches(ROWS_PER_GROUP):
                 yield from batch.to_pylist()

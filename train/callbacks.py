@@ -89,7 +89,7 @@ class OwnSettings(pl.Callback):
 
 
 class TemperatureCheck(pl.Callback):
-    """After the first step: do gamma and beta suit its scores?
+    """Warns after the first step if gamma or beta do not suit its scores.
 
     A temperature far too high makes every document equally good, and one far too low keeps a single one: either way the
     retriever learns nothing of the rest. Half the maximal entropy is a sound middle.
@@ -118,7 +118,7 @@ class TemperatureCheck(pl.Callback):
 
 
 def entropy_share(scores: np.ndarray, temperature: float) -> float:
-    """Mean entropy of softmax(scores / temperature) as a share of the maximum, log K, for K of at least 2."""
+    """Return the mean entropy of softmax(scores / temperature) as a share of log K, its maximum; K is at least 2."""
     log_p = log_softmax(np.asarray(scores, dtype=np.float64) / temperature)
     entropies = -(np.exp(log_p) * np.where(np.isfinite(log_p), log_p, 0.0)).sum(axis=-1)
     return float(entropies.mean() / np.log(log_p.shape[-1]))
@@ -136,7 +136,7 @@ def half_entropy_temperature(scores: np.ndarray) -> float | None:
 
 
 def temperature_warning(name: str, key: str, scores: np.ndarray, temperature: float) -> str | None:
-    """What to tell the user about `key`, or None where the distribution is neither flat nor one-hot."""
+    """Return advice about `key`, or None if the distribution is neither flat nor one-hot."""
     share = entropy_share(scores, temperature)
     if NEARLY_ONE_HOT < share < NEARLY_UNIFORM:
         return None

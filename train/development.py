@@ -80,7 +80,7 @@ class Watch(pl.Callback):
 
     @property
     def is_over(self) -> bool:
-        """Whether patience has ended."""
+        """Return whether patience has ended."""
         return self._patience is not None and self._in_vain >= self._patience
 
     def record(self, look: DevLook, save: Callable[[Path], object]) -> None:

@@ -28,7 +28,7 @@ from replug.train.trained_weights import bring_back_untrained, leave_out_untrain
 
 
 class Batches(Protocol):
-    """What a rank trains on."""
+    """Gives a rank what it trains on."""
 
     def take(self, step: int) -> ScoredBatch:
         """Return the whole batch of a step."""
@@ -72,12 +72,12 @@ class LSRModule(pl.LightningModule):
 
     @property
     def frozen_documents(self) -> Encoder | None:
-        """The encoder of documents where these stay as they are."""
+        """Return the encoder of documents that stay as they are, None if they are trained."""
         return self._frozen[0] if self._frozen else None
 
     @property
     def documents(self) -> Encoder:
-        """The encoder of documents, this one or that of queries too."""
+        """Return the encoder of documents."""
         return self.frozen_documents or self.encoder
 
     def attach(self, batches: Batches) -> None:
@@ -89,9 +89,9 @@ class LSRModule(pl.LightningModule):
         self.vectors_of = vectors_of
 
     def encode_queries(self, texts: Sequence[str], autocast: bool = False) -> np.ndarray:
-        """Vectors [B, D] by the weights as they are, without gradient or dropout; the trainer's autocast is not theirs.
+        """Return vectors [B, D] by the weights as they are, without gradient or dropout.
 
-        Their own makes the backbone's products in bfloat16.
+        `autocast`, and not the trainer's, makes the backbone's products in bfloat16.
         """
         self.encoder.eval()
         return self.encoder.encode_query(texts, autocast=autocast).numpy()
@@ -101,7 +101,7 @@ class LSRModule(pl.LightningModule):
             frozen.to(self.device)
 
     def training_step(self, position: Position, batch_idx: int) -> Tensor:
-        """The mean loss over this rank's part of the batch; DDP and Lightning average over ranks and parts.
+        """Return the mean loss over this rank's part of the batch; DDP and Lightning average over ranks and parts.
 
         The backbone may run under autocast. Similarities and loss are computed in float32. Nothing here waits for the
         device: it would stand idle until the backward pass is launched.
@@ -118,7 +118,7 @@ class LSRModule(pl.LightningModule):
         self.encoder.train_mode()
         by_prefix = self._by_prefix(scored.retrieved)
         with torch.autocast(self.device.type, enabled=False):
-            sums, counts = self._there(scored.sum_logprobs), self._there(scored.num_tokens)
+            sums, counts = self._on_device(scored.sum_logprobs), self._on_device(scored.num_tokens)
             log_q = log_likelihood(lm_scores(sums, counts, self._loss.lm_score.value), self._loss.beta)
             terms = [self._terms(similarities, others, log_q) for similarities, others in by_prefix]
             losses = torch.stack([losses for losses, _ in terms]).mean(0)  # [B], over the prefixes
@@ -132,7 +132,7 @@ class LSRModule(pl.LightningModule):
         return loss
 
     def on_after_backward(self) -> None:
-        """Metrics are fetched from the device here: the backward pass is launched, and nothing waits behind it."""
+        """Fetch metrics from the device: the backward pass is launched, and nothing waits behind it."""
         if not self._is_last:
             return
         metrics = self._mean_metrics()
@@ -152,7 +152,7 @@ class LSRModule(pl.LightningModule):
         bring_back_untrained(self.encoder, checkpoint)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """The gradient is that of all ranks, so all end here where it is no number; weights are as they were."""
+        """Require a finite gradient. It is that of all ranks, so all end here; weights are as they were."""
         assert self.batch is not None
         require_finite_gradient(self.encoder.parameters(), self.batch.retrieved, self._queries)
 
@@ -161,7 +161,7 @@ class LSRModule(pl.LightningModule):
         return self.trainer.world_size if self._trainer is not None else 1
 
     def _mean_metrics(self) -> dict[str, float | Tensor]:
-        """Means over the parts of the step and over the ranks, all of which have texts of the same number."""
+        """Return means over the parts of the step and over the ranks, which have equally many texts."""
         names = list(self._metrics[0])
         values = [value for part in self._metrics for value in part.values() if isinstance(value, Tensor)]
         fetched = iter(torch.stack(values).tolist())  # in one fetch from the device
@@ -172,7 +172,7 @@ class LSRModule(pl.LightningModule):
         return dict(zip(names, means.cpu(), strict=True))
 
     def similarities(self, batch: RetrievedBatch) -> Tensor:
-        """s(d, x) [B, K] of whole vectors, in float32 with gradient; what several queries found is encoded once."""
+        """Return s(d, x) [B, K] of whole vectors, in float32 with gradient; a document is encoded once."""
         queries, documents, places = self._encoded(batch)
         return inner_products(queries, documents[places])
 
@@ -200,7 +200,7 @@ class LSRModule(pl.LightningModule):
         return found
 
     def _encoded(self, batch: RetrievedBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Vectors of the queries [B, D], of the U documents [U, D], and which of these each query has [B, K]."""
+        """Return vectors of queries [B, D] and of U documents [U, D], and which documents each query has [B, K]."""
         contexts = [example.context for example in self._queries.examples(batch.query_rows)]
         unique, place = np.unique(batch.doc_rows, return_inverse=True)
         side = self.encoder.of_queries
@@ -211,7 +211,7 @@ class LSRModule(pl.LightningModule):
         return query_vectors, doc_vectors, places
 
     def _document_vectors(self, rows: np.ndarray) -> Tensor:
-        """[U, D], with gradient unless documents stay as they are."""
+        """Return vectors [U, D], with gradient unless documents stay as they are."""
         if self.vectors_of is not None:
             return self.vectors_of(rows).to(self.device)
         with torch.set_grad_enabled(not self._frozen):
@@ -228,8 +228,8 @@ class LSRModule(pl.LightningModule):
         contrastive = contrastive_losses(similarities / settings.gamma, log_q, more)
         return kl + settings.contrastive * contrastive, contrastive
 
-    def _there(self, numbers: np.ndarray) -> Tensor:
-        """As float32 on the device."""
+    def _on_device(self, numbers: np.ndarray) -> Tensor:
+        """Return numbers as float32 on the device."""
         return to_device(torch.from_numpy(numbers).float(), self.device)
 
     def configure_optimizers(self) -> Any:
@@ -249,13 +249,13 @@ def share_of(batch: ScoredBatch, rank: int, ranks: int, position: Position) -> S
 
 
 def inner_products(queries: Tensor, documents: Tensor) -> Tensor:
-    """[B, K] of vectors [B, D] and [B, K, D], in float32: autocast would compute them in bfloat16."""
+    """Return [B, K] of vectors [B, D] and [B, K, D], in float32: autocast would compute them in bfloat16."""
     with torch.autocast(queries.device.type, enabled=False):
         return torch.einsum("bd,bkd->bk", queries.float(), documents.float())
 
 
 def learning_rate_factor(step: int, settings: TrainConfig) -> float:
-    """Share of the peak rate at a step counted from 0: linear warmup, then linear decay to zero after the last."""
+    """Return the share of the peak rate at a step from 0: linear warmup, then linear decay to zero after the last."""
     warmup = round(settings.warmup_ratio * settings.max_steps)
     if step < warmup:
         return (step + 1) / (warmup + 1)
@@ -285,7 +285,7 @@ def _metrics(loss: Tensor, log_q: Tensor, log_p: Tensor, scored: ScoredBatch) ->
 
 
 def rank_correlation(log_q: Tensor, log_p: Tensor) -> Tensor:
-    """Kendall's tau between the two orders of each query's documents [B, K], averaged over queries.
+    """Return Kendall's tau between the two orders of each query's documents [B, K], averaged over queries.
 
     1 where LM and retriever order them alike, -1 where one is the other reversed; pairs that the LM ties do not count.
     """
@@ -300,7 +300,7 @@ CAUSES = "expected a finite number: is train.lr too high, or are loss.gamma and 
 def require_finite_losses(
     losses: np.ndarray, batch: RetrievedBatch, queries: ExampleStore, corpus: CorpusStore
 ) -> None:
-    """Of the texts of a batch [B]; the message names those that are not, and the documents of the first."""
+    """Raise NotFiniteError if losses [B] are not finite, with their texts and the documents of the first."""
     bad = np.flatnonzero(~np.isfinite(losses))
     if len(bad):
         texts = [example.id for example in queries.examples(batch.query_rows[bad])]
@@ -312,18 +312,18 @@ def require_finite_losses(
 
 
 def require_finite_gradient(parameters: Iterable[Tensor], batch: RetrievedBatch, queries: ExampleStore) -> None:
-    """Before an optimizer takes it into the weights."""
+    """Raise NotFiniteError for a gradient that an optimizer must not take into the weights."""
     if not _are_finite([weight.grad for weight in parameters if weight.grad is not None]):
         texts = ", ".join(example.id for example in queries.examples(batch.query_rows))
         raise NotFiniteError(f"step {batch.step}: the gradient is not finite; its texts are {texts}; {CAUSES}")
 
 
 def require_finite_weights(parameters: Iterable[Tensor], step: int) -> None:
-    """Before they are written."""
+    """Raise NotFiniteError for weights that must not be written."""
     if not _are_finite([weight.detach() for weight in parameters]):
         raise NotFiniteError(f"the weights after {step} steps are not finite, and are not saved; {CAUSES}")
 
 
 def _are_finite(tensors: Sequence[Tensor]) -> bool:
-    """By the largest magnitude, in which what is no number stays: one look at the device for all of them."""
+    """Return whether all are finite, by their largest magnitude: one transfer from the device for all of them."""
     return bool(torch.isfinite(torch.nn.utils.get_total_norm(tensors, norm_type=math.inf)))

@@ -45,7 +45,7 @@ class ScoreError(RunError):
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    """A batch whose documents are searched, and then put to the LM."""
+    """Holds a batch whose documents are searched, and then put to the LM."""
 
     retrieved: Future[RetrievedBatch]
     scores: Future[Scores]
@@ -53,7 +53,7 @@ class _InFlight:
 
 @dataclass(frozen=True, slots=True)
 class RetrievalStage:
-    """How documents are found: `encode` maps texts to vectors [B, D] by the live weights, `executor` runs `search`."""
+    """Finds documents: `encode` maps texts to vectors [B, D] by the live weights, `executor` runs `search`."""
 
     encode: Callable[[Sequence[str]], np.ndarray]
     search: Search
@@ -91,7 +91,7 @@ class BatchPipeline:
         self._last_search: Future[RetrievedBatch] | None = None
 
     def advance(self, step: int, index: IndexState) -> None:
-        """At the boundary before `step`: put into flight all that should be by now."""
+        """Put into flight all batches that should be at the boundary before `step`."""
         with self._clock.measure("retrieve"):
             for ahead in range(step, min(step + self._depth, self._max_steps - 1) + 1):
                 if ahead not in self._in_flight:
@@ -127,7 +127,7 @@ class BatchPipeline:
             self._check_run()
 
     def state(self) -> list[RetrievedBatch]:
-        """What a resumed run cannot compute again: documents found by weights that are gone.
+        """Return what a resumed run cannot compute again: documents found by weights that are gone.
 
         A batch whose search failed, or does not end in a run that ends, has none. The resumed run searches for it with
         the weights it resumes with, and its `query_step` says so.
@@ -154,7 +154,7 @@ class BatchPipeline:
             self._in_flight[batch.step] = self._submitted(found)
 
     def _searching(self, seconds: float) -> bool:
-        """Whether a search is still under way, so many seconds later at most."""
+        """Return whether a search is still under way after so many seconds at most."""
         return bool(wait([batch.retrieved for batch in self._in_flight.values()], timeout=seconds).not_done)
 
     def _begin(self, step: int, query_step: int, index: IndexState) -> _InFlight:
@@ -168,7 +168,7 @@ class BatchPipeline:
         return self._submitted(self._last_search)
 
     def _submitted(self, search: Future[RetrievedBatch]) -> _InFlight:
-        """Also where the LM cannot be asked, the documents are known and a checkpoint keeps them."""
+        """Ask the LM after the search. If that fails, the documents are known and a checkpoint keeps them."""
         return _InFlight(search, self._retrieval.executor.submit(lambda: self._ask(search.result())))
 
     def _retrieve(
@@ -181,7 +181,7 @@ class BatchPipeline:
         exclude: Sequence[str | None] | None,
         previous: Future[RetrievedBatch] | None,
     ) -> RetrievedBatch:
-        """After a search that failed there is none: the run ends at that one's step, and each may take minutes."""
+        """Search, unless the previous search failed: the run ends at its step, and each search may take minutes."""
         if previous is not None:
             previous.result()
         with self._clock.measure("search"):
@@ -190,7 +190,7 @@ class BatchPipeline:
         return RetrievedBatch(*seen, rows, found.doc_rows, found.similarities)
 
     def _ask(self, batch: RetrievedBatch) -> Scores:
-        """One call for the whole batch, so that the pool can put pairs of similar length together."""
+        """Put the whole batch to the LM in one call, so that the pool can put pairs of similar length together."""
         examples = self._queries.examples(batch.query_rows)
         return self._score(*prompts_of(self._template, examples, map(self._corpus.texts, batch.doc_rows)))
 

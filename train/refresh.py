@@ -31,7 +31,7 @@ class StaleIndexError(RunError):
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A refresh under way: when it is ready, and the look at development texts with it."""
+    """Holds a refresh under way: when it is ready, and the look at development texts with it."""
 
     index: IndexState
     ready: "Future[Refreshed]"
@@ -115,7 +115,7 @@ class RefreshController:
             raise StaleIndexError(f"step {step}: no index of these weights could be built: {self._last_error}")
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint: the live version and the refresh under way."""
+        """Return the live version and the refresh under way, for a checkpoint."""
         pending = self._pending.index if self._pending else None
         return {
             "live_version": self.live.version,
@@ -148,7 +148,7 @@ class RefreshController:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a version is being built now."""
+        """Return whether a version is being built now."""
         return self._pending is not None and not self._pending.ready.done()
 
     def finish(self) -> None:
@@ -156,7 +156,7 @@ class RefreshController:
         wait(self._pending.futures if self._pending else [])
 
     def versions_in_use(self) -> set[int]:
-        """Versions to keep on disk: the live one and the one before, and that of the refresh under way."""
+        """Return versions to keep on disk: the live one, the one before, and that of the refresh under way."""
         pending = {self._pending.index.version} if self._pending else set()
         return {self.live.version, max(0, self.live.version - 1)} | pending
 

@@ -69,7 +69,7 @@ def train(config: Config) -> dict:
 
 
 def _train_with_labels(config: Config, run: RunDirectory, index: Path) -> dict:
-    """`index` is where labels of the run's own are searched for: documents are embedded once for all that want them."""
+    """Train, on labels if the configuration has some. `index` holds the documents that own labels are found in."""
     labels = _labels(config, run, index)
     if labels is not None and config.train.epochs is not None:
         steps = math.ceil(config.train.epochs * labels.counts["queries"] / config.train.batch_size)
@@ -91,7 +91,7 @@ def _train_with_labels(config: Config, run: RunDirectory, index: Path) -> dict:
 
 
 def _labels(config: Config, run: RunDirectory, index: Path) -> Labels | None:
-    """Those that are named, or the run's own, which are made before it begins."""
+    """Return the labels that are named, or the run's own, which are made before it begins; None for a live run."""
     if config.train.labels != OWN_LABELS:
         return Labels(Path(config.train.labels).expanduser()) if config.train.labels else None
     begun = run.begun_with()
@@ -104,7 +104,7 @@ def _labels(config: Config, run: RunDirectory, index: Path) -> Labels | None:
 
 
 def _with_first_round(config: Config, run: RunDirectory, index: Path) -> Config:
-    """With the queries of a first training, on labels without `label.tuned`, where their documents are wanted too.
+    """Train queries on labels without `label.tuned` first, and return the configuration that uses them, if it asks so.
 
     Both rounds have one set, one index and one cache of scores, so no pair is scored twice.
     """
@@ -280,7 +280,7 @@ def _found_after(
 
 
 def evaluate(config: Config) -> None:
-    """The table of `replug train`, for the retriever as it is configured and the run's tuned one, if any."""
+    """Measure the retriever as it is configured and the run's tuned one, if any, as `replug train` does at its end."""
     check_faiss()
     check_gpus()
     run = RunDirectory(Path(config.run_dir).expanduser())

@@ -52,7 +52,7 @@ LM, SET, LABELS = "lm.identity", "data.sha256", "labels.sha256"  # inputs beside
 
 @dataclass(frozen=True, slots=True)
 class CheckpointMark:
-    """A whole checkpoint: its file with its checksum, its step, and the index versions it needs."""
+    """Names a whole checkpoint: its file and checksum, its step, and the index versions it needs."""
 
     path: Path
     step: int
@@ -61,7 +61,7 @@ class CheckpointMark:
 
 
 class RunDirectory:
-    """Paths under one run directory."""
+    """Knows the paths under one run directory, and its state."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -118,7 +118,7 @@ class RunDirectory:
         return self.checkpoints / f"step-{step:06d}.ckpt"
 
     def mark(self, mark: CheckpointMark) -> None:
-        """From now on the checkpoint counts."""
+        """Mark the checkpoint, which counts from now on."""
         kept = {"step": mark.step, "versions": list(mark.versions), "sha256": mark.sha256}
         write_json(mark.path.with_suffix(".json"), {"format": CHECKPOINT_FORMAT, **kept})
 
@@ -126,7 +126,7 @@ class RunDirectory:
         self.checkpoint(step).with_suffix(".json").unlink(missing_ok=True)
 
     def checkpoint_marks(self) -> list[CheckpointMark]:
-        """Checkpoints, oldest first; one without its mark was interrupted and does not count."""
+        """Return checkpoints, oldest first; one without its mark was interrupted and does not count."""
         marks = []
         for path in sorted(self.checkpoints.glob("step-*.json")):
             content = _read_mark(path)
@@ -140,7 +140,7 @@ class RunDirectory:
         return marks
 
     def newest_checkpoint(self, with_index: bool = True) -> CheckpointMark | None:
-        """The newest checkpoint that is what its mark says, `with_index` one whose index versions are there too.
+        """Return the newest checkpoint that is what its mark says, `with_index` one whose index versions are there too.
 
         One that is not is passed over, and never looked at again. Raises RunError where there are checkpoints, but none
         will do: beginning anew would hide the loss.
@@ -183,7 +183,7 @@ class RunDirectory:
         return _read_rows(self.device_use)
 
     def provenance(self) -> list[str]:
-        """Lines that say how the run was made."""
+        """Return lines that say how the run was made."""
         environment, config = self.path / "environment.json", self.begun_with()
         if config is None:
             return []
@@ -202,7 +202,7 @@ def manifest_sha256(folder: Path) -> str:
 
 
 def _read_mark(path: Path) -> dict:
-    """A damaged mark is that of a torn checkpoint."""
+    """Read a mark; a damaged one is that of a torn checkpoint."""
     try:
         content = json.loads(path.read_text())
         if content.get("format") != CHECKPOINT_FORMAT or (

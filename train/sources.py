@@ -53,7 +53,7 @@ BATCH_PATIENCE = timedelta(days=30)
 
 
 class BatchSource(Batches, Protocol):
-    """What rank 0 takes batches from. `versions_in_use` are index versions that a checkpoint needs."""
+    """Gives rank 0 its batches. `versions_in_use` are index versions that a checkpoint needs."""
 
     def start(self, state: dict[str, Any] | None) -> None:
         """Prepare the first step, or go on from the state in a checkpoint."""
@@ -200,7 +200,7 @@ class LabelledBatches:
             self._look(0)
 
     def advance(self, step: int) -> None:
-        """Nothing is due."""
+        """Do nothing."""
 
     def take(self, step: int) -> ScoredBatch:
         """Return the batch of a step. Which texts it has follows from the step's number."""
@@ -221,7 +221,7 @@ class LabelledBatches:
         return set()
 
     def prune(self, keep: set[int]) -> None:
-        """There are no index versions."""
+        """Do nothing: there are no index versions."""
 
     def _look(self, step: int) -> None:
         if self.dev is not None and self._watch is not None:
@@ -244,7 +244,7 @@ def vectors_once(embed: Callable[[np.ndarray], torch.Tensor], rows: np.ndarray) 
 
 
 class LabelsThenLive:
-    """The first `num_label_steps` steps on labels, then live ones, from an index of the weights at that boundary.
+    """Gives `num_label_steps` batches of labels, then live ones, from an index of the weights at that boundary.
 
     Development texts are looked at live alone, so that all looks can be compared.
     """
@@ -385,7 +385,7 @@ class BatchChannel(pl.Callback):
         self._source, self._group = source, None
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """A collective."""
+        """Open the group, which all ranks do at once."""
         self._group = dist.new_group(backend="gloo", timeout=BATCH_PATIENCE)
 
     def take(self, step: int) -> ScoredBatch:

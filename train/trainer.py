@@ -24,7 +24,7 @@ from replug.train.step_metrics import JsonLinesLogger
 
 
 def quieten_lightning() -> None:
-    """Its banners and advice are about choices that are meant here: eval mode without dropout, a sized iterable."""
+    """Silence its banners and its advice against what is meant: eval mode without dropout, a sized iterable."""
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="(pytorch_lightning|lightning_fabric)")
 
@@ -69,7 +69,7 @@ class _OwnStoreDDP(DDPStrategy):
     """DDP whose ranks meet in the store of `ranks`, which listens on one address only."""
 
     def setup_distributed(self) -> None:
-        """Lightning takes a process group that is there."""
+        """Join the process group, which Lightning then uses."""
         environment, device = self.cluster_environment, self.root_device
         assert isinstance(environment, RankEnvironment)
         if not dist.is_initialized():
@@ -84,7 +84,7 @@ def trainer_threads(config: Config) -> int:
 
 
 def uses_bf16(precision: Precision) -> bool:
-    """Whether products are in bfloat16 on this hardware."""
+    """Return whether products are in bfloat16 on this hardware."""
     return precision is Precision.bf16_mixed or (precision is Precision.auto and multiplies_bfloat16())
 
 
@@ -113,7 +113,7 @@ def loggers_of(config: Config, run: RunDirectory) -> list[Logger]:
 
 
 def publish(config: Config, loggers: list[Logger], run: RunDirectory, results: dict) -> None:
-    """The table and the tuned retriever, where others than this machine look."""
+    """Send the table and the tuned retriever to W&B, if it is on."""
     if config.wandb.mode.value != "off":
         from replug.train.wandb_logger import publish_results
 

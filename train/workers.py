@@ -23,7 +23,7 @@ from replug.planning.memory import run_sizes
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """The two services that live beside the trainer, and how texts are put to the LM."""
+    """Holds the two services that live beside the trainer, and how texts are put to the LM."""
 
     lm: CachingLM
     index: IndexService
@@ -56,7 +56,7 @@ def start_workers(
 
 
 def local_models(config: Config) -> list[Path]:
-    """Folders that scorers and trainer ranks load from; a name on the hub is none."""
+    """Return the folders that scorers and trainer ranks load from; a name on the hub is not a folder."""
     retriever = located(config.retriever)
     encoders = [path for path in (retriever.path, retriever.query_path) if path is not None]
     named = [*encoders, *([resolve_lm_path(config.lm.path)] if config.lm.path else [])]

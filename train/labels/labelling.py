@@ -116,7 +116,7 @@ def _label(config: Config, out: Path, index: Path) -> Labels:
 def label_origin(
     config: Config, data: PreparedSet, lm: str, encoder: Encoder, tuned: Encoder | None = None
 ) -> LabelOrigin:
-    """What the labels of a configuration are of; `lm` is the LM's identity."""
+    """Return what the labels of a configuration are made from; `lm` is the LM's identity."""
     label = config.label
     return LabelOrigin(
         lm=lm,
@@ -198,7 +198,7 @@ def _require_comparable(text: str, documents: Sequence[str], scores: Sequence[Sc
 
 
 def load_tuned_queries(config: Config, encoder: Encoder) -> Encoder | None:
-    """A pair whose queries search the index of `encoder`; None where none are asked for.
+    """Load a pair whose queries search the index of `encoder`; None if none are asked for.
 
     Raises UserError for a run whose documents are encoded by another encoder.
     """
@@ -220,7 +220,7 @@ def load_tuned_queries(config: Config, encoder: Encoder) -> Encoder | None:
 
 
 def retriever_identity(encoder: Encoder) -> str:
-    """Equal ones give equal similarities."""
+    """Return what tells encoders apart: equal identities give equal similarities."""
     with tempfile.TemporaryDirectory() as folder:
         encoder.save(Path(folder))
         reading = reading_identity(encoder.pooling, encoder.prompts.query, encoder.prompts.document)
@@ -228,9 +228,9 @@ def retriever_identity(encoder: Encoder) -> str:
         return f"{weights_sha256(Path(folder))[:16]}:{encoder.similarity}:{encoder.max_tokens}{reading}{dims}"
 
 
-def _encode_documents_alike(one: Encoder, other: Encoder) -> bool:
+def _encode_documents_alike(first: Encoder, other: Encoder) -> bool:
     """Return whether both encode documents alike, to the last bit, and compare them alike."""
-    (reading, weights), (other_reading, others) = _documents_of(one), _documents_of(other)
+    (reading, weights), (other_reading, others) = _documents_of(first), _documents_of(other)
     is_read_alike = reading == other_reading and weights.keys() == others.keys()
     return is_read_alike and all(weights[name].equal(others[name]) for name in weights)
 
