@@ -19,7 +19,6 @@ from pytorch_lightning.loggers.logger import Logger
 
 from replug.cluster.interruption import Interruption
 from replug.config.choices import Accelerator
-from replug.config.load import flatten
 from replug.config.rules import FIT, OWN_LABELS, is_live
 from replug.config.schema import Config
 from replug.data.files import read_json, write_json
@@ -74,7 +73,7 @@ def _train_with_labels(config: Config, run: RunDirectory, index: Path) -> dict:
     if labels is not None and config.train.epochs is not None:
         steps = math.ceil(config.train.epochs * labels.counts["queries"] / config.train.batch_size)
         config = replace(config, train=replace(config.train, max_steps=steps))
-    run.require(flatten(config))  # before the lock, which is a file in the folder
+    run.require_config(config)  # before the lock, which is a file in the folder
     with sole_writer(run.path):
         if run.is_finished:
             _require_same_files(config, run)
@@ -97,7 +96,7 @@ def _labels(config: Config, run: RunDirectory, index: Path) -> Labels | None:
     begun = run.begun_with()
     if begun is not None and begun.train.labels == OWN_LABELS:
         return Labels(run.labels)  # made again they could be others
-    run.require(flatten(config))
+    run.require_config(config)
     with sole_writer(run.path):
         _require_dev_texts(config, prepared_set(config, run.data))
         return label(_with_first_round(config, run, index), run.labels, index)

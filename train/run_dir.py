@@ -89,6 +89,10 @@ class RunDirectory:
     def is_finished(self) -> bool:
         return self.folder.is_finished
 
+    def require_config(self, config: Config) -> None:
+        """Raise UserError if the run was begun with another configuration, or this is not a run."""
+        self.require(_inputs_of(config))
+
     def require(self, inputs: Mapping[str, Any]) -> None:
         """Raise UserError if the run was made from another value of one of these inputs, or is not a run."""
         require_folder("run_dir", self.path)
@@ -103,7 +107,7 @@ class RunDirectory:
         """Begin the run, or check that it was begun with the same configuration, LM, prepared set and labels."""
         made_from = {LM: lm_identity, SET: manifest_sha256(prepared)}
         made_from |= {LABELS: manifest_sha256(labels)} if labels is not None else {}
-        self.folder.claim({**flatten(config), **made_from}, RESUMABLE)
+        self.folder.claim({**_inputs_of(config), **made_from}, RESUMABLE)
         replace_file(self.path / "config.yaml", config_to_yaml(config).encode())
         write_json(self.path / "environment.json", describe_environment())
 
@@ -194,6 +198,14 @@ class RunDirectory:
         """Remove what only an unfinished run needs."""
         for folder in (self.checkpoints, self.best_weights):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _inputs_of(config: Config) -> dict[str, Any]:
+    """Return the keys that a run is made from. Epochs take the place of steps, whose number follows from the labels."""
+    keys = flatten(config)
+    if config.train.epochs is not None:
+        del keys["train.max_steps"]
+    return keys
 
 
 def manifest_sha256(folder: Path) -> str:

@@ -30,7 +30,7 @@ from replug.cluster.layout import Layout, NoRoom, lay_out
 from replug.cluster.packing import Node
 from replug.commands.command import Command, ConfigFile, Group, Overrides
 from replug.config.errors import RunError, UserError
-from replug.config.load import config_to_yaml, flatten, load_config
+from replug.config.load import config_to_yaml, load_config
 from replug.config.paths import check_paths
 from replug.config.schema import Config
 from replug.data.files import replace_file, write_json, writing
@@ -125,7 +125,7 @@ def run_slurm(path: Path, overrides: Sequence[str], request: SlurmRequest, submi
     if request.job == "train":  # a run goes on with the configuration it was begun with
         if run.is_finished:
             raise UserError(f"run_dir: {run.path} holds a finished run; give another run_dir to train again")
-        run.require(flatten(config))
+        run.require_config(config)
     print(_summary(path, request.job, options, actors, folder))
     if not submit:
         print(f"\n{script}\nNothing is written or submitted yet: add --submit.")
