@@ -27,13 +27,13 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from replug.config.errors import UserError
-from replug.data.files import file_sha256, write_json, wrong_files
+from replug.data.files import file_sha256, write_json
 from replug.data.progress import Progress
 
 INPUTS, MANIFEST, LOCK, CHECKSUMS = "inputs.json", "manifest.json", ".writer.json", "checksums.json"
 OWN = "sha256_of_this"
-MARKS = ("manifest.json", "corpus.json")
-FIX = "remove the folder and run `replug prepare` again"
+
+FileSum = dict[str, Any]  # "bytes" and "sha256" of a file
 
 
 class Folder:
@@ -48,7 +48,7 @@ class Folder:
     ) -> None:
         self.path, self.kind, self.key, self.mend = path, kind, key, mend
         self._others, self._format = (*others, ".*", INPUTS, f"{INPUTS}.partial"), format
-        self._unread: dict[str, dict[str, Any]] | None = None  # files that `require` has not compared yet
+        self._unread: dict[str, FileSum] | None = None  # files that `require` has not compared yet
 
     @property
     def is_finished(self) -> bool:
@@ -60,13 +60,14 @@ class Folder:
         path = self.path / INPUTS
         return dict(self._read(path)["inputs"]) if path.is_file() else None
 
-    def check(self, inputs: Mapping[str, Any], may_change: Collection[str] = ()) -> None:
-        """Raise UserError if the folder is not ours, or was made from another value of one of these inputs.
+    def check(self, inputs: Mapping[str, Any], may_change: Collection[str] = (), are_all: bool = True) -> None:
+        """Raise UserError if the folder is not ours, or was made from other inputs. Writes nothing.
 
-        Inputs that are not given are not compared. Writes nothing.
+        Inputs that are not given are compared only if the given ones `are_all`.
         """
         before = self._require_ours()
-        self._compare({name: before[name] for name in before or {} if name in inputs}, inputs, may_change)
+        if before is not None:
+            self._compare({name: before[name] for name in before if are_all or name in inputs}, inputs, may_change)
 
     def claim(self, inputs: Mapping[str, Any], may_change: Collection[str] = ()) -> None:
         """Begin the folder, or go on with it. The caller holds its lock. Inputs are values of JSON by name.
@@ -74,9 +75,8 @@ class Folder:
         Raises UserError if the folder is not ours, or was made from other inputs, apart from those that `may_change`.
         A finished folder that an input changes is unfinished again.
         """
-        before = self._require_ours()
-        self._compare(before or {}, inputs if before is not None else {}, may_change)
-        if before != _as_json(inputs):
+        self.check(inputs, may_change)
+        if self.inputs != _as_json(inputs):
             self.reopen()
             self.path.mkdir(parents=True, exist_ok=True)
             write_mark(self.path / INPUTS, {"kind": self.kind, "format": self._format, "inputs": dict(inputs)})
@@ -86,15 +86,14 @@ class Folder:
         (self.path / MANIFEST).unlink(missing_ok=True)
         self._unread = None
 
-    def finish(self, files: Iterable[str] | Mapping[str, str], content: Mapping[str, Any] | None = None) -> None:
+    def finish(self, files: Iterable[str] | Mapping[str, FileSum], content: Mapping[str, Any] | None = None) -> None:
         """Write the manifest, last of all: it says that the folder is finished.
 
-        `files` are names in the folder, with their sha256 where it is known. `content` is kept beside them.
+        `files` are names in the folder, with their bytes and sha256 where these are known. `content` is kept beside.
         """
-        known = dict(files) if isinstance(files, Mapping) else dict.fromkeys(files, "")
+        listed = dict(files) if isinstance(files, Mapping) else {name: file_sum(self.path / name) for name in files}
         if (self.path / INPUTS).is_file():
-            known[INPUTS] = ""
-        listed = {name: file_sum(self.path / name, known[name]) for name in known}
+            listed[INPUTS] = file_sum(self.path / INPUTS)
         head = {"kind": self.kind, "format": self._format}
         write_mark(self.path / MANIFEST, {**head, **(content or {}), "files": listed})
         self._unread = None
@@ -102,7 +101,9 @@ class Folder:
     def manifest(self) -> dict[str, Any]:
         """Return what `finish` wrote. Raises UserError if the folder is unfinished, of another kind, or damaged."""
         if not self.is_finished:
-            raise UserError(f"{self.path} holds no finished {self.kind}: {MANIFEST} is missing; {self.mend}")
+            raise UserError(
+                f"{self.path} holds no finished {self.kind}: {MANIFEST} is missing; run the command that makes it again"
+            )
         content = self._read(self.path / MANIFEST)
         if not isinstance(content.get("files"), dict):
             raise UserError(f"{self.path / MANIFEST} lists no files; {self.mend}")
@@ -143,8 +144,8 @@ class Folder:
     def _read(self, path: Path) -> dict[str, Any]:
         content = read_mark(path, self.mend)
         if content.get("kind") != self.kind:
-            kind = content.get("kind", "something else")
-            raise UserError(f"{self.path} holds the files of: {kind}; expected: {self.kind}; give another {self.key}")
+            other = content.get("kind", "unknown")
+            raise UserError(f"{self.path} is {_a(other)}; expected {_a(self.kind)}; give another {self.key}")
         if content.get("format") != self._format:
             raise UserError(f"{path} was written by another version of replug; {self.mend}, or give another {self.key}")
         return content
@@ -157,8 +158,9 @@ class Folder:
         names = sorted(path.name for path in self.path.iterdir()) if before is None and self.path.exists() else []
         for name in names:
             if not self._is_other(name):
+                kind = _a(self.kind)
                 raise UserError(
-                    f"{self.key}: {self.path} holds {name}, which is not part of: {self.kind}; give another {self.key}"
+                    f"{self.key}: {self.path} holds {name}, which is not part of {kind}; give another {self.key}"
                 )
         return before
 
@@ -167,25 +169,37 @@ class Folder:
 
     def _compare(self, before: Mapping[str, Any], inputs: Mapping[str, Any], may_change: Collection[str]) -> None:
         now = _as_json(inputs)
-        for name in before | now:
+        for name in {**before, **now}:
             if name not in may_change and before.get(name) != now.get(name):
                 state = "" if self.is_finished else "unfinished "
                 raise UserError(
                     f"{name} is {now.get(name)!r}, but the {state}{self.kind} in {self.path} was made with "
-                    f"{before.get(name)!r}: give the same value, or another {self.key}"
+                    f"{before.get(name)!r}: give the same value or another {self.key}, or remove the folder"
                 )
+
+
+def _a(kind: str) -> str:
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
 def _as_json(inputs: Mapping[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(dict(inputs)))
 
 
-def file_sum(path: Path, sha256: str = "") -> dict[str, Any]:
-    """Return a file's bytes and sha256, which is computed unless it is given."""
-    return {"bytes": path.stat().st_size, "sha256": sha256 or file_sha256(path)}
+def file_sum(path: Path) -> FileSum:
+    """Return a file's bytes and sha256."""
+    return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
 
 
-def file_problems(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def kind_of(path: Path) -> str | None:
+    """Return which kind of folder this is. None if it is not one of ours, or what says so is damaged."""
+    for name in (INPUTS, MANIFEST):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            return str(json.loads((path / name).read_text(encoding="utf-8"))["kind"])
+    return None
+
+
+def file_problems(folder: Path, files: Mapping[str, FileSum]) -> list[str]:
     """Return a line for each file that is missing or differs from its size and checksum."""
     problems = []
     for name, known in files.items():
@@ -205,7 +219,7 @@ def write_mark(path: Path, content: Mapping[str, Any]) -> None:
     write_json(path, {**content, OWN: _own_sha256(content)})
 
 
-def read_mark(path: Path, mend: str = FIX) -> dict[str, Any]:
+def read_mark(path: Path, mend: str) -> dict[str, Any]:
     """Return the content of a mark, without its checksum. Raises UserError, with how to `mend` it, if it is damaged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -265,24 +279,6 @@ def require_checksums(folder: Path, mend: str, only: Iterable[str] | None = None
     """Raise UserError with the first problem, and how to mend it."""
     for problem in checksum_problems(folder, only, manifest):
         raise UserError(f"{problem}; {mend}")
-
-
-class CheckedFiles:
-    """The files of a prepared set, or of documents alone. Any thread may call it: at worst a file is hashed twice."""
-
-    def __init__(self, folder: Path) -> None:
-        mark = next((read_mark(folder / name) for name in MARKS if (folder / name).is_file()), {})
-        self._folder, self._unread = folder, dict(mark.get("files", {}))
-        self.num_documents: int | None = mark.get("counts", {}).get("documents")
-
-    def require(self, name: str, meaning: str = "") -> None:
-        """Compare a file, once. Raises UserError with its name and what follows if it differs."""
-        sha256 = self._unread.get(name)
-        if sha256 is None:
-            return
-        for problem in wrong_files(self._folder, {name: sha256}):
-            raise UserError(f"{problem}{meaning}; {FIX}")
-        self._unread.pop(name, None)
 
 
 # The lock ------------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ class RunDirectory:
     def require(self, inputs: Mapping[str, Any]) -> None:
         """Raise UserError if the run was made from another value of one of these inputs, or is not a run."""
         require_folder("run_dir", self.path)
-        self.folder.check(inputs, RESUMABLE)
+        self.folder.check(inputs, RESUMABLE, are_all=False)
 
     def begun_with(self) -> Config | None:
         """Return the configuration of the run that is here, finished or not."""

@@ -123,10 +123,10 @@ def test_other_inputs_are_refused_by_the_first_that_differs_with_both_values(fin
     for ask in (finished.claim, finished.check):
         with pytest.raises(UserError) as caught:
             ask({**INPUT_VALUES, **other})
-        assert said in str(caught.value) and "another data.out" in str(caught.value)
+        assert said in str(caught.value) and "another data.out, or remove the folder" in str(caught.value)
     with pytest.raises(UserError, match="lm is None, but the set"):
         finished.claim({"data.seed": 3, "sizes": [1, 2]})
-    finished.check({"data.seed": 3})
+    finished.check({"data.seed": 3}, are_all=False)
     assert finished.is_finished
 
 
@@ -141,13 +141,13 @@ def test_a_folder_of_somebody_else_of_another_kind_or_format_is_refused(tmp_path
     (tmp_path / "mine").mkdir()
     for name in ("logs", "x.tmp", "photo.jpg"):
         (tmp_path / "mine" / name).write_text("")
-    with pytest.raises(UserError, match=r"holds photo\.jpg, which is not part of: set; give another data\.out"):
+    with pytest.raises(UserError, match=r"holds photo\.jpg, which is not part of a set; give another data\.out"):
         made(tmp_path / "mine").claim(INPUT_VALUES)
     (tmp_path / "mine/photo.jpg").unlink()
     made(tmp_path / "mine").claim(INPUT_VALUES)
     with pytest.raises(UserError, match="is a file; expected a folder"):
         made(tmp_path / "mine/x.tmp").claim({})
-    with pytest.raises(UserError, match="holds the files of: set; expected: run"):
+    with pytest.raises(UserError, match="is a set; expected a run; give another run_dir"):
         Folder(finished.path, "run", key="run_dir", mend="").claim(INPUT_VALUES)
     with pytest.raises(UserError, match="written by another version of replug"):
         Folder(finished.path, "set", key="data.out", mend="", format=2).manifest()

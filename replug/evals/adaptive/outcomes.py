@@ -21,7 +21,8 @@ from replug.config.load import flatten, load_stored_evaluation_config
 from replug.config.methods import GENREAD, METHOD, NONE, WITHOUT_RETRIEVER
 from replug.data.folder import require_checksums
 from replug.data.rows import require_new
-from replug.data.store import ImportedCorpus, PreparedSet
+from replug.data.shards import prepared_folder
+from replug.data.store import Corpus, PreparedSet
 from replug.evals.adaptive.protocol import COUNTED, Questions, WayCosts
 from replug.evals.folder import EvaluationFolder
 from replug.evals.popqa import DOCUMENTS
@@ -270,9 +271,9 @@ def retriever_identity(method: str, config: EvaluationConfig, folder: Evaluation
         return source
     if source in WITHOUT_RETRIEVER:
         imported, prepared = folder.data / "corpus", data_folder(config.run_config(), folder.data)
-        if (imported / "corpus.json").is_file():
-            return f"{source}:{ImportedCorpus(imported).corpus_sha256[:16]}"
-        if not (prepared / "manifest.json").is_file():
+        if prepared_folder(imported).is_finished:
+            return f"{source}:{Corpus(imported).corpus_sha256[:16]}"
+        if not prepared_folder(prepared).is_finished:
             raise UserError(f"the documents are gone from {prepared}: a policy must say which retriever it is for")
         return f"{source}:{PreparedSet(prepared).corpus_sha256[:16]}"
     root = index_of(config, source, folder.found)
