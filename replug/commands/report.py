@@ -62,7 +62,7 @@ def _report_runs(folders: list[Path], figure: Path | None, out: Path | None) -> 
     runs = [RunDirectory(folder) for folder in folders]
     for run in runs:
         if not run.is_finished:
-            raise UserError(f"{run.path} holds no finished run (results.json is missing)")
+            raise UserError(f"{run.path} holds no finished run (manifest.json is missing)")
     if len(runs) > 1:
         _show(_join_runs(runs), out)
         return
