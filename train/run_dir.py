@@ -34,7 +34,7 @@ from replug.config.load import config_to_yaml, flatten, load_stored_config
 from replug.config.paths import require_folder
 from replug.config.schema import Config
 from replug.data.files import file_sha256, read_json, replace_file, write_json
-from replug.data.folder import MANIFEST, Folder
+from replug.data.folder import MANIFEST, Folder, read_mark, write_mark
 from replug.train.environment import describe_environment, provenance_lines
 
 log = logging.getLogger(__name__)
@@ -123,8 +123,8 @@ class RunDirectory:
 
     def mark(self, mark: CheckpointMark) -> None:
         """Mark the checkpoint, which counts from now on."""
-        kept = {"step": mark.step, "versions": list(mark.versions), "sha256": mark.sha256}
-        write_json(mark.path.with_suffix(".json"), {"format": CHECKPOINT_FORMAT, **kept})
+        content = {"format": CHECKPOINT_FORMAT, "versions": mark.versions, "sha256": mark.sha256}
+        write_mark(mark.path.with_suffix(".json"), content)
 
     def unmark(self, step: int) -> None:
         self.checkpoint(step).with_suffix(".json").unlink(missing_ok=True)
@@ -133,14 +133,18 @@ class RunDirectory:
         """Return checkpoints, oldest first; one without its mark was interrupted and does not count."""
         marks = []
         for path in sorted(self.checkpoints.glob("step-*.json")):
-            content = _read_mark(path)
-            if content.get("format") != CHECKPOINT_FORMAT:
+            checkpoint = path.with_suffix(".ckpt")
+            step = int(path.stem.removeprefix("step-"))
+            try:
+                content = read_mark(path, MEND)
+            except UserError:  # damaged: as if the checkpoint was torn
+                marks.append(CheckpointMark(checkpoint, step, (), "unknown"))
+                continue
+            if content["format"] != CHECKPOINT_FORMAT:
                 raise UserError(
                     f"{path} is of another version of replug; end that run with it, or give another run_dir"
                 )
-            checkpoint = path.with_suffix(".ckpt")
-            versions = tuple(content["versions"])
-            marks.append(CheckpointMark(checkpoint, _step_of(checkpoint), versions, content["sha256"]))
+            marks.append(CheckpointMark(checkpoint, step, tuple(content["versions"]), content["sha256"]))
         return marks
 
     def newest_checkpoint(self, with_index: bool = True) -> CheckpointMark | None:
@@ -211,27 +215,6 @@ def _inputs_of(config: Config) -> dict[str, Any]:
 def manifest_sha256(folder: Path) -> str:
     """Return what tells one finished folder from another: the hash of its manifest."""
     return file_sha256(folder / MANIFEST)
-
-
-def _read_mark(path: Path) -> dict:
-    """Read a mark; a damaged one is that of a torn checkpoint."""
-    try:
-        content = json.loads(path.read_text())
-        if content.get("format") != CHECKPOINT_FORMAT or (
-            content["step"] == _step_of(path) and _is_of_versions(content)
-        ):
-            return content
-    except (ValueError, KeyError, AttributeError):
-        pass
-    return {"format": CHECKPOINT_FORMAT, "versions": [], "sha256": "of a damaged mark"}
-
-
-def _is_of_versions(content: dict) -> bool:
-    return all(isinstance(version, int) for version in content["versions"]) and isinstance(content["sha256"], str)
-
-
-def _step_of(path: Path) -> int:
-    return int(path.stem.removeprefix("step-"))
 
 
 def _read_rows(path: Path) -> list[dict]:

@@ -1,7 +1,6 @@
 """Checkpoints: written beside the steps, as they lie in a run directory, torn or on a full disk."""
 
 import errno
-import json
 import os
 import shutil
 import signal
@@ -13,6 +12,7 @@ import torch
 
 from replug.config.errors import RunError, UserError
 from replug.data.files import file_sha256
+from replug.data.folder import read_mark, write_mark
 from replug.index_workers.version_store import VersionStore
 from replug.train import checkpoints
 from replug.train.checkpoints import CheckpointWriter
@@ -67,7 +67,7 @@ def test_a_checkpoint_whose_index_version_is_gone_is_passed_over_unless_only_its
 
 def test_a_checkpoint_of_another_version_is_refused_by_name(run):
     mark = checkpoint(run, 4).with_suffix(".json")
-    mark.write_text(json.dumps({"step": 4, "versions": [0], "sha256": "of an older version"}))
+    write_mark(mark, {**read_mark(mark, ""), "format": 1})
     with pytest.raises(UserError, match=r"step-000004.json is of another version of replug; end that run with it"):
         run.newest_checkpoint()
 

@@ -81,11 +81,7 @@ def test_a_checkpoints_mark_leads_to_a_whole_checkpoint_or_to_none(tmp_path: Pat
         run.mark(CheckpointMark(run.checkpoint(step), step, (0,), file_sha256(run.checkpoint(step))))
     mark = run.checkpoint(8).with_suffix(".json")
     for _ in flipped(mark, 200):
-        try:
-            newest = run.newest_checkpoint()
-        except UserError as error:
-            assert "of another version of replug" in str(error)
-            continue
+        newest = run.newest_checkpoint()
         assert newest is not None
         assert newest.sha256 == file_sha256(run.checkpoint(newest.step))
     newest = run.newest_checkpoint()
