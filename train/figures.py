@@ -88,14 +88,17 @@ def draw_loss(axes: Axes, metrics: Sequence[dict]) -> None:
 
 
 def draw_dev(axes: Axes, metrics: Sequence[dict]) -> None:
-    """Bits per byte of labelled development texts, and the training loss's KL there."""
+    """Bits per byte of development texts, and the training loss's KL there where they are labelled."""
     axes.plot(*_changes(metrics, "dev/bpb"), "o-", color=COLOURS["lsr"], label="bits per byte")
-    right = axes.twinx()
-    right.plot(*_changes(metrics, "dev/kl"), "o-", color=COLOURS["none"], label="KL (right)")
-    right.grid(False)
-    axes.set_title("development texts, by labelled candidates", fontsize=10)
+    lines = list(axes.lines)
+    if any("dev/kl" in row for row in metrics):
+        right = axes.twinx()
+        right.plot(*_changes(metrics, "dev/kl"), "o-", color=COLOURS["none"], label="KL (right)")
+        right.grid(False)
+        lines += right.lines
+    axes.set_title("development texts", fontsize=10)
     axes.set_xlabel("step")
-    axes.legend(handles=[*axes.lines, *right.lines], fontsize=8, frameon=False, loc="upper right")
+    axes.legend(handles=lines, fontsize=8, frameon=False, loc="upper right")
 
 
 def draw_entropies(axes: Axes, metrics: Sequence[dict]) -> None:
@@ -120,13 +123,6 @@ def draw_index_age(axes: Axes, metrics: Sequence[dict]) -> None:
     axes.set_title("age of the index (steps); dotted: hot swap", fontsize=10)
     axes.set_xlabel("step")
     _mark_swaps(axes, metrics)
-
-
-def draw_heldout(axes: Axes, metrics: Sequence[dict]) -> None:
-    """Bits per byte of held-out texts with the documents of the version that serves; a value for each refresh."""
-    axes.step(*_series(metrics, "heldout/bpb"), where="post", color=COLOURS["lsr"])
-    axes.set_title("bits per byte of held-out text, measured at each refresh", fontsize=10)
-    axes.set_xlabel("step")
 
 
 def draw_times(axes: Axes, metrics: Sequence[dict]) -> None:

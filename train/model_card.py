@@ -26,7 +26,7 @@ from replug.models.encoder_files import QUERY_FOLDER
 from replug.models.ensemble_temperature import PAPER, temperature_in
 from replug.models.lora import ADAPTER
 from replug.models.packaged import resolve_encoder_path
-from replug.train.results import METHODS, interval_lines, label_lines, room_lines, temperature_lines
+from replug.train.results import METHODS, interval_lines, room_lines, temperature_lines, weights_lines
 
 FILE = "README.md"
 UNKNOWN = "unknown"  # a licence id of the hub: that the field is empty is said, not left out
@@ -176,24 +176,16 @@ def _listed(of: Iterable[object]) -> str:
 
 def _measured(results: dict) -> Iterator[list[str]]:
     """Bits per byte of every method by domain, the intervals of their differences, and gold documents found."""
-    if "bpb" not in results and not label_lines(results):
+    if "bpb" not in results and not weights_lines(results):
         return
     yield ["## What it is worth"]
-    yield [f"- {line}" for line in label_lines(results)[1:]]  # the first says where the run keeps the weights
+    yield [f"- {line}" for line in weights_lines(results)[1:]]  # the first says where the run keeps the weights
     if "bpb" in results:
         yield _bpb_table(results)
-        said = (_weights_lines, interval_lines, temperature_lines, room_lines)
+        said = (interval_lines, temperature_lines, room_lines)
         yield [f"- {line}" for lines in said for line in lines(results)]
     if results.get("retrieval"):
         yield _retrieval_table(results["retrieval"])
-
-
-def _weights_lines(results: dict) -> list[str]:
-    """Of which weights the columns are: those that are exported may be others."""
-    steps, measured = results.get("weights", {}), results["bpb"]["all"]
-    known = {"lsr": steps.get("last"), "best": steps.get("best")}
-    said = [f"{METHODS[name]}: weights of step {of['step']}" for name, of in known.items() if of and name in measured]
-    return ["; ".join(said)] if said else []
 
 
 def _bpb_table(results: dict) -> list[str]:

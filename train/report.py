@@ -12,7 +12,7 @@ from replug.evals.page import CSS
 from replug.evals.retrieval import RECALL_AT
 from replug.train import figures
 from replug.train.figures import totals
-from replug.train.results import METHODS, label_lines, result_lines
+from replug.train.results import METHODS, result_lines, weights_lines
 
 # Of the metrics under `scoring/`, those that say how the LM was used, with how they read.
 SCORING_MEANS = [
@@ -79,10 +79,9 @@ def write_report(
     examples = json.loads(examples_path.read_text()) if examples_path.exists() else []
     sections = [
         "".join(f"<p class=muted>{escape(line)}</p>" for line in made_by),
-        "".join(f"<p>{escape(line)}</p>" for line in label_lines(results)),
-        _bpb_section(results) if "bpb" in results else "",
+        _bpb_section(results) if "bpb" in results else _paragraphs(weights_lines(results)),
         _retrieval_section(results),
-        _curves_section(metrics, is_online="labels" not in results),
+        _curves_section(metrics, is_online=any("index/age_steps" in row for row in metrics)),
         _devices_section(device_use),
         _index_section(metrics),
         _examples_section(examples),
@@ -110,12 +109,16 @@ def _bpb_section(results: dict) -> str:
         height = 1.2 + 0.5 * len(results["headroom"])
         drawing = to_svg(partial(figures.draw_headroom, results=results), width=9, height=height)
         drawings += f"<p class=muted>{HEADROOM_NOTE}</p>{drawing}"
-    lines = "".join(f"<p>{escape(line)}</p>" for line in result_lines(results))
+    lines = _paragraphs(result_lines(results))
     return (
         f"<h2>Bits per byte on {results['num_examples']} held-out texts</h2><p class=muted>Lower is better; "
         f"the best of a row is bold. Intervals: paired bootstrap over the texts' sources.</p>"
         f"<table><tr><th></th>{head}</tr>{rows}</table>{lines}{drawings}"
     )
+
+
+def _paragraphs(lines: Sequence[str]) -> str:
+    return "".join(f"<p>{escape(line)}</p>" for line in lines)
 
 
 def _retrieval_section(results: dict) -> str:
@@ -132,13 +135,11 @@ def _retrieval_section(results: dict) -> str:
 def _curves_section(metrics: Sequence[dict], is_online: bool) -> str:
     if not metrics:
         return ""
-    measures_heldout = any("heldout/bpb" in row for row in metrics)  # not with evaluate.refresh_examples=0
     of_index = (figures.draw_index_age, figures.draw_times)
     draws = (
         figures.draw_loss,
         figures.draw_entropies,
         figures.draw_rank_correlation,
-        *([figures.draw_heldout] if measures_heldout else []),
         *(of_index if is_online else ()),
         *([figures.draw_dev] if any("dev/bpb" in row for row in metrics) else []),
     )

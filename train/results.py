@@ -1,9 +1,7 @@
 """`results.json` of a training run, made of the outcomes of its evaluation, and the table that people read.
 
-labels                        of a training on labels: the step at which it ended, the first and the best look at
-                              development texts, and their bits per byte without documents
-weights                       steps of the weights that `lsr` and `best` are: `last`, and `best` with its bits per byte
-                              on the held-out texts of the refreshes, where those were measured
+weights                       of the tuned retriever: their step of how many steps, the first and the best look at
+                              development texts, and bits per byte of labelled ones without documents
 bpb, intervals, num_examples   bits per byte by domain and method; 95% intervals of two differences; texts measured
 ensemble                      documents of each ensemble, and each retriever's temperature
 headroom                      bits per byte of each ensemble, and by two oracles on its documents (`evals/headroom.py`)
@@ -35,15 +33,13 @@ METHODS = {
     "random": "random documents",
     "replug": "REPLUG (retriever as it was)",
     "lsr": "REPLUG LSR (tuned)",
-    "best": "REPLUG LSR (best while training)",
 }
 DIFFERENCES = {
     "lsr_minus_replug": ("lsr", "replug"),
-    "best_minus_replug": ("best", "replug"),
     "replug_minus_none": ("replug", "none"),
 }
 FAR = 0.5  # of the scored share before: below it a search finds mostly what no label tells of
-RETRIEVERS = {"replug": "before", "lsr": "after", "best": "best"}  # as they are called under `retrieval`
+RETRIEVERS = {"replug": "before", "lsr": "after"}  # as they are called under `retrieval`
 
 
 def bpb_results(rows: Sequence[Row], num_resamples: int, seed: int) -> dict[str, object]:
@@ -95,9 +91,9 @@ def retrieval_results(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
 def print_results(results: dict, console: Console | None = None) -> None:
     """The table on standard output."""
     console = console or Console(width=110)
-    for line in label_lines(results):
-        console.print(line, highlight=False)
     if "bpb" not in results:
+        for line in weights_lines(results):
+            console.print(line, highlight=False)
         return
     methods = [method for method in METHODS if method in results["bpb"]["all"]]
     table = Table(title=f"bits per byte on {results['num_examples']} held-out texts (lower is better)")
@@ -124,41 +120,23 @@ def result_lines(results: dict) -> list[str]:
     return [line for lines in about for line in lines(results)]
 
 
-def weights_of(last: int, best: dict | None) -> dict[str, dict]:
-    """What `results.json` says of the weights: the step of the last ones, and of those that were best meanwhile."""
-    return {"last": {"step": last}, **({"best": best} if best else {})}
-
-
 def weights_lines(results: dict) -> list[str]:
-    """Which weights the tuned retriever is, and where better ones lie, if any."""
+    """Say which weights the tuned retriever has, and how it does on the development texts."""
     weights = results.get("weights")
     if not weights:
         return []
-    last, best = weights["last"], weights.get("best")
-    said = f"{METHODS['lsr']}: the weights of step {last['step']}, the last, in retriever/"
-    if best is None or best["step"] == last["step"]:
-        return [said]
-    return [
-        f"{said}. While training, those of step {best['step']} did best on held-out text ({best['heldout_bpb']:.4f} "
-        "bits per byte), in best/: `replug export --best` writes them, evaluate.best=true measures them"
-    ]
-
-
-def label_lines(results: dict) -> list[str]:
-    """Of a training on labels: which weights the tuned retriever is, and what it is worth on development texts."""
-    labels = results.get("labels")
-    if not labels:
-        return []
-    first, best = labels["first"], labels["best"]
+    first, best = weights["first"], weights["best"]
     if best is None:
-        return [f"{METHODS['lsr']}: the weights of step {labels['step']}, the last, in retriever/"]
-    said = f"{METHODS['lsr']}: the weights of step {best['step']} of {labels['step']}, the best on development texts"
+        return [f"{METHODS['lsr']}: the weights of step {weights['step']}, the last, in retriever/"]
+    said = f"the weights of step {best['step']} of {weights['steps']}, the best on development texts, in retriever/"
+    about = "labelled candidates of the development texts" if best["kl"] is not None else "development texts"
+    more = "" if weights["alone"] is None else f"; without documents {weights['alone']:.4f}"
+    more += "" if best["kl"] is None else f"; KL {best['kl']:.4f}, before {first['kl']:.4f}"
     return [
-        f"{said}, in retriever/",
-        *_drift_lines(first, best),
-        f"labelled candidates of the development texts, bits per byte: {best['bpb']:.4f} at a temperature of "
-        f"{best['temperature']:g}; before {first['bpb']:.4f} at {first['temperature']:g}; "
-        f"without documents {labels['dev_alone']:.4f}; KL {best['kl']:.4f}, before {first['kl']:.4f}",
+        f"{METHODS['lsr']}: {said}",
+        *(_drift_lines(first, best) if best["scored_share"] is not None else []),
+        f"{about}, bits per byte: {best['bpb']:.4f} at a temperature of {best['temperature']:g}; "
+        f"before {first['bpb']:.4f} at {first['temperature']:g}{more}",
     ]
 
 

@@ -18,7 +18,7 @@ from replug.train.run_dir import RunDirectory
 
 
 def wandb_logger(config: Config, run: RunDirectory) -> WandbLogger:
-    """The W&B run of a run directory: its id is kept there."""
+    """Return the W&B run of a run directory, whose id is kept there."""
     path = run.path / "wandb.json"
     if not path.exists():
         write_json(path, {"id": secrets.token_hex(4)})
@@ -36,7 +36,7 @@ def wandb_logger(config: Config, run: RunDirectory) -> WandbLogger:
 
 
 def publish_results(loggers: Sequence[Logger], run: RunDirectory, results: dict) -> None:
-    """Bits per byte and intervals into the run's summary, and the tuned retriever as an artifact."""
+    """Send bits per byte and intervals to the run's summary, and the tuned retriever as an artifact."""
     bpb = results.get("bpb", {})
     summary = {f"results/bpb/{domain}/{method}": value for domain, row in bpb.items() for method, value in row.items()}
     for name, (low, high) in results.get("intervals", {}).items():

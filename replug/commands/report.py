@@ -62,7 +62,7 @@ def _report_runs(folders: list[Path], figure: Path | None, out: Path | None) -> 
     runs = [RunDirectory(folder) for folder in folders]
     for run in runs:
         if not run.is_finished:
-            raise UserError(f"{run.path} holds no finished run (results.json is missing)")
+            raise UserError(f"{run.path} holds no finished run (manifest.json is missing)")
     if len(runs) > 1:
         _show(_join_runs(runs), out)
         return
@@ -83,17 +83,17 @@ def _join_runs(runs: list["RunDirectory"]) -> str:
     from replug.data.files import read_json
     from replug.evals.comparison import markdown_line, row_names
     from replug.train.results import METHODS
-    from replug.train.run_dir import MEND
+    from replug.train.run_dir import LABELS, MEND, SET
 
     for run in runs:
-        run.require_intact()
-        for name, what in ((run.set_mark.name, "prepared set"), (run.labels_mark.name, "labels")):
-            marks = [path for path in (runs[0].path / name, run.path / name) if path.is_file()]
-            if len(marks) == 1 or len({str(read_json(mark, MEND)) for mark in marks}) > 1:
+        run.folder.require()
+        first, inputs = runs[0].folder.inputs or {}, run.folder.inputs or {}
+        for name, what in ((SET, "prepared set"), (LABELS, "labels")):
+            if first.get(name) != inputs.get(name):
                 raise UserError(f"{run.path} has another {what} than {runs[0].path}; expected the same in all")
     names = row_names([run.path for run in runs])
     results = {name: read_json(run.results, MEND) for name, run in zip(names, runs, strict=True)}
-    of_dev = {name: (one.get("labels") or {}).get("best") for name, one in results.items()}
+    of_dev = {name: (one.get("weights") or {}).get("best") for name, one in results.items()}
     heldout = {name: one.get("bpb", {}).get("all", {}) for name, one in results.items()}
     methods = [method for method in METHODS if any(method in of for of in heldout.values())]
     head = ["run", *(METHODS[method] for method in methods), *(["development texts"] if any(of_dev.values()) else [])]

@@ -123,9 +123,9 @@ def run_slurm(path: Path, overrides: Sequence[str], request: SlurmRequest, submi
     options = directives(script)
     actors = _layout(config, request.job, options).describe()
     if request.job == "train":  # a run goes on with the configuration it was begun with
-        if run.is_finished and not run.goes_on(config):
+        if run.is_finished:
             raise UserError(f"run_dir: {run.path} holds a finished run; give another run_dir to train again")
-        run.require_ours(config)
+        run.require_config(config)
     print(_summary(path, request.job, options, actors, folder))
     if not submit:
         print(f"\n{script}\nNothing is written or submitted yet: add --submit.")

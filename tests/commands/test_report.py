@@ -9,6 +9,7 @@ from replug.config.errors import UserError
 from replug.data.folder import write_checksums
 from replug.evals.comparison import MOST_DIFFERENCES
 from replug.evals.results_files import joined_table
+from replug.train.run_dir import RunDirectory
 from tests.support.command_line import CommandLine
 from tests.support.outcome_folders import made_up_rows, write_evaluation
 
@@ -90,8 +91,10 @@ def test_results_that_were_changed_afterwards_are_refused(replug: CommandLine, f
 def write_run(path: Path, heldout: float | None, dev: float, of_set: str = "s") -> Path:
     path.mkdir()
     measured = {} if heldout is None else {"bpb": {"all": {"none": 1.5, "lsr": heldout}}}
-    (path / "results.json").write_text(json.dumps({**measured, "labels": {"best": {"bpb": dev}}}))
-    (path / "set.json").write_text(json.dumps({"manifest_sha256": of_set}))
+    folder = RunDirectory(path).folder
+    folder.claim({"data.sha256": of_set})
+    (path / "results.json").write_text(json.dumps({**measured, "weights": {"best": {"bpb": dev}}}))
+    folder.finish(["results.json"])
     return path
 
 

@@ -46,7 +46,6 @@ SETTINGS = [
     "data.context_tokens=32",
     "data.num_queries=400",
     "index.block_documents=256",
-    "evaluate.refresh_examples=0",
 ]
 
 

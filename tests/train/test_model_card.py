@@ -28,7 +28,7 @@ RESULTS = {
     },
     "intervals": {"lsr_minus_replug": [-0.2, -0.05]},
     "num_examples": 12,
-    "weights": {"last": {"step": 30}, "best": {"step": 10, "heldout_bpb": 1.6}},
+    "weights": {"step": 30, "steps": 30, "first": None, "best": None, "alone": None},
 }
 
 
@@ -43,7 +43,6 @@ def test_a_card_has_front_matter_models_weights_and_the_table(tmp_path: Path, ba
     assert {"sentence-transformers", "replug-lsr"} <= set(front.tags)
     for said in (
         *("Weights of step 30, the last.", "LM gpt2-xl (1,5", "M parameters), identity an-identity"),
-        "- REPLUG LSR (tuned): weights of step 30\n",  # the best were not measured
         *("command: replug train my.yaml", "commit 0123456789ab with changes, torch 2.13.0"),
         *(
             "| all | 2.0000 | 1.8000 | 1.7000 |",

@@ -33,7 +33,7 @@ METRICS = [
         "time/step_seconds": 2.0,
         "time/wait_scores_seconds": 0.5,
         "index/swapped": float(step % 4 == 0),
-        **({"heldout/bpb": 1.0} if step % 4 == 0 else {}),
+        **({"dev/bpb": 1.0} if step % 4 == 0 else {}),
         "index/swap_ms": 3.0 if step % 4 == 0 else 0.0,
     }
     for step in range(1, 10)

@@ -10,10 +10,8 @@ from rich.console import Console
 from replug.train.results import (
     bpb_results,
     interval_lines,
-    label_lines,
     print_results,
     weights_lines,
-    weights_of,
 )
 
 TEXTS = [("wiki", "four"), ("code", "日本"), ("wiki", "eight by")]  # 4, 6 and 8 bytes
@@ -69,32 +67,20 @@ def test_the_table_shows_every_method_and_domain(results: dict, retrieval: dict)
     assert ("0.750" in text) == bool(retrieval)
 
 
-BETTER = {"step": 10, "heldout_bpb": 0.5}
+FIRST = {"step": 0, "bpb": 0.92, "kl": 1.0, "temperature": 0.1, "scored_share": 0.91}
+LAST = {"step": 30, "steps": 30, "first": None, "best": None, "alone": None}
 
 
-def test_the_table_says_which_weights_it_is_of(results: dict) -> None:
-    results["weights"] = weights_of(30, None)
-    assert weights_lines(results) == ["REPLUG LSR (tuned): the weights of step 30, the last, in retriever/"]
-    results["weights"] = weights_of(30, {"step": 30, "heldout_bpb": 0.5})
-    assert "did best" not in weights_lines(results)[0]
-    results["weights"] = weights_of(30, BETTER)
-    assert "those of step 10 did best on held-out text (0.5000 bits per byte)" in weights_lines(results)[0]
-    assert "`replug export --best`" in weights_lines(results)[0]
-
-
-def test_the_table_can_be_of_the_last_and_the_best_weights() -> None:
-    of_two = bpb_results(rows_of({name: BITS[name] for name in ("none", "replug")}), 50, 0)
-    assert set(of_two["intervals"]) == {"replug_minus_none"}, "of methods that were measured"
-    some = bpb_results(rows_of({**BITS, "best": BITS["lsr"] - 1}), 50, 0)
-    assert set(some["intervals"]) == {"lsr_minus_replug", "best_minus_replug", "replug_minus_none"}
-    stream = io.StringIO()
-    print_results(some, Console(file=stream, width=150))
-    assert "REPLUG LSR (best while training)" in " ".join(stream.getvalue().split())
+def test_the_table_says_which_weights_it_is_of() -> None:
+    assert weights_lines({"weights": LAST}) == ["REPLUG LSR (tuned): the weights of step 30, the last, in retriever/"]
+    looks = {name: {**FIRST, "step": 10, "kl": None, "scored_share": None} for name in ("first", "best")}
+    lines = weights_lines({"weights": {**LAST, **looks, "step": 10}})
+    assert "the weights of step 10 of 30, the best on development texts" in lines[0]
+    assert lines[1] == "development texts, bits per byte: 0.9200 at a temperature of 0.1; before 0.9200 at 0.1"
 
 
 @pytest.mark.parametrize(("share", "warns"), [(0.91, False), (0.46, False), (0.15, True)])
 def test_a_training_on_labels_warns_where_a_search_finds_what_nobody_scored(share: float, warns: bool) -> None:
-    first = {"step": 0, "bpb": 0.92, "kl": 1.0, "temperature": 0.1, "scored_share": 0.91}
-    labels = {"step": 9, "first": first, "best": {**first, "step": 9, "scored_share": share}, "dev_alone": 1.1}
-    [line] = [line for line in label_lines({"labels": labels}) if "the LM has scored" in line]
+    weights = {**LAST, "first": FIRST, "best": {**FIRST, "step": 9, "scored_share": share}, "alone": 1.1}
+    [line] = [line for line in weights_lines({"weights": weights}) if "the LM has scored" in line]
     assert f"the LM has scored {share:.0%}, before 91%" in line and ("a search finds others" in line) is warns
