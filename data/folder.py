@@ -262,12 +262,12 @@ def write_last(path: Path, content: object, others: Iterable[Path]) -> None:
     partial.replace(path)
 
 
-def checksum_problems(folder: Path, only: Iterable[str] | None = None, manifest: str = CHECKSUMS) -> list[str]:
-    """Return a line for each file that is missing or damaged; none for a folder without the manifest.
+def checksum_problems(folder: Path, only: Iterable[str] | None = None) -> list[str]:
+    """Return a line for each file that is missing or damaged; none for a folder without them.
 
     `only` names the files to look at, as far as they have checksums.
     """
-    path = folder / manifest
+    path = folder / CHECKSUMS
     if not path.is_file():
         return []
     try:
@@ -277,9 +277,9 @@ def checksum_problems(folder: Path, only: Iterable[str] | None = None, manifest:
     return file_problems(folder, {name: known[name] for name in known if only is None or name in only})
 
 
-def require_checksums(folder: Path, mend: str, only: Iterable[str] | None = None, manifest: str = CHECKSUMS) -> None:
+def require_checksums(folder: Path, mend: str, only: Iterable[str] | None = None) -> None:
     """Raise UserError with the first problem, and how to mend it."""
-    for problem in checksum_problems(folder, only, manifest):
+    for problem in checksum_problems(folder, only):
         raise UserError(f"{problem}; {mend}")
 
 
