@@ -58,7 +58,12 @@ class Folder:
     def inputs(self) -> dict[str, Any] | None:
         """What the folder is made from. None if nobody claimed it yet."""
         path = self.path / INPUTS
-        return dict(self._read(path)["inputs"]) if path.is_file() else None
+        if not path.is_file():
+            return None
+        inputs = self._read(path).get("inputs")
+        if not isinstance(inputs, dict):
+            raise UserError(f"{path} lists no inputs; {self.mend}")
+        return inputs
 
     def check(self, inputs: Mapping[str, Any], may_change: Collection[str] = (), are_all: bool = True) -> None:
         """Raise UserError if the folder is not ours, or was made from other inputs. Writes nothing.
@@ -105,7 +110,8 @@ class Folder:
                 f"{self.path} holds no finished {self.kind}: {MANIFEST} is missing; run the command that makes it again"
             )
         content = self._read(self.path / MANIFEST)
-        if not isinstance(content.get("files"), dict):
+        files = content.get("files")
+        if not isinstance(files, dict) or not all(isinstance(known, dict) for known in files.values()):
             raise UserError(f"{self.path / MANIFEST} lists no files; {self.mend}")
         return content
 

@@ -39,7 +39,7 @@ class Shard(Protocol):
     def search(self, queries: np.ndarray, k: int) -> Found: ...
 
 
-class _Loaded:
+class LoadedShard:
     """One version's shard. Calls that arrive while it searches are answered together by the next search.
 
     Unless that could change an answer: what a lossy kind finds depends on the k and, in last bits, on the batch.
@@ -88,7 +88,7 @@ class Searcher:
         self._store = VersionStore(root)
         self._shard, self._num_shards, self._device = shard, num_shards, device
         self._devices = own_devices()
-        self._versions: dict[int, _Loaded] = {}
+        self._versions: dict[int, LoadedShard] = {}
         self._loading = threading.Lock()
         self._searching = ThreadPoolExecutor(1)  # one, since each thread that multiplies keeps buffers of its own
 
@@ -121,7 +121,7 @@ class Searcher:
         """Versions in memory."""
         return sorted(self._versions)
 
-    def _load_once(self, version: int) -> _Loaded:
+    def _load_once(self, version: int) -> LoadedShard:
         with self._loading:
             if version not in self._versions or self._versions[version].fingerprint != self._store.fingerprint(version):
                 with ThreadPoolExecutor(1, initializer=_yield_to_searches) as thread:
@@ -129,11 +129,11 @@ class Searcher:
                 self._versions = {**self._versions, version: loaded}
             return self._versions[version]
 
-    def _open(self, version: int) -> _Loaded:
+    def _open(self, version: int) -> LoadedShard:
         fingerprint = self._store.fingerprint(version)
         plan = self._store.plan(version)
         shard = open_shard(self._store, plan, self._shard, self._num_shards, self._device)
-        return _Loaded(shard, fingerprint, self._searching)
+        return LoadedShard(shard, fingerprint, self._searching)
 
 
 def _yield_to_searches() -> None:

@@ -213,7 +213,7 @@ class VersionStore:
 
     def publish(self, plan: BuildPlan) -> None:
         """Mark a version as searchable; raises RunError where a file of it is not marked or its rows are not right."""
-        marks = {path.name: read_json(_mark(path), MEND) for path in self.files(plan)}
+        marks = {path.name: _read_mark(path) for path in self.files(plan)}
         rows = sum(marks[self.vectors_path(plan.version, file).name]["rows"] for file in range(plan.num_files))
         if rows != plan.num_documents:
             raise RunError(f"{self.folder(plan.version)}: its files hold {rows} rows, expected {plan.num_documents}")
@@ -286,7 +286,7 @@ class VersionStore:
     def _sums(self, version: int) -> Callable[[Path], FileSum]:
         """Return what looks a file's checksum up: in the manifest, or in its own mark while the version is built."""
         if not self.is_published(version):
-            return lambda path: read_json(_mark(path), MEND)
+            return lambda path: _read_mark(path)
         files = self.manifest(version)
         return lambda path: files[path.name]
 
@@ -350,3 +350,12 @@ def _is_marked(names: set[str], path: Path) -> bool:
 
 def _mark(path: Path) -> Path:
     return path.with_name(path.name + ".json") if path.suffix == ".faiss" else path.with_suffix(".json")
+
+
+def _read_mark(path: Path) -> dict[str, Any]:
+    """Return the mark of a file. Raises RunError if the file is not marked."""
+    mark = _mark(path)
+    if not mark.is_file():
+        raise RunError(f"{mark} is missing")
+    with reading(mark):
+        return read_json(mark, MEND)

@@ -61,8 +61,8 @@ MANIFESTS: dict[str, Callable[[dict[str, Any]], object]] = {
     "no plan": lambda content: content.pop("plan"),
     "no files": lambda content: content.pop("files"),
     "a plan that is a list": lambda content: content.update(plan=[]),
-    "files of another folder": lambda content: content.update(files={"../../x.npy": "0"}),
-    "an encoder elsewhere": lambda content: content["files"].update({"encoder/../../../../../../etc/hostname": "0"}),
+    "files of another folder": lambda content: content.update(files={"../../x.npy": {}}),
+    "an encoder elsewhere": lambda content: content["files"].update({"encoder/../../../../../../etc/hostname": {}}),
 }
 
 

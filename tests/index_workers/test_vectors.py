@@ -69,7 +69,7 @@ try:
         held.append(open(sys.argv[0]))
 except OSError:
     pass
-for ask in (lambda: store.open_vectors(plan, [7]), lambda: require_intact(store.vectors_path(0, 7), "")):
+for ask in (lambda: store.open_vectors(plan, [7]), lambda: require_intact(store.vectors_path(0, 7), {})):
     try:
         ask()
     except RunError as error:
