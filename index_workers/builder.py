@@ -72,7 +72,7 @@ class Builder:
         return Busy(seconds, self._devices)
 
     def encode(self, plan: BuildPlan, texts: Sequence[str]) -> np.ndarray:
-        """Vectors [N, D] float32 of queries, by the encoder of a version."""
+        """Return vectors [N, D] float32 of queries, by the encoder of a version."""
         encoder = self._load(plan).encoder.of_queries
         ids = self._token_ids(encoder, texts, plan.query_prompt)
         with self._computing:

@@ -36,7 +36,7 @@ class Liveness:
         self._asked: dict[int, tuple[Any, float | None]] = {}
 
     def replace_silent(self) -> list[int]:
-        """The places of those that hang; Ray starts them again, and gives them their calls again."""
+        """Replace actors that hang; Ray starts them and their calls again. Returns their places."""
         silent = [place for place in range(len(self._actors)) if self._silent_seconds(place) > SILENT_SECONDS]
         for place in silent:
             del self._asked[place]
@@ -93,7 +93,7 @@ class SearcherGroup:
             raise RunError(f"index version {version}: shards hold {sum(sizes)} documents, expected {num_documents}")
 
     def search(self, version: int, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and similarities [B, k], best first, merged from every shard."""
+        """Return rows and similarities [B, k], best first, merged from every shard."""
         with self._flight():
             parts = self._ask(lambda actor: actor.search_timed.remote(version, queries, k))
         for _, busy in parts:

@@ -51,7 +51,7 @@ def write_run(path: Path, pieces: list[Piece], schema: pa.Schema) -> None:
 
 
 def read_range(runs: Iterable[Path], schema: pa.Schema, low: int, high: int) -> pa.Table:
-    """All pieces with low <= key < high, in the order of their keys, whatever the order of the runs."""
+    """Return all pieces with low <= key < high, in the order of their keys, whatever the order of the runs."""
     found = [schema.empty_table()]
     for run in runs:
         part = _slice(run, low, high)
@@ -76,7 +76,7 @@ def _slice(run: Path, low: int, high: int) -> pa.Table | None:
 
 
 def iterate(table: pa.Table) -> Iterator[dict]:
-    """Rows of a table, a batch at a time as Python objects."""
+    """Yield rows of a table, a batch at a time as Python objects."""
     for batch in table.to_batches(max_chunksize=1000):
         yield from batch.to_pylist()
 

@@ -200,7 +200,7 @@ def _bytes(value: pa.Scalar) -> int:
 
 
 def plan_tree(paths: Iterable[Path], root: str, shard_bytes: int) -> Iterator[SourceShard]:
-    """Files in their order, some to a source shard."""
+    """Yield source shards of some files each, in the order of the files."""
     names: list[str] = []
     size = 0
     for path in paths:
@@ -302,7 +302,7 @@ def _hub_rows(source_shard: SourceShard, fields: FieldMap) -> Iterator[Row]:
 
 
 def named_split(name: str, split: str) -> str:
-    """The name with this split, where it says none."""
+    """Return the name with this split, where it says none."""
     dataset, _, rest = name.partition(":")
     configuration, _, own = rest.partition(":")
     return f"{dataset}:{configuration}:{own or split}"

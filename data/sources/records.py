@@ -52,7 +52,7 @@ class Rejected:
 
 
 def write_rejected(path: Path, examples: Iterable[Rejected]) -> None:
-    """`rejected.jsonl`: the first hundred of each reason, in the order of the files."""
+    """Write `rejected.jsonl`: the first hundred of each reason, in the order of the files."""
     listed: Counter[str] = Counter()
     lines = []
     for case in examples:
@@ -64,7 +64,7 @@ def write_rejected(path: Path, examples: Iterable[Rejected]) -> None:
 
 
 def too_many(counts: Counter[str], num_rows: int, limit: float) -> bool:
-    """True where more than a share `limit` of all rows was rejected."""
+    """Return whether more than a share `limit` of all rows was rejected."""
     return counts.total() > limit * (num_rows + counts.total())
 
 
