@@ -83,7 +83,7 @@ class LabelOrigin:
 def labels_folder(path: Path) -> Folder:
     """Return the folder of labels: claimed for a `LabelOrigin`, finished with the `counts` of its splits."""
     others = ("index", "scores.sqlite*", "lm_spent.json", "*.partial")
-    return Folder(path, "labels", key="--out (with train.labels=auto another run_dir)", mend=AGAIN, others=others)
+    return Folder(path, "set of labels", key="--out or run_dir", mend=AGAIN, others=others)
 
 
 class Labels:

@@ -58,7 +58,7 @@ def _verify(directory: Path) -> tuple[list[str], list[str]]:
         if (folder / CHECKSUMS).is_file():
             checked[folder] = checksum_problems(folder)
     for folder in (directory, directory / "labels"):
-        made = {"run": RunDirectory(folder).folder, "labels": labels_folder(folder)}.get(kind_of(folder) or "")
+        made = {"run": RunDirectory(folder).folder, "set of labels": labels_folder(folder)}.get(kind_of(folder) or "")
         if made is not None and made.is_finished:
             checked[folder] = made.verify()
     for folder, wrong in checked.items():

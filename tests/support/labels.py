@@ -37,7 +37,8 @@ def write_stand_in_labels(
     lm, encoder = lm or LabellingLM(), load_encoder(config.retriever)
     vectors = encoder.encode([document.text for document in data.corpus.iterate()]).numpy()
     scorer = LabelScorer(lm, PromptTemplate(config.lm.separator), data.corpus, check)  # type: ignore[arg-type]
-    folder.mkdir(parents=True, exist_ok=True)
+    made = labels_folder(folder)
+    made.claim(asdict(label_origin(config, data, lm.identity, encoder)))
     stores = {"queries": data.queries, **({"dev": data.dev} if data.dev else {})}
     counts = {"queries": len(data.queries), "dev": len(data.dev) if data.dev else 0}
     for split, store in stores.items():
@@ -56,7 +57,5 @@ def write_stand_in_labels(
         own = np.take_along_axis(similarities, candidates.doc_rows, axis=1)
         rows = scorer.rows(store, candidates, own, with_tokens=split == "dev")
         write_labels(folder / f"{split}.parquet", rows, DEV_SCHEMA if split == "dev" else SCHEMA)
-    made = labels_folder(folder)
-    made.claim(asdict(label_origin(config, data, lm.identity, encoder)))
     made.finish([f"{split}.parquet" for split in stores], {"counts": counts})
     return Labels(folder)

@@ -25,7 +25,7 @@ def config_of(run: Path, *overrides: str):
         ("seed=7", "seed is 7, but the run in"),
         ("train.lr=0.5", "train.lr is 0.5, but the run in"),
         ("data.context_tokens=12", "data.context_tokens is 12"),
-        ("lm.separator=x", "lm.separator is x"),
+        ("lm.separator=x", "lm.separator is 'x'"),
         (f"train.max_steps={STEPS + 6}", f"train.max_steps is {STEPS + 6}, but the run"),
     ],
 )
