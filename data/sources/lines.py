@@ -26,11 +26,10 @@ def byte_ranges(kind: str, path: str, shard_bytes: int | None) -> Iterator[Sourc
     """Yield ranges of a file that cover it; all of it in one if it is compressed, or no size is given."""
     size = Path(path).stat().st_size
     if shard_bytes is None or Path(path).suffix.lower() in COMPRESSION:
-        yield SourceShard(0, kind, (path,), size)
+        yield SourceShard(kind, (path,))
         return
     for start in range(0, max(size, 1), shard_bytes):
-        stop = min(start + shard_bytes, size)
-        yield SourceShard(0, kind, (path,), stop - start, start, stop)
+        yield SourceShard(kind, (path,), start, min(start + shard_bytes, size))
 
 
 def read_lines(source_shard: SourceShard) -> Iterator[Line]:

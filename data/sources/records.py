@@ -89,13 +89,12 @@ def require_few_rejected(
 class SourceShard:
     """A part of the source that one worker reads alone. What `start` and `stop` count is its format's own matter."""
 
-    number: int
     kind: str  # the format's name
     names: tuple[str, ...]  # files, or what the source is called
-    size: int  # bytes, for showing progress; 0 where nobody knows
     start: int = 0
     stop: int | None = None
     root: str = ""  # of a tree of texts, whose ids are paths below it
+    number: int = 0  # among all of the source
 
 
 @dataclass(frozen=True, slots=True)

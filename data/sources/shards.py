@@ -82,7 +82,7 @@ def source_fingerprint(source: str) -> str | None:
 
 def _plan(source: str, shard_bytes: int | None) -> Iterable[SourceShard]:
     if is_built_in(source):
-        return [SourceShard(0, "built_in", (source,), 0)]
+        return [SourceShard("built_in", (source,))]
     paths = _files(source)
     if paths is None:
         return plan_hub(source)
