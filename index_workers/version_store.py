@@ -161,7 +161,9 @@ class VersionStore:
 
     def require_same_vectors(self, plan: BuildPlan) -> None:
         """Raise UserError where the version was begun from another corpus, by other weights or in another way."""
-        self._version(plan.version).check(plan.vectors(), are_all=False)
+        folder = self._version(plan.version)
+        if folder.inputs is not None:
+            folder.check(plan.vectors(), are_all=False)
 
     def begin(self, plan: BuildPlan) -> Missing:
         """Return what is still to be made. Other vectors are set aside, and index files of another kind are removed."""
