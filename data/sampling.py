@@ -1,4 +1,4 @@
-"""Which text serves which split, by keyed hashes: pure, and the same in any order, on any worker, after any restart.
+"""Deal texts to splits by keyed hashes: pure, and the same in any order, on any worker, after any restart.
 
 A source text's split follows from its id. A piece's place in its split follows from its own words (`piece_key`): the
 set holds the pieces of smallest keys, in their order, so equal pieces are neighbours and cutting to a number is exact.

@@ -134,7 +134,7 @@ def pieces_within(tokenizer: Tokenizer, texts: Sequence[str], limit: int) -> lis
 
 
 def _cut_evenly(tokenizer: Tokenizer, text: str, limit: int) -> list[str]:
-    """What is cut may have other tokens than before, so the pieces are counted again."""
+    """Cut a text evenly. Its pieces may have other tokens than before, so they are counted again."""
     offsets = token_offsets(tokenizer, [text])[0]
     parts = split_text(text, offsets, -(-len(offsets) // max(2, -(-len(offsets) // limit))))
     if len(parts) == 1:
@@ -150,7 +150,7 @@ def ids_of_texts(tokenizer: Tokenizer, rule: TokenIds, texts: Sequence[str]) -> 
 
 
 def _segment_borders(text: str) -> list[int]:
-    """Where the segments of a text begin."""
+    """Return where the segments of a text begin."""
     borders = [0]
     while len(text) - borders[-1] > SEGMENT_CHARACTERS:
         limit = borders[-1] + SEGMENT_CHARACTERS

@@ -31,7 +31,7 @@ NO_WORD = "the corpus holds no word that BM25 could search by; expected document
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """What is counted of a chunk of documents: `frequencies` f_wd of queries' words, ordered by word, then document."""
+    """Counts of a chunk of documents: `frequencies` f_wd of queries' words, ordered by word, then document."""
 
     lengths: np.ndarray  # of the documents, in words
     words: np.ndarray

@@ -91,7 +91,7 @@ def index_kind(config: Config, dim: int, num_documents: int) -> IndexKind:
 
 
 def _documents_asked_for(config: Config) -> int:
-    """By one search of the index."""
+    """Return the documents that one search of the index asks for."""
     live = config.index.rerank is Rerank.live
     k = config.retrieve.k * ((config.index.overretrieve or LIVE_OVERRETRIEVE) if live else 1)
     return k + (MORE if config.retrieve.exclude_own_source else 0)

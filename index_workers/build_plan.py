@@ -1,4 +1,4 @@
-"""What an index version is built of: which documents, which weights, how, and how its rows lie in files and shards.
+"""The plan of an index version: its documents, its weights, and how its rows lie in files and shards.
 
 Pure. Two equal plans give the same bytes.
 
@@ -71,7 +71,7 @@ class IndexState:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildPlan:
-    """What is to be embedded, by which weights, and what is built of it. Two equal plans give the same bytes.
+    """The documents and weights of an index version, and what is built of them. Two equal plans give the same bytes.
 
     They are the inputs of its folder (`data.folder`).
     """

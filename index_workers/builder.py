@@ -32,7 +32,7 @@ from replug.models.hardware import DTYPES, default_device
 
 @dataclass(frozen=True)
 class _Loaded:
-    """What the files of a plan are made with, and of plans that differ in no more than version, step and index."""
+    """Encoder and corpus of a plan, and of plans that differ in no more than version, step and index."""
 
     vectors: dict[str, object]
     encoder: Encoder

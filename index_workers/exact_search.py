@@ -131,7 +131,7 @@ class ExactShard:
     def _scan(
         self, queries: np.ndarray, k: int, least: np.ndarray, lengths: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """As `search`, however many documents are as good as the k-th, whose similarity is `least` [B] or more.
+        """Search, however many documents are as good as the k-th, whose similarity is `least` [B] or more.
 
         Another pass over products in float32 finds the rows that could be among the k best. `lengths` [B] are those
         of the query and of the longest vector, multiplied.

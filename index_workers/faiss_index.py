@@ -105,7 +105,7 @@ def _codes_refused(index: faiss.IndexIVF) -> str | None:
 
 
 def _without_transforms(index: faiss.Index) -> faiss.Index:
-    """What a rotation or projection is before."""
+    """Return the index that a rotation or projection is before."""
     return faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
 
 
@@ -211,7 +211,7 @@ class FaissShard:
         return order_exactly(queries, rows, vectors, k)
 
     def _search_all(self, queries: np.ndarray, wanted: int) -> tuple[np.ndarray, np.ndarray]:
-        """As FAISS, but where the lists hold too few vectors for a query, in twice as many lists.
+        """Search as FAISS does; a query for which the lists hold too few vectors looks into twice as many.
 
         A graph may give up before it has found enough, and a GPU looks into so many lists for so many documents only;
         the vectors themselves answer then.
@@ -271,5 +271,5 @@ def _to_gpu(index: faiss.Index) -> faiss.Index:
 
 
 def _reason(error: RuntimeError) -> str:
-    """What is behind FAISS's own file names and function signatures."""
+    """Return a message without FAISS's own file names and function signatures."""
     return str(error).strip().splitlines()[-1].rpartition(": ")[2]

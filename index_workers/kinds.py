@@ -33,7 +33,7 @@ FAST_SCAN_BLOCK = 32  # vectors that the last block of each list is filled up to
 
 @dataclass(frozen=True)
 class IndexKind:
-    """What is built, and how it is asked. `factory` None is exact search over the float16 vectors."""
+    """The index that is built, and how it is asked. `factory` None is exact search over the float16 vectors."""
 
     factory: str | None = None
     nprobe: int = 0  # lists that a search looks into; 0 where there are none

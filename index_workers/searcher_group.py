@@ -28,7 +28,7 @@ PING_GROUP = {"ping": 1}  # a thread of the actor for this method alone
 
 
 class Liveness:
-    """Of actors whose class has a method `ping` and whose options hold PING_GROUP. For one thread."""
+    """Finds actors that hang. Their class has a method `ping`, and their options hold PING_GROUP. For one thread."""
 
     def __init__(self, actors: Sequence[Any]) -> None:
         self._actors = actors
@@ -183,7 +183,7 @@ class SearcherGroup:
 
 
 def _without_traceback(error: RayTaskError) -> Exception:
-    """What a user is to read; a GPU that fails again and again ends the run, which saves its step."""
+    """Return what a user is to read; a GPU that fails again and again ends the run, which saves its step."""
     if is_device_fault(error.cause):
         return RunError(f"the GPU of an index searcher failed {MAX_FAULTS} times: {_first_line(error)}")
     return error.cause if isinstance(error.cause, UserError | RunError) else error

@@ -51,7 +51,7 @@ READERS = 4  # files whose checksums are compared at once: one stream does not h
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What a build still has to make; `files` are those of vectors."""
+    """Parts that a build still has to make; `files` are those of vectors."""
 
     files: list[int]
     quantizer: bool
@@ -235,7 +235,7 @@ class VersionStore:
         return None
 
     def _remove_partials(self, version: int) -> None:
-        """What a builder that was killed left half written."""
+        """Remove what a builder that was killed left half written."""
         for partial in self.folder(version).glob("*.partial"):
             partial.unlink()
 

@@ -44,7 +44,7 @@ PIECE_NAMES = {"documents": "document", "queries": "query", "heldout": "held-out
 
 @dataclass(frozen=True, slots=True)
 class ShardReport:
-    """What became of a range of keys: `kept` pieces, of which the shard holds `rows`."""
+    """The outcome of a range of keys: `kept` pieces, of which the shard holds `rows`."""
 
     number: int
     kept: int
@@ -223,7 +223,7 @@ def _ranges(cut: Cut, split: str) -> list[tuple[int, int]]:
 
 
 def _enough(done: dict[int, ShardReport], asked: int | None) -> bool:
-    """True where the shards before the first that is missing hold enough."""
+    """Return whether the shards before the first that is missing hold enough."""
     number, kept = 0, 0
     while number in done:
         kept += done[number].kept

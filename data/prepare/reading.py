@@ -32,7 +32,7 @@ Asked = dict[str, int | None]  # pieces that are asked for by split; None means 
 
 
 class Cut:
-    """What all source shards gave, added up as they come in."""
+    """The reports of all source shards, added up as they come in."""
 
     def __init__(self, source_shards: Sequence[SourceShard], asked: Asked, margin: int) -> None:
         self.source_shards, self.asked = source_shards, asked

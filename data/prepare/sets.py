@@ -47,7 +47,7 @@ Inputs = dict[str, object]  # the keys, and hashes of files, that a set is made 
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """What was cut, and what of it was written."""
+    """The splits that were cut and written."""
 
     cut: Cut
     domains: dict[str, dict[str, int]]  # of texts

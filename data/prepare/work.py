@@ -26,7 +26,7 @@ MARGIN, WIDER = 2, 4  # pieces kept for one asked for, at first; and by how much
 
 
 class WorkFolder:
-    """What lies where in a set that is being prepared. Workers get it too."""
+    """Paths in a set that is being prepared. Workers get it too."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder, self.out = folder, folder.path

@@ -234,7 +234,7 @@ def _whole(name: str, root: str, fields: FieldMap) -> SourceText | Rejected:
 
 
 def _text_lines(name: str, max_characters: int) -> Iterator[Row]:
-    """Of one that is longer than a text may be, a part that is so as well."""
+    """Yield lines; one that is longer than a text may be gives a part that is so as well."""
     most = BYTES_OF_A_CHARACTER * (max_characters + 2)
     with open_file(Path(name)) as file:
         number = 0

@@ -109,7 +109,7 @@ class SourceText:
 
 @dataclass(frozen=True, slots=True)
 class FieldMap:
-    """Which fields of a raw row hold what; dots reach into nested fields (`meta.pile_set_name`).
+    """Names of the fields of a raw row; dots reach into nested fields (`meta.pile_set_name`).
 
     `new_text_at` is for rows or lines that are parts of texts: an expression that a text's first line matches.
     """

@@ -146,7 +146,7 @@ def _stamp(path: Path) -> dict[str, int]:
 
 
 def _read(path: Path) -> dict | None:
-    """None where there is none, or a damaged one: the file is read again."""
+    """Return a kept hash. None if it is missing or damaged: the file is read again."""
     try:
         known = json.loads(path.read_text())
     except (OSError, ValueError):
