@@ -42,7 +42,7 @@ from replug.index_workers.build_plan import (
     version_folder,
     version_numbers,
 )
-from replug.index_workers.vectors import MEND, map_vectors, require_intact, write_vectors
+from replug.index_workers.vector_files import MEND, map_vectors, require_intact, write_vectors
 
 FORMAT = 6
 WEIGHTS = "model.safetensors"
