@@ -35,7 +35,7 @@ def write_json(path: Path, content: object) -> None:
 
 
 def read_json(path: Path, mend: str) -> Any:
-    """The content; raises UserError where it is not JSON, with how to mend it."""
+    """Return the content of a JSON file. Raises UserError, with how to `mend` it, if it is not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -70,7 +70,7 @@ def persist(path: Path) -> None:
 
 @contextmanager
 def writing(partial: Path) -> Iterator[None]:
-    """Where the disk does not take a file or folder, remove what there is of it and raise RunError with its name."""
+    """Remove a file or folder that the disk does not take in this block, and raise RunError with its name."""
     try:
         yield
     except OSError as error:
@@ -80,7 +80,7 @@ def writing(partial: Path) -> Iterator[None]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Where the system does not give a file that is there, raise RunError: the file need not be damaged."""
+    """Raise RunError if the system does not give a file that is there: the file need not be damaged."""
     try:
         yield
     except FileNotFoundError:
@@ -91,7 +91,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def cache_dir() -> Path:
-    """$REPLUG_CACHE, else the user's cache folder."""
+    """Return $REPLUG_CACHE, else the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("REPLUG_CACHE") or Path(base) / "replug")
 
@@ -104,13 +104,13 @@ SHARED = (
 
 
 def shared_file_system(path: Path) -> str | None:
-    """The type of the file system that `path` will lie on, such as nfs4; None where it is this machine's own."""
+    """Return the type of the file system that `path` will lie on, such as nfs4. None means this machine's own."""
     found = file_system(path)
     return found if found.startswith(SHARED) else None
 
 
 def file_system(path: Path) -> str:
-    """The type of the mount nearest above a path, there or not; of several at one place the last, which hides the
+    """Return the type of the mount nearest above a path, there or not; of several at one place the last hides the
     others. Empty where the system has no table of them.
     """
     if not MOUNTS.exists():  # another system than Linux

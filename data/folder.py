@@ -56,7 +56,7 @@ class Folder:
 
     @property
     def inputs(self) -> dict[str, Any] | None:
-        """What the folder is made from. None if nobody claimed it yet."""
+        """Return what the folder is made from. None if nobody claimed it yet."""
         path = self.path / INPUTS
         if not path.is_file():
             return None

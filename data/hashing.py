@@ -11,17 +11,17 @@ import numpy as np
 
 
 def normalise(text: str) -> str:
-    """What makes two texts equal: runs of white space are one space, case is folded."""
+    """Return a text with single spaces and folded case: texts are equal if these are."""
     return " ".join(text.split()).casefold()
 
 
 def content_hash(text: str, seed: int = 0) -> bytes:
-    """16 bytes that equal texts share."""
+    """Return 16 bytes that equal texts share."""
     return hashlib.blake2b(normalise(text).encode(), digest_size=16, key=f"sample:{seed}".encode()).digest()
 
 
 def hash64(text: str) -> int:
-    """64 bits of a text's hash, to tell texts apart."""
+    """Return 64 bits of a text's hash, to tell texts apart."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
@@ -31,7 +31,7 @@ ROUNDS = ((np.uint64(33), np.uint64(0xFF51AFD7ED558CCD)), (np.uint64(33), np.uin
 
 
 def ngram_hashes(text: str, n: int) -> np.ndarray:
-    """Hashes uint64 of a text's n-grams of words, case and punctuation aside; none where it has fewer words."""
+    """Return hashes uint64 of a text's n-grams of words, case and punctuation aside; none if it has fewer words."""
     words = np.array([_word_hash(word) for word in WORD.findall(text.casefold())], np.uint64)
     if len(words) < n:
         return np.empty(0, np.uint64)
@@ -40,12 +40,12 @@ def ngram_hashes(text: str, n: int) -> np.ndarray:
 
 
 def overlaps(hashes: np.ndarray, known: np.ndarray) -> bool:
-    """True where one of the hashes is among the known ones, which are sorted."""
+    """Return whether one of the hashes is among the known ones, which are sorted."""
     return bool(is_known(hashes, known).any())
 
 
 def is_known(hashes: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """For each hash whether it is among the known ones, which are sorted and may lie in a mapped file."""
+    """Return for each hash whether it is among the known ones, which are sorted and may lie in a mapped file."""
     if not len(known):
         return np.zeros(len(hashes), bool)
     places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)

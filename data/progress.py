@@ -7,7 +7,7 @@ log = logging.getLogger(__name__)
 
 
 def format_duration(seconds: float) -> str:
-    """1:05 for 65 seconds, 2:00:00 for two hours."""
+    """Return 1:05 for 65 seconds, 2:00:00 for two hours."""
     minutes, rest = divmod(int(seconds + 0.5), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

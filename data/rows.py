@@ -17,7 +17,7 @@ from replug.data.sources.lines import MAX_LINE_BYTES, json_object, table_cells
 
 
 def read_documents(path: Path) -> Iterator[Document]:
-    """Rows with `id`, `text`, optional `title`, `domain`, `source`; a title is put before the text."""
+    """Yield rows with `id`, `text`, optional `title`, `domain`, `source`; a title is put before the text."""
     seen: set[str] = set()
     for where, row in read_table(path) if _is_table(path) else read_json_lines(path):
         doc_id = _identifier(row, where)
@@ -35,7 +35,7 @@ def read_documents(path: Path) -> Iterator[Document]:
 
 
 def count_rows(path: Path) -> int:
-    """How many rows a file of JSON Lines or a table has, without reading their fields; a header is none."""
+    """Count the rows of a file of JSON Lines or a table, without a table's header; fields are not read."""
     return max(0, sum(1 for _ in _lines(path, "a file of rows")) - _is_table(path))
 
 
@@ -44,7 +44,7 @@ def _is_table(path: Path) -> bool:
 
 
 def read_examples(path: Path) -> list[Example]:
-    """Rows with `context`, `continuation`, optional `id`, `domain`, `source`, `gold`."""
+    """Return rows with `context`, `continuation`, optional `id`, `domain`, `source`, `gold`."""
     examples: list[Example] = []
     seen: set[str] = set()
     for number, (where, row) in enumerate(read_json_lines(path)):
@@ -56,13 +56,13 @@ def read_examples(path: Path) -> list[Example]:
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each object with where it stands (`file:line`); blank lines are passed over."""
+    """Yield each object with where it stands (`file:line`); blank lines are passed over."""
     for where, line in _lines(path, "a file of JSON Lines"):
         yield where, _object(line, where)
 
 
 def read_table(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each row of a table with tabs by the names in its header, with where it stands; blank lines are passed over."""
+    """Yield each row of a table with tabs as a dict by its header, with where it stands; skip blank lines."""
     header: list[str] | None = None
     for where, line in _lines(path, "a table with a header and tabs"):
         cells = table_cells(line)
@@ -93,7 +93,7 @@ def _lines(path: Path, expected: str) -> Iterator[tuple[str, bytes]]:
 
 
 def read_json_array(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a JSON array, named by their places."""
+    """Yield the objects of a JSON array, named by their places."""
     if not path.is_file():
         raise UserError(f"{path} does not exist; expected a JSON array of questions")
     try:

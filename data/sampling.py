@@ -1,4 +1,4 @@
-"""Which text serves which split, by keyed hashes: pure, and the same in any order, on any worker, after any restart.
+"""Deal texts to splits by keyed hashes: pure, and the same in any order, on any worker, after any restart.
 
 A source text's split follows from its id. A piece's place in its split follows from its own words (`piece_key`): the
 set holds the pieces of smallest keys, in their order, so equal pieces are neighbours and cutting to a number is exact.
@@ -33,7 +33,7 @@ class Shares:
 
 
 def split_of(source_id: str, seed: int, shares: Shares) -> str | None:
-    """`queries`, `heldout`, `dev`, `documents` or None, by a keyed hash of the source's id."""
+    """Return `queries`, `heldout`, `dev`, `documents` or None, by a keyed hash of the source's id."""
     digest = hashlib.blake2b(source_id.encode(), digest_size=8, key=f"side:{seed}".encode()).digest()
     point = int.from_bytes(digest, "big") / 2**64  # another word would deal every text anew
     if point < shares.queries:
@@ -48,19 +48,19 @@ def split_of(source_id: str, seed: int, shares: Shares) -> str | None:
 
 
 def piece_key(digest: bytes) -> int:
-    """A piece's place among all: uniform over 64 bits."""
+    """Return a piece's place among all: uniform over 64 bits."""
     return int.from_bytes(digest[:8], "big")
 
 
 def buckets(keys: np.ndarray) -> np.ndarray:
-    """Bucket [N] of each key [N]: 256 in every power of two, so that a small share is as finely divided as a large."""
+    """Return the bucket [N] of each key [N]: 256 in every power of two, so that small shares are finely divided too."""
     exact = np.where(keys >> np.uint64(53) == 0, keys, keys & ~np.uint64(2**11 - 1))  # rounded down, as 53 bits hold it
     mantissa, exponent = np.frexp(np.maximum(exact, 1).astype(np.float64))
     return exponent * BUCKETS_PER_OCTAVE + ((mantissa - 0.5) * 2 * BUCKETS_PER_OCTAVE).astype(np.int64)
 
 
 def bucket_end(bucket: int) -> int:
-    """The smallest key of the buckets after this one."""
+    """Return the smallest key of the buckets after this one."""
     exponent, part = divmod(bucket + 1, BUCKETS_PER_OCTAVE)
     return min(math.ceil(np.ldexp(0.5 + part / (2 * BUCKETS_PER_OCTAVE), exponent)), 2**64)
 
@@ -79,7 +79,7 @@ class KeyCounts:
 
     @property
     def limit(self) -> int:
-        """The last bucket that can still matter. It only falls, so what was left out on the way is not missed."""
+        """Return the last bucket that can still matter. It only falls, so nothing left out on the way is missed."""
         last = len(self._counts) - 1
         if self._wanted is None:
             return last
@@ -89,16 +89,16 @@ class KeyCounts:
         return int(self._counts.sum())
 
     def candidates(self) -> int:
-        """Pieces up to the limit."""
+        """Return pieces up to the limit."""
         return int(self._counts[: self.limit + 1].sum())
 
     def end(self) -> int:
-        """The smallest key above the limit."""
+        """Return the smallest key above the limit."""
         return bucket_end(self.limit)
 
 
 def key_ranges(end: int, candidates: int, per_range: int) -> list[tuple[int, int]]:
-    """Ranges of keys from 0 to `end`, about `per_range` pieces in each; keys are spread evenly."""
+    """Return ranges of keys from 0 to `end`, about `per_range` pieces in each; keys are spread evenly."""
     number = max(1, -(-candidates // per_range))
     borders = [end * i // number for i in range(number + 1)]
     return list(itertools.pairwise(borders))
@@ -113,7 +113,7 @@ class QuerySampler:
         self.seed = seed
 
     def rows(self, step: int) -> np.ndarray:
-        """Rows [B] of the training texts for a step, counted from 0."""
+        """Return rows [B] of the training texts for a step, counted from 0."""
         positions = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
         epochs, offsets = positions // self.num_queries, positions % self.num_queries
         orders = {epoch: self._order(epoch) for epoch in np.unique(epochs)}

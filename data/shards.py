@@ -67,7 +67,7 @@ def write_rows(path: Path, schema: pa.Schema, rows: Iterable[Document] | Iterabl
 
 
 def write_token_ids(shard: Path, ids: Sequence[np.ndarray], dtype: np.dtype) -> None:
-    """The ids of each row of a shard, beside its texts."""
+    """Write the ids of each row of a shard, beside its texts."""
     tokens, ends = token_paths(shard)
     flat = np.concatenate(ids) if ids else np.empty(0, dtype)
     replace_file(tokens, _npy(flat.astype(dtype, copy=False)))
@@ -75,17 +75,17 @@ def write_token_ids(shard: Path, ids: Sequence[np.ndarray], dtype: np.dtype) -> 
 
 
 def token_paths(shard: Path) -> tuple[Path, Path]:
-    """Where the token ids of a shard lie, and where each row's end."""
+    """Return where the token ids of a shard lie, and where each row's end."""
     return shard.with_suffix(".tokens.npy"), shard.with_suffix(".ends.npy")
 
 
 def shard_paths(folder: Path) -> list[Path]:
-    """The shards of a corpus, in row order."""
+    """Return the shards of a corpus, in row order."""
     return sorted(folder.glob("*.arrow"))
 
 
 def read_documents_of(shard: Path) -> Iterator[Document]:
-    """The documents of one shard, a batch in memory at a time."""
+    """Yield the documents of one shard, a batch in memory at a time."""
     for columns in _read_batches(shard):
         yield from (Document(**row) for row in columns)
 
@@ -96,12 +96,12 @@ def read_examples_of(path: Path) -> Iterator[Example]:
 
 
 def corpus_sha256(folder: Path) -> str:
-    """One hash over the texts of all shards."""
+    """Return one hash over the texts of all shards."""
     return combined_sha256({path.name: file_sha256(path) for path in shard_paths(folder)})
 
 
 def combined_sha256(shards: dict[str, str]) -> str:
-    """The hash of a corpus by its shards' names and hashes, so that no text need be read again."""
+    """Return the hash of a corpus by its shards' names and hashes, so that no text need be read again."""
     return hashlib.sha256(json.dumps(sorted(shards.items())).encode()).hexdigest()
 
 

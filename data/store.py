@@ -64,7 +64,7 @@ class CorpusStore:
         return len(self._table)
 
     def token_ids(self, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:
-        """The retriever's token ids in the order asked for; only where `tokens_by` names its tokenizer."""
+        """Return the retriever's token ids in the order asked for; only if `tokens_by` names its tokenizer."""
         rows = np.asarray(rows)
         shards = np.searchsorted(self._starts, rows, "right") - 1
         self._require(shards, are_tokens=True)
@@ -75,11 +75,11 @@ class CorpusStore:
         ]
 
     def texts(self, rows: Sequence[int] | np.ndarray) -> list[str]:
-        """Texts in the order asked for."""
+        """Return texts in the order asked for."""
         return self._columns(rows)["text"]
 
     def sources(self, rows: Sequence[int] | np.ndarray) -> list[str]:
-        """What each document was cut from, in the order asked for."""
+        """Return what each document was cut from, in the order asked for."""
         return self._columns(rows)["source"]
 
     def documents(self, rows: Sequence[int] | np.ndarray) -> list[Document]:
@@ -87,12 +87,12 @@ class CorpusStore:
         return [Document(*values) for values in zip(*(columns[name] for name in DOCUMENT_SCHEMA.names), strict=True)]
 
     def iterate(self) -> Iterator[Document]:
-        """All documents in row order, a batch in memory at a time."""
+        """Yield all documents in row order, a batch in memory at a time."""
         for start in range(0, len(self), ROWS_PER_BATCH):
             yield from self.documents(range(start, min(start + ROWS_PER_BATCH, len(self))))
 
     def num_bytes(self) -> np.ndarray:
-        """UTF-8 bytes of each document's text; the texts themselves are not read."""
+        """Return UTF-8 bytes of each document's text; the texts themselves are not read."""
         return _num_bytes(self._table, "text")
 
     def _columns(self, rows: Sequence[int] | np.ndarray) -> dict[str, list[str]]:
@@ -107,7 +107,7 @@ class CorpusStore:
                 self._files.require(f"{file.parent.name}/{file.name}")
 
     def rows_of(self, ids: Iterable[str]) -> dict[str, int]:
-        """Row numbers of the documents with these ids; ids that are not there are left out."""
+        """Return row numbers of the documents with these ids; ids that are not there are left out."""
         self._require(np.arange(len(self._shards)))
         column = self._table.data.column("id")
         rows = np.flatnonzero(pc.is_in(column, value_set=pa.array(sorted(set(ids)), column.type)))
@@ -125,17 +125,17 @@ class ExampleStore:
         return len(self._table)
 
     def num_bytes(self) -> np.ndarray:
-        """UTF-8 bytes of each text, context and continuation together; the texts themselves are not read."""
+        """Return UTF-8 bytes of each text, context and continuation together; the texts themselves are not read."""
         return _num_bytes(self._table, "context") + _num_bytes(self._table, "continuation")
 
     def gold(self) -> dict[str, str]:
-        """Documents that texts name as gold, each with the id of a text that does."""
+        """Return documents that texts name as gold, each with the id of a text that does."""
         lists = self._table.data.column("gold")
         texts = self._table.data.column("id").take(pc.list_parent_indices(lists))
         return dict(zip(pc.list_flatten(lists).to_pylist(), texts.to_pylist(), strict=True))
 
     def examples(self, rows: Sequence[int] | np.ndarray | None = None) -> list[Example]:
-        """Texts in the order asked for; all of them by default."""
+        """Return texts in the order asked for; all of them by default."""
         columns = self._table[:] if rows is None else self._table[[int(row) for row in rows]]
         fields = zip(*(columns[name] for name in EXAMPLE_SCHEMA.names), strict=True)
         return [Example(*texts, tuple(gold)) for *texts, gold in fields]  # type: ignore[call-arg]
@@ -211,11 +211,11 @@ class PreparedSet(Corpus):
 
     @property
     def texts(self) -> tuple[ExampleStore, ...]:
-        """Every split of texts that there is."""
+        """Return every split of texts that there is."""
         return (self.queries, self.heldout, *([self.dev] if self.dev is not None else []))
 
     def require_dev(self) -> ExampleStore:
-        """The development texts. Raises UserError where the set has none."""
+        """Return the development texts. Raises UserError where the set has none."""
         if self.dev is None:
             raise UserError(
                 f"{self.folder} has no development texts; prepare a set with data.num_dev (raw texts) or data.dev "

@@ -28,7 +28,7 @@ class Offsets(Protocol):
 
 
 def cut_positions(offsets: Offsets, tokens_per_piece: int) -> list[int]:
-    """Character positions between pieces of `tokens_per_piece` tokens, given each token's (start, end).
+    """Return character positions between pieces of `tokens_per_piece` tokens, given each token's (start, end).
 
     A character that several tokens share stays whole, in the earlier piece.
     """
@@ -37,7 +37,7 @@ def cut_positions(offsets: Offsets, tokens_per_piece: int) -> list[int]:
 
 
 def split_text(text: str, offsets: Offsets, tokens_per_piece: int) -> list[str]:
-    """Pieces of a text; their concatenation is the text."""
+    """Return pieces of a text; their concatenation is the text."""
     cuts = [0, *(cut for cut in cut_positions(offsets, tokens_per_piece) if 0 < cut < len(text)), len(text)]
     return [text[start:end] for start, end in itertools.pairwise(cuts) if end > start]
 
@@ -84,7 +84,7 @@ class TokenOffsets:
 
 
 def plain_rules(tokenizer: str) -> dict:
-    """The JSON of a tokenizer without truncation and padding, which record the last call and say nothing of it."""
+    """Return a tokenizer's JSON without truncation and padding, which record the last call and say nothing of it."""
     rules = json.loads(tokenizer)
     return {name: value for name, value in rules.items() if name not in ("truncation", "padding")}
 
@@ -96,7 +96,7 @@ def _fingerprint(tokenizer: str, max_tokens: int, prompt: str) -> str:
 
 
 def load_plain(tokenizer: str) -> Tokenizer:
-    """The tokenizer of a JSON text, without truncation or padding."""
+    """Return the tokenizer of a JSON text, without truncation or padding."""
     loaded = Tokenizer.from_str(tokenizer)
     loaded.no_truncation()
     loaded.no_padding()
@@ -104,14 +104,14 @@ def load_plain(tokenizer: str) -> Tokenizer:
 
 
 def word_tokenizer(pattern: str) -> str:
-    """JSON of a tokenizer whose tokens are the matches of a pattern: for stand-ins, which know only words."""
+    """Return the JSON of a tokenizer whose tokens match a pattern: for stand-ins, which know only words."""
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
     return tokenizer.to_str()
 
 
 def token_offsets(tokenizer: Tokenizer, texts: Sequence[str]) -> list[TokenOffsets]:
-    """Where each text's tokens lie, without special tokens."""
+    """Return where each text's tokens lie, without special tokens."""
     borders = [_segment_borders(text) for text in texts]
     parts = [
         text[start:end]
@@ -123,7 +123,7 @@ def token_offsets(tokenizer: Tokenizer, texts: Sequence[str]) -> list[TokenOffse
 
 
 def pieces_within(tokenizer: Tokenizer, texts: Sequence[str], limit: int) -> list[list[str]]:
-    """Each text in pieces of at most `limit` tokens, as even as can be: nearly always it is one piece already.
+    """Cut each text into pieces of at most `limit` tokens, as even as can be: nearly always it is one piece already.
 
     A token is at least one byte, so only what is longer in bytes is tokenized.
     """
@@ -134,7 +134,7 @@ def pieces_within(tokenizer: Tokenizer, texts: Sequence[str], limit: int) -> lis
 
 
 def _cut_evenly(tokenizer: Tokenizer, text: str, limit: int) -> list[str]:
-    """What is cut may have other tokens than before, so the pieces are counted again."""
+    """Cut a text evenly. Its pieces may have other tokens than before, so they are counted again."""
     offsets = token_offsets(tokenizer, [text])[0]
     parts = split_text(text, offsets, -(-len(offsets) // max(2, -(-len(offsets) // limit))))
     if len(parts) == 1:
@@ -143,14 +143,14 @@ def _cut_evenly(tokenizer: Tokenizer, text: str, limit: int) -> list[str]:
 
 
 def ids_of_texts(tokenizer: Tokenizer, rule: TokenIds, texts: Sequence[str]) -> list[np.ndarray]:
-    """Token ids of each text as the retriever reads it."""
+    """Return token ids of each text as the retriever reads it."""
     tokenizer.enable_truncation(rule.max_tokens)
     whole = [rule.prompt + text for text in texts]
     return [np.array(encoding.ids, rule.dtype) for encoding in tokenizer.encode_batch_fast(whole)]
 
 
 def _segment_borders(text: str) -> list[int]:
-    """Where the segments of a text begin."""
+    """Return where the segments of a text begin."""
     borders = [0]
     while len(text) - borders[-1] > SEGMENT_CHARACTERS:
         limit = borders[-1] + SEGMENT_CHARACTERS

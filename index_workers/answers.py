@@ -7,7 +7,7 @@ import numpy as np
 
 
 def merge_top_k(parts: Sequence[tuple[np.ndarray, np.ndarray]], k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows [B, k] and similarities [B, k], best first, from every shard's rows and similarities [B, <=k].
+    """Merge every shard's rows and similarities [B, <=k] into rows [B, k] and similarities [B, k], best first.
 
     Equal similarities come in the order of their rows.
     """
@@ -29,7 +29,7 @@ def search_excluding(
     exclude: Sequence[str | None],
     at_least: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and similarities [B, k] without documents of each query's excluded source.
+    """Return rows and similarities [B, k] without documents of each query's excluded source.
 
     Asks for more until every query has k. Where the corpus has not so many of other sources there are fewer
     columns, and ValueError is raised where they would be fewer than `at_least`.
@@ -72,18 +72,18 @@ class Measures:
 
 
 def top_k_overlap(rows: np.ndarray, others: np.ndarray) -> float:
-    """Mean share of each query's documents [B, K] that the other answer [B, K] has too."""
+    """Return mean share of each query's documents [B, K] that the other answer [B, K] has too."""
     shares = [len(np.intersect1d(a, b)) / len(a) for a, b in zip(rows, others, strict=True)]
     return float(np.mean(shares))
 
 
 def mean_drift(vectors: np.ndarray, others: np.ndarray) -> float:
-    """1 - mean cosine between the two vectors [N, D] of each document."""
+    """Return 1 - mean cosine between the two vectors [N, D] of each document."""
     a, b = vectors.astype(np.float64), others.astype(np.float64)
     norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     return float(1 - np.mean((a * b).sum(axis=1) / np.maximum(norms, 1e-12)))
 
 
 def sample_rows(num_documents: int, at_most: int = 4096) -> np.ndarray:
-    """Rows of the documents whose drift is measured: evenly spread, the same at every refresh."""
+    """Return rows of the documents whose drift is measured: evenly spread, the same at every refresh."""
     return np.unique(np.linspace(0, num_documents - 1, min(num_documents, at_most)).round().astype(np.int64))

@@ -31,7 +31,7 @@ NO_WORD = "the corpus holds no word that BM25 could search by; expected document
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """What is counted of a chunk of documents: `frequencies` f_wd of queries' words, ordered by word, then document."""
+    """Counts of a chunk of documents: `frequencies` f_wd of queries' words, ordered by word, then document."""
 
     lengths: np.ndarray  # of the documents, in words
     words: np.ndarray
@@ -40,7 +40,7 @@ class _Counts:
 
 
 def search_bm25(texts: Callable[[], Iterable[str]], queries: Sequence[str], k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and scores [B, k], best first, for B queries; documents of equal score in the order of their rows.
+    """Return rows and scores [B, k], best first, for B queries; documents of equal score in the order of their rows.
 
     `texts()` gives the documents in row order, and is called twice. A score is 0 where query and document share no
     word, and above 0 where they do: a query without a word of the corpus gets the rows from 0 on, all with score 0.
@@ -75,7 +75,7 @@ class BM25Index:
         self._bm25.index(tokens, show_progress=False)
 
     def search(self, query: str, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and scores [k] of a query's best documents; of equal ones any."""
+        """Return rows and scores [k] of a query's best documents; of equal ones any."""
         k = min(k, self._bm25.scores["num_docs"])
         rows, scores = self._bm25.retrieve([_words_of(query)], k=k, show_progress=False)
         return rows[0], scores[0]

@@ -79,7 +79,7 @@ def watched_texts(data: PreparedSet) -> list[str]:
 
 
 def index_kind(config: Config, dim: int, num_documents: int) -> IndexKind:
-    """What is built and how it is searched; raises UserError where FAISS cannot build it of so many vectors.
+    """Return what is built and how it is searched. Raises UserError if FAISS cannot build it of so many vectors.
 
     Or not search it on the GPU that `index.gpus_per_searcher` gives.
     """
@@ -91,7 +91,7 @@ def index_kind(config: Config, dim: int, num_documents: int) -> IndexKind:
 
 
 def _documents_asked_for(config: Config) -> int:
-    """By one search of the index."""
+    """Return the documents that one search of the index asks for."""
     live = config.index.rerank is Rerank.live
     k = config.retrieve.k * ((config.index.overretrieve or LIVE_OVERRETRIEVE) if live else 1)
     return k + (MORE if config.retrieve.exclude_own_source else 0)
@@ -151,7 +151,7 @@ def build_version(config: Config, encoder: Encoder, data: Corpus, index: IndexSe
 
 
 def document_search(config: Config, encoder: Encoder, data: PreparedSet, index: IndexService) -> Search:
-    """The index's answer, or the live encoder's order of it."""
+    """Return the index's answer, or the live encoder's order of it."""
     if config.index.rerank is not Rerank.live:
         return index.search
     return LiveReranker(

@@ -1,4 +1,4 @@
-"""What an index version is built of: which documents, which weights, how, and how its rows lie in files and shards.
+"""The plan of an index version: its documents, its weights, and how its rows lie in files and shards.
 
 Pure. Two equal plans give the same bytes.
 
@@ -27,7 +27,7 @@ MOST_ROWS = 1 << 16  # 100 MB in 768 dimensions; embedded in 8 s by an A100
 
 
 def rows_per_file(num_documents: int, block_documents: int) -> int:
-    """Rows of every file but the last, whole blocks: by the corpus alone, whoever builds it."""
+    """Return the rows of every file but the last, in whole blocks: by the corpus alone, whoever builds it."""
     wanted = -(-num_documents // (FILES * block_documents))
     return block_documents * max(1, min(wanted, MOST_ROWS // block_documents))
 
@@ -40,13 +40,13 @@ def version_folder(root: Path, version: int) -> Path:
 
 
 def version_numbers(root: Path) -> list[int]:
-    """Versions that were begun, oldest first."""
+    """Return versions that were begun, oldest first."""
     names = (path.name for path in root.glob("v*") if path.is_dir())
     return sorted(int(name[1:]) for name in names if re.fullmatch(r"v\d{6,}", name))
 
 
 def index_folder(directory: Path) -> Path:
-    """The index of a run directory, or the directory itself."""
+    """Return the index of a run directory, or the directory itself."""
     return directory / "index" if (directory / "index").is_dir() else directory
 
 
@@ -71,7 +71,7 @@ class IndexState:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildPlan:
-    """What is to be embedded, by which weights, and what is built of it. Two equal plans give the same bytes.
+    """The documents and weights of an index version, and what is built of them. Two equal plans give the same bytes.
 
     They are the inputs of its folder (`data.folder`).
     """
@@ -99,7 +99,7 @@ class BuildPlan:
 
     @property
     def retriever(self) -> str:
-        """Which retriever over which documents this is: equal ones give equal similarities, but for an index's kind."""
+        """Identify the retriever and documents: equal ones give equal similarities, but for an index's kind."""
         reading = reading_identity(self.modules, self.query_prompt, self.document_prompt)
         dims = f":first {self.dims}" if self.dims else ""
         return (
@@ -112,19 +112,19 @@ class BuildPlan:
 
     @property
     def num_files(self) -> int:
-        """Files of vectors."""
+        """Return files of vectors."""
         return -(-self.num_documents // self.rows_per_file)
 
     def rows_of_file(self, file: int) -> range:
         return self._rows_of_files(range(file, file + 1))
 
     def blocks_of_file(self, file: int) -> list[range]:
-        """The rows of each block: what is embedded together is the same however many of them a file holds."""
+        """Return the rows of each block: what is embedded together is the same however many of them a file holds."""
         rows, size = self.rows_of_file(file), self.block_documents
         return [rows[start : start + size] for start in range(0, len(rows), size)]
 
     def files_of_shard(self, shard: int, num_shards: int | None = None) -> range:
-        """The contiguous files that a shard serves."""
+        """Return the contiguous files that a shard serves."""
         bounds = np.linspace(0, self.num_files, (num_shards or self.num_shards) + 1).round().astype(int)
         return range(bounds[shard], bounds[shard + 1])
 
@@ -136,12 +136,12 @@ class BuildPlan:
         return range(start, stop)
 
     def vectors(self) -> dict[str, object]:
-        """What the vectors follow from; of the corpus its hash, wherever it lies."""
+        """Return what the vectors follow from; of the corpus its hash, wherever it lies."""
         others = ("kind", "num_shards", "quantizer_from", "corpus_path", "corpus_relative")
         return {name: value for name, value in asdict(self).items() if name not in others}
 
     def built(self) -> tuple:
-        """What the files of a lossy kind follow from, besides the vectors."""
+        """Return what the files of a lossy kind follow from, besides the vectors."""
         return self.kind.factory, self.num_shards, self.quantizer_from
 
 
@@ -150,7 +150,7 @@ def plan_from_json(content: dict[str, Any]) -> BuildPlan:
 
 
 def plan_problem(inputs: dict[str, Any], files: Collection[str]) -> str | None:
-    """What of a plan cannot be, whoever wrote it: sizes are divided by and counted up to when it is opened."""
+    """Return what of a plan cannot be, whoever wrote it: sizes are divided by and counted up to when it is opened."""
     try:
         plan = plan_from_json(inputs)
     except (KeyError, TypeError) as error:
@@ -169,7 +169,7 @@ def plan_problem(inputs: dict[str, Any], files: Collection[str]) -> str | None:
 
 
 def reading_identity(modules: str, query_prompt: str, document_prompt: str) -> str:
-    """How an encoder reads texts besides its weights, as the end of an identity: nothing for a mean without prompts."""
+    """Return how an encoder reads texts besides its weights, to end an identity. Empty for a mean without prompts."""
     reading = [modules, query_prompt, document_prompt]
     return "" if reading == ["mean", "", ""] else f":{json_sha256({'reading': reading})[:8]}"
 
@@ -179,7 +179,7 @@ def json_sha256(content: dict[str, Any]) -> str:
 
 
 def check_faiss() -> None:
-    """Exactly one of faiss-cpu and faiss-gpu must be there: both write the same files."""
+    """Raise UserError unless exactly one of faiss-cpu and faiss-gpu is there: both write the same files."""
     found = [name for name in ("faiss-cpu", "faiss-gpu") if _version(name)]
     if len(found) != 1:
         what = "both faiss-cpu and faiss-gpu are" if found else "neither faiss-cpu nor faiss-gpu is"

@@ -32,7 +32,7 @@ from replug.models.hardware import DTYPES, default_device
 
 @dataclass(frozen=True)
 class _Loaded:
-    """What the files of a plan are made with, and of plans that differ in no more than version, step and index."""
+    """Encoder and corpus of a plan, and of plans that differ in no more than version, step and index."""
 
     vectors: dict[str, object]
     encoder: Encoder
@@ -72,7 +72,7 @@ class Builder:
         return Busy(seconds, self._devices)
 
     def encode(self, plan: BuildPlan, texts: Sequence[str]) -> np.ndarray:
-        """Vectors [N, D] float32 of queries, by the encoder of a version."""
+        """Return vectors [N, D] float32 of queries, by the encoder of a version."""
         encoder = self._load(plan).encoder.of_queries
         ids = self._token_ids(encoder, texts, plan.query_prompt)
         with self._computing:

@@ -41,7 +41,7 @@ class Vectors(Protocol):
     blocks: list[Tensor]
 
     def take(self, places: Tensor) -> Tensor:
-        """Vectors [..., D] of places [...], there."""
+        """Return vectors [..., D] of places [...], there."""
         ...
 
 
@@ -94,7 +94,7 @@ class ExactShard:
         return self._rows
 
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and inner products [B, min(k, size)], best first, for queries [B, D]."""
+        """Return rows and inner products [B, min(k, size)], best first, for queries [B, D]."""
         at_once = max(1, min(QUERIES, CANDIDATE_NUMBERS // ((k + MARGIN) * self._dim)))
         parts = [self._search_some(some, k) for some in np.split(queries, range(at_once, len(queries), at_once))]
         rows, similarities = zip(*parts, strict=True)
@@ -131,7 +131,7 @@ class ExactShard:
     def _scan(
         self, queries: np.ndarray, k: int, least: np.ndarray, lengths: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """As `search`, however many documents are as good as the k-th, whose similarity is `least` [B] or more.
+        """Search, however many documents are as good as the k-th, whose similarity is `least` [B] or more.
 
         Another pass over products in float32 finds the rows that could be among the k best. `lengths` [B] are those
         of the query and of the longest vector, multiplied.
@@ -219,7 +219,7 @@ class _Best:
         return np.concatenate(rows), np.concatenate(similarities)
 
     def look_through(self, rows: np.ndarray, vectors: Tensor, products: Tensor) -> None:
-        """The next rows [N], their vectors [N, D], and their products [N, B] in float64."""
+        """Look through the next rows [N], their vectors [N, D], and their products [N, B] in float64."""
         upper = (products + self._slack.to(products.device)).float()
         while len(queries := (above := upper > self._bar.to(upper.device)).any(0).nonzero()[:, 0].tolist()):
             for query in queries:

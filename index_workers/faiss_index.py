@@ -77,7 +77,7 @@ def _check_on_gpu(kind: IndexKind, index: faiss.Index, k: int) -> None:
 
 
 def refused_on_gpu(index: faiss.Index) -> str | None:
-    """Why `faiss.index_cpu_to_gpu` refuses such an index; None where it copies it."""
+    """Return why `faiss.index_cpu_to_gpu` refuses such an index; None if it copies it."""
     index = _without_transforms(index)
     if isinstance(index, faiss.IndexIVF):
         return _list_refused(index) or _codes_refused(index)
@@ -105,7 +105,7 @@ def _codes_refused(index: faiss.IndexIVF) -> str | None:
 
 
 def _without_transforms(index: faiss.Index) -> faiss.Index:
-    """What a rotation or projection is before."""
+    """Return the index that a rotation or projection is before."""
     return faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
 
 
@@ -140,7 +140,7 @@ def _train_lists(index: Any, vectors: np.ndarray) -> None:
 
 
 def two_level_centroids(vectors: np.ndarray, count: int, iterations: int, spherical: bool) -> np.ndarray:
-    """Centroids [count, D] of vectors [N, D]: of sqrt(count) clusters first, then within each by its share of vectors.
+    """Return centroids [count, D] of vectors [N, D]: of sqrt(count) clusters, then of each by its share.
 
     Each vector is compared with about 2 sqrt(count) centroids in an iteration, not with all: of 65,536, with 512.
     """
@@ -168,7 +168,7 @@ def fill(quantizer: Path, blocks: Iterable[np.ndarray], out: Path) -> int:
 
 
 def count_vectors(path: Path) -> int:
-    """How many vectors an index file holds."""
+    """Count the vectors that an index file holds."""
     return int(faiss.read_index(str(path), faiss.IO_FLAG_MMAP).ntotal)
 
 
@@ -190,7 +190,7 @@ class FaissShard:
         return int(self._index.ntotal)
 
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and inner products [B, min(k, size)], best first, for queries [B, D].
+        """Return rows and inner products [B, min(k, size)], best first, for queries [B, D].
 
         The products are exact where there are vectors to order by, else the quantizer's.
         """
@@ -211,7 +211,7 @@ class FaissShard:
         return order_exactly(queries, rows, vectors, k)
 
     def _search_all(self, queries: np.ndarray, wanted: int) -> tuple[np.ndarray, np.ndarray]:
-        """As FAISS, but where the lists hold too few vectors for a query, in twice as many lists.
+        """Search as FAISS does; a query for which the lists hold too few vectors looks into twice as many.
 
         A graph may give up before it has found enough, and a GPU looks into so many lists for so many documents only;
         the vectors themselves answer then.
@@ -248,7 +248,7 @@ class FaissShard:
 
 
 def set_search_threads(threads: int) -> None:
-    """CPU threads of every search in this process."""
+    """Set the CPU threads of every search in this process."""
     faiss.omp_set_num_threads(threads)
 
 
@@ -271,5 +271,5 @@ def _to_gpu(index: faiss.Index) -> faiss.Index:
 
 
 def _reason(error: RuntimeError) -> str:
-    """What is behind FAISS's own file names and function signatures."""
+    """Return a message without FAISS's own file names and function signatures."""
     return str(error).strip().splitlines()[-1].rpartition(": ")[2]

@@ -33,7 +33,7 @@ FAST_SCAN_BLOCK = 32  # vectors that the last block of each list is filled up to
 
 @dataclass(frozen=True)
 class IndexKind:
-    """What is built, and how it is asked. `factory` None is exact search over the float16 vectors."""
+    """The index that is built, and how it is asked. `factory` None is exact search over the float16 vectors."""
 
     factory: str | None = None
     nprobe: int = 0  # lists that a search looks into; 0 where there are none
@@ -46,14 +46,14 @@ class IndexKind:
 
     @property
     def uses_vectors(self) -> bool:
-        """Whether a search reads the float16 vectors."""
+        """Return whether a search reads the float16 vectors."""
         return self.is_exact or self.rerank
 
 
 def resolve_kind(
     name: str, dim: int, num_documents: int, nprobe: int | None, rerank: bool, overretrieve: int | None
 ) -> IndexKind:
-    """The kind that a configuration names, for vectors [num_documents, dim]; None are the kind's own defaults."""
+    """Return the kind that a configuration names, for vectors [num_documents, dim]. None means the kind's default."""
     if name == EXACT:
         return IndexKind()
     factory = PRESETS[name](dim, preset_lists(num_documents)) if name in PRESETS else name
@@ -63,38 +63,38 @@ def resolve_kind(
 
 
 def preset_lists(num_documents: int) -> int:
-    """Lists of an IVF preset: a power of two near 8 sqrt(n), fewer where there are not the points to train them."""
+    """Return the lists of an IVF preset: a power of two near 8 sqrt(n), fewer if points to train them are missing."""
     most = min(8 * num_documents**0.5, num_documents / POINTS_PER_LIST)
     return 1 << max(0, int(most).bit_length() - 1)
 
 
 def num_lists(factory: str) -> int:
-    """Lists of an inverted file; 0 for a kind without."""
+    """Return lists of an inverted file; 0 for a kind without."""
     found = re.search(r"IVF(\d+)", factory)
     return int(found.group(1)) if found else 0
 
 
 def num_centroids(factory: str) -> int:
-    """The most centroids that one k-means of a kind has; 1 for a kind without."""
+    """Return the most centroids that one k-means of a kind has; 1 for a kind without."""
     bits = [int(found or 8) for found in re.findall(r"PQ\d+(?:x(\d+))?", factory)]
     return max([1, num_lists(factory), *(2**b for b in bits)])
 
 
 def default_nprobe(factory: str) -> int:
-    """A 32nd of the lists, eight at least: a recall@20 of 0.95 on a million real vectors (docs/benchmarks.md)."""
+    """Return a 32nd of the lists, eight at least: recall@20 is 0.95 on a million real vectors (docs/benchmarks.md)."""
     lists = num_lists(factory)
     return max(8, lists // 32) if lists else 0
 
 
 def default_overretrieve(factory: str) -> int:
-    """Candidates for each document: more for coarser codes; lists leave out more than their order does."""
+    """Return candidates for each document: more for coarser codes; lists leave out more than their order does."""
     if not re.search(r"PQ|RaBitQ", factory):
         return 4
     return 8 if num_lists(factory) else 16
 
 
 def training_rows(factory: str, num_documents: int) -> np.ndarray:
-    """Rows of the sample that quantizers are trained on: evenly spread, the same every time.
+    """Return rows of the sample that quantizers are trained on: evenly spread, the same every time.
 
     Twice the points that k-means wants, or, where lists are very many, just those: they are all held in memory.
     """
@@ -104,7 +104,7 @@ def training_rows(factory: str, num_documents: int) -> np.ndarray:
 
 
 def bytes_per_vector(factory: str, dim: int, num_documents: int) -> float | None:
-    """Codes, ids of lists, links of a graph, as FAISS stores them; None for a kind whose bytes are not known here."""
+    """Return the bytes of codes, ids of lists and links of a graph, as FAISS stores them; None for an unknown kind."""
     codes, lists = _code_bytes(factory, dim), num_lists(factory)
     if codes is None:
         return None

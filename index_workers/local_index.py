@@ -41,23 +41,23 @@ class LocalIndex:
         self.is_independent = all(shard.is_independent for shard in self._shards)  # as `searcher.Shard` has it
 
     def query_encoder(self) -> Encoder:
-        """What its queries are encoded by."""
+        """Load what its queries are encoded by."""
         plan = self.plan
         return Encoder(str(self.query_encoder_folder), plan.similarity, plan.max_tokens, dims=plan.dims)
 
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and similarities [B, k], best first, for queries [B, D]."""
+        """Return rows and similarities [B, k], best first, for queries [B, D]."""
         return merge_top_k([shard.search(queries, k) for shard in self._shards], k)
 
 
 def query_encoder_folder(root: Path) -> Path | None:
-    """Of a run's index the encoder of queries, where they have their own: documents stayed as they were."""
+    """Return the encoder of queries of a run's index, if they have their own: documents stayed as they were."""
     tuned = root.absolute().parent / "retriever"
     return tuned if is_query_side(str(tuned)) else None
 
 
 def retriever_identity(plan: BuildPlan, root: Path) -> str:
-    """Which retriever searches an index: equal ones find the same documents."""
+    """Identify the retriever that searches an index: equal ones find the same documents."""
     own = query_encoder_folder(root)
     return plan.retriever + (f":queries by {weights_sha256(own)[:16]}" if own else "")
 
@@ -89,14 +89,14 @@ class IndexRetriever:
         self.temperature = self.encoder.temperature
 
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
-        """Up to `k` documents for each query, the most similar first."""
+        """Return up to `k` documents for each query, the most similar first."""
         return [
             [Retrieved(one.document.text, one.similarity, one.document.id) for one in found]
             for found in self.find(queries, k)
         ]
 
     def find(self, queries: Sequence[str], k: int) -> list[list[FoundDocument]]:
-        """The same, with all that is known of the documents."""
+        """Return the same, with all that is known of the documents."""
         require_texts(queries, "queries")
         vectors = self.encoder.encode_query(list(queries)).numpy()
         require_finite_vectors(vectors, [f"query {number}" for number in range(len(queries))])

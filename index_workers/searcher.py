@@ -93,11 +93,11 @@ class Searcher:
         self._searching = ThreadPoolExecutor(1)  # one, since each thread that multiplies keeps buffers of its own
 
     def search(self, version: int, queries: np.ndarray, k: int) -> Found:
-        """Rows and similarities [B, <=k] of the nearest documents of this shard in one version."""
+        """Return rows and similarities [B, <=k] of the nearest documents of this shard in one version."""
         return self.search_timed(version, queries, k)[0]
 
     def search_timed(self, version: int, queries: np.ndarray, k: int) -> tuple[Found, Busy]:
-        """As `search`, with what it took."""
+        """Return the same as `search`, with what it took."""
         loaded = self._versions.get(version) or self._load_once(version)
         found, seconds = loaded.search(queries, k)
         return found, Busy(seconds, self._devices)
@@ -115,10 +115,10 @@ class Searcher:
             self._versions = {version: loaded for version, loaded in self._versions.items() if version in keep}
 
     def ping(self) -> None:
-        """Answered beside searches and loading, as long as the process runs."""
+        """Answer beside searches and loading, as long as the process runs."""
 
     def held(self) -> list[int]:
-        """Versions in memory."""
+        """Return versions in memory."""
         return sorted(self._versions)
 
     def _load_once(self, version: int) -> LoadedShard:
@@ -145,7 +145,7 @@ def _yield_to_searches() -> None:
 
 
 def open_shard(store: VersionStore, plan: BuildPlan, shard: int, num_shards: int, device: str = "cpu") -> Shard:
-    """One shard of a published version, in main memory or on `cuda`; raises UserError naming a damaged file."""
+    """Open one shard of a published version, in main memory or on `cuda`. Raises UserError naming a damaged file."""
     if not plan.kind.is_exact and num_shards != plan.num_shards:
         raise UserError(f"index version {plan.version} has {plan.num_shards} shards, asked for {num_shards}")
     files = plan.files_of_shard(shard, num_shards) if plan.kind.uses_vectors else range(0)

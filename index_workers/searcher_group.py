@@ -28,7 +28,7 @@ PING_GROUP = {"ping": 1}  # a thread of the actor for this method alone
 
 
 class Liveness:
-    """Of actors whose class has a method `ping` and whose options hold PING_GROUP. For one thread."""
+    """Finds actors that hang. Their class has a method `ping`, and their options hold PING_GROUP. For one thread."""
 
     def __init__(self, actors: Sequence[Any]) -> None:
         self._actors = actors
@@ -36,7 +36,7 @@ class Liveness:
         self._asked: dict[int, tuple[Any, float | None]] = {}
 
     def replace_silent(self) -> list[int]:
-        """The places of those that hang; Ray starts them again, and gives them their calls again."""
+        """Replace actors that hang; Ray starts them and their calls again. Returns their places."""
         silent = [place for place in range(len(self._actors)) if self._silent_seconds(place) > SILENT_SECONDS]
         for place in silent:
             del self._asked[place]
@@ -93,7 +93,7 @@ class SearcherGroup:
             raise RunError(f"index version {version}: shards hold {sum(sizes)} documents, expected {num_documents}")
 
     def search(self, version: int, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and similarities [B, k], best first, merged from every shard."""
+        """Return rows and similarities [B, k], best first, merged from every shard."""
         with self._flight():
             parts = self._ask(lambda actor: actor.search_timed.remote(version, queries, k))
         for _, busy in parts:
@@ -183,7 +183,7 @@ class SearcherGroup:
 
 
 def _without_traceback(error: RayTaskError) -> Exception:
-    """What a user is to read; a GPU that fails again and again ends the run, which saves its step."""
+    """Return what a user is to read; a GPU that fails again and again ends the run, which saves its step."""
     if is_device_fault(error.cause):
         return RunError(f"the GPU of an index searcher failed {MAX_FAULTS} times: {_first_line(error)}")
     return error.cause if isinstance(error.cause, UserError | RunError) else error

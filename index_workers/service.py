@@ -84,7 +84,7 @@ class IndexService:
 
     @property
     def builders(self) -> ActorPool:
-        """The builders, started where they are not there."""
+        """Return the builders, started if they are not there."""
         if self._builders is None:
             self._builders = ActorPool(
                 self._make_builder,
@@ -98,7 +98,7 @@ class IndexService:
 
     @property
     def searchers(self) -> list[Any]:
-        """Every searcher actor, for tests that kill them."""
+        """Return every searcher actor, for tests that kill them."""
         return [actor for group in {*self._groups.values(), *filter(None, [self._shared])} for actor in group.actors]
 
     def build(self, plan: BuildPlan) -> "Future[float]":
@@ -128,7 +128,7 @@ class IndexService:
         exclude: Sequence[str | None] | None = None,
         at_least: int | None = None,
     ) -> SearchResult:
-        """The k nearest documents to each query vector [B, D], in one version over every shard.
+        """Return the k nearest documents to each query vector [B, D], in one version over every shard.
 
         `exclude` names a source for each query whose documents it must not get; where that leaves fewer than k in
         the corpus, `at_least` (default: k) are enough. Raises UserError where a version is
@@ -151,7 +151,7 @@ class IndexService:
         self._groups[version].release([version])
 
     def prune(self, keep: set[int]) -> None:
-        """Versions that nothing needs are no longer there. Their files are removed in the background.
+        """Set aside versions that nothing needs. Their files are removed in the background.
 
         What cannot be removed is said, and tried again with the next; `store.remove_all_but` raises it at the end.
         """

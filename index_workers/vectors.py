@@ -36,7 +36,7 @@ def write_vectors(path: Path, vectors: np.ndarray) -> int:
 
 
 def map_vectors(path: Path, shape: tuple[int, int]) -> np.ndarray:
-    """The vectors of a file, in memory when they are first read; of the shape that is expected.
+    """Map the vectors of a file, which are read when they are first used. Raises UserError for another shape.
 
     By torch, since Python's own maps each keep a descriptor for as long as they live.
     """
@@ -100,7 +100,7 @@ class BlockVectors:
         return self._num_rows
 
     def take(self, rows: np.ndarray) -> np.ndarray:
-        """Vectors [..., D] float16 of rows of the corpus."""
+        """Return vectors [..., D] float16 of rows of the corpus."""
         places = rows.ravel() - self.first_row
         numbers, inside = np.divmod(places, self._block_rows)
         vectors = np.empty((len(places), self.dim), dtype=np.float16)
@@ -113,7 +113,7 @@ class BlockVectors:
 
 
 def order_exactly(queries: np.ndarray, rows: np.ndarray, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and inner products [B, k] of candidate rows [B, C] with vectors [B, C, D], for queries [B, D].
+    """Return rows and inner products [B, k] of candidate rows [B, C] with vectors [B, C, D], for queries [B, D].
 
     Summed in float64, so that a document's similarity is the same number whatever was searched beside it, by
     whichever hardware and index kind; equal ones come in the order of their rows.
@@ -127,7 +127,7 @@ def order_exactly(queries: np.ndarray, rows: np.ndarray, vectors: np.ndarray, k:
 def most_similar(
     queries: np.ndarray, rows: np.ndarray, vectors: np.ndarray, keep: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Those of the candidates [B, C] and their vectors that have the largest products in float32: [B, <=keep]."""
+    """Return the candidates [B, C] and their vectors that have the largest products in float32: [B, <=keep]."""
     if rows.shape[1] <= keep:
         return rows, vectors
     products = torch.bmm(torch.from_numpy(vectors).float(), torch.from_numpy(queries)[:, :, None])[:, :, 0]
@@ -149,7 +149,7 @@ class SplitQueries:
         self._halves = torch.cat([high, low]).T  # [D, 2B]
 
     def products(self, vectors: Tensor) -> Tensor:
-        """Inner products [rows, B] float32 with vectors [rows, D] float16."""
+        """Return inner products [rows, B] float32 with vectors [rows, D] float16."""
         high, low = _summed_in_float32(vectors, self._halves).chunk(2, dim=1)
         return high.add_(low, alpha=1 / LOW).mul_(self._scale)
 

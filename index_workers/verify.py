@@ -14,7 +14,7 @@ from replug.index_workers.version_store import VersionStore, weights_sha256
 
 
 def verify_index(root: Path) -> tuple[list[str], list[str]]:
-    """A line for each version, and a line for each thing that is wrong: checksums, counts, dimensions, finiteness."""
+    """Return a line for each version, and one for each wrong checksum, count, dimension or infinite number."""
     store = VersionStore(root.absolute())
     versions = store.versions()
     lines: list[str] = []

@@ -51,7 +51,7 @@ READERS = 4  # files whose checksums are compared at once: one stream does not h
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What a build still has to make; `files` are those of vectors."""
+    """Parts that a build still has to make; `files` are those of vectors."""
 
     files: list[int]
     quantizer: bool
@@ -72,27 +72,27 @@ class VersionStore:
         return self.folder(version) / ENCODER
 
     def corpus_path(self, plan: BuildPlan) -> Path:
-        """Where the corpus of a plan lies now; a run directory may have been moved as a whole."""
+        """Return where the corpus of a plan lies now; a run directory may have been moved as a whole."""
         moved = (self.root / plan.corpus_relative).resolve()
         return moved if plan.corpus_relative and shard_paths(moved) else Path(plan.corpus_path)
 
     def published(self) -> list[int]:
-        """Versions that can be searched, oldest first."""
+        """Return versions that can be searched, oldest first."""
         return [version for version in self.versions() if self.is_published(version)]
 
     def versions(self) -> list[int]:
-        """Versions that were begun, oldest first."""
+        """Return versions that were begun, oldest first."""
         return version_numbers(self.root)
 
     def is_published(self, version: int) -> bool:
         return self._version(version).is_finished
 
     def can_be_built(self, version: int) -> bool:
-        """Whether its plan and its encoder are there, from which whatever else is gone is made again."""
+        """Return whether its plan and its encoder are there, from which whatever else is gone is made again."""
         return (self.folder(version) / INPUTS).is_file() and (self.encoder_folder(version) / WEIGHTS).is_file()
 
     def plan(self, version: int) -> BuildPlan:
-        """The plan of a published version; raises UserError for any other."""
+        """Return the plan of a published version; raises UserError for any other."""
         self.manifest(version)
         return self.pending_plan(version)
 
@@ -113,13 +113,13 @@ class VersionStore:
         return files
 
     def fingerprint(self, version: int) -> str:
-        """Another one when a version was built anew under its number. Raises UserError where it is not published."""
+        """Return a hash that changes when a version is built anew. Raises UserError if it is not published."""
         if not self.is_published(version):
             raise UserError(f"index version {version} is not published: {self.folder(version) / MANIFEST} is missing")
         return file_sha256(self.folder(version) / MANIFEST)
 
     def pending_plan(self, version: int) -> BuildPlan:
-        """The plan of a build that was begun, whether it ended or not."""
+        """Return the plan of a build that was begun, whether it ended or not."""
         return plan_from_json(self._inputs(version))
 
     def _inputs(self, version: int) -> dict[str, Any]:
@@ -161,10 +161,12 @@ class VersionStore:
 
     def require_same_vectors(self, plan: BuildPlan) -> None:
         """Raise UserError where the version was begun from another corpus, by other weights or in another way."""
-        self._version(plan.version).check(plan.vectors(), are_all=False)
+        folder = self._version(plan.version)
+        if folder.inputs is not None:
+            folder.check(plan.vectors(), are_all=False)
 
     def begin(self, plan: BuildPlan) -> Missing:
-        """What is still to be made. Other vectors are set aside, and index files of another kind are removed."""
+        """Return what is still to be made. Other vectors are set aside, and index files of another kind are removed."""
         folder = self._version(plan.version)
         before = plan_from_json(folder.inputs) if folder.inputs else None
         if before != plan:
@@ -199,7 +201,7 @@ class VersionStore:
         self.write_marked(self.vectors_path(version, file), lambda partial: write_vectors(partial, vectors))
 
     def write_marked(self, path: Path, save: Callable[[Path], int]) -> None:
-        """`save` writes a file beside `path` and returns its rows; then it is renamed, then marked.
+        """Have `save` write a file beside `path` and return its rows; then rename it, then mark it.
 
         Beside it under a name of its own: a builder that is believed dead may still be writing the same.
         """
@@ -225,7 +227,7 @@ class VersionStore:
         self._version(plan.version).finish(files)
 
     def latest_quantizer(self, factory: str | None, before: int) -> int | None:
-        """The newest version before this one that is published with a quantizer of this kind."""
+        """Return the newest version before this one that is published with a quantizer of this kind."""
         for version in reversed([version for version in self.published() if factory and version < before]):
             with suppress(UserError):  # a damaged one hands nothing on
                 if self.plan(version).kind.factory == factory:
@@ -233,12 +235,12 @@ class VersionStore:
         return None
 
     def _remove_partials(self, version: int) -> None:
-        """What a builder that was killed left half written."""
+        """Remove what a builder that was killed left half written."""
         for partial in self.folder(version).glob("*.partial"):
             partial.unlink()
 
     def files(self, plan: BuildPlan) -> list[Path]:
-        """Every file of vectors or index that a version needs."""
+        """Return every file of vectors or index that a version needs."""
         vectors = self.vectors_paths(plan, range(plan.num_files))
         if plan.kind.is_exact:
             return vectors
@@ -246,7 +248,7 @@ class VersionStore:
         return [*vectors, self.quantizer_path(plan.version), *shards]
 
     def open_vectors(self, plan: BuildPlan, files: Iterable[int]) -> list[np.ndarray]:
-        """Memory-mapped vectors [rows, D] float16 of some files; raises UserError naming one that is missing."""
+        """Map vectors [rows, D] float16 of some files. Raises UserError naming one that is missing."""
         shapes = [(file, (len(plan.rows_of_file(file)), plan.dim)) for file in files]
         return [map_vectors(self.vectors_path(plan.version, file), shape) for file, shape in shapes]
 
@@ -291,7 +293,7 @@ class VersionStore:
         return lambda path: files[path.name]
 
     def set_aside_all_but(self, keep: set[int]) -> None:
-        """Versions and half-written snapshots that nothing needs any more are no longer there, by a rename each."""
+        """Set aside versions and half-written snapshots that nothing needs any more, by a rename each."""
         for version in set(self.versions()) - keep:
             self._set_aside(self.folder(version))
         for path in self.root.glob("*.partial"):

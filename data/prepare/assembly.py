@@ -44,7 +44,7 @@ PIECE_NAMES = {"documents": "document", "queries": "query", "heldout": "held-out
 
 @dataclass(frozen=True, slots=True)
 class ShardReport:
-    """What became of a range of keys: `kept` pieces, of which the shard holds `rows`."""
+    """The outcome of a range of keys: `kept` pieces, of which the shard holds `rows`."""
 
     number: int
     kept: int
@@ -77,7 +77,7 @@ def write_shard(work: WorkFolder, number: int, keys: tuple[int, int], limit: int
 
 
 def write_ids_of_shard(shard: Path, rule: TokenIds) -> None:
-    """Token ids beside the texts of a shard that is there."""
+    """Write token ids beside the texts of a shard that is there."""
     write_ids_of(shard, list(read_documents_of(shard)), rule)
 
 
@@ -94,7 +94,7 @@ def write_ids_of(shard: Path, documents: list[Document], rule: TokenIds) -> None
 def choose_examples(
     work: WorkFolder, cut: Cut, split: str, overlap_filter: OverlapFilter, dropped: Counter
 ) -> Iterator[Example]:
-    """The first texts of a split, as many as are asked for, in the order of their keys."""
+    """Yield the first texts of a split, as many as are asked for, in the order of their keys."""
     found, asked = 0, cut.asked[split]
     for keys in _ranges(cut, split):
         for row in chosen_pieces(work, split, keys, overlap_filter, dropped):
@@ -107,7 +107,7 @@ def choose_examples(
 def chosen_pieces(
     work: WorkFolder, split: str, keys: tuple[int, int], overlap_filter: OverlapFilter, dropped: Counter
 ) -> Iterator[dict]:
-    """The pieces of a range in order; what repeats another, or is in the overlap filter, is dropped and counted."""
+    """Yield the pieces of a range in order; count and drop what repeats another or is in the overlap filter."""
     table = read_range(work.runs(split), SCHEMAS[split], *keys)
     table = table.filter(is_kept_version(table, np.load(work.duplicates, mmap_mode="r", allow_pickle=False)))
     what = PIECE_NAMES[split]
@@ -126,7 +126,7 @@ def chosen_pieces(
 
 
 def is_kept_version(table: pa.Table, duplicates: np.ndarray) -> pa.Array:
-    """For each row whether its source text is the one that is kept among those of the same id."""
+    """Return for each row whether its source text is the one that is kept among those of the same id."""
     if not len(duplicates):
         return pa.array(np.ones(len(table), bool))
     ids = np.array([hash64(source) for source in table.column("source").to_pylist()], np.uint64)
@@ -142,7 +142,7 @@ _loaded_tokenizer = lru_cache(1)(load_plain)  # not those of `cutting`, which do
 
 
 def forget_other_ids(work: WorkFolder, token_ids: TokenIds | None) -> None:
-    """Shards that an earlier run wrote with the token ids of another retriever are written again."""
+    """Have shards written again that an earlier run wrote with the token ids of another retriever."""
     path, fingerprint = work.documents / "tokens.json", token_ids.fingerprint if token_ids else None
     try:
         before = json.loads(path.read_text())["fingerprint"]
@@ -186,7 +186,7 @@ def write_texts(
 
 
 def write_shards(work: WorkFolder, cut: Cut, pool: Pool) -> list[ShardReport]:
-    """Shards in the order of their keys until there are enough documents; the last is cut to the number asked for."""
+    """Write shards in the order of their keys until there are enough documents; cut the last to the number asked."""
     ranges, asked = _ranges(cut, "documents"), cut.asked["documents"]
     done = {report.number: report for report in _shard_reports(work) if is_intact(work.documents, report.files)}
     candidates = max(cut.counts["documents"].candidates(), 1)
@@ -223,7 +223,7 @@ def _ranges(cut: Cut, split: str) -> list[tuple[int, int]]:
 
 
 def _enough(done: dict[int, ShardReport], asked: int | None) -> bool:
-    """True where the shards before the first that is missing hold enough."""
+    """Return whether the shards before the first that is missing hold enough."""
     number, kept = 0, 0
     while number in done:
         kept += done[number].kept

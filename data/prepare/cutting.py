@@ -51,7 +51,7 @@ def write_run(path: Path, pieces: list[Piece], schema: pa.Schema) -> None:
 
 
 def read_range(runs: Iterable[Path], schema: pa.Schema, low: int, high: int) -> pa.Table:
-    """All pieces with low <= key < high, in the order of their keys, whatever the order of the runs."""
+    """Return all pieces with low <= key < high, in the order of their keys, whatever the order of the runs."""
     found = [schema.empty_table()]
     for run in runs:
         part = _slice(run, low, high)
@@ -76,7 +76,7 @@ def _slice(run: Path, low: int, high: int) -> pa.Table | None:
 
 
 def iterate(table: pa.Table) -> Iterator[dict]:
-    """Rows of a table, a batch at a time as Python objects."""
+    """Yield rows of a table, a batch at a time as Python objects."""
     for batch in table.to_batches(max_chunksize=1000):
         yield from batch.to_pylist()
 
@@ -88,7 +88,7 @@ RUN_CHARACTERS = 6 << 20  # of pieces in memory: a worker never holds more, howe
 
 @dataclass(frozen=True, slots=True)
 class LMBound:
-    """What the LM can hold of a piece that is cut by another's tokens: a word of any length may be one of those."""
+    """The LM's limits for a piece that is cut by another's tokens: a word of any length may be one of those."""
 
     tokenizer: str  # the LM's own, as JSON
     document_tokens: int
@@ -97,7 +97,7 @@ class LMBound:
 
 @dataclass(frozen=True, slots=True)
 class Tokenizers:
-    """What cuts the texts (JSON), how the retriever reads documents, and what the LM holds, where that is known."""
+    """The tokenizer that cuts (JSON), how the retriever reads documents, and the LM's limits, where they are known."""
 
     cut: str
     token_ids: TokenIds | None = None
@@ -139,7 +139,7 @@ def _counters() -> dict[str, Counter]:
 
 @dataclass
 class SourceShardReport:
-    """What became of a source shard: its number of `lines`, and `counts` of pieces by bucket of keys."""
+    """The outcome of cutting a source shard: its number of `lines`, and `counts` of pieces by bucket of keys."""
 
     number: int
     texts: int = 0

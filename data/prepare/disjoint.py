@@ -74,7 +74,7 @@ def write_overlap_filter(folder: Path, examples: Iterable[Example], n: int | Non
 
 
 def example_keys(example: Example, seed: int = 0) -> tuple[int, int]:
-    """What a document must not equal: the whole text, and the continuation that is to be predicted."""
+    """Return the keys of a whole text and of its continuation alone, which no document may equal."""
     texts = (example.context + example.continuation, example.continuation)
     whole, tail = (piece_key(content_hash(text, seed)) for text in texts)
     return whole, tail

@@ -37,7 +37,7 @@ class LocalPool:
             self._executor.shutdown(wait=True, cancel_futures=True)
 
     def run(self, function: Callable, jobs: Iterable[Job]) -> Iterator[Any]:
-        """Raises RunError where a process was killed; what was finished is kept."""
+        """Yield results as they are ready. Raises RunError if a process was killed; what was finished is kept."""
         if self._executor is None:
             yield from (function(*job) for job in jobs)
             return

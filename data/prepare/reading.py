@@ -32,7 +32,7 @@ Asked = dict[str, int | None]  # pieces that are asked for by split; None means 
 
 
 class Cut:
-    """What all source shards gave, added up as they come in."""
+    """The reports of all source shards, added up as they come in."""
 
     def __init__(self, source_shards: Sequence[SourceShard], asked: Asked, margin: int) -> None:
         self.source_shards, self.asked = source_shards, asked
@@ -54,15 +54,15 @@ class Cut:
             self.domains[split].update(report.domains[split])
 
     def limits(self) -> dict[str, int]:
-        """Buckets of keys above which a piece can no longer be among those asked for."""
+        """Return the buckets of keys above which a piece can no longer be among those asked for."""
         return {split: self.counts[split].limit for split in SPLITS}
 
     def left_out(self, split: str) -> bool:
-        """True where pieces of this split were not kept, for want of a chance to be among those asked for."""
+        """Return whether pieces of a split were not kept, for want of a chance to be among those asked for."""
         return self.counts[split].candidates() < self.counts[split].total()
 
     def absolute(self, source_shard: int, line: int) -> int:
-        """A line counted from its source shard's first, as the file counts it; 0 stays 0."""
+        """Return a line of a source shard as the file counts it; 0 stays 0."""
         before = 0
         while (
             line
@@ -74,7 +74,7 @@ class Cut:
         return line + before
 
     def examples(self) -> Iterator[Rejected]:
-        """The listed cases in the order of the files; lines are counted as far as the shards before are known."""
+        """Yield the listed cases in the order of the files; lines are counted as far as the shards before are known."""
         known = True
         for source_shard in self.source_shards:
             known = known and source_shard.number in self.reports

@@ -47,7 +47,7 @@ Inputs = dict[str, object]  # the keys, and hashes of files, that a set is made 
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """What was cut, and what of it was written."""
+    """The splits that were cut and written."""
 
     cut: Cut
     domains: dict[str, dict[str, int]]  # of texts
@@ -246,10 +246,11 @@ def prepare_rows(
 
 def import_corpus(corpus: Path, out: Path) -> Corpus:
     """Import the user's own documents alone, for an index without training; what was imported before serves again."""
-    folder = prepared_folder(out, key="index.out")
-    with sole_writer(out):
-        folder.claim({"data.corpus (sha256)": file_sha256(corpus)})
-        if not folder.is_finished:
+    folder, inputs = prepared_folder(out, key="index.out"), {"data.corpus (sha256)": file_sha256(corpus)}
+    folder.check(inputs)
+    if not folder.is_finished:
+        with sole_writer(out):
+            folder.claim(inputs)
             shutil.rmtree(out / "documents", ignore_errors=True)  # what an interrupted import left
             count = write_documents(out / "documents", read_documents(corpus))
             paths = shard_paths(out / "documents")

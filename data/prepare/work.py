@@ -26,7 +26,7 @@ MARGIN, WIDER = 2, 4  # pieces kept for one asked for, at first; and by how much
 
 
 class WorkFolder:
-    """What lies where in a set that is being prepared. Workers get it too."""
+    """Paths in a set that is being prepared. Workers get it too."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder, self.out = folder, folder.path
@@ -46,7 +46,7 @@ class WorkFolder:
 
     @property
     def margin(self) -> int:
-        """How many pieces are kept for one asked for."""
+        """Return how many pieces are kept for one asked for."""
         path = self.path / "margin.json"
         return json.loads(path.read_text()) if path.is_file() else MARGIN
 
@@ -62,7 +62,7 @@ class WorkFolder:
         return self.path / "source_shards" / f"{number:05d}"
 
     def runs(self, split: str) -> list[Path]:
-        """The sorted runs of a split, over all source shards."""
+        """Return the sorted runs of a split, over all source shards."""
         return sorted(self.path.glob(f"source_shards/*/{split}-*.arrow"))
 
     def shard_mark(self, number: int) -> Path:

@@ -25,7 +25,7 @@ NUM_TOPICS, WORDS_PER_TOPIC, WORDS_PER_TEXT, TEXTS_PER_TOPIC = 24, 12, 160, 8
 
 
 def stand_in_vocabulary() -> list[list[str]]:
-    """The words of each topic; no word belongs to two."""
+    """Return the words of each topic; no word belongs to two."""
     words = [first + second for first in SYLLABLES for second in SYLLABLES]
     order = np.random.default_rng(0).permutation(len(words))[: NUM_TOPICS * WORDS_PER_TOPIC]
     return [
@@ -35,7 +35,7 @@ def stand_in_vocabulary() -> list[list[str]]:
 
 
 def stand_in_texts() -> Iterator[SourceText]:
-    """The same texts at every call."""
+    """Yield made-up texts, the same at every call."""
     vocabulary = stand_in_vocabulary()
     rng = np.random.default_rng(1)
     for number in range(NUM_TOPICS * TEXTS_PER_TOPIC):
@@ -58,7 +58,7 @@ NUMPY_FOLDERS = ("lib", "linalg", "polynomial")
 
 
 def read_package_texts(names: str) -> Iterator[SourceText]:
-    """The texts of `a+b`, in the order named; short ones are left out."""
+    """Yield the texts of `a+b`, in the order named; short ones are left out."""
     for name in names.split("+"):
         if name not in PACKAGE_TEXTS:
             raise UserError(f"data.source: package:{name} is unknown; expected {', '.join(PACKAGE_TEXTS)}")
@@ -68,7 +68,7 @@ def read_package_texts(names: str) -> Iterator[SourceText]:
 
 
 def numpy_docstrings() -> Iterator[tuple[str, str]]:
-    """The docstrings of the installed numpy library, one text for each module."""
+    """Yield the docstrings of the installed numpy library, one text for each module."""
     root = _package_folder("numpy")
     for folder in NUMPY_FOLDERS:
         for path in sorted((root / folder).glob("*.py")):
@@ -76,14 +76,14 @@ def numpy_docstrings() -> Iterator[tuple[str, str]]:
 
 
 def transformers_code() -> Iterator[tuple[str, str]]:
-    """The definitions of well-known models in the installed transformers library, one text for each."""
+    """Yield the definitions of well-known models in the installed transformers library, one text for each."""
     folder = _package_folder("transformers") / "models"
     for name in MODEL_FAMILIES:
         yield name, (folder / name / f"modeling_{name}.py").read_text(encoding="utf-8")
 
 
 def wikipedia() -> Iterator[tuple[str, str]]:
-    """A hundred articles of the English Wikipedia, from gensim's test data."""
+    """Yield a hundred articles of the English Wikipedia, from gensim's test data."""
     try:
         path = Path(str(importlib.metadata.distribution("gensim").locate_file(WIKIPEDIA_FILE)))
     except importlib.metadata.PackageNotFoundError:
@@ -145,7 +145,7 @@ Row = dict[str, str | list[str]]
 
 
 def example_rows() -> dict[str, list[Row]]:
-    """Rows of `corpus`, `queries`, `dev` and `heldout`: 30, 16, 4 and 10; no text is in two of them."""
+    """Return 30, 16, 4 and 10 rows of `corpus`, `queries`, `dev` and `heldout`; no text is in two of them."""
     texts, chosen = list(_texts()), NUM_QUERIES + NUM_DEV
     splits = {"queries": texts[:NUM_QUERIES], "dev": texts[NUM_QUERIES:chosen], "heldout": texts[chosen:]}
     return {"corpus": list(_documents()), **splits}

@@ -57,7 +57,7 @@ def plan_file(path: Path, shard_bytes: int | None) -> Iterable[SourceShard]:
     if kind == "parquet":
         return _plan_parquet(str(path), shard_bytes)
     if kind == "text":
-        return [SourceShard(0, "text", (str(path),), path.stat().st_size)]
+        return [SourceShard("text", (str(path),))]
     return byte_ranges(kind, str(path), shard_bytes)
 
 
@@ -119,7 +119,7 @@ def _header(source_shard: SourceShard) -> list[str] | None:
 
 def _plan_parquet(path: str, shard_bytes: int | None) -> Iterator[SourceShard]:
     """Yield source shards of some of a file's row groups."""
-    whole = SourceShard(0, "parquet", (path,), Path(path).stat().st_size)
+    whole = SourceShard("parquet", (path,))
     if shard_bytes is None:
         yield whole
         return
@@ -132,7 +132,7 @@ def _plan_parquet(path: str, shard_bytes: int | None) -> Iterator[SourceShard]:
     for group in range(metadata.num_row_groups):
         size += metadata.row_group(group).total_byte_size
         if size >= shard_bytes or group == metadata.num_row_groups - 1:
-            yield SourceShard(0, "parquet", (path,), size, first, group + 1)
+            yield SourceShard("parquet", (path,), first, group + 1)
             first, size = group + 1, 0
 
 
@@ -200,17 +200,17 @@ def _bytes(value: pa.Scalar) -> int:
 
 
 def plan_tree(paths: Iterable[Path], root: str, shard_bytes: int) -> Iterator[SourceShard]:
-    """Files in their order, some to a source shard."""
+    """Yield source shards of some files each, in the order of the files."""
     names: list[str] = []
     size = 0
     for path in paths:
         names.append(str(path))
         size += path.stat().st_size
         if size >= shard_bytes:
-            yield SourceShard(0, "text", tuple(names), size, root=root)
+            yield SourceShard("text", tuple(names), root=root)
             names, size = [], 0
     if names:
-        yield SourceShard(0, "text", tuple(names), size, root=root)
+        yield SourceShard("text", tuple(names), root=root)
 
 
 def _read_text(source_shard: SourceShard, fields: FieldMap) -> Iterator[Item]:
@@ -234,7 +234,7 @@ def _whole(name: str, root: str, fields: FieldMap) -> SourceText | Rejected:
 
 
 def _text_lines(name: str, max_characters: int) -> Iterator[Row]:
-    """Of one that is longer than a text may be, a part that is so as well."""
+    """Yield lines; one that is longer than a text may be gives a part that is so as well."""
     most = BYTES_OF_A_CHARACTER * (max_characters + 2)
     with open_file(Path(name)) as file:
         number = 0
@@ -284,7 +284,7 @@ def plan_hub(name: str) -> Iterator[SourceShard]:
     `train`; evaluations read `test` (`named_split`).
     """
     for shard in range(_open_hub(name).num_shards):
-        yield SourceShard(0, "hub", (name,), 0, shard)
+        yield SourceShard("hub", (name,), shard)
 
 
 def _hub_rows(source_shard: SourceShard, fields: FieldMap) -> Iterator[Row]:
@@ -302,7 +302,7 @@ def _hub_rows(source_shard: SourceShard, fields: FieldMap) -> Iterator[Row]:
 
 
 def named_split(name: str, split: str) -> str:
-    """The name with this split, where it says none."""
+    """Return the name with this split, where it says none."""
     dataset, _, rest = name.partition(":")
     configuration, _, own = rest.partition(":")
     return f"{dataset}:{configuration}:{own or split}"

@@ -23,18 +23,17 @@ Line = tuple[int, bytes | Rejected | None]  # from 1 within the source shard; No
 
 
 def byte_ranges(kind: str, path: str, shard_bytes: int | None) -> Iterator[SourceShard]:
-    """Ranges of a file that cover it; all of it in one where it is compressed, or no size is given."""
+    """Yield ranges of a file that cover it; all of it in one if it is compressed, or no size is given."""
     size = Path(path).stat().st_size
     if shard_bytes is None or Path(path).suffix.lower() in COMPRESSION:
-        yield SourceShard(0, kind, (path,), size)
+        yield SourceShard(kind, (path,))
         return
     for start in range(0, max(size, 1), shard_bytes):
-        stop = min(start + shard_bytes, size)
-        yield SourceShard(0, kind, (path,), stop - start, start, stop)
+        yield SourceShard(kind, (path,), start, min(start + shard_bytes, size))
 
 
 def read_lines(source_shard: SourceShard) -> Iterator[Line]:
-    """The lines that begin within the source shard; one that is too long is passed over in parts."""
+    """Yield the lines that begin within the source shard; one that is too long is passed over in parts."""
     name = source_shard.names[0]
     number = 0
     try:
@@ -89,7 +88,7 @@ def skip_line(file: BinaryIO) -> None:
 
 
 def open_file(path: Path) -> Any:
-    """The bytes of a file, unpacked by its last suffix."""
+    """Return the bytes of a file, unpacked by its last suffix."""
     compression = COMPRESSION.get(path.suffix.lower())
     if compression == "gzip":
         return gzip.open(path, "rb")

@@ -52,7 +52,7 @@ class Rejected:
 
 
 def write_rejected(path: Path, examples: Iterable[Rejected]) -> None:
-    """`rejected.jsonl`: the first hundred of each reason, in the order of the files."""
+    """Write `rejected.jsonl`: the first hundred of each reason, in the order of the files."""
     listed: Counter[str] = Counter()
     lines = []
     for case in examples:
@@ -64,7 +64,7 @@ def write_rejected(path: Path, examples: Iterable[Rejected]) -> None:
 
 
 def too_many(counts: Counter[str], num_rows: int, limit: float) -> bool:
-    """True where more than a share `limit` of all rows was rejected."""
+    """Return whether more than a share `limit` of all rows was rejected."""
     return counts.total() > limit * (num_rows + counts.total())
 
 
@@ -89,13 +89,12 @@ def require_few_rejected(
 class SourceShard:
     """A part of the source that one worker reads alone. What `start` and `stop` count is its format's own matter."""
 
-    number: int
     kind: str  # the format's name
     names: tuple[str, ...]  # files, or what the source is called
-    size: int  # bytes, for showing progress; 0 where nobody knows
     start: int = 0
     stop: int | None = None
     root: str = ""  # of a tree of texts, whose ids are paths below it
+    number: int = 0  # among all of the source
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +109,7 @@ class SourceText:
 
 @dataclass(frozen=True, slots=True)
 class FieldMap:
-    """Which fields of a raw row hold what; dots reach into nested fields (`meta.pile_set_name`).
+    """Names of the fields of a raw row; dots reach into nested fields (`meta.pile_set_name`).
 
     `new_text_at` is for rows or lines that are parts of texts: an expression that a text's first line matches.
     """

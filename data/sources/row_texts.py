@@ -85,7 +85,7 @@ def too_long(name: str, line: int, num_characters: int) -> Rejected:
 
 
 def joined_texts(rows: Iterator[Row], fields: FieldMap, name: str, new_text_at: str) -> Iterator[Item]:
-    """Rows that are lines of longer texts, as Wikitext's: a text begins where a line matches."""
+    """Join rows that are lines of longer texts, as Wikitext's: a text begins where a line matches."""
     begins = re.compile(new_text_at)
     lines = _Lines(fields.max_characters)
     first = 0

@@ -45,7 +45,7 @@ FILES_AT_ONCE = 4  # that are hashed: one stream does not have all that a disk c
 
 
 def plan_source_shards(source: str, in_one_piece: bool = False) -> list[SourceShard]:
-    """The source shards of a `data.source`; files are `in_one_piece` where texts run over many lines."""
+    """Return the source shards of a `data.source`; files are `in_one_piece` if texts run over many lines."""
     shard_bytes = None if in_one_piece else SOURCE_SHARD_BYTES
     shards = [replace(shard, number=number) for number, shard in enumerate(_plan(source, shard_bytes))]
     if not shards:
@@ -54,7 +54,7 @@ def plan_source_shards(source: str, in_one_piece: bool = False) -> list[SourceSh
 
 
 def of_split(source: str, split: str) -> str:
-    """The source as it is, but for a dataset on the hub that names no split: this split of it."""
+    """Return the source as it is; a dataset on the hub that names no split gets this one."""
     return named_split(source, split) if not is_built_in(source) and _files(source) is None else source
 
 
@@ -82,7 +82,7 @@ def source_fingerprint(source: str) -> str | None:
 
 def _plan(source: str, shard_bytes: int | None) -> Iterable[SourceShard]:
     if is_built_in(source):
-        return [SourceShard(0, "built_in", (source,), 0)]
+        return [SourceShard("built_in", (source,))]
     paths = _files(source)
     if paths is None:
         return plan_hub(source)
@@ -146,7 +146,7 @@ def _stamp(path: Path) -> dict[str, int]:
 
 
 def _read(path: Path) -> dict | None:
-    """None where there is none, or a damaged one: the file is read again."""
+    """Return a kept hash. None if it is missing or damaged: the file is read again."""
     try:
         known = json.loads(path.read_text())
     except (OSError, ValueError):
