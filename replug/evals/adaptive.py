@@ -262,7 +262,7 @@ def compare_policies(
     by_signal = []
     for label, (name, kind, rule) in rules.items():
         retrieved = decisions(rule, closed, augmented, splits)
-        costs = policy_costs(*(answered.methods[method] for method in pair), name, retrieved, splits)
+        costs = policy_costs(answered.methods[pair[0]], answered.methods[pair[1]], name, retrieved, splits)
         by_signal.append(Compared(name, kind, worth[label], with_dollars(costs, prices), aurocs[name]))
     without, with_documents = (answered.methods[name].mean_costs(prices) for name in pair)
     compared = [

@@ -247,8 +247,8 @@ def _frequencies(
     if corpus is None:
         if questions[0].subject_popularity is None:
             raise UserError(
-                f"{config.questions.path} gives no popularity (s_pop), and without a corpus subjects cannot be counted; "
-                "expected one of the two: give data.corpus"
+                f"{config.questions.path} gives no popularity (s_pop), and without a corpus subjects cannot be "
+                "counted; expected one of the two: give data.corpus"
             )
         return None
     path = EvaluationFolder(Path(config.out).expanduser()).frequencies
