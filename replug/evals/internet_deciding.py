@@ -28,15 +28,15 @@ from replug.config.methods import Method
 from replug.config.rules import evaluation_methods
 from replug.data.files import replace_file
 from replug.evals.answers import exact_match, token_f1
-from replug.evals.comparison import add_wilson, main_metric, markdown_line
-from replug.evals.figures import draw_costs, to_svg
+from replug.evals.charts import draw_costs, sweeps_of, to_svg
 from replug.evals.internet_costs import PASSAGES, AnswerCosts, MeasuredPassages, read_passages, reranked_costs
 from replug.evals.internet_preparing import Prepared, is_validation
 from replug.evals.internet_sets import EXACT_MATCH, InternetQuestion
 from replug.evals.kinds import Finished
 from replug.evals.loop import Item, Metric
 from replug.evals.outcomes import OutcomeFile, Row
-from replug.evals.results_files import sweeps_of
+from replug.evals.results import add_wilson, main_metric
+from replug.evals.tables import Block, Table
 
 OF_FREE_ANSWERS = {
     "f1": Metric("f1"),
@@ -173,8 +173,8 @@ def _reranked(
 SHARES = ("exact_match", "accuracy", "answer_in_evidence", "copied", "best_candidate")
 
 
-def add_internet_findings(finished: Finished) -> str:
-    """Adds to the results, and returns tables of what was added."""
+def add_internet_findings(finished: Finished) -> list[Block]:
+    """Add to the results, and return tables of what was added."""
     results, folder = finished.results, finished.folder
     metric = main_metric(results)
     add_wilson(results, SHARES)
@@ -190,22 +190,23 @@ def add_internet_findings(finished: Finished) -> str:
         sweeps = sweeps_of(evaluation_methods(finished.config), least=1)
         draw = partial(draw_costs, results=results, metric=metric, cost="flop", sweeps=sweeps)
         replace_file(folder.flop_figure, to_svg(draw, width=7, height=4).encode())
-    return "\n".join([*_weight_lines(fitted, metric), *_failure_lines(OutcomeFile(folder.outcomes).rows), ""])
+    return [*_weight_blocks(fitted, metric), *_failure_lines(OutcomeFile(folder.outcomes).rows)]
 
 
-def _weight_lines(fitted: dict[str, dict[str, Any]], metric: str) -> list[str]:
+def _weight_blocks(fitted: dict[str, dict[str, Any]], metric: str) -> list[Block]:
     if not fitted:
         return []
     n = next(iter(fitted.values()))["num_questions"]
     if n == 0:
-        return ["", "No question is of the validation part: every reranker has its default weights."]
-    lines = ["", f"Weights are fitted on the validation part (n = {n}), and on none of the questions above.", ""]
-    head = [f"method, its {metric} there", "default weights", "fitted weights", "weights"]
-    lines += [markdown_line(head), markdown_line(["---"] * len(head))]
+        return ["No question is of the validation part: every reranker has its default weights."]
+    rows = []
     for method, one in fitted.items():
         weights = ", ".join(f"{name} {value:g}" for name, value in one["weights"].items())
-        lines.append(markdown_line([method, f"{one['default_gain']:.3f}", f"{one['gain']:.3f}", weights]))
-    return lines
+        rows.append([method, f"{one['default_gain']:.3f}", f"{one['gain']:.3f}", weights])
+    return [
+        f"Weights are fitted on the validation part (n = {n}), and on none of the questions above.",
+        Table([f"method, its {metric} there", "default weights", "fitted weights", "weights"], rows),
+    ]
 
 
 def _failure_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -216,4 +217,4 @@ def _failure_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
     if not counts:
         return []
     named = ", ".join(f"{reason} {count}" for reason, count in counts.most_common())
-    return ["", f"Pages and searches that gave nothing, over {len(rows)} questions: {named}."]
+    return [f"Pages and searches that gave nothing, over {len(rows)} questions: {named}."]

@@ -13,12 +13,12 @@ from replug.answering.rerankers import WeightsFile
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import parse_answering_methods
-from replug.evals.comparison import compare
 from replug.evals.internet_costs import LineTokens, measured_passages, passages_outcome, read_passages
 from replug.evals.internet_deciding import decide
 from replug.evals.internet_preparing import Prepared, is_validation
 from replug.evals.internet_sets import InternetQuestion
 from replug.evals.loop import Item
+from replug.evals.results import compare
 from replug.web.records import Passage
 
 METHODS = parse_answering_methods(["none", "gold", "direct@1", "direct@2", "rag@2"], 10)

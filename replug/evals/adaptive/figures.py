@@ -19,7 +19,7 @@ from replug.evals.adaptive.comparison import POOLED, Compared
 from replug.evals.adaptive.measured import MeasuredLM, MeasuredWay, PopularityBin, RelationFigures, popularity_of
 from replug.evals.adaptive.outcomes import ADAPTIVE
 from replug.evals.adaptive.protocol import Costs, Prices
-from replug.evals.figures import COLOURS, to_svg
+from replug.evals.charts import COLOURS, to_svg
 from replug.evals.intervals import Interval
 from replug.models.policy import SIGNALS, Threshold
 

@@ -13,7 +13,7 @@ from replug.evals.adaptive.comparison import NOTE, comparison_table
 from replug.evals.adaptive.figures import Drawing, drawings_of_all, drawings_of_lm, drawings_of_way, named
 from replug.evals.adaptive.measured import MeasuredLM, MeasuredWay
 from replug.evals.adaptive.protocol import Prices
-from replug.evals.page import CSS
+from replug.evals.tables import CSS
 from replug.models.policy import SIGNALS
 
 TITLE = "When to retrieve"
