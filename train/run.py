@@ -43,8 +43,7 @@ from replug.train.labels.labelling import label
 from replug.train.labels.run import train_on_labels
 from replug.train.model_card import write_model_card
 from replug.train.module import LSRModule
-from replug.train.report import write_report
-from replug.train.results import print_results, weights_of
+from replug.train.report import print_results, weights_of, write_report
 from replug.train.run_dir import RunDirectory
 from replug.train.trained_weights import check_training, save_retriever
 from replug.train.trainer import loggers_of, publish, quieten_lightning
@@ -147,7 +146,7 @@ def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dic
         module = lsr_module(laid_out, module_encoder, data)
         after = _after(laid_out, run, data, workers, module, loggers, interruption)
         found = {"replug": before, "lsr": after, **found_best(laid_out, run, data, workers)}
-        results = evaluate_heldout(laid_out, data, workers, found, run.evaluation)
+        results: dict = evaluate_heldout(laid_out, data, workers, found, run.evaluation)
     results["weights"] = weights_of(config.train.max_steps, run.best_weights())
     write_examples(run, data, before, after)
     write_model_card(run.retriever, config, f"step {config.train.max_steps}, the last", run.provenance(), results)
@@ -188,7 +187,7 @@ def _evaluate(config: Config, run: RunDirectory) -> None:
             name: found_by(laid_out, data, workers, measured_encoder(config, path), IndexState(number, 0), name)
             for number, (name, path) in enumerate(paths.items())  # the first is the retriever as it was
         }
-        results = evaluate_heldout(laid_out, data, workers, found, run.evaluation)
+        results: dict = evaluate_heldout(laid_out, data, workers, found, run.evaluation)
     if run.fitted.is_file() and run.is_finished:
         results["labels"] = json.loads(run.results.read_text())["labels"]
     elif "lsr" in paths and (trained := run.begun_with()) is not None:

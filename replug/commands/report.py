@@ -11,7 +11,11 @@ from replug.config.load import names_evaluation
 from replug.config.paths import require_picture
 
 if TYPE_CHECKING:
+    from replug.evals.folder import EvaluationFolder
+    from replug.evals.tables import Blocks
     from replug.train.run_dir import RunDirectory
+
+HELDOUT = "language_modelling"  # what a run's results.json calls its evaluation of held-out texts
 
 
 def report(
@@ -41,21 +45,46 @@ def report(
 
 def _report_evaluations(folders: list[Path], figure: Path | None, out: Path | None) -> None:
     from replug.evals.folder import EvaluationFolder
-    from replug.evals.results_files import join_evaluations, show_results
 
     if figure is not None:
         raise UserError(f"--figure draws a run, and {folders[0]} is an evaluation, which has figure.svg")
-    if len(folders) > 1:
-        _show(join_evaluations(folders), out)
-        return
-    folder = EvaluationFolder(folders[0])
-    folder.require_finished()
-    show_results(folder)
+    evaluations = [EvaluationFolder(folder) for folder in folders]
+    for folder in evaluations:
+        folder.require_finished()
+    if len(evaluations) == 1:
+        evaluations[0].show()
+    else:
+        _show(_joined_evaluations(evaluations), out)
+
+
+def _joined_evaluations(folders: list["EvaluationFolder"]) -> "Blocks":
+    """Return the table of finished evaluations. Raises UserError for other evaluations, texts or documents."""
+    from replug.config.load import load_stored_evaluation_config
+    from replug.data.files import read_json
+    from replug.data.manifest import require_checksums
+    from replug.evals.tables import joined_blocks, row_names
+
+    again = "run the evaluation again"
+    for folder in folders:
+        require_checksums(folder.path, again)
+    names = [load_stored_evaluation_config(folder.config).evaluation for folder in folders]
+    inputs = [read_json(folder.inputs, again) for folder in folders]
+    for folder, name, own in zip(folders, names, inputs, strict=True):
+        if name != names[0]:
+            raise UserError(f"{folder.path} is of evaluation={name}, but {folders[0].path} of {names[0]}")
+        for key in ("texts", "corpus"):
+            # An evaluation without retrieval has read no corpus.
+            known = [one[key] for one in (inputs[0], own) if one[key] is not None]
+            if len(set(known)) > 1:
+                raise UserError(f"{folder.path} has other {key} than {folders[0].path}; expected the same in all")
+    rows = row_names([folder.path for folder in folders])
+    results = [read_json(folder.results, again)[names[0]] for folder in folders]
+    return joined_blocks(names[0], dict(zip(rows, results, strict=True)))
 
 
 def _report_runs(folders: list[Path], figure: Path | None, out: Path | None) -> None:
     from replug.data.folder_lock import sole_writer
-    from replug.train.figures import overview_png
+    from replug.train.report import write_overview
     from replug.train.run import show_results
     from replug.train.run_dir import RunDirectory
 
@@ -64,25 +93,24 @@ def _report_runs(folders: list[Path], figure: Path | None, out: Path | None) -> 
         if not run.is_finished:
             raise UserError(f"{run.path} holds no finished run (results.json is missing)")
     if len(runs) > 1:
-        _show(_join_runs(runs), out)
+        _show(_joined_runs(runs), out)
         return
     if figure is not None:
         require_picture("--figure", figure)
     [run] = runs
     with sole_writer(run.path):
         results = show_results(run)
-    if figure is not None and "bpb" not in results:
+    if figure is not None and HELDOUT not in results:
         raise UserError("--figure: the run measured no held-out texts (evaluate.heldout=false), so it has no picture")
     if figure is not None:
-        overview_png(figure, results, run.read_metrics())
+        write_overview(figure, results, run.read_metrics())
         print(f"figure: {figure}")
 
 
-def _join_runs(runs: list["RunDirectory"]) -> str:
-    """Return bits per byte by run as Markdown. Raises UserError for runs on another prepared set or other labels."""
+def _joined_runs(runs: list["RunDirectory"]) -> "Blocks":
+    """Return bits per byte by run. Raises UserError for runs on another prepared set or other labels."""
     from replug.data.files import read_json
-    from replug.evals.comparison import markdown_line, row_names
-    from replug.train.results import METHODS
+    from replug.evals.tables import Table, joined_blocks, row_names
     from replug.train.run_dir import MEND
 
     for run in runs:
@@ -93,27 +121,19 @@ def _join_runs(runs: list["RunDirectory"]) -> str:
                 raise UserError(f"{run.path} has another {what} than {runs[0].path}; expected the same in all")
     names = row_names([run.path for run in runs])
     results = {name: read_json(run.results, MEND) for name, run in zip(names, runs, strict=True)}
-    of_dev = {name: (one.get("labels") or {}).get("best") for name, one in results.items()}
-    heldout = {name: one.get("bpb", {}).get("all", {}) for name, one in results.items()}
-    methods = [method for method in METHODS if any(method in of for of in heldout.values())]
-    head = ["run", *(METHODS[method] for method in methods), *(["development texts"] if any(of_dev.values()) else [])]
-    rows = []
-    for name, best in of_dev.items():
-        cells = [f"{heldout[name][method]:.4f}" if method in heldout[name] else "" for method in methods]
-        rows.append([name, *cells, *([f"{best['bpb']:.4f}" if best else ""] if any(of_dev.values()) else [])])
-    table = "".join(f"{markdown_line(cells)}\n" for cells in (head, ["---"] * len(head), *rows))
-    return f"bits per byte (lower is better)\n\n{table}"
+    heldout = {name: of[HELDOUT] for name, of in results.items() if HELDOUT in of}
+    of_dev = [[name, f"{of['labels']['best']['bpb']:.4f}"] for name, of in results.items() if of.get("labels")]
+    blocks = joined_blocks(HELDOUT, heldout) if heldout else []
+    return [*blocks, *([Table(["run", "bpb of development texts"], of_dev)] if of_dev else [])]
 
 
-def _show(table: str, out: Path | None) -> None:
-    from rich.console import Console
-    from rich.markdown import Markdown
-
+def _show(blocks: "Blocks", out: Path | None) -> None:
     from replug.data.files import replace_file
+    from replug.evals.tables import print_blocks, to_markdown
 
-    Console(width=140).print(Markdown(table))
+    print_blocks(blocks, width=140)
     if out is not None:
-        replace_file(out, table.encode())
+        replace_file(out, to_markdown(blocks).encode())
         print(f"table: {out}")
 
 

@@ -4,11 +4,14 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import config_to_yaml, load_stored_evaluation_config, require_same
 from replug.data.files import read_json, replace_file, write_json
+from replug.data.manifest import require_checksums
+from replug.evals.tables import print_markdown
 
 
 class EvaluationFolder:
@@ -47,6 +50,22 @@ class EvaluationFolder:
             raise UserError(f"{self.path} holds no evaluation (config.yaml is missing); expected what evaluate wrote")
         if not self.results.is_file():
             raise UserError(f"{self.path} holds no finished evaluation (results.json is missing); run it to the end")
+
+    def show(self) -> dict[str, Any]:
+        """Print the table of a finished evaluation and where its files are; return what results.json holds.
+
+        Raises UserError where a file is not what was written.
+        """
+        require_checksums(self.path, "bring it back, or give another out")
+        print_markdown(self.table.read_text())
+        for path in (
+            *(self.results, self.examples, self.figure, self.flop_figure, self.weights),
+            *(self.tokens, self.latency, self.leakage),
+        ):
+            if path.exists():
+                print(f"{path.stem}: {path}")
+        results: dict[str, Any] = json.loads(self.results.read_text())
+        return results
 
     def claim(self, config: EvaluationConfig, lm_identity: str | None) -> None:
         """Begin, or check that what is there is of the same configuration and the same LM."""

@@ -9,23 +9,22 @@ nothing of a text, the best still fits it better than the mean. `random` documen
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
+from replug.config.methods import REPLUG, WITHOUT_RETRIEVER
 from replug.evals.intervals import bits_of
 from replug.models.ensemble import mix_token_logprobs
 
 BETA = 0.1  # the paper's, where no training says another
 BEST_DOCUMENT, Q_WEIGHTED = "best_document", "q_weighted"
 ORACLES = {BEST_DOCUMENT: "bits_best_document", Q_WEIGHTED: "bits_q_weighted"}  # and their numbers in outcomes
-NO_NAMES: Mapping[str, str] = MappingProxyType({})
 LEAST_GAIN = 1e-4  # bits per byte: of less headroom a share would be noise
 
 
 def oracle_bits(token_logprobs: np.ndarray, beta: float = BETA) -> dict[str, float]:
-    """Bits of a text by both oracles, from log-probs [K, T] (nats) given each document."""
+    """Return the bits of a text by both oracles, from log-probs [K, T] (nats) given each document."""
     scores = np.asarray(token_logprobs, dtype=np.float64).mean(axis=1)  # [K]
     return {
         ORACLES[BEST_DOCUMENT]: min(bits_of(given) for given in token_logprobs),
@@ -33,45 +32,31 @@ def oracle_bits(token_logprobs: np.ndarray, beta: float = BETA) -> dict[str, flo
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Headroom:
-    """Bits per byte of one ensemble, and by both oracles on its documents."""
+def headroom_lines(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
+    """Say what oracles would gain over each ensemble, and the part of REPLUG's that other retrievers reach.
 
-    ensemble: float
-    q_weighted: float
-    best_document: float
-
-    def share(self, reached: float) -> float | None:
-        """Which part of (ensemble − q_weighted) another ensemble of `reached` bits per byte gets.
-
-        None where there is next to none to get.
-        """
-        room = self.ensemble - self.q_weighted
-        return (self.ensemble - reached) / room if room > LEAST_GAIN else None
-
-
-def headroom_lines(
-    ensembles: Mapping[str, Headroom],
-    sizes: Mapping[str, int],
-    bases: Mapping[str, str],
-    names: Mapping[str, str] = NO_NAMES,
-) -> list[str]:
-    """For a reader, of ensembles by method: what oracles would gain, and which part of it other retrievers get.
-
-    `sizes` are the methods' numbers of documents, `bases` the method of which each gets a share, with as many, and
-    `names` what readers call them.
+    A method that reads one text has no headroom: its oracles are itself. A retriever is compared with `replug` mixing
+    as many documents in the same way: `lsr@3/even` with `replug@3/even`.
     """
-    lines = []
-    for method, of in ensembles.items():
-        lines.append(
-            f"headroom of {names.get(method, method)}, {sizes[method]} documents: {of.ensemble:.4f} bits per byte; "
-            f"{of.q_weighted:.4f} weighed by the LM's own scores, {of.best_document:.4f} by the best document alone"
-        )
-    for method, base in bases.items():
-        share = ensembles[base].share(ensembles[method].ensemble)
-        if share is not None:
-            lines.append(
-                f"{names.get(method, method)} gets {share:.0%} of what weights by the LM's own scores would gain over "
-                f"{names.get(base, base)}"
-            )
+    rooms = {}
+    for method, of in results.items():
+        names = ("bpb", f"bpb_{Q_WEIGHTED}", f"bpb_{BEST_DOCUMENT}")
+        if all(name in of for name in names):
+            ensemble, q_weighted, best = (of[name]["value"] for name in names)
+            if abs(ensemble - best) > LEAST_GAIN or abs(ensemble - q_weighted) > LEAST_GAIN:
+                rooms[method] = ensemble, q_weighted, best
+    lines = [
+        f"Headroom of {method}: {ensemble:.4f} bits per byte; {q_weighted:.4f} weighed by the LM's own scores, "
+        f"{best:.4f} by the best document alone."
+        for method, (ensemble, q_weighted, best) in rooms.items()
+    ]
+    for method, (ensemble, _, _) in rooms.items():
+        source = method.partition("@")[0].partition("/")[0]
+        base = REPLUG + method.removeprefix(source)
+        if source in (REPLUG, *WITHOUT_RETRIEVER) or base not in rooms:
+            continue
+        room = rooms[base][0] - rooms[base][1]
+        if room > LEAST_GAIN:
+            share = (rooms[base][0] - ensemble) / room
+            lines.append(f"{method} gets {share:.0%} of what weights by the LM's own scores would gain over {base}.")
     return lines

@@ -37,9 +37,8 @@ from replug.data.files import replace_file
 from replug.data.progress import Progress
 from replug.data.store import Corpus
 from replug.evals.answers import exact_match, has_answer, token_f1
-from replug.evals.comparison import add_wilson, main_metric, markdown_line
+from replug.evals.charts import draw_costs, sweeps_of, to_svg
 from replug.evals.evidence import Evidence, EvidenceBook
-from replug.evals.figures import draw_costs, to_svg
 from replug.evals.folder import EvaluationFolder
 from replug.evals.internet_costs import (
     LineCounter,
@@ -62,7 +61,8 @@ from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
 from replug.evals.loop import Item, Measured, Metric, Outcome, Outcomes, Task
 from replug.evals.outcomes import OutcomeFile, Row
 from replug.evals.questions import queries_of, question_problems
-from replug.evals.results_files import sweeps_of
+from replug.evals.results import add_wilson, main_metric
+from replug.evals.tables import Block, Table
 from replug.planning.model_sizes import lm_size
 from replug.web import require_web
 from replug.web.records import EngineResult, FoundEvidence, SearchEngine
@@ -384,8 +384,8 @@ def settle(
     return decide(task.prepared, rows, WeightsFile(folder.weights, task.lm, task.reranker))
 
 
-def add_internet_findings(finished: Finished) -> str:
-    """Adds to the results, and returns tables of what was added."""
+def add_internet_findings(finished: Finished) -> list[Block]:
+    """Add to the results, and return tables of what was added."""
     results, folder = finished.results, finished.folder
     metric = main_metric(results)
     add_wilson(results, SHARES)
@@ -401,22 +401,23 @@ def add_internet_findings(finished: Finished) -> str:
         sweeps = sweeps_of(evaluation_methods(finished.config), least=1)
         draw = partial(draw_costs, results=results, metric=metric, cost="flop", sweeps=sweeps)
         replace_file(folder.flop_figure, to_svg(draw, width=7, height=4).encode())
-    return "\n".join([*_weight_lines(fitted, metric), *_failure_lines(OutcomeFile(folder.outcomes).rows), ""])
+    return [*_weight_blocks(fitted, metric), *_failure_lines(OutcomeFile(folder.outcomes).rows)]
 
 
-def _weight_lines(fitted: dict[str, dict[str, Any]], metric: str) -> list[str]:
+def _weight_blocks(fitted: dict[str, dict[str, Any]], metric: str) -> list[Block]:
     if not fitted:
         return []
     n = next(iter(fitted.values()))["num_questions"]
     if n == 0:
-        return ["", "No question is of the validation part: every reranker has its default weights."]
-    lines = ["", f"Weights are fitted on the validation part (n = {n}), and on none of the questions above.", ""]
-    head = [f"method, its {metric} there", "default weights", "fitted weights", "weights"]
-    lines += [markdown_line(head), markdown_line(["---"] * len(head))]
+        return ["No question is of the validation part: every reranker has its default weights."]
+    rows = []
     for method, one in fitted.items():
         weights = ", ".join(f"{name} {value:g}" for name, value in one["weights"].items())
-        lines.append(markdown_line([method, f"{one['default_gain']:.3f}", f"{one['gain']:.3f}", weights]))
-    return lines
+        rows.append([method, f"{one['default_gain']:.3f}", f"{one['gain']:.3f}", weights])
+    return [
+        f"Weights are fitted on the validation part (n = {n}), and on none of the questions above.",
+        Table([f"method, its {metric} there", "default weights", "fitted weights", "weights"], rows),
+    ]
 
 
 def _failure_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -427,7 +428,7 @@ def _failure_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
     if not counts:
         return []
     named = ", ".join(f"{reason} {count}" for reason, count in counts.most_common())
-    return ["", f"Pages and searches that gave nothing, over {len(rows)} questions: {named}."]
+    return [f"Pages and searches that gave nothing, over {len(rows)} questions: {named}."]
 
 
 def internet_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:

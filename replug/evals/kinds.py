@@ -7,7 +7,6 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
@@ -24,6 +23,8 @@ from replug.evals.evidence import EvidenceBook
 from replug.evals.folder import EvaluationFolder
 from replug.evals.loop import Measured, Task
 from replug.evals.outcomes import Row
+from replug.evals.results import Results
+from replug.evals.tables import Blocks
 from replug.models.black_box_lm import AsyncLM
 from replug.models.lm_source import LMSource
 from replug.models.prompt import PromptTemplate
@@ -73,7 +74,7 @@ class Finished:
     folder: EvaluationFolder
     rows: Sequence[Row]
     book: EvidenceBook
-    results: dict[str, dict[str, Any]]
+    results: Results
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class EvaluationKind:
 
     `settle` makes what is compared of what was measured, where that is not the same: where some examples only serve to
     fit the rest. `problems` are what a configuration lacks for it, found before anything starts. `add_findings` adds to
-    the results what is more than metrics by method, writes what goes with it, and returns lines for the table.
+    the results what is more than metrics by method, writes what goes with it, and returns more blocks of the table.
     `reranks` says that it may have another LM for that, `rerank_lm`. `searches` are what is found for every example
     beside the methods. `has_sources` says that examples are cut from texts, whose own documents can be left out.
     """
@@ -96,7 +97,7 @@ class EvaluationKind:
     settle: Callable[[EvaluationConfig, EvaluationFolder, Task, Sequence[Row]], tuple[Measured, Sequence[Row]]] = (
         lambda config, folder, task, rows: (task, rows)
     )
-    add_findings: Callable[[Finished], str] = lambda finished: ""
+    add_findings: Callable[[Finished], Blocks] = lambda finished: ()
 
 
 def kind_names() -> list[str]:

@@ -136,8 +136,8 @@ def overlap_counts(overlaps: Overlaps, ids: Sequence[str]) -> dict[str, int]:
     return {reason: sum(reason in reasons for reasons in own) for reason in REASONS}
 
 
-def overlap_lines(overlaps: Overlaps, ids: Sequence[str]) -> str:
-    """What a reader of the table is to know, in Markdown."""
+def overlap_line(overlaps: Overlaps, ids: Sequence[str]) -> str:
+    """Return what a reader of the table must know."""
     num, counts = int(overlaps.of(ids).sum()), overlap_counts(overlaps, ids)
     names = {EQUAL: "an equal text", NGRAM: f"{MOST_WORDS} words in a row"}
     if overlaps.num_with_source and not overlaps.excludes_own:
@@ -158,7 +158,7 @@ def overlap_lines(overlaps: Overlaps, ids: Sequence[str]) -> str:
         )
     if overlaps.num_short:
         lines.append(f"{overlaps.num_short} have fewer than {LEAST_WORDS} words: only documents equal to them count.")
-    return "\n" + " ".join(lines) + "\n"
+    return " ".join(lines)
 
 
 DOCUMENTS_PER_STEP = 1024

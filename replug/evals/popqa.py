@@ -25,7 +25,6 @@ from replug.data.files import write_json
 from replug.data.manifest import require_checksums, write_checksums
 from replug.data.store import Corpus
 from replug.evals.answers import contains_answer, has_answer
-from replug.evals.comparison import Entry, Results, add_wilson, markdown_line
 from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.folder import EvaluationFolder
 from replug.evals.intervals import wilson_interval
@@ -48,6 +47,8 @@ from replug.evals.popqa_sets import (
     read_popqa,
 )
 from replug.evals.questions import STOP, demonstration_seed, draw_questions, queries_of, question_problems
+from replug.evals.results import Entry, Results, add_wilson
+from replug.evals.tables import Block, Table
 from replug.models.black_box_lm import AsyncLM
 from replug.models.ensemble import document_weights
 from replug.models.generation import Generated, GenerationOptions
@@ -264,8 +265,8 @@ def _frequencies(
     return kept
 
 
-def add_popqa_findings(finished: Finished) -> str:
-    """Adds to the results, and returns tables of what was added."""
+def add_popqa_findings(finished: Finished) -> list[Block]:
+    """Add to the results, and returns tables of what was added."""
     members = _members_by_group(finished.rows)
     add_wilson(finished.results, SHARES)
     for method, of in finished.results.items():
@@ -273,7 +274,7 @@ def add_popqa_findings(finished: Finished) -> str:
             if entry := of.get(_named("accuracy", group)):
                 entry["most_frequent_answer"] = _mean(rows, method, "most_frequent_accuracy")
         of |= _correlations(members, method)
-    return _finding_lines(finished.rows, finished.results, members)
+    return _finding_blocks(finished.rows, finished.results, members)
 
 
 def _members_by_group(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -314,26 +315,28 @@ def _mean(rows: Sequence[Row], method: str, name: str) -> float:
     return float(np.mean([row["methods"][method]["numbers"][name] for row in rows]))
 
 
-def _finding_lines(rows: Sequence[Row], results: Results, members: dict[str, list[Row]]) -> str:
+def _finding_blocks(rows: Sequence[Row], results: Results, members: dict[str, list[Row]]) -> list[Block]:
     scale = SCALES[_any_outcome(rows[0])["detail"]["popularity_from"]]
-    head = ["accuracy (Wilson's 95% interval)", "n", *results, "most frequent answer"]
-    lines = ["", scale, "", markdown_line(head), markdown_line(["---"] * len(head))]
+    cells = []
     for group, some in members.items():
         answers = sorted({_any_outcome(row)["detail"]["most_frequent_answer"] for row in some})
         frequent = _mean(some, next(iter(results)), "most_frequent_accuracy")
-        cells = [group or "all", str(len(some))]
+        own = [group or "all", str(len(some))]
         for method in results:
             right = sum(row["methods"][method]["numbers"]["accuracy"] for row in some)
             interval = wilson_interval(right, len(some))
-            cells.append(f"{interval.value:.3f} ({interval.low:.3f} to {interval.high:.3f})")
-        lines.append(markdown_line([*cells, f"{frequent:.3f}{f' ({answers[0]})' if len(answers) == 1 else ''}"]))
-    head = ["correlation of accuracy with log popularity", *results]
-    lines += ["", markdown_line(head), markdown_line(["---"] * len(head))]
+            own.append(f"{interval.value:.3f} ({interval.low:.3f} to {interval.high:.3f})")
+        cells.append([*own, f"{frequent:.3f}{f' ({answers[0]})' if len(answers) == 1 else ''}"])
+    correlations = []
     for group in members:
         if any(_named("correlation", group) in of for of in results.values()):
             values = [of.get(_named("correlation", group)) for of in results.values()]
-            lines.append(markdown_line([group or "all", *(f"{v['value']:+.2f}" if v else "" for v in values)]))
-    return "\n".join(lines) + "\n"
+            correlations.append([group or "all", *(f"{v['value']:+.2f}" if v else "" for v in values)])
+    return [
+        scale,
+        Table(["accuracy (Wilson's 95% interval)", "n", *results, "most frequent answer"], cells),
+        Table(["correlation of accuracy with log popularity", *results], correlations),
+    ]
 
 
 EVALUATION = EvaluationKind(popqa_dataset, question_problems, add_findings=add_popqa_findings)

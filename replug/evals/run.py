@@ -20,6 +20,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from replug.cluster.ray_cluster import ray_cluster
@@ -27,18 +28,22 @@ from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import GENREAD, Method
 from replug.config.rules import evaluation_methods, has_rerank_lm
 from replug.config.schema import Config
+from replug.data.files import replace_file
 from replug.data.folder_lock import sole_writer
+from replug.data.manifest import write_last
 from replug.data.store import Corpus
+from replug.evals.charts import draw_methods, draw_sweep, sweeps_of, to_svg
 from replug.evals.ensemble_temperatures import settled_temperatures, with_temperatures
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
 from replug.evals.folder import EvaluationFolder
-from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM, check_evaluation
-from replug.evals.leakage import overlaps_with
-from replug.evals.lm_passes import LatencyPass, reranked, write_documents
-from replug.evals.loop import run_task
-from replug.evals.outcomes import OutcomeFile, Row
-from replug.evals.results_files import show_results, write_results
+from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM, check_evaluation
+from replug.evals.leakage import Overlaps, overlap_line, overlaps_with, write_leakage
+from replug.evals.lm_passes import SECONDS, LatencyPass, reranked, write_documents
+from replug.evals.loop import Measured, run_task
+from replug.evals.outcomes import OutcomeFile, Row, write_examples
+from replug.evals.results import Measurements, add_temperatures, compare, main_metric
 from replug.evals.search import find_all, needs_building, open_searches
+from replug.evals.tables import result_blocks, to_markdown
 from replug.index_workers.build_plan import check_faiss
 from replug.models import build
 from replug.models.build import cache_path, lm_source, prompt_template
@@ -69,7 +74,7 @@ def _evaluate(config: EvaluationConfig, folder: EvaluationFolder, kind: Evaluati
     folder.claim(config, identity)
     if folder.results.is_file():
         log.info(f"{folder.path} holds a finished evaluation; give another out to measure again")
-        return show_results(folder)
+        return folder.show()
     run_config, methods = config.run_config(), [*evaluation_methods(config), *kind.searches(config)]
     needs_corpus = config.data.corpus or any(method.takes_from_corpus for method in methods)
     corpus = corpus_to_index(run_config, folder.data, folder.data) if needs_corpus else None
@@ -89,7 +94,7 @@ def _evaluate(config: EvaluationConfig, folder: EvaluationFolder, kind: Evaluati
             latencies = measure_latency(config, corpus, dataset, book, asked, folder)
     measured, compared = kind.settle(config, folder, task, rows)
     write_results(config, folder, kind, measured, book, compared, latencies, overlaps)
-    return show_results(folder)
+    return folder.show()
 
 
 def evidence_book(
@@ -162,3 +167,46 @@ def opened_reranker(
     with closing(CachingLM(source.open_here(), cache_path(config.rerank_lm, folder.rerank_scores))) as lm:
         template = prompt_template(config.rerank_lm, source)
         yield replace(asked, reranker=PromptedLM(lm, template, lm.uncached, source))
+
+
+def write_results(
+    config: EvaluationConfig,
+    folder: EvaluationFolder,
+    kind: EvaluationKind,
+    task: Measured,
+    book: EvidenceBook,
+    rows: Sequence[Row],
+    latencies: Sequence[Row] = (),
+    overlaps: Overlaps | None = None,
+) -> None:
+    """Write what an evaluation leaves, results.json last: it says that the evaluation is finished.
+
+    `latencies` are of some of the rows' examples, `overlaps` of all that was asked, where there is a corpus.
+    """
+    ids = [row["id"] for row in rows]
+    in_corpus = overlaps.of(ids) if overlaps else None
+    results = compare(task, rows, config.paper, config.num_resamples, config.seed, in_corpus)
+    if latencies:
+        timed = Measurements(latencies, config.num_resamples, config.seed)
+        for method, of in results.items():
+            of["seconds"] = timed.metric(method, SECONDS, timed.all)
+    add_temperatures(results, book, len(rows))
+    write_examples(folder.examples, rows, book, task)
+    blocks = result_blocks(results, config.evaluation, config.paper)
+    if overlaps:
+        write_leakage(folder.leakage, overlaps, ids)
+        blocks.append(overlap_line(overlaps, ids))
+    blocks += kind.add_findings(Finished(config, folder, rows, book, results))
+    replace_file(folder.table, to_markdown(blocks).encode())
+    metric, sweeps = main_metric(results), sweeps_of(book.methods)
+    if sweeps:
+        figure = to_svg(partial(draw_sweep, results=results, metric=metric, sweeps=sweeps), width=7, height=4)
+    else:
+        height = 1.2 + 0.45 * len(results)
+        figure = to_svg(partial(draw_methods, results=results, metric=metric), width=8, height=height)
+    replace_file(folder.figure, figure.encode())
+    shown = (
+        *(folder.config, folder.lm, folder.table, folder.examples, folder.outcomes),
+        *(folder.latency, folder.leakage, folder.temperatures),
+    )
+    write_last(folder.results, {config.evaluation: results}, shown)

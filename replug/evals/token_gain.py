@@ -16,9 +16,9 @@ from html import escape
 
 import numpy as np
 
-from replug.evals.comparison import Entry, correct_for_many, difference_text, markdown_line
 from replug.evals.intervals import Clusters, Interval, Ratio, difference_and_p, interval_of
-from replug.evals.page import CSS
+from replug.evals.results import Entry, correct_for_many
+from replug.evals.tables import Block, Html, Table, difference_text, html_page
 
 HELPED, HURT = "46,125,50", "198,40,40"  # green and red
 FULL_COLOUR_BITS = 4.0
@@ -35,7 +35,6 @@ _WORD = re.compile(r"\w+")
 
 TOKEN_CSS = """
 .text { white-space: pre-wrap; background: #fff; border: 1px solid #ddd; padding: .6rem .8rem; border-radius: 6px; }
-td.token { font-family: monospace; text-align: left; white-space: pre; }
 """
 
 
@@ -181,11 +180,10 @@ def gains_by_rarity(bins: Iterable[RarityBin]) -> dict[str, Entry]:
     return entries
 
 
-def rarity_lines(bins: Sequence[RarityBin]) -> str:
-    """As a table in Markdown."""
-    rows = (RARITY_TITLES, ["---"] * len(RARITY_TITLES), *map(_cells, bins))
+def rarity_blocks(bins: Sequence[RarityBin]) -> list[Block]:
+    """Return bins as a table."""
     foot = f"Verdicts on differences: Holm's correction for {len(bins)} comparisons."
-    return "\n" + "".join(f"{markdown_line(cells)}\n" for cells in rows) + f"\n{foot}\n"
+    return [Table(RARITY_TITLES, list(map(_cells, bins))), foot]
 
 
 def _cells(b: RarityBin) -> list[str]:
@@ -197,23 +195,22 @@ def _cells(b: RarityBin) -> list[str]:
 def token_gain_page(by_text: Sequence[Sequence[TokenGain]], bins: Sequence[RarityBin], num_rows: int = 20) -> str:
     """One self-contained page: gain by rarity, the tokens that changed most, and every text with coloured tokens."""
     helped, hurt = most_changed((gain for gains in by_text for gain in gains), num_rows)
-    title = "What documents do for each token"
-    heads = "".join(f"<th>{title}</th>" for title in RARITY_TITLES)
-    rarities = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in _cells(b))}</tr>" for b in bins)
-    coloured = (
-        f"<h3>{escape(gains[0].text_id)}</h3><div class=text>{''.join(map(_span, gains))}</div>"
+    coloured = [
+        Html(f"<h3>{escape(gains[0].text_id)}</h3><div class=text>{''.join(map(_span, gains))}</div>")
         for gains in by_text
         if gains
-    )
-    sections = [
-        f"<h2>By rarity of the word</h2><table><tr>{heads}</tr>{rarities}</table>",
-        f"<h2>Helped most</h2>{_token_table(helped)}<h2>Hurt most</h2>{_token_table(hurt)}",
-        "<h2>Texts</h2><p class=muted>Green: more probable with documents; red: less. Full colour at "
-        f"{FULL_COLOUR_BITS:.0f} bits. Point at a token for its probabilities.</p>",
-        *coloured,
     ]
-    head = f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{CSS}{TOKEN_CSS}</style>"
-    return f"{head}<h1>{title}</h1>{''.join(sections)}</html>\n"
+    legend = (
+        "Green: more probable with documents; red: less. Full colour at "
+        f"{FULL_COLOUR_BITS:.0f} bits. Point at a token for its probabilities."
+    )
+    sections: dict[str, Sequence[Block]] = {
+        "By rarity of the word": rarity_blocks(bins),
+        "Helped most": [_token_table(helped)],
+        "Hurt most": [_token_table(hurt)],
+        "Texts": [legend, *coloured],
+    }
+    return html_page("What documents do for each token", sections, TOKEN_CSS)
 
 
 def _digits(gain: TokenGain) -> float:
@@ -227,15 +224,16 @@ def _count_range(digits: float) -> str:
     return f"{10 ** (int(digits) - 1)}-{10 ** int(digits) - 1}" if digits else "0"
 
 
-def _token_table(gains: Sequence[TokenGain]) -> str:
-    rows = "".join(
-        f"<tr><td class=token>{escape(repr(gain.token))}</td><td>{escape(gain.word or '')}</td>"
-        f"<td>{'' if gain.count is None else format(gain.count, ',')}</td><td>{gain.probability_without:.4g}</td>"
-        f"<td>{gain.probability_with:.4g}</td><td>{gain.gain_bits:+.2f}</td><td>{escape(gain.text_id)}</td></tr>"
+def _token_table(gains: Sequence[TokenGain]) -> Table:
+    rows = [
+        [
+            *(repr(gain.token), gain.word or "", "" if gain.count is None else f"{gain.count:,}"),
+            *(f"{gain.probability_without:.4g}", f"{gain.probability_with:.4g}"),
+            *(f"{gain.gain_bits:+.2f}", gain.text_id),
+        ]
         for gain in gains
-    )
-    titles = ("token", "word", "times in the corpus", "p without", "p with", "gain, bits", "text")
-    return f"<table><tr>{''.join(f'<th>{title}</th>' for title in titles)}</tr>{rows}</table>"
+    ]
+    return Table(("token", "word", "times in the corpus", "p without", "p with", "gain, bits", "text"), rows)
 
 
 def _span(gain: TokenGain) -> str:

@@ -7,8 +7,7 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.data.manifest import write_checksums
-from replug.evals.comparison import MOST_DIFFERENCES
-from replug.evals.results_files import joined_table
+from replug.evals.tables import MOST_DIFFERENCES, joined_blocks, to_markdown
 from tests.support.command_line import CommandLine
 from tests.support.outcome_folders import made_up_rows, write_evaluation
 
@@ -35,7 +34,7 @@ def folders(tmp_path: Path) -> list[Path]:
     paths = []
     for name, of in {"small": results(0.2, 0.3, 0.03), "large": results(0.5, 0.6, 0.04)}.items():
         path = write_evaluation(tmp_path / name, made_up_rows(4), lm=name)
-        (path / "results.json").write_text(json.dumps(of))
+        (path / "results.json").write_text(json.dumps({"popqa": of}))
         (path / "inputs.json").write_text(json.dumps({"texts": "t", "corpus": "c"}))
         paths.append(path)
     return paths
@@ -53,10 +52,11 @@ def test_evaluations_of_several_lms_are_rows_of_one_table(replug: CommandLine, f
 
 
 def test_a_method_that_one_folder_lacks_is_an_empty_cell_and_many_folders_are_all_shown():
-    table = joined_table("lm", {"a": results(0.2, 0.3, 0.03), "b": {"none": results(0.4, 0.5, 0.5)["none"]}})
+    of = {"a": results(0.2, 0.3, 0.03), "b": {"none": results(0.4, 0.5, 0.5)["none"]}}
+    table = to_markdown(joined_blocks("lm", of))
     assert "| b | 0.4000 |  |" in table
     many = {str(number): results(0.2, 0.3, 0.9) for number in range(MOST_DIFFERENCES + 1)}
-    assert joined_table("lm", many).count("of replug − none") == MOST_DIFFERENCES + 1
+    assert to_markdown(joined_blocks("lm", many)).count("of replug − none") == MOST_DIFFERENCES + 1
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,18 @@ def test_an_evaluation_without_documents_stands_beside_one_with_them(replug: Com
 
 def test_results_that_were_changed_afterwards_are_refused(replug: CommandLine, folders: list[Path]):
     write_checksums(folders[0])
-    (folders[0] / "results.json").write_text(json.dumps(results(0.2, 0.9, 0.0)))
+    (folders[0] / "results.json").write_text(json.dumps({"popqa": results(0.2, 0.9, 0.0)}))
     assert "results.json" in replug("report", *folders).errors
+
+
+def bits_of(none: float, lsr: float) -> dict:
+    difference = entry(lsr - none, lsr - none - 0.1, lsr - none + 0.1, p=0.01)
+    return {"none": {"bpb": entry(none, 1, 2)}, "lsr": {"bpb": entry(lsr, 1, 2), "bpb - none": difference}}
 
 
 def write_run(path: Path, heldout: float | None, dev: float, of_set: str = "s") -> Path:
     path.mkdir()
-    measured = {} if heldout is None else {"bpb": {"all": {"none": 1.5, "lsr": heldout}}}
+    measured = {} if heldout is None else {"language_modelling": bits_of(1.5, heldout)}
     (path / "results.json").write_text(json.dumps({**measured, "labels": {"best": {"bpb": dev}}}))
     (path / "set.json").write_text(json.dumps({"manifest_sha256": of_set}))
     return path
@@ -99,9 +104,9 @@ def test_runs_are_rows_of_bits_per_byte(replug: CommandLine, tmp_path: Path):
     runs = [write_run(tmp_path / "0", 1.25, 1.3), write_run(tmp_path / "1", None, 1.2)]
     ended = replug("report", *runs, "--out", tmp_path / "table.md")
     assert ended.status == 0, ended.printed
-    lines = (tmp_path / "table.md").read_text().splitlines()
-    assert lines[2] == "| run | no retrieval | REPLUG LSR (tuned) | development texts |"
-    assert lines[4:] == ["| 0 | 1.5000 | 1.2500 | 1.3000 |", "| 1 |  |  | 1.2000 |"]
+    table = (tmp_path / "table.md").read_text()
+    assert "| 0 | 1.5000 | 1.2500 |\n" in table and "- 0: bpb of lsr − none: -0.2500 (" in table
+    assert "| run | bpb of development texts |\n| --- | --- |\n| 0 | 1.3000 |\n| 1 | 1.2000 |\n" in table
 
 
 def test_runs_on_other_data_and_folders_of_two_kinds_are_refused(

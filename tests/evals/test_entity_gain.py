@@ -5,7 +5,7 @@ import json
 import pytest
 
 from replug.config.errors import UserError
-from replug.evals.tasks.tokens import EntityNames, entity_bins, entity_lines, gains_by_popularity, read_popularity
+from replug.evals.tasks.tokens import EntityNames, entity_bins, entity_table, gains_by_popularity, read_popularity
 from replug.evals.token_gain import TokenGain
 
 POPULARITY = {"Li Bai": 50.0, "Bai": 5000.0, "Paris": 90000.0, "Live": 7.0, "Li Bai House": 3.0}
@@ -41,7 +41,7 @@ def test_tokens_of_a_name_gain_in_the_bin_of_its_popularity():
     assert (
         entries["entity_gain_bits/popularity 10^4-10^5"]["n"] == 2 and entries["entity_gain_bits/no entity"]["n"] == 4
     )
-    assert entity_lines(bins).count("\n") == 7
+    assert len(entity_table(bins).rows) == 4
 
 
 def test_popularity_is_that_of_popqas_subjects(tmp_path):

@@ -147,7 +147,7 @@ def evaluate_typed(replug: CommandLine, data: Path) -> Evaluate:
     def evaluate_typed(out: Path, *overrides: str) -> tuple[dict, str]:
         ended = replug(*typed(data, out, *overrides))
         assert ended.status == 0, ended.printed
-        return json.loads((out / "results.json").read_text()), ended.printed
+        return json.loads((out / "results.json").read_text())["internet_qa"], ended.printed
 
     return evaluate_typed
 

@@ -13,11 +13,11 @@ from replug.answering.rerankers import WeightsFile
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import parse_answering_methods
-from replug.evals.comparison import compare
 from replug.evals.internet_costs import LineTokens, cost_numbers
 from replug.evals.internet_qa import answer_numbers, decide, factors_as_json, read_factors, reranked_outcomes
 from replug.evals.internet_sets import InternetQuestion, Prepared, is_validation
 from replug.evals.loop import Item
+from replug.evals.results import compare
 from replug.web.records import FoundEvidence, Passage
 
 METHODS = parse_answering_methods(["none", "gold", "direct@1", "direct@2", "rag@2"], 10)

@@ -12,9 +12,9 @@ from replug.config.methods import parse_methods
 from replug.data.records import Document, Example
 from replug.data.shards import write_documents
 from replug.data.store import CorpusStore
-from replug.evals.comparison import clusters_of
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, random_documents
 from replug.evals.loop import EXAMPLES_IN_FLIGHT, outcome_rows
+from replug.evals.results import clusters_of
 from replug.evals.spans import ScoredSpan
 from replug.evals.tasks.lm import LanguageModelling
 from replug.models.black_box_lm import ContinuationScore

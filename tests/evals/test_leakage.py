@@ -12,16 +12,17 @@ from replug.config.methods import parse_methods
 from replug.data.records import Document, Example
 from replug.data.shards import write_documents
 from replug.data.store import CorpusStore
-from replug.evals.comparison import compare, markdown_table
 from replug.evals.evidence import RetrievedDocuments
 from replug.evals.leakage import (
     ComparedTexts,
     find_overlaps,
-    overlap_lines,
+    overlap_line,
     overlaps_with,
     write_leakage,
 )
+from replug.evals.results import compare
 from replug.evals.search import find_all, find_others, require_sources
+from replug.evals.tables import result_blocks, to_markdown
 from replug.evals.tasks.lm import LanguageModelling
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
@@ -58,7 +59,7 @@ def test_a_short_text_is_compared_whole_and_a_shorter_one_as_an_equal_text_alone
     )
     assert found.reasons == {"question": ["n-gram"], "tiny": ["equal text"]}
     assert found.num_short == 1
-    assert "1 have fewer than 8 words: only documents equal to them count." in overlap_lines(found, ["tiny"])
+    assert "1 have fewer than 8 words: only documents equal to them count." in overlap_line(found, ["tiny"])
 
 
 def test_a_document_of_the_same_source_is_found_unless_it_is_not_retrieved():
@@ -66,7 +67,7 @@ def test_a_document_of_the_same_source_is_found_unless_it_is_not_retrieved():
     assert find_overlaps(EXAMPLES, documents).reasons == {"copied": ["source", "equal text", "n-gram"]}
     own = find_overlaps(EXAMPLES, documents, excludes_own=True)
     assert own.reasons == {}
-    assert "own source are not retrieved, and not compared: 1 of 4 have some." in overlap_lines(own, ["copied"])
+    assert "own source are not retrieved, and not compared: 1 of 4 have some." in overlap_line(own, ["copied"])
     copy = document("d3", LONG, source="elsewhere")
     assert find_overlaps(EXAMPLES, [*documents, copy], True).reasons == {"copied": ["equal text", "n-gram"]}
 
@@ -88,12 +89,12 @@ def test_overlaps_are_those_of_a_naive_search():
 
 def test_what_is_said_of_sources_is_what_is_known_of_them():
     some = find_overlaps(EXAMPLES[:3], [document("d1", "text")])
-    assert "2 of 3 examples name a source, and 0 of 1 documents one that is not their id." in overlap_lines(
+    assert "2 of 3 examples name a source, and 0 of 1 documents one that is not their id." in overlap_line(
         some, ["free"]
     )
     none = find_overlaps(EXAMPLES[2:], [document("d1", "text")])
-    assert "Sources are not compared: no example names one." in overlap_lines(none, ["tiny"])
-    assert "0 by source" not in overlap_lines(none, ["tiny"]) and "0 by source" in overlap_lines(some, ["free"])
+    assert "Sources are not compared: no example names one." in overlap_line(none, ["tiny"])
+    assert "0 by source" not in overlap_line(none, ["tiny"]) and "0 by source" in overlap_line(some, ["free"])
 
 
 @pytest.fixture
@@ -144,7 +145,7 @@ def test_every_figure_is_given_with_and_without_what_the_corpus_holds():
     assert results["none"]["bpb/in the corpus"] == {"value": 0.1, "n": 1, "interval": [0.1, 0.1]}
     assert results["replug"]["bpb/not in the corpus - none"]["n"] == 3
     assert {"token_perplexity/not in the corpus", "word_perplexity/not in the corpus"} <= results["none"].keys()
-    assert "| not in the corpus | 3 | 2.0000 | 2.0000 |" in markdown_table(results, "lm")
+    assert "| not in the corpus | 3 | 2.0000 | 2.0000 |" in to_markdown(result_blocks(results, "lm"))
     assert "bpb/not in the corpus" not in compare(task, rows, PaperConfig(), 100, 0, np.ones(4, bool))["none"]
 
 

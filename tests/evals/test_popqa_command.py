@@ -72,7 +72,7 @@ def evaluate(replug: CommandLine, data: Path) -> Evaluate:
     def evaluate(out: Path, *overrides: str) -> tuple[dict, str]:
         ended = replug(*typed(data, out, *overrides))
         assert ended.status == 0, ended.printed
-        return json.loads((out / "results.json").read_text()), ended.printed
+        return json.loads((out / "results.json").read_text())["popqa"], ended.printed
 
     return evaluate
 
@@ -128,7 +128,7 @@ def test_open_questions_are_answered_from_written_documents_too(replug, tmp_path
     settings = [f"questions.path={questions}", "questions.shots=1", "data.corpus=null", "methods=[none,genread]"]
     ended = replug("evaluate", config, *settings, f"out={tmp_path / 'out'}", "lm.path=stand_in", "num_resamples=20")
     assert ended.status == 0, ended.printed
-    results = json.loads((tmp_path / "out/results.json").read_text())
+    results = json.loads((tmp_path / "out/results.json").read_text())["open_qa"]
     assert results["genread"]["exact_match"]["n"] == 3
 
 

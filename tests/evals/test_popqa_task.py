@@ -8,13 +8,13 @@ import pytest
 
 from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import parse_methods
-from replug.evals.comparison import compare
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
 from replug.evals.intervals import wilson_interval
 from replug.evals.loop import Item
 from replug.evals.outcomes import Row
 from replug.evals.popqa import Asked, PopQa, add_popqa_findings
 from replug.evals.popqa_sets import PopQuestion, PopShot
+from replug.evals.results import compare
 from replug.models.generation import Generated
 from replug.models.prompt import PromptTemplate
 from tests.support.known_lm import KnownTexts

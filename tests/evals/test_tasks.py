@@ -7,11 +7,11 @@ import pytest
 
 from replug.config.evaluation_schema import PaperConfig
 from replug.data.records import Example
-from replug.evals.comparison import compare
 from replug.evals.evidence import NOTHING, Evidence
 from replug.evals.loop import Item
 from replug.evals.mmlu import MmluPrompts, MmluQuestion
 from replug.evals.questions import OpenQuestion
+from replug.evals.results import compare
 from replug.evals.tasks.lm import LanguageModelling
 from replug.evals.tasks.mmlu import Mmlu
 from replug.evals.tasks.open_qa import OpenQa

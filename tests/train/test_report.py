@@ -6,22 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from replug.train.figures import overview_png
-from replug.train.report import write_report
+from replug.train.report import label_lines, result_lines, weights_of, write_overview, write_report
 
 ATTACK = "<script>alert('x')</script>"
-RESULTS = {
-    "bpb": {
-        "all": {"none": 2.0, "random": 2.1, "replug": 1.8, "lsr": 1.7},
-        "a & <b>": {"none": 2.0, "random": 2.1, "replug": 1.8, "lsr": 1.9},
-    },
-    "intervals": {"lsr_minus_replug": [-0.2, -0.05], "replug_minus_none": [-0.3, 0.1]},
-    "num_examples": 12,
-    "retrieval": {
-        "before": {"R@1": 0.1, "R@5": 0.2, "R@20": 0.3},
-        "after": {"R@1": 0.4, "R@5": 0.5, "R@20": 0.625},
-    },
-}
+
+
+def entry(value: float, low: float = 0.0, high: float = 0.0) -> dict:
+    return {"value": value, "n": 12, "interval": [low, high]}
+
+
+def results_of(domain: str) -> dict:
+    """Results of a run with a domain beside all texts."""
+    values = {"none": (2.0, 2.0), "random": (2.1, 2.1), "replug": (1.8, 1.8), "lsr": (1.7, 1.9)}
+    heldout = {name: {"bpb": entry(of[0]), f"bpb/{domain}": entry(of[1])} for name, of in values.items()}
+    heldout["lsr"]["bpb - replug"] = entry(-0.1, -0.2, -0.05)
+    heldout["replug"]["bpb - none"] = entry(-0.2, -0.3, 0.1)
+    found = {"replug": {"Success@20": entry(0.3)}, "lsr": {"Success@20": entry(0.625)}}
+    return {"language_modelling": heldout, "retrieval": found}
+
+
+RESULTS = results_of("a & <b>")
 METRICS = [
     {
         "step": step,
@@ -87,25 +91,22 @@ def test_texts_are_escaped_and_not_run(page: str) -> None:
     assert "日本" in page
 
 
-def test_the_numbers_are_in_the_page_and_the_best_of_a_row_is_marked(page: str) -> None:
-    assert "Bits per byte on 12 held-out texts" in page
-    assert re.findall(r"<td class=best>([\d.]+)</td>", page) == ["1.7000", "1.8000"]
-    assert "95% interval -0.2000 to -0.0500: lower" in page
-    assert "95% interval -0.3000 to +0.1000: no difference shown" in page
-    assert "<td>0.625</td>" in page
+def test_the_numbers_are_in_the_page(page: str) -> None:
+    assert "language_modelling, n = 12" in page and "<td>1.7000</td>" in page and "<td>1.9000</td>" in page
+    assert "bpb of lsr − replug: -0.1000 (-0.2000 to -0.0500: lower)" in page
+    assert "bpb of replug − none: -0.2000 (-0.3000 to +0.1000: no difference shown)" in page
+    assert "<th>Success@20</th>" in page and "<td>0.6250</td>" in page
     assert "9 logged steps in 18 s (30.0 a minute), 25% of it waiting for LM scores; 2 hot swaps" in page
 
 
 def test_a_run_without_training_examples_or_gold_documents_has_a_page_too(tmp_path: Path) -> None:
-    results = {**{key: value for key, value in RESULTS.items() if key != "retrieval"}, "intervals": {}}
-    page = write(tmp_path, results, [], None)
-    assert page.count("<svg") == 1
+    page = write(tmp_path, {"language_modelling": RESULTS["language_modelling"]}, [], None)
+    assert page.count("<svg") == 2
     assert "Gold documents" not in page
 
 
 def test_a_domain_with_dollar_signs_is_a_name_like_any_other(tmp_path: Path) -> None:
-    results = {**RESULTS, "bpb": {"all": RESULTS["bpb"]["all"], "$x^$ shop": RESULTS["bpb"]["all"]}}
-    assert "<td>$x^$ shop</td>" in write(tmp_path, results, [], None)
+    assert "<td>$x^$ shop</td>" in write(tmp_path, results_of("$x^$ shop"), [], None)
 
 
 ON_LABELS = [{"step": 1, "train/loss": 0.5, "dev/bpb": 1.8, "dev/kl": 0.4}]
@@ -113,7 +114,7 @@ ON_LABELS = [{"step": 1, "train/loss": 0.5, "dev/bpb": 1.8, "dev/kl": 0.4}]
 
 @pytest.mark.parametrize("metrics", [METRICS, ON_LABELS, [{"step": 1, "train/loss": 0.5}]])
 def test_the_overview_is_a_picture(tmp_path: Path, metrics: list[dict]) -> None:
-    overview_png(tmp_path / "overview.png", RESULTS, metrics)
+    write_overview(tmp_path / "overview.png", RESULTS, metrics)
     assert (tmp_path / "overview.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -131,3 +132,17 @@ def test_each_device_has_a_row_of_its_shares(tmp_path: Path) -> None:
     page = write(tmp_path, RESULTS, METRICS, None, rows)
     assert "<tr><td>a:0</td><td>75.0%</td><td>0.0%</td><td>0.0%</td><td>0.0%</td><td>25.0%</td></tr>" in page
     assert "<tr><td>b:cpu</td><td>0.0%</td><td>100.0%</td><td>0.0%</td><td>25.0%</td><td>0.0%</td></tr>" in page
+
+
+def test_the_lines_say_which_weights_the_tuned_retriever_has() -> None:
+    assert result_lines({"weights": weights_of(30, None)}) == ["lsr: the weights of step 30, the last, in retriever/"]
+    [line] = result_lines({"weights": weights_of(30, {"step": 10, "heldout_bpb": 0.5})})
+    assert "those of step 10 did best on held-out text (0.5000 bits per byte)" in line
+
+
+@pytest.mark.parametrize(("share", "warns"), [(0.46, False), (0.15, True)])
+def test_a_training_on_labels_warns_where_a_search_finds_what_nobody_scored(share: float, warns: bool) -> None:
+    first = {"step": 0, "bpb": 0.92, "kl": 1.0, "temperature": 0.1, "scored_share": 0.91}
+    labels = {"step": 9, "first": first, "best": {**first, "step": 9, "scored_share": share}, "dev_alone": 1.1}
+    [line] = [line for line in label_lines({"labels": labels}) if "the LM has scored" in line]
+    assert f"the LM has scored {share:.0%}, before 91%" in line and ("a search finds others" in line) is warns

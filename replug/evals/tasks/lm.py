@@ -1,22 +1,23 @@
 """Language modelling: how well texts are predicted, in bits per byte and perplexity (REPLUG, section 6.1)."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
 from replug.config.evaluation_schema import EvaluationConfig, TextsConfig
-from replug.config.methods import LONG_CONTEXT, REPLUG, WITHOUT_RETRIEVER, Method
+from replug.config.methods import LONG_CONTEXT, Method
 from replug.data.records import Example
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook, texts_of
-from replug.evals.headroom import BETA, ORACLES, Headroom, headroom_lines, oracle_bits
+from replug.evals.headroom import BETA, ORACLES, headroom_lines, oracle_bits
 from replug.evals.intervals import bits_of
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
 from replug.evals.loop import Item, Metric, Outcome, Outcomes
 from replug.evals.questions import unasked_problems
 from replug.evals.spans import ScoredSpan, scored_span
+from replug.evals.tables import Block
 from replug.models.black_box_lm import AsyncLM, ContinuationScore
 from replug.models.ensemble import mix_token_logprobs
 from replug.models.prompt import PromptTemplate
@@ -131,29 +132,10 @@ def lm_dataset(config: EvaluationConfig, corpus: Corpus | None, with_tokens: boo
     return EvalDataset([span.query for span in spans], make_task, sources=sources, predicted=predicted)
 
 
-def add_headroom(finished: Finished) -> str:
-    """What the oracles leave to gain; the numbers themselves are metrics already."""
-    values = {
-        method: Headroom(*(of[name]["value"] for name in ("bpb", "bpb_q_weighted", "bpb_best_document")))
-        for method, of in finished.results.items()
-        if {"bpb_q_weighted", "bpb_best_document"} <= of.keys()
-    }
-    sizes = mixed_documents(finished.book.methods)
-    ensembles = {method: one for method, one in values.items() if method in sizes}
-    lines = headroom_lines(ensembles, sizes, untuned(finished.book.methods, ensembles))
-    return "\n".join(["", *(f"- {line}" for line in lines), ""]) if lines else ""
-
-
-def mixed_documents(methods: Sequence[Method]) -> dict[str, int]:
-    """How many documents each method mixes, of those that mix several."""
-    return {m.name: m.k for m in methods if m.num_read > 1 and not m.is_concatenated}
-
-
-def untuned(methods: Sequence[Method], measured: Collection[str]) -> dict[str, str]:
-    """Of each method of another retriever, REPLUG's that mixes as many documents in the same way."""
-    others = (m for m in methods if m.name in measured and m.source not in (REPLUG, *WITHOUT_RETRIEVER))
-    bases = {m.name: REPLUG + m.name.removeprefix(m.source) for m in others}
-    return {name: base for name, base in bases.items() if base in measured}
+def headroom_blocks(finished: Finished) -> list[Block]:
+    """Return what oracles would gain; the numbers themselves are metrics already."""
+    lines = headroom_lines(finished.results)
+    return [lines] if lines else []
 
 
 def text_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
@@ -180,4 +162,4 @@ def _heldout_problems(config: EvaluationConfig, methods: Sequence[Method]) -> It
         yield "methods: long_context reads on in whole texts, and held-out ones have no more; expected texts.path"
 
 
-EVALUATION = EvaluationKind(lm_dataset, text_problems, add_findings=add_headroom, has_sources=True)
+EVALUATION = EvaluationKind(lm_dataset, text_problems, add_findings=headroom_blocks, has_sources=True)

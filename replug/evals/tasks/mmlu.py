@@ -156,15 +156,15 @@ def _shot_documents(book: EvidenceBook, mmlu: MmluSet, first: int, wanted: bool)
     }
 
 
-def dropped_shots(finished: Finished) -> str:
-    """How many questions had fewer demonstrations than were asked for, by method; nothing where none had."""
-    lines, wanted = "", _num_shots(finished.config)
+def dropped_shots(finished: Finished) -> list[str]:
+    """Return how many questions had fewer demonstrations than were asked for, by method."""
+    lines, wanted = [], _num_shots(finished.config)
     for method in finished.book.methods:
         fewer = sum(row["methods"][method.name]["numbers"]["shots"] < wanted for row in finished.rows)
         if fewer:
-            lines += (
-                f"\n{method.name}: {fewer} of {len(finished.rows)} questions had fewer than {wanted} demonstrations, "
-                "since the LM holds no more tokens.\n"
+            lines.append(
+                f"{method.name}: {fewer} of {len(finished.rows)} questions had fewer than {wanted} demonstrations, "
+                "since the LM holds no more tokens."
             )
     return lines
 

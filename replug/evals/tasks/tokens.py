@@ -22,19 +22,20 @@ from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import Method
 from replug.data.files import replace_file
 from replug.data.store import Corpus
-from replug.evals.comparison import clusters_of, markdown_line
 from replug.evals.evidence import EvidenceBook
 from replug.evals.intervals import Clusters, Interval, Ratio, interval_of
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished
 from replug.evals.outcomes import Row
 from replug.evals.popqa_sets import popularity_bin, read_popqa
+from replug.evals.results import clusters_of
+from replug.evals.tables import Block, Table
 from replug.evals.tasks.lm import lm_dataset, text_problems
 from replug.evals.token_gain import (
     TokenGain,
     count_words,
     gains_by_rarity,
     rarity_bins,
-    rarity_lines,
+    rarity_blocks,
     token_gain_page,
     token_gains,
 )
@@ -181,8 +182,8 @@ def gains_by_popularity(bins: Iterable[EntityBin]) -> dict[str, dict]:
     }
 
 
-def entity_lines(bins: Iterable[EntityBin]) -> str:
-    """As a table in Markdown."""
+def entity_table(bins: Iterable[EntityBin]) -> Table:
+    """Return bins as a table."""
     rows = [
         [
             b.popularity,
@@ -192,7 +193,7 @@ def entity_lines(bins: Iterable[EntityBin]) -> str:
         ]
         for b in bins
     ]
-    return "\n" + "".join(f"{markdown_line(cells)}\n" for cells in (TITLES, ["---"] * len(TITLES), *rows))
+    return Table(TITLES, rows)
 
 
 def token_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
@@ -207,7 +208,7 @@ def token_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Itera
     yield from text_problems(config, methods)
 
 
-def add_gains(finished: Finished) -> str:
+def add_gains(finished: Finished) -> list[Block]:
     """The gain by rarity among the second method's results, and tokens.html, a coloured page."""
     config, book = finished.config, finished.book
     by_text = _gains_by_text(finished.rows, book)
@@ -215,11 +216,11 @@ def add_gains(finished: Finished) -> str:
     finished.results[book.methods[1].name] |= gains_by_rarity(bins)
     replace_file(finished.folder.tokens, token_gain_page(by_text, bins).encode())
     if not config.texts.entities:
-        return rarity_lines(bins)
+        return rarity_blocks(bins)
     popularity = read_popularity(Path(config.texts.entities))
     entities = entity_bins(by_text, popularity, config.num_resamples, config.seed, clusters_of(finished.rows))
     finished.results[book.methods[1].name] |= gains_by_popularity(entities)
-    return rarity_lines(bins) + entity_lines(entities)
+    return [*rarity_blocks(bins), entity_table(entities)]
 
 
 def read_popularity(path: Path) -> dict[str, float]:
