@@ -25,7 +25,7 @@ from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocum
 from replug.evals.kinds import EvalDataset, PromptedLM
 from replug.evals.loop import Metric, in_order
 from replug.evals.outcomes import OutcomeFile, Row
-from replug.evals.popqa import first_line, genread_prompt
+from replug.evals.popqa_sets import first_line, genread_prompt
 from replug.models.generation import GenerationOptions
 
 MAX_NEW_TOKENS = 150

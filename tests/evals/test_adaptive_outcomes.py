@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from replug.evals.adaptive.comparison import choose_pair, compare_policies, fit_policy, with_accuracy
+from replug.evals.adaptive.outcomes import AnsweredQuestions, TwoWays, full_name, read_answered, retriever_identity
+from replug.evals.adaptive.protocol import COUNTED, Prices, WayCosts, policy_costs
+from replug.evals.adaptive.thresholds import fit_thresholds
 
 from replug.config.errors import UserError
 from replug.config.load import load_evaluation_config
 from replug.data.prepare.sets import import_corpus
 from replug.evals.adaptive import comparison
-from replug.evals.adaptive.comparison import choose_pair, compare_policies, fit_policy, with_accuracy
-from replug.evals.adaptive.outcomes import AnsweredQuestions, TwoWays, full_name, read_answered, retriever_identity
-from replug.evals.adaptive.protocol import COUNTED, Prices, WayCosts, policy_costs
-from replug.evals.adaptive.thresholds import fit_thresholds
 from replug.evals.folder import EvaluationFolder
 from replug.index_workers.version_store import VersionStore
 from replug.models.policy import load_policy

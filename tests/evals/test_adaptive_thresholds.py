@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from replug.evals.adaptive.protocol import (
     ALWAYS_RETRIEVE,
     NEVER_RETRIEVE,

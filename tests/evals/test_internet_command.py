@@ -17,8 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from replug.config.load import load_evaluation_config
-from replug.evals.internet_preparing import is_validation
-from replug.evals.internet_sets import InternetQuestion
+from replug.evals.internet_sets import InternetQuestion, is_validation
 from replug.evals.loop import Item
 from replug.evals.run import evaluate
 from replug.models.local.local_source import LocalSource

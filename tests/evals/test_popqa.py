@@ -12,7 +12,7 @@ import pytest
 from replug.config.errors import UserError
 from replug.evals.answers import answer_tokens
 from replug.evals.loop import Item
-from replug.evals.popqa import (
+from replug.evals.popqa_sets import (
     TEMPLATES,
     PopQuestion,
     PopShot,
@@ -25,7 +25,6 @@ from replug.evals.popqa import (
     popularity_correlation,
     question_of,
     read_popqa,
-    relative_popularity,
     subject_of,
 )
 from tests.support.shared_data import shared

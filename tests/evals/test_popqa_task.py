@@ -12,9 +12,9 @@ from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocum
 from replug.evals.intervals import wilson_interval
 from replug.evals.loop import Item
 from replug.evals.outcomes import Row
-from replug.evals.popqa import PopQuestion, PopShot
+from replug.evals.popqa import Asked, PopQa, add_popqa_findings
+from replug.evals.popqa_sets import PopQuestion, PopShot
 from replug.evals.results import compare
-from replug.evals.tasks.popqa import Asked, PopQa, add_popqa_findings
 from replug.models.generation import Generated
 from replug.models.prompt import PromptTemplate
 from tests.support.known_lm import KnownTexts

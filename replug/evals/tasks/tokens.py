@@ -26,7 +26,7 @@ from replug.evals.evidence import EvidenceBook
 from replug.evals.intervals import Clusters, Interval, Ratio, interval_of
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished
 from replug.evals.outcomes import Row
-from replug.evals.popqa import popularity_bin, read_popqa
+from replug.evals.popqa_sets import popularity_bin, read_popqa
 from replug.evals.results import clusters_of
 from replug.evals.tables import Block, Table
 from replug.evals.tasks.lm import lm_dataset, text_problems
