@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from replug.evals.tasks.tokens import EntityNames
+from replug.evals.token_gain import EntityNames
 
 NUM_TEXTS = 800
 

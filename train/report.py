@@ -18,8 +18,8 @@ from matplotlib.axes import Axes
 from replug.cluster.device_use import ROLES
 from replug.data.files import replace_file
 from replug.evals.charts import bars, lines, to_svg, write_png
-from replug.evals.headroom import headroom_lines
 from replug.evals.intervals import Interval
+from replug.evals.language_modelling import headroom_lines
 from replug.evals.results import Results
 from replug.evals.tables import Block, Html, Table, figure, grid, html_page, print_blocks, result_blocks
 from replug.train.evaluation import LANGUAGE_MODELLING, RETRIEVAL

@@ -13,6 +13,7 @@ from replug.data.records import Document, Example
 from replug.data.shards import write_documents
 from replug.data.store import CorpusStore
 from replug.evals.evidence import RetrievedDocuments
+from replug.evals.language_modelling import LanguageModelling
 from replug.evals.leakage import (
     ComparedTexts,
     find_overlaps,
@@ -23,7 +24,6 @@ from replug.evals.leakage import (
 from replug.evals.results import compare
 from replug.evals.search import find_all, find_others, require_sources
 from replug.evals.tables import result_blocks, to_markdown
-from replug.evals.tasks.lm import LanguageModelling
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
 

@@ -23,11 +23,12 @@ from replug.evals.mmlu import (
     SUBCATEGORIES,
     MmluPrompts,
     MmluQuestion,
+    dropped_shots,
     mmlu_choice,
+    mmlu_dataset,
     mmlu_prompt,
     read_mmlu,
 )
-from replug.evals.tasks.mmlu import dropped_shots, mmlu_dataset
 from replug.models.black_box_lm import UnscorableText
 from replug.models.prompt import PromptTemplate
 from tests.support.known_lm import KnownLM, outcome_rows

@@ -13,15 +13,14 @@ from replug.config.load import load_evaluation_config
 from replug.evals.evidence import NOTHING
 from replug.evals.kinds import check_evaluation
 from replug.evals.loop import Item
+from replug.evals.open_qa import open_qa_dataset, open_qa_outcome, open_qa_prompt
 from replug.evals.questions import (
     OpenQuestion,
     draw_demonstrations,
     hold_out_demonstrations,
-    open_qa_prompt,
     read_questions,
     require_not_evaluated,
 )
-from replug.evals.tasks.open_qa import open_qa_dataset, open_qa_outcome
 from tests.support.shared_data import shared
 
 GOLDEN = Path(__file__).parent / "golden"
