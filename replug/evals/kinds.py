@@ -19,7 +19,7 @@ from replug.config.rules import (
 from replug.data.store import Corpus
 from replug.evals.evidence import EvidenceBook
 from replug.evals.folder import EvaluationFolder
-from replug.evals.loop import Measured, Task
+from replug.evals.loop import Task
 from replug.evals.outcomes import Row
 from replug.evals.results import Results
 from replug.evals.tables import Blocks
@@ -93,7 +93,7 @@ class EvaluationKind:
     reranks: bool = False
     has_sources: bool = False
     searches: Callable[[EvaluationConfig], Sequence[Method]] = lambda config: ()
-    settle: Callable[[EvaluationConfig, EvaluationFolder, Task, Sequence[Row]], tuple[Measured, Sequence[Row]]] = (
+    settle: Callable[[EvaluationConfig, EvaluationFolder, Task, Sequence[Row]], tuple[Task, Sequence[Row]]] = (
         lambda config, folder, task, rows: (task, rows)
     )
     add_findings: Callable[[Finished], Blocks] = lambda finished: ()

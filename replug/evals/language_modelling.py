@@ -32,7 +32,7 @@ from replug.evals.evidence import Evidence, EvidenceBook, texts_of
 from replug.evals.folder import EvaluationFolder
 from replug.evals.intervals import bits_of
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
-from replug.evals.loop import Item, Metric, Outcome, Outcomes
+from replug.evals.loop import Item, Metric, Outcome, Outcomes, Task
 from replug.evals.questions import unasked_problems
 from replug.evals.results import Results
 from replug.evals.spans import (
@@ -67,8 +67,8 @@ LEAST_GAIN = 1e-4  # bits per byte: of less headroom a share would be noise
 BITS_PER_BYTE = Metric("bits", "bytes")
 
 
-class LanguageModelling:
-    """A `Task`: continuations of examples, after their contexts. A document that several methods use is scored once."""
+class LanguageModelling(Task):
+    """Scores continuations after their contexts. A document that several methods use is scored once."""
 
     metrics: Mapping[str, Metric] = {
         "bpb": BITS_PER_BYTE,
@@ -95,9 +95,6 @@ class LanguageModelling:
         self._keeps_documents, self._beta = keeps_documents, beta
         self._spans = [scored_span(example) for example in examples]
         self.examples = items_of(self._spans)
-
-    def groups(self, example: Item) -> tuple[str, ...]:
-        return (example.group,)
 
     def compared(self, row: int) -> tuple[str, ...]:
         span = self._spans[row]

@@ -29,75 +29,36 @@ from replug.config.evaluation_schema import EvaluationConfig
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
-from replug.evals.loop import Item, Metric, Outcome, Outcomes
+from replug.evals.loop import Item, Metric, Outcome, Outcomes, Task
 from replug.evals.questions import BETWEEN_BLOCKS, knowledge_line, queries_of, question_problems
 from replug.models.black_box_lm import AsyncLM
 from replug.models.ensemble import log_softmax, mix_token_logprobs
 from replug.models.prompt import PromptTemplate
 
-SUBCATEGORIES = {
-    "physics": ("astronomy", "college_physics", "conceptual_physics", "high_school_physics"),
-    "chemistry": ("college_chemistry", "high_school_chemistry"),
-    "biology": ("college_biology", "high_school_biology"),
-    "computer science": (
-        "college_computer_science",
-        "computer_security",
-        "high_school_computer_science",
-        "machine_learning",
-    ),
-    "math": (
-        "abstract_algebra",
-        "college_mathematics",
-        "elementary_mathematics",
-        "high_school_mathematics",
-        "high_school_statistics",
-    ),
-    "engineering": ("electrical_engineering",),
-    "history": ("high_school_european_history", "high_school_us_history", "high_school_world_history", "prehistory"),
-    "philosophy": (
-        "formal_logic",
-        "logical_fallacies",
-        "moral_disputes",
-        "moral_scenarios",
-        "philosophy",
-        "world_religions",
-    ),
-    "law": ("international_law", "jurisprudence", "professional_law"),
-    "politics": (
-        "high_school_government_and_politics",
-        "public_relations",
-        "security_studies",
-        "us_foreign_policy",
-    ),
-    "culture": ("human_sexuality", "sociology"),
-    "economics": ("econometrics", "high_school_macroeconomics", "high_school_microeconomics"),
-    "geography": ("high_school_geography",),
-    "psychology": ("high_school_psychology", "professional_psychology"),
-    "other": ("global_facts", "miscellaneous", "professional_accounting"),
-    "business": ("business_ethics", "management", "marketing"),
-    "health": (
-        "anatomy",
-        "clinical_knowledge",
-        "college_medicine",
-        "human_aging",
-        "medical_genetics",
-        "nutrition",
-        "professional_medicine",
-        "virology",
-    ),
-}
+# Hendrycks et al.'s own categories.
 CATEGORIES = {
-    "STEM": ("physics", "chemistry", "biology", "computer science", "math", "engineering"),
-    "humanities": ("history", "philosophy", "law"),
-    "social sciences": ("politics", "culture", "economics", "geography", "psychology"),
-    "other": ("other", "business", "health"),
+    "STEM": """
+        abstract_algebra astronomy college_biology college_chemistry college_computer_science college_mathematics
+        college_physics computer_security conceptual_physics electrical_engineering elementary_mathematics
+        high_school_biology high_school_chemistry high_school_computer_science high_school_mathematics
+        high_school_physics high_school_statistics machine_learning
+    """,
+    "humanities": """
+        formal_logic high_school_european_history high_school_us_history high_school_world_history international_law
+        jurisprudence logical_fallacies moral_disputes moral_scenarios philosophy prehistory professional_law
+        world_religions
+    """,
+    "social sciences": """
+        econometrics high_school_geography high_school_government_and_politics high_school_macroeconomics
+        high_school_microeconomics high_school_psychology human_sexuality professional_psychology public_relations
+        security_studies sociology us_foreign_policy
+    """,
+    "other": """
+        anatomy business_ethics clinical_knowledge college_medicine global_facts human_aging management marketing
+        medical_genetics miscellaneous nutrition professional_accounting professional_medicine virology
+    """,
 }
-CATEGORY_OF = {
-    subject: category
-    for category, subcategories in CATEGORIES.items()
-    for subcategory in subcategories
-    for subject in SUBCATEGORIES[subcategory]
-}
+CATEGORY_OF = {subject: category for category, subjects in CATEGORIES.items() for subject in subjects.split()}
 
 
 LETTERS = ("A", "B", "C", "D")
@@ -288,8 +249,8 @@ class MmluPrompts:
         )
 
 
-class Mmlu:
-    """A `Task`. The letters of one prompt are asked together, so that a local LM reads the prompt once."""
+class Mmlu(Task):
+    """The letters of one prompt are asked together, so that a local LM reads the prompt once."""
 
     # Over questions, as the official evaluation; over subjects; over the four categories, as the paper's caption.
     metrics: Mapping[str, Metric] = {

@@ -17,7 +17,7 @@ from replug.data.store import Corpus
 from replug.evals.answers import exact_match, has_answer, token_f1
 from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM
-from replug.evals.loop import Item, Metric, Outcome, Outcomes
+from replug.evals.loop import Metric, Outcome, Outcomes, Task
 from replug.evals.questions import (
     BETWEEN_BLOCKS,
     STOP,
@@ -42,8 +42,8 @@ NUM_DEMONSTRATIONS = 16
 DemonstrationDocuments = Mapping[str, Sequence[str | None] | None]
 
 
-class OpenQa:
-    """A `Task`: one answer from all documents of a method, chosen token by token (a server's by whole answers)."""
+class OpenQa(Task):
+    """Writes one answer from all documents of a method, token by token (a server's by whole answers)."""
 
     metrics: Mapping[str, Metric] = {
         "exact_match": Metric("exact_match"),
@@ -68,9 +68,6 @@ class OpenQa:
             for method, given in documents.items()
         }
         self.examples = [question.example for question in questions]
-
-    def groups(self, example: Item) -> tuple[str, ...]:
-        return (example.group,)
 
     def compared(self, row: int) -> tuple[str, ...]:
         return self._questions[row].example.query, *self._questions[row].answers

@@ -18,7 +18,7 @@ from replug.config.methods import Method
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence
 from replug.evals.kinds import EvalDataset, EvaluationKind
-from replug.evals.loop import Item, Metric, Outcome, Outcomes
+from replug.evals.loop import Item, Metric, Outcome, Outcomes, Task
 from replug.evals.questions import draw_questions, queries_of, question_problems, read_questions, unasked_problems
 
 RECALL_AT = (1, 5, 20)
@@ -32,8 +32,8 @@ _NAMES = [
 ]
 
 
-class Retrieval:
-    """A `Task`. `gold` are the rows of each example's gold documents.
+class Retrieval(Task):
+    """`gold` are the rows of each example's gold documents.
 
     `finds_all` says that there are no more documents to find than were found, be they fewer than the measures are of.
     """
@@ -42,9 +42,6 @@ class Retrieval:
 
     def __init__(self, examples: Sequence[Item], gold: Sequence[set[int]], finds_all: bool = False) -> None:
         self.examples, self._gold, self._finds_all = list(examples), gold, finds_all
-
-    def groups(self, example: Item) -> tuple[str, ...]:
-        return (example.group,)
 
     def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
         found = np.array([one.doc_rows for one in evidence.values()])

@@ -138,13 +138,6 @@ def first_spans(tokens: Sequence[str], spans: Sequence[tuple[int, int]]) -> list
     return found
 
 
-def most_changed(gains: Iterable[TokenGain], num: int) -> tuple[list[TokenGain], list[TokenGain]]:
-    """The tokens that gained most, and those that lost most; equal ones in the order given."""
-    ordered = sorted(gains, key=lambda gain: gain.gain_bits)
-    helped = [gain for gain in sorted(ordered, key=lambda gain: -gain.gain_bits) if gain.gain_bits > 0]
-    return helped[:num], [gain for gain in ordered if gain.gain_bits < 0][:num]
-
-
 def mean_gains(
     by_text: Sequence[Sequence[TokenGain]],
     names: Sequence[Sequence[str]],
@@ -227,9 +220,8 @@ def bin_entries(metric: str, bins: Iterable[Bin]) -> dict[str, Entry]:
     return entries
 
 
-def token_gain_page(by_text: Sequence[Sequence[TokenGain]], bins: Sequence[Bin], num_rows: int = 20) -> str:
-    """One self-contained page: gain by rarity, the tokens that changed most, and every text with coloured tokens."""
-    helped, hurt = most_changed((gain for gains in by_text for gain in gains), num_rows)
+def token_gain_page(by_text: Sequence[Sequence[TokenGain]], bins: Sequence[Bin]) -> str:
+    """One self-contained page: gain by rarity, and every text with coloured tokens."""
     coloured = [
         Html(f"<h3>{escape(gains[0].text_id)}</h3><div class=text>{''.join(map(_span, gains))}</div>")
         for gains in by_text
@@ -241,23 +233,9 @@ def token_gain_page(by_text: Sequence[Sequence[TokenGain]], bins: Sequence[Bin],
     )
     sections: dict[str, Sequence[Block]] = {
         "By rarity of the word": bin_table(RARITY, bins),
-        "Helped most": [_token_table(helped)],
-        "Hurt most": [_token_table(hurt)],
         "Texts": [legend, *coloured],
     }
     return html_page("What documents do for each token", sections, TOKEN_CSS)
-
-
-def _token_table(gains: Sequence[TokenGain]) -> Table:
-    rows = [
-        [
-            *(repr(gain.token), gain.word or "", "" if gain.count is None else f"{gain.count:,}"),
-            *(f"{gain.probability_without:.4g}", f"{gain.probability_with:.4g}"),
-            *(f"{gain.gain_bits:+.2f}", gain.text_id),
-        ]
-        for gain in gains
-    ]
-    return Table(("token", "word", "times in the corpus", "p without", "p with", "gain, bits", "text"), rows)
 
 
 def _span(gain: TokenGain) -> str:

@@ -16,11 +16,9 @@ from replug.evals.evidence import NOTHING, Evidence
 from replug.evals.kinds import Finished, PromptedLM
 from replug.evals.loop import Item
 from replug.evals.mmlu import (
-    CATEGORIES,
     CATEGORY_OF,
     CONTINUATIONS,
     ROOM,
-    SUBCATEGORIES,
     MmluPrompts,
     MmluQuestion,
     dropped_shots,
@@ -168,17 +166,9 @@ def golden(name: str) -> str:
 
 
 def test_the_57_subjects_are_each_in_one_category() -> None:
-    members = Counter(subject for subjects in SUBCATEGORIES.values() for subject in subjects)
-    assert len(members) == 57 and set(members.values()) == {1}
-    used = Counter(name for names in CATEGORIES.values() for name in names)
-    assert used == dict.fromkeys(SUBCATEGORIES, 1)
-    assert set(CATEGORY_OF) == set(members)
-    sizes = Counter(CATEGORY_OF.values())
-    assert sizes == {"STEM": 18, "humanities": 13, "social sciences": 12, "other": 14}
-    assert CATEGORY_OF["machine_learning"] == "STEM"
-    assert CATEGORY_OF["prehistory"] == "humanities"
-    assert CATEGORY_OF["econometrics"] == "social sciences"
-    assert CATEGORY_OF["professional_accounting"] == "other"
+    assert Counter(CATEGORY_OF.values()) == {"STEM": 18, "humanities": 13, "social sciences": 12, "other": 14}
+    assert CATEGORY_OF["machine_learning"] == "STEM" and CATEGORY_OF["prehistory"] == "humanities"
+    assert CATEGORY_OF["econometrics"] == "social sciences" and CATEGORY_OF["professional_accounting"] == "other"
 
 
 @pytest.mark.parametrize("test", [OFFICIAL, WITH_HEADER, "\ufeff" + OFFICIAL.replace("\n", "\r\n"), OFFICIAL + "\n"])
