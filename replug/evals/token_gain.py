@@ -8,7 +8,6 @@ Whether tokens of one bin gain more than others is what the difference of their 
 says; that two intervals overlap says nothing of it.
 """
 
-import itertools
 import math
 import re
 from collections import Counter
@@ -40,6 +39,7 @@ BIN_TITLES = ("tokens", "sources", "mean gain, bits", "95% interval", "minus all
 RARITY, POPULARITY = "times in the corpus", "popularity of the name"
 _WORD = re.compile(r"\w+")
 Words = tuple[str, ...]
+Mention = tuple[str, int, int]  # a name in a text, from one character to another
 TOKEN_CSS = """
 .text { white-space: pre-wrap; background: #fff; border: 1px solid #ddd; padding: .6rem .8rem; border-radius: 6px; }
 """
@@ -47,25 +47,13 @@ TOKEN_CSS = """
 
 @dataclass(frozen=True, slots=True)
 class TokenGain:
-    """One token: its word (None for punctuation and space), how often the corpus has that, and both probabilities."""
+    """One token, how often the corpus has its word (None for punctuation and space), and both probabilities."""
 
-    text_id: str
-    position: int
     token: str
-    word: str | None
     count: int | None
     probability_without: float
     probability_with: float
     gain_bits: float
-
-
-@dataclass(frozen=True, slots=True)
-class Mention:
-    """A name in a text, from one character to another."""
-
-    name: str
-    start: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,32 +77,22 @@ class Bin:
 
 
 def count_words(texts: Iterable[str]) -> Counter[str]:
-    """How often texts hold each word, as `token_gains` cuts words: runs of word characters in lower case."""
+    """Count each word of texts, as `token_gains` cuts words: runs of word characters in lower case."""
     return Counter(word.lower() for text in texts for word in _WORD.findall(text))
 
 
 def token_gains(
-    text_id: str, tokens: Sequence[str], without: np.ndarray, with_documents: np.ndarray, counts: Mapping[str, int]
+    tokens: Sequence[str], without: np.ndarray, with_documents: np.ndarray, counts: Mapping[str, int]
 ) -> list[TokenGain]:
-    """Every token of a text in order, from its T tokens, which join to it, and their log-probs [T] in nats each way.
+    """Return the gain of each of T tokens, which join to a text, from their log-probs [T] in nats both ways.
 
     A word that `counts` does not hold occurs 0 times. Raises ValueError where tokens and log-probs are not as many.
     """
-    if not len(tokens) == len(without) == len(with_documents):
-        raise ValueError(f"{text_id}: {len(tokens)} tokens, but another number of log-probs")
     gains = (np.asarray(with_documents, np.float64) - np.asarray(without, np.float64)) / math.log(2)
+    rows = zip(tokens, words_of_tokens(tokens), without, with_documents, gains, strict=True)
     return [
-        TokenGain(
-            text_id=text_id,
-            position=position,
-            token=token,
-            word=word,
-            count=None if word is None else counts.get(word, 0),
-            probability_without=math.exp(without[position]),
-            probability_with=math.exp(with_documents[position]),
-            gain_bits=float(gains[position]),
-        )
-        for position, (token, word) in enumerate(zip(tokens, words_of_tokens(tokens), strict=True))
+        TokenGain(token, None if word is None else counts.get(word, 0), math.exp(before), math.exp(after), float(gain))
+        for token, word, before, after, gain in rows
     ]
 
 
@@ -220,11 +198,11 @@ def bin_entries(metric: str, bins: Iterable[Bin]) -> dict[str, Entry]:
     return entries
 
 
-def token_gain_page(by_text: Sequence[Sequence[TokenGain]], bins: Sequence[Bin]) -> str:
-    """One self-contained page: gain by rarity, and every text with coloured tokens."""
+def token_gain_page(ids: Sequence[str], by_text: Sequence[Sequence[TokenGain]], bins: Sequence[Bin]) -> str:
+    """Return one self-contained page: gain by rarity, and every text with coloured tokens."""
     coloured = [
-        Html(f"<h3>{escape(gains[0].text_id)}</h3><div class=text>{''.join(map(_span, gains))}</div>")
-        for gains in by_text
+        Html(f"<h3>{escape(name)}</h3><div class=text>{''.join(map(_span, gains))}</div>")
+        for name, gains in zip(ids, by_text, strict=True)
         if gains
     ]
     legend = (
@@ -249,36 +227,28 @@ def _span(gain: TokenGain) -> str:
 
 
 class EntityNames:
-    """Finds names by their words, as they are written: "Live" is a name, "live" is none."""
+    """Finds names by their words, as they are written: "Live" is a name, "live" is not."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names: dict[Words, str] = {}
+        self._longest: dict[str, int] = {}  # by first word, words of the longest name that begins with it
         for name in names:
             if words := tuple(_WORD.findall(name)):
                 self._names.setdefault(words, name)
-        self._lengths: dict[str, list[int]] = {}
-        for first, of in itertools.groupby(sorted(self._names), key=lambda words: words[0]):
-            self._lengths[first] = sorted({len(words) for words in of}, reverse=True)
+                self._longest[words[0]] = max(len(words), self._longest.get(words[0], 0))
 
     def mentions(self, text: str) -> list[Mention]:
-        """In order; of names that begin at one word the longest, and none within another."""
+        """Return names in order; of names that begin at one word the longest, and none within another."""
         words, place = list(_WORD.finditer(text)), 0
         found: list[Mention] = []
         while place < len(words):
-            length = self._length_at(words, place)
+            some = [word.group() for word in words[place : place + self._longest.get(words[place].group(), 0)]]
+            length = next((n for n in range(len(some), 0, -1) if tuple(some[:n]) in self._names), 0)
             if length:
-                names = tuple(word.group() for word in words[place : place + length])
-                found.append(Mention(self._names[names], words[place].start(), words[place + length - 1].end()))
+                name = self._names[tuple(some[:length])]
+                found.append((name, words[place].start(), words[place + length - 1].end()))
             place += max(1, length)
         return found
-
-    def _length_at(self, words: Sequence[re.Match[str]], place: int) -> int:
-        """Words of the longest name that begins there; 0 for none."""
-        for length in self._lengths.get(words[place].group(), ()):
-            name = tuple(word.group() for word in words[place : place + length])
-            if len(name) == length and name in self._names:  # at the text's end a slice may be a shorter name
-                return length
-        return 0
 
 
 def popularities(gains: Sequence[TokenGain], mentions: Sequence[Mention], popularity: Mapping[str, float]) -> list[str]:
@@ -286,8 +256,8 @@ def popularities(gains: Sequence[TokenGain], mentions: Sequence[Mention], popula
 
     A token belongs to a mention where it holds a character of it.
     """
-    owners = first_spans([gain.token for gain in gains], [(one.start, one.end) for one in mentions])
-    return [NO_ENTITY if o is None else popularity_bin(popularity[mentions[o].name]) for o in owners]
+    owners = first_spans([gain.token for gain in gains], [(start, end) for _, start, end in mentions])
+    return [NO_ENTITY if owner is None else popularity_bin(popularity[mentions[owner][0]]) for owner in owners]
 
 
 def read_popularity(path: Path) -> dict[str, float]:
@@ -324,7 +294,7 @@ def add_gains(finished: Finished) -> list[Block]:
     resampling = config.num_resamples, config.seed, clusters_of(finished.rows)
     bins = mean_gains(by_text, list(map(rarities, by_text)), *resampling)
     results |= bin_entries("gain_bits", bins)
-    replace_file(finished.folder.tokens, token_gain_page(by_text, bins).encode())
+    replace_file(finished.folder.tokens, token_gain_page([row["id"] for row in finished.rows], by_text, bins).encode())
     blocks = bin_table(RARITY, bins)
     if config.texts.entities:
         popularity = read_popularity(Path(config.texts.entities))
@@ -333,7 +303,7 @@ def add_gains(finished: Finished) -> list[Block]:
         labels = [popularities(gains, own, popularity) for gains, own in zip(by_text, mentions, strict=True)]
         bins = mean_gains(by_text, labels, *resampling)
         results |= bin_entries("entity_gain_bits", bins)
-        found = [(popularity_bin(popularity[one.name]), one.name) for own in mentions for one in own]
+        found = [(popularity_bin(popularity[name]), name) for own in mentions for name, _, _ in own]
         counts = {"mentions": Counter(name for name, _ in found), "names": Counter(name for name, _ in set(found))}
         for name, number in counts["mentions"].items():
             results[f"entity_gain_bits/{name}"]["n"] = number
@@ -342,14 +312,14 @@ def add_gains(finished: Finished) -> list[Block]:
 
 
 def _gains_by_text(rows: Sequence[Row], book: EvidenceBook) -> list[list[TokenGain]]:
-    """The first method's probabilities against the second's."""
+    """Compare the first method's probabilities with the second's."""
     before, after = (method.name for method in book.methods)
     counts = count_words(book.all_texts())
     gains = []
     for row in rows:
         first, second = row["methods"][before]["detail"], row["methods"][after]["detail"]
         without, with_documents = (np.array(detail["token_logprobs"]) for detail in (first, second))
-        gains.append(token_gains(row["id"], first["token_texts"], without, with_documents, counts))
+        gains.append(token_gains(first["token_texts"], without, with_documents, counts))
     return gains
 
 

@@ -206,13 +206,6 @@ def test_a_wrong_file_is_named_with_its_line_and_what_was_expected(tmp_path: Pat
         read_mmlu(write_set(tmp_path, test), num_demonstrations=2)
 
 
-def test_text_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
-    write_set(tmp_path, OFFICIAL)
-    (tmp_path / "test" / "anatomy_test.csv").write_bytes(b"caf\xe9?,1,2,3,4,A\n")
-    with pytest.raises(UserError, match=r"anatomy_test\.csv: not UTF-8"):
-        read_mmlu(tmp_path, 2)
-
-
 def test_missing_and_unknown_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no MMLU"):
         read_mmlu(tmp_path)

@@ -25,7 +25,6 @@ from replug.evals.token_gain import (
 )
 
 TEXT = (
-    "t1",
     (" The", " Tap", "pah", "annock", ",", " river"),
     np.log([0.5, 0.01, 0.5, 0.5, 0.25, 0.4]),
     np.log([0.5, 0.16, 0.5, 1.0, 0.125, 0.1]),
@@ -33,8 +32,8 @@ TEXT = (
 COUNTS = {"the": 1200, "river": 37, "tappahannock": 3}
 
 
-def gain(bits: float, count: int | None = 1, position: int = 0) -> TokenGain:
-    return TokenGain("t", position, "x", None if count is None else "x", count, 0.5, 0.5, bits)
+def gain(bits: float, count: int | None = 1) -> TokenGain:
+    return TokenGain("x", count, 0.5, 0.5, bits)
 
 
 def test_a_gain_is_the_change_in_bits() -> None:
@@ -42,13 +41,10 @@ def test_a_gain_is_the_change_in_bits() -> None:
     assert [found.gain_bits for found in gains] == pytest.approx([0, 4, 0, 1, -1, -2])
     assert gains[1].probability_without == pytest.approx(0.01)
     assert gains[1].probability_with == pytest.approx(0.16)
-    assert [found.position for found in gains] == list(range(6))
 
 
 def test_a_tokens_rarity_is_that_of_the_word_it_is_a_part_of() -> None:
     gains = token_gains(*TEXT, COUNTS)
-    name = "tappahannock"
-    assert [found.word for found in gains] == ["the", name, name, name, None, "river"]
     assert [found.count for found in gains] == [1200, 3, 3, 3, None, 37]
     assert token_gains(*TEXT, {})[0].count == 0
 
@@ -123,7 +119,7 @@ def test_texts_of_one_source_are_one_cluster() -> None:
 def test_the_mean_over_all_bins_is_the_difference_in_bits_of_the_text() -> None:
     bins = rarity_gains([token_gains(*TEXT, COUNTS)])
     total = sum(found.num_tokens * found.gain.value for found in bins)
-    assert total == pytest.approx((TEXT[3] - TEXT[2]).sum() / math.log(2))
+    assert total == pytest.approx((TEXT[2] - TEXT[1]).sum() / math.log(2))
 
 
 ATTACK = "<script>alert('x')</script>"
@@ -131,9 +127,9 @@ ATTACK = "<script>alert('x')</script>"
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    hostile = f'"{ATTACK}', (ATTACK, ' " onmouseover="x', "\n日本"), np.log([0.5] * 3), np.log([0.9, 0.1, 0.5])
+    hostile = (ATTACK, ' " onmouseover="x', "\n日本"), np.log([0.5] * 3), np.log([0.9, 0.1, 0.5])
     by_text = [token_gains(*text, COUNTS) for text in (TEXT, hostile)]
-    return token_gain_page(by_text, rarity_gains(by_text))
+    return token_gain_page(["t1", f'"{ATTACK}'], by_text, rarity_gains(by_text))
 
 
 def test_the_page_colours_what_helped_green_and_what_hurt_red(page: str) -> None:
@@ -166,12 +162,12 @@ POPULARITY = {"Li Bai": 50.0, "Bai": 5000.0, "Paris": 90000.0, "Live": 7.0, "Li 
 def test_the_longest_name_that_begins_at_a_word_is_the_mention_and_case_counts():
     names = EntityNames(POPULARITY)
     found = names.mentions("Bai met Li Bai, not Li Bai House; they live in Paris-Live.")
-    assert [mention.name for mention in found] == ["Bai", "Li Bai", "Li Bai House", "Paris", "Live"]
+    assert [name for name, _, _ in found] == ["Bai", "Li Bai", "Li Bai House", "Paris", "Live"]
     text = "so Li Bai left"
     [mention] = names.mentions(text)
-    assert text[mention.start : mention.end] == "Li Bai"
+    assert text[mention[1] : mention[2]] == "Li Bai"
     assert names.mentions("Baiting Lives") == []
-    assert [mention.name for mention in names.mentions("a poem of Li Bai")] == ["Li Bai"]  # longer names begin so too
+    assert [name for name, _, _ in names.mentions("a poem of Li Bai")] == ["Li Bai"]  # longer names begin so too
 
 
 def test_tokens_of_a_name_gain_in_the_bin_of_its_popularity():
