@@ -30,13 +30,12 @@ from replug.data.store import PreparedSet
 from replug.evals.ensemble_temperatures import fit_ensemble
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, random_documents
 from replug.evals.kinds import PromptedLM
+from replug.evals.language_modelling import BITS_PER_BYTE, LanguageModelling, items_of
 from replug.evals.loop import Task, outcome_rows, run_task
 from replug.evals.outcomes import outcomes_of
 from replug.evals.outcomes import write_examples as write_outcomes
 from replug.evals.results import Measurements, Results, add_temperatures, compare
-from replug.evals.retrieval import RECALL_DEPTH, gold_rows
-from replug.evals.tasks.lm import BITS_PER_BYTE, LanguageModelling, items_of
-from replug.evals.tasks.retrieval import Retrieval
+from replug.evals.retrieval import RECALL_DEPTH, Retrieval, gold_rows
 from replug.index_workers.build import build_version, document_search
 from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import IndexService

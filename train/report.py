@@ -2,10 +2,8 @@
 
 results.json has the evaluations of the held-out texts (`evals/results.py`), and beside them
 
-labels    of a training on labels: the step at which it ended, the first and the best look at development texts, and
-          their bits per byte without documents
-weights   steps of the weights that `lsr` and `best` are: `last`, and `best` with its bits per byte on the held-out
-          texts of the refreshes, where those were measured
+weights   of the tuned retriever: their step of how many steps, the first and the best look at development texts, and
+          bits per byte of labelled ones without documents
 """
 
 import json
@@ -20,8 +18,8 @@ from matplotlib.axes import Axes
 from replug.cluster.device_use import ROLES
 from replug.data.files import replace_file
 from replug.evals.charts import bars, lines, to_svg, write_png
-from replug.evals.headroom import headroom_lines
 from replug.evals.intervals import Interval
+from replug.evals.language_modelling import headroom_lines
 from replug.evals.results import Results
 from replug.evals.tables import Block, Html, Table, figure, grid, html_page, print_blocks, result_blocks
 from replug.train.evaluation import LANGUAGE_MODELLING, RETRIEVAL
@@ -38,7 +36,6 @@ CURVES = (
     ("KL loss (nats)", {"train/loss": "loss"}),
     ("entropy over the documents (nats)", {"lm/entropy": "Q (LM)", "retriever/entropy": "P_R (retriever)"}),
     ("rank correlation of LM and retriever (Kendall's tau)", {"retriever/rank_correlation": "rank correlation"}),
-    ("bits per byte of held-out texts at each refresh", {"heldout/bpb": "bpb"}),
     ("bits per byte of development texts", {"dev/bpb": "bpb"}),
     ("KL of development texts (nats)", {"dev/kl": "KL"}),
     ("age of the index (steps); dotted: hot swap", {"index/age_steps": "age"}),
@@ -109,10 +106,10 @@ def write_report(
     config = escape(config_path.read_text())
     heldout = results.get(LANGUAGE_MODELLING)
     sections: dict[str, Sequence[Block]] = {
-        "": [*made_by, *result_lines(results)],
+        "": [*made_by, *weights_lines(results)],
         "Held-out texts": _heldout_blocks(heldout, with_figures=True) if heldout else [],
         "Gold documents": result_blocks(results[RETRIEVAL], RETRIEVAL) if RETRIEVAL in results else [],
-        "Training": _training_blocks(metrics, is_online="labels" not in results),
+        "Training": _training_blocks(metrics, is_online=any("index/live_version" in row for row in metrics)),
         "Devices": [DEVICES_NOTE, _device_table(device_use)] if device_use else [],
         "The index": _index_blocks(metrics),
         "What each retriever finds first": _example_blocks(examples),
@@ -128,7 +125,7 @@ def print_results(results: Mapping[str, Any]) -> None:
 
 def run_blocks(results: Mapping[str, Any]) -> list[Block]:
     """Return what results.json says: which weights the tuned retriever has, and the table of each evaluation."""
-    blocks: list[Block] = [*result_lines(results)]
+    blocks: list[Block] = [*weights_lines(results)]
     if LANGUAGE_MODELLING in results:
         blocks += _heldout_blocks(results[LANGUAGE_MODELLING])
     if RETRIEVAL in results:
@@ -150,52 +147,34 @@ def _heldout_blocks(results: Results, with_figures: bool = False) -> list[Block]
 # Which weights the tuned retriever has ----------------------------------------------------------------------------
 
 
-def weights_of(last: int, best: dict | None) -> dict[str, dict]:
-    """Return what results.json says of the weights: the steps of the last and of the best ones."""
-    return {"last": {"step": last}, **({"best": best} if best else {})}
-
-
-def result_lines(results: Mapping[str, Any]) -> list[str]:
-    """Say which weights the tuned retriever has, and what development texts say of it."""
-    return [*_weights_lines(results), *label_lines(results)]
-
-
-def _weights_lines(results: Mapping[str, Any]) -> list[str]:
+def weights_lines(results: Mapping[str, Any]) -> list[str]:
+    """Say which weights the tuned retriever has, and how it does on the development texts."""
     weights = results.get("weights")
     if not weights:
         return []
-    last, best = weights["last"], weights.get("best")
-    said = f"lsr: the weights of step {last['step']}, the last, in retriever/"
-    if best is None or best["step"] == last["step"]:
-        return [said]
+    first, best = weights["first"], weights["best"]
+    if best is None:
+        return [f"lsr: the weights of step {weights['step']}, the last, in retriever/"]
+    about = "labelled candidates of the development texts" if best["kl"] is not None else "development texts"
+    more = "" if weights["alone"] is None else f"; without documents {weights['alone']:.4f}"
+    more += "" if best["kl"] is None else f"; KL {best['kl']:.4f}, before {first['kl']:.4f}"
     return [
-        f"{said}. While training, those of step {best['step']} did best on held-out text ({best['heldout_bpb']:.4f} "
-        "bits per byte), in best/: `replug export --best` writes them, evaluate.best=true measures them"
+        f"lsr: the weights of step {best['step']} of {weights['steps']}, the best on development texts, in retriever/",
+        *(_drift_lines(first, best) if best["scored_share"] is not None else []),
+        f"{about}, bits per byte: {best['bpb']:.4f} at a temperature of {best['temperature']:g}; "
+        f"before {first['bpb']:.4f} at {first['temperature']:g}{more}",
     ]
 
 
-def label_lines(results: Mapping[str, Any]) -> list[str]:
-    """Say which weights the tuned retriever of a training on labels has, and its worth on development texts."""
-    labels = results.get("labels")
-    if not labels:
-        return []
-    first, best = labels["first"], labels["best"]
-    if best is None:
-        return [f"lsr: the weights of step {labels['step']}, the last, in retriever/"]
-    shares = (
-        f"of the nearest documents the LM has scored {best['scored_share']:.0%}, before {first['scored_share']:.0%}"
-    )
-    if best["scored_share"] < FAR * first["scored_share"]:
-        shares += (
-            ": a search finds others, of which the next line knows nothing. Held-out texts say what they are worth; "
-            "label.random, loss.contrastive with loss.in_batch, a smaller train.lr or fewer epochs keep them away"
-        )
+def _drift_lines(first: Mapping[str, Any], best: Mapping[str, Any]) -> list[str]:
+    """Say what the tuned retriever finds beside what the LM has scored."""
+    now, before = best["scored_share"], first["scored_share"]
+    said = f"of the nearest documents the LM has scored {now:.0%}, before {before:.0%}"
+    if now >= FAR * before:
+        return [said]
     return [
-        f"lsr: the weights of step {best['step']} of {labels['step']}, the best on development texts, in retriever/",
-        shares,
-        f"labelled candidates of the development texts, bits per byte: {best['bpb']:.4f} at a temperature of "
-        f"{best['temperature']:g}; before {first['bpb']:.4f} at {first['temperature']:g}; "
-        f"without documents {labels['dev_alone']:.4f}; KL {best['kl']:.4f}, before {first['kl']:.4f}",
+        f"{said}: a search finds others, of which the next line knows nothing. Held-out texts say what they are worth; "
+        "label.random, loss.contrastive with loss.in_batch, a smaller train.lr or fewer epochs keep them away"
     ]
 
 
@@ -242,7 +221,7 @@ def draw_curve(axes: Axes, metrics: Rows, title: str, names: Mapping[str, str]) 
     points: dict[str, list[tuple[float, float]]] = {}
     for key, name in names.items():
         own = [(row["step"], row[key]) for row in metrics if key in row]
-        if key.startswith(("heldout/", "dev/")):  # which every step repeats until there is a newer one
+        if key.startswith("dev/"):  # which every step repeats until there is a newer one
             own = [point for place, point in enumerate(own) if place == 0 or point[1] != own[place - 1][1]]
         points[name] = own
         if key == "train/loss":

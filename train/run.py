@@ -43,7 +43,7 @@ from replug.train.labels.labelling import label
 from replug.train.labels.run import train_on_labels
 from replug.train.model_card import write_model_card
 from replug.train.module import LSRModule
-from replug.train.report import print_results, weights_of, write_report
+from replug.train.report import print_results, write_report
 from replug.train.run_dir import RunDirectory
 from replug.train.trained_weights import check_training, save_retriever
 from replug.train.trainer import loggers_of, publish, quieten_lightning
@@ -147,7 +147,7 @@ def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dic
         after = _after(laid_out, run, data, workers, module, loggers, interruption)
         found = {"replug": before, "lsr": after, **found_best(laid_out, run, data, workers)}
         results: dict = evaluate_heldout(laid_out, data, workers, found, run.evaluation)
-    results["weights"] = weights_of(config.train.max_steps, run.best_weights())
+    results["weights"] = weights_entry(config.train.max_steps)
     write_examples(run, data, before, after)
     write_model_card(run.retriever, config, f"step {config.train.max_steps}, the last", run.provenance(), results)
     run.finish(results)
@@ -189,12 +189,16 @@ def _evaluate(config: Config, run: RunDirectory) -> None:
         }
         results: dict = evaluate_heldout(laid_out, data, workers, found, run.evaluation)
     if run.fitted.is_file() and run.is_finished:
-        results["labels"] = json.loads(run.results.read_text())["labels"]
+        results["weights"] = json.loads(run.results.read_text())["weights"]
     elif "lsr" in paths and (trained := run.begun_with()) is not None:
-        results["weights"] = weights_of(trained.train.max_steps, run.best_weights())
+        results["weights"] = weights_entry(trained.train.max_steps)
     write_json(run.evaluation / "results.json", results)
     print_results(results)
     print(f"results: {run.evaluation / 'results.json'}")
+
+
+def weights_entry(step: int) -> dict[str, object]:
+    return {"step": step, "steps": step, "first": None, "best": None, "alone": None}
 
 
 def show_results(run: RunDirectory) -> dict:

@@ -155,7 +155,8 @@ def _joined_runs(runs: list["RunDirectory"]) -> "Blocks":
     names = row_names([run.path for run in runs])
     results = {name: read_json(run.results, MEND) for name, run in zip(names, runs, strict=True)}
     heldout = {name: of[HELDOUT] for name, of in results.items() if HELDOUT in of}
-    of_dev = [[name, f"{of['labels']['best']['bpb']:.4f}"] for name, of in results.items() if of.get("labels")]
+    best = {name: (of.get("weights") or {}).get("best") for name, of in results.items()}
+    of_dev = [[name, f"{look['bpb']:.4f}"] for name, look in best.items() if look]
     blocks = joined_blocks(HELDOUT, heldout) if heldout else []
     return [*blocks, *([Table(["run", "bpb of development texts"], of_dev)] if of_dev else [])]
 

@@ -214,7 +214,7 @@ def draw_sweep(axes: Axes, results: Results, metric: str, sweeps: Mapping[str, M
         source: [(count, spread(results, methods[count], metric)) for count in sorted(methods)]
         for source, methods in sweeps.items()
     }
-    levels = {name: results[name][metric]["value"] for name in ("none", "gold") if name in results}
+    levels: dict[str, float] = {name: results[name][metric]["value"] for name in ("none", "gold") if name in results}
     lines(axes, points, f"documents; {_spread_name(results)}", metric, levels=levels)
 
 

@@ -20,9 +20,9 @@ from replug.data.store import Corpus, CorpusStore, PreparedSet
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.folder import EvaluationFolder
 from replug.evals.kinds import PromptedLM
+from replug.evals.language_modelling import LanguageModelling
 from replug.evals.loop import outcome_rows
 from replug.evals.search import find_all, query_folder
-from replug.evals.tasks.lm import LanguageModelling
 from replug.evals.temperature_fit import DocumentScores, fit_temperature
 from replug.models.ensemble_temperature import PAPER, EnsembleTemperature, temperature_in
 

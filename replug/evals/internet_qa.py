@@ -58,7 +58,7 @@ from replug.evals.internet_sets import (
     prepare,
 )
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
-from replug.evals.loop import Item, Measured, Metric, Outcome, Outcomes, Task
+from replug.evals.loop import Item, Metric, Outcome, Outcomes, Task
 from replug.evals.outcomes import OutcomeFile, Row
 from replug.evals.questions import queries_of, question_problems
 from replug.evals.results import add_wilson, main_metric
@@ -178,8 +178,8 @@ def find_for_all(finder: "EvidenceFinder", queries: Mapping[str, str]) -> dict[s
 # Asking -----------------------------------------------------------------------------------------------------------
 
 
-class InternetQa:
-    """A `Task` that reads nothing of `evidence`: its passages were searched for before."""
+class InternetQa(Task):
+    """Reads nothing of `evidence`: its passages were searched for before."""
 
     def __init__(
         self, prepared: Prepared, asked: PromptedLM, max_new_tokens: int, seed: int, parameters: Parameters
@@ -197,9 +197,6 @@ class InternetQa:
         self._counters = [LineCounter(count, of) for count, of in counts if count]  # both, or costs are unknown
         self.examples = [question.example for question in prepared.questions]
         self.metrics: Mapping[str, Metric] = metrics_of(prepared.metric)
-
-    def groups(self, example: Item) -> tuple[str, ...]:
-        return (example.group,)
 
     def compared(self, row: int) -> tuple[str, ...]:
         question = self.prepared.questions[row]
@@ -323,14 +320,11 @@ def answer_numbers(metric: str, answer: str, question: InternetQuestion) -> dict
 
 
 @dataclass(frozen=True, slots=True)
-class TestPart:
-    """A `Measured`: the examples that no weight was fitted on."""
+class TestPart(Task):
+    """The examples that no weight was fitted on."""
 
     examples: Sequence[Item]
     metrics: Mapping[str, Metric]
-
-    def groups(self, example: Item) -> tuple[str, ...]:
-        return (example.group,)
 
 
 def decide(prepared: Prepared, rows: Sequence[Row], file: WeightsFile) -> tuple[TestPart, list[Row]]:
@@ -379,7 +373,7 @@ def decide(prepared: Prepared, rows: Sequence[Row], file: WeightsFile) -> tuple[
 
 def settle(
     config: EvaluationConfig, folder: EvaluationFolder, task: Task, rows: Sequence[Row]
-) -> tuple[Measured, Sequence[Row]]:
+) -> tuple[Task, Sequence[Row]]:
     assert isinstance(task, InternetQa)
     return decide(task.prepared, rows, WeightsFile(folder.weights, task.lm, task.reranker))
 

@@ -168,17 +168,13 @@ def is_share(ratio: Ratio) -> bool:
     )
 
 
-def difference_interval(
-    a: Ratio, b: Ratio, num_resamples: int = 10_000, seed: int = 0, clusters: Clusters | None = None
-) -> Interval:
-    """The metric of a minus that of b with its interval; ValueError where the two have not as many examples."""
-    return difference_and_p(a, b, num_resamples, seed, clusters)[0]
-
-
 def difference_and_p(
     a: Ratio, b: Ratio, num_resamples: int = 10_000, seed: int = 0, clusters: Clusters | None = None
 ) -> tuple[Interval, float]:
-    """As `difference_interval`, with the two-sided p-value of no difference; 1 where there is but one cluster."""
+    """Return the metric of a minus that of b with its interval, and the two-sided p-value of no difference.
+
+    The p-value is 1 where there is one cluster alone. Raises ValueError where the two have not as many examples.
+    """
     if len(a.numerators) != len(b.numerators):
         raise ValueError(f"{len(a.numerators)} examples against {len(b.numerators)}: they must be the same ones")
     both = _resampled([a, b], num_resamples, seed, clusters)

@@ -27,7 +27,7 @@ from replug.data.hashing import WORD, content_hash, is_known, ngram_hashes
 from replug.data.progress import Progress
 from replug.data.records import Document
 from replug.data.store import Corpus
-from replug.evals.loop import ComparedTask, Measured
+from replug.evals.loop import Task
 
 MOST_WORDS, LEAST_WORDS = 13, 8  # of an n-gram
 SOURCE, EQUAL, NGRAM = "source", "equal text", "n-gram"
@@ -164,7 +164,7 @@ def overlap_line(overlaps: Overlaps, ids: Sequence[str]) -> str:
 DOCUMENTS_PER_STEP = 1024
 
 
-def overlaps_with(config: EvaluationConfig, corpus: Corpus, task: Measured, path: Path) -> Overlaps:
+def overlaps_with(config: EvaluationConfig, corpus: Corpus, task: Task, path: Path) -> Overlaps:
     """Of every example of a task, as the file has it where it is of the same texts and documents."""
     examples = compared_examples(task)
     compared = [[example.id, example.texts, example.source] for example in examples]
@@ -187,10 +187,9 @@ def overlaps_with(config: EvaluationConfig, corpus: Corpus, task: Measured, path
     return found
 
 
-def compared_examples(task: Measured) -> list[ComparedTexts]:
+def compared_examples(task: Task) -> list[ComparedTexts]:
     """What the task says of each example, or what is retrieved for."""
-    says = task.compared if isinstance(task, ComparedTask) else lambda row: (task.examples[row].query,)
-    return [ComparedTexts(example.id, says(row), example.source) for row, example in enumerate(task.examples)]
+    return [ComparedTexts(example.id, task.compared(row), example.source) for row, example in enumerate(task.examples)]
 
 
 def write_leakage(path: Path, overlaps: Overlaps, ids: Sequence[str]) -> None:

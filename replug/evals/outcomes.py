@@ -21,7 +21,7 @@ from replug.evals.evidence import EvidenceBook
 from replug.models.ensemble import document_weights
 
 if TYPE_CHECKING:
-    from replug.evals.loop import Measured
+    from replug.evals.loop import Task
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def outcomes_of(folder: Path, measured: str) -> OutcomeFile:
     return OutcomeFile(path)
 
 
-def write_examples(path: Path, rows: Sequence[Row], book: EvidenceBook, task: "Measured | None" = None) -> None:
+def write_examples(path: Path, rows: Sequence[Row], book: EvidenceBook, task: "Task | None" = None) -> None:
     """As Parquet. Of what was measured the examples say what was asked, what is right, and what the LM read."""
     partial, written = path.with_suffix(".partial"), list(_example_rows(rows, book, task))
     # A column for every name, null where a row has no such number: Arrow would take those of the first row alone.
@@ -98,16 +98,14 @@ def write_examples(path: Path, rows: Sequence[Row], book: EvidenceBook, task: "M
         partial.replace(path)
 
 
-def _example_rows(rows: Sequence[Row], book: EvidenceBook, task: "Measured | None") -> Iterator[dict[str, Any]]:
-    from replug.evals.loop import ShownTask  # which imports this module
-
+def _example_rows(rows: Sequence[Row], book: EvidenceBook, task: "Task | None") -> Iterator[dict[str, Any]]:
     for place, row in enumerate(rows):
         evidence = book.of(place)
         for method, outcome in row["methods"].items():
             asked: dict[str, Any] = {}
             if task:
                 example = task.examples[place]
-                shown = task.shown(place, method, evidence[method]) if isinstance(task, ShownTask) else {}
+                shown = task.shown(place, method, evidence[method])
                 asked = {"question": example.query, "gold": list(example.gold), **shown}
             yield {
                 "id": row["id"],

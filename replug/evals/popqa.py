@@ -29,7 +29,7 @@ from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.folder import EvaluationFolder
 from replug.evals.intervals import wilson_interval
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
-from replug.evals.loop import Item, Metric, Outcome, Outcomes
+from replug.evals.loop import Item, Metric, Outcome, Outcomes, Task
 from replug.evals.outcomes import Row
 from replug.evals.popqa_sets import (
     DOCUMENTS,
@@ -84,8 +84,8 @@ class Asked:
         return views
 
 
-class PopQa:
-    """A `Task`. Questions are ordered by relation, so that local weights read each opening once.
+class PopQa(Task):
+    """Questions are ordered by relation, so that local weights read each opening once.
 
     Few-shot answers end at the first newline. Zero-shot answers are read on, since LMs may begin with a blank line,
     which the official code skips; their confidence is that of all tokens.

@@ -1,12 +1,6 @@
 """What the evaluations of questions share: how questions are read, drawn, searched for and put into prompts.
 
 A set is a file of JSON Lines with `question` and `answers`, and optional `id`, `domain` and `gold` (ids of documents).
-REPLUG asks open-domain questions after demonstrations with a document each, then document and question (appendix:
-prompts for MMLU and open-domain QA). The LM's answer ends at the first newline and is compared with every accepted
-answer (`evals.answers`).
-
-Demonstrations come first and the retrieved document after them, so the prompts of one question begin alike whatever
-document they hold: a server that keeps prefixes computes the demonstrations once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +19,7 @@ from replug.evals.answers import normalize_answer
 from replug.evals.loop import Item
 
 BETWEEN_BLOCKS = "\n\n"
+STOP = "\n"
 
 
 def one_line(text: str) -> str:
@@ -35,10 +30,6 @@ def one_line(text: str) -> str:
 def knowledge_line(document: str | None) -> str:
     """`Knowledge: ...` with its newline; nothing where there is no document."""
     return "" if document is None else f"Knowledge: {one_line(document)}\n"
-
-
-NUM_DEMONSTRATIONS = 16
-STOP = "\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,32 +161,6 @@ def require_not_evaluated(demonstrations: Sequence[OpenQuestion], evaluated: Seq
     if len(free) < len(demonstrations):
         names = {question.example.id for question in demonstrations} - {question.example.id for question in free}
         raise ValueError(f"demonstrations are evaluated too: {', '.join(sorted(names))}")
-
-
-def open_qa_prompt(
-    question: OpenQuestion,
-    demonstrations: Sequence[OpenQuestion],
-    document: str | None = None,
-    demonstration_documents: Sequence[str | None] | None = None,
-) -> str:
-    """What the LM continues until STOP: demonstrations, document, question. Raises what `open_qa_opening` does."""
-    return open_qa_opening(demonstrations, demonstration_documents) + _block(question, document)
-
-
-def open_qa_opening(demonstrations: Sequence[OpenQuestion], documents: Sequence[str | None] | None = None) -> str:
-    """What the prompts of all questions begin with: demonstrations with their first answer.
-
-    Raises ValueError where there are documents for the demonstrations, but not one for each.
-    """
-    given = [None] * len(demonstrations) if documents is None else documents
-    return "".join(
-        f"{_block(shot, text)} {one_line(shot.answers[0])}{BETWEEN_BLOCKS}"
-        for shot, text in zip(demonstrations, given, strict=True)
-    )
-
-
-def _block(question: OpenQuestion, document: str | None) -> str:
-    return f"{knowledge_line(document)}Question: {one_line(question.example.query)}\nAnswer:"
 
 
 def not_among(questions: Sequence[Question], others: Iterable[OpenQuestion]) -> list[Question]:

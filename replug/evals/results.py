@@ -33,7 +33,7 @@ from replug.evals.intervals import (
     value_of,
     wilson_interval,
 )
-from replug.evals.loop import Measured, Metric, StratifiedTask
+from replug.evals.loop import Metric, Task
 
 Entry = dict[str, Any]
 Results = dict[str, dict[str, Entry]]
@@ -42,7 +42,7 @@ MIN_GROUPS = 2  # of one group alone, the figures of the group are those of all
 
 
 def compare(
-    task: Measured,
+    task: Task,
     rows: Sequence[Mapping[str, Any]],
     paper: PaperConfig,
     num_resamples: int,
@@ -53,7 +53,7 @@ def compare(
 
     `overlapping` [N] says which examples the corpus holds: figures of the others, and of these, are groups.
     """
-    strata = [task.stratum(example) for example in task.examples] if isinstance(task, StratifiedTask) else None
+    strata = [task.stratum(example) for example in task.examples]
     measured = Measurements(rows, num_resamples, seed, strata)
     among = {"": measured.all}
     if overlapping is not None and overlapping.any() and not overlapping.all():

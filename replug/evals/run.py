@@ -39,7 +39,7 @@ from replug.evals.folder import EvaluationFolder
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM, check_evaluation
 from replug.evals.leakage import Overlaps, overlap_line, overlaps_with, write_leakage
 from replug.evals.lm_passes import SECONDS, LatencyPass, reranked, write_documents
-from replug.evals.loop import Measured, run_task
+from replug.evals.loop import Task, run_task
 from replug.evals.outcomes import OutcomeFile, Row, write_examples
 from replug.evals.results import Measurements, add_temperatures, compare, main_metric
 from replug.evals.search import find_all, needs_building, open_searches
@@ -173,7 +173,7 @@ def write_results(
     config: EvaluationConfig,
     folder: EvaluationFolder,
     kind: EvaluationKind,
-    task: Measured,
+    task: Task,
     book: EvidenceBook,
     rows: Sequence[Row],
     latencies: Sequence[Row] = (),

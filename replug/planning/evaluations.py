@@ -25,7 +25,7 @@ from replug.planning.model_sizes import ModelSize, encoder_size, lm_size
 from replug.planning.plans import DEFAULTS, GPUS_MISSING, Assumptions
 from replug.planning.workload import count_documents
 
-TEXTS, QUESTIONS = ("lm", "tokens"), ("mmlu", "open_qa", "popqa")
+TEXTS, QUESTIONS = ("language_modelling", "token_gain"), ("mmlu", "open_qa", "popqa")
 LETTERS, SUBJECTS = 4, 57  # of MMLU
 SHOTS = {"mmlu": 5, "open_qa": 16, "popqa": 15, "internet_qa": 15}  # where questions.shots is not set
 SAMPLES, SAMPLES_ALONE = 4, 50  # answers of a question from passages (answering/answerer.py)

@@ -95,7 +95,7 @@ def bits_of(none: float, lsr: float) -> dict:
 def write_run(path: Path, heldout: float | None, dev: float, of_set: str = "s") -> Path:
     path.mkdir()
     measured = {} if heldout is None else {"language_modelling": bits_of(1.5, heldout)}
-    (path / "results.json").write_text(json.dumps({**measured, "labels": {"best": {"bpb": dev}}}))
+    (path / "results.json").write_text(json.dumps({**measured, "weights": {"best": {"bpb": dev}}}))
     (path / "set.json").write_text(json.dumps({"manifest_sha256": of_set}))
     return path
 

@@ -19,7 +19,6 @@ from replug.config.load import load_evaluation_config
 from replug.evals.evidence import RetrievedDocuments
 from replug.evals.folder import EvaluationFolder
 from replug.models.score_cache import ScoreCache
-from replug.models.stand_in_encoder import write_stand_in_encoder
 from tests.support.command_line import ROOT, CommandLine, start_process
 from tests.support.dpr_folders import write_dpr_pair
 from tests.support.evaluating import on_run, typed, wait_for_lines
@@ -78,18 +77,6 @@ def test_a_run_directory_as_a_retriever_brings_its_index(evaluate, quiet_run, me
     assert f"{quiet_run}: index version" in output and "embedding" not in output
     built = json.loads((measured / "results.json").read_text())["language_modelling"]["lsr"]["bpb"]["value"]
     assert results["lsr"]["bpb"]["value"] == pytest.approx(built, abs=1e-3)  # the run's vectors may be in bfloat16
-
-
-def test_an_index_of_other_documents_is_refused(evaluate, quiet_run, tmp_path, corpus, questions):
-    with pytest.raises(AssertionError, match=r"documents that are not the evaluation's 30; name the retriever's own"):
-        evaluate(
-            "retrieval",
-            tmp_path / "out",
-            *common(corpus),
-            f"retrievers.lsr={quiet_run}",
-            "methods=[lsr]",
-            f"questions.path={questions}",
-        )
 
 
 @pytest.mark.nightly
@@ -211,14 +198,6 @@ def test_queries_of_dpr_have_their_own_encoder(evaluate, tmp_path, corpus, quest
             similarities = dict(zip(ids, (keys @ query).tolist(), strict=True))
             found = [similarities[document] for document in row["documents"]]
             assert found == pytest.approx(sorted(similarities.values(), reverse=True)[: len(found)], abs=1e-4)
-
-
-@pytest.mark.slow
-def test_two_encoders_of_different_width_are_refused(evaluate, tmp_path, corpus, questions):
-    write_stand_in_encoder(tmp_path / "wide", hidden_size=64)
-    settings = [f"query_encoders.replug={tmp_path / 'wide'}", "methods=[replug]"]
-    with pytest.raises(AssertionError, match=r"wide have 64 numbers, those of the documents 32; expected the two"):
-        evaluate("retrieval", tmp_path / "out", *common(corpus), f"questions.path={questions}", *settings)
 
 
 def test_questions_are_searched_for_in_the_form_that_is_asked_for(evaluate, tmp_path, corpus, questions):

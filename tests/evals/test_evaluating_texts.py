@@ -36,7 +36,7 @@ def config(tmp_path, monkeypatch) -> list[str]:
     for name, content in rows.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
     yaml = """
-        evaluation: lm
+        evaluation: language_modelling
         methods: [none, long_context, random, bm25]
         k: 2
         num_resamples: 200

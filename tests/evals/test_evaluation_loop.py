@@ -10,7 +10,7 @@ from replug.config.errors import UserError
 from replug.config.methods import parse_methods
 from replug.evals.evidence import NOTHING, Evidence, EvidenceBook, RetrievedDocuments, texts_of
 from replug.evals.folder import EvaluationFolder
-from replug.evals.loop import Item, Metric, Outcome, run_task
+from replug.evals.loop import Item, Metric, Outcome, Task, run_task
 from replug.evals.outcomes import OutcomeFile, outcomes_of
 from tests.support.known_lm import KnownTexts
 
@@ -58,7 +58,7 @@ def test_the_digest_tells_which_documents_were_measured():
     assert len({one.digest() for one in [book(["none", "replug"]), *others]}) == 5
 
 
-class Lengths:
+class Lengths(Task):
     """A task whose outcome is the number of characters of a method's texts; `fails_at` breaks off."""
 
     metrics: Mapping[str, Metric] = {
@@ -69,9 +69,6 @@ class Lengths:
     def __init__(self, fails_at=None):
         self.fails_at, self.asked = fails_at, []
         self.examples = [Item("a", "x", "left"), Item("b", "y", "right")]
-
-    def groups(self, example):
-        return (example.group,)
 
     def submit(self, row, evidence):
         self.asked.append(row)

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from replug.evals.headroom import headroom_lines, oracle_bits
 from replug.evals.intervals import bits_of
+from replug.evals.language_modelling import headroom_lines, oracle_bits
 
 
 def test_bits_of_a_known_distribution_are_exact() -> None:

@@ -13,10 +13,10 @@ from replug.data.records import Document, Example
 from replug.data.shards import write_documents
 from replug.data.store import CorpusStore
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, random_documents
+from replug.evals.language_modelling import LanguageModelling
 from replug.evals.loop import EXAMPLES_IN_FLIGHT, outcome_rows
 from replug.evals.results import clusters_of
 from replug.evals.spans import ScoredSpan
-from replug.evals.tasks.lm import LanguageModelling
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate

@@ -13,21 +13,18 @@ from replug.config.methods import parse_methods
 from replug.evals.charts import bars, draw_costs, draw_methods, draw_sweep, to_svg
 from replug.evals.evidence import EvidenceBook
 from replug.evals.intervals import Interval
-from replug.evals.loop import Item, Metric
+from replug.evals.loop import Item, Metric, Task
 from replug.evals.outcomes import write_examples
 from replug.evals.results import compare
 from replug.evals.tables import Html, Table, html_page, paper_tables, result_blocks, to_html, to_markdown
 
 
-class Lengths:
+class Lengths(Task):
     """What two methods wrote of two examples: nothing, and 8 and 7 characters."""
 
     def __init__(self, *groups):
         self.metrics = {"length": Metric("characters"), "share": Metric("characters", "two", np.exp2)}
         self.examples = [Item(name, "", group) for name, group in zip("ab", groups or ("left", "right"), strict=True)]
-
-    def groups(self, example):
-        return (example.group,)
 
 
 ROWS = [

@@ -10,8 +10,8 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import load_evaluation_config
 from replug.evals.kinds import check_evaluation
+from replug.evals.language_modelling import read_spans
 from replug.evals.spans import ROOM
-from replug.evals.texts import read_spans
 from tests.support.tiny_lms import write_gpt2, write_tokenizer
 
 LONG_WORDS = " ".join(f"word{number:05d}" for number in range(40))
@@ -19,7 +19,8 @@ LONG_WORDS = " ".join(f"word{number:05d}" for number in range(40))
 
 def config_of(tmp_path: Path, *overrides: str) -> EvaluationConfig:
     path = tmp_path / "evaluation.yaml"
-    path.write_text("evaluation: lm\nmethods: [none]\nlm: {path: stand_in}\ntexts: {path: texts, scored_tokens: 5}\n")
+    texts = "texts: {path: texts, scored_tokens: 5}"
+    path.write_text(f"evaluation: language_modelling\nmethods: [none]\nlm: {{path: stand_in}}\n{texts}\n")
     config = load_evaluation_config(path, [f"out={tmp_path / 'out'}", *overrides])
     check_evaluation(config)
     return config

@@ -9,7 +9,7 @@ import pytest
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import load_evaluation_config
-from replug.evals.kinds import kind_names
+from replug.evals.kinds import KINDS
 from replug.planning.accelerators import ACCELERATORS
 from replug.planning.evaluations import count_examples, plan_evaluation, prompts_of
 from replug.planning.model_sizes import encoder_size, lm_size
@@ -89,7 +89,7 @@ def test_every_evaluation_of_this_repository_has_a_plan(path: Path) -> None:
 
 
 def test_every_kind_of_evaluation_has_a_plan() -> None:
-    assert {load_evaluation_config(path, OWN[:3]).evaluation for path in EVALUATIONS} == set(kind_names())
+    assert {load_evaluation_config(path, OWN[:3]).evaluation for path in EVALUATIONS} == set(KINDS)
     with pytest.raises(UserError, match="evaluation: no plan is known of 'chess'; expected one of lm, tokens"):
         planned("lm", "evaluation=chess")
 

@@ -31,7 +31,7 @@ RESULTS = {
             "bpb - replug": {"value": -0.1, "n": 12, "interval": [-0.2, -0.05]},
         },
     },
-    "weights": {"last": {"step": 30}},
+    "weights": {"step": 30, "steps": 30, "first": None, "best": None, "alone": None},
 }
 
 

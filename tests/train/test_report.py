@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.train.report import label_lines, result_lines, weights_of, write_overview, write_report
+from replug.train.report import weights_lines, write_overview, write_report
 
 ATTACK = "<script>alert('x')</script>"
 
@@ -134,15 +134,20 @@ def test_each_device_has_a_row_of_its_shares(tmp_path: Path) -> None:
     assert "<tr><td>b:cpu</td><td>0.0%</td><td>100.0%</td><td>0.0%</td><td>25.0%</td><td>0.0%</td></tr>" in page
 
 
+LOOK = {"step": 0, "bpb": 0.92, "kl": 1.0, "temperature": 0.1, "scored_share": 0.91}
+
+
 def test_the_lines_say_which_weights_the_tuned_retriever_has() -> None:
-    assert result_lines({"weights": weights_of(30, None)}) == ["lsr: the weights of step 30, the last, in retriever/"]
-    [line] = result_lines({"weights": weights_of(30, {"step": 10, "heldout_bpb": 0.5})})
-    assert "those of step 10 did best on held-out text (0.5000 bits per byte)" in line
+    last = {"step": 30, "steps": 30, "first": None, "best": None, "alone": None}
+    assert weights_lines({"weights": last}) == ["lsr: the weights of step 30, the last, in retriever/"]
+    online = {**LOOK, "step": 10, "kl": None, "scored_share": None}
+    lines = weights_lines({"weights": {**last, "first": online, "best": online}})
+    assert lines[0] == "lsr: the weights of step 10 of 30, the best on development texts, in retriever/"
+    assert lines[1:] == ["development texts, bits per byte: 0.9200 at a temperature of 0.1; before 0.9200 at 0.1"]
 
 
 @pytest.mark.parametrize(("share", "warns"), [(0.46, False), (0.15, True)])
 def test_a_training_on_labels_warns_where_a_search_finds_what_nobody_scored(share: float, warns: bool) -> None:
-    first = {"step": 0, "bpb": 0.92, "kl": 1.0, "temperature": 0.1, "scored_share": 0.91}
-    labels = {"step": 9, "first": first, "best": {**first, "step": 9, "scored_share": share}, "dev_alone": 1.1}
-    [line] = [line for line in label_lines({"labels": labels}) if "the LM has scored" in line]
+    weights = {"steps": 9, "first": LOOK, "best": {**LOOK, "step": 9, "scored_share": share}, "alone": 1.1}
+    [line] = [line for line in weights_lines({"weights": weights}) if "the LM has scored" in line]
     assert f"the LM has scored {share:.0%}, before 91%" in line and ("a search finds others" in line) is warns

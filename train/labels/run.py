@@ -51,7 +51,8 @@ def train_on_labels(config: Config, labels: Labels, run: RunDirectory, interrupt
     loggers, training = loggers_of(config, run), LabelTraining.of(config, labels, data)
     module = label_module(config, encoder, data, training)
     fitted = fit_labels(config, run, module, training, loggers, interruption)
-    results: dict = {"labels": {**asdict(fitted), "dev_alone": training.dev.bpb_alone if training.dev else None}}
+    alone = training.dev.bpb_alone if training.dev else None
+    results: dict = {"weights": {**asdict(fitted), "steps": fitted.step, "alone": alone}}
     if config.evaluate.heldout:
         assert source is not None
         results |= _measure(config, run, data, source, interruption)

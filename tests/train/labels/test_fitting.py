@@ -69,10 +69,10 @@ def finished(labelled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_epochs_are_trained_and_the_weights_best_on_development_texts_are_the_result(labelled, finished):
     results = json.loads((finished / "results.json").read_text())
     looks = [row["dev/bpb"] for row in metrics(finished)]
-    assert len(looks) == 6 and results["labels"]["step"] == 6
-    assert results["labels"]["best"]["bpb"] == pytest.approx(min(results["labels"]["first"]["bpb"], *looks), rel=1e-6)
-    assert results["labels"]["dev_alone"] > results["labels"]["best"]["bpb"]
-    assert "bpb" not in results and (finished / "report.html").is_file()
+    assert len(looks) == 6 and results["weights"]["step"] == 6
+    assert results["weights"]["best"]["bpb"] == pytest.approx(min(results["weights"]["first"]["bpb"], *looks), rel=1e-6)
+    assert results["weights"]["alone"] > results["weights"]["best"]["bpb"]
+    assert "language_modelling" not in results and (finished / "report.html").is_file()
     tuned = Encoder(str(finished / "retriever")).state_dict()
     best = Encoder(str(finished / "dev_best")).state_dict()
     assert all(tuned[name].equal(best[name]) for name in tuned)
@@ -154,13 +154,13 @@ def test_a_training_of_adapters_resumes_exactly_from_small_checkpoints_and_keeps
 def test_training_ends_where_development_texts_get_no_better_and_a_finished_fit_is_read(labelled, tmp_path):
     keys = ("train.dev_every_steps=1", "train.patience=2", "train.lr=1.0e-12", "train.dev_measure=kl")
     config = configured(labelled, tmp_path / "run", *keys)
-    results = train(config)["labels"]
+    results = train(config)["weights"]
     assert results["step"] < 6 and results["step"] - results["best"]["step"] == 2
     assert len(metrics(tmp_path / "run")) == results["step"]
-    assert train(config)["labels"] == results
+    assert train(config)["weights"] == results
     for name in ("results.json", "fitted.json"):  # as if it was killed after its last checkpoint
         (tmp_path / "run" / name).unlink()
-    assert train(config)["labels"] == results and len(metrics(tmp_path / "run")) == results["step"]
+    assert train(config)["weights"] == results and len(metrics(tmp_path / "run")) == results["step"]
 
 
 def test_the_contrastive_term_is_trained_on_labels_and_no_lm_is_needed(labelled, tmp_path):

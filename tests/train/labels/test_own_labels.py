@@ -53,7 +53,7 @@ def test_the_examples_command_labels_trains_and_measures(tmp_path: Path, replug:
     assert second.origin.tuned_queries and [row["given_by"][3:5] for row in second.rows("dev")] == [["tuned"] * 2] * 4
     assert json.loads((run / "labels/labels.json").read_text())["counts"] == {"queries": 16, "dev": 4}
     results = json.loads((run / "results.json").read_text())
-    assert results["labels"]["best"]["bpb"] > 0
+    assert results["weights"]["best"]["bpb"] > 0
     again = replug(*command)  # shows it
     assert again.status == 0 and "pairs were scored" not in again.printed, again.printed
     shutil.rmtree(run / "labels")

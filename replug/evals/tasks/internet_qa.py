@@ -1,3 +1,0 @@
-from replug.evals.internet_qa import EVALUATION
-
-__all__ = ["EVALUATION"]

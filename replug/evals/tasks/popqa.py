@@ -1,3 +1,0 @@
-from replug.evals.popqa import EVALUATION
-
-__all__ = ["EVALUATION"]
