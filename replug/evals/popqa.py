@@ -47,7 +47,7 @@ from replug.evals.popqa_sets import (
     read_popqa,
 )
 from replug.evals.questions import STOP, demonstration_seed, draw_questions, queries_of, question_problems
-from replug.evals.results import Entry, Results, add_wilson
+from replug.evals.results import Results, add_wilson
 from replug.evals.tables import Block, Table
 from replug.models.black_box_lm import AsyncLM
 from replug.models.ensemble import document_weights
@@ -266,19 +266,26 @@ def _frequencies(
 
 
 def add_popqa_findings(finished: Finished) -> list[Block]:
-    """Add to the results, and returns tables of what was added."""
-    members = _members_by_group(finished.rows)
-    add_wilson(finished.results, SHARES)
-    for method, of in finished.results.items():
+    """Add Wilson's intervals, the most frequent answer and correlations to the results; return tables of them."""
+    results, members = finished.results, _members_by_group(finished.rows)
+    add_wilson(results, SHARES)
+    for method, entries in results.items():
         for group, rows in members.items():
-            if entry := of.get(_named("accuracy", group)):
-                entry["most_frequent_answer"] = _mean(rows, method, "most_frequent_accuracy")
-        of |= _correlations(members, method)
-    return _finding_blocks(finished.rows, finished.results, members)
+            popularity, right, frequent = (
+                np.array([row["methods"][method]["numbers"][name] for row in rows])
+                for name in ("popularity", "accuracy", "most_frequent_accuracy")
+            )
+            if entry := entries.get(_named("accuracy", group)):
+                entry["most_frequent_answer"] = float(frequent.mean())
+            correlation = popularity_correlation(popularity, right)
+            if correlation is not None and not group.startswith("popularity "):
+                entries[_named("correlation", group)] = {"value": correlation, "n": len(rows)}
+    scale = SCALES[_any_outcome(finished.rows[0])["detail"]["popularity_from"]]
+    return [scale, _accuracy_table(results, members), _correlation_table(results, members)]
 
 
 def _members_by_group(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """All rows under the empty name, those of each relation, and of each bin of popularity."""
+    """Return all rows under the empty name, those of each relation, and of each bin of popularity."""
     relations: dict[str, list[Row]] = {}
     bins: dict[str, list[Row]] = {}
     for row in rows:
@@ -288,55 +295,36 @@ def _members_by_group(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def _any_outcome(row: Row) -> dict[str, Any]:
-    """What is known of the question is the same in the outcome of every method."""
+    """Return one outcome: what is known of the question is the same under every method."""
     outcome: dict[str, Any] = next(iter(row["methods"].values()))
     return outcome
-
-
-def _correlations(members: dict[str, list[Row]], method: str) -> dict[str, Entry]:
-    """Left out where all are right, none is, or all are equally popular."""
-    found = {}
-    for group, rows in members.items():
-        if group.startswith("popularity "):
-            continue
-        numbers = [row["methods"][method]["numbers"] for row in rows]
-        popularity, right = (np.array([of[name] for of in numbers]) for name in ("popularity", "accuracy"))
-        value = popularity_correlation(popularity, right)
-        if value is not None:
-            found[_named("correlation", group)] = {"value": value, "n": len(rows)}
-    return found
 
 
 def _named(metric: str, group: str) -> str:
     return f"{metric}/{group}" if group else metric
 
 
-def _mean(rows: Sequence[Row], method: str, name: str) -> float:
-    return float(np.mean([row["methods"][method]["numbers"][name] for row in rows]))
-
-
-def _finding_blocks(rows: Sequence[Row], results: Results, members: dict[str, list[Row]]) -> list[Block]:
-    scale = SCALES[_any_outcome(rows[0])["detail"]["popularity_from"]]
-    cells = []
-    for group, some in members.items():
-        answers = sorted({_any_outcome(row)["detail"]["most_frequent_answer"] for row in some})
-        frequent = _mean(some, next(iter(results)), "most_frequent_accuracy")
-        own = [group or "all", str(len(some))]
+def _accuracy_table(results: Results, members: Mapping[str, Sequence[Row]]) -> Table:
+    rows = []
+    for group, own in members.items():
+        cells = [group or "all", str(len(own))]
         for method in results:
-            right = sum(row["methods"][method]["numbers"]["accuracy"] for row in some)
-            interval = wilson_interval(right, len(some))
-            own.append(f"{interval.value:.3f} ({interval.low:.3f} to {interval.high:.3f})")
-        cells.append([*own, f"{frequent:.3f}{f' ({answers[0]})' if len(answers) == 1 else ''}"])
-    correlations = []
+            interval = wilson_interval(sum(row["methods"][method]["numbers"]["accuracy"] for row in own), len(own))
+            cells.append(f"{interval.value:.3f} ({interval.low:.3f} to {interval.high:.3f})")
+        outcomes = [_any_outcome(row) for row in own]
+        frequent = float(np.mean([outcome["numbers"]["most_frequent_accuracy"] for outcome in outcomes]))
+        answers = {outcome["detail"]["most_frequent_answer"] for outcome in outcomes}
+        rows.append([*cells, f"{frequent:.3f}" + (f" ({answers.pop()})" if len(answers) == 1 else "")])
+    return Table(["accuracy (Wilson's 95% interval)", "n", *results, "most frequent answer"], rows)
+
+
+def _correlation_table(results: Results, members: Mapping[str, Sequence[Row]]) -> Table:
+    rows = []
     for group in members:
-        if any(_named("correlation", group) in of for of in results.values()):
-            values = [of.get(_named("correlation", group)) for of in results.values()]
-            correlations.append([group or "all", *(f"{v['value']:+.2f}" if v else "" for v in values)])
-    return [
-        scale,
-        Table(["accuracy (Wilson's 95% interval)", "n", *results, "most frequent answer"], cells),
-        Table(["correlation of accuracy with log popularity", *results], correlations),
-    ]
+        found = [entries.get(_named("correlation", group)) for entries in results.values()]
+        if any(found):
+            rows.append([group or "all", *(f"{entry['value']:+.2f}" if entry else "" for entry in found)])
+    return Table(["correlation of accuracy with log popularity", *results], rows)
 
 
 EVALUATION = EvaluationKind(popqa_dataset, question_problems, add_findings=add_popqa_findings)

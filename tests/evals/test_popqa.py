@@ -115,12 +115,6 @@ def test_there_is_no_correlation_with_what_does_not_vary():
     assert popularity_correlation(np.array([1]), np.array([1])) is None
 
 
-def test_relative_popularity_is_in_its_relations_standard_deviations():
-    popularity = np.array([0, 100, 1, 1000, 7.0])
-    relative = relative_popularity(popularity, ["a", "a", "b", "b", "c"])
-    assert relative.tolist() == pytest.approx([-1, 1, -1, 1, 0])
-
-
 def naive(entity: str, texts: list[str]) -> int:
     words = answer_tokens(entity)
     held = 0

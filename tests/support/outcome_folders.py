@@ -32,6 +32,7 @@ def write_evaluation(
     (folder / "config.yaml").write_text(config_to_yaml(config))
     (folder / "lm.json").write_text(json.dumps({"identity": f"{lm}:float32"}))
     (folder / "outcomes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "inputs.json").write_text(json.dumps({"texts": "t", "corpus": "c"}))
     (folder / "results.json").write_text("{}")
     if seconds:
         timed = {name: {"numbers": {"seconds": s, "evidence_seconds": s / 10}} for name, s in seconds.items()}
