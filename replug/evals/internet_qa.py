@@ -18,7 +18,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,7 +58,7 @@ from replug.evals.internet_sets import (
     prepare,
 )
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
-from replug.evals.loop import Item, Metric, Outcome, Outcomes, Task
+from replug.evals.loop import Metric, Outcome, Outcomes, Task
 from replug.evals.outcomes import OutcomeFile, Row
 from replug.evals.questions import queries_of, question_problems
 from replug.evals.results import add_wilson, main_metric
@@ -274,9 +274,9 @@ def reranked_outcomes(
         outcomes[method.name] = Outcome(numbers, detail)
     held_by = {answer: [has_answer(text, [answer]) for text in texts] for answer in factors.distinct}
     kept = ("url", "title", "fetched", "rank", "cosine", "probability", "doc_id")  # the snapshot has the texts
-    passages = [{name: getattr(passage, name) for name in kept} for passage in answered.passages]
+    found = [{name: getattr(passage, name) for name in kept} for passage in answered.passages]
     failures = dict(prepared.found[question.example.id].failures)
-    detail = {"factors": factors_as_json(factors), "held_by": held_by, "passages": passages, "failures": failures}
+    detail = {"factors": factors_as_json(factors), "held_by": held_by, "passages": found, "failures": failures}
     return {**outcomes, PASSAGES: Outcome({}, detail)}
 
 
@@ -319,15 +319,7 @@ def answer_numbers(metric: str, answer: str, question: InternetQuestion) -> dict
     return {metric: gain(answer, question), "f1": token_f1(answer, question.answers) if answer else 0.0}
 
 
-@dataclass(frozen=True, slots=True)
-class TestPart(Task):
-    """The examples that no weight was fitted on."""
-
-    examples: Sequence[Item]
-    metrics: Mapping[str, Metric]
-
-
-def decide(prepared: Prepared, rows: Sequence[Row], file: WeightsFile) -> tuple[TestPart, list[Row]]:
+def decide(prepared: Prepared, rows: Sequence[Row], file: WeightsFile) -> tuple[Task, list[Row]]:
     """Fit weights on the validation part and write them; return the test part with the answers of every method.
 
     Raises UserError where no question is in the test part.
@@ -368,7 +360,9 @@ def decide(prepared: Prepared, rows: Sequence[Row], file: WeightsFile) -> tuple[
                 outcome = {"numbers": {**numbers, **outcome["numbers"]}, "detail": detail}
             outcomes[method.name] = outcome
         decided.append({"id": row["id"], "group": row["group"], "methods": outcomes})
-    return TestPart([question.example for question, _, _ in test], metrics_of(prepared.metric)), decided
+    part = Task()
+    part.examples, part.metrics = [question.example for question, _, _ in test], metrics_of(prepared.metric)
+    return part, decided
 
 
 def settle(

@@ -139,18 +139,14 @@ def test_other_answers_of_test_questions_change_no_weight(tmp_path):
     assert (tmp_path / "weights.json").read_text() != first, "those of the validation part do"
 
 
-def test_without_a_validation_part_weights_are_the_defaults(tmp_path):
+def test_without_a_validation_part_weights_are_the_defaults_and_without_a_test_part_nothing_is_decided(tmp_path):
     test = [one for one in QUESTIONS if one.example.id not in VALIDATION][:3]
     _, rows = decided(tmp_path, test)
     fitted = json.loads((tmp_path / "weights.json").read_text())["methods"]
     assert len(rows) == 3 and fitted["rag@2"]["num_questions"] == 0
     assert set(fitted["rag@2"]["weights"].values()) == {1.0}
-
-
-def test_questions_that_are_all_of_the_validation_part_are_refused(tmp_path):
-    validation = [one for one in QUESTIONS if one.example.id in VALIDATION]
     with pytest.raises(UserError, match=r"all \d+ questions are in the validation part, .*questions.max_questions"):
-        decided(tmp_path, validation)
+        decided(tmp_path, [one for one in QUESTIONS if one.example.id in VALIDATION])
 
 
 def test_a_label_is_looked_for_in_no_passage(tmp_path):

@@ -99,12 +99,6 @@ def test_one_pass_asks_closed_book_gold_and_as_many_passages_as_any_method_reads
     assert row["methods"]["poe@2"]["numbers"]["generated_tokens"] == 16.0, "four samples of two tokens a passage"
 
 
-def test_what_no_method_needs_is_not_asked():
-    lm = River()
-    _, row = outcomes(prepared(["none"]), lm)
-    assert len(lm.sampled) == 1 and not lm.scored and set(row["methods"]) == {"none"}
-
-
 def test_every_method_of_the_grid_is_decided_from_that_pass(tmp_path):
     of = prepared(["none", "gold", "direct@1", "direct@2", "rag@3", "noisy_channel@3", "poe@3"])
     _, row = outcomes(of, River())
@@ -119,6 +113,8 @@ def test_factors_are_asked_of_the_lm_that_reranks_and_samples_of_the_other():
     lm, scorer = River(), River()
     outcomes(prepared(["none", "direct@2"]), lm, scorer)
     assert lm.sampled and not lm.scored and scorer.scored and not scorer.sampled
+    _, row = outcomes(prepared(["none"]), lm := River())
+    assert len(lm.sampled) == 1 and not lm.scored and set(row["methods"]) == {"none"}, "what no method needs"
 
 
 def test_in_classification_every_label_is_a_candidate_and_nothing_is_sampled(tmp_path):
