@@ -22,20 +22,37 @@ def report(
     folders: Annotated[list[Path], typer.Argument(help="Finished runs, or finished evaluations.", metavar="DIR...")],
     figure: Annotated[Path | None, typer.Option(help="Also write the overview of one run as a PNG.")] = None,
     out: Annotated[Path | None, typer.Option(help="Also write the table of several folders as Markdown.")] = None,
+    policies: Annotated[
+        Path | None, typer.Option(help="Folder for when to retrieve, by outcomes of popqa: policies and a page.")
+    ] = None,
+    price_in: Annotated[float | None, typer.Option(help="Dollars for a million prompt tokens.", min=0)] = None,
+    price_out: Annotated[float | None, typer.Option(help="Dollars for a million generated tokens.", min=0)] = None,
 ) -> None:
     """Print the table of a finished run again and write its report.html; join the tables of several folders.
 
     Evaluations are joined where they measured the same texts with the same documents, such as those of several LMs.
 
+    With --policies, fit when to retrieve to evaluations of PopQA; folders of one LM bring their methods together.
+
     replug report runs/families/gpt2 runs/families/opt-125m
+
+    replug report runs/popqa --policies runs/adaptive
     """
     if figure is not None and len(folders) > 1:
         raise UserError(f"--figure draws one run, and {len(folders)} folders are given; expected one")
     if out is not None and len(folders) == 1:
         raise UserError("--out writes the table of several folders, and one is given; expected two or more")
+    if (price_in is None) != (price_out is None):
+        raise UserError(f"--price-{'in' if price_in is None else 'out'} is missing; expected both prices, or none")
     of_evaluations = [names_evaluation(folder / "config.yaml") for folder in folders]
     if all(of_evaluations):
         _report_evaluations(folders, figure, out)
+        if policies is not None:
+            _report_policies(
+                folders, policies, None if price_in is None or price_out is None else (price_in, price_out)
+            )
+    elif policies is not None:
+        raise UserError(f"--policies is fitted to evaluations of popqa, and {folders[0]} is not an evaluation")
     elif any(of_evaluations):
         run, evaluation = (folders[of_evaluations.index(which)] for which in (False, True))
         raise UserError(f"{evaluation} is an evaluation and {run} is not; expected folders of one kind")
@@ -80,6 +97,22 @@ def _joined_evaluations(folders: list["EvaluationFolder"]) -> "Blocks":
     rows = row_names([folder.path for folder in folders])
     results = [read_json(folder.results, again)[names[0]] for folder in folders]
     return joined_blocks(names[0], dict(zip(rows, results, strict=True)))
+
+
+def _report_policies(folders: list[Path], out: Path, prices: tuple[float, float] | None) -> None:
+    from replug.data.folder_lock import sole_writer
+    from replug.evals.adaptive import read_answered
+    from replug.evals.adaptive_report import write_report
+    from replug.evals.folder import EvaluationFolder
+    from replug.evals.tables import print_blocks
+
+    answered = read_answered([EvaluationFolder(folder) for folder in folders])
+    with sole_writer(out):
+        sections = write_report(answered, out, prices)
+    for title, blocks in sections.items():
+        print_blocks([*filter(None, [title]), *blocks], width=150)
+    print(f"policies: {out / 'policies'}")
+    print(f"report: {out / 'report.html'}")
 
 
 def _report_runs(folders: list[Path], figure: Path | None, out: Path | None) -> None:
