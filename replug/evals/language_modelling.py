@@ -121,7 +121,7 @@ class LanguageModelling(Task):
         return finish
 
     def _prefixes(self, span: ScoredSpan, evidence: Mapping[str, Evidence]) -> dict[tuple[str | None, bool], str]:
-        """By document, and whether the LM reads as much of the text before as it holds."""
+        """Return prefixes by document, and whether the LM reads as much of the text before as it holds."""
         short = {name: one for name, one in evidence.items() if not one.has_long_context}
         prefixes = {
             (text, False): self._template.prefix(text, span.context, span.continuation, keep_end)
@@ -148,7 +148,7 @@ class LanguageModelling(Task):
 
 
 def items_of(examples: Sequence[Example]) -> list[Item]:
-    """What is retrieved for is the context, or the end of it that is a span's query."""
+    """Return items whose query is the context, or the end of it that is a span's query."""
     return [Item(w.id, w.query, w.domain, w.gold, w.source) for w in map(scored_span, examples)]
 
 
@@ -317,7 +317,7 @@ def text_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterat
 
 
 def _heldout_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
-    """Held-out texts are measured as they were cut."""
+    """Yield keys that do not apply to held-out texts, which are measured as they were cut."""
     usual = TextsConfig(max_examples=config.texts.max_examples, entities=config.texts.entities)
     for field in fields(TextsConfig):
         if getattr(config.texts, field.name) != getattr(usual, field.name):

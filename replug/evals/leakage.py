@@ -76,7 +76,7 @@ class _Rows:
         self._hashes, self._rows = together[order], of[order]
 
     def of(self, hashes: np.ndarray) -> list[int]:
-        """Of the examples that have one of them."""
+        """Return the rows of examples that have one of the hashes."""
         known = hashes[is_known(hashes, self._hashes)]
         if not len(known):
             return []
@@ -131,7 +131,7 @@ def find_overlaps(
 
 
 def overlap_counts(overlaps: Overlaps, ids: Sequence[str]) -> dict[str, int]:
-    """How many of some examples are in the corpus, by reason."""
+    """Count the examples that are in the corpus, by reason."""
     own = [overlaps.reasons[identifier] for identifier in ids if identifier in overlaps.reasons]
     return {reason: sum(reason in reasons for reasons in own) for reason in REASONS}
 
@@ -165,7 +165,7 @@ DOCUMENTS_PER_STEP = 1024
 
 
 def overlaps_with(config: EvaluationConfig, corpus: Corpus, task: Task, path: Path) -> Overlaps:
-    """Of every example of a task, as the file has it where it is of the same texts and documents."""
+    """Compare every example of a task with the corpus, or read what the file has of the same comparison."""
     examples = compared_examples(task)
     compared = [[example.id, example.texts, example.source] for example in examples]
     inputs = json.dumps([compared, corpus.corpus_sha256, config.exclude_own_source])
@@ -188,12 +188,12 @@ def overlaps_with(config: EvaluationConfig, corpus: Corpus, task: Task, path: Pa
 
 
 def compared_examples(task: Task) -> list[ComparedTexts]:
-    """What the task says of each example, or what is retrieved for."""
+    """Return what the task says of each example."""
     return [ComparedTexts(example.id, task.compared(row), example.source) for row, example in enumerate(task.examples)]
 
 
 def write_leakage(path: Path, overlaps: Overlaps, ids: Sequence[str]) -> None:
-    """Of the examples that results are of: their share in the corpus, how many for each reason, and which."""
+    """Write the share of the results' examples that the corpus holds, how many for each reason, and which."""
     own = {identifier: overlaps.reasons[identifier] for identifier in ids if identifier in overlaps.reasons}
     said = {name: value for name, value in asdict(overlaps).items() if name not in ("reasons", "num_examples")}
     counts = overlap_counts(overlaps, ids)

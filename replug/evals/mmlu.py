@@ -85,7 +85,7 @@ class MmluSet:
 
 
 def read_mmlu(folder: Path, num_demonstrations: int = NUM_DEMONSTRATIONS) -> MmluSet:
-    """Every subject that `test/` holds, with the first questions of its `dev/` file as demonstrations.
+    """Read every subject that `test/` holds, with the first questions of its `dev/` file as demonstrations.
 
     Raises UserError with file and line where a file is missing, has another form, or holds too few demonstrations.
     """
@@ -109,7 +109,7 @@ def mmlu_prompt(
     document: str | None = None,
     demonstration_documents: Sequence[str | None] | None = None,
 ) -> str:
-    """What the LM reads before one of CONTINUATIONS: opening, document, question. Raises what `mmlu_opening` does."""
+    """Return what the LM reads before one of CONTINUATIONS. Raises what `mmlu_opening` does."""
     opening = mmlu_opening(question.example.group, demonstrations, demonstration_documents)
     return opening + _block(question, document)
 
@@ -117,7 +117,7 @@ def mmlu_prompt(
 def mmlu_opening(
     subject: str, demonstrations: Sequence[MmluQuestion], documents: Sequence[str | None] | None = None
 ) -> str:
-    """What the prompts of a subject begin with: header, and demonstrations with their documents and answers.
+    """Return what the prompts of a subject begin with: header, and demonstrations with documents and answers.
 
     Raises ValueError where there are documents for the demonstrations, but not one for each.
     """
@@ -173,7 +173,7 @@ def _read_file(path: Path, subject: str, split: str) -> list[MmluQuestion]:
 
 
 def _question(where: str, row: list[str], answers: dict[str, int], subject: str, identifier: str) -> MmluQuestion:
-    """Spaces and newlines at the ends of fields go: a line of the prompt would begin or end with them."""
+    """Read a question without white space at the ends of its fields."""
     if len(row) != 6:
         raise UserError(f"{where}: expected 6 fields ({FIELDS}), found {len(row)}")
     question, a, b, c, d, answer = (field.strip() for field in row)
@@ -185,7 +185,7 @@ def _question(where: str, row: list[str], answers: dict[str, int], subject: str,
 
 
 def _rows(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """Each row with where it begins (`file:line`); rows without a field are passed over."""
+    """Yield each row with where it begins (`file:line`); rows without a field are passed over."""
     if not path.is_file():
         raise UserError(f"{path} does not exist; expected rows of {FIELDS}")
     line = 1
@@ -231,7 +231,7 @@ class MmluPrompts:
         self._demonstrations, self._documents = demonstrations, documents
 
     def of(self, question: MmluQuestion, method: str, evidence: Evidence) -> MmluAsked:
-        """Raises UnscorableText where `lm.too_long` allows cutting and a question alone does not fit."""
+        """Return a question's prompts under a method. Raises UnscorableText where the question alone does not fit."""
         subject = question.example.group
         shots, given = self._demonstrations[subject], self._documents[method][subject]
         num = next(num for num in range(len(shots), -1, -1) if num == 0 or self._fit(question, evidence, num, method))
@@ -299,7 +299,7 @@ class Mmlu(Task):
         return finish
 
     def _ask(self, opening: str, prompts: Sequence[str]) -> Callable[[], dict[str, np.ndarray]]:
-        """The four letters' log-probs [4] by prompt; what is asked together is one call, in the texts' order."""
+        """Ask for the four letters' log-probs [4] by prompt, in one call, in the texts' order."""
         repeated = [prompt for prompt in prompts for _ in LETTERS]
         future = self._lm.submit(repeated, list(CONTINUATIONS) * len(prompts), opening=opening)
 
@@ -317,7 +317,7 @@ class Mmlu(Task):
     def _outcome(
         self, question: MmluQuestion, letters: np.ndarray, similarities: np.ndarray, num_shots: int
     ) -> Outcome:
-        """From log-probs [K, 4] and similarities [K]."""
+        """Mix log-probs [K, 4] by similarities [K]."""
         choice, right_probability = mmlu_choice(question, letters, similarities)
         is_correct = choice == question.answer
         share = 1.0 / self._sizes[question.example.group]
@@ -336,7 +336,7 @@ class Mmlu(Task):
 
 
 def mmlu_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
-    """The first questions of every subject; the demonstrations are searched for behind them."""
+    """Read the first questions of every subject; the demonstrations are searched for behind them."""
     mmlu = read_mmlu(Path(str(config.questions.path)).expanduser(), _num_shots(config))
     by_subject = {name: [q for q in mmlu.questions if q.example.group == name] for name in mmlu.demonstrations}
     questions = [question for some in by_subject.values() for question in some[: config.questions.max_questions]]
@@ -359,7 +359,7 @@ def _num_shots(config: EvaluationConfig) -> int:
 
 
 def _shot_documents(book: EvidenceBook, mmlu: MmluSet, first: int, wanted: bool) -> ShotDocuments:
-    """The nearest document of each demonstration, whose rows begin at `first`, in the order of subjects."""
+    """Return the nearest document of each demonstration, whose rows begin at `first`, in the order of subjects."""
     places: dict[str, range] = {}
     at = first
     for subject, shots in mmlu.demonstrations.items():

@@ -103,12 +103,12 @@ def open_qa_prompt(
     document: str | None = None,
     demonstration_documents: Sequence[str | None] | None = None,
 ) -> str:
-    """What the LM continues until STOP: demonstrations, document, question. Raises what `open_qa_opening` does."""
+    """Return what the LM continues until STOP. Raises what `open_qa_opening` does."""
     return open_qa_opening(demonstrations, demonstration_documents) + _block(question, document)
 
 
 def open_qa_opening(demonstrations: Sequence[OpenQuestion], documents: Sequence[str | None] | None = None) -> str:
-    """What the prompts of all questions begin with: demonstrations with their first answer.
+    """Return what the prompts of all questions begin with: demonstrations with their first answer.
 
     Raises ValueError where there are documents for the demonstrations, but not one for each.
     """
@@ -136,7 +136,7 @@ def open_qa_outcome(question: OpenQuestion, evidence: Evidence, text: str) -> Ou
 
 
 def open_qa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
-    """Drawn questions; those that demonstrations are made of are searched for behind them."""
+    """Draw questions; those that demonstrations are made of are searched for behind them."""
     keys = config.questions
     questions, demonstrations = _drawn(keys, config.seed)
 
@@ -154,7 +154,7 @@ def open_qa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalData
 
 
 def _drawn(keys: QuestionsConfig, seed: int) -> tuple[list[OpenQuestion], list[OpenQuestion]]:
-    """Questions, and demonstrations."""
+    """Draw questions and demonstrations."""
     shots = NUM_DEMONSTRATIONS if keys.shots is None else keys.shots
     pool = read_questions(Path(str(keys.path)).expanduser())
     if keys.demonstrations:

@@ -63,7 +63,7 @@ class OutcomeFile:
         self.rows.append(row)
 
     def by(self, key: str, known: Collection[str]) -> dict[str, Row]:
-        """The row of each of the values that are known; the first where two processes wrote one.
+        """Return the row of each known value; the first where two processes wrote one.
 
         Raises UserError for a row of something else.
         """
@@ -79,7 +79,7 @@ class OutcomeFile:
 
 
 def outcomes_of(folder: Path, measured: str) -> OutcomeFile:
-    """The outcomes of what is measured, as far as a folder holds them; those of anything else are dropped."""
+    """Open the outcomes of a measurement in a folder; those of any other measurement are dropped."""
     folder.mkdir(parents=True, exist_ok=True)
     path, mark = folder / "outcomes.jsonl", folder / "measured.json"
     if not mark.is_file() or mark.read_text() != measured:
@@ -89,7 +89,7 @@ def outcomes_of(folder: Path, measured: str) -> OutcomeFile:
 
 
 def write_examples(path: Path, rows: Sequence[Row], book: EvidenceBook, task: "Task | None" = None) -> None:
-    """As Parquet. Of what was measured the examples say what was asked, what is right, and what the LM read."""
+    """Write as Parquet what was asked, what is right, what the LM read, and what it said."""
     partial, written = path.with_suffix(".partial"), list(_example_rows(rows, book, task))
     # A column for every name, null where a row has no such number: Arrow would take those of the first row alone.
     names = dict.fromkeys(name for row in written for name in row)

@@ -23,12 +23,12 @@ STOP = "\n"
 
 
 def one_line(text: str) -> str:
-    """Every run of white space as one space: a line of a prompt must not become several."""
+    """Return every run of white space as one space: a line of a prompt must not become several."""
     return " ".join(text.split())
 
 
 def knowledge_line(document: str | None) -> str:
-    """`Knowledge: ...` with its newline; nothing where there is no document."""
+    """Return `Knowledge: ...` with its newline; nothing where there is no document."""
     return "" if document is None else f"Knowledge: {one_line(document)}\n"
 
 
@@ -44,7 +44,7 @@ Question = TypeVar("Question", bound=OpenQuestion)
 
 
 def read_questions(path: Path) -> list[OpenQuestion]:
-    """Every question of a JSON Lines file, plain or gzip; one without `id` is named by the file and its line.
+    """Read a JSON Lines file, plain or gzip; a question without `id` is named by the file and its line.
 
     Raises UserError with file and line for a field that is missing or of another form.
     """
@@ -54,7 +54,7 @@ def read_questions(path: Path) -> list[OpenQuestion]:
 def questions_of_rows(
     rows: Iterable[tuple[str, Mapping[str, Any]]], read: Callable[[Mapping[str, Any], str], Question], path: Path
 ) -> list[Question]:
-    """The question of each row, which comes with where it stands. Raises UserError for an id twice, and for none."""
+    """Read the question of each row. Raises UserError for an id twice, and for no questions."""
     questions: list[Question] = []
     seen: set[str] = set()
     for where, row in rows:
@@ -107,7 +107,7 @@ def answers_field(row: Mapping[str, Any], names: Sequence[str], where: str) -> s
 
 
 def open_question(row: Mapping[str, Any], where: str, answers: str = "answers") -> OpenQuestion:
-    """The question of a row; raises UserError with where it stands for a field that is missing or of another form."""
+    """Read the question of a row. Raises UserError for a field that is missing or of another form."""
     gold = row.get("gold") or []
     if not isinstance(gold, list) or not all(isinstance(item, str | int) for item in gold):
         raise UserError(f"{where}: field 'gold' must be a list of document ids")
@@ -123,7 +123,7 @@ def open_question(row: Mapping[str, Any], where: str, answers: str = "answers") 
 def draw_demonstrations(
     pool: Sequence[Question], evaluated: Sequence[OpenQuestion], num: int, seed: int
 ) -> list[Question]:
-    """Questions of the pool that are not evaluated, drawn evenly, the same for the same seed.
+    """Draw questions of the pool that are not evaluated, evenly, the same for the same seed.
 
     A question is evaluated where its id or its normalised text is. No two have the same text. Raises UserError where
     the pool has too few.
@@ -144,7 +144,7 @@ def draw_demonstrations(
 def hold_out_demonstrations(
     questions: Sequence[Question], num: int, seed: int
 ) -> tuple[list[Question], list[Question]]:
-    """Demonstrations drawn from the evaluated file itself, and the questions that are left to evaluate, in order.
+    """Draw demonstrations from the evaluated file; return them and the questions that are left, in order.
 
     Raises UserError where nothing would be left.
     """
@@ -164,7 +164,7 @@ def require_not_evaluated(demonstrations: Sequence[OpenQuestion], evaluated: Seq
 
 
 def not_among(questions: Sequence[Question], others: Iterable[OpenQuestion]) -> list[Question]:
-    """Those that are none of the others, by id and by normalised text."""
+    """Return the questions that are none of the others, by id and by normalised text."""
     names = [(other.example.id, normalize_answer(other.example.query)) for other in others]
     ids, texts = {identifier for identifier, _ in names}, {text for _, text in names}
     return [
@@ -198,12 +198,12 @@ def demonstration_seed(keys: QuestionsConfig, seed: int) -> int:
 
 
 def queries_of(config: EvaluationConfig, examples: Iterable[Item]) -> list[str]:
-    """The questions in the form of `questions.query`."""
+    """Return the questions in the form of `questions.query`."""
     return [config.questions.query.replace(QUESTION, example.query) for example in examples]
 
 
 def draw_questions(questions: list[Question], num: int | None, seed: int) -> list[Question]:
-    """So many questions, drawn by the seed, in the file's order; all where there are no more."""
+    """Draw so many questions by the seed, in the file's order; all where there are no more."""
     if num is None or num >= len(questions):
         return questions
     rows = np.random.default_rng([seed, 3]).choice(len(questions), size=num, replace=False)

@@ -54,7 +54,7 @@ class Retrieval(Task):
 
 
 def retrieval_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
-    """Drawn questions among those that name gold documents."""
+    """Draw questions among those that name gold documents."""
     assert corpus is not None
     if len(corpus.corpus) < RECALL_DEPTH:
         raise UserError(f"data: {len(corpus.corpus)} documents; evaluation=retrieval expects {RECALL_DEPTH} or more")
@@ -83,7 +83,7 @@ def retrieval_metrics(
     ranked_at: int = RANKED_AT,
     finds_all: bool = False,
 ) -> dict[str, np.ndarray]:
-    """Values [N] of `Success@k`, `R@k`, `RR@10` (its mean is MRR@10) and `nDCG@10` for rows [N, K], best first.
+    """Return values [N] of `Success@k`, `R@k`, `RR@10` and `nDCG@10` for rows [N, K], best first.
 
     A gold document counts 1, any other 0. A query without gold documents gets 0 by every measure. Gold documents
     that are not in the corpus are negative numbers, one for each (`gold_rows`): they count, and are never found.
@@ -112,7 +112,7 @@ def retrieval_metrics(
 
 
 def gold_rows(gold: Iterable[Sequence[str]], rows_of: Mapping[str, int]) -> list[set[int]]:
-    """Rows of each query's gold documents; an id that is not in the corpus gets a negative number of its own."""
+    """Return rows of each query's gold documents; an id that the corpus lacks gets a negative number of its own."""
     return [{rows_of.get(doc, -1 - place) for place, doc in enumerate(dict.fromkeys(ids))} for ids in gold]
 
 

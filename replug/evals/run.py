@@ -105,7 +105,7 @@ def evidence_book(
     asked: PromptedLM | None,
     folder: EvaluationFolder,
 ) -> EvidenceBook:
-    """What was found for every example, in the LM's order and with what it writes where a method has that."""
+    """Return what was found for every example, in the LM's order and with what it wrote where methods need that."""
     written: list[WrittenDocument] = []
     if asked and corpus:
         found = {**found, **reranked(asked, methods, corpus.corpus, found, dataset.queries)}
@@ -123,7 +123,7 @@ def measure_latency(
     asked: PromptedLM | None,
     folder: EvaluationFolder,
 ) -> list[Row]:
-    """The rows of latency.jsonl; none where no question is to be timed."""
+    """Return the rows of latency.jsonl; none where no question is to be timed."""
     num_questions = config.questions.latency_questions
     if not num_questions or asked is None:
         return []
@@ -136,7 +136,7 @@ def measure_latency(
 def evaluation_cluster(
     config: EvaluationConfig, methods: Sequence[Method], source: LMSource | None, num_documents: int | None
 ) -> Iterator[Config]:
-    """Ray, where an index is to be built or the LM wants actors."""
+    """Open Ray, where an index is to be built or the LM wants actors."""
     builds = any(needs_building(config, method.source) for method in methods if method.takes_from_corpus)
     roles = [*(source.roles if source else ()), *(["index"] if builds else [])]
     run_config = config.run_config()
@@ -147,7 +147,7 @@ def evaluation_cluster(
 
 @contextmanager
 def opened_lm(config: Config, source: LMSource | None, folder: EvaluationFolder) -> Iterator[PromptedLM | None]:
-    """The LM at work behind its cache, and how texts are put to it; None where none takes part."""
+    """Open the LM behind its cache; None where no LM takes part."""
     if source is None:
         yield None
         return
@@ -159,7 +159,7 @@ def opened_lm(config: Config, source: LMSource | None, folder: EvaluationFolder)
 def opened_reranker(
     config: EvaluationConfig, source: LMSource | None, folder: EvaluationFolder, asked: PromptedLM | None
 ) -> Iterator[PromptedLM | None]:
-    """What is asked, with the LM of `rerank_lm` beside it, which works in this process: it is the smaller one."""
+    """Add the LM of `rerank_lm`, the smaller one, which works in this process."""
     if source is None:
         yield asked
         return

@@ -42,12 +42,12 @@ class TemperatureFit:
 
 
 def ensemble_bits(texts: Sequence[DocumentScores], temperature: float) -> float:
-    """Of all texts together."""
+    """Return the bits of all texts together."""
     return sum(bits_of(mix_token_logprobs(text.token_logprobs, text.similarities, temperature)) for text in texts)
 
 
 def fit_temperature(texts: Sequence[DocumentScores]) -> TemperatureFit:
-    """The same texts in the same order give the same temperature. Raises ValueError without texts.
+    """Fit a temperature, the same for the same texts in the same order. Raises ValueError without texts.
 
     Where the documents of every text are equally similar no temperature changes anything, and it is 1.
     """
@@ -71,7 +71,7 @@ def fit_temperature(texts: Sequence[DocumentScores]) -> TemperatureFit:
 
 
 def golden_section(function: Callable[[float], float], low: float, high: float, tolerance: float) -> float:
-    """Where a function with one valley between `low` and `high` is lowest, to within the tolerance."""
+    """Return where a function with one valley between `low` and `high` is lowest, to within the tolerance."""
     left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
     at_left, at_right = function(left), function(right)
     while high - low > tolerance:
