@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from replug.evals.tables import Blocks
     from replug.train.run_dir import RunDirectory
 
+AGAIN = "run the evaluation again"
 HELDOUT = "language_modelling"  # what a run's results.json calls its evaluation of held-out texts
 
 
@@ -45,14 +46,12 @@ def report(
     if (price_in is None) != (price_out is None):
         raise UserError(f"--price-{'in' if price_in is None else 'out'} is missing; expected both prices, or none")
     of_evaluations = [names_evaluation(folder / "config.yaml") for folder in folders]
-    if all(of_evaluations):
-        _report_evaluations(folders, figure, out)
-        if policies is not None:
-            _report_policies(
-                folders, policies, None if price_in is None or price_out is None else (price_in, price_out)
-            )
+    if all(of_evaluations) and policies is not None:
+        _report_policies(folders, policies, None if price_in is None or price_out is None else (price_in, price_out))
     elif policies is not None:
         raise UserError(f"--policies is fitted to evaluations of popqa, and {folders[0]} is not an evaluation")
+    elif all(of_evaluations):
+        _report_evaluations(folders, figure, out)
     elif any(of_evaluations):
         run, evaluation = (folders[of_evaluations.index(which)] for which in (False, True))
         raise UserError(f"{evaluation} is an evaluation and {run} is not; expected folders of one kind")
@@ -61,31 +60,33 @@ def report(
 
 
 def _report_evaluations(folders: list[Path], figure: Path | None, out: Path | None) -> None:
+    from replug.data.files import read_json
     from replug.evals.folder import EvaluationFolder
+    from replug.evals.tables import joined_blocks, row_names
 
     if figure is not None:
         raise UserError(f"--figure draws a run, and {folders[0]} is an evaluation, which has figure.svg")
     evaluations = [EvaluationFolder(folder) for folder in folders]
-    for folder in evaluations:
-        folder.require_finished()
     if len(evaluations) == 1:
+        evaluations[0].require_finished()
         evaluations[0].show()
-    else:
-        _show(_joined_evaluations(evaluations), out)
+        return
+    name = _require_comparable(evaluations)
+    results = [read_json(folder.results, AGAIN)[name] for folder in evaluations]
+    _show(joined_blocks(name, dict(zip(row_names(folders), results, strict=True))), out)
 
 
-def _joined_evaluations(folders: list["EvaluationFolder"]) -> "Blocks":
-    """Return the table of finished evaluations. Raises UserError for other evaluations, texts or documents."""
+def _require_comparable(folders: list["EvaluationFolder"]) -> str:
+    """Return which evaluation finished folders hold. Raises UserError for others, for other texts or documents."""
     from replug.config.load import load_stored_evaluation_config
     from replug.data.files import read_json
     from replug.data.manifest import require_checksums
-    from replug.evals.tables import joined_blocks, row_names
 
-    again = "run the evaluation again"
     for folder in folders:
-        require_checksums(folder.path, again)
+        folder.require_finished()
+        require_checksums(folder.path, AGAIN)
     names = [load_stored_evaluation_config(folder.config).evaluation for folder in folders]
-    inputs = [read_json(folder.inputs, again) for folder in folders]
+    inputs = [read_json(folder.inputs, AGAIN) for folder in folders]
     for folder, name, own in zip(folders, names, inputs, strict=True):
         if name != names[0]:
             raise UserError(f"{folder.path} is of evaluation={name}, but {folders[0].path} of {names[0]}")
@@ -94,9 +95,7 @@ def _joined_evaluations(folders: list["EvaluationFolder"]) -> "Blocks":
             known = [one[key] for one in (inputs[0], own) if one[key] is not None]
             if len(set(known)) > 1:
                 raise UserError(f"{folder.path} has other {key} than {folders[0].path}; expected the same in all")
-    rows = row_names([folder.path for folder in folders])
-    results = [read_json(folder.results, again)[names[0]] for folder in folders]
-    return joined_blocks(names[0], dict(zip(rows, results, strict=True)))
+    return names[0]
 
 
 def _report_policies(folders: list[Path], out: Path, prices: tuple[float, float] | None) -> None:
@@ -106,7 +105,9 @@ def _report_policies(folders: list[Path], out: Path, prices: tuple[float, float]
     from replug.evals.folder import EvaluationFolder
     from replug.evals.tables import print_blocks
 
-    answered = read_answered([EvaluationFolder(folder) for folder in folders])
+    evaluations = [EvaluationFolder(folder) for folder in folders]
+    _require_comparable(evaluations)
+    answered = read_answered(evaluations)
     with sole_writer(out):
         sections = write_report(answered, out, prices)
     for title, blocks in sections.items():

@@ -171,11 +171,11 @@ def _read(folder: EvaluationFolder) -> AnsweredQuestions:
     methods = {}
     for method in rows[0]["methods"]:
         outcomes = [row["methods"][method]["numbers"] for row in rows]
-        names = dict.fromkeys(name for numbers in outcomes for name in numbers)
-        numbers = {name: np.array([one.get(name, np.nan) for one in outcomes], np.float64) for name in names}
+        names = dict.fromkeys(name for outcome in outcomes for name in outcome)
+        numbers = {name: np.array([outcome.get(name, np.nan) for outcome in outcomes], np.float64) for name in names}
         seconds = [of[method]["numbers"] for of in timed if method in of]
         total, search = (
-            np.full(len(rows), np.mean([one[name] for one in seconds]) if seconds else np.nan)
+            np.full(len(rows), np.mean([latency[name] for latency in seconds]) if seconds else np.nan)
             for name in ("seconds", "evidence_seconds")
         )
         costs = {name: numbers.get(name, np.full(len(rows), np.nan)) for name in COUNTED}
@@ -195,12 +195,12 @@ def _read(folder: EvaluationFolder) -> AnsweredQuestions:
 
 def _combined(first: AnsweredQuestions, other: AnsweredQuestions) -> AnsweredQuestions:
     """Return the methods of both, by the order of the questions in the first."""
-    one, two = (next(iter(answered.methods.values())) for answered in (first, other))
-    keys = flatten(one.config), flatten(two.config)
+    known, added = (next(iter(answered.methods.values())) for answered in (first, other))
+    keys = flatten(known.config), flatten(added.config)
     for key in keys[0]:
         if (key == "seed" or key.startswith("questions.")) and key not in FREE and keys[0][key] != keys[1][key]:
             raise UserError(
-                f"{key} is {keys[0][key]} in {one.folder.path}, but {keys[1][key]} in {two.folder.path}: expected "
+                f"{key} is {keys[0][key]} in {known.folder.path}, but {keys[1][key]} in {added.folder.path}: expected "
                 "questions that were asked in one way"
             )
     place = {name: row for row, name in enumerate(other.ids)}
@@ -213,10 +213,10 @@ def _combined(first: AnsweredQuestions, other: AnsweredQuestions) -> AnsweredQue
         )
         moved = replace(outcomes, numbers=numbers, costs=costs, search_costs=search)
         if not np.array_equal(moved.numbers[POPULARITY], first.popularity):
-            raise UserError(f"{two.folder.path} has other popularities than {one.folder.path}; expected the same")
+            raise UserError(f"{added.folder.path} has other popularities than {known.folder.path}; expected the same")
         if name in methods and not np.array_equal(methods[name].accuracy, moved.accuracy):
             raise UserError(
-                f"{name} answers differently in {two.folder.path} and in {methods[name].folder.path}; expected a "
+                f"{name} answers differently in {added.folder.path} and in {methods[name].folder.path}; expected a "
                 "method once for each LM: leave one of the folders out"
             )
         methods.setdefault(name, moved)
@@ -234,7 +234,7 @@ class Compared:
     can follow. `auroc` says how well the signal separates right closed-book answers from wrong ones.
     """
 
-    policy: str
+    name: str
     thresholds: str | None
     worth: Worth
     costs: Costs | None
@@ -326,9 +326,9 @@ def fit_policy(
     thresholds, pooled = thresholds_of(answered, pair, signal)
     method = answered.methods[pair[1]]
     accuracy = {
-        " ".join(filter(None, (one.policy, one.thresholds))): one.worth.accuracy.value
-        for one in compared
-        if one.policy == signal or one.policy not in SIGNALS
+        " ".join(filter(None, (policy.name, policy.thresholds))): policy.worth.accuracy.value
+        for policy in compared
+        if policy.name == signal or policy.name not in SIGNALS
     }
     return Policy(
         lm=answered.identity,

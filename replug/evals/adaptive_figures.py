@@ -48,8 +48,8 @@ def figures_of_all(measured: Mapping[str, Measured], prices: Prices | None) -> F
     for name, lm in measured.items():
         policies = {f"{ADAPTIVE}{pair}": _by_popularity(way) for pair, way in lm["ways"].items()}
         best = max(lm["accuracy"].values(), key=lambda interval: interval.value)
-        adaptive[name] = {BEST: best, **{policy: one.worth.accuracy for policy, one in policies.items()}}
-        retrieved[name] = {policy.removeprefix(ADAPTIVE): one.worth.share for policy, one in policies.items()}
+        adaptive[name] = {BEST: best, **{policy: compared.worth.accuracy for policy, compared in policies.items()}}
+        retrieved[name] = {policy.removeprefix(ADAPTIVE): compared.worth.share for policy, compared in policies.items()}
     yield "adaptive", partial(share, groups=adaptive, label="right answers"), 3.6, "Policies by popularity."
     rarest = {
         name: {"the rarest 28%": lm["accuracy of the rarest 28%"][NONE], "others": lm["accuracy of the others"][NONE]}
@@ -77,7 +77,7 @@ def figures_of_all(measured: Mapping[str, Measured], prices: Prices | None) -> F
 
 def _by_popularity(way: Measured) -> Compared:
     """Return the paper's policy: by popularity, with a threshold for each relation where there are several."""
-    found: Compared = next(one for one in way["policies"] if one.policy in SCALES)
+    found: Compared = next(policy for policy in way["policies"] if policy.name in SCALES)
     return found
 
 
@@ -85,10 +85,10 @@ def _by_relation(measured: Mapping[str, Measured], what: str) -> dict[str, dict[
     """Return closed-book figures by relation and LM; what does not exist is left out."""
     groups: dict[str, dict[str, Any]] = {}
     for name, lm in measured.items():
-        for one in lm["relations"]:
-            of_relation = groups.setdefault(one["relation"], {})
-            if one[what][NONE] is not None:
-                of_relation[name] = one[what][NONE]
+        for relation in lm["relations"]:
+            of_relation = groups.setdefault(relation["relation"], {})
+            if relation[what][NONE] is not None:
+                of_relation[name] = relation[what][NONE]
     return groups
 
 
@@ -115,7 +115,7 @@ def figures_of_way(answered: AnsweredQuestions, name: str, way: Measured) -> Fig
     draw = partial(_draw_popularity, bins=way["popularity"], label=label)
     said = "Two methods, and a policy by popularity on questions left out of fitting (dashed)."
     yield f"adaptive_{end}", draw, 3.8, said
-    policies = {one.policy for one in way["policies"]}
+    policies = {policy.name for policy in way["policies"]}
     said = (
         "Policies on questions left out of fitting. The dotted line is the better of never and always; the oracle "
         "takes whichever answer is right."
@@ -134,26 +134,26 @@ def _bars(axes: Axes, groups: Mapping[str, Mapping[str, Interval | float]], labe
 
 def _draw_popularity(axes: Axes, bins: Sequence[Mapping[str, Any]], label: str, is_relative: bool = False) -> None:
     """Draw a line for each method, at places that are moved a little so that intervals do not hide each other."""
-    methods = list(dict.fromkeys(method for one in bins for method in one["accuracy"]))
+    methods = list(dict.fromkeys(method for bin_ in bins for method in bin_["accuracy"]))
     points: dict[str, list[tuple[float, Interval | float]]] = {}
     for number, method in enumerate(methods):
         shift = number - (len(methods) - 1) / 2
         points[method] = []
-        for one in (one for one in bins if one["n"] >= MIN_QUESTIONS and method in one["accuracy"]):
-            middle = (one["low"] + one["high"]) / 2 + 0.025 * shift
-            place = middle if is_relative else math.sqrt(one["low"] * one["high"]) * 1.06**shift
-            points[method].append((place, one["accuracy"][method]))
+        for bin_ in (bin_ for bin_ in bins if bin_["n"] >= MIN_QUESTIONS and method in bin_["accuracy"]):
+            middle = (bin_["low"] + bin_["high"]) / 2 + 0.025 * shift
+            place = middle if is_relative else math.sqrt(bin_["low"] * bin_["high"]) * 1.06**shift
+            points[method].append((place, bin_["accuracy"][method]))
     if not is_relative:  # a logarithmic scale needs limits where no bin has questions enough to be drawn
-        axes.set_xlim(min(one["low"] for one in bins), max(one["high"] for one in bins))
+        axes.set_xlim(min(bin_["low"] for bin_ in bins), max(bin_["high"] for bin_ in bins))
     dashed = [method for method in methods if method.startswith(ADAPTIVE)]
     lines(axes, points, label, "right answers", log_x=not is_relative, is_share=True, dashed=dashed)
 
 
 def _draw_policies(axes: Axes, way: Measured) -> None:
     groups: dict[str, dict[str, Interval]] = {}
-    for one in way["policies"]:
-        title = SIGNALS[one.policy].title if one.policy in SIGNALS else one.policy
-        groups.setdefault(title, {})[one.thresholds or "no threshold"] = one.worth.accuracy
+    for policy in way["policies"]:
+        title = SIGNALS[policy.name].title if policy.name in SIGNALS else policy.name
+        groups.setdefault(title, {})[policy.thresholds or "no threshold"] = policy.worth.accuracy
     bars(axes, groups, "right answers", horizontal=True, from_zero=False, is_share=True)
     axes.axvline(groups[way["better"]]["no threshold"].value, color=DOTS, lw=0.8, ls=":")
 

@@ -73,19 +73,19 @@ PAPER_RAREST_SHARE = 4000 / 14267
 
 
 def write_report(
-    answered: Sequence[AnsweredQuestions], out: Path, prices: Prices | None = None, num_resamples: int = NUM_RESAMPLES
+    lms: Sequence[AnsweredQuestions], out: Path, prices: Prices | None = None, num_resamples: int = NUM_RESAMPLES
 ) -> dict[str, Blocks]:
     """Write policies, figures, report.json, and last report.html; return the sections of the page."""
     out.mkdir(parents=True, exist_ok=True)
-    progress = Progress("policies compared", sum(len(one.pairs()) for one in answered))
+    progress = Progress("policies compared", sum(len(answered.pairs()) for answered in lms))
     measured: dict[str, Measured] = {}
-    for one in answered:
-        measured[one.name] = _measure_lm(one, prices)
-        for pair in one.pairs():
-            compared, better = compare_policies(one, pair, num_resamples, prices)
-            measured[one.name]["ways"][pair_name(pair)] = _measure_pair(one, pair, compared, better)
-            for signal, policy in _policies(one, pair, compared).items():
-                folder = out / "policies" / slug(one.name)
+    for answered in lms:
+        measured[answered.name] = _measure_lm(answered, prices)
+        for pair in answered.pairs():
+            compared, better = compare_policies(answered, pair, num_resamples, prices)
+            measured[answered.name]["ways"][pair_name(pair)] = _measure_pair(answered, pair, compared, better)
+            for signal, policy in _policies(answered, pair, compared).items():
+                folder = out / "policies" / slug(answered.name)
                 folder.mkdir(parents=True, exist_ok=True)
                 policy.save(folder / f"{slug(pair_name(pair))}_{signal}.json")
             progress.advance()
@@ -100,18 +100,18 @@ def write_report(
         return grid(figures)
 
     names = ", ".join(measured)
-    about = f"{len(answered[0].ids):,} questions, asked of {names}. The paper's LMs are far larger; it has Wikipedia."
+    about = f"{len(lms[0].ids):,} questions, asked of {names}. The paper's LMs are far larger; it has Wikipedia."
     sections: dict[str, Blocks] = {"": [about, shown(figures_of_all(measured, prices))]}
-    for one in answered:
-        lm = measured[one.name]
-        sections[one.name] = [shown(figures_of_lm(one.name, lm, one.popularity_signal))]
+    for answered in lms:
+        lm = measured[answered.name]
+        sections[answered.name] = [shown(figures_of_lm(answered.name, lm, answered.popularity_signal))]
         for name, way in lm["ways"].items():
-            title = f"{one.name}: {way['closed']} or {way['augmented']}"
+            title = f"{answered.name}: {way['closed']} or {way['augmented']}"
             sections[title] = [
                 *_help_and_harm_blocks(way),
-                shown(figures_of_way(one, name, way)),
+                shown(figures_of_way(answered, name, way)),
                 comparison_table(way),
-                _rule_line(way["thresholds by popularity"], one.popularity_signal),
+                _rule_line(way["thresholds by popularity"], answered.popularity_signal),
                 NOTE,
             ]
     sections["Signals"] = [_signals_table(measured)]
@@ -131,7 +131,7 @@ def _measure_lm(answered: AnsweredQuestions, prices: Prices | None) -> Measured:
         "accuracy": accuracies(answered, everything),
         "accuracy of the rarest 28%": accuracies(answered, rarest),
         "accuracy of the others": accuracies(answered, ~rarest),
-        "popularity": [{**one, "accuracy": accuracies(answered, own)} for one, own in _half_powers(answered)],
+        "popularity": [{**ends, "accuracy": accuracies(answered, own)} for ends, own in _half_powers(answered)],
         "relative popularity": accuracy_by_relative_popularity(answered),
         "relations": accuracy_by_relation(answered),
         "costs": {name: method.mean_costs(prices) for name, method in answered.methods.items()},
@@ -188,12 +188,12 @@ def policy_by_popularity(answered: AnsweredQuestions, pair: Pair) -> list[dict[s
     """Return by popularity the accuracy of two methods and of their policy, which is a mean over splits."""
     right = accuracy_by_popularity_policy(answered, pair)
     bins = []
-    for one, own in _half_powers(answered):
+    for ends, own in _half_powers(answered):
         accuracy: dict[str, Interval | float] = {name: accuracies(answered, own)[name] for name in pair}
         measured = right[own & ~np.isnan(right)]
         if len(measured):
             accuracy[f"{ADAPTIVE}{pair_name(pair)}"] = float(measured.mean())
-        bins.append({**one, "accuracy": accuracy})
+        bins.append({**ends, "accuracy": accuracy})
     return bins
 
 
@@ -201,7 +201,7 @@ def accuracy_by_relative_popularity(answered: AnsweredQuestions) -> list[dict[st
     """Return accuracies among the questions of their own relation, in half standard deviations (figure 7)."""
     relative = relative_popularity(answered.popularity, answered.relations)
     edges = np.arange(np.floor(2 * relative.min()), np.floor(2 * relative.max()) + 2) / 2
-    return [{**one, "accuracy": accuracies(answered, own)} for one, own in _binned(relative, edges)]
+    return [{**ends, "accuracy": accuracies(answered, own)} for ends, own in _binned(relative, edges)]
 
 
 def relative_popularity(popularity: np.ndarray, relations: Sequence[str]) -> np.ndarray:
@@ -273,11 +273,11 @@ def comparison_table(way: Measured) -> Table:
     """Show a policy a row; a column that nobody measured is left out."""
     head = ["policy", "accuracy", f"gain over {way['better']}", "retrieves", "AUROC"]
     rows = []
-    for one in way["policies"]:
-        name = f"{one.policy}, {one.thresholds}" if one.thresholds else one.policy
-        gain = "" if one.policy == way["better"] else _interval_text(one.worth.gain, "+")
-        rows.append([name, _interval_text(one.worth.accuracy), gain, f"{one.worth.share.value:.0%}"])
-        rows[-1] += [_interval_text(one.auroc), *(_cost_text(one.costs, cost) for cost in COST_HEADS)]
+    for policy in way["policies"]:
+        name = f"{policy.name}, {policy.thresholds}" if policy.thresholds else policy.name
+        gain = "" if policy.name == way["better"] else _interval_text(policy.worth.gain, "+")
+        rows.append([name, _interval_text(policy.worth.accuracy), gain, f"{policy.worth.share.value:.0%}"])
+        rows[-1] += [_interval_text(policy.auroc), *(_cost_text(policy.costs, cost) for cost in COST_HEADS)]
     head += [name for name, _ in COST_HEADS.values()]
     shown = [column for column in range(len(head)) if any(row[column] for row in rows)]
     return Table([head[column] for column in shown], [[row[column] for column in shown] for row in rows])
@@ -309,7 +309,7 @@ def _help_and_harm_blocks(way: Measured) -> list[Block]:
         right = cell["closed_right"], cell["augmented_right"]
         share, recall = PAPER_HELP_AND_HARM[right]
         held = "" if cell["recall"] is None else f"{cell['recall']:.2f}"
-        said = ["right" if one else "wrong" for one in right]
+        said = ["right" if is_right else "wrong" for is_right in right]
         rows.append([*said, str(cell["n"]), f"{cell['share']:.0%}", held, f"{share:.0%}", f"{recall:.2f}"])
     note = (
         f"{way['augmented']} harms in the second row and helps in the third. The paper's shares are those of "
@@ -326,7 +326,7 @@ def _rule_line(thresholds: Mapping[str, Threshold], signal: str) -> str:
 
 
 def _signals_table(measured: Mapping[str, Measured]) -> Table:
-    policies = [one.policy for lm in measured.values() for way in lm["ways"].values() for one in way["policies"]]
+    policies = [policy.name for lm in measured.values() for way in lm["ways"].values() for policy in way["policies"]]
     signals = [SIGNALS[name] for name in dict.fromkeys(policies) if name in SIGNALS]
     rows = [
         [signal.name, signal.title, f"it is {signal.retrieves_when} the threshold", signal.known_from.value]

@@ -70,8 +70,8 @@ class LineCounter:
 
     def alone(self, question: str, evidence: str | None) -> int:
         """Return the tokens of a whole prompt that asks closed book, or with one text."""
-        told = 0 if evidence is None else self._evidence(evidence)
-        return self._opening(evidence is not None) + told + self._question(question)
+        evidence_tokens = 0 if evidence is None else self._evidence(evidence)
+        return self._opening(evidence is not None) + evidence_tokens + self._question(question)
 
     def _opening(self, has_evidence: bool) -> int:
         if has_evidence not in self._openings:

@@ -214,20 +214,20 @@ class InternetQa(Task):
         reranked = self._answerer.submit(question.example.query, passages) if self._reranking else None
 
         def outcomes() -> Outcomes:
-            told = {}
+            alone_outcomes = {}
             for source, wait in alone.items():
                 answered = wait()
                 numbers = answer_numbers(prepared.metric, answered.answer, question)
                 numbers |= self._costs_alone(question, texts[source], answered.written_tokens)
-                told[source] = Outcome(numbers, {"answer": answered.answer, "documents": [], "weights": []})
+                alone_outcomes[source] = Outcome(numbers, {"answer": answered.answer, "documents": [], "weights": []})
             if reranked is None:
-                return told
+                return alone_outcomes
             found = reranked()
             texts_read = [passage.text for passage in found.passages]
             lines = [
                 counter.lines(question.example.query, texts_read, found.factors.distinct) for counter in self._counters
             ]
-            return {**told, **reranked_outcomes(prepared, question, found, lines, self._parameters)}
+            return {**alone_outcomes, **reranked_outcomes(prepared, question, found, lines, self._parameters)}
 
         return outcomes
 
@@ -378,12 +378,12 @@ def add_internet_findings(finished: Finished) -> list[Block]:
     metric = main_metric(results)
     add_wilson(results, SHARES)
     fitted: dict[str, dict[str, Any]] = json.loads(folder.weights.read_text())["methods"]
-    for method, one in fitted.items():
+    for method, fit in fitted.items():
         results[method]["validation"] = {
-            "value": one["gain"],
-            "n": one["num_questions"],
-            "default": one["default_gain"],
-            "weights": one["weights"],
+            "value": fit["gain"],
+            "n": fit["num_questions"],
+            "default": fit["default_gain"],
+            "weights": fit["weights"],
         }
     if any("flop" in of for of in results.values()):
         sweeps = sweeps_of(evaluation_methods(finished.config), least=1)
@@ -399,9 +399,9 @@ def _weight_blocks(fitted: dict[str, dict[str, Any]], metric: str) -> list[Block
     if n == 0:
         return ["No question is of the validation part: every reranker has its default weights."]
     rows = []
-    for method, one in fitted.items():
-        weights = ", ".join(f"{name} {value:g}" for name, value in one["weights"].items())
-        rows.append([method, f"{one['default_gain']:.3f}", f"{one['gain']:.3f}", weights])
+    for method, fit in fitted.items():
+        weights = ", ".join(f"{name} {value:g}" for name, value in fit["weights"].items())
+        rows.append([method, f"{fit['default_gain']:.3f}", f"{fit['gain']:.3f}", weights])
     return [
         f"Weights are fitted on the validation part (n = {n}), and on none of the questions above.",
         Table([f"method, its {metric} there", "default weights", "fitted weights", "weights"], rows),

@@ -113,8 +113,8 @@ class PopQa(Task):
         self._lm, self._template, self._asked, self._shots, self._book = lm, template, asked, shots, book
         self._methods = {method.name: method for method in book.methods}
         self._options = {
-            key: GenerationOptions(max_new_tokens, STOP if some else None, opening=popqa_opening(some))
-            for key, some in shots.items()
+            key: GenerationOptions(max_new_tokens, STOP if shown else None, opening=popqa_opening(shown))
+            for key, shown in shots.items()
         }
         self._popularity = {one.question.example.id: one.popularity for one in asked}
         self.examples = [one.question.example for one in asked]

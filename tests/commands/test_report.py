@@ -35,7 +35,6 @@ def folders(tmp_path: Path) -> list[Path]:
     for name, of in {"small": results(0.2, 0.3, 0.03), "large": results(0.5, 0.6, 0.04)}.items():
         path = write_evaluation(tmp_path / name, made_up_rows(4), lm=name)
         (path / "results.json").write_text(json.dumps({"popqa": of}))
-        (path / "inputs.json").write_text(json.dumps({"texts": "t", "corpus": "c"}))
         paths.append(path)
     return paths
 

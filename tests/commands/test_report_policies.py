@@ -24,13 +24,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     (root / "corpus.jsonl").write_text('{"id": "d", "text": "some words"}\n')
     import_corpus(root / "corpus.jsonl", tiny / "data" / "corpus")
     rows = only(made_up_rows(60, knows=0.9, seed=1), "none", "bm25@1")
-    both = [tiny, write_evaluation(root / "large <b>", rows, lm="large <b>")]
-    for folder in both:
-        of = {"value": 0.5, "n": 60, "interval": [0.4, 0.6]}
-        difference = {**of, "p": 0.5, "p_holm": 0.5}
-        of_methods = {"none": {"accuracy": of}, "bm25@1": {"accuracy": of, "accuracy - none": difference}}
-        (folder / "results.json").write_text(json.dumps({"popqa": of_methods}))
-    return both
+    return [tiny, write_evaluation(root / "large <b>", rows, lm="large <b>")]
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +78,6 @@ def test_the_pages_numbers_are_json(written: tuple[Path, str]):
 
 def test_documents_are_counted_where_questions_have_no_page_views(replug: CommandLine, tmp_path):
     folder = write_evaluation(tmp_path / "counted", counted_in_documents(only(made_up_rows(24), "none", "bm25@1")))
-    (folder / "table.md").write_text("")
     done = replug("report", folder, "--policies", tmp_path / "report")
     assert done.status == 0, done.printed
     figure = (tmp_path / "report" / "thresholds_bm25_1_tiny.svg").read_text()
