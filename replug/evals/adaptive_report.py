@@ -44,7 +44,7 @@ from replug.evals.intervals import Interval, wilson_interval
 from replug.evals.popqa_sets import popularity_correlation
 from replug.evals.tables import Block, Blocks, Html, Table, figure, grid, html_page
 from replug.evals.thresholds import NUM_RESAMPLES
-from replug.models.policy import SIGNALS, Policy, Threshold
+from replug.models.policy import SIGNALS, Threshold
 
 log = logging.getLogger(__name__)
 
@@ -84,10 +84,7 @@ def write_report(
         for pair in answered.pairs():
             compared, better = compare_policies(answered, pair, num_resamples, prices)
             measured[answered.name]["ways"][pair_name(pair)] = _measure_pair(answered, pair, compared, better)
-            for signal, policy in _policies(answered, pair, compared).items():
-                folder = out / "policies" / slug(answered.name)
-                folder.mkdir(parents=True, exist_ok=True)
-                policy.save(folder / f"{slug(pair_name(pair))}_{signal}.json")
+            _write_policies(answered, pair, compared, out / "policies" / slug(answered.name))
             progress.advance()
 
     def shown(drawings: Figures) -> Html:
@@ -151,15 +148,18 @@ def _measure_pair(answered: AnsweredQuestions, pair: Pair, compared: Sequence[Co
     }
 
 
-def _policies(answered: AnsweredQuestions, pair: Pair, compared: Sequence[Compared]) -> dict[str, Policy]:
-    """Return the policy of each signal; none where the index or the documents of the evaluation are gone."""
+def _write_policies(answered: AnsweredQuestions, pair: Pair, compared: Sequence[Compared], folder: Path) -> None:
+    """Write the policy of each signal; none where the index or the documents of the evaluation are gone."""
     method = answered.methods[pair[1]]
     try:
         retriever = retriever_identity(pair[1], method.config, method.folder)
     except UserError as error:
         log.warning(f"no policy of {pair_name(pair)} is written: {error}")
-        return {}
-    return {name: fit_policy(answered, pair, name, retriever, compared) for name in answered.signals(pair)}
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    for signal in answered.signals(pair):
+        policy = fit_policy(answered, pair, signal, retriever, compared)
+        policy.save(folder / f"{slug(pair_name(pair))}_{signal}.json")
 
 
 def accuracies(answered: AnsweredQuestions, among: np.ndarray) -> dict[str, Interval]:
