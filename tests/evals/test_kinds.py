@@ -105,7 +105,7 @@ def test_the_command_that_a_configuration_tells_is_one_that_passes_its_rules(nam
         ),
         (
             ["evaluation=perplexity"],
-            "evaluation: 'perplexity' .*expected one of internet_qa, lm, mmlu, open_qa, popqa, retrieval, tokens",
+            "evaluation: 'perplexity' .*expected one of internet_qa, language_modelling, mmlu, open_qa, popqa, retri",
         ),
     ],
 )
