@@ -29,7 +29,7 @@ WORD = re.compile(r"\S+")
 WORD_OR_LINE_END = re.compile(r"\S+|\n")
 LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
-# What Wikitext writes ` @-@ ` was a hyphen within a word.
+# Wikitext writes a hyphen within a word as ` @-@ `.
 _JOINED = re.compile(r"(?<=\S) @([-,.])@ (?=\S)")
 # As the published evaluations have it (Megatron-LM, lm-evaluation-harness), without what changes letters: they also
 # write ` N `, a number of the Penn Treebank, as ` 1 `.
@@ -117,7 +117,7 @@ class ScoredSpan(Example):
 
 
 class TokenBorders:
-    """Where the tokens of a text end, in characters; white space before a word is part of its first token.
+    """The characters at which the tokens of a text end; white space before a word is part of its first token.
 
     A character that several tokens share stays whole, in the earlier ones.
     """
