@@ -195,7 +195,7 @@ def found_by(
 ) -> RetrievedDocuments:
     """Return what an encoder finds for the held-out texts in an index of its own, and its ensemble's temperature.
 
-    Where documents stay as they are, the index is version 0, which is theirs. A temperature that is fitted, to the
+    If documents stay as they are, the index is version 0, which is theirs. A temperature that is fitted, to the
     development texts and what is found for them, becomes the encoder's. It is saved with the encoder where the index's
     version is, too. `name` is what readers call the encoder.
     """

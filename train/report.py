@@ -1,4 +1,4 @@
-"""What people read of a training run: the table on the terminal, and `report.html`, one self-contained page.
+"""The report of a training run: the table on the terminal, and `report.html`, one self-contained page.
 
 results.json has the evaluations of the held-out texts (`evals/results.py`), and beside them
 
@@ -31,7 +31,7 @@ METHODS_LINE = (
 )
 FAR = 0.5  # of the scored share before: below it a search finds mostly what no label tells of
 SMOOTH_STEPS = 8
-# What is drawn of the metrics, where a run has them: a title, and the lines' names by metric.
+# The curves of the metrics that a run has: a title, and the lines' names by metric.
 CURVES = (
     ("KL loss (nats)", {"train/loss": "loss"}),
     ("entropy over the documents (nats)", {"lm/entropy": "Q (LM)", "retriever/entropy": "P_R (retriever)"}),
@@ -49,7 +49,7 @@ CURVES = (
         },
     ),
 )
-# Of the metrics under `scoring/`, those that say how the LM was used, with how they read.
+# The metrics under `scoring/` that say how the LM was used, with their texts.
 SCORING_MEANS = {
     "tokens_per_second": "{:,.0f} tokens a second",
     "busy_share": "busy {:.0%} of the time",
@@ -144,7 +144,7 @@ def _heldout_blocks(results: Results, with_figures: bool = False) -> list[Block]
     return blocks
 
 
-# Which weights the tuned retriever has ----------------------------------------------------------------------------
+# The weights of the tuned retriever --------------------------------------------------------------------------------
 
 
 def weights_lines(results: Mapping[str, Any]) -> list[str]:

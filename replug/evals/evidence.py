@@ -1,4 +1,4 @@
-"""What each method gives the LM to read for one example."""
+"""The evidence: the documents that each method puts before the LM for one example."""
 
 import hashlib
 import io
@@ -17,13 +17,13 @@ from replug.data.files import replace_file
 from replug.data.store import CorpusStore
 from replug.models.ensemble_temperature import PAPER, EnsembleTemperature
 
-# What reading a damaged archive of numpy's raises.
+# The errors of reading a damaged archive of numpy.
 DAMAGED = (zipfile.BadZipFile, zlib.error, ValueError, KeyError, TypeError, EOFError, OSError, RuntimeError)
 
 
 @dataclass(frozen=True, slots=True)
 class RetrievedDocuments:
-    """What one source finds for all N examples: rows of the corpus [N, K], nearest first, and similarities [N, K].
+    """The documents of one source for all N examples: rows of the corpus [N, K], nearest first, and similarities [N, K].
 
     `temperature` is that of its ensemble.
     """
@@ -64,7 +64,7 @@ def random_documents(num_documents: int, num_examples: int, k: int, seed: int) -
 
 @dataclass(frozen=True, slots=True)
 class WrittenDocument:
-    """What an LM wrote to answer a question from; None where it wrote nothing. Tokens as the LM counted them."""
+    """A document that an LM wrote for a question; `text` is None where it wrote nothing. The LM counted the tokens."""
 
     text: str | None
     prompt_tokens: int | None

@@ -1,4 +1,4 @@
-"""What lies where in an evaluation's folder."""
+"""The files of an evaluation's folder."""
 
 import hashlib
 import json

@@ -56,7 +56,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Clusters:
-    """Which examples are drawn together: the cluster [N] of each example, from 0, and the stratum [C] of each cluster.
+    """Examples that are drawn together: the cluster [N] of each example, from 0, and the stratum [C] of each cluster.
 
     Raises ValueError for a cluster in two strata.
     """

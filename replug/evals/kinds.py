@@ -51,7 +51,7 @@ class PromptedLM:
 
 @dataclass(frozen=True, slots=True)
 class EvalDataset:
-    """What is measured: a text to retrieve for by example (empty where nothing can be retrieved), and then the task.
+    """The set that is measured: a text to retrieve for by example (empty where nothing can be retrieved), and the task.
 
     `questions`, one for each query, are what an LM is to write documents for; none where the LM is asked no questions.
     `sources`, one for each query, are the texts that queries were cut from; none where they are questions. `predicted`

@@ -38,7 +38,6 @@ from replug.evals.results import Results
 from replug.evals.spans import (
     MeasuredText,
     ScoredSpan,
-    SpanRule,
     TokenBorders,
     detokenized_wikitext,
     draw_evenly,
@@ -210,14 +209,12 @@ def _spans_of_texts(config: EvaluationConfig) -> list[ScoredSpan]:
     if keys.tokenizer is not None:  # several LMs are to be measured on the same spans of the same texts
         counted_by = replace(config.lm, path=keys.tokenizer, url=None, model=None, tokenizer=None)
     tokenizer = load_plain(lm_tokenizer_json(counted_by))
-    stride = keys.stride_tokens or keys.scored_tokens
-    rule = SpanRule(keys.scored_tokens, keys.context_tokens, keys.query_tokens, stride)
     texts = []
     for one in _texts(config):
         is_wikitext = keys.detokenize is Detokenize.wikitext
         as_read = detokenized_wikitext(one.text) if is_wikitext else (one.text, unit_starts(one.text))
         texts.append(MeasuredText(one.id, one.domain, *as_read))
-    spans = [span for text in texts for span in spans_of(text, tokenizer, rule)]
+    spans = [span for text in texts for span in spans_of(text, tokenizer, keys)]
     drawn = [spans[row] for row in draw_evenly(len(spans), keys.max_examples, config.seed)]
     if not any(method.source == LONG_CONTEXT for method in evaluation_methods(config)):
         return drawn

@@ -1,4 +1,4 @@
-"""What of an evaluation's examples the corpus holds: retrieval that finds it copies and predicts nothing.
+"""Leakage: the examples that the corpus holds. Retrieval that finds them copies, and predicts nothing.
 
 An example is in the corpus where a document comes from its source, equals one of its texts (white space and case
 aside), or shares as many words in a row with one, as preparing a set has it (`data.prepare.disjoint`). N-grams have 13

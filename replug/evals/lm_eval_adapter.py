@@ -122,7 +122,7 @@ class HarnessModel(LM):
                     "whole texts are cut into examples by tokens: give HarnessModel the LM's tokenizer"
                 )
             return [("", text)]  # which the LM refuses where it is too long
-        # What stands between two tokens is the second's, with the blank before it.
+        # The characters between two tokens are the second's, with the blank before it.
         encoded = self._lm_tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         ends = [end for _, end in encoded["offset_mapping"]]
         if retrieves:

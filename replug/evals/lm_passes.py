@@ -1,4 +1,4 @@
-"""What the LM does for the questions of an evaluation beside answering them: write documents, rerank them, be timed.
+"""Passes of the LM over the questions beside answering them: it writes documents, reranks them, and is timed.
 
 GenRead: the LM writes a document for a question, and reads it as if it was retrieved (Yu et al. 2023).
 

@@ -37,7 +37,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one example under one method: the numbers that metrics add up, and what is worth reading."""
+    """The outcome of one example under one method: the numbers that metrics add up, and details for readers."""
 
     numbers: dict[str, float]
     detail: dict[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What the evaluations of questions share: how questions are read, drawn, searched for and put into prompts.
+"""Questions, as all evaluations of questions read, draw and search for them and put them into prompts.
 
 A set is a file of JSON Lines with `question` and `answers`, and optional `id`, `domain` and `gold` (ids of documents).
 """

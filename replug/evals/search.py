@@ -1,4 +1,4 @@
-"""What every source of documents finds for the examples of an evaluation, each found once and kept in a file.
+"""Search: each source of documents searches once for the examples of an evaluation, and a file keeps the result.
 
 Documents of other sources than a text's own: its neighbours in the corpus would tell what is to be predicted.
 """
@@ -76,7 +76,7 @@ def find_all(
 ) -> dict[str, RetrievedDocuments]:
     """Find rows and similarities [N, K] by source, as many as any of its methods and recall need. Ray must run.
 
-    With `exclude_own_source` none of a document's source, which `own` says of each query. What is found is kept in
+    With `exclude_own_source` no document of the query's own source is found; `own` are the sources. Results are kept in
     `out`, or in its folder `texts` for other texts than the evaluation's own.
     """
     (out / texts).mkdir(parents=True, exist_ok=True)

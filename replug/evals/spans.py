@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from tokenizers import Tokenizer
 
+from replug.config.evaluation_schema import TextsConfig
 from replug.data.records import Example
 from replug.data.tokenizing import TokenOffsets, token_offsets
 
@@ -28,7 +29,7 @@ WORD = re.compile(r"\S+")
 WORD_OR_LINE_END = re.compile(r"\S+|\n")
 LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
-# What Wikitext writes ` @-@ ` was a hyphen within a word.
+# Wikitext writes a hyphen within a word as ` @-@ `.
 _JOINED = re.compile(r"(?<=\S) @([-,.])@ (?=\S)")
 # As the published evaluations have it (Megatron-LM, lm-evaluation-harness), without what changes letters: they also
 # write ` N `, a number of the Penn Treebank, as ` 1 `.
@@ -115,18 +116,8 @@ class ScoredSpan(Example):
     long_context: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SpanRule:
-    """Lengths in tokens. `stride` is from one span's first token to the next one's: `scored` where all are scored."""
-
-    scored: int
-    context: int
-    query: int
-    stride: int
-
-
 class TokenBorders:
-    """Where the tokens of a text end, in characters; white space before a word is part of its first token.
+    """The characters at which the tokens of a text end; white space before a word is part of its first token.
 
     A character that several tokens share stays whole, in the earlier ones.
     """
@@ -171,19 +162,19 @@ def scored_span(example: Example) -> ScoredSpan:
     )
 
 
-def spans_of(text: MeasuredText, tokenizer: Tokenizer, rule: SpanRule) -> Iterator[ScoredSpan]:
+def spans_of(text: MeasuredText, tokenizer: Tokenizer, keys: TextsConfig) -> Iterator[ScoredSpan]:
     """Yield the spans of a text in order, each called by its place in the text; the last may be shorter."""
     borders, starts = TokenBorders.of(tokenizer, text.text), np.array(text.unit_starts)
-    for first in range(0, max(1, len(borders)), rule.stride):
-        start, end = borders.before(first), borders.before(first + rule.scored)
+    for first in range(0, max(1, len(borders)), keys.stride_tokens or keys.scored_tokens):
+        start, end = borders.before(first), borders.before(first + keys.scored_tokens)
         if end > start:
             yield ScoredSpan(
                 id=f"{text.id}#{start}-{end}",
-                context=text.text[borders.before(first - rule.context) : start],
+                context=text.text[borders.before(first - keys.context_tokens) : start],
                 continuation=text.text[start:end],
                 domain=text.domain,
                 source=text.id,
-                query=text.text[borders.before(first - rule.query) : start],
+                query=text.text[borders.before(first - keys.query_tokens) : start],
                 num_words=int(((starts >= start) & (starts < end)).sum()),
                 start=start,
             )

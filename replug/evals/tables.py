@@ -45,7 +45,7 @@ class Table:
 
 
 class Html(str):
-    """What a page shows as it is, such as a figure."""
+    """HTML that a page shows as it is, such as a figure."""
 
 
 Block = str | Sequence[str] | Table

@@ -25,7 +25,7 @@ DIGITS = 4  # of a fitted temperature that are kept, so that a last bit of a sco
 
 @dataclass(frozen=True, slots=True)
 class DocumentScores:
-    """Of one text: log-probs [K, T] (nats) of its tokens given each document, and the documents' similarities [K]."""
+    """Log-probs [K, T] (nats) of one text's tokens given each document, and the documents' similarities [K]."""
 
     token_logprobs: np.ndarray
     similarities: np.ndarray
@@ -49,7 +49,7 @@ def ensemble_bits(texts: Sequence[DocumentScores], temperature: float) -> float:
 def fit_temperature(texts: Sequence[DocumentScores]) -> TemperatureFit:
     """Fit a temperature, the same for the same texts in the same order. Raises ValueError without texts.
 
-    Where the documents of every text are equally similar no temperature changes anything, and it is 1.
+    The temperature is 1 where the documents of every text are equally similar: none changes anything then.
     """
     if not texts:
         raise ValueError("there are no texts to fit a temperature to")

@@ -1,4 +1,4 @@
-"""Where documents help: language modelling under two methods, token by token (REPLUG, arXiv text, section 7.3).
+"""Token gain: where documents help language modelling, token by token (REPLUG, arXiv text, section 7.3).
 
 A token's gain is log2 p with documents minus log2 p without, in bits: above 0 the documents helped. Tokens are compared
 by how often the corpus has their word, and with `texts.entities` by how popular the name is that they are a part of:

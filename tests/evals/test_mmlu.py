@@ -133,8 +133,8 @@ def test_the_demonstrations_of_a_set_are_searched_for_behind_its_questions(tmp_p
 
 def test_questions_with_fewer_demonstrations_are_counted_by_method() -> None:
     rows = [{"methods": {"none": {"numbers": {"shots": 5}}, "bm25": {"numbers": {"shots": n}}}} for n in (5, 3, 4)]
-    said = dropped_shots(Finished(EvaluationConfig("mmlu", "out"), None, rows, Book(), {}))
-    assert "bm25: 2 of 3 questions had fewer than 5 demonstrations" in said and "none" not in said
+    [said] = dropped_shots(Finished(EvaluationConfig("mmlu", "out"), None, rows, Book(), {}))
+    assert said.startswith("bm25: 2 of 3 questions had fewer than 5 demonstrations")
 
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -4,12 +4,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from replug.config.evaluation_schema import TextsConfig
 from replug.data.records import Example
 from replug.data.tokenizing import load_plain, word_tokenizer
 from replug.evals.spans import (
     ROOM,
     MeasuredText,
-    SpanRule,
     TokenBorders,
     detokenized_wikitext,
     draw_evenly,
@@ -59,8 +59,10 @@ def measured(text: str, name: str = "t") -> MeasuredText:
     return MeasuredText(name, "all", text, unit_starts(text))
 
 
-def rule(scored: int, context: int | None = None, query: int | None = None, stride: int | None = None) -> SpanRule:
-    return SpanRule(scored, context or scored, query or scored, stride or scored)
+def rule(scored: int, context: int | None = None, query: int | None = None, stride: int | None = None) -> TextsConfig:
+    return TextsConfig(
+        scored_tokens=scored, context_tokens=context or scored, query_tokens=query or scored, stride_tokens=stride
+    )
 
 
 @settings(max_examples=50, deadline=None)
