@@ -69,8 +69,8 @@ def figures_of_all(measured: Mapping[str, Measured], prices: Prices | None) -> F
     if prices is not None:
         labels["dollars"] = "dollars for 1,000 questions"
     for cost, label in labels.items():
-        costs = {name: _cost_bars(lm, cost) for name, lm in measured.items()}
-        if any(costs.values()):
+        costs = {name: known for name, lm in measured.items() if (known := _cost_bars(lm, cost))}
+        if costs:
             said = "Each method for every question, and under a policy by popularity (adaptive)."
             yield f"cost_{cost}", partial(_bars, groups=costs, label=label), 3.6, said
 
