@@ -80,7 +80,7 @@ def _require_comparable(folders: list["EvaluationFolder"]) -> str:
     """Return which evaluation finished folders hold. Raises UserError for others, for other texts or documents."""
     from replug.config.load import load_stored_evaluation_config
     from replug.data.files import read_json
-    from replug.data.manifest import require_checksums
+    from replug.data.folder import require_checksums
 
     for folder in folders:
         folder.require_finished()
@@ -99,7 +99,7 @@ def _require_comparable(folders: list["EvaluationFolder"]) -> str:
 
 
 def _report_policies(folders: list[Path], out: Path, prices: tuple[float, float] | None) -> None:
-    from replug.data.folder_lock import sole_writer
+    from replug.data.folder import sole_writer
     from replug.evals.adaptive import read_answered
     from replug.evals.adaptive_report import write_report
     from replug.evals.folder import EvaluationFolder
@@ -117,7 +117,7 @@ def _report_policies(folders: list[Path], out: Path, prices: tuple[float, float]
 
 
 def _report_runs(folders: list[Path], figure: Path | None, out: Path | None) -> None:
-    from replug.data.folder_lock import sole_writer
+    from replug.data.folder import sole_writer
     from replug.train.report import write_overview
     from replug.train.run import show_results
     from replug.train.run_dir import RunDirectory
@@ -125,7 +125,7 @@ def _report_runs(folders: list[Path], figure: Path | None, out: Path | None) -> 
     runs = [RunDirectory(folder) for folder in folders]
     for run in runs:
         if not run.is_finished:
-            raise UserError(f"{run.path} holds no finished run (results.json is missing)")
+            raise UserError(f"{run.path} holds no finished run (manifest.json is missing)")
     if len(runs) > 1:
         _show(_joined_runs(runs), out)
         return
@@ -145,13 +145,13 @@ def _joined_runs(runs: list["RunDirectory"]) -> "Blocks":
     """Return bits per byte by run. Raises UserError for runs on another prepared set or other labels."""
     from replug.data.files import read_json
     from replug.evals.tables import Table, joined_blocks, row_names
-    from replug.train.run_dir import MEND
+    from replug.train.run_dir import LABELS, MEND, SET
 
     for run in runs:
-        run.require_intact()
-        for name, what in ((run.set_mark.name, "prepared set"), (run.labels_mark.name, "labels")):
-            marks = [path for path in (runs[0].path / name, run.path / name) if path.is_file()]
-            if len(marks) == 1 or len({str(read_json(mark, MEND)) for mark in marks}) > 1:
+        run.folder.require()
+        first, inputs = runs[0].folder.inputs or {}, run.folder.inputs or {}
+        for name, what in ((SET, "prepared set"), (LABELS, "labels")):
+            if first.get(name) != inputs.get(name):
                 raise UserError(f"{run.path} has another {what} than {runs[0].path}; expected the same in all")
     names = row_names([run.path for run in runs])
     results = {name: read_json(run.results, MEND) for name, run in zip(names, runs, strict=True)}

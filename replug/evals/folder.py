@@ -10,7 +10,7 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import config_to_yaml, load_stored_evaluation_config, require_same
 from replug.data.files import read_json, replace_file, write_json
-from replug.data.manifest import require_checksums
+from replug.data.folder import require_checksums
 from replug.evals.tables import print_markdown
 
 

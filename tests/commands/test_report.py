@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from replug.config.errors import UserError
-from replug.data.manifest import write_checksums
+from replug.data.folder import write_checksums
 from replug.evals.tables import MOST_DIFFERENCES, joined_blocks, to_markdown
+from replug.train.run_dir import RunDirectory
 from tests.support.command_line import CommandLine
 from tests.support.outcome_folders import made_up_rows, write_evaluation
 
@@ -94,8 +95,10 @@ def bits_of(none: float, lsr: float) -> dict:
 def write_run(path: Path, heldout: float | None, dev: float, of_set: str = "s") -> Path:
     path.mkdir()
     measured = {} if heldout is None else {"language_modelling": bits_of(1.5, heldout)}
+    folder = RunDirectory(path).folder
+    folder.claim({"data.sha256": of_set})
     (path / "results.json").write_text(json.dumps({**measured, "weights": {"best": {"bpb": dev}}}))
-    (path / "set.json").write_text(json.dumps({"manifest_sha256": of_set}))
+    folder.finish(["results.json"])
     return path
 
 

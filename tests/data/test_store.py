@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 import replug.data.prepare.assembly
-import replug.data.prepare.sets
 from replug.config.errors import UserError
-from replug.data.manifest import read_mark, write_mark
+from replug.data.folder import Folder, read_mark, write_mark
 from replug.data.records import Document, Example
 from replug.data.shards import (
     DOCUMENT_SCHEMA,
@@ -168,7 +167,7 @@ def test_damage_is_named(name, damage, made):
 
 def test_a_manifest_without_proof_or_that_is_no_json_is_refused(made):
     path = made.folder / "manifest.json"
-    manifest = read_mark(path)
+    manifest = read_mark(path, "")
     path.write_text("{")
     with pytest.raises(UserError, match="is not valid JSON"):
         PreparedSet(made.folder)
@@ -191,6 +190,6 @@ def test_another_retriever_over_an_unfinished_set_mixes_no_token_ids(made, encod
     for name, now in (("other", other.token_rule), ("none", None)):
         folder = tmp_path / f"begun-{name}"
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(replug.data.prepare.sets, "write_mark", Mock(side_effect=KeyboardInterrupt))
+            patch.setattr(Folder, "finish", Mock(side_effect=KeyboardInterrupt))
             prepare(folder, source, token_ids=encoder.token_rule)
         assert contents(prepare(folder, source, token_ids=now).folder) == expected[name]
