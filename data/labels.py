@@ -25,8 +25,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from replug.config.errors import UserError
-from replug.data.files import file_sha256, writing
-from replug.data.manifest import read_mark, require_checksums, write_mark
+from replug.data.files import writing
+from replug.data.folder import file_sum, read_mark, require_checksums, write_mark
 from replug.data.shards import in_batches
 from replug.data.store import ExampleStore, PreparedSet
 
@@ -164,7 +164,7 @@ def write_labels(path: Path, rows: Iterable[dict[str, Any]], schema: pa.Schema) 
 
 def finish_labels(folder: Path, origin: LabelOrigin, counts: dict[str, int]) -> None:
     """Write the mark, last of all."""
-    files = {f"{split}.parquet": file_sha256(folder / f"{split}.parquet") for split, count in counts.items() if count}
+    files = {f"{split}.parquet": file_sum(folder / f"{split}.parquet") for split, count in counts.items() if count}
     content = {"format": FORMAT, "origin": asdict(origin), "counts": counts, "files": files}
     write_mark(folder / MARK, content)
 

@@ -20,7 +20,7 @@ from datasets import Dataset, concatenate_datasets
 
 from replug.config.errors import UserError
 from replug.data.files import reading, wrong_files
-from replug.data.manifest import FIX, CheckedFiles, read_mark
+from replug.data.folder import FIX, CheckedFiles, read_mark
 from replug.data.progress import Progress
 from replug.data.records import Document, Example
 from replug.data.shards import (

@@ -30,7 +30,7 @@ import numpy as np
 
 from replug.config.errors import RunError, UserError
 from replug.data.files import file_sha256, reading, write_json, writing
-from replug.data.manifest import read_mark, write_mark
+from replug.data.folder import read_mark, write_mark
 from replug.data.shards import shard_paths
 from replug.index_workers.build_plan import (
     ENCODER,

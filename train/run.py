@@ -18,7 +18,7 @@ from replug.config.choices import Accelerator
 from replug.config.rules import FIT, OWN_LABELS
 from replug.config.schema import Config
 from replug.data.files import write_json
-from replug.data.folder_lock import sole_writer
+from replug.data.folder import sole_writer
 from replug.data.labels import Labels
 from replug.data.store import PreparedSet
 from replug.evals.evidence import RetrievedDocuments

@@ -32,9 +32,8 @@ from replug.config.load import config_to_yaml, has_more_steps, load_stored_confi
 from replug.config.paths import require_folder
 from replug.config.schema import Config
 from replug.data.files import file_sha256, read_json, replace_file, write_json, writing
-from replug.data.folder_lock import NAME as WRITER
-from replug.data.manifest import NAME as CHECKSUMS
-from replug.data.manifest import require_checksums, write_last
+from replug.data.folder import CHECKSUMS, require_checksums, write_last
+from replug.data.folder import LOCK as WRITER
 from replug.train.environment import describe_environment, provenance_lines
 
 log = logging.getLogger(__name__)

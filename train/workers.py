@@ -7,7 +7,7 @@ from pathlib import Path
 
 from replug.cluster.ray_cluster import require_seen_by_all
 from replug.config.schema import Config
-from replug.data.folder_lock import sole_writer
+from replug.data.folder import sole_writer
 from replug.data.store import PreparedSet
 from replug.index_workers.build import watched_texts
 from replug.index_workers.service import IndexService

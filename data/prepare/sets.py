@@ -16,8 +16,7 @@ from pathlib import Path
 from replug.config.errors import UserError
 from replug.config.schema import DataConfig
 from replug.data.files import file_sha256, write_json
-from replug.data.folder_lock import sole_writer
-from replug.data.manifest import write_mark
+from replug.data.folder import sole_writer, write_mark
 from replug.data.prepare.assembly import (
     ShardReport,
     write_assembly_rules,

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from replug.config.errors import UserError
 from replug.data.files import write_json, wrong_files
-from replug.data.folder_lock import NAME as WRITER
-from replug.data.folder_lock import sole_writer
+from replug.data.folder import LOCK as WRITER
+from replug.data.folder import sole_writer
 from replug.data.prepare.cutting import SourceShardReport
 
 log = logging.getLogger(__name__)

@@ -34,7 +34,7 @@ from replug.config.load import config_to_yaml, load_config
 from replug.config.paths import check_paths
 from replug.config.schema import Config
 from replug.data.files import replace_file, write_json, writing
-from replug.data.folder_lock import sole_writer
+from replug.data.folder import sole_writer
 from replug.slurm.gpu_options import gpus_per_node
 from replug.train.environment import describe_environment
 from replug.train.run_dir import RunDirectory

@@ -42,8 +42,8 @@ def verify(
 
 def _verify(directory: Path) -> tuple[list[str], list[str]]:
     """Return what is there and what is wrong, of a folder with a manifest or of a run directory with all it holds."""
+    from replug.data.folder import CHECKSUMS, checksum_problems
     from replug.data.labels import MARK
-    from replug.data.manifest import NAME, checksum_problems
     from replug.data.store import is_prepared_set, verify_prepared
     from replug.index_workers.build_plan import index_folder, version_numbers
     from replug.index_workers.verify import verify_index
@@ -52,7 +52,7 @@ def _verify(directory: Path) -> tuple[list[str], list[str]]:
         return verify_prepared(directory)
     found, problems = verify_prepared(directory / "data") if is_prepared_set(directory / "data") else ([], [])
     for folder in (directory, directory / "labels", directory / "retriever", directory / "best"):
-        name = MARK if (folder / "queries.parquet").is_file() else NAME
+        name = MARK if (folder / "queries.parquet").is_file() else CHECKSUMS
         if (folder / name).is_file():
             wrong = checksum_problems(folder, manifest=name)
             found.append(f"{folder}: {'all intact' if not wrong else f'wrong in {len(wrong)} places'}")

@@ -142,6 +142,12 @@ def flatten(config: Config | EvaluationConfig) -> dict[str, Any]:
     return dict(_leaves(tree, ""))
 
 
+def inputs_of(config: Config | EvaluationConfig) -> dict[str, Any]:
+    """Return the keys that decide what is computed and in which order, with their values."""
+    free = {key.path for key in keys_of(type(config)) if key.resumable}
+    return {name: value for name, value in flatten(config).items() if name not in free}
+
+
 def require_same(
     stored: Config | EvaluationConfig, asked: Config | EvaluationConfig, path: Path, what: str = ""
 ) -> None:

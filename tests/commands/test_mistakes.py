@@ -18,7 +18,7 @@ from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.config.paths import check_paths
 from replug.config.schema import DataConfig
-from replug.data.manifest import write_mark
+from replug.data.folder import write_mark
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import Tokenizers, prepare_raw, prepare_rows
 from replug.data.rows import read_documents, read_examples

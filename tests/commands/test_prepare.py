@@ -9,7 +9,7 @@ import pytest
 
 from replug.config.errors import RunError
 from replug.config.schema import DataConfig
-from replug.data.manifest import read_mark, write_mark
+from replug.data.folder import read_mark, write_mark
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import Tokenizers, prepare_raw
 from replug.data.tokenizing import word_tokenizer

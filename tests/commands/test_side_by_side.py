@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.data.folder_lock import NAME, sole_writer
+from replug.data.folder import LOCK, sole_writer
 from tests.support.command_line import ROOT, CommandLine, arguments, start, start_process, wait_for
 from tests.support.evaluating import on_run, typed, wait_for_lines
 from tests.support.outcome_folders import made_up_rows, write_evaluation
@@ -58,11 +58,11 @@ def test_a_folder_that_another_process_writes_is_refused_by_its_name(
 
 def test_what_a_killed_process_leaves_does_not_stop_the_next_one(replug: CommandLine, folder: Path) -> None:
     (folder / "run/data").mkdir(parents=True)
-    (folder / "run/data" / NAME).write_text(json.dumps({"pid": 1, "host": "here"}))
+    (folder / "run/data" / LOCK).write_text(json.dumps({"pid": 1, "host": "here"}))
     for _ in range(2):  # and again, on what is finished
         ended = replug(*(word.format(folder) if "{}" in word else word for word in WRITERS["prepare"][0]))
         assert ended.status == 0, ended.printed
-    assert not (folder / "run/data" / NAME).exists()
+    assert not (folder / "run/data" / LOCK).exists()
 
 
 def _content(folder: Path) -> dict[str, bytes]:

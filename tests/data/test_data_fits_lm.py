@@ -10,7 +10,7 @@ from replug.config.choices import TooLong
 from replug.config.errors import UserError
 from replug.config.schema import Config
 from replug.data.files import file_sha256
-from replug.data.manifest import write_mark
+from replug.data.folder import write_mark
 from replug.data.records import Document, Example
 from replug.data.shards import write_documents, write_examples
 from replug.data.store import TEXTS, PreparedSet

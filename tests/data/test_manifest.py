@@ -9,8 +9,8 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.data.files import file_sha256
-from replug.data.manifest import (
-    NAME,
+from replug.data.folder import (
+    CHECKSUMS,
     checksum_problems,
     require_checksums,
     write_checksums,
@@ -164,13 +164,13 @@ def test_a_file_that_is_another_one_or_gone_is_named_and_a_folder_without_checks
 def test_any_flip_in_the_checksums_themselves_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "weights").write_text("a")
     write_checksums(tmp_path)
-    whole = (tmp_path / NAME).read_bytes()
+    whole = (tmp_path / CHECKSUMS).read_bytes()
     inside = range(whole.index(b'"'), whole.rindex(b'"') + 1)
     for place in inside:
         for bit in range(8):
-            (tmp_path / NAME).write_bytes(whole)
-            flip_at(tmp_path / NAME, place, bit)
-            same = _read(tmp_path / NAME) == json.loads(whole)  # as where a blank between two names is another blank
+            (tmp_path / CHECKSUMS).write_bytes(whole)
+            flip_at(tmp_path / CHECKSUMS, place, bit)
+            same = _read(tmp_path / CHECKSUMS) == json.loads(whole)  # another blank between names
             assert bool(checksum_problems(tmp_path)) != same, (place, bit)
 
 
@@ -184,7 +184,7 @@ def _read(path: Path) -> object:
 def test_one_flip_in_any_file_of_an_encoder_that_we_wrote_is_named_when_it_is_loaded(tmp_path: Path) -> None:
     write_stand_in_encoder(tmp_path / "own")
     Encoder(str(tmp_path / "own")).save(tmp_path / "saved")
-    files = [path for path in sorted((tmp_path / "saved").rglob("*")) if path.is_file() and path.name != NAME]
+    files = [path for path in sorted((tmp_path / "saved").rglob("*")) if path.is_file() and path.name != CHECKSUMS]
     assert {"model.safetensors", "tokenizer.json", "config.json"} < {path.name for path in files}
     assert tmp_path / "saved" / POOLING_FILE in files
     for path in files:

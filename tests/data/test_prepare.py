@@ -10,7 +10,7 @@ import replug.data.prepare.sets
 from replug.config.errors import UserError
 from replug.config.schema import DataConfig
 from replug.data.files import file_sha256
-from replug.data.manifest import write_mark
+from replug.data.folder import write_mark
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import Tokenizers, prepare_raw, prepare_rows
 from replug.data.prepare.work import require_same

@@ -9,7 +9,7 @@ import pytest
 import replug.data.prepare.assembly
 import replug.data.prepare.sets
 from replug.config.errors import UserError
-from replug.data.manifest import read_mark, write_mark
+from replug.data.folder import read_mark, write_mark
 from replug.data.records import Document, Example
 from replug.data.shards import (
     DOCUMENT_SCHEMA,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from replug.config.errors import RunError, UserError
-from replug.data.manifest import read_mark, write_mark
+from replug.data.folder import read_mark, write_mark
 from replug.index_workers.local_index import LocalIndex
 from replug.index_workers.version_store import VersionStore
 from tests.support.index_versions import begin, publish, write_corpus

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.data.manifest import read_mark, write_mark
+from replug.data.folder import read_mark, write_mark
 from replug.index_workers.kinds import IndexKind
 from replug.index_workers.verify import verify_index
 from replug.index_workers.version_store import MEND, VersionStore

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from replug.config.errors import RunError, UserError
-from replug.data.manifest import read_mark, write_mark
+from replug.data.folder import read_mark, write_mark
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.kinds import IndexKind
 from replug.index_workers.version_store import Missing, VersionStore

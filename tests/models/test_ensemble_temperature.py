@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from replug.config.errors import UserError
-from replug.data.manifest import checksum_problems, read_mark, write_mark
+from replug.data.folder import checksum_problems, read_mark, write_mark
 from replug.models.encoder import Encoder
 from replug.models.encoder_retriever import EncoderRetriever
 from replug.models.ensemble import document_weights, mix_token_logprobs

@@ -9,7 +9,7 @@ import pytest
 from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.data.files import file_sha256
-from replug.data.manifest import read_mark, write_mark
+from replug.data.folder import read_mark, write_mark
 from replug.data.store import PreparedSet
 from replug.models.build import lm_source
 from replug.models.preparing import prepared_set

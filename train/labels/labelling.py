@@ -28,7 +28,7 @@ from replug.config.errors import UserError
 from replug.config.rules import labelling_problems
 from replug.config.schema import Config
 from replug.data.files import file_sha256, read_json, write_json
-from replug.data.folder_lock import sole_writer
+from replug.data.folder import sole_writer
 from replug.data.labels import (
     DEV_SCHEMA,
     GIVERS,
