@@ -68,7 +68,6 @@ def _report_evaluations(folders: list[Path], figure: Path | None, out: Path | No
         raise UserError(f"--figure draws a run, and {folders[0]} is an evaluation, which has figure.svg")
     evaluations = [EvaluationFolder(folder) for folder in folders]
     if len(evaluations) == 1:
-        evaluations[0].require_finished()
         evaluations[0].show()
         return
     name = _require_comparable(evaluations)
@@ -79,22 +78,20 @@ def _report_evaluations(folders: list[Path], figure: Path | None, out: Path | No
 def _require_comparable(folders: list["EvaluationFolder"]) -> str:
     """Return which evaluation finished folders hold. Raises UserError for others, for other texts or documents."""
     from replug.config.load import load_stored_evaluation_config
-    from replug.data.files import read_json
-    from replug.data.folder import require_checksums
+    from replug.evals.folder import CORPUS, TEXTS
 
     for folder in folders:
         folder.require_finished()
-        require_checksums(folder.path, AGAIN)
     names = [load_stored_evaluation_config(folder.config).evaluation for folder in folders]
-    inputs = [read_json(folder.inputs, AGAIN) for folder in folders]
+    inputs = [folder.folder.inputs or {} for folder in folders]
     for folder, name, own in zip(folders, names, inputs, strict=True):
         if name != names[0]:
             raise UserError(f"{folder.path} is of evaluation={name}, but {folders[0].path} of {names[0]}")
-        for key in ("texts", "corpus"):
+        for key, what in ((TEXTS, "texts"), (CORPUS, "corpus")):
             # An evaluation without retrieval has read no corpus.
             known = [one[key] for one in (inputs[0], own) if one[key] is not None]
             if len(set(known)) > 1:
-                raise UserError(f"{folder.path} has other {key} than {folders[0].path}; expected the same in all")
+                raise UserError(f"{folder.path} has other {what} than {folders[0].path}; expected the same in all")
     return names[0]
 
 

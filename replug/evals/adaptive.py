@@ -16,11 +16,10 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import flatten, load_stored_evaluation_config
 from replug.config.methods import GENREAD, METHOD, NONE, WITHOUT_RETRIEVER
-from replug.data.files import read_json
 from replug.data.shards import prepared_folder
 from replug.data.store import Corpus, PreparedSet
 from replug.evals.ensemble_temperatures import temperature_of
-from replug.evals.folder import EvaluationFolder
+from replug.evals.folder import LM, EvaluationFolder
 from replug.evals.intervals import Interval
 from replug.evals.outcomes import OutcomeFile
 from replug.evals.popqa_sets import DOCUMENTS
@@ -186,7 +185,7 @@ def _read(folder: EvaluationFolder) -> AnsweredQuestions:
     is_counted = any(detail.get("popularity_from") == DOCUMENTS for detail in details)
     return AnsweredQuestions(
         config.lm.model or Path(str(config.lm.path)).name.rpartition(":")[2],
-        read_json(folder.lm, AGAIN)["identity"],
+        str((folder.folder.inputs or {})[LM]),
         tuple(row["id"] for row in rows),
         tuple(row["group"] for row in rows),
         methods,

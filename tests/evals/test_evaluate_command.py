@@ -119,7 +119,7 @@ def test_a_key_that_was_not_there_before_is_refused(tmp_path, corpus, questions)
     folder = EvaluationFolder(tmp_path / "out")
     folder.claim(load(keys), None)
     folder.claim(load(keys), None)
-    with pytest.raises(UserError, match=r"query_encoders\.replug is y, but the evaluation in .* begun with None"):
+    with pytest.raises(UserError, match=r"query_encoders\.replug is 'y', but the unfinished evaluation in .* None"):
         folder.claim(load([*keys, "query_encoders.replug=y"]), None)
 
 
