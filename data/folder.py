@@ -58,7 +58,12 @@ class Folder:
     def inputs(self) -> dict[str, Any] | None:
         """What the folder is made from. None if nobody claimed it yet."""
         path = self.path / INPUTS
-        return dict(self._read(path)["inputs"]) if path.is_file() else None
+        if not path.is_file():
+            return None
+        inputs = self._read(path).get("inputs")
+        if not isinstance(inputs, dict):
+            raise UserError(f"{path} lists no inputs; {self.mend}")
+        return inputs
 
     def check(self, inputs: Mapping[str, Any], may_change: Collection[str] = (), are_all: bool = True) -> None:
         """Raise UserError if the folder is not ours, or was made from other inputs. Writes nothing.
@@ -105,7 +110,8 @@ class Folder:
                 f"{self.path} holds no finished {self.kind}: {MANIFEST} is missing; run the command that makes it again"
             )
         content = self._read(self.path / MANIFEST)
-        if not isinstance(content.get("files"), dict):
+        files = content.get("files")
+        if not isinstance(files, dict) or not all(isinstance(known, dict) for known in files.values()):
             raise UserError(f"{self.path / MANIFEST} lists no files; {self.mend}")
         return content
 
@@ -147,7 +153,9 @@ class Folder:
             other = content.get("kind", "unknown")
             raise UserError(f"{self.path} is {_a(other)}; expected {_a(self.kind)}; give another {self.key}")
         if content.get("format") != self._format:
-            raise UserError(f"{path} was written by another version of replug; {self.mend}, or give another {self.key}")
+            raise UserError(
+                f"{path} was written by another version of replug; remove {self.path} or give another {self.key}"
+            )
         return content
 
     def _require_ours(self) -> dict[str, Any] | None:
@@ -260,12 +268,12 @@ def write_last(path: Path, content: object, others: Iterable[Path]) -> None:
     partial.replace(path)
 
 
-def checksum_problems(folder: Path, only: Iterable[str] | None = None, manifest: str = CHECKSUMS) -> list[str]:
-    """Return a line for each file that is missing or damaged; none for a folder without the manifest.
+def checksum_problems(folder: Path, only: Iterable[str] | None = None) -> list[str]:
+    """Return a line for each file that is missing or damaged; none for a folder without them.
 
     `only` names the files to look at, as far as they have checksums.
     """
-    path = folder / manifest
+    path = folder / CHECKSUMS
     if not path.is_file():
         return []
     try:
@@ -275,9 +283,9 @@ def checksum_problems(folder: Path, only: Iterable[str] | None = None, manifest:
     return file_problems(folder, {name: known[name] for name in known if only is None or name in only})
 
 
-def require_checksums(folder: Path, mend: str, only: Iterable[str] | None = None, manifest: str = CHECKSUMS) -> None:
+def require_checksums(folder: Path, mend: str, only: Iterable[str] | None = None) -> None:
     """Raise UserError with the first problem, and how to mend it."""
-    for problem in checksum_problems(folder, only, manifest):
+    for problem in checksum_problems(folder, only):
         raise UserError(f"{problem}; {mend}")
 
 

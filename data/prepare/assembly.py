@@ -117,7 +117,7 @@ def chosen_pieces(
             dropped[f"repeated {what}"] += row["id"] != last_id  # the same id: a text that came twice, counted there
             continue
         last, last_id = row["digest"], row["id"]
-        if overlap_filter.knows_text(row["key"], row.get("tail")):
+        if overlap_filter.knows_text(row["key"], *([row["tail"]] if "tail" in row else [])):
             dropped[f"{what} equal to another split's text"] += 1
         elif overlap_filter.knows_ngram(row["text"] if split == "documents" else row["context"] + row["continuation"]):
             dropped[f"{what} that shares {overlap_filter.n} words with another split's text"] += 1

@@ -70,7 +70,7 @@ FILES = [
     *("queries.arrow", "heldout.arrow", "manifest.json", "inputs.json", "documents/tokens.json"),
     *("documents/00000.arrow", "documents/00000.tokens.npy", "documents/00000.ends.npy"),
 ]
-PLACES = [0.0, 0.3, 0.5, 0.7, 1.0]
+PLACES = [0.0, 0.5, 1.0]
 
 
 def test_a_whole_set_is_read_and_found_whole(prepared: Path) -> None:
@@ -152,26 +152,6 @@ def test_a_file_that_is_another_one_or_gone_is_named_and_a_folder_without_checks
     assert checksum_problems(tmp_path, ["b"]) == [f"{tmp_path / 'b'} is missing"]
     with pytest.raises(UserError, match="a is damaged: its checksum differs; mend"):
         require_checksums(tmp_path, "mend")
-
-
-def test_any_flip_in_the_checksums_themselves_is_noticed(tmp_path: Path) -> None:
-    (tmp_path / "weights").write_text("a")
-    write_checksums(tmp_path)
-    whole = (tmp_path / CHECKSUMS).read_bytes()
-    inside = range(whole.index(b'"'), whole.rindex(b'"') + 1)
-    for place in inside:
-        for bit in range(8):
-            (tmp_path / CHECKSUMS).write_bytes(whole)
-            flip_at(tmp_path / CHECKSUMS, place, bit)
-            same = _read(tmp_path / CHECKSUMS) == json.loads(whole)  # another blank between names
-            assert bool(checksum_problems(tmp_path)) != same, (place, bit)
-
-
-def _read(path: Path) -> object:
-    try:
-        return json.loads(path.read_bytes())
-    except ValueError:
-        return None
 
 
 def test_one_flip_in_any_file_of_an_encoder_that_we_wrote_is_named_when_it_is_loaded(tmp_path: Path) -> None:

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-import replug.data.folder
 from replug.config.errors import UserError
 from replug.config.schema import DataConfig
 from replug.data.files import file_sha256
-from replug.data.folder import write_mark
 from replug.data.prepare.cutting import Tokenizers
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import prepare_raw, prepare_rows
@@ -136,28 +134,6 @@ def test_planted_duplicates_are_dropped_and_counted(tmp_path):
         "document equal to another split's text": 2,
         "query equal to another split's text": 2,
     }
-
-
-# The manifest -------------------------------------------------------------------------------------------
-
-
-def killed_at_the_manifest(path: Path, content: dict) -> None:
-    """Writes every file but the last, of which there is half."""
-    if path.name == "manifest.json":
-        path.with_name("manifest.json.partial").write_text("{")
-        raise KeyboardInterrupt
-    write_mark(path, content)
-
-
-def test_the_manifest_is_written_last(tmp_path, monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(replug.data.folder, "write_mark", killed_at_the_manifest)
-        prepare(tmp_path / "a")
-    there = [path for path in (tmp_path / "a").iterdir() if path.name not in ("manifest.json.partial", "work")]
-    assert sorted(path.name for path in there) == ["documents", "heldout.arrow", "inputs.json", "queries.arrow"]
-    with pytest.raises(UserError, match="holds no finished prepared set"):
-        PreparedSet(tmp_path / "a")
-    assert contents(prepare(tmp_path / "a")) == contents(prepare(tmp_path / "b"))  # and is gone on with
 
 
 # The user's rows ----------------------------------------------------------------------------------------
