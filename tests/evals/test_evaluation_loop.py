@@ -36,11 +36,6 @@ def test_each_method_gets_its_documents():
     assert [text for text, is_concatenated in texts_of(of).items() if is_concatenated] == ["two\none\nthree"]
 
 
-def test_the_order_of_methods_does_not_change_that_of_texts():
-    names = ["none", "random", "replug", "replug@3/concat"]
-    assert list(texts_of(book(names).of(0)).items()) == list(texts_of(book(names[::-1]).of(0)).items())
-
-
 def test_what_the_lm_wrote_comes_between_no_document_and_those_that_were_found():
     of = book(["replug"]).of(0)
     written = {"genread": Evidence(("written",), np.zeros(1)), "none": NOTHING}
