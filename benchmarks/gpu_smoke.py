@@ -282,7 +282,6 @@ def _train(place: Place, name: str, overrides: Mapping[str, object], environment
         "evaluate.k": 4,
         "evaluate.max_examples": 8,
         "evaluate.num_resamples": 200,
-        "evaluate.refresh_examples": 0,
         "data.num_documents": 400,
         "data.num_queries": 100,
         "data.num_heldout": 20,

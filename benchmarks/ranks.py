@@ -23,7 +23,6 @@ SETTINGS = {
     "index.threads_per_worker": 1,
     "loss.beta": 0.5,
     "evaluate.max_examples": 1,
-    "evaluate.refresh_examples": 0,
     "checkpoint.every_steps": 1000,
 }
 

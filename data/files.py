@@ -28,17 +28,6 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def wrong_files(folder: Path, files: dict[str, str]) -> list[str]:
-    """A line for each file that is missing or not what its checksum says."""
-    found: list[str] = []
-    for name, sha256 in files.items():
-        if not (folder / name).is_file():
-            found.append(f"{folder / name} is missing")
-        elif file_sha256(folder / name) != sha256:
-            found.append(f"{folder / name} is damaged: its checksum differs")
-    return found
-
-
 def write_json(path: Path, content: object) -> None:
     """Replace a file by this content; half a surrogate pair is escaped, as JSON has it."""
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"

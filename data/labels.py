@@ -1,11 +1,13 @@
 """What an LM says of candidate documents, written down once: `replug label` makes it, `train.labels` trains on it.
 
 LABELS/queries.parquet   a row for each training text, in the order of the prepared set
-LABELS/dev.parquet       the same of its development texts, where it has any, with the log-prob of every token
-LABELS/labels.json       written last: what the rows are of, their number, and checksums
+LABELS/dev.parquet       the same of its development texts, where it has any, with the log-prob of every token, also
+                         without a document
+LABELS/inputs.json       what the labels are made from (`LabelOrigin`)
+LABELS/manifest.json     written last: the number of rows, and checksums
 
-A row has the text (`id`, `domain`, `source`, `context`, `continuation`), `num_tokens` of the continuation,
-`sum_logprob_alone` (nats) without a document, and lists over its K candidates, the nearest of the retriever first:
+A row has the text (`id`, `domain`, `source`, `context`, `continuation`), `num_tokens` of the continuation, and lists
+over its K candidates, the nearest of the retriever first:
 
 doc_ids, doc_rows        the document, and its row in the corpus
 given_by, ranks          which of dense, tuned, bm25 and random gave it, and as which (from 1)
@@ -15,8 +17,8 @@ sum_logprobs             of the continuation after document and context, nats
 Any reader of Parquet reads it. All texts have the same number of candidates.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +27,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from replug.config.errors import UserError
-from replug.data.files import file_sha256, writing
-from replug.data.manifest import read_mark, require_checksums, write_mark
+from replug.data.files import writing
+from replug.data.folder import Folder
+from replug.data.records import NO_INDEX, RetrievedBatch, ScoredBatch
 from replug.data.shards import in_batches
-from replug.data.store import ExampleStore, PreparedSet
 
-FORMAT = 1
-MARK = "labels.json"
 SPLITS = ("queries", "dev")
 GIVERS = ("dense", "bm25", "random", "tuned")
 ROWS_PER_GROUP = 256
@@ -40,7 +40,6 @@ SCHEMA = pa.schema(
     [(name, pa.string()) for name in TEXT_FIELDS]
     + [
         ("num_tokens", pa.int32()),
-        ("sum_logprob_alone", pa.float64()),
         ("doc_ids", pa.list_(pa.string())),
         ("doc_rows", pa.list_(pa.int64())),
         ("given_by", pa.list_(pa.string())),
@@ -55,12 +54,12 @@ TOKEN_FIELDS = [
     ("token_logprobs_alone", pa.list_(pa.float32())),
 ]
 DEV_SCHEMA = pa.schema([*SCHEMA, *(pa.field(*field) for field in TOKEN_FIELDS)])
-AGAIN = "run `replug label` again"
+AGAIN = "run `replug label` again in an empty folder"
 
 
 @dataclass(frozen=True, slots=True)
 class LabelOrigin:
-    """What labels follow from; equal origins are the same labels."""
+    """Names what labels are made from; equal origins give the same labels."""
 
     lm: str  # its identity
     separator: str
@@ -81,47 +80,39 @@ class LabelOrigin:
         return self.dense + self.tuned + self.bm25 + self.random
 
 
-@dataclass(frozen=True, slots=True)
-class LabelledTexts:
-    """N texts of one split and their K candidates, by rows of the prepared set. Log-probs are in nats."""
-
-    doc_rows: np.ndarray  # [N, K] int64
-    sum_logprobs: np.ndarray  # [N, K] float64
-    num_tokens: np.ndarray  # [N] int64
-    similarities: np.ndarray  # [N, K] float32: of the retriever as it was
-    token_logprobs: tuple[np.ndarray, ...] = ()  # of each text [K, T] float32; development texts alone
-    token_logprobs_alone: tuple[np.ndarray, ...] = ()  # of each text [T] float32; development texts alone
-
-    def __len__(self) -> int:
-        return len(self.num_tokens)
+def labels_folder(path: Path) -> Folder:
+    """Return the folder of labels: claimed for a `LabelOrigin`, finished with the `counts` of its splits."""
+    others = ("index", "scores.sqlite*", "lm_spent.json", "*.partial")
+    return Folder(path, "set of labels", key="--out or run_dir", mend=AGAIN, others=others)
 
 
 class Labels:
-    """A finished folder of labels. Raises UserError for one that is unfinished, damaged or not there."""
+    """Reads a finished folder of labels. Raises UserError if it is unfinished, damaged or missing."""
 
     def __init__(self, folder: Path) -> None:
-        if not (folder / MARK).is_file():
-            raise UserError(f"{folder} holds no finished labels: {MARK} is missing; {AGAIN}")
-        self.folder = folder
-        self.mark = read_mark(folder / MARK)
-        if self.mark.get("format") != FORMAT:
-            raise UserError(f"{folder} is of another version of replug; {AGAIN}")
-        self.origin = LabelOrigin(**self.mark["origin"])
-        self.counts: dict[str, int] = self.mark["counts"]
+        self.folder, self._files = folder, labels_folder(folder)
+        self.counts: dict[str, int] = self._files.manifest()["counts"]
+        self.origin = LabelOrigin(**(self._files.inputs or {}))
 
-    def texts(self, split: str) -> LabelledTexts:
-        """Those of `queries` or `dev`. Raises UserError where there are none, or the file is another."""
-        name = f"{split}.parquet"
-        if not self.counts.get(split):
-            raise UserError(
-                f"train.labels: {self.folder} has no development texts; label a prepared set that has some "
-                "(data.num_dev, or data.dev of your own)"
-            )
-        require_checksums(self.folder, f"{AGAIN} in an empty folder", [name], MARK)
-        return _labelled(pq.read_table(self.folder / name, columns=_numbers(split)))
+    def scores(self, split: str) -> ScoredBatch:
+        """Return all examples of `queries` or `dev` with their candidates and scores, as one batch.
+
+        Similarities are those to the retriever as it was. Raises UserError if the split is empty or damaged.
+        """
+        table = self._table(split, ["doc_rows", "sum_logprobs", "num_tokens", "similarities"])
+        doc_rows, similarities = _matrix(table, "doc_rows", np.int64), _matrix(table, "similarities", np.float32)
+        found = RetrievedBatch(0, 0, NO_INDEX, 0, np.arange(len(table)), doc_rows, similarities)
+        num_tokens = np.array(table.column("num_tokens"), np.int64)
+        return ScoredBatch(found, _matrix(table, "sum_logprobs", np.float64), num_tokens)
+
+    def token_logprobs(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return log-probs of development texts: by candidate [K, T] float32 of each, and without a document [T]."""
+        table = self._table("dev", [name for name, _ in TOKEN_FIELDS])
+        by_document, alone = (table.column(name).to_pylist() for name, _ in TOKEN_FIELDS)
+        return [np.array(rows, np.float32) for rows in by_document], [np.array(row, np.float32) for row in alone]
 
     def rows(self, split: str) -> Iterator[dict[str, Any]]:
-        """Every row of a split in order, some in memory at a time."""
+        """Yield every row of a split in order, with a few in memory at a time."""
         with pq.ParquetFile(self.folder / f"{split}.parquet") as file:
             for batch in file.iter_batches(ROWS_PER_GROUP):
                 yield from batch.to_pylist()
@@ -129,6 +120,16 @@ class Labels:
     @property
     def has_dev(self) -> bool:
         return bool(self.counts.get("dev"))
+
+    def _table(self, split: str, columns: list[str]) -> pa.Table:
+        name = f"{split}.parquet"
+        if not self.counts.get(split):
+            raise UserError(
+                f"train.labels: {self.folder} has no development texts; label a prepared set that has some "
+                "(data.num_dev, or data.dev of your own)"
+            )
+        self._files.require(name)
+        return pq.read_table(self.folder / name, columns=columns)
 
 
 def require_labels_of(origin: LabelOrigin, asked: LabelOrigin, folder: Path) -> None:
@@ -160,43 +161,6 @@ def write_labels(path: Path, rows: Iterable[dict[str, Any]], schema: pa.Schema) 
                 count += len(batch)
         partial.replace(path)
     return count
-
-
-def finish_labels(folder: Path, origin: LabelOrigin, counts: dict[str, int]) -> None:
-    """Write the mark, last of all."""
-    files = {f"{split}.parquet": file_sha256(folder / f"{split}.parquet") for split, count in counts.items() if count}
-    content = {"format": FORMAT, "origin": asdict(origin), "counts": counts, "files": files}
-    write_mark(folder / MARK, content)
-
-
-def text_columns(store: ExampleStore, rows: Sequence[int]) -> list[dict[str, Any]]:
-    """The fields of each text that say what it is."""
-    return [{name: getattr(example, name) for name in TEXT_FIELDS} for example in store.examples(rows)]
-
-
-def labelled_store(data: PreparedSet, split: str) -> ExampleStore:
-    """Where the texts of a split of labels are read."""
-    return data.queries if split == "queries" else data.require_dev()
-
-
-def _numbers(split: str) -> list[str]:
-    named = ["doc_rows", "sum_logprobs", "num_tokens", "similarities"]
-    return [*named, *(name for name, _ in TOKEN_FIELDS)] if split == "dev" else named
-
-
-def _labelled(table: pa.Table) -> LabelledTexts:
-    tokens: list[tuple[np.ndarray, ...]] = []
-    if "token_logprobs" in table.column_names:
-        by_document = table.column("token_logprobs").to_pylist()
-        alone = table.column("token_logprobs_alone").to_pylist()
-        tokens = [tuple(np.array(rows, np.float32) for rows in column) for column in (by_document, alone)]
-    return LabelledTexts(
-        _matrix(table, "doc_rows", np.int64),
-        _matrix(table, "sum_logprobs", np.float64),
-        np.array(table.column("num_tokens"), np.int64),
-        _matrix(table, "similarities", np.float32),
-        *tokens,
-    )
 
 
 def _matrix(table: pa.Table, name: str, dtype: type) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The frozen records that cross packages and processes. Shapes: B queries, K documents."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -45,17 +46,31 @@ class RetrievedBatch:
 
     step: int
     query_step: int
-    index_version: int  # -1: from labels, which are of no index
+    index_version: int  # NO_INDEX: from labels
     index_step: int  # the step whose weights embedded the index
-    query_rows: np.ndarray  # [B]
+    query_rows: np.ndarray  # [B] rows of the training examples
     doc_rows: np.ndarray  # [B, K]
     similarities: np.ndarray  # [B, K], stale: index vectors against queries of query_step
 
 
+NO_INDEX = -1  # as a version: the documents were not found in an index of this run
+
+
 @dataclass(frozen=True, slots=True)
 class ScoredBatch:
-    """A retrieved batch with what the LM said of it: nats [B, K] and continuation lengths [B]."""
+    """A retrieved batch with its LM scores: nats [B, K] and continuation lengths [B]."""
 
     retrieved: RetrievedBatch
     sum_logprobs: np.ndarray
     num_tokens: np.ndarray
+
+    def take(self, rows: Any) -> "ScoredBatch":
+        """Return the examples at `rows` (a slice or places [N] in the batch)."""
+        found = self.retrieved
+        retrieved = replace(
+            found,
+            query_rows=found.query_rows[rows],
+            doc_rows=found.doc_rows[rows],
+            similarities=found.similarities[rows],
+        )
+        return ScoredBatch(retrieved, self.sum_logprobs[rows], self.num_tokens[rows])

@@ -1,4 +1,4 @@
-"""The files of a corpus: shards of documents, each Arrow for the texts and two arrays for the retriever's token ids.
+"""The folder of a prepared set, and its corpus: shards of documents, Arrow for texts and arrays for token ids.
 
     documents/00000.arrow        id, text, domain, source
     documents/00000.tokens.npy   all rows' token ids, one after the other: uint16 where they fit, else uint32
@@ -19,8 +19,10 @@ import numpy as np
 import pyarrow as pa
 
 from replug.data.files import file_sha256, replace_file, write_json, writing
+from replug.data.folder import Folder
 from replug.data.records import Document, Example
 
+FIX = "remove the folder and run `replug prepare` again"
 TOKEN_RULES = "tokens.json"
 ROWS_PER_BATCH = 1000
 ROWS_PER_SHARD = 1 << 16
@@ -29,6 +31,11 @@ EXAMPLE_SCHEMA = pa.schema(
     [(name, pa.string()) for name in ("id", "context", "continuation", "domain", "source")]
     + [("gold", pa.list_(pa.string()))]
 )
+
+
+def prepared_folder(path: Path, key: str = "data.out") -> Folder:
+    """Return the folder of a prepared set; `key` names where to write another."""
+    return Folder(path, "prepared set", key=key, mend=FIX)
 
 
 def write_documents(folder: Path, documents: Iterable[Document]) -> int:

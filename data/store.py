@@ -5,13 +5,14 @@ SET/queries.arrow     id, context, continuation, domain, source, gold
 SET/heldout.arrow     the same
 SET/dev.arrow         the same, where development texts were asked for
 SET/rejected.jsonl    what of the source could not be taken, if anything
-SET/manifest.json     written last: a set without it is unfinished, and the same command goes on with it
+SET/inputs.json, manifest.json    what the set is made from, and what it holds (`folder`)
+
+Documents without texts to train on, for an index alone, are a set of documents/ only.
 """
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -19,16 +20,16 @@ import pyarrow.compute as pc
 from datasets import Dataset, concatenate_datasets
 
 from replug.config.errors import UserError
-from replug.data.files import reading, wrong_files
-from replug.data.manifest import FIX, CheckedFiles, read_mark
-from replug.data.progress import Progress
+from replug.data.files import reading
 from replug.data.records import Document, Example
 from replug.data.shards import (
     DOCUMENT_SCHEMA,
     EXAMPLE_SCHEMA,
+    FIX,
     ROWS_PER_BATCH,
     TOKEN_RULES,
     combined_sha256,
+    prepared_folder,
     shard_paths,
     token_paths,
 )
@@ -45,13 +46,14 @@ class CorpusStore:
         shards = shard_paths(folder)
         if not shards:
             raise UserError(f"{folder} holds no documents; expected the shards that `replug prepare` writes")
-        self._shards, self._files = shards, CheckedFiles(folder.parent)
+        self._shards, self._files = shards, prepared_folder(folder.parent)
         self._files.require(f"{folder.name}/{TOKEN_RULES}")
         tables = [_open_table(path, DOCUMENT_SCHEMA) for path in shards]
         found = sum(map(len, tables))
-        if self._files.num_documents not in (None, found):  # a flipped bit may end a shard early
+        written = self._files.manifest()["counts"]["documents"] if self._files.is_finished else found
+        if written != found:  # a flipped bit may end a shard early
             self._require(np.arange(len(shards)))
-            raise UserError(f"{folder} holds {found} documents, but {self._files.num_documents} were written; {FIX}")
+            raise UserError(f"{folder} holds {found} documents, but {written} were written; {FIX}")
         self._table = concatenate_datasets(tables)
         self._starts = np.cumsum([0, *map(len, tables)])
         self.tokens_by = _token_rules(folder)  # fingerprint of the tokenizer whose ids are there, if any are
@@ -116,7 +118,7 @@ class ExampleStore:
     """Training or held-out texts by row number. Raises UserError for a file that is not what its set says of it."""
 
     def __init__(self, path: Path) -> None:
-        CheckedFiles(path.parent).require(path.name, WITHOUT_PROOF)
+        prepared_folder(path.parent).require(path.name, meaning=WITHOUT_PROOF)
         self._table = _open_table(path, EXAMPLE_SCHEMA)
 
     def __len__(self) -> int:
@@ -175,25 +177,16 @@ def _open_table(path: Path, schema: pa.Schema) -> Dataset:
     return table
 
 
-class Corpus(Protocol):
-    """What an index is built of: documents, the file that holds them, and its hash."""
-
-    corpus: CorpusStore
-
-    @property
-    def corpus_path(self) -> Path: ...
-
-    @property
-    def corpus_sha256(self) -> str: ...
-
-
-class ImportedCorpus:
-    """Documents without texts to train on: documents/ and, written last, corpus.json."""
+class Corpus:
+    """The documents of a finished prepared set, or documents alone. Raises UserError for an unfinished one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.manifest = prepared_folder(folder).manifest()
+        for name in self.manifest["files"]:
+            if not (folder / name).is_file():
+                raise UserError(f"{folder}/{name} is missing; {FIX}")
         self.corpus = CorpusStore(self.corpus_path)
-        self.manifest: dict[str, Any] = read_mark(folder / "corpus.json")
 
     @property
     def corpus_path(self) -> Path:
@@ -201,17 +194,18 @@ class ImportedCorpus:
 
     @property
     def corpus_sha256(self) -> str:
-        return str(self.manifest["sha256"])
+        """Hash over the documents' texts and fields."""
+        shards = [name for name in self.manifest["files"] if name.startswith("documents/") and name.endswith(".arrow")]
+        return combined_sha256({Path(name).name: self.manifest["files"][name]["sha256"] for name in shards})
 
 
-class PreparedSet:
-    """A finished prepared set; raises UserError for one that is unfinished or not there."""
+class PreparedSet(Corpus):
+    """A finished prepared set. Raises UserError for one whose texts are not proven disjoint."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.manifest = read_manifest(folder)
-        _require_files(folder, self.manifest)
-        self.corpus = CorpusStore(self.corpus_path)
+        _require_proof(folder)
+        super().__init__(folder)
+        self.inputs = prepared_folder(folder).inputs or {}
         self.queries, self.heldout = (ExampleStore(folder / name) for name in TEXTS)
         self.dev = ExampleStore(folder / DEV) if DEV in self.manifest["files"] else None
 
@@ -229,78 +223,27 @@ class PreparedSet:
             )
         return self.dev
 
-    @property
-    def corpus_path(self) -> Path:
-        return self.folder / "documents"
 
-    @property
-    def corpus_sha256(self) -> str:
-        shards = (name.partition("/") for name in self.manifest["files"] if name.endswith(".arrow"))
-        hashes = {name: self.manifest["files"][f"{folder}/{name}"] for folder, _, name in shards if name}
-        return combined_sha256(hashes)
-
-
-def read_manifest(folder: Path) -> dict:
-    """The manifest of a finished set; raises UserError where it is no such thing."""
-    if not (folder / "manifest.json").is_file():
-        raise UserError(f"{folder} is not a prepared set: manifest.json is missing; run `replug prepare` again")
-    manifest = read_mark(folder / "manifest.json")
+def _require_proof(folder: Path) -> None:
+    manifest = prepared_folder(folder).manifest()
     proof = manifest.get("disjoint")
     if not isinstance(proof, dict) or not {"shared_sources", "equal_texts"} <= proof.keys():
         raise UserError(f"{folder}/manifest.json holds no proof of disjointness; {FIX}")
-    if not isinstance(manifest.get("files"), dict):
-        raise UserError(f"{folder}/manifest.json lists no files; {FIX}")
     if proof["shared_sources"] or proof["equal_texts"]:
         raise UserError(f"{folder}/manifest.json says that corpus and texts overlap; {FIX}")
-    return manifest
-
-
-def _require_files(folder: Path, manifest: dict) -> None:
-    for name in (*manifest["files"], *TEXTS):
-        if not (folder / name).is_file():
-            raise UserError(f"{folder}/{name} is missing; {FIX}")
-    for name in TEXTS:  # otherwise the proof would be of any texts
+    for name in TEXTS:  # without their checksums the proof is about other texts
         if name not in manifest["files"]:
             raise UserError(f"{folder}/manifest.json has no checksum of {name}; {FIX}")
 
 
-def is_prepared_set(folder: Path) -> bool:
-    """True for a folder whose manifest holds a proof of disjointness, or that is still being prepared."""
-    try:
-        return "disjoint" in json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):
-        return (folder / "work" / "plan.json").is_file() or (folder / "queries.arrow").is_file()
-
-
 def verify_prepared(folder: Path) -> tuple[list[str], list[str]]:
-    """A line of what is there, and a line for each thing that is wrong: checksums, counts."""
+    """Return a line that describes a prepared set, and a line for each thing that is wrong."""
+    problems = prepared_folder(folder).verify()
     try:
-        manifest = read_manifest(folder)
-        problems = list(_file_problems(folder, manifest["files"]))  # first, since what is damaged may not open
-        prepared = None if problems else PreparedSet(folder)
+        counts = prepared_folder(folder).manifest()["counts"]
+        if not problems and counts.keys() != {"documents"}:
+            PreparedSet(folder)
     except UserError as error:
-        return [], [str(error)]
-    counts = manifest["counts"]
-    if prepared is not None:
-        held = {"documents": len(prepared.corpus), "queries": len(prepared.queries), "heldout": len(prepared.heldout)}
-        held |= {"dev": len(prepared.dev)} if prepared.dev is not None else {}
-        problems += [
-            f"{folder} holds {number} {split}, its manifest says {counts[split]}"
-            for split, number in held.items()
-            if number != counts[split]
-        ]
+        return [], problems or [str(error)]
     said = ", ".join(f"{count} {split}" for split, count in counts.items())
-    found = [f"{folder}: {said}, {'all intact' if not problems else f'wrong in {len(problems)} places'}"]
-    known = {*manifest["files"], "manifest.json"}
-    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    if others := [name for name in names if name not in known and not name.startswith(("work/", "."))]:
-        found.append(f"{folder}: not checked, since no checksum of it is known: {', '.join(others)}")
-    return found, problems
-
-
-def _file_problems(folder: Path, files: dict[str, str]) -> Iterator[str]:
-    progress = Progress(f"checking {folder}", len(files))
-    for name, sha256 in files.items():
-        for line in wrong_files(folder, {name: sha256}):
-            yield f"{line}; {FIX}"
-        progress.advance()
+    return [f"{folder}: {said}, {'all intact' if not problems else f'wrong in {len(problems)} places'}"], problems

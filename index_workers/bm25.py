@@ -39,15 +39,6 @@ class _Counts:
     frequencies: np.ndarray
 
 
-@dataclass(frozen=True, slots=True)
-class _Corpus:
-    """N, n_w of the queries' words, and mean |d|."""
-
-    num_documents: int
-    containing: np.ndarray
-    mean_length: float
-
-
 def search_bm25(texts: Callable[[], Iterable[str]], queries: Sequence[str], k: int) -> tuple[np.ndarray, np.ndarray]:
     """Rows and scores [B, k], best first, for B queries; documents of equal score in the order of their rows.
 
@@ -58,14 +49,14 @@ def search_bm25(texts: Callable[[], Iterable[str]], queries: Sequence[str], k: i
     words = [_words_of(query) for query in queries]
     numbers = {word: number for number, word in enumerate(dict.fromkeys(itertools.chain.from_iterable(words)))}
     asked = [[numbers[word] for word in of] for of in words]
-    corpus = _count_corpus(texts(), numbers)
+    num_documents, containing, mean_length = _count_corpus(texts(), numbers)
     best = [(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32))] * len(queries)
     start = 0
     for counts in _count_chunks(texts(), numbers):
-        scores_of = _scorer(counts, corpus)
+        scores_of = _scorer(counts, num_documents, containing, mean_length)
         best = [_better(found, scores_of(of), start, k) for found, of in zip(best, asked, strict=True)]
         start += len(counts.lengths)
-    found = min(k, corpus.num_documents)
+    found = min(k, num_documents)
     rows = np.array([rows for rows, _ in best], dtype=np.int64).reshape(len(queries), found)
     return rows, np.array([scores for _, scores in best], dtype=np.float32).reshape(len(queries), found)
 
@@ -94,7 +85,8 @@ def _words_of(query: str) -> list[str]:
     return bm25s.tokenize(query, stopwords=STOP_WORDS, return_ids=False, show_progress=False)[0]
 
 
-def _count_corpus(texts: Iterable[str], numbers: dict[str, int]) -> _Corpus:
+def _count_corpus(texts: Iterable[str], numbers: dict[str, int]) -> tuple[int, np.ndarray, float]:
+    """N, n_w of the queries' words, and mean |d|."""
     num_documents = num_words = 0
     containing = np.zeros(len(numbers), dtype=np.int64)
     for counts in _count_chunks(texts, numbers):
@@ -103,7 +95,7 @@ def _count_corpus(texts: Iterable[str], numbers: dict[str, int]) -> _Corpus:
         containing += np.bincount(counts.words, minlength=len(numbers))
     if not num_words:
         raise UserError(NO_WORD)
-    return _Corpus(num_documents, containing, num_words / num_documents)
+    return num_documents, containing, num_words / num_documents
 
 
 def _count_chunks(texts: Iterable[str], numbers: dict[str, int]) -> Iterator[_Counts]:
@@ -122,11 +114,12 @@ def _count(texts: list[str], numbers: dict[str, int]) -> _Counts:
     return _Counts(lengths, *np.divmod(found, len(texts)), frequencies)
 
 
-def _scorer(counts: _Counts, corpus: _Corpus) -> Callable[[Sequence[int]], np.ndarray]:
+def _scorer(
+    counts: _Counts, n: int, containing: np.ndarray, mean_length: float
+) -> Callable[[Sequence[int]], np.ndarray]:
     """Scores [documents of the chunk] of a query by the numbers of its words."""
-    n = corpus.num_documents
-    weights = np.array([math.log(1 + (n - c + 0.5) / (c + 0.5)) for c in corpus.containing.tolist()], dtype=np.float32)
-    saturation = K1 * ((1 - B) + B * counts.lengths / corpus.mean_length)
+    weights = np.array([math.log(1 + (n - c + 0.5) / (c + 0.5)) for c in containing.tolist()], dtype=np.float32)
+    saturation = K1 * ((1 - B) + B * counts.lengths / mean_length)
     parts = weights[counts.words] * (counts.frequencies / (saturation[counts.documents] + counts.frequencies))
     parts = parts.astype(np.float32)
     bounds = np.searchsorted(counts.words, np.arange(len(weights) + 1))

@@ -11,6 +11,7 @@ import hashlib
 import importlib.metadata
 import json
 import re
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from replug.config.errors import UserError
+from replug.data.folder import MANIFEST
 from replug.index_workers.kinds import IndexKind
 
 FILES = 512  # about so many, as long as each holds a block and no more than the most rows
@@ -30,7 +32,6 @@ def rows_per_file(num_documents: int, block_documents: int) -> int:
     return block_documents * max(1, min(wanted, MOST_ROWS // block_documents))
 
 
-MANIFEST = "manifest.json"  # written last: a version with one is published
 ENCODER = "encoder"
 
 
@@ -72,7 +73,7 @@ class IndexState:
 class BuildPlan:
     """What is to be embedded, by which weights, and what is built of it. Two equal plans give the same bytes.
 
-    `plan.json` and `manifest.json` hold these names beside their format.
+    They are the inputs of its folder (`data.folder`).
     """
 
     version: int
@@ -148,14 +149,11 @@ def plan_from_json(content: dict[str, Any]) -> BuildPlan:
     return BuildPlan(**{**content, "kind": IndexKind(**content["kind"])})
 
 
-def manifest_problem(content: dict[str, Any]) -> str | None:
-    """What of a manifest cannot be, whoever wrote it: sizes are divided by and counted up to when it is opened."""
-    for name in ("plan", "files"):
-        if not isinstance(content.get(name), dict):
-            return f"{name} is {content.get(name)!r}"
+def plan_problem(inputs: dict[str, Any], files: Collection[str]) -> str | None:
+    """What of a plan cannot be, whoever wrote it: sizes are divided by and counted up to when it is opened."""
     try:
-        plan = plan_from_json(content["plan"])
-    except TypeError as error:
+        plan = plan_from_json(inputs)
+    except (KeyError, TypeError) as error:
         return str(error)
     sizes = {name: getattr(plan, name) for name in SIZES}
     for name, value in sizes.items():
@@ -163,7 +161,7 @@ def manifest_problem(content: dict[str, Any]) -> str | None:
             return f"{name} is {value!r}"
     if plan.num_shards > plan.num_documents:
         return f"num_shards is {plan.num_shards} for {plan.num_documents} documents"
-    if any(Path(name).is_absolute() or ".." in Path(name).parts for name in content["files"]):
+    if any(Path(name).is_absolute() or ".." in Path(name).parts for name in files):
         return "files names files elsewhere"
     if plan.num_files > MOST_FILES or plan.num_shards > MOST_FILES:
         return f"{plan.num_files} files in {plan.num_shards} shards"

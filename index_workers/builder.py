@@ -40,14 +40,6 @@ class _Loaded:
     has_token_ids: bool  # the corpus was prepared for this tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class Embedded:
-    """A file of vectors that is written: its documents, and what computing them took."""
-
-    documents: int
-    busy: Busy
-
-
 class Builder:
     """Embeds files of whichever version it is asked for; holds one encoder at a time. Calls may overlap."""
 
@@ -59,8 +51,8 @@ class Builder:
         self._devices = own_devices()
         self._loading, self._tokenizing, self._computing = threading.Lock(), threading.Lock(), threading.Lock()
 
-    def embed_file(self, plan: BuildPlan, file: int) -> Embedded:
-        """Embed, check and write one file of vectors.
+    def embed_file(self, plan: BuildPlan, file: int) -> Busy:
+        """Embed, check and write one file of vectors; returns what computing them took.
 
         Raises UserError where encoder or corpus are not those of the plan.
         """
@@ -77,7 +69,7 @@ class Builder:
             seconds = time.monotonic() - began
         _check_finite(plan, loaded.corpus, vectors, rows)
         self._store.write_vectors(plan.version, file, vectors)
-        return Embedded(len(rows), Busy(seconds, self._devices))
+        return Busy(seconds, self._devices)
 
     def encode(self, plan: BuildPlan, texts: Sequence[str]) -> np.ndarray:
         """Vectors [N, D] float32 of queries, by the encoder of a version."""

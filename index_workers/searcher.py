@@ -7,8 +7,7 @@ again by itself, from the published files.
 import os
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
@@ -27,14 +26,6 @@ from replug.index_workers.version_store import VersionStore
 Found = tuple[np.ndarray, np.ndarray]  # rows of the corpus and inner products [B, <= k], best first
 
 
-@dataclass(frozen=True, slots=True)
-class Searched:
-    """What a searcher found, and what it took."""
-
-    found: Found
-    busy: Busy
-
-
 class Shard(Protocol):
     """A part of one version, whatever its kind.
 
@@ -48,16 +39,7 @@ class Shard(Protocol):
     def search(self, queries: np.ndarray, k: int) -> Found: ...
 
 
-@dataclass(eq=False)
-class _Call:
-    queries: np.ndarray
-    k: int
-    found: Found | None = None
-    error: Exception | None = None
-    seconds: float = 0.0  # its part of the search that answered it
-
-
-class _Loaded:
+class LoadedShard:
     """One version's shard. Calls that arrive while it searches are answered together by the next search.
 
     Unless that could change an answer: what a lossy kind finds depends on the k and, in last bits, on the batch.
@@ -65,20 +47,16 @@ class _Loaded:
 
     def __init__(self, shard: Shard, fingerprint: str, thread: ThreadPoolExecutor) -> None:
         self.shard, self.fingerprint, self._thread = shard, fingerprint, thread
-        self._waiting: list[_Call] = []
+        self._waiting: list[tuple[np.ndarray, int, Future[tuple[Found, float]]]] = []
         self._adding = threading.Lock()
 
     def search(self, queries: np.ndarray, k: int) -> tuple[Found, float]:
-        """What is found, and the seconds that went into it."""
-        call = _Call(np.ascontiguousarray(queries, dtype=np.float32), k)
+        """Return what is found, and this call's part of the seconds that the search took."""
+        answer: Future[tuple[Found, float]] = Future()
         with self._adding:  # together, so that every call is answered by the end of its own turn
-            self._waiting.append(call)
-            turn = self._thread.submit(self._answer_waiting)
-        turn.result()
-        if call.error is not None:
-            raise call.error
-        assert call.found is not None
-        return call.found, call.seconds
+            self._waiting.append((np.ascontiguousarray(queries, dtype=np.float32), k, answer))
+            self._thread.submit(self._answer_waiting)
+        return answer.result()
 
     def _answer_waiting(self) -> None:
         with self._adding:
@@ -86,21 +64,18 @@ class _Loaded:
             calls, self._waiting = self._waiting[:count], self._waiting[count:]
         if not calls:  # answered with an earlier one
             return
-        began = time.monotonic()
+        began, start = time.monotonic(), 0
         try:
-            rows, similarities = self.shard.search(np.concatenate([c.queries for c in calls]), max(c.k for c in calls))
-            self._hand_out(calls, rows, similarities, time.monotonic() - began)
+            together, most = np.concatenate([queries for queries, _, _ in calls]), max(k for _, k, _ in calls)
+            rows, similarities = self.shard.search(together, most)
+            seconds = (time.monotonic() - began) / len(rows)
+            for queries, k, answer in calls:
+                own = slice(start, start := start + len(queries))
+                answer.set_result(((rows[own, :k], similarities[own, :k]), seconds * len(queries)))
         except Exception as error:  # noqa: BLE001 - every caller of the batch raises it
-            for call in calls:
-                call.error = error
-
-    @staticmethod
-    def _hand_out(calls: list[_Call], rows: np.ndarray, similarities: np.ndarray, seconds: float) -> None:
-        start = 0
-        for call in calls:
-            own = slice(start, start := start + len(call.queries))
-            call.found = rows[own, : call.k], similarities[own, : call.k]
-            call.seconds = seconds * len(call.queries) / len(rows)
+            for _, _, answer in calls:
+                if not answer.done():
+                    answer.set_exception(error)
 
 
 class Searcher:
@@ -113,19 +88,19 @@ class Searcher:
         self._store = VersionStore(root)
         self._shard, self._num_shards, self._device = shard, num_shards, device
         self._devices = own_devices()
-        self._versions: dict[int, _Loaded] = {}
+        self._versions: dict[int, LoadedShard] = {}
         self._loading = threading.Lock()
         self._searching = ThreadPoolExecutor(1)  # one, since each thread that multiplies keeps buffers of its own
 
     def search(self, version: int, queries: np.ndarray, k: int) -> Found:
         """Rows and similarities [B, <=k] of the nearest documents of this shard in one version."""
-        return self.search_timed(version, queries, k).found
+        return self.search_timed(version, queries, k)[0]
 
-    def search_timed(self, version: int, queries: np.ndarray, k: int) -> Searched:
+    def search_timed(self, version: int, queries: np.ndarray, k: int) -> tuple[Found, Busy]:
         """As `search`, with what it took."""
         loaded = self._versions.get(version) or self._load_once(version)
         found, seconds = loaded.search(queries, k)
-        return Searched(found, Busy(seconds, self._devices))
+        return found, Busy(seconds, self._devices)
 
     def load(self, version: int) -> int:
         """Load a version beside those already held; returns the number of documents of this shard.
@@ -146,7 +121,7 @@ class Searcher:
         """Versions in memory."""
         return sorted(self._versions)
 
-    def _load_once(self, version: int) -> _Loaded:
+    def _load_once(self, version: int) -> LoadedShard:
         with self._loading:
             if version not in self._versions or self._versions[version].fingerprint != self._store.fingerprint(version):
                 with ThreadPoolExecutor(1, initializer=_yield_to_searches) as thread:
@@ -154,11 +129,11 @@ class Searcher:
                 self._versions = {**self._versions, version: loaded}
             return self._versions[version]
 
-    def _open(self, version: int) -> _Loaded:
+    def _open(self, version: int) -> LoadedShard:
         fingerprint = self._store.fingerprint(version)
         plan = self._store.plan(version)
         shard = open_shard(self._store, plan, self._shard, self._num_shards, self._device)
-        return _Loaded(shard, fingerprint, self._searching)
+        return LoadedShard(shard, fingerprint, self._searching)
 
 
 def _yield_to_searches() -> None:

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,20 +27,13 @@ LOOK_SECONDS = 2.0  # between two looks
 PING_GROUP = {"ping": 1}  # a thread of the actor for this method alone
 
 
-@dataclass(slots=True)
-class _Asked:
-    """`heard`: when the actor last answered, by this machine's clock; None before it first did."""
-
-    reference: Any
-    heard: float | None = None
-
-
 class Liveness:
     """Of actors whose class has a method `ping` and whose options hold PING_GROUP. For one thread."""
 
     def __init__(self, actors: Sequence[Any]) -> None:
         self._actors = actors
-        self._asked: dict[int, _Asked] = {}
+        # By place the ping that was sent, and when the actor last answered one, by this machine's clock
+        self._asked: dict[int, tuple[Any, float | None]] = {}
 
     def replace_silent(self) -> list[int]:
         """The places of those that hang; Ray starts them again, and gives them their calls again."""
@@ -53,11 +45,13 @@ class Liveness:
 
     def _silent_seconds(self, place: int) -> float:
         now = time.monotonic()
-        asked = self._asked.setdefault(place, _Asked(self._ping(place)))
-        if ray.wait([asked.reference], timeout=0)[0]:
-            heard = now if _is_answer(asked.reference) else None
-            asked = self._asked[place] = _Asked(self._ping(place), heard)
-        return 0.0 if asked.heard is None else now - asked.heard
+        if place not in self._asked:
+            self._asked[place] = self._ping(place), None
+        ping, heard = self._asked[place]
+        if ray.wait([ping], timeout=0)[0]:
+            heard = now if _is_answer(ping) else None
+            self._asked[place] = self._ping(place), heard
+        return 0.0 if heard is None else now - heard
 
     def _ping(self, place: int) -> Any:
         return self._actors[place].ping.options(concurrency_group="ping", max_task_retries=0).remote()
@@ -102,9 +96,9 @@ class SearcherGroup:
         """Rows and similarities [B, k], best first, merged from every shard."""
         with self._flight():
             parts = self._ask(lambda actor: actor.search_timed.remote(version, queries, k))
-        for part in parts:
-            USE.note("search", part.busy)
-        return merge_top_k([part.found for part in parts], k)
+        for _, busy in parts:
+            USE.note("search", busy)
+        return merge_top_k([found for found, _ in parts], k)
 
     def release(self, keep: list[int]) -> None:
         """Free the memory of the other versions."""

@@ -23,7 +23,7 @@ from ray.exceptions import RayError
 
 from replug.cluster.actor_pool import ActorPool, thread_env
 from replug.cluster.background import in_background
-from replug.cluster.device_use import USE
+from replug.cluster.device_use import USE, Busy
 from replug.cluster.gpus import torch_device
 from replug.cluster.layout import index_actors
 from replug.cluster.packing import BUILDER, SEARCHER
@@ -36,7 +36,7 @@ from replug.data.records import SearchResult
 from replug.data.store import CorpusStore
 from replug.index_workers.answers import Measures, merge_top_k, search_excluding, top_k_overlap
 from replug.index_workers.build_plan import BuildPlan
-from replug.index_workers.builder import Builder, Embedded
+from replug.index_workers.builder import Builder
 from replug.index_workers.searcher import Searcher
 from replug.index_workers.searcher_group import PING_GROUP, SearcherGroup
 from replug.index_workers.version_store import Missing, VersionStore
@@ -237,17 +237,23 @@ class IndexService:
         """
         total = sum(len(plan.rows_of_file(file)) for file in files)
         progress = Progress(f"embedding index v{plan.version}", total)
-        under_way: deque[Future[Embedded]] = deque()
+        under_way: deque[tuple[int, Future[Busy]]] = deque()
+
+        def await_first() -> None:
+            file, done = under_way[0]
+            USE.note("embed", done.result())
+            progress.advance(len(plan.rows_of_file(file)))
+            under_way.popleft()
+
         try:
             for file in files:
-                under_way.append(self.builders.submit("embed_file", plan, file))
-                under_way[-1].add_done_callback(_note_work)
+                under_way.append((file, self.builders.submit("embed_file", plan, file)))
                 if len(under_way) > 2 * BUILDER_CALLS * self._actors.num_builders:
-                    progress.advance(under_way.popleft().result().documents)
+                    await_first()
             while under_way:
-                progress.advance(under_way.popleft().result().documents)
+                await_first()
         finally:
-            wait(under_way)
+            wait([done for _, done in under_way])
         return total
 
     def _questions(self, plan: BuildPlan, previous: int) -> Callable[[], Measures]:
@@ -304,11 +310,6 @@ class IndexService:
             **place(self._builders_at, number, self._actors.gpus_per_builder, env), max_concurrency=BUILDER_CALLS
         )
         return actor.remote(self.store.root, self._threads)
-
-
-def _note_work(done: "Future[Embedded]") -> None:
-    if done.exception() is None:
-        USE.note("embed", done.result().busy)
 
 
 def _build_in_background(work: Callable[[], Result]) -> "Future[Result]":

@@ -6,14 +6,11 @@ from pathlib import Path
 import numpy as np
 
 from replug.config.errors import UserError
-from replug.data.files import file_sha256
-from replug.data.progress import Progress
 from replug.data.shards import corpus_sha256, shard_paths
 from replug.data.store import CorpusStore
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.faiss_index import count_vectors
-from replug.index_workers.vector_files import require_intact
-from replug.index_workers.version_store import VersionStore
+from replug.index_workers.version_store import VersionStore, weights_sha256
 
 
 def verify_index(root: Path) -> tuple[list[str], list[str]]:
@@ -45,38 +42,28 @@ def _describe(store: VersionStore, version: int) -> str:
 
 def _problems(store: VersionStore, version: int) -> Iterator[str]:
     try:
-        files, plan = store.manifest(version)["files"], store.plan(version)
+        plan = store.plan(version)
     except UserError as error:
         yield str(error)
         return
-    if problem := store.pending_plan_problem(version):
-        yield problem
-    progress, found = Progress(f"checking v{version:06d}", len(files)), 0
-    for name, sha256 in files.items():
-        for problem in _file_problem(store, plan, name, sha256):
-            found += 1
-            yield problem
-        progress.advance()
+    damaged = store.verify(version)
+    yield from damaged
     weights = store.encoder_folder(version) / "model.safetensors"
-    if weights.is_file() and file_sha256(weights) != plan.weights_sha256:
+    if weights.is_file() and weights_sha256(weights.parent) != plan.weights_sha256:
         yield f"{weights} is not of the encoder that embedded this version"
     yield from _corpus_problems(store.corpus_path(plan), plan)
-    for shard in range(0 if found or plan.kind.is_exact else plan.num_shards):
+    if damaged:
+        return
+    for file in range(plan.num_files):
+        try:
+            if not np.isfinite(store.open_vectors(plan, [file])[0]).all():
+                yield f"{store.vectors_path(version, file)} holds numbers that are not finite"
+        except UserError as error:
+            yield str(error)
+    for shard in range(0 if plan.kind.is_exact else plan.num_shards):
         held, expected = count_vectors(store.shard_path(version, shard)), len(plan.rows_of_shard(shard))
         if held != expected:
             yield f"{store.shard_path(version, shard)} holds {held} vectors, expected {expected}"
-
-
-def _file_problem(store: VersionStore, plan: BuildPlan, name: str, sha256: str) -> Iterator[str]:
-    path = store.folder(plan.version) / name
-    try:
-        require_intact(path, sha256)
-        if path.suffix == ".npy":
-            (vectors,) = store.open_vectors(plan, [int(path.stem.partition("-")[2])])
-            if not np.isfinite(vectors).all():
-                yield f"{path} holds numbers that are not finite"
-    except UserError as error:
-        yield str(error)
 
 
 def _corpus_problems(path: Path, plan: BuildPlan) -> Iterator[str]:

@@ -5,6 +5,7 @@
     INDEX/v000003/vectors-00000.json  written after the file: its checksum and rows
     INDEX/v000003/quantizer.faiss     what a lossy kind learnt before vectors were added; handed on to later versions
     INDEX/v000003/shard-00000.faiss   a lossy kind's index over the files of one shard, and its mark
+    INDEX/v000003/inputs.json         the plan that it is built by
     INDEX/v000003/manifest.json       written when everything is there: the version is published
     INDEX/v000002.0a1b.stale/         what nothing needs any more, until someone has the time to remove it
 
@@ -29,22 +30,21 @@ from uuid import uuid4
 import numpy as np
 
 from replug.config.errors import RunError, UserError
-from replug.data.files import file_sha256, reading, write_json, writing
-from replug.data.manifest import read_mark, write_mark
+from replug.data.files import file_sha256, read_json, reading, writing
+from replug.data.folder import INPUTS, MANIFEST, FileSum, Folder, file_sum
 from replug.data.shards import shard_paths
 from replug.index_workers.build_plan import (
     ENCODER,
-    MANIFEST,
     BuildPlan,
     json_sha256,
-    manifest_problem,
     plan_from_json,
+    plan_problem,
     version_folder,
     version_numbers,
 )
-from replug.index_workers.vector_files import MEND, map_vectors, require_intact, write_vectors
+from replug.index_workers.vectors import MEND, map_vectors, require_intact, write_vectors
 
-FORMAT = 5
+FORMAT = 6
 WEIGHTS = "model.safetensors"
 READERS = 4  # files whose checksums are compared at once: one stream does not have all that a disk can give
 
@@ -85,55 +85,54 @@ class VersionStore:
         return version_numbers(self.root)
 
     def is_published(self, version: int) -> bool:
-        return self._manifest_path(version).is_file()
+        return self._version(version).is_finished
 
     def can_be_built(self, version: int) -> bool:
         """Whether its plan and its encoder are there, from which whatever else is gone is made again."""
-        return self._plan_path(version).is_file() and (self.encoder_folder(version) / WEIGHTS).is_file()
+        return (self.folder(version) / INPUTS).is_file() and (self.encoder_folder(version) / WEIGHTS).is_file()
 
     def plan(self, version: int) -> BuildPlan:
         """The plan of a published version; raises UserError for any other."""
-        return plan_from_json(self.manifest(version)["plan"])
+        self.manifest(version)
+        return self.pending_plan(version)
 
-    def manifest(self, version: int) -> dict[str, Any]:
-        """Return `plan` and `files`, the checksum of each file. Raises UserError if it is missing or damaged."""
-        path = self._manifest_path(version)
+    def manifest(self, version: int) -> dict[str, FileSum]:
+        """Return the size and checksum of each file. Raises UserError if the version is not published or damaged."""
+        path = self.folder(version) / MANIFEST
         if not path.is_file():
             raise UserError(f"index version {version} is not published: {path} is missing")
         with reading(path):
-            content = read_mark(path, MEND)
-        if content.get("format") != FORMAT:
-            raise UserError(f"{path} was written by another version of replug; remove {path.parent} and build it again")
-        if (problem := manifest_problem(content)) is not None:
-            raise UserError(f"{path} is not what `replug index` writes: {problem}; remove {path.parent}")
-        needed = self.files(plan_from_json(content["plan"]))
-        if missing := [path.name for path in needed if path.name not in content["files"]]:
+            files = self._version(version).manifest()["files"]
+            self._version(version).require(INPUTS)
+        inputs = self._inputs(version)
+        if (problem := plan_problem(inputs, files)) is not None:
+            raise UserError(f"{path.parent} is not what `replug index` writes: {problem}; remove it")
+        needed = self.files(plan_from_json(inputs))
+        if missing := [path.name for path in needed if path.name not in files]:
             raise UserError(f"{path} lists no {missing[0]} ({len(missing)} such files)")
-        return content
+        return files
 
     def fingerprint(self, version: int) -> str:
         """Another one when a version was built anew under its number. Raises UserError where it is not published."""
         if not self.is_published(version):
-            raise UserError(f"index version {version} is not published: {self._manifest_path(version)} is missing")
-        return file_sha256(self._manifest_path(version))
+            raise UserError(f"index version {version} is not published: {self.folder(version) / MANIFEST} is missing")
+        return file_sha256(self.folder(version) / MANIFEST)
 
     def pending_plan(self, version: int) -> BuildPlan:
         """The plan of a build that was begun, whether it ended or not."""
-        path = self._plan_path(version)
-        content = _read_json(path)
-        if content.get("format") != FORMAT:
-            raise UserError(f"{path} was written by another version of replug; remove {path.parent} and build it again")
-        return plan_from_json(content["plan"])
+        return plan_from_json(self._inputs(version))
 
-    def pending_plan_problem(self, version: int) -> str | None:
-        """What is wrong with the plan of a published version, beside its manifest."""
-        path = self._plan_path(version)
-        try:
-            content = _read_json(path)
-        except (UserError, RunError) as error:
-            return str(error)
-        built = {"format": FORMAT, "plan": self.manifest(version)["plan"]}
-        return None if content == built else f"{path} is not the plan of what manifest.json says was built; {MEND}"
+    def _inputs(self, version: int) -> dict[str, Any]:
+        path = self.folder(version) / INPUTS
+        with reading(path):
+            inputs = self._version(version).inputs
+        if inputs is None:
+            raise RunError(f"{path} is missing")
+        return inputs
+
+    def verify(self, version: int) -> list[str]:
+        """Return a line for each file of a published version that is missing, changed or surplus."""
+        return self._version(version).verify()
 
     def save_snapshot(self, version: int, save: Callable[[Path], None]) -> str:
         """Write the encoder of a version, beside and renamed; returns the hash of its weights.
@@ -162,24 +161,16 @@ class VersionStore:
 
     def require_same_vectors(self, plan: BuildPlan) -> None:
         """Raise UserError where the version was begun from another corpus, by other weights or in another way."""
-        if not self._plan_path(plan.version).is_file():
-            return
-        before, now = self.pending_plan(plan.version).vectors(), plan.vectors()
-        for name in before:
-            if before[name] != now[name]:
-                raise UserError(
-                    f"{self.root} holds an index with {name}={before[name]}, but {name}={now[name]} is asked for: give "
-                    "another index.out, or remove it"
-                )
+        self._version(plan.version).check(plan.vectors(), are_all=False)
 
     def begin(self, plan: BuildPlan) -> Missing:
         """What is still to be made. Other vectors are set aside, and index files of another kind are removed."""
-        record = self._plan_path(plan.version)
-        before = self.pending_plan(plan.version) if record.exists() else None
+        folder = self._version(plan.version)
+        before = plan_from_json(folder.inputs) if folder.inputs else None
         if before != plan:
             self._discard_stale(before, plan)
         self._remove_partials(plan.version)
-        write_json(record, {"format": FORMAT, "plan": asdict(plan)})
+        folder.claim(asdict(plan), may_change=asdict(plan))
         lossy, version = not plan.kind.is_exact, plan.version
         names = {path.name for path in self.folder(version).iterdir()}  # one listing, where each `stat` is a call
         return Missing(
@@ -191,7 +182,7 @@ class VersionStore:
     def _discard_stale(self, before: BuildPlan | None, plan: BuildPlan) -> None:
         """Drop what another plan left; first what says that it may be searched. The encoder stays."""
         folder = self.folder(plan.version)
-        self._manifest_path(plan.version).unlink(missing_ok=True)
+        self._version(plan.version).reopen()
         same_vectors = before is not None and before.vectors() == plan.vectors()
         if before is not None and same_vectors and before.built() == plan.built():
             return
@@ -215,23 +206,23 @@ class VersionStore:
         partial = path.with_name(f"{path.name}.{uuid4().hex}.partial")
         with writing(partial):
             rows = save(partial)
-            mark = {"sha256": file_sha256(partial), "rows": rows}
+            mark = {**file_sum(partial), "rows": rows}
             partial.replace(path)
             partial.write_text(json.dumps(mark))
             partial.replace(_mark(path))
 
     def publish(self, plan: BuildPlan) -> None:
         """Mark a version as searchable; raises RunError where a file of it is not marked or its rows are not right."""
-        marks = {path.name: _read_json(_mark(path)) for path in self.files(plan)}
+        marks = {path.name: _read_mark(path) for path in self.files(plan)}
         rows = sum(marks[self.vectors_path(plan.version, file).name]["rows"] for file in range(plan.num_files))
         if rows != plan.num_documents:
             raise RunError(f"{self.folder(plan.version)}: its files hold {rows} rows, expected {plan.num_documents}")
         self._remove_partials(plan.version)
         encoder = self.encoder_folder(plan.version)
         snapshot = (path for path in sorted(encoder.rglob("*")) if path.is_file())
-        files = {str(path.relative_to(encoder.parent)): file_sha256(path) for path in snapshot}
-        files |= {name: mark["sha256"] for name, mark in marks.items()}
-        write_mark(self._manifest_path(plan.version), {"format": FORMAT, "plan": asdict(plan), "files": files})
+        files = {str(path.relative_to(encoder.parent)): file_sum(path) for path in snapshot}
+        files |= {name: {"bytes": mark["bytes"], "sha256": mark["sha256"]} for name, mark in marks.items()}
+        self._version(plan.version).finish(files)
 
     def latest_quantizer(self, factory: str | None, before: int) -> int | None:
         """The newest version before this one that is published with a quantizer of this kind."""
@@ -266,9 +257,9 @@ class VersionStore:
         So each is read from the disk once. A file that is missing or damaged is raised as such, whatever the
         block made of it.
         """
-        sha256_of = self._checksums(version)
+        sum_of = self._sums(version)
         with ThreadPoolExecutor(READERS) as readers:
-            checks = [readers.submit(lambda path: require_intact(path, sha256_of(path)), p) for p in paths]
+            checks = [readers.submit(lambda path: require_intact(path, sum_of(path)), p) for p in paths]
             try:
                 yield
             finally:  # raise what the first file has wrong, by their order; others need not be compared then
@@ -288,15 +279,15 @@ class VersionStore:
 
         Raises UserError naming a file that is missing or another one.
         """
-        for name, sha256 in self.manifest(version)["files"].items():
+        for name, known in self.manifest(version).items():
             if name.startswith(f"{ENCODER}/"):
-                require_intact(self.folder(version) / name, sha256)
+                require_intact(self.folder(version) / name, known)
 
-    def _checksums(self, version: int) -> Callable[[Path], str]:
+    def _sums(self, version: int) -> Callable[[Path], FileSum]:
         """Return what looks a file's checksum up: in the manifest, or in its own mark while the version is built."""
         if not self.is_published(version):
-            return lambda path: _read_json(_mark(path))["sha256"]
-        files = self.manifest(version)["files"]
+            return lambda path: _read_mark(path)
+        files = self.manifest(version)
         return lambda path: files[path.name]
 
     def set_aside_all_but(self, keep: set[int]) -> None:
@@ -320,7 +311,7 @@ class VersionStore:
             raise RunError(f"{path} cannot be removed: {cause.strerror or cause}") from cause
 
     def remove_all_but(self, keep: set[int]) -> None:
-        """Both, for who has the time."""
+        """Remove all other versions and half-written snapshots, with their files."""
         self.set_aside_all_but(keep)
         self.remove_stale()
 
@@ -339,11 +330,10 @@ class VersionStore:
     def quantizer_path(self, version: int) -> Path:
         return self.folder(version) / "quantizer.faiss"
 
-    def _manifest_path(self, version: int) -> Path:
-        return self.folder(version) / MANIFEST
-
-    def _plan_path(self, version: int) -> Path:
-        return self.folder(version) / "plan.json"
+    def _version(self, version: int) -> Folder:
+        """The folder of a version; marks of files and the snapshot lie there before its plan."""
+        others = (ENCODER, "*.json", "*.partial")
+        return Folder(self.folder(version), "index version", key="index.out", mend=MEND, others=others, format=FORMAT)
 
 
 def weights_sha256(folder: Path) -> str:
@@ -362,12 +352,10 @@ def _mark(path: Path) -> Path:
     return path.with_name(path.name + ".json") if path.suffix == ".faiss" else path.with_suffix(".json")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise RunError(f"{path} is missing")
-    with reading(path):
-        content = path.read_bytes()
-    try:
-        return json.loads(content)
-    except ValueError as error:
-        raise UserError(f"{path} is damaged, it is not valid JSON ({error}); {MEND}") from error
+def _read_mark(path: Path) -> dict[str, Any]:
+    """Return the mark of a file. Raises RunError if the file is not marked."""
+    mark = _mark(path)
+    if not mark.is_file():
+        raise RunError(f"{mark} is missing")
+    with reading(mark):
+        return read_json(mark, MEND)

@@ -6,7 +6,6 @@ the disk, marks it and removes what is too old. No other rank takes part, so non
 
 import hashlib
 import logging
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,13 +19,14 @@ from replug.data.datamodule import Position
 from replug.data.files import persist, writing
 from replug.train.module import require_finite_weights
 from replug.train.run_dir import CheckpointMark, RunDirectory
+from replug.train.sources import BatchSource
 from replug.train.step_metrics import StepClock
 
 log = logging.getLogger(__name__)
 
 
 class CheckpointWriter:
-    """One checkpoint at a time; a context, which waits for the last one. `newest_step` is that of the newest marked."""
+    """Writes one checkpoint at a time; a context, which waits for the last one. `newest_step` is the newest marked."""
 
     def __init__(self, run: RunDirectory, keep_last: int, newest_step: int) -> None:
         self._run, self._keep, self.newest_step = run, keep_last, newest_step
@@ -41,11 +41,11 @@ class CheckpointWriter:
         self._under_way = self._thread.submit(self._write, step, copied, versions)
 
     def collect(self) -> bool:
-        """Whether a checkpoint is done since the last look. Raises RunError where it failed."""
+        """Return whether a checkpoint is done since the last call. Raises RunError if it failed."""
         return self._under_way is not None and self._under_way.done() and self.finish()
 
     def finish(self) -> bool:
-        """As `collect`, but waits for the one under way."""
+        """Wait for the checkpoint under way; returns as `collect` does."""
         if self._under_way is None:
             return False
         ended, self._under_way = self._under_way, None
@@ -53,7 +53,7 @@ class CheckpointWriter:
         return True
 
     def versions(self) -> set[int]:
-        """Index versions that the checkpoints need."""
+        """Return the index versions that the checkpoints need."""
         return set().union(*(mark.versions for mark in self._run.checkpoint_marks()))
 
     def __enter__(self) -> "CheckpointWriter":
@@ -79,7 +79,7 @@ class CheckpointWriter:
 
 
 class _HashedFile:
-    """A file whose checksum is known when it is written."""
+    """Computes the checksum of a file while it is written."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.sha256 = file, hashlib.sha256()
@@ -109,23 +109,21 @@ class Checkpointer(pl.Callback):
     def __init__(
         self,
         writer: CheckpointWriter,
-        versions_in_use: Callable[[], set[int]],
-        prune_versions: Callable[[set[int]], None],
+        source: BatchSource,
         every_steps: int,
         clock: StepClock,
     ) -> None:
-        self._writer, self._versions_in_use, self._prune_versions = writer, versions_in_use, prune_versions
-        self._every, self._clock = every_steps, clock
+        self._writer, self._source, self._every, self._clock = writer, source, every_steps, clock
         self._is_restored = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """By now the step boundary has restored what a checkpoint says; it comes before in the list of callbacks."""
+        """Note that the step boundary, which is called before, has restored what a checkpoint says."""
         self._is_restored = True
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Position, batch_idx: int
     ) -> None:
-        """A checkpoint that could not be written ends the run at the next boundary."""
+        """Raise RunError for a checkpoint that could not be written, and prune index versions after one that was."""
         if batch.is_first and self._writer.collect():
             self._prune()
 
@@ -141,7 +139,7 @@ class Checkpointer(pl.Callback):
                     self._finish()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """A run that cannot go on (pre-empted, no LM answers, a budget is spent) loses none of its steps.
+        """Save the steps of a run that cannot go on (pre-empted, no LM answers, a budget is spent).
 
         One that fails before it is restored saves nothing: a checkpoint would say that half of the run was all of it.
         One whose numbers are not finite would fail again. Where the disk is full, the newest checkpoint is what counts.
@@ -162,14 +160,14 @@ class Checkpointer(pl.Callback):
             log.info(f"saved step {trainer.global_step}: the same command goes on from there")
 
     def _begin(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Not `trainer.save_checkpoint`, which ends in a barrier."""
+        """Begin a checkpoint without `trainer.save_checkpoint`, which ends in a barrier."""
         require_finite_weights(module.parameters(), trainer.global_step)
         state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-        self._writer.begin(trainer.global_step, state, self._versions_in_use())
+        self._writer.begin(trainer.global_step, state, self._source.versions_in_use())
 
     def _finish(self) -> None:
         if self._writer.finish():
             self._prune()
 
     def _prune(self) -> None:
-        self._prune_versions(self._versions_in_use() | self._writer.versions())
+        self._source.prune(self._source.versions_in_use() | self._writer.versions())

@@ -30,7 +30,7 @@ def check_data(config: Config, data: PreparedSet, source: LMSource) -> None:
 
 
 def check_texts(config: Config, data: PreparedSet) -> None:
-    """What corpus and texts must agree on, without an LM."""
+    """Raise UserError if corpus and texts do not fit together, whatever the LM."""
     wanted = max(config.retrieve.k, config.evaluate.k)
     if len(data.corpus) < wanted:
         raise UserError(
@@ -51,7 +51,7 @@ def check_texts(config: Config, data: PreparedSet) -> None:
 
 
 class _LengthCheck:
-    """Whether the LM holds a document with the longest text after it; where they are cut, a continuation alone."""
+    """Checks that the LM holds a document with the longest text after it; if texts are cut, a continuation alone."""
 
     def __init__(self, config: Config, data: PreparedSet, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> None:
         self._data, self._tokenizer, self._limit = data, tokenizer, max_tokens
@@ -60,7 +60,7 @@ class _LengthCheck:
         self._between = len(self._ids([config.lm.separator])[0]) + 2
 
     def run(self) -> None:
-        """Raises UserError for a text or document that is too long."""
+        """Raise UserError for a text or document that is too long."""
         if self._bound is not None:
             document, example = self._bound
             added = len(self._ids([""])[0])  # what begins and ends a text, which preparing does not count
@@ -72,7 +72,7 @@ class _LengthCheck:
             self._check_documents()
 
     def _check_continuations(self) -> None:
-        """Documents and contexts are cut to fit, continuations never."""
+        """Raise UserError for a continuation that fills the LM: documents and contexts are cut, continuations never."""
         for store in self._data.texts:
             for rows in _batches(np.flatnonzero(store.num_bytes() >= self._limit)):
                 examples = store.examples(rows)
@@ -83,7 +83,7 @@ class _LengthCheck:
                         )
 
     def _check_documents(self) -> None:
-        """No document, with the longest text after it, may exceed the LM's context."""
+        """Raise UserError for a document that exceeds the LM's context with the longest text after it."""
         rest, longest = self._longest_text()
         rest += self._between
         corpus = self._data.corpus
@@ -97,7 +97,7 @@ class _LengthCheck:
                     )
 
     def _longest_text(self) -> tuple[int, str]:
-        """Tokens of the longest context and continuation together, and whose they are; by bytes, the longest first."""
+        """Return the most tokens of a context with its continuation, and whose they are; the longest by bytes first."""
         most, name = 0, ""
         for store in self._data.texts:
             num_bytes = store.num_bytes()
@@ -117,7 +117,7 @@ class _LengthCheck:
 
 
 def _streamed(store: ExampleStore) -> Iterator[Example]:
-    """All texts, a batch in memory at a time."""
+    """Yield all texts, with a batch in memory at a time."""
     for rows in _batches(np.arange(len(store))):
         yield from store.examples(rows)
 

@@ -35,7 +35,7 @@ PACKAGES = [
 
 
 def describe_environment() -> dict[str, object]:
-    """Package versions, git commit and machine, for `environment.json`. Of a frozen copy, the commit it was made of."""
+    """Return package versions, git commit and machine, for `environment.json`; a frozen copy knows its own."""
     frozen = Path(__file__).parents[2].with_name("version.json")  # beside submitted/JOB/code
     at_submission = json.loads(frozen.read_text()) if frozen.is_file() else {}
     return {
@@ -67,7 +67,7 @@ def _git(*arguments: str) -> str | None:
 
 
 def provenance_lines(config: Config, environment: Mapping[str, Any], lm_identity: str | None) -> list[str]:
-    """Of a run by its configuration, its environment.json and the identity of its LM."""
+    """Return lines that say how a run was made: its models, command, commit and versions."""
     lm = f"{config.lm.model} at {config.lm.url}" if config.lm.url else _sized(str(config.lm.path), lm_size)
     models = f"retriever {_sized(config.retriever.path, encoder_size)}; LM {lm}"
     lines = [f"models: {models}{f', identity {lm_identity}' if lm_identity else ''}"]

@@ -6,8 +6,6 @@ under the methods
 none, random   the LM alone, and with documents that nobody chose
 replug         the retriever as it was
 lsr            the tuned one
-
-A refresh is measured by the same task, on the last held-out texts under the new version alone.
 """
 
 import hashlib
@@ -30,11 +28,11 @@ from replug.data.store import PreparedSet
 from replug.evals.ensemble_temperatures import fit_ensemble
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, random_documents
 from replug.evals.kinds import PromptedLM
-from replug.evals.language_modelling import BITS_PER_BYTE, LanguageModelling, items_of
-from replug.evals.loop import Task, outcome_rows, run_task
+from replug.evals.language_modelling import LanguageModelling, items_of
+from replug.evals.loop import Task, run_task
 from replug.evals.outcomes import outcomes_of
 from replug.evals.outcomes import write_examples as write_outcomes
-from replug.evals.results import Measurements, Results, add_temperatures, compare
+from replug.evals.results import Results, add_temperatures, compare
 from replug.evals.retrieval import RECALL_DEPTH, Retrieval, gold_rows
 from replug.index_workers.build import build_version, document_search
 from replug.index_workers.build_plan import IndexState
@@ -72,20 +70,6 @@ def evaluate_heldout(
         gold = [everything[row] for row in with_gold]
         results[RETRIEVAL] = _retrieve(config, data, gold, of_gold, folder / RETRIEVAL)
     return results
-
-
-def heldout_bpb(config: Config, data: PreparedSet, workers: Workers, version: int, count: int) -> float:
-    """Bits per byte of the last `count` held-out texts, given the documents that a version and its weights find.
-
-    The last ones, since the table at the end begins with the first.
-    """
-    examples = data.heldout.examples(range(len(data.heldout) - count, len(data.heldout)))
-    encoder = load_encoder(config.retriever, workers.index.store.encoder_folder(version), config.index.dims)
-    searched = _search(config, data, workers.index, encoder, version, examples, config.evaluate.k)
-    found = {"version": replace(searched, temperature=own_temperature(encoder))}
-    book = EvidenceBook(_methods([*found], config.evaluate.k), data.corpus, found, [True] * count)
-    measured = Measurements(list(outcome_rows(LanguageModelling(workers.lm, workers.template, examples), book)))
-    return measured.value("version", BITS_PER_BYTE, measured.all)
 
 
 def _search(
@@ -176,18 +160,6 @@ def found_before(config: Config, run: RunDirectory, data: PreparedSet, workers: 
     found = found_by(config, data, workers, measured_encoder(config), IndexState(0, 0), "replug")
     found.save(saved)
     return found
-
-
-def found_best(config: Config, run: RunDirectory, data: PreparedSet, workers: Workers) -> dict[str, RetrievedDocuments]:
-    """Return what the weights find that did best while training, where they are asked for and are not the last ones."""
-    best = run.best_weights() if config.evaluate.best else None
-    if best is None or best["step"] == config.train.max_steps:
-        return {}
-    version = workers.index.store.versions()[-1] + 1
-    index = IndexState(version, best["step"])
-    found = found_by(config, data, workers, measured_encoder(config, run.best), index, "best")
-    workers.index.store.remove_all_but({*workers.index.store.versions()} - {version})
-    return {"best": found}
 
 
 def found_by(

@@ -31,7 +31,7 @@ LM_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def lm_scores(sum_logprobs: Tensor, num_tokens: Tensor, kind: str) -> Tensor:
-    """z [B, K] from the continuation's summed log-probs [B, K] (nats) and its token counts [B].
+    """Return z [B, K] from the continuation's summed log-probs [B, K] (nats) and its token counts [B].
 
     `probability` is the papers' literal P(y | d, x); over a hundred tokens it underflows and Q is uniform.
     """
@@ -39,22 +39,22 @@ def lm_scores(sum_logprobs: Tensor, num_tokens: Tensor, kind: str) -> Tensor:
 
 
 def log_likelihood(scores: Tensor, temperature: float) -> Tensor:
-    """log softmax over documents of scores [B, K] / temperature: P_R from similarities, Q from LM scores."""
+    """Return the log softmax over documents of scores [B, K] / temperature: P_R from similarities, Q from LM scores."""
     return log_softmax(scores / temperature, dim=-1)
 
 
 def kl_divergence(log_a: Tensor, log_b: Tensor) -> Tensor:
-    """KL(A || B) of distributions [B, K], nats [B]."""
+    """Return KL(A || B) of distributions [B, K], nats [B]."""
     return (log_a.exp() * (log_a - log_b)).sum(-1)
 
 
 def kl_lm_retriever(log_q: Tensor, log_p: Tensor) -> Tensor:
-    """KL(Q || P_R) of each query, nats [B]: the retriever covers what the LM finds likely."""
+    """Return KL(Q || P_R) of each query, nats [B]: the retriever covers what the LM finds likely."""
     return kl_divergence(log_q, log_p)
 
 
 def kl_retriever_lm(log_q: Tensor, log_p: Tensor) -> Tensor:
-    """KL(P_R || Q) of each query, nats [B]."""
+    """Return KL(P_R || Q) of each query, nats [B]."""
     return kl_divergence(log_p, log_q)
 
 
@@ -66,12 +66,12 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def text_losses(log_q: Tensor, log_p: Tensor, direction: str) -> Tensor:
-    """The loss named `direction` of each query, nats [B]."""
+    """Return the loss named `direction` of each query, nats [B]."""
     return LOSSES[direction](log_q.detach(), log_p)
 
 
 def contrastive_losses(scores: Tensor, log_q: Tensor, others: Tensor | None = None) -> Tensor:
-    """InfoNCE on the LM's best document of each query, nats [B].
+    """Return InfoNCE on the LM's best document of each query, nats [B].
 
     `scores` are s / gamma [B, K]. `others` [B, M] are those of documents that are not the query's own candidates, which
     the LM has not scored: minus infinity where there is none. Of documents that the LM ties the first counts.
@@ -81,5 +81,5 @@ def contrastive_losses(scores: Tensor, log_q: Tensor, others: Tensor | None = No
 
 
 def entropy(log_p: Tensor) -> Tensor:
-    """Entropy of each distribution over documents, nats [B]."""
+    """Return the entropy of each distribution over documents, nats [B]."""
     return -(log_p.exp() * log_p).sum(-1)

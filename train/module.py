@@ -7,8 +7,7 @@ batches knows the rest.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pytorch_lightning as pl
@@ -16,37 +15,27 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
+from replug.config.choices import OptimizerKind
 from replug.config.errors import NotFiniteError
+from replug.config.schema import LossConfig, TrainConfig
 from replug.data.datamodule import Position
 from replug.data.records import RetrievedBatch, ScoredBatch
 from replug.data.store import CorpusStore, ExampleStore
 from replug.models.encoder import Encoder, first_numbers
 from replug.models.hardware import to_device
-from replug.train.batch_broadcast import BatchSource, Share
 from replug.train.loss import contrastive_losses, entropy, kl_lm_retriever, lm_scores, log_likelihood, text_losses
 from replug.train.trained_weights import bring_back_untrained, leave_out_untrained
 
+
+class Batches(Protocol):
+    """Gives a rank what it trains on."""
+
+    def take(self, step: int) -> ScoredBatch:
+        """Return the whole batch of a step."""
+        ...
+
+
 VectorsOf = Callable[[np.ndarray], Tensor]  # [U, D] of the corpus' rows [U]
-
-
-@dataclass(frozen=True, slots=True)
-class LossSettings:
-    gamma: float
-    beta: float
-    lm_score: str
-    direction: str
-    contrastive: float = 0.0  # weight
-    in_batch: bool = False
-    dims: tuple[int, ...] = ()  # first numbers of the vectors that the loss is the mean over, most first; (): all
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizerSettings:
-    kind: str  # adamw or adam
-    lr: float
-    weight_decay: float
-    warmup_ratio: float
-    max_steps: int
 
 
 class LSRModule(pl.LightningModule):
@@ -57,12 +46,15 @@ class LSRModule(pl.LightningModule):
         encoder: Encoder,
         queries: ExampleStore,
         corpus: CorpusStore,
-        loss: LossSettings,
-        optimizer: OptimizerSettings,
+        loss: LossConfig,
+        train: TrainConfig,
+        dims: Sequence[int] = (),
         seed: int = 0,
         documents: Encoder | None = None,
     ) -> None:
-        """`documents` encodes documents where one encoder has both sides and these stay as they are.
+        """`dims`: the loss is the mean over these first numbers of the vectors, the most first; empty for all numbers.
+
+        `documents` encodes documents where one encoder has both sides and these stay as they are.
 
         It is never trained and in no checkpoint. Of a pair, `encoder` is both.
         """
@@ -70,25 +62,25 @@ class LSRModule(pl.LightningModule):
         self.encoder = encoder
         self._frozen = [documents] if documents is not None else []  # a list: not a part of this module
         self._queries, self._corpus = queries, corpus
-        self._loss, self._optimizer, self._seed = loss, optimizer, seed
+        self._loss, self._train, self._dims, self._seed = loss, train, dims, seed
         self.vectors_of: VectorsOf | None = None  # where documents stay as they are and are not encoded in every step
-        self.batches: BatchSource | None = None
-        self._batch: ScoredBatch | None = None  # of the step that is under way
+        self.batches: Batches | None = None
+        self.batch: ScoredBatch | None = None  # of the step that is under way
         self._is_last = False  # whether the newest of its micro-batches is the last
         self._metrics: list[dict[str, float | Tensor]] = []  # of its micro-batches so far
         self._losses: list[Tensor] = []  # of their texts
 
     @property
     def frozen_documents(self) -> Encoder | None:
-        """The encoder of documents where these stay as they are."""
+        """Return the encoder of documents that stay as they are, None if they are trained."""
         return self._frozen[0] if self._frozen else None
 
     @property
     def documents(self) -> Encoder:
-        """The encoder of documents, this one or that of queries too."""
+        """Return the encoder of documents."""
         return self.frozen_documents or self.encoder
 
-    def attach(self, batches: BatchSource) -> None:
+    def attach(self, batches: Batches) -> None:
         self.batches = batches
 
     def look_documents_up(self, vectors_of: VectorsOf) -> None:
@@ -97,41 +89,37 @@ class LSRModule(pl.LightningModule):
         self.vectors_of = vectors_of
 
     def encode_queries(self, texts: Sequence[str], autocast: bool = False) -> np.ndarray:
-        """Vectors [B, D] by the weights as they are, without gradient or dropout; the trainer's autocast is not theirs.
+        """Return vectors [B, D] by the weights as they are, without gradient or dropout.
 
-        Their own makes the backbone's products in bfloat16.
+        `autocast`, and not the trainer's, makes the backbone's products in bfloat16.
         """
         self.encoder.eval()
         return self.encoder.encode_query(texts, autocast=autocast).numpy()
 
     def on_train_start(self) -> None:
-        """The rate of the next step, by the schedule as it is now: a checkpoint's is of the steps asked for then."""
         for frozen in self._frozen:
             frozen.to(self.device)
-        factor = learning_rate_factor(self.trainer.global_step, self._optimizer)
-        for group in self.trainer.optimizers[0].param_groups:
-            group["lr"] = group["initial_lr"] * factor
 
     def training_step(self, position: Position, batch_idx: int) -> Tensor:
-        """The mean loss over this rank's part of the batch; DDP and Lightning average over ranks and parts.
+        """Return the mean loss over this rank's part of the batch; DDP and Lightning average over ranks and parts.
 
         The backbone may run under autocast. Similarities and loss are computed in float32. Nothing here waits for the
         device: it would stand idle until the backward pass is launched.
         """
         assert self.batches is not None, "attach a source of batches first"
         if position.is_first:
-            self._batch, self._metrics, self._losses = self.batches.take(position.step), [], []
-        assert self._batch is not None
+            self.batch, self._metrics, self._losses = self.batches.take(position.step), [], []
+        assert self.batch is not None
         ranks = self._num_ranks
-        share = Share(self.global_rank if ranks > 1 else 0, ranks, position.part, position.parts)
-        scored = share.of(self._batch)
+        rank = self.global_rank if ranks > 1 else 0
+        scored = share_of(self.batch, rank, ranks, position)
         # Dropout's randomness follows from the step and the share, so a resumed run draws the same.
-        torch.manual_seed(hash((self._seed, position.step, share.rank, share.part)) % 2**63)
+        torch.manual_seed(hash((self._seed, position.step, rank, position.part)) % 2**63)
         self.encoder.train_mode()
         by_prefix = self._by_prefix(scored.retrieved)
         with torch.autocast(self.device.type, enabled=False):
-            sums, counts = self._there(scored.sum_logprobs), self._there(scored.num_tokens)
-            log_q = log_likelihood(lm_scores(sums, counts, self._loss.lm_score), self._loss.beta)
+            sums, counts = self._on_device(scored.sum_logprobs), self._on_device(scored.num_tokens)
+            log_q = log_likelihood(lm_scores(sums, counts, self._loss.lm_score.value), self._loss.beta)
             terms = [self._terms(similarities, others, log_q) for similarities, others in by_prefix]
             losses = torch.stack([losses for losses, _ in terms]).mean(0)  # [B], over the prefixes
             loss, log_p = losses.mean(), log_likelihood(by_prefix[0][0], self._loss.gamma)
@@ -144,17 +132,17 @@ class LSRModule(pl.LightningModule):
         return loss
 
     def on_after_backward(self) -> None:
-        """Metrics are fetched from the device here: the backward pass is launched, and nothing waits behind it."""
+        """Fetch metrics from the device: the backward pass is launched, and nothing waits behind it."""
         if not self._is_last:
             return
         metrics = self._mean_metrics()
         # All ranks have the same means, so all end here where the loss is no number, before the gradient is used.
         if not math.isfinite(metrics["train/loss"]):
-            assert self._batch is not None
+            assert self.batch is not None
             losses = torch.cat(self._losses)
             if self._num_ranks > 1:
                 losses = self.trainer.strategy.all_gather(losses).flatten()  # in the batch's order
-            require_finite_losses(losses.cpu().numpy(), self._batch.retrieved, self._queries, self._corpus)
+            require_finite_losses(losses.cpu().numpy(), self.batch.retrieved, self._queries, self._corpus)
         self.log_dict(metrics)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -164,16 +152,16 @@ class LSRModule(pl.LightningModule):
         bring_back_untrained(self.encoder, checkpoint)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """The gradient is that of all ranks, so all end here where it is no number; weights are as they were."""
-        assert self._batch is not None
-        require_finite_gradient(self.encoder.parameters(), self._batch.retrieved, self._queries)
+        """Require a finite gradient. It is that of all ranks, so all end here; weights are as they were."""
+        assert self.batch is not None
+        require_finite_gradient(self.encoder.parameters(), self.batch.retrieved, self._queries)
 
     @property
     def _num_ranks(self) -> int:
         return self.trainer.world_size if self._trainer is not None else 1
 
     def _mean_metrics(self) -> dict[str, float | Tensor]:
-        """Means over the parts of the step and over the ranks, all of which have texts of the same number."""
+        """Return means over the parts of the step and over the ranks, which have equally many texts."""
         names = list(self._metrics[0])
         values = [value for part in self._metrics for value in part.values() if isinstance(value, Tensor)]
         fetched = iter(torch.stack(values).tolist())  # in one fetch from the device
@@ -184,7 +172,7 @@ class LSRModule(pl.LightningModule):
         return dict(zip(names, means.cpu(), strict=True))
 
     def similarities(self, batch: RetrievedBatch) -> Tensor:
-        """s(d, x) [B, K] of whole vectors, in float32 with gradient; what several queries found is encoded once."""
+        """Return s(d, x) [B, K] of whole vectors, in float32 with gradient; a document is encoded once."""
         queries, documents, places = self._encoded(batch)
         return inner_products(queries, documents[places])
 
@@ -197,10 +185,10 @@ class LSRModule(pl.LightningModule):
         as in sentence-transformers' MatryoshkaLoss, which takes their sum where this takes their mean, so that a
         learning rate suits any number of them. Of others, a query's own documents have minus infinity.
         """
-        if not self._loss.dims and not self._loss.in_batch:
+        if not self._dims and not self._loss.in_batch:
             return [(self.similarities(batch), None)]
         queries, documents, places = self._encoded(batch)
-        prefixes: Sequence[int | None] = self._loss.dims or [None]
+        prefixes: Sequence[int | None] = self._dims or [None]
         found: list[tuple[Tensor, Tensor | None]] = []
         for count in prefixes:
             q, d = (first_numbers(vectors, count, self.encoder.similarity) for vectors in (queries, documents))
@@ -212,7 +200,7 @@ class LSRModule(pl.LightningModule):
         return found
 
     def _encoded(self, batch: RetrievedBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Vectors of the queries [B, D], of the U documents [U, D], and which of these each query has [B, K]."""
+        """Return vectors of queries [B, D] and of U documents [U, D], and which documents each query has [B, K]."""
         contexts = [example.context for example in self._queries.examples(batch.query_rows)]
         unique, place = np.unique(batch.doc_rows, return_inverse=True)
         side = self.encoder.of_queries
@@ -223,7 +211,7 @@ class LSRModule(pl.LightningModule):
         return query_vectors, doc_vectors, places
 
     def _document_vectors(self, rows: np.ndarray) -> Tensor:
-        """[U, D], with gradient unless documents stay as they are."""
+        """Return vectors [U, D], with gradient unless documents stay as they are."""
         if self.vectors_of is not None:
             return self.vectors_of(rows).to(self.device)
         with torch.set_grad_enabled(not self._frozen):
@@ -233,34 +221,41 @@ class LSRModule(pl.LightningModule):
     def _terms(self, similarities: Tensor, others: Tensor | None, log_q: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return each text's loss and its contrastive term [B]; None where that is not asked for."""
         settings = self._loss
-        kl = text_losses(log_q, log_likelihood(similarities, settings.gamma), settings.direction)
+        kl = text_losses(log_q, log_likelihood(similarities, settings.gamma), settings.direction.value)
         if not settings.contrastive:
             return kl, None
         more = None if others is None else others / settings.gamma
         contrastive = contrastive_losses(similarities / settings.gamma, log_q, more)
         return kl + settings.contrastive * contrastive, contrastive
 
-    def _there(self, numbers: np.ndarray) -> Tensor:
-        """As float32 on the device."""
+    def _on_device(self, numbers: np.ndarray) -> Tensor:
+        """Return numbers as float32 on the device."""
         return to_device(torch.from_numpy(numbers).float(), self.device)
 
     def configure_optimizers(self) -> Any:
-        settings = self._optimizer
-        kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[settings.kind]
+        settings = self._train
+        kind = {OptimizerKind.adamw: torch.optim.AdamW, OptimizerKind.adam: torch.optim.Adam}[settings.optimizer]
         trained = [weight for weight in self.encoder.parameters() if weight.requires_grad]
         optimizer = kind(trained, lr=settings.lr, weight_decay=settings.weight_decay)
         schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, settings))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
+def share_of(batch: ScoredBatch, rank: int, ranks: int, position: Position) -> ScoredBatch:
+    """Return what one rank trains on at once: its micro-batch of this part. All are of one size."""
+    size = len(batch.num_tokens) // (ranks * position.parts)
+    begin = (rank * position.parts + position.part) * size
+    return batch.take(slice(begin, begin + size))
+
+
 def inner_products(queries: Tensor, documents: Tensor) -> Tensor:
-    """[B, K] of vectors [B, D] and [B, K, D], in float32: autocast would compute them in bfloat16."""
+    """Return [B, K] of vectors [B, D] and [B, K, D], in float32: autocast would compute them in bfloat16."""
     with torch.autocast(queries.device.type, enabled=False):
         return torch.einsum("bd,bkd->bk", queries.float(), documents.float())
 
 
-def learning_rate_factor(step: int, settings: OptimizerSettings) -> float:
-    """Share of the peak rate at a step counted from 0: linear warmup, then linear decay to zero after the last."""
+def learning_rate_factor(step: int, settings: TrainConfig) -> float:
+    """Return the share of the peak rate at a step from 0: linear warmup, then linear decay to zero after the last."""
     warmup = round(settings.warmup_ratio * settings.max_steps)
     if step < warmup:
         return (step + 1) / (warmup + 1)
@@ -290,7 +285,7 @@ def _metrics(loss: Tensor, log_q: Tensor, log_p: Tensor, scored: ScoredBatch) ->
 
 
 def rank_correlation(log_q: Tensor, log_p: Tensor) -> Tensor:
-    """Kendall's tau between the two orders of each query's documents [B, K], averaged over queries.
+    """Return Kendall's tau between the two orders of each query's documents [B, K], averaged over queries.
 
     1 where LM and retriever order them alike, -1 where one is the other reversed; pairs that the LM ties do not count.
     """
@@ -305,7 +300,7 @@ CAUSES = "expected a finite number: is train.lr too high, or are loss.gamma and 
 def require_finite_losses(
     losses: np.ndarray, batch: RetrievedBatch, queries: ExampleStore, corpus: CorpusStore
 ) -> None:
-    """Of the texts of a batch [B]; the message names those that are not, and the documents of the first."""
+    """Raise NotFiniteError if losses [B] are not finite, with their texts and the documents of the first."""
     bad = np.flatnonzero(~np.isfinite(losses))
     if len(bad):
         texts = [example.id for example in queries.examples(batch.query_rows[bad])]
@@ -317,18 +312,18 @@ def require_finite_losses(
 
 
 def require_finite_gradient(parameters: Iterable[Tensor], batch: RetrievedBatch, queries: ExampleStore) -> None:
-    """Before an optimizer takes it into the weights."""
+    """Raise NotFiniteError for a gradient that an optimizer must not take into the weights."""
     if not _are_finite([weight.grad for weight in parameters if weight.grad is not None]):
         texts = ", ".join(example.id for example in queries.examples(batch.query_rows))
         raise NotFiniteError(f"step {batch.step}: the gradient is not finite; its texts are {texts}; {CAUSES}")
 
 
 def require_finite_weights(parameters: Iterable[Tensor], step: int) -> None:
-    """Before they are written."""
+    """Raise NotFiniteError for weights that must not be written."""
     if not _are_finite([weight.detach() for weight in parameters]):
         raise NotFiniteError(f"the weights after {step} steps are not finite, and are not saved; {CAUSES}")
 
 
 def _are_finite(tensors: Sequence[Tensor]) -> bool:
-    """By the largest magnitude, in which what is no number stays: one look at the device for all of them."""
+    """Return whether all are finite, by their largest magnitude: one transfer from the device for all of them."""
     return bool(torch.isfinite(torch.nn.utils.get_total_norm(tensors, norm_type=math.inf)))

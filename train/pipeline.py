@@ -3,18 +3,22 @@
 At the boundary before step t the queries of step t + depth are encoded with the weights as they are. Then, while
 step t trains, a thread searches the index that was live at that boundary, and hands the documents to the LM. So
 what a batch saw follows from its step and the depth, never from timing. Depth 0 is the strictly sequential method.
+
+`score_in_calls` scores a whole set of examples, for labels and development texts.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from replug.cluster.interruption import LOOK_SECONDS, wait_for
 from replug.config.errors import RunError
-from replug.data.records import RetrievedBatch, ScoredBatch
+from replug.data.records import Example, RetrievedBatch, ScoredBatch
 from replug.data.sampling import QuerySampler
 from replug.data.store import PreparedSet
 from replug.index_workers.build import Search
@@ -27,19 +31,21 @@ from replug.train.step_metrics import StepClock
 log = logging.getLogger(__name__)
 
 
-class ScoreError(RunError):
-    """The LM's answer cannot be trained on; the message names the text and the document."""
-
-
 # For searches that are under way when a run is to end: a signal leaves half a minute for all.
 SEARCH_SECONDS_AT_THE_END = 8.0
+
+EXAMPLES_PER_CALL = 16
 
 Scores = Future[list[ScoreSum]]  # [B * K], the documents of one query in a row
 
 
+class ScoreError(RunError):
+    """The LM's answer cannot be trained on; the message names the example and the document."""
+
+
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    """A batch whose documents are searched, and then put to the LM."""
+    """Holds a batch whose documents are searched, and then put to the LM."""
 
     retrieved: Future[RetrievedBatch]
     scores: Future[Scores]
@@ -47,7 +53,7 @@ class _InFlight:
 
 @dataclass(frozen=True, slots=True)
 class RetrievalStage:
-    """How documents are found: `encode` maps texts to vectors [B, D] by the live weights, `executor` runs `search`."""
+    """Finds documents: `encode` maps texts to vectors [B, D] by the live weights, `executor` runs `search`."""
 
     encode: Callable[[Sequence[str]], np.ndarray]
     search: Search
@@ -85,17 +91,32 @@ class BatchPipeline:
         self._last_search: Future[RetrievedBatch] | None = None
 
     def advance(self, step: int, index: IndexState) -> None:
-        """At the boundary before `step`: put into flight all that should be by now."""
+        """Put into flight all batches that should be at the boundary before `step`."""
         with self._clock.measure("retrieve"):
             for ahead in range(step, min(step + self._depth, self._max_steps - 1) + 1):
                 if ahead not in self._in_flight:
                     self._in_flight[ahead] = self._begin(ahead, step, index)
 
     def take(self, step: int) -> ScoredBatch:
-        """The scored batch of a step, waiting for the LM where it is late."""
-        scored = self.peek(step)
+        """Return the scored batch of a step, waiting for the LM if it is late; a failed one stays in flight."""
+        batch = self._in_flight[step]
+        with self._clock.measure("wait_scores"):
+            retrieved = wait_for(batch.retrieved, self._check_run)
+            scores = wait_for(wait_for(batch.scores, self._check_run), self._check_run)
+        shape = retrieved.doc_rows.shape
+        sums = np.array([score.sum_logprob for score in scores]).reshape(shape)
+        counts = np.array([score.num_tokens for score in scores]).reshape(shape)[:, 0]
+        bad = np.argwhere(~np.isfinite(sums))
+        if len(bad):
+            query, doc = bad[0]
+            example = self._queries.examples(retrieved.query_rows[[query]])[0]
+            document = self._corpus.documents(retrieved.doc_rows[query, [doc]])[0]
+            raise ScoreError(
+                f"the LM's score of text {example.id} after document {document.id} is {sums[query, doc]}; "
+                f"expected a finite number (step {step})"
+            )
         del self._in_flight[step]
-        return scored
+        return ScoredBatch(retrieved, sums, counts)
 
     def settle(self) -> None:
         """Wait until the searches under way have ended; the index may free their version after.
@@ -106,7 +127,7 @@ class BatchPipeline:
             self._check_run()
 
     def state(self) -> list[RetrievedBatch]:
-        """What a resumed run cannot compute again: documents found by weights that are gone.
+        """Return what a resumed run cannot compute again: documents found by weights that are gone.
 
         A batch whose search failed, or does not end in a run that ends, has none. The resumed run searches for it with
         the weights it resumes with, and its `query_step` says so.
@@ -133,7 +154,7 @@ class BatchPipeline:
             self._in_flight[batch.step] = self._submitted(found)
 
     def _searching(self, seconds: float) -> bool:
-        """Whether a search is still under way, so many seconds later at most."""
+        """Return whether a search is still under way after so many seconds at most."""
         return bool(wait([batch.retrieved for batch in self._in_flight.values()], timeout=seconds).not_done)
 
     def _begin(self, step: int, query_step: int, index: IndexState) -> _InFlight:
@@ -147,7 +168,7 @@ class BatchPipeline:
         return self._submitted(self._last_search)
 
     def _submitted(self, search: Future[RetrievedBatch]) -> _InFlight:
-        """Also where the LM cannot be asked, the documents are known and a checkpoint keeps them."""
+        """Ask the LM after the search. If that fails, the documents are known and a checkpoint keeps them."""
         return _InFlight(search, self._retrieval.executor.submit(lambda: self._ask(search.result())))
 
     def _retrieve(
@@ -160,7 +181,7 @@ class BatchPipeline:
         exclude: Sequence[str | None] | None,
         previous: Future[RetrievedBatch] | None,
     ) -> RetrievedBatch:
-        """After a search that failed there is none: the run ends at that one's step, and each may take minutes."""
+        """Search, unless the previous search failed: the run ends at its step, and each search may take minutes."""
         if previous is not None:
             previous.result()
         with self._clock.measure("search"):
@@ -169,30 +190,45 @@ class BatchPipeline:
         return RetrievedBatch(*seen, rows, found.doc_rows, found.similarities)
 
     def _ask(self, batch: RetrievedBatch) -> Scores:
-        """One call for the whole batch, so that the pool can put pairs of similar length together."""
-        prefixes, continuations = [], []
-        for example, doc_rows in zip(self._queries.examples(batch.query_rows), batch.doc_rows, strict=True):
-            for text in self._corpus.texts(doc_rows):
-                prefixes.append(self._template.prefix(text, example.context, example.continuation))
-                continuations.append(example.continuation)
-        return self._score(prefixes, continuations)
+        """Put the whole batch to the LM in one call, so that the pool can put pairs of similar length together."""
+        examples = self._queries.examples(batch.query_rows)
+        return self._score(*prompts_of(self._template, examples, map(self._corpus.texts, batch.doc_rows)))
 
-    def peek(self, step: int) -> ScoredBatch:
-        """Return the batch as `take` does, but leave it in flight."""
-        batch = self._in_flight[step]
-        with self._clock.measure("wait_scores"):
-            retrieved = wait_for(batch.retrieved, self._check_run)
-            scores = wait_for(wait_for(batch.scores, self._check_run), self._check_run)
-        shape = retrieved.doc_rows.shape
-        sums = np.array([score.sum_logprob for score in scores]).reshape(shape)
-        counts = np.array([score.num_tokens for score in scores]).reshape(shape)[:, 0]
-        bad = np.argwhere(~np.isfinite(sums))
-        if len(bad):
-            query, doc = bad[0]
-            example = self._queries.examples(retrieved.query_rows[[query]])[0]
-            document = self._corpus.documents(retrieved.doc_rows[query, [doc]])[0]
-            raise ScoreError(
-                f"the LM's score of text {example.id} after document {document.id} is {sums[query, doc]}; "
-                f"expected a finite number (step {step})"
-            )
-        return ScoredBatch(retrieved, sums, counts)
+
+def prompts_of(
+    template: PromptTemplate, examples: Sequence[Example], texts: Iterable[Sequence[str | None]]
+) -> tuple[list[str], list[str]]:
+    """Return prefixes and continuations, one of each for every text before every example; None is no document."""
+    prefixes, continuations = [], []
+    for example, before in zip(examples, texts, strict=True):
+        for text in before:
+            prefixes.append(template.prefix(text, example.context, example.continuation))
+            continuations.append(example.continuation)
+    return prefixes, continuations
+
+
+def score_in_calls(
+    submit: Callable[..., Future[Any]],
+    template: PromptTemplate,
+    num_examples: int,
+    load: Callable[[range], tuple[Sequence[Example], Iterable[Sequence[str | None]]]],
+    calls_in_flight: int,
+    check: Callable[[], None],
+) -> Iterator[tuple[range, list[Any]]]:
+    """Yield rows of examples and the scores of their pairs, an example's after one another.
+
+    Calls are counted from the first example, so what is scored together follows from the examples and the documents
+    alone, also after kill -9: the cache has what was computed, and no pair is computed twice.
+
+    `load` gives the examples of some rows and the texts before each. `check` is called while waiting, to raise what
+    ends it.
+    """
+    waiting: deque[tuple[range, Future[Any]]] = deque()
+    for start in range(0, num_examples, EXAMPLES_PER_CALL):
+        rows = range(start, min(start + EXAMPLES_PER_CALL, num_examples))
+        waiting.append((rows, submit(*prompts_of(template, *load(rows)))))
+        if len(waiting) == calls_in_flight:
+            rows, scores = waiting.popleft()
+            yield rows, wait_for(scores, check)
+    for rows, scores in waiting:
+        yield rows, wait_for(scores, check)

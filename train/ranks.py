@@ -36,6 +36,10 @@ from replug.config.errors import RunError
 log = logging.getLogger(__name__)
 
 
+# All waits between ranks but that for a batch: to meet at the start, for the gradient, while rank 0 copies a
+# checkpoint's state. All ranks do the same work between them, but for compiling and for loading from a slow disk.
+COLLECTIVE_PATIENCE = timedelta(minutes=10)
+
 BEAT_SECONDS = 2.0
 SILENT_SECONDS = 120.0  # of a rank that counted before: a loaded machine delays a beat by seconds
 CONNECT = timedelta(minutes=10)  # until rank 0 has opened the store
@@ -50,7 +54,7 @@ class RankDied(RuntimeError):
 
 
 class RankEnvironment(ClusterEnvironment):
-    """Who this process is among the ranks, told by rank 0; `device` is its GPU among those that it sees."""
+    """Tells Lightning which rank this process is; `device` is its GPU among those that it sees."""
 
     def __init__(self, rank: int, ranks: int, address: str, port: int, device: int = 0) -> None:
         super().__init__()
@@ -102,7 +106,7 @@ class RankEnvironment(ClusterEnvironment):
 
 
 class TrainerRank:
-    """One of the other ranks; an actor where it is started."""
+    """Runs one of the other ranks, as an actor."""
 
     def devices(self) -> tuple[str, ...]:
         return own_devices()
@@ -115,7 +119,7 @@ class TrainerRank:
 
 
 class OtherRanks:
-    """Ranks 1 and up, as rank 0 sees them."""
+    """Starts and watches ranks 1 and up, for rank 0."""
 
     def __init__(self, fit: Callable[[RankEnvironment], None], ranks: int, gpus: float, threads: int) -> None:
         address = ray.util.get_node_ip_address()
@@ -148,7 +152,7 @@ class OtherRanks:
             self._watcher.start()
 
     def devices(self) -> list[tuple[str, ...]]:
-        """Of each rank that is up, rank 0's first."""
+        """Return the devices of each rank that is up, rank 0's first."""
         up = [asked for asked in self._devices_of_others if asked.done() and asked.exception() is None]
         return [self._own_devices, *(asked.result() for asked in up)]
 
@@ -173,7 +177,7 @@ class OtherRanks:
         self.environment.store = None
 
     def explain(self, error: RuntimeError) -> RuntimeError:
-        """What a broken connection came from, given a moment to show itself; a collective has a time limit too."""
+        """Return why a connection broke, given a moment to show; a collective has a time limit too."""
         end = time.monotonic() + 10
         while self._fits and time.monotonic() < end:
             if problem := self._problem():
@@ -199,7 +203,7 @@ class OtherRanks:
         return None
 
     def _watch(self) -> None:
-        """Where a rank died or is silent, kill all others: whoever waits for one of them in a collective is told so.
+        """Kill all other ranks if one died or is silent: whoever waits for it in a collective is told so.
 
         Where even that does not end the wait of rank 0, end the process.
         """
@@ -229,6 +233,21 @@ class OtherRanks:
             ray.kill(actor)
 
 
+class NoOthers:
+    """Stands for `OtherRanks` in a training on one rank without Ray."""
+
+    num_others, silence = 0, ""
+
+    def __init__(self) -> None:
+        self.environment = RankEnvironment(0, 1, "", 0)
+
+    def devices(self) -> list[tuple[str, ...]]:
+        return []
+
+    def check(self) -> None:
+        """Do nothing: there is no other process."""
+
+
 @contextmanager
 def other_ranks(fit: Callable[[RankEnvironment], None], ranks: int, gpus: float, threads: int) -> Iterator[OtherRanks]:
     """Start ranks 1 to `ranks` - 1 on `fit`; raises RunError naming the rank whose death ended the block."""
@@ -245,7 +264,7 @@ def other_ranks(fit: Callable[[RankEnvironment], None], ranks: int, gpus: float,
 
 
 def open_store(address: str) -> TCPStore:
-    """The process group's store, on a free port of this address alone: by itself torch listens on all of them."""
+    """Open the process group's store on a free port of this address alone: by itself torch listens on all addresses."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
         listener.bind((address, 0))
         listener.listen(1024)
@@ -274,14 +293,14 @@ def beating(rank: int, address: str, port: int) -> Iterator[None]:
 
 
 class Heartbeats:
-    """What rank 0 hears of the others, once the process group's store is open."""
+    """Hears the other ranks count, once the process group's store is open."""
 
     def __init__(self, address: str, port: int) -> None:
         self._store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=CONNECT)
         self._heard: dict[int, tuple[int, float]] = {}  # the count, and when it was new
 
     def silent_seconds(self, rank: int) -> float:
-        """For how long the rank has not counted; 0 before it began to."""
+        """Return for how long the rank has not counted; 0 before it began to."""
         if not self._store.check([_key(rank)]):
             return 0.0
         count, now = self._store.add(_key(rank), 0), time.monotonic()

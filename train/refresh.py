@@ -1,8 +1,9 @@
 """When the corpus is re-embedded, and when the new index takes over: decided at step boundaries only.
 
-`configs.refresh_policy` says what happens at which step; here it is done. A refresh that failed leaves the live index
-serving, up to `max_age_steps`. A version whose measurement failed serves without one. A run that is resumed with an
-index that is too old waits for a new one before its first step; else the same command could never go on.
+`config.refresh_policy` says what happens at which step; here it is done. A refresh that failed leaves the live index
+serving, up to `max_age_steps`. A version whose look at development texts failed serves without one. A run that is
+resumed with an index that is too old waits for a new one before its first step; else the same command could never go
+on.
 """
 
 import logging
@@ -18,6 +19,7 @@ from replug.config.refresh_policy import RefreshPolicy, Start
 from replug.index_workers.answers import Measures
 from replug.index_workers.build_plan import BuildPlan, IndexState
 from replug.index_workers.service import IndexService, Refreshed
+from replug.train.development import DevLook
 from replug.train.step_metrics import StepClock
 
 log = logging.getLogger(__name__)
@@ -29,19 +31,19 @@ class StaleIndexError(RunError):
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A refresh under way: when it is ready, and what it is worth on held-out text."""
+    """Holds a refresh under way: when it is ready, and the look at development texts with it."""
 
     index: IndexState
     ready: "Future[Refreshed]"
-    heldout: "Future[float | None]"
+    look: "Future[DevLook | None]"
 
     @property
     def futures(self) -> "list[Future[Any]]":
-        return [self.ready, self.heldout]
+        return [self.ready, self.look]
 
 
-# Bits per byte of held-out texts with the documents that a version and its weights find, measured beside the training.
-MeasureHeldout = Callable[[int, "Future[Refreshed]"], "Future[float | None]"]
+# Looks at development texts with a version that is being built, beside the training; None where there are none.
+LookAt = Callable[[IndexState, "Future[Refreshed]"], "Future[DevLook | None]"]
 
 
 class RefreshController:
@@ -55,16 +57,16 @@ class RefreshController:
         service: IndexService,
         policy: RefreshPolicy,
         publish: Callable[[IndexState], BuildPlan],
-        measure_heldout: MeasureHeldout,
+        look_at: LookAt,
         clock: StepClock,
         before_switch: Callable[[], None] = lambda: None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self._service, self._policy, self._publish = service, policy, publish
-        self._measure_heldout, self._clock = measure_heldout, clock
+        self._look_at, self._clock = look_at, clock
         self._before_switch, self._check_run = before_switch, check
         self.live = IndexState(version=0, step=0)
-        self.heldout_bpb: float | None = None  # of the live version
+        self.look: DevLook | None = None  # with the live version
         self.adopted_step = 0  # at whose boundary the live version took over
         self._pending: _Pending | None = None
         self._last_error: BaseException | None = None
@@ -99,12 +101,21 @@ class RefreshController:
         """Serve version 0, and measure it: what a lossy kind finds is not what exact search would."""
         pending = self._begin(IndexState(0, 0), self._service.store.plan(0))
         self.last = wait_for(pending.ready, self._check_run)
-        while wait([pending.heldout], timeout=LOOK_SECONDS).not_done:
+        while wait([pending.look], timeout=LOOK_SECONDS).not_done:
             self._check_run()
-        self.heldout_bpb = _measured(pending)
+        self.look = _look_of(pending)
+
+    def renew(self, step: int) -> None:
+        """Serve an index of the weights as they are at this boundary, and wait for it. Raises StaleIndexError."""
+        if self.live.step == step:
+            return
+        if self._pending is None:
+            self._start(IndexState(self.live.version + 1, step))
+        if self._pending is None or not self._adopt_pending(self._pending, step):
+            raise StaleIndexError(f"step {step}: no index of these weights could be built: {self._last_error}")
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint: the live version and the refresh under way."""
+        """Return the live version and the refresh under way, for a checkpoint."""
         pending = self._pending.index if self._pending else None
         return {
             "live_version": self.live.version,
@@ -112,7 +123,7 @@ class RefreshController:
             "pending_version": pending.version if pending else None,
             "pending_step": pending.step if pending else None,
             "last": asdict(self.last),
-            "heldout_bpb": self.heldout_bpb,
+            "look": asdict(self.look) if self.look else None,
             "adopted_step": self.adopted_step,
             "num_skipped": self.num_skipped,
             "num_failed": self.num_failed,
@@ -125,7 +136,7 @@ class RefreshController:
         """Serve the checkpoint's version again and go on with the refresh that was under way."""
         self.live = IndexState(int(state["live_version"] or 0), int(state["live_step"] or 0))
         self.last = Refreshed(**{**state["last"], "measures": Measures(**state["last"]["measures"])})
-        self.heldout_bpb, self.adopted_step = state["heldout_bpb"], state["adopted_step"]
+        self.look, self.adopted_step = DevLook(**state["look"]) if state["look"] else None, state["adopted_step"]
         self.num_skipped, self.num_failed = state["num_skipped"], state["num_failed"]
         self._last_error = None if state["last_error"] is None else RunError(state["last_error"])
         self._is_resumed = True
@@ -137,18 +148,15 @@ class RefreshController:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a version is being built now."""
+        """Return whether a version is being built now."""
         return self._pending is not None and not self._pending.ready.done()
 
-    def next_version(self) -> int:
-        """The number of the version after training, once nothing is being built any more."""
-        if self._pending is None:
-            return self.live.version + 1
-        wait(self._pending.futures)
-        return self._pending.index.version + 1
+    def finish(self) -> None:
+        """Wait until no version is being built."""
+        wait(self._pending.futures if self._pending else [])
 
     def versions_in_use(self) -> set[int]:
-        """Versions to keep on disk: the live one and the one before, and that of the refresh under way."""
+        """Return versions to keep on disk: the live one, the one before, and that of the refresh under way."""
         pending = {self._pending.index.version} if self._pending else set()
         return {self.live.version, max(0, self.live.version - 1)} | pending
 
@@ -161,7 +169,7 @@ class RefreshController:
 
     def _begin(self, index: IndexState, plan: BuildPlan) -> _Pending:
         ready = self._service.refresh(plan, self.live.version)
-        return _Pending(index, ready, self._measure_heldout(index.version, ready))
+        return _Pending(index, ready, self._look_at(index, ready))
 
     def _recover(self, step: int) -> bool:
         is_resumed, self._is_resumed = self._is_resumed, False
@@ -188,10 +196,10 @@ class RefreshController:
             self._pending = None
             self._fail(step, pending.index, error)
             return False
-        heldout, ended = _measured(pending), time.monotonic()
+        look, ended = _look_of(pending), time.monotonic()
         self._before_switch()  # nothing has changed yet: an interruption until here ends the run at this step
         self.live, self.last = pending.index, pending.ready.result()
-        self.heldout_bpb, self.adopted_step = heldout, step
+        self.look, self.adopted_step = look, step
         self._pending = self._last_error = None
         self._service.commit(self.live.version)
         self.swap_wait_seconds, self.swap_ms = ended - begun, 1000 * (time.monotonic() - ended)
@@ -203,15 +211,15 @@ class RefreshController:
         log.warning(f"step {step}: refresh v{index.version} failed, going on with v{self.live.version}: {error}")
 
 
-def _measured(pending: _Pending) -> float | None:
-    """What a version is worth; None where that could not be measured, which is said.
+def _look_of(pending: _Pending) -> DevLook | None:
+    """Return the look with a version, None if it failed, which is logged. Raises Interrupted.
 
-    An LM that cannot go on ends the run by the next batch. Raises Interrupted.
+    An LM that cannot go on ends the run by the next batch.
     """
     try:
-        return pending.heldout.result()
+        return pending.look.result()
     except Interrupted:
         raise
     except Exception as error:  # noqa: BLE001 - a measurement beside the training, whatever stopped it
-        log.warning(f"index v{pending.index.version} could not be measured on held-out text: {error}")
+        log.warning(f"index v{pending.index.version} could not be measured on development texts: {error}")
         return None

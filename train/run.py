@@ -1,50 +1,58 @@
 """The composition root: `replug train`, from configuration to report, each stage a call; and its table alone.
 
 Every stage leaves its result in the run directory and is passed over when it is there, so the same
-command goes on where an interrupted one stopped.
+command goes on where an interrupted one stopped. A training on labels asks the LM for the held-out texts at the end
+alone, and not even there with `evaluate.heldout=false`.
 """
 
 import json
 import logging
-from dataclasses import replace
+import math
+from contextlib import AbstractContextManager
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from pytorch_lightning.loggers.logger import Logger
 
 from replug.cluster.interruption import Interruption
-from replug.cluster.ray_cluster import ray_cluster
 from replug.config.choices import Accelerator
-from replug.config.rules import FIT, OWN_LABELS
+from replug.config.rules import FIT, OWN_LABELS, is_live
 from replug.config.schema import Config
-from replug.data.files import write_json
-from replug.data.folder_lock import sole_writer
-from replug.data.labels import Labels
+from replug.data.files import read_json, write_json
+from replug.data.folder import sole_writer
+from replug.data.labels import Labels, require_labels_of
 from replug.data.store import PreparedSet
 from replug.evals.evidence import RetrievedDocuments
 from replug.index_workers.build import index_kind
 from replug.index_workers.build_plan import IndexState, check_faiss
-from replug.models.build import lm_source
-from replug.models.hardware import check_gpus, multiplies_bfloat16
+from replug.models.build import lm_source, load_encoder
+from replug.models.encoder import Encoder
+from replug.models.ensemble_temperature import EnsembleTemperature, write_temperature
+from replug.models.hardware import check_gpus
+from replug.models.lm_source import LMSource
 from replug.models.preparing import data_folder, prepared_set
-from replug.planning.memory import run_sizes
-from replug.train.data_checks import check_data
-from replug.train.evaluation import (
-    evaluate_heldout,
-    found_before,
-    found_best,
-    found_by,
-    measured_encoder,
-    write_examples,
-)
-from replug.train.fitting import fit, lsr_module
-from replug.train.labels.fitting import label_steps
-from replug.train.labels.labelling import label
-from replug.train.labels.run import train_on_labels
+from replug.train.data_checks import check_data, check_texts
+from replug.train.development import Watch, describe_weights
+from replug.train.evaluation import evaluate_heldout, found_before, found_by, measured_encoder, write_examples
+from replug.train.fitting import fit, lsr_module, started_ranks
+from replug.train.labels.labelling import label, label_origin
 from replug.train.model_card import write_model_card
 from replug.train.module import LSRModule
+from replug.train.ranks import NoOthers
 from replug.train.report import print_results, write_report
-from replug.train.run_dir import RunDirectory
+from replug.train.run_dir import LM, MEND, SET, RunDirectory, manifest_sha256
+from replug.train.sources import (
+    BatchSource,
+    LabelledBatches,
+    LabelsThenLive,
+    live_batches,
+    look_at_last,
+    version_after,
+)
+from replug.train.step_metrics import StepClock
 from replug.train.trained_weights import check_training, save_retriever
 from replug.train.trainer import loggers_of, publish, quieten_lightning
 from replug.train.workers import Workers, start_workers
@@ -59,30 +67,42 @@ def train(config: Config) -> dict:
 
 
 def _train_with_labels(config: Config, run: RunDirectory, index: Path) -> dict:
-    """`index` is where labels of the run's own are searched for: documents are embedded once for all that want them."""
+    """Train, on labels if the configuration has some. `index` holds the documents that own labels are found in."""
     labels = _labels(config, run, index)
-    if labels is not None:
-        config = label_steps(config, labels.counts["queries"])
-    run.require_ours(config)  # before the lock, which is a file in the folder
+    if labels is not None and config.train.epochs is not None:
+        steps = math.ceil(config.train.epochs * labels.counts["queries"] / config.train.batch_size)
+        config = replace(config, train=replace(config.train, max_steps=steps))
+    run.require_config(config)  # before the lock, which is a file in the folder
     with sole_writer(run.path):
-        return _train_or_show(config, run, labels)
+        if run.is_finished:
+            _require_same_files(config, run)
+            log.info(f"{run.path} holds a finished run; give another run_dir to train again")
+        else:
+            check_faiss()
+            if config.train.accelerator is not Accelerator.cpu:
+                check_gpus()
+            quieten_lightning()
+            interruption = Interruption()
+            with interruption.installed():
+                _train(config, run, labels, interruption)
+        return show_results(run)
 
 
 def _labels(config: Config, run: RunDirectory, index: Path) -> Labels | None:
-    """Those that are named, or the run's own, which are made before it begins."""
+    """Return the labels that are named, or the run's own, which are made before it begins; None for a live run."""
     if config.train.labels != OWN_LABELS:
         return Labels(Path(config.train.labels).expanduser()) if config.train.labels else None
     begun = run.begun_with()
     if begun is not None and begun.train.labels == OWN_LABELS:
         return Labels(run.labels)  # made again they could be others
-    run.require_ours(config)
+    run.require_config(config)
     with sole_writer(run.path):
         _require_dev_texts(config, prepared_set(config, run.data))
         return label(_with_first_round(config, run, index), run.labels, index)
 
 
 def _with_first_round(config: Config, run: RunDirectory, index: Path) -> Config:
-    """With the queries of a first training, on labels without `label.tuned`, where their documents are wanted too.
+    """Train queries on labels without `label.tuned` first, and return the configuration that uses them, if it asks so.
 
     Both rounds have one set, one index and one cache of scores, so no pair is scored twice.
     """
@@ -93,67 +113,74 @@ def _with_first_round(config: Config, run: RunDirectory, index: Path) -> Config:
         data=replace(config.data, out=config.data.out or str(run.data)),
         lm=replace(config.lm, cache=config.lm.cache or str(run.scores)),
     )
+    num_steps = config.train.label_steps or config.train.max_steps
     first = replace(
         shared,
         run_dir=str(run.first),
         label=replace(config.label, tuned=0),
+        train=replace(config.train, label_steps=None, max_steps=num_steps),
         evaluate=replace(config.evaluate, heldout=False),
     )
     _train_with_labels(first, RunDirectory(run.first), index)
     return replace(shared, label=replace(config.label, tuned_path=str(run.first)))
 
 
-def _train_or_show(config: Config, run: RunDirectory, labels: Labels | None) -> dict:
-    if run.is_finished and not run.goes_on(config):
-        # Names that are those of the finished run may stand for other files by now.
-        if config.lm.path is not None:  # a server may be gone by now
-            run.require_same_lm(lm_source(config.lm, run.budget_file, run.scores).identity)
-        if (data_folder(config, run.data) / "manifest.json").is_file():  # who needs the room removes the set
-            run.require_same_set(prepared_set(config, run.data).folder)
-        log.info(f"{run.path} holds a finished run; give another run_dir to train again, or more train.max_steps")
-        return show_results(run)
-    check_faiss()
-    if config.train.accelerator is not Accelerator.cpu:
-        check_gpus()
-    quieten_lightning()
-    interruption = Interruption()
-    with interruption.installed():
-        if labels is None:
-            return _train(config, run, interruption)
-        train_on_labels(config, labels, run, interruption)
-        return show_results(run)
+def _require_same_files(config: Config, run: RunDirectory) -> None:
+    """Raise UserError where names that are those of the finished run stand for other files by now."""
+    if config.lm.path is not None:  # a server may be gone by now
+        run.require({LM: lm_source(config.lm, run.budget_file, run.scores).identity})
+    if (data_folder(config, run.data) / "manifest.json").is_file():  # who needs the room removes the set
+        run.require({SET: manifest_sha256(prepared_set(config, run.data).folder)})
 
 
-def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dict:
-    lm = lm_source(config.lm, run.budget_file, run.scores)
-    module_encoder = measured_encoder(config)
-    data = prepared_set(config, run.data)
-    _require_dev_texts(config, data)
-    check_data(config, data, lm)
-    index_kind(config, module_encoder.dim, len(data.corpus))
-    check_training(config, module_encoder)
+def _train(config: Config, run: RunDirectory, labels: Labels | None, interruption: Interruption) -> None:
+    # Local weights are always looked at, for whether labels are theirs; a server is asked only if it must be.
+    needs_lm = is_live(config) or config.evaluate.heldout or config.lm.path is not None
+    lm = lm_source(config.lm, run.budget_file, run.scores) if needs_lm else None
+    encoder, data = measured_encoder(config), prepared_set(config, run.data)
+    _require_fitting(config, data, lm, encoder, labels)
     # Only now: a mistake that was fixed above must not be a changed key of an unfinished run.
-    run.claim(config, lm.identity, data.folder)
+    lm_identity = lm.identity if lm else labels.origin.lm if labels else ""
+    run.claim(config, lm_identity, data.folder, labels.folder if labels else None)
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
     loggers = loggers_of(config, run)
-    sizes = run_sizes(config, len(data.corpus), multiplies_bfloat16())
-    with (
-        ray_cluster(config, ("train", "index", *lm.roles), interruption, sizes) as laid_out,
-        start_workers(laid_out, lm, data, run.index, run.scores) as workers,
-    ):
-        before = found_before(laid_out, run, data, workers)
-        module = lsr_module(laid_out, module_encoder, data)
-        after = _after(laid_out, run, data, workers, module, loggers, interruption)
-        found = {"replug": before, "lsr": after, **found_best(laid_out, run, data, workers)}
-        results: dict = evaluate_heldout(laid_out, data, workers, found, run.evaluation)
-    results["weights"] = weights_entry(config.train.max_steps)
-    write_examples(run, data, before, after)
-    write_model_card(run.retriever, config, f"step {config.train.max_steps}, the last", run.provenance(), results)
+    results: dict = {}
+    roles = ("train", "index") if is_live(config) else ("index",)
+
+    def begin() -> AbstractContextManager[tuple[Config, Workers]]:
+        assert lm is not None
+        return start_workers(config, roles, lm, data, run.index, run.scores, interruption)
+
+    if is_live(config):
+        with begin() as (laid_out, workers):
+            found_before(laid_out, run, data, workers)  # makes index version 0, which the first steps search
+            weights = _tune(laid_out, run, data, encoder, labels, workers, lm_identity, loggers, interruption)
+            if config.evaluate.heldout:
+                results = _measure(laid_out, run, data, workers, weights["step"])
+    else:
+        weights = _tune(config, run, data, encoder, labels, None, lm_identity, loggers, interruption)
+        if config.evaluate.heldout:
+            with begin() as (laid_out, workers):
+                results = _measure(laid_out, run, data, workers, weights["step"])
+    results["weights"] = weights
+    write_model_card(run.retriever, config, describe_weights(weights), run.provenance(), results)
     run.finish(results)
     publish(config, loggers, run, results)
     run.remove_work_files()
-    return show_results(run)
+
+
+def _require_fitting(
+    config: Config, data: PreparedSet, lm: LMSource | None, encoder: Encoder, labels: Labels | None
+) -> None:
+    """Raise UserError where the parts of a run do not fit together, before anything heavy starts."""
+    _require_dev_texts(config, data)
+    check_data(config, data, lm) if lm else check_texts(config, data)
+    index_kind(config, encoder.dim, len(data.corpus))
+    check_training(config, encoder)
+    if labels is not None:
+        asked = label_origin(config, data, lm.identity if lm else labels.origin.lm, encoder)
+        require_labels_of(labels.origin, asked, labels.folder)
 
 
 def _require_dev_texts(config: Config, data: PreparedSet) -> None:
@@ -162,8 +189,96 @@ def _require_dev_texts(config: Config, data: PreparedSet) -> None:
         data.require_dev()
 
 
+def _tune(
+    config: Config,
+    run: RunDirectory,
+    data: PreparedSet,
+    encoder: Encoder,
+    labels: Labels | None,
+    workers: Workers | None,
+    lm: str,
+    loggers: list[Logger],
+    interruption: Interruption,
+) -> dict[str, Any]:
+    """Train, and export the weights that did best on the development texts, or the last ones if there are none.
+
+    Returns what `results.json` holds of them. Without `workers` all steps are on labels.
+    """
+    if run.fitted.is_file():
+        return read_json(run.fitted, MEND)
+    module, watch = lsr_module(config, encoder, data), Watch(run.best_weights, config.train.patience)
+    newest, clock = run.newest_checkpoint(), StepClock()
+    trained = partial(fit, config, run, module, watch, newest, loggers, clock, interruption)
+    alone = None
+    if workers is None:
+        assert labels is not None
+        labelled = LabelledBatches(config, labels, data, module, watch)
+        alone = labelled.dev.bpb_alone if labelled.dev else None
+        steps = trained(labelled, NoOthers(), interruption.check)
+    else:
+        with started_ranks(config, run, data, newest) as others:
+
+            def check() -> None:
+                interruption.check()
+                others.check()
+
+            with live_batches(config, data, module, workers, watch, clock, check) as live:
+                source: BatchSource = live
+                if labels is not None:
+                    assert config.train.label_steps is not None
+                    labelled = LabelledBatches(config, labels, data, module)
+                    source = LabelsThenLive(labelled, live, config.train.label_steps, module)
+                steps = trained(source, others, check)
+                live.finish()
+        look_at_last(config, data, module, workers, watch)
+    weights = _export(config, run, data, module, watch, steps, lm) | {"alone": alone}
+    write_json(run.fitted, weights)
+    return weights
+
+
+def _export(
+    config: Config, run: RunDirectory, data: PreparedSet, module: LSRModule, watch: Watch, steps: int, lm: str
+) -> dict[str, Any]:
+    """Save the tuned retriever; of a pair, both encoders."""
+    best = watch.chosen()
+    if best is None:
+        tuned = module.encoder.cpu().eval()
+    else:
+        tuned = load_encoder(config.retriever, run.best_weights, config.index.dims)
+        if config.ensemble.temperature == FIT:
+            tuned.temperature = EnsembleTemperature(best.temperature, lm, config.evaluate.k, len(data.require_dev()))
+    save_retriever(run.retriever, tuned, config.retriever.train, module.frozen_documents, run.best_weights)
+    looks = {"first": asdict(watch.first) if watch.first else None, "best": asdict(best) if best else None}
+    return {"step": best.step if best else steps, "steps": steps, **looks}
+
+
+def _measure(config: Config, run: RunDirectory, data: PreparedSet, workers: Workers, step: int) -> dict[str, Any]:
+    """Measure bits per byte of the held-out texts before and after; the tuned weights are those of `step`."""
+    before = found_before(config, run, data, workers)
+    after = _found_after(config, run, data, workers, step)
+    results = evaluate_heldout(config, data, workers, {"replug": before, "lsr": after}, run.evaluation)
+    write_examples(run, data, before, after)
+    return results
+
+
+def _found_after(
+    config: Config, run: RunDirectory, data: PreparedSet, workers: Workers, step: int
+) -> RetrievedDocuments:
+    """Search the held-out texts by the tuned retriever, in an index of its own."""
+    if run.found_after.exists():
+        return RetrievedDocuments.load(run.found_after)
+    version = version_after(workers.index.store, step)
+    tuned = load_encoder(config.retriever, run.retriever, config.index.dims)
+    found = found_by(config, data, workers, tuned, IndexState(version, step))
+    if tuned.temperature is not None:  # fitted again, to what a search of the whole corpus finds
+        write_temperature(run.retriever, tuned.temperature)
+    found.save(run.found_after)
+    workers.index.store.remove_all_but({version - 1, version})  # only now: a checkpoint may need others until then
+    return found
+
+
 def evaluate(config: Config) -> None:
-    """The table of `replug train`, for the retriever as it is configured and the run's tuned one, if any."""
+    """Measure the retriever as it is configured and the run's tuned one, if any, as `replug train` does at its end."""
     check_faiss()
     check_gpus()
     run = RunDirectory(Path(config.run_dir).expanduser())
@@ -176,34 +291,24 @@ def _evaluate(config: Config, run: RunDirectory) -> None:
     data = prepared_set(config, run.data)
     _require_dev_texts(config, data)
     check_data(config, data, lm)
-    sizes = run_sizes(config, len(data.corpus), multiplies_bfloat16())
-    folders = {"lsr": run.retriever, **({"best": run.best} if config.evaluate.best else {})}
-    paths = {"replug": None, **{name: folder for name, folder in folders.items() if folder.is_dir()}}
-    with (
-        ray_cluster(config, ("index", *lm.roles), sizes=sizes) as laid_out,
-        start_workers(laid_out, lm, data, run.evaluation / "index", run.scores) as workers,
-    ):
+    paths = {"replug": None, **({"lsr": run.retriever} if run.retriever.is_dir() else {})}
+    own = run.evaluation / "index"
+    with start_workers(config, ("index",), lm, data, own, run.scores) as (laid_out, workers):
         found = {
             name: found_by(laid_out, data, workers, measured_encoder(config, path), IndexState(number, 0), name)
             for number, (name, path) in enumerate(paths.items())  # the first is the retriever as it was
         }
-        results: dict = evaluate_heldout(laid_out, data, workers, found, run.evaluation)
-    if run.fitted.is_file() and run.is_finished:
-        results["weights"] = json.loads(run.results.read_text())["weights"]
-    elif "lsr" in paths and (trained := run.begun_with()) is not None:
-        results["weights"] = weights_entry(trained.train.max_steps)
+        results = evaluate_heldout(laid_out, data, workers, found, run.evaluation)
+    if run.fitted.is_file():
+        results["weights"] = read_json(run.fitted, MEND)
     write_json(run.evaluation / "results.json", results)
     print_results(results)
     print(f"results: {run.evaluation / 'results.json'}")
 
 
-def weights_entry(step: int) -> dict[str, object]:
-    return {"step": step, "steps": step, "first": None, "best": None, "alone": None}
-
-
 def show_results(run: RunDirectory) -> dict:
     """Write the report, print the table and where things are."""
-    run.require_intact()
+    run.folder.require()
     results = json.loads(run.results.read_text())
     made_by = run.provenance()
     write_report(
@@ -221,27 +326,3 @@ def show_results(run: RunDirectory) -> dict:
     for what, path in (("run", run.path), ("tuned retriever", run.retriever), ("report", run.report)):
         print(f"{what}: {path}")
     return results
-
-
-def _after(
-    config: Config,
-    run: RunDirectory,
-    data: PreparedSet,
-    workers: Workers,
-    module: LSRModule,
-    loggers: list[Logger],
-    interruption: Interruption,
-) -> RetrievedDocuments:
-    """Train, export, embed the corpus once more, and search the held-out texts again."""
-    saved = run.found_after
-    if saved.exists():
-        return RetrievedDocuments.load(saved)
-    version = fit(config, run, data, workers, module, loggers, interruption)
-    module.encoder.cpu().eval()
-    found = found_by(config, data, workers, module.encoder, IndexState(version, config.train.max_steps))
-    save_retriever(run.retriever, module.encoder, config.retriever.train, module.frozen_documents)
-    found.save(saved)
-    # Only now: a checkpoint may need other versions until then, and the newest is kept.
-    kept = run.checkpoint_marks()[-1:]
-    workers.index.store.remove_all_but({version - 1, version, *(needed for mark in kept for needed in mark.versions)})
-    return found

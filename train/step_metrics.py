@@ -22,7 +22,7 @@ CAUSES = ("retrieve", "wait_scores", "wait_index", "refresh", "checkpoint")  # o
 
 
 class StepClock:
-    """Seconds by cause since the last `read`. Threads may measure at once."""
+    """Counts seconds by cause since the last `read`. Threads may measure at once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -43,7 +43,7 @@ class StepClock:
         self.read()
 
     def read(self) -> dict[str, float]:
-        """`time/CAUSE_seconds` of the step that ends now, its whole length, and shares spent waiting and at work."""
+        """Return `time/CAUSE_seconds` of the step that ends now, its length, and shares spent waiting and at work."""
         now = time.monotonic()
         with self._lock:
             seconds, self._seconds = self._seconds, {}
@@ -58,7 +58,7 @@ class StepClock:
 
 
 class DeviceShares(pl.Callback):
-    """What each device did meanwhile: `device_use.jsonl`, and the metrics `devices/...`. Rank 0's.
+    """Writes what each device did meanwhile to `device_use.jsonl`, and the metrics `devices/...`. Rank 0's.
 
     A row of the file is of some steps: the last of them, their seconds, and of those the busy ones by device and role.
     Work counts in the steps in which its result arrived. So a file of vectors that took longer than these steps is more
@@ -95,7 +95,7 @@ class DeviceShares(pl.Callback):
             self._write(trainer, batch.step)
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy, since a checkpoint is written while the next steps go on."""
+        """Return a copy, since a checkpoint is written while the next steps go on."""
         return {"seconds": self._seconds, "busy": deepcopy(self._busy)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -136,7 +136,7 @@ class JsonLinesLogger(Logger):
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """The run directory's config.yaml holds them."""
+        """Do nothing: the run directory's config.yaml holds them."""
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
@@ -144,7 +144,7 @@ class JsonLinesLogger(Logger):
 
 
 def append_row(path: Path, row: dict[str, Any]) -> None:
-    """One line of JSON. Raises RunError where it cannot be written."""
+    """Append one line of JSON. Raises RunError if it cannot be written."""
     try:
         with path.open("a") as file:
             file.write(json.dumps(row) + "\n")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 import torch.distributed as dist
-from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.plugins.environments import LightningEnvironment
 from pytorch_lightning.strategies import DDPStrategy
@@ -14,19 +13,18 @@ from pytorch_lightning.strategies import DDPStrategy
 from replug.cluster.gpu_shares import trains_on_gpu
 from replug.cluster.gpus import num_gpus, torch_device
 from replug.config.choices import Precision
-from replug.config.errors import RunError, require_extra
+from replug.config.errors import RunError
 from replug.config.schema import Config
 from replug.data.datamodule import StepDataModule
 from replug.models.hardware import available_cores, multiplies_bfloat16
-from replug.train.batch_broadcast import COLLECTIVE_PATIENCE
 from replug.train.module import LSRModule
-from replug.train.ranks import RankEnvironment
+from replug.train.ranks import COLLECTIVE_PATIENCE, RankEnvironment
 from replug.train.run_dir import RunDirectory
 from replug.train.step_metrics import JsonLinesLogger
 
 
 def quieten_lightning() -> None:
-    """Its banners and advice are about choices that are meant here: eval mode without dropout, a sized iterable."""
+    """Silence its banners and its advice against what is meant: eval mode without dropout, a sized iterable."""
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="(pytorch_lightning|lightning_fabric)")
 
@@ -71,7 +69,7 @@ class _OwnStoreDDP(DDPStrategy):
     """DDP whose ranks meet in the store of `ranks`, which listens on one address only."""
 
     def setup_distributed(self) -> None:
-        """Lightning takes a process group that is there."""
+        """Join the process group, which Lightning then uses."""
         environment, device = self.cluster_environment, self.root_device
         assert isinstance(environment, RankEnvironment)
         if not dist.is_initialized():
@@ -86,7 +84,7 @@ def trainer_threads(config: Config) -> int:
 
 
 def uses_bf16(precision: Precision) -> bool:
-    """Whether products are in bfloat16 on this hardware."""
+    """Return whether products are in bfloat16 on this hardware."""
     return precision is Precision.bf16_mixed or (precision is Precision.auto and multiplies_bfloat16())
 
 
@@ -105,11 +103,8 @@ def require_all_steps(trainer: pl.Trainer, config: Config) -> None:
 
 
 def loggers_of(config: Config, run: RunDirectory) -> list[Logger]:
-    """metrics.jsonl always; W&B and TensorBoard where they are asked for."""
+    """Return the loggers: metrics.jsonl always, W&B if `wandb.mode` asks for it."""
     loggers: list[Logger] = [JsonLinesLogger(run.metrics)]
-    if config.train.tensorboard:
-        require_extra("tensorboard", "tensorboard", what="train.tensorboard")
-        loggers.append(TensorBoardLogger(run.path, name="", version="tensorboard"))
     if config.wandb.mode.value != "off":
         from replug.train.wandb_logger import wandb_logger
 
@@ -118,7 +113,7 @@ def loggers_of(config: Config, run: RunDirectory) -> list[Logger]:
 
 
 def publish(config: Config, loggers: list[Logger], run: RunDirectory, results: dict) -> None:
-    """The table and the tuned retriever, where others than this machine look."""
+    """Send the table and the tuned retriever to W&B, if it is on."""
     if config.wandb.mode.value != "off":
         from replug.train.wandb_logger import publish_results
 

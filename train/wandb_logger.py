@@ -19,7 +19,7 @@ from replug.train.run_dir import RunDirectory
 
 
 def wandb_logger(config: Config, run: RunDirectory) -> WandbLogger:
-    """The W&B run of a run directory: its id is kept there."""
+    """Return the W&B run of a run directory, whose id is kept there."""
     path = run.path / "wandb.json"
     if not path.exists():
         write_json(path, {"id": secrets.token_hex(4)})

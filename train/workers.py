@@ -5,22 +5,25 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from replug.cluster.ray_cluster import require_seen_by_all
+from replug.cluster.interruption import Interruption
+from replug.cluster.ray_cluster import ray_cluster, require_seen_by_all
 from replug.config.schema import Config
-from replug.data.folder_lock import sole_writer
+from replug.data.folder import sole_writer
 from replug.data.store import PreparedSet
 from replug.index_workers.build import watched_texts
 from replug.index_workers.service import IndexService
 from replug.models.build import located, opened_lm, prompt_template
 from replug.models.caching_lm import CachingLM
+from replug.models.hardware import multiplies_bfloat16
 from replug.models.lm_source import LMSource
 from replug.models.packaged import resolve_lm_path
 from replug.models.prompt import PromptTemplate
+from replug.planning.memory import run_sizes
 
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """The two services that live beside the trainer, and how texts are put to the LM."""
+    """Holds the two services that live beside the trainer, and how texts are put to the LM."""
 
     lm: CachingLM
     index: IndexService
@@ -29,22 +32,31 @@ class Workers:
 
 @contextmanager
 def start_workers(
-    config: Config, source: LMSource, data: PreparedSet, index_root: Path, scores: Path
-) -> Iterator[Workers]:
-    """LM behind its cache, and index service; Ray must run. All are stopped at the end.
+    config: Config,
+    roles: tuple[str, ...],
+    source: LMSource,
+    data: PreparedSet,
+    index_root: Path,
+    scores: Path,
+    interruption: Interruption | None = None,
+) -> Iterator[tuple[Config, Workers]]:
+    """Start Ray for these roles and the LM's, the LM behind its cache, and the index service.
 
-    Raises UserError where a node of the cluster does not see the files.
+    Yields the configuration with the resources that they have. All are stopped at the end. Raises UserError where a
+    node of the cluster does not see the files.
     """
-    require_seen_by_all(index_root, [data.folder, data.corpus_path, *local_models(config)])
-    with sole_writer(index_root):
-        # First: scorers may wait for room, its actors may not.
-        index = IndexService(index_root, config.index, watched_texts(data), config.retrieve.k)
-        with opened_lm(config.lm, source, scores) as lm, closing(index):
-            yield Workers(lm, index, prompt_template(config.lm, source))
+    sizes = run_sizes(config, len(data.corpus), multiplies_bfloat16())
+    with ray_cluster(config, (*roles, *source.roles), interruption, sizes) as laid_out:
+        require_seen_by_all(index_root, [data.folder, data.corpus_path, *local_models(laid_out)])
+        with sole_writer(index_root):
+            # First: scorers may wait for room, its actors may not.
+            index = IndexService(index_root, laid_out.index, watched_texts(data), laid_out.retrieve.k)
+            with opened_lm(laid_out.lm, source, scores) as lm, closing(index):
+                yield laid_out, Workers(lm, index, prompt_template(laid_out.lm, source))
 
 
 def local_models(config: Config) -> list[Path]:
-    """Folders that scorers and trainer ranks load from; a name on the hub is none."""
+    """Return the folders that scorers and trainer ranks load from; a name on the hub is not a folder."""
     retriever = located(config.retriever)
     encoders = [path for path in (retriever.path, retriever.query_path) if path is not None]
     named = [*encoders, *([resolve_lm_path(config.lm.path)] if config.lm.path else [])]

@@ -16,11 +16,12 @@ import numpy as np
 import pyarrow as pa
 
 from replug.data.files import file_sha256, write_json
+from replug.data.folder import FileSum, file_sum
 from replug.data.hashing import hash64
-from replug.data.prepare.cutting import SCHEMAS, iterate, read_range
+from replug.data.prepare.cutting import SCHEMAS, iterate, load_rules, read_range
 from replug.data.prepare.disjoint import OverlapFilter, prove_examples, write_overlap_filter
 from replug.data.prepare.local_pool import Pool
-from replug.data.prepare.reading import Cut, SplitSizes
+from replug.data.prepare.reading import Cut
 from replug.data.prepare.work import WorkFolder, is_intact
 from replug.data.progress import Progress
 from replug.data.records import Document, Example
@@ -42,21 +43,6 @@ PIECE_NAMES = {"documents": "document", "queries": "query", "heldout": "held-out
 
 
 @dataclass(frozen=True, slots=True)
-class AssemblyRules:
-    """What every shard of documents is made from."""
-
-    source_shards: list[str]  # folders of their runs
-    duplicates: str  # .npy: hashes of ids that occur twice, and the version that is kept
-    overlap_filters: str  # folder
-    token_ids: TokenIds | None
-
-    def runs(self, split: str) -> list[Path]:
-        return [
-            run for source_shard in self.source_shards for run in sorted(Path(source_shard).glob(f"{split}-*.arrow"))
-        ]
-
-
-@dataclass(frozen=True, slots=True)
 class ShardReport:
     """What became of a range of keys: `kept` pieces, of which the shard holds `rows`."""
 
@@ -65,37 +51,28 @@ class ShardReport:
     rows: int
     dropped: dict[str, int]
     domains: dict[str, int]
-    files: dict[str, str]  # names and sha256
-
-    def write(self, path: Path) -> None:
-        write_json(path, asdict(self))
-
-    @staticmethod
-    def read(path: Path) -> "ShardReport":
-        return ShardReport(**json.loads(path.read_text()))
+    files: dict[str, FileSum]
 
 
-def write_shard(
-    rules_file: Path, out: Path, number: int, keys: tuple[int, int], limit: int | None, mark: Path
-) -> ShardReport:
+def write_shard(work: WorkFolder, number: int, keys: tuple[int, int], limit: int | None = None) -> ShardReport:
     """Write the documents of a range of keys, at most `limit`, with their token ids; marked when whole."""
-    rules, dropped = load_rules(rules_file), Counter[str]()
-    overlap_filter = OverlapFilter.load(Path(rules.overlap_filters) / "examples")
+    dropped, token_ids = Counter[str](), load_rules(work).tokenizers.token_ids
+    overlap_filter = OverlapFilter.load(work.overlap_filters / "examples")
     chosen = [
         Document(row["id"], row["text"], row["domain"], row["source"])
-        for row in chosen_pieces(rules, "documents", keys, overlap_filter, dropped)
+        for row in chosen_pieces(work, "documents", keys, overlap_filter, dropped)
     ]
     kept, chosen = len(chosen), chosen[:limit]
-    path = out / f"{number:05d}.arrow"
+    path = work.documents / f"{number:05d}.arrow"
     write_rows(path, DOCUMENT_SCHEMA, chosen)
     files = [path]
-    if rules.token_ids is not None:
-        write_ids_of(path, chosen, rules.token_ids)
+    if token_ids is not None:
+        write_ids_of(path, chosen, token_ids)
         files += token_paths(path)
     domains = Counter(doc.domain for doc in chosen)
-    hashes = {file.name: file_sha256(file) for file in files}
-    report = ShardReport(number, kept, len(chosen), dict(dropped), dict(sorted(domains.items())), hashes)
-    report.write(mark)
+    sums = {file.name: file_sum(file) for file in files}
+    report = ShardReport(number, kept, len(chosen), dict(dropped), dict(sorted(domains.items())), sums)
+    write_json(work.shard_mark(number), asdict(report))
     return report
 
 
@@ -115,17 +92,12 @@ def write_ids_of(shard: Path, documents: list[Document], rule: TokenIds) -> None
 
 
 def choose_examples(
-    rules: AssemblyRules,
-    split: str,
-    ranges: list[tuple[int, int]],
-    asked: int,
-    overlap_filter: OverlapFilter,
-    dropped: Counter,
+    work: WorkFolder, cut: Cut, split: str, overlap_filter: OverlapFilter, dropped: Counter
 ) -> Iterator[Example]:
-    """The first `asked` texts of a split, in the order of their keys."""
-    found = 0
-    for keys in ranges:
-        for row in chosen_pieces(rules, split, keys, overlap_filter, dropped):
+    """The first texts of a split, as many as are asked for, in the order of their keys."""
+    found, asked = 0, cut.asked[split]
+    for keys in _ranges(cut, split):
+        for row in chosen_pieces(work, split, keys, overlap_filter, dropped):
             if found == asked:
                 return
             found += 1
@@ -133,11 +105,11 @@ def choose_examples(
 
 
 def chosen_pieces(
-    rules: AssemblyRules, split: str, keys: tuple[int, int], overlap_filter: OverlapFilter, dropped: Counter
+    work: WorkFolder, split: str, keys: tuple[int, int], overlap_filter: OverlapFilter, dropped: Counter
 ) -> Iterator[dict]:
     """The pieces of a range in order; what repeats another, or is in the overlap filter, is dropped and counted."""
-    table = read_range(rules.runs(split), SCHEMAS[split], *keys)
-    table = table.filter(is_kept_version(table, np.load(rules.duplicates, mmap_mode="r", allow_pickle=False)))
+    table = read_range(work.runs(split), SCHEMAS[split], *keys)
+    table = table.filter(is_kept_version(table, np.load(work.duplicates, mmap_mode="r", allow_pickle=False)))
     what = PIECE_NAMES[split]
     last, last_id = b"", ""
     for row in iterate(table):
@@ -145,7 +117,7 @@ def chosen_pieces(
             dropped[f"repeated {what}"] += row["id"] != last_id  # the same id: a text that came twice, counted there
             continue
         last, last_id = row["digest"], row["id"]
-        if overlap_filter.knows_text(row["key"], row.get("tail")):
+        if overlap_filter.knows_text(row["key"], *([row["tail"]] if "tail" in row else [])):
             dropped[f"{what} equal to another split's text"] += 1
         elif overlap_filter.knows_ngram(row["text"] if split == "documents" else row["context"] + row["continuation"]):
             dropped[f"{what} that shares {overlap_filter.n} words with another split's text"] += 1
@@ -164,37 +136,19 @@ def is_kept_version(table: pa.Table, duplicates: np.ndarray) -> pa.Array:
     return pa.array(~loses)
 
 
-def load_rules(path: Path) -> AssemblyRules:
-    return _parse_rules(path.read_text())
-
-
-@lru_cache(1)
-def _parse_rules(text: str) -> AssemblyRules:
-    row = json.loads(text)
-    return AssemblyRules(**{**row, "token_ids": TokenIds(**row["token_ids"]) if row["token_ids"] else None})
-
-
 PIECES_PER_SHARD = 1 << 14
 
 _loaded_tokenizer = lru_cache(1)(load_plain)  # not those of `cutting`, which do not truncate
 
 
-def write_assembly_rules(work: WorkFolder, num_source_shards: int, token_ids: TokenIds | None) -> None:
-    """What every shard is made from."""
-    source_shards = [str(work.source_shard(number)) for number in range(num_source_shards)]
-    rules = AssemblyRules(source_shards, str(work.duplicates), str(work.overlap_filters), token_ids)
-    write_json(work.assembly, asdict(rules))
-    _forget_other_ids(work, token_ids)
-
-
-def _forget_other_ids(work: WorkFolder, token_ids: TokenIds | None) -> None:
+def forget_other_ids(work: WorkFolder, token_ids: TokenIds | None) -> None:
     """Shards that an earlier run wrote with the token ids of another retriever are written again."""
     path, fingerprint = work.documents / "tokens.json", token_ids.fingerprint if token_ids else None
     try:
         before = json.loads(path.read_text())["fingerprint"]
     except (OSError, ValueError):  # damaged; the shards have checksums of their own
         before = None
-    for report in [ShardReport.read(mark) for mark in (work.folder / "shards").glob("*.json")]:
+    for report in _shard_reports(work):
         has_ids = len(report.files) > 1
         if has_ids != (fingerprint is not None) or (has_ids and before not in (None, fingerprint)):
             work.shard_mark(report.number).unlink()
@@ -205,22 +159,19 @@ def _forget_other_ids(work: WorkFolder, token_ids: TokenIds | None) -> None:
 
 
 def write_texts(
-    work: WorkFolder, cut: Cut, asked: SplitSizes, dropped: Counter, ngram: int | None, seed: int
-) -> tuple[dict[str, dict[str, int]], dict[str, str], tuple[list[str], list[str]]]:
+    work: WorkFolder, cut: Cut, dropped: Counter, ngram: int | None, seed: int
+) -> tuple[dict[str, dict[str, int]], tuple[list[str], list[str]]]:
     """Write held-out texts, then splits that overlap none before them, and the filter that documents are held against.
 
-    Returns the numbers of texts of each split by domain, the files with their sha256, and what the proof found: shared
-    sources and equal texts.
+    Returns the numbers of texts of each split by domain, and what the proof found: shared sources and equal texts.
     """
-    rules, overlap_filter = load_rules(work.assembly), OverlapFilter.empty()
+    overlap_filter = OverlapFilter.empty()
     proof: tuple[list[str], list[str]] = ([], [])
-    splits = [split for split in TEXT_SPLITS if split in asked.splits]
+    splits = [split for split in TEXT_SPLITS if split in cut.asked]
     paths = {split: work.out / f"{split}.arrow" for split in splits}
     for number, split in enumerate(splits):
-        path, made = paths[split], work.folder / f"{split}.arrow"
-        write_examples(
-            made, choose_examples(rules, split, _ranges(cut, split), getattr(asked, split), overlap_filter, dropped)
-        )
+        path, made = paths[split], work.path / f"{split}.arrow"
+        write_examples(made, choose_examples(work, cut, split, overlap_filter, dropped))
         if not path.is_file() or file_sha256(path) != file_sha256(made):  # one that is whole stays as it is
             made.replace(path)
         for found, more in zip(proof, prove_examples(read_examples_of(path), overlap_filter, seed, split), strict=True):
@@ -230,31 +181,29 @@ def write_texts(
         folder = work.overlap_filters / ("examples" if is_last else split)
         chosen = (example for path in so_far for example in read_examples_of(path))
         overlap_filter = write_overlap_filter(folder, chosen, ngram, seed)
-    named = {split: paths[split] for split in SPLITS if split in paths}
-    domains = {split: Counter(example.domain for example in read_examples_of(path)) for split, path in named.items()}
-    by_domain = {split: dict(sorted(count.items())) for split, count in domains.items()}
-    return by_domain, {path.name: file_sha256(path) for path in named.values()}, proof
+    domains = {split: Counter(example.domain for example in read_examples_of(paths[split])) for split in splits}
+    return {split: dict(sorted(domains[split].items())) for split in SPLITS if split in splits}, proof
 
 
-def write_shards(work: WorkFolder, cut: Cut, asked: SplitSizes, pool: Pool) -> list[ShardReport]:
+def write_shards(work: WorkFolder, cut: Cut, pool: Pool) -> list[ShardReport]:
     """Shards in the order of their keys until there are enough documents; the last is cut to the number asked for."""
-    ranges = _ranges(cut, "documents")
-    done = {report.number: report for report in _finished_shards(work)}
+    ranges, asked = _ranges(cut, "documents"), cut.asked["documents"]
+    done = {report.number: report for report in _shard_reports(work) if is_intact(work.documents, report.files)}
     candidates = max(cut.counts["documents"].candidates(), 1)
-    needed = len(ranges) if asked.documents is None else -(-asked.documents * len(ranges) // candidates)
+    needed = len(ranges) if asked is None else -(-asked * len(ranges) // candidates)
     progress = Progress("writing shards of documents", min(len(ranges), needed), len(done))
 
     def jobs() -> Iterator[tuple]:
         for number, keys in enumerate(ranges):
-            if _enough(done, asked.documents):
+            if _enough(done, asked):
                 return
             if number not in done:
-                yield work.assembly, work.documents, number, keys, None, work.shard_mark(number)
+                yield work, number, keys
 
     for report in pool.run(write_shard, jobs()):
         done[report.number] = report
         progress.advance(note=f"{sum(report.kept for report in done.values()):,} documents")
-    shards = _trimmed(work, done, ranges, asked.documents)
+    shards = _trimmed(work, done, ranges, asked)
     names = {name for report in shards for name in report.files} | {"tokens.json"}
     for path in work.documents.iterdir():
         if path.name not in names:  # an interrupted run wrote and did not mark it, or it is not needed
@@ -262,12 +211,9 @@ def write_shards(work: WorkFolder, cut: Cut, asked: SplitSizes, pool: Pool) -> l
     return shards
 
 
-def _finished_shards(work: WorkFolder) -> Iterator[ShardReport]:
-    """Reports of shards that need not be written again; a damaged one is named and written again."""
-    for mark in sorted((work.folder / "shards").glob("*.json")):
-        report = ShardReport.read(mark)
-        if is_intact(work.documents, report.files):
-            yield report
+def _shard_reports(work: WorkFolder) -> list[ShardReport]:
+    """Reports of the shards that are written."""
+    return [ShardReport(**json.loads(mark.read_text())) for mark in sorted(work.path.glob("shards/*.json"))]
 
 
 def _ranges(cut: Cut, split: str) -> list[tuple[int, int]]:
@@ -298,8 +244,7 @@ def _trimmed(
             work.shard_mark(number).unlink()  # its files go with all that are not needed
             continue
         if rows != report.rows:
-            mark = work.shard_mark(number)
-            report = write_shard(work.assembly, work.documents, number, ranges[number], rows, mark)
+            report = write_shard(work, number, ranges[number], rows)
         shards.append(report)
         left -= rows
     return shards

@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from replug.data.files import file_sha256, write_json, writing
+from replug.data.files import write_json, writing
+from replug.data.folder import FileSum, file_sum
 from replug.data.hashing import content_hash, hash64
+from replug.data.prepare.work import WorkFolder
 from replug.data.sampling import SPLITS, Shares, buckets, piece_key, split_of
-from replug.data.sources.records import EXAMPLES, FieldMap, Passed, Reason, Rejected, SourceShard, SourceText
-from replug.data.sources.shards import read_with_passed
-from replug.data.tokenizing import load_plain, pieces_within, split_text, token_offsets
+from replug.data.sources.formats import read_items
+from replug.data.sources.records import EXAMPLES, FieldMap, Reason, Rejected, SourceShard, SourceText
+from replug.data.tokenizing import TokenIds, load_plain, pieces_within, split_text, token_offsets
 
 # The columns of runs, for pieces that may become documents, and for those that may become texts of another split.
 # `version` is the hash of the whole text that a piece was cut from, `tail` the key of its continuation alone.
@@ -92,239 +94,199 @@ class LMBound:
     document_tokens: int
     context_tokens: int
 
-    def tokens_of(self, split: str) -> int:
-        return self.document_tokens if split == "documents" else self.context_tokens
-
 
 @dataclass(frozen=True, slots=True)
-class CutRules:
-    """How texts are read, dealt to the splits and cut."""
+class Tokenizers:
+    """What cuts the texts (JSON), how the retriever reads documents, and what the LM holds, where that is known."""
 
-    fields: FieldMap
-    tokenizer: str  # JSON
-    context_tokens: int
-    document_tokens: int
-    seed: int
-    shares: Shares
+    cut: str
+    token_ids: TokenIds | None = None
     bound: LMBound | None = None
 
-    def tokens_of(self, split: str) -> int:
-        return self.document_tokens if split == "documents" else self.context_tokens
-
 
 @dataclass(frozen=True, slots=True)
+class Rules:
+    """How texts are read, dealt to the splits, cut and tokenized: what all workers have in common."""
+
+    fields: FieldMap
+    shares: Shares
+    seed: int
+    context_tokens: int
+    document_tokens: int
+    tokenizers: Tokenizers
+
+
+def load_rules(work: WorkFolder) -> Rules:
+    return _parse_rules(work.rules.read_text())
+
+
+@lru_cache(1)
+def _parse_rules(text: str) -> Rules:
+    row = json.loads(text)
+    ids, bound = row["tokenizers"]["token_ids"], row["tokenizers"]["bound"]
+    tokenizers = Tokenizers(row["tokenizers"]["cut"], TokenIds(**ids) if ids else None, bound and LMBound(**bound))
+    parts = {"fields": FieldMap(**row["fields"]), "shares": Shares(**row["shares"]), "tokenizers": tokenizers}
+    return Rules(**{**row, **parts})
+
+
+def _tokens_of(rules: Rules | LMBound, split: str) -> int:
+    return rules.document_tokens if split == "documents" else rules.context_tokens
+
+
+def _counters() -> dict[str, Counter]:
+    return {split: Counter() for split in SPLITS}
+
+
+@dataclass
 class SourceShardReport:
     """What became of a source shard: its number of `lines`, and `counts` of pieces by bucket of keys."""
 
     number: int
-    texts: int
-    tokens: int
-    lines: int
-    domains: dict[str, dict[str, int]]
-    dropped: dict[str, int]
-    rejected: dict[str, int]
-    examples: list[Rejected]
-    counts: dict[str, dict[int, int]]
-    files: dict[str, str]  # names and sha256
+    texts: int = 0
+    tokens: int = 0
+    lines: int = 0
     cut_further: int = 0  # pieces that the LM could not have held
+    domains: dict[str, Counter] = field(default_factory=_counters)
+    counts: dict[str, Counter] = field(default_factory=_counters)
+    dropped: Counter = field(default_factory=Counter)
+    rejected: Counter = field(default_factory=Counter)
+    examples: list[Rejected] = field(default_factory=list)
+    files: dict[str, FileSum] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
-        write_json(path, asdict(self))
+        write_json(path, {**vars(self), "examples": [asdict(case) for case in self.examples]})
 
     @staticmethod
     def read(path: Path) -> "SourceShardReport":
         row = json.loads(path.read_text())
         row["examples"] = [Rejected(Reason(case.pop("reason")), **case) for case in row["examples"]]
-        row["counts"] = {
-            split: {int(bucket): count for bucket, count in counts.items()} for split, counts in row["counts"].items()
-        }
+        for split, counts in row["counts"].items():
+            row["counts"][split] = {int(bucket): count for bucket, count in counts.items()}
         return SourceShardReport(**row)
 
 
-def cut_source_shard(
-    rules_file: Path, folder: Path, source_shard: SourceShard, limits: dict[str, int]
-) -> SourceShardReport:
-    """Cut a source shard into runs under `folder`; pieces in a bucket above their split's limit are left out."""
+def cut_source_shard(work: WorkFolder, source_shard: SourceShard, limits: dict[str, int]) -> SourceShardReport:
+    """Cut a source shard into runs; pieces in a bucket above their split's limit are left out."""
+    folder = work.source_shard(source_shard.number)
     shutil.rmtree(folder, ignore_errors=True)  # what an interrupted try left
     folder.mkdir(parents=True)
-    cut = _SourceShardCut(load_rules(rules_file), folder, limits)
-    for texts in _batches(source_shard, cut):
-        cut.add(texts)
-    report = cut.finish(source_shard)
-    report.write(folder / "report.json")
-    return report
-
-
-def load_rules(path: Path) -> CutRules:
-    return _parse_rules(path.read_text())
-
-
-@lru_cache(1)
-def _parse_rules(text: str) -> CutRules:
-    row = json.loads(text)
-    parts = {"fields": FieldMap(**row["fields"]), "shares": Shares(**row["shares"])}
-    return CutRules(**{**row, **parts, "bound": LMBound(**row["bound"]) if row["bound"] else None})
-
-
-def _batches(source_shard: SourceShard, cut: "_SourceShardCut") -> Iterator[list[SourceText]]:
-    """Texts that serve a split, about half a million characters at a time; the rest is counted."""
-    texts: list[SourceText] = []
+    cut = _SourceShardCut(load_rules(work), folder, limits, source_shard.number)
+    texts: list[SourceText] = []  # those that serve a split
     size = 0
-    for line, item in read_with_passed(source_shard, cut.rules.fields):
-        cut.lines = max(cut.lines, line)
-        if isinstance(item, Passed):
-            continue
+    for line, item in read_items(source_shard, cut.rules.fields):
+        cut.report.lines = max(cut.report.lines, line)
         if isinstance(item, Rejected):
             cut.reject(item)
-        elif cut.register(item, line):
+        elif item is not None and cut.register(item, line):
             texts.append(item)
             size += len(item.text)
-        if size > CHARACTERS_AT_A_TIME:
-            yield texts
-            texts, size = [], 0
-    yield texts
+            if size > CHARACTERS_AT_A_TIME:
+                cut.add(texts)
+                texts, size = [], 0
+    cut.add(texts)
+    cut.write_runs()
+    cut.report.write(folder / "report.json")
+    return cut.report
 
 
-@dataclass
 class _SourceShardCut:
     """The state of cutting one source shard."""
 
-    rules: CutRules
-    folder: Path
-    limits: dict[str, int]
-    texts: int = 0
-    tokens: int = 0
-    lines: int = 0
-    runs: int = 0
-    files: list[str] = field(default_factory=list)
-    dropped: Counter = field(default_factory=Counter)
-    rejected: Counter = field(default_factory=Counter)
-    examples: list[Rejected] = field(default_factory=list)
-    registry: list[tuple] = field(default_factory=list)
-    domains: dict[str, Counter] = field(default_factory=lambda: {split: Counter() for split in SPLITS})
-    counts: dict[str, Counter] = field(default_factory=lambda: {split: Counter() for split in SPLITS})
-    pieces: dict[str, list] = field(default_factory=lambda: {split: [] for split in SPLITS})
-    characters: int = 0
-    cut_further: int = 0
-
-    def __post_init__(self) -> None:
-        self._tokenizer = _loaded_tokenizer(self.rules.tokenizer)
-        self._lm_tokenizer = _loaded_tokenizer(self.rules.bound.tokenizer) if self.rules.bound else None
+    def __init__(self, rules: Rules, folder: Path, limits: dict[str, int], number: int) -> None:
+        self.rules, self.report = rules, SourceShardReport(number)
+        self._folder, self._limits = folder, limits
+        self._registry: list[tuple[int, int, int, bool]] = []
+        self._pieces: dict[str, list[Piece]] = {split: [] for split in SPLITS}
+        self._characters = self._runs = 0
+        bound = rules.tokenizers.bound
+        self._tokenizer = _loaded_tokenizer(rules.tokenizers.cut)
+        self._lm_tokenizer = _loaded_tokenizer(bound.tokenizer) if bound else None
 
     def reject(self, case: Rejected) -> None:
-        self.rejected[case.reason.value] += 1
-        if self.rejected[case.reason.value] <= EXAMPLES:
-            self.examples.append(case)
+        self.report.rejected[case.reason.value] += 1
+        if self.report.rejected[case.reason.value] <= EXAMPLES:
+            self.report.examples.append(case)
 
     def register(self, text: SourceText, line: int) -> bool:
-        """Count a text; True if it serves a split."""
-        self.texts += 1
-        self.registry.append((hash64(text.id), hash64(text.text), line, text.named))
+        """Count a text. Returns whether it serves a split."""
+        self.report.texts += 1
+        self._registry.append((hash64(text.id), hash64(text.text), line, text.named))
         return split_of(text.id, self.rules.seed, self.rules.shares) is not None
 
     def add(self, texts: Sequence[SourceText]) -> None:
+        """Cut texts into pieces of their splits."""
         for text, offsets in zip(texts, token_offsets(self._tokenizer, [t.text for t in texts]), strict=True):
             split = split_of(text.id, self.rules.seed, self.rules.shares)
             assert split is not None
-            self.tokens += len(offsets)
-            parts = self._bounded(split, split_text(text.text, offsets, self.rules.tokens_of(split)))
+            self.report.tokens += len(offsets)
+            parts = self._bounded(split, split_text(text.text, offsets, _tokens_of(self.rules, split)))
             self._keep(
                 split, list(self._documents(text, parts) if split == "documents" else self._examples(text, parts))
             )
-        if self.characters > RUN_CHARACTERS:
-            self._write_runs()
+        if self._characters > RUN_CHARACTERS:
+            self.write_runs()
 
-    def finish(self, source_shard: SourceShard) -> SourceShardReport:
-        self._write_runs()
-        return SourceShardReport(
-            number=source_shard.number,
-            texts=self.texts,
-            tokens=self.tokens,
-            lines=self.lines,
-            domains={split: dict(sorted(counts.items())) for split, counts in self.domains.items()},
-            dropped=dict(self.dropped),
-            rejected=dict(self.rejected),
-            examples=self.examples,
-            counts={split: dict(sorted(counts.items())) for split, counts in self.counts.items()},
-            files={name: file_sha256(self.folder / name) for name in self.files},
-            cut_further=self.cut_further,
-        )
+    def write_runs(self) -> None:
+        """Write one run for each split, and the register of the texts that were read."""
+        for split, pieces in self._pieces.items():
+            if pieces:
+                write_run(self._folder / f"{split}-{self._runs:04d}.arrow", pieces, SCHEMAS[split])
+                self._pieces[split] = []
+        write_registry(self._folder / f"texts-{self._runs:04d}.npy", self._registry)
+        for path in self._folder.glob(f"*-{self._runs:04d}.*"):
+            self.report.files[path.name] = file_sum(path)
+        self._registry, self._characters = [], 0
+        self._runs += 1
 
     def _bounded(self, split: str, parts: list[str]) -> list[str]:
         """Pieces that the LM can hold; all but a few are as they were."""
-        if self.rules.bound is None or self._lm_tokenizer is None:
+        bound = self.rules.tokenizers.bound
+        if bound is None or self._lm_tokenizer is None:
             return parts
-        found = pieces_within(self._lm_tokenizer, parts, self.rules.bound.tokens_of(split))
-        self.cut_further += sum(len(pieces) > 1 for pieces in found)
+        found = pieces_within(self._lm_tokenizer, parts, _tokens_of(bound, split))
+        self.report.cut_further += sum(len(pieces) > 1 for pieces in found)
         return [piece for pieces in found for piece in pieces]
 
     def _documents(self, text: SourceText, parts: list[str]) -> Iterator[Piece]:
         version = hash64(text.text)
         for number, part in enumerate(parts):
             if not part.strip():
-                self.dropped["blank document"] += 1
-                continue
-            digest = content_hash(part, self.rules.seed)
-            yield {
-                "key": piece_key(digest),
-                "digest": digest,
-                "id": f"{text.id}#{number}",
-                "text": part,
-                "domain": text.domain,
-                "source": text.id,
-                "version": version,
-            }
+                self.report.dropped["blank document"] += 1
+            else:
+                yield {**self._head(text, version, number, part), "text": part}
 
     def _examples(self, text: SourceText, parts: list[str]) -> Iterator[Piece]:
-        version = hash64(text.text)
-        parts = parts[:-1]  # the last part is shorter than the rest
+        version, parts = hash64(text.text), parts[:-1]  # the last part is shorter than the rest
         if len(parts) < 2:
-            self.dropped["text shorter than two examples"] += 1
+            self.report.dropped["text shorter than two examples"] += 1
         for number, (context, continuation) in enumerate(zip(parts[::2], parts[1::2], strict=False)):
             if not context.strip() or not continuation.strip():
-                self.dropped["blank text"] += 1
+                self.report.dropped["blank text"] += 1
                 continue
-            digest = content_hash(context + continuation, self.rules.seed)
-            yield {
-                "key": piece_key(digest),
-                "digest": digest,
-                "id": f"{text.id}#{number}",
-                "context": context,
-                "continuation": continuation,
-                "domain": text.domain,
-                "source": text.id,
-                "version": version,
-                "tail": piece_key(content_hash(continuation, self.rules.seed)),
-            }
+            head = self._head(text, version, number, context + continuation)
+            tail = piece_key(content_hash(continuation, self.rules.seed))
+            yield {**head, "context": context, "continuation": continuation, "tail": tail}
+
+    def _head(self, text: SourceText, version: int, number: int, piece: str) -> Piece:
+        """The columns that every piece has."""
+        digest = content_hash(piece, self.rules.seed)
+        named = {"id": f"{text.id}#{number}", "domain": text.domain, "source": text.id}
+        return {"key": piece_key(digest), "digest": digest, **named, "version": version}
 
     def _keep(self, split: str, pieces: list[Piece]) -> None:
         if not pieces:
             return
         places = buckets(np.array([piece["key"] for piece in pieces], np.uint64))
-        self.counts[split].update(places.tolist())
-        self.domains[split][pieces[0]["domain"]] += len(pieces)
-        kept = [piece for piece, place in zip(pieces, places, strict=True) if place <= self.limits[split]]
-        self.pieces[split] += kept
+        self.report.counts[split].update(places.tolist())
+        self.report.domains[split][pieces[0]["domain"]] += len(pieces)
+        kept = [piece for piece, place in zip(pieces, places, strict=True) if place <= self._limits[split]]
+        self._pieces[split] += kept
         parts = ("text",) if split == "documents" else ("context", "continuation")
-        self.characters += sum(len(piece[part]) for piece in kept for part in parts)
-
-    def _write_runs(self) -> None:
-        """One run for each split, and who was read."""
-        for split, pieces in self.pieces.items():
-            if pieces:
-                write_run(self._new_file(f"{split}-{self.runs:04d}.arrow"), pieces, SCHEMAS[split])
-                self.pieces[split] = []
-        write_registry(self._new_file(f"texts-{self.runs:04d}.npy"), self.registry)
-        self.registry, self.characters = [], 0
-        self.runs += 1
-
-    def _new_file(self, name: str) -> Path:
-        self.files.append(name)
-        return self.folder / name
+        self._characters += sum(len(piece[part]) for piece in kept for part in parts)
 
 
 def write_registry(path: Path, texts: Sequence[tuple[int, int, int, bool]]) -> None:
-    """Write who was read: hash of the id, hash of the words, line, and whether the id was given."""
+    """Write the texts that were read: hash of the id, hash of the words, line, and whether the id was given."""
     registry = np.sort(np.array(list(texts), REGISTRY), order=("id", "version", "line"))
     with writing(path):
         np.save(path, registry, allow_pickle=False)

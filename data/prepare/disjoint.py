@@ -12,7 +12,7 @@ What a split must not overlap lies in sorted files of hashes that all workers ma
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -48,9 +48,8 @@ class OverlapFilter:
         keys, sources, ngrams = (_mapped(folder / f"{name}.u64") for name in ("keys", "sources", "ngrams"))
         return OverlapFilter(keys, sources, ngrams, n or None)
 
-    def knows_text(self, key: int, tail: int | None = None) -> bool:
-        keys = np.array([key] if tail is None else [key, tail], np.uint64)
-        return overlaps(keys, self.keys)
+    def knows_text(self, *keys: int) -> bool:
+        return overlaps(np.array(keys, np.uint64), self.keys)
 
     def knows_ngram(self, text: str) -> bool:
         return self.n is not None and overlaps(ngram_hashes(text, self.n), self.ngrams)
@@ -74,7 +73,7 @@ def write_overlap_filter(folder: Path, examples: Iterable[Example], n: int | Non
     return OverlapFilter.load(folder)
 
 
-def example_keys(example: Example, seed: int) -> tuple[int, int]:
+def example_keys(example: Example, seed: int = 0) -> tuple[int, int]:
     """What a document must not equal: the whole text, and the continuation that is to be predicted."""
     texts = (example.context + example.continuation, example.continuation)
     whole, tail = (piece_key(content_hash(text, seed)) for text in texts)
@@ -133,9 +132,6 @@ class DisjointProof:
     def holds(self) -> bool:
         return not self.shared_sources and not self.equal_texts
 
-    def to_json(self) -> dict:
-        return asdict(self)
-
     def __str__(self) -> str:
         return (
             f"disjoint: {self.num_documents} documents, {self.num_queries} queries, {self.num_heldout} held-out"
@@ -145,61 +141,69 @@ class DisjointProof:
         )
 
 
-def example_hashes(example: Example) -> tuple[bytes, bytes]:
-    """What a document must not equal: the whole text, and the continuation that is to be predicted."""
-    return content_hash(example.context + example.continuation), content_hash(example.continuation)
-
-
 def prove_disjoint(
     documents: Iterable[Document], queries: Sequence[Example], heldout: Sequence[Example], dev: Sequence[Example] = ()
 ) -> DisjointProof:
     """Compare every split with every other; documents are iterated once."""
-    examples = [*queries, *heldout, *dev]
-    by_source = {example.source: example.id for example in examples if example.source}
-    by_text = {digest: example.id for example in examples for digest in example_hashes(example)}
-    shared, equal = _between_examples(queries, heldout, ("query", "held-out text"))
-    for others, name in ((queries, "query"), (heldout, "held-out text")):
-        for found, more in zip(
-            (shared, equal), _between_examples(others, dev, (name, "development text")), strict=True
-        ):
-            found += more
+    shared, equal = [], []
+    sources: dict[str, tuple[str, str]] = {}  # what the splits before this one hold, with the split's name and the id
+    texts: dict[int, tuple[str, str]] = {}
+    continuations: dict[int, tuple[str, str]] = {}
+    for name, examples in (("query", queries), ("held-out text", heldout), ("development text", dev)):
+        for example in examples:
+            if example.source in sources:
+                other = " ".join(sources[example.source])
+                shared.append(f"{other} and {name} {example.id} both come from source {example.source}")
+            if (key := example_keys(example)[0]) in texts:
+                equal.append(f"{' '.join(texts[key])} equals {name} {example.id}")
+        for example in examples:
+            whole, tail = example_keys(example)
+            texts[whole] = continuations[tail] = name, example.id
+            if example.source:
+                sources[example.source] = name, example.id
     count = 0
     for doc in documents:
         count += 1
-        if doc.source in by_source:
-            shared.append(f"document {doc.id} and text {by_source[doc.source]} both come from source {doc.source}")
-        if (other := by_text.get(content_hash(doc.text))) is not None:
-            equal.append(f"document {doc.id} equals text {other} or its continuation")
+        if doc.source in sources:
+            shared.append(f"document {doc.id} and text {sources[doc.source][1]} both come from source {doc.source}")
+        key = piece_key(content_hash(doc.text))
+        if (found := texts.get(key) or continuations.get(key)) is not None:
+            equal.append(f"document {doc.id} equals text {found[1]} or its continuation")
     return DisjointProof(count, len(queries), len(heldout), tuple(shared), tuple(equal), len(dev))
 
 
 def prove_examples(
     examples: Iterable[Example], before: OverlapFilter, seed: int, split: str = "queries"
 ) -> tuple[list[str], list[str]]:
-    """Shared sources and equal texts of a split and what the overlap filter knows of those chosen before it."""
+    """Return shared sources and equal texts of a split and of those chosen before it, which the filter knows."""
     shared, equal = [], []
     name, other = {"queries": "query"}.get(split, f"{split} text"), "a held-out or development text"
     for example in examples:
-        if before.knows_source(example.source or ""):
-            shared.append(f"{name} {example.id} and {other} both come from source {example.source}")
-        if before.knows_text(*example_keys(example, seed)):
-            equal.append(f"{name} {example.id} equals {other} or its continuation")
-        if before.knows_ngram(example.context + example.continuation):
-            equal.append(f"{name} {example.id} shares {before.n} words with {other}")
+        text, keys = example.context + example.continuation, example_keys(example, seed)
+        found = _overlaps(before, f"{name} {example.id}", other, example.source or "", keys, text)
+        shared += found[0]
+        equal += found[1]
     return shared, equal
 
 
 def prove_shard(shard: Path, filter_folder: Path, seed: int) -> tuple[list[str], list[str]]:
-    """Shared sources and equal texts of the documents in a file and the overlap filter's queries and held-out texts."""
-    overlap_filter = OverlapFilter.load(filter_folder)
+    """Return shared sources and equal texts of the documents in a file and of the filter's queries and other texts."""
     shared, equal = [], []
+    known, other = OverlapFilter.load(filter_folder), "a query or held-out text"
     for doc in read_documents_of(shard):
-        if overlap_filter.knows_source(doc.source):
-            shared.append(f"document {doc.id} and a query or held-out text both come from source {doc.source}")
-        if overlap_filter.knows_text(piece_key(content_hash(doc.text, seed))):
-            equal.append(f"document {doc.id} equals a query, a held-out text or its continuation")
-        if overlap_filter.knows_ngram(doc.text):
-            equal.append(f"document {doc.id} shares {overlap_filter.n} words with a query or held-out text")
+        key = piece_key(content_hash(doc.text, seed))
+        found = _overlaps(known, f"document {doc.id}", other, doc.source, (key,), doc.text)
+        shared += found[0]
+        equal += found[1]
+    return shared, equal
+
+
+def _overlaps(
+    known: OverlapFilter, name: str, other: str, source: str, keys: tuple[int, ...], text: str
+) -> tuple[list[str], list[str]]:
+    shared = [f"{name} and {other} both come from source {source}"] if known.knows_source(source) else []
+    equal = [f"{name} equals {other} or its continuation"] if known.knows_text(*keys) else []
+    equal += [f"{name} shares {known.n} words with {other}"] if known.knows_ngram(text) else []
     return shared, equal
 
 
@@ -222,29 +226,11 @@ def require_examples_apart(
     """
     measured = list(heldout)
     sources = {example.source for example in measured if example.source}
-    texts = {example_hashes(example)[0] for example in measured}
-    found = [f"text {query.id}" for query in queries if query.source in sources or example_hashes(query)[0] in texts]
+    texts = {example_keys(example)[0] for example in measured}
+    found = [f"text {query.id}" for query in queries if query.source in sources or example_keys(query)[0] in texts]
     if found:
         named = f"{', '.join(found[:3])}{', ...' if len(found) > 3 else ''}"
         raise UserError(
             f"{len(found)} {names[0]} texts are {names[1]} texts, or come from a source of theirs, so the result would "
             f"be a leak: {named}. Was a file of the set replaced? Prepare it again"
         )
-
-
-def _between_examples(
-    first: Sequence[Example], second: Sequence[Example], names: tuple[str, str]
-) -> tuple[list[str], list[str]]:
-    sources = {example.source: example.id for example in first if example.source}
-    texts = {example_hashes(example)[0]: example.id for example in first}
-    shared = [
-        f"{names[0]} {sources[example.source]} and {names[1]} {example.id} both come from source {example.source}"
-        for example in second
-        if example.source in sources
-    ]
-    equal = [
-        f"{names[0]} {texts[digest]} equals {names[1]} {example.id}"
-        for example in second
-        if (digest := example_hashes(example)[0]) in texts
-    ]
-    return shared, equal

@@ -6,7 +6,7 @@ that a range of hashes is read from all of them at once and memory does not grow
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from replug.data.files import writing
 from replug.data.prepare.cutting import REGISTRY, SourceShardReport, cut_source_shard
 from replug.data.prepare.local_pool import Pool
-from replug.data.prepare.work import WorkFolder
+from replug.data.prepare.work import WorkFolder, is_intact
 from replug.data.progress import Progress
 from replug.data.sampling import SPLITS, KeyCounts
 from replug.data.sources.records import (
@@ -28,29 +28,16 @@ from replug.data.sources.records import (
     write_rejected,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class SplitSizes:
-    """How many pieces of each split are asked for; None is all."""
-
-    documents: int | None
-    queries: int | None
-    heldout: int | None
-    dev: int = 0
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """Those that any piece is asked of."""
-        return tuple(split for split in SPLITS if getattr(self, split) != 0)
+Asked = dict[str, int | None]  # pieces that are asked for by split; None means all. Other splits are not made.
 
 
 class Cut:
     """What all source shards gave, added up as they come in."""
 
-    def __init__(self, source_shards: Sequence[SourceShard], asked: SplitSizes, margin: int) -> None:
-        self.source_shards = source_shards
+    def __init__(self, source_shards: Sequence[SourceShard], asked: Asked, margin: int) -> None:
+        self.source_shards, self.asked = source_shards, asked
         self.reports: dict[int, SourceShardReport] = {}  # without their counts of keys, of which only the sums are kept
-        self.counts = {split: KeyCounts(getattr(asked, split), margin) for split in SPLITS}
+        self.counts = {split: KeyCounts(asked.get(split, 0), margin) for split in SPLITS}
         self.domains: dict[str, Counter] = {split: Counter() for split in SPLITS}
         self.dropped, self.rejected = Counter[str](), Counter[str]()
         self.texts = self.tokens = self.cut_further = 0
@@ -96,24 +83,36 @@ class Cut:
 
 
 def cut_source(
-    work: WorkFolder, source_shards: Sequence[SourceShard], asked: SplitSizes, pool: Pool, max_rejected: float
+    work: WorkFolder, source_shards: Sequence[SourceShard], asked: Asked, pool: Pool, max_rejected: float
 ) -> Cut:
-    """Every source shard cut, those of an interrupted run included."""
+    """Cut every source shard, apart from those that an interrupted run cut.
+
+    Raises UserError if more than a share `max_rejected` of the source was rejected.
+    """
     cut = Cut(source_shards, asked, work.margin)
-    for report in work.finished_source_shards(len(source_shards)):
+    for report in _finished(work, len(source_shards)):
         cut.add(report)
     progress = Progress("cutting the source", len(source_shards), len(cut.reports))
     todo = [source_shard for source_shard in source_shards if source_shard.number not in cut.reports]
-    jobs = (
-        (work.rules, work.source_shard(source_shard.number), source_shard, cut.limits()) for source_shard in todo
-    )  # limits as they are by then
+    jobs = ((work, source_shard, cut.limits()) for source_shard in todo)  # limits as they are by then
     for report in pool.run(cut_source_shard, jobs):
         cut.add(report)
         progress.advance(note=f"{cut.texts:,} texts, {cut.tokens:,} tokens")
         if cut.texts >= ENOUGH_ROWS and too_many(cut.rejected, cut.texts, max_rejected):
             break
     _require_few(work, cut, cut.examples(), max_rejected)
+    _reject_duplicates(work, cut, max_rejected)
     return cut
+
+
+def _finished(work: WorkFolder, count: int) -> Iterator[SourceShardReport]:
+    """Reports of source shards that need not be cut again; a damaged one is named and cut again."""
+    for number in range(count):
+        mark = work.source_shard(number) / "report.json"
+        if mark.is_file():
+            report = SourceShardReport.read(mark)
+            if is_intact(work.source_shard(number), report.files):
+                yield report
 
 
 def _require_few(work: WorkFolder, cut: Cut, examples: Iterable[Rejected], max_rejected: float) -> None:
@@ -124,13 +123,16 @@ def _require_few(work: WorkFolder, cut: Cut, examples: Iterable[Rejected], max_r
         require_few_rejected(cut.rejected, listed, cut.texts, max_rejected, path)
 
 
-def reject_duplicates(work: WorkFolder, cut: Cut, max_rejected: float) -> None:
+def _reject_duplicates(work: WorkFolder, cut: Cut, max_rejected: float) -> None:
     """Reject texts whose id another has, and count those without an id that occur again."""
     folders = [work.source_shard(source_shard.number) for source_shard in cut.source_shards]
     named, unnamed, places = find_duplicates(folders, cut.texts, work.duplicates)
     if named:
-        lines = [(source_shard, cut.absolute(source_shard, line)) for source_shard, line in places]
-        cases = rejected_duplicates(lines, [source_shard.names[0] for source_shard in cut.source_shards])
+        detail = "another text has this id; data.id_field must name a field that tells all texts apart"
+        cases = [
+            Rejected(Reason.duplicate_id, cut.source_shards[number].names[0], cut.absolute(number, line), detail)
+            for number, line in places
+        ]
         cut.rejected["duplicate_id"] = named
         _require_few(work, cut, [*cut.examples(), *cases], max_rejected)
     if unnamed:
@@ -167,12 +169,6 @@ def find_duplicates(folders: Sequence[Path], num_texts: int, out: Path) -> tuple
     with writing(out):
         np.save(out, np.concatenate(kept), allow_pickle=False)
     return again[0], again[1], places
-
-
-def rejected_duplicates(places: Sequence[tuple[int, int]], files: Sequence[str]) -> list[Rejected]:
-    """The listed cases, by the first file of their source shard."""
-    detail = "another text has this id; data.id_field must name a field that tells all texts apart"
-    return [Rejected(Reason.duplicate_id, files[source_shard], line, detail) for source_shard, line in places]
 
 
 def _rows_between(registers: list[tuple[int, Path]], low: int, high: int) -> np.ndarray:

@@ -2,13 +2,12 @@
 
 Tables and JSON Lines are read in ranges of bytes, or whole where they are compressed. A file of a tree of texts holds
 one text, or many with `data.new_text_at`. A text is called by its path below the tree's root; the first folder of that
-path is its domain. No more of a file is in memory than one text may have.
+path is its domain. No more of a file is in memory than one text may have. A new format of rows is a function in `ROWS`.
 """
 
 import codecs
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,7 +27,7 @@ from replug.data.sources.lines import (
     skip_line,
     table_cells,
 )
-from replug.data.sources.records import FieldMap, Item, Passed, Reason, Rejected, Row, SourceShard, SourceText
+from replug.data.sources.records import FieldMap, Item, Reason, Rejected, Row, SourceShard, SourceText
 from replug.data.sources.row_texts import checked_text, joined_texts, texts_of_rows
 
 PACKAGE = "package:"
@@ -39,34 +38,42 @@ READ_BYTES = 1 << 20
 TRAIN = "train"
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
-    """How a source is divided among workers, and read.
-
-    `plan(name, shard_bytes)` gives the source shards of a file or another source: of about `shard_bytes` each, or with
-    None the whole file in one, since its texts run over many rows. Their numbers are given to them later.
-    `read(source_shard, fields)` gives its texts, each with where it stands; what cannot be read is handed on with its
-    reason, never passed over.
-    """
-
-    plan: Callable[[str, int | None], Iterable[SourceShard]]
-    read: Callable[[SourceShard, FieldMap], Iterator[Item]]
-    suffixes: tuple[str, ...] = ()  # of its files
-    holds_rows: bool = True  # a folder of nothing but files of rows is read as rows, any other as a tree of texts
-
-
-def format_of_file(path: Path) -> Format | None:
+def format_of(path: Path) -> str | None:
     """Return the format of a file by its suffix, of a compressed one by the suffix before; None if it is not known."""
     suffix = path.suffix.lower()
     if suffix in COMPRESSION:
         suffix = Path(path.stem).suffix.lower()
-    return next((one for one in FORMATS.values() if suffix in one.suffixes), None)
+    return next((kind for kind, suffixes in SUFFIXES.items() if suffix in suffixes), None)
 
 
 def holds_rows(path: Path) -> bool:
     """Return whether a file's suffix is one of a format of rows."""
-    found = format_of_file(path)
-    return found is not None and found.holds_rows
+    return format_of(path) in ROWS
+
+
+def plan_file(path: Path, shard_bytes: int | None) -> Iterable[SourceShard]:
+    """Return the source shards of a file, about `shard_bytes` each. None means one, since texts run over many rows."""
+    kind = format_of(path) or "jsonl"
+    if kind == "parquet":
+        return _plan_parquet(str(path), shard_bytes)
+    if kind == "text":
+        return [SourceShard(0, "text", (str(path),), path.stat().st_size)]
+    return byte_ranges(kind, str(path), shard_bytes)
+
+
+def read_items(source_shard: SourceShard, fields: FieldMap) -> Iterator[Item]:
+    """Yield the texts of a source shard with their lines.
+
+    What cannot be read comes with its reason. Lines that are not rows come as None, so that all can be counted.
+    """
+    name = source_shard.names[0]
+    if source_shard.kind in ROWS:
+        yield from texts_of_rows(ROWS[source_shard.kind](source_shard, fields), fields, name)
+    elif source_shard.kind == "text":
+        yield from _read_text(source_shard, fields)
+    else:
+        texts = stand_in_texts() if name == "stand_in" else read_package_texts(name.removeprefix(PACKAGE))
+        yield from enumerate(texts, start=1)
 
 
 def is_built_in(source: str) -> bool:
@@ -74,50 +81,40 @@ def is_built_in(source: str) -> bool:
     return source == "stand_in" or source.startswith(PACKAGE)
 
 
-def plan_built_in(source: str, shard_bytes: int | None) -> Iterator[SourceShard]:
-    yield SourceShard(0, "built_in", (source,), 0)
-
-
-def _read_built_in(source_shard: SourceShard, fields: FieldMap) -> Iterator[Item]:
-    source = source_shard.names[0]
-    texts = stand_in_texts() if source == "stand_in" else read_package_texts(source.removeprefix(PACKAGE))
-    return enumerate(texts, start=1)
-
-
 def _jsonl_rows(source_shard: SourceShard, fields: FieldMap) -> Iterator[Row]:
-    for line in read_lines(source_shard):
-        if isinstance(line, Rejected | Passed):
-            yield line
-            continue
-        number, content = line
-        row = json_object(content)
-        yield Rejected(row[0], source_shard.names[0], number, row[1]) if isinstance(row, tuple) else (number, row)
+    for number, line in read_lines(source_shard):
+        if isinstance(line, bytes):
+            row = json_object(line)
+            yield number, Rejected(row[0], source_shard.names[0], number, row[1]) if isinstance(row, tuple) else row
+        else:
+            yield number, line
 
 
 def _tsv_rows(source_shard: SourceShard, fields: FieldMap) -> Iterator[Row]:
     """Yield the rows of a table as DPR's psgs_w100.tsv: a header, tabs, quotes doubled within quotes."""
     name = source_shard.names[0]
     header = _header(source_shard) if source_shard.start else None  # the first source shard passes it over as a line
-    for line in read_lines(source_shard):
-        if isinstance(line, Rejected | Passed):
-            yield line
+    for number, line in read_lines(source_shard):
+        if not isinstance(line, bytes):
+            yield number, line
             continue
-        cells = table_cells(line[1])
+        cells = table_cells(line)
         if isinstance(cells, tuple):
-            yield Rejected(Reason.invalid_tsv, name, line[0], cells[1])
+            yield number, Rejected(Reason.invalid_tsv, name, number, cells[1])
         elif header is None:
             header = cells
-            yield Passed(line[0])
+            yield number, None
         elif len(cells) != len(header):
-            yield Rejected(Reason.wrong_columns, name, line[0], f"{len(cells)} columns, the header has {len(header)}")
+            detail = f"{len(cells)} columns, the header has {len(header)}"
+            yield number, Rejected(Reason.wrong_columns, name, number, detail)
         else:
-            yield line[0], dict(zip(header, cells, strict=True))
+            yield number, dict(zip(header, cells, strict=True))
 
 
 def _header(source_shard: SourceShard) -> list[str] | None:
     """The first line of the file that is a row."""
-    lines = (line for line in read_lines(replace(source_shard, start=0, stop=None)) if isinstance(line, tuple))
-    return next((cells for _, line in lines if isinstance(cells := table_cells(line), list)), None)
+    lines = (line for _, line in read_lines(replace(source_shard, start=0, stop=None)) if isinstance(line, bytes))
+    return next((cells for line in lines if isinstance(cells := table_cells(line), list)), None)
 
 
 def _plan_parquet(path: str, shard_bytes: int | None) -> Iterator[SourceShard]:
@@ -170,9 +167,10 @@ def _parquet_rows(source_shard: SourceShard, fields: FieldMap) -> Iterator[Row]:
         for batch in file.iter_batches(count, row_groups=groups, columns=[leaf.path for leaf in leaves]):
             for row in range(batch.num_rows):
                 number += 1
-                yield _row(batch, row, number, name, fields)
+                yield number, _row(batch, row, number, name, fields)
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # the last two of values beyond their type
-        yield Rejected(Reason.damaged_file, name, number, f"no whole Parquet file: {str(error).splitlines()[0]}")
+        detail = f"no whole Parquet file: {str(error).splitlines()[0]}"
+        yield number, Rejected(Reason.damaged_file, name, number, detail)
 
 
 def _leaves(name: str, fields: FieldMap) -> list[pq.ColumnSchema]:
@@ -183,14 +181,14 @@ def _leaves(name: str, fields: FieldMap) -> list[pq.ColumnSchema]:
     return [leaf for leaf in leaves if any(f"{leaf.path}.".startswith(f"{field}.") for field in wanted)]
 
 
-def _row(batch: pa.RecordBatch, row: int, number: int, name: str, fields: FieldMap) -> Row:
+def _row(batch: pa.RecordBatch, row: int, number: int, name: str, fields: FieldMap) -> dict | Rejected:
     values: dict[str, Any] = {}
     for column, field in zip(batch.columns, batch.schema, strict=True):
         value = column[row]
         if (size := _bytes(value)) > 4 * fields.max_characters:
             return Rejected(Reason.too_long, name, number, f"field '{field.name}' has {size} bytes")
         values[field.name] = value.as_py()
-    return number, values
+    return values
 
 
 def _bytes(value: pa.Scalar) -> int:
@@ -213,10 +211,6 @@ def plan_tree(paths: Iterable[Path], root: str, shard_bytes: int) -> Iterator[So
             names, size = [], 0
     if names:
         yield SourceShard(0, "text", tuple(names), size, root=root)
-
-
-def _plan_text(path: str, shard_bytes: int | None) -> Iterator[SourceShard]:
-    yield SourceShard(0, "text", (path,), Path(path).stat().st_size)
 
 
 def _read_text(source_shard: SourceShard, fields: FieldMap) -> Iterator[Item]:
@@ -282,7 +276,7 @@ def _not_utf8(file: BinaryIO, name: str) -> Rejected | None:
         done += len(part)
 
 
-def plan_hub(name: str, shard_bytes: int | None) -> Iterator[SourceShard]:
+def plan_hub(name: str) -> Iterator[SourceShard]:
     """Yield the shards of a split of a dataset, which are streamed.
 
     A dataset is written NAME, NAME:CONFIGURATION or NAME:CONFIGURATION:SPLIT, such as
@@ -331,24 +325,15 @@ def _open_hub(name: str):  # type: ignore[no-untyped-def]
     return splits[split]
 
 
-def _row_format(
-    plan: Callable[[str, int | None], Iterable[SourceShard]],
-    rows: Callable[[SourceShard, FieldMap], Iterator[Row]],
-    suffixes: tuple[str, ...] = (),
-) -> Format:
-    """Return a format whose rows are dictionaries, out of which `data.text_field` and the others are taken."""
-
-    def read(source_shard: SourceShard, fields: FieldMap) -> Iterator[Item]:
-        return texts_of_rows(rows(source_shard, fields), fields, source_shard.names[0])
-
-    return Format(plan, read, suffixes)
-
-
-FORMATS = {
-    "jsonl": _row_format(partial(byte_ranges, "jsonl"), _jsonl_rows, (".jsonl", ".json", ".ndjson")),
-    "tsv": _row_format(partial(byte_ranges, "tsv"), _tsv_rows, (".tsv",)),
-    "parquet": _row_format(_plan_parquet, _parquet_rows, (".parquet",)),
-    "text": Format(_plan_text, _read_text, (".txt", ".md", ".rst", ".tokens", ".raw"), holds_rows=False),
-    "hub": _row_format(plan_hub, _hub_rows),
-    "built_in": Format(plan_built_in, _read_built_in),
+ROWS: dict[str, Callable[[SourceShard, FieldMap], Iterator[Row]]] = {
+    "jsonl": _jsonl_rows,
+    "tsv": _tsv_rows,
+    "parquet": _parquet_rows,
+    "hub": _hub_rows,
+}
+SUFFIXES = {
+    "jsonl": (".jsonl", ".json", ".ndjson"),
+    "tsv": (".tsv",),
+    "parquet": (".parquet",),
+    "text": (".txt", ".md", ".rst", ".tokens", ".raw"),
 }

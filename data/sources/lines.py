@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from replug.data.sources.records import Passed, Reason, Rejected, SourceShard
+from replug.data.sources.records import Reason, Rejected, SourceShard
 
 MAX_LINE_BYTES = 64 << 20
 csv.field_size_limit(MAX_LINE_BYTES)  # 128 KB otherwise, less than a long text
@@ -19,7 +19,7 @@ COMPRESSION = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 
 UNREADABLE = (EOFError, OSError, zlib.error, pa.ArrowInvalid)  # what reading a damaged file raises
 
-Line = tuple[int, bytes] | Rejected | Passed  # numbers count from the source shard's first line, from 1
+Line = tuple[int, bytes | Rejected | None]  # from 1 within the source shard; None for a blank line
 
 
 def byte_ranges(kind: str, path: str, shard_bytes: int | None) -> Iterator[SourceShard]:
@@ -49,11 +49,12 @@ def read_lines(source_shard: SourceShard) -> Iterator[Line]:
                 number += 1
                 if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
                     skip_line(file)
-                    yield Rejected(Reason.too_long, name, number, f"the line is longer than {MAX_LINE_BYTES} bytes")
+                    detail = f"the line is longer than {MAX_LINE_BYTES} bytes"
+                    yield number, Rejected(Reason.too_long, name, number, detail)
                 else:
-                    yield (number, line) if line.strip() else Passed(number)
+                    yield number, line if line.strip() else None
     except UNREADABLE as error:
-        yield Rejected(Reason.damaged_file, name, number, f"unreadable after this line: {error}")
+        yield number, Rejected(Reason.damaged_file, name, number, f"unreadable after this line: {error}")
 
 
 def json_object(line: bytes) -> dict[str, Any] | tuple[Reason, str]:

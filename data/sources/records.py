@@ -109,13 +109,6 @@ class SourceText:
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
-    """A line that is no row: blank, or a table's header."""
-
-    line: int
-
-
-@dataclass(frozen=True, slots=True)
 class FieldMap:
     """Which fields of a raw row hold what; dots reach into nested fields (`meta.pile_set_name`).
 
@@ -129,5 +122,6 @@ class FieldMap:
     max_characters: int = 16 << 20
 
 
-Row = tuple[int, dict[str, Any]] | Rejected | Passed  # a line or row counted from the source shard's first, from 1
-Item = tuple[int, SourceText | Rejected | Passed]  # the same of texts; 0 stands for the whole file
+# A line or row of a source shard, counted from 1; None for a line that is not a row: blank, or a table's header.
+Row = tuple[int, dict[str, Any] | Rejected | None]
+Item = tuple[int, SourceText | Rejected | None]  # the text of a row; 0 stands for the whole file

@@ -5,24 +5,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from replug.data.hashing import content_hash
-from replug.data.sources.records import FieldMap, Item, Passed, Reason, Rejected, Row, SourceText
+from replug.data.sources.records import FieldMap, Item, Reason, Rejected, Row, SourceText
 
 MAX_NAME_CHARACTERS = 4096  # of an id or a domain, which are kept for every piece of a text
 
 
 def texts_of_rows(rows: Iterator[Row], fields: FieldMap, name: str) -> Iterator[Item]:
-    """The texts of the rows of a file; `name` is what the file is called where a row is rejected."""
+    """Yield the texts of the rows of a file; `name` is what the file is called where a row is rejected."""
     if fields.new_text_at:
-        return joined_texts(rows, fields, name, fields.new_text_at)
-    return _texts(rows, fields, name)
-
-
-def _texts(rows: Iterator[Row], fields: FieldMap, name: str) -> Iterator[Item]:
-    for row in rows:
-        if isinstance(row, Rejected | Passed):
-            yield row.line, row
-        else:
-            yield row[0], _text_of_row(row[1], fields, name, row[0])
+        yield from joined_texts(rows, fields, name, fields.new_text_at)
+        return
+    for number, row in rows:
+        yield number, _text_of_row(row, fields, name, number) if isinstance(row, dict) else row
 
 
 def _text_of_row(row: dict[str, Any], fields: FieldMap, name: str, line: int) -> SourceText | Rejected:
@@ -95,19 +89,19 @@ def joined_texts(rows: Iterator[Row], fields: FieldMap, name: str, new_text_at: 
     begins = re.compile(new_text_at)
     lines = _Lines(fields.max_characters)
     first = 0
-    for row in rows:
-        if isinstance(row, Rejected | Passed):
-            yield row.line, row
+    for number, row in rows:
+        if not isinstance(row, dict):
+            yield number, row
             continue
-        yield row[0], Passed(row[0])
-        line = _nested(row[1], fields.text)
+        yield number, None
+        line = _nested(row, fields.text)
         if not isinstance(line, str):
-            yield row[0], _text_of_row(row[1], fields, name, row[0])
+            yield number, _text_of_row(row, fields, name, number)
             continue
         if begins.search(line) and lines.hold_text:
             yield first, lines.text(fields, name, first)
             lines = _Lines(fields.max_characters)
-        first = row[0] if lines.length == 0 else first
+        first = number if lines.length == 0 else first
         lines.add(line if line.endswith("\n") else f"{line}\n")
     if lines.hold_text:
         yield first, lines.text(fields, name, first)

@@ -28,16 +28,15 @@ from pathlib import Path
 from replug.config.errors import RunError, UserError
 from replug.data.files import cache_dir, file_sha256, write_json
 from replug.data.sources.formats import (
-    FORMATS,
-    format_of_file,
     holds_rows,
     is_built_in,
     named_split,
-    plan_built_in,
+    plan_file,
     plan_hub,
     plan_tree,
+    read_items,
 )
-from replug.data.sources.records import FieldMap, Item, Passed, Rejected, SourceShard, SourceText
+from replug.data.sources.records import FieldMap, Rejected, SourceShard, SourceText
 
 SOURCE_SHARD_BYTES = 16 << 20
 LARGE_BYTES = 64 << 20  # a smaller one is read in less time than a cache is worth
@@ -60,15 +59,10 @@ def of_split(source: str, split: str) -> str:
 
 
 def read_source_shard(source_shard: SourceShard, fields: FieldMap) -> Iterator[tuple[int, SourceText | Rejected]]:
-    """The texts of a source shard, and what had to be rejected, each with its line; 0 stands for the whole file."""
-    for line, item in read_with_passed(source_shard, fields):
-        if not isinstance(item, Passed):
+    """Yield the texts of a source shard, and what had to be rejected, with their lines; 0 stands for the whole file."""
+    for line, item in read_items(source_shard, fields):
+        if item is not None:
             yield line, item
-
-
-def read_with_passed(source_shard: SourceShard, fields: FieldMap) -> Iterator[Item]:
-    """As `read_source_shard`, with the lines that hold nothing, so that all can be counted."""
-    return FORMATS[source_shard.kind].read(source_shard, fields)
 
 
 def source_fingerprint(source: str) -> str | None:
@@ -88,13 +82,12 @@ def source_fingerprint(source: str) -> str | None:
 
 def _plan(source: str, shard_bytes: int | None) -> Iterable[SourceShard]:
     if is_built_in(source):
-        return plan_built_in(source, shard_bytes)
+        return [SourceShard(0, "built_in", (source,), 0)]
     paths = _files(source)
     if paths is None:
-        return plan_hub(source, shard_bytes)
+        return plan_hub(source)
     if Path(source).expanduser().is_file() or all(map(holds_rows, paths)):
-        named = ((path, format_of_file(path) or FORMATS["jsonl"]) for path in paths)
-        return (shard for path, one in named for shard in one.plan(str(path), shard_bytes))
+        return (shard for path in paths for shard in plan_file(path, shard_bytes))
     return plan_tree(paths, _root(source), SOURCE_SHARD_BYTES)
 
 

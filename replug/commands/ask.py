@@ -13,7 +13,7 @@ from replug.config.evaluation_schema import AskConfig
 from replug.config.load import load_ask_config, names_lm
 from replug.config.methods import REPLUG
 from replug.config.plain_text import plain_json
-from replug.data.manifest import require_checksums
+from replug.data.folder import require_checksums
 
 if TYPE_CHECKING:
     from replug.commands.asking.reply import Reply

@@ -14,7 +14,7 @@ from replug.config.errors import UserError
 from replug.config.load import load_stored_config
 from replug.config.paths import require_folder
 from replug.config.schema import Config
-from replug.data.files import writing
+from replug.data.files import read_json, writing
 
 if TYPE_CHECKING:
     from replug.models.encoder import Encoder
@@ -26,9 +26,6 @@ log = logging.getLogger(__name__)
 def export(
     run_dir: Annotated[Path, typer.Argument(help="A run directory, finished or not.")],
     out: Annotated[Path | None, typer.Option("--out", help="The folder to write.")] = None,
-    best: Annotated[
-        bool, typer.Option("--best", help="The weights that did best on held-out text, not the last ones.")
-    ] = False,
     push: Annotated[
         str | None, typer.Option("--push", metavar="OWNER/NAME", help="A model on the hub; HF_TOKEN has the token.")
     ] = None,
@@ -40,7 +37,8 @@ def export(
 ) -> None:
     """Write the tuned retriever as a model of sentence-transformers: a folder, a model on the hub, or both.
 
-    It has the weights of the last step, of an unfinished run those of the newest checkpoint. It says which.
+    It has the weights that did best on development texts, or the last ones if there are no such texts; of an unfinished
+    run those of the newest checkpoint. It says which.
     """
     if out is None and push is None:
         raise UserError("there is nowhere to write to; expected --out DIR, --push OWNER/NAME, or both")
@@ -54,7 +52,7 @@ def export(
     from replug.train.model_card import Published, write_model_card
     from replug.train.trained_weights import save_retriever
 
-    encoder, weights, read_from = _best(config, run) if best else _last(config, run)
+    encoder, weights, read_from = _tuned(config, run)
     with tempfile.TemporaryDirectory() as temporary:
         folder = out or Path(temporary) / "retriever"
         # Written beside it and renamed: who finds the folder finds all of it, however many write it.
@@ -74,12 +72,6 @@ def export(
         if repository is not None:
             repository.push(folder)
             print(f"pushed: {repository.url} (weights of {weights})")
-    known = run.best_weights()
-    if known is not None and not best:
-        log.info(
-            f"on held-out text the weights of step {known['step']} did best while training ({known['heldout_bpb']:.4f} "
-            "bits per byte): --best exports them"
-        )
 
 
 def _run(run_dir: Path, out: Path | None) -> tuple["RunDirectory", Config]:
@@ -92,35 +84,24 @@ def _run(run_dir: Path, out: Path | None) -> tuple["RunDirectory", Config]:
             raise UserError(f"{out} is not empty; give a new folder")
     if not (run.path / "config.yaml").is_file():
         raise UserError(f"{run_dir} is no run directory (config.yaml is missing)")
-    run.require_intact("config.yaml", "environment.json", "lm.json", "best.json", "results.json")
+    run.folder.require("config.yaml", "environment.json", "fitted.json", "results.json")
     return run, load_stored_config(run.path / "config.yaml")
 
 
-def _best(config: Config, run: "RunDirectory") -> tuple["Encoder", str, Path | None]:
-    """Return an encoder, which weights it has, and the folder it was read from, which may keep an adapter too."""
-    from replug.models.build import load_encoder
+def _tuned(config: Config, run: "RunDirectory") -> tuple["Encoder", str, Path | None]:
+    """Return an encoder, which weights it has, and the folder it was read from, which may keep an adapter too.
 
-    known = run.best_weights()
-    if known is None:
-        raise UserError(
-            f"--best: {run.path} has measured no weights on held-out text (evaluate.refresh_examples is 0, or no index "
-            "was served yet); leave it out"
-        )
-    weights = f"step {known['step']}, the best on held-out text while training"
-    return load_encoder(config.retriever, run.best), weights, run.best
-
-
-def _last(config: Config, run: "RunDirectory") -> tuple["Encoder", str, Path | None]:
-    """Return what `_best` does, of a run's tuned retriever or its newest checkpoint, which is in no folder."""
+    An unfinished run has its newest checkpoint, which is in no folder.
+    """
     import torch
 
     from replug.models.build import load_encoder
-    from replug.train.labels.fitting import Fitted
+    from replug.train.development import describe_weights
+    from replug.train.run_dir import MEND
     from replug.train.trained_weights import encoder_of_checkpoint
 
-    if run.retriever.is_dir():
-        is_fitted = run.fitted.is_file()
-        weights = Fitted.read(run.fitted).describe() if is_fitted else f"step {config.train.max_steps}, the last"
+    if run.fitted.is_file():
+        weights = describe_weights(read_json(run.fitted, MEND))
         return load_encoder(config.retriever, run.retriever), weights, run.retriever
     newest = run.newest_checkpoint(with_index=False)
     if newest is None:

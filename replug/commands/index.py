@@ -18,7 +18,7 @@ def index(config: ConfigFile, overrides: Overrides = None) -> None:
 def run_index(config: Config) -> None:
     """Embed the corpus as version 0 of `index.out`, or go on with it; another kind is built of the same vectors."""
     from replug.cluster.ray_cluster import ray_cluster
-    from replug.data.folder_lock import sole_writer
+    from replug.data.folder import sole_writer
     from replug.index_workers.build import build_version, require_same_index
     from replug.index_workers.build_plan import IndexState, check_faiss
     from replug.index_workers.service import IndexService

@@ -48,11 +48,10 @@ def label(
 
 def _export(write: Callable[..., None], path: Path, labels: "Labels", config: Config) -> None:
     from replug.models.preparing import prepared_set
-    from replug.train.fitting import loss_settings
     from replug.train.run_dir import RunDirectory
 
     data = prepared_set(config, RunDirectory(Path(config.run_dir).expanduser()).data)
-    write(path, labels, data.corpus, loss_settings(config))
+    write(path, labels, data.corpus, config.loss)
     print(f"exported: {path}")
 
 

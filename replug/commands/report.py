@@ -68,7 +68,6 @@ def _report_evaluations(folders: list[Path], figure: Path | None, out: Path | No
         raise UserError(f"--figure draws a run, and {folders[0]} is an evaluation, which has figure.svg")
     evaluations = [EvaluationFolder(folder) for folder in folders]
     if len(evaluations) == 1:
-        evaluations[0].require_finished()
         evaluations[0].show()
         return
     name = _require_comparable(evaluations)
@@ -79,27 +78,25 @@ def _report_evaluations(folders: list[Path], figure: Path | None, out: Path | No
 def _require_comparable(folders: list["EvaluationFolder"]) -> str:
     """Return which evaluation finished folders hold. Raises UserError for others, for other texts or documents."""
     from replug.config.load import load_stored_evaluation_config
-    from replug.data.files import read_json
-    from replug.data.manifest import require_checksums
+    from replug.evals.folder import CORPUS, TEXTS
 
     for folder in folders:
         folder.require_finished()
-        require_checksums(folder.path, AGAIN)
     names = [load_stored_evaluation_config(folder.config).evaluation for folder in folders]
-    inputs = [read_json(folder.inputs, AGAIN) for folder in folders]
+    inputs = [folder.folder.inputs or {} for folder in folders]
     for folder, name, own in zip(folders, names, inputs, strict=True):
         if name != names[0]:
             raise UserError(f"{folder.path} is of evaluation={name}, but {folders[0].path} of {names[0]}")
-        for key in ("texts", "corpus"):
+        for key, what in ((TEXTS, "texts"), (CORPUS, "corpus")):
             # An evaluation without retrieval has read no corpus.
             known = [one[key] for one in (inputs[0], own) if one[key] is not None]
             if len(set(known)) > 1:
-                raise UserError(f"{folder.path} has other {key} than {folders[0].path}; expected the same in all")
+                raise UserError(f"{folder.path} has other {what} than {folders[0].path}; expected the same in all")
     return names[0]
 
 
 def _report_policies(folders: list[Path], out: Path, prices: tuple[float, float] | None) -> None:
-    from replug.data.folder_lock import sole_writer
+    from replug.data.folder import sole_writer
     from replug.evals.adaptive import read_answered
     from replug.evals.adaptive_report import write_report
     from replug.evals.folder import EvaluationFolder
@@ -117,7 +114,7 @@ def _report_policies(folders: list[Path], out: Path, prices: tuple[float, float]
 
 
 def _report_runs(folders: list[Path], figure: Path | None, out: Path | None) -> None:
-    from replug.data.folder_lock import sole_writer
+    from replug.data.folder import sole_writer
     from replug.train.report import write_overview
     from replug.train.run import show_results
     from replug.train.run_dir import RunDirectory
@@ -125,7 +122,7 @@ def _report_runs(folders: list[Path], figure: Path | None, out: Path | None) -> 
     runs = [RunDirectory(folder) for folder in folders]
     for run in runs:
         if not run.is_finished:
-            raise UserError(f"{run.path} holds no finished run (results.json is missing)")
+            raise UserError(f"{run.path} holds no finished run (manifest.json is missing)")
     if len(runs) > 1:
         _show(_joined_runs(runs), out)
         return
@@ -145,13 +142,13 @@ def _joined_runs(runs: list["RunDirectory"]) -> "Blocks":
     """Return bits per byte by run. Raises UserError for runs on another prepared set or other labels."""
     from replug.data.files import read_json
     from replug.evals.tables import Table, joined_blocks, row_names
-    from replug.train.run_dir import MEND
+    from replug.train.run_dir import LABELS, MEND, SET
 
     for run in runs:
-        run.require_intact()
-        for name, what in ((run.set_mark.name, "prepared set"), (run.labels_mark.name, "labels")):
-            marks = [path for path in (runs[0].path / name, run.path / name) if path.is_file()]
-            if len(marks) == 1 or len({str(read_json(mark, MEND)) for mark in marks}) > 1:
+        run.folder.require()
+        first, inputs = runs[0].folder.inputs or {}, run.folder.inputs or {}
+        for name, what in ((SET, "prepared set"), (LABELS, "labels")):
+            if first.get(name) != inputs.get(name):
                 raise UserError(f"{run.path} has another {what} than {runs[0].path}; expected the same in all")
     names = row_names([run.path for run in runs])
     results = {name: read_json(run.results, MEND) for name, run in zip(names, runs, strict=True)}

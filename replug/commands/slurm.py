@@ -34,7 +34,7 @@ from replug.config.load import config_to_yaml, load_config
 from replug.config.paths import check_paths
 from replug.config.schema import Config
 from replug.data.files import replace_file, write_json, writing
-from replug.data.folder_lock import sole_writer
+from replug.data.folder import sole_writer
 from replug.slurm.gpu_options import gpus_per_node
 from replug.train.environment import describe_environment
 from replug.train.run_dir import RunDirectory
@@ -123,9 +123,9 @@ def run_slurm(path: Path, overrides: Sequence[str], request: SlurmRequest, submi
     options = directives(script)
     actors = _layout(config, request.job, options).describe()
     if request.job == "train":  # a run goes on with the configuration it was begun with
-        if run.is_finished and not run.goes_on(config):
+        if run.is_finished:
             raise UserError(f"run_dir: {run.path} holds a finished run; give another run_dir to train again")
-        run.require_ours(config)
+        run.require_config(config)
     print(_summary(path, request.job, options, actors, folder))
     if not submit:
         print(f"\n{script}\nNothing is written or submitted yet: add --submit.")

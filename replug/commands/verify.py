@@ -42,21 +42,28 @@ def verify(
 
 def _verify(directory: Path) -> tuple[list[str], list[str]]:
     """Return what is there and what is wrong, of a folder with a manifest or of a run directory with all it holds."""
-    from replug.data.labels import MARK
-    from replug.data.manifest import NAME, checksum_problems
-    from replug.data.store import is_prepared_set, verify_prepared
+    from replug.data.folder import CHECKSUMS, checksum_problems, kind_of
+    from replug.data.labels import labels_folder
+    from replug.data.store import verify_prepared
     from replug.index_workers.build_plan import index_folder, version_numbers
     from replug.index_workers.verify import verify_index
+    from replug.train.run_dir import RunDirectory
 
-    if is_prepared_set(directory):
+    if kind_of(directory) == "prepared set":
         return verify_prepared(directory)
-    found, problems = verify_prepared(directory / "data") if is_prepared_set(directory / "data") else ([], [])
-    for folder in (directory, directory / "labels", directory / "retriever", directory / "best"):
-        name = MARK if (folder / "queries.parquet").is_file() else NAME
-        if (folder / name).is_file():
-            wrong = checksum_problems(folder, manifest=name)
-            found.append(f"{folder}: {'all intact' if not wrong else f'wrong in {len(wrong)} places'}")
-            problems += wrong
+    is_prepared = kind_of(directory / "data") == "prepared set"
+    found, problems = verify_prepared(directory / "data") if is_prepared else ([], [])
+    checked: dict[Path, list[str]] = {}
+    for folder in (directory, directory / "retriever"):
+        if (folder / CHECKSUMS).is_file():
+            checked[folder] = checksum_problems(folder)
+    for folder in (directory, directory / "labels"):
+        made = {"run": RunDirectory(folder).folder, "set of labels": labels_folder(folder)}.get(kind_of(folder) or "")
+        if made is not None and made.is_finished:
+            checked[folder] = made.verify()
+    for folder, wrong in checked.items():
+        found.append(f"{folder}: {'all intact' if not wrong else f'wrong in {len(wrong)} places'}")
+        problems += wrong
     if version_numbers(index_folder(directory)) or not found:
         of_index = verify_index(index_folder(directory))
         found, problems = of_index[0] + found, of_index[1] + problems

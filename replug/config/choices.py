@@ -26,11 +26,6 @@ class TrainedSide(Enum):
     documents = "documents"
 
 
-class DevMeasure(Enum):
-    bpb = "bpb"
-    kl = "kl"
-
-
 class OptimizerKind(Enum):
     adamw = "adamw"
     adam = "adam"

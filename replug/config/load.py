@@ -142,18 +142,22 @@ def flatten(config: Config | EvaluationConfig) -> dict[str, Any]:
     return dict(_leaves(tree, ""))
 
 
+def inputs_of(config: Config | EvaluationConfig) -> dict[str, Any]:
+    """Return the keys that decide what is computed and in which order, with their values."""
+    free = {key.path for key in keys_of(type(config)) if key.resumable}
+    return {name: value for name, value in flatten(config).items() if name not in free}
+
+
 def require_same(
     stored: Config | EvaluationConfig, asked: Config | EvaluationConfig, path: Path, what: str = ""
 ) -> None:
     """Raise UserError for the first key that would make a resumed run or evaluation another one.
 
-    More steps are allowed, and keys that change neither what is computed nor in which order. `what` names the contents
-    of `path`, such as "finished run".
+    Keys are allowed that change neither what is computed nor in which order. `what` names the contents of `path`, such
+    as "finished run".
     """
     before, after = flatten(stored), flatten(asked)
     free = {key.path for key in keys_of(type(asked)) if key.resumable}
-    if has_more_steps(stored, asked):
-        free |= {"train.max_steps", "train.epochs"}
     for key in before | after:
         if key not in free and before.get(key) != after.get(key):
             kind, other = ("unfinished run", "run_dir") if isinstance(asked, Config) else ("evaluation", "out")
@@ -161,11 +165,6 @@ def require_same(
                 f"{key} is {after.get(key)}, but the {what or kind} in {path} was begun with {before.get(key)}: "
                 f"resume with the same value, or give another {other}"
             )
-
-
-def has_more_steps(stored: Config | EvaluationConfig, asked: Config | EvaluationConfig) -> bool:
-    """Whether a run is asked to go on beyond the steps that it was begun with."""
-    return isinstance(stored, Config) and isinstance(asked, Config) and asked.train.max_steps > stored.train.max_steps
 
 
 def _leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:

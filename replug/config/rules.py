@@ -64,7 +64,7 @@ def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator
         if not str(attrgetter(key)(config)).strip():
             yield f"{key} is empty; expected a path or a name"
     yield from _out_of_range(config)
-    asks_none = config.train.labels is not None and not config.evaluate.heldout
+    asks_none = not is_live(config) and not config.evaluate.heldout
     if (needs_lm and not asks_none) or config.lm.path or config.lm.url:
         yield from lm_problems(config.lm)
     if config.retrieve.k < 2:
@@ -281,6 +281,7 @@ def _without_labels(config: Config) -> Iterator[str]:
     asked = {
         "train.epochs": config.train.epochs,
         "train.dev_every_steps": config.train.dev_every_steps,
+        "train.label_steps": config.train.label_steps,
         "train.patience": config.train.patience,
         "evaluate.heldout=false": not config.evaluate.heldout,
     }
@@ -290,7 +291,23 @@ def _without_labels(config: Config) -> Iterator[str]:
             yield f"{key} is set, but train.labels is not; expected {instead}train.labels=DIR (of `replug label`)"
 
 
+def is_live(config: Config) -> bool:
+    """Whether the LM scores batches while the retriever is trained, at least after the labels."""
+    return config.train.labels is None or config.train.label_steps is not None
+
+
 def _with_labels(config: Config) -> Iterator[str]:
+    train = config.train
+    if train.label_steps is not None and train.epochs is not None:
+        yield "train.epochs is set with train.label_steps; expected train.max_steps, the number of all steps"
+    elif train.label_steps is not None and train.label_steps >= train.max_steps:
+        yield (
+            f"train.label_steps is {train.label_steps} of train.max_steps={train.max_steps}; expected fewer, or none "
+            "to train all steps on labels"
+        )
+    for name in ("dev_every_steps", "patience"):
+        if train.label_steps is not None and getattr(train, name) is not None:
+            yield f"train.{name} is set with train.label_steps; expected one: live batches have a look at each refresh"
     if config.train.labels == OWN_LABELS:
         yield from labelling_problems(config, makes_first=True)
     ranks = config.resources.train

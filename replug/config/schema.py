@@ -13,7 +13,6 @@ from omegaconf import MISSING
 from replug.config.choices import (
     Accelerator,
     Attention,
-    DevMeasure,
     Direction,
     DType,
     LMScore,
@@ -289,12 +288,11 @@ class TrainConfig:
         None, "train on scores that the LM gave once: a folder of `replug label`, or auto, which makes RUN_DIR/labels"
     )
     epochs: int | None = key(None, "passes over the labelled texts, instead of max_steps", ABOVE_0)
+    label_steps: int | None = key(None, "first steps on labels; later batches are live (default: all steps)", ABOVE_0)
     dev_every_steps: int | None = key(
         None, "with labels: steps between two looks at the development texts (default: one pass)", ABOVE_0
     )
-    dev_measure: DevMeasure = key(DevMeasure.bpb, "what chooses the weights there: bpb, or kl, the training loss's own")
     patience: int | None = key(None, "looks without a better one after which training ends (default: never)", ABOVE_0)
-    tensorboard: bool = key(False, "also write RUN_DIR/tensorboard (needs the package tensorboard)", resumable=True)
 
 
 @dataclass
@@ -308,9 +306,7 @@ class EvaluateConfig:
     k: int = key(10, "documents in the ensemble (paper: 10)", ABOVE_0)
     max_examples: int | None = key(200, "held-out texts measured in bits per byte; null for all", ABOVE_0)
     num_resamples: int = key(10000, "of the paired bootstrap", ABOVE_0, resumable=True)
-    best: bool = key(False, "also measure the weights in RUN_DIR/best, for which the corpus is embedded once more")
     heldout: bool = key(True, "measure the held-out texts at the end; false, with train.labels: no LM is asked")
-    refresh_examples: int = key(16, "held-out texts measured at each refresh, the last of them; 0 for none", FROM_0)
 
 
 @dataclass

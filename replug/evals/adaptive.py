@@ -16,10 +16,10 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import flatten, load_stored_evaluation_config
 from replug.config.methods import GENREAD, METHOD, NONE, WITHOUT_RETRIEVER
-from replug.data.files import read_json
-from replug.data.store import ImportedCorpus, PreparedSet
+from replug.data.shards import prepared_folder
+from replug.data.store import Corpus, PreparedSet
 from replug.evals.ensemble_temperatures import temperature_of
-from replug.evals.folder import EvaluationFolder
+from replug.evals.folder import LM, EvaluationFolder
 from replug.evals.intervals import Interval
 from replug.evals.outcomes import OutcomeFile
 from replug.evals.popqa_sets import DOCUMENTS
@@ -185,7 +185,7 @@ def _read(folder: EvaluationFolder) -> AnsweredQuestions:
     is_counted = any(detail.get("popularity_from") == DOCUMENTS for detail in details)
     return AnsweredQuestions(
         config.lm.model or Path(str(config.lm.path)).name.rpartition(":")[2],
-        read_json(folder.lm, AGAIN)["identity"],
+        str((folder.folder.inputs or {})[LM]),
         tuple(row["id"] for row in rows),
         tuple(row["group"] for row in rows),
         methods,
@@ -381,9 +381,9 @@ def retriever_identity(method: str, config: EvaluationConfig, folder: Evaluation
         return source
     if source in WITHOUT_RETRIEVER:
         imported, prepared = folder.data / "corpus", data_folder(config.run_config(), folder.data)
-        if (imported / "corpus.json").is_file():
-            return f"{source}:{ImportedCorpus(imported).corpus_sha256[:16]}"
-        if not (prepared / "manifest.json").is_file():
+        if prepared_folder(imported).is_finished:
+            return f"{source}:{Corpus(imported).corpus_sha256[:16]}"
+        if not prepared_folder(prepared).is_finished:
             raise UserError(f"the documents are gone from {prepared}: a policy must say which retriever it is for")
         return f"{source}:{PreparedSet(prepared).corpus_sha256[:16]}"
     root = index_of(config, source, folder.found)

@@ -24,7 +24,6 @@ COLOURS = {
     "random": "#c9b458",
     "replug": "#5b8db8",
     "lsr": "#c2572b",
-    "best": "#8c4a9e",
 }
 OTHERS = ("#7a9e7e", "#8c4a9e", "#3d8f8f", "#b86b8b", "#6b6bb8", "#a0752f")  # of names that have no colour of their own
 STYLE: Any = {

@@ -13,7 +13,7 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import Method
 from replug.config.rules import FIT
-from replug.data.manifest import read_mark, write_mark
+from replug.data.folder import read_mark, write_mark
 from replug.data.progress import Progress
 from replug.data.records import Example
 from replug.data.store import Corpus, CorpusStore, PreparedSet

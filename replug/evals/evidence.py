@@ -23,7 +23,7 @@ DAMAGED = (zipfile.BadZipFile, zlib.error, ValueError, KeyError, TypeError, EOFE
 
 @dataclass(frozen=True, slots=True)
 class RetrievedDocuments:
-    """The documents of one source for all N examples: rows of the corpus [N, K], nearest first, and similarities [N, K].
+    """The documents of one source for all N examples: rows [N, K] of the corpus, nearest first, and similarities.
 
     `temperature` is that of its ensemble.
     """

@@ -3,8 +3,9 @@
 Stages leave what they found under `out` and are passed over when it is there, so the same command goes on where an
 interrupted one stopped. Beside results.json lie
 
-config.yaml, lm.json   what is measured, and with which LM; another configuration is refused
-inputs.json            hashes of the texts and documents; others under the same names are refused
+config.yaml            what is measured
+inputs.json            the configuration, LM, texts and documents; others under the same names are refused
+manifest.json          written last: checksums of what is shown
 found/                 what every source of documents finds for every example, and the indexes of the retrievers;
                        genread.jsonl, the documents that the LM wrote; frequencies.json, documents that name a subject;
                        overlaps.jsonl, which examples the corpus holds
@@ -28,9 +29,8 @@ from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import GENREAD, Method
 from replug.config.rules import evaluation_methods, has_rerank_lm
 from replug.config.schema import Config
-from replug.data.files import replace_file
-from replug.data.folder_lock import sole_writer
-from replug.data.manifest import write_last
+from replug.data.files import replace_file, write_json
+from replug.data.folder import sole_writer
 from replug.data.store import Corpus
 from replug.evals.charts import draw_methods, draw_sweep, sweeps_of, to_svg
 from replug.evals.ensemble_temperatures import settled_temperatures, with_temperatures
@@ -71,8 +71,8 @@ def _evaluate(config: EvaluationConfig, folder: EvaluationFolder, kind: Evaluati
     if has_rerank_lm(config):
         reranker = lm_source(config.rerank_lm, folder.rerank_budget_file, folder.rerank_scores)
         identity = f"{identity}, reranked by {reranker.identity}" if source else None
-    folder.claim(config, identity)
-    if folder.results.is_file():
+    folder.require(config, identity)
+    if folder.is_finished:
         log.info(f"{folder.path} holds a finished evaluation; give another out to measure again")
         return folder.show()
     run_config, methods = config.run_config(), [*evaluation_methods(config), *kind.searches(config)]
@@ -80,7 +80,7 @@ def _evaluate(config: EvaluationConfig, folder: EvaluationFolder, kind: Evaluati
     corpus = corpus_to_index(run_config, folder.data, folder.data) if needs_corpus else None
     dataset = kind.make_dataset(config, corpus)
     asked_for = [*dataset.questions, *dataset.predicted]
-    folder.claim_inputs(dataset.queries, asked_for, corpus.corpus_sha256 if corpus else None)
+    folder.claim(config, identity, dataset.queries, asked_for, corpus.corpus_sha256 if corpus else None)
     check_faiss()
     check_gpus()
     with evaluation_cluster(config, methods, source, len(corpus.corpus) if corpus else None) as run_config:
@@ -179,7 +179,7 @@ def write_results(
     latencies: Sequence[Row] = (),
     overlaps: Overlaps | None = None,
 ) -> None:
-    """Write what an evaluation leaves, results.json last: it says that the evaluation is finished.
+    """Write what an evaluation leaves, and its manifest last, which says that the evaluation is finished.
 
     `latencies` are of some of the rows' examples, `overlaps` of all that was asked, where there is a corpus.
     """
@@ -205,8 +205,5 @@ def write_results(
         height = 1.2 + 0.45 * len(results)
         figure = to_svg(partial(draw_methods, results=results, metric=metric), width=8, height=height)
     replace_file(folder.figure, figure.encode())
-    shown = (
-        *(folder.config, folder.lm, folder.table, folder.examples, folder.outcomes),
-        *(folder.latency, folder.leakage, folder.temperatures),
-    )
-    write_last(folder.results, {config.evaluation: results}, shown)
+    write_json(folder.results, {config.evaluation: results})
+    folder.finish()

@@ -17,7 +17,7 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import BM25, RANDOM, REPLUG, WITHOUT_RETRIEVER, Method
 from replug.config.schema import RetrieveConfig, RetrieverConfig
-from replug.data.folder_lock import sole_writer
+from replug.data.folder import sole_writer
 from replug.data.store import Corpus
 from replug.evals.evidence import RetrievedDocuments, random_documents
 from replug.evals.retrieval import RECALL_DEPTH

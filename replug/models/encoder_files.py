@@ -15,8 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from replug.config.errors import UserError
 from replug.data.files import as_other_files, write_json
-from replug.data.manifest import NAME as CHECKSUMS
-from replug.data.manifest import add_checksum, require_checksums, write_checksums
+from replug.data.folder import CHECKSUMS, add_checksum, require_checksums, write_checksums
 from replug.models.encoder_backbone import is_dpr, load_backbone, require_encoder, token_limit
 from replug.models.encoder_modules import CLS, MEAN, EncoderHead
 from replug.models.encoder_prompts import Prompts, prompts_of

@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from replug.config.errors import UserError
-from replug.data.manifest import NAME as CHECKSUMS
-from replug.data.manifest import add_checksum, read_mark, write_mark
+from replug.data.folder import CHECKSUMS, add_checksum, read_mark, write_mark
 
 FILE = "ensemble.json"
 FORMAT = 1

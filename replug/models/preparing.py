@@ -12,12 +12,12 @@ from replug.config.errors import UserError
 from replug.config.paths import check_paths
 from replug.config.schema import Config
 from replug.data.files import file_sha256
-from replug.data.prepare.cutting import LMBound
+from replug.data.prepare.cutting import LMBound, Tokenizers
 from replug.data.prepare.local_pool import LocalPool
-from replug.data.prepare.sets import Origin, Tokenizers, import_corpus, prepare_raw, prepare_rows
-from replug.data.prepare.work import require_same
+from replug.data.prepare.sets import Inputs, import_corpus, prepare_raw, prepare_rows
+from replug.data.shards import prepared_folder
 from replug.data.sources.shards import source_fingerprint
-from replug.data.store import Corpus, PreparedSet, read_manifest
+from replug.data.store import Corpus, PreparedSet
 from replug.data.tokenizing import TokenIds
 from replug.models.build import lm_max_tokens, lm_tokenizer_json, load_encoder
 from replug.models.model_files import load_tokenizer
@@ -26,7 +26,7 @@ from replug.models.packaged import resolve_encoder_path, resolve_lm_path
 log = logging.getLogger(__name__)
 
 OF_THE_MODEL = 8  # tokens of an input that stand for no text: those that begin or end it, and what joins its parts
-LM_TOKENS = "lm tokens (document, example)"  # in a set's origin: no piece has more
+LM_TOKENS = "lm tokens (document, example)"  # in a set's inputs: no piece has more
 RETOKENIZED = 2  # times as many tokens as it was cut by has no piece that is tokenized alone: it differs at its ends
 ROW_KEYS = ("corpus", "queries", "heldout")
 DEV_KEYS = ("num_dev", "dev_share")  # of sets that have development texts
@@ -43,14 +43,14 @@ def prepared_set(config: Config, default_out: Path) -> PreparedSet:
     data = config.data
     if data.prepared:
         return PreparedSet(Path(data.prepared).expanduser())
-    out, origin = data_folder(config, default_out), data_origin(config)
-    if (out / "manifest.json").is_file():
-        require_same(read_manifest(out).get("origin", {}), origin, out)
+    out, inputs = data_folder(config, default_out), data_inputs(config)
+    if (folder := prepared_folder(out)).is_finished:
+        folder.check(inputs)
         return PreparedSet(out)
     with preparing_pool(config) as pool:
         if data.source:
-            return prepare_raw(data, config.seed, _tokenizers(config), out, origin, pool)
-        return prepare_rows(**_row_files(config), out=out, origin=origin, pool=pool, token_ids=_token_ids(config))
+            return prepare_raw(data, config.seed, _tokenizers(config), out, inputs, pool)
+        return prepare_rows(**_row_files(config), out=out, inputs=inputs, pool=pool, token_ids=_token_ids(config))
 
 
 def data_folder(config: Config, default_out: Path) -> Path:
@@ -59,20 +59,20 @@ def data_folder(config: Config, default_out: Path) -> Path:
     return Path(folder).expanduser() if folder else default_out
 
 
-def data_origin(config: Config) -> Origin:
-    """What a prepared set follows from: the keys, and hashes of the files."""
+def data_inputs(config: Config) -> Inputs:
+    """Return what a prepared set follows from: the keys, and hashes of the files."""
     data = config.data
     if data.source:
         keys = RAW_KEYS + (DEV_KEYS if data.num_dev else ())
         lm_path = config.lm.tokenizer or config.lm.path
-        origin: Origin = {**{f"data.{name}": getattr(data, name) for name in keys}, "seed": config.seed}
+        inputs: Inputs = {**{f"data.{name}": getattr(data, name) for name in keys}, "seed": config.seed}
         paths = {"lm": lm_path, "retriever": config.retriever.path}
         if data.tokenizer in paths:  # which model's tokens the texts were cut by
-            origin[f"{data.tokenizer}.path"] = paths[data.tokenizer]
+            inputs[f"{data.tokenizer}.path"] = paths[data.tokenizer]
         if limits := _lm_limits(config):  # which LM must hold the pieces, and how many of its tokens
-            origin |= {"lm.path": lm_path, LM_TOKENS: list(limits)}
+            inputs |= {"lm.path": lm_path, LM_TOKENS: list(limits)}
         found = source_fingerprint(data.source)
-        return {**origin, "data.source (files)": found} if found else origin
+        return {**inputs, "data.source (files)": found} if found else inputs
     return {f"data.{name} (sha256)": file_sha256(path) for name, path in _row_files(config).items()}
 
 
@@ -103,13 +103,13 @@ def tokens_at_most(config: Config, prepared: PreparedSet) -> tuple[int, int] | N
 
     None where it was not cut, or by another's tokens without a bound.
     """
-    origin = prepared.manifest.get("origin", {})
-    if origin.get("lm.path") != (config.lm.tokenizer or config.lm.path):
+    inputs = prepared.inputs
+    if inputs.get("lm.path") != (config.lm.tokenizer or config.lm.path):
         return None
-    if origin.get("data.tokenizer") == "lm":
-        example = origin["data.context_tokens"]
-        return RETOKENIZED * (origin["data.document_tokens"] or example), RETOKENIZED * example
-    document, example = origin[LM_TOKENS]
+    if inputs.get("data.tokenizer") == "lm":
+        example = inputs["data.context_tokens"]
+        return RETOKENIZED * (inputs["data.document_tokens"] or example), RETOKENIZED * example
+    document, example = inputs[LM_TOKENS]
     return document, example
 
 

@@ -18,6 +18,7 @@ from replug.config.rules import evaluation_methods, has_rerank_lm, lm_problems
 from replug.config.schema import LMConfig
 from replug.data.files import read_json
 from replug.data.rows import count_rows
+from replug.data.shards import prepared_folder
 from replug.index_workers.build_plan import newest_encoder
 from replug.planning.accelerators import Devices, check_efficiency, parse_devices
 from replug.planning.memory import DTYPE_BYTES, gpus_for, scoring_bytes
@@ -204,11 +205,10 @@ def plan_evaluation(config: EvaluationConfig, gpus: str | None, given: Assumptio
     if gpus is None:
         raise UserError(GPUS_MISSING)
     check_efficiency(given.efficiency)
-    if (manifest := _manifest(config)) and "data.context_tokens" in manifest[
-        "origin"
-    ]:  # the lengths that the set was cut to
-        config.data.context_tokens = manifest["origin"]["data.context_tokens"]
-        config.data.document_tokens = manifest["origin"]["data.document_tokens"]
+    made_from = prepared_folder(Path(config.data.prepared).expanduser()).inputs if config.data.prepared else None
+    if made_from and "data.context_tokens" in made_from:  # the lengths that the set was cut to
+        config.data.context_tokens = made_from["data.context_tokens"]
+        config.data.document_tokens = made_from["data.document_tokens"]
     devices, num = parse_devices(gpus), count_examples(config, given.num_examples)
     methods = evaluation_methods(config)
     needs_corpus = _retrievers(config) or any(method.takes_from_corpus for method in methods)

@@ -201,9 +201,9 @@ def estimate(job: Job, devices: Devices, split: Split, efficiency: float | None 
         else pace_of_split(job, devices, split, seconds)
     )
     exchange, build = seconds.exchange(job, devices, split.train), seconds.build / split.builders
-    heldout = shape.refresh_heldout * (shape.refresh.num_starts + 1) * shape.heldout_k * seconds.pair
+    development = shape.num_dev * (shape.refresh.num_starts + 2) * shape.heldout_k * seconds.pair
     work = {
-        "score": shape.steps * seconds.score + heldout,
+        "score": shape.steps * seconds.score + development,
         "embed": shape.num_builds * seconds.build,
         "train": shape.steps * (seconds.train + split.train * exchange),
         "search": split.searching(devices) * shape.steps * seconds.search,

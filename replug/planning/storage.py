@@ -50,7 +50,8 @@ def run_bytes(config: Config, shape: Shape, retriever: StoredRetriever, index: I
     kept = config.checkpoint.keep_last
     return {
         "prepared_set": 0.0 if config.data.prepared else prepared_bytes(shape, retriever),
-        "index_versions": most_versions(shape.refresh, shape.checkpoint_every, kept) * version,
+        # With development texts the chosen weights may be others than the last, and have an index of their own.
+        "index_versions": (most_versions(shape.refresh, shape.checkpoint_every, kept) + bool(shape.num_dev)) * version,
         "checkpoints": float((kept + 1) * FLOAT32 * (1 + ADAM_STATES) * learning),
         "scores": float(shape.steps * shape.pairs * SCORE_BYTES),
     }

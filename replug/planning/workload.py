@@ -21,8 +21,8 @@ from replug.planning.model_sizes import ModelSize
 class Shape:
     """The numbers of a configuration that cost something; lengths of texts are in tokens.
 
-    After training the LM measures `heldout` texts by every method with `heldout_k` documents, and `refresh_heldout` of
-    them before training and at each refresh.
+    After training the LM measures `heldout` texts by every method with `heldout_k` documents; before training and at
+    each refresh it measures `num_dev` development texts.
     """
 
     batch_size: int
@@ -39,7 +39,7 @@ class Shape:
     checkpoint_every: int
     heldout: int = 0
     heldout_k: int = 1
-    refresh_heldout: int = 0
+    num_dev: int = 0
 
     @property
     def pairs(self) -> int:
@@ -85,7 +85,7 @@ def shape_of(config: Config, num_documents: int | None = None) -> Shape:
         checkpoint_every=config.checkpoint.every_steps,
         heldout=there if evaluate.max_examples is None else min(evaluate.max_examples, there),
         heldout_k=evaluate.k,
-        refresh_heldout=min(evaluate.refresh_examples, there),
+        num_dev=data.num_dev,
     )
 
 

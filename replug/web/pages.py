@@ -35,7 +35,7 @@ from typing import Any, Protocol
 import charset_normalizer
 
 from replug.config.errors import RunError, UserError
-from replug.data.manifest import read_mark, write_mark
+from replug.data.folder import read_mark, write_mark
 from replug.models.score_cache import hashed
 from replug.web.extraction_process import READY
 from replug.web.fetching import Downloaded, Fetcher, FetchSession

@@ -18,9 +18,10 @@ from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.config.paths import check_paths
 from replug.config.schema import DataConfig
-from replug.data.manifest import write_mark
+from replug.data.folder import write_mark
+from replug.data.prepare.cutting import Tokenizers
 from replug.data.prepare.local_pool import LocalPool
-from replug.data.prepare.sets import Tokenizers, prepare_raw, prepare_rows
+from replug.data.prepare.sets import prepare_raw, prepare_rows
 from replug.data.rows import read_documents, read_examples
 from replug.data.sources.built_in_texts import PACKAGE_TEXTS
 from replug.data.store import PreparedSet
@@ -325,27 +326,17 @@ def test_an_unknown_package_of_texts_is_named_with_the_known_ones(tmp_path, monk
 
 PROOF = {"shared_sources": [], "equal_texts": []}
 MANIFESTS = [
-    ("no proof", {}, "manifest.json holds no proof of disjointness"),
-    ("no list of files", {"disjoint": PROOF}, "manifest.json lists no files"),
-    ("no files", {"disjoint": PROOF, "files": {}}, "queries.arrow is missing"),
-    (
-        "a missing shard",
-        {"disjoint": PROOF, "files": {"documents/00000.arrow": ""}},
-        "documents/00000.arrow is missing",
-    ),
-    (
-        "an overlap",
-        {"disjoint": {"shared_sources": [], "equal_texts": ["a"]}, "files": {}},
-        "manifest.json says that corpus and texts overlap",
-    ),
+    ("no proof", {"files": {}}, "holds no proof of disjointness"),
+    ("no list of files", {"disjoint": PROOF}, "lists no files"),
+    ("no texts", {"disjoint": PROOF, "files": {}}, "has no checksum of queries.arrow"),
+    ("an overlap", {"disjoint": {**PROOF, "equal_texts": ["a"]}, "files": {}}, "says that corpus and texts overlap"),
 ]
 
 
-@pytest.mark.parametrize("case", MANIFESTS, ids=lambda case: case[0])
-def test_a_set_with_a_wrong_manifest_is_refused(tmp_path, case):
-    _, content, says = case
-    write_mark(tmp_path / "manifest.json", content)
-    assert_says(lambda: PreparedSet(tmp_path), f"{tmp_path}/{says}", "`replug prepare` again")
+@pytest.mark.parametrize(("content", "says"), [case[1:] for case in MANIFESTS], ids=[case[0] for case in MANIFESTS])
+def test_a_set_with_a_wrong_manifest_is_refused(tmp_path, content, says):
+    write_mark(tmp_path / "manifest.json", {"kind": "prepared set", "format": 1, **content})
+    assert_says(lambda: PreparedSet(tmp_path), f"{tmp_path}/manifest.json {says}", "`replug prepare` again")
 
 
 @pytest.mark.parametrize("content", ["{", "{}"], ids=["broken JSON", "another checksum"])
@@ -355,13 +346,13 @@ def test_a_set_with_a_damaged_manifest_is_refused(tmp_path, content):
 
 
 def test_an_unfinished_set_is_refused(tmp_path):
-    assert_says(lambda: PreparedSet(tmp_path), f"{tmp_path} is not a prepared set: manifest.json is missing")
+    assert_says(lambda: PreparedSet(tmp_path), f"{tmp_path} holds no finished prepared set: manifest.json is missing")
 
 
 def test_a_folder_with_files_of_the_users_is_not_written_to(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     paths = write_three(tmp_path, {})
-    assert_says(lambda: import_rows(paths, tmp_path), "no part of a prepared set; give another data.out")
+    assert_says(lambda: import_rows(paths, tmp_path), "not part of a prepared set; give another data.out")
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
@@ -381,7 +372,7 @@ def test_a_set_made_with_other_keys_is_refused(debug_config, tmp_path):
     debug_config.data.context_tokens = 8
     assert_says(
         lambda: prepared_set(debug_config, tmp_path / "set"),
-        f"{tmp_path}/set was prepared with data.context_tokens=16, now it is 8",
+        f"data.context_tokens is 8, but the prepared set in {tmp_path}/set was made with 16: give the same",
         "data.out",
     )
 
@@ -392,13 +383,13 @@ def test_a_set_made_from_rows_that_have_changed_since_is_refused(debug_config, t
     data.source, data.corpus, data.queries, data.heldout = None, corpus, queries, heldout
     prepared_set(debug_config, tmp_path / "set")
     write_three(tmp_path, {"queries": {"context": "ten"}})
-    assert_says(lambda: prepared_set(debug_config, tmp_path / "set"), "prepared with data.queries (sha256)=")
+    assert_says(lambda: prepared_set(debug_config, tmp_path / "set"), "data.queries (sha256) is ")
 
 
 def test_a_set_cut_by_another_models_tokenizer_is_refused(debug_config, tmp_path):
     prepared_set(debug_config, tmp_path / "set")
     debug_config.lm.path = str(tmp_path / "another_lm")
-    assert_says(lambda: prepared_set(debug_config, tmp_path / "set"), "prepared with lm.path=stand_in")
+    assert_says(lambda: prepared_set(debug_config, tmp_path / "set"), "lm.path is ")
 
 
 def test_a_set_made_from_a_raw_file_that_has_changed_since_is_refused(debug_config, tmp_path):
@@ -408,7 +399,7 @@ def test_a_set_made_from_a_raw_file_that_has_changed_since_is_refused(debug_conf
     debug_config.data.source, debug_config.data.context_tokens = str(raw), 2
     prepared_set(debug_config, tmp_path / "set")
     raw.write_text(raw.read_text().replace("word", "wort"))
-    assert_says(lambda: prepared_set(debug_config, tmp_path / "set"), "prepared with data.source (files)=")
+    assert_says(lambda: prepared_set(debug_config, tmp_path / "set"), "data.source (files) is ")
 
 
 # What the parts must agree on ---------------------------------------------------------------------------

@@ -43,7 +43,7 @@ TYPED = [
     ("export {tmp} --out {tmp}/out", "is no run directory (config.yaml is missing)"),
     ("export {tmp}", "expected --out DIR, --push OWNER/NAME, or both"),
     ("export {tmp} --out {tmp}/out --public", "expected --push OWNER/NAME beside it"),
-    ("report {tmp}", "holds no finished run (results.json is missing)"),
+    ("report {tmp}", "holds no finished run (manifest.json is missing)"),
     ("search {tmp} words", "holds no published index"),
     ("verify {tmp}/no", "does not exist; expected an index"),
     ("verify {config}", "file is not a database"),

@@ -9,9 +9,10 @@ import pytest
 
 from replug.config.errors import RunError
 from replug.config.schema import DataConfig
-from replug.data.manifest import read_mark, write_mark
+from replug.data.folder import read_mark, write_mark
+from replug.data.prepare.cutting import Tokenizers
 from replug.data.prepare.local_pool import LocalPool
-from replug.data.prepare.sets import Tokenizers, prepare_raw
+from replug.data.prepare.sets import prepare_raw
 from replug.data.tokenizing import word_tokenizer
 from tests.support.command_line import ROOT, CommandLine
 from tests.support.small_disk import small_disk
@@ -96,25 +97,24 @@ def test_verify_names_what_is_damaged_and_prepare_refuses_it(made, source, tmp_p
 
 def test_another_key_over_a_set_is_refused_and_named(made, source, tmp_path, replug):
     before = contents(made[0])
-    assert "was prepared with seed=0, now it is 1" in refused(replug, "prepare", *keys(source, made[0], "seed=1"))
+    assert "seed is 1, but the prepared set in" in refused(replug, "prepare", *keys(source, made[0], "seed=1"))
     assert contents(made[0]) == before
-    (tmp_path / "set/work").mkdir(parents=True)
-    origin = json.loads(before["manifest.json"])["origin"]
-    (tmp_path / "set/work/plan.json").write_text(json.dumps(origin))
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set/inputs.json").write_bytes(before["inputs.json"])
     said = refused(replug, "prepare", *keys(source, tmp_path / "set", "data.context_tokens=8"))
-    assert "was prepared with data.context_tokens=16, now it is 8" in said
+    assert "data.context_tokens is 8, but the unfinished prepared set in" in said
 
 
 def test_a_folder_with_other_things_is_refused_and_they_stay(source, tmp_path, replug):
     (tmp_path / "set/documents").mkdir(parents=True)
     (tmp_path / "set/documents/thesis.pdf").write_text("mine")
     said = refused(replug, "prepare", *keys(source, tmp_path / "set"))
-    assert "documents/thesis.pdf, which is no part of a prepared set" in said
+    assert "holds documents, which is not part of a prepared set" in said
     assert contents(tmp_path / "set") == {"documents/thesis.pdf": b"mine"}
 
 
 def test_train_refuses_a_set_without_proof(made, tmp_path, replug):
-    manifest = read_mark(made[0] / "manifest.json")
+    manifest = read_mark(made[0] / "manifest.json", "")
     for path in made[0].rglob("*"):
         if path.is_file():
             copy = tmp_path / "set" / path.relative_to(made[0])

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from replug.data.folder_lock import NAME, sole_writer
+from replug.data.folder import LOCK, sole_writer
+from replug.train.run_dir import RunDirectory
 from tests.support.command_line import ROOT, CommandLine, arguments, start, start_process, wait_for
 from tests.support.evaluating import on_run, typed, wait_for_lines
 from tests.support.outcome_folders import made_up_rows, write_evaluation
@@ -45,8 +46,9 @@ def test_a_folder_that_another_process_writes_is_refused_by_its_name(
 ) -> None:
     said, written = WRITERS[name]
     if name == "report":
-        (folder / "finished").mkdir()
-        (folder / "finished/results.json").write_text("{}")
+        finished = RunDirectory(folder / "finished").folder
+        finished.claim({})
+        finished.finish([])
     with sole_writer(folder / written):
         before = _content(folder / written)
         ended = replug(*(word.format(folder) if "{}" in word else word for word in said))
@@ -58,11 +60,11 @@ def test_a_folder_that_another_process_writes_is_refused_by_its_name(
 
 def test_what_a_killed_process_leaves_does_not_stop_the_next_one(replug: CommandLine, folder: Path) -> None:
     (folder / "run/data").mkdir(parents=True)
-    (folder / "run/data" / NAME).write_text(json.dumps({"pid": 1, "host": "here"}))
+    (folder / "run/data" / LOCK).write_text(json.dumps({"pid": 1, "host": "here"}))
     for _ in range(2):  # and again, on what is finished
         ended = replug(*(word.format(folder) if "{}" in word else word for word in WRITERS["prepare"][0]))
         assert ended.status == 0, ended.printed
-    assert not (folder / "run/data" / NAME).exists()
+    assert not (folder / "run/data" / LOCK).exists()
 
 
 def _content(folder: Path) -> dict[str, bytes]:

@@ -186,7 +186,6 @@ def test_a_parquet_file_damaged_in_a_row_group_is_named_and_other_row_groups_are
     ("rows", "reason"),
     [
         ([{"id": "a", "body": "words"}] * 5, "text_missing"),
-        ([{"id": str(i), "text": b"words"} for i in range(5)], "text_not_a_string"),
         ([{"id": i + 0.5, "text": "words"} for i in range(5)], "id_not_a_string"),
     ],
 )
@@ -205,13 +204,9 @@ TSV = ["id\ttext\ttitle", *(f"{row['id']}\t{row['text']}\tT" for row in GOOD)]
     ("line", "reason"),
     [
         (b"7\twords", "wrong_columns"),
-        (b"7\twords\tT\tmore", "wrong_columns"),
         (b'7\t"words\tT', "invalid_tsv"),
-        (b'7\t"words" more\tT', "invalid_tsv"),
         (b"7\tcaf\xe9\tT", "invalid_tsv"),
         (b"7\t\tT", "text_empty"),
-        (b"\twords\tT", "id_empty"),
-        (b"7\ta\0b\tT", "nul_character"),
     ],
 )
 @pytest.mark.parametrize("shard_bytes", [500, 1 << 20])
@@ -226,11 +221,9 @@ def test_a_bad_line_of_a_table_is_counted_and_listed_with_its_place(line, reason
 
 
 BAD_TEXTS = {
-    "an empty file": (b"", "text_empty"),
     "a blank file": (b" \n\n", "text_empty"),
     "a program": (b"\x7fELF\x02\x01\x01\0\0\0", "nul_character"),
     "a picture": (b"\x89PNG\r\n\x1a\n\0\0", "not_utf8"),
-    "latin-1": ("caf\xe9".encode("latin-1"), "not_utf8"),
     "UTF-16": ("some words".encode("utf-16"), "not_utf8"),
     "a text that is too long": (b"word " * 200, "too_long"),
 }
@@ -262,8 +255,6 @@ def pile_row(row: dict, **meta: object) -> dict:
     ("row", "reason"),
     [
         ({"body": "words", "meta": {"id": "x"}}, "text_missing"),
-        ({"body": {"text": 5}, "meta": {"id": "x"}}, "text_not_a_string"),
-        ({"body": {"text": "words"}, "meta": {"id": []}}, "id_not_a_string"),
         ({"body": {"text": "words"}, "meta": {"pile_set_name": ["Books"]}}, "domain_not_a_string"),
     ],
 )
@@ -286,7 +277,7 @@ def test_a_source_with_too_many_bad_rows_stops_and_names_the_first_of_each_kind(
     assert len(listed(tmp_path / "set")) == 5
 
 
-@pytest.mark.parametrize(("share", "stops"), [(0.0, True), (0.04, True), (0.05, False), (1.0, False)])
+@pytest.mark.parametrize(("share", "stops"), [(0.04, True), (0.05, False)])
 def test_the_share_that_may_be_rejected_is_of_all_rows(share, stops, tmp_path):
     (tmp_path / "raw.jsonl").write_bytes(with_bad(b"{", b"{", b"{"))  # 3 of 63
     if stops:
@@ -301,12 +292,3 @@ def test_an_empty_file_is_no_traceback(name, tmp_path):
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(UserError, match="some of each"):
         prepare_all(tmp_path, tmp_path / name)
-
-
-def test_an_empty_folder_and_a_missing_file_are_no_traceback(tmp_path):
-    (tmp_path / "raw").mkdir()
-    for source, said in ((tmp_path / "raw", "holds no files"), (tmp_path / "no.jsonl", "does not exist")):
-        with pytest.raises(UserError, match=said):
-            prepare_all(tmp_path, source)
-    with pytest.raises(UserError, match="no file matches"):
-        prepare_all(tmp_path, tmp_path / "*.jsonl")

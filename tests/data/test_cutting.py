@@ -14,13 +14,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.config.schema import Config, DataConfig
-from replug.data.prepare.cutting import LMBound
+from replug.data.prepare.cutting import LMBound, Tokenizers
 from replug.data.prepare.local_pool import LocalPool
-from replug.data.prepare.sets import Tokenizers, prepare_raw
+from replug.data.prepare.sets import prepare_raw
 from replug.data.store import PreparedSet
 from replug.data.tokenizing import cut_positions, split_text, word_tokenizer
 from replug.models.local.local_source import HuggingFaceSource
-from replug.models.preparing import LM_TOKENS, data_origin
+from replug.models.preparing import LM_TOKENS, data_inputs
 from tests.support.preparing import WORDS, write_jsonl
 
 Offsets = Callable[[str], list[tuple[int, int]]]
@@ -162,7 +162,7 @@ def by_retriever(*overrides: str) -> Config:
 
 
 def limits(config: Config) -> object:
-    return data_origin(config).get(LM_TOKENS)
+    return data_inputs(config).get(LM_TOKENS)
 
 
 def test_a_document_and_a_text_share_what_the_lm_holds(held):

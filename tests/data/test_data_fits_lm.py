@@ -9,10 +9,8 @@ from transformers import PreTrainedTokenizerFast
 from replug.config.choices import TooLong
 from replug.config.errors import UserError
 from replug.config.schema import Config
-from replug.data.files import file_sha256
-from replug.data.manifest import write_mark
 from replug.data.records import Document, Example
-from replug.data.shards import write_documents, write_examples
+from replug.data.shards import prepared_folder, write_documents, write_examples
 from replug.data.store import TEXTS, PreparedSet
 from replug.models.local.local_source import HuggingFaceSource
 from replug.models.preparing import LM_TOKENS
@@ -51,8 +49,8 @@ def prepared(folder: Path, document: str, context: str, continuation: str) -> Pr
 
 
 def marked(folder: Path) -> PreparedSet:
-    files = {name: file_sha256(folder / name) for name in TEXTS}
-    write_mark(folder / "manifest.json", {"disjoint": {"shared_sources": [], "equal_texts": []}, "files": files})
+    proof = {"shared_sources": [], "equal_texts": []}
+    prepared_folder(folder).finish(TEXTS, {"disjoint": proof, "counts": {"documents": 1}})
     return PreparedSet(folder)
 
 
@@ -103,7 +101,7 @@ def counting(source, monkeypatch) -> Counting:
 )
 def test_what_preparing_has_bounded_is_not_counted(tmp_path, config, source, counting, cut, is_counted):
     data = prepared(tmp_path / "set", words(20), words(20), " " + words(20))
-    data.manifest["origin"] = {"lm.path": config.lm.path, **cut}
+    data.inputs = {"lm.path": config.lm.path, **cut}
     check_data(config, data, source)
     assert (counting.num_texts > 2) == is_counted  # more than the separator and nothing
     counting.num_texts, config.lm.path = 0, "another"  # whose tokens nobody has counted

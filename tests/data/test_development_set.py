@@ -66,10 +66,10 @@ def own_rows(folder: Path, dev_source: str) -> dict[str, Path]:
 
 
 def test_own_development_rows_are_imported_and_an_overlap_is_refused(tmp_path):
-    made = prepare_rows(**own_rows(tmp_path, "s3"), out=tmp_path / "set", origin={}, pool=LocalPool(1))
+    made = prepare_rows(**own_rows(tmp_path, "s3"), out=tmp_path / "set", inputs={}, pool=LocalPool(1))
     assert [example.id for example in made.require_dev().examples()] == ["v"]
     assert json.loads((tmp_path / "set/manifest.json").read_text())["counts"]["dev"] == 1
     with pytest.raises(UserError, match="query q and development text v both come from source s1"):
-        prepare_rows(**own_rows(tmp_path, "s1"), out=tmp_path / "leak", origin={}, pool=LocalPool(1))
+        prepare_rows(**own_rows(tmp_path, "s1"), out=tmp_path / "leak", inputs={}, pool=LocalPool(1))
     with pytest.raises(UserError, match="document d and text v both come from source s0"):
-        prepare_rows(**own_rows(tmp_path, "s0"), out=tmp_path / "leak", origin={}, pool=LocalPool(1))
+        prepare_rows(**own_rows(tmp_path, "s0"), out=tmp_path / "leak", inputs={}, pool=LocalPool(1))

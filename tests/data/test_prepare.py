@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 
-import replug.data.prepare.sets
 from replug.config.errors import UserError
 from replug.config.schema import DataConfig
 from replug.data.files import file_sha256
-from replug.data.manifest import write_mark
+from replug.data.prepare.cutting import Tokenizers
 from replug.data.prepare.local_pool import LocalPool
-from replug.data.prepare.sets import Tokenizers, prepare_raw, prepare_rows
-from replug.data.prepare.work import require_same
+from replug.data.prepare.sets import prepare_raw, prepare_rows
 from replug.data.sampling import Shares, split_of
 from replug.data.sources.built_in_texts import stand_in_texts
 from replug.data.store import PreparedSet
@@ -138,38 +136,6 @@ def test_planted_duplicates_are_dropped_and_counted(tmp_path):
     }
 
 
-# The manifest -------------------------------------------------------------------------------------------
-
-
-def test_a_set_serves_only_what_it_was_made_from(tmp_path):
-    prepared = prepare(tmp_path / "a", seed=3)
-    origin = prepared.manifest["origin"]
-    require_same(origin, {"seed": 3}, prepared.folder)
-    with pytest.raises(UserError, match="a was prepared with seed=3, now it is 4: remove the folder or give another"):
-        require_same(origin, {"seed": 4}, prepared.folder)
-    with pytest.raises(UserError, match=r"prepared with data\.context_tokens=None, now it is 16"):
-        require_same(origin, {"seed": 3, "data.context_tokens": 16}, prepared.folder)
-
-
-def killed_at_the_manifest(path: Path, content: dict) -> None:
-    """Writes every file but the last, of which there is half."""
-    if path.name == "manifest.json":
-        path.with_name("manifest.json.partial").write_text("{")
-        raise KeyboardInterrupt
-    write_mark(path, content)
-
-
-def test_the_manifest_is_written_last(tmp_path, monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(replug.data.prepare.sets, "write_mark", killed_at_the_manifest)
-        prepare(tmp_path / "a")
-    there = [path for path in (tmp_path / "a").iterdir() if path.name not in ("manifest.json.partial", "work")]
-    assert sorted(path.name for path in there) == ["documents", "heldout.arrow", "queries.arrow"]
-    with pytest.raises(UserError, match="not a prepared set"):
-        PreparedSet(tmp_path / "a")
-    assert contents(prepare(tmp_path / "a")) == contents(prepare(tmp_path / "b"))  # and is gone on with
-
-
 # The user's rows ----------------------------------------------------------------------------------------
 
 ROWS = {
@@ -206,6 +172,6 @@ def test_a_refused_overlap_leaves_no_set_and_the_mended_rows_go_there(tmp_path):
     leak = [{"id": "copy", "text": "ONE two"}]
     with pytest.raises(UserError, match="document copy equals text 0"):
         prepare_own(tmp_path, ROWS | {"corpus": leak})
-    with pytest.raises(UserError, match="not a prepared set"):
+    with pytest.raises(UserError, match="holds no finished prepared set"):
         PreparedSet(tmp_path / "set")
     assert len(prepare_own(tmp_path, ROWS).corpus) == 2

@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 
 import replug.data.prepare.assembly
-import replug.data.prepare.sets
-from replug.config.errors import UserError
-from replug.data.manifest import read_mark, write_mark
+from replug.data.folder import Folder
 from replug.data.records import Document, Example
 from replug.data.shards import (
     DOCUMENT_SCHEMA,
@@ -135,12 +133,6 @@ def test_texts_sources_and_documents_come_in_the_order_asked_for_over_all_shards
 # Damage -------------------------------------------------------------------------------------------------
 
 
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-10])
 
@@ -155,7 +147,6 @@ FILES = ("documents/00001.arrow", "documents/00001.tokens.npy", "documents/00001
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        *((name, flip) for name in (*FILES, "queries.arrow", "heldout.arrow")),
         *((name, Path.unlink) for name in (FILES[1], FILES[3], "heldout.arrow")),
         *((name, damage) for name in FILES[:2] for damage in (cut, empty)),
     ],
@@ -164,21 +155,6 @@ def test_damage_is_named(name, damage, made):
     damage(made.folder / name)
     _, problems = verify_prepared(made.folder)
     assert problems and name in problems[0]
-
-
-def test_a_manifest_without_proof_or_that_is_no_json_is_refused(made):
-    path = made.folder / "manifest.json"
-    manifest = read_mark(path)
-    path.write_text("{")
-    with pytest.raises(UserError, match="is not valid JSON"):
-        PreparedSet(made.folder)
-    for content, said in (
-        ({k: v for k, v in manifest.items() if k != "disjoint"}, "no proof of disjointness"),
-        ({**manifest, "disjoint": {**manifest["disjoint"], "equal_texts": ["a"]}}, "overlap"),
-    ):
-        write_mark(path, content)
-        with pytest.raises(UserError, match=said):
-            PreparedSet(made.folder)
 
 
 def test_another_retriever_over_an_unfinished_set_mixes_no_token_ids(made, encoder, tmp_path, monkeypatch):
@@ -191,6 +167,6 @@ def test_another_retriever_over_an_unfinished_set_mixes_no_token_ids(made, encod
     for name, now in (("other", other.token_rule), ("none", None)):
         folder = tmp_path / f"begun-{name}"
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(replug.data.prepare.sets, "write_mark", Mock(side_effect=KeyboardInterrupt))
+            patch.setattr(Folder, "finish", Mock(side_effect=KeyboardInterrupt))
             prepare(folder, source, token_ids=encoder.token_rule)
         assert contents(prepare(folder, source, token_ids=now).folder) == expected[name]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import parse_methods
 from replug.evals.evidence import NOTHING, Evidence, EvidenceBook, RetrievedDocuments, texts_of
 from replug.evals.folder import EvaluationFolder
@@ -33,11 +34,6 @@ def test_each_method_gets_its_documents():
     assert of["replug@3/concat"].doc_rows == (3, 1, 2)
     assert list(texts_of(of)) == [None, "one", "two", "three", "two\none\nthree"], "every text once, by its row"
     assert [text for text, is_concatenated in texts_of(of).items() if is_concatenated] == ["two\none\nthree"]
-
-
-def test_the_order_of_methods_does_not_change_that_of_texts():
-    names = ["none", "random", "replug", "replug@3/concat"]
-    assert list(texts_of(book(names).of(0)).items()) == list(texts_of(book(names[::-1]).of(0)).items())
 
 
 def test_what_the_lm_wrote_comes_between_no_document_and_those_that_were_found():
@@ -138,13 +134,13 @@ def test_rows_of_other_examples_and_two_examples_of_one_id_are_refused(tmp_path)
 
 
 def test_other_texts_or_documents_under_the_same_names_are_refused(tmp_path):
-    folder = EvaluationFolder(tmp_path)
-    folder.claim_inputs(["a query"], [], "documents")
-    folder.claim_inputs(["a query"], [], "documents")
-    with pytest.raises(UserError, match=r"texts: the evaluation in .* was begun with other content than what is there"):
-        folder.claim_inputs(["an edited query"], [], "documents")
-    with pytest.raises(UserError, match=r"corpus: the evaluation in .* give another out"):
-        folder.claim_inputs(["a query"], [], "other documents")
+    folder, config = EvaluationFolder(tmp_path), EvaluationConfig(evaluation="popqa", out=str(tmp_path))
+    folder.claim(config, "lm", ["a query"], [], "documents")
+    folder.claim(config, "lm", ["a query"], [], "documents")
+    with pytest.raises(UserError, match=r"texts\.sha256 is '\w+', but the unfinished evaluation in .* was made with"):
+        folder.claim(config, "lm", ["an edited query"], [], "documents")
+    with pytest.raises(UserError, match=r"corpus\.sha256 is 'other documents', but .* another out"):
+        folder.claim(config, "lm", ["a query"], [], "other documents")
 
 
 def test_outcomes_of_another_measurement_are_dropped(tmp_path):

@@ -116,7 +116,7 @@ def test_labels_are_scored_by_another_lm_that_works_in_this_process(evaluate_her
     results, _ = evaluate_here(out, *settings, dataset="strategyqa", file="strategyqa.json")
     assert results["poe@2"]["accuracy"]["n"] <= 8 - SHOTS and "copied" not in results["poe@2"]
     assert num_rows(out / "rerank_scores.sqlite") > 0 == num_rows(out / "scores.sqlite")
-    assert "reranked by" in (out / "lm.json").read_text()
+    assert "reranked by" in (out / "inputs.json").read_text()
 
 
 def num_rows(path: Path) -> int:

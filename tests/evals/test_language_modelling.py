@@ -16,7 +16,6 @@ from replug.evals.evidence import EvidenceBook, RetrievedDocuments, random_docum
 from replug.evals.intervals import bits_of
 from replug.evals.language_modelling import LanguageModelling, headroom_lines, oracle_bits
 from replug.evals.loop import EXAMPLES_IN_FLIGHT, outcome_rows
-from replug.evals.results import clusters_of
 from replug.evals.spans import ScoredSpan
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.local.stand_in_lm import StandInLM
@@ -137,14 +136,6 @@ def test_a_long_context_is_read_without_a_document_and_beside_the_short_one(corp
     assert task.examples[0].query == "sea"
     shown = task.shown(0, "long_context", EvidenceBook(methods, corpus, found, [True]).of(0)["long_context"])
     assert shown["prompt"] == before
-
-
-def test_rows_name_the_source_of_a_text_and_its_texts_are_one_cluster(corpus: CorpusStore) -> None:
-    examples = [Example(f"w{i}", "the sea", " red sky", "x", "a" if i < 3 else None) for i in range(5)]
-    book = EvidenceBook(parse_methods(["none"], 1, {}), corpus, {}, [True] * 5)
-    rows = list(outcome_rows(LanguageModelling(ImmediateLM(), PromptTemplate(SEPARATOR), examples), book))
-    assert [row.get("source") for row in rows] == ["a", "a", "a", None, None]
-    assert clusters_of(rows).of_example.tolist() == [0, 0, 0, 1, 2]
 
 
 # Headroom ------------------------------------------------------------------------------------------------------------

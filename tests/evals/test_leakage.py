@@ -12,7 +12,6 @@ from replug.config.methods import parse_methods
 from replug.data.records import Document, Example
 from replug.data.shards import write_documents
 from replug.data.store import CorpusStore
-from replug.evals.evidence import RetrievedDocuments
 from replug.evals.language_modelling import LanguageModelling
 from replug.evals.leakage import (
     ComparedTexts,
@@ -22,7 +21,7 @@ from replug.evals.leakage import (
     write_leakage,
 )
 from replug.evals.results import compare
-from replug.evals.search import find_all, find_others, require_sources
+from replug.evals.search import find_all, require_sources
 from replug.evals.tables import result_blocks, to_markdown
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
@@ -80,16 +79,6 @@ def test_overlaps_are_those_of_a_naive_search():
     assert 5 < len(found.reasons) < 55
 
 
-def test_what_is_said_of_sources_is_what_is_known_of_them():
-    some = find_overlaps(EXAMPLES[:3], [document("d1", "text")])
-    assert "2 of 3 examples name a source, and 0 of 1 documents one that is not their id." in overlap_line(
-        some, ["free"]
-    )
-    none = find_overlaps(EXAMPLES[2:], [document("d1", "text")])
-    assert "Sources are not compared: no example names one." in overlap_line(none, ["tiny"])
-    assert "0 by source" not in overlap_line(none, ["tiny"]) and "0 by source" in overlap_line(some, ["free"])
-
-
 @pytest.fixture
 def corpus(tmp_path):
     class Corpus:
@@ -140,18 +129,6 @@ def test_every_figure_is_given_with_and_without_what_the_corpus_holds():
     assert {"token_perplexity/not in the corpus", "word_perplexity/not in the corpus"} <= results["none"].keys()
     assert "| not in the corpus | 3 | 2.0000 | 2.0000 |" in to_markdown(result_blocks(results, "lm"))
     assert "bpb/not in the corpus" not in compare(task, rows, PaperConfig(), 100, 0, np.ones(4, bool))["none"]
-
-
-def test_documents_of_a_texts_own_source_are_not_found(corpus):
-    def find(k: int) -> RetrievedDocuments:
-        rows = np.tile(np.arange(30), (2, 1))[:, :k]
-        return RetrievedDocuments(rows, -rows.astype(float))
-
-    found = find_others(find, corpus, ["s0", "elsewhere"], k=12, at_least=12)
-    assert found.doc_rows.tolist() == [[row for row in range(30) if row % 3][:12], list(range(12))]
-    assert (found.similarities == -found.doc_rows).all()
-    with pytest.raises(UserError, match="exclude_own_source: the corpus has fewer than 25 documents that are not of s"):
-        find_others(find, corpus, ["s0", "s1"], k=25, at_least=25)
 
 
 def test_no_method_finds_a_document_of_a_texts_own_source(corpus, tmp_path):

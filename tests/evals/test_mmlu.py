@@ -67,13 +67,6 @@ def evidence(*texts: str) -> Evidence:
     return Evidence(texts, np.zeros(len(texts)))
 
 
-def test_each_demonstration_has_its_own_document_before_it() -> None:
-    [prompt] = prompts().of(ASKED, "m", evidence("of the question")).prompts
-    knowledge = [line for line in prompt.splitlines() if line.startswith("Knowledge: ")]
-    assert knowledge == [f"Knowledge: {text}" for text in [*DOCUMENTS, "of the question"]]
-    assert "Knowledge" not in prompts(documents=None).of(ASKED, "m", NOTHING).prompts[0]
-
-
 def test_the_last_demonstrations_are_dropped_until_every_document_fits() -> None:
     whole = prompts().of(ASKED, "m", evidence("short", "a longer document"))
     longest = max(map(len, whole.prompts)) + ROOM + 1  # and the token that an empty prefix would begin with

@@ -97,15 +97,6 @@ def test_a_question_that_is_evaluated_is_no_demonstration_by_its_id_or_its_text(
         draw_demonstrations(MANY, evaluated, 39, 0)
 
 
-def test_demonstrations_are_the_same_for_the_same_seed_and_have_different_texts() -> None:
-    pool = [*MANY, make_question("Question 3?", identifier="again")]
-    assert draw_demonstrations(pool, (), 16, 1) == draw_demonstrations(pool, (), 16, 1)
-    assert draw_demonstrations(pool, (), 16, 1) != draw_demonstrations(pool, (), 16, 2)
-    assert len(draw_demonstrations(pool, (), 40, 1)) == 40
-    with pytest.raises(UserError, match="41 demonstrations"):
-        draw_demonstrations(pool, (), 41, 1)
-
-
 def test_questions_of_the_same_file_are_demonstrations_or_evaluated_and_never_both() -> None:
     pool = [*MANY, make_question("Question 3?", identifier="again")]
     for seed in range(20):

@@ -5,7 +5,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replug.config.evaluation_schema import TextsConfig
-from replug.data.records import Example
 from replug.data.tokenizing import load_plain, word_tokenizer
 from replug.evals.spans import (
     ROOM,
@@ -14,7 +13,6 @@ from replug.evals.spans import (
     detokenized_wikitext,
     draw_evenly,
     long_context,
-    scored_span,
     spans_of,
     unit_starts,
 )
@@ -96,12 +94,6 @@ def test_the_words_and_line_ends_of_all_spans_are_those_of_the_text_whatever_the
     for tokenizer in (WORDS, PAIRS):
         spans = spans_of(measured(text), tokenizer, rule(tokens))
         assert sum(span.num_words for span in spans) == len(text.split()) + text.count("\n")
-
-
-def test_a_held_out_text_counts_the_words_that_begin_in_its_continuation():
-    span = scored_span(Example("w", "half a wo", "rd and\nmore", "x"))
-    assert (span.query, span.num_words) == ("half a wo", 3)
-    assert scored_span(span) is span
 
 
 def test_a_long_context_is_the_end_of_the_text_before_that_the_lm_holds_with_the_span():

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from replug.config.errors import UserError
-from replug.evals.intervals import Clusters, Interval
+from replug.evals.intervals import Interval
 from replug.evals.token_gain import (
     Bin,
     EntityNames,
     TokenGain,
     bin_entries,
-    count_words,
     mean_gains,
     popularities,
     rarities,
@@ -65,11 +64,6 @@ def test_words_are_found_over_the_borders_of_tokens(tokens: list[str], words: li
     assert words_of_tokens(tokens) == words
 
 
-def test_words_of_texts_are_counted_as_tokens_are_cut() -> None:
-    counts = count_words(["The river, the İx!", "River_2"])
-    assert counts == {"the": 2, "river": 1, "i̇x": 1, "river_2": 1}
-
-
 def rarity_gains(by_text, *resampling, **more) -> list[Bin]:
     return mean_gains(by_text, [rarities(gains) for gains in by_text], *resampling, **more)
 
@@ -108,12 +102,6 @@ def test_a_bin_is_compared_with_all_other_tokens_over_the_same_resamples() -> No
     assert few.from_rest["interval"][0] > 1.9 and few.from_rest["p_holm"] < 0.05
     assert all(other.from_rest["interval"][1] < 0 for other in others)
     assert bin_entries("gain_bits", [few])["gain_bits/1-9 - rest"] is few.from_rest
-
-
-def test_texts_of_one_source_are_one_cluster() -> None:
-    texts = [[gain(float(row), 5), gain(0.0, 50)] for row in range(6)]
-    [few, _] = rarity_gains(texts, 300, clusters=Clusters.by_name(["a", "a", "a", "b", "b", "b"]))
-    assert few.num_sources == 2 and few.gain == Interval(2.5, 1.0, 4.0)
 
 
 def test_the_mean_over_all_bins_is_the_difference_in_bits_of_the_text() -> None:

@@ -25,7 +25,7 @@ def split(similarities: np.ndarray, bounds: list[int], k: int) -> list[tuple[np.
 
 
 @pytest.mark.parametrize("levels", [3, 1000], ids=["many ties", "few ties"])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_the_answer_is_that_of_sorting_everything_whatever_the_sharding(levels: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     similarities = (rng.integers(levels, size=(4, 40)) - levels / 2).astype(np.float32)
@@ -71,12 +71,6 @@ def test_every_query_gets_its_best_documents_of_other_sources() -> None:
         order = np.argsort(-SIMILARITIES[query], kind="stable")
         assert rows[query].tolist() == [row for row in order if SOURCES[row] != source][:10]
         np.testing.assert_array_equal(similarities[query], SIMILARITIES[query, rows[query]])
-
-
-def test_a_corpus_with_too_little_of_other_sources_is_an_error_that_names_the_source() -> None:
-    names = np.array(["own"] * 111 + ["other"] * 9)
-    with pytest.raises(ValueError, match="the corpus has fewer than 10 documents that are not of source own"):
-        search_excluding(searching(SIMILARITIES), sources_of(names), QUERIES, 10, [None, "own", "other"], 10)
 
 
 def test_where_the_corpus_has_fewer_than_k_all_that_there_is_will_do_if_it_is_enough() -> None:

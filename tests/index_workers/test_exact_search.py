@@ -35,8 +35,8 @@ def assert_same(found: tuple[np.ndarray, np.ndarray], expected: tuple[np.ndarray
         np.testing.assert_array_equal(ours, other)
 
 
-@pytest.mark.parametrize("block", [1, 7, 32, 299, 300, 1000])
-@pytest.mark.parametrize("chunk_rows", [1, 5, 64, 16_384])
+@pytest.mark.parametrize("block", [1, 7, 299, 1000])
+@pytest.mark.parametrize("chunk_rows", [1, 64, 16_384])
 def test_the_answer_is_that_of_brute_force_however_the_vectors_are_cut(monkeypatch, block, chunk_rows) -> None:
     monkeypatch.setattr(exact_search, "CHUNK_ROWS", chunk_rows)
     queries = QUERIES[:4]

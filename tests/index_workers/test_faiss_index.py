@@ -63,7 +63,6 @@ def brute_force(k: int, queries: np.ndarray = QUERIES) -> tuple[np.ndarray, np.n
     ("factory", "reason"),
     [
         ("hnsw", "could not parse index string hnsw"),
-        ("IVF,Flat", "could not parse index string IVF,Flat"),
         ("PQ7", "should be a multiple of the number of subquantizers"),
         ("LSH", "metric == METRIC_L2"),
     ],
@@ -78,7 +77,7 @@ def test_a_name_that_faiss_does_not_know_is_refused_with_its_reason(factory: str
 
 @pytest.mark.parametrize(
     ("factory", "least"),
-    [("IVF64,SQ8", 64), ("OPQ4_16,IVF16,PQ4", 256), ("PQ4", 256), ("PQ4x4fs", 16), ("IVF32,PQ4x4fs", 32)],
+    [("IVF64,SQ8", 64), ("OPQ4_16,IVF16,PQ4", 256), ("PQ4x4fs", 16), ("IVF32,PQ4x4fs", 32)],
 )
 def test_a_corpus_too_small_to_train_on_is_refused_with_both_numbers(factory: str, least: int) -> None:
     says = f"index.kind is {factory}, which needs {least} documents to be trained; the corpus has {least - 1}"
@@ -188,7 +187,7 @@ DEGENERATE = {
 
 
 @pytest.mark.parametrize("name", DEGENERATE)
-@pytest.mark.parametrize("count", [1, 2, 60, 64, 2400])
+@pytest.mark.parametrize("count", [1, 60, 2400])
 def test_two_levels_give_as_many_centroids_as_asked_for(name: str, count: int) -> None:
     vectors = DEGENERATE[name] / np.linalg.norm(DEGENERATE[name], axis=1, keepdims=True)
     centroids = two_level_centroids(vectors.astype(np.float32), count, 3, spherical=True)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from replug.config.errors import RunError, UserError
-from replug.data.manifest import read_mark, write_mark
+from replug.data.folder import file_sum, read_mark, write_mark
 from replug.index_workers.local_index import LocalIndex
 from replug.index_workers.version_store import VersionStore
 from tests.support.index_versions import begin, publish, write_corpus
@@ -23,10 +23,13 @@ def root(tmp_path: Path) -> Path:
 
 def sign(root: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """As whoever writes the manifest can."""
-    path = root / "v000000/manifest.json"
-    content = read_mark(path)
+    inputs, manifest = root / "v000000/inputs.json", root / "v000000/manifest.json"
+    content = {**read_mark(manifest, ""), "plan": read_mark(inputs, "")["inputs"]}
     change(content)
-    write_mark(path, content)
+    write_mark(inputs, {**read_mark(inputs, ""), "inputs": content.pop("plan", None)})
+    if "inputs.json" in content.get("files", {}):
+        content["files"]["inputs.json"] = file_sum(inputs)
+    write_mark(manifest, content)
 
 
 PLANS: dict[str, dict[str, Any]] = {
@@ -58,8 +61,8 @@ MANIFESTS: dict[str, Callable[[dict[str, Any]], object]] = {
     "no plan": lambda content: content.pop("plan"),
     "no files": lambda content: content.pop("files"),
     "a plan that is a list": lambda content: content.update(plan=[]),
-    "files of another folder": lambda content: content.update(files={"../../x.npy": "0"}),
-    "an encoder elsewhere": lambda content: content["files"].update({"encoder/../../../../../../etc/hostname": "0"}),
+    "files of another folder": lambda content: content.update(files={"../../x.npy": {}}),
+    "an encoder elsewhere": lambda content: content["files"].update({"encoder/../../../../../../etc/hostname": {}}),
 }
 
 

@@ -15,7 +15,7 @@ from replug.index_workers.answers import merge_top_k
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.builder import Builder
 from replug.index_workers.kinds import IndexKind
-from replug.index_workers.searcher import Found, Searcher, _Loaded
+from replug.index_workers.searcher import Found, LoadedShard, Searcher
 from replug.index_workers.version_store import VersionStore
 from tests.support import index_versions
 from tests.support.index_versions import PLAN, save_weights
@@ -153,7 +153,7 @@ def test_a_lossy_answer_does_not_depend_on_who_else_asked(store, kind, other_row
         np.testing.assert_array_equal(ours[1], other[1])
 
 
-def hold_back(loaded: _Loaded) -> tuple[threading.Event, threading.Event]:
+def hold_back(loaded: LoadedShard) -> tuple[threading.Event, threading.Event]:
     """Says when a search has begun, and lets it go on when it is told to; what comes meanwhile waits."""
     begun, let_on, shard = threading.Event(), threading.Event(), loaded.shard
 

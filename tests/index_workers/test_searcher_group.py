@@ -17,7 +17,6 @@ from replug.cluster.device_use import USE, Busy
 from replug.config.errors import RunError, UserError
 from replug.index_workers import searcher_group
 from replug.index_workers import searcher_group as liveness
-from replug.index_workers.searcher import Searched
 from replug.index_workers.searcher_group import PING_GROUP, Liveness, SearcherGroup
 
 
@@ -63,7 +62,7 @@ class Searcher:
     def call(self, name: str) -> object:
         self.asked.append(name)
         found = np.full((1, 1), self.shard), np.full((1, 1), -1.0 * self.shard, dtype=np.float32)
-        answer = {"load": 5, "release": None, "search_timed": Searched(found, Busy(1.5, (f"a:{self.shard}",)))}[name]
+        answer = {"load": 5, "release": None, "search_timed": (found, Busy(1.5, (f"a:{self.shard}",)))}[name]
         return RayTaskError(name, "", self.error) if self.broken else answer
 
 

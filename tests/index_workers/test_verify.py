@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.data.manifest import read_mark, write_mark
+from replug.data.folder import file_sum, read_mark, write_mark
 from replug.index_workers.kinds import IndexKind
 from replug.index_workers.verify import verify_index
 from replug.index_workers.version_store import MEND, VersionStore
@@ -65,15 +65,15 @@ def swap_shards(store: VersionStore) -> None:
 DAMAGE: dict[str, tuple[Damage, str]] = {
     "a flipped byte of a block": (
         lambda store: flip(store.vectors_path(0, 1), -1),
-        "{v}/vectors-00001.npy is damaged, its checksum differs from manifest.json's; " + MEND,
+        "{v}/vectors-00001.npy is damaged: its checksum differs; " + MEND,
     ),
     "a missing block": (
         lambda store: store.vectors_path(0, 0).unlink(),
-        "{v}/vectors-00000.npy is missing; run the command that built the index: only what is missing is made",
+        "{v}/vectors-00000.npy is missing; " + MEND,
     ),
     "a flipped byte of an index file": (
         lambda store: flip(store.shard_path(0, 1), 60),
-        "{v}/shard-00001.faiss is damaged, its checksum differs",
+        "{v}/shard-00001.faiss is damaged: its checksum differs",
     ),
     "a flipped byte of the quantizer": (
         lambda store: flip(store.quantizer_path(0), 20),
@@ -84,7 +84,7 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
         "{v}/manifest.json is damaged, it is not valid JSON (",
     ),
     "a flipped byte within a string of the manifest": (
-        lambda store: flip(manifest(store), manifest(store).read_bytes().index(b"cosine")),
+        lambda store: flip(manifest(store), manifest(store).read_bytes().index(b"npy")),
         "{v}/manifest.json is damaged: its content differs from its own checksum; ",
     ),
     "a block of other dimensions": (
@@ -106,7 +106,7 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
     ),
     "a flipped byte of the tokenizer": (
         lambda store: flip(store.encoder_folder(0) / "tokenizer.json", 20),
-        "{v}/encoder/tokenizer.json is damaged, its checksum differs from manifest.json's; ",
+        "{v}/encoder/tokenizer.json is damaged: its checksum differs; ",
     ),
     "another corpus": (
         lambda store: write_corpus(store.corpus_path(store.plan(0)), rows=11),
@@ -145,5 +145,8 @@ def test_a_folder_without_an_index_is_wrong(tmp_path: Path, name: str) -> None:
 def test_a_manifest_that_lists_a_file_less_than_the_plan_needs_is_named(store: VersionStore) -> None:
     plan = store.plan(0)
     store.publish(replace(plan, kind=IndexKind(), num_shards=1))
-    write_mark(manifest(store), {**read_mark(manifest(store)), "plan": asdict(plan)})
+    inputs = store.folder(0) / "inputs.json"
+    write_mark(inputs, {**read_mark(inputs, ""), "inputs": asdict(plan)})
+    files = {**read_mark(manifest(store), "")["files"], "inputs.json": file_sum(inputs)}
+    write_mark(manifest(store), {**read_mark(manifest(store), ""), "files": files})
     assert verify_index(store.root)[1] == [f"{manifest(store)} lists no quantizer.faiss (3 such files)"]

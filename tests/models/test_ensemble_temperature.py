@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from replug.config.errors import UserError
-from replug.data.manifest import checksum_problems, read_mark, write_mark
+from replug.data.folder import checksum_problems, read_mark, write_mark
 from replug.models.encoder import Encoder
 from replug.models.encoder_retriever import EncoderRetriever
 from replug.models.ensemble import document_weights, mix_token_logprobs
@@ -60,7 +60,7 @@ def test_a_temperature_is_a_finite_number_above_0(value: float) -> None:
 
 def test_a_file_of_another_form_is_refused(tmp_path: Path) -> None:
     write_temperature(tmp_path, EnsembleTemperature(0.5))
-    content = read_mark(tmp_path / FILE)
+    content = read_mark(tmp_path / FILE, "")
     write_mark(tmp_path / FILE, {"temperature": 0.5})
     with pytest.raises(UserError, match="no temperature of format 1"):
         temperature_in(str(tmp_path))

@@ -10,7 +10,7 @@ from transformers import AutoModel, MPNetConfig, MPNetModel
 
 from replug.config.errors import UserError
 from replug.config.schema import LoRAConfig
-from replug.data.manifest import checksum_problems
+from replug.data.folder import checksum_problems
 from replug.models.encoder import Encoder
 from replug.models.lora import (
     ADAPTER,

@@ -9,6 +9,7 @@ import pytest
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import load_evaluation_config
+from replug.data.shards import prepared_folder
 from replug.evals.kinds import KINDS
 from replug.planning.accelerators import ACCELERATORS
 from replug.planning.evaluations import count_examples, plan_evaluation, prompts_of
@@ -147,9 +148,9 @@ def test_examples_are_counted_in_files_else_by_keys_else_the_flag_is_named(tmp_p
 
 
 def test_a_prepared_set_tells_its_texts_and_their_lengths(tmp_path: Path) -> None:
-    origin = {"data.context_tokens": 64, "data.document_tokens": 100}
-    manifest = {"counts": {"documents": 9, "heldout": 50}, "origin": origin}
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    prepared = prepared_folder(tmp_path)
+    prepared.claim({"data.context_tokens": 64, "data.document_tokens": 100})
+    prepared.finish([], {"counts": {"documents": 9, "heldout": 50}})
     own = [*OWN[2:], "data.source=null", f"data.prepared={tmp_path}", "methods=[none]"]
     plan = plan_evaluation(load_evaluation_config(ROOT / "configs/eval_lm.yaml", own), "1xA100")
     assert (plan["examples"], plan["tokens"]["score"]) == (50, 50 * 128)

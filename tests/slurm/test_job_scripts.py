@@ -8,9 +8,10 @@ import pytest
 
 from replug.commands.slurm import SlurmRequest, code_sha256, directives, freeze, job_state, render, run_slurm
 from replug.config.errors import UserError
-from replug.config.load import load_config
+from replug.config.load import flatten, load_config
 from replug.slurm.ray_job import job_environment
 from replug.slurm.ray_node import ray_command
+from replug.train.run_dir import RunDirectory
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPTS = sorted((ROOT / "slurm").glob("*.sbatch"))
@@ -121,16 +122,16 @@ def test_actors_that_no_node_has_room_for_are_refused_before_the_queue(prints):
 
 
 def test_an_unfinished_run_goes_on_with_its_own_configuration_only(prints, tmp_path):
-    (tmp_path / "run").mkdir()
-    shutil.copy(DEBUG, tmp_path / "run/config.yaml")
-    with pytest.raises(UserError, match=r"loss.gamma is 0.5, but .* begun with 0.02"):
+    RunDirectory(tmp_path / "run").folder.claim(flatten(load_config(DEBUG)))
+    with pytest.raises(UserError, match=r"loss.gamma is 0.5, but .* made with 0.02"):
         prints("loss.gamma=0.5")
     assert "replug train" in prints()
 
 
 def test_a_finished_run_is_not_submitted_again(prints, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/results.json").write_text("{}")
+    folder = RunDirectory(tmp_path / "run").folder
+    folder.claim({})
+    folder.finish([])
     with pytest.raises(UserError, match="finished run"):
         prints()
     assert "replug evaluate" in prints(job="evaluate")

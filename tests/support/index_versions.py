@@ -100,7 +100,7 @@ def flip(path: Path, place: int = -20) -> None:
 def written_before(store: VersionStore, plan: BuildPlan, name: str) -> int:
     """Bytes that a version has taken when the file of this name is about to be written."""
     folder = store.folder(plan.version)
-    files = [folder / "encoder", folder / "plan.json"]
+    files = [folder / "encoder", folder / "inputs.json"]
     for path in store.files(plan):
         files += [path, store_mark(path)]
     files.append(folder / "manifest.json")

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 
 from replug.config.schema import Config
-from replug.data.labels import DEV_SCHEMA, SCHEMA, Labels, finish_labels, labelled_store, write_labels
+from replug.data.labels import DEV_SCHEMA, SCHEMA, Labels, labels_folder, write_labels
 from replug.data.store import PreparedSet
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.build import load_encoder
@@ -37,10 +37,11 @@ def write_stand_in_labels(
     lm, encoder = lm or LabellingLM(), load_encoder(config.retriever)
     vectors = encoder.encode([document.text for document in data.corpus.iterate()]).numpy()
     scorer = LabelScorer(lm, PromptTemplate(config.lm.separator), data.corpus, check)  # type: ignore[arg-type]
-    folder.mkdir(parents=True, exist_ok=True)
+    made = labels_folder(folder)
+    made.claim(asdict(label_origin(config, data, lm.identity, encoder)))
+    stores = {"queries": data.queries, **({"dev": data.dev} if data.dev else {})}
     counts = {"queries": len(data.queries), "dev": len(data.dev) if data.dev else 0}
-    for split in [split for split, count in counts.items() if count]:
-        store = labelled_store(data, split)
+    for split, store in stores.items():
         similarities = encoder.encode([example.context for example in store.examples()]).numpy() @ vectors.T
         dense = np.argsort(-similarities, axis=1, kind="stable")[:, : config.label.dense]
         none = np.empty((len(store), 0), np.int64)
@@ -54,7 +55,7 @@ def write_stand_in_labels(
             allowed=any_document,
         )
         own = np.take_along_axis(similarities, candidates.doc_rows, axis=1)
-        rows = scorer.rows(split, store, candidates, own)
+        rows = scorer.rows(store, candidates, own, with_tokens=split == "dev")
         write_labels(folder / f"{split}.parquet", rows, DEV_SCHEMA if split == "dev" else SCHEMA)
-    finish_labels(folder, label_origin(config, data, lm.identity, encoder), counts)
+    made.finish([f"{split}.parquet" for split in stores], {"counts": counts})
     return Labels(folder)

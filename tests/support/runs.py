@@ -29,7 +29,7 @@ def metrics(run: Path) -> list[dict]:
 def what_must_be_equal(run: Path) -> list[tuple]:
     """Every number that must not depend on timing."""
     timed = ("time/", "throughput/", "index/swap_", "index/refresh_under_way", "scoring/")
-    return [tuple((k, v) for k, v in row.items() if not k.startswith(timed)) for row in metrics(run)]
+    return [tuple(sorted((k, v) for k, v in row.items() if not k.startswith(timed))) for row in metrics(run)]
 
 
 def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:

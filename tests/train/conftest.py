@@ -33,11 +33,11 @@ def module(debug_config: Config, data: PreparedSet) -> LSRModule:
 
 @pytest.fixture(scope="session")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory, finish: Callable[..., str]) -> Path:
-    """A finished run on two ranks with every logger there is; rank 1 was killed after step 9, and the run resumed.
+    """A finished run on two ranks with every logger; rank 1 was killed after step 9, and the run resumed.
 
     What the two commands printed is in files beside it, `.killed` (with its exit status before it) and `.resumed`.
     """
-    keys = ("resources.train=2", "wandb.mode=offline", "train.tensorboard=true")
+    keys = ("resources.train=2", "wandb.mode=offline")
 
     def make(run: Path) -> None:
         process = start(run, *keys)

@@ -24,7 +24,7 @@ from tests.support.runs import heldout_bits, metrics, wait_for_step, what_must_b
 
 SHORT = (
     *("train.max_steps=8", "checkpoint.every_steps=2", "refresh.every_steps=3", "refresh.lag_steps=1"),
-    *("data.num_queries=80", "data.num_heldout=8", "evaluate.refresh_examples=0", "evaluate.max_examples=4"),
+    *("data.num_queries=80", "data.num_heldout=8", "evaluate.max_examples=4"),
 )
 SAVED = 4  # the newest step when a run is broken off: a version behind a refresh
 QUERY = "mida furo"

@@ -1,6 +1,7 @@
 """When a run's state is brought back and when it is saved; and advice on temperatures before the first step."""
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,8 @@ from replug.config.errors import Interrupted, NotFiniteError, RunError
 from replug.data.datamodule import Position
 from replug.train.callbacks import StepBoundary, entropy_share, half_entropy_temperature, temperature_warning
 from replug.train.checkpoints import Checkpointer
+from replug.train.development import Watch
+from replug.train.sources import LiveBatches
 from replug.train.step_metrics import StepClock
 
 
@@ -23,17 +26,20 @@ class Calls:
         self.__dict__ |= values
 
     def __getattr__(self, name: str) -> Any:
+        if name == "take":
+            return None
         return lambda *given: self.names.append(name)
 
 
 @pytest.mark.parametrize("restored", [False, True])
 def test_an_index_is_loaded_after_the_ranks_have_met_and_not_while_they_wait_in_a_collective(restored):
-    refresh, pipeline = Calls(live=None, heldout_bpb=None), Calls()
-    boundary = StepBoundary(refresh, pipeline, lambda *given: None, StepClock(), dict, lambda: None)
+    refresh, pipeline = Calls(live=None, look=None), Calls()
+    source = LiveBatches(refresh, pipeline, SimpleNamespace(index=SimpleNamespace(store=None)), Watch(Path("unused")))
+    boundary = StepBoundary(source, StepClock(), lambda: None)
     if restored:
         boundary.load_state_dict({"refresh": {}, "batches": []})
     assert refresh.names == pipeline.names == []
-    boundary.on_train_start(SimpleNamespace(), SimpleNamespace())
+    boundary.on_train_start(SimpleNamespace(max_steps=4, global_step=0), SimpleNamespace())
     assert (refresh.names, pipeline.names) == ((["restore"], ["restore"]) if restored else (["start"], []))
 
 
@@ -67,7 +73,8 @@ def trainer(step: int) -> Any:
 
 
 def checkpointer(writer: Writer, pruned: list[set[int]], is_restored: bool = True) -> Checkpointer:
-    made = Checkpointer(writer, lambda: {2, 3}, pruned.append, every_steps=4, clock=StepClock())  # type: ignore[arg-type]
+    source = SimpleNamespace(versions_in_use=lambda: {2, 3}, prune=pruned.append)
+    made = Checkpointer(writer, source, every_steps=4, clock=StepClock())  # type: ignore[arg-type]
     if is_restored:
         made.on_train_start(SimpleNamespace(), SimpleNamespace())
     return made

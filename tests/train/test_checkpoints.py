@@ -1,7 +1,6 @@
-"""Checkpoints: written beside the steps, as they lie in a run directory, torn or on a full disk; and the best apart."""
+"""Checkpoints: written beside the steps, as they lie in a run directory, torn or on a full disk."""
 
 import errno
-import json
 import os
 import shutil
 import signal
@@ -13,8 +12,8 @@ import torch
 
 from replug.config.errors import RunError, UserError
 from replug.data.files import file_sha256
+from replug.data.folder import read_mark, write_mark
 from replug.index_workers.version_store import VersionStore
-from replug.models.encoder import Encoder
 from replug.train import checkpoints
 from replug.train.checkpoints import CheckpointWriter
 from replug.train.run_dir import CheckpointMark, RunDirectory
@@ -68,7 +67,7 @@ def test_a_checkpoint_whose_index_version_is_gone_is_passed_over_unless_only_its
 
 def test_a_checkpoint_of_another_version_is_refused_by_name(run):
     mark = checkpoint(run, 4).with_suffix(".json")
-    mark.write_text(json.dumps({"step": 4, "versions": [0], "sha256": "of an older version"}))
+    write_mark(mark, {**read_mark(mark, ""), "format": 1})
     with pytest.raises(UserError, match=r"step-000004.json is of another version of replug; end that run with it"):
         run.newest_checkpoint()
 
@@ -77,29 +76,6 @@ def test_where_no_checkpoint_is_whole_the_run_does_not_silently_begin_anew(run):
     checkpoint(run, 4).write_bytes(b"torn")
     with pytest.raises(RunError, match=r"no checkpoint in .* is whole; bring one back, or remove that folder"):
         run.newest_checkpoint()
-
-
-def test_only_a_better_version_replaces_the_best(run, tmp_path):
-    encoder = tmp_path / "encoder"
-    encoder.mkdir()
-    (encoder / "model.safetensors").write_bytes(b"first")
-    run.offer_best(encoder, 1.25, step=10)
-    (encoder / "model.safetensors").write_bytes(b"second")
-    run.offer_best(encoder, 1.25, step=15)
-    run.offer_best(encoder, None, step=16)
-    assert (run.best / "model.safetensors").read_bytes() == b"first"
-    run.offer_best(encoder, 1.125, step=20)
-    assert (run.best / "model.safetensors").read_bytes() == b"second"
-    assert json.loads((tmp_path / "best.json").read_text()) == {"heldout_bpb": 1.125, "step": 20}
-    assert [path.name for path in tmp_path.glob("*.partial")] == []
-
-
-def test_a_run_keeps_the_retriever_that_was_best_on_held_out_text(quiet_run):
-    rows, best = metrics(quiet_run), json.loads((quiet_run / "best.json").read_text())
-    assert best["heldout_bpb"] == pytest.approx(min(row["heldout/bpb"] for row in rows))
-    at_best = next(row for row in rows if row["heldout/bpb"] == min(row["heldout/bpb"] for row in rows))
-    assert best["step"] == at_best["index/live_step"]
-    assert Encoder(str(quiet_run / "best")).dim == Encoder(str(quiet_run / "retriever")).dim
 
 
 @pytest.mark.nightly

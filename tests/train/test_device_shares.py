@@ -69,7 +69,7 @@ def test_shares_go_to_loggers_but_not_among_the_rows_of_the_metrics(run: RunDire
 def test_a_resumed_run_has_the_rows_of_one_that_was_not_interrupted(run: RunDirectory, tmp_path: Path) -> None:
     state, _ = train(run, range(5))  # a checkpoint in the middle of a row
     train(run, range(5, 9), state)  # killed after it
-    run.truncate_metrics(5)
+    run.forget_after(5)
     train(run, range(5, 12), state)
     whole = RunDirectory(tmp_path / "whole")
     whole.path.mkdir()

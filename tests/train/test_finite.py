@@ -16,14 +16,16 @@ from replug.train.pipeline import BatchPipeline
 from replug.train.run_dir import RunDirectory
 from tests.support.command_line import BASE, ROOT
 from tests.support.runs import metrics, what_must_be_equal
-from tests.support.training import InlineLM, pipeline_for
+from tests.support.training import Given, InlineLM, pipeline_for
 
 
 def advanced(module, data):
     pipeline = pipeline_for(module, data, InlineLM())
     pipeline.advance(0, IndexState(0, 0))
     module.log_dict = lambda *args, **kwargs: None
-    return pipeline.peek(0)
+    scored = pipeline.take(0)
+    module.attach(Given(scored))
+    return scored
 
 
 def test_a_loss_that_is_no_number_is_named_with_its_text_and_its_documents(module, data):

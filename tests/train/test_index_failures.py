@@ -28,8 +28,8 @@ from replug.index_workers.version_store import Missing
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.preparing import prepared_set
-from replug.train.fitting import refresh_controller
 from replug.train.refresh import RefreshController, StaleIndexError
+from replug.train.sources import refresh_controller
 from replug.train.step_metrics import StepClock
 from tests.support.command_line import ROOT
 from tests.support.index_versions import flip, written_before
@@ -87,7 +87,6 @@ class Trainer:
 
     def new_control(self) -> RefreshController:
         workers = SimpleNamespace(index=self.service)
-        self.config.evaluate.refresh_examples = 0  # there is no LM
         parts = (self.config, SimpleNamespace(encoder=self.encoder), self.data, workers)
         return refresh_controller(*parts, StepClock(), settle=lambda: None, check=lambda: None)
 

@@ -88,14 +88,14 @@ class Killer(threading.Thread):
         self.stop.wait(self._random.uniform(0.0, 0.3))
 
     def _is_building(self) -> bool:
-        return any(not (plan.parent / "manifest.json").exists() for plan in self._index.glob("v*/plan.json"))
+        return any(not (plan.parent / "manifest.json").exists() for plan in self._index.glob("v*/inputs.json"))
 
 
 def run_on(cluster: RayCluster, run: Path, killer: Killer | None = None) -> tuple[str, float]:
     """What a run that joins the cluster prints, and its seconds from the first step to the end."""
     process = start(run, *OVERRIDES, f"ray.address={cluster.address}", "ray.auth=disabled")
     try:
-        while process.poll() is None and not (run / "index/v000000/plan.json").exists():
+        while process.poll() is None and not (run / "index/v000000/inputs.json").exists():
             time.sleep(0.05)
         begun = time.monotonic()
         if killer:

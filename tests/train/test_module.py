@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from replug.config.schema import Config
+from replug.config.schema import Config, TrainConfig
 from replug.data.datamodule import Position
 from replug.data.store import PreparedSet
 from replug.index_workers.build_plan import IndexState
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.encoder import first_numbers
 from replug.train.loss import log_likelihood, text_losses
-from replug.train.module import LSRModule, OptimizerSettings, learning_rate_factor
+from replug.train.module import LSRModule, learning_rate_factor
 from replug.train.pipeline import ScoreError
 from tests.support.training import Given, InlineLM, batch_of, module_given, pipeline_for
 
@@ -89,7 +89,8 @@ def test_a_gradient_added_up_over_parts_or_computed_again_is_that_of_the_whole_b
 def test_the_loss_is_that_of_the_formula(module, data):
     pipeline = pipeline_for(module, data, InlineLM())
     pipeline.advance(0, IndexState(0, 0))
-    scored = pipeline.peek(0)
+    scored = pipeline.take(0)
+    module.attach(Given(scored))
     log_q = log_likelihood(torch.tensor(scored.sum_logprobs / scored.num_tokens[:, None]).float(), 0.5)
     log_p = log_likelihood(module.similarities(scored.retrieved).detach(), 0.02)
     expected = text_losses(log_q, log_p, "kl_lm_retriever").mean()
@@ -111,11 +112,11 @@ def test_depth_changes_only_which_weights_encoded_the_query(module, data):
 def test_restored_batches_are_scored_as_before(module, data):
     pipeline = pipeline_for(module, data, InlineLM(), depth=1)
     pipeline.advance(0, IndexState(0, 0))
-    state, expected = pipeline.state(), [pipeline.peek(step).sum_logprobs for step in (0, 1)]
+    state, expected = pipeline.state(), [pipeline.take(step).sum_logprobs for step in (0, 1)]
     other = pipeline_for(module, data, InlineLM(), depth=1)
     other.restore(state)
     for step, sums in enumerate(expected):
-        np.testing.assert_array_equal(other.peek(step).sum_logprobs, sums)
+        np.testing.assert_array_equal(other.take(step).sum_logprobs, sums)
 
 
 def test_a_score_that_is_no_number_is_refused_with_the_ids(module, data):
@@ -127,7 +128,7 @@ def test_a_score_that_is_no_number_is_refused_with_the_ids(module, data):
 
 
 def test_the_learning_rate_rises_then_falls_to_zero():
-    settings = OptimizerSettings("adam", 2e-5, 0.0, 0.1, 100)
+    settings = TrainConfig(max_steps=100, warmup_ratio=0.1)
     factors = [learning_rate_factor(step, settings) for step in range(101)]
     assert factors[:10] == sorted(factors[:10]) and 0 < factors[0] < 0.2
     assert factors[10] == 1.0

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from replug.config.schema import LossConfig
 from replug.data.datamodule import Position
 from replug.index_workers.build_plan import IndexState
-from replug.train.module import LossSettings
 from tests.support.training import Given, InlineLM, pipeline_for
 
 WAITING = ("_local_scalar_dense", "nonzero", "_unique2", "unique_dim", "masked_select", "equal", "is_nonzero")
@@ -87,8 +87,7 @@ def test_metrics_are_fetched_after_the_backward_pass_and_not_before(stepping, mo
 
 
 def test_levers_wait_for_nothing_either(stepping, monkeypatch):
-    settings = LossSettings(0.02, 0.5, "mean_logprob", "kl_lm_retriever", contrastive=0.5, in_batch=True, dims=(16, 8))
-    stepping._loss = settings
+    stepping._loss, stepping._dims = LossConfig(0.02, 0.5, contrastive=0.5, in_batch=True), (16, 8)
     with waits(stepping, monkeypatch) as found:
         stepping.training_step(Position(0), 0).backward()
         assert found == []

@@ -12,11 +12,11 @@ from replug.cluster.background import InlineExecutor
 from replug.config.choices import Precision
 from replug.data.datamodule import Position
 from replug.index_workers.build_plan import IndexState
-from replug.train.fitting import batch_pipeline
 from replug.train.loss import log_likelihood, text_losses
 from replug.train.module import inner_products
+from replug.train.sources import batch_pipeline
 from replug.train.step_metrics import StepClock
-from tests.support.training import InlineLM, pipeline_for
+from tests.support.training import Given, InlineLM, pipeline_for
 
 
 def autocast() -> torch.autocast:
@@ -27,7 +27,9 @@ def autocast() -> torch.autocast:
 def scored(module, data):
     pipeline = pipeline_for(module, data, InlineLM())
     pipeline.advance(0, IndexState(0, 0))
-    return pipeline.peek(0)
+    scored = pipeline.take(0)
+    module.attach(Given(scored))
+    return scored
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import torch
 
 from replug.config.errors import UserError
 from replug.config.load import load_config
+from replug.data.datamodule import Position
 from replug.data.records import RetrievedBatch, ScoredBatch
-from replug.train.batch_broadcast import Share
-from replug.train.module import LSRModule
+from replug.train.module import LSRModule, share_of
 from replug.train.run import train
 from tests.support.command_line import ROOT, start
 from tests.support.runs import descendants, metrics, name_of, wait_for_step, what_must_be_equal
@@ -115,7 +115,7 @@ def test_the_shares_of_all_ranks_and_parts_are_the_batch_in_its_order():
     rows = np.arange(12)
     retrieved = RetrievedBatch(3, 1, 0, 0, rows, rows[:, None], rows[:, None] / 10)
     batch = ScoredBatch(retrieved, -rows[:, None], rows + 1)
-    shares = [Share(rank, 2, part, 3).of(batch) for rank in range(2) for part in range(3)]
+    shares = [share_of(batch, rank, 2, Position(3, part, 3)) for rank in range(2) for part in range(3)]
     for name in ("query_rows", "doc_rows", "similarities"):
         parts = [getattr(share.retrieved, name) for share in shares]
         assert np.array_equal(np.concatenate(parts), getattr(retrieved, name))

@@ -11,6 +11,7 @@ from replug.config.refresh_policy import AtLag, WhenReady
 from replug.index_workers.answers import Measures
 from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import Refreshed
+from replug.train.development import DevLook
 from replug.train.refresh import RefreshController, StaleIndexError
 from replug.train.step_metrics import StepClock
 
@@ -47,6 +48,17 @@ class FakeService:
         self.committed.append(version)
 
 
+def look_of(index: IndexState) -> DevLook:
+    return DevLook(index.step, 2.0 - index.version / 10, 1.0)
+
+
+def looked_at_once(index: IndexState, ready: Future) -> Future:
+    """A look that is done as soon as the version is ready."""
+    looked: Future = Future()
+    ready.add_done_callback(lambda done: looked.set_result(None if done.exception() else look_of(index)))
+    return looked
+
+
 def controller(
     service: FakeService,
     lag: int | None = 3,
@@ -54,18 +66,11 @@ def controller(
     max_age: int = 30,
     max_steps: int = 100,
     publish: Callable[[IndexState], int] = lambda index: index.version,
-    measure: Callable[[int, Future], Future] | None = None,
+    look_at: Callable[[IndexState, Future], Future] = looked_at_once,
     clock: StepClock | None = None,
 ) -> RefreshController:
     policy = WhenReady(every, 0, max_age, max_steps) if lag is None else AtLag(every, lag, max_age, max_steps)
-    return RefreshController(service, policy, publish, measure or measured_at_once, clock or StepClock())
-
-
-def measured_at_once(version: int, ready: Future) -> Future:
-    """What a version is worth on held-out text, known as soon as it is ready."""
-    measured: Future = Future()
-    ready.add_done_callback(lambda done: measured.set_result(None if done.exception() else 2.0 - version / 10))
-    return measured
+    return RefreshController(service, policy, publish, look_at, clock or StepClock())
 
 
 def walk(control: RefreshController, service: FakeService, steps: range, ready: bool = True) -> list[int]:
@@ -141,7 +146,6 @@ def test_a_restored_controller_goes_on_with_the_refresh_under_way():
     resumed.restore(state)
     assert other.built == other.prepared == [0] and list(other.builds) == [1]
     assert walk(resumed, other, range(12, 16)) == [0, 1, 1, 1]
-    assert resumed.next_version() == 2
 
 
 def test_what_is_known_of_the_live_version_changes_with_the_swap_and_not_before():
@@ -173,6 +177,19 @@ def test_a_snapshot_that_cannot_be_written_is_a_refresh_that_failed_and_training
     assert walk(control, service, range(15, 25))[-1] == 1
     assert control.live == IndexState(1, 20)
     assert control.num_failed == 1
+
+
+def test_an_index_of_the_weights_at_a_boundary_is_waited_for_and_made_once():
+    service = FakeService()
+    service.refresh = lambda version, previous: _done(version)
+    control = controller(service)
+    control.renew(7)
+    assert (control.live, control.look) == (IndexState(1, 7), look_of(IndexState(1, 7)))
+    control.renew(7)  # as a run does that was interrupted at this boundary
+    assert control.live == IndexState(1, 7)
+    service.refresh = lambda version, previous: _failed("disk full")
+    with pytest.raises(StaleIndexError, match="step 9: no index of these weights could be built: disk full"):
+        control.renew(9)
 
 
 def failed_at_13(max_age: int = 15) -> RefreshController:
@@ -212,37 +229,39 @@ def test_a_run_resumed_with_an_index_that_is_too_old_waits_for_a_new_one(works):
         assert resumed.num_failed == 2
 
 
-def unmeasured(error: Exception) -> Callable[[int, Future], Future]:
-    def measure(version: int, ready: Future) -> Future:
+def failing(error: Exception) -> Callable[[IndexState, Future], Future]:
+    def look_at(index: IndexState, ready: Future) -> Future:
         measured: Future = Future()
         ready.add_done_callback(lambda _: measured.set_exception(error))
         return measured
 
-    return measure
+    return look_at
 
 
 def test_a_measurement_that_fails_is_said_and_the_version_serves_without_one(caplog):
     service = FakeService()
-    control = controller(service, measure=unmeasured(RunError("the LM refused")))
+    control = controller(service, look_at=failing(RunError("the LM refused")))
     walk(control, service, range(14))
     assert control.live == IndexState(1, 10)
-    assert control.heldout_bpb is None
+    assert control.look is None
     assert control.num_failed == 0
-    assert "index v1 could not be measured on held-out text: the LM refused" in caplog.text
+    assert "index v1 could not be measured on development texts: the LM refused" in caplog.text
 
 
-@pytest.mark.parametrize(("measure", "bpb"), [(measured_at_once, 2.0), (unmeasured(RunError("refused")), None)])
-def test_the_first_version_is_measured_before_training_and_serves_where_it_cannot_be(measure, bpb):
+@pytest.mark.parametrize(
+    ("look_at", "look"), [(looked_at_once, DevLook(0, 2.0, 1.0)), (failing(RunError("refused")), None)]
+)
+def test_the_first_version_is_looked_at_before_training_and_serves_where_that_fails(look_at, look):
     service = FakeService()
     service.refresh = lambda version, previous: _done(version)
-    control = controller(service, measure=measure)
+    control = controller(service, look_at=look_at)
     control.start()
-    assert (control.heldout_bpb, control.last, control.live) == (bpb, refreshed(0), IndexState(0, 0))
+    assert (control.look, control.last, control.live) == (look, refreshed(0), IndexState(0, 0))
 
 
 def test_an_interruption_of_a_measurement_interrupts_the_run_and_the_version_stays_pending():
     service = FakeService()
-    control = controller(service, measure=unmeasured(Interrupted("interrupted by SIGTERM")))
+    control = controller(service, look_at=failing(Interrupted("interrupted by SIGTERM")))
     with pytest.raises(Interrupted):
         walk(control, service, range(14))
     assert control.live.version == 0

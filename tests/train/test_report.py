@@ -107,10 +107,6 @@ def test_a_run_without_training_examples_or_gold_documents_has_a_page_too(tmp_pa
     assert "Gold documents" not in page
 
 
-def test_a_domain_with_dollar_signs_is_a_name_like_any_other(tmp_path: Path) -> None:
-    assert "<td>$x^$ shop</td>" in write(tmp_path, results_of("$x^$ shop"), [], None)
-
-
 ON_LABELS = [{"step": 1, "train/loss": 0.5, "dev/bpb": 1.8, "dev/kl": 0.4}]
 
 
@@ -118,15 +114,6 @@ ON_LABELS = [{"step": 1, "train/loss": 0.5, "dev/bpb": 1.8, "dev/kl": 0.4}]
 def test_the_overview_is_a_picture(tmp_path: Path, metrics: list[dict]) -> None:
     write_overview(tmp_path / "overview.png", RESULTS, metrics)
     assert (tmp_path / "overview.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_what_the_lm_did_is_said_with_means_over_the_steps_that_used_it(tmp_path: Path) -> None:
-    used = {"tokens_per_second": 1500.0, "busy_share": 0.8, "batch_fill": 0.975, "misses": 1200.0, "respawns": 0.0}
-    idle = {**used, "tokens_per_second": 0.0, "busy_share": 0.0, "batch_fill": 1.0, "hits": 40.0, "respawns": 1.0}
-    rows = [{**METRICS[0], **{f"scoring/{key}": value for key, value in row.items()}} for row in (used, used, idle)]
-    page = write(tmp_path, RESULTS, rows, None)
-    assert "1,500 tokens a second; busy 80% of the time; 97.5% of what it computed was text" in page
-    assert "1,200 pairs scored; 40 pairs found in the cache; 1 replicas replaced" in page
 
 
 def test_each_device_has_a_row_of_its_shares(tmp_path: Path) -> None:

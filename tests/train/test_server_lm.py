@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from replug.data.folder import read_mark, write_mark
 from tests.support.command_line import start
 from tests.support.fault_server import FaultServer
 from tests.support.runs import heldout_bits
@@ -78,12 +79,13 @@ def test_a_budget_stops_the_run_before_it_is_passed_and_only_a_larger_one_and_th
 
 def assert_another_lm_is_refused(run: Path, overrides: list[str]) -> None:
     """As if the server had served another model under this name when the run began."""
-    mark = run / "lm.json"
+    mark = run / "inputs.json"
     begun = mark.read_text()
-    assert json.loads(begun)["identity"].startswith("words#")
-    mark.write_text(json.dumps({"identity": "words#00000000"}))
+    content = read_mark(mark, "")
+    assert content["inputs"]["lm.identity"].startswith("words#")
+    write_mark(mark, {**content, "inputs": {**content["inputs"], "lm.identity": "words#00000000"}})
     process = start(run, *overrides)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 2
-    assert "was begun with another LM" in output.splitlines()[-1]
+    assert "lm.identity is " in output.splitlines()[-1]
     mark.write_text(begun)

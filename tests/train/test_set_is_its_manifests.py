@@ -8,8 +8,7 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.config.load import load_config
-from replug.data.files import file_sha256
-from replug.data.manifest import read_mark, write_mark
+from replug.data.folder import FileSum, file_sum, read_mark, write_mark
 from replug.data.store import PreparedSet
 from replug.models.build import lm_source
 from replug.models.preparing import prepared_set
@@ -35,8 +34,8 @@ def given(data: Path) -> list[str]:
     return ["data.source=null", f"data.prepared={data}", "retrieve.k=2", "evaluate.k=2"]
 
 
-def write_manifest(data: Path, files: dict[str, str]) -> None:
-    write_mark(data / "manifest.json", {**read_mark(data / "manifest.json"), "files": files})
+def write_manifest(data: Path, files: dict[str, FileSum]) -> None:
+    write_mark(data / "manifest.json", {**read_mark(data / "manifest.json", ""), "files": files})
 
 
 @pytest.mark.parametrize("name", ["queries.arrow", "heldout.arrow"])
@@ -51,7 +50,7 @@ def test_texts_that_were_replaced_by_the_others_are_refused(name: str, data: Pat
 def test_where_the_manifest_was_changed_with_them_the_texts_themselves_are_compared(data: Path) -> None:
     files = PreparedSet(data).manifest["files"]
     shutil.copy(data / "heldout.arrow", data / "queries.arrow")
-    write_manifest(data, {**files, "queries.arrow": file_sha256(data / "queries.arrow")})
+    write_manifest(data, {**files, "queries.arrow": file_sum(data / "queries.arrow")})
     config = load_config(ROOT / "configs/debug.yaml", [f"run_dir={data.parent / 'run'}", *given(data)])
     lm = lm_source(config.lm, data.parent / "spent.json", data.parent / "scores.sqlite")
     with pytest.raises(UserError, match=r"\d+ training texts are held-out texts.* would be a leak: text "):

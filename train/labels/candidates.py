@@ -28,7 +28,7 @@ Allowed = Callable[[int, np.ndarray], np.ndarray]  # of a text's row: which of t
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Of N texts: documents [N, K], who gave each, and as which, counted from 1."""
+    """Holds documents [N, K] of N texts, which search gave each, and at which rank from 1."""
 
     doc_rows: np.ndarray
     given_by: np.ndarray
@@ -36,7 +36,7 @@ class Candidates:
 
 
 class TooFewFound(ValueError):
-    """BM25 was asked for too few to have enough that are new."""
+    """BM25 found too few documents that are new."""
 
 
 def mix_candidates(
@@ -90,7 +90,7 @@ def other_sources(sources_of: Callable[[np.ndarray], list[str]], exclude: Sequen
 def _others(
     offered: Iterable[np.ndarray], count: int, taken: set[int], allowed: Callable[[np.ndarray], np.ndarray]
 ) -> tuple[list[int], list[int]]:
-    """The first `count` documents that are not taken and are allowed, and their places in the offers, from 1."""
+    """Return the first `count` documents that are not taken and are allowed, and their ranks in the offers, from 1."""
     chosen: dict[int, int] = {}
     place = 0
     for rows in offered if count else ():
@@ -104,7 +104,7 @@ def _others(
 
 
 def _drawn(num_documents: int, count: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Random documents, some at a time: all of a small corpus in a random order, of a large one without end."""
+    """Yield random documents, a few at a time: all of a small corpus in a random order, of a large one without end."""
     if num_documents <= SMALL:
         yield rng.permutation(num_documents)
         return
@@ -114,7 +114,7 @@ def _drawn(num_documents: int, count: int, rng: np.random.Generator) -> Iterator
 
 @dataclass(frozen=True, slots=True)
 class Finder:
-    """Index version 0 holds the documents by `encoder`, which encodes the texts as well; so may `tuned`."""
+    """Finds candidates in index version 0, of `encoder`; queries are encoded by it, and by `tuned` if there is one."""
 
     config: Config
     data: PreparedSet
@@ -133,7 +133,7 @@ class Finder:
         return candidates, similarities(vectors, candidates.doc_rows, stored)
 
     def _query_vectors(self, examples: list[Example], encoder: Encoder) -> np.ndarray:
-        """[N, D], some texts at a time, by their places in the set."""
+        """Return vectors [N, D], computed a few texts at a time."""
         parts = []
         for start in range(0, len(examples), TEXTS_PER_SEARCH):
             some = examples[start : start + TEXTS_PER_SEARCH]

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from replug.config.schema import LossConfig
 from replug.data.files import writing
 from replug.data.labels import Labels, write_labels
 from replug.data.store import CorpusStore
-from replug.train.labels.dev import document_scores
-from replug.train.module import LossSettings
+from replug.train.development import document_scores
 
 
-def write_distill_kl(path: Path, labels: Labels, corpus: CorpusStore, loss: LossSettings) -> None:
+def write_distill_kl(path: Path, labels: Labels, corpus: CorpusStore, loss: LossConfig) -> None:
     """Write the training texts for sentence-transformers' `DistillKLDivLoss`: Parquet, a column for each passage.
 
         query, passage_1, …, passage_K, label (the K teacher scores)
@@ -25,7 +25,7 @@ def write_distill_kl(path: Path, labels: Labels, corpus: CorpusStore, loss: Loss
     student P_R (REPLUG, section 4), and the loss ours times gamma².
     """
     passages = [f"passage_{number}" for number in range(1, labels.origin.num_candidates + 1)]
-    scores = document_scores(labels.texts("queries"), loss.lm_score) * loss.gamma / loss.beta
+    scores = document_scores(labels.scores("queries"), loss.lm_score.value) * loss.gamma / loss.beta
 
     def rows() -> Iterator[dict[str, Any]]:
         for row, of in zip(labels.rows("queries"), scores, strict=True):
@@ -36,7 +36,7 @@ def write_distill_kl(path: Path, labels: Labels, corpus: CorpusStore, loss: Loss
     write_labels(path, rows(), pa.schema([*texts, ("label", pa.list_(pa.float32()))]))
 
 
-def write_flagembedding(path: Path, labels: Labels, corpus: CorpusStore, loss: LossSettings) -> None:
+def write_flagembedding(path: Path, labels: Labels, corpus: CorpusStore, loss: LossConfig) -> None:
     """Write the training texts for FlagEmbedding's `knowledge_distillation`: JSON Lines with teacher scores.
 
         {"query": …, "pos": [document], "neg": [documents], "pos_scores": [score], "neg_scores": [scores]}
@@ -44,7 +44,7 @@ def write_flagembedding(path: Path, labels: Labels, corpus: CorpusStore, loss: L
     The positive is the document that the LM finds best, the others follow in the LM's order. A score is z / beta
     (REPLUG, section 4), so the softmax that FlagEmbedding takes over a row's scores is Q.
     """
-    scores = document_scores(labels.texts("queries"), loss.lm_score) / loss.beta
+    scores = document_scores(labels.scores("queries"), loss.lm_score.value) / loss.beta
     partial = path.with_name(path.name + ".partial")
     with writing(partial):
         with partial.open("w", encoding="utf-8") as file:

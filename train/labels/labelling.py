@@ -1,7 +1,6 @@
 """The composition root of `replug label`: from configuration to a finished folder of labels, each stage a call.
 
-OUT/queries.parquet, dev.parquet, labels.json   the labels (`data.labels`)
-OUT/plan.json       what they are of, written first, so that nobody goes on with other settings
+OUT/queries.parquet, dev.parquet   the labels (`data.labels`), with inputs.json and manifest.json
 OUT/scores.sqlite   what the LM has said so far, unless `lm.cache` names another file; a training may read it too
 OUT/index/          the corpus by the retriever as it is
 OUT/lm_spent.json   what a server was sent
@@ -11,7 +10,6 @@ Every stage is passed over where its result is there, so the same command goes o
 
 import logging
 import tempfile
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
@@ -22,23 +20,21 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from replug.cluster.interruption import Interruption, wait_for
+from replug.cluster.interruption import Interruption
 from replug.cluster.ray_cluster import ray_cluster, require_seen_by_all
 from replug.config.errors import UserError
 from replug.config.rules import labelling_problems
 from replug.config.schema import Config
-from replug.data.files import file_sha256, read_json, write_json
-from replug.data.folder_lock import sole_writer
+from replug.data.files import file_sha256
+from replug.data.folder import sole_writer
 from replug.data.labels import (
     DEV_SCHEMA,
     GIVERS,
-    MARK,
     SCHEMA,
+    TEXT_FIELDS,
     LabelOrigin,
     Labels,
-    finish_labels,
-    labelled_store,
-    text_columns,
+    labels_folder,
     write_labels,
 )
 from replug.data.progress import Progress
@@ -59,7 +55,7 @@ from replug.models.prompt import PromptTemplate
 from replug.planning.memory import run_sizes
 from replug.train.data_checks import check_data
 from replug.train.labels.candidates import Candidates, Finder
-from replug.train.pipeline import ScoreError
+from replug.train.pipeline import ScoreError, score_in_calls
 from replug.train.run_dir import RunDirectory
 from replug.train.workers import local_models
 
@@ -67,9 +63,7 @@ log = logging.getLogger(__name__)
 
 Score = ScoreSum | ContinuationScore
 
-TEXTS_PER_CALL = 16
 CALLS_IN_FLIGHT = 8
-OTHER_OUT = "give another --out (with train.labels=auto another run_dir)"
 
 
 def label(config: Config, out: Path, index: Path | None = None) -> Labels:
@@ -92,8 +86,9 @@ def _label(config: Config, out: Path, index: Path) -> Labels:
     encoder = load_encoder(config.retriever, dims=config.index.dims)
     tuned = load_tuned_queries(config, encoder)
     origin = label_origin(config, data, source.identity, encoder, tuned)
-    _claim(out, origin)
-    if (out / MARK).is_file():
+    folder = labels_folder(out)
+    folder.claim(asdict(origin))
+    if folder.is_finished:
         log.info(f"{out} holds these labels already")
         return Labels(out)
     interruption = Interruption()
@@ -107,21 +102,21 @@ def _label(config: Config, out: Path, index: Path) -> Labels:
             build_version(laid_out, encoder, data, service, IndexState(0, 0))
             scorer = LabelScorer(lm, prompt_template(laid_out.lm, source), data.corpus, interruption.check)
             finder = Finder(laid_out, data, service, encoder, tuned)
-            for split in ("queries", *(["dev"] if data.dev is not None else [])):
-                path, store = out / f"{split}.parquet", labelled_store(data, split)
-                if not path.is_file():  # one that is there is whole
-                    rows = scorer.rows(split, store, *finder.find(store))
-                    write_labels(path, rows, DEV_SCHEMA if split == "dev" else SCHEMA)
+            for split, store in (("queries", data.queries), ("dev", data.dev)):
+                path, is_dev = out / f"{split}.parquet", split == "dev"
+                if store is not None and not path.is_file():  # one that is there is whole
+                    rows = scorer.rows(store, *finder.find(store), with_tokens=is_dev)
+                    write_labels(path, rows, DEV_SCHEMA if is_dev else SCHEMA)
             log.info(f"{lm.num_misses:,} pairs were scored, {lm.num_hits:,} were found in the cache")
     counts = {"queries": len(data.queries), "dev": len(data.dev) if data.dev is not None else 0}
-    finish_labels(out, origin, counts)
+    folder.finish([f"{split}.parquet" for split, count in counts.items() if count], {"counts": counts})
     return Labels(out)
 
 
 def label_origin(
     config: Config, data: PreparedSet, lm: str, encoder: Encoder, tuned: Encoder | None = None
 ) -> LabelOrigin:
-    """What the labels of a configuration are of; `lm` is the LM's identity."""
+    """Return what the labels of a configuration are made from; `lm` is the LM's identity."""
     label = config.label
     return LabelOrigin(
         lm=lm,
@@ -140,28 +135,9 @@ def label_origin(
     )
 
 
-def _claim(out: Path, origin: LabelOrigin) -> None:
-    """Raise UserError where the folder is of other labels."""
-    plan = out / "plan.json"
-    if not plan.is_file():
-        write_json(plan, asdict(origin))
-        return
-    begun, asked = asdict(LabelOrigin(**read_json(plan, OTHER_OUT))), asdict(origin)
-    changed = [name for name in asked if begun[name] != asked[name]]
-    if changed:
-        name = changed[0]
-        raise UserError(
-            f"{out} holds labels with another {name} ({begun[name]!r} there, {asked[name]!r} now); {OTHER_OUT}"
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class LabelScorer:
-    """Has the LM score texts after their candidates; `check` is called while waiting, to raise what ends it.
-
-    Texts are scored in calls of a fixed number, counted from the first, so what is scored together follows from the set
-    and the candidates alone, also after kill -9: the cache has what was computed, and no pair is computed twice.
-    """
+    """Has the LM score texts after their candidates; `check` is called while waiting, to raise what ends it."""
 
     lm: CachingLM
     template: PromptTemplate
@@ -169,81 +145,60 @@ class LabelScorer:
     check: Callable[[], None]
 
     def rows(
-        self, split: str, store: ExampleStore, candidates: Candidates, similarities: np.ndarray
+        self, store: ExampleStore, candidates: Candidates, similarities: np.ndarray, with_tokens: bool
     ) -> Iterator[dict[str, Any]]:
-        """A row of the labels for each text, in order. Development texts have the log-probs of their tokens too."""
-        progress = Progress(f"scoring candidates ({split})", len(store))
-        for texts, scores in self._scored(store, candidates, with_tokens=split == "dev"):
-            yield from self._rows_of(store, texts, scores, candidates, similarities)
-            progress.advance(len(texts), f"{len(texts) * (candidates.doc_rows.shape[1] + 1):,} pairs a call")
+        """Yield a row of the labels for each text, in order.
 
-    def _scored(
-        self, store: ExampleStore, candidates: Candidates, with_tokens: bool
-    ) -> Iterator[tuple[range, list[Score]]]:
-        """Some texts and the scores of their pairs, each text's own without a document first."""
-        waiting: deque[tuple[range, Future[list[Score]]]] = deque()
-        for start in range(0, len(store), TEXTS_PER_CALL):
-            texts = range(start, min(start + TEXTS_PER_CALL, len(store)))
-            waiting.append((texts, self._submit(store.examples(texts), candidates.doc_rows[texts], with_tokens)))
-            if len(waiting) == CALLS_IN_FLIGHT:
-                texts, under_way = waiting.popleft()
-                yield texts, wait_for(under_way, self.check)
-        for texts, under_way in waiting:
-            yield texts, wait_for(under_way, self.check)
+        `with_tokens`: those of development texts, which have the log-probs of their tokens, also without a document.
+        """
+        alone: list[str | None] = [None] if with_tokens else []
 
-    def _submit(self, examples: Sequence[Example], doc_rows: np.ndarray, with_tokens: bool) -> Future:
-        prefixes, continuations = [], []
-        for example, rows in zip(examples, doc_rows, strict=True):
-            for text in (None, *self.corpus.texts(rows)):
-                prefixes.append(self.template.prefix(text, example.context, example.continuation))
-                continuations.append(example.continuation)
+        def load(rows: range) -> tuple[Sequence[Example], list[list[str | None]]]:
+            return store.examples(rows), [[*alone, *self.corpus.texts(candidates.doc_rows[row])] for row in rows]
+
         submit: Callable[..., Future] = self.lm.submit if with_tokens else self.lm.submit_sums
-        return submit(prefixes, continuations)
+        calls = score_in_calls(submit, self.template, len(store), load, CALLS_IN_FLIGHT, self.check)
+        progress = Progress(f"scoring candidates ({'dev' if with_tokens else 'queries'})", len(store))
+        for rows, scores in calls:
+            per_text = len(scores) // len(rows)
+            for place, (row, example) in enumerate(zip(rows, store.examples(rows), strict=True)):
+                own = scores[place * per_text : (place + 1) * per_text]
+                yield {
+                    **{name: getattr(example, name) for name in TEXT_FIELDS},
+                    **self._scores(example.id, candidates.doc_rows[row], own),
+                    "given_by": [GIVERS[giver] for giver in candidates.given_by[row]],
+                    "ranks": candidates.ranks[row],
+                    "similarities": similarities[row],
+                }
+            progress.advance(len(rows), f"{len(scores):,} pairs a call")
 
-    def _rows_of(
-        self,
-        store: ExampleStore,
-        texts: range,
-        scores: list[Score],
-        candidates: Candidates,
-        similarities: np.ndarray,
-    ) -> Iterator[dict[str, Any]]:
-        per_text = candidates.doc_rows.shape[1] + 1
-        for place, (row, text) in enumerate(zip(texts, text_columns(store, texts), strict=True)):
-            own = scores[place * per_text : (place + 1) * per_text]
-            documents = candidates.doc_rows[row]
-            ids = [document.id for document in self.corpus.documents(documents)]
-            _require_comparable(text["id"], ids, own)
-            tokens = [score.token_logprobs for score in own if isinstance(score, ContinuationScore)]
-            yield {
-                **text,
-                "num_tokens": own[0].num_tokens,
-                "sum_logprob_alone": own[0].sum_logprob,
-                "doc_ids": ids,
-                "doc_rows": documents,
-                "given_by": [GIVERS[giver] for giver in candidates.given_by[row]],
-                "ranks": candidates.ranks[row],
-                "similarities": similarities[row],
-                "sum_logprobs": [score.sum_logprob for score in own[1:]],
-                **({"token_logprobs": tokens[1:], "token_logprobs_alone": tokens[0]} if tokens else {}),
-            }
+    def _scores(self, text: str, doc_rows: np.ndarray, scores: list[Score]) -> dict[str, Any]:
+        """Return the columns of one text's scores, which begin with the one without a document if there is one."""
+        ids = [document.id for document in self.corpus.documents(doc_rows)]
+        _require_comparable(text, ids, scores)
+        columns: dict[str, Any] = {"num_tokens": scores[0].num_tokens, "doc_ids": ids, "doc_rows": doc_rows}
+        tokens = [score.token_logprobs for score in scores if isinstance(score, ContinuationScore)]
+        if len(scores) > len(ids):
+            columns |= {"token_logprobs": tokens[1:], "token_logprobs_alone": tokens[0]}
+        return {**columns, "sum_logprobs": [score.sum_logprob for score in scores[-len(ids) :]]}
 
 
 def _require_comparable(text: str, documents: Sequence[str], scores: Sequence[Score]) -> None:
-    """Raise ScoreError for a score that is no number, or is of other tokens than the text's other scores."""
-    places = ("without a document", *(f"after document {document}" for document in documents))
+    """Raise ScoreError for a score that is not a number, or is of other tokens than the text's other scores."""
+    places = ["without a document"] * (len(scores) - len(documents))
+    places += [f"after document {document}" for document in documents]
     for place, score in zip(places, scores, strict=True):
         if not np.isfinite(score.sum_logprob):
             raise ScoreError(f"the LM's score of text {text} {place} is {score.sum_logprob}; expected a finite number")
         if score.num_tokens != scores[0].num_tokens:
             raise ScoreError(
-                f"the LM counts {score.num_tokens} tokens of text {text} {place}, and {scores[0].num_tokens} without "
-                "one; expected the same tokens, whose scores can be compared"
+                f"the LM counts {score.num_tokens} tokens of text {text} {place}, and {scores[0].num_tokens} "
+                f"{places[0]}; expected the same tokens, whose scores can be compared"
             )
 
 
 def load_tuned_queries(config: Config, encoder: Encoder) -> Encoder | None:
-    """A pair whose queries search the index of `encoder`; None where none are asked for.
+    """Load a pair whose queries search the index of `encoder`; None if none are asked for.
 
     Raises UserError for a run whose documents are encoded by another encoder.
     """
@@ -265,7 +220,7 @@ def load_tuned_queries(config: Config, encoder: Encoder) -> Encoder | None:
 
 
 def retriever_identity(encoder: Encoder) -> str:
-    """Equal ones give equal similarities."""
+    """Return what tells encoders apart: equal identities give equal similarities."""
     with tempfile.TemporaryDirectory() as folder:
         encoder.save(Path(folder))
         reading = reading_identity(encoder.pooling, encoder.prompts.query, encoder.prompts.document)
@@ -273,9 +228,9 @@ def retriever_identity(encoder: Encoder) -> str:
         return f"{weights_sha256(Path(folder))[:16]}:{encoder.similarity}:{encoder.max_tokens}{reading}{dims}"
 
 
-def _encode_documents_alike(one: Encoder, other: Encoder) -> bool:
+def _encode_documents_alike(first: Encoder, other: Encoder) -> bool:
     """Return whether both encode documents alike, to the last bit, and compare them alike."""
-    (reading, weights), (other_reading, others) = _documents_of(one), _documents_of(other)
+    (reading, weights), (other_reading, others) = _documents_of(first), _documents_of(other)
     is_read_alike = reading == other_reading and weights.keys() == others.keys()
     return is_read_alike and all(weights[name].equal(others[name]) for name in weights)
 

@@ -27,8 +27,8 @@ from replug.models.local.stand_in_lm import StandInLM
 from replug.models.preparing import prepared_set
 from replug.models.prompt import PromptTemplate
 from replug.train.labels.candidates import Candidates
-from replug.train.labels.labelling import TEXTS_PER_CALL, LabelScorer, load_tuned_queries
-from replug.train.pipeline import ScoreError
+from replug.train.labels.labelling import LabelScorer, load_tuned_queries
+from replug.train.pipeline import EXAMPLES_PER_CALL, ScoreError
 from replug.train.run_dir import RunDirectory
 from replug.train.trained_weights import save_retriever
 from tests.support.command_line import ROOT, start_process, wait_for
@@ -40,7 +40,7 @@ K = 3
 
 @pytest.fixture
 def data(debug_config: Config, tmp_path: Path) -> PreparedSet:
-    debug_config.data.num_queries = 3 * TEXTS_PER_CALL
+    debug_config.data.num_queries = 3 * EXAMPLES_PER_CALL
     return prepared_set(debug_config, tmp_path / "data")
 
 
@@ -52,17 +52,18 @@ def candidates_of(data: PreparedSet) -> Candidates:
 def rows_of(lm: object, data: PreparedSet):
     scorer = LabelScorer(lm, PromptTemplate("\n"), data.corpus, lambda: None)  # type: ignore[arg-type]
     candidates = candidates_of(data)
-    return scorer.rows("queries", data.queries, candidates, np.zeros(candidates.doc_rows.shape, np.float32))
+    similarities = np.zeros(candidates.doc_rows.shape, np.float32)
+    return scorer.rows(data.queries, candidates, similarities, with_tokens=False)
 
 
 def test_what_was_scored_before_an_interruption_is_not_scored_again(data, tmp_path):
-    num_pairs = len(data.queries) * (K + 1)
+    num_pairs = len(data.queries) * K
     first = CachingLM(InProcessLM(StandInLM()), tmp_path / "scores.sqlite")
     begun = list(islice(rows_of(first, data), 5))
     first.close()
     second = CachingLM(InProcessLM(StandInLM()), tmp_path / "scores.sqlite")
     whole = list(rows_of(second, data))
-    assert second.num_hits >= TEXTS_PER_CALL * (K + 1) and second.num_hits + second.num_misses == num_pairs
+    assert second.num_hits >= EXAMPLES_PER_CALL * K and second.num_hits + second.num_misses == num_pairs
     assert second.num_misses == num_pairs - first.num_misses
     second.close()
     for before, after in zip(begun, whole, strict=False):
@@ -79,9 +80,11 @@ def test_a_score_that_is_no_number_and_one_of_other_tokens_are_refused_with_the_
             return [ContinuationScore(np.full(1 + row % 2, -1, np.float32)) for row in range(len(prefixes))]
 
     text, document = data.queries.examples([0])[0].id, data.corpus.documents([0])[0].id
-    with pytest.raises(ScoreError, match=f"text {text} without a document is nan"):
+    with pytest.raises(ScoreError, match=f"text {text} after document {document} is nan"):
         next(rows_of(NanLM(), data))
-    with pytest.raises(ScoreError, match=f"2 tokens of text {text} after document {document}, and 1 without one"):
+    with pytest.raises(
+        ScoreError, match=rf"2 tokens of text {text} after document \S+, and 1 after document {document}"
+    ):
         next(rows_of(OtherTokensLM(), data))
 
 
@@ -161,7 +164,7 @@ def test_killed_and_run_again_no_pair_is_scored_twice_and_a_training_on_the_labe
     scored, hits = map(int, re.search(r"(\d+) pairs were scored (\d+) were found", printed.replace(",", "")).groups())
     assert 0 < before == hits and scored == num_scored(out / "scores.sqlite") - before
     labels = Labels(out)
-    assert labels.counts == {"queries": 60, "dev": 12} and scored + hits == 72 * 8
+    assert labels.counts == {"queries": 60, "dev": 12} and scored + hits == 60 * 7 + 12 * 8
     assert {giver for row in labels.rows("queries") for giver in row["given_by"]} == set(GIVERS) - {"tuned"}
 
     train = ("train", config, f"data.prepared={tmp_path}/set", "data.source=null", f"train.labels={out}", *TRAIN)

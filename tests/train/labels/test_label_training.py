@@ -19,13 +19,12 @@ from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.preparing import prepared_set
 from replug.models.stand_in_encoder import write_stand_in_encoder
-from replug.train.labels.dev import DevTexts
-from replug.train.labels.fitting import LabelTraining, fit_labels, label_module, label_steps
-from replug.train.labels.run import claim
+from replug.train.development import LabelledDevTexts, Watch
+from replug.train.fitting import lsr_module
 from replug.train.run import train
 from replug.train.run_dir import RunDirectory
+from replug.train.sources import LabelledBatches
 from replug.train.trained_weights import encoder_of_checkpoint
-from replug.train.trainer import loggers_of
 from tests.support.labels import LabellingLM, write_stand_in_labels
 from tests.support.made_once import made_once
 from tests.support.packages import ROOT
@@ -68,47 +67,42 @@ def finished(labelled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_two_epochs_are_trained_and_the_weights_best_on_development_texts_are_the_result(labelled, finished):
     results = json.loads((finished / "results.json").read_text())
-    looks = [row["dev/bpb"] for row in metrics(finished)]
-    assert len(looks) == 6 and results["weights"]["step"] == 6
-    assert results["weights"]["best"]["bpb"] == pytest.approx(min(results["weights"]["first"]["bpb"], *looks), rel=1e-6)
-    assert results["weights"]["alone"] > results["weights"]["best"]["bpb"]
+    looks, weights = [row["dev/bpb"] for row in metrics(finished)], results["weights"]
+    assert len(looks) == weights["steps"] == 6
+    assert weights["best"]["bpb"] == pytest.approx(min(weights["first"]["bpb"], *looks), rel=1e-6)
+    assert weights["alone"] > weights["best"]["bpb"] and weights["step"] == weights["best"]["step"]
     assert "language_modelling" not in results and (finished / "report.html").is_file()
-    tuned = Encoder(str(finished / "retriever")).state_dict()
-    best = Encoder(str(finished / "dev_best")).state_dict()
-    assert all(tuned[name].equal(best[name]) for name in tuned)
     assert not (finished / "retriever/query_encoder").exists()
 
 
-class InterruptedAt(Interruption):
-    """As if a signal came before a step."""
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Train as if a signal came at a check: one comes before every step."""
 
-    def __init__(self, checks: int) -> None:
-        super().__init__()
-        self._left = checks
+    def train_until(config: Config, checks: int) -> None:
+        left = iter(range(checks))
 
-    def check(self) -> None:
-        self._left -= 1
-        if self._left < 0:
-            raise RunError("interrupted")
+        def check(interruption: Interruption) -> None:
+            if next(left, None) is None:
+                raise RunError("interrupted")
 
+        with monkeypatch.context() as patched, pytest.raises(RunError, match="interrupted"):
+            patched.setattr(Interruption, "check", check)
+            train(config)
 
-def fit(config: Config, run: Path, interruption: Interruption) -> None:
-    directory, labels = RunDirectory(run), Labels(Path(config.train.labels))
-    run.mkdir(exist_ok=True)
-    data = prepared_set(config, directory.data)
-    claim(config, labels, directory, data)
-    training = LabelTraining.of(config, labels, data)
-    module = label_module(config, load_encoder(config.retriever, dims=config.index.dims), data, training)
-    fit_labels(config, directory, module, training, loggers_of(config, directory), interruption)
+    return train_until
 
 
-def test_an_interrupted_training_goes_on_to_the_same_losses_and_weights(labelled, finished, tmp_path, monkeypatch):
-    config = label_steps(configured(labelled, tmp_path / "run", "train.epochs=2"), 24)
-    with pytest.raises(RunError, match="interrupted"):
-        fit(config, tmp_path / "run", InterruptedAt(3))
-    steps, look = [], DevTexts.look
-    monkeypatch.setattr(DevTexts, "look", lambda dev, step, *encoders: steps.append(step) or look(dev, step, *encoders))
-    fit(config, tmp_path / "run", Interruption())
+def test_an_interrupted_training_goes_on_to_the_same_losses_and_weights(
+    labelled, finished, tmp_path, monkeypatch, interrupted
+):
+    config = configured(labelled, tmp_path / "run", "train.epochs=2")
+    interrupted(config, 3)
+    steps, look = [], LabelledDevTexts.look
+    monkeypatch.setattr(
+        LabelledDevTexts, "look", lambda dev, step, *given: steps.append(step) or look(dev, step, *given)
+    )
+    train(config)
     assert metrics(tmp_path / "run") == metrics(finished)
     assert steps in ([3, 6], [6])  # never again before the first step
     ours, other = (Encoder(str(run / "retriever")).state_dict() for run in (tmp_path / "run", finished))
@@ -124,24 +118,25 @@ ADAPTERS = (
 )
 
 
-def test_a_training_of_adapters_resumes_exactly_from_small_checkpoints_and_keeps_the_best_adapter(labelled, tmp_path):
+def test_a_training_of_adapters_resumes_exactly_from_small_checkpoints_and_keeps_the_best_adapter(
+    labelled, tmp_path, interrupted
+):
     whole, run = tmp_path / "whole", tmp_path / "run"
     train(configured(labelled, whole, *ADAPTERS, "index.dims=16"))
     config = configured(labelled, run, *ADAPTERS, "index.dims=16")
-    with pytest.raises(RunError, match="interrupted"):
-        fit(config, run, InterruptedAt(3))
+    interrupted(config, 3)
     export(run, tmp_path / "so_far")
-    fit(config, run, Interruption())
+    newest = RunDirectory(run).newest_checkpoint()
+    assert newest is not None
+    state = torch.load(newest.path, weights_only=True)
+    train(config)
     export(run, tmp_path / "exported")
     adapter = "adapter/adapter_model.safetensors"
     assert (tmp_path / "exported" / adapter).read_bytes() == (run / "retriever" / adapter).read_bytes()
     assert (tmp_path / "so_far" / adapter).is_file()
     assert metrics(run) == metrics(whole) and metrics(run)[0]["train/loss"] != metrics(run)[-1]["train/loss"]
     for name in ("retriever/model.safetensors", "retriever/adapter/adapter_model.safetensors"):
-        assert (run / name).read_bytes() == (whole / name).read_bytes() == (run / f"dev_best{name[9:]}").read_bytes()
-    newest = RunDirectory(run).newest_checkpoint(with_index=False)
-    assert newest is not None
-    state = torch.load(newest.path, weights_only=True)
+        assert (run / name).read_bytes() == (whole / name).read_bytes()
     assert len(state["untrained_sha256"]) == 64 and len(state["state_dict"]) == 4  # A and B of one layer's two
     last = encoder_of_checkpoint(config, state)
     assert last.untrained_sha256 == state["untrained_sha256"]
@@ -152,15 +147,12 @@ def test_a_training_of_adapters_resumes_exactly_from_small_checkpoints_and_keeps
 
 
 def test_training_ends_where_development_texts_get_no_better_and_a_finished_fit_is_read(labelled, tmp_path):
-    keys = ("train.dev_every_steps=1", "train.patience=2", "train.lr=1.0e-12", "train.dev_measure=kl")
+    keys = ("train.dev_every_steps=1", "train.patience=2", "train.lr=1.0e-12")
     config = configured(labelled, tmp_path / "run", *keys)
-    results = train(config)["weights"]
-    assert results["step"] < 6 and results["step"] - results["best"]["step"] == 2
-    assert len(metrics(tmp_path / "run")) == results["step"]
-    assert train(config)["weights"] == results
-    for name in ("results.json", "fitted.json"):  # as if it was killed after its last checkpoint
-        (tmp_path / "run" / name).unlink()
-    assert train(config)["weights"] == results and len(metrics(tmp_path / "run")) == results["step"]
+    weights = train(config)["weights"]
+    assert weights["steps"] < 6 and weights["steps"] - weights["step"] == 2
+    assert len(metrics(tmp_path / "run")) == weights["steps"]
+    assert train(config)["weights"] == weights
 
 
 def test_the_contrastive_term_is_trained_on_labels_and_no_lm_is_needed(labelled, tmp_path):
@@ -170,13 +162,12 @@ def test_the_contrastive_term_is_trained_on_labels_and_no_lm_is_needed(labelled,
     assert row["train/contrastive"] > 0 and row["lm/entropy"] > 0
 
 
-def test_queries_tuned_alone_are_a_pair_with_the_documents_encoder_as_it_was(labelled, tmp_path):
+def test_queries_tuned_alone_are_a_pair_with_the_documents_encoder_as_it_was(labelled, tmp_path, interrupted):
     train(configured(labelled, tmp_path / "run", "retriever.train=query", "train.max_steps=2"))
     tuned, base, texts = Encoder(str(tmp_path / "run")), Encoder("stand_in"), ["mida furo", "x"]
     assert tuned.encode_document(texts).equal(base.encode_document(texts))
-    assert tuned.encode_query(texts).equal(Encoder(str(tmp_path / "run/dev_best")).encode_query(texts))
-    shutil.rmtree(tmp_path / "run/retriever")  # as if it was not at its end
-    export(tmp_path / "run", tmp_path / "exported")
+    interrupted(configured(labelled, tmp_path / "begun", "retriever.train=query"), 3)
+    export(tmp_path / "begun", tmp_path / "exported")
     last = Encoder(str(tmp_path / "exported"))
     assert last.encode_document(texts).equal(base.encode_document(texts))
     assert not last.encode_query(texts).equal(base.encode_query(texts))
@@ -187,13 +178,13 @@ def test_documents_that_stay_as_they_are_are_embedded_once_with_the_vectors_that
 ):
     config = configured(labelled, tmp_path / "run", "retriever.train=query")
     data = prepared_set(config, tmp_path / "unused")
-    training = LabelTraining.of(config, Labels(labelled / "labels"), data)
-    module = label_module(config, load_encoder(config.retriever), data, training)
-    batch = training.take(0).retrieved
-    assert module.vectors_of is not None and set(batch.doc_rows.flat) <= set(training.rows)
-    looked_up, look = module.similarities(batch), training.dev.similarities(module.encoder, module.vectors_of)
+    module = lsr_module(config, load_encoder(config.retriever), data)
+    source = LabelledBatches(config, Labels(labelled / "labels"), data, module, Watch(tmp_path / "best"))
+    batch = source.take(0).retrieved
+    assert module.vectors_of is not None
+    looked_up, look = module.similarities(batch), source.dev.similarities(module.encoder, module.vectors_of)
     assert looked_up.requires_grad
-    np.testing.assert_allclose(look, training.dev.similarities(module.encoder), atol=1e-6)
+    np.testing.assert_allclose(look, source.dev.similarities(module.encoder), atol=1e-6)
     module.vectors_of = None
     torch.testing.assert_close(looked_up, module.similarities(batch), atol=1e-6, rtol=0)
 
@@ -222,4 +213,4 @@ def test_a_flipped_bit_in_the_labels_is_named(labelled, tmp_path):
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"queries\.parquet is damaged"):
-        Labels(tmp_path / "labels").texts("queries")
+        Labels(tmp_path / "labels").scores("queries")

@@ -1,4 +1,4 @@
-"""Labels by hand: a look at development texts, z of each document, and what other trainers read of them."""
+"""Looks at development texts by hand, the weights they keep, and what other trainers read of labels."""
 
 import json
 import math
@@ -10,8 +10,7 @@ import pytest
 
 from replug.evals.temperature_fit import ensemble_bits
 from replug.models.preparing import prepared_set
-from replug.train.fitting import loss_settings
-from replug.train.labels.dev import document_scores, nearest, scored_share
+from replug.train.development import DevLook, Watch, document_scores, nearest, scored_share
 from replug.train.labels.exports import write_distill_kl, write_flagembedding
 from tests.support.labels import write_stand_in_labels
 
@@ -41,12 +40,39 @@ def test_the_share_of_nearest_documents_that_were_scored():
     assert scored_share(similarities, np.array([[2, 3], [0, 1]]), 4) == 0.5
 
 
+def saving(content: str):
+    """What saves weights into a folder."""
+
+    def save(folder: Path) -> None:
+        folder.mkdir()
+        (folder / "weights").write_text(content)
+
+    return save
+
+
+def test_only_better_weights_replace_the_best_and_patience_counts_the_others(tmp_path):
+    watch = Watch(tmp_path / "best", patience=2)
+    assert watch.chosen() is None
+    for step, bpb in ((0, 1.25), (10, 1.25), (20, 1.125)):
+        watch.record(DevLook(step, bpb, 1.0), saving(f"of step {step}"))
+    assert (watch.first, watch.chosen()) == (DevLook(0, 1.25, 1.0), DevLook(20, 1.125, 1.0))
+    assert (tmp_path / "best/weights").read_text() == "of step 20"
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]
+    watch.record(DevLook(30, 2.0, 1.0), saving("worse"))
+    resumed = Watch(tmp_path / "best", patience=2)
+    resumed.load_state_dict(watch.state_dict())
+    resumed.record(DevLook(30, 2.0, 1.0), saving("the step it was saved at"))
+    assert not resumed.is_over
+    resumed.record(DevLook(40, 2.0, 1.0), saving("worse"))
+    assert resumed.is_over and resumed.chosen() == resumed.best == DevLook(20, 1.125, 1.0)
+
+
 @pytest.fixture
 def exported(debug_config, tmp_path: Path):
     debug_config.label.dense, debug_config.label.random = 4, 1
     data = prepared_set(debug_config, tmp_path / "data")
     labels = write_stand_in_labels(tmp_path / "labels", debug_config, data)
-    return data, labels, loss_settings(debug_config)
+    return data, labels, debug_config.loss
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
@@ -58,17 +84,17 @@ def test_both_exports_have_every_text_with_its_documents_and_the_lms_distributio
     data, labels, loss = exported
     write_flagembedding(tmp_path / "fe.jsonl", labels, data.corpus, loss)
     write_distill_kl(tmp_path / "st.parquet", labels, data.corpus, loss)
-    texts = labels.texts("queries")
-    q = softmax(document_scores(texts, loss.lm_score) / loss.beta)
+    scores = labels.scores("queries")
+    q = softmax(document_scores(scores, loss.lm_score.value) / loss.beta)
     rows = [json.loads(line) for line in (tmp_path / "fe.jsonl").read_text().splitlines()]
     table = pq.read_table(tmp_path / "st.parquet")
     assert table.column_names == ["query", *(f"passage_{n}" for n in range(1, 6)), "label"]
     for at, (row, example) in enumerate(zip(rows, data.queries.examples(), strict=True)):
         assert row["query"] == table["query"][at].as_py() == example.context
-        documents = data.corpus.texts(texts.doc_rows[at])
+        documents = data.corpus.texts(scores.retrieved.doc_rows[at])
         best = int(q[at].argmax())
         assert row["pos"] == [documents[best]] and sorted(row["pos"] + row["neg"]) == sorted(documents)
-        scores = np.array(row["pos_scores"] + row["neg_scores"])
-        np.testing.assert_allclose(softmax(scores), -np.sort(-q[at]), atol=1e-6)
+        given = np.array(row["pos_scores"] + row["neg_scores"])
+        np.testing.assert_allclose(softmax(given), -np.sort(-q[at]), atol=1e-6)
         assert [table[f"passage_{n}"][at].as_py() for n in range(1, 6)] == documents
         np.testing.assert_allclose(softmax(np.array(table["label"][at].as_py()) / loss.gamma), q[at], atol=1e-5)

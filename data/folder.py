@@ -1,0 +1,362 @@
+"""The contract of every folder that a command makes: run, labels, prepared set, index version, evaluation.
+
+    FOLDER/inputs.json     written first: what the folder is made from, by name
+    FOLDER/manifest.json   written last: the bytes and the sha256 of each file
+    FOLDER/.writer.json    locked while a process writes the folder; it names the process
+
+A command locks the folder (`sole_writer`), claims it for its inputs, writes its files and finishes it. The same command
+goes on where an interrupted one stopped; one with other inputs is refused. The operating system frees the lock when the
+process ends, also after kill -9. Both JSON files hold a checksum of themselves, so a flipped bit in them is noticed.
+
+Folders of encoders are written for other libraries too: `checksums.json` lists their files, and a folder without it is
+taken as it is.
+"""
+
+import hashlib
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from replug.config.errors import UserError
+from replug.data.files import file_sha256, write_json
+from replug.data.progress import Progress
+
+INPUTS, MANIFEST, LOCK, CHECKSUMS = "inputs.json", "manifest.json", ".writer.json", "checksums.json"
+OWN = "sha256_of_this"
+
+FileSum = dict[str, Any]  # "bytes" and "sha256" of a file
+
+
+class Folder:
+    """A folder of one kind, such as "run" or "prepared set".
+
+    `key` is what a user sets to write elsewhere, and `mend` what to do about a damaged file. `others` are patterns of
+    names that may lie in the folder without belonging to what is finished: work files, logs, other commands' folders.
+    """
+
+    def __init__(
+        self, path: Path, kind: str, *, key: str, mend: str, others: Collection[str] = (), format: int = 1
+    ) -> None:
+        self.path, self.kind, self.key, self.mend = path, kind, key, mend
+        self._others, self._format = (*others, ".*", INPUTS, f"{INPUTS}.partial"), format
+        self._unread: dict[str, FileSum] | None = None  # files that `require` has not compared yet
+
+    @property
+    def is_finished(self) -> bool:
+        return (self.path / MANIFEST).is_file()
+
+    @property
+    def inputs(self) -> dict[str, Any] | None:
+        """What the folder is made from. None if nobody claimed it yet."""
+        path = self.path / INPUTS
+        if not path.is_file():
+            return None
+        inputs = self._read(path).get("inputs")
+        if not isinstance(inputs, dict):
+            raise UserError(f"{path} lists no inputs; {self.mend}")
+        return inputs
+
+    def check(self, inputs: Mapping[str, Any], may_change: Collection[str] = (), are_all: bool = True) -> None:
+        """Raise UserError if the folder is not ours, or was made from other inputs. Writes nothing.
+
+        Inputs that are not given are compared only if the given ones `are_all`.
+        """
+        before = self._require_ours()
+        if before is not None:
+            self._compare({name: before[name] for name in before if are_all or name in inputs}, inputs, may_change)
+
+    def claim(self, inputs: Mapping[str, Any], may_change: Collection[str] = ()) -> None:
+        """Begin the folder, or go on with it. The caller holds its lock. Inputs are values of JSON by name.
+
+        Raises UserError if the folder is not ours, or was made from other inputs, apart from those that `may_change`.
+        A finished folder that an input changes is unfinished again.
+        """
+        self.check(inputs, may_change)
+        if self.inputs != _as_json(inputs):
+            self.reopen()
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_mark(self.path / INPUTS, {"kind": self.kind, "format": self._format, "inputs": dict(inputs)})
+
+    def reopen(self) -> None:
+        """Say that the folder is not finished, before a file in it changes."""
+        (self.path / MANIFEST).unlink(missing_ok=True)
+        self._unread = None
+
+    def finish(self, files: Iterable[str] | Mapping[str, FileSum], content: Mapping[str, Any] | None = None) -> None:
+        """Write the manifest, last of all: it says that the folder is finished.
+
+        `files` are names in the folder, with their bytes and sha256 where these are known. `content` is kept beside.
+        """
+        listed = dict(files) if isinstance(files, Mapping) else {name: file_sum(self.path / name) for name in files}
+        if (self.path / INPUTS).is_file():
+            listed[INPUTS] = file_sum(self.path / INPUTS)
+        head = {"kind": self.kind, "format": self._format}
+        write_mark(self.path / MANIFEST, {**head, **(content or {}), "files": listed})
+        self._unread = None
+
+    def manifest(self) -> dict[str, Any]:
+        """Return what `finish` wrote. Raises UserError if the folder is unfinished, of another kind, or damaged."""
+        if not self.is_finished:
+            raise UserError(
+                f"{self.path} holds no finished {self.kind}: {MANIFEST} is missing; run the command that makes it again"
+            )
+        content = self._read(self.path / MANIFEST)
+        files = content.get("files")
+        if not isinstance(files, dict) or not all(isinstance(known, dict) for known in files.values()):
+            raise UserError(f"{self.path / MANIFEST} lists no files; {self.mend}")
+        return content
+
+    def require(self, *names: str, meaning: str = "") -> None:
+        """Raise UserError if one of these files (by default any) is missing or changed; each is compared once.
+
+        A folder without a manifest, and a file that it does not list, are taken as they are. `meaning` says what
+        follows from a changed file. Threads may share a folder: at worst a file is compared twice.
+        """
+        if self._unread is None:
+            self._unread = dict(self.manifest()["files"]) if self.is_finished else {}
+        for name in names or tuple(self._unread):
+            if name in self._unread:
+                for problem in file_problems(self.path, {name: self._unread[name]}):
+                    raise UserError(f"{problem}{meaning}; {self.mend}")
+                self._unread.pop(name, None)
+
+    def verify(self) -> list[str]:
+        """Return a line for every file that is missing, changed, or not listed in the manifest."""
+        try:
+            files = self.manifest()["files"]
+        except UserError as error:
+            return [str(error)]
+        problems, progress = [], Progress(f"checking {self.path}", len(files))
+        for name in files:
+            problems += [f"{line}; {self.mend}" for line in file_problems(self.path, {name: files[name]})]
+            progress.advance()
+        return [*problems, *(f"{self.path / name} is not listed in {MANIFEST}; remove it" for name in self.surplus())]
+
+    def surplus(self) -> list[str]:
+        """Return names of files that the manifest does not list, apart from those of `others`."""
+        known = {*self.manifest()["files"], MANIFEST}
+        names = sorted(str(path.relative_to(self.path)) for path in self.path.rglob("*") if path.is_file())
+        return [name for name in names if name not in known and not self._is_other(name)]
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        content = read_mark(path, self.mend)
+        if content.get("kind") != self.kind:
+            other = content.get("kind", "unknown")
+            raise UserError(f"{self.path} is {_a(other)}; expected {_a(self.kind)}; give another {self.key}")
+        if content.get("format") != self._format:
+            raise UserError(
+                f"{path} was written by another version of replug; remove {self.path} or give another {self.key}"
+            )
+        return content
+
+    def _require_ours(self) -> dict[str, Any] | None:
+        """Return the inputs. Raises UserError if the folder was not claimed and holds files of somebody else."""
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"{self.key}: {self.path} is a file; expected a folder")
+        before = self.inputs
+        names = sorted(path.name for path in self.path.iterdir()) if before is None and self.path.exists() else []
+        for name in names:
+            if not self._is_other(name):
+                kind = _a(self.kind)
+                raise UserError(
+                    f"{self.key}: {self.path} holds {name}, which is not part of {kind}; give another {self.key}"
+                )
+        return before
+
+    def _is_other(self, name: str) -> bool:
+        return any(fnmatch(Path(name).parts[0], pattern) for pattern in self._others)
+
+    def _compare(self, before: Mapping[str, Any], inputs: Mapping[str, Any], may_change: Collection[str]) -> None:
+        now = _as_json(inputs)
+        for name in {**before, **now}:
+            if name not in may_change and before.get(name) != now.get(name):
+                state = "" if self.is_finished else "unfinished "
+                raise UserError(
+                    f"{name} is {now.get(name)!r}, but the {state}{self.kind} in {self.path} was made with "
+                    f"{before.get(name)!r}: give the same value or another {self.key}, or remove the folder"
+                )
+
+
+def _a(kind: str) -> str:
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+
+
+def _as_json(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    return json.loads(json.dumps(dict(inputs)))
+
+
+def file_sum(path: Path) -> FileSum:
+    """Return a file's bytes and sha256."""
+    return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+
+
+def kind_of(path: Path) -> str | None:
+    """Return which kind of folder this is. None if it is not one of ours, or what says so is damaged."""
+    for name in (INPUTS, MANIFEST):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            return str(json.loads((path / name).read_text(encoding="utf-8"))["kind"])
+    return None
+
+
+def file_problems(folder: Path, files: Mapping[str, FileSum]) -> list[str]:
+    """Return a line for each file that is missing or differs from its size and checksum."""
+    problems = []
+    for name, known in files.items():
+        path = folder / name
+        if not path.is_file():
+            problems.append(f"{path} is missing")
+        elif path.stat().st_size != known["bytes"] or file_sha256(path) != known["sha256"]:
+            problems.append(f"{path} is damaged: its checksum differs")
+    return problems
+
+
+# JSON with its own checksum ------------------------------------------------------------------------------
+
+
+def write_mark(path: Path, content: Mapping[str, Any]) -> None:
+    """Write JSON with its own checksum."""
+    write_json(path, {**content, OWN: _own_sha256(content)})
+
+
+def read_mark(path: Path, mend: str) -> dict[str, Any]:
+    """Return the content of a mark, without its checksum. Raises UserError, with how to `mend` it, if it is damaged."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is damaged, it is not valid JSON ({error}); {mend}") from error
+    if not isinstance(content, dict) or content.pop(OWN, None) != _own_sha256(content):
+        raise UserError(f"{path} is damaged: its content differs from its own checksum; {mend}")
+    return content
+
+
+def _own_sha256(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+# Folders of encoders -------------------------------------------------------------------------------------
+
+
+def write_checksums(folder: Path, files: Mapping[str, Path] | None = None) -> None:
+    """Write `checksums.json`. `files` gives names and where they lie until they are renamed; None means all files."""
+    if files is None:
+        paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / CHECKSUMS)
+        files = {str(path.relative_to(folder)): path for path in paths}
+    write_mark(folder / CHECKSUMS, {"files": {name: file_sum(path) for name, path in files.items()}})
+
+
+def add_checksum(path: Path) -> None:
+    """Add one file to the `checksums.json` beside it, which is made if it is missing."""
+    known = path.parent / CHECKSUMS
+    others = read_mark(known, "remove it")["files"] if known.is_file() else {}
+    write_mark(known, {"files": {**others, path.name: file_sum(path)}})
+
+
+def write_last(path: Path, content: object, others: Iterable[Path]) -> None:
+    """Write the JSON that says that its folder is finished, after `checksums.json` of it and of the others there."""
+    folder, partial = path.parent, path.with_name(path.name + ".partial")
+    write_json(partial, content)
+    write_checksums(folder, {other.name: other for other in others if other.is_file()} | {path.name: partial})
+    partial.replace(path)
+
+
+def checksum_problems(folder: Path, only: Iterable[str] | None = None) -> list[str]:
+    """Return a line for each file that is missing or damaged; none for a folder without them.
+
+    `only` names the files to look at, as far as they have checksums.
+    """
+    path = folder / CHECKSUMS
+    if not path.is_file():
+        return []
+    try:
+        known = read_mark(path, "remove it, or bring it back")["files"]
+    except UserError as error:
+        return [str(error)]
+    return file_problems(folder, {name: known[name] for name in known if only is None or name in only})
+
+
+def require_checksums(folder: Path, mend: str, only: Iterable[str] | None = None) -> None:
+    """Raise UserError with the first problem, and how to mend it."""
+    for problem in checksum_problems(folder, only):
+        raise UserError(f"{problem}; {mend}")
+
+
+# The lock ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def sole_writer(*folders: Path) -> Iterator[None]:
+    """Let this process alone write the folders while the block runs. Missing folders are made.
+
+    Raises UserError if another process writes one of them, or if it cannot be locked.
+    """
+    with ExitStack() as held:
+        for folder in dict.fromkeys(path.absolute() for path in folders):
+            held.enter_context(_locked(folder, folder / LOCK))
+        yield
+
+
+@contextmanager
+def _locked(what: Path, record: Path) -> Iterator[None]:
+    is_new = not record.parent.exists()
+    lock = _lock(record)
+    try:
+        record.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+        while not _is_locked(record):  # the holder before removed the file that is locked now
+            lock.release()
+            lock.acquire()
+    except Timeout as error:
+        raise UserError(
+            f"{what} is being written by {_holder(record)}: wait for its end, or give another one"
+        ) from error
+    except (OSError, NotImplementedError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{what} cannot be written: {reason}; give another one") from error
+    try:
+        with suppress(OSError):  # a full disk: the lock holds without its record
+            record.write_text(json.dumps(_this_process()))
+        yield
+    finally:
+        record.unlink(missing_ok=True)
+        if is_new:
+            with suppress(OSError):
+                record.parent.rmdir()  # a command that was refused leaves no empty folder behind
+        lock.release()
+
+
+def _lock(record: Path) -> FileLock:
+    return FileLock(record, timeout=0, fallback_to_soft=False)  # a soft lock would outlive kill -9
+
+
+def _is_locked(record: Path) -> bool:
+    try:
+        with _lock(record):
+            return False
+    except Timeout:
+        return True
+
+
+def _this_process() -> dict[str, object]:
+    command = " ".join(["replug", *sys.argv[1:]])[:200]
+    return {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "command": command,
+    }
+
+
+def _holder(record: Path) -> str:
+    try:
+        return "process {pid} on {host} since {since} (`{command}`)".format(**json.loads(record.read_text()))
+    except (OSError, ValueError, KeyError, TypeError):  # it has not written the record yet
+        return "another process"

@@ -1,0 +1,182 @@
+"""The contract of folders: one writer, the same inputs, a manifest that names every wrong file."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from replug.config.errors import UserError
+from replug.data import folder as folder_module
+from replug.data.folder import INPUTS, LOCK, MANIFEST, Folder, sole_writer
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from replug.data.folder import sole_writer
+with sole_writer(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@contextmanager
+def held_elsewhere(folder: Path) -> Iterator[subprocess.Popen]:
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "held\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(UserError) as caught, sole_writer(folder):
+        pass
+    return str(caught.value)
+
+
+def test_a_second_process_is_refused_by_the_name_of_the_first_and_kill_frees_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with held_elsewhere(folder) as process:
+        said = refused(folder)
+        assert f"{folder} is being written by process {process.pid} on {os.uname().nodename} since " in said
+        assert "wait for its end, or give another one" in said
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    with sole_writer(folder):
+        assert json.loads((folder / LOCK).read_text())["pid"] == os.getpid()
+    assert not (folder / LOCK).exists()
+
+
+def test_a_lock_on_a_file_that_its_holder_removed_is_taken_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acquire, removed = folder_module.FileLock.acquire, []
+
+    def acquire_and_lose(lock: folder_module.FileLock) -> object:
+        found = acquire(lock)
+        if not removed:
+            removed.append((tmp_path / LOCK).unlink())
+        return found
+
+    monkeypatch.setattr(folder_module.FileLock, "acquire", acquire_and_lose)
+    with sole_writer(tmp_path):
+        assert f"process {os.getpid()}" in refused(tmp_path)
+
+
+def test_a_folder_named_twice_is_locked_once_and_all_are_freed_where_one_is_taken(tmp_path: Path) -> None:
+    free, taken = tmp_path / "free", tmp_path / "taken"
+    with sole_writer(free, free):
+        pass
+    with sole_writer(taken), pytest.raises(UserError), sole_writer(free, taken):
+        pass
+    with sole_writer(free):
+        pass
+
+
+def test_a_link_in_the_place_of_the_record_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / LOCK).symlink_to(tmp_path / "mine")
+    assert "cannot be written" in refused(tmp_path / "run")
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
+INPUT_VALUES = {"data.seed": 3, "lm": "a hash", "sizes": (1, 2)}
+
+
+def made(path: Path) -> Folder:
+    return Folder(path, "set", key="data.out", mend="make it again", others=("logs", "*.tmp"))
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Folder:
+    folder = made(tmp_path / "set")
+    folder.claim(INPUT_VALUES)
+    (folder.path / "sub").mkdir()
+    for name in ("a", "sub/b"):
+        (folder.path / name).write_text(name)
+    folder.finish(["a", "sub/b"], {"counts": {"rows": 2}})
+    return folder
+
+
+def test_a_folder_is_claimed_again_for_the_same_inputs_and_finished_once(finished: Folder) -> None:
+    assert made(finished.path).inputs == {"data.seed": 3, "lm": "a hash", "sizes": [1, 2]}
+    finished.claim(INPUT_VALUES)
+    assert finished.is_finished and finished.manifest()["counts"] == {"rows": 2} and finished.verify() == []
+    assert set(finished.manifest()["files"]) == {"a", "sub/b", INPUTS}
+
+
+@pytest.mark.parametrize("other", [{"data.seed": 4}, {"lm": None}, {"new": 1}])
+def test_other_inputs_are_refused_by_the_first_that_differs_with_both_values(finished: Folder, other: dict) -> None:
+    ((name, value),) = other.items()
+    said = f"{name} is {value!r}, but the set in {finished.path} was made with {INPUT_VALUES.get(name)!r}"
+    for ask in (finished.claim, finished.check):
+        with pytest.raises(UserError) as caught:
+            ask({**INPUT_VALUES, **other})
+        assert said in str(caught.value) and "another data.out, or remove the folder" in str(caught.value)
+    with pytest.raises(UserError, match="lm is None, but the set"):
+        finished.claim({"data.seed": 3, "sizes": [1, 2]})
+    finished.check({"data.seed": 3}, are_all=False)
+    assert finished.is_finished
+
+
+def test_an_input_that_may_change_makes_a_finished_folder_unfinished(finished: Folder) -> None:
+    finished.claim({**INPUT_VALUES, "data.seed": 9}, may_change=["data.seed"])
+    assert not finished.is_finished and (finished.inputs or {})["data.seed"] == 9
+    with pytest.raises(UserError, match=r"data\.seed is 3, but the unfinished set in"):
+        finished.claim(INPUT_VALUES)
+
+
+def test_a_folder_of_somebody_else_of_another_kind_or_format_is_refused(tmp_path: Path, finished: Folder) -> None:
+    (tmp_path / "mine").mkdir()
+    for name in ("logs", "x.tmp", "photo.jpg"):
+        (tmp_path / "mine" / name).write_text("")
+    with pytest.raises(UserError, match=r"holds photo\.jpg, which is not part of a set; give another data\.out"):
+        made(tmp_path / "mine").claim(INPUT_VALUES)
+    (tmp_path / "mine/photo.jpg").unlink()
+    made(tmp_path / "mine").claim(INPUT_VALUES)
+    with pytest.raises(UserError, match="is a file; expected a folder"):
+        made(tmp_path / "mine/x.tmp").claim({})
+    with pytest.raises(UserError, match="is a set; expected a run; give another run_dir"):
+        Folder(finished.path, "run", key="run_dir", mend="").claim(INPUT_VALUES)
+    with pytest.raises(UserError, match="written by another version of replug"):
+        Folder(finished.path, "set", key="data.out", mend="", format=2).manifest()
+
+
+def test_missing_changed_and_surplus_files_are_named_and_required_ones_refused(finished: Folder) -> None:
+    finished.require()
+    (finished.path / "logs").mkdir()
+    (finished.path / "logs/1").write_text("")
+    assert finished.verify() == []
+    (finished.path / "a").write_text("A")
+    (finished.path / "sub/b").unlink()
+    (finished.path / "sub/c").write_text("")
+    said = [f"a is damaged: its checksum differs; {finished.mend}", f"sub/b is missing; {finished.mend}",
+            f"sub/c is not listed in {MANIFEST}; remove it"]  # fmt: skip
+    assert finished.verify() == [f"{finished.path}/{line}" for line in said]
+    reader = made(finished.path)
+    reader.require("unlisted")
+    with pytest.raises(UserError, match="a is damaged: its checksum differs, so it is another set; make it again"):
+        reader.require("a", meaning=", so it is another set")
+
+
+@pytest.mark.parametrize("name", [MANIFEST, INPUTS])
+def test_any_flipped_bit_in_what_says_so_is_noticed(finished: Folder, name: str) -> None:
+    whole = (finished.path / name).read_bytes()
+    for place, bit in itertools.product(range(0, len(whole) - 1, 7), (0, 3, 6)):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << bit
+        (finished.path / name).write_bytes(flipped)
+        assert finished.verify(), (place, bit)
+    (finished.path / MANIFEST).unlink()
+    assert f"holds no finished set: {MANIFEST} is missing" in finished.verify()[0]

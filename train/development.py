@@ -1,0 +1,233 @@
+"""The look at development texts while training: bits per byte of the retriever's ensemble, and the best weights so far.
+
+The retriever orders documents of each text. The ensemble of the first `evaluate.k` is mixed at every token (REPLUG,
+section 3.2). Its weights are softmax(s / T): T is `ensemble.temperature` if that is a number, else the best one for the
+texts, since softmax(s) of cosines that differ by hundredths is nearly uniform whatever was learned.
+
+A training on labels looks at the stored candidates (`LabelledDevTexts`) and asks no LM. A live training looks at each
+index version by searching it (`SearchedDevTexts`). `Watch` remembers the best weights of either. Held-out texts choose
+nothing.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from replug.config.schema import Config
+from replug.data.datamodule import Position
+from replug.data.files import write_json, writing
+from replug.data.labels import Labels
+from replug.data.records import Example, ScoredBatch
+from replug.data.store import CorpusStore, PreparedSet
+from replug.evals.intervals import bits_of
+from replug.evals.temperature_fit import DocumentScores, ensemble_bits, fit_temperature
+from replug.index_workers.build import document_search
+from replug.index_workers.build_plan import IndexState
+from replug.models.build import load_encoder
+from replug.models.encoder import Encoder, require_finite_vectors
+from replug.train.loss import lm_scores, log_likelihood, text_losses
+from replug.train.module import VectorsOf
+from replug.train.pipeline import score_in_calls
+from replug.train.workers import Workers
+
+LOOK = "dev_look.json"  # in the folder of the best weights
+
+
+@dataclass(frozen=True, slots=True)
+class DevLook:
+    """One look at the development texts: bits per byte of the ensemble at `temperature`, by the weights of `step`.
+
+    Of labelled candidates there are two more numbers. `kl` is the training loss's. `scored_share`: of the `k` nearest
+    among the candidates of all development texts, the share that the LM has scored for the text. Where it falls, a
+    search finds documents of which `bpb` says nothing.
+    """
+
+    step: int
+    bpb: float
+    temperature: float
+    kl: float | None = None
+    scored_share: float | None = None
+
+
+class Watch(pl.Callback):
+    """Keeps the weights that did best on the development texts in `folder`; without such texts there is no look.
+
+    After `patience` looks without a better one training ends. The state in a checkpoint is the first look, the best and
+    the last. The folder has its weights' own look: a run that was killed may find later weights there, and finds them
+    again.
+    """
+
+    def __init__(self, folder: Path, patience: int | None = None) -> None:
+        self.folder, self._patience = folder, patience
+        self.first: DevLook | None = None
+        self.best: DevLook | None = None
+        self.last: DevLook | None = None
+        self._in_vain = 0  # looks since the best
+
+    def chosen(self) -> DevLook | None:
+        """Return the look of the weights in `folder`, None where there are none."""
+        path = self.folder / LOOK
+        return DevLook(**json.loads(path.read_text())) if path.is_file() else None
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether patience has ended."""
+        return self._patience is not None and self._in_vain >= self._patience
+
+    def record(self, look: DevLook, save: Callable[[Path], object]) -> None:
+        """Remember a look; `save` writes its weights into a folder if they are the best."""
+        if self.last is not None and self.last.step == look.step:
+            return  # the step of a checkpoint, at which an interrupted run goes on
+        self.first, self.last = self.first or look, look
+        if self.best is not None and self.best.bpb <= look.bpb:
+            self._in_vain += 1
+            return
+        new = self.folder.with_name(f"{self.folder.name}.partial")
+        shutil.rmtree(new, ignore_errors=True)
+        with writing(new):
+            save(new)
+            write_json(new / LOOK, asdict(look))
+            shutil.rmtree(self.folder, ignore_errors=True)
+            new.replace(self.folder)
+        self.best, self._in_vain = look, 0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        trainer.should_stop = self.is_over
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Position, batch_idx: int
+    ) -> None:
+        """Log the last look at every step: Lightning would repeat a value that is logged now and then."""
+        if batch.is_last and self.last is not None:
+            trainer.should_stop = self.is_over
+            numbers = {name: value for name, value in asdict(self.last).items() if value is not None}
+            pl_module.log_dict({f"dev/{name}": float(value) for name, value in numbers.items()})
+
+    def state_dict(self) -> dict[str, Any]:
+        looks = {"first": self.first, "best": self.best, "last": self.last}
+        return {name: asdict(look) for name, look in looks.items() if look is not None} | {"in_vain": self._in_vain}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        looks = {name: DevLook(**look) for name, look in state_dict.items() if name != "in_vain"}
+        self.first, self.best, self.last = (looks.get(name) for name in ("first", "best", "last"))
+        self._in_vain = state_dict["in_vain"]
+
+
+def describe_weights(weights: Mapping[str, Any]) -> str:
+    """Say which weights a tuned retriever has, by what `fitted.json` holds of them."""
+    if weights["best"] is None:
+        return f"step {weights['step']}, the last"
+    return f"step {weights['step']}, the best of {weights['steps']} on development texts"
+
+
+def _ensemble_look(config: Config, step: int, scores: Sequence[DocumentScores], num_bytes: int) -> DevLook:
+    given = config.ensemble.temperature
+    if isinstance(given, int | float):
+        return DevLook(step, ensemble_bits(scores, float(given)) / num_bytes, float(given))
+    fit = fit_temperature(scores)
+    return DevLook(step, fit.bits / num_bytes, fit.temperature)
+
+
+class SearchedDevTexts:
+    """Development texts with the documents that a search of an index version finds; the LM scores these."""
+
+    def __init__(self, config: Config, data: PreparedSet, workers: Workers, check: Callable[[], None]) -> None:
+        self._config, self._data, self._workers, self._check = config, data, workers, check
+        self._examples = data.require_dev().examples()
+        self._bytes = sum(len(example.continuation.encode()) for example in self._examples)
+
+    def look(self, encoder: Encoder, version: int, step: int) -> DevLook:
+        """Look by an encoder with the weights of `step`, which searches an index version."""
+        encoder.eval()
+        config, examples = self._config, self._examples
+        vectors = encoder.encode_query([example.context for example in examples]).numpy()
+        require_finite_vectors(vectors, [example.id for example in examples])
+        exclude = [example.source for example in examples] if config.retrieve.exclude_own_source else None
+        search = document_search(config, encoder, self._data, self._workers.index)
+        found = search(version, vectors, min(len(self._data.corpus), config.evaluate.k), exclude)
+        workers, corpus, scores = self._workers, self._data.corpus, []
+        k = found.doc_rows.shape[1]
+
+        def load(rows: range) -> tuple[list[Example], list[list[str]]]:
+            return examples[rows.start : rows.stop], [corpus.texts(found.doc_rows[row]) for row in rows]
+
+        calls = score_in_calls(workers.lm.submit, workers.template, len(examples), load, 1, self._check)
+        for rows, of_rows in calls:  # one call at a time, beside the batches of the training
+            for place, row in enumerate(rows):
+                own = [score.token_logprobs for score in of_rows[place * k : (place + 1) * k]]
+                scores.append(DocumentScores(np.stack(own), found.similarities[row]))
+        return _ensemble_look(config, step, scores, self._bytes)
+
+    def look_at(self, index: IndexState) -> DevLook:
+        """Look by an index version's own weights."""
+        folder = self._workers.index.store.encoder_folder(index.version)
+        encoder = load_encoder(self._config.retriever, folder, self._config.index.dims)
+        return self.look(encoder, index.version, index.step)
+
+
+class LabelledDevTexts:
+    """Labelled development texts; `rows` are the corpus' of all candidates."""
+
+    def __init__(self, config: Config, labels: Labels, data: PreparedSet) -> None:
+        self._config, self._corpus = config, data.corpus
+        examples = data.require_dev().examples()
+        self._contexts = [example.context for example in examples]
+        self._bytes = sum(len(example.continuation.encode()) for example in examples)
+        scores, (self._token_logprobs, alone) = labels.scores("dev"), labels.token_logprobs()
+        self.bpb_alone = sum(bits_of(tokens) for tokens in alone) / self._bytes  # of the LM without documents
+        doc_rows = scores.retrieved.doc_rows
+        self._k = min(config.evaluate.k, doc_rows.shape[1])
+        self.rows, places = np.unique(doc_rows, return_inverse=True)
+        self._places = places.reshape(doc_rows.shape)
+        z = torch.from_numpy(document_scores(scores, config.loss.lm_score.value))
+        self._log_q = log_likelihood(z, config.loss.beta)
+
+    def look(self, step: int, encoder: Encoder, vectors_of: VectorsOf | None = None) -> DevLook:
+        """Look by the weights as they are, and documents' vectors where these do not come from the encoder."""
+        encoder.eval()
+        similarities = self.similarities(encoder, vectors_of)
+        own = np.take_along_axis(similarities, self._places, axis=1)  # [N, K], of every text's candidates
+        scores = [nearest(tokens, row, self._k) for tokens, row in zip(self._token_logprobs, own, strict=True)]
+        look, loss = _ensemble_look(self._config, step, scores, self._bytes), self._config.loss
+        log_p = log_likelihood(torch.from_numpy(own.astype(np.float64)), loss.gamma)
+        kl = float(text_losses(self._log_q, log_p, loss.direction.value).mean())
+        return DevLook(step, look.bpb, look.temperature, kl, scored_share(similarities, self._places, self._k))
+
+    def similarities(self, encoder: Encoder, vectors_of: VectorsOf | None = None) -> np.ndarray:
+        """Return similarities [N, D] of every text to the candidates of all."""
+        queries = encoder.encode_query(self._contexts)
+        documents = (vectors_of or partial(embedded, encoder, self._corpus))(self.rows)
+        found: np.ndarray = (queries @ documents.T).numpy()
+        return found
+
+
+def document_scores(scores: ScoredBatch, lm_score: str) -> np.ndarray:
+    """Return z [N, K] float64."""
+    z: np.ndarray = lm_scores(torch.tensor(scores.sum_logprobs), torch.tensor(scores.num_tokens), lm_score).numpy()
+    return z
+
+
+def embedded(documents: Encoder, corpus: CorpusStore, rows: np.ndarray) -> Tensor:
+    """Return vectors [N, D] of the corpus' rows, without gradient."""
+    return documents.encode_tokens(documents.document_ids(corpus, rows), prompt=documents.prompts.document)
+
+
+def scored_share(similarities: np.ndarray, places: np.ndarray, k: int) -> float:
+    """Return the share of the `k` nearest of D documents, by similarities [N, D], that are among a text's `places`."""
+    first = np.argpartition(-similarities, k - 1, axis=1)[:, :k]
+    return float(np.mean([np.isin(found, own).mean() for found, own in zip(first, places, strict=True)]))
+
+
+def nearest(token_logprobs: np.ndarray, similarities: np.ndarray, k: int) -> DocumentScores:
+    """Keep the first `k` by similarity [K] of a text's candidates with log-probs [K, T]."""
+    first = np.argsort(-similarities, kind="stable")[:k]
+    return DocumentScores(token_logprobs[first], similarities[first])
