@@ -124,7 +124,7 @@ def _prompts_of_passages(
 ) -> tuple[list[Prompts], list[Prompts]]:
     """Prompts that are asked for answers, and prompts that are scored, which `rerank_lm` takes where it is set.
 
-    `evals/internet/expectation.py` counts the same: every factor is asked for, and no two samples are alike.
+    `evals/internet_costs.py` counts the same: every factor is asked for, and no two samples are alike.
     """
     labels = LABELS.get(str(config.questions.dataset), 0)
     query, answer, passage = query_tokens(config), ANSWER_TOKENS, SENTENCE_TOKENS * config.web.sentences_per_passage
