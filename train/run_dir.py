@@ -45,7 +45,7 @@ MEND = "bring it back, or run `replug train` in another run_dir"
 # What a run directory holds beside its finished files, and what other commands leave where a run is to begin.
 OTHERS = (
     *("data", "labels", "first", "index", "checkpoints", "best_weights*", "evaluation", "retriever", "wandb*"),
-    *("submitted", "logs", "scores.sqlite*", "lm_spent.json", "environment.json", "report.html", "heldout_*.npz"),
+    *("submitted", "logs", "*scores.sqlite*", "*lm_spent.json", "environment.json", "report.html", "heldout_*.npz"),
 )
 LM, SET, LABELS = "lm.identity", "data.sha256", "labels.sha256"  # inputs beside the configuration's keys
 

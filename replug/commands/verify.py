@@ -42,12 +42,12 @@ def verify(
 
 def _verify(directory: Path) -> tuple[list[str], list[str]]:
     """Return what is there and what is wrong, of a folder with a manifest or of a run directory with all it holds."""
-    from replug.data.folder import CHECKSUMS, checksum_problems, kind_of
+    from replug.data.folder import CHECKSUMS, Folder, checksum_problems, kind_of
     from replug.data.labels import labels_folder
     from replug.data.store import verify_prepared
     from replug.index_workers.build_plan import index_folder, version_numbers
     from replug.index_workers.verify import verify_index
-    from replug.train.run_dir import RunDirectory
+    from replug.train.run_dir import MEND
 
     if kind_of(directory) == "prepared set":
         return verify_prepared(directory)
@@ -58,7 +58,8 @@ def _verify(directory: Path) -> tuple[list[str], list[str]]:
         if (folder / CHECKSUMS).is_file():
             checked[folder] = checksum_problems(folder)
     for folder in (directory, directory / "labels"):
-        made = {"run": RunDirectory(folder).folder, "set of labels": labels_folder(folder)}.get(kind_of(folder) or "")
+        run = Folder(folder, "run", key="run_dir", mend=MEND, others=("*",))  # which may hold a user's own files
+        made = {"run": run, "set of labels": labels_folder(folder)}.get(kind_of(folder) or "")
         if made is not None and made.is_finished:
             checked[folder] = made.verify()
     for folder, wrong in checked.items():

@@ -143,6 +143,7 @@ def test_the_advised_temperature_gives_half_of_the_entropy(scale: float) -> None
     assert entropy_share(SCORES * scale, temperature) == pytest.approx(0.5, abs=1e-6)
     assert half_entropy_temperature(SCORES) == pytest.approx(temperature / scale, rel=1e-6)
     assert temperature_warning("Q", "loss.beta", SCORES * scale, temperature) is None
+    assert half_entropy_temperature(np.repeat([[1.0], [-3.0]], 4, axis=1)) is None  # equal scores
 
 
 @pytest.mark.parametrize(("temperature", "shape"), [(1e4, "nearly uniform"), (1e-4, "nearly one-hot")])
@@ -152,13 +153,3 @@ def test_a_warning_names_the_distribution_the_key_its_value_and_a_better_one(tem
     assert text.startswith(f"Q is {shape} at loss.beta={temperature:g}: ")
     assert f"{entropy_share(SCORES, temperature):.1%} of the maximal entropy" in text
     assert text.endswith(f"loss.beta={better:.2g} would give half of it")
-
-
-def test_equal_scores_are_called_equal_and_no_temperature_is_advised() -> None:
-    equal = np.repeat([[1.0], [-3.0]], 4, axis=1)
-    assert half_entropy_temperature(equal) is None
-    text = temperature_warning("P_R", "loss.gamma", equal, 0.1)
-    assert (
-        text
-        == "P_R is nearly uniform at loss.gamma=0.1: 100.0% of the maximal entropy; its scores are equal or nearly so"
-    )
