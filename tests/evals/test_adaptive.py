@@ -33,13 +33,14 @@ from tests.support.outcome_folders import counted_in_documents, made_up_rows, ro
 
 NONE = {"accuracy": 1.0, "popularity": 50.0, "mean_logprob": -0.5, "lm_calls": 1, "retriever_calls": 0}
 BM25 = {"accuracy": 0.0, "popularity": 50.0, "top_score": 3.0, "lm_calls": 1, "retriever_calls": 1}
+RARE = {"popularity": 7.0}
 PAIR = ("none", "replug@1")
 
 
 def two_rows() -> list[dict]:
     return [
         row("a", "capital", none=NONE, bm25_at_1=BM25),
-        row("b", "genre", none={**NONE, "accuracy": 0.0, "popularity": 7.0}, bm25_at_1={**BM25, "accuracy": 1.0}),
+        row("b", "genre", none={**NONE, **RARE, "accuracy": 0.0}, bm25_at_1={**BM25, **RARE, "accuracy": 1.0}),
     ]
 
 
