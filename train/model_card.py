@@ -22,7 +22,6 @@ from replug.config.load import flatten
 from replug.config.plain_text import plain_line
 from replug.config.schema import Config, LoRAConfig
 from replug.data.files import replace_file
-from replug.models.encoder_files import QUERY_FOLDER
 from replug.models.ensemble_temperature import PAPER, temperature_in
 from replug.models.lora import ADAPTER
 from replug.models.packaged import resolve_encoder_path
@@ -65,21 +64,6 @@ from replug import Encoder, EncoderRetriever, HuggingFaceLM, ReplugLM
 retriever = EncoderRetriever(Encoder("{name}"), ["The Rhine flows through Basel."])
 lm = ReplugLM(HuggingFaceLM("AN_LM"), retriever, k=1)
 print(lm.generate("The river in Basel is the", max_new_tokens=8))
-```"""
-USAGE_OF_A_PAIR = """```python
-from sentence_transformers import SentenceTransformer
-
-folder = "{name}"  # of a name on the hub: huggingface_hub.snapshot_download("{name}")
-queries = SentenceTransformer(f"{{folder}}/query_encoder").encode_query(["Which river flows through Basel?"])
-model = SentenceTransformer(folder)
-print(model.similarity(queries, model.encode_document(["The Rhine flows through Basel."])))
-```
-
-```python
-from replug import Encoder, EncoderRetriever
-
-retriever = EncoderRetriever(Encoder("{name}"), ["The Rhine flows through Basel."])
-print(retriever.retrieve(["Which river flows through Basel?"], k=1))
 ```"""
 
 
@@ -124,7 +108,7 @@ def write_model_card(
         ["# A retriever tuned to a language model"],
         list(_what_it_is(folder, config, weights)),
         ["## How to use it"],
-        [(USAGE_OF_A_PAIR if (folder / QUERY_FOLDER).is_dir() else USAGE).format(name=published.name or HERE)],
+        [USAGE.format(name=published.name or HERE)],
         ["## How it was made"],
         [f"- {line}" for line in (*made_by, *data_lines)],
         ["| setting | value |", "|---|---|", *rows],
@@ -149,7 +133,9 @@ def _what_it_is(folder: Path, config: Config, weights: str) -> Iterator[str]:
 def _what_learnt(folder: Path, config: Config) -> Iterator[str]:
     """Where it was not all of the weights, or not whole vectors alone."""
     if config.lora.rank is not None:
-        kept = _listed(f"`{path.relative_to(folder)}/`" for path in sorted(folder.rglob(ADAPTER))) or f"`{ADAPTER}/`"
+        kept = (
+            _listed(f"`{path.relative_to(folder)}/`" for path in sorted(folder.glob(f"*{ADAPTER}"))) or f"`{ADAPTER}/`"
+        )
         yield f"Learnt by LoRA, {_adapter(folder, config.lora)}: merged into these weights, and kept in {kept}."
     if frozen := config.retriever.frozen_layers:
         yield f"Embeddings and the first {frozen} of the layers stayed as they were."
@@ -162,7 +148,7 @@ def _what_learnt(folder: Path, config: Config) -> Iterator[str]:
 
 def _adapter(folder: Path, lora: LoRAConfig) -> str:
     """As peft has written it, which knows the targets where none were asked for."""
-    found = sorted(folder.rglob(f"{ADAPTER}/adapter_config.json"))
+    found = sorted(folder.glob(f"*{ADAPTER}/adapter_config.json"))
     written = json.loads(found[0].read_text()) if found else {}
     targets = sorted(written.get("target_modules") or lora.targets)
     alpha = written.get("lora_alpha") or lora.alpha

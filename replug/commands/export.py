@@ -62,7 +62,7 @@ def export(
         partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".partial", dir=folder.parent))
         with writing(partial):
             side, documents = config.retriever.train, None
-            if side is TrainedSide.query and encoder.own_queries is None:
+            if side is TrainedSide.query and not encoder.is_pair:
                 log.info(f"documents are encoded by retriever.path, {config.retriever.path}, as it is now")
                 documents = load_encoder(config.retriever)
             save_retriever(partial, encoder, side, documents, read_from)

@@ -14,7 +14,6 @@ from replug.data.sources.built_in_texts import stand_in_texts, stand_in_vocabula
 from replug.index_workers.version_store import weights_sha256
 from replug.models.batching import token_budget_batches
 from replug.models.encoder import Encoder
-from replug.models.encoder_modules import mean_pool
 from replug.models.packaged import resolve_encoder_path
 from replug.models.stand_in_encoder import write_stand_in_encoder
 from tests.support.real_models import real_encoder
@@ -100,7 +99,7 @@ def test_texts_that_are_tokenized_already_have_the_same_vectors(folder: Path) ->
 
 def test_a_large_vocabulary_has_wider_ids(stand_in: Path) -> None:
     encoder = Encoder(str(stand_in))
-    encoder.backbone.config.vocab_size = 2**16
+    encoder.backbones[0].config.vocab_size = 2**16
     assert encoder.token_ids(["a cat"])[0].dtype == np.uint32
 
 
@@ -144,7 +143,7 @@ def test_the_gradient_is_that_of_the_naive_computation(stand_in: Path) -> None:
     (vectors[0] @ vectors[1]).backward()
     one, two = (naive(**encoder.tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0) for text in texts)
     (one @ two).backward()
-    ours = encoder.backbone.get_input_embeddings().weight.grad
+    ours = encoder.backbones[0].get_input_embeddings().weight.grad
     torch.testing.assert_close(ours, naive.get_input_embeddings().weight.grad, atol=1e-3, rtol=1e-4)
 
 
@@ -178,7 +177,7 @@ def test_a_saved_encoder_loads_in_transformers_and_sentence_transformers(
     sentence_transformers = pytest.importorskip("sentence_transformers")
     encoder = Encoder(str(folder), similarity, max_tokens=24)
     with torch.no_grad():
-        encoder.backbone.get_input_embeddings().weight.mul_(1.1)  # as after training
+        encoder.backbones[0].get_input_embeddings().weight.mul_(1.1)  # as after training
     encoder.save(tmp_path / "saved")
     vectors = encoder.encode(TEXTS).numpy()
 
@@ -211,14 +210,9 @@ def test_weights_that_a_folder_lacks_are_the_same_at_every_load(stand_in: Path, 
     assert digests[0] == digests[1]
     encoder = Encoder(str(stand_in))
     with torch.no_grad():
-        encoder.backbone.get_input_embeddings().weight[5, 0] += 1e-3
+        encoder.backbones[0].get_input_embeddings().weight[5, 0] += 1e-3
     encoder.save(tmp_path / "other")
     assert weights_sha256(tmp_path / "other") != digests[0]
-
-
-def test_mean_pooling_leaves_the_padding_out() -> None:
-    hidden = torch.tensor([[[1.0, 2.0], [3.0, 6.0], [99.0, 99.0]]])
-    assert mean_pool(hidden, torch.tensor([[1, 1, 0]])).tolist() == [[2.0, 4.0]]
 
 
 def test_batches_cover_every_row_once_within_the_budget_longest_first() -> None:

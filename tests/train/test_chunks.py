@@ -87,13 +87,13 @@ def test_the_forward_pass_keeps_vectors_and_no_activations(make) -> None:
 def test_the_backward_pass_has_one_chunk_in_memory_after_the_other(make, monkeypatch) -> None:
     """Each chunk's forward pass is run again when its turn has come, the last one first."""
     module, runs = make(CHUNK), []
-    inner = module.encoder.backbone.forward
+    inner = module.encoder.backbones[0].forward
 
     def noting(**given):
         runs.append(int(given["input_ids"].sum()))
         return inner(**given)
 
-    monkeypatch.setattr(module.encoder.backbone, "forward", noting)
+    monkeypatch.setattr(module.encoder.backbones[0], "forward", noting)
     loss = module.training_step(Position(0), 0)
     forward = list(runs)
     assert len(forward) > 4

@@ -118,7 +118,7 @@ def test_the_card_says_the_ensembles_temperature_and_the_settings_at_work(tmp_pa
 
 def test_the_card_says_what_of_the_retriever_learnt(tmp_path: Path) -> None:
     encoder = Encoder("stand_in")
-    add_adapters(encoder.backbone, LoRAConfig(rank=4), frozen_layers=1, seed=0)
+    add_adapters(encoder.backbones[0], LoRAConfig(rank=4), frozen_layers=1, seed=0)
     encoder.save(tmp_path)
     keys = ("lora.rank=4", "retriever.frozen_layers=1", "retriever.dims=[8,16]", "index.dims=8")
     text = card_of(tmp_path, *keys, "retriever.train=documents").text
@@ -132,9 +132,3 @@ def test_the_card_says_what_of_the_retriever_learnt(tmp_path: Path) -> None:
         *("| `index.dims` | 8 |", "| `retriever.train` | documents |"),
     ):
         assert said in text, said
-
-
-def test_both_encoders_of_a_pair_are_shown(tmp_path: Path) -> None:
-    (tmp_path / "query_encoder").mkdir()
-    text = card_of(tmp_path, "retriever.train=query", published=Published("me/pair")).text
-    assert 'folder = "me/pair"' in text and 'SentenceTransformer(f"{folder}/query_encoder")' in text
