@@ -46,14 +46,17 @@ def export(
         raise UserError("there is nowhere to write to; expected --out DIR, --push OWNER/NAME, or both")
     if public and push is None:
         raise UserError("--public says who sees what is pushed; expected --push OWNER/NAME beside it")
-    from replug.models.hub_push import HubRepository
+    from replug.models.hub_push import push_folder, require_repository
 
-    repository = HubRepository(push, public) if push is not None else None
+    if push is not None:
+        require_repository(push)
     run, config = _run(run_dir, out)
     from replug.models.build import load_encoder  # after a mistake could be told
-    from replug.train.model_card import Published, write_model_card
+    from replug.train.model_card import require_license, write_model_card
     from replug.train.trained_weights import save_retriever
 
+    if license_id is not None:
+        require_license(license_id)
     encoder, weights, read_from = _best(config, run) if best else _last(config, run)
     with tempfile.TemporaryDirectory() as temporary:
         folder = out or Path(temporary) / "retriever"
@@ -67,13 +70,12 @@ def export(
                 documents = load_encoder(config.retriever)
             save_retriever(partial, encoder, side, documents, read_from)
             results = json.loads(run.results.read_text()) if run.is_finished else None
-            write_model_card(partial, config, weights, run.provenance(), results, Published(push, license_id))
+            write_model_card(partial, config, weights, run.provenance(), results, push, license_id)
             partial.rename(folder)
         if out is not None:
             print(f"retriever: {out} (weights of {weights})")
-        if repository is not None:
-            repository.push(folder)
-            print(f"pushed: {repository.url} (weights of {weights})")
+        if push is not None:
+            print(f"pushed: {push_folder(folder, push, public)} (weights of {weights})")
     known = run.best_weights()
     if known is not None and not best:
         log.info(

@@ -10,11 +10,9 @@ never the size of a batch.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache, cached_property
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
-from threading import Barrier
 from typing import Any, Self
 
 import numpy as np
@@ -35,7 +33,7 @@ from replug.models.batching import token_budget_batches
 from replug.models.black_box_lm import require_texts
 from replug.models.encoder_files import KEY, TASKS, chain, joined, load_container, most_tokens
 from replug.models.ensemble_temperature import EnsembleTemperature, temperature_in, write_temperature
-from replug.models.hardware import to_device
+from replug.models.hardware import one_per_thread, to_device
 from replug.models.lora import merged, save_adapters
 from replug.models.packaged import resolve_encoder_path
 
@@ -487,38 +485,6 @@ def require_finite_vectors(vectors: np.ndarray, ids: Sequence[str]) -> None:
             f"the encoder's vectors of {len(bad)} of {len(ids)} texts are not finite, first {named}: did training "
             "diverge, or is the encoder's folder damaged?"
         )
-
-
-def one_per_thread(run: Callable[[list[int]], None], batches: list[list[int]]) -> None:
-    """Run batches side by side, each on one thread.
-
-    Threads that share one batch wait for each other after every operation. That costs a little on an idle machine,
-    and most of the time where another process holds a core.
-    """
-    threads = torch.get_num_threads()
-    if threads == 1 or len(batches) == 1:
-        for batch in batches:
-            run(batch)
-    else:
-        list(_single_threads(threads).map(run, batches))
-
-
-@cache
-def _single_threads(count: int) -> ThreadPoolExecutor:
-    """Threads that compute alone. What one of them sets holds for all threads to come, so it is put back at once."""
-    threads, started = torch.get_num_threads(), Barrier(count + 1)
-
-    def begin() -> None:
-        torch.set_num_threads(1)
-        torch.get_num_threads()  # a thread takes its number at its first look, which must not come later
-        started.wait()
-
-    pool = ThreadPoolExecutor(count, initializer=begin)
-    for _ in range(count):
-        pool.submit(int)
-    started.wait()
-    torch.set_num_threads(threads)
-    return pool
 
 
 def first_numbers(vectors: Tensor, count: int | None, similarity: str) -> Tensor:

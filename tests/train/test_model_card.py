@@ -12,7 +12,7 @@ from replug.models.encoder import Encoder
 from replug.models.ensemble_temperature import EnsembleTemperature, write_temperature
 from replug.models.lora import add_adapters
 from replug.train.environment import provenance_lines
-from replug.train.model_card import UNPUBLISHED, Published, write_model_card
+from replug.train.model_card import require_license, write_model_card
 from tests.support.command_line import ROOT
 
 ENVIRONMENT = {
@@ -70,11 +70,9 @@ def base_folder(tmp_path: Path) -> Path:
     return tmp_path / "base"
 
 
-def card_of(
-    folder: Path, *overrides: str, results: dict | None = None, published: Published = UNPUBLISHED
-) -> ModelCard:
+def card_of(folder: Path, *overrides: str, license_id: str | None = None) -> ModelCard:
     config = load_config(ROOT / "configs/debug.yaml", [*overrides])
-    write_model_card(folder, config, "step 3", ["models: some"], results, published)
+    write_model_card(folder, config, "step 3", ["models: some"], license_id=license_id)
     return ModelCard.load(folder / "README.md")
 
 
@@ -83,11 +81,11 @@ def test_licence_and_language_are_the_bases_unless_a_licence_is_given(tmp_path: 
     (base / "README.md").write_text("---\nlicense: other\nlicense_name: ours\nlanguage: [de, en]\n---\n# Base\n")
     of_base = card_of(tmp_path, f"retriever.path={base}").data
     assert (of_base.license, of_base.license_name, of_base.language) == ("other", "ours", ["de", "en"])
-    given = card_of(tmp_path, f"retriever.path={base}", published=Published(license_id="mit")).data
+    given = card_of(tmp_path, f"retriever.path={base}", license_id="mit").data
     assert (given.license, given.get("license_name"), given.language) == ("mit", None, ["de", "en"])
     assert card_of(tmp_path, "retriever.path=somebody/encoder").data.license == "unknown"
     with pytest.raises(UserError, match="expected an id as the hub has them"):
-        Published(license_id="Apache 2")
+        require_license("Apache 2")
 
 
 @pytest.mark.parametrize("broken", ["---\n: [\n---\n", "---\n- a list\n---\n", "# no front matter\n"])
