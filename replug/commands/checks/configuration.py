@@ -125,8 +125,6 @@ def _model(name: str, key: str, path: str, packages: dict) -> Check:
     local = Path(path).expanduser()
     is_model = any((local / file).is_file() for file in ("config.json", "modules.json"))
     if is_model or (local.is_file() and path.endswith(".gguf")):
-        local.is_file() and path.endswith(".gguf")
-    ):
         return Check(name, State.ok, f"{local} ({weights_bytes(path) / GIB:.1f} GiB)")
     if local.is_dir():
         return Check(name, State.wrong, f"{key}: {local} has no config.json", "a folder written by save_pretrained")
