@@ -112,7 +112,7 @@ class Encoder(nn.Module):
     @property
     def is_pair(self) -> bool:
         """Return whether queries have modules of their own."""
-        return len(self.backbones) > 1
+        return self.modules_of("query") != self.modules_of("document")
 
     @property
     def pooling(self) -> str:
@@ -316,7 +316,7 @@ class Encoder(nn.Module):
         """
         folder.mkdir(parents=True, exist_ok=True)
         names = ("document_", "query_") if self.is_pair else ("",)
-        save_adapters(dict(zip(names, self.backbones, strict=True)), folder)
+        save_adapters(dict(zip(names, self.backbones, strict=False)), folder)
         merged(self.model).save(str(folder), create_model_card=False)
         write_checksums(folder)
         as_other_files(folder)
@@ -325,28 +325,26 @@ class Encoder(nn.Module):
 
     def _end_by_similarity(self, leave_out: bool) -> None:
         """End each chain by a Normalize with cosine; leave it out at the end if that is asked for."""
-        chains: dict[str, list[nn.Module]] = {}
-        is_pair = self.is_pair
-        for task in reversed(TASKS):
-            modules = self.modules_of(task)
-            if leave_out and isinstance(modules[-1], Normalize):
-                modules = modules[:-1]
-            elif self.similarity == "cosine" and not isinstance(modules[-1], Normalize):
-                modules = [*modules, Normalize()]
-            chains[task] = modules if is_pair or not chains else chains["document"]
-        self.model = joined(chains["query"], chains["document"], self.model)
+
+        def ended(modules: list[nn.Module]) -> list[nn.Module]:
+            if isinstance(modules[-1], Normalize):
+                return modules[:-1] if leave_out else modules
+            return [*modules, Normalize()] if self.similarity == "cosine" else modules
+
+        documents = ended(self.modules_of("document"))
+        queries = ended(self.modules_of("query")) if self.is_pair else documents
+        self.model = joined(queries, documents, self.model)
         self.model.similarity_fn_name = self.similarity  # type: ignore[assignment]
 
     def _limit_tokens(self, max_tokens: int | None, path: str) -> None:
         """Cut documents at `max_tokens`, and queries there at most; it is saved, so that others cut texts alike."""
-        for task in TASKS:
-            if max_tokens is None:
-                break
-            most, tokenizer = most_tokens(self._backbone(task)), self.tokenizer_of(task)
+        if max_tokens is not None:
+            most = most_tokens(self._backbone("document"))
             if not 0 < max_tokens <= most:
                 raise UserError(f"retriever.max_tokens is {max_tokens}, but {path} holds at most {most} tokens")
-            is_own = self.is_pair and task == "query"
-            tokenizer.model_max_length = min(self._most(task), max_tokens) if is_own else max_tokens
+            if self.is_pair:
+                self.tokenizer_of("query").model_max_length = min(self._most("query"), max_tokens)
+            self.tokenizer.model_max_length = max_tokens
         self._count_prompts()
 
     def _count_prompts(self) -> None:

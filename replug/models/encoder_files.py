@@ -45,6 +45,8 @@ NO_LIMIT = 10**9  # a tokenizer of which transformers knows no limit has an absu
 UNKNOWN_LIMIT = 512  # tokens, if neither tokenizer nor model says any
 PROBE_TOKENS = 4  # of two short texts that differ after their first token
 TEXT_FORWARD = {"method": "forward", "method_output_name": "last_hidden_state"}
+HUB_OPTIONS = {"subfolder", "token", "cache_dir", "revision", "local_files_only", "trust_remote_code"}
+IGNORED_OPTIONS = {"dtype", "torch_dtype", "attn_implementation", "add_pooling_layer", "use_safetensors"}
 TOKEN_SETTINGS = ("query_length", "document_length", "query_expansion", "processing_kwargs")
 
 
@@ -56,7 +58,11 @@ class WholeTransformer(Transformer):
         torch.manual_seed(0)  # a pooler that the files lack is drawn: it is not used, but the same everywhere
         if config.model_type == "dpr":
             return _load_dpr(path, config)
-        options.pop("torch_dtype", None)
+        if unknown := options.keys() - HUB_OPTIONS - IGNORED_OPTIONS:
+            raise UserError(
+                f"{KEY}: {path} loads its Transformer with {sorted(unknown)[0]}, which replug does not follow"
+            )
+        options = {name: options[name] for name in options.keys() & HUB_OPTIONS}
         options |= {"dtype": torch.float32, "use_safetensors": True, "output_loading_info": True}
         try:
             loaded: Any = super()._load_model(path, *given, **options)
@@ -120,10 +126,9 @@ def joined(
 ) -> SentenceTransformer:
     """Return one model of two chains, with the prompts of `source`: a `Router` unless they are the same modules."""
     routes: tuple[Any, Any] = list(queries), list(documents)
-    is_one = [id(module) for module in queries] == [id(module) for module in documents]
     prompts: Any = dict(source.prompts)
     return SentenceTransformer(
-        modules=routes[1] if is_one else [Router.for_query_document(*routes)],
+        modules=routes[1] if routes[0] == routes[1] else [Router.for_query_document(*routes)],
         device="cpu",
         prompts=prompts,
         default_prompt_name=source.default_prompt_name,

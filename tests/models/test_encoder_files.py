@@ -222,6 +222,7 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "default prompt": (_set(MODEL, default_prompt_name="x"), "Default prompt name 'x' not found"),
     "long prompt": (_set(MODEL, prompts={"query": "w1 " * 40}), "retriever.query_prompt: 'w1 .* fills the 32 tokens"),
     "expansion": (_set(TEXT, query_length=8), "sets query_length"),
+    "option": (_set(TEXT, model_args={"gguf_file": "x"}), "loads its Transformer with gguf_file"),
     "key": (_set(TEXT, reverse=True), "cannot load .*reverse"),
 }
 

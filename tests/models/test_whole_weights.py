@@ -97,8 +97,22 @@ import pathlib
 pathlib.Path({sentinel!r}).touch()
 from transformers import BertConfig as Own, BertModel as OwnModel
 """
+
+
+def write_modules(path: str) -> None:
+    kinds = {"": "Transformer", "1_Pooling": "Pooling"}
+    modules = [
+        {"idx": place, "name": str(place), "path": inner, "type": f"sentence_transformers.models.{kind}"}
+        for place, (inner, kind) in enumerate(kinds.items())
+    ]
+    (Path(path) / "modules.json").write_text(json.dumps(modules))
+    options = {name: {"trust_remote_code": True} for name in ("model_args", "config_args", "tokenizer_args")}
+    (Path(path) / "sentence_bert_config.json").write_text(json.dumps(options))
+
+
 LOADS: dict[str, Callable[[str], object]] = {
     "encoder": Encoder,
+    "encoder with modules": lambda path: (write_modules(path), Encoder(path)),
     "LM": HuggingFaceLM,
     "LM's limit": lambda path: HuggingFaceSource(path).max_tokens,
     "LM's limit by its section": lambda path: lm_max_tokens(LMConfig(path=path)),
