@@ -12,6 +12,7 @@ from replug.planning.memory import run_sizes
 from replug.planning.model_sizes import encoder_size, head_size, lm_size
 from replug.planning.pace import Job, job_of
 from replug.planning.plans import disk_gb
+from tests.support.dpr_folders import write_dpr_pair
 from tests.support.encoder_folders import WIDTH, write_chain, write_encoder
 
 PUBLISHED = {  # millions of parameters, as their model cards have them
@@ -116,6 +117,12 @@ def test_the_width_is_that_of_the_encoder_itself(tmp_path: Path, pooling: dict, 
     modules = encoder.modules_of("document")[1:]
     dense = sum(weight.numel() for part in modules for weight in part.parameters() if weight.dim() == 2)
     assert found.parameters - plain.parameters == dense
+
+
+def test_a_saved_pair_has_the_size_of_its_documents_encoder(tmp_path: Path) -> None:
+    documents, queries = map(str, write_dpr_pair(tmp_path))
+    Encoder(documents, query_path=queries).save(tmp_path / "pair")
+    assert replace(encoder_size(str(tmp_path / "pair")), name="") == replace(encoder_size(documents), name="")
 
 
 def test_the_plans_index_is_of_the_vectors_that_are_stored(debug_config: Config, folder: Path) -> None:
