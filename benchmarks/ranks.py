@@ -22,8 +22,8 @@ SETTINGS = {
     "train.precision": "float32",
     "index.threads_per_worker": 1,
     "loss.beta": 0.5,
-    "evaluate.max_windows": 1,
-    "evaluate.refresh_windows": 0,
+    "evaluate.max_examples": 1,
+    "evaluate.refresh_examples": 0,
     "checkpoint.every_steps": 1000,
 }
 

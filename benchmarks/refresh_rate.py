@@ -25,7 +25,7 @@ SETTINGS = {
     "train.threads": 1,
     "train.pipeline_depth": 1,
     "loss.beta": 0.5,
-    "evaluate.max_windows": 5,
+    "evaluate.max_examples": 5,
 }
 
 

@@ -154,18 +154,18 @@ def _prompts_of_passages(
 def query_tokens(config: EvaluationConfig) -> int:
     """Tokens of what is searched for."""
     if config.evaluation in TEXTS:
-        return config.texts.query_tokens if config.texts.path else config.data.window
+        return config.texts.query_tokens if config.texts.path else config.data.context_tokens
     return QUESTION_TOKENS.get(config.evaluation, 20)
 
 
 def text_tokens(config: EvaluationConfig) -> tuple[int, int]:
     """Tokens of the context of an example of language modelling, and of its continuation."""
-    texts, window = config.texts, config.data.window
-    return (texts.context_tokens, texts.scored_tokens) if texts.path else (window, window)
+    texts, example = config.texts, config.data.context_tokens
+    return (texts.context_tokens, texts.scored_tokens) if texts.path else (example, example)
 
 
 def _document_tokens(config: EvaluationConfig) -> int:
-    return config.data.document_tokens or config.data.window
+    return config.data.document_tokens or config.data.context_tokens
 
 
 def _num_shots(config: EvaluationConfig) -> int:
@@ -177,7 +177,7 @@ def count_examples(config: EvaluationConfig, given: int | None) -> int:
     if given is not None:
         return given
     is_text, questions, data = config.evaluation in TEXTS, config.questions, config.data
-    most, there = (config.texts.max_windows if is_text else questions.max_questions), None
+    most, there = (config.texts.max_examples if is_text else questions.max_questions), None
     path = data.heldout if is_text else questions.path
     if not (is_text and config.texts.path):  # whole texts are not cut here, so their number is not known
         if path and Path(path).expanduser().is_file():
@@ -189,7 +189,7 @@ def count_examples(config: EvaluationConfig, given: int | None) -> int:
         most *= SUBJECTS
     known = [number for number in (most, there) if number is not None]
     if not known:
-        key = "texts.max_windows" if is_text else "questions.max_questions"
+        key = "texts.max_examples" if is_text else "questions.max_questions"
         raise UserError(f"{key} is not set and no file is there to count; expected --examples N, such as 3610")
     return min(known)
 
@@ -204,8 +204,10 @@ def plan_evaluation(config: EvaluationConfig, gpus: str | None, given: Assumptio
     if gpus is None:
         raise UserError(GPUS_MISSING)
     check_efficiency(given.efficiency)
-    if (manifest := _manifest(config)) and "data.window" in manifest["origin"]:  # the lengths that the set was cut to
-        config.data.window = manifest["origin"]["data.window"]
+    if (manifest := _manifest(config)) and "data.context_tokens" in manifest[
+        "origin"
+    ]:  # the lengths that the set was cut to
+        config.data.context_tokens = manifest["origin"]["data.context_tokens"]
         config.data.document_tokens = manifest["origin"]["data.document_tokens"]
     devices, num = parse_devices(gpus), count_examples(config, given.num_examples)
     methods = evaluation_methods(config)
@@ -324,7 +326,10 @@ def _notes(
     """Yield what the reader should know before believing the figures."""
     document = f"a document for {_document_tokens(config)} (data.document_tokens)"
     if config.evaluation in TEXTS:
-        key, (before, scored) = "texts.context_tokens" if config.texts.path else "data.window", text_tokens(config)
+        key, (before, scored) = (
+            "texts.context_tokens" if config.texts.path else "data.context_tokens",
+            text_tokens(config),
+        )
         yield f"texts are taken for {before} + {scored} tokens ({key}), {document}"
     else:
         yield f"a question is taken for {query_tokens(config)} tokens, {document}"

@@ -148,6 +148,6 @@ def _possible_notes(job: Job, devices: Devices, laid: LaidSplit) -> list[tuple[b
         (job.config.lm.path is None, "the LM's server is counted as if it ran on the GPUs of the scoring role"),
         (
             not job.config.data.source and not job.config.data.prepared,
-            "lengths of your rows are not read: they are taken to fill data.document_tokens and data.window",
+            "lengths of your rows are not read: they are taken to fill data.document_tokens and data.context_tokens",
         ),
     ]

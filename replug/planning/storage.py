@@ -60,7 +60,7 @@ def prepared_bytes(shape: Shape, retriever: StoredRetriever) -> float:
     """Documents with their token ids, and training texts without; lengths are those of the configuration."""
     texts = TEXT_BYTES_PER_TOKEN * shape.document
     documents = documents_bytes(shape.num_documents, texts, shape.document + SPECIAL_TOKENS, retriever.vocabulary)
-    return documents + windows_bytes(shape.num_queries, TEXT_BYTES_PER_TOKEN * (shape.context + shape.continuation))
+    return documents + examples_bytes(shape.num_queries, TEXT_BYTES_PER_TOKEN * (shape.context + shape.continuation))
 
 
 def documents_bytes(
@@ -71,9 +71,9 @@ def documents_bytes(
     return num_documents * (text_bytes + name_bytes + 4 * OFFSET_BYTES + tokens * id_bytes + TOKEN_END_BYTES)
 
 
-def windows_bytes(num_windows: int, text_bytes: float, name_bytes: float = NAME_BYTES) -> float:
+def examples_bytes(num_examples: int, text_bytes: float, name_bytes: float = NAME_BYTES) -> float:
     """Id, context, continuation, domain, source and gold documents of each text."""
-    return num_windows * (text_bytes + name_bytes + 6 * OFFSET_BYTES)
+    return num_examples * (text_bytes + name_bytes + 6 * OFFSET_BYTES)
 
 
 def version_bytes(

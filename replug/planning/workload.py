@@ -1,6 +1,6 @@
 """What a run computes and reads: tokens, FLOP, and the bytes of its index. Pure but for `count_documents`.
 
-Texts are taken to fill their windows, a document that several queries found is counted for each of them, and a token
+Texts are taken to fill their examples, a document that several queries found is counted for each of them, and a token
 of the retriever is taken for one of the LM.
 """
 
@@ -76,16 +76,16 @@ def shape_of(config: Config, num_documents: int | None = None) -> Shape:
         depth=train.pipeline_depth,
         micro_batches=train.micro_batches,
         chunk_tokens=train.chunk_tokens,
-        context=min(data.window, limit),
-        continuation=data.window,
-        document=min(data.document_tokens or data.window, limit),
+        context=min(data.context_tokens, limit),
+        continuation=data.context_tokens,
+        document=min(data.document_tokens or data.context_tokens, limit),
         num_documents=num_documents or count_documents(config),
         num_queries=data.num_queries,
         refresh=refresh_policy(config.refresh, train.max_steps, config.retriever.train is not TrainedSide.query),
         checkpoint_every=config.checkpoint.every_steps,
-        heldout=there if evaluate.max_windows is None else min(evaluate.max_windows, there),
+        heldout=there if evaluate.max_examples is None else min(evaluate.max_examples, there),
         heldout_k=evaluate.k,
-        refresh_heldout=min(evaluate.refresh_windows, there),
+        refresh_heldout=min(evaluate.refresh_examples, there),
     )
 
 

@@ -91,5 +91,5 @@ def test_prepare_is_idempotent_and_refuses_another_setting(finish, tmp_path):
     manifest = Path(tmp_path / "set/manifest.json").read_text()
     assert json.loads(first.splitlines()[-1])["documents"] == json.loads(manifest)["counts"]["documents"]
     finish(tmp_path / "run", out, command="prepare")
-    with pytest.raises(AssertionError, match=r"was prepared with data\.window=16, now it is 8"):
-        finish(tmp_path / "run", out, "data.window=8", command="prepare")
+    with pytest.raises(AssertionError, match=r"was prepared with data\.context_tokens=16, now it is 8"):
+        finish(tmp_path / "run", out, "data.context_tokens=8", command="prepare")

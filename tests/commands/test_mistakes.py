@@ -21,7 +21,7 @@ from replug.config.schema import DataConfig
 from replug.data.manifest import write_mark
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import Tokenizers, prepare_raw, prepare_rows
-from replug.data.rows import read_documents, read_windows
+from replug.data.rows import read_documents, read_examples
 from replug.data.sources.built_in_texts import PACKAGE_TEXTS
 from replug.data.store import PreparedSet
 from replug.data.tokenizing import word_tokenizer
@@ -214,11 +214,11 @@ def test_a_wrong_document_is_named_by_file_line_and_id(tmp_path, case):
 def test_a_wrong_text_is_named_by_file_and_line(tmp_path, case):
     _, content, *says = case
     path = write_rows(tmp_path, content, says)
-    assert_says(lambda: read_windows(path), *says)
+    assert_says(lambda: read_examples(path), *says)
 
 
 def test_a_missing_file_of_rows_is_named(tmp_path):
-    assert_says(lambda: read_windows(tmp_path / "no.jsonl"), "no.jsonl does not exist; expected a file of JSON Lines")
+    assert_says(lambda: read_examples(tmp_path / "no.jsonl"), "no.jsonl does not exist; expected a file of JSON Lines")
 
 
 # Overlaps between the user's rows -----------------------------------------------------------------------
@@ -371,17 +371,17 @@ def test_a_file_where_the_set_should_go_is_named(tmp_path):
     assert_says(lambda: import_rows(paths, tmp_path / "set"), "set", "data.out")
 
 
-def test_raw_texts_too_short_for_one_window_are_refused(debug_config, tmp_path):
-    debug_config.data.window = 1000
-    assert_says(lambda: prepared_set(debug_config, tmp_path / "set"), "data.window")
+def test_raw_texts_too_short_for_one_example_are_refused(debug_config, tmp_path):
+    debug_config.data.context_tokens = 1000
+    assert_says(lambda: prepared_set(debug_config, tmp_path / "set"), "data.context_tokens")
 
 
 def test_a_set_made_with_other_keys_is_refused(debug_config, tmp_path):
     prepared_set(debug_config, tmp_path / "set")
-    debug_config.data.window = 8
+    debug_config.data.context_tokens = 8
     assert_says(
         lambda: prepared_set(debug_config, tmp_path / "set"),
-        f"{tmp_path}/set was prepared with data.window=16, now it is 8",
+        f"{tmp_path}/set was prepared with data.context_tokens=16, now it is 8",
         "data.out",
     )
 
@@ -405,7 +405,7 @@ def test_a_set_made_from_a_raw_file_that_has_changed_since_is_refused(debug_conf
     raw = tmp_path / "raw.jsonl"
     texts = [" ".join(f"word{i}.{j}" for j in range(9)) for i in range(50)]
     raw.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    debug_config.data.source, debug_config.data.window = str(raw), 2
+    debug_config.data.source, debug_config.data.context_tokens = str(raw), 2
     prepared_set(debug_config, tmp_path / "set")
     raw.write_text(raw.read_text().replace("word", "wort"))
     assert_says(lambda: prepared_set(debug_config, tmp_path / "set"), "prepared with data.source (files)=")

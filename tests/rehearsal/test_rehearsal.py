@@ -40,7 +40,7 @@ PAPERS = (
 )
 # Of the stand-ins: few short texts in many files.
 SMALL = (
-    *("data.num_queries=1600", "data.num_heldout=8", "index.block_documents=16", "evaluate.max_windows=4"),
+    *("data.num_queries=1600", "data.num_heldout=8", "index.block_documents=16", "evaluate.max_examples=4"),
     *("lm.threads_per_replica=1", "index.threads_per_worker=1", "train.threads=1"),
 )
 
