@@ -34,7 +34,6 @@ from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.builder import Builder
 from replug.index_workers.version_store import VersionStore
 from replug.models.encoder import TOKENS_PER_BATCH, Encoder
-from replug.models.encoder_modules import mean_pool
 from replug.models.hardware import resolve_dtype
 from replug.models.packaged import resolve_encoder_path
 
@@ -66,7 +65,8 @@ def plain_loop(encoder: Encoder, texts: list[str]) -> np.ndarray:
                 max_length=MAX_TOKENS,
                 return_tensors="pt",
             )
-            pooled = mean_pool(encoder.backbone(**batch).last_hidden_state, batch["attention_mask"])
+            mask = batch["attention_mask"].unsqueeze(-1)
+            pooled = (encoder.backbones[0](**batch).last_hidden_state * mask).sum(1) / mask.sum(1)
             vectors.append(torch.nn.functional.normalize(pooled, dim=-1))
     return torch.cat(vectors).numpy()
 

@@ -122,8 +122,8 @@ def build_plan(
         max_tokens=encoder.max_tokens,
         dim=encoder.dim,
         modules=encoder.pooling,
-        query_prompt=encoder.prompts.query,
-        document_prompt=encoder.prompts.document,
+        query_prompt=encoder.prompt("query"),
+        document_prompt=encoder.prompt("document"),
         dims=encoder.dims,
         dtype=dtype_name(config.index.dtype.value),
         # Long passes keep a GPU busy, short ones stay in a processor's cache.

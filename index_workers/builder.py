@@ -63,9 +63,7 @@ class Builder:
             began = time.monotonic()
             for block in plan.blocks_of_file(file):
                 of_file = slice(block.start - rows.start, block.stop - rows.start)
-                vectors[of_file] = loaded.encoder.encode_tokens(
-                    ids[of_file], plan.tokens_per_batch, plan.document_prompt
-                ).numpy()
+                vectors[of_file] = loaded.encoder.encode_tokens(ids[of_file], plan.tokens_per_batch).numpy()
             seconds = time.monotonic() - began
         _check_finite(plan, loaded.corpus, vectors, rows)
         self._store.write_vectors(plan.version, file, vectors)
@@ -73,10 +71,10 @@ class Builder:
 
     def encode(self, plan: BuildPlan, texts: Sequence[str]) -> np.ndarray:
         """Return vectors [N, D] float32 of queries, by the encoder of a version."""
-        encoder = self._load(plan).encoder.of_queries
-        ids = self._token_ids(encoder, texts, plan.query_prompt)
+        encoder = self._load(plan).encoder
+        ids = self._token_ids(encoder, texts, "query")
         with self._computing:
-            return encoder.encode_tokens(ids, plan.tokens_per_batch, plan.query_prompt).numpy()
+            return encoder.encode_tokens(ids, plan.tokens_per_batch, "query").numpy()
 
     def make_quantizer(self, plan: BuildPlan) -> None:
         """Take over the quantizer of the version that the plan names, or train one on a sample of this one's vectors.
@@ -124,11 +122,11 @@ class Builder:
         if loaded.has_token_ids:
             return loaded.corpus.token_ids(plan.rows_of_file(file))
         texts = map(loaded.corpus.texts, plan.blocks_of_file(file))  # those of a block in memory at a time
-        return [row for block in texts for row in self._token_ids(loaded.encoder, block, plan.document_prompt)]
+        return [row for block in texts for row in self._token_ids(loaded.encoder, block, "document")]
 
-    def _token_ids(self, encoder: Encoder, texts: Sequence[str], prompt: str) -> list[np.ndarray]:
+    def _token_ids(self, encoder: Encoder, texts: Sequence[str], task: str) -> list[np.ndarray]:
         with self._tokenizing:  # a tokenizer refuses to be used by two threads at once
-            return encoder.token_ids(texts, prompt)
+            return encoder.token_ids(texts, task)
 
     def _load(self, plan: BuildPlan) -> _Loaded:
         """Encoder and corpus of a plan, loaded and compared with it where the last call had others."""
@@ -148,8 +146,8 @@ class Builder:
             ("weights_sha256", weights_sha256(folder), plan.weights_sha256),
             ("dim", encoder.dim, plan.dim),
             ("modules", encoder.pooling, plan.modules),
-            ("query_prompt", encoder.prompts.query, plan.query_prompt),
-            ("document_prompt", encoder.prompts.document, plan.document_prompt),
+            ("query_prompt", encoder.prompt("query"), plan.query_prompt),
+            ("document_prompt", encoder.prompt("document"), plan.document_prompt),
         ):
             if found != expected:
                 raise UserError(

@@ -218,7 +218,7 @@ def document_scores(scores: ScoredBatch, lm_score: str) -> np.ndarray:
 
 def embedded(documents: Encoder, corpus: CorpusStore, rows: np.ndarray) -> Tensor:
     """Return vectors [N, D] of the corpus' rows, without gradient."""
-    return documents.encode_tokens(documents.document_ids(corpus, rows), prompt=documents.prompts.document)
+    return documents.encode_tokens(documents.document_ids(corpus, rows))
 
 
 def scored_share(similarities: np.ndarray, places: np.ndarray, k: int) -> float:

@@ -9,12 +9,11 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import ModelCardData, try_to_load_from_cache
+from huggingface_hub import ModelCardData, metadata_load, try_to_load_from_cache
 
 from replug.config.choices import TrainedSide
 from replug.config.errors import UserError
@@ -23,7 +22,6 @@ from replug.config.plain_text import plain_line
 from replug.config.schema import Config, LoRAConfig
 from replug.data.files import replace_file
 from replug.evals.tables import to_markdown
-from replug.models.encoder_files import QUERY_FOLDER
 from replug.models.ensemble_temperature import PAPER, temperature_in
 from replug.models.lora import ADAPTER
 from replug.models.packaged import resolve_encoder_path
@@ -34,7 +32,6 @@ UNKNOWN = "unknown"  # a licence id of the hub: that the field is empty is said,
 TAGS = ["sentence-transformers", "sentence-similarity", "feature-extraction", "replug-lsr"]
 OF_THE_BASE = ("license", "license_name", "license_link", "language")
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-]+(?:\.\d[\w-]*)*")  # a version may stand in it, a file's suffix may not
-FRONT_MATTER = re.compile(r"\A---\s*\n(.*?)\n---\s*$", re.MULTILINE | re.DOTALL)
 LICENSE_ID = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 HERE = "THIS_FOLDER"  # stands for the name of a folder that may lie anywhere
 DATA_KEYS = ("source", "corpus", "queries", "heldout", "dev", "prepared")
@@ -67,39 +64,12 @@ retriever = EncoderRetriever(Encoder("{name}"), ["The Rhine flows through Basel.
 lm = ReplugLM(HuggingFaceLM("AN_LM"), retriever, k=1)
 print(lm.generate("The river in Basel is the", max_new_tokens=8))
 ```"""
-USAGE_OF_A_PAIR = """```python
-from sentence_transformers import SentenceTransformer
-
-folder = "{name}"  # of a name on the hub: huggingface_hub.snapshot_download("{name}")
-queries = SentenceTransformer(f"{{folder}}/query_encoder").encode_query(["Which river flows through Basel?"])
-model = SentenceTransformer(folder)
-print(model.similarity(queries, model.encode_document(["The Rhine flows through Basel."])))
-```
-
-```python
-from replug import Encoder, EncoderRetriever
-
-retriever = EncoderRetriever(Encoder("{name}"), ["The Rhine flows through Basel."])
-print(retriever.retrieve(["Which river flows through Basel?"], k=1))
-```"""
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
-    """As what a card is published: `name` OWNER/NAME on the hub, and the id of the licence that was given.
-
-    Raises UserError for a licence that is no id as the hub has them.
-    """
-
-    name: str | None = None
-    license_id: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.license_id is not None and not LICENSE_ID.fullmatch(self.license_id):
-            raise UserError(f"--license is {self.license_id!r}; expected an id as the hub has them, such as apache-2.0")
-
-
-UNPUBLISHED = Published()
+def require_license(license_id: str) -> None:
+    """Raise UserError for a licence that is not an id as the hub has them."""
+    if not LICENSE_ID.fullmatch(license_id):
+        raise UserError(f"--license is {license_id!r}; expected an id as the hub has them, such as apache-2.0")
 
 
 def write_model_card(
@@ -108,10 +78,15 @@ def write_model_card(
     weights: str,
     made_by: Sequence[str],
     results: Mapping | None = None,
-    published: Published = UNPUBLISHED,
+    name: str | None = None,
+    license_id: str | None = None,
 ) -> None:
-    """Beside an encoder's files. `weights` says of which step they are; `results` are the run's, once it has ended."""
-    metadata = card_metadata(config, published.license_id)
+    """Write the card beside an encoder's files.
+
+    `weights` says of which step they are; `results` are the run's, once it has ended. `name` is OWNER/NAME on the hub,
+    and `license_id` a licence instead of the base's.
+    """
+    metadata = card_metadata(config, license_id)
     given = {name: getattr(config.data, name) for name in DATA_KEYS}  # where texts and documents came from
     said = ", ".join(f"{name} {plain_line(str(value))}" for name, value in given.items() if value)
     data_lines = [f"data: {said}"] if said else []
@@ -126,7 +101,7 @@ def write_model_card(
         ["# A retriever tuned to a language model"],
         list(_what_it_is(folder, config, weights)),
         ["## How to use it"],
-        [(USAGE_OF_A_PAIR if (folder / QUERY_FOLDER).is_dir() else USAGE).format(name=published.name or HERE)],
+        [USAGE.format(name=name or HERE)],
         ["## How it was made"],
         [f"- {line}" for line in (*made_by, *data_lines)],
         ["| setting | value |", "|---|---|", *rows],
@@ -151,7 +126,9 @@ def _what_it_is(folder: Path, config: Config, weights: str) -> Iterator[str]:
 def _what_learnt(folder: Path, config: Config) -> Iterator[str]:
     """Where it was not all of the weights, or not whole vectors alone."""
     if config.lora.rank is not None:
-        kept = _listed(f"`{path.relative_to(folder)}/`" for path in sorted(folder.rglob(ADAPTER))) or f"`{ADAPTER}/`"
+        kept = (
+            _listed(f"`{path.relative_to(folder)}/`" for path in sorted(folder.glob(f"*{ADAPTER}"))) or f"`{ADAPTER}/`"
+        )
         yield f"Learnt by LoRA, {_adapter(folder, config.lora)}: merged into these weights, and kept in {kept}."
     if frozen := config.retriever.frozen_layers:
         yield f"Embeddings and the first {frozen} of the layers stayed as they were."
@@ -164,7 +141,7 @@ def _what_learnt(folder: Path, config: Config) -> Iterator[str]:
 
 def _adapter(folder: Path, lora: LoRAConfig) -> str:
     """As peft has written it, which knows the targets where none were asked for."""
-    found = sorted(folder.rglob(f"{ADAPTER}/adapter_config.json"))
+    found = sorted(folder.glob(f"*{ADAPTER}/adapter_config.json"))
     written = json.loads(found[0].read_text()) if found else {}
     targets = sorted(written.get("target_modules") or lora.targets)
     alpha = written.get("lora_alpha") or lora.alpha
@@ -208,18 +185,13 @@ def base_name(config: Config) -> str | None:
 
 
 def _of_the_base(path: str) -> Mapping[str, Any]:
-    """The front matter of the base's card; empty where there is none here, or none that can be read."""
-    folder, card = Path(resolve_encoder_path(path)), None
-    if folder.is_dir():
-        card = folder / "README.md" if (folder / "README.md").is_file() else None
-    elif isinstance(cached := try_to_load_from_cache(str(folder), "README.md"), str):
-        card = Path(cached)
-    found = FRONT_MATTER.search(card.read_text(encoding="utf-8", errors="replace")) if card else None
-    if found is None:
+    """Return the front matter of the base's card; empty if there is none on this machine, or if it is unreadable."""
+    folder = resolve_encoder_path(path)
+    card = Path(folder) / FILE if Path(folder).is_dir() else try_to_load_from_cache(folder, FILE)
+    if not isinstance(card, (str, Path)) or not Path(card).is_file():
         return {}
     try:
-        content = yaml.safe_load(found[1])
-    except yaml.YAMLError:
+        return metadata_load(card) or {}
+    except (ValueError, yaml.YAMLError):
         log.warning(f"{card} has a front matter that is no YAML: its licence and language are not taken over")
         return {}
-    return content if isinstance(content, dict) else {}

@@ -203,9 +203,7 @@ class LSRModule(pl.LightningModule):
         """Return vectors of queries [B, D] and of U documents [U, D], and which documents each query has [B, K]."""
         contexts = [example.context for example in self._queries.examples(batch.query_rows)]
         unique, place = np.unique(batch.doc_rows, return_inverse=True)
-        side = self.encoder.of_queries
-        ids = side.token_ids(contexts, side.prompts.query)
-        query_vectors = side.encode_with_gradient(ids, prompt=side.prompts.query)
+        query_vectors = self.encoder.encode_with_gradient(self.encoder.token_ids(contexts, "query"), task="query")
         doc_vectors = self._document_vectors(unique)  # [U, D]
         places = to_device(torch.from_numpy(place.reshape(batch.doc_rows.shape)), doc_vectors.device)
         return query_vectors, doc_vectors, places
@@ -215,8 +213,7 @@ class LSRModule(pl.LightningModule):
         if self.vectors_of is not None:
             return self.vectors_of(rows).to(self.device)
         with torch.set_grad_enabled(not self._frozen):
-            ids = self.documents.document_ids(self._corpus, rows)
-            return self.documents.encode_with_gradient(ids, prompt=self.documents.prompts.document)
+            return self.documents.encode_with_gradient(self.documents.document_ids(self._corpus, rows))
 
     def _terms(self, similarities: Tensor, others: Tensor | None, log_q: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return each text's loss and its contrastive term [B]; None where that is not asked for."""

@@ -15,8 +15,8 @@ from replug.config.errors import RunError, UserError
 from replug.config.schema import Config
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
-from replug.models.encoder_files import QUERY_FOLDER, mark_query_side
-from replug.models.lora import adapter_settings, add_adapters, freeze_layers, frozen_part, keep_adapter
+from replug.models.encoder_files import mark_query_side
+from replug.models.lora import adapter_settings, add_adapters, freeze_layers, frozen_part, keep_adapters
 
 UNTRAINED = "untrained_sha256"  # in a checkpoint that holds the weights alone that learn
 PREFIX = "encoder."  # of the retriever's weights in a module's state
@@ -29,11 +29,11 @@ def check_training(config: Config, encoder: Encoder) -> None:
             raise UserError(
                 f"retriever.dims: {count} is more than the {encoder.width} numbers of the retriever's vectors"
             )
-    for side in encoder.sides:
+    for backbone in encoder.backbones:
         if config.lora.rank is None:
-            frozen_part(side.backbone, config.retriever.frozen_layers)
+            frozen_part(backbone, config.retriever.frozen_layers)
         else:
-            adapter_settings(side.backbone, config.lora, config.retriever.frozen_layers)
+            adapter_settings(backbone, config.lora, config.retriever.frozen_layers)
 
 
 def choose_trained_weights(config: Config, encoder: Encoder) -> None:
@@ -42,7 +42,7 @@ def choose_trained_weights(config: Config, encoder: Encoder) -> None:
     The other weights are those that the retriever came with.
     """
     lora, frozen_layers = config.lora, config.retriever.frozen_layers
-    backbones = [side.backbone for side in encoder.sides if any(w.requires_grad for w in side.backbone.parameters())]
+    backbones = [backbone for backbone in encoder.backbones if any(w.requires_grad for w in backbone.parameters())]
     if lora.rank is not None:
         encoder.requires_grad_(False)
         for backbone in backbones:
@@ -105,12 +105,12 @@ def freeze_sides(side: TrainedSide, encoder: Encoder) -> Encoder | None:
     Returns what encodes documents where one encoder has both sides and these stay as they are, else None.
     """
     if side is TrainedSide.documents:
-        encoder.freeze_queries()
+        encoder.freeze("query")
     if side is not TrainedSide.query:
         return None
-    if encoder.own_queries is None:
+    if not encoder.is_pair:
         return copy.deepcopy(encoder).requires_grad_(False).eval()
-    encoder.freeze_documents()
+    encoder.freeze("document")
     return None
 
 
@@ -129,6 +129,6 @@ def save_retriever(
         saved.temperature = encoder.temperature
     saved.save(folder)
     if source is not None:
-        keep_adapter(source, folder if documents is None else folder / QUERY_FOLDER)
+        keep_adapters(source, folder, "" if documents is None else "query_")
     if side is TrainedSide.query:
         mark_query_side(folder)

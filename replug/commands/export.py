@@ -44,14 +44,17 @@ def export(
         raise UserError("there is nowhere to write to; expected --out DIR, --push OWNER/NAME, or both")
     if public and push is None:
         raise UserError("--public says who sees what is pushed; expected --push OWNER/NAME beside it")
-    from replug.models.hub_push import HubRepository
+    from replug.models.hub_push import push_folder, require_repository
 
-    repository = HubRepository(push, public) if push is not None else None
+    if push is not None:
+        require_repository(push)
     run, config = _run(run_dir, out)
     from replug.models.build import load_encoder  # after a mistake could be told
-    from replug.train.model_card import Published, write_model_card
+    from replug.train.model_card import require_license, write_model_card
     from replug.train.trained_weights import save_retriever
 
+    if license_id is not None:
+        require_license(license_id)
     encoder, weights, read_from = _tuned(config, run)
     with tempfile.TemporaryDirectory() as temporary:
         folder = out or Path(temporary) / "retriever"
@@ -60,18 +63,17 @@ def export(
         partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".partial", dir=folder.parent))
         with writing(partial):
             side, documents = config.retriever.train, None
-            if side is TrainedSide.query and encoder.own_queries is None:
+            if side is TrainedSide.query and not encoder.is_pair:
                 log.info(f"documents are encoded by retriever.path, {config.retriever.path}, as it is now")
                 documents = load_encoder(config.retriever)
             save_retriever(partial, encoder, side, documents, read_from)
             results = json.loads(run.results.read_text()) if run.is_finished else None
-            write_model_card(partial, config, weights, run.provenance(), results, Published(push, license_id))
+            write_model_card(partial, config, weights, run.provenance(), results, push, license_id)
             partial.rename(folder)
         if out is not None:
             print(f"retriever: {out} (weights of {weights})")
-        if repository is not None:
-            repository.push(folder)
-            print(f"pushed: {repository.url} (weights of {weights})")
+        if push is not None:
+            print(f"pushed: {push_folder(folder, push, public)} (weights of {weights})")
 
 
 def _run(run_dir: Path, out: Path | None) -> tuple["RunDirectory", Config]:

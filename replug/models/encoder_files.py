@@ -1,189 +1,254 @@
-"""What lies in an encoder's folder: weights, tokenizer, and how hidden states become a vector.
+"""Read an encoder through sentence-transformers, and refuse what would silently be another model.
 
-Read from a folder or from the hub, plain or of sentence-transformers; written for both.
+sentence-transformers reads modules, pooling, prompts, similarity and pairs (`Router`), from a folder or from the hub. A
+folder without `modules.json` is wrapped with mean pooling, as Contriever needs it; DPR's encoders take their first
+token. This file refuses, by name: code that comes with a model, pickles, weights that are missing or of no use, another
+model's tokenizer, and models that make no vector of a text.
 """
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from tokenizers.normalizers import BertNormalizer, Lowercase, Normalizer, Sequence
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Router, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from torch import nn
+from transformers import BertConfig, BertModel, DPRContextEncoder, DPRQuestionEncoder, PreTrainedConfig, PreTrainedModel
 
 from replug.config.errors import UserError
-from replug.data.files import as_other_files, write_json
-from replug.data.folder import CHECKSUMS, add_checksum, require_checksums, write_checksums
-from replug.models.encoder_backbone import is_dpr, load_backbone, require_encoder, token_limit
-from replug.models.encoder_modules import CLS, MEAN, EncoderHead
-from replug.models.encoder_prompts import Prompts, prompts_of
-from replug.models.model_files import load_tokenizer, loading, read_model_config, require_own_tokenizer
-from replug.models.module_chain import (
-    KEY,
-    POOLING_FILE,
-    Module,
-    optional_file,
-    read_head,
-    read_modules,
-    read_object,
-    require_known,
-    write_head,
+from replug.data.files import write_json
+from replug.data.folder import CHECKSUMS, add_checksum, require_checksums
+from replug.models.fused_layers import use_fused_gelu
+from replug.models.model_files import (
+    load_whole,
+    loading,
+    read_model_config,
+    require_own_tokenizer,
+    require_tokenizer,
+    require_whole,
 )
+from replug.models.packaged import optional_file
 
-QUERY_FOLDER = "query_encoder"  # of a pair, within the folder of the documents' encoder
+KEY = "retriever.path"
+TASKS = ("query", "document")
+MODULES_FILE = "modules.json"
 QUERY_SIDE = "query_side.json"  # beside a pair of which queries alone were tuned
-MODEL_FILE = "config_sentence_transformers.json"  # prompts, similarity
-# Of the Transformer module, by the model's kind in older folders.
-TEXT_FILES = tuple(
-    f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta")
-)
-OPTIONS = ("model", "tokenizer", "processor", "config")  # of each, what is handed to transformers
-HARMLESS = {"attn_implementation", "torch_dtype", "dtype", "trust_remote_code", "add_pooling_layer", "use_cache"}
-# What a chain over text alone has at these; anything else is another model.
-FIXED: dict[str, object] = {"transformer_task": "feature-extraction", "module_output_name": "token_embeddings"}
+DPR_ENCODERS = {"DPRContextEncoder": DPRContextEncoder, "DPRQuestionEncoder": DPRQuestionEncoder}
+# Vectors do not depend on the pooler and on the heads that a model was pretrained with.
+UNUSED = ("pooler", "cls.predictions", "cls.seq_relationship", "lm_head")
+NO_LIMIT = 10**9  # a tokenizer of which transformers knows no limit has an absurd one
+UNKNOWN_LIMIT = 512  # tokens, if neither tokenizer nor model says any
+PROBE_TOKENS = 4  # of two short texts that differ after their first token
 TEXT_FORWARD = {"method": "forward", "method_output_name": "last_hidden_state"}
-UNSET = ("processing_kwargs", "query_length", "document_length", "query_expansion")
+HUB_OPTIONS = {"subfolder", "token", "cache_dir", "revision", "local_files_only", "trust_remote_code"}
+IGNORED_OPTIONS = {"dtype", "torch_dtype", "attn_implementation", "add_pooling_layer", "use_safetensors"}
+TOKEN_SETTINGS = ("query_length", "document_length", "query_expansion", "processing_kwargs")
 
 
-@dataclass(frozen=True, slots=True)
-class TextSettings:
-    """How texts are read: at most so many tokens (None: the tokenizer's own limit), in lower case or as they are."""
+class WholeTransformer(Transformer):
+    """A `Transformer` whose weights are all in its files, as safetensors."""
 
-    max_tokens: int | None = None
-    lower_case: bool = False
+    def _load_model(self, model_name_or_path: str, *given: Any, **options: Any) -> PreTrainedModel:
+        path, config = model_name_or_path, given[1]  # behind the task
+        torch.manual_seed(0)  # a pooler that the files lack is drawn: it is not used, but the same everywhere
+        if config.model_type == "dpr":
+            return _load_dpr(path, config)
+        if unknown := options.keys() - HUB_OPTIONS - IGNORED_OPTIONS:
+            raise UserError(
+                f"{KEY}: {path} loads its Transformer with {sorted(unknown)[0]}, which replug does not follow"
+            )
+        options = {name: options[name] for name in options.keys() & HUB_OPTIONS}
+        options |= {"dtype": torch.float32, "use_safetensors": True, "output_loading_info": True}
+        try:
+            loaded: Any = super()._load_model(path, *given, **options)
+        except RuntimeError as error:  # weights of another shape than the configuration's
+            raise UserError(f"{KEY}: the weights in {path} do not fit its config.json: {error}") from error
+        model, report = loaded
+        require_whole(model, report, path, KEY, UNUSED)
+        return model
 
 
-@dataclass(frozen=True, slots=True)
-class EncoderFiles:
-    """An encoder as its folder has it: texts are cut at `max_tokens`, `similarity` is None where none is said."""
+class _Container(SentenceTransformer):
+    """Loads whole transformers, and only what is a `SentenceTransformer`."""
 
-    backbone: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    head: EncoderHead
-    prompts: Prompts
-    similarity: str | None
-    max_tokens: int
-    lower_case: bool
+    _module_classes = {  # noqa: RUF012
+        f"sentence_transformers.{place}.Transformer": WholeTransformer
+        for place in ("models", "models.Transformer", "base.modules.transformer", "sentence_transformer.modules")
+    }
+
+    def _load_converted_modules(self, model_name_or_path: str, *_: Any, **options: Any) -> Any:
+        raise UserError(
+            f"{KEY}: {model_name_or_path} holds a {options['model_type']}; expected a SentenceTransformer, which has "
+            "one vector of a text"
+        )
 
 
-def load_encoder_files(path: str) -> EncoderFiles:
-    """Raises UserError for what is not there, cannot be read, or is no encoder of one vector.
+def load_container(path: str) -> SentenceTransformer:
+    """Return the encoder in a folder or under a hub name, on the CPU, in float32.
 
-    Or for a file that is not the one which `save_encoder_files` wrote.
+    Raises UserError if it is missing, damaged, not whole, or not an encoder of one vector.
     """
     require_checksums(Path(path), f"bring it back; if you changed it yourself, remove {CHECKSUMS} there")
-    with loading(KEY, path):  # the hub may have no such name
-        modules = read_modules(path)
-        inner, texts = _backbone_path(path, modules), _text_settings(path, modules)
-        prompts, similarity = model_settings(path)
-    config = read_model_config(inner, KEY)
-    tokenizer = load_tokenizer(inner, KEY)
-    with loading(KEY, path), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # a pooler that the folder lacks is drawn: it is not used, but the same everywhere
-        model = load_backbone(inner, config, bool(modules))
-        head = read_head(path, modules, model.config.hidden_size, CLS if is_dpr(config) else MEAN)
-    require_own_tokenizer(tokenizer, len(model.get_input_embeddings().weight), path, KEY)  # type: ignore[arg-type]
-    says_pooling = bool(modules) or optional_file(path, POOLING_FILE) is not None
-    require_encoder(model, path, head.pooling.modes if says_pooling else None)
-    if texts.lower_case:
-        _lower(tokenizer)
-    limit = token_limit(model, tokenizer, texts.max_tokens)
-    return EncoderFiles(model, tokenizer, head, prompts, similarity, limit, texts.lower_case)
+    is_folder = Path(path).is_dir()
+    with _loading(path), torch.random.fork_rng(devices=[]):
+        modules_file = optional_file(path, MODULES_FILE)
+        if modules_file is None:
+            container = SentenceTransformer(modules=_plain_modules(path), device="cpu")
+        else:
+            _check_modules(path, modules_file)
+            container = _Container(path, device="cpu", trust_remote_code=False, local_files_only=is_folder)
+    transformers: dict[int, Any] = {id(found): found for task in TASKS for found in chain(container, task, path)[:1]}
+    for transformer in transformers.values():
+        _check_transformer(transformer, path)
+        if modules_file is None:
+            _require_no_causal(transformer.model, path)
+    return container
+
+
+def chain(container: SentenceTransformer, task: str, path: str = "") -> list[nn.Module]:
+    """Return the modules that make a vector of a query or of a document."""
+    found: list[nn.Module] = []
+    for module in container:
+        routes: Any = module.sub_modules if isinstance(module, Router) else {task: [module]}
+        if task not in routes:
+            raise UserError(f"{KEY}: {path} has a Router of {', '.join(routes)}; expected query and document")
+        found += routes[task]
+    return found
+
+
+def joined(
+    queries: Sequence[nn.Module], documents: Sequence[nn.Module], source: SentenceTransformer
+) -> SentenceTransformer:
+    """Return one model of two chains, with the prompts of `source`: a `Router` unless they are the same modules."""
+    routes: tuple[Any, Any] = list(queries), list(documents)
+    prompts: Any = dict(source.prompts)
+    return SentenceTransformer(
+        modules=routes[1] if routes[0] == routes[1] else [Router.for_query_document(*routes)],
+        device="cpu",
+        prompts=prompts,
+        default_prompt_name=source.default_prompt_name,
+        similarity_fn_name=source.similarity_fn_name,
+    )
+
+
+def most_tokens(model: PreTrainedModel) -> int:
+    """Return what the position table holds; NO_LIMIT without one.
+
+    RoBERTa and its kin count positions from behind the padding's, so their table holds fewer tokens than it has rows.
+    """
+    table = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
+    if isinstance(table, nn.Embedding):
+        return table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
+    positions = getattr(model.config, "max_position_embeddings", None)
+    return positions if isinstance(positions, int) and positions > 0 else NO_LIMIT
 
 
 def is_query_side(path: str) -> bool:
-    """Whether the queries alone of a folder's pair were tuned, so that an index of its documents stays valid."""
+    """Return whether only the queries of a folder's pair were tuned, so that an index of its documents stays valid."""
     return (Path(path) / QUERY_SIDE).is_file()
 
 
-def query_encoder_in(path: str) -> str | None:
-    """The folder of a pair's encoder of queries within the pair's; None where one encoder has both sides.
-
-    Raises UserError for a pair on the hub, of which the other's files are not at hand.
-    """
-    if Path(path).is_dir():
-        inner = Path(path) / QUERY_FOLDER
-        return str(inner) if inner.is_dir() else None
-    if optional_file(path, f"{QUERY_FOLDER}/config.json") is not None:
-        raise UserError(f"{KEY}: {path} holds a pair of encoders; download it, and name the folder")
-    return None
-
-
 def mark_query_side(folder: Path) -> None:
-    """Say so of a pair's folder."""
+    """Write into a pair's folder that only its queries were tuned."""
     write_json(folder / QUERY_SIDE, {"documents": "encoded as before"})
     add_checksum(folder / QUERY_SIDE)
 
 
-def save_encoder_files(folder: Path, files: EncoderFiles) -> None:
-    """Everything that `load_encoder_files` reads, which sentence-transformers reads to the same vectors."""
-    folder.mkdir(parents=True, exist_ok=True)
-    files.backbone.save_pretrained(folder, safe_serialization=True)
-    files.tokenizer.save_pretrained(folder)
-    write_head(folder, files.head, is_normalized=files.similarity == "cosine")
-    texts = {"max_seq_length": files.max_tokens, "do_lower_case": files.lower_case}
-    prompts = {"prompts": files.prompts.all_named(), "default_prompt_name": files.prompts.default}
-    for name, content in ((TEXT_FILES[0], texts), (MODEL_FILE, {"similarity_fn_name": files.similarity, **prompts})):
-        (folder / name).write_text(json.dumps(content, indent=2))
-    write_checksums(folder)
-    as_other_files(folder)
+@contextmanager
+def _loading(path: str) -> Iterator[None]:
+    """Raise UserError with the path for everything that a damaged folder makes the libraries raise."""
+    with loading(KEY, path):
+        try:
+            yield
+        except (LookupError, TypeError, AttributeError, ImportError, RuntimeError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
-def _backbone_path(path: str, modules: list[Module]) -> str:
-    """The folder of the Transformer, which older versions kept beside the other modules'."""
-    inner = modules[0].folder if modules else ""
-    if inner and not Path(path).is_dir():
-        raise UserError(f"{KEY}: {path} keeps its Transformer in {inner}; download it, and name the folder")
-    return str(Path(path) / inner) if inner else path
+def _plain_modules(path: str) -> list[nn.Module]:
+    """Return what sentence-transformers makes of a plain folder of transformers."""
+    is_dpr = read_model_config(path, KEY).model_type == "dpr"
+    require_tokenizer(path, KEY)
+    safe = {"trust_remote_code": False}
+    transformer = WholeTransformer(path, model_kwargs=dict(safe), processor_kwargs=dict(safe), config_kwargs=dict(safe))
+    return [transformer, Pooling(transformer.get_embedding_dimension(), "cls" if is_dpr else "mean")]
 
 
-def _text_settings(path: str, modules: list[Module]) -> TextSettings:
-    """Of a folder of sentence-transformers; raises UserError for a setting that would change the vectors otherwise."""
-    inner = modules[0].folder if modules else ""
-    files = (optional_file(path, str(Path(inner) / name)) for name in TEXT_FILES)
-    file = next((one for one in files if one is not None), None) if modules else None
-    if file is None:
-        return TextSettings()
-    content = read_object(file)
-    options = [f"{name}_{form}" for name in OPTIONS for form in ("args", "kwargs")]
-    others = ("max_seq_length", "do_lower_case", "modality_config", "unpad_inputs")
-    require_known(content, (*others, *FIXED, *UNSET, *options), file)
-    wrong = [name for name in UNSET if content.get(name)]
-    wrong += [name for name, value in FIXED.items() if content.get(name, value) != value]
-    wrong += [name for name in options if set(content.get(name) or {}) - HARMLESS]
-    if "modality_config" in content and (content["modality_config"] or {}).get("text") != TEXT_FORWARD:
-        wrong.append("modality_config")
-    if wrong:
-        raise UserError(f"{KEY}: {file} sets {wrong[0]} to {content[wrong[0]]}, which replug does not follow")
-    return TextSettings(content.get("max_seq_length"), bool(content.get("do_lower_case")))
+def _check_modules(path: str, modules_file: Path) -> None:
+    """Raise UserError for what sentence-transformers would replace by something else, with a warning at most.
+
+    That is: weights that are there as a pickle alone, an activation that is not torch's, an invented tokenizer.
+    """
+    for module in json.loads(modules_file.read_text(encoding="utf-8")):
+        inner, kind = module["path"], module["type"].rpartition(".")[2]
+        if kind == "Transformer":
+            require_tokenizer(str(Path(path) / inner), KEY)
+        if kind in ("Dense", "LayerNorm") and optional_file(path, f"{inner}/model.safetensors") is None:
+            raise UserError(
+                f"{KEY}: {path} has no {inner}/model.safetensors, the weights of its {kind}; pickled ones "
+                "(pytorch_model.bin) are not read: load the model with SentenceTransformer and save it again"
+            )
+        settings = optional_file(path, f"{inner}/config.json") if kind == "Dense" else None
+        activation = json.loads(settings.read_text(encoding="utf-8")).get("activation_function") if settings else None
+        if activation is not None and not activation.startswith("torch."):
+            raise UserError(f"{KEY}: {settings} has the activation_function {activation}; expected one of torch")
 
 
-def model_settings(path: str) -> tuple[Prompts, str | None]:
-    """Prompts and similarity; raises UserError for a model that is not one of one vector."""
-    file = optional_file(path, MODEL_FILE)
-    content: dict[str, Any] = read_object(file) if file else {}
-    kind = content.get("model_type", "SentenceTransformer")
-    if kind != "SentenceTransformer":
-        raise UserError(f"{KEY}: {file} holds a {kind}; expected a SentenceTransformer, which has one vector of a text")
-    named, default = content.get("prompts") or {}, content.get("default_prompt_name")
-    if not isinstance(named, dict) or not all(isinstance(prompt, str) for prompt in named.values()):
-        raise UserError(f"{KEY}: {file} holds prompts that are no texts by name")
-    if default is not None and default not in named:
-        raise UserError(f"{KEY}: {file} has the default_prompt_name {default!r}, but no such prompt")
-    return prompts_of(named, default), content.get("similarity_fn_name")
+def _check_transformer(transformer: nn.Module, path: str) -> None:
+    """Make a loaded transformer the library's own class, with its token limit. Raises UserError for what is no encoder.
+
+    Texts are tokenized here and not by the module, so its settings that change token ids are refused.
+    """
+    if not isinstance(transformer, WholeTransformer):
+        raise UserError(f"{KEY}: {path} begins with a {type(transformer).__name__}; expected a Transformer")
+    transformer.__class__ = Transformer  # it is saved as what anybody can load
+    model, tokenizer, config = transformer.model, transformer.tokenizer, transformer.model.config
+    if config.is_encoder_decoder or not isinstance(getattr(config, "hidden_size", None), int):
+        raise UserError(f"{KEY}: {path} holds a {type(model).__name__}; expected an encoder of text alone")
+    changed = [name for name in TOKEN_SETTINGS if getattr(transformer, name)]
+    if transformer.modality_config.get("text") != TEXT_FORWARD or transformer.module_output_name != "token_embeddings":
+        changed.append("modality_config")
+    if changed:
+        raise UserError(f"{KEY}: {path} sets {changed[0]} of its Transformer, which replug does not follow")
+    if tokenizer is None or not tokenizer.is_fast:
+        raise UserError(f"{KEY}: {path} has no fast tokenizer (tokenizer.json)")
+    require_own_tokenizer(tokenizer, len(model.get_input_embeddings().weight), path, KEY)
+    limit = min(tokenizer.model_max_length or NO_LIMIT, most_tokens(model))
+    tokenizer.model_max_length = limit if limit < NO_LIMIT else UNKNOWN_LIMIT
+    if getattr(model, "pooler", None) is not None:
+        model.pooler.requires_grad_(False)
+    use_fused_gelu(model)
 
 
-def _lower(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Read texts in lower case, first of all, as sentence-transformers does where the folder says do_lower_case."""
-    before = tokenizer.backend_tokenizer.normalizer
-    if not _lowers(before):
-        lower = Lowercase() if before is None else Sequence([Lowercase(), before])
-        tokenizer.backend_tokenizer.normalizer = lower
+def _require_no_causal(model: PreTrainedModel, path: str) -> None:
+    """Raise UserError for a model that reads from left to right: its mean is mostly of words without their context."""
+    texts = torch.arange(PROBE_TOKENS).repeat(2, 1)
+    texts[1, 1:] += PROBE_TOKENS
+    with torch.inference_mode():
+        first, other = model.eval()(input_ids=texts, attention_mask=torch.ones_like(texts)).last_hidden_state[:, 0]
+    if torch.allclose(first, other, rtol=0, atol=1e-6):
+        raise UserError(
+            f"{KEY}: {path} holds a {type(model).__name__}, which reads from left to right as language models do; "
+            "expected a BERT-like encoder, or a folder of sentence-transformers that names its pooling"
+        )
 
 
-def _lowers(normalizer: Normalizer | None) -> bool:
-    if isinstance(normalizer, Sequence):
-        return any(map(_lowers, cast(Iterable[Normalizer], normalizer)))
-    return isinstance(normalizer, Lowercase) or (isinstance(normalizer, BertNormalizer) and normalizer.lowercase)
+def _load_dpr(path: str, config: PreTrainedConfig) -> PreTrainedModel:
+    """Return the BERT inside one of DPR's two encoders (Karpukhin et al. 2020): the one that the folder holds.
+
+    `AutoModel` takes every one of them for an encoder of questions, and would draw the weights of the other at random.
+    """
+    name = (config.architectures or ["nameless part"])[0]
+    if name not in DPR_ENCODERS or config.projection_dim:
+        raise UserError(
+            f"{KEY}: {path} holds a {name} of DPR, projection_dim {config.projection_dim}; "
+            f"expected {' or '.join(DPR_ENCODERS)} without a projection"
+        )
+    whole = load_whole(DPR_ENCODERS[name], path, KEY, UNUSED, config=config, dtype=torch.float32)
+    fields = config.to_dict() | {"model_type": "bert", "architectures": ["BertModel"]}
+    bert = BertModel(BertConfig.from_dict(fields), add_pooling_layer=False)
+    bert.load_state_dict(whole.get_submodule(f"{whole.base_model_prefix}.bert_model").state_dict())
+    return bert

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from replug.config.errors import UserError
 from replug.data.folder import CHECKSUMS, add_checksum, read_mark, write_mark
+from replug.models.packaged import optional_file
 
 FILE = "ensemble.json"
 FORMAT = 1
@@ -62,8 +63,6 @@ def temperature_in(path: str) -> EnsembleTemperature | None:
 
     Raises UserError for a file that is damaged, or is none of ours.
     """
-    from replug.models.encoder_files import optional_file  # brings torch, which telling a temperature can do without
-
     file = optional_file(path, FILE)
     if file is None:
         return None

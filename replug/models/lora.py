@@ -14,7 +14,7 @@ import copy
 import itertools
 import re
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +29,10 @@ from replug.data.folder import write_checksums
 
 if TYPE_CHECKING:
     from peft import LoraConfig
+    from sentence_transformers import SentenceTransformer
 
 
-ADAPTER = "adapter"  # the folder, in that of the merged weights
+ADAPTER = "adapter"  # the folder beside the merged weights; of a pair document_adapter and query_adapter
 WEIGHTS = "adapter_model.safetensors"
 NAME = "default"  # peft's name of an adapter where there is one
 INSIDE_PEFT = "base_model.model."  # where a PeftModel has the model that it wraps
@@ -78,18 +79,17 @@ def has_adapters(model: nn.Module) -> bool:
     return hasattr(model, "peft_config")
 
 
-def merged(backbone: PreTrainedModel) -> PreTrainedModel:
-    """The model with its adapters in its own weights, which it shares otherwise; itself where it has none.
+def merged(model: "SentenceTransformer") -> "SentenceTransformer":
+    """Return the model with adapters in its own weights, which it shares otherwise; itself if it has none.
 
     The weights that learn stay apart: to merge in place and to take apart again would change their last bits.
     """
-    if not has_adapters(backbone):
-        return backbone
+    if not any(map(has_adapters, model.modules())):
+        return model
     from peft.tuners.lora import LoraLayer
 
-    shared = itertools.chain(backbone.parameters(), backbone.buffers())
-    whole: Any = copy.deepcopy(backbone, {id(tensor): tensor for tensor in shared})
-    del whole.peft_config
+    shared = itertools.chain(model.parameters(), model.buffers())
+    whole: Any = copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
     layers: list[tuple[str, Any]] = [pair for pair in whole.named_modules() if isinstance(pair[1], LoraLayer)]
     for name, layer in layers:
         linear: Any = layer.get_base_layer()
@@ -97,11 +97,20 @@ def merged(backbone: PreTrainedModel) -> PreTrainedModel:
             weight = linear.weight + layer.get_delta_weight(NAME)
         linear.weight = nn.Parameter(weight, requires_grad=False)
         whole.set_submodule(name, linear)
+    for part in whole.modules():
+        if has_adapters(part):
+            del part.peft_config
     return whole
 
 
-def save_adapter(backbone: PreTrainedModel, folder: Path) -> None:
-    """Write the adapter alone, as `PeftModel.from_pretrained(base, folder)` reads it."""
+def save_adapters(backbones: Mapping[str, PreTrainedModel], folder: Path) -> None:
+    """Write each model's adapter into a folder by its prefix, as `PeftModel.from_pretrained(base, ...)` reads it."""
+    for prefix, backbone in backbones.items():
+        if has_adapters(backbone):
+            _save_adapter(backbone, folder / f"{prefix}{ADAPTER}")
+
+
+def _save_adapter(backbone: PreTrainedModel, folder: Path) -> None:
     from peft import get_peft_model_state_dict
 
     settings = copy.copy(backbone.peft_config[NAME])
@@ -112,13 +121,11 @@ def save_adapter(backbone: PreTrainedModel, folder: Path) -> None:
     save_file(inside, folder / WEIGHTS)
 
 
-def keep_adapter(source: Path, target: Path) -> None:
-    """Copy the adapter of one encoder's folder, if it has any, to another one of the same weights."""
-    found = [path.relative_to(source) for path in source.rglob(ADAPTER) if path.is_dir()]  # a pair may have two
-    for inner in found:
-        shutil.copytree(source / inner, target / inner, dirs_exist_ok=True)
-    for folder in sorted({(target / inner).parent for inner in found}, reverse=True):
-        write_checksums(folder)
+def keep_adapters(source: Path, target: Path, prefix: str = "") -> None:
+    """Copy the adapters of an encoder's folder, if it has any, to another one of the same weights."""
+    found = [folder for folder in source.glob(f"*{ADAPTER}") if folder.is_dir()]
+    for folder in found:
+        shutil.copytree(folder, target / f"{prefix}{folder.name}", dirs_exist_ok=True)
     if found:
         write_checksums(target)
 

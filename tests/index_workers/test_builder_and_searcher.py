@@ -69,8 +69,8 @@ def make_plan(
         max_tokens=encoder.max_tokens,
         dim=encoder.dim,
         modules=encoder.pooling,
-        query_prompt=encoder.prompts.query,
-        document_prompt=encoder.prompts.document,
+        query_prompt=encoder.prompt("query"),
+        document_prompt=encoder.prompt("document"),
         dtype=dtype,
         tokens_per_batch=512,
     )
@@ -190,7 +190,7 @@ def test_an_encoder_whose_arithmetic_float16_cannot_hold_is_refused_with_the_key
     write_stand_in_encoder(tmp_path / "encoder")
     large = Encoder(str(tmp_path / "encoder"), "cosine", max_tokens=100)
     with torch.no_grad():
-        large.backbone.encoder.layer[-1].output.LayerNorm.weight.mul_(1e6)
+        large.backbones[0].encoder.layer[-1].output.LayerNorm.weight.mul_(1e6)
     for dtype, message in (("float16", r"in index.dtype=float16: take bfloat16 or float32"), ("bfloat16", None)):
         store = VersionStore(tmp_path / dtype)
         plan = make_plan(store, large, corpus, dtype=dtype)

@@ -164,8 +164,8 @@ def built(root: Path, encoder: Encoder, has_token_ids: bool) -> tuple[VersionSto
         max_tokens=encoder.max_tokens,
         dim=encoder.dim,
         modules=encoder.pooling,
-        query_prompt=encoder.prompts.query,
-        document_prompt=encoder.prompts.document,
+        query_prompt=encoder.prompt("query"),
+        document_prompt=encoder.prompt("document"),
         dtype="float32",
         tokens_per_batch=64,
     )

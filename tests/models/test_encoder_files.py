@@ -1,57 +1,240 @@
-"""How an encoder's folder says that its vectors are made: DPR's two halves, and what sentence-transformers writes."""
+"""Encoders from folders and the hub: each has the vectors of sentence-transformers or transformers, or is refused."""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    AutoModel,
-    AutoTokenizer,
-    DPRContextEncoder,
-    DPRQuestionEncoder,
-    DPRReader,
-    PreTrainedModel,
-)
+from sentence_transformers import SentenceTransformer
+from transformers import AutoTokenizer, DPRContextEncoder, DPRQuestionEncoder, DPRReader, PreTrainedModel
 
+from replug.config.choices import Similarity, TrainedSide
 from replug.config.errors import UserError
-from replug.data.sources.built_in_texts import stand_in_vocabulary
+from replug.config.schema import RetrieverConfig
+from replug.data.tokenizing import ids_of_texts, load_plain
+from replug.index_workers.version_store import weights_sha256
+from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
+from replug.models.encoder_retriever import EncoderRetriever
+from replug.models.packaged import resolve_encoder_path
 from replug.models.stand_in_encoder import write_stand_in_encoder
-from tests.support.dpr_folders import write_dpr
+from replug.planning.model_sizes import encoder_size, retriever_size
+from tests.support.dpr_folders import write_dpr, write_dpr_pair
+from tests.support.encoder_folders import ARCHITECTURES, write_chain, write_encoder, write_json
 
-WORDS = [word for topic in stand_in_vocabulary() for word in topic]
-TEXTS = [WORDS[0], " ".join(WORDS[3:60]), " ".join(WORDS[60:69]), "x"]
+TEXTS = ["w1", " ".join(f"w{n}" for n in range(2, 22)), "w5 w6 W7 w8 w9", " ".join(f"w{n % 50}" for n in range(90))]
+PROMPTS = {"query": "query : ", "passage": "passage : w3 "}
+LAST = {"pooling_mode": "lasttoken"}
+MEAN = {"pooling_mode_mean_tokens": True}
+CHAINS: dict[str, tuple[dict, list[str]]] = {
+    "cls": ({"pooling_mode_cls_token": True}, []),
+    "max": ({"pooling_mode_max_tokens": True}, []),
+    "sqrt": ({"pooling_mode_mean_sqrt_len_tokens": True}, ["Normalize"]),
+    "weighted": ({"pooling_mode_weightedmean_tokens": True}, []),
+    "last": (LAST, ["Normalize"]),
+    "several": ({"pooling_mode": ["mean", "cls", "max"]}, ["Dense"]),
+    "without the prompt": ({"pooling_mode": ["weightedmean", "mean", "cls"], "include_prompt": False}, []),
+    "dense": (MEAN, ["Dropout", "Dense", "Normalize"]),
+    "norm": (MEAN, ["LayerNorm", "Dense", "Dense"]),
+}
+WORDS = ["mida furo", "furo", "x"]  # of the stand-in
 
 
-def write_pooling(folder: Path, content: dict) -> None:
-    (folder / "1_Pooling").mkdir(exist_ok=True)
-    (folder / "1_Pooling/config.json").write_text(json.dumps(content))
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bert")
+    write_encoder(folder, "bert")
+    return folder
 
 
-def vectors_one_by_one(model: PreTrainedModel, folder: Path, output: str) -> np.ndarray:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    with torch.no_grad():
-        found = [model.eval()(**tokenizer(text, return_tensors="pt")) for text in TEXTS]
-    rows = [one.pooler_output[0] if output == "pooler" else one.last_hidden_state[0, 0] for one in found]
-    return torch.stack(rows).numpy()
+def require_equal_to_theirs(folder: Path, ours: Encoder) -> None:
+    model = SentenceTransformer(str(folder), device="cpu")
+    for name, encode in (("query", ours.encode_query), ("passage", ours.encode_document)):
+        expected = model.encode(TEXTS, batch_size=2, normalize_embeddings=ours.similarity == "cosine", prompt_name=name)
+        np.testing.assert_allclose(encode(TEXTS), expected, atol=1e-5, rtol=1e-5)
+        np.testing.assert_allclose(ours.encode(TEXTS, prompt_name=name), expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [DPRContextEncoder, DPRQuestionEncoder])
-def test_each_of_dprs_encoders_gives_the_vectors_that_transformers_gives(
-    tmp_path: Path, kind: type[PreTrainedModel]
+def trained_a_step(encoder: Encoder) -> None:
+    encoder.encode_with_gradient(encoder.token_ids(TEXTS))[:, 0].sum().backward()
+    torch.optim.SGD([weight for weight in encoder.parameters() if weight.requires_grad], lr=0.05).step()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_has_the_vectors_of_sentence_transformers(tmp_path: Path, architecture: str) -> None:
+    write_encoder(tmp_path / "a", architecture)
+    write_chain(tmp_path / "a", LAST if architecture == "qwen3" else MEAN, ["Dense"], PROMPTS)
+    encoder = Encoder(str(tmp_path / "a"))
+    assert (encoder.max_tokens, encoder.dim) == (32, 12)
+    require_equal_to_theirs(tmp_path / "a", encoder)
+
+    trained_a_step(encoder)
+    encoder.save(tmp_path / "saved")
+    require_equal_to_theirs(tmp_path / "saved", encoder)
+    torch.testing.assert_close(Encoder(str(tmp_path / "saved")).encode_query(TEXTS), encoder.encode_query(TEXTS))
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_every_chain_has_the_vectors_of_sentence_transformers_and_stays_itself(
+    tmp_path: Path, bert: Path, chain: str
 ) -> None:
-    write_dpr(tmp_path, kind, seed=3)
-    expected = vectors_one_by_one(kind.from_pretrained(tmp_path), tmp_path, "pooler")
-    encoder = Encoder(str(tmp_path), "dot")
-    np.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=1e-5)
+    pooling, layers = CHAINS[chain]
+    shutil.copytree(bert, tmp_path / "a")
+    write_chain(tmp_path / "a", pooling, layers, PROMPTS, similarity_fn_name="dot")
+    encoder = Encoder(str(tmp_path / "a"))
+    assert encoder.similarity == "dot"
+    require_equal_to_theirs(tmp_path / "a", encoder)
+    half = Encoder(str(tmp_path / "a")).to(torch.bfloat16).encode(TEXTS)
+    assert half.dtype == torch.float32
+    torch.testing.assert_close(half, encoder.encode(TEXTS), atol=0.2, rtol=0)
 
-    encoder.save(tmp_path / "saved")  # as every refresh does; from here on it is a BERT as any other
-    np.testing.assert_allclose(Encoder(str(tmp_path / "saved"), "dot").encode(TEXTS), expected, atol=1e-5)
+    behind = [weight for module in encoder.modules_of("document")[1:] for weight in module.parameters()]
+    before = [weight.clone() for weight in behind]
+    trained_a_step(encoder)
+    assert all(not torch.equal(old, new) for old, new in zip(before, behind, strict=True))
+    encoder.save(tmp_path / "saved")
+    again = Encoder(str(tmp_path / "saved"))
+    assert (again.pooling, again.similarity, again.prompt("query")) == (encoder.pooling, "dot", "query : ")
+    torch.testing.assert_close(again.encode_document(TEXTS), encoder.encode_document(TEXTS))
+    require_equal_to_theirs(tmp_path / "saved", again)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_causal_encoder_has_the_same_vectors_whatever_the_batch_and_the_side_of_padding(
+    tmp_path: Path, side: str
+) -> None:
+    write_encoder(tmp_path, "qwen3", padding_side=side)
+    write_chain(tmp_path, LAST, ["Normalize"], PROMPTS)
+    encoder = Encoder(str(tmp_path))
+    assert [row[-1] for row in encoder.token_ids(TEXTS)] == [2] * len(TEXTS)  # cut before the end token, not through it
+    require_equal_to_theirs(tmp_path, encoder)
+    alone = torch.cat([encoder.encode([text]) for text in TEXTS])
+    torch.testing.assert_close(encoder.encode(TEXTS), alone, atol=1e-6, rtol=0)
+
+
+def test_a_folder_in_lower_case_with_a_limit_and_a_transformer_of_its_own_place(tmp_path: Path) -> None:
+    write_encoder(tmp_path / "a/0_BERT", "bert")
+    write_chain(tmp_path / "a", MEAN, [], PROMPTS)
+    modules = json.loads((tmp_path / "a/modules.json").read_text())
+    write_json(tmp_path / "a/modules.json", [{**modules[0], "path": "0_BERT"}, modules[1]])
+    write_json(tmp_path / "a/0_BERT/sentence_bert_config.json", {"max_seq_length": 9, "do_lower_case": True})
+    encoder = Encoder(str(tmp_path / "a"))
+    assert (encoder.max_tokens, encoder.similarity) == (9, "cosine")
+    assert Encoder(str(tmp_path / "a"), max_tokens=40).max_tokens == 40  # what the position table holds
+    np.testing.assert_array_equal(encoder.token_ids(["W7 w8"])[0], encoder.token_ids(["w7 W8"])[0])
+    require_equal_to_theirs(tmp_path / "a", encoder)
+    encoder.save(tmp_path / "saved")
+    require_equal_to_theirs(tmp_path / "saved", Encoder(str(tmp_path / "saved")))
+
+
+def test_prepared_token_ids_hold_the_documents_prompt(tmp_path: Path) -> None:
+    write_encoder(tmp_path, "bert")
+    plain = Encoder(str(tmp_path))
+    own = Encoder(str(tmp_path), query_prompt="query : ", document_prompt="passage : ")
+    rule = own.token_rule
+    for found, row in zip(ids_of_texts(load_plain(rule.tokenizer), rule, TEXTS), own.token_ids(TEXTS), strict=True):
+        np.testing.assert_array_equal(found, row)
+    assert rule.fingerprint != plain.token_rule.fingerprint
+    torch.testing.assert_close(own.encode_document(TEXTS), plain.encode([f"passage : {text}" for text in TEXTS]))
+    own.save(tmp_path / "saved")
+    torch.testing.assert_close(Encoder(str(tmp_path / "saved")).encode_query(TEXTS), own.encode_query(TEXTS))
+
+
+def test_minilm_with_prompts_has_the_vectors_of_sentence_transformers() -> None:
+    path = resolve_encoder_path("package:minilm")
+    encoder = Encoder(path, query_prompt="query: ", document_prompt="passage: ")
+    model = SentenceTransformer(path, device="cpu", prompts={"query": "query: ", "document": "passage: "})
+    texts = ["Nantes lies on the Loire.", "It rained." * 200]
+    np.testing.assert_allclose(encoder.encode_query(texts), model.encode_query(texts), atol=1e-5)
+    np.testing.assert_allclose(encoder.encode_document(texts), model.encode_document(texts), atol=1e-5)
+
+
+def test_dot_is_that_of_the_vectors_as_they_are_unless_the_folder_has_dot_of_unit_vectors(tmp_path: Path) -> None:
+    write_encoder(tmp_path, "bert")
+    write_chain(tmp_path, MEAN, ["Dense", "Normalize"], similarity_fn_name="cosine")
+    cosine, dot = Encoder(str(tmp_path)).encode(TEXTS), Encoder(str(tmp_path), "dot").encode(TEXTS)
+    assert not torch.allclose(dot.norm(dim=-1), torch.ones(len(TEXTS)))
+    torch.testing.assert_close(torch.nn.functional.normalize(dot, dim=-1), cosine)
+    write_chain(tmp_path, MEAN, ["Dense", "Normalize"], similarity_fn_name="dot")
+    unit = Encoder(str(tmp_path))
+    assert (unit.similarity, unit.pooling) == ("dot", "mean, Dense(12, Tanh), Normalize")
+    unit.save(tmp_path / "saved")
+    torch.testing.assert_close(Encoder(str(tmp_path / "saved"), "dot").encode(TEXTS), cosine)
+
+
+def test_a_name_on_the_hub_without_a_network_is_what_was_fetched_before(tmp_path: Path) -> None:
+    """As on a cluster's compute nodes. In a process of its own, since the hub's settings are read at the import."""
+    repository = tmp_path / "models--some--encoder"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text(snapshot.name)
+    write_encoder(snapshot, "bert")
+    write_chain(snapshot, {"pooling_mode": "cls"}, ["Dense"])
+    script = "from replug.models.encoder import Encoder; print(Encoder('some/encoder').describe('query'))"
+    environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip().endswith("cls, Dense(12, Tanh)"), done.stderr
+
+
+# What is refused ----------------------------------------------------------------------------------------------
+
+
+def _set(name: str, **values: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        file = folder / name
+        before = json.loads(file.read_text()) if file.is_file() else {}
+        write_json(file, {**before, **values})
+
+    return change
+
+
+def _retype(kind: str, place: int = 2) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        modules = json.loads((folder / "modules.json").read_text())
+        modules[place]["type"] = kind
+        write_json(folder / "modules.json", modules)
+
+    return change
+
+
+def _pickled(folder: Path) -> None:
+    (folder / "2_Dense/model.safetensors").rename(folder / "2_Dense/pytorch_model.bin")
+
+
+MODEL, TEXT = "config_sentence_transformers.json", "sentence_bert_config.json"
+REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
+    "own code": (_retype("custom_st.Dense"), "'custom_st.Dense', which is not part of Sentence Transformers"),
+    "no pooling": (_retype("sentence_transformers.models.Normalize", 1), "make no vector of a text"),
+    "words": (_retype("sentence_transformers.models.BoW", 0), "cannot load"),
+    "pickle": (_pickled, "no 2_Dense/model.safetensors, the weights of its Dense; pickled ones"),
+    "pooling": (_set("1_Pooling/config.json", pooling_mode="attention"), "Invalid pooling mode: 'attention'"),
+    "own activation": (_set("2_Dense/config.json", activation_function="os.Tanh"), "activation_function os.Tanh"),
+    "dense weights": (_set("2_Dense/config.json", in_features=7), "cannot load"),
+    "similarity": (_set(MODEL, similarity_fn_name="euclidean"), "retriever.similarity: .* says euclidean"),
+    "kind": (_set(MODEL, model_type="SparseEncoder"), "holds a SparseEncoder"),
+    "default prompt": (_set(MODEL, default_prompt_name="x"), "Default prompt name 'x' not found"),
+    "long prompt": (_set(MODEL, prompts={"query": "w1 " * 40}), "retriever.query_prompt: 'w1 .* fills the 32 tokens"),
+    "expansion": (_set(TEXT, query_length=8), "sets query_length"),
+    "option": (_set(TEXT, model_args={"gguf_file": "x"}), "loads its Transformer with gguf_file"),
+    "key": (_set(TEXT, reverse=True), "cannot load .*reverse"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_encoder_of_one_vector_is_refused_by_its_folder(tmp_path: Path, bert: Path, case: str) -> None:
+    change, message = REFUSED[case]
+    shutil.copytree(bert, folder := tmp_path / "a")
+    write_chain(folder, MEAN, ["Dense"])
+    change(folder)
+    with pytest.raises(UserError, match=message):
+        Encoder(str(folder))
 
 
 @pytest.mark.parametrize(("kind", "projection_dim"), [(DPRReader, 0), (DPRContextEncoder, 16)])
@@ -61,56 +244,84 @@ def test_what_is_no_plain_encoder_of_dpr_is_refused(tmp_path: Path, kind: type, 
         Encoder(str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "content",
-    [{"pooling_mode": "cls"}, {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}],
-    ids=["new form", "old form"],
-)
-def test_the_first_tokens_vector_where_the_folder_says_so(tmp_path: Path, content: dict) -> None:
-    sentence_transformers = pytest.importorskip("sentence_transformers")
-    write_stand_in_encoder(tmp_path)
-    write_pooling(tmp_path, content)
-    expected = vectors_one_by_one(AutoModel.from_pretrained(tmp_path), tmp_path, "first")
-    encoder = Encoder(str(tmp_path), "dot")
-    np.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=1e-5)
-
-    encoder.save(tmp_path / "saved")
-    exported = sentence_transformers.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
-    np.testing.assert_allclose(exported.encode(TEXTS), expected, atol=1e-5)
-    np.testing.assert_allclose(Encoder(str(tmp_path / "saved"), "dot").encode(TEXTS), expected, atol=1e-5)
+# DPR and pairs ------------------------------------------------------------------------------------------------
 
 
-def test_the_first_tokens_vector_trains(tmp_path: Path) -> None:
-    write_stand_in_encoder(tmp_path)
-    write_pooling(tmp_path, {"pooling_mode": "cls"})
-    encoder = Encoder(str(tmp_path), "dot")
-    vectors = encoder.encode_with_gradient(encoder.token_ids(TEXTS))
-    torch.testing.assert_close(vectors.detach(), encoder.encode(TEXTS), atol=1e-5, rtol=0)
-    vectors.square().sum().backward()
-    assert all(parameter.grad is not None for parameter in encoder.parameters() if parameter.requires_grad)
-
-
-def test_a_file_that_says_nothing_of_pooling_means_the_mean(tmp_path: Path) -> None:
-    write_stand_in_encoder(tmp_path)
-    expected = Encoder(str(tmp_path)).encode(TEXTS)
-    write_pooling(tmp_path, {"word_embedding_dimension": 32, "include_prompt": True})
-    assert torch.equal(Encoder(str(tmp_path)).encode(TEXTS), expected)
-
-
-@pytest.mark.parametrize(("content", "pooling"), [(None, "mean"), ({"pooling_mode": "cls"}, "cls")])
-def test_a_name_on_the_hub_without_a_network_is_what_was_fetched_before(
-    tmp_path: Path, content: dict | None, pooling: str
+@pytest.mark.parametrize("kind", [DPRContextEncoder, DPRQuestionEncoder])
+def test_each_of_dprs_encoders_gives_the_vectors_that_transformers_gives(
+    tmp_path: Path, kind: type[PreTrainedModel]
 ) -> None:
-    """As on a cluster's compute nodes. In a process of its own, since the hub's settings are read at the import."""
-    repository = tmp_path / "models--some--encoder"
-    snapshot = repository / "snapshots" / ("0" * 40)
-    snapshot.mkdir(parents=True)
-    (repository / "refs").mkdir()
-    (repository / "refs/main").write_text(snapshot.name)
-    write_stand_in_encoder(snapshot)
-    if content:
-        write_pooling(snapshot, content)
-    script = "from replug.models.encoder import Encoder; print(Encoder('some/encoder').pooling)"
-    environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
-    assert done.stdout.split()[-1:] == [pooling], done.stderr
+    write_dpr(tmp_path, kind, seed=3)
+    model, tokenizer = kind.from_pretrained(tmp_path).eval(), AutoTokenizer.from_pretrained(tmp_path)
+    with torch.no_grad():
+        rows = [model(**tokenizer(text, return_tensors="pt")).pooler_output[0] for text in WORDS]
+    expected = torch.stack(rows)
+    encoder = Encoder(str(tmp_path), "dot")
+    torch.testing.assert_close(encoder.encode(WORDS), expected, atol=1e-5, rtol=0)
+
+    encoder.save(tmp_path / "saved")  # as every refresh does; from here on it is a BERT as any other
+    torch.testing.assert_close(Encoder(str(tmp_path / "saved")).encode(WORDS), expected, atol=1e-5, rtol=0)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> RetrieverConfig:
+    documents, queries = write_dpr_pair(tmp_path)
+    return RetrieverConfig(str(documents), similarity=Similarity.dot, query_path=str(queries), query_prompt="furo ")
+
+
+def test_each_side_is_read_by_its_own_encoder_and_prompt(pair: RetrieverConfig) -> None:
+    encoder = load_encoder(pair)
+    alone = Encoder(str(pair.query_path), "dot"), Encoder(pair.path, "dot")
+    expected = alone[0].encode([f"furo {text}" for text in WORDS]), alone[1].encode(WORDS)
+    torch.testing.assert_close(encoder.encode_query(WORDS), expected[0])
+    torch.testing.assert_close(encoder.encode(WORDS, prompt_name="query"), expected[0])
+    torch.testing.assert_close(encoder.encode_document(WORDS), expected[1])
+    with pytest.raises(UserError, match="use encode_query or encode_document"):
+        encoder.encode(WORDS)
+    [found] = EncoderRetriever(encoder, WORDS).retrieve(["x"], 3)
+    similarities = (expected[1] @ expected[0][2]).sort(descending=True)
+    np.testing.assert_allclose([one.similarity for one in found], similarities.values, rtol=1e-4)
+    assert [one.id for one in found] == [str(place) for place in similarities.indices.tolist()]
+
+
+def test_a_pair_is_saved_as_a_router_which_sentence_transformers_reads_too(
+    pair: RetrieverConfig, tmp_path: Path
+) -> None:
+    encoder, folder = load_encoder(pair), tmp_path / "saved"
+    encoder.save(folder)
+    theirs = SentenceTransformer(str(folder), device="cpu")
+    for again in (load_encoder(pair, folder), Encoder(str(folder)), theirs):
+        np.testing.assert_allclose(again.encode_query(WORDS), encoder.encode_query(WORDS), atol=1e-5)
+        np.testing.assert_allclose(again.encode_document(WORDS), encoder.encode_document(WORDS), atol=1e-5)
+    assert theirs.similarity_fn_name == "dot"
+
+    whole = weights_sha256(folder)
+    with torch.no_grad():
+        encoder.backbones[1].get_input_embeddings().weight.add_(1)
+    encoder.save(folder)
+    assert weights_sha256(folder) != whole  # other queries are another retriever
+
+
+def test_a_pairs_router_may_stand_before_modules_of_both(pair: RetrieverConfig, tmp_path: Path) -> None:
+    encoder = Encoder(pair.path, query_path=pair.query_path)
+    encoder.save(tmp_path / "saved")
+    theirs = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    for route in theirs[0].sub_modules.values():
+        theirs.append(route.pop(-1))  # its Normalize
+    theirs.save(str(tmp_path / "shared"))
+    torch.testing.assert_close(Encoder(str(tmp_path / "shared")).encode_query(WORDS), encoder.encode_query(WORDS))
+
+
+def test_documents_trained_alone_make_a_pair_whose_queries_begin_as_they_were(pair: RetrieverConfig) -> None:
+    config = RetrieverConfig("stand_in", train=TrainedSide.documents)
+    encoder = load_encoder(config)
+    torch.testing.assert_close(encoder.encode_query(WORDS), encoder.encode_document(WORDS))
+    assert len(encoder.state_dict()) == 2 * len(Encoder("stand_in").state_dict())
+    assert retriever_size(config).parameters == 2 * encoder_size("stand_in").parameters
+    assert retriever_size(pair).parameters == 2 * encoder_size(pair.path).parameters
+
+
+def test_encoders_of_two_retrievers_are_refused(pair: RetrieverConfig, tmp_path: Path) -> None:
+    write_stand_in_encoder(tmp_path / "other", hidden_size=16)
+    with pytest.raises(UserError, match=r"retriever.query_path: vectors of queries have 16 numbers, .* documents 32"):
+        Encoder(pair.path, query_path=str(tmp_path / "other"))

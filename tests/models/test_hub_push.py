@@ -1,5 +1,6 @@
 """A push makes a private repository of every file, and says by name what a hub refuses. The hub is on loopback."""
 
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,8 @@ from huggingface_hub import ModelCard, constants
 from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.models.encoder import Encoder
-from replug.models.hub_push import HubRepository
-from replug.train.model_card import Published, write_model_card
+from replug.models.hub_push import push_folder, require_repository
+from replug.train.model_card import write_model_card
 from tests.support.command_line import ROOT
 from tests.support.hub_server import OWNER, TOKEN, HubServer
 
@@ -35,12 +36,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("exported") / "retriever"
     Encoder("stand_in").save(folder)
     config = load_config(ROOT / "configs/debug.yaml", [])
-    write_model_card(folder, config, "step 40, the last", ["models: stand-ins"], None, Published(NAME, "mit"))
+    write_model_card(folder, config, "step 40, the last", ["models: stand-ins"], None, NAME, "mit")
     return folder
 
 
 def test_a_pushed_retriever_is_private_and_loads_to_the_same_vectors(hub: HubServer, folder: Path, tmp_path: Path):
-    HubRepository(NAME).push(folder)
+    push_folder(folder, NAME)
     there = hub.repositories[NAME]
     assert there.is_private
     assert len(hub.large) == 1  # the weights went as a large file
@@ -56,9 +57,9 @@ def test_a_pushed_retriever_is_private_and_loads_to_the_same_vectors(hub: HubSer
 
 
 def test_a_second_push_is_a_commit_that_removes_what_is_no_more(hub: HubServer, folder: Path) -> None:
-    HubRepository(NAME).push(folder)
+    push_folder(folder, NAME)
     hub.repositories[NAME].files["2_Dense/model.safetensors"] = b"of another chain"
-    HubRepository(NAME).push(folder)
+    push_folder(folder, NAME)
     assert "2_Dense/model.safetensors" not in hub.repositories[NAME].files
 
 
@@ -67,49 +68,49 @@ def test_a_push_that_broke_off_is_done_by_the_same_command(
 ) -> None:
     hub.breaks_at = "/commit/"
     with pytest.raises(UserError, match="answered 500: the hub is out of order"):
-        HubRepository(NAME).push(folder)
+        push_folder(folder, NAME)
     hub.breaks_at = None
-    HubRepository(NAME).push(folder)
+    push_folder(folder, NAME)
     assert "config.json" in hub.repositories[NAME].files
 
 
 def test_public_is_what_was_asked_for_and_nothing_changes_it_unasked(hub: HubServer, folder: Path) -> None:
-    HubRepository(NAME, is_public=True).push(folder)
+    push_folder(folder, NAME, is_public=True)
     assert not hub.repositories[NAME].is_private
     with pytest.raises(UserError, match="exists already and is not private"):
-        HubRepository(NAME).push(folder)
+        push_folder(folder, NAME)
 
 
 def test_what_a_hub_refuses_is_said_without_the_token(
     hub: HubServer, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    HubRepository(NAME).push(folder)
+    push_folder(folder, NAME)
     hub.repositories[NAME].tags.clear()
-    with pytest.raises(UserError, match="exists already, and is no export of replug"):
-        HubRepository(NAME).push(folder)
+    with pytest.raises(UserError, match="exists already, and is not an export of replug"):
+        push_folder(folder, NAME)
     with pytest.raises(UserError, match=r"write nothing to others/tuned \(403\)"):
-        HubRepository("others/tuned").push(folder)
+        push_folder(folder, "others/tuned")
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(UserError, match=r"does not accept the token in HF_TOKEN \(401\)") as refused:
-        HubRepository(NAME).push(folder)
+        push_folder(folder, NAME)
     assert "hf_wrong" not in str(refused.value)
 
 
 def test_no_network_is_said(hub: HubServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
-    with pytest.raises(UserError, match=r"is not reached .*; is there a network"):
-        HubRepository(NAME).push(folder)
+    with pytest.raises(UserError, match=r"is not reached .*; check the network"):
+        push_folder(folder, NAME)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match="is not reached"):
-        HubRepository(NAME).push(folder)
+        push_folder(folder, NAME)
 
 
 def test_other_files_than_a_retrievers_are_not_pushed(hub: HubServer, folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "pytorch_model.bin").write_bytes(b"a pickle")
-    with pytest.raises(UserError, match=r"pytorch_model.bin is no file of an exported retriever"):
-        HubRepository(NAME).push(tmp_path)
-    assert not hub.repositories
+    shutil.copytree(folder, tmp_path / "more")
+    (tmp_path / "more/pytorch_model.bin").write_bytes(b"a pickle")
+    push_folder(tmp_path / "more", NAME)
+    assert "pytorch_model.bin" not in hub.repositories[NAME].files
 
 
 @pytest.mark.parametrize(
@@ -117,10 +118,10 @@ def test_other_files_than_a_retrievers_are_not_pushed(hub: HubServer, folder: Pa
 )
 def test_another_name_is_refused(hub: HubServer, name: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
-        HubRepository(name)
+        require_repository(name)
 
 
 def test_a_token_is_taken_from_the_environment_alone(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(UserError, match="HF_TOKEN is not set"):
-        HubRepository(NAME)
+        require_repository(NAME)

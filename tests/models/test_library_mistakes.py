@@ -80,7 +80,7 @@ def test_names_in_python_are_those_of_configurations(tmp_path: Path) -> None:
     (run / "config.yaml").write_text("run_dir: run\n")
     vectors = [Encoder(path).encode(["some words"]).tolist() for path in ("stand_in", str(run), run / "retriever")]
     assert vectors[0] == vectors[1] == vectors[2]
-    assert Encoder("stand_in", device="cpu").backbone.device.type == "cpu"
+    assert Encoder("stand_in", device="cpu").backbones[0].device.type == "cpu"
 
 
 def test_a_saved_encoder_can_be_read_by_others(tmp_path: Path) -> None:

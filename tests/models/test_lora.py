@@ -18,7 +18,7 @@ from replug.models.lora import (
     add_adapters,
     freeze_layers,
     frozen_part,
-    keep_adapter,
+    keep_adapters,
     layers_of,
     merged,
 )
@@ -37,7 +37,7 @@ def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def adapted(folder: Path, lora: LoRAConfig | None = None, frozen_layers: int = 0) -> Encoder:
     """With adapters that do something: B begins at 0."""
     encoder = Encoder(str(folder))
-    add_adapters(encoder.backbone, lora or LoRAConfig(rank=4), frozen_layers, seed=0)
+    add_adapters(encoder.backbones[0], lora or LoRAConfig(rank=4), frozen_layers, seed=0)
     torch.manual_seed(1)
     for name, weight in encoder.named_parameters():
         if "lora_B" in name:
@@ -51,7 +51,7 @@ def trained(model: torch.nn.Module) -> list[str]:
 
 def test_adapters_alone_have_a_gradient_and_begin_as_the_encoder_was(encoder_folder):
     plain, encoder = Encoder(str(encoder_folder)), Encoder(str(encoder_folder))
-    add_adapters(encoder.backbone, LoRAConfig(rank=4), 0, seed=0)
+    add_adapters(encoder.backbones[0], LoRAConfig(rank=4), 0, seed=0)
     assert trained(encoder) and all(".lora_" in name for name in trained(encoder))
     assert torch.equal(encoder.encode(TEXTS), plain.encode(TEXTS))
 
@@ -62,11 +62,11 @@ def test_the_same_seed_draws_the_same_adapters_and_nobody_elses_numbers(encoder_
     torch.random.set_rng_state(state)
     assert all(torch.equal(first[name], again[name]) for name in first)
     encoder = Encoder(str(encoder_folder))
-    add_adapters(encoder.backbone, LoRAConfig(rank=4), 0, seed=0)
+    add_adapters(encoder.backbones[0], LoRAConfig(rank=4), 0, seed=0)
     assert torch.equal(torch.random.get_rng_state(), state)
-    add_adapters(other := Encoder(str(encoder_folder)).backbone, LoRAConfig(rank=4), 0, seed=1)
+    add_adapters(other := Encoder(str(encoder_folder)).backbones[0], LoRAConfig(rank=4), 0, seed=1)
     drawn = "encoder.layer.0.attention.self.query.lora_A.default.weight"
-    assert not torch.equal(other.state_dict()[drawn], encoder.backbone.state_dict()[drawn])
+    assert not torch.equal(other.state_dict()[drawn], encoder.backbones[0].state_dict()[drawn])
 
 
 def test_merged_weights_give_the_same_vectors_under_the_architectures_names_and_leave_the_adapters_as_they_are(
@@ -84,9 +84,9 @@ def test_merged_weights_give_the_same_vectors_under_the_architectures_names_and_
 
 def test_a_merged_model_shares_what_no_adapter_changes(encoder_folder):
     encoder = adapted(encoder_folder)
-    whole = merged(encoder.backbone)
-    assert whole.get_input_embeddings().weight is encoder.backbone.get_input_embeddings().weight
-    assert merged(Encoder(str(encoder_folder)).backbone).config.model_type == "bert"
+    whole = merged(encoder.backbones[0])
+    assert whole.get_input_embeddings().weight is encoder.backbones[0].get_input_embeddings().weight
+    assert merged(Encoder(str(encoder_folder)).backbones[0]).config.model_type == "bert"
 
 
 def test_peft_loads_the_adapter_that_is_kept_beside_the_merged_weights(encoder_folder, tmp_path):
@@ -98,7 +98,7 @@ def test_peft_loads_the_adapter_that_is_kept_beside_the_merged_weights(encoder_f
     by_peft = PeftModel.from_pretrained(AutoModel.from_pretrained(encoder_folder), tmp_path / "merged" / ADAPTER)
     ids = torch.tensor([[2, 5, 6, 3]])
     with torch.inference_mode():
-        expected = encoder.backbone(ids, attention_mask=torch.ones_like(ids)).last_hidden_state
+        expected = encoder.backbones[0](ids, attention_mask=torch.ones_like(ids)).last_hidden_state
         found = by_peft(ids, attention_mask=torch.ones_like(ids)).last_hidden_state
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
@@ -107,7 +107,7 @@ def test_an_adapter_is_kept_for_a_copy_of_the_merged_weights(encoder_folder, tmp
     adapted(encoder_folder).save(tmp_path / "best")
     Encoder(str(tmp_path / "best")).save(tmp_path / "tuned")
     assert not (tmp_path / "tuned" / ADAPTER).exists()
-    keep_adapter(tmp_path / "best", tmp_path / "tuned")
+    keep_adapters(tmp_path / "best", tmp_path / "tuned")
     assert {path.name for path in (tmp_path / "tuned" / ADAPTER).iterdir()} >= {"adapter_config.json"}
     assert checksum_problems(tmp_path / "tuned") == []
 
@@ -118,7 +118,7 @@ def test_there_are_no_adapters_in_frozen_layers(encoder_folder):
 
 
 def test_targets_are_pefts_or_those_asked_for(encoder_folder):
-    backbone = Encoder(str(encoder_folder)).backbone
+    backbone = Encoder(str(encoder_folder)).backbones[0]
     assert set(adapter_settings(backbone, LoRAConfig(rank=2), 0).target_modules) == {"query", "value"}
     settings = adapter_settings(backbone, LoRAConfig(rank=2, targets=["dense", "key"]), 0)
     assert set(settings.target_modules) == {"dense", "key"} and settings.lora_alpha == 4
@@ -143,7 +143,7 @@ def mpnet() -> MPNetModel:
 
 
 def test_embeddings_and_the_first_layers_are_frozen_and_no_more(encoder_folder):
-    backbone = Encoder(str(encoder_folder)).backbone
+    backbone = Encoder(str(encoder_folder)).backbones[0]
     freeze_layers(backbone, 1)
     assert all(name.startswith("encoder.layer.1.") for name in trained(backbone))
     assert len(trained(backbone)) == sum(name.startswith("encoder.layer.1.") for name, _ in backbone.named_parameters())
@@ -152,11 +152,11 @@ def test_embeddings_and_the_first_layers_are_frozen_and_no_more(encoder_folder):
 
 
 def test_nothing_is_frozen_without_being_asked(encoder_folder):
-    assert frozen_part(Encoder(str(encoder_folder)).backbone, 0) == []
+    assert frozen_part(Encoder(str(encoder_folder)).backbones[0], 0) == []
 
 
 def test_as_many_layers_as_there_are_and_layers_that_cannot_be_told_are_refused(encoder_folder):
-    backbone = Encoder(str(encoder_folder)).backbone
+    backbone = Encoder(str(encoder_folder)).backbones[0]
     with pytest.raises(UserError, match=r"retriever.frozen_layers is 2, but encoder.layer has 2 layers; expected few"):
         frozen_part(backbone, 2)
     backbone.config.num_hidden_layers = 5

@@ -11,7 +11,6 @@ import torch
 from replug.config.errors import UserError
 from replug.config.schema import LMConfig
 from replug.models.encoder import Encoder
-from replug.models.encoder_files import load_encoder_files
 from replug.models.lm_source import LMFiles
 from replug.models.local import local_source
 from replug.models.local.hf_lm import HuggingFaceLM
@@ -123,7 +122,7 @@ ENCODERS = [
 def test_what_is_no_encoder_is_refused(encoder: Path, spoil: Spoil, says: str) -> None:
     spoil(encoder)
     with pytest.raises(UserError) as caught:
-        load_encoder_files(str(encoder))
+        Encoder(str(encoder))
     assert str(caught.value).startswith("retriever.path: ")
     assert says in str(caught.value)
 
@@ -133,7 +132,7 @@ def test_an_encoder_with_another_ones_tokenizer_is_refused(tmp_path: Path, encod
     for path in lm.glob("tokenizer*"):
         shutil.copy(path, encoder / path.name)
     with pytest.raises(UserError, match=r"retriever.path: the tokenizer of .* is another model's"):
-        load_encoder_files(str(encoder))
+        Encoder(str(encoder))
 
 
 @pytest.mark.parametrize("write", [write_llama, write_gpt2])
@@ -142,4 +141,4 @@ def test_a_causal_lm_is_no_encoder(tmp_path: Path, write: Callable[[Path], None]
     write(tmp_path)
     write_tokenizer(tmp_path)
     with pytest.raises(UserError, match="reads from left to right as language models do; expected a BERT-like encoder"):
-        load_encoder_files(str(tmp_path))
+        Encoder(str(tmp_path))

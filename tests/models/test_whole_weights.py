@@ -19,6 +19,7 @@ from replug.models.local.local_source import HuggingFaceSource
 from replug.models.model_files import load_tokenizer
 from replug.models.stand_in_encoder import write_stand_in_encoder
 from tests.support.dpr_folders import write_dpr
+from tests.support.encoder_folders import write_chain, write_json
 from tests.support.packages import ROOT, modules
 from tests.support.tiny_lms import write_gpt2, write_llama, write_tokenizer
 
@@ -97,8 +98,19 @@ import pathlib
 pathlib.Path({sentinel!r}).touch()
 from transformers import BertConfig as Own, BertModel as OwnModel
 """
+
+
+def with_modules(path: str) -> Encoder:
+    """Load a folder of sentence-transformers whose settings ask for trust."""
+    write_chain(Path(path), {"pooling_mode": "mean"})
+    asking = {name: {"trust_remote_code": True} for name in ("model_args", "config_args", "tokenizer_args")}
+    write_json(Path(path) / "sentence_bert_config.json", asking)
+    return Encoder(path)
+
+
 LOADS: dict[str, Callable[[str], object]] = {
     "encoder": Encoder,
+    "encoder with modules": with_modules,
     "LM": HuggingFaceLM,
     "LM's limit": lambda path: HuggingFaceSource(path).max_tokens,
     "LM's limit by its section": lambda path: lm_max_tokens(LMConfig(path=path)),

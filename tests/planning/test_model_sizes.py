@@ -12,7 +12,8 @@ from replug.planning.memory import run_sizes
 from replug.planning.model_sizes import encoder_size, head_size, lm_size
 from replug.planning.pace import Job, job_of
 from replug.planning.plans import disk_gb
-from tests.support.encoder_folders import WIDTH, write_chain, write_encoder, write_json
+from tests.support.dpr_folders import write_dpr_pair
+from tests.support.encoder_folders import WIDTH, write_chain, write_encoder
 
 PUBLISHED = {  # millions of parameters, as their model cards have them
     "gpt2": 124.4,
@@ -109,14 +110,19 @@ def with_retriever(config: Config, path: Path, dims: int | None = None) -> Confi
 def test_the_width_is_that_of_the_encoder_itself(tmp_path: Path, pooling: dict, layers: list[str]) -> None:
     write_encoder(tmp_path, "bert")
     plain = encoder_size(str(tmp_path))
-    if "pooling_mode_cls_token" in pooling:  # sentence-transformers puts them beside one another in an order of its own
-        write_json(tmp_path / "1_Pooling/config.json", pooling)
-    elif pooling:
+    if pooling:
         write_chain(tmp_path, pooling, layers)
     found, encoder = encoder_size(str(tmp_path)), Encoder(str(tmp_path))
     assert (found.dim, plain.dim) == (encoder.width, WIDTH)
-    dense = sum(weight.numel() for weight in encoder.head.parameters() if weight.dim() == 2)
+    modules = encoder.modules_of("document")[1:]
+    dense = sum(weight.numel() for part in modules for weight in part.parameters() if weight.dim() == 2)
     assert found.parameters - plain.parameters == dense
+
+
+def test_a_saved_pair_has_the_size_of_its_documents_encoder(tmp_path: Path) -> None:
+    documents, queries = map(str, write_dpr_pair(tmp_path))
+    Encoder(documents, query_path=queries).save(tmp_path / "pair")
+    assert replace(encoder_size(str(tmp_path / "pair")), name="") == replace(encoder_size(documents), name="")
 
 
 def test_the_plans_index_is_of_the_vectors_that_are_stored(debug_config: Config, folder: Path) -> None:

@@ -67,6 +67,10 @@ class HubServer:
         files = [{"rfilename": file} for file in one.files]
         return 200, {"id": name, "private": one.is_private, "tags": one.tags, "siblings": files}
 
+    def tree(self, body: bytes, name: str) -> tuple[int, Any]:
+        files = self.repositories[name].files
+        return 200, [{"type": "file", "path": path, "size": len(files[path]), "oid": COMMIT} for path in files]
+
     def validate(self, body: bytes) -> tuple[int, Any]:
         self.cards.append(json.loads(body)["content"])
         return 200, {"errors": [], "warnings": []}
@@ -102,6 +106,7 @@ class HubServer:
 
 ROUTES = {
     r"POST /api/repos/create": HubServer.create,
+    r"GET /api/models/(.+/.+)/tree/main.*": HubServer.tree,
     r"GET /api/models/(.+/.+)": HubServer.info,
     r"POST /api/validate-yaml": HubServer.validate,
     r"POST /api/models/(.+/.+)/preupload/main": HubServer.preupload,

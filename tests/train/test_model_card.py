@@ -12,7 +12,7 @@ from replug.models.encoder import Encoder
 from replug.models.ensemble_temperature import EnsembleTemperature, write_temperature
 from replug.models.lora import add_adapters
 from replug.train.environment import provenance_lines
-from replug.train.model_card import UNPUBLISHED, Published, write_model_card
+from replug.train.model_card import require_license, write_model_card
 from tests.support.command_line import ROOT
 
 ENVIRONMENT = {
@@ -73,11 +73,9 @@ def base_folder(tmp_path: Path) -> Path:
     return tmp_path / "base"
 
 
-def card_of(
-    folder: Path, *overrides: str, results: dict | None = None, published: Published = UNPUBLISHED
-) -> ModelCard:
+def card_of(folder: Path, *overrides: str, license_id: str | None = None) -> ModelCard:
     config = load_config(ROOT / "configs/debug.yaml", [*overrides])
-    write_model_card(folder, config, "step 3", ["models: some"], results, published)
+    write_model_card(folder, config, "step 3", ["models: some"], license_id=license_id)
     return ModelCard.load(folder / "README.md")
 
 
@@ -86,11 +84,11 @@ def test_licence_and_language_are_the_bases_unless_a_licence_is_given(tmp_path: 
     (base / "README.md").write_text("---\nlicense: other\nlicense_name: ours\nlanguage: [de, en]\n---\n# Base\n")
     of_base = card_of(tmp_path, f"retriever.path={base}").data
     assert (of_base.license, of_base.license_name, of_base.language) == ("other", "ours", ["de", "en"])
-    given = card_of(tmp_path, f"retriever.path={base}", published=Published(license_id="mit")).data
+    given = card_of(tmp_path, f"retriever.path={base}", license_id="mit").data
     assert (given.license, given.get("license_name"), given.language) == ("mit", None, ["de", "en"])
     assert card_of(tmp_path, "retriever.path=somebody/encoder").data.license == "unknown"
     with pytest.raises(UserError, match="expected an id as the hub has them"):
-        Published(license_id="Apache 2")
+        require_license("Apache 2")
 
 
 @pytest.mark.parametrize("broken", ["---\n: [\n---\n", "---\n- a list\n---\n", "# no front matter\n"])
@@ -121,7 +119,7 @@ def test_the_card_says_the_ensembles_temperature_and_the_settings_at_work(tmp_pa
 
 def test_the_card_says_what_of_the_retriever_learnt(tmp_path: Path) -> None:
     encoder = Encoder("stand_in")
-    add_adapters(encoder.backbone, LoRAConfig(rank=4), frozen_layers=1, seed=0)
+    add_adapters(encoder.backbones[0], LoRAConfig(rank=4), frozen_layers=1, seed=0)
     encoder.save(tmp_path)
     keys = ("lora.rank=4", "retriever.frozen_layers=1", "retriever.dims=[8,16]", "index.dims=8")
     text = card_of(tmp_path, *keys, "retriever.train=documents").text
@@ -135,9 +133,3 @@ def test_the_card_says_what_of_the_retriever_learnt(tmp_path: Path) -> None:
         *("| `index.dims` | 8 |", "| `retriever.train` | documents |"),
     ):
         assert said in text, said
-
-
-def test_both_encoders_of_a_pair_are_shown(tmp_path: Path) -> None:
-    (tmp_path / "query_encoder").mkdir()
-    text = card_of(tmp_path, "retriever.train=query", published=Published("me/pair")).text
-    assert 'folder = "me/pair"' in text and 'SentenceTransformer(f"{folder}/query_encoder")' in text

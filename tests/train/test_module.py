@@ -47,7 +47,7 @@ def test_both_query_and_documents_get_gradient(module, data):
     scored = pipeline.take(0)
     encoded = []
     original = module.encoder.encode_with_gradient
-    module.encoder.encode_with_gradient = lambda ids, prompt: encoded.append(original(ids)) or encoded[-1]
+    module.encoder.encode_with_gradient = lambda ids, task="document": encoded.append(original(ids)) or encoded[-1]
     similarities = module.similarities(scored.retrieved)
     for vectors in encoded:
         vectors.retain_grad()

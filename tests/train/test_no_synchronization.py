@@ -44,8 +44,8 @@ def waits(module, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     with monkeypatch.context() as patched:
         for name in TO_HOST:
             patched.setattr(torch.Tensor, name, noting(name, getattr(torch.Tensor, name), found))
-        inner = module.encoder.backbone.forward
-        patched.setattr(module.encoder.backbone, "forward", lambda **given: unseen(found, inner, given))
+        inner = module.encoder.backbones[0].forward
+        patched.setattr(module.encoder.backbones[0], "forward", lambda **given: unseen(found, inner, given))
         with Waits(found):
             yield found
 

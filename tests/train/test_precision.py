@@ -36,7 +36,7 @@ def scored(module, data):
 def same_vectors(module):
     """The encoder gives random unit vectors, the same with and without autocast."""
 
-    def encode(ids, prompt):
+    def encode(ids, task="document"):
         vectors = torch.randn(len(ids), 768, generator=torch.Generator().manual_seed(len(ids)))
         return torch.nn.functional.normalize(vectors, dim=-1).requires_grad_()
 

@@ -85,7 +85,7 @@ def test_dropout_is_of_what_goes_into_the_adapters_alone(debug_config, data):
 def test_frozen_layers_have_no_gradient_and_are_in_no_checkpoint(debug_config, data):
     module = module_of(debug_config, data, frozen_layers=1)
     found = gradients(module)
-    assert found and all(name.startswith("backbone.encoder.layer.1.") for name in found)
+    assert found and all("encoder.layer.1." in name for name in found)
     checkpoint = {"state_dict": module.state_dict()}
     leave_out_untrained(module.encoder, checkpoint)
     assert {name.removeprefix("encoder.") for name in checkpoint["state_dict"]} == found.keys()

@@ -48,7 +48,7 @@ from replug.models.black_box_lm import ContinuationScore, ScoreSum
 from replug.models.build import lm_source, load_encoder, opened_lm, prompt_template
 from replug.models.caching_lm import CachingLM
 from replug.models.encoder import Encoder
-from replug.models.encoder_files import is_query_side, query_encoder_in
+from replug.models.encoder_files import is_query_side
 from replug.models.hardware import check_gpus, multiplies_bfloat16
 from replug.models.preparing import prepared_set
 from replug.models.prompt import PromptTemplate
@@ -205,7 +205,7 @@ def load_tuned_queries(config: Config, encoder: Encoder) -> Encoder | None:
     if config.label.tuned_path is None:
         return None
     run = RunDirectory(Path(config.label.tuned_path).expanduser())
-    if not is_query_side(str(run.retriever)) or query_encoder_in(str(run.retriever)) is None:
+    if not is_query_side(str(run.retriever)):
         raise UserError(
             f"label.tuned_path: {run.path} holds no queries tuned alone; expected the run directory of a training with "
             "retriever.train=query"
@@ -223,7 +223,7 @@ def retriever_identity(encoder: Encoder) -> str:
     """Return what tells encoders apart: equal identities give equal similarities."""
     with tempfile.TemporaryDirectory() as folder:
         encoder.save(Path(folder))
-        reading = reading_identity(encoder.pooling, encoder.prompts.query, encoder.prompts.document)
+        reading = reading_identity(encoder.pooling, encoder.prompt("query"), encoder.prompt("document"))
         dims = f":first {encoder.dims}" if encoder.dims else ""
         return f"{weights_sha256(Path(folder))[:16]}:{encoder.similarity}:{encoder.max_tokens}{reading}{dims}"
 
@@ -236,7 +236,6 @@ def _encode_documents_alike(first: Encoder, other: Encoder) -> bool:
 
 
 def _documents_of(encoder: Encoder) -> tuple[tuple[object, ...], dict[str, Tensor]]:
-    pooling = encoder.head.describe(implied=encoder.similarity == "cosine")
-    reading = (pooling, encoder.similarity, encoder.prompts.document, encoder.max_tokens, encoder.dims)
-    parts = (encoder.backbone, encoder.head)
-    return reading, {f"{place}.{name}": v for place, part in enumerate(parts) for name, v in part.state_dict().items()}
+    prompt, modules = encoder.prompt("document"), enumerate(encoder.modules_of("document"))
+    how = (encoder.describe("document"), encoder.similarity, prompt, encoder.max_tokens, encoder.dims)
+    return how, {f"{place}.{name}": value for place, part in modules for name, value in part.state_dict().items()}

@@ -123,7 +123,8 @@ def _model(name: str, key: str, path: str, packages: dict) -> Check:
         except UserError as error:
             return Check(name, State.wrong, str(error).partition(": pip")[0], f"pip{str(error).partition(': pip')[2]}")
     local = Path(path).expanduser()
-    if (local / "config.json").is_file() or (local.is_file() and path.endswith(".gguf")):
+    is_model = any((local / file).is_file() for file in ("config.json", "modules.json"))
+    if is_model or (local.is_file() and path.endswith(".gguf")):
         return Check(name, State.ok, f"{local} ({weights_bytes(path) / GIB:.1f} GiB)")
     if local.is_dir():
         return Check(name, State.wrong, f"{key}: {local} has no config.json", "a folder written by save_pretrained")
