@@ -100,7 +100,7 @@ def _report_policies(folders: list[Path], out: Path, prices: tuple[float, float]
     from replug.evals.adaptive import read_answered
     from replug.evals.adaptive_report import write_report
     from replug.evals.folder import EvaluationFolder
-    from replug.evals.tables import print_blocks
+    from replug.evals.tables import markdown_text, print_blocks
 
     evaluations = [EvaluationFolder(folder) for folder in folders]
     _require_comparable(evaluations)
@@ -108,7 +108,7 @@ def _report_policies(folders: list[Path], out: Path, prices: tuple[float, float]
     with sole_writer(out):
         sections = write_report(answered, out, prices)
     for title, blocks in sections.items():
-        print_blocks([*filter(None, [title]), *blocks], width=150)
+        print_blocks([*filter(None, [markdown_text(title)]), *blocks], width=150)
     print(f"policies: {out / 'policies'}")
     print(f"report: {out / 'report.html'}")
 

@@ -64,7 +64,8 @@ def figures_of_all(measured: Mapping[str, Measured], prices: Prices | None) -> F
     correlations = _by_relation(measured, "correlation")
     draw = partial(_bars, groups=correlations, label="correlation of being right with log popularity", horizontal=True)
     said = "Closed book, by relation. Far to the right, answers are known of popular subjects alone."
-    yield "correlation", draw, height, said
+    if correlations:  # none where all answers are equally right
+        yield "correlation", draw, height, said
     labels = {"seconds": "seconds a question", "prompt_tokens": "prompt tokens a question"}
     if prices is not None:
         labels["dollars"] = "dollars for 1,000 questions"
@@ -86,9 +87,8 @@ def _by_relation(measured: Mapping[str, Measured], what: str) -> dict[str, dict[
     groups: dict[str, dict[str, Any]] = {}
     for name, lm in measured.items():
         for relation in lm["relations"]:
-            of_relation = groups.setdefault(relation["relation"], {})
             if relation[what][NONE] is not None:
-                of_relation[name] = relation[what][NONE]
+                groups.setdefault(relation["relation"], {})[name] = relation[what][NONE]
     return groups
 
 

@@ -75,7 +75,7 @@ def test_a_finished_evaluation_is_shown_again_and_another_is_refused(evaluate, q
     _, output = evaluate("lm", measured, *same)
     assert "holds a finished evaluation" in output
     assert (measured / "results.json").stat().st_mtime_ns == before
-    with pytest.raises(AssertionError, match=r"k is 4, but the evaluation in .* was begun with 5"):
+    with pytest.raises(AssertionError, match=r"k is 4, but the evaluation in .* was made with 5"):
         evaluate("lm", measured, *same, "k=4")
 
 

@@ -68,7 +68,7 @@ def test_whole_texts_are_measured_by_source_and_with_and_without_what_the_corpus
     assert told["by"] == {"source": 3, "equal text": 0, "n-gram": 2}
     assert results["bm25"]["bpb/not in the corpus"]["n"] == 4
     table = (tmp_path / "out/table.md").read_text()
-    assert table.startswith("lm, n = 9 of 3 sources\n")
+    assert table.startswith("language_modelling, n = 9 of 3 sources\n")
     assert "Intervals: 95%, each by itself, over 3 sources. Verdicts: p < 0.05 after Holm's correction for 6" in table
     assert "In the corpus: 5 of 9 examples (55.6%): 3 by source, 0 by an equal text, 2 by 13 words in a row." in table
     assert "| not in the corpus | 4 |" in table

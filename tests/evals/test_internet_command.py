@@ -78,7 +78,7 @@ def evaluate_here(data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.Lo
     def evaluate_here(out: Path, *overrides: str, **of: str) -> tuple[dict, str]:
         _, config, *given = typed(data, out, *overrides, **of)
         with caplog.at_level("INFO"):
-            results = evaluate(load_evaluation_config(config, given))
+            results = evaluate(load_evaluation_config(config, given))["internet_qa"]
         return results, caplog.text
 
     return evaluate_here

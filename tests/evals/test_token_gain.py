@@ -163,9 +163,7 @@ def test_tokens_of_a_name_gain_in_the_bin_of_its_popularity():
         [("The", 0.0), (" Li", 2.0), (" B", 3.0), ("ai", 1.0), (" of", 0.5), (" Paris", -1.0)],
         [(" Paris", 0.0), (" and", 0.25), (" Bai", 4.0), (".", 0.25)],
     ]
-    by_text = [
-        [TokenGain("t", i, text, None, None, 0.1, 0.1, bits) for i, (text, bits) in enumerate(of)] for of in texts
-    ]
+    by_text = [[TokenGain(text, None, 0.1, 0.1, bits) for text, bits in of] for of in texts]
     names = EntityNames(POPULARITY)
     mentions = [names.mentions("".join(text for text, _ in of)) for of in texts]
     labels = [popularities(gains, own, POPULARITY) for gains, own in zip(by_text, mentions, strict=True)]
