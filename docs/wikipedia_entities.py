@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from replug.evals.tasks.tokens import EntityNames
+from replug.evals.token_gain import EntityNames
 
 NUM_TEXTS = 800
 
@@ -35,7 +35,7 @@ def main(shared: Path, out: Path) -> None:
 
 def entity_rows(titles: list[str], corpus: list[dict]) -> list[dict]:
     names = EntityNames(titles)
-    named = Counter(name for row in corpus for name in {mention.name for mention in names.mentions(row["text"])})
+    named = Counter(name for row in corpus for name in {name for name, _, _ in names.mentions(row["text"])})
     form = {"prop": "occupation", "obj": "-", "answers": ["-"]}
     return [{"subj": title, "s_pop": named[title], **form} for title in titles]
 

@@ -1,6 +1,7 @@
 """The evaluation that training ends with, which `replug evaluate TRAINING_CONFIG` runs again.
 
-It is the evaluation `lm` of the held-out texts, and `retrieval` of those that name gold documents, under the methods
+It is the evaluation `language_modelling` of the held-out texts, and `retrieval` of those that name gold documents,
+under the methods
 
 none, random   the LM alone, and with documents that nobody chose
 replug         the retriever as it was
@@ -17,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from replug.config.choices import TrainedSide
+from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import RANDOM, Method, parse_methods
 from replug.config.rules import FIT
 from replug.config.schema import Config
@@ -26,46 +28,48 @@ from replug.data.store import PreparedSet
 from replug.evals.ensemble_temperatures import fit_ensemble
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, random_documents
 from replug.evals.kinds import PromptedLM
+from replug.evals.language_modelling import LanguageModelling, items_of
 from replug.evals.loop import Task, run_task
-from replug.evals.outcomes import Row, outcomes_of
+from replug.evals.outcomes import outcomes_of
 from replug.evals.outcomes import write_examples as write_outcomes
-from replug.evals.retrieval import RECALL_DEPTH, gold_rows
-from replug.evals.tasks.lm import LanguageModelling, items_of
-from replug.evals.tasks.retrieval import Retrieval
+from replug.evals.results import Results, add_temperatures, compare
+from replug.evals.retrieval import RECALL_DEPTH, Retrieval, gold_rows
 from replug.index_workers.build import build_version, document_search
 from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import IndexService
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder, require_finite_vectors
 from replug.models.ensemble_temperature import EnsembleTemperature, own_temperature, write_temperature
-from replug.train.results import bpb_results, ensemble_results, headroom_results, retrieval_results
 from replug.train.run_dir import RunDirectory
 from replug.train.workers import Workers
 
 log = logging.getLogger(__name__)
 
+LANGUAGE_MODELLING, RETRIEVAL = "language_modelling", "retrieval"
 NUM_EXAMPLES = 6  # held-out texts shown in the report with what each retriever finds
 Found = Mapping[str, RetrievedDocuments]  # by method, for all held-out texts
 
 
-def evaluate_heldout(config: Config, data: PreparedSet, workers: Workers, found: Found, folder: Path) -> dict:
-    """What results.json holds. Outcomes lie in `folder`: interrupted, it goes on after those that are there."""
+def evaluate_heldout(
+    config: Config, data: PreparedSet, workers: Workers, found: Found, folder: Path
+) -> dict[str, Results]:
+    """Return the results of `language_modelling`, and of `retrieval` where texts name gold documents.
+
+    Outcomes lie in `folder`: an interrupted evaluation continues after those that are there.
+    """
     everything = data.heldout.examples()
     examples = everything[: config.evaluate.max_examples]
     if len(examples) < len(everything):
         log.info(
             f"bits per byte on the first {len(examples)} of {len(everything)} held-out texts (evaluate.max_examples)"
         )
-    rows = _predict(config, data, workers, examples, found, folder / "lm")
-    results = bpb_results(rows, config.evaluate.num_resamples, config.seed)
-    k = min(len(data.corpus), config.evaluate.k)
-    results |= {"ensemble": ensemble_results(found, k), "headroom": headroom_results(rows, [*found], k)}
+    results = {LANGUAGE_MODELLING: _predict(config, data, workers, examples, found, folder / LANGUAGE_MODELLING)}
     with_gold = [row for row, example in enumerate(everything) if example.gold]
-    if not with_gold:
-        return results
-    of_gold = {name: of.of(with_gold) for name, of in found.items()}
-    rows = _retrieve(data, [everything[row] for row in with_gold], of_gold, folder / "retrieval")
-    return {**results, "retrieval": retrieval_results(rows)}
+    if with_gold:
+        of_gold = {name: of.of(with_gold) for name, of in found.items()}
+        gold = [everything[row] for row in with_gold]
+        results[RETRIEVAL] = _retrieve(config, data, gold, of_gold, folder / RETRIEVAL)
+    return results
 
 
 def _search(
@@ -86,32 +90,33 @@ def _search(
 
 def _predict(
     config: Config, data: PreparedSet, workers: Workers, examples: Sequence[Example], found: Found, folder: Path
-) -> list[Row]:
-    """Every method's prediction of every text. The LM and how it is prompted are part of what was measured."""
+) -> Results:
+    """Measure every method's prediction of every text. The LM and how it is prompted are part of what was measured."""
     k, lm = config.evaluate.k, config.lm
     drawn = {RANDOM: random_documents(len(data.corpus), len(examples), k, config.seed)}
     methods = _methods(["none", RANDOM, *found], k)
     book = EvidenceBook(methods, data.corpus, {**drawn, **found}, [True] * len(examples))
     task = LanguageModelling(workers.lm, workers.template, examples, beta=config.loss.beta)
-    prompts = {
+    measured = {
+        **_identity(data, examples, book),
         "lm": workers.lm.identity,
         "separator": lm.separator,
         "too_long": lm.too_long.value,
         "beta": str(config.loss.beta),
     }
-    return _measure(task, book, folder, {**_identity(data, examples, book), **prompts}, "bits per byte")
+    results = _measure(config, task, book, folder, measured, "bits per byte")
+    add_temperatures(results, book, len(examples))
+    return results
 
 
-def _retrieve(data: PreparedSet, examples: Sequence[Example], found: Found, folder: Path) -> list[Row]:
-    """How each retriever ranks the gold documents."""
+def _retrieve(config: Config, data: PreparedSet, examples: Sequence[Example], found: Found, folder: Path) -> Results:
+    """Measure how each retriever ranks the gold documents."""
     k = min(of.doc_rows.shape[1] for of in found.values())
     book = EvidenceBook(_methods([*found], k), data.corpus, found, [True] * len(examples))
-    task = Retrieval(
-        items_of(examples),
-        gold_rows([example.gold for example in examples], data.corpus.rows_of(d for w in examples for d in w.gold)),
-        finds_all=k < RECALL_DEPTH,
-    )
-    return _measure(task, book, folder, _identity(data, examples, book), "gold documents")
+    rows_of = data.corpus.rows_of(doc for example in examples for doc in example.gold)
+    gold = gold_rows([example.gold for example in examples], rows_of)
+    task = Retrieval(items_of(examples), gold, finds_all=k < RECALL_DEPTH)
+    return _measure(config, task, book, folder, _identity(data, examples, book), "gold documents")
 
 
 def _methods(names: list[str], k: int) -> list[Method]:
@@ -127,12 +132,13 @@ def _identity(data: PreparedSet, examples: Sequence[Example], book: EvidenceBook
     }
 
 
-def _measure(task: Task, book: EvidenceBook, folder: Path, measured: dict[str, str], what: str) -> list[Row]:
-    """The outcomes of every example, those that the folder holds of the same measurement included."""
-    outcomes = outcomes_of(folder, json.dumps(measured))
-    rows = run_task(task, book, outcomes, what)
+def _measure(
+    config: Config, task: Task, book: EvidenceBook, folder: Path, measured: dict[str, str], what: str
+) -> Results:
+    """Return results of every example; outcomes of the same measurement that the folder holds are used again."""
+    rows = run_task(task, book, outcomes_of(folder, json.dumps(measured)), what)
     write_outcomes(folder / "examples.parquet", rows, book, task)
-    return rows
+    return compare(task, rows, PaperConfig(), config.evaluate.num_resamples, config.seed)
 
 
 def measured_encoder(config: Config, path: Path | None = None) -> Encoder:
@@ -161,7 +167,7 @@ def found_by(
 ) -> RetrievedDocuments:
     """Return what an encoder finds for the held-out texts in an index of its own, and its ensemble's temperature.
 
-    Where documents stay as they are, the index is version 0, which is theirs. A temperature that is fitted, to the
+    If documents stay as they are, the index is version 0, which is theirs. A temperature that is fitted, to the
     development texts and what is found for them, becomes the encoder's. It is saved with the encoder where the index's
     version is, too. `name` is what readers call the encoder.
     """

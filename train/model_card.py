@@ -22,11 +22,12 @@ from replug.config.load import flatten
 from replug.config.plain_text import plain_line
 from replug.config.schema import Config, LoRAConfig
 from replug.data.files import replace_file
+from replug.evals.tables import to_markdown
 from replug.models.encoder_files import QUERY_FOLDER
 from replug.models.ensemble_temperature import PAPER, temperature_in
 from replug.models.lora import ADAPTER
 from replug.models.packaged import resolve_encoder_path
-from replug.train.results import METHODS, interval_lines, room_lines, temperature_lines, weights_lines
+from replug.train.report import run_blocks
 
 FILE = "README.md"
 UNKNOWN = "unknown"  # a licence id of the hub: that the field is empty is said, not left out
@@ -119,6 +120,7 @@ def write_model_card(
     replaced = {"train.max_steps": known["train.epochs"], "refresh.every_steps": known["train.labels"]}
     shown = [key for key in SETTINGS if (known[key] or key == "seed") and not replaced.get(key)]
     rows = [f"| `{key}` | {plain_line(str(known[key]))} |" for key in shown]
+    measured = run_blocks(results or {})
     parts = [
         ["---", *metadata.to_yaml().splitlines(), "---"],
         ["# A retriever tuned to a language model"],
@@ -128,7 +130,7 @@ def write_model_card(
         ["## How it was made"],
         [f"- {line}" for line in (*made_by, *data_lines)],
         ["| setting | value |", "|---|---|", *rows],
-        *(_measured(dict(results)) if results is not None else []),
+        ["## What it is worth", "", to_markdown(measured).rstrip()] if measured else [],
     ]
     lines = [line for part in parts if part for line in (*part, "")]
     replace_file(folder / FILE, "\n".join(lines).encode())
@@ -172,43 +174,6 @@ def _adapter(folder: Path, lora: LoRAConfig) -> str:
 
 def _listed(of: Iterable[object]) -> str:
     return ", ".join(plain_line(str(one)) for one in of)
-
-
-def _measured(results: dict) -> Iterator[list[str]]:
-    """Bits per byte of every method by domain, the intervals of their differences, and gold documents found."""
-    if "bpb" not in results and not weights_lines(results):
-        return
-    yield ["## What it is worth"]
-    yield [f"- {line}" for line in weights_lines(results)[1:]]  # the first says where the run keeps the weights
-    if "bpb" in results:
-        yield _bpb_table(results)
-        said = (interval_lines, temperature_lines, room_lines)
-        yield [f"- {line}" for lines in said for line in lines(results)]
-    if results.get("retrieval"):
-        yield _retrieval_table(results["retrieval"])
-
-
-def _bpb_table(results: dict) -> list[str]:
-    methods = [method for method in METHODS if method in results["bpb"]["all"]]
-    rows = ((plain_line(domain).replace("|", "\\|"), values) for domain, values in results["bpb"].items())
-    return [
-        f"Bits per byte on {results['num_examples']} held-out texts, lower is better:",
-        "",
-        f"| | {' | '.join(METHODS[method] for method in methods)} |",
-        "|---" * (len(methods) + 1) + "|",
-        *(f"| {domain} | {' | '.join(f'{values[method]:.4f}' for method in methods)} |" for domain, values in rows),
-    ]
-
-
-def _retrieval_table(retrieval: dict[str, dict[str, float]]) -> list[str]:
-    names = list(next(iter(retrieval.values())))
-    return [
-        "Share of the held-out texts with a gold document among the first k:",
-        "",
-        f"| | {' | '.join(names)} |",
-        "|---" * (len(names) + 1) + "|",
-        *(f"| {of} | {' | '.join(f'{values[name]:.3f}' for name in names)} |" for of, values in retrieval.items()),
-    ]
 
 
 log = logging.getLogger(__name__)

@@ -1,36 +1,70 @@
-"""`report.html`: one self-contained page with the table, the curves, and what each retriever finds."""
+"""The report of a training run: the table on the terminal, and `report.html`, one self-contained page.
+
+results.json has the evaluations of the held-out texts (`evals/results.py`), and beside them
+
+weights   of the tuned retriever: their step of how many steps, the first and the best look at development texts, and
+          bits per byte of labelled ones without documents
+"""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from html import escape
 from pathlib import Path
+from typing import Any
 
+from matplotlib.axes import Axes
+
+from replug.cluster.device_use import ROLES
 from replug.data.files import replace_file
-from replug.evals.figures import to_svg
-from replug.evals.page import CSS
-from replug.evals.retrieval import RECALL_AT
-from replug.train import figures
-from replug.train.figures import totals
-from replug.train.results import METHODS, result_lines, weights_lines
+from replug.evals.charts import bars, lines, to_svg, write_png
+from replug.evals.intervals import Interval
+from replug.evals.language_modelling import headroom_lines
+from replug.evals.results import Results
+from replug.evals.tables import Block, Html, Table, figure, grid, html_page, print_blocks, result_blocks
+from replug.train.evaluation import LANGUAGE_MODELLING, RETRIEVAL
 
-# Of the metrics under `scoring/`, those that say how the LM was used, with how they read.
-SCORING_MEANS = [
-    ("tokens_per_second", "{:,.0f} tokens a second"),
-    ("busy_share", "busy {:.0%} of the time"),
-    ("batch_fill", "{:.1%} of what it computed was text, the rest padding"),
-]
-SCORING_COUNTS = [
-    ("misses", "pairs scored"),
-    ("hits", "pairs found in the cache"),
-    ("requests", "requests"),
-    ("tokens_sent", "tokens sent"),
-    ("retries", "calls done again"),
-    ("respawns", "replicas replaced"),
-    ("truncated", "inputs truncated"),
-]
-
-INDEX_COLUMNS = [
+Rows = Sequence[Mapping[str, Any]]
+METHODS_LINE = (
+    "none: the LM alone; random: with documents drawn at random; replug: with those of the retriever as it was; lsr: "
+    "with those of the tuned one."
+)
+FAR = 0.5  # of the scored share before: below it a search finds mostly what no label tells of
+SMOOTH_STEPS = 8
+# The curves of the metrics that a run has: a title, and the lines' names by metric.
+CURVES = (
+    ("KL loss (nats)", {"train/loss": "loss"}),
+    ("entropy over the documents (nats)", {"lm/entropy": "Q (LM)", "retriever/entropy": "P_R (retriever)"}),
+    ("rank correlation of LM and retriever (Kendall's tau)", {"retriever/rank_correlation": "rank correlation"}),
+    ("bits per byte of development texts", {"dev/bpb": "bpb"}),
+    ("KL of development texts (nats)", {"dev/kl": "KL"}),
+    ("age of the index (steps); dotted: hot swap", {"index/age_steps": "age"}),
+    (
+        "seconds of a step",
+        {
+            "time/train_seconds": "training",
+            "time/retrieve_seconds": "encoding queries",
+            "time/wait_scores_seconds": "waiting for the LM",
+            "time/wait_index_seconds": "waiting for the index",
+        },
+    ),
+)
+# The metrics under `scoring/` that say how the LM was used, with their texts.
+SCORING_MEANS = {
+    "tokens_per_second": "{:,.0f} tokens a second",
+    "busy_share": "busy {:.0%} of the time",
+    "batch_fill": "{:.1%} of what it computed was text, the rest padding",
+}
+SCORING_COUNTS = {
+    "misses": "pairs scored",
+    "hits": "pairs found in the cache",
+    "requests": "requests",
+    "tokens_sent": "tokens sent",
+    "retries": "calls done again",
+    "respawns": "replicas replaced",
+    "truncated": "inputs truncated",
+}
+INDEX_COLUMNS = (
     ("version", "index/live_version", "v{:.0f}"),
     ("first seen at step", "step", "{:.0f}"),
     ("weights of step", "index/live_step", "{:.0f}"),
@@ -41,20 +75,12 @@ INDEX_COLUMNS = [
     ("build, s", "index/swap_build_seconds", "{:.1f}"),
     ("waited, s", "index/swap_wait_seconds", "{:.2f}"),
     ("switch, ms", "index/swap_ms", "{:.1f}"),
-]
+)
 INDEX_NOTE = (
     "Recall: the share of the exact top documents that the index finds. Overlap: the share of what it finds that the "
     "version before found for the same queries. Drift: 1 − mean cosine of a document's vectors in both. "
     "Waited: how long training stood still for the refresh."
 )
-
-
-HEADROOM_NOTE = (
-    "Headroom: what the documents that were found could give. The LM's own scores as weights are what training draws "
-    "the retriever towards; both oracles know the text that they predict, which no retriever does."
-)
-
-
 DEVICES_NOTE = (
     "Shares of the time of all steps in which a device worked for each role; a node's cpu is all of its processors. "
     "Processes that take turns on a device are each busy until their work is done, so shares may add up above 1. "
@@ -64,10 +90,10 @@ DEVICES_NOTE = (
 
 def write_report(
     path: Path,
-    results: dict,
+    results: Mapping[str, Any],
     *,
-    metrics: Sequence[dict],
-    device_use: Sequence[dict] = (),
+    metrics: Rows,
+    device_use: Rows = (),
     examples_path: Path,
     config_path: Path,
     made_by: Sequence[str] = (),
@@ -77,136 +103,212 @@ def write_report(
     `metrics` and `device_use` are the rows of these files. `made_by` are lines that say how the run was made.
     """
     examples = json.loads(examples_path.read_text()) if examples_path.exists() else []
-    sections = [
-        "".join(f"<p class=muted>{escape(line)}</p>" for line in made_by),
-        _bpb_section(results) if "bpb" in results else _paragraphs(weights_lines(results)),
-        _retrieval_section(results),
-        _curves_section(metrics, is_online=any("index/age_steps" in row for row in metrics)),
-        _devices_section(device_use),
-        _index_section(metrics),
-        _examples_section(examples),
-        f"<h2>Configuration</h2><details><summary>resolved</summary><pre>{escape(config_path.read_text())}</pre></details>",
+    config = escape(config_path.read_text())
+    heldout = results.get(LANGUAGE_MODELLING)
+    sections: dict[str, Sequence[Block]] = {
+        "": [*made_by, *weights_lines(results)],
+        "Held-out texts": _heldout_blocks(heldout, with_figures=True) if heldout else [],
+        "Gold documents": result_blocks(results[RETRIEVAL], RETRIEVAL) if RETRIEVAL in results else [],
+        "Training": _training_blocks(metrics, is_online=any("index/live_version" in row for row in metrics)),
+        "Devices": [DEVICES_NOTE, _device_table(device_use)] if device_use else [],
+        "The index": _index_blocks(metrics),
+        "What each retriever finds first": _example_blocks(examples),
+        "Configuration": [Html(f"<details><summary>resolved</summary><pre>{config}</pre></details>")],
+    }
+    replace_file(path, html_page(f"REPLUG LSR: {path.parent.name}", sections).encode())
+
+
+def print_results(results: Mapping[str, Any]) -> None:
+    """Print the tables of a run to the terminal."""
+    print_blocks(run_blocks(results))
+
+
+def run_blocks(results: Mapping[str, Any]) -> list[Block]:
+    """Return what results.json says: which weights the tuned retriever has, and the table of each evaluation."""
+    blocks: list[Block] = [*weights_lines(results)]
+    if LANGUAGE_MODELLING in results:
+        blocks += _heldout_blocks(results[LANGUAGE_MODELLING])
+    if RETRIEVAL in results:
+        blocks += result_blocks(results[RETRIEVAL], RETRIEVAL)
+    return blocks
+
+
+def _heldout_blocks(results: Results, with_figures: bool = False) -> list[Block]:
+    blocks = [METHODS_LINE, *result_blocks(results, LANGUAGE_MODELLING)]
+    if rooms := headroom_lines(results):
+        blocks.append(rooms)
+    if with_figures:
+        blocks.append(figure(to_svg(partial(draw_bpb, results=results), width=9)))
+        if any(" - " in name for of in results.values() for name in of):
+            blocks.append(figure(to_svg(partial(draw_differences, results=results), width=9, height=2.4)))
+    return blocks
+
+
+# The weights of the tuned retriever --------------------------------------------------------------------------------
+
+
+def weights_lines(results: Mapping[str, Any]) -> list[str]:
+    """Say which weights the tuned retriever has, and how it does on the development texts."""
+    weights = results.get("weights")
+    if not weights:
+        return []
+    first, best = weights["first"], weights["best"]
+    if best is None:
+        return [f"lsr: the weights of step {weights['step']}, the last, in retriever/"]
+    about = "labelled candidates of the development texts" if best["kl"] is not None else "development texts"
+    more = "" if weights["alone"] is None else f"; without documents {weights['alone']:.4f}"
+    more += "" if best["kl"] is None else f"; KL {best['kl']:.4f}, before {first['kl']:.4f}"
+    return [
+        f"lsr: the weights of step {best['step']} of {weights['steps']}, the best on development texts, in retriever/",
+        *(_drift_lines(first, best) if best["scored_share"] is not None else []),
+        f"{about}, bits per byte: {best['bpb']:.4f} at a temperature of {best['temperature']:g}; "
+        f"before {first['bpb']:.4f} at {first['temperature']:g}{more}",
     ]
-    title = f"REPLUG LSR: {escape(path.parent.name)}"
-    page = (
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{CSS}</style><h1>{title}</h1>"
+
+
+def _drift_lines(first: Mapping[str, Any], best: Mapping[str, Any]) -> list[str]:
+    """Say what the tuned retriever finds beside what the LM has scored."""
+    now, before = best["scored_share"], first["scored_share"]
+    said = f"of the nearest documents the LM has scored {now:.0%}, before {before:.0%}"
+    if now >= FAR * before:
+        return [said]
+    return [
+        f"{said}: a search finds others, of which the next line knows nothing. Held-out texts say what they are worth; "
+        "label.random, loss.contrastive with loss.in_batch, a smaller train.lr or fewer epochs keep them away"
+    ]
+
+
+# Figures ---------------------------------------------------------------------------------------------------------
+
+
+def write_overview(path: Path, results: Mapping[str, Any], metrics: Rows) -> None:
+    """Write bits per byte, the differences with their intervals, and how training went, as one PNG."""
+    known = set().union(*metrics)
+    curve = next((of for of in CURVES[::-1] if of[1].keys() & known & {"index/age_steps", "dev/bpb"}), CURVES[0])
+    heldout = results[LANGUAGE_MODELLING]
+    write_png(
+        path,
+        [
+            partial(draw_bpb, results=heldout),
+            partial(draw_differences, results=heldout),
+            partial(draw_curve, metrics=metrics, title=curve[0], names=curve[1]),
+        ],
     )
-    replace_file(path, (page + "".join(sections) + "</html>\n").encode())
 
 
-def _bpb_section(results: dict) -> str:
-    methods = [method for method in METHODS if method in results["bpb"]["all"]]
-    head = "".join(f"<th>{escape(METHODS[method])}</th>" for method in methods)
-    rows = ""
-    for name, values in results["bpb"].items():
-        best = min(values[method] for method in methods)
-        marked = (f"<td{' class=best' if values[of] == best else ''}>{values[of]:.4f}</td>" for of in methods)
-        rows += f"<tr><td>{escape(name)}</td>{''.join(marked)}</tr>"
-    drawings = to_svg(partial(figures.draw_bpb, results=results), width=9)
-    if results["intervals"]:
-        drawings += to_svg(partial(figures.draw_intervals, results=results), width=9, height=1.8)
-    if results.get("headroom"):
-        height = 1.2 + 0.5 * len(results["headroom"])
-        drawing = to_svg(partial(figures.draw_headroom, results=results), width=9, height=height)
-        drawings += f"<p class=muted>{HEADROOM_NOTE}</p>{drawing}"
-    lines = _paragraphs(result_lines(results))
-    return (
-        f"<h2>Bits per byte on {results['num_examples']} held-out texts</h2><p class=muted>Lower is better; "
-        f"the best of a row is bold. Intervals: paired bootstrap over the texts' sources.</p>"
-        f"<table><tr><th></th>{head}</tr>{rows}</table>{lines}{drawings}"
-    )
+def draw_bpb(axes: Axes, results: Results) -> None:
+    """Draw a group of bars for all texts and for each domain, one bar for each method."""
+    names = [name for name in next(iter(results.values())) if name.partition("/")[0] == "bpb" and " - " not in name]
+    groups = {
+        name.partition("/")[2] or "all": {method: of[name]["value"] for method, of in results.items()} for name in names
+    }
+    bars(axes, groups, "bits per byte (not from 0)", from_zero=False)
 
 
-def _paragraphs(lines: Sequence[str]) -> str:
-    return "".join(f"<p>{escape(line)}</p>" for line in lines)
+def draw_differences(axes: Axes, results: Results) -> None:
+    """Draw what each step from one method to the next changes in bits per byte, with its 95% interval."""
+    found = {}
+    for method, of in results.items():
+        for name, entry in of.items():
+            metric, separator, other = name.partition(" - ")
+            if separator and metric == "bpb" and other != "random" and method != "random":
+                found[f"{method} − {other}"] = {method: Interval(entry["value"], *entry["interval"])}
+    bars(axes, found, "difference in bits per byte, 95% interval", horizontal=True)
 
 
-def _retrieval_section(results: dict) -> str:
-    if "retrieval" not in results:
-        return ""
-    head = "".join(f"<th>R@{k}</th>" for k in RECALL_AT)
-    rows = "".join(
-        f"<tr><td>{escape(name)}</td>{''.join(f'<td>{value:.3f}</td>' for value in values.values())}</tr>"
-        for name, values in results["retrieval"].items()
-    )
-    return f"<h2>Gold documents found</h2><table><tr><th>retriever</th>{head}</tr>{rows}</table>"
+def draw_curve(axes: Axes, metrics: Rows, title: str, names: Mapping[str, str]) -> None:
+    """Draw metrics over steps; a loss has its running mean too, and hot swaps of the index are marked."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for key, name in names.items():
+        own = [(row["step"], row[key]) for row in metrics if key in row]
+        if key.startswith("dev/"):  # which every step repeats until there is a newer one
+            own = [point for place, point in enumerate(own) if place == 0 or point[1] != own[place - 1][1]]
+        points[name] = own
+        if key == "train/loss":
+            values = [value for _, value in own]
+            recent = [values[max(0, end - SMOOTH_STEPS) : end] for end in range(1, len(values) + 1)]
+            means = [sum(some) / len(some) for some in recent]
+            points[f"mean of {SMOOTH_STEPS} steps"] = [(step, mean) for (step, _), mean in zip(own, means, strict=True)]
+    shows_swaps = names.keys() & {"train/loss", "index/age_steps"}
+    swaps = [row["step"] for row in metrics if row.get("index/swapped")] if shows_swaps else []
+    few = max(map(len, points.values())) < 20
+    lines(axes, points, "step", marks=swaps, marker="o" if few else None)
+    axes.set_title(title, fontsize=10, pad=24 if len(points) > 1 else 6)
 
 
-def _curves_section(metrics: Sequence[dict], is_online: bool) -> str:
+# Sections of the page ---------------------------------------------------------------------------------------------
+
+
+def _training_blocks(metrics: Rows, is_online: bool) -> list[Block]:
     if not metrics:
-        return ""
-    of_index = (figures.draw_index_age, figures.draw_times)
-    draws = (
-        figures.draw_loss,
-        figures.draw_entropies,
-        figures.draw_rank_correlation,
-        *(of_index if is_online else ()),
-        *([figures.draw_dev] if any("dev/bpb" in row for row in metrics) else []),
-    )
-    drawings = "".join(f"<div>{to_svg(partial(draw, metrics=metrics))}</div>" for draw in draws)
-    lines = (_throughput_line(metrics) if is_online else "") + _scoring_line(metrics)
-    return f"<h2>Training</h2><div class=grid>{drawings}</div>{lines}"
+        return []
+    known = set().union(*metrics)
+    curves = [of for of in CURVES if of[1].keys() & known and (is_online or "index/age_steps" not in of[1])]
+    draws = [partial(draw_curve, metrics=metrics, title=title, names=names) for title, names in curves]
+    said = [_throughput_line(metrics) if is_online else "", _scoring_line(metrics)]
+    return [grid([figure(to_svg(draw)) for draw in draws]), *(line for line in said if line)]
 
 
-def _devices_section(rows: Sequence[dict]) -> str:
-    """A row of the table for each device."""
-    if not rows:
-        return ""
-    shares = totals(rows)
-    columns = list(next(iter(shares.values()), {}))
-    head = "".join(f"<th>{name}</th>" for name in columns)
-    body = "".join(
-        f"<tr><td>{escape(device)}</td>{''.join(f'<td>{of[name]:.1%}</td>' for name in columns)}</tr>"
-        for device, of in shares.items()
-    )
-    return f"<h2>Devices</h2><p class=muted>{DEVICES_NOTE}</p><table><tr><th>device</th>{head}</tr>{body}</table>"
-
-
-def _index_section(metrics: Sequence[dict]) -> str:
-    """A row for each version that served, as the first step that logged it says."""
-    rows = {row["index/live_version"]: row for row in reversed(metrics) if "index/live_version" in row}
-    if not rows:
-        return ""
-    head = "".join(f"<th>{title}</th>" for title, _, _ in INDEX_COLUMNS)
-    body = "".join(
-        f"<tr>{''.join(f'<td>{text.format(rows[version][key])}</td>' for _, key, text in INDEX_COLUMNS)}</tr>"
-        for version in sorted(rows)
-    )
-    last = metrics[-1]
-    return (
-        f"<h2>The index</h2><p class=muted>{INDEX_NOTE} Refreshes skipped: {last['index/refreshes_skipped']:.0f}; "
-        f"failed: {last['index/refreshes_failed']:.0f}.</p><table><tr>{head}</tr>{body}</table>"
-    )
-
-
-def _throughput_line(metrics: Sequence[dict]) -> str:
+def _throughput_line(metrics: Rows) -> str:
     seconds = sum(row.get("time/step_seconds", 0.0) for row in metrics)
     waited = sum(row.get("time/wait_scores_seconds", 0.0) for row in metrics)
     if not seconds:
         return ""
     swaps = sum(bool(row.get("index/swapped")) for row in metrics)
     return (
-        f"<p class=muted>{len(metrics)} logged steps in {seconds:.0f} s ({60 * len(metrics) / seconds:.1f} a minute), "
-        f"{waited / seconds:.0%} of it waiting for LM scores; {swaps} hot swaps of the index.</p>"
+        f"{len(metrics)} logged steps in {seconds:.0f} s ({60 * len(metrics) / seconds:.1f} a minute), "
+        f"{waited / seconds:.0%} of it waiting for LM scores; {swaps} hot swaps of the index."
     )
 
 
-def _scoring_line(metrics: Sequence[dict]) -> str:
-    """What the LM did meanwhile: means over the steps that used it, and counts at the end."""
+def _scoring_line(metrics: Rows) -> str:
+    """Say what the LM did meanwhile: means over the steps that used it, and counts at the end."""
     busy = [row for row in metrics if row.get("scoring/busy_share")]
     if not busy:
         return ""
-    known = [(f"scoring/{key}", text) for key, text in SCORING_MEANS if f"scoring/{key}" in busy[0]]
-    means = [text.format(sum(row[key] for row in busy) / len(busy)) for key, text in known]
+    known = {f"scoring/{key}": text for key, text in SCORING_MEANS.items() if f"scoring/{key}" in busy[0]}
+    means = [text.format(sum(row[key] for row in busy) / len(busy)) for key, text in known.items()]
+    numbers = {text: metrics[-1].get(f"scoring/{key}") for key, text in SCORING_COUNTS.items()}
+    counts = [f"{number:,.0f} {text}" for text, number in numbers.items() if number]
+    return f"The LM: {'; '.join(means + counts)}."
+
+
+def device_shares(rows: Rows) -> dict[str, dict[str, float]]:
+    """Return shares of the time of all steps, by device and role; `idle` is what they leave of it, at least."""
+    seconds = sum(row["seconds"] for row in rows)
+    names = {name for row in rows for name in row["busy"]}
+    found: dict[str, dict[str, float]] = {}
+    for device in sorted(names, key=lambda name: (name.rpartition(":")[0], name.rpartition(":")[2].zfill(9))):
+        busy = {role: sum(row["busy"].get(device, {}).get(role, 0.0) for row in rows) for role in ROLES}
+        shares = {role: busy[role] / seconds for role in ROLES}
+        found[device] = {**shares, "idle": max(0.0, 1.0 - sum(shares.values()))}
+    return found
+
+
+def _device_table(rows: Rows) -> Table:
+    shares = device_shares(rows)
+    head = ["device", *next(iter(shares.values()), {})]
+    return Table(head, [[device, *(f"{share:.1%}" for share in of.values())] for device, of in shares.items()])
+
+
+def _index_blocks(metrics: Rows) -> list[Block]:
+    """Show a row for each version that served, as the first step that logged it says."""
+    versions = {row["index/live_version"]: row for row in reversed(metrics) if "index/live_version" in row}
+    if not versions:
+        return []
     last = metrics[-1]
-    counts = [f"{last[f'scoring/{key}']:,.0f} {text}" for key, text in SCORING_COUNTS if last.get(f"scoring/{key}")]
-    return f"<p class=muted>The LM: {'; '.join(means + counts)}.</p>"
+    skipped, failed = last["index/refreshes_skipped"], last["index/refreshes_failed"]
+    rows = [[text.format(versions[version][key]) for _, key, text in INDEX_COLUMNS] for version in sorted(versions)]
+    return [
+        f"{INDEX_NOTE} Refreshes skipped: {skipped:.0f}; failed: {failed:.0f}.",
+        Table([title for title, _, _ in INDEX_COLUMNS], rows),
+    ]
 
 
-def _examples_section(examples: Sequence[dict]) -> str:
+def _example_blocks(examples: Sequence[dict]) -> list[Block]:
     if not examples:
-        return ""
-    blocks = []
+        return []
+    blocks: list[Block] = ["The marked continuation is what the LM must predict; neither retriever sees it."]
     for example in examples:
         columns = ""
         for side, label in (("before", "retriever as it was"), ("after", "tuned")):
@@ -216,6 +318,5 @@ def _examples_section(examples: Sequence[dict]) -> str:
                 columns += f"<pre>{about}\n{escape(doc['text'])}</pre>"
             columns += "</div>"
         text = f"{escape(example['context'])}<mark>{escape(example['continuation'])}</mark>"
-        blocks.append(f"<pre>{text}</pre><div class=pair>{columns}</div><hr>")
-    note = "The marked continuation is what the LM has to predict; neither retriever sees it."
-    return f"<h2>What each retriever finds first</h2><p class=muted>{note}</p>" + "".join(blocks)
+        blocks.append(Html(f"<pre>{text}</pre><div class=pair>{columns}</div><hr>"))
+    return blocks

@@ -42,8 +42,7 @@ from replug.train.labels.labelling import label, label_origin
 from replug.train.model_card import write_model_card
 from replug.train.module import LSRModule
 from replug.train.ranks import NoOthers
-from replug.train.report import write_report
-from replug.train.results import print_results
+from replug.train.report import print_results, write_report
 from replug.train.run_dir import LM, MEND, SET, RunDirectory, manifest_sha256
 from replug.train.sources import (
     BatchSource,

@@ -14,6 +14,7 @@ from pytorch_lightning.loggers.logger import Logger
 from replug.config.load import flatten
 from replug.config.schema import Config
 from replug.data.files import write_json
+from replug.train.evaluation import LANGUAGE_MODELLING, RETRIEVAL
 from replug.train.run_dir import RunDirectory
 
 
@@ -36,15 +37,19 @@ def wandb_logger(config: Config, run: RunDirectory) -> WandbLogger:
 
 
 def publish_results(loggers: Sequence[Logger], run: RunDirectory, results: dict) -> None:
-    """Send bits per byte and intervals to the run's summary, and the tuned retriever as an artifact."""
-    bpb = results.get("bpb", {})
-    summary = {f"results/bpb/{domain}/{method}": value for domain, row in bpb.items() for method, value in row.items()}
-    for name, (low, high) in results.get("intervals", {}).items():
-        summary |= {f"results/{name}/low": low, f"results/{name}/high": high}
+    """Write results into the run's summary by method and metric, and the tuned retriever as an artifact."""
+    heldout = results.get(LANGUAGE_MODELLING, {})
+    summary = {
+        f"results/{method}/{metric}": entry["value"]
+        for evaluated in (heldout, results.get(RETRIEVAL, {}))
+        for method, of in evaluated.items()
+        for metric, entry in of.items()
+    }
+    bpb = {method: of["bpb"]["value"] for method, of in heldout.items()}
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             logger.experiment.summary.update(summary)
-            artifact = wandb.Artifact(f"retriever-{logger.version}", type="model", metadata=bpb.get("all"))
+            artifact = wandb.Artifact(f"retriever-{logger.version}", type="model", metadata=bpb)
             artifact.add_dir(str(run.retriever))
             logger.experiment.log_artifact(artifact)
             wandb.finish()

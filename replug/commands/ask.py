@@ -64,7 +64,7 @@ def ask(
         Path | None, typer.Option(help="Of --rerank's factors: the weights.json of an evaluation. [default: all 1]")
     ] = None,
     policy: Annotated[
-        Path | None, typer.Option(help="Decides whether documents are used; `replug adapt fit` writes it.")
+        Path | None, typer.Option(help="Decides whether documents are used; `replug report --policies` writes it.")
     ] = None,
     relation: Annotated[str | None, typer.Option(help="What is asked about the subject, for the policy.")] = None,
     popularity: Annotated[

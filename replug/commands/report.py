@@ -11,26 +11,46 @@ from replug.config.load import names_evaluation
 from replug.config.paths import require_picture
 
 if TYPE_CHECKING:
+    from replug.evals.folder import EvaluationFolder
+    from replug.evals.tables import Blocks
     from replug.train.run_dir import RunDirectory
+
+AGAIN = "run the evaluation again"
+HELDOUT = "language_modelling"  # what a run's results.json calls its evaluation of held-out texts
 
 
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Finished runs, or finished evaluations.", metavar="DIR...")],
     figure: Annotated[Path | None, typer.Option(help="Also write the overview of one run as a PNG.")] = None,
     out: Annotated[Path | None, typer.Option(help="Also write the table of several folders as Markdown.")] = None,
+    policies: Annotated[
+        Path | None, typer.Option(help="Folder for when to retrieve, by outcomes of popqa: policies and a page.")
+    ] = None,
+    price_in: Annotated[float | None, typer.Option(help="Dollars for a million prompt tokens.", min=0)] = None,
+    price_out: Annotated[float | None, typer.Option(help="Dollars for a million generated tokens.", min=0)] = None,
 ) -> None:
     """Print the table of a finished run again and write its report.html; join the tables of several folders.
 
     Evaluations are joined where they measured the same texts with the same documents, such as those of several LMs.
 
+    With --policies, fit when to retrieve to evaluations of PopQA; folders of one LM bring their methods together.
+
     replug report runs/families/gpt2 runs/families/opt-125m
+
+    replug report runs/popqa --policies runs/adaptive
     """
     if figure is not None and len(folders) > 1:
         raise UserError(f"--figure draws one run, and {len(folders)} folders are given; expected one")
     if out is not None and len(folders) == 1:
         raise UserError("--out writes the table of several folders, and one is given; expected two or more")
+    if (price_in is None) != (price_out is None):
+        raise UserError(f"--price-{'in' if price_in is None else 'out'} is missing; expected both prices, or none")
     of_evaluations = [names_evaluation(folder / "config.yaml") for folder in folders]
-    if all(of_evaluations):
+    if all(of_evaluations) and policies is not None:
+        _report_policies(folders, policies, None if price_in is None or price_out is None else (price_in, price_out))
+    elif policies is not None:
+        raise UserError(f"--policies is fitted to evaluations of popqa, and {folders[0]} is not an evaluation")
+    elif all(of_evaluations):
         _report_evaluations(folders, figure, out)
     elif any(of_evaluations):
         run, evaluation = (folders[of_evaluations.index(which)] for which in (False, True))
@@ -40,22 +60,62 @@ def report(
 
 
 def _report_evaluations(folders: list[Path], figure: Path | None, out: Path | None) -> None:
+    from replug.data.files import read_json
     from replug.evals.folder import EvaluationFolder
-    from replug.evals.results_files import join_evaluations, show_results
+    from replug.evals.tables import joined_blocks, row_names
 
     if figure is not None:
         raise UserError(f"--figure draws a run, and {folders[0]} is an evaluation, which has figure.svg")
-    if len(folders) > 1:
-        _show(join_evaluations(folders), out)
+    evaluations = [EvaluationFolder(folder) for folder in folders]
+    if len(evaluations) == 1:
+        evaluations[0].show()
         return
-    folder = EvaluationFolder(folders[0])
-    folder.require_finished()
-    show_results(folder)
+    name = _require_comparable(evaluations)
+    results = [read_json(folder.results, AGAIN)[name] for folder in evaluations]
+    _show(joined_blocks(name, dict(zip(row_names(folders), results, strict=True))), out)
+
+
+def _require_comparable(folders: list["EvaluationFolder"]) -> str:
+    """Return which evaluation finished folders hold. Raises UserError for others, for other texts or documents."""
+    from replug.config.load import load_stored_evaluation_config
+    from replug.evals.folder import CORPUS, TEXTS
+
+    for folder in folders:
+        folder.require_finished()
+    names = [load_stored_evaluation_config(folder.config).evaluation for folder in folders]
+    inputs = [folder.folder.inputs or {} for folder in folders]
+    for folder, name, own in zip(folders, names, inputs, strict=True):
+        if name != names[0]:
+            raise UserError(f"{folder.path} is of evaluation={name}, but {folders[0].path} of {names[0]}")
+        for key, what in ((TEXTS, "texts"), (CORPUS, "corpus")):
+            # An evaluation without retrieval has read no corpus.
+            known = [one[key] for one in (inputs[0], own) if one[key] is not None]
+            if len(set(known)) > 1:
+                raise UserError(f"{folder.path} has other {what} than {folders[0].path}; expected the same in all")
+    return names[0]
+
+
+def _report_policies(folders: list[Path], out: Path, prices: tuple[float, float] | None) -> None:
+    from replug.data.folder import sole_writer
+    from replug.evals.adaptive import read_answered
+    from replug.evals.adaptive_report import write_report
+    from replug.evals.folder import EvaluationFolder
+    from replug.evals.tables import print_blocks
+
+    evaluations = [EvaluationFolder(folder) for folder in folders]
+    _require_comparable(evaluations)
+    answered = read_answered(evaluations)
+    with sole_writer(out):
+        sections = write_report(answered, out, prices)
+    for title, blocks in sections.items():
+        print_blocks([*filter(None, [title]), *blocks], width=150)
+    print(f"policies: {out / 'policies'}")
+    print(f"report: {out / 'report.html'}")
 
 
 def _report_runs(folders: list[Path], figure: Path | None, out: Path | None) -> None:
     from replug.data.folder import sole_writer
-    from replug.train.figures import overview_png
+    from replug.train.report import write_overview
     from replug.train.run import show_results
     from replug.train.run_dir import RunDirectory
 
@@ -64,25 +124,24 @@ def _report_runs(folders: list[Path], figure: Path | None, out: Path | None) -> 
         if not run.is_finished:
             raise UserError(f"{run.path} holds no finished run (manifest.json is missing)")
     if len(runs) > 1:
-        _show(_join_runs(runs), out)
+        _show(_joined_runs(runs), out)
         return
     if figure is not None:
         require_picture("--figure", figure)
     [run] = runs
     with sole_writer(run.path):
         results = show_results(run)
-    if figure is not None and "bpb" not in results:
+    if figure is not None and HELDOUT not in results:
         raise UserError("--figure: the run measured no held-out texts (evaluate.heldout=false), so it has no picture")
     if figure is not None:
-        overview_png(figure, results, run.read_metrics())
+        write_overview(figure, results, run.read_metrics())
         print(f"figure: {figure}")
 
 
-def _join_runs(runs: list["RunDirectory"]) -> str:
-    """Return bits per byte by run as Markdown. Raises UserError for runs on another prepared set or other labels."""
+def _joined_runs(runs: list["RunDirectory"]) -> "Blocks":
+    """Return bits per byte by run. Raises UserError for runs on another prepared set or other labels."""
     from replug.data.files import read_json
-    from replug.evals.comparison import markdown_line, row_names
-    from replug.train.results import METHODS
+    from replug.evals.tables import Table, joined_blocks, row_names
     from replug.train.run_dir import LABELS, MEND, SET
 
     for run in runs:
@@ -93,27 +152,20 @@ def _join_runs(runs: list["RunDirectory"]) -> str:
                 raise UserError(f"{run.path} has another {what} than {runs[0].path}; expected the same in all")
     names = row_names([run.path for run in runs])
     results = {name: read_json(run.results, MEND) for name, run in zip(names, runs, strict=True)}
-    of_dev = {name: (one.get("weights") or {}).get("best") for name, one in results.items()}
-    heldout = {name: one.get("bpb", {}).get("all", {}) for name, one in results.items()}
-    methods = [method for method in METHODS if any(method in of for of in heldout.values())]
-    head = ["run", *(METHODS[method] for method in methods), *(["development texts"] if any(of_dev.values()) else [])]
-    rows = []
-    for name, best in of_dev.items():
-        cells = [f"{heldout[name][method]:.4f}" if method in heldout[name] else "" for method in methods]
-        rows.append([name, *cells, *([f"{best['bpb']:.4f}" if best else ""] if any(of_dev.values()) else [])])
-    table = "".join(f"{markdown_line(cells)}\n" for cells in (head, ["---"] * len(head), *rows))
-    return f"bits per byte (lower is better)\n\n{table}"
+    heldout = {name: of[HELDOUT] for name, of in results.items() if HELDOUT in of}
+    best = {name: (of.get("weights") or {}).get("best") for name, of in results.items()}
+    of_dev = [[name, f"{look['bpb']:.4f}"] for name, look in best.items() if look]
+    blocks = joined_blocks(HELDOUT, heldout) if heldout else []
+    return [*blocks, *([Table(["run", "bpb of development texts"], of_dev)] if of_dev else [])]
 
 
-def _show(table: str, out: Path | None) -> None:
-    from rich.console import Console
-    from rich.markdown import Markdown
-
+def _show(blocks: "Blocks", out: Path | None) -> None:
     from replug.data.files import replace_file
+    from replug.evals.tables import print_blocks, to_markdown
 
-    Console(width=140).print(Markdown(table))
+    print_blocks(blocks, width=140)
     if out is not None:
-        replace_file(out, table.encode())
+        replace_file(out, to_markdown(blocks).encode())
         print(f"table: {out}")
 
 

@@ -34,7 +34,7 @@ class TextsConfig:
     tokenizer: str | None = key(None, "LM whose tokens are counted, as lm.path (default: the LM)")
     detokenize: Detokenize = key(Detokenize.none, "wikitext: read in usual writing, words counted over the original")
     entities: str | None = key(
-        None, "tokens: PopQA's table, whose subjects are looked for in the texts and compared by popularity"
+        None, "token_gain: PopQA's table, whose subjects are looked for in the texts and compared by popularity"
     )
 
 
@@ -100,7 +100,7 @@ class EvaluationConfig:
     """What `replug evaluate` measures, with which methods."""
 
     evaluation: str = key(
-        MISSING, "lm, mmlu, open_qa, popqa, internet_qa, retrieval or tokens: a module of evals/tasks"
+        MISSING, "language_modelling, token_gain, mmlu, open_qa, popqa, internet_qa or retrieval: a module of evals"
     )
     out: str = key(MISSING, "everything an evaluation writes", resumable=True)
     methods: list[str] = key(["none", "replug"], "as replug/config/methods.py reads them")

@@ -14,13 +14,13 @@ _WORDS = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
 
 
 def normalize_answer(text: str) -> str:
-    """Lower case, without ASCII punctuation, without English articles, words with one space between (SQuAD)."""
+    """Return a text in lower case without ASCII punctuation and English articles, one space between words (SQuAD)."""
     words = re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(_PUNCTUATION))
     return " ".join(words.split())
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
-    """1 where the normalised prediction is one of the normalised answers, else 0.
+    """Return 1 where the normalised prediction is one of the normalised answers, else 0.
 
     As in SQuAD and DPR, an answer of articles alone, such as "A", normalises to nothing, as an empty prediction does.
     """
@@ -28,7 +28,7 @@ def exact_match(prediction: str, answers: Sequence[str]) -> float:
 
 
 def token_f1(prediction: str, answers: Sequence[str]) -> float:
-    """F1 of the normalised words, the best over the answers; 1 for an exact match."""
+    """Return the F1 of the normalised words, the best over the answers; 1 for an exact match."""
     best, predicted = 0.0, normalize_answer(prediction).split()
     for answer in answers:
         expected = normalize_answer(answer).split()
@@ -60,5 +60,5 @@ def contains_answer(prediction: str, answers: Sequence[str]) -> bool:
 
 
 def answer_tokens(text: str) -> list[str]:
-    """DPR's tokens of a text in Unicode's NFD, in lower case."""
+    """Return DPR's tokens of a text in Unicode's NFD, in lower case."""
     return [token.lower() for token in _WORDS.findall(unicodedata.normalize("NFD", text))]

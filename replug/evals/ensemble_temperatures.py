@@ -20,9 +20,9 @@ from replug.data.store import Corpus, CorpusStore, PreparedSet
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.folder import EvaluationFolder
 from replug.evals.kinds import PromptedLM
+from replug.evals.language_modelling import LanguageModelling
 from replug.evals.loop import outcome_rows
 from replug.evals.search import find_all, query_folder
-from replug.evals.tasks.lm import LanguageModelling
 from replug.evals.temperature_fit import DocumentScores, fit_temperature
 from replug.models.ensemble_temperature import PAPER, EnsembleTemperature, temperature_in
 
@@ -39,7 +39,7 @@ def settled_temperatures(
     asked: PromptedLM | None,
     folder: EvaluationFolder,
 ) -> Temperatures:
-    """Of every source whose similarities weigh documents, kept in a file. Ray must run where they are to be fitted.
+    """Return the temperature of every source whose similarities weigh documents, and keep it in a file.
 
     Raises UserError where they are to be fitted, and there are no development texts.
     """
@@ -64,12 +64,12 @@ def settled_temperatures(
 def with_temperatures(
     found: Mapping[str, RetrievedDocuments], temperatures: Temperatures
 ) -> dict[str, RetrievedDocuments]:
-    """What sources found, each with the temperature of its ensemble."""
+    """Give what sources found the temperature of their ensembles."""
     return {source: replace(of, temperature=temperatures.get(source, PAPER)) for source, of in found.items()}
 
 
 def temperature_of(method: str, folder: EvaluationFolder) -> float:
-    """Of a method in a finished evaluation; the paper's in one that knew no other."""
+    """Return a method's temperature in a finished evaluation; the paper's in one that has none."""
     if not folder.temperatures.is_file():
         return PAPER.value
     source = method.partition("@")[0].partition("/")[0]
@@ -79,7 +79,7 @@ def temperature_of(method: str, folder: EvaluationFolder) -> float:
 def fit_ensemble(
     asked: PromptedLM, examples: Sequence[Example], corpus: CorpusStore, found: RetrievedDocuments, method: Method
 ) -> EnsembleTemperature:
-    """Of the method's retriever, by what it finds for development texts. Says what it is worth there."""
+    """Fit the temperature of a method's retriever to what it finds for development texts, and log its worth there."""
     book = EvidenceBook([method], corpus, {method.source: found}, [True] * len(examples))
     fit = fit_temperature(document_scores(asked, examples, book, method))
     num_bytes = sum(len(example.continuation.encode()) for example in examples)
@@ -98,7 +98,7 @@ def fit_ensemble(
 def document_scores(
     asked: PromptedLM, examples: Sequence[Example], book: EvidenceBook, method: Method
 ) -> list[DocumentScores]:
-    """Of every text in order: what each document of a method makes of it, before any mixing."""
+    """Score every text given each document of a method, before any mixing."""
     task, scores = LanguageModelling(asked.lm, asked.template, examples, keeps_documents=True), []
     progress = Progress(f"development texts with {method.source}", len(examples))
     for row, outcome in enumerate(outcome_rows(task, book)):

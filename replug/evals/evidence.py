@@ -1,4 +1,4 @@
-"""What each method gives the LM to read for one example."""
+"""The evidence: the documents that each method puts before the LM for one example."""
 
 import hashlib
 import io
@@ -17,13 +17,13 @@ from replug.data.files import replace_file
 from replug.data.store import CorpusStore
 from replug.models.ensemble_temperature import PAPER, EnsembleTemperature
 
-# What reading a damaged archive of numpy's raises.
+# The errors of reading a damaged archive of numpy.
 DAMAGED = (zipfile.BadZipFile, zlib.error, ValueError, KeyError, TypeError, EOFError, OSError, RuntimeError)
 
 
 @dataclass(frozen=True, slots=True)
 class RetrievedDocuments:
-    """What one source finds for all N examples: rows of the corpus [N, K], nearest first, and similarities [N, K].
+    """The documents of one source for all N examples: rows [N, K] of the corpus, nearest first, and similarities.
 
     `temperature` is that of its ensemble.
     """
@@ -40,7 +40,7 @@ class RetrievedDocuments:
 
     @classmethod
     def load(cls, path: Path) -> "RetrievedDocuments":
-        """Each array has a checksum in the file. Raises UserError where it is not what was saved."""
+        """Load what was saved; the file has a checksum of each array. Raises UserError where it differs."""
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 saved = json.loads(str(arrays["temperature"])) if "temperature" in arrays else {"value": 1.0}
@@ -51,12 +51,12 @@ class RetrievedDocuments:
             ) from error
 
     def of(self, examples: Sequence[int]) -> "RetrievedDocuments":
-        """Those of some examples."""
+        """Return the documents of these examples."""
         return replace(self, doc_rows=self.doc_rows[examples], similarities=self.similarities[examples])
 
 
 def random_documents(num_documents: int, num_examples: int, k: int, seed: int) -> RetrievedDocuments:
-    """Drawn evenly without repetition, the same for the same seed; no similarity chose them, so all weigh the same."""
+    """Draw documents evenly without repetition, the same for the same seed; all weigh the same."""
     rng = np.random.default_rng([seed, 1])
     rows = np.stack([rng.choice(num_documents, size=k, replace=False) for _ in range(num_examples)])
     return RetrievedDocuments(rows, np.zeros(rows.shape))
@@ -64,7 +64,7 @@ def random_documents(num_documents: int, num_examples: int, k: int, seed: int) -
 
 @dataclass(frozen=True, slots=True)
 class WrittenDocument:
-    """What an LM wrote to answer a question from; None where it wrote nothing. Tokens as the LM counted them."""
+    """A document that an LM wrote for a question; `text` is None where it wrote nothing. The LM counted the tokens."""
 
     text: str | None
     prompt_tokens: int | None
@@ -89,7 +89,7 @@ class Evidence:
 
     @property
     def logits(self) -> np.ndarray:
-        """Whose softmax weighs the texts, [K]."""
+        """Return the logits [K] whose softmax weighs the texts."""
         return self.similarities / self.temperature
 
 
@@ -118,11 +118,11 @@ class EvidenceBook:
         self._store, self._found, self._retrieves, self._written = corpus, found, retrieves, written
 
     def of(self, row: int) -> dict[str, Evidence]:
-        """By method name, in the methods' order."""
+        """Return an example's evidence by method name, in the methods' order."""
         return {method.name: self._evidence(method, row) for method in self.methods}
 
     def nearest(self, method: Method, row: int) -> str | None:
-        """The text of the first document alone."""
+        """Return the text of the first document."""
         if method.source == GENREAD:
             return self._written[row].text
         if not method.takes_from_corpus:
@@ -131,21 +131,21 @@ class EvidenceBook:
         return text
 
     def similarities(self, method: Method, row: int) -> np.ndarray:
-        """Of all documents that a retriever found, the nearest first, [K]; of none where no retriever was asked."""
+        """Return the similarities [K] of all documents that a retriever found, the nearest first; else none."""
         if not method.takes_from_corpus or method.source == RANDOM or not self._retrieves[row]:
             return np.empty(0)
         return self._found[method.found_by].similarities[row]
 
     def written(self, method: Method, row: int) -> WrittenDocument | None:
-        """What the LM wrote for the method; None where it was not asked to."""
+        """Return what the LM wrote for the method; None where it was not asked to."""
         return self._written[row] if method.source == GENREAD and self._retrieves[row] else None
 
     def ids(self, doc_rows: Sequence[int]) -> list[str]:
-        """Of documents by their rows."""
+        """Return the ids of documents by their rows."""
         return [document.id for document in self._corpus.documents(list(doc_rows))] if doc_rows else []
 
     def digest(self) -> str:
-        """Of which documents every method gives every example, and of what they weigh."""
+        """Return a hash of the documents that every method gives every example, and of their weights."""
         digest = hashlib.sha256(repr((self.methods, self._retrieves)).encode())
         for method in self.methods:
             if method.source == GENREAD:
@@ -159,11 +159,11 @@ class EvidenceBook:
         return digest.hexdigest()
 
     def temperature(self, method: Method) -> float:
-        """Of a method's ensemble; 1 where similarities weigh nothing."""
+        """Return the temperature of a method's ensemble; 1 where similarities weigh nothing."""
         return self._found[method.found_by].temperature.value if method.is_weighted else PAPER.value
 
     def all_texts(self) -> Iterator[str]:
-        """Of every document there is."""
+        """Iterate over the texts of the whole corpus."""
         return (document.text for document in self._store.iterate()) if self._store else iter(())
 
     @property
@@ -188,7 +188,7 @@ class EvidenceBook:
 
 
 def texts_of(evidence: Mapping[str, Evidence]) -> dict[str | None, bool]:
-    """Every text of all methods once, and whether it is concatenated.
+    """Return every text of all methods once, and whether it is concatenated.
 
     None comes first, then what the LM wrote, single documents by their rows, and concatenations: what is scored
     together, and in which order, decides the last bits of scores, so methods that are named in another order must not

@@ -1,51 +1,42 @@
-"""What was measured of a question that is answered from passages, and what its answers cost.
+"""Fit prompts to what an LM holds, and count what an answer from passages costs: calls of LMs, tokens, and FLOP.
 
 Tokens are those of every prompt as it is put to an LM, its shots too: what a server without a cache of prefixes reads
 and bills. An LM that reads a common beginning once, as local weights do, reads far less. Prompts are counted by lines.
 FLOP are 2 x parameters x tokens read and written.
-
-A row of outcomes.jsonl names its outcomes by what was asked: `none` and `gold`, an answer and its costs, and
-`passages`: the factors of all candidates from as many passages as any method reads. What a method answers follows from
-these without asking again (`evals.internet_deciding`), so weights can be fitted when all is measured.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-import numpy as np
-
-from replug.answering.answerer import Answered
 from replug.answering.factors import Factors
-from replug.answering.prompts import AnswerPrompts
+from replug.answering.prompts import AnswerPrompts, fit_shots
 from replug.answering.rerankers import Reranker
-from replug.evals.answers import has_answer
-from replug.evals.loop import Outcome
+from replug.evals.internet_sets import Prepared
+from replug.evals.kinds import PromptedLM
+from replug.models.lm_source import LMSource
+
+log = logging.getLogger(__name__)
 
 NumTokens = Callable[[str], int]
+Parameters = tuple[float | None, float | None]  # of the LM that answers and of the one that reranks; None means unknown
 FLOP_PER_PARAMETER = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerCosts:
-    """Of one question: tokens read and written by the LM that answers, and read by the one that reranks."""
+def cost_numbers(parameters: Parameters, calls: int, read: int, written: int, scored: int = 0) -> dict[str, float]:
+    """Return the costs of one question by metric; FLOP only where the sizes of both LMs are known.
 
-    calls: int
-    read: int
-    written: int
-    scored: int = 0
-
-    def numbers(self, parameters: float | None, scorer_parameters: float | None) -> dict[str, float]:
-        """By the names of metrics; FLOP where it is known how large the LMs are."""
-        told = {
-            "lm_calls": float(self.calls),
-            "prompt_tokens": float(self.read + self.scored),
-            "generated_tokens": float(self.written),
-        }
-        if parameters is None or scorer_parameters is None:
-            return told
-        by_lms = (self.read + self.written) * parameters + self.scored * scorer_parameters
-        return {**told, "flop": FLOP_PER_PARAMETER * by_lms}
+    The LM that answers reads and writes tokens, the one that reranks scores tokens.
+    """
+    numbers = {
+        "lm_calls": float(calls),
+        "prompt_tokens": float(read + scored),
+        "generated_tokens": float(written),
+    }
+    answering, reranking = parameters
+    if answering is None or reranking is None:
+        return numbers
+    return {**numbers, "flop": FLOP_PER_PARAMETER * ((read + written) * answering + scored * reranking)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,29 +48,9 @@ class LineTokens:
     passages: Sequence[int]
     answers: Mapping[str, int]
 
-    def of_factors(self, factors: Factors, reranker: Reranker) -> tuple[int, int]:
-        """How many texts are scored for a reranker, and their tokens."""
-        before = [self.opening + self.passages[place] for place in range(len(factors.question_alone))]
-        if reranker.needs_all_passages:
-            answers = [self.answers[answer] for answer in factors.distinct]
-            return len(answers) * len(before), sum(p + self.question + a for p in before for a in answers)
-        calls, tokens = 0, 0
-        for answer, place in zip(factors.answers, factors.passages, strict=True):
-            answered = before[place] + self.answers[answer]
-            of_each = [answered + self.question, answered + self.question, answered]
-            used = [
-                name in reranker.factors for name in ("answer_given_question", "question_given_answer", "answer_alone")
-            ]
-            calls += sum(used)
-            tokens += sum(num for num, is_used in zip(of_each, used, strict=True) if is_used)
-        if "question_alone" in reranker.factors:
-            calls += len(before)
-            tokens += sum(before) + self.question * len(before)
-        return calls, tokens
-
 
 class LineCounter:
-    """Counts the lines of questions by one tokenizer."""
+    """Counts the tokens of the lines of prompts by one tokenizer."""
 
     def __init__(self, num_tokens: NumTokens, prompts: AnswerPrompts) -> None:
         self._num_tokens, self._prompts, self._form = num_tokens, prompts, prompts.form
@@ -87,158 +58,98 @@ class LineCounter:
 
     def lines(self, question: str, passages: Sequence[str], answers: Sequence[str]) -> LineTokens:
         return LineTokens(
-            self.opening(has_evidence=True),
+            self._opening(has_evidence=True),
             self._question(question),
             [self._evidence(text) for text in passages],
             {answer: self.answer(answer) for answer in answers},
         )
 
     def answer(self, text: str) -> int:
-        """With the end of its line."""
+        """Return the tokens of an answer with the end of its line."""
         return self._num_tokens(f" {text}\n")
 
-    def opening(self, has_evidence: bool) -> int:
-        """Of the shots before a question."""
+    def alone(self, question: str, evidence: str | None) -> int:
+        """Return the tokens of a whole prompt that asks closed book, or with one text."""
+        evidence_tokens = 0 if evidence is None else self._evidence(evidence)
+        return self._opening(evidence is not None) + evidence_tokens + self._question(question)
+
+    def _opening(self, has_evidence: bool) -> int:
         if has_evidence not in self._openings:
             self._openings[has_evidence] = self._num_tokens(self._prompts.opening(has_evidence))
         return self._openings[has_evidence]
 
-    def alone(self, question: str, evidence: str | None) -> int:
-        """Tokens of a whole prompt that asks closed book, or with one text."""
-        told = 0 if evidence is None else self._evidence(evidence)
-        return self.opening(evidence is not None) + told + self._question(question)
-
     def _question(self, text: str) -> int:
-        """With the label of the answer: every prompt has both."""
+        """Return the tokens of a question with the label of the answer: every prompt has both."""
         return self._num_tokens(f"{self._form.question_label}: {text}\n{self._form.answer_label}:")
 
     def _evidence(self, text: str) -> int:
         return self._num_tokens(f"{self._form.evidence_label}: {text}\n")
 
 
-def reranked_costs(
+def reranking_costs(
     reranker: Reranker, factors: Factors, asked: LineTokens, scored: LineTokens, written: Sequence[int]
-) -> AnswerCosts:
-    """Of candidates from the passages that the factors are of, of which `written` [P] tokens were sampled; none in
-    classification, where nothing is sampled. `scored` are by the tokenizer of the LM that reranks.
+) -> tuple[int, int, int, int]:
+    """Return calls, and tokens read, written and scored, for candidates from the passages that the factors have.
+
+    `written` [P] tokens were sampled from each passage; empty in classification, where nothing is sampled. `asked` and
+    `scored` are by the tokenizers of the LM that answers and of the one that reranks.
     """
     num_passages = len(factors.question_alone)
-    calls, tokens = scored.of_factors(factors, reranker)
+    calls, tokens = _scored(reranker, factors, scored)
     if not written:
-        return AnswerCosts(calls, 0, 0, tokens)
+        return calls, 0, 0, tokens
     read = sum(asked.passages[:num_passages]) + num_passages * (asked.opening + asked.question)
-    return AnswerCosts(calls + num_passages, read, sum(written[:num_passages]), tokens)
+    return calls + num_passages, read, sum(written[:num_passages]), tokens
 
 
-PASSAGES = "passages"  # the outcome's name
-OF_CANDIDATES = ("answer_given_question", "question_given_answer", "answer_alone")
-OF_PASSAGES = ("question_alone", "passage")
+def _scored(reranker: Reranker, factors: Factors, lines: LineTokens) -> tuple[int, int]:
+    """Return how many texts are scored for a reranker, and their tokens."""
+    before = [lines.opening + lines.passages[place] for place in range(len(factors.question_alone))]
+    if reranker.needs_all_passages:
+        answers = [lines.answers[answer] for answer in factors.distinct]
+        return len(answers) * len(before), sum(p + lines.question + a for p in before for a in answers)
+    calls, tokens = 0, 0
+    for answer, place in zip(factors.answers, factors.passages, strict=True):
+        answered = before[place] + lines.answers[answer]
+        lengths = {
+            "answer_given_question": answered + lines.question,
+            "question_given_answer": answered + lines.question,
+            "answer_alone": answered,
+        }
+        used = [length for name, length in lengths.items() if name in reranker.factors]
+        calls, tokens = calls + len(used), tokens + sum(used)
+    if "question_alone" in reranker.factors:
+        calls += len(before)
+        tokens += sum(before) + lines.question * len(before)
+    return calls, tokens
 
 
-@dataclass(frozen=True, slots=True)
-class PassageRow:
-    """A passage without its text, which the snapshot keeps. `holds_answer`: an accepted answer, by DPR's tokens."""
+def fitting_prompts(prepared: Prepared, lm: PromptedLM, max_new_tokens: int) -> AnswerPrompts:
+    """Return prompts with as many shots as fit beside the longest question and evidence of the set.
 
-    url: str
-    title: str
-    fetched: str | None
-    rank: int
-    cosine: float
-    probability: float
-    doc_id: str | None
-    holds_answer: bool
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredPassages:
-    """A question's candidates with their factors, and what is known of the passages, best first.
-
-    `held_by` says of each answer which is the first passage that holds it. `written` [P] are the tokens sampled from
-    each passage; none in classification. `asked` and `scored` are by the tokenizers of the LM that answers and of the
-    one that reranks, None where those are not known.
+    All shots are kept for an LM whose tokenizer or limit is unknown: too long a prompt is refused when it is asked.
     """
-
-    passages: tuple[PassageRow, ...]
-    factors: Factors
-    held_by: Mapping[str, int]
-    written: tuple[int, ...]
-    asked: LineTokens | None
-    scored: LineTokens | None
-
-
-def measured_passages(
-    answered: Answered, answers: Sequence[str], asked: LineTokens | None, scored: LineTokens | None
-) -> MeasuredPassages:
-    """Of what was answered; `answers` are those that are accepted."""
-    texts = [passage.text for passage in answered.passages]
-    rows = tuple(
-        PassageRow(
-            one.url,
-            one.title,
-            one.fetched,
-            one.rank,
-            one.cosine,
-            one.probability,
-            one.doc_id,
-            has_answer(one.text, answers),
+    prompts, count, limit = AnswerPrompts(prepared.form, prepared.shots), token_counter(lm.source), lm.lm.max_tokens
+    if count is None or limit is None:
+        return prompts
+    # Every question closed book, and with every text that it is asked with.
+    asked = (
+        (question.example.query, text)
+        for question in prepared.questions
+        for text in (None, *prepared.evidence(question))
+    )
+    fitting = fit_shots(prompts, asked, count, limit, max_new_tokens)
+    if len(fitting.shots) < len(prompts.shots):
+        log.warning(
+            f"{len(fitting.shots)} of {len(prompts.shots)} shots fit beside the longest evidence: the LM holds {limit} "
+            "tokens"
         )
-        for one in answered.passages
-    )
-    held_by = {
-        answer: place
-        for answer in answered.factors.distinct
-        if (place := next((n for n, text in enumerate(texts) if has_answer(text, [answer])), None)) is not None
-    }
-    return MeasuredPassages(rows, answered.factors, held_by, answered.written_tokens, asked, scored)
+    return fitting
 
 
-def passages_outcome(measured: MeasuredPassages, failures: Mapping[str, int]) -> Outcome:
-    """Return the row that holds it; numbers survive to the last bit."""
-    factors = measured.factors
-    arrays = {name: _listed(getattr(factors, name)) for name in (*OF_CANDIDATES, *OF_PASSAGES, "answer_by_passage")}
-    detail = {
-        "passages": [asdict(row) for row in measured.passages],
-        "answers": list(factors.answers),
-        "from": factors.passages.tolist(),
-        **arrays,
-        "held_by": dict(measured.held_by),
-        "written": list(measured.written),
-        "asked": asdict(measured.asked) if measured.asked else None,
-        "scored": asdict(measured.scored) if measured.scored else None,
-        "failures": dict(failures),
-    }
-    return Outcome({}, detail)
-
-
-def read_passages(detail: Mapping[str, Any]) -> MeasuredPassages:
-    """Read what `passages_outcome` wrote."""
-    by_passage = None
-    if detail["answer_by_passage"] is not None:  # [A, P], also where one of the two is 0
-        shape = len(set(detail["answers"])), len(detail["passages"])
-        by_passage = _array(detail["answer_by_passage"]).reshape(shape)
-    factors = Factors(
-        tuple(detail["answers"]),
-        np.array(detail["from"], dtype=np.int64),
-        **{name: _array(detail[name]) for name in (*OF_CANDIDATES, *OF_PASSAGES)},
-        answer_by_passage=by_passage,
-    )
-    return MeasuredPassages(
-        tuple(PassageRow(**row) for row in detail["passages"]),
-        factors,
-        detail["held_by"],
-        tuple(detail["written"]),
-        LineTokens(**detail["asked"]) if detail["asked"] else None,
-        LineTokens(**detail["scored"]) if detail["scored"] else None,
-    )
-
-
-def _listed(array: np.ndarray | None) -> list | None:
-    """JSON has no infinity: null is minus infinity, the logarithm of 0."""
-    if array is None:
+def token_counter(source: LMSource | None) -> NumTokens | None:
+    """Return a function that counts the tokens of a text; None means that the LM's tokenizer is unknown."""
+    tokenizer = source.tokenizer() if source else None
+    if tokenizer is None:
         return None
-    return [_listed(row) for row in array] if array.ndim == 2 else [None if v == -np.inf else float(v) for v in array]
-
-
-def _array(values: list) -> np.ndarray:
-    rows = [_array(row) if isinstance(row, list) else (-np.inf if row is None else row) for row in values]
-    return np.array(rows, dtype=np.float64)
+    return lambda text: len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])

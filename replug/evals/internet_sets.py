@@ -1,7 +1,7 @@
-"""The public sets that are answered from searched passages, by the names that `questions.dataset` may say.
+"""Read the public sets that are answered from searched passages, and draw their shots with gold evidence.
 
-A row of any set may have `gold_evidence`, a text or a list of texts: what answers the question. It takes the place of
-what the set itself gives, and is needed where the set gives none and `data.corpus` has no documents that it names.
+A row of any set may have `gold_evidence`, a text or a list of texts that answers the question. It replaces what the set
+itself gives, and is needed where the set gives none and `data.corpus` lacks the documents that it names.
 
 nq           NQ-open (Lee et al. 2019): JSONL of `question` and `answer` (or `answers`). Evidence is the first of DPR's
              `positive_ctxs` (its files are JSON arrays), else the first document of `gold`, by its id in the corpus
@@ -12,26 +12,40 @@ strategyqa   StrategyQA (Geva et al. 2021): yes or no. Evidence is the `facts` o
 situatedqa   SituatedQA (Zhang and Choi 2021): questions of Natural Questions with a date, or with a place; JSONL of its
              qa_data. `edited_question` says the date or place, and is asked. The rows of one `id` are one question at
              several dates. They have no evidence: `questions.demonstrations` are Natural Questions, as `nq` reads them
+
+Variants of one question (`InternetQuestion.origin`) are on one side of every border: shown, measured, and of what is
+measured the validation part, on which weights are fitted.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from replug.answering.prompts import PromptForm, Shot
 from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
+from replug.config.methods import GOLD, NONE, Method
+from replug.config.rules import evaluation_methods
+from replug.data.hashing import hash64
 from replug.data.rows import read_json_array, read_json_lines
+from replug.data.store import CorpusStore
 from replug.evals.loop import Item
 from replug.evals.questions import (
     OpenQuestion,
     answers_field,
+    demonstration_seed,
+    draw_demonstrations,
+    draw_questions,
     name_of,
+    not_among,
     open_question,
     questions_of_rows,
     text_of,
     texts_of,
 )
+from replug.web.records import FoundEvidence, Passage
 
 GOLD_EVIDENCE = "gold_evidence"
 
@@ -40,9 +54,9 @@ GOLD_EVIDENCE = "gold_evidence"
 class InternetQuestion(OpenQuestion):
     """A question with its accepted answers; the first one is shown in shots.
 
-    `evidence` are texts that answer it; where there are none, `evidence_ids` name documents of the corpus that do.
-    A question that neither has is one that nothing answers, or whose set tells no evidence. `labels` are all answers
-    that there are, of a set of classification; none where answers are free.
+    `evidence` are texts that answer it; without them `evidence_ids` name documents of the corpus that do. A question
+    with neither is one that nothing answers, or whose set gives no evidence. `labels` are all possible answers of a set
+    of classification; empty means that answers are free.
     """
 
     evidence: tuple[str, ...] = ()
@@ -51,36 +65,32 @@ class InternetQuestion(OpenQuestion):
 
     @property
     def origin(self) -> str:
-        """What variants of one question share: they are on one side of every split."""
+        """Return what variants of one question share: they are on one side of every split."""
         return self.example.source or self.example.id
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionSet:
-    """How a public set is read, a question from a row. `metric` is what its answers are judged by.
+    """How a row of a public set becomes a question, and the metric of its answers.
 
-    `of_shot` reads `questions.demonstrations`: None reads them as the same set, which has evidence of its own.
+    `read_shot_row` reads `questions.demonstrations`; None reads them as the same set, which has evidence of its own.
     """
 
     metric: str
-    of_row: Callable[[Mapping[str, Any], str], InternetQuestion]
-    of_shot: Callable[[Mapping[str, Any], str], InternetQuestion] | None = None
+    read_row: Callable[[Mapping[str, Any], str], InternetQuestion]
+    read_shot_row: Callable[[Mapping[str, Any], str], InternetQuestion] | None = None
 
-    def read(self, path: Path) -> list[InternetQuestion]:
-        """Return every question of a file. Raises UserError with file and line for what is missing or malformed."""
-        return questions_of_rows(rows_of_file(path), self.of_row, path)
+    def read(self, path: Path, as_shots: bool = False) -> list[InternetQuestion]:
+        """Return every question of a JSON array (`.json`), or of JSON Lines, plain or gzip.
 
-    def read_shots(self, path: Path) -> list[InternetQuestion]:
-        return questions_of_rows(rows_of_file(path), self.of_shot or self.of_row, path)
-
-
-def rows_of_file(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Of a JSON array (`.json`), or of JSON Lines, plain or gzip, each with where it stands."""
-    return read_json_array(path) if path.suffix == ".json" else read_json_lines(path)
+        Raises UserError with file and line for a field that is missing or malformed.
+        """
+        rows = read_json_array(path) if path.suffix == ".json" else read_json_lines(path)
+        return questions_of_rows(rows, (as_shots and self.read_shot_row) or self.read_row, path)
 
 
 def given_evidence(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    """The texts of `gold_evidence`; none where the row has no such field."""
+    """Return the texts of `gold_evidence`; empty where the row has no such field."""
     if row.get(GOLD_EVIDENCE) is None:
         return ()
     if isinstance(row[GOLD_EVIDENCE], str):
@@ -111,14 +121,16 @@ def _hotpotqa_question(row: Mapping[str, Any], where: str) -> InternetQuestion:
 
 
 def _supporting_sentences(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    """In the order of `supporting_facts`. A few facts of the published set name a sentence behind a page's last one:
-    those are passed over, as its evaluation does."""
+    """Return the sentences of `supporting_facts`, in their order.
+
+    A few facts of the published set name a sentence behind a page's last one: they are skipped, as its evaluation does.
+    """
     pages = dict(_pairs(row, "context", where))
     sentences = []
     for title, number in _pairs(row, "supporting_facts", where):
         of_page = pages.get(title)
         if not isinstance(of_page, list) or not isinstance(number, int) or isinstance(number, bool) or number < 0:
-            raise UserError(f"{where}: 'supporting_facts' names {[title, number]!r}, no sentence of 'context'")
+            raise UserError(f"{where}: 'supporting_facts' names {[title, number]!r}, which 'context' lacks")
         sentences += [str(sentence).strip() for sentence in of_page[number : number + 1]]
     return tuple(sentence for sentence in sentences if sentence)
 
@@ -156,7 +168,7 @@ def _claim(row: Mapping[str, Any], where: str) -> InternetQuestion:
 
 
 def _pages(evidence_set: list[Any], where: str) -> Iterator[str]:
-    """Of [annotation, evidence, page, sentence]; the page is null where there is no evidence."""
+    """Yield the pages of [annotation, evidence, page, sentence]; the page is null without evidence."""
     for item in evidence_set:
         if not isinstance(item, list) or len(item) != 4 or not isinstance(item[2], str | None):
             raise UserError(f"{where}: evidence {item!r} is not [annotation, evidence, page, sentence]")
@@ -180,20 +192,20 @@ def _strategyqa_question(row: Mapping[str, Any], where: str) -> InternetQuestion
 
 
 LAST_YEAR = 2020  # what an LM of the paper may have read; "after 2020" is 2021 or later
-YEAR = re.compile(r"(?:.*\D)?(\d{4})")  # of "2014" and of "December 13, 1999"
+YEAR = re.compile(r"(?:.*\D)?(\d{4})")  # in "2014" and in "December 13, 1999"
 GROUPS = {True: f"after {LAST_YEAR}", False: f"up to {LAST_YEAR}", None: "all"}
 
 
 def _situatedqa_question(row: Mapping[str, Any], where: str) -> InternetQuestion:
-    """Its id is the file's name and the line: of one `id`, several rows may even have one date."""
-    year = None  # of one that is asked somewhere
+    """Return the question, whose id is the file's name and the line: several rows of one `id` may have one date."""
+    year = None  # a question about a place has no date
     if row.get("date") is None:
         text_of(row, "location", where)
     else:
         found = YEAR.fullmatch(text_of(row, "date", where).strip())
         if found is None:
             raise UserError(
-                f"{where}: date {row['date']!r} ends with no year; expected such as 2014 or December 13, 1999"
+                f"{where}: date {row['date']!r} does not end with a year; expected a date such as December 13, 1999"
             )
         year = int(found[1])
     example = Item(
@@ -215,3 +227,161 @@ QUESTION_SETS = {
     "strategyqa": QuestionSet(ACCURACY, _strategyqa_question),
     "situatedqa": QuestionSet(EXACT_MATCH, _situatedqa_question, _nq_question),
 }
+
+
+# Gold evidence, shots and the validation part -----------------------------------------------------------------------
+
+NUM_SHOTS = 15
+VALIDATION_PARTS = 10  # one part in ten, by the hash
+
+
+def is_validation(question: InternetQuestion) -> bool:
+    """Return whether weights may be fitted on it: a tenth of all, which follows from the question alone."""
+    return hash64(question.origin) % VALIDATION_PARTS == 0
+
+
+def plan_questions(
+    keys: QuestionsConfig, question_set: QuestionSet, seed: int, with_evidence: bool = True
+) -> tuple[list[InternetQuestion], list[InternetQuestion]]:
+    """Return the questions that are measured, in the file's order, and those that are shown before each.
+
+    Both are drawn by the seed; `with_evidence` draws shots with evidence alone. Raises UserError for too few questions.
+    """
+    num_shots = NUM_SHOTS if keys.shots is None else keys.shots
+    questions = question_set.read(Path(str(keys.path)).expanduser())
+    if keys.demonstrations is not None:
+        measured = draw_questions(questions, keys.max_questions, seed)
+        pool = question_set.read(Path(keys.demonstrations).expanduser(), as_shots=True)
+        free = _possible_shots(pool, measured, num_shots, keys.demonstrations, with_evidence)
+        return measured, draw_demonstrations(free, measured, num_shots, demonstration_seed(keys, seed))
+    free = _possible_shots(questions, (), num_shots, str(keys.path), with_evidence)
+    shots = draw_demonstrations(free, (), num_shots, seed)
+    rest = not_among(_without_variants(questions, shots), shots)
+    if not rest:
+        raise UserError(f"{num_shots} shots leave none of {len(questions)} questions to measure; ask for fewer")
+    return draw_questions(rest, keys.max_questions, seed), shots
+
+
+def _possible_shots(
+    pool: Sequence[InternetQuestion],
+    measured: Sequence[InternetQuestion],
+    num: int,
+    path: str,
+    with_evidence: bool,
+) -> list[InternetQuestion]:
+    """Return questions of the pool that are not measured, one of the variants of each."""
+    # In a set of classification a question that nothing answers may be shown.
+    free = [
+        question
+        for question in _without_variants(pool, measured)
+        if not with_evidence or question.evidence or question.evidence_ids or question.labels
+    ]
+    first = list({question.origin: question for question in reversed(free)}.values())[::-1]
+    if len(first) < num:
+        raise UserError(
+            f"{num} shots are asked for, but {len(first)} of {len(pool)} questions in {path} "
+            f"{'have gold evidence and ' if with_evidence else ''}are not measured; expected more of them "
+            "(questions.demonstrations), or fewer shots (questions.shots)"
+        )
+    return first
+
+
+def _without_variants(
+    questions: Sequence[InternetQuestion], others: Sequence[InternetQuestion]
+) -> list[InternetQuestion]:
+    origins = {other.origin for other in others}
+    return [question for question in questions if question.origin not in origins]
+
+
+def gold_evidence(questions: Sequence[InternetQuestion], corpus: CorpusStore | None, needed_for: str) -> dict[str, str]:
+    """Return the evidence of every question, by its id: texts of the set, or documents of the corpus.
+
+    A question of classification that nothing answers (FEVER's NOT ENOUGH INFO) has the evidence of another one, which
+    its id chooses: Thorne et al. 2018 sample it likewise. Raises UserError for a question without evidence, with what
+    it is `needed_for`.
+    """
+    known = {question.example.id: _own_evidence(question, corpus) for question in questions}
+    donors = sorted({text for text in known.values() if text})
+    found: dict[str, str] = {}
+    for question in questions:
+        text = known[question.example.id]
+        if not text and question.labels and donors:
+            text = donors[hash64(question.example.id) % len(donors)]
+        if text is None:
+            raise UserError(
+                f"question {question.example.id} has no gold evidence, which {needed_for} needs; expected the field "
+                f"{GOLD_EVIDENCE}, a text, or ids of documents of data.corpus (docs/evaluation.md says which)"
+            )
+        found[question.example.id] = text
+    return found
+
+
+def _own_evidence(question: InternetQuestion, corpus: CorpusStore | None) -> str | None:
+    if question.evidence:
+        return " ".join(question.evidence)
+    if not question.evidence_ids:
+        return None
+    if corpus is None:
+        raise UserError(
+            f"question {question.example.id} names documents as its gold evidence, but there is no corpus to read them "
+            f"in; expected data.corpus, or the field {GOLD_EVIDENCE}"
+        )
+    rows = corpus.rows_of(question.evidence_ids)
+    if missing := [name for name in question.evidence_ids if name not in rows]:
+        raise UserError(
+            f"question {question.example.id} names the document {missing[0]} as its gold evidence, which data.corpus "
+            f"does not hold; expected a corpus with it, or the field {GOLD_EVIDENCE}"
+        )
+    return " ".join(corpus.texts([rows[name] for name in question.evidence_ids]))
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """`gold` is the evidence of the questions that are asked with it, by id. `found` is empty if no method reranks."""
+
+    methods: tuple[Method, ...]
+    questions: tuple[InternetQuestion, ...]
+    shots: tuple[Shot, ...]
+    metric: str
+    form: PromptForm
+    gold: Mapping[str, str]
+    found: Mapping[str, FoundEvidence]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Return all possible answers; empty where answers are free."""
+        return self.questions[0].labels
+
+    @property
+    def num_passages(self) -> int:
+        """Return as many passages as any method reads; 0 where none reranks."""
+        return max(method.k for method in self.methods)
+
+    def passages(self, question: InternetQuestion) -> Sequence[Passage]:
+        return self.found[question.example.id].passages[: self.num_passages]
+
+    def evidence(self, question: InternetQuestion) -> Iterator[str]:
+        """Yield every text that a question is asked with."""
+        if question.example.id in self.gold:
+            yield self.gold[question.example.id]
+        if self.num_passages:
+            yield from (passage.text for passage in self.passages(question))
+
+
+def prepare(config: EvaluationConfig, corpus: CorpusStore | None) -> Prepared:
+    """Return what a configuration measures, before anything is searched for."""
+    assert config.questions.dataset is not None, "problems are looked for first"
+    question_set, methods = QUESTION_SETS[config.questions.dataset], evaluation_methods(config)
+    reads = any(method.source != NONE for method in methods)
+    measured, shots = plan_questions(config.questions, question_set, config.seed, with_evidence=reads)
+    shown = gold_evidence(shots, corpus, "a shot (questions.shots)") if reads else {}
+    asked_with_gold = measured if any(method.source == GOLD for method in methods) else []
+    return Prepared(
+        tuple(methods),
+        tuple(measured),
+        tuple(Shot(shot.example.query, shot.answers[0], shown.get(shot.example.id)) for shot in shots),
+        question_set.metric,
+        PromptForm(question_first=config.questions.question_first),
+        gold_evidence(asked_with_gold, corpus, "the method gold"),
+        {},
+    )

@@ -56,7 +56,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Clusters:
-    """Which examples are drawn together: the cluster [N] of each example, from 0, and the stratum [C] of each cluster.
+    """Examples that are drawn together: the cluster [N] of each example, from 0, and the stratum [C] of each cluster.
 
     Raises ValueError for a cluster in two strata.
     """
@@ -66,7 +66,7 @@ class Clusters:
 
     @staticmethod
     def by_name(names: Sequence[Hashable], strata: Sequence[Hashable] | None = None) -> "Clusters":
-        """Examples of one name are a cluster, numbered as they come; one stratum holds all where none are given."""
+        """Put examples of one name into a cluster; one stratum holds all where none are given."""
         numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
         of_example = np.array([numbers[name] for name in names], dtype=np.int64)
         if strata is None:
@@ -82,12 +82,12 @@ class Clusters:
         return len(self.strata)
 
     def among(self, examples: np.ndarray) -> "Clusters":
-        """Those of some examples, by their rows."""
+        """Return the clusters of these examples, by their rows."""
         kept, of_example = np.unique(self.of_example[examples], return_inverse=True)
         return Clusters(of_example, np.unique(self.strata[kept], return_inverse=True)[1])
 
     def sums(self, values: np.ndarray) -> np.ndarray:
-        """Values [N, M] added up by cluster, [C, M]."""
+        """Add up values [N, M] by cluster, [C, M]."""
         return np.stack([np.bincount(self.of_example, column, len(self)) for column in values.T], axis=1)
 
     @property
@@ -106,12 +106,12 @@ class Interval:
 
 
 def verdict(low: float, high: float) -> str:
-    """What the interval of a difference allows one to say."""
+    """Return what the interval of a difference allows one to say."""
     return "lower" if high < 0 else "higher" if low > 0 else "no difference shown"
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values corrected for their number, in the order given (Holm 1979): all together err 1 time in 20 at 0.05."""
+    """Return p-values corrected for their number, in the order given (Holm 1979): all together err 1 time in 20."""
     order = sorted(range(len(p_values)), key=lambda place: p_values[place])
     corrected, largest = [0.0] * len(p_values), 0.0
     for rank, place in enumerate(order):
@@ -121,12 +121,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def value_of(ratio: Ratio) -> float:
-    """The metric over all examples."""
+    """Return the metric over all examples."""
     return float(ratio.transform(np.sum(ratio.numerators) / np.sum(ratio.denominators)))
 
 
 def wilson_interval(num_right: float, num_all: int) -> Interval:
-    """The 95% interval of a share by its score test (Wilson 1927); ValueError where nothing was counted.
+    """Return the 95% interval of a share by its score test (Wilson 1927). Raises ValueError where n is 0.
 
     Unlike a bootstrap it has a width where all of few examples are right, or none.
     """
@@ -140,14 +140,14 @@ def wilson_interval(num_right: float, num_all: int) -> Interval:
 
 
 def interval_of(ratio: Ratio, num_resamples: int = 10_000, seed: int = 0, clusters: Clusters | None = None) -> Interval:
-    """The metric with its interval; each example is a cluster where none are given."""
+    """Return the metric with its interval; each example is a cluster where none are given."""
     return percentile_interval(value_of(ratio), _resampled([ratio], num_resamples, seed, clusters)[:, 0])
 
 
 def interval_of_shares(
     ratio: Ratio, num_resamples: int = 10_000, seed: int = 0, clusters: Clusters | None = None
 ) -> Interval:
-    """As `interval_of`; Wilson's where every example counts 0 or 1 of 1, which a resample of equal ones cannot show.
+    """Return `interval_of`, or Wilson's interval where every example counts 0 or 1 of 1.
 
     Wilson's takes examples for independent, so clusters and strata have a bootstrap's, unless that has no width.
     """
@@ -168,17 +168,13 @@ def is_share(ratio: Ratio) -> bool:
     )
 
 
-def difference_interval(
-    a: Ratio, b: Ratio, num_resamples: int = 10_000, seed: int = 0, clusters: Clusters | None = None
-) -> Interval:
-    """The metric of a minus that of b with its interval; ValueError where the two have not as many examples."""
-    return difference_and_p(a, b, num_resamples, seed, clusters)[0]
-
-
 def difference_and_p(
     a: Ratio, b: Ratio, num_resamples: int = 10_000, seed: int = 0, clusters: Clusters | None = None
 ) -> tuple[Interval, float]:
-    """As `difference_interval`, with the two-sided p-value of no difference; 1 where there is but one cluster."""
+    """Return the metric of a minus that of b with its interval, and the two-sided p-value of no difference.
+
+    The p-value is 1 where there is one cluster alone. Raises ValueError where the two have not as many examples.
+    """
     if len(a.numerators) != len(b.numerators):
         raise ValueError(f"{len(a.numerators)} examples against {len(b.numerators)}: they must be the same ones")
     both = _resampled([a, b], num_resamples, seed, clusters)
@@ -188,13 +184,13 @@ def difference_and_p(
 
 
 def percentile_interval(value: float, resampled: np.ndarray) -> Interval:
-    """A value with the interval that its resampled values [num_resamples] give; NaN is a resample without a value."""
+    """Return a value with the interval of its resampled values [num_resamples]; NaN is a resample without one."""
     low, high = np.percentile(resampled[~np.isnan(resampled)], [2.5, 97.5])
     return Interval(value, float(low), float(high))
 
 
 def _p_value(value: float, resampled: np.ndarray) -> float:
-    """Twice the share of resamples on the other side of 0: below 0.05 exactly where the 95% interval is without 0.
+    """Return twice the share of resamples beyond 0: below 0.05 exactly where the 95% interval is without 0.
 
     Where none is on the other side their number is all that bounds it, and the normal distribution of their spread is
     taken, where it says less.
@@ -208,7 +204,7 @@ def _p_value(value: float, resampled: np.ndarray) -> float:
 
 
 def _share_up_to_0(ordered: np.ndarray) -> float:
-    """At which quantile 0 lies, as `np.percentile` interpolates; 0 where all values are above it."""
+    """Return the quantile that 0 is, as `np.percentile` interpolates; 0 where all values are above it."""
     place = int(np.searchsorted(ordered, 0, "right"))
     if place in (0, len(ordered)):
         return float(place > 0)
@@ -217,7 +213,7 @@ def _share_up_to_0(ordered: np.ndarray) -> float:
 
 
 def _resampled(ratios: Sequence[Ratio], num_resamples: int, seed: int, clusters: Clusters | None = None) -> np.ndarray:
-    """Values [num_resamples, M] of M ratios; the clusters of a resample are the same for all of them.
+    """Return values [num_resamples, M] of M ratios; the clusters of a resample are the same for all of them.
 
     NaN where a resample has nothing to divide by.
     """
@@ -235,7 +231,7 @@ def _resampled(ratios: Sequence[Ratio], num_resamples: int, seed: int, clusters:
 def resample_counts(
     num_examples: int, num_resamples: int, seed: int, strata: np.ndarray | None = None
 ) -> Iterator[np.ndarray]:
-    """How often each example is drawn, [resamples, N] in float64, some resamples at a time.
+    """Yield how often each example is drawn, [resamples, N] in float64, some resamples at a time.
 
     With the stratum [N] of each, every resample has as many of a stratum as there are.
     """

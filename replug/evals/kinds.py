@@ -1,13 +1,11 @@
-"""The kinds of evaluation: each is a module of `evals/tasks` whose `EVALUATION` says what it needs and measures.
+"""The kinds of evaluation: each is a module of this room whose `EVALUATION` says what it needs and measures.
 
-The key `evaluation` names the module, so an evaluation is added by its module, what reads its data, and a YAML file.
+The key `evaluation` names the module, so an evaluation is added by its module, its name in `KINDS`, and a YAML file.
 """
 
 import importlib
-import pkgutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
@@ -19,17 +17,19 @@ from replug.config.rules import (
     rerank_lm_problems,
 )
 from replug.data.store import Corpus
-from replug.evals import tasks
 from replug.evals.evidence import EvidenceBook
 from replug.evals.folder import EvaluationFolder
-from replug.evals.loop import Measured, Task
+from replug.evals.loop import Task
 from replug.evals.outcomes import Row
+from replug.evals.results import Results
+from replug.evals.tables import Blocks
 from replug.models.black_box_lm import AsyncLM
 from replug.models.lm_source import LMSource
 from replug.models.prompt import PromptTemplate
 
+KINDS = ("internet_qa", "language_modelling", "mmlu", "open_qa", "popqa", "retrieval", "token_gain")
 DRAW_DEMONSTRATIONS = ("internet_qa", "open_qa", "popqa")
-MAY_RERANK_DOCUMENTS = ("lm", "mmlu", "open_qa", "tokens")
+MAY_RERANK_DOCUMENTS = ("language_modelling", "mmlu", "open_qa", "token_gain")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class PromptedLM:
 
 @dataclass(frozen=True, slots=True)
 class EvalDataset:
-    """What is measured: a text to retrieve for by example (empty where nothing can be retrieved), and then the task.
+    """The set that is measured: a text to retrieve for by example (empty where nothing can be retrieved), and the task.
 
     `questions`, one for each query, are what an LM is to write documents for; none where the LM is asked no questions.
     `sources`, one for each query, are the texts that queries were cut from; none where they are questions. `predicted`
@@ -73,7 +73,7 @@ class Finished:
     folder: EvaluationFolder
     rows: Sequence[Row]
     book: EvidenceBook
-    results: dict[str, dict[str, Any]]
+    results: Results
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class EvaluationKind:
 
     `settle` makes what is compared of what was measured, where that is not the same: where some examples only serve to
     fit the rest. `problems` are what a configuration lacks for it, found before anything starts. `add_findings` adds to
-    the results what is more than metrics by method, writes what goes with it, and returns lines for the table.
+    the results what is more than metrics by method, writes what goes with it, and returns more blocks of the table.
     `reranks` says that it may have another LM for that, `rerank_lm`. `searches` are what is found for every example
     beside the methods. `has_sources` says that examples are cut from texts, whose own documents can be left out.
     """
@@ -93,22 +93,17 @@ class EvaluationKind:
     reranks: bool = False
     has_sources: bool = False
     searches: Callable[[EvaluationConfig], Sequence[Method]] = lambda config: ()
-    settle: Callable[[EvaluationConfig, EvaluationFolder, Task, Sequence[Row]], tuple[Measured, Sequence[Row]]] = (
+    settle: Callable[[EvaluationConfig, EvaluationFolder, Task, Sequence[Row]], tuple[Task, Sequence[Row]]] = (
         lambda config, folder, task, rows: (task, rows)
     )
-    add_findings: Callable[[Finished], str] = lambda finished: ""
-
-
-def kind_names() -> list[str]:
-    """What the key `evaluation` may say."""
-    return sorted(module.name for module in pkgutil.iter_modules(tasks.__path__))
+    add_findings: Callable[[Finished], Blocks] = lambda finished: ()
 
 
 def check_evaluation(config: EvaluationConfig) -> EvaluationKind:
-    """The kind that a configuration names; raises UserError for the first thing that it lacks for it."""
-    if config.evaluation not in (names := kind_names()):
-        raise UserError(f"evaluation: {config.evaluation!r} is unknown; expected one of {', '.join(names)}")
-    kind: EvaluationKind = importlib.import_module(f"{tasks.__name__}.{config.evaluation}").EVALUATION
+    """Return the kind that a configuration names. Raises UserError for the first thing that it lacks."""
+    if config.evaluation not in KINDS:
+        raise UserError(f"evaluation: {config.evaluation!r} is unknown; expected one of {', '.join(KINDS)}")
+    kind: EvaluationKind = importlib.import_module(f"replug.evals.{config.evaluation}").EVALUATION
     methods = evaluation_methods(config)
     for problem in (*_problems(config, kind, methods), *kind.problems(config, methods)):
         raise UserError(problem)
@@ -133,8 +128,8 @@ def _problems(config: EvaluationConfig, kind: EvaluationKind, methods: Sequence[
         )
     if config.exclude_own_source and not kind.has_sources:
         yield f"exclude_own_source is set, but evaluation={config.evaluation} asks questions, which are of no source"
-    if config.texts.entities and config.evaluation != "tokens":
-        yield f"texts.entities is set, but evaluation={config.evaluation} reads no such key; tokens does"
+    if config.texts.entities and config.evaluation != "token_gain":
+        yield f"texts.entities is set, but evaluation={config.evaluation} reads no such key; token_gain does"
     if config.ensemble.temperature is not None and (not kind.asks_lm or config.evaluation == INTERNET_QA):
         yield f"ensemble.temperature is set, but evaluation={config.evaluation} mixes no predictions; expected null"
     if not kind.reranks and has_rerank_lm(config):

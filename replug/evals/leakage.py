@@ -1,4 +1,4 @@
-"""What of an evaluation's examples the corpus holds: retrieval that finds it copies and predicts nothing.
+"""Leakage: the examples that the corpus holds. Retrieval that finds them copies, and predicts nothing.
 
 An example is in the corpus where a document comes from its source, equals one of its texts (white space and case
 aside), or shares as many words in a row with one, as preparing a set has it (`data.prepare.disjoint`). N-grams have 13
@@ -27,7 +27,7 @@ from replug.data.hashing import WORD, content_hash, is_known, ngram_hashes
 from replug.data.progress import Progress
 from replug.data.records import Document
 from replug.data.store import Corpus
-from replug.evals.loop import ComparedTask, Measured
+from replug.evals.loop import Task
 
 MOST_WORDS, LEAST_WORDS = 13, 8  # of an n-gram
 SOURCE, EQUAL, NGRAM = "source", "equal text", "n-gram"
@@ -76,7 +76,7 @@ class _Rows:
         self._hashes, self._rows = together[order], of[order]
 
     def of(self, hashes: np.ndarray) -> list[int]:
-        """Of the examples that have one of them."""
+        """Return the rows of examples that have one of the hashes."""
         known = hashes[is_known(hashes, self._hashes)]
         if not len(known):
             return []
@@ -131,13 +131,13 @@ def find_overlaps(
 
 
 def overlap_counts(overlaps: Overlaps, ids: Sequence[str]) -> dict[str, int]:
-    """How many of some examples are in the corpus, by reason."""
+    """Count the examples that are in the corpus, by reason."""
     own = [overlaps.reasons[identifier] for identifier in ids if identifier in overlaps.reasons]
     return {reason: sum(reason in reasons for reasons in own) for reason in REASONS}
 
 
-def overlap_lines(overlaps: Overlaps, ids: Sequence[str]) -> str:
-    """What a reader of the table is to know, in Markdown."""
+def overlap_line(overlaps: Overlaps, ids: Sequence[str]) -> str:
+    """Return what a reader of the table must know."""
     num, counts = int(overlaps.of(ids).sum()), overlap_counts(overlaps, ids)
     names = {EQUAL: "an equal text", NGRAM: f"{MOST_WORDS} words in a row"}
     if overlaps.num_with_source and not overlaps.excludes_own:
@@ -158,14 +158,14 @@ def overlap_lines(overlaps: Overlaps, ids: Sequence[str]) -> str:
         )
     if overlaps.num_short:
         lines.append(f"{overlaps.num_short} have fewer than {LEAST_WORDS} words: only documents equal to them count.")
-    return "\n" + " ".join(lines) + "\n"
+    return " ".join(lines)
 
 
 DOCUMENTS_PER_STEP = 1024
 
 
-def overlaps_with(config: EvaluationConfig, corpus: Corpus, task: Measured, path: Path) -> Overlaps:
-    """Of every example of a task, as the file has it where it is of the same texts and documents."""
+def overlaps_with(config: EvaluationConfig, corpus: Corpus, task: Task, path: Path) -> Overlaps:
+    """Compare every example of a task with the corpus, or read what the file has of the same comparison."""
     examples = compared_examples(task)
     compared = [[example.id, example.texts, example.source] for example in examples]
     inputs = json.dumps([compared, corpus.corpus_sha256, config.exclude_own_source])
@@ -187,14 +187,13 @@ def overlaps_with(config: EvaluationConfig, corpus: Corpus, task: Measured, path
     return found
 
 
-def compared_examples(task: Measured) -> list[ComparedTexts]:
-    """What the task says of each example, or what is retrieved for."""
-    says = task.compared if isinstance(task, ComparedTask) else lambda row: (task.examples[row].query,)
-    return [ComparedTexts(example.id, says(row), example.source) for row, example in enumerate(task.examples)]
+def compared_examples(task: Task) -> list[ComparedTexts]:
+    """Return what the task says of each example."""
+    return [ComparedTexts(example.id, task.compared(row), example.source) for row, example in enumerate(task.examples)]
 
 
 def write_leakage(path: Path, overlaps: Overlaps, ids: Sequence[str]) -> None:
-    """Of the examples that results are of: their share in the corpus, how many for each reason, and which."""
+    """Write the share of the results' examples that the corpus holds, how many for each reason, and which."""
     own = {identifier: overlaps.reasons[identifier] for identifier in ids if identifier in overlaps.reasons}
     said = {name: value for name, value in asdict(overlaps).items() if name not in ("reasons", "num_examples")}
     counts = overlap_counts(overlaps, ids)

@@ -50,7 +50,7 @@ class HarnessModel(LM):
         self._lm, self._greedy, self._query, self._lm_tokenizer = lm, greedy, query, tokenizer
 
     def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Log-probability (nats) of each continuation after its context, and whether it is the greedy one."""
+        """Return the log-probability (nats) of each continuation, and whether it is the greedy one."""
         pairs = [request.args for request in requests]
         found = self._found([self._query_of(request) for request in requests])
         scores = self._scores(pairs, found)
@@ -63,7 +63,7 @@ class HarnessModel(LM):
         ]
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Log-probability of whole texts, every token once.
+        """Return the log-probability of whole texts, every token once.
 
         Documents are found by the 128 tokens before each 128 that are scored after these. Without a retriever a text
         that the LM does not hold is cut into examples as long as it holds, each after the last token of the one before,
@@ -77,7 +77,7 @@ class HarnessModel(LM):
         return totals
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Greedy answers that end before the first of the task's stops."""
+        """Return greedy answers that end before the first of the task's stops."""
         found = self._found([self._query_of(request) for request in requests])
         answers = []
         for request, documents in zip(requests, found, strict=True):
@@ -102,7 +102,7 @@ class HarnessModel(LM):
             ) from error
 
     def _found(self, queries: Sequence[str]) -> list[Sequence[Retrieved]]:
-        """The documents of each query; none without a retriever, and for a blank one."""
+        """Return the documents of each query; none without a retriever, and for a blank one."""
         if not isinstance(self._lm, ReplugLM):
             return [() for _ in queries]
         found = iter(self._lm.retrieve([query for query in queries if query.strip()]))
@@ -122,7 +122,7 @@ class HarnessModel(LM):
                     "whole texts are cut into examples by tokens: give HarnessModel the LM's tokenizer"
                 )
             return [("", text)]  # which the LM refuses where it is too long
-        # What stands between two tokens is the second's, with the blank before it.
+        # The characters between two tokens are the second's, with the blank before it.
         encoded = self._lm_tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         ends = [end for _, end in encoded["offset_mapping"]]
         if retrieves:
@@ -139,7 +139,7 @@ class HarnessModel(LM):
 
 
 def _cut(text: str, ends: Sequence[int], num_scored: int, num_before: int) -> list[TextPair]:
-    """All of a text in examples of so many tokens, each after as many as are read before it."""
+    """Cut a text into examples of so many tokens, each after as many as are read before it."""
     borders = [0, *ends[:-1], len(text)]
     starts = range(0, len(ends), num_scored)
     examples = [

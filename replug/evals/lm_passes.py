@@ -1,4 +1,4 @@
-"""What the LM does for the questions of an evaluation beside answering them: write documents, rerank them, be timed.
+"""Passes of the LM over the questions beside answering them: it writes documents, reranks them, and is timed.
 
 GenRead: the LM writes a document for a question, and reads it as if it was retrieved (Yu et al. 2023).
 
@@ -25,7 +25,7 @@ from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocum
 from replug.evals.kinds import EvalDataset, PromptedLM
 from replug.evals.loop import Metric, in_order
 from replug.evals.outcomes import OutcomeFile, Row
-from replug.evals.popqa import first_line, genread_prompt
+from replug.evals.popqa_sets import first_line, genread_prompt
 from replug.models.generation import GenerationOptions
 
 MAX_NEW_TOKENS = 150
@@ -33,7 +33,7 @@ FIELDS = [field.name for field in fields(WrittenDocument)]
 
 
 def write_documents(lm: PromptedLM, questions: Sequence[str], path: Path) -> list[WrittenDocument]:
-    """A document for each question; nobody is asked for a blank one, nor for what the file at `path` holds.
+    """Write a document for each question that is not blank and that the file at `path` lacks.
 
     Raises UserError where the file is of other questions.
     """
@@ -70,7 +70,7 @@ def reranked(
     found: Mapping[str, RetrievedDocuments],
     queries: Sequence[str],
 ) -> dict[str, RetrievedDocuments]:
-    """What each reranked method reads, by its name: its source's first k documents, the likeliest query first."""
+    """Return what each reranked method reads: its source's first k documents, the likeliest query first."""
     ordered = {}
     for method in (method for method in methods if method.is_reranked):
         rows, progress = (
@@ -116,7 +116,7 @@ class LatencyPass:
         self._task = dataset.make_task(lm, book)
 
     def run(self, file: OutcomeFile, num_questions: int) -> list[Row]:
-        """Rows of the first questions; those that the file does not hold yet are measured."""
+        """Return rows of the first questions; those that the file lacks are measured."""
         asked = [example.id for example in self._task.examples[:num_questions]]
         known = file.by("id", {example.id for example in self._task.examples})
         progress = Progress("latency", len(asked), sum(name in known for name in asked))
@@ -135,7 +135,7 @@ class LatencyPass:
         return {"id": example.id, "group": example.group, "methods": timed}
 
     def _time(self, method: Method, row: int) -> dict[str, float]:
-        """Seconds until the documents are there, and until the answer is."""
+        """Measure the seconds until the documents are there, and until the answer is."""
         evidence, query = {method.name: self._book.of(row)[method.name]}, self._dataset.queries[row]
         begin = time.perf_counter()
         if method.source in self._searches and query.strip():

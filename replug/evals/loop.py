@@ -7,7 +7,7 @@ of them lie in the cache of scores.
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 from replug.config.errors import UserError
 from replug.data.progress import Progress
@@ -37,7 +37,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one example under one method: the numbers that metrics add up, and what is worth reading."""
+    """The outcome of one example under one method: the numbers that metrics add up, and details for readers."""
 
     numbers: dict[str, float]
     detail: dict[str, Any] = field(default_factory=dict)
@@ -59,53 +59,34 @@ class Metric:
     may_be_unknown: bool = False
 
 
-class Measured(Protocol):
-    """What outcomes are of: examples, and the metrics that compare methods on them."""
+class Task:
+    """One evaluation: its examples, its metrics, and how an example is put to the LM.
 
-    @property
-    def examples(self) -> Sequence[Item]: ...
+    Methods are compared by the first metric. A task that only compares what was measured before has no `submit`.
+    """
 
-    @property
-    def metrics(self) -> Mapping[str, Metric]:
-        """The first is the one that methods are compared by."""
-        ...
-
-    def groups(self, example: Item) -> tuple[str, ...]:
-        """What figures are given for besides all examples, such as a domain."""
-        ...
-
-
-class Task(Measured, Protocol):
-    """One evaluation: its examples, its metrics, and how an example is put to the LM."""
+    examples: Sequence[Item]
+    metrics: Mapping[str, Metric]
 
     def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
-        """Put an example to the LM; what is returned waits for the answer."""
-        ...
+        """Put an example to the LM, and return what waits for the answer."""
+        raise NotImplementedError
 
+    def groups(self, example: Item) -> tuple[str, ...]:
+        """Return what figures are given for besides all examples, such as a domain."""
+        return (example.group,)
 
-@runtime_checkable
-class StratifiedTask(Protocol):
-    """A task whose examples were chosen from strata, so many of each, such as subjects."""
-
-    def stratum(self, example: Item) -> str: ...
-
-
-@runtime_checkable
-class ComparedTask(Protocol):
-    """A task that says which texts of an example no document should hold; else that is what is retrieved for."""
+    def stratum(self, example: Item) -> str:
+        """Return what the example was chosen from, where so many were chosen of each, such as a subject."""
+        return ""
 
     def compared(self, row: int) -> tuple[str, ...]:
-        """What is predicted or asked, and its answers."""
-        ...
-
-
-@runtime_checkable
-class ShownTask(Protocol):
-    """A task that says what was put to the LM, for who reads its examples."""
+        """Return the texts that no document should hold: what is predicted or asked, and its answers."""
+        return (self.examples[row].query,)
 
     def shown(self, row: int, method: str, evidence: Evidence) -> dict[str, Any]:
-        """`references`, the answers that are accepted, and `prompt`, the one with the nearest document."""
-        ...
+        """Return `references`, the answers that are accepted, and `prompt`, the one with the nearest document."""
+        return {}
 
 
 def outcome_rows(task: Task, book: EvidenceBook, rows: Sequence[int] | None = None) -> Iterator[Row]:
@@ -135,7 +116,7 @@ def in_order(begun: Iterable[Callable[[], Found]]) -> Iterator[Found]:
 
 
 def run_task(task: Task, book: EvidenceBook, file: OutcomeFile, what: str) -> list[Row]:
-    """The outcomes of every example, in the examples' order; those that the file does not hold yet are measured.
+    """Return the outcomes of every example in order; those that the file does not hold yet are measured.
 
     Raises UserError where two examples have one id, or the file holds another's.
     """

@@ -21,7 +21,7 @@ from replug.evals.evidence import EvidenceBook
 from replug.models.ensemble import document_weights
 
 if TYPE_CHECKING:
-    from replug.evals.loop import Measured
+    from replug.evals.loop import Task
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class OutcomeFile:
         self.rows.append(row)
 
     def by(self, key: str, known: Collection[str]) -> dict[str, Row]:
-        """The row of each of the values that are known; the first where two processes wrote one.
+        """Return the row of each known value; the first where two processes wrote one.
 
         Raises UserError for a row of something else.
         """
@@ -79,7 +79,7 @@ class OutcomeFile:
 
 
 def outcomes_of(folder: Path, measured: str) -> OutcomeFile:
-    """The outcomes of what is measured, as far as a folder holds them; those of anything else are dropped."""
+    """Open the outcomes of a measurement in a folder; those of any other measurement are dropped."""
     folder.mkdir(parents=True, exist_ok=True)
     path, mark = folder / "outcomes.jsonl", folder / "measured.json"
     if not mark.is_file() or mark.read_text() != measured:
@@ -88,8 +88,8 @@ def outcomes_of(folder: Path, measured: str) -> OutcomeFile:
     return OutcomeFile(path)
 
 
-def write_examples(path: Path, rows: Sequence[Row], book: EvidenceBook, task: "Measured | None" = None) -> None:
-    """As Parquet. Of what was measured the examples say what was asked, what is right, and what the LM read."""
+def write_examples(path: Path, rows: Sequence[Row], book: EvidenceBook, task: "Task | None" = None) -> None:
+    """Write as Parquet what was asked, what is right, what the LM read, and what it said."""
     partial, written = path.with_suffix(".partial"), list(_example_rows(rows, book, task))
     # A column for every name, null where a row has no such number: Arrow would take those of the first row alone.
     names = dict.fromkeys(name for row in written for name in row)
@@ -98,16 +98,14 @@ def write_examples(path: Path, rows: Sequence[Row], book: EvidenceBook, task: "M
         partial.replace(path)
 
 
-def _example_rows(rows: Sequence[Row], book: EvidenceBook, task: "Measured | None") -> Iterator[dict[str, Any]]:
-    from replug.evals.loop import ShownTask  # which imports this module
-
+def _example_rows(rows: Sequence[Row], book: EvidenceBook, task: "Task | None") -> Iterator[dict[str, Any]]:
     for place, row in enumerate(rows):
         evidence = book.of(place)
         for method, outcome in row["methods"].items():
             asked: dict[str, Any] = {}
             if task:
                 example = task.examples[place]
-                shown = task.shown(place, method, evidence[method]) if isinstance(task, ShownTask) else {}
+                shown = task.shown(place, method, evidence[method])
                 asked = {"question": example.query, "gold": list(example.gold), **shown}
             yield {
                 "id": row["id"],

@@ -1,12 +1,6 @@
-"""What the evaluations of questions share: how questions are read, drawn, searched for and put into prompts.
+"""Questions, as all evaluations of questions read, draw and search for them and put them into prompts.
 
 A set is a file of JSON Lines with `question` and `answers`, and optional `id`, `domain` and `gold` (ids of documents).
-REPLUG asks open-domain questions after demonstrations with a document each, then document and question (appendix:
-prompts for MMLU and open-domain QA). The LM's answer ends at the first newline and is compared with every accepted
-answer (`evals.answers`).
-
-Demonstrations come first and the retrieved document after them, so the prompts of one question begin alike whatever
-document they hold: a server that keeps prefixes computes the demonstrations once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,20 +19,17 @@ from replug.evals.answers import normalize_answer
 from replug.evals.loop import Item
 
 BETWEEN_BLOCKS = "\n\n"
+STOP = "\n"
 
 
 def one_line(text: str) -> str:
-    """Every run of white space as one space: a line of a prompt must not become several."""
+    """Return every run of white space as one space: a line of a prompt must not become several."""
     return " ".join(text.split())
 
 
 def knowledge_line(document: str | None) -> str:
-    """`Knowledge: ...` with its newline; nothing where there is no document."""
+    """Return `Knowledge: ...` with its newline; nothing where there is no document."""
     return "" if document is None else f"Knowledge: {one_line(document)}\n"
-
-
-NUM_DEMONSTRATIONS = 16
-STOP = "\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +44,7 @@ Question = TypeVar("Question", bound=OpenQuestion)
 
 
 def read_questions(path: Path) -> list[OpenQuestion]:
-    """Every question of a JSON Lines file, plain or gzip; one without `id` is named by the file and its line.
+    """Read a JSON Lines file, plain or gzip; a question without `id` is named by the file and its line.
 
     Raises UserError with file and line for a field that is missing or of another form.
     """
@@ -63,7 +54,7 @@ def read_questions(path: Path) -> list[OpenQuestion]:
 def questions_of_rows(
     rows: Iterable[tuple[str, Mapping[str, Any]]], read: Callable[[Mapping[str, Any], str], Question], path: Path
 ) -> list[Question]:
-    """The question of each row, which comes with where it stands. Raises UserError for an id twice, and for none."""
+    """Read the question of each row. Raises UserError for an id twice, and for no questions."""
     questions: list[Question] = []
     seen: set[str] = set()
     for where, row in rows:
@@ -116,7 +107,7 @@ def answers_field(row: Mapping[str, Any], names: Sequence[str], where: str) -> s
 
 
 def open_question(row: Mapping[str, Any], where: str, answers: str = "answers") -> OpenQuestion:
-    """The question of a row; raises UserError with where it stands for a field that is missing or of another form."""
+    """Read the question of a row. Raises UserError for a field that is missing or of another form."""
     gold = row.get("gold") or []
     if not isinstance(gold, list) or not all(isinstance(item, str | int) for item in gold):
         raise UserError(f"{where}: field 'gold' must be a list of document ids")
@@ -132,7 +123,7 @@ def open_question(row: Mapping[str, Any], where: str, answers: str = "answers") 
 def draw_demonstrations(
     pool: Sequence[Question], evaluated: Sequence[OpenQuestion], num: int, seed: int
 ) -> list[Question]:
-    """Questions of the pool that are not evaluated, drawn evenly, the same for the same seed.
+    """Draw questions of the pool that are not evaluated, evenly, the same for the same seed.
 
     A question is evaluated where its id or its normalised text is. No two have the same text. Raises UserError where
     the pool has too few.
@@ -153,7 +144,7 @@ def draw_demonstrations(
 def hold_out_demonstrations(
     questions: Sequence[Question], num: int, seed: int
 ) -> tuple[list[Question], list[Question]]:
-    """Demonstrations drawn from the evaluated file itself, and the questions that are left to evaluate, in order.
+    """Draw demonstrations from the evaluated file; return them and the questions that are left, in order.
 
     Raises UserError where nothing would be left.
     """
@@ -172,34 +163,8 @@ def require_not_evaluated(demonstrations: Sequence[OpenQuestion], evaluated: Seq
         raise ValueError(f"demonstrations are evaluated too: {', '.join(sorted(names))}")
 
 
-def open_qa_prompt(
-    question: OpenQuestion,
-    demonstrations: Sequence[OpenQuestion],
-    document: str | None = None,
-    demonstration_documents: Sequence[str | None] | None = None,
-) -> str:
-    """What the LM continues until STOP: demonstrations, document, question. Raises what `open_qa_opening` does."""
-    return open_qa_opening(demonstrations, demonstration_documents) + _block(question, document)
-
-
-def open_qa_opening(demonstrations: Sequence[OpenQuestion], documents: Sequence[str | None] | None = None) -> str:
-    """What the prompts of all questions begin with: demonstrations with their first answer.
-
-    Raises ValueError where there are documents for the demonstrations, but not one for each.
-    """
-    given = [None] * len(demonstrations) if documents is None else documents
-    return "".join(
-        f"{_block(shot, text)} {one_line(shot.answers[0])}{BETWEEN_BLOCKS}"
-        for shot, text in zip(demonstrations, given, strict=True)
-    )
-
-
-def _block(question: OpenQuestion, document: str | None) -> str:
-    return f"{knowledge_line(document)}Question: {one_line(question.example.query)}\nAnswer:"
-
-
 def not_among(questions: Sequence[Question], others: Iterable[OpenQuestion]) -> list[Question]:
-    """Those that are none of the others, by id and by normalised text."""
+    """Return the questions that are none of the others, by id and by normalised text."""
     names = [(other.example.id, normalize_answer(other.example.query)) for other in others]
     ids, texts = {identifier for identifier, _ in names}, {text for _, text in names}
     return [
@@ -233,12 +198,12 @@ def demonstration_seed(keys: QuestionsConfig, seed: int) -> int:
 
 
 def queries_of(config: EvaluationConfig, examples: Iterable[Item]) -> list[str]:
-    """The questions in the form of `questions.query`."""
+    """Return the questions in the form of `questions.query`."""
     return [config.questions.query.replace(QUESTION, example.query) for example in examples]
 
 
 def draw_questions(questions: list[Question], num: int | None, seed: int) -> list[Question]:
-    """So many questions, drawn by the seed, in the file's order; all where there are no more."""
+    """Draw so many questions by the seed, in the file's order; all where there are no more."""
     if num is None or num >= len(questions):
         return questions
     rows = np.random.default_rng([seed, 3]).choice(len(questions), size=num, replace=False)

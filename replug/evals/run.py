@@ -3,8 +3,9 @@
 Stages leave what they found under `out` and are passed over when it is there, so the same command goes on where an
 interrupted one stopped. Beside results.json lie
 
-config.yaml, lm.json   what is measured, and with which LM; another configuration is refused
-inputs.json            hashes of the texts and documents; others under the same names are refused
+config.yaml            what is measured
+inputs.json            the configuration, LM, texts and documents; others under the same names are refused
+manifest.json          written last: checksums of what is shown
 found/                 what every source of documents finds for every example, and the indexes of the retrievers;
                        genread.jsonl, the documents that the LM wrote; frequencies.json, documents that name a subject;
                        overlaps.jsonl, which examples the corpus holds
@@ -20,6 +21,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from replug.cluster.ray_cluster import ray_cluster
@@ -27,18 +29,21 @@ from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import GENREAD, Method
 from replug.config.rules import evaluation_methods, has_rerank_lm
 from replug.config.schema import Config
+from replug.data.files import replace_file, write_json
 from replug.data.folder import sole_writer
 from replug.data.store import Corpus
+from replug.evals.charts import draw_methods, draw_sweep, sweeps_of, to_svg
 from replug.evals.ensemble_temperatures import settled_temperatures, with_temperatures
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
 from replug.evals.folder import EvaluationFolder
-from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM, check_evaluation
-from replug.evals.leakage import overlaps_with
-from replug.evals.lm_passes import LatencyPass, reranked, write_documents
-from replug.evals.loop import run_task
-from replug.evals.outcomes import OutcomeFile, Row
-from replug.evals.results_files import show_results, write_results
+from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM, check_evaluation
+from replug.evals.leakage import Overlaps, overlap_line, overlaps_with, write_leakage
+from replug.evals.lm_passes import SECONDS, LatencyPass, reranked, write_documents
+from replug.evals.loop import Task, run_task
+from replug.evals.outcomes import OutcomeFile, Row, write_examples
+from replug.evals.results import Measurements, add_temperatures, compare, main_metric
 from replug.evals.search import find_all, needs_building, open_searches
+from replug.evals.tables import result_blocks, to_markdown
 from replug.index_workers.build_plan import check_faiss
 from replug.models import build
 from replug.models.build import cache_path, lm_source, prompt_template
@@ -66,16 +71,16 @@ def _evaluate(config: EvaluationConfig, folder: EvaluationFolder, kind: Evaluati
     if has_rerank_lm(config):
         reranker = lm_source(config.rerank_lm, folder.rerank_budget_file, folder.rerank_scores)
         identity = f"{identity}, reranked by {reranker.identity}" if source else None
-    folder.claim(config, identity)
-    if folder.results.is_file():
+    folder.require(config, identity)
+    if folder.is_finished:
         log.info(f"{folder.path} holds a finished evaluation; give another out to measure again")
-        return show_results(folder)
+        return folder.show()
     run_config, methods = config.run_config(), [*evaluation_methods(config), *kind.searches(config)]
     needs_corpus = config.data.corpus or any(method.takes_from_corpus for method in methods)
     corpus = corpus_to_index(run_config, folder.data, folder.data) if needs_corpus else None
     dataset = kind.make_dataset(config, corpus)
     asked_for = [*dataset.questions, *dataset.predicted]
-    folder.claim_inputs(dataset.queries, asked_for, corpus.corpus_sha256 if corpus else None)
+    folder.claim(config, identity, dataset.queries, asked_for, corpus.corpus_sha256 if corpus else None)
     check_faiss()
     check_gpus()
     with evaluation_cluster(config, methods, source, len(corpus.corpus) if corpus else None) as run_config:
@@ -89,7 +94,7 @@ def _evaluate(config: EvaluationConfig, folder: EvaluationFolder, kind: Evaluati
             latencies = measure_latency(config, corpus, dataset, book, asked, folder)
     measured, compared = kind.settle(config, folder, task, rows)
     write_results(config, folder, kind, measured, book, compared, latencies, overlaps)
-    return show_results(folder)
+    return folder.show()
 
 
 def evidence_book(
@@ -100,7 +105,7 @@ def evidence_book(
     asked: PromptedLM | None,
     folder: EvaluationFolder,
 ) -> EvidenceBook:
-    """What was found for every example, in the LM's order and with what it writes where a method has that."""
+    """Return what was found for every example, in the LM's order and with what it wrote where methods need that."""
     written: list[WrittenDocument] = []
     if asked and corpus:
         found = {**found, **reranked(asked, methods, corpus.corpus, found, dataset.queries)}
@@ -118,7 +123,7 @@ def measure_latency(
     asked: PromptedLM | None,
     folder: EvaluationFolder,
 ) -> list[Row]:
-    """The rows of latency.jsonl; none where no question is to be timed."""
+    """Return the rows of latency.jsonl; none where no question is to be timed."""
     num_questions = config.questions.latency_questions
     if not num_questions or asked is None:
         return []
@@ -131,7 +136,7 @@ def measure_latency(
 def evaluation_cluster(
     config: EvaluationConfig, methods: Sequence[Method], source: LMSource | None, num_documents: int | None
 ) -> Iterator[Config]:
-    """Ray, where an index is to be built or the LM wants actors."""
+    """Open Ray, where an index is to be built or the LM wants actors."""
     builds = any(needs_building(config, method.source) for method in methods if method.takes_from_corpus)
     roles = [*(source.roles if source else ()), *(["index"] if builds else [])]
     run_config = config.run_config()
@@ -142,7 +147,7 @@ def evaluation_cluster(
 
 @contextmanager
 def opened_lm(config: Config, source: LMSource | None, folder: EvaluationFolder) -> Iterator[PromptedLM | None]:
-    """The LM at work behind its cache, and how texts are put to it; None where none takes part."""
+    """Open the LM behind its cache; None where no LM takes part."""
     if source is None:
         yield None
         return
@@ -154,7 +159,7 @@ def opened_lm(config: Config, source: LMSource | None, folder: EvaluationFolder)
 def opened_reranker(
     config: EvaluationConfig, source: LMSource | None, folder: EvaluationFolder, asked: PromptedLM | None
 ) -> Iterator[PromptedLM | None]:
-    """What is asked, with the LM of `rerank_lm` beside it, which works in this process: it is the smaller one."""
+    """Add the LM of `rerank_lm`, the smaller one, which works in this process."""
     if source is None:
         yield asked
         return
@@ -162,3 +167,43 @@ def opened_reranker(
     with closing(CachingLM(source.open_here(), cache_path(config.rerank_lm, folder.rerank_scores))) as lm:
         template = prompt_template(config.rerank_lm, source)
         yield replace(asked, reranker=PromptedLM(lm, template, lm.uncached, source))
+
+
+def write_results(
+    config: EvaluationConfig,
+    folder: EvaluationFolder,
+    kind: EvaluationKind,
+    task: Task,
+    book: EvidenceBook,
+    rows: Sequence[Row],
+    latencies: Sequence[Row] = (),
+    overlaps: Overlaps | None = None,
+) -> None:
+    """Write what an evaluation leaves, and its manifest last, which says that the evaluation is finished.
+
+    `latencies` are of some of the rows' examples, `overlaps` of all that was asked, where there is a corpus.
+    """
+    ids = [row["id"] for row in rows]
+    in_corpus = overlaps.of(ids) if overlaps else None
+    results = compare(task, rows, config.paper, config.num_resamples, config.seed, in_corpus)
+    if latencies:
+        timed = Measurements(latencies, config.num_resamples, config.seed)
+        for method, of in results.items():
+            of["seconds"] = timed.metric(method, SECONDS, timed.all)
+    add_temperatures(results, book, len(rows))
+    write_examples(folder.examples, rows, book, task)
+    blocks = result_blocks(results, config.evaluation, config.paper)
+    if overlaps:
+        write_leakage(folder.leakage, overlaps, ids)
+        blocks.append(overlap_line(overlaps, ids))
+    blocks += kind.add_findings(Finished(config, folder, rows, book, results))
+    replace_file(folder.table, to_markdown(blocks).encode())
+    metric, sweeps = main_metric(results), sweeps_of(book.methods)
+    if sweeps:
+        figure = to_svg(partial(draw_sweep, results=results, metric=metric, sweeps=sweeps), width=7, height=4)
+    else:
+        height = 1.2 + 0.45 * len(results)
+        figure = to_svg(partial(draw_methods, results=results, metric=metric), width=8, height=height)
+    replace_file(folder.figure, figure.encode())
+    write_json(folder.results, {config.evaluation: results})
+    folder.finish()

@@ -1,4 +1,4 @@
-"""What every source of documents finds for the examples of an evaluation, each found once and kept in a file.
+"""Search: each source of documents searches once for the examples of an evaluation, and a file keeps the result.
 
 Documents of other sources than a text's own: its neighbours in the corpus would tell what is to be predicted.
 """
@@ -46,7 +46,7 @@ def require_sources(ids: Sequence[str], sources: Sequence[str | None]) -> None:
 
 
 def find_others(find: Find, corpus: Corpus, own: Sequence[str | None], k: int, at_least: int) -> RetrievedDocuments:
-    """The k best documents that are not of each example's own source.
+    """Find the k best documents that are not of each example's own source.
 
     Fewer where the corpus has no more; UserError where they would be fewer than `at_least`.
     """
@@ -74,9 +74,9 @@ def find_all(
     own: Sequence[str | None] = (),
     texts: str = "",
 ) -> dict[str, RetrievedDocuments]:
-    """Rows and similarities [N, K] by source, as many as any of its methods uses and recall is of. Ray must run.
+    """Find rows and similarities [N, K] by source, as many as any of its methods and recall need. Ray must run.
 
-    With `exclude_own_source` none of a document's source, which `own` says of each query. What is found is kept in
+    With `exclude_own_source` no document of the query's own source is found; `own` are the sources. Results are kept in
     `out`, or in its folder `texts` for other texts than the evaluation's own.
     """
     (out / texts).mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ def _texts(corpus: Corpus) -> Iterator[str]:
 
 
 def _query_vectors(queries: Sequence[str], path: str | None, encoder: Encoder) -> np.ndarray:
-    """Vectors [B, D] by the encoder of the documents, or by the one in `path`, which only queries have."""
+    """Embed queries [B, D] with the encoder of the documents, or with the one in `path`, which only queries have."""
     own = _query_encoder(path, encoder)
     if own.dim != encoder.dim:
         raise UserError(
@@ -152,14 +152,14 @@ def _query_vectors(queries: Sequence[str], path: str | None, encoder: Encoder) -
 
 
 def _query_encoder(path: str | None, encoder: Encoder) -> Encoder:
-    """The one in `path`, which only queries have, or that of the documents."""
+    """Return the encoder in `path`, which only queries have, or that of the documents."""
     return Encoder(resolve_encoder_path(path), encoder.similarity, dims=encoder.dims) if path else encoder
 
 
 def open_searches(
     config: EvaluationConfig, corpus: Corpus, methods: Sequence[Method], out: Path
 ) -> dict[str, Callable[[str, int], object]]:
-    """By source, a search for the k nearest documents of one text, ready to be timed; none of `random`.
+    """Open for each source but `random` a search for the k nearest documents of one text, ready to be timed.
 
     The indexes are those that `find_all` left. BM25 holds its whole index in memory: 2 KiB a document.
     """
@@ -196,7 +196,7 @@ Embed = Callable[[Encoder], np.ndarray]  # vectors [B, D] of the queries, given 
 def _find_in_index(
     corpus: Corpus, embed: Embed, k: int, directory: Path, similarity: Similarity | None, dims: int | None
 ) -> RetrievedDocuments:
-    """By the newest version, with the encoder that made it: nothing is embedded but the queries.
+    """Search the newest version with the encoder that made it: only the queries are embedded.
 
     Raises UserError where a similarity or `index.dims` is given, and the index has another.
     """
@@ -226,7 +226,7 @@ def _retriever_path(config: EvaluationConfig, source: str) -> str:
 
 
 def query_folder(config: EvaluationConfig, source: str) -> str:
-    """Or its hub name: of the encoder of a retriever's queries."""
+    """Return the folder or the hub name of the encoder of a retriever's queries."""
     path = config.query_encoders.get(source) or _retriever_path(config, source)
     if not _is_indexed(path):
         return resolve_encoder_path(path)
@@ -236,12 +236,12 @@ def query_folder(config: EvaluationConfig, source: str) -> str:
 
 
 def index_of(config: EvaluationConfig, source: str, out: Path) -> Path:
-    """The folder of the index that a retriever's documents were found in."""
+    """Return the folder of the index that a retriever's documents were found in."""
     path = _retriever_path(config, source)
     return index_folder(Path(path).expanduser()) if _is_indexed(path) else _root(config, source, out)
 
 
 def _root(config: EvaluationConfig, source: str, out: Path) -> Path:
-    """`index.out` is the index of retriever.path, which `replug index` may have made; others have their own here."""
+    """Return `index.out` for retriever.path, which `replug index` may have made; others have a folder here."""
     given = config.index.out if source == REPLUG else None
     return Path(given).expanduser() if given else out / "index" / source

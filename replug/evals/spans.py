@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from tokenizers import Tokenizer
 
+from replug.config.evaluation_schema import TextsConfig
 from replug.data.records import Example
 from replug.data.tokenizing import TokenOffsets, token_offsets
 
@@ -28,7 +29,7 @@ WORD = re.compile(r"\S+")
 WORD_OR_LINE_END = re.compile(r"\S+|\n")
 LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
-# What Wikitext writes ` @-@ ` was a hyphen within a word.
+# Wikitext writes a hyphen within a word as ` @-@ `.
 _JOINED = re.compile(r"(?<=\S) @([-,.])@ (?=\S)")
 # As the published evaluations have it (Megatron-LM, lm-evaluation-harness), without what changes letters: they also
 # write ` N `, a number of the Penn Treebank, as ` 1 `.
@@ -53,12 +54,12 @@ _SPACES = [
 
 
 def unit_starts(text: str) -> list[int]:
-    """Where the words of a text begin, and its line ends, in order: places of characters."""
+    """Return the characters at which the words and line ends of a text begin, in order."""
     return [found.start() for found in WORD_OR_LINE_END.finditer(text)]
 
 
 def detokenized_wikitext(text: str) -> tuple[str, list[int]]:
-    """Wikitext in usual writing, and where in it the words and line ends of the original begin.
+    """Return Wikitext in usual writing, and where in it the words and line ends of the original begin.
 
     Lines are taken one by one, so that their ends stay.
     """
@@ -77,7 +78,7 @@ def detokenized_wikitext(text: str) -> tuple[str, list[int]]:
 
 
 def _detokenized_line(line: str) -> tuple[str, list[int]]:
-    """Only white space changes beside the signs of `_JOINED`, so visible characters tell where each word is."""
+    """Return a line in usual writing, and where its words begin: visible characters stay, but for `_JOINED`."""
     joined = {found.start() + 1 for found in _JOINED.finditer(line)}
     lengths = [1 if word.start() in joined else len(word.group()) for word in WORD.finditer(line)]
     written = _JOINED.sub(r"\1", line)
@@ -115,18 +116,8 @@ class ScoredSpan(Example):
     long_context: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SpanRule:
-    """Lengths in tokens. `stride` is from one span's first token to the next one's: `scored` where all are scored."""
-
-    scored: int
-    context: int
-    query: int
-    stride: int
-
-
 class TokenBorders:
-    """Where the tokens of a text end, in characters; white space before a word is part of its first token.
+    """The characters at which the tokens of a text end; white space before a word is part of its first token.
 
     A character that several tokens share stays whole, in the earlier ones.
     """
@@ -143,18 +134,18 @@ class TokenBorders:
         return len(self._ends)
 
     def before(self, token: int) -> int:
-        """The character that a token begins at; the text's length where there is no such token."""
+        """Return the character that a token begins at; the text's length where there is no such token."""
         if token <= 0:
             return 0
         return self._length if token >= len(self) else self._ends[token - 1]
 
     def token_at(self, place: int) -> int:
-        """How many tokens end at a character or before it."""
+        """Count the tokens that end at a character or before it."""
         return bisect_right(self._ends, place)
 
 
 def scored_span(example: Example) -> ScoredSpan:
-    """An example that is measured as it is: retrieved for is the whole context."""
+    """Return an example that is measured as it is: its query is the whole context."""
     if isinstance(example, ScoredSpan):
         return example
     begun = unit_starts(example.context + example.continuation)
@@ -171,26 +162,26 @@ def scored_span(example: Example) -> ScoredSpan:
     )
 
 
-def spans_of(text: MeasuredText, tokenizer: Tokenizer, rule: SpanRule) -> Iterator[ScoredSpan]:
-    """The spans of a text in order, each called by its place in the text; the last may be shorter."""
+def spans_of(text: MeasuredText, tokenizer: Tokenizer, keys: TextsConfig) -> Iterator[ScoredSpan]:
+    """Yield the spans of a text in order, each called by its place in the text; the last may be shorter."""
     borders, starts = TokenBorders.of(tokenizer, text.text), np.array(text.unit_starts)
-    for first in range(0, max(1, len(borders)), rule.stride):
-        start, end = borders.before(first), borders.before(first + rule.scored)
+    for first in range(0, max(1, len(borders)), keys.stride_tokens or keys.scored_tokens):
+        start, end = borders.before(first), borders.before(first + keys.scored_tokens)
         if end > start:
             yield ScoredSpan(
                 id=f"{text.id}#{start}-{end}",
-                context=text.text[borders.before(first - rule.context) : start],
+                context=text.text[borders.before(first - keys.context_tokens) : start],
                 continuation=text.text[start:end],
                 domain=text.domain,
                 source=text.id,
-                query=text.text[borders.before(first - rule.query) : start],
+                query=text.text[borders.before(first - keys.query_tokens) : start],
                 num_words=int(((starts >= start) & (starts < end)).sum()),
                 start=start,
             )
 
 
 def long_context(text: str, borders: TokenBorders, span: ScoredSpan, max_tokens: int | None) -> str:
-    """The end of the text before the span that an LM of so many tokens holds with it; `borders` are its own tokens'."""
+    """Return the end of the text before a span that an LM of so many tokens holds with it; `borders` are the LM's."""
     if max_tokens is None:
         return text[: span.start]
     first, last = borders.token_at(span.start), borders.token_at(span.start + len(span.continuation))
@@ -198,7 +189,7 @@ def long_context(text: str, borders: TokenBorders, span: ScoredSpan, max_tokens:
 
 
 def draw_evenly(num_all: int, num: int | None, seed: int) -> list[int]:
-    """So many rows in order, one drawn from each of as many equal parts of them all; all where there are no more.
+    """Draw so many rows in order, one from each of as many equal parts of them all; all where there are no more.
 
     Rows of a text stand together, so a text is drawn from in proportion to its length.
     """

@@ -25,7 +25,7 @@ DIGITS = 4  # of a fitted temperature that are kept, so that a last bit of a sco
 
 @dataclass(frozen=True, slots=True)
 class DocumentScores:
-    """Of one text: log-probs [K, T] (nats) of its tokens given each document, and the documents' similarities [K]."""
+    """Log-probs [K, T] (nats) of one text's tokens given each document, and the documents' similarities [K]."""
 
     token_logprobs: np.ndarray
     similarities: np.ndarray
@@ -42,14 +42,14 @@ class TemperatureFit:
 
 
 def ensemble_bits(texts: Sequence[DocumentScores], temperature: float) -> float:
-    """Of all texts together."""
+    """Return the bits of all texts together."""
     return sum(bits_of(mix_token_logprobs(text.token_logprobs, text.similarities, temperature)) for text in texts)
 
 
 def fit_temperature(texts: Sequence[DocumentScores]) -> TemperatureFit:
-    """The same texts in the same order give the same temperature. Raises ValueError without texts.
+    """Fit a temperature, the same for the same texts in the same order. Raises ValueError without texts.
 
-    Where the documents of every text are equally similar no temperature changes anything, and it is 1.
+    The temperature is 1 where the documents of every text are equally similar: none changes anything then.
     """
     if not texts:
         raise ValueError("there are no texts to fit a temperature to")
@@ -71,7 +71,7 @@ def fit_temperature(texts: Sequence[DocumentScores]) -> TemperatureFit:
 
 
 def golden_section(function: Callable[[float], float], low: float, high: float, tolerance: float) -> float:
-    """Where a function with one valley between `low` and `high` is lowest, to within the tolerance."""
+    """Return where a function with one valley between `low` and `high` is lowest, to within the tolerance."""
     left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
     at_left, at_right = function(left), function(right)
     while high - low > tolerance:

@@ -1,52 +1,55 @@
-"""Where documents help: each token's change of probability, by token, by its word's rarity, and as a coloured text.
+"""Token gain: where documents help language modelling, token by token (REPLUG, arXiv text, section 7.3).
 
-A token's gain is log2 p with documents minus log2 p without, in bits: above 0 the documents helped. Pure.
+A token's gain is log2 p with documents minus log2 p without, in bits: above 0 the documents helped. Tokens are compared
+by how often the corpus has their word, and with `texts.entities` by how popular the name is that they are a part of:
+the paper shows one text, in which the tokens of a rare name gain most from one document.
 
-Whether words of one rarity gain more than others is what the difference of their mean gain from that of all other
-tokens says; that two intervals overlap says nothing of it.
+Whether tokens of one bin gain more than others is what the difference of their mean gain from that of all other tokens
+says; that two intervals overlap says nothing of it.
 """
 
-import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 
 import numpy as np
 
-from replug.evals.comparison import Entry, correct_for_many, difference_text, markdown_line
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.methods import Method
+from replug.data.files import replace_file
+from replug.data.store import Corpus
+from replug.evals.evidence import EvidenceBook
 from replug.evals.intervals import Clusters, Interval, Ratio, difference_and_p, interval_of
-from replug.evals.page import CSS
+from replug.evals.kinds import EvalDataset, EvaluationKind, Finished
+from replug.evals.language_modelling import lm_dataset, text_problems
+from replug.evals.outcomes import Row
+from replug.evals.popqa_sets import popularity_bin, read_popqa
+from replug.evals.results import Entry, clusters_of, correct_for_many
+from replug.evals.tables import Block, Html, Table, difference_text, html_page
 
 HELPED, HURT = "46,125,50", "198,40,40"  # green and red
 FULL_COLOUR_BITS = 4.0
-NO_WORD = "no word"
-RARITY_TITLES = (
-    "times in the corpus",
-    "tokens",
-    "sources",
-    "mean gain, bits",
-    "95% interval",
-    "minus all other tokens",
-)
+NO_WORD, NO_ENTITY = "no word", "no entity"
+BIN_TITLES = ("tokens", "sources", "mean gain, bits", "95% interval", "minus all other tokens")
+RARITY, POPULARITY = "times in the corpus", "popularity of the name"
 _WORD = re.compile(r"\w+")
-
+Words = tuple[str, ...]
+Mention = tuple[str, int, int]  # a name in a text, from one character to another
 TOKEN_CSS = """
 .text { white-space: pre-wrap; background: #fff; border: 1px solid #ddd; padding: .6rem .8rem; border-radius: 6px; }
-td.token { font-family: monospace; text-align: left; white-space: pre; }
 """
 
 
 @dataclass(frozen=True, slots=True)
 class TokenGain:
-    """One token: its word (None for punctuation and space), how often the corpus has that, and both probabilities."""
+    """One token, how often the corpus has its word (None for punctuation and space), and both probabilities."""
 
-    text_id: str
-    position: int
     token: str
-    word: str | None
     count: int | None
     probability_without: float
     probability_with: float
@@ -54,188 +57,163 @@ class TokenGain:
 
 
 @dataclass(frozen=True, slots=True)
-class RarityBin:
-    """Tokens whose words the corpus has about as often, and their mean gain in bits with its interval.
+class Bin:
+    """Tokens of one kind, and their mean gain in bits with its interval; `num_sources` texts hold them.
 
-    `num_sources` texts hold them. `from_rest` is the difference from the mean gain of all other tokens, as an entry of
-    `results.json`; None where there are no others.
+    `from_rest` is the difference from the mean gain of all other tokens, as an entry of `results.json`; None where
+    there are no others.
     """
 
-    count_range: str
+    name: str
     num_tokens: int
     num_sources: int
     gain: Interval
     from_rest: Entry | None
 
+    def entry(self) -> Entry:
+        """Return the mean gain as an entry of `results.json`."""
+        interval = [self.gain.low, self.gain.high]
+        return {"value": self.gain.value, "n": self.num_tokens, "clusters": self.num_sources, "interval": interval}
+
 
 def count_words(texts: Iterable[str]) -> Counter[str]:
-    """How often texts hold each word, as `token_gains` cuts words: runs of word characters in lower case."""
+    """Count each word of texts, as `token_gains` cuts words: runs of word characters in lower case."""
     return Counter(word.lower() for text in texts for word in _WORD.findall(text))
 
 
 def token_gains(
-    text_id: str, tokens: Sequence[str], without: np.ndarray, with_documents: np.ndarray, counts: Mapping[str, int]
+    tokens: Sequence[str], without: np.ndarray, with_documents: np.ndarray, counts: Mapping[str, int]
 ) -> list[TokenGain]:
-    """Every token of a text in order, from its T tokens, which join to it, and their log-probs [T] in nats each way.
+    """Return the gain of each of T tokens, which join to a text, from their log-probs [T] in nats both ways.
 
     A word that `counts` does not hold occurs 0 times. Raises ValueError where tokens and log-probs are not as many.
     """
-    if not len(tokens) == len(without) == len(with_documents):
-        raise ValueError(f"{text_id}: {len(tokens)} tokens, but another number of log-probs")
     gains = (np.asarray(with_documents, np.float64) - np.asarray(without, np.float64)) / math.log(2)
+    rows = zip(tokens, words_of_tokens(tokens), without, with_documents, gains, strict=True)
     return [
-        TokenGain(
-            text_id=text_id,
-            position=position,
-            token=token,
-            word=word,
-            count=None if word is None else counts.get(word, 0),
-            probability_without=math.exp(without[position]),
-            probability_with=math.exp(with_documents[position]),
-            gain_bits=float(gains[position]),
-        )
-        for position, (token, word) in enumerate(zip(tokens, words_of_tokens(tokens), strict=True))
+        TokenGain(token, None if word is None else counts.get(word, 0), math.exp(before), math.exp(after), float(gain))
+        for token, word, before, after, gain in rows
     ]
 
 
 def words_of_tokens(tokens: Sequence[str]) -> list[str | None]:
-    """For each token the first word, in lower case, that it is a part of; None where it holds no word character."""
+    """Return for each token the first word, in lower case, that it is a part of; None where it holds no word."""
     words = list(_WORD.finditer("".join(tokens)))
-    found: list[str | None] = []
+    owners = first_spans(tokens, [word.span() for word in words])
+    return [None if owner is None else words[owner].group().lower() for owner in owners]
+
+
+def first_spans(tokens: Sequence[str], spans: Sequence[tuple[int, int]]) -> list[int | None]:
+    """Return for each token the first of the spans of characters that it holds a part of."""
+    found: list[int | None] = []
     start = at = 0
     for token in tokens:
-        while at < len(words) and words[at].end() <= start:
+        end = start + len(token)
+        while at < len(spans) and spans[at][1] <= start:
             at += 1
-        begins = at < len(words) and words[at].start() < start + len(token)
-        found.append(words[at].group().lower() if begins else None)
-        start += len(token)
+        found.append(at if at < len(spans) and spans[at][0] < end else None)
+        start = end
     return found
 
 
-def most_changed(gains: Iterable[TokenGain], num: int) -> tuple[list[TokenGain], list[TokenGain]]:
-    """The tokens that gained most, and those that lost most; equal ones in the order given."""
-    ordered = sorted(gains, key=lambda gain: gain.gain_bits)
-    helped = [gain for gain in sorted(ordered, key=lambda gain: -gain.gain_bits) if gain.gain_bits > 0]
-    return helped[:num], [gain for gain in ordered if gain.gain_bits < 0][:num]
-
-
-def rarity_bins(
+def mean_gains(
     by_text: Sequence[Sequence[TokenGain]],
+    names: Sequence[Sequence[str]],
     num_resamples: int = 10_000,
     seed: int = 0,
     clusters: Clusters | None = None,
-) -> list[RarityBin]:
-    """Mean gain by how often the corpus has the word: 0, 1-9, 10-99, ..., and tokens without a word last.
+) -> list[Bin]:
+    """Return the mean gain of the tokens of each name, which `names` gives for every token of every text.
 
     Intervals are of a bootstrap over `clusters` of texts, by default each by itself: the tokens of a text are not
-    independent. P-values of the differences from the rest are corrected for the number of bins.
+    independent. The interval of a mean is over the texts that hold such tokens, that of a difference over all. P-values
+    of the differences from the rest are corrected for the number of bins.
     """
     clusters = clusters or Clusters.by_name(range(len(by_text)))
-    sums, counts = _sums_by_digits(by_text)
-    bins = [_bin(digits, sums, counts, clusters, (num_resamples, seed)) for digits in sorted(sums)]
+    found = {name for own in names for name in own}
+    sums, counts = ({name: np.zeros(len(by_text)) for name in found} for _ in range(2))
+    for row, (gains, own) in enumerate(zip(by_text, names, strict=True)):
+        bits: dict[str, list[float]] = {}
+        for gain, name in zip(gains, own, strict=True):
+            bits.setdefault(name, []).append(gain.gain_bits)
+        for name, values in bits.items():
+            sums[name][row], counts[name][row] = math.fsum(values), len(values)
+    bins = []
+    for name in sorted(found, key=_rank):
+        rows = np.flatnonzero(counts[name])
+        of_these, num_tokens = clusters.among(rows), int(counts[name].sum())
+        mean = interval_of(Ratio(sums[name][rows], counts[name][rows]), num_resamples, seed, of_these)
+        from_rest = None
+        if rest := [other for other in sums if other != name]:
+            others = Ratio(np.sum([sums[o] for o in rest], axis=0), np.sum([counts[o] for o in rest], axis=0))
+            own_ratio = Ratio(sums[name], counts[name])
+            difference, p = difference_and_p(own_ratio, others, num_resamples, seed, clusters)
+            interval = [difference.low, difference.high]
+            from_rest = {"value": difference.value, "n": num_tokens, "interval": interval, "p": p}
+        bins.append(Bin(name, num_tokens, len(of_these), mean, from_rest))
     correct_for_many([one.from_rest for one in bins if one.from_rest is not None])
     return bins
 
 
-def _sums_by_digits(by_text: Sequence[Sequence[TokenGain]]) -> tuple[dict[float, np.ndarray], dict[float, np.ndarray]]:
-    """Gains added up, and their number, [N] of N texts, by digits of the number of times that the corpus has a word."""
-    found = {_digits(gain) for gains in by_text for gain in gains}
-    sums, counts = ({digits: np.zeros(len(by_text)) for digits in found} for _ in range(2))
-    for row, gains in enumerate(by_text):
-        for digits, some in itertools.groupby(sorted(gains, key=_digits), key=_digits):
-            values = [gain.gain_bits for gain in some]
-            sums[digits][row], counts[digits][row] = math.fsum(values), len(values)
-    return sums, counts
+def _rank(name: str) -> tuple[bool, int]:
+    """Order bins by the number that they begin with, and tokens without a word or a name last."""
+    number = re.search(r"(?:10\^)?(\d+)", name)
+    return name in (NO_WORD, NO_ENTITY), int(number[1]) if number else -1
 
 
-def _bin(
-    digits: float,
-    sums: Mapping[float, np.ndarray],
-    counts: Mapping[float, np.ndarray],
-    clusters: Clusters,
-    resampling: tuple[int, int],
-) -> RarityBin:
-    """The interval of its own gain is over the texts that hold such tokens; that of the difference is over all."""
-    rows = np.flatnonzero(counts[digits])
-    of_these = clusters.among(rows)
-    gain = interval_of(Ratio(sums[digits][rows], counts[digits][rows]), *resampling, of_these)
-    rest = [other for other in sums if other != digits]
-    num_tokens = int(counts[digits].sum())
-    if not rest:
-        return RarityBin(_count_range(digits), num_tokens, len(of_these), gain, None)
-    others = Ratio(sum(sums[other] for other in rest), sum(counts[other] for other in rest))  # type: ignore[arg-type]
-    difference, p = difference_and_p(Ratio(sums[digits], counts[digits]), others, *resampling, clusters)
-    entry = {"value": difference.value, "n": num_tokens, "interval": [difference.low, difference.high], "p": p}
-    return RarityBin(_count_range(digits), num_tokens, len(of_these), gain, entry)
+def rarities(gains: Sequence[TokenGain]) -> list[str]:
+    """Return how often the corpus has the word of each token: 0, 1-9, 10-99, ..., or that it has no word."""
+    names = []
+    for gain in gains:
+        digits = len(str(gain.count)) if gain.count else 0
+        known = f"{10 ** (digits - 1)}-{10**digits - 1}" if digits else "0"
+        names.append(NO_WORD if gain.count is None else known)
+    return names
 
 
-def gains_by_rarity(bins: Iterable[RarityBin]) -> dict[str, Entry]:
-    """As entries of `results.json`: `gain_bits/1-9` -> value, n (tokens), interval, and `gain_bits/1-9 - rest`."""
+def bin_table(title: str, bins: Sequence[Bin], more: Mapping[str, Mapping[str, int]] | None = None) -> list[Block]:
+    """Return bins as a table; `more` are further columns of counts, by title and bin."""
+    more = more or {}
+    rows = [
+        [
+            one.name,
+            *(f"{counts.get(one.name, 0):,}" for counts in more.values()),
+            *(f"{one.num_tokens:,}", f"{one.num_sources:,}", f"{one.gain.value:+.3f}"),
+            f"{one.gain.low:+.3f} to {one.gain.high:+.3f}",
+            "" if one.from_rest is None else difference_text(one.from_rest),
+        ]
+        for one in bins
+    ]
+    foot = f"Verdicts on differences: Holm's correction for {len(bins)} comparisons."
+    return [Table((title, *more, *BIN_TITLES), rows), foot]
+
+
+def bin_entries(metric: str, bins: Iterable[Bin]) -> dict[str, Entry]:
+    """Return entries of `results.json`: `gain_bits/1-9` -> value, n (tokens), interval, and `gain_bits/1-9 - rest`."""
     entries: dict[str, Entry] = {}
-    for b in bins:
-        interval = [b.gain.low, b.gain.high]
-        of = {"value": b.gain.value, "n": b.num_tokens, "clusters": b.num_sources, "interval": interval}
-        entries[f"gain_bits/{b.count_range}"] = of
-        if b.from_rest is not None:
-            entries[f"gain_bits/{b.count_range} - rest"] = b.from_rest
+    for one in bins:
+        entries[f"{metric}/{one.name}"] = one.entry()
+        if one.from_rest is not None:
+            entries[f"{metric}/{one.name} - rest"] = one.from_rest
     return entries
 
 
-def rarity_lines(bins: Sequence[RarityBin]) -> str:
-    """As a table in Markdown."""
-    rows = (RARITY_TITLES, ["---"] * len(RARITY_TITLES), *map(_cells, bins))
-    foot = f"Verdicts on differences: Holm's correction for {len(bins)} comparisons."
-    return "\n" + "".join(f"{markdown_line(cells)}\n" for cells in rows) + f"\n{foot}\n"
-
-
-def _cells(b: RarityBin) -> list[str]:
-    interval = f"{b.gain.low:+.3f} to {b.gain.high:+.3f}"
-    from_rest = "" if b.from_rest is None else difference_text(b.from_rest)
-    return [b.count_range, f"{b.num_tokens:,}", f"{b.num_sources:,}", f"{b.gain.value:+.3f}", interval, from_rest]
-
-
-def token_gain_page(by_text: Sequence[Sequence[TokenGain]], bins: Sequence[RarityBin], num_rows: int = 20) -> str:
-    """One self-contained page: gain by rarity, the tokens that changed most, and every text with coloured tokens."""
-    helped, hurt = most_changed((gain for gains in by_text for gain in gains), num_rows)
-    title = "What documents do for each token"
-    heads = "".join(f"<th>{title}</th>" for title in RARITY_TITLES)
-    rarities = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in _cells(b))}</tr>" for b in bins)
-    coloured = (
-        f"<h3>{escape(gains[0].text_id)}</h3><div class=text>{''.join(map(_span, gains))}</div>"
-        for gains in by_text
+def token_gain_page(ids: Sequence[str], by_text: Sequence[Sequence[TokenGain]], bins: Sequence[Bin]) -> str:
+    """Return one self-contained page: gain by rarity, and every text with coloured tokens."""
+    coloured = [
+        Html(f"<h3>{escape(name)}</h3><div class=text>{''.join(map(_span, gains))}</div>")
+        for name, gains in zip(ids, by_text, strict=True)
         if gains
-    )
-    sections = [
-        f"<h2>By rarity of the word</h2><table><tr>{heads}</tr>{rarities}</table>",
-        f"<h2>Helped most</h2>{_token_table(helped)}<h2>Hurt most</h2>{_token_table(hurt)}",
-        "<h2>Texts</h2><p class=muted>Green: more probable with documents; red: less. Full colour at "
-        f"{FULL_COLOUR_BITS:.0f} bits. Point at a token for its probabilities.</p>",
-        *coloured,
     ]
-    head = f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{CSS}{TOKEN_CSS}</style>"
-    return f"{head}<h1>{title}</h1>{''.join(sections)}</html>\n"
-
-
-def _digits(gain: TokenGain) -> float:
-    """Of the number of times that the corpus has the word; 0 for none, infinity where there is no word."""
-    return math.inf if gain.count is None else len(str(gain.count)) if gain.count else 0
-
-
-def _count_range(digits: float) -> str:
-    if math.isinf(digits):
-        return NO_WORD
-    return f"{10 ** (int(digits) - 1)}-{10 ** int(digits) - 1}" if digits else "0"
-
-
-def _token_table(gains: Sequence[TokenGain]) -> str:
-    rows = "".join(
-        f"<tr><td class=token>{escape(repr(gain.token))}</td><td>{escape(gain.word or '')}</td>"
-        f"<td>{'' if gain.count is None else format(gain.count, ',')}</td><td>{gain.probability_without:.4g}</td>"
-        f"<td>{gain.probability_with:.4g}</td><td>{gain.gain_bits:+.2f}</td><td>{escape(gain.text_id)}</td></tr>"
-        for gain in gains
+    legend = (
+        "Green: more probable with documents; red: less. Full colour at "
+        f"{FULL_COLOUR_BITS:.0f} bits. Point at a token for its probabilities."
     )
-    titles = ("token", "word", "times in the corpus", "p without", "p with", "gain, bits", "text")
-    return f"<table><tr>{''.join(f'<th>{title}</th>' for title in titles)}</tr>{rows}</table>"
+    sections: dict[str, Sequence[Block]] = {
+        "By rarity of the word": bin_table(RARITY, bins),
+        "Texts": [legend, *coloured],
+    }
+    return html_page("What documents do for each token", sections, TOKEN_CSS)
 
 
 def _span(gain: TokenGain) -> str:
@@ -243,3 +221,106 @@ def _span(gain: TokenGain) -> str:
     opacity = min(1.0, abs(gain.gain_bits) / FULL_COLOUR_BITS)
     title = f"p {gain.probability_without:.4g} → {gain.probability_with:.4g}, {gain.gain_bits:+.2f} bits"
     return f'<span title="{title}" style="background:rgba({colour},{opacity:.2f})">{escape(gain.token)}</span>'
+
+
+# Names of entities ------------------------------------------------------------------------------------------------
+
+
+class EntityNames:
+    """Finds names by their words, as they are written: "Live" is a name, "live" is not."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names: dict[Words, str] = {}
+        self._longest: dict[str, int] = {}  # by first word, words of the longest name that begins with it
+        for name in names:
+            if words := tuple(_WORD.findall(name)):
+                self._names.setdefault(words, name)
+                self._longest[words[0]] = max(len(words), self._longest.get(words[0], 0))
+
+    def mentions(self, text: str) -> list[Mention]:
+        """Return names in order; of names that begin at one word the longest, and none within another."""
+        words, place = list(_WORD.finditer(text)), 0
+        found: list[Mention] = []
+        while place < len(words):
+            some = [word.group() for word in words[place : place + self._longest.get(words[place].group(), 0)]]
+            length = next((n for n in range(len(some), 0, -1) if tuple(some[:n]) in self._names), 0)
+            if length:
+                name = self._names[tuple(some[:length])]
+                found.append((name, words[place].start(), words[place + length - 1].end()))
+            place += max(1, length)
+        return found
+
+
+def popularities(gains: Sequence[TokenGain], mentions: Sequence[Mention], popularity: Mapping[str, float]) -> list[str]:
+    """Return the popularity of the name that each token is a part of, as powers of ten, or that it is of none.
+
+    A token belongs to a mention where it holds a character of it.
+    """
+    owners = first_spans([gain.token for gain in gains], [(start, end) for _, start, end in mentions])
+    return [NO_ENTITY if owner is None else popularity_bin(popularity[mentions[owner][0]]) for owner in owners]
+
+
+def read_popularity(path: Path) -> dict[str, float]:
+    """Return the page views of subjects in a file of PopQA's. Raises UserError where it tells none."""
+    found = {question.subject: question.subject_popularity for question in read_popqa(path.expanduser())}
+    known = {subject: views for subject, views in found.items() if views is not None}
+    if not known:
+        raise UserError(f"texts.entities: {path} tells no popularity (s_pop) of its subjects; expected PopQA's table")
+    return known
+
+
+# The evaluation ---------------------------------------------------------------------------------------------------
+
+
+def token_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
+    """Read the texts of language modelling, whose outcomes hold the texts of tokens."""
+    if config.texts.entities:
+        read_popularity(Path(config.texts.entities))  # a file that cannot be read is told before anything is measured
+    return lm_dataset(config, corpus, with_tokens=True)
+
+
+def token_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
+    """Yield what a configuration lacks: exactly two methods, beside what language modelling needs."""
+    if len(methods) != 2:
+        yield f"methods has {len(methods)} entries; evaluation=token_gain compares two, such as [none, replug]"
+    yield from text_problems(config, methods)
+
+
+def add_gains(finished: Finished) -> list[Block]:
+    """Add gains to the second method's results, write tokens.html, a coloured page, and return tables."""
+    config, book = finished.config, finished.book
+    results = finished.results[book.methods[1].name]
+    by_text = _gains_by_text(finished.rows, book)
+    resampling = config.num_resamples, config.seed, clusters_of(finished.rows)
+    bins = mean_gains(by_text, list(map(rarities, by_text)), *resampling)
+    results |= bin_entries("gain_bits", bins)
+    replace_file(finished.folder.tokens, token_gain_page([row["id"] for row in finished.rows], by_text, bins).encode())
+    blocks = bin_table(RARITY, bins)
+    if config.texts.entities:
+        popularity = read_popularity(Path(config.texts.entities))
+        names = EntityNames(popularity)
+        mentions = [names.mentions("".join(gain.token for gain in gains)) for gains in by_text]
+        labels = [popularities(gains, own, popularity) for gains, own in zip(by_text, mentions, strict=True)]
+        bins = mean_gains(by_text, labels, *resampling)
+        results |= bin_entries("entity_gain_bits", bins)
+        found = [(popularity_bin(popularity[name]), name) for own in mentions for name, _, _ in own]
+        counts = {"mentions": Counter(name for name, _ in found), "names": Counter(name for name, _ in set(found))}
+        for name, number in counts["mentions"].items():
+            results[f"entity_gain_bits/{name}"]["n"] = number
+        blocks += bin_table(POPULARITY, bins, counts)
+    return blocks
+
+
+def _gains_by_text(rows: Sequence[Row], book: EvidenceBook) -> list[list[TokenGain]]:
+    """Compare the first method's probabilities with the second's."""
+    before, after = (method.name for method in book.methods)
+    counts = count_words(book.all_texts())
+    gains = []
+    for row in rows:
+        first, second = row["methods"][before]["detail"], row["methods"][after]["detail"]
+        without, with_documents = (np.array(detail["token_logprobs"]) for detail in (first, second))
+        gains.append(token_gains(first["token_texts"], without, with_documents, counts))
+    return gains
+
+
+EVALUATION = EvaluationKind(token_dataset, token_problems, has_sources=True, add_findings=add_gains)

@@ -1,8 +1,8 @@
 """A policy of retrieval: by which signal and below which value documents are retrieved (Mallen et al. 2023, section 6).
 
-`replug adapt fit` writes one from an evaluation's outcomes, as a file of JSON; `ReplugLM(policy=...)` and
-`replug ask --policy` follow it. It was fitted to one LM, one retriever over its documents and two ways to answer,
-and says nothing of others: who loads it compares.
+`replug report DIR --policies OUT` writes policies from an evaluation's outcomes, each as a file of JSON.
+`ReplugLM(policy=...)` and `replug ask --policy` follow one. A policy is fitted to one LM, one retriever over its
+documents and two methods, and says nothing of others: whoever loads it compares.
 
     {"format": 1, "lm": ..., "retriever": ..., "closed": "none", "augmented": "replug@1", "signal": "popularity",
      "retrieves_when": "below", "thresholds": {"capital": 1841.0, "genre": "always"}, "pooled": 2310.0, "fitted": {...}}
@@ -209,7 +209,7 @@ def load_policy(path: Path) -> Policy:
     unknown = [name for name in content if name not in (*names, "format", "retrieves_when")]
     if missing or unknown:
         what = f"{missing[0]} is missing" if missing else f"{unknown[0]} is unknown"
-        raise UserError(f"{path}: {what}; expected what `replug adapt fit` writes")
+        raise UserError(f"{path}: {what}; expected what `replug report --policies` writes")
     when = content.pop("retrieves_when")
     try:
         policy = Policy(**{name: content[name] for name in names})
@@ -224,11 +224,13 @@ def load_policy(path: Path) -> Policy:
 
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise UserError(f"{path} does not exist; expected a policy that `replug adapt fit` wrote")
+        raise UserError(f"{path} does not exist; expected a policy that `replug report --policies` wrote")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UserError(f"{path} is not valid JSON ({error}); expected what `replug adapt fit` writes") from error
+        raise UserError(
+            f"{path} is not valid JSON ({error}); expected what `replug report --policies` writes"
+        ) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise UserError(f"{path} is no policy of format {FORMAT}; `replug adapt fit` writes it anew")
+        raise UserError(f"{path} is no policy of format {FORMAT}; `replug report --policies` writes it anew")
     return content

@@ -26,7 +26,7 @@ from replug.planning.model_sizes import ModelSize, encoder_size, lm_size
 from replug.planning.plans import DEFAULTS, GPUS_MISSING, Assumptions
 from replug.planning.workload import count_documents
 
-TEXTS, QUESTIONS = ("lm", "tokens"), ("mmlu", "open_qa", "popqa")
+TEXTS, QUESTIONS = ("language_modelling", "token_gain"), ("mmlu", "open_qa", "popqa")
 LETTERS, SUBJECTS = 4, 57  # of MMLU
 SHOTS = {"mmlu": 5, "open_qa": 16, "popqa": 15, "internet_qa": 15}  # where questions.shots is not set
 SAMPLES, SAMPLES_ALONE = 4, 50  # answers of a question from passages (answering/answerer.py)
@@ -124,7 +124,7 @@ def _prompts_of_passages(
 ) -> tuple[list[Prompts], list[Prompts]]:
     """Prompts that are asked for answers, and prompts that are scored, which `rerank_lm` takes where it is set.
 
-    `evals/internet/expectation.py` counts the same: every factor is asked for, and no two samples are alike.
+    `evals/internet_costs.py` counts the same: every factor is asked for, and no two samples are alike.
     """
     labels = LABELS.get(str(config.questions.dataset), 0)
     query, answer, passage = query_tokens(config), ANSWER_TOKENS, SENTENCE_TOKENS * config.web.sentences_per_passage

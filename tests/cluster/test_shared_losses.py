@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.train.figures import totals
+from replug.train.report import device_shares
 from replug.train.run_dir import RunDirectory
 from tests.support.command_line import ROOT
 from tests.support.fake_cluster import fake_cluster
@@ -44,5 +44,5 @@ def test_the_losses_of_shared_gpus_are_those_of_a_split(tmp_path: Path) -> None:
 
 def roles_of(run: Path) -> list[set[str]]:
     """That each GPU worked for."""
-    shares = totals(RunDirectory(run).read_device_use())
+    shares = device_shares(RunDirectory(run).read_device_use())
     return [{role for role, share in of.items() if share and role != "idle"} for of in shares.values()]

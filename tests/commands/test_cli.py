@@ -20,7 +20,7 @@ def test_help_shows_the_commands_in_groups_the_main_ones_first() -> None:
     named = re.findall(r"^(?:╭─ (?!Options)([\w ]+?) ─|│ ([a-z]+) )", printed, re.MULTILINE)
     assert [group or command for group, command in named] == [
         *("Prepare", "prepare", "index", "example", "label", "Train", "train", "slurm"),
-        *("Evaluate", "evaluate", "report", "adapt"),
+        *("Evaluate", "evaluate", "report"),
         *("Use", "search", "ask", "export", "serve"),
         *("Look and plan", "plan", "doctor", "verify", "keys"),
     ]

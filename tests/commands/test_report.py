@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 
 from replug.config.errors import UserError
-from replug.data.folder import write_checksums
-from replug.evals.comparison import MOST_DIFFERENCES
-from replug.evals.results_files import joined_table
+from replug.evals.tables import MOST_DIFFERENCES, joined_blocks, to_markdown
 from replug.train.run_dir import RunDirectory
 from tests.support.command_line import CommandLine
 from tests.support.outcome_folders import made_up_rows, write_evaluation
@@ -35,10 +33,7 @@ def folders(tmp_path: Path) -> list[Path]:
     """Two LMs that answered the same questions."""
     paths = []
     for name, of in {"small": results(0.2, 0.3, 0.03), "large": results(0.5, 0.6, 0.04)}.items():
-        path = write_evaluation(tmp_path / name, made_up_rows(4), lm=name)
-        (path / "results.json").write_text(json.dumps(of))
-        (path / "inputs.json").write_text(json.dumps({"texts": "t", "corpus": "c"}))
-        paths.append(path)
+        paths.append(write_evaluation(tmp_path / name, made_up_rows(4), lm=name, results={"popqa": of}))
     return paths
 
 
@@ -54,43 +49,53 @@ def test_evaluations_of_several_lms_are_rows_of_one_table(replug: CommandLine, f
 
 
 def test_a_method_that_one_folder_lacks_is_an_empty_cell_and_many_folders_are_all_shown():
-    table = joined_table("lm", {"a": results(0.2, 0.3, 0.03), "b": {"none": results(0.4, 0.5, 0.5)["none"]}})
+    of = {"a": results(0.2, 0.3, 0.03), "b": {"none": results(0.4, 0.5, 0.5)["none"]}}
+    table = to_markdown(joined_blocks("lm", of))
     assert "| b | 0.4000 |  |" in table
     many = {str(number): results(0.2, 0.3, 0.9) for number in range(MOST_DIFFERENCES + 1)}
-    assert joined_table("lm", many).count("of replug − none") == MOST_DIFFERENCES + 1
+    assert to_markdown(joined_blocks("lm", many)).count("of replug − none") == MOST_DIFFERENCES + 1
 
 
 @pytest.mark.parametrize(
-    ("file", "change", "message"),
+    ("other", "message"),
     [
-        ("inputs.json", {"texts": "others", "corpus": "c"}, "has other texts than"),
-        ("inputs.json", {"texts": "t", "corpus": "others"}, "has other corpus than"),
-        ("results.json", None, "holds no finished evaluation"),
+        ({"texts": ["others"]}, "has other texts than"),
+        ({"corpus": "others"}, "has other corpus than"),
+        (None, "holds no finished evaluation"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_by_name(
-    replug: CommandLine, folders: list[Path], file: str, change: dict | None, message: str
+    replug: CommandLine, folders: list[Path], tmp_path: Path, other: dict | None, message: str
 ):
-    path = folders[1] / file
-    path.unlink() if change is None else path.write_text(json.dumps(change))
-    ended = replug("report", *folders)
-    assert ended.status == 2 and message in ended.errors and str(folders[1]) in ended.errors
+    path = tmp_path / "other"
+    write_evaluation(path, made_up_rows(4), **(other or {}))
+    if other is None:
+        (path / "manifest.json").unlink()
+    ended = replug("report", *folders, path)
+    assert ended.status == 2 and message in ended.errors and str(path) in ended.errors
 
 
-def test_an_evaluation_without_documents_stands_beside_one_with_them(replug: CommandLine, folders: list[Path]):
-    (folders[1] / "inputs.json").write_text(json.dumps({"texts": "t", "corpus": None}))
-    assert replug("report", *folders).status == 0
+def test_an_evaluation_without_documents_stands_beside_one_with_them(
+    replug: CommandLine, folders: list[Path], tmp_path: Path
+):
+    of = {"popqa": results(0.5, 0.6, 0.04)}
+    alone = write_evaluation(tmp_path / "alone", made_up_rows(4), lm="alone", results=of, corpus=None)
+    assert replug("report", *folders, alone).status == 0
 
 
 def test_results_that_were_changed_afterwards_are_refused(replug: CommandLine, folders: list[Path]):
-    write_checksums(folders[0])
-    (folders[0] / "results.json").write_text(json.dumps(results(0.2, 0.9, 0.0)))
+    (folders[0] / "results.json").write_text(json.dumps({"popqa": results(0.2, 0.9, 0.0)}))
     assert "results.json" in replug("report", *folders).errors
+
+
+def bits_of(none: float, lsr: float) -> dict:
+    difference = entry(lsr - none, lsr - none - 0.1, lsr - none + 0.1, p=0.01)
+    return {"none": {"bpb": entry(none, 1, 2)}, "lsr": {"bpb": entry(lsr, 1, 2), "bpb - none": difference}}
 
 
 def write_run(path: Path, heldout: float | None, dev: float, of_set: str = "s") -> Path:
     path.mkdir()
-    measured = {} if heldout is None else {"bpb": {"all": {"none": 1.5, "lsr": heldout}}}
+    measured = {} if heldout is None else {"language_modelling": bits_of(1.5, heldout)}
     folder = RunDirectory(path).folder
     folder.claim({"data.sha256": of_set})
     (path / "results.json").write_text(json.dumps({**measured, "weights": {"best": {"bpb": dev}}}))
@@ -102,9 +107,9 @@ def test_runs_are_rows_of_bits_per_byte(replug: CommandLine, tmp_path: Path):
     runs = [write_run(tmp_path / "0", 1.25, 1.3), write_run(tmp_path / "1", None, 1.2)]
     ended = replug("report", *runs, "--out", tmp_path / "table.md")
     assert ended.status == 0, ended.printed
-    lines = (tmp_path / "table.md").read_text().splitlines()
-    assert lines[2] == "| run | no retrieval | REPLUG LSR (tuned) | development texts |"
-    assert lines[4:] == ["| 0 | 1.5000 | 1.2500 | 1.3000 |", "| 1 |  |  | 1.2000 |"]
+    table = (tmp_path / "table.md").read_text()
+    assert "| 0 | 1.5000 | 1.2500 |\n" in table and "- 0: bpb of lsr − none: -0.2500 (" in table
+    assert "| run | bpb of development texts |\n| --- | --- |\n| 0 | 1.3000 |\n| 1 | 1.2000 |\n" in table
 
 
 def test_runs_on_other_data_and_folders_of_two_kinds_are_refused(

@@ -36,7 +36,7 @@ WRITERS = {  # what is typed, and the folder (or file) that it writes
     "prepare": (["prepare", DEBUG, "run_dir={}/run"], "run/data"),
     "prepare elsewhere": (["prepare", DEBUG, "run_dir={}/run", "data.out={}/set"], "set"),
     "report": (["report", "{}/finished"], "finished"),
-    "adapt report": (["adapt", "report", "{}/outcomes", "--out", "{}/page"], "page"),
+    "report of policies": (["report", "{}/outcomes", "--policies", "{}/page"], "page"),
 }
 
 

@@ -15,11 +15,13 @@ EXTRAS = (
 IMPORTS = """
 import importlib, pkgutil, sys
 sys.modules |= dict.fromkeys({extras})
-import replug.commands, replug.evals.tasks
-for room in (replug.commands, replug.evals.tasks):
-    for module in pkgutil.iter_modules(room.__path__, f"{{room.__name__}}."):
-        importlib.import_module(module.name)
-for module in ("train.run", "train.labels.labelling", "evals.run", "commands.asking.ways"):
+import replug.commands
+from replug.evals.kinds import KINDS
+for module in pkgutil.iter_modules(replug.commands.__path__, "replug.commands."):
+    importlib.import_module(module.name)
+for module in (*(f"evals.{{kind}}" for kind in KINDS), "evals.run"):
+    importlib.import_module(f"replug.{{module}}")
+for module in ("train.run", "train.labels.labelling", "commands.asking.ways"):
     importlib.import_module(f"replug.{{module}}")
 from replug.web import require_web
 require_web("evaluation=internet_qa")

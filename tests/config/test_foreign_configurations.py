@@ -46,7 +46,7 @@ def test_a_run_on_local_weights_is_asked_as_before_but_for_its_cache(tmp_path: P
 def test_a_configuration_may_name_our_own_variables_only_and_the_command_line_any(
     load: Callable, tmp_path: Path
 ) -> None:
-    head = GOOD if load is load_config else "evaluation: lm\nout: out\ndata: {source: stand_in}\nmethods: [none]\n"
+    head = GOOD if load is load_config else "evaluation: mmlu\nout: out\ndata: {source: stand_in}\nmethods: [none]\n"
     lm = "lm: {{url: 'http://127.0.0.1/v1', model: m, api_key_env: {}}}\n"
     path = write(tmp_path, head + lm.format(SECRET))
     with pytest.raises(UserError, match=rf"names \${SECRET}, which is sent to lm.url; a file may name variables that"):
@@ -83,7 +83,7 @@ def test_nothing_but_other_keys_stands_in_for_a_value(value: str, tmp_path: Path
         lambda: load_config(write(tmp_path, text)),
         lambda: load_config(write(tmp_path, GOOD + "lm: {path: stand_in}"), [f"wandb.name={value}"]),
         lambda: load_ask_config([f"lm.path={value}"]),
-        lambda: load_evaluation_config(write(tmp_path, "evaluation: lm\n"), [f"out={value}"]),
+        lambda: load_evaluation_config(write(tmp_path, "evaluation: language_modelling\n"), [f"out={value}"]),
     ):
         with pytest.raises(UserError) as caught:
             load()

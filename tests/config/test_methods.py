@@ -77,7 +77,7 @@ def written(tmp_path, text):
     return path
 
 
-GOOD = "evaluation: lm\nout: x\nmethods: [none]\nlm: {path: stand_in}\ntexts: {path: stand_in}\n"
+GOOD = "evaluation: language_modelling\nout: x\nmethods: [none]\nlm: {path: stand_in}\ntexts: {path: stand_in}\n"
 
 
 @pytest.mark.parametrize(

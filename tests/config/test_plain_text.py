@@ -1,18 +1,14 @@
 """What others wrote is shown as text: by a terminal, by rich, by what reads Markdown."""
 
-import io
 import json
 import logging
 
 import pytest
-from rich.console import Console
-from rich.markdown import Markdown
 
 from replug.commands import search
 from replug.commands.cli import _StandardError
 from replug.config.plain_text import plain_line, plain_text
-from replug.evals.comparison import markdown_line
-from replug.train.results import print_results
+from replug.evals.tables import Table, print_blocks
 
 HOSTILE = {
     "a closing tag": "[/INST] and [/]",
@@ -52,15 +48,6 @@ def test_a_document_is_shown_by_search_as_it_is_written(name, monkeypatch, capsy
     assert json.loads(line)["found"] == found
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_domain_is_a_cell_of_the_table_as_it_is_written(name):
-    results = {"num_examples": 3, "bpb": {"all": {"none": 1.0}, HOSTILE[name]: {"none": 2.0}}, "intervals": {}}
-    out = io.StringIO()
-    print_results(results, Console(file=out, width=200))
-    assert plain_line(HOSTILE[name]) in out.getvalue()
-    assert plain_text(out.getvalue()) == out.getvalue()
-
-
 @pytest.mark.parametrize(
     "cell",
     [
@@ -75,12 +62,11 @@ def test_a_domain_is_a_cell_of_the_table_as_it_is_written(name):
         *HOSTILE.values(),
     ],
 )
-def test_a_group_is_one_cell_of_table_md_and_nothing_else(cell):
-    lines = [markdown_line(["group", "value"]), markdown_line(["---", "---"]), markdown_line([cell, "1.0000"])]
-    assert all("\n" not in line for line in lines)
-    out = io.StringIO()
-    Console(file=out, width=200).print(Markdown("\n".join(lines)))
-    last = next(line for line in out.getvalue().splitlines() if "1.0000" in line)
+def test_a_group_is_one_cell_of_table_md_and_nothing_else(cell, capsys):
+    print_blocks([Table(["group", "value"], [[cell, "1.0000"]])], width=200)
+    shown = capsys.readouterr().out
+    last = next(line for line in shown.splitlines() if "1.0000" in line)
+    assert plain_text(shown) == shown
     assert " ".join(last.replace("1.0000", "").split()) == plain_line(cell)
 
 

@@ -17,10 +17,7 @@ from replug.evals.answers import (
         ("The Eiffel  Tower!", "eiffel tower"),
         ("an  apple a day", "apple day"),
         ("U.S.A.", "usa"),
-        ("theatre", "theatre"),
-        ("10,000\n", "10000"),
         ("A", ""),
-        ("Düsseldorf", "düsseldorf"),
         ("don't", "dont"),
     ],
 )
@@ -52,12 +49,9 @@ def test_f1_is_over_words_and_the_best_of_the_answers() -> None:
         ("a Cat.", ["dog", "cat"], True),
         ("the cafe\u0301 opened", ["caf\u00e9"], True),  # one character, or two
         ("the cafe opened", ["caf\u00e9"], False),
-        ("New York City", ["York New"], False),
-        ("in 1756 he", ["1756"], True),
         ("state-of-the-art", ["of the"], False),
         ("anything", ["", "\u200b"], False),
         ("", ["word"], False),
-        ("", ["", " "], False),
         ("\u6771\u4eac \u30bf\u30ef\u30fc", ["\u6771\u4eac"], True),
     ],
 )
@@ -71,19 +65,13 @@ def test_a_document_holds_an_answer_as_dpr_has_it(document: str, answers: list[s
         ("He was a politician.", ["politician"], True, True),
         ("POLITICIAN", ["politician"], False, True),  # neither as written, nor lower, nor capitalised
         ("politician", ["Politician"], True, True),
-        ("Film director", ["film director"], True, True),
-        ("Film Director", ["film director"], False, True),
         ("Stuttgart", ["art"], True, False),  # inside a word
         ("the Hague", ["The Hague"], False, True),  # its lower case is "the hague"
         ("Hague", ["The Hague"], False, False),  # an article is part of the answer
         ("Washington DC", ["Washington, D.C."], False, False),  # punctuation is part of the answer
-        ("Washington, D.C", ["Washington, D.C."], False, False),
-        ("Tappahannock, Virginia.", ["Tappahannock, Virginia"], True, True),
         ("Jose\u0301", ["Jos\u00e9"], False, True),  # the same letter composed otherwise
-        ("É", ["é"], True, True),
         ("istanbul", ["İstanbul"], False, False),  # lower() of the dotted capital has two characters
         ("日本の東京", ["東京"], True, False),  # one run of letters
-        ("no", ["x", "y", "no"], True, True),
         ("", ["x"], False, False),
     ],
 )

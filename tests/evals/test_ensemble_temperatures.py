@@ -17,7 +17,7 @@ from replug.evals import ensemble_temperatures
 from replug.evals.ensemble_temperatures import settled_temperatures, temperature_of, with_temperatures
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.folder import EvaluationFolder
-from replug.evals.kinds import PromptedLM, check_evaluation
+from replug.evals.kinds import PromptedLM
 from replug.evals.temperature_fit import DocumentScores, fit_temperature
 from replug.models.encoder import Encoder
 from replug.models.ensemble_temperature import PAPER, EnsembleTemperature
@@ -170,20 +170,7 @@ def test_evidence_is_weighed_by_its_retrievers_temperature(with_dev: PreparedSet
     assert book.digest() != cold.digest()
 
 
-def test_found_documents_keep_their_temperature(tmp_path: Path) -> None:
-    found = replace(found_at_random(2, 9, 0), temperature=EnsembleTemperature(0.5, "lm", 5, 20))
-    found.save(tmp_path / "found.npz")
-    assert RetrievedDocuments.load(tmp_path / "found.npz").temperature == found.temperature
-    assert found.of([1]).temperature == found.temperature
-
-
 @pytest.mark.parametrize("value", ["fitted", "0", "-2"])
 def test_what_is_no_temperature_is_refused(tmp_path: Path, value: str) -> None:
     with pytest.raises(UserError, match=rf"ensemble\.temperature is {value}; expected a number above 0, or fit"):
         config_of(tmp_path, f"ensemble.temperature={value}")
-
-
-def test_an_evaluation_that_mixes_nothing_has_no_temperature(tmp_path: Path) -> None:
-    config = replace(config_of(tmp_path, "ensemble.temperature=0.1"), evaluation="retrieval")
-    with pytest.raises(UserError, match="evaluation=retrieval mixes no predictions"):
-        check_evaluation(config)

@@ -36,7 +36,7 @@ def config(tmp_path, monkeypatch) -> list[str]:
     for name, content in rows.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
     yaml = """
-        evaluation: lm
+        evaluation: language_modelling
         methods: [none, long_context, random, bm25]
         k: 2
         num_resamples: 200
@@ -53,7 +53,7 @@ def config(tmp_path, monkeypatch) -> list[str]:
 
 def evaluate(tmp_path: Path, overrides: list[str]) -> dict:
     loaded = load_evaluation_config(tmp_path / "evaluation.yaml", overrides)
-    return run.evaluate(loaded)
+    return run.evaluate(loaded)["language_modelling"]
 
 
 def test_whole_texts_are_measured_by_source_and_with_and_without_what_the_corpus_holds(tmp_path, config):

@@ -7,7 +7,6 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from replug.config.errors import UserError
 from replug.config.methods import parse_methods
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
 from replug.evals.kinds import EvalDataset, PromptedLM
@@ -67,21 +66,6 @@ def test_an_interrupted_writing_goes_on_after_the_last_document(tmp_path):
     assert len(lm.asked) == 20 - len(kept)
     assert again == write_documents(prompted(Writer(fails_at=0)), QUESTIONS, path), "nothing is left to ask"
     assert again == write_documents(prompted(Writer()), QUESTIONS, tmp_path / "whole.jsonl")
-
-
-def test_nobody_is_asked_for_a_document_of_a_blank_question(tmp_path):
-    lm = Writer()
-    assert write_documents(prompted(lm), [" "], tmp_path / "genread.jsonl") == [WrittenDocument(None, 0, 0)]
-    assert not lm.asked
-
-
-def test_documents_of_other_questions_are_refused(tmp_path):
-    path = tmp_path / "genread.jsonl"
-    write_documents(prompted(Writer()), QUESTIONS[:3], path)
-    with pytest.raises(UserError, match=r"genread\.jsonl:2 is of question 'who is q1\?', which is none of this"):
-        write_documents(prompted(Writer()), [QUESTIONS[0], "who else?"], path)
-    with pytest.raises(UserError, match=r"genread\.jsonl:3 is of question 'who is q2\?'"):
-        write_documents(prompted(Writer()), QUESTIONS[:2], path)
 
 
 def book() -> EvidenceBook:

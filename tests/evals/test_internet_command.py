@@ -17,8 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from replug.config.load import load_evaluation_config
-from replug.evals.internet_preparing import is_validation
-from replug.evals.internet_sets import InternetQuestion
+from replug.evals.internet_sets import InternetQuestion, is_validation
 from replug.evals.loop import Item
 from replug.evals.run import evaluate
 from replug.models.local.local_source import LocalSource
@@ -117,7 +116,7 @@ def test_labels_are_scored_by_another_lm_that_works_in_this_process(evaluate_her
     results, _ = evaluate_here(out, *settings, dataset="strategyqa", file="strategyqa.json")
     assert results["poe@2"]["accuracy"]["n"] <= 8 - SHOTS and "copied" not in results["poe@2"]
     assert num_rows(out / "rerank_scores.sqlite") > 0 == num_rows(out / "scores.sqlite")
-    assert "reranked by" in (out / "lm.json").read_text()
+    assert "reranked by" in (out / "inputs.json").read_text()
 
 
 def num_rows(path: Path) -> int:
@@ -148,7 +147,7 @@ def evaluate_typed(replug: CommandLine, data: Path) -> Evaluate:
     def evaluate_typed(out: Path, *overrides: str) -> tuple[dict, str]:
         ended = replug(*typed(data, out, *overrides))
         assert ended.status == 0, ended.printed
-        return json.loads((out / "results.json").read_text()), ended.printed
+        return json.loads((out / "results.json").read_text())["internet_qa"], ended.printed
 
     return evaluate_typed
 

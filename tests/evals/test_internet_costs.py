@@ -6,12 +6,7 @@ import pytest
 from replug.answering.factors import Factors
 from replug.answering.prompts import AnswerPrompts, PromptForm, Shot
 from replug.answering.rerankers import RERANKERS
-from replug.evals.internet_costs import (
-    AnswerCosts,
-    LineCounter,
-    LineTokens,
-    reranked_costs,
-)
+from replug.evals.internet_costs import LineCounter, LineTokens, cost_numbers, reranking_costs
 
 # 100 tokens of shots, a question of 10, two passages of 20 and 30, answers of 2 and 3; "b" came from both passages.
 LINES = LineTokens(100, 10, [20, 30], {"a": 2, "b": 3})
@@ -42,18 +37,18 @@ def words(text: str) -> int:
     ],
 )
 def test_a_reranker_costs_the_factors_that_it_reads(reranker, calls, scored):
-    found = reranked_costs(RERANKERS[reranker], FACTORS, LINES, LINES, [7, 9])
-    assert found == AnswerCosts(calls + 2, ASKED, 16, scored)
+    found = reranking_costs(RERANKERS[reranker], FACTORS, LINES, LINES, [7, 9])
+    assert found == (calls + 2, ASKED, 16, scored)
 
 
 def test_in_classification_nothing_is_sampled():
-    assert reranked_costs(RERANKERS["direct"], FACTORS, LINES, LINES, []) == AnswerCosts(3, 0, 0, GIVEN)
+    assert reranking_costs(RERANKERS["direct"], FACTORS, LINES, LINES, []) == (3, 0, 0, GIVEN)
 
 
 def test_flop_are_two_for_each_parameter_and_token_of_its_own_lm_and_left_out_where_unknown():
-    costs = AnswerCosts(2, 100, 10, 1000)
-    assert costs.numbers(50.0, 3.0)["flop"] == 2 * (110 * 50 + 1000 * 3)
-    assert costs.numbers(None, 3.0) == {"lm_calls": 2.0, "prompt_tokens": 1100.0, "generated_tokens": 10.0}
+    assert cost_numbers((50.0, 3.0), 2, 100, 10, 1000)["flop"] == 2 * (110 * 50 + 1000 * 3)
+    unknown = cost_numbers((None, 3.0), 2, 100, 10, 1000)
+    assert unknown == {"lm_calls": 2.0, "prompt_tokens": 1100.0, "generated_tokens": 10.0}
 
 
 def test_lines_are_counted_as_the_prompt_has_them():

@@ -13,13 +13,12 @@ from replug.answering.rerankers import WeightsFile
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import parse_answering_methods
-from replug.evals.comparison import compare
-from replug.evals.internet_costs import LineTokens, measured_passages, passages_outcome, read_passages
-from replug.evals.internet_deciding import decide
-from replug.evals.internet_preparing import Prepared, is_validation
-from replug.evals.internet_sets import InternetQuestion
+from replug.evals.internet_costs import LineTokens, cost_numbers
+from replug.evals.internet_qa import answer_numbers, decide, factors_as_json, read_factors, reranked_outcomes
+from replug.evals.internet_sets import InternetQuestion, Prepared, is_validation
 from replug.evals.loop import Item
-from replug.web.records import Passage
+from replug.evals.results import compare
+from replug.web.records import FoundEvidence, Passage
 
 METHODS = parse_answering_methods(["none", "gold", "direct@1", "direct@2", "rag@2"], 10)
 LINES = LineTokens(100, 10, (20, 30), {"red": 2, "blue": 2})
@@ -58,39 +57,38 @@ def answered(probability: float = 0.4, zero: bool = False) -> Answered:
     return Answered("what colour?", passages, candidates, factors, {}, (7, 9))
 
 
-def row(question: InternetQuestion, measured) -> dict:
+def row(question: InternetQuestion, of: Answered, prepared: Prepared, lines=(LINES, LINES)) -> dict:
     """As a line of outcomes.jsonl is read back."""
-    alone = {"answer": "red", "costs": {"calls": 1, "read": 50, "written": 100, "scored": 0}}
     methods = {
-        "none": {"numbers": {}, "detail": alone},
-        "gold": {"numbers": {}, "detail": {**alone, "answer": "Blue."}},
-        "passages": {"numbers": {}, "detail": passages_outcome(measured, {}).detail},
+        name: {
+            "numbers": answer_numbers(prepared.metric, answer, question) | cost_numbers(SIZES, 1, 50, 100),
+            "detail": {"answer": answer},
+        }
+        for name, answer in (("none", "red"), ("gold", "Blue."))
     }
+    for name, outcome in reranked_outcomes(prepared, question, of, lines, SIZES).items():
+        methods[name] = {"numbers": outcome.numbers, "detail": outcome.detail}
     return json.loads(json.dumps({"id": question.example.id, "group": "all", "methods": methods}, allow_nan=False))
 
 
-def measured(of: Answered | None = None):
-    return measured_passages(of or answered(), ["blue"], LINES, LINES)
-
-
 def prepared(questions=QUESTIONS, metric="exact_match", methods=METHODS) -> Prepared:
-    return Prepared(tuple(methods), tuple(questions), (), metric, PromptForm(), {}, {})
+    found = {one.example.id: FoundEvidence("", (), {}) for one in questions}
+    return Prepared(tuple(methods), tuple(questions), (), metric, PromptForm(), {}, found)
 
 
-def decided(tmp_path, questions=QUESTIONS, of: Answered | None = None, **settings):
-    rows = [row(one, measured(of)) for one in questions]
-    return decide(prepared(questions, **settings), rows, SIZES, WeightsFile(tmp_path / "weights.json", "lm", "other"))
+def decided(tmp_path, questions=QUESTIONS, of: Answered | None = None, lines=(LINES, LINES), **settings):
+    asked = prepared(questions, **settings)
+    rows = [row(one, of or answered(), asked, lines) for one in questions]
+    return decide(asked, rows, WeightsFile(tmp_path / "weights.json", "lm", "other"))
 
 
 @pytest.mark.parametrize("zero", [False, True])
-def test_what_was_measured_survives_the_file_to_the_last_bit(zero):
-    before = measured(answered(zero=zero))
-    after = read_passages(row(QUESTIONS[0], before)["methods"]["passages"]["detail"])
-    assert after.passages == before.passages and after.held_by == before.held_by == {"red": 0, "blue": 1}
-    assert after.written == (7, 9) and after.asked == replace(LINES, passages=[20, 30])
+def test_factors_survive_the_file_to_the_last_bit(zero):
+    before = answered(zero=zero).factors
+    after = read_factors(json.loads(json.dumps(factors_as_json(before), allow_nan=False)))
+    assert after.answers == before.answers and after.passages.tolist() == before.passages.tolist()
     for name in ("answer_given_question", "question_alone", "passage", "answer_by_passage"):
-        assert np.array_equal(getattr(after.factors, name), getattr(before.factors, name))
-    assert [passage.holds_answer for passage in after.passages] == [False, True], "whatever the case"
+        assert np.array_equal(getattr(after, name), getattr(before, name))
 
 
 def test_a_smaller_number_of_passages_has_only_the_first_ones(tmp_path):
@@ -141,18 +139,14 @@ def test_other_answers_of_test_questions_change_no_weight(tmp_path):
     assert (tmp_path / "weights.json").read_text() != first, "those of the validation part do"
 
 
-def test_without_a_validation_part_weights_are_the_defaults(tmp_path):
+def test_without_a_validation_part_weights_are_the_defaults_and_without_a_test_part_nothing_is_decided(tmp_path):
     test = [one for one in QUESTIONS if one.example.id not in VALIDATION][:3]
     _, rows = decided(tmp_path, test)
     fitted = json.loads((tmp_path / "weights.json").read_text())["methods"]
     assert len(rows) == 3 and fitted["rag@2"]["num_questions"] == 0
     assert set(fitted["rag@2"]["weights"].values()) == {1.0}
-
-
-def test_questions_that_are_all_of_the_validation_part_are_refused(tmp_path):
-    validation = [one for one in QUESTIONS if one.example.id in VALIDATION]
-    with pytest.raises(UserError, match=r"all \d+ questions are of the validation part, .*questions.max_questions"):
-        decided(tmp_path, validation)
+    with pytest.raises(UserError, match=r"all \d+ questions are in the validation part, .*questions.max_questions"):
+        decided(tmp_path, [one for one in QUESTIONS if one.example.id in VALIDATION])
 
 
 def test_a_label_is_looked_for_in_no_passage(tmp_path):
@@ -172,8 +166,7 @@ def test_a_question_without_passages_is_answered_with_nothing_and_counts(tmp_pat
 def test_what_is_not_known_is_left_out(tmp_path):
     of = answered()
     unknown = replace(of, passages=tuple(replace(passage, doc_id=None) for passage in of.passages))
-    rows = [row(one, measured_passages(unknown, ["blue"], None, None)) for one in QUESTIONS]
-    _, rows = decide(prepared(), rows, SIZES, WeightsFile(tmp_path / "weights.json", "lm", "other"))
+    _, rows = decided(tmp_path, of=unknown, lines=())
     numbers = rows[0]["methods"]["rag@2"]["numbers"]
     assert not {"retrieval_recall", "flop", "lm_calls", "prompt_tokens"} & numbers.keys()
     assert rows[0]["methods"]["rag@2"]["detail"]["documents"] == ["u0", "u1"]

@@ -8,7 +8,7 @@ import pytest
 from replug.config.load import load_evaluation_config
 from replug.config.methods import Method
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
-from replug.evals.internet_preparing import corpus_engine, find_for_all, searches
+from replug.evals.internet_qa import CorpusEngine, find_for_all, searches
 from replug.web.records import FoundEvidence
 from tests.support.command_line import ROOT
 from tests.support.known_lm import KnownTexts
@@ -20,7 +20,7 @@ def engine(source: str):
     found = RetrievedDocuments(np.array([[1, 0, 2], [0, 1, 2]]), np.array([[3.0, 1.0, 0.0], [2.0, 0.0, -1.0]]))
     method = Method("search", source, 3, False)
     book = EvidenceBook([method], KnownTexts(TEXTS), {source: found}, [True, True])
-    return corpus_engine(method, book, ["who baked?", "who wrote?"])
+    return CorpusEngine(method, book, ["who baked?", "who wrote?"])
 
 
 def test_documents_are_results_with_their_texts_and_ids_best_first():

@@ -8,8 +8,13 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import QuestionsConfig
-from replug.evals.internet_preparing import gold_evidence, is_validation, plan_questions
-from replug.evals.internet_sets import QUESTION_SETS, InternetQuestion
+from replug.evals.internet_sets import (
+    QUESTION_SETS,
+    InternetQuestion,
+    gold_evidence,
+    is_validation,
+    plan_questions,
+)
 from replug.evals.loop import Item
 
 NQ, SITUATED = QUESTION_SETS["nq"], QUESTION_SETS["situatedqa"]
@@ -83,13 +88,19 @@ def question(name: str, **of) -> InternetQuestion:
     return InternetQuestion(Item(name, f"{name}?", "all"), ("x",), **of)
 
 
-def texts(ids):
-    return {name: f"text of {name}" for name in ids if name != "gone"}
+class Documents:
+    """A corpus of any document but one."""
+
+    def rows_of(self, ids):
+        return {name: name for name in ids if name != "gone"}
+
+    def texts(self, rows):
+        return [f"text of {name}" for name in rows]
 
 
 def test_evidence_is_the_sets_own_text_or_documents_of_the_corpus():
     given = [question("a", evidence=("one.", "two.")), question("b", evidence_ids=("p", "q"))]
-    assert gold_evidence(given, texts, "gold") == {"a": "one. two.", "b": "text of p text of q"}
+    assert gold_evidence(given, Documents(), "gold") == {"a": "one. two.", "b": "text of p text of q"}
 
 
 def test_what_nothing_answers_has_the_evidence_of_another_question_whatever_the_order():
@@ -111,7 +122,7 @@ def test_what_nothing_answers_has_the_evidence_of_another_question_whatever_the_
 )
 def test_evidence_that_is_not_there_is_refused_by_name(asked, message):
     with pytest.raises(UserError, match=message):
-        gold_evidence([asked], texts, "methods: gold")
+        gold_evidence([asked], Documents(), "methods: gold")
 
 
 def test_documents_without_a_corpus_are_refused():

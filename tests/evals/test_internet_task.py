@@ -5,16 +5,13 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from replug.answering.answerer import AnsweringOptions
 from replug.answering.prompts import PromptForm, Shot
 from replug.answering.rerankers import WeightsFile
 from replug.config.methods import parse_answering_methods
-from replug.evals.internet_deciding import decide
-from replug.evals.internet_preparing import Prepared, is_validation
-from replug.evals.internet_sets import InternetQuestion
+from replug.evals.internet_qa import InternetQa, decide
+from replug.evals.internet_sets import InternetQuestion, Prepared, is_validation
 from replug.evals.kinds import PromptedLM
 from replug.evals.loop import Item
-from replug.evals.tasks.internet_qa import InternetQa
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.generation import Sampled
 from replug.models.prompt import PromptTemplate
@@ -80,10 +77,9 @@ def prepared(names: list[str], labels: tuple[str, ...] = (), answer: str = "the 
     )
 
 
-def outcomes(of: Prepared, lm: River, reranker: River | None = None) -> tuple[InternetQa, dict]:
+def outcomes(of: Prepared, lm: River, reranker: River | None = None, sizes=(1.0, 1.0)) -> tuple[InternetQa, dict]:
     """The task, and a row as the outcomes' file holds it."""
-    options = AnsweringOptions(tuple(dict.fromkeys(m.source for m in of.methods if m.k)), labels=of.labels)
-    task = InternetQa(of, asked(lm, reranker), options)
+    task = InternetQa(of, asked(lm, reranker), 32, 0, sizes)
     told = task.submit(0, {})()
     methods = {name: {"numbers": one.numbers, "detail": one.detail} for name, one in told.items()}
     return task, {"id": of.questions[0].example.id, "group": "all", "methods": methods}
@@ -95,24 +91,18 @@ def test_one_pass_asks_closed_book_gold_and_as_many_passages_as_any_method_reads
     numbers = sorted((len(prompts), options.num_samples) for prompts, options in lm.sampled)
     assert numbers == [(1, 50), (1, 50), (2, 4)]
     assert {options.top_p for _, options in lm.sampled} == {0.8}
-    assert set(row["methods"]) == {"none", "gold", "passages"}
+    assert set(row["methods"]) == {"none", "gold", "direct@1", "poe@2", "passages"}
     assert row["methods"]["none"]["detail"]["answer"] == "nobody knows"
     assert row["methods"]["gold"]["detail"]["answer"] == "Rhine"
     passages = row["methods"]["passages"]["detail"]
     assert len(passages["passages"]) == 2 and passages["failures"] == {"http_404": 2}
-    assert passages["written"] == [8, 8], "four samples of two tokens a passage"
-
-
-def test_what_no_method_needs_is_not_asked():
-    lm = River()
-    _, row = outcomes(prepared(["none"]), lm)
-    assert len(lm.sampled) == 1 and not lm.scored and set(row["methods"]) == {"none"}
+    assert row["methods"]["poe@2"]["numbers"]["generated_tokens"] == 16.0, "four samples of two tokens a passage"
 
 
 def test_every_method_of_the_grid_is_decided_from_that_pass(tmp_path):
     of = prepared(["none", "gold", "direct@1", "direct@2", "rag@3", "noisy_channel@3", "poe@3"])
     _, row = outcomes(of, River())
-    task, [decided] = decide(of, [row], (1.0, 1.0), WeightsFile(tmp_path / "weights.json", "lm", "lm"))
+    task, [decided] = decide(of, [row], WeightsFile(tmp_path / "weights.json", "lm", "lm"))
     right = {name: one["numbers"]["exact_match"] for name, one in decided["methods"].items()}
     assert right == dict.fromkeys(right, 1) | {"none": 0, "direct@1": 0}
     assert task.examples[0].id == decided["id"]
@@ -123,15 +113,17 @@ def test_factors_are_asked_of_the_lm_that_reranks_and_samples_of_the_other():
     lm, scorer = River(), River()
     outcomes(prepared(["none", "direct@2"]), lm, scorer)
     assert lm.sampled and not lm.scored and scorer.scored and not scorer.sampled
+    _, row = outcomes(prepared(["none"]), lm := River())
+    assert len(lm.sampled) == 1 and not lm.scored and set(row["methods"]) == {"none"}, "what no method needs"
 
 
 def test_in_classification_every_label_is_a_candidate_and_nothing_is_sampled(tmp_path):
     lm = River()
     of = prepared(["none", "gold", "direct@3"], labels=("Rhine", "Loire"), answer="Rhine")
-    _, row = outcomes(of, lm)
+    _, row = outcomes(of, lm, sizes=(None, None))
     assert not lm.sampled and row["methods"]["gold"]["detail"]["answer"] == "Rhine"
-    assert row["methods"]["passages"]["detail"]["answers"] == ["Rhine", "Loire"] * 3
-    _, [decided] = decide(of, [row], (None, None), WeightsFile(tmp_path / "weights.json", "lm", "lm"))
+    assert row["methods"]["passages"]["detail"]["factors"]["answers"] == ["Rhine", "Loire"] * 3
+    _, [decided] = decide(of, [row], WeightsFile(tmp_path / "weights.json", "lm", "lm"))
     numbers = decided["methods"]["direct@3"]["numbers"]
     assert numbers["accuracy"] == 1.0 and numbers["generated_tokens"] == 0.0 and "flop" not in numbers
     assert decided["methods"]["gold"]["numbers"]["lm_calls"] == 2.0

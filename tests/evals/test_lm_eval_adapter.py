@@ -7,7 +7,6 @@ import torch
 
 pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed: pip install 'replug[lm-eval]'")
 
-import itertools
 
 from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
@@ -98,13 +97,6 @@ def test_answers_end_before_the_first_stop(lm):
         model.generate_until(requests("generate_until", [("one two", {"do_sample": True})]))
 
 
-def test_an_ensemble_answers_the_harness_as_the_library_does(lm):
-    replug = ReplugLM(lm, Fixed("France is a country.", "Paris is a city."), k=2)
-    [(total, _)] = HarnessModel(replug).loglikelihood(requests("loglikelihood", PAIRS[:1]))
-    assert total == pytest.approx(replug.score([PAIRS[0][0]], [PAIRS[0][1]])[0].sum_logprob)
-    assert total != pytest.approx(lm.score([PAIRS[0][0]], [PAIRS[0][1]])[0].sum_logprob)
-
-
 def of_document(doc: dict, *arguments: object) -> Instance:
     return Instance(request_type="loglikelihood", doc=doc, arguments=arguments, idx=0)
 
@@ -135,18 +127,6 @@ def test_long_texts_are_cut_into_examples_that_hold_every_token_once(lm):
     [total] = model.loglikelihood_rolling(requests("loglikelihood_rolling", [(text,)]))
     assert total == pytest.approx(sum(score.sum_logprob for score in by_hand), abs=1e-3)
     assert sum(score.num_tokens for score in by_hand) == pytest.approx(len(lm.tokenizer(text)["input_ids"]), abs=4)
-
-
-def test_documents_of_a_long_text_are_found_by_what_stands_before_each_example(lm, monkeypatch):
-    monkeypatch.setattr("replug.evals.lm_eval_adapter.EXAMPLE", 20)
-    text, retriever = " ".join(f"word{number}" for number in range(30)), Recorded()
-    model = HarnessModel(ReplugLM(lm, retriever, k=1), tokenizer=lm.tokenizer)
-    model.loglikelihood_rolling(requests("loglikelihood_rolling", [(text,)]))
-    examples = model._examples(text)
-    assert retriever.queries == [before for before, _ in examples[1:]], "nothing stands before the first"
-    assert all(before == scored for (_, scored), (before, _) in itertools.pairwise(examples))
-    with pytest.raises(UnscorableText, match="give HarnessModel the LM's tokenizer"):
-        HarnessModel(ReplugLM(lm, retriever, k=1)).loglikelihood_rolling(requests("loglikelihood_rolling", [(text,)]))
 
 
 TASKS = {

@@ -16,18 +16,17 @@ from replug.evals.evidence import NOTHING, Evidence
 from replug.evals.kinds import Finished, PromptedLM
 from replug.evals.loop import Item
 from replug.evals.mmlu import (
-    CATEGORIES,
     CATEGORY_OF,
     CONTINUATIONS,
     ROOM,
-    SUBCATEGORIES,
     MmluPrompts,
     MmluQuestion,
+    dropped_shots,
     mmlu_choice,
+    mmlu_dataset,
     mmlu_prompt,
     read_mmlu,
 )
-from replug.evals.tasks.mmlu import dropped_shots, mmlu_dataset
 from replug.models.black_box_lm import UnscorableText
 from replug.models.prompt import PromptTemplate
 from tests.support.known_lm import KnownLM, outcome_rows
@@ -66,13 +65,6 @@ def prompts(limit: int | None = None, cuts: bool = False, documents=DOCUMENTS) -
 
 def evidence(*texts: str) -> Evidence:
     return Evidence(texts, np.zeros(len(texts)))
-
-
-def test_each_demonstration_has_its_own_document_before_it() -> None:
-    [prompt] = prompts().of(ASKED, "m", evidence("of the question")).prompts
-    knowledge = [line for line in prompt.splitlines() if line.startswith("Knowledge: ")]
-    assert knowledge == [f"Knowledge: {text}" for text in [*DOCUMENTS, "of the question"]]
-    assert "Knowledge" not in prompts(documents=None).of(ASKED, "m", NOTHING).prompts[0]
 
 
 def test_the_last_demonstrations_are_dropped_until_every_document_fits() -> None:
@@ -134,8 +126,8 @@ def test_the_demonstrations_of_a_set_are_searched_for_behind_its_questions(tmp_p
 
 def test_questions_with_fewer_demonstrations_are_counted_by_method() -> None:
     rows = [{"methods": {"none": {"numbers": {"shots": 5}}, "bm25": {"numbers": {"shots": n}}}} for n in (5, 3, 4)]
-    said = dropped_shots(Finished(EvaluationConfig("mmlu", "out"), None, rows, Book(), {}))
-    assert "bm25: 2 of 3 questions had fewer than 5 demonstrations" in said and "none" not in said
+    [said] = dropped_shots(Finished(EvaluationConfig("mmlu", "out"), None, rows, Book(), {}))
+    assert said.startswith("bm25: 2 of 3 questions had fewer than 5 demonstrations")
 
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -167,17 +159,9 @@ def golden(name: str) -> str:
 
 
 def test_the_57_subjects_are_each_in_one_category() -> None:
-    members = Counter(subject for subjects in SUBCATEGORIES.values() for subject in subjects)
-    assert len(members) == 57 and set(members.values()) == {1}
-    used = Counter(name for names in CATEGORIES.values() for name in names)
-    assert used == dict.fromkeys(SUBCATEGORIES, 1)
-    assert set(CATEGORY_OF) == set(members)
-    sizes = Counter(CATEGORY_OF.values())
-    assert sizes == {"STEM": 18, "humanities": 13, "social sciences": 12, "other": 14}
-    assert CATEGORY_OF["machine_learning"] == "STEM"
-    assert CATEGORY_OF["prehistory"] == "humanities"
-    assert CATEGORY_OF["econometrics"] == "social sciences"
-    assert CATEGORY_OF["professional_accounting"] == "other"
+    assert Counter(CATEGORY_OF.values()) == {"STEM": 18, "humanities": 13, "social sciences": 12, "other": 14}
+    assert CATEGORY_OF["machine_learning"] == "STEM" and CATEGORY_OF["prehistory"] == "humanities"
+    assert CATEGORY_OF["econometrics"] == "social sciences" and CATEGORY_OF["professional_accounting"] == "other"
 
 
 @pytest.mark.parametrize("test", [OFFICIAL, WITH_HEADER, "\ufeff" + OFFICIAL.replace("\n", "\r\n"), OFFICIAL + "\n"])
@@ -213,13 +197,6 @@ def test_demonstrations_are_the_first_of_dev_in_order_and_never_of_test(tmp_path
 def test_a_wrong_file_is_named_with_its_line_and_what_was_expected(tmp_path: Path, test: str, message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
         read_mmlu(write_set(tmp_path, test), num_demonstrations=2)
-
-
-def test_text_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
-    write_set(tmp_path, OFFICIAL)
-    (tmp_path / "test" / "anatomy_test.csv").write_bytes(b"caf\xe9?,1,2,3,4,A\n")
-    with pytest.raises(UserError, match=r"anatomy_test\.csv: not UTF-8"):
-        read_mmlu(tmp_path, 2)
 
 
 def test_missing_and_unknown_files_are_named(tmp_path: Path) -> None:

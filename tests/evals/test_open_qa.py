@@ -13,15 +13,13 @@ from replug.config.load import load_evaluation_config
 from replug.evals.evidence import NOTHING
 from replug.evals.kinds import check_evaluation
 from replug.evals.loop import Item
+from replug.evals.open_qa import open_qa_dataset, open_qa_outcome, open_qa_prompt
 from replug.evals.questions import (
     OpenQuestion,
     draw_demonstrations,
     hold_out_demonstrations,
-    open_qa_prompt,
     read_questions,
-    require_not_evaluated,
 )
-from replug.evals.tasks.open_qa import open_qa_dataset, open_qa_outcome
 from tests.support.shared_data import shared
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -99,15 +97,6 @@ def test_a_question_that_is_evaluated_is_no_demonstration_by_its_id_or_its_text(
         draw_demonstrations(MANY, evaluated, 39, 0)
 
 
-def test_demonstrations_are_the_same_for_the_same_seed_and_have_different_texts() -> None:
-    pool = [*MANY, make_question("Question 3?", identifier="again")]
-    assert draw_demonstrations(pool, (), 16, 1) == draw_demonstrations(pool, (), 16, 1)
-    assert draw_demonstrations(pool, (), 16, 1) != draw_demonstrations(pool, (), 16, 2)
-    assert len(draw_demonstrations(pool, (), 40, 1)) == 40
-    with pytest.raises(UserError, match="41 demonstrations"):
-        draw_demonstrations(pool, (), 41, 1)
-
-
 def test_questions_of_the_same_file_are_demonstrations_or_evaluated_and_never_both() -> None:
     pool = [*MANY, make_question("Question 3?", identifier="again")]
     for seed in range(20):
@@ -118,13 +107,6 @@ def test_questions_of_the_same_file_are_demonstrations_or_evaluated_and_never_bo
         assert rest == [question for question in pool if question in rest]
     with pytest.raises(UserError, match="leave none of 40 questions"):
         hold_out_demonstrations(MANY, 40, 0)
-
-
-def test_a_demonstration_that_is_evaluated_is_an_error_that_names_it() -> None:
-    same_text = make_question("What is the capital of France?", "Lyon", identifier="elsewhere")
-    with pytest.raises(ValueError, match="evaluated too: elsewhere"):
-        require_not_evaluated([same_text, MOZART], [FRANCE])
-    require_not_evaluated([MOZART], [FRANCE])
 
 
 def test_only_the_first_line_of_what_the_lm_wrote_is_its_answer() -> None:

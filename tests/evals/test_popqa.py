@@ -12,7 +12,7 @@ import pytest
 from replug.config.errors import UserError
 from replug.evals.answers import answer_tokens
 from replug.evals.loop import Item
-from replug.evals.popqa import (
+from replug.evals.popqa_sets import (
     TEMPLATES,
     PopQuestion,
     PopShot,
@@ -25,7 +25,6 @@ from replug.evals.popqa import (
     popularity_correlation,
     question_of,
     read_popqa,
-    relative_popularity,
     subject_of,
 )
 from tests.support.shared_data import shared
@@ -39,66 +38,44 @@ SHOTS = [
 PASSAGES = ["Fryderyk Chopin\nChopin was born in Żelazowa Wola.\n", "N'Djamena is the capital of Chad."]
 
 
-def golden(name: str) -> str:
-    return (GOLDEN / f"popqa_{name}.txt").read_text(encoding="utf-8").removesuffix("\n")
-
-
-def with_passages() -> list[PopShot]:
-    return [PopShot(shot.question, shot.answer, text) for shot, text in zip(SHOTS, PASSAGES, strict=True)]
-
-
-def test_the_zero_shot_prompt_is_the_golden_one():
-    assert popqa_prompt(ASKED, None) == golden("zero_shot")
-
-
-def test_the_closed_few_shot_prompt_is_the_golden_one():
-    assert popqa_prompt(ASKED, None, SHOTS) == golden("few_shot")
-
-
-def test_the_few_shot_prompt_with_passages_is_the_golden_one():
-    assert popqa_prompt(ASKED, "Ada Lovelace\nAda was a mathematician.", with_passages()) == golden("with_passages")
-
-
-def test_the_prompt_that_asks_for_a_document_is_the_golden_one():
-    assert genread_prompt(ASKED) == golden("genread")
-
-
-@pytest.mark.parametrize("relation", TEMPLATES)
-def test_the_subject_is_read_out_of_the_question_that_it_made(relation: str):
-    for subject in ("Ada", "{braces} and ?", "Who is the child of X?", "É"):
-        assert subject_of(relation, question_of(relation, subject)) == subject
-    assert subject_of(relation, "How old is Ada?") is None
-    assert subject_of(relation, question_of(relation, " ")) is None
-
-
 @pytest.mark.parametrize(
-    ("generated", "line"),
+    ("name", "prompt"),
     [
-        (" Paris\nQ: who", "Paris"),
-        ("\n\nParis is a city.\nAnd more", "Paris is a city."),
-        ("\nParis", ""),  # as the official code: one newline ends an empty line
-        ("", ""),
-        (" Paris", "Paris"),
+        ("zero_shot", popqa_prompt(ASKED, None)),
+        ("few_shot", popqa_prompt(ASKED, None, SHOTS)),
+        (
+            "with_passages",
+            popqa_prompt(
+                ASKED,
+                "Ada Lovelace\nAda was a mathematician.",
+                [PopShot(shot.question, shot.answer, text) for shot, text in zip(SHOTS, PASSAGES, strict=True)],
+            ),
+        ),
+        ("genread", genread_prompt(ASKED)),
     ],
 )
-def test_an_answer_is_its_first_line_after_a_blank_one(generated: str, line: str):
-    assert first_line(generated) == line
+def test_prompts_are_the_golden_files(name: str, prompt: str):
+    assert prompt == (GOLDEN / f"popqa_{name}.txt").read_text(encoding="utf-8").removesuffix("\n")
 
 
-@pytest.mark.parametrize(
-    ("popularity", "name"),
-    [
-        (0, "0"),
-        (1, "10^0-10^1"),
-        (9, "10^0-10^1"),
-        (10, "10^1-10^2"),
-        (999, "10^2-10^3"),
-        (1000, "10^3-10^4"),
-        (10**15, "10^15-10^16"),
-    ],
-)
-def test_a_bin_is_a_power_of_ten_whose_lower_end_belongs_to_it(popularity: int, name: str):
-    assert popularity_bin(float(popularity)) == f"popularity {name}"
+def test_the_subject_is_read_out_of_the_question_that_it_made():
+    for relation in TEMPLATES:
+        for subject in ("Ada", "{braces} and ?", "Who is the child of X?", "É"):
+            assert subject_of(relation, question_of(relation, subject)) == subject
+        assert subject_of(relation, "How old is Ada?") is subject_of(relation, question_of(relation, " ")) is None
+
+
+def test_an_answer_is_its_first_line_after_a_blank_one():
+    generated = [" Paris\nQ: who", "\n\nParis is a city.\nAnd more", "\nParis", "", " Paris"]
+    # As in the official code one newline ends an empty line.
+    assert list(map(first_line, generated)) == ["Paris", "Paris is a city.", "", "", "Paris"]
+
+
+def test_a_bin_is_a_power_of_ten_whose_lower_end_belongs_to_it():
+    bins = {0: "0", 1: "10^0-10^1", 9: "10^0-10^1", 10: "10^1-10^2", 999: "10^2-10^3", 1000: "10^3-10^4"}
+    bins[10**15] = "10^15-10^16"
+    for popularity, name in bins.items():
+        assert popularity_bin(float(popularity)) == f"popularity {name}"
 
 
 def test_the_correlation_is_pearsons_with_the_logarithm():
@@ -108,18 +85,8 @@ def test_the_correlation_is_pearsons_with_the_logarithm():
     assert popularity_correlation(popularity, right) == pytest.approx(expected)
     assert popularity_correlation(np.array([1, 10, 100]), np.array([0, 0.5, 1])) == pytest.approx(1)
     assert popularity_correlation(np.array([0, 10]), np.array([0, 1])) == pytest.approx(1), "0 counts as 1"
-
-
-def test_there_is_no_correlation_with_what_does_not_vary():
-    assert popularity_correlation(np.array([5, 5, 5]), np.array([0, 1, 1])) is None
-    assert popularity_correlation(np.array([1, 2, 3]), np.array([1, 1, 1])) is None
-    assert popularity_correlation(np.array([1]), np.array([1])) is None
-
-
-def test_relative_popularity_is_in_its_relations_standard_deviations():
-    popularity = np.array([0, 100, 1, 1000, 7.0])
-    relative = relative_popularity(popularity, ["a", "a", "b", "b", "c"])
-    assert relative.tolist() == pytest.approx([-1, 1, -1, 1, 0])
+    for same in (([5, 5, 5], [0, 1, 1]), ([1, 2, 3], [1, 1, 1]), ([1], [1])):
+        assert popularity_correlation(*map(np.array, same)) is None
 
 
 def naive(entity: str, texts: list[str]) -> int:
@@ -199,16 +166,12 @@ def test_the_published_table_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"prop": "shoe size"}, "q.jsonl:1: prop 'shoe size' is no relation known here; expected one of occupation,"),
+        ({"prop": "shoe size"}, "q.jsonl:1: prop 'shoe size' is unknown; expected one of occupation,"),
         ({"subj": " "}, "q.jsonl:1: field 'subj' must be a text, found ' '"),
-        ({"obj": None}, "q.jsonl:1: field 'obj' must be a text, found None"),
         ({"question": "Who is Ada?"}, "question 'Who is Ada?' is not what prop 'occupation' and subj make: \"What is"),
         ({"s_pop": -1}, "field 's_pop' must be a count, 0 or more, found -1"),
-        ({"s_pop": "many"}, "field 's_pop' must be a count, 0 or more, found 'many'"),
         ({"o_pop": True}, "field 'o_pop' must be a count, 0 or more, found True"),
-        ({"possible_answers": []}, "field 'possible_answers' must be a list of texts, at least one, found []"),
         ({"possible_answers": "no list"}, "field 'possible_answers' must be a list of texts, at least one, found 'no"),
-        ({"possible_answers": None}, "expected the field 'possible_answers' or 'answers', found neither"),
         ({"answers": ["x"]}, "expected the field 'possible_answers' or 'answers', found possible_answers and answers"),
     ],
 )
@@ -227,18 +190,13 @@ def test_a_torn_table_and_words_for_numbers_are_named_by_their_line(tmp_path):
         read_popqa(path)
 
 
-def test_popularity_of_some_questions_only_is_refused(tmp_path):
+def test_popularity_of_some_questions_only_and_a_set_without_questions_are_refused(tmp_path):
     rows = [ROW, {**ROW, "id": 2, "s_pop": None}]
     with pytest.raises(UserError, match=r"s_pop is missing in 1 of 2 questions, first 2; expected it in all, or in"):
         read_popqa(write(tmp_path / "q.jsonl", *rows))
-
-
-def test_an_empty_set_is_refused(tmp_path):
     with pytest.raises(UserError, match="holds no questions"):
         read_popqa(write(tmp_path / "q.jsonl"))
-    with pytest.raises(UserError, match="does not exist"):
-        read_popqa(tmp_path / "missing.tsv")
-    with pytest.raises(UserError, match=r"holds no files of EntityQuestions; expected some such as P19\.test\.json"):
+    with pytest.raises(UserError, match=r"holds no files of EntityQuestions; expected files such as P19\.test\.json"):
         read_popqa(tmp_path)
 
 
@@ -261,10 +219,7 @@ def test_entity_questions_have_their_relation_by_the_file_and_their_subject_by_i
     ("name", "content", "message"),
     [
         ("P19.test.json", '[{"question": "Who is Ada?", "answers": ["x"]}]', "P19.test.json, question 1: question"),
-        ("P19.test.json", '{"question": "x"}', "P19.test.json: expected a JSON array of questions, found dict"),
-        ("P19.test.json", "[3]", "P19.test.json, question 1: expected an object, found int"),
-        ("P19.test.json", "[", "P19.test.json is not valid JSON"),
-        ("P1.test.json", "[]", "P1.test.json: P1 is no relation of EntityQuestions; expected one of P17, P19"),
+        ("P1.test.json", "[]", "P1.test.json: P1 is not a relation of EntityQuestions; expected one of P17, P19"),
     ],
 )
 def test_what_is_no_file_of_entity_questions_is_refused(tmp_path, name, content, message):
@@ -292,24 +247,19 @@ def test_shots_are_the_same_for_the_same_seed_in_random_order_and_never_evaluate
 
 
 def test_questions_are_ordered_by_relation_and_within_it_as_the_file_has_them():
-    plan = plan_shots(pool(3, 3), None, 0, 0)
-    assert [q.example.id for q in plan[0]] == [
-        f"{relation} {number}" for relation in ("genre", "occupation", "place of birth") for number in range(3)
-    ]
-    assert plan[1] == {"genre": (), "occupation": (), "place of birth": ()}
+    asked, shots = plan_shots(pool(3, 3), None, 0, 0)
+    names = [f"{relation} {number}" for relation in ("genre", "occupation", "place of birth") for number in range(3)]
+    assert [q.example.id for q in asked] == names
+    assert shots == {"genre": (), "occupation": (), "place of birth": ()}
 
 
-def test_shots_of_another_file_leave_all_questions_to_evaluate():
-    asked = [question("occupation", number) for number in range(3)]
-    plan = plan_shots(pool(3, 6), asked, 4, 0)
-    assert list(plan[0]) == asked
-    assert Counter(shot.relation for shot in plan[1]["occupation"]) == {"place of birth": 2, "genre": 2}
-
-
-def test_a_question_that_is_evaluated_is_no_shot_of_another_file():
+def test_shots_of_another_file_are_never_evaluated_questions():
+    same = pool(3, 6)
+    asked, shots = plan_shots(same, same[:3], 4, 0)
+    assert {q.example.id for q in asked} == {q.example.id for q in same[:3]}
+    assert not {q.example.id for q in asked} & {s.example.id for of in shots.values() for s in of}
+    assert Counter(shot.relation for shot in shots["occupation"]) == {"place of birth": 2, "genre": 2}
     same = pool(2, 4)
-    plan = plan_shots(same, same[:2], 3, 0)
-    assert not {q.example.id for q in plan[0]} & {s.example.id for of in plan[1].values() for s in of}
     with pytest.raises(UserError, match="4 demonstrations are asked for, but 3 of 4 questions are not evaluated"):
         plan_shots(same, same[:2], 4, 0)
 

@@ -8,13 +8,14 @@ import pytest
 
 from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import parse_methods
-from replug.evals.comparison import compare
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
 from replug.evals.intervals import wilson_interval
 from replug.evals.loop import Item
 from replug.evals.outcomes import Row
-from replug.evals.popqa import PopQuestion, PopShot
-from replug.evals.tasks.popqa import Asked, PopQa, add_popqa_findings
+from replug.evals.popqa import Asked, PopQa, add_popqa_findings
+from replug.evals.popqa_sets import PopQuestion, PopShot
+from replug.evals.results import compare
+from replug.evals.tables import to_markdown
 from replug.models.generation import Generated
 from replug.models.prompt import PromptTemplate
 from tests.support.known_lm import KnownTexts
@@ -186,7 +187,7 @@ def findings(popularity: list[float], right: list[int], source="s_pop") -> tuple
     by_method = {("none", relation): [] for relation in ("mother", "father")}
     some = PopQa(Poet(), PromptTemplate("\n"), asked, by_method, book(["none"]), 15)
     results = compare(some, rows, PaperConfig(), 100, 0)
-    return results["none"], add_popqa_findings(SimpleNamespace(rows=rows, results=results))
+    return results["none"], to_markdown(add_popqa_findings(SimpleNamespace(rows=rows, results=results)))
 
 
 def test_results_have_wilsons_intervals_the_most_frequent_answer_and_the_correlation():

@@ -41,13 +41,6 @@ def test_success_is_the_recall_of_any_gold_document_and_recall_is_the_share_of_t
     np.testing.assert_array_equal(values["Success@5"], values["R@5"])
 
 
-def test_order_is_the_rows_own_and_not_that_of_their_numbers() -> None:
-    found = np.array([[9, 10, 2, 1], [1, 2, 10, 9]])
-    values = retrieval_metrics(found, [{9}, {9}], recall_at=(1, 2), ranked_at=4)
-    assert values["RR@4"] == pytest.approx([1, 1 / 4])
-    assert values["nDCG@4"] == pytest.approx([1, 1 / math.log2(5)])
-
-
 def test_gold_documents_that_are_not_in_the_corpus_count_and_are_never_found() -> None:
     gold = gold_rows([["a", "gone", "lost", "a"], ["gone"], []], {"a": 3, "b": 5})
     assert gold[0] == {3, -2, -3} and gold[1] == {-1} and gold[2] == set()

@@ -55,13 +55,6 @@ def test_the_document_after_which_the_query_is_likeliest_is_the_one_that_is_read
     assert book.nearest(methods[0], 0) == "green" and book.nearest(methods[1], 0) == "red"
 
 
-def test_weights_follow_the_methods_name():
-    methods = parse_methods(["bm25@2", "bm25@2/softmax"], 10, {})
-    found = {"bm25": RetrievedDocuments(np.array([[3, 1]]), np.array([[5.0, 2.0]]))}
-    of = EvidenceBook(methods, KnownTexts(TEXTS), found, [True]).of(0)
-    assert of["bm25@2"].similarities.tolist() == [0, 0] and of["bm25@2/softmax"].similarities.tolist() == [5, 2]
-
-
 @pytest.mark.parametrize(
     ("evaluation", "latency", "message"),
     [

@@ -4,17 +4,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replug.data.records import Example
+from replug.config.evaluation_schema import TextsConfig
 from replug.data.tokenizing import load_plain, word_tokenizer
 from replug.evals.spans import (
     ROOM,
     MeasuredText,
-    SpanRule,
     TokenBorders,
     detokenized_wikitext,
     draw_evenly,
     long_context,
-    scored_span,
     spans_of,
     unit_starts,
 )
@@ -59,8 +57,10 @@ def measured(text: str, name: str = "t") -> MeasuredText:
     return MeasuredText(name, "all", text, unit_starts(text))
 
 
-def rule(scored: int, context: int | None = None, query: int | None = None, stride: int | None = None) -> SpanRule:
-    return SpanRule(scored, context or scored, query or scored, stride or scored)
+def rule(scored: int, context: int | None = None, query: int | None = None, stride: int | None = None) -> TextsConfig:
+    return TextsConfig(
+        scored_tokens=scored, context_tokens=context or scored, query_tokens=query or scored, stride_tokens=stride
+    )
 
 
 @settings(max_examples=50, deadline=None)
@@ -94,12 +94,6 @@ def test_the_words_and_line_ends_of_all_spans_are_those_of_the_text_whatever_the
     for tokenizer in (WORDS, PAIRS):
         spans = spans_of(measured(text), tokenizer, rule(tokens))
         assert sum(span.num_words for span in spans) == len(text.split()) + text.count("\n")
-
-
-def test_a_held_out_text_counts_the_words_that_begin_in_its_continuation():
-    span = scored_span(Example("w", "half a wo", "rd and\nmore", "x"))
-    assert (span.query, span.num_words) == ("half a wo", 3)
-    assert scored_span(span) is span
 
 
 def test_a_long_context_is_the_end_of_the_text_before_that_the_lm_holds_with_the_span():

@@ -7,15 +7,14 @@ import pytest
 
 from replug.config.evaluation_schema import PaperConfig
 from replug.data.records import Example
-from replug.evals.comparison import compare
 from replug.evals.evidence import NOTHING, Evidence
+from replug.evals.language_modelling import LanguageModelling
 from replug.evals.loop import Item
-from replug.evals.mmlu import MmluPrompts, MmluQuestion
+from replug.evals.mmlu import Mmlu, MmluPrompts, MmluQuestion
+from replug.evals.open_qa import OpenQa
 from replug.evals.questions import OpenQuestion
-from replug.evals.tasks.lm import LanguageModelling
-from replug.evals.tasks.mmlu import Mmlu
-from replug.evals.tasks.open_qa import OpenQa
-from replug.evals.tasks.retrieval import Retrieval
+from replug.evals.results import compare
+from replug.evals.retrieval import Retrieval
 from replug.models.prompt import PromptTemplate
 from tests.support.known_lm import KnownLM, outcome_rows
 

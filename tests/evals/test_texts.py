@@ -10,8 +10,7 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import load_evaluation_config
 from replug.evals.kinds import check_evaluation
-from replug.evals.spans import ROOM
-from replug.evals.texts import read_spans
+from replug.evals.language_modelling import read_spans
 from tests.support.tiny_lms import write_gpt2, write_tokenizer
 
 LONG_WORDS = " ".join(f"word{number:05d}" for number in range(40))
@@ -19,7 +18,8 @@ LONG_WORDS = " ".join(f"word{number:05d}" for number in range(40))
 
 def config_of(tmp_path: Path, *overrides: str) -> EvaluationConfig:
     path = tmp_path / "evaluation.yaml"
-    path.write_text("evaluation: lm\nmethods: [none]\nlm: {path: stand_in}\ntexts: {path: texts, scored_tokens: 5}\n")
+    texts = "texts: {path: texts, scored_tokens: 5}"
+    path.write_text(f"evaluation: language_modelling\nmethods: [none]\nlm: {{path: stand_in}}\n{texts}\n")
     config = load_evaluation_config(path, [f"out={tmp_path / 'out'}", *overrides])
     check_evaluation(config)
     return config
@@ -48,17 +48,6 @@ def test_lms_are_asked_the_same_spans_where_one_tokenizer_cuts_them(tmp_path, te
     assert a == b
     alone = read_spans(config_of(tmp_path, texts, f"lm.path={tmp_path / 'gpt2'}", "texts.max_examples=9"), None)
     assert [span.continuation for span in alone] != [span.continuation for span in a], "its own tokens cut words"
-
-
-def test_a_long_context_is_as_long_as_the_lm_holds_or_as_is_asked_for(tmp_path, texts):
-    methods = ["methods=[none,long_context]", texts, "texts.max_examples=null"]
-    whole = [span for span in read_spans(config_of(tmp_path, *methods), None) if span.source == "3.txt"]
-    text = (tmp_path / "texts/3.txt").read_text()
-    assert all(span.long_context == text[: span.start] for span in whole), "the stand-in has no limit"
-    some = read_spans(config_of(tmp_path, *methods, "texts.long_context_tokens=30"), None)
-    lengths = {len(str(span.long_context).split()) for span in some if len(span.continuation.split()) == 5}
-    assert max(lengths) == 30 - ROOM - 5
-    assert read_spans(config_of(tmp_path, texts), None)[0].long_context is None
 
 
 def test_wikitexts_words_are_counted_over_the_original(tmp_path):

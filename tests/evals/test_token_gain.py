@@ -1,25 +1,29 @@
 """Gains of tokens by hand, words and rarity, and a page that trusts no text."""
 
+import json
 import math
 import re
 
 import numpy as np
 import pytest
 
-from replug.evals.intervals import Clusters, Interval
+from replug.config.errors import UserError
+from replug.evals.intervals import Interval
 from replug.evals.token_gain import (
+    Bin,
+    EntityNames,
     TokenGain,
-    count_words,
-    gains_by_rarity,
-    most_changed,
-    rarity_bins,
+    bin_entries,
+    mean_gains,
+    popularities,
+    rarities,
+    read_popularity,
     token_gain_page,
     token_gains,
     words_of_tokens,
 )
 
 TEXT = (
-    "t1",
     (" The", " Tap", "pah", "annock", ",", " river"),
     np.log([0.5, 0.01, 0.5, 0.5, 0.25, 0.4]),
     np.log([0.5, 0.16, 0.5, 1.0, 0.125, 0.1]),
@@ -27,8 +31,8 @@ TEXT = (
 COUNTS = {"the": 1200, "river": 37, "tappahannock": 3}
 
 
-def gain(bits: float, count: int | None = 1, position: int = 0) -> TokenGain:
-    return TokenGain("t", position, "x", None if count is None else "x", count, 0.5, 0.5, bits)
+def gain(bits: float, count: int | None = 1) -> TokenGain:
+    return TokenGain("x", count, 0.5, 0.5, bits)
 
 
 def test_a_gain_is_the_change_in_bits() -> None:
@@ -36,13 +40,10 @@ def test_a_gain_is_the_change_in_bits() -> None:
     assert [found.gain_bits for found in gains] == pytest.approx([0, 4, 0, 1, -1, -2])
     assert gains[1].probability_without == pytest.approx(0.01)
     assert gains[1].probability_with == pytest.approx(0.16)
-    assert [found.position for found in gains] == list(range(6))
 
 
 def test_a_tokens_rarity_is_that_of_the_word_it_is_a_part_of() -> None:
     gains = token_gains(*TEXT, COUNTS)
-    name = "tappahannock"
-    assert [found.word for found in gains] == ["the", name, name, name, None, "river"]
     assert [found.count for found in gains] == [1200, 3, 3, 3, None, 37]
     assert token_gains(*TEXT, {})[0].count == 0
 
@@ -63,23 +64,14 @@ def test_words_are_found_over_the_borders_of_tokens(tokens: list[str], words: li
     assert words_of_tokens(tokens) == words
 
 
-def test_words_of_texts_are_counted_as_tokens_are_cut() -> None:
-    counts = count_words(["The river, the İx!", "River_2"])
-    assert counts == {"the": 2, "river": 1, "i̇x": 1, "river_2": 1}
-
-
-def test_the_tokens_that_changed_most_are_in_order_and_none_that_did_not() -> None:
-    gains = [gain(1, position=0), gain(3), gain(-2), gain(0), gain(1, position=1), gain(-5)]
-    helped, hurt = most_changed(gains, 3)
-    assert [found.gain_bits for found in helped] == [3, 1, 1]
-    assert [found.position for found in helped[1:]] == [0, 1]
-    assert [found.gain_bits for found in hurt] == [-5, -2]
+def rarity_gains(by_text, *resampling, **more) -> list[Bin]:
+    return mean_gains(by_text, [rarities(gains) for gains in by_text], *resampling, **more)
 
 
 def test_bins_go_by_powers_of_ten_and_the_mean_is_of_their_tokens() -> None:
     counts = [0, 1, 9, 10, 99, 100, 12_345, None, 0]
-    bins = rarity_bins([[gain(float(i), count) for i, count in enumerate(counts)]])
-    assert [(found.count_range, found.num_tokens, found.gain.value) for found in bins] == [
+    bins = rarity_gains([[gain(float(i), count) for i, count in enumerate(counts)]])
+    assert [(found.name, found.num_tokens, found.gain.value) for found in bins] == [
         ("0", 2, 4.0),
         ("1-9", 2, 1.5),
         ("10-99", 2, 3.5),
@@ -92,8 +84,8 @@ def test_bins_go_by_powers_of_ten_and_the_mean_is_of_their_tokens() -> None:
 
 def test_intervals_are_over_texts_that_have_such_tokens() -> None:
     texts = [[gain(1.0, 5), gain(1.0, 5), gain(2.0, 0)], [gain(4.0, 5)], [gain(7.0, None)]]
-    [none, few, no_word] = rarity_bins(texts, num_resamples=500)
-    assert (few.count_range, few.num_tokens, few.num_sources) == ("1-9", 3, 2)
+    [none, few, no_word] = rarity_gains(texts, 500)
+    assert (few.name, few.num_tokens, few.num_sources) == ("1-9", 3, 2)
     assert few.gain == Interval(2.0, 1.0, 4.0)
     assert none.gain == Interval(2.0, 2.0, 2.0) and no_word.gain == Interval(7.0, 7.0, 7.0)
 
@@ -104,24 +96,18 @@ def test_a_bin_is_compared_with_all_other_tokens_over_the_same_resamples() -> No
         [gain(level + 2 + noise, 5), gain(level + noise, 50), gain(level - noise, 5000)]
         for level, noise in zip(rng.normal(0, 5, 40), rng.normal(0, 0.1, 40), strict=True)
     ]
-    few, *others = rarity_bins(texts, num_resamples=300)
+    few, *others = rarity_gains(texts, 300)
     assert few.gain.high - few.gain.low > 2, "texts differ far more than bins do"
     assert few.from_rest["value"] == pytest.approx(2, abs=0.1)
     assert few.from_rest["interval"][0] > 1.9 and few.from_rest["p_holm"] < 0.05
     assert all(other.from_rest["interval"][1] < 0 for other in others)
-    assert gains_by_rarity([few])["gain_bits/1-9 - rest"] is few.from_rest
-
-
-def test_texts_of_one_source_are_one_cluster() -> None:
-    texts = [[gain(float(row), 5), gain(0.0, 50)] for row in range(6)]
-    [few, _] = rarity_bins(texts, 300, clusters=Clusters.by_name(["a", "a", "a", "b", "b", "b"]))
-    assert few.num_sources == 2 and few.gain == Interval(2.5, 1.0, 4.0)
+    assert bin_entries("gain_bits", [few])["gain_bits/1-9 - rest"] is few.from_rest
 
 
 def test_the_mean_over_all_bins_is_the_difference_in_bits_of_the_text() -> None:
-    bins = rarity_bins([token_gains(*TEXT, COUNTS)])
+    bins = rarity_gains([token_gains(*TEXT, COUNTS)])
     total = sum(found.num_tokens * found.gain.value for found in bins)
-    assert total == pytest.approx((TEXT[3] - TEXT[2]).sum() / math.log(2))
+    assert total == pytest.approx((TEXT[2] - TEXT[1]).sum() / math.log(2))
 
 
 ATTACK = "<script>alert('x')</script>"
@@ -129,9 +115,9 @@ ATTACK = "<script>alert('x')</script>"
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    hostile = f'"{ATTACK}', (ATTACK, ' " onmouseover="x', "\n日本"), np.log([0.5] * 3), np.log([0.9, 0.1, 0.5])
+    hostile = (ATTACK, ' " onmouseover="x', "\n日本"), np.log([0.5] * 3), np.log([0.9, 0.1, 0.5])
     by_text = [token_gains(*text, COUNTS) for text in (TEXT, hostile)]
-    return token_gain_page(by_text, rarity_bins(by_text))
+    return token_gain_page(["t1", f'"{ATTACK}'], by_text, rarity_gains(by_text))
 
 
 def test_the_page_colours_what_helped_green_and_what_hurt_red(page: str) -> None:
@@ -144,11 +130,8 @@ def test_the_page_colours_what_helped_green_and_what_hurt_red(page: str) -> None
     assert 'title="p 0.4 → 0.1, -2.00 bits"' in page
 
 
-def test_the_page_holds_both_tables(page: str) -> None:
+def test_the_page_holds_the_table(page: str) -> None:
     assert "<tr><td>1-9</td><td>3</td><td>1</td><td>+1.667</td><td>+1.667 to +1.667</td><td>" in page
-    helped, hurt = page.split("<h2>Helped most</h2>")[1].split("<h2>Hurt most</h2>")
-    assert helped.index("&#x27; Tap&#x27;") < helped.index("&#x27;annock&#x27;")
-    assert "&#x27; river&#x27;" in hurt.split("<h2>Texts</h2>")[0]
 
 
 def test_texts_are_escaped_and_nothing_is_loaded(page: str) -> None:
@@ -157,3 +140,49 @@ def test_texts_are_escaped_and_nothing_is_loaded(page: str) -> None:
     assert not re.findall(r"""(?:src|href)\s*=\s*["']?\s*(?:https?:)?//""", page)
     assert "<link" not in page and "@import" not in page
     assert "\n日本" in page and "charset=utf-8" in page
+
+
+# Names of entities ------------------------------------------------------------------------------------------------
+
+POPULARITY = {"Li Bai": 50.0, "Bai": 5000.0, "Paris": 90000.0, "Live": 7.0, "Li Bai House": 3.0}
+
+
+def test_the_longest_name_that_begins_at_a_word_is_the_mention_and_case_counts():
+    names = EntityNames(POPULARITY)
+    found = names.mentions("Bai met Li Bai, not Li Bai House; they live in Paris-Live.")
+    assert [name for name, _, _ in found] == ["Bai", "Li Bai", "Li Bai House", "Paris", "Live"]
+    text = "so Li Bai left"
+    [mention] = names.mentions(text)
+    assert text[mention[1] : mention[2]] == "Li Bai"
+    assert names.mentions("Baiting Lives") == []
+    assert [name for name, _, _ in names.mentions("a poem of Li Bai")] == ["Li Bai"]  # longer names begin so too
+
+
+def test_tokens_of_a_name_gain_in_the_bin_of_its_popularity():
+    texts = [
+        [("The", 0.0), (" Li", 2.0), (" B", 3.0), ("ai", 1.0), (" of", 0.5), (" Paris", -1.0)],
+        [(" Paris", 0.0), (" and", 0.25), (" Bai", 4.0), (".", 0.25)],
+    ]
+    by_text = [
+        [TokenGain("t", i, text, None, None, 0.1, 0.1, bits) for i, (text, bits) in enumerate(of)] for of in texts
+    ]
+    names = EntityNames(POPULARITY)
+    mentions = [names.mentions("".join(text for text, _ in of)) for of in texts]
+    labels = [popularities(gains, own, POPULARITY) for gains, own in zip(by_text, mentions, strict=True)]
+    bins = mean_gains(by_text, labels, num_resamples=100)
+    assert [(one.name, one.num_tokens, one.gain.value) for one in bins] == [
+        ("popularity 10^1-10^2", 3, pytest.approx(2.0)),
+        ("popularity 10^3-10^4", 1, pytest.approx(4.0)),
+        ("popularity 10^4-10^5", 2, pytest.approx(-0.5)),
+        ("no entity", 4, pytest.approx(0.25)),
+    ]
+
+
+def test_popularity_is_that_of_popqas_subjects(tmp_path):
+    row = {"subj": "Li Bai", "prop": "occupation", "obj": "poet", "possible_answers": ["poet"]}
+    path = tmp_path / "popqa.jsonl"
+    path.write_text(json.dumps(row | {"s_pop": 50}) + "\n")
+    assert read_popularity(path) == {"Li Bai": 50.0}
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(UserError, match="tells no popularity"):
+        read_popularity(path)

@@ -10,7 +10,7 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import load_evaluation_config
 from replug.data.shards import prepared_folder
-from replug.evals.kinds import kind_names
+from replug.evals.kinds import KINDS
 from replug.planning.accelerators import ACCELERATORS
 from replug.planning.evaluations import count_examples, plan_evaluation, prompts_of
 from replug.planning.model_sizes import encoder_size, lm_size
@@ -90,8 +90,10 @@ def test_every_evaluation_of_this_repository_has_a_plan(path: Path) -> None:
 
 
 def test_every_kind_of_evaluation_has_a_plan() -> None:
-    assert {load_evaluation_config(path, OWN[:3]).evaluation for path in EVALUATIONS} == set(kind_names())
-    with pytest.raises(UserError, match="evaluation: no plan is known of 'chess'; expected one of lm, tokens"):
+    assert {load_evaluation_config(path, OWN[:3]).evaluation for path in EVALUATIONS} == set(KINDS)
+    with pytest.raises(
+        UserError, match="evaluation: no plan is known of 'chess'; expected one of language_modelling, tok"
+    ):
         planned("lm", "evaluation=chess")
 
 
@@ -157,12 +159,12 @@ def test_a_prepared_set_tells_its_texts_and_their_lengths(tmp_path: Path) -> Non
 
 def test_what_is_assumed_is_what_the_evaluations_have() -> None:
     from replug.answering.answerer import AnsweringOptions
-    from replug.evals import lm_passes, mmlu, popqa, questions
+    from replug.evals import lm_passes, mmlu, open_qa, popqa
     from replug.planning import evaluations
 
     options, own = AnsweringOptions(), evaluations
     assert (len(mmlu.LETTERS), len(mmlu.CATEGORY_OF)) == (own.LETTERS, own.SUBJECTS)
     assert own.WRITTEN_TOKENS == lm_passes.MAX_NEW_TOKENS
-    numbers = (mmlu.NUM_DEMONSTRATIONS, questions.NUM_DEMONSTRATIONS, popqa.NUM_SHOTS)
+    numbers = (mmlu.NUM_DEMONSTRATIONS, open_qa.NUM_DEMONSTRATIONS, popqa.NUM_SHOTS)
     assert tuple(own.SHOTS[kind] for kind in ("mmlu", "open_qa", "popqa")) == numbers
     assert (options.num_samples, options.num_samples_alone) == (own.SAMPLES, own.SAMPLES_ALONE)

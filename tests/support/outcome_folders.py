@@ -8,15 +8,22 @@ from typing import Any
 import numpy as np
 
 from replug.config.evaluation_schema import EvaluationConfig
-from replug.config.load import config_to_yaml
 from replug.config.schema import DataConfig, LMConfig, RetrieverConfig
+from replug.evals.folder import EvaluationFolder
 
 RELATIONS = ("author", "capital", "genre", "occupation", "sport")
 Rows = Sequence[Mapping[str, Any]]
 
 
 def write_evaluation(
-    folder: Path, rows: Rows, lm: str = "tiny", seconds: Mapping[str, float] | None = None, **keys: Any
+    folder: Path,
+    rows: Rows,
+    lm: str = "tiny",
+    seconds: Mapping[str, float] | None = None,
+    results: Mapping[str, Any] | None = None,
+    texts: Sequence[str] = ("t",),
+    corpus: str | None = "c",
+    **keys: Any,
 ) -> Path:
     """A finished evaluation with these rows of outcomes.jsonl; `keys` are the configuration's."""
     config = EvaluationConfig(
@@ -28,14 +35,14 @@ def write_evaluation(
         data=DataConfig(corpus="corpus.jsonl"),
         **keys,
     )
-    folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(config_to_yaml(config))
-    (folder / "lm.json").write_text(json.dumps({"identity": f"{lm}:float32"}))
+    evaluation = EvaluationFolder(folder)
+    evaluation.claim(config, f"{lm}:float32", texts, [], corpus)
     (folder / "outcomes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "results.json").write_text("{}")
+    (folder / "results.json").write_text(json.dumps(results or {}))
     if seconds:
         timed = {name: {"numbers": {"seconds": s, "evidence_seconds": s / 10}} for name, s in seconds.items()}
         (folder / "latency.jsonl").write_text(json.dumps({"id": "a", "group": "x", "methods": timed}) + "\n")
+    evaluation.finish()
     return folder
 
 

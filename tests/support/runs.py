@@ -46,3 +46,9 @@ def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
 
 def start_time(process: subprocess.Popen) -> float:
     return psutil.Process(process.pid).create_time()
+
+
+def heldout_bits(run: Path) -> dict[str, float]:
+    """Bits per byte of the held-out texts by method, from a run's results.json."""
+    results = json.loads((run / "results.json").read_text())["language_modelling"]
+    return {method: of["bpb"]["value"] for method, of in results.items()}

@@ -4,7 +4,6 @@ A full disk breaks them off, as in `test_checkpoints.py`, so that both commands 
 """
 
 import errno
-import json
 import os
 import signal
 import subprocess
@@ -21,7 +20,7 @@ from replug.models.encoder import Encoder
 from replug.models.lora import ADAPTER
 from tests.support.command_line import CommandLine, arguments, wait_for
 from tests.support.dpr_folders import write_dpr_pair
-from tests.support.runs import metrics, wait_for_step, what_must_be_equal
+from tests.support.runs import heldout_bits, metrics, wait_for_step, what_must_be_equal
 
 SHORT = (
     *("train.max_steps=8", "checkpoint.every_steps=2", "refresh.every_steps=3", "refresh.lag_steps=1"),
@@ -114,7 +113,7 @@ def test_a_part_of_the_retriever_is_trained_refreshed_searched_by_and_exported(
     rows = metrics(whole)
     assert [row["step"] for row in rows] == list(range(8)) and all(np.isfinite(row["train/loss"]) for row in rows)
     assert [row["index/live_version"] for row in rows] == ([0, 0, 0, 0, 1, 1, 1, 2] if kind.is_refreshed else [0] * 8)
-    assert {"replug", "lsr"} <= json.loads((whole / "results.json").read_text())["bpb"]["all"].keys()
+    assert {"replug", "lsr"} <= heldout_bits(whole).keys()
     require_searched_by_the_tuned(whole, kind)
     require_exported(replug, whole, tmp_path / "exported", kind)
 
@@ -154,7 +153,7 @@ def test_a_run_of_a_pair_saves_and_searches_with_both(replug: CommandLine, tmp_p
     [found] = IndexRetriever(index).retrieve(["mida furo"], 3)
     _, similarities = index.search(tuned.encode_query(["mida furo"]).numpy(), 3)
     np.testing.assert_allclose([document.similarity for document in found], similarities[0], rtol=1e-5)
-    assert {"replug", "lsr"} <= json.loads((run / "results.json").read_text())["bpb"]["all"].keys()
+    assert {"replug", "lsr"} <= heldout_bits(run).keys()
 
 
 @pytest.mark.nightly

@@ -8,7 +8,7 @@ import pytest
 
 from replug.cluster.device_use import Busy, DeviceUse
 from replug.data.datamodule import Position
-from replug.train.figures import devices_in, totals
+from replug.train.report import device_shares
 from replug.train.run_dir import RunDirectory
 from replug.train.step_metrics import DeviceShares, JsonLinesLogger
 
@@ -80,7 +80,7 @@ def test_a_resumed_run_has_the_rows_of_one_that_was_not_interrupted(run: RunDire
 def test_totals_are_of_all_steps_and_what_is_left_is_idle(run: RunDirectory) -> None:
     train(run, range(4))
     none = {"score": 0.0, "embed": 0.0, "search": 0.0, "train": 0.0}
-    assert totals(run.read_device_use()) == {
+    assert device_shares(run.read_device_use()) == {
         "a:0": {**none, "train": 0.75, "idle": 0.25},
         "a:1": {**none, "score": 0.75, "idle": 0.25},
         "b:0": {**none, "train": 0.5, "idle": 0.5},
@@ -91,6 +91,6 @@ CROWDED = {"step": 1, "seconds": 4.0, "busy": {"a:10": {"score": 3.0, "embed": 2
 
 
 def test_shares_of_roles_that_take_turns_may_add_up_above_one_and_nothing_is_idle_then() -> None:
-    shares = totals([CROWDED])["a:10"]
-    assert (shares["score"], shares["embed"], shares["train"], shares["idle"]) == (0.75, 0.5, 0.0, 0.0)
-    assert devices_in([CROWDED]) == ["a:2", "a:10"]
+    shares = device_shares([CROWDED])
+    assert list(shares) == ["a:2", "a:10"]
+    assert shares["a:10"] == {"score": 0.75, "embed": 0.5, "search": 0.0, "train": 0.0, "idle": 0.0}

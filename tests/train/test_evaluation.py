@@ -14,12 +14,13 @@ from replug.data.records import Document, Example
 from replug.data.shards import corpus_sha256, write_documents, write_examples
 from replug.data.store import CorpusStore, ExampleStore
 from replug.evals.evidence import RetrievedDocuments
+from replug.evals.tables import to_markdown
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.ensemble_temperature import EnsembleTemperature
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
 from replug.train.evaluation import evaluate_heldout
-from replug.train.results import result_lines
+from replug.train.report import run_blocks
 from replug.train.workers import Workers
 
 COUNT, NUM_DOCUMENTS = 20, 30
@@ -81,46 +82,42 @@ def evaluate(config: Config, data: Data, lm: CountingLM, folder: Path, shift: in
     return evaluate_heldout(config, data, workers, {"replug": found(shift), "lsr": found(0)}, folder)
 
 
+def success(results: dict) -> dict[str, list[float]]:
+    """Success@1, @5 and @20 by retriever."""
+    of = results["retrieval"]
+    return {name: [of[name][f"Success@{k}"]["value"] for k in (1, 5, 20)] for name in of}
+
+
 def test_results_have_the_table_and_the_recall_before_and_after(config, data, tmp_path):
     results = evaluate(config, data, CountingLM(), tmp_path / "out")
-    assert list(results) == ["bpb", "intervals", "num_examples", "ensemble", "headroom", "retrieval"]
-    assert list(results["bpb"]) == ["all", "a", "b"]
-    assert list(results["bpb"]["all"]) == ["none", "random", "replug", "lsr"]
-    assert results["num_examples"] == COUNT
-    assert results["retrieval"] == {
-        "before": {"R@1": 0.0, "R@5": 0.0, "R@20": 1.0},
-        "after": {"R@1": 1.0, "R@5": 1.0, "R@20": 1.0},
-    }
+    assert list(results) == ["language_modelling", "retrieval"]
+    heldout = results["language_modelling"]
+    assert list(heldout) == ["none", "random", "replug", "lsr"]
+    assert {"bpb", "bpb/a", "bpb/b", "bpb - replug", "bpb - none"} <= heldout["lsr"].keys()
+    assert heldout["lsr"]["bpb"]["n"] == COUNT and "temperature" not in heldout["lsr"]
+    assert success(results) == {"replug": [0.0, 0.0, 1.0], "lsr": [1.0, 1.0, 1.0]}
 
 
 def test_each_retrievers_ensemble_has_its_own_temperature_and_its_headroom(config, data, tmp_path):
     warm = replace(found(0), temperature=EnsembleTemperature(0.05, "lm", 3, 20))
     workers = Workers(lm=CountingLM(), index=None, template=PromptTemplate("\n"))
     results = evaluate_heldout(config, data, workers, {"replug": found(0), "lsr": warm}, tmp_path / "out")
-    assert results["ensemble"] == {
-        "documents": 3,
-        "retrievers": {
-            "replug": {"temperature": 1.0, "origin": "as the paper"},
-            "lsr": {"temperature": 0.05, "origin": "fitted on 20 development texts, 3 documents"},
-        },
-    }
-    replug, lsr = (results["headroom"][name] for name in ("replug", "lsr"))
-    assert lsr["ensemble"] == results["bpb"]["all"]["lsr"] < replug["ensemble"], "the gold document comes first"
-    assert {name: lsr[name] for name in ("q_weighted", "best_document")} == {
-        name: replug[name] for name in ("q_weighted", "best_document")
-    }, "with the same documents"
-    assert replug["q_weighted"] < replug["ensemble"] and replug["best_document"] < replug["ensemble"]
-    lines = result_lines(results)
-    assert any(line.startswith("temperature of the ensemble: REPLUG (retriever as it was) 1 (as the") for line in lines)
-    assert sum("headroom of" in line for line in lines) == 2 and "of what weights by the LM's own" in lines[-1]
+    of = results["language_modelling"]
+    replug, lsr = ({name: entry["value"] for name, entry in of[method].items()} for method in ("replug", "lsr"))
+    assert (replug["temperature"], lsr["temperature"]) == (1.0, 0.05)
+    assert lsr["bpb"] < replug["bpb"], "the gold document comes first"
+    for oracle in ("bpb_q_weighted", "bpb_best_document"):
+        assert lsr[oracle] == replug[oracle] < replug["bpb"], "with the same documents"
+    text = to_markdown(run_blocks(results))
+    assert text.count("- Headroom of ") == 3 and "lsr gets " in text
 
 
 def test_bits_are_of_the_first_texts_and_recall_of_all(config, data, tmp_path):
     config.evaluate.max_examples = 4
     lm = CountingLM()
     results = evaluate(config, data, lm, tmp_path / "out")
-    assert results["num_examples"] == lm.calls == 4
-    examples = pq.read_table(tmp_path / "out/lm/examples.parquet").to_pylist()
+    assert results["language_modelling"]["none"]["bpb"]["n"] == lm.calls == 4
+    examples = pq.read_table(tmp_path / "out/language_modelling/examples.parquet").to_pylist()
     assert len(examples) == 4 * 4
     assert examples[0]["question"] == "look at thing0"
     assert examples[0]["references"] == [" red0 sea"]
@@ -133,7 +130,7 @@ def test_an_interrupted_evaluation_goes_on_and_ends_alike(config, data, tmp_path
     whole = evaluate(config, data, CountingLM(), tmp_path / "whole")
     with pytest.raises(RuntimeError, match="killed"):
         evaluate(config, data, CountingLM(breaks_at=15), tmp_path / "out")
-    done = len((tmp_path / "out/lm/outcomes.jsonl").read_text().splitlines())
+    done = len((tmp_path / "out/language_modelling/outcomes.jsonl").read_text().splitlines())
     assert 0 < done < 15
     again = CountingLM()
     assert evaluate(config, data, again, tmp_path / "out") == whole
@@ -160,5 +157,4 @@ def test_fewer_documents_than_recall_is_of_are_all_there_are(config, data, tmp_p
            (("replug", found(7)), ("lsr", found(3)))}  # fmt: skip
     workers = Workers(lm=CountingLM(), index=None, template=PromptTemplate("\n"))
     results = evaluate_heldout(config, data, workers, few, tmp_path / "out")
-    assert results["retrieval"]["before"] == {"R@1": 0.0, "R@5": 0.0, "R@20": 0.0}
-    assert results["retrieval"]["after"] == {"R@1": 0.0, "R@5": 1.0, "R@20": 1.0}
+    assert success(results) == {"replug": [0.0, 0.0, 0.0], "lsr": [0.0, 1.0, 1.0]}

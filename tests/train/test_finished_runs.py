@@ -55,7 +55,7 @@ def test_the_table_and_the_report_say_which_weights_they_are_of(quiet_run: Path,
     results = json.loads((quiet_run / "results.json").read_text())
     weights = {"step": STEPS, "steps": STEPS, "first": None, "best": None, "alone": None}
     assert results["weights"] == weights == json.loads((quiet_run / "fitted.json").read_text())
-    said = f"REPLUG LSR (tuned): the weights of step {STEPS}, the last, in retriever/"
+    said = f"lsr: the weights of step {STEPS}, the last, in retriever/"
     assert said in " ".join(finish(quiet_run).split())
     assert said in (quiet_run / "report.html").read_text()
 

@@ -99,10 +99,10 @@ def test_a_finished_runs_results_are_shown_as_they_were_or_not_at_all(tmp_path: 
     )
     for name in shown:
         (tmp_path / name).write_text(f"content of {name}")
-    run.finish({"bpb": {"all": {"none": 0.931}}})
+    run.finish({"language_modelling": {"none": 0.931}})
     for name in (*shown, "results.json"):
         for _ in flipped(tmp_path / name, 5):
             with pytest.raises(UserError, match=f"{name} is damaged: its checksum differs; bring it back, or run"):
                 RunDirectory(tmp_path).folder.require()
     RunDirectory(tmp_path).folder.require()
-    assert json.loads(run.results.read_text())["bpb"]["all"]["none"] == 0.931
+    assert json.loads(run.results.read_text())["language_modelling"]["none"] == 0.931

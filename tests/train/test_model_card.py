@@ -21,13 +21,16 @@ ENVIRONMENT = {
     "git_dirty": True,
     "packages": {"torch": "2.13.0"},
 }
+INTERVAL = {"n": 12, "interval": [1.5, 1.9]}
 RESULTS = {
-    "bpb": {
-        "all": {"none": 2.0, "replug": 1.8, "lsr": 1.7},
-        "a|b": {"none": 2.1, "replug": 1.9, "lsr": 1.6},
+    "language_modelling": {
+        "replug": {"bpb": {"value": 1.8, **INTERVAL}, "bpb/a|b": {"value": 1.9, **INTERVAL}},
+        "lsr": {
+            "bpb": {"value": 1.7, **INTERVAL},
+            "bpb/a|b": {"value": 1.6, **INTERVAL},
+            "bpb - replug": {"value": -0.1, "n": 12, "interval": [-0.2, -0.05]},
+        },
     },
-    "intervals": {"lsr_minus_replug": [-0.2, -0.05]},
-    "num_examples": 12,
     "weights": {"step": 30, "steps": 30, "first": None, "best": None, "alone": None},
 }
 
@@ -45,9 +48,10 @@ def test_a_card_has_front_matter_models_weights_and_the_table(tmp_path: Path, ba
         *("Weights of step 30, the last.", "LM gpt2-xl (1,5", "M parameters), identity an-identity"),
         *("command: replug train my.yaml", "commit 0123456789ab with changes, torch 2.13.0"),
         *(
-            "| all | 2.0000 | 1.8000 | 1.7000 |",
-            "| a\\|b | 2.1000 | 1.9000 | 1.6000 |",
-            "95% interval -0.2000 to -0.0500: lower",
+            "lsr: the weights of step 30, the last",
+            "| lsr | 1.7000 | 1.5000 to 1.9000 |",
+            "| a\\|b | 12 | 1.9000 | 1.6000 |",
+            "- bpb of lsr − replug: -0.1000 (-0.2000 to -0.0500: lower)",
         ),
     ):
         assert said in card, said
@@ -59,7 +63,7 @@ def test_a_model_of_unknown_size_is_named_without_one(tmp_path: Path) -> None:
     assert models == "models: retriever somebody/encoder; LM somebody/lm"
     assert code == "code: no git checkout"
     write_model_card(tmp_path, config, "step 3", [models, code])
-    assert "Bits per byte" not in (tmp_path / "README.md").read_text()
+    assert "What it is worth" not in (tmp_path / "README.md").read_text()
 
 
 def base_folder(tmp_path: Path) -> Path:

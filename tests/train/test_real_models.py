@@ -1,6 +1,5 @@
 """Both quickstarts, made very small: real weights, real text, real Ray."""
 
-import json
 import math
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from transformers import AutoModel
 
 from replug.models.encoder import Encoder
 from tests.support.real_models import real_encoder, real_lm
+from tests.support.runs import heldout_bits
 
 SMALL = [
     "data.num_documents=150",
@@ -26,9 +26,9 @@ ON_LABELS = [*SMALL, "data.num_dev=4", "label.dense=2", "label.bm25=1", "label.t
 
 
 def require_measured(run: Path) -> None:
-    results = json.loads((run / "results.json").read_text())
-    assert set(results["bpb"]["all"]) == {"none", "random", "replug", "lsr"}
-    assert all(0 < value < 8 and math.isfinite(value) for value in results["bpb"]["all"].values())
+    bits = heldout_bits(run)
+    assert set(bits) == {"none", "random", "replug", "lsr"}
+    assert all(0 < value < 8 and math.isfinite(value) for value in bits.values())
 
 
 @pytest.mark.slow

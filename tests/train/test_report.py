@@ -6,22 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from replug.train.figures import overview_png
-from replug.train.report import write_report
+from replug.train.report import INDEX_COLUMNS, weights_lines, write_overview, write_report
 
 ATTACK = "<script>alert('x')</script>"
-RESULTS = {
-    "bpb": {
-        "all": {"none": 2.0, "random": 2.1, "replug": 1.8, "lsr": 1.7},
-        "a & <b>": {"none": 2.0, "random": 2.1, "replug": 1.8, "lsr": 1.9},
-    },
-    "intervals": {"lsr_minus_replug": [-0.2, -0.05], "replug_minus_none": [-0.3, 0.1]},
-    "num_examples": 12,
-    "retrieval": {
-        "before": {"R@1": 0.1, "R@5": 0.2, "R@20": 0.3},
-        "after": {"R@1": 0.4, "R@5": 0.5, "R@20": 0.625},
-    },
-}
+
+
+def entry(value: float, low: float = 0.0, high: float = 0.0) -> dict:
+    return {"value": value, "n": 12, "interval": [low, high]}
+
+
+def results_of(domain: str) -> dict:
+    """Results of a run with a domain beside all texts."""
+    values = {"none": (2.0, 2.0), "random": (2.1, 2.1), "replug": (1.8, 1.8), "lsr": (1.7, 1.9)}
+    heldout = {name: {"bpb": entry(of[0]), f"bpb/{domain}": entry(of[1])} for name, of in values.items()}
+    heldout["lsr"]["bpb - replug"] = entry(-0.1, -0.2, -0.05)
+    heldout["replug"]["bpb - none"] = entry(-0.2, -0.3, 0.1)
+    found = {"replug": {"Success@20": entry(0.3)}, "lsr": {"Success@20": entry(0.625)}}
+    return {"language_modelling": heldout, "retrieval": found}
+
+
+RESULTS = results_of("a & <b>")
 METRICS = [
     {
         "step": step,
@@ -30,10 +34,12 @@ METRICS = [
         "retriever/entropy": 2.2,
         "retriever/rank_correlation": 0.5,
         "index/age_steps": step % 4,
+        **{name: 1.0 for _, name, _ in INDEX_COLUMNS if name.startswith("index/")},
+        "index/refreshes_skipped": 0.0,
+        "index/refreshes_failed": 0.0,
         "time/step_seconds": 2.0,
         "time/wait_scores_seconds": 0.5,
         "index/swapped": float(step % 4 == 0),
-        **({"dev/bpb": 1.0} if step % 4 == 0 else {}),
         "index/swap_ms": 3.0 if step % 4 == 0 else 0.0,
     }
     for step in range(1, 10)
@@ -76,7 +82,7 @@ def test_the_page_loads_nothing_from_elsewhere(page: str) -> None:
 
 
 def test_the_pictures_are_in_the_page(page: str) -> None:
-    assert page.count("<svg") == page.count("</svg>") == 8
+    assert page.count("<svg") == page.count("</svg>") == 7
 
 
 def test_texts_are_escaped_and_not_run(page: str) -> None:
@@ -87,25 +93,18 @@ def test_texts_are_escaped_and_not_run(page: str) -> None:
     assert "日本" in page
 
 
-def test_the_numbers_are_in_the_page_and_the_best_of_a_row_is_marked(page: str) -> None:
-    assert "Bits per byte on 12 held-out texts" in page
-    assert re.findall(r"<td class=best>([\d.]+)</td>", page) == ["1.7000", "1.8000"]
-    assert "95% interval -0.2000 to -0.0500: lower" in page
-    assert "95% interval -0.3000 to +0.1000: no difference shown" in page
-    assert "<td>0.625</td>" in page
+def test_the_numbers_are_in_the_page(page: str) -> None:
+    assert "language_modelling, n = 12" in page and "<td>1.7000</td>" in page and "<td>1.9000</td>" in page
+    assert "bpb of lsr − replug: -0.1000 (-0.2000 to -0.0500: lower)" in page
+    assert "bpb of replug − none: -0.2000 (-0.3000 to +0.1000: no difference shown)" in page
+    assert "<th>Success@20</th>" in page and "<td>0.6250</td>" in page
     assert "9 logged steps in 18 s (30.0 a minute), 25% of it waiting for LM scores; 2 hot swaps" in page
 
 
 def test_a_run_without_training_examples_or_gold_documents_has_a_page_too(tmp_path: Path) -> None:
-    results = {**{key: value for key, value in RESULTS.items() if key != "retrieval"}, "intervals": {}}
-    page = write(tmp_path, results, [], None)
-    assert page.count("<svg") == 1
+    page = write(tmp_path, {"language_modelling": RESULTS["language_modelling"]}, [], None)
+    assert page.count("<svg") == 2
     assert "Gold documents" not in page
-
-
-def test_a_domain_with_dollar_signs_is_a_name_like_any_other(tmp_path: Path) -> None:
-    results = {**RESULTS, "bpb": {"all": RESULTS["bpb"]["all"], "$x^$ shop": RESULTS["bpb"]["all"]}}
-    assert "<td>$x^$ shop</td>" in write(tmp_path, results, [], None)
 
 
 ON_LABELS = [{"step": 1, "train/loss": 0.5, "dev/bpb": 1.8, "dev/kl": 0.4}]
@@ -113,17 +112,8 @@ ON_LABELS = [{"step": 1, "train/loss": 0.5, "dev/bpb": 1.8, "dev/kl": 0.4}]
 
 @pytest.mark.parametrize("metrics", [METRICS, ON_LABELS, [{"step": 1, "train/loss": 0.5}]])
 def test_the_overview_is_a_picture(tmp_path: Path, metrics: list[dict]) -> None:
-    overview_png(tmp_path / "overview.png", RESULTS, metrics)
+    write_overview(tmp_path / "overview.png", RESULTS, metrics)
     assert (tmp_path / "overview.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_what_the_lm_did_is_said_with_means_over_the_steps_that_used_it(tmp_path: Path) -> None:
-    used = {"tokens_per_second": 1500.0, "busy_share": 0.8, "batch_fill": 0.975, "misses": 1200.0, "respawns": 0.0}
-    idle = {**used, "tokens_per_second": 0.0, "busy_share": 0.0, "batch_fill": 1.0, "hits": 40.0, "respawns": 1.0}
-    rows = [{**METRICS[0], **{f"scoring/{key}": value for key, value in row.items()}} for row in (used, used, idle)]
-    page = write(tmp_path, RESULTS, rows, None)
-    assert "1,500 tokens a second; busy 80% of the time; 97.5% of what it computed was text" in page
-    assert "1,200 pairs scored; 40 pairs found in the cache; 1 replicas replaced" in page
 
 
 def test_each_device_has_a_row_of_its_shares(tmp_path: Path) -> None:
@@ -131,3 +121,22 @@ def test_each_device_has_a_row_of_its_shares(tmp_path: Path) -> None:
     page = write(tmp_path, RESULTS, METRICS, None, rows)
     assert "<tr><td>a:0</td><td>75.0%</td><td>0.0%</td><td>0.0%</td><td>0.0%</td><td>25.0%</td></tr>" in page
     assert "<tr><td>b:cpu</td><td>0.0%</td><td>100.0%</td><td>0.0%</td><td>25.0%</td><td>0.0%</td></tr>" in page
+
+
+LOOK = {"step": 0, "bpb": 0.92, "kl": 1.0, "temperature": 0.1, "scored_share": 0.91}
+
+
+def test_the_lines_say_which_weights_the_tuned_retriever_has() -> None:
+    last = {"step": 30, "steps": 30, "first": None, "best": None, "alone": None}
+    assert weights_lines({"weights": last}) == ["lsr: the weights of step 30, the last, in retriever/"]
+    online = {**LOOK, "step": 10, "kl": None, "scored_share": None}
+    lines = weights_lines({"weights": {**last, "first": online, "best": online}})
+    assert lines[0] == "lsr: the weights of step 10 of 30, the best on development texts, in retriever/"
+    assert lines[1:] == ["development texts, bits per byte: 0.9200 at a temperature of 0.1; before 0.9200 at 0.1"]
+
+
+@pytest.mark.parametrize(("share", "warns"), [(0.46, False), (0.15, True)])
+def test_a_training_on_labels_warns_where_a_search_finds_what_nobody_scored(share: float, warns: bool) -> None:
+    weights = {"steps": 9, "first": LOOK, "best": {**LOOK, "step": 9, "scored_share": share}, "alone": 1.1}
+    [line] = [line for line in weights_lines({"weights": weights}) if "the LM has scored" in line]
+    assert f"the LM has scored {share:.0%}, before 91%" in line and ("a search finds others" in line) is warns

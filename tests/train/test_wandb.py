@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.train.figures import totals
+from replug.train.report import device_shares
 from replug.train.run_dir import RunDirectory
 from tests.support.runs import metrics
 
@@ -38,17 +38,16 @@ def test_a_resumed_run_of_two_ranks_is_one_run_with_every_metric(run):
     assert [name for name in measured if find(last, name) is None] == []
     assert find(last, "train/loss") == pytest.approx(metrics(run)[-1]["train/loss"])
     assert find(last, "loss.beta") is not None
-    used = totals(RunDirectory(run).read_device_use())
+    used = device_shares(RunDirectory(run).read_device_use())
     assert {role for shares in used.values() for role, share in shares.items() if share} >= {"score", "embed", "train"}
     assert all(find(last, f"devices/{device}/score") is not None for device in used), "as the report has them"
 
 
 def test_the_table_and_the_tuned_retriever_go_there_too(run):
     last, results = summary(logs(run)[-1]), json.loads((run / "results.json").read_text())
-    assert find(last, "results/bpb/all/lsr") == pytest.approx(results["bpb"]["all"]["lsr"])
-    low, high = results["intervals"]["lsr_minus_replug"]
-    assert find(last, "results/lsr_minus_replug/low") == pytest.approx(low)
-    assert find(last, "results/lsr_minus_replug/high") == pytest.approx(high)
+    of = results["language_modelling"]["lsr"]
+    for metric in ("bpb", "bpb - replug"):
+        assert find(last, f"results/lsr/{metric}") == pytest.approx(of[metric]["value"])
     assert b"model.safetensors" in logs(run)[-1].read_bytes(), "the artifact names the file"
 
 

@@ -26,7 +26,7 @@ from replug.answering.factors import (
 )
 from replug.config.plain_text import plain_line, plain_text
 from replug.data.files import replace_file
-from replug.evals.page import CSS
+from replug.evals.tables import CSS
 from replug.web.records import Passage
 
 CLOSED_BOOK = "closed book"

@@ -1,4 +1,12 @@
-"""Open-domain question answering: exact match of a greedy short answer after demonstrations (REPLUG, section 6.3)."""
+"""Open-domain question answering: exact match of a greedy short answer after demonstrations (REPLUG, section 6.3).
+
+REPLUG asks after demonstrations with a document each, then document and question (appendix: prompts for MMLU and
+open-domain QA). The LM's answer ends at the first newline and is compared with every accepted answer
+(`evals.answers`).
+
+Demonstrations come first and the retrieved document after them, so the prompts of one question begin alike whatever
+document they hold: a server that keeps prefixes computes the demonstrations once.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,17 +17,17 @@ from replug.data.store import Corpus
 from replug.evals.answers import exact_match, has_answer, token_f1
 from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM
-from replug.evals.loop import Item, Metric, Outcome, Outcomes
+from replug.evals.loop import Metric, Outcome, Outcomes, Task
 from replug.evals.questions import (
-    NUM_DEMONSTRATIONS,
+    BETWEEN_BLOCKS,
     STOP,
     OpenQuestion,
     demonstration_seed,
     draw_demonstrations,
     draw_questions,
     hold_out_demonstrations,
-    open_qa_opening,
-    open_qa_prompt,
+    knowledge_line,
+    one_line,
     queries_of,
     question_problems,
     read_questions,
@@ -29,12 +37,13 @@ from replug.models.ensemble import document_weights
 from replug.models.generation import GenerationOptions
 from replug.models.prompt import PromptTemplate
 
+NUM_DEMONSTRATIONS = 16
 # By method, the documents that its demonstrations have; None for demonstrations without.
 DemonstrationDocuments = Mapping[str, Sequence[str | None] | None]
 
 
-class OpenQa:
-    """A `Task`: one answer from all documents of a method, chosen token by token (a server's by whole answers)."""
+class OpenQa(Task):
+    """Writes one answer from all documents of a method, token by token (a server's by whole answers)."""
 
     metrics: Mapping[str, Metric] = {
         "exact_match": Metric("exact_match"),
@@ -59,9 +68,6 @@ class OpenQa:
             for method, given in documents.items()
         }
         self.examples = [question.example for question in questions]
-
-    def groups(self, example: Item) -> tuple[str, ...]:
-        return (example.group,)
 
     def compared(self, row: int) -> tuple[str, ...]:
         return self._questions[row].example.query, *self._questions[row].answers
@@ -91,6 +97,32 @@ class OpenQa:
         ]
 
 
+def open_qa_prompt(
+    question: OpenQuestion,
+    demonstrations: Sequence[OpenQuestion],
+    document: str | None = None,
+    demonstration_documents: Sequence[str | None] | None = None,
+) -> str:
+    """Return what the LM continues until STOP. Raises what `open_qa_opening` does."""
+    return open_qa_opening(demonstrations, demonstration_documents) + _block(question, document)
+
+
+def open_qa_opening(demonstrations: Sequence[OpenQuestion], documents: Sequence[str | None] | None = None) -> str:
+    """Return what the prompts of all questions begin with: demonstrations with their first answer.
+
+    Raises ValueError where there are documents for the demonstrations, but not one for each.
+    """
+    given = [None] * len(demonstrations) if documents is None else documents
+    return "".join(
+        f"{_block(shot, text)} {one_line(shot.answers[0])}{BETWEEN_BLOCKS}"
+        for shot, text in zip(demonstrations, given, strict=True)
+    )
+
+
+def _block(question: OpenQuestion, document: str | None) -> str:
+    return f"{knowledge_line(document)}Question: {one_line(question.example.query)}\nAnswer:"
+
+
 def open_qa_outcome(question: OpenQuestion, evidence: Evidence, text: str) -> Outcome:
     """Return how right the first line of what the LM wrote is, and whether some document holds an answer."""
     prediction = text.partition(STOP)[0].strip()
@@ -104,7 +136,7 @@ def open_qa_outcome(question: OpenQuestion, evidence: Evidence, text: str) -> Ou
 
 
 def open_qa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
-    """Drawn questions; those that demonstrations are made of are searched for behind them."""
+    """Draw questions; those that demonstrations are made of are searched for behind them."""
     keys = config.questions
     questions, demonstrations = _drawn(keys, config.seed)
 
@@ -122,7 +154,7 @@ def open_qa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalData
 
 
 def _drawn(keys: QuestionsConfig, seed: int) -> tuple[list[OpenQuestion], list[OpenQuestion]]:
-    """Questions, and demonstrations."""
+    """Draw questions and demonstrations."""
     shots = NUM_DEMONSTRATIONS if keys.shots is None else keys.shots
     pool = read_questions(Path(str(keys.path)).expanduser())
     if keys.demonstrations:

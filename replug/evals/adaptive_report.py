@@ -1,0 +1,335 @@
+"""Report when retrieval helps: a page, its numbers as JSON, every figure as a file, and the policies that were fitted.
+
+`report.json` holds every number of the page, by LM, and `policies/LM/METHOD_SIGNAL.json` the policies, which
+`replug ask --policy` follows.
+"""
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from replug.config.errors import UserError
+from replug.data.files import replace_file, write_json
+from replug.data.progress import Progress
+from replug.evals.adaptive import (
+    AnsweredQuestions,
+    Compared,
+    Costs,
+    Pair,
+    Prices,
+    accuracy_by_popularity_policy,
+    compare_policies,
+    fit_policy,
+    pair_name,
+    retriever_identity,
+    thresholds_of,
+)
+from replug.evals.adaptive_figures import (
+    ADAPTIVE,
+    PAPER,
+    Figures,
+    Measured,
+    figures_of_all,
+    figures_of_lm,
+    figures_of_way,
+    slug,
+)
+from replug.evals.charts import to_svg
+from replug.evals.intervals import Interval, wilson_interval
+from replug.evals.popqa_sets import popularity_correlation
+from replug.evals.tables import Block, Blocks, Html, Table, figure, grid, html_page
+from replug.evals.thresholds import NUM_RESAMPLES
+from replug.models.policy import SIGNALS, Threshold
+
+log = logging.getLogger(__name__)
+
+COST_HEADS = {
+    "lm_calls": ("LM calls", 2),
+    "retriever_calls": ("searches", 2),
+    "prompt_tokens": ("prompt tokens", 0),
+    "generated_tokens": ("new tokens", 1),
+    "seconds": ("seconds", 2),
+    "dollars": ("dollars per 1,000", 2),
+}
+NOTE = (
+    "Each policy is fitted to 75% of the questions and measured on the others, in 100 random splits. Intervals are "
+    "95%, by fitting anew in a bootstrap over questions. The gain is that over the better of never and always. AUROC: "
+    "how well the signal separates right closed-book answers from wrong ones; 0.5 is chance."
+)
+
+# Mallen et al., table 1: (closed book is right, the answer with Contriever's document is) -> share, recall@1.
+PAPER_HELP_AND_HARM = {
+    (True, True): (0.24, 0.83),
+    (True, False): (0.10, 0.14),
+    (False, True): (0.17, 0.88),
+    (False, False): (0.49, 0.11),
+}
+PAPER_RAREST_SHARE = 4000 / 14267
+
+
+def write_report(
+    lms: Sequence[AnsweredQuestions], out: Path, prices: Prices | None = None, num_resamples: int = NUM_RESAMPLES
+) -> dict[str, Blocks]:
+    """Write policies, figures, report.json, and last report.html; return the sections of the page."""
+    out.mkdir(parents=True, exist_ok=True)
+    progress = Progress("policies compared", sum(len(answered.pairs()) for answered in lms))
+    measured: dict[str, Measured] = {}
+    for answered in lms:
+        measured[answered.name] = _measure_lm(answered, prices)
+        for pair in answered.pairs():
+            compared, better = compare_policies(answered, pair, num_resamples, prices)
+            measured[answered.name]["ways"][pair_name(pair)] = _measure_pair(answered, pair, compared, better)
+            _write_policies(answered, pair, compared, out / "policies" / slug(answered.name))
+            progress.advance()
+
+    def shown(drawings: Figures) -> Html:
+        figures = []
+        for name, draw, height, caption in drawings:
+            svg = to_svg(draw, 7.0, height)
+            replace_file(out / f"{name}.svg", svg.encode())
+            said = f"{caption} The paper: {PAPER[name]}" if name in PAPER else caption
+            figures.append(figure(svg, said))
+        return grid(figures)
+
+    names = ", ".join(measured)
+    about = f"{len(lms[0].ids):,} questions, asked of {names}. The paper's LMs are far larger; it has Wikipedia."
+    sections: dict[str, Blocks] = {"": [about, shown(figures_of_all(measured, prices))]}
+    for answered in lms:
+        lm = measured[answered.name]
+        sections[answered.name] = [shown(figures_of_lm(answered.name, lm, answered.popularity_signal))]
+        for name, way in lm["ways"].items():
+            title = f"{answered.name}: {way['closed']} or {way['augmented']}"
+            sections[title] = [
+                *_help_and_harm_blocks(way),
+                shown(figures_of_way(answered, name, way)),
+                comparison_table(way),
+                _rule_line(way["thresholds by popularity"], answered.popularity_signal),
+                NOTE,
+            ]
+    sections["Signals"] = [_signals_table(measured)]
+    write_json(out / "report.json", _json(measured))
+    replace_file(out / "report.html", html_page("When to retrieve", sections).encode())
+    return sections
+
+
+# Measuring --------------------------------------------------------------------------------------------------------
+
+
+def _measure_lm(answered: AnsweredQuestions, prices: Prices | None) -> Measured:
+    everything, rarest = np.ones(len(answered.ids), dtype=bool), _rarest(answered.popularity)
+    return {
+        "identity": answered.identity,
+        "n": len(answered.ids),
+        "accuracy": accuracies(answered, everything),
+        "accuracy of the rarest 28%": accuracies(answered, rarest),
+        "accuracy of the others": accuracies(answered, ~rarest),
+        "popularity": [{**ends, "accuracy": accuracies(answered, own)} for ends, own in _half_powers(answered)],
+        "relative popularity": accuracy_by_relative_popularity(answered),
+        "relations": accuracy_by_relation(answered),
+        "costs": {name: method.mean_costs(prices) for name, method in answered.methods.items()},
+        "ways": {},
+    }
+
+
+def _measure_pair(answered: AnsweredQuestions, pair: Pair, compared: Sequence[Compared], better: str) -> Measured:
+    return {
+        "closed": pair[0],
+        "augmented": pair[1],
+        "help and harm": help_and_harm(answered, pair),
+        "popularity": policy_by_popularity(answered, pair),
+        "thresholds by popularity": thresholds_of(answered, pair, answered.popularity_signal)[0],
+        "better": better,
+        "policies": list(compared),
+    }
+
+
+def _write_policies(answered: AnsweredQuestions, pair: Pair, compared: Sequence[Compared], folder: Path) -> None:
+    """Write the policy of each signal; none where the index or the documents of the evaluation are gone."""
+    method = answered.methods[pair[1]]
+    try:
+        retriever = retriever_identity(pair[1], method.config, method.folder)
+    except UserError as error:
+        log.warning(f"no policy of {pair_name(pair)} is written: {error}")
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    for signal in answered.signals(pair):
+        policy = fit_policy(answered, pair, signal, retriever, compared)
+        policy.save(folder / f"{slug(pair_name(pair))}_{signal}.json")
+
+
+def accuracies(answered: AnsweredQuestions, among: np.ndarray) -> dict[str, Interval]:
+    """Return the accuracy by method among the questions bool [N], with Wilson's intervals."""
+    num = int(among.sum())
+    return {name: wilson_interval(float(of.accuracy[among].sum()), num) for name, of in answered.methods.items()}
+
+
+def help_and_harm(answered: AnsweredQuestions, pair: Pair) -> list[dict[str, Any]]:
+    """Return the four cells of right and wrong (table 1): retrieval harms in the second, helps in the third.
+
+    `recall` is the share whose documents hold an answer; None without questions, or where nothing says what documents
+    hold.
+    """
+    held, right = answered.methods[pair[1]].numbers.get("answer_recall"), answered.right(pair)
+    cells = []
+    for closed, augmented in PAPER_HELP_AND_HARM:
+        own = (right[0] == closed) & (right[1] == augmented)
+        recall = float(held[own].mean()) if held is not None and own.any() else None
+        cell = {"closed_right": closed, "augmented_right": augmented, "n": int(own.sum())}
+        cells.append({**cell, "share": float(own.mean()), "recall": recall})
+    return cells
+
+
+def policy_by_popularity(answered: AnsweredQuestions, pair: Pair) -> list[dict[str, Any]]:
+    """Return by popularity the accuracy of two methods and of their policy, which is a mean over splits."""
+    right = accuracy_by_popularity_policy(answered, pair)
+    bins = []
+    for ends, own in _half_powers(answered):
+        accuracy: dict[str, Interval | float] = {name: accuracies(answered, own)[name] for name in pair}
+        measured = right[own & ~np.isnan(right)]
+        if len(measured):
+            accuracy[f"{ADAPTIVE}{pair_name(pair)}"] = float(measured.mean())
+        bins.append({**ends, "accuracy": accuracy})
+    return bins
+
+
+def accuracy_by_relative_popularity(answered: AnsweredQuestions) -> list[dict[str, Any]]:
+    """Return accuracies among the questions of their own relation, in half standard deviations (figure 7)."""
+    relative = relative_popularity(answered.popularity, answered.relations)
+    edges = np.arange(np.floor(2 * relative.min()), np.floor(2 * relative.max()) + 2) / 2
+    return [{**ends, "accuracy": accuracies(answered, own)} for ends, own in _binned(relative, edges)]
+
+
+def relative_popularity(popularity: np.ndarray, relations: Sequence[str]) -> np.ndarray:
+    """Return log10 popularity [N] less its relation's mean, in the relation's standard deviations.
+
+    A popularity below 1 counts as 1. 0 for a relation whose questions are all equally popular.
+    """
+    logs, names = np.log10(np.maximum(np.asarray(popularity, dtype=np.float64), 1.0)), np.asarray(relations)
+    relative = np.zeros(len(logs))
+    for relation in set(relations):
+        own = names == relation
+        if np.ptp(logs[own]) > 0:
+            relative[own] = (logs[own] - logs[own].mean()) / logs[own].std()
+    return relative
+
+
+def accuracy_by_relation(answered: AnsweredQuestions) -> list[dict[str, Any]]:
+    """Return by relation the accuracy of each method, and its correlation with log popularity (figure 4)."""
+    relations, found = np.array(answered.relations), []
+    for relation in sorted(set(answered.relations)):
+        own = relations == relation
+        correlation = {
+            name: popularity_correlation(answered.popularity[own], method.accuracy[own])
+            for name, method in answered.methods.items()
+        }
+        accuracy = accuracies(answered, own)
+        found.append({"relation": relation, "n": int(own.sum()), "accuracy": accuracy, "correlation": correlation})
+    return found
+
+
+def _rarest(popularity: np.ndarray) -> np.ndarray:
+    """Return which questions are the rarest 28%, as the paper's 4,000 of 14,267, bool [N]; at least one is not."""
+    rarest = np.zeros(len(popularity), dtype=bool)
+    num = min(max(round(PAPER_RAREST_SHARE * len(popularity)), 1), len(popularity) - 1)
+    rarest[np.argsort(popularity, kind="stable")[:num]] = True
+    return rarest
+
+
+def _half_powers(answered: AnsweredQuestions) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
+    """Yield bins of half powers of ten that hold questions; a popularity below 1 counts as 1 (figures 1 and 5)."""
+    popularity = np.maximum(answered.popularity, 1)
+    edges = 10 ** (np.arange(0, 2 * np.ceil(np.log10(popularity.max() + 1)) + 1) / 2)
+    return _binned(popularity, edges)
+
+
+def _binned(values: np.ndarray, edges: np.ndarray) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
+    """Yield both ends and the number of values of each bin that has some, and which values it has, bool [N]."""
+    places = np.searchsorted(edges, values, side="right") - 1
+    for place in np.unique(places):
+        own = places == place
+        yield {"low": float(edges[place]), "high": float(edges[place + 1]), "n": int(own.sum())}, own
+
+
+def _json(value: Any) -> Any:
+    """Return what JSON can hold; null is NaN, which was not measured."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return _json(asdict(value))
+    if isinstance(value, Mapping):
+        return {name: _json(of) for name, of in value.items()}
+    if isinstance(value, list):
+        return [_json(of) for of in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+# Tables -----------------------------------------------------------------------------------------------------------
+
+
+def comparison_table(way: Measured) -> Table:
+    """Show a policy a row; a column that nobody measured is left out."""
+    head = ["policy", "accuracy", f"gain over {way['better']}", "retrieves", "AUROC"]
+    rows = []
+    for policy in way["policies"]:
+        name = f"{policy.name}, {policy.thresholds}" if policy.thresholds else policy.name
+        gain = "" if policy.name == way["better"] else _interval_text(policy.worth.gain, "+")
+        rows.append([name, _interval_text(policy.worth.accuracy), gain, f"{policy.worth.share.value:.0%}"])
+        rows[-1] += [_interval_text(policy.auroc), *(_cost_text(policy.costs, cost) for cost in COST_HEADS)]
+    head += [name for name, _ in COST_HEADS.values()]
+    shown = [column for column in range(len(head)) if any(row[column] for row in rows)]
+    return Table([head[column] for column in shown], [[row[column] for column in shown] for row in rows])
+
+
+def _interval_text(interval: Interval | None, sign: str = "") -> str:
+    if interval is None:
+        return ""
+    return f"{interval.value:{sign}.3f} ({interval.low:{sign}.3f} to {interval.high:{sign}.3f})"
+
+
+def _cost_text(costs: Costs | None, name: str) -> str:
+    value = math.nan if costs is None else costs.get(name, math.nan)
+    return "" if math.isnan(value) else f"{value:,.{COST_HEADS[name][1]}f}"
+
+
+def _help_and_harm_blocks(way: Measured) -> list[Block]:
+    head = [
+        way["closed"],
+        way["augmented"],
+        "questions",
+        "share",
+        "documents hold an answer",
+        "paper: share",
+        "recall@1",
+    ]
+    rows = []
+    for cell in way["help and harm"]:
+        right = cell["closed_right"], cell["augmented_right"]
+        share, recall = PAPER_HELP_AND_HARM[right]
+        held = "" if cell["recall"] is None else f"{cell['recall']:.2f}"
+        said = ["right" if is_right else "wrong" for is_right in right]
+        rows.append([*said, str(cell["n"]), f"{cell['share']:.0%}", held, f"{share:.0%}", f"{recall:.2f}"])
+    note = (
+        f"{way['augmented']} harms in the second row and helps in the third. The paper's shares are those of "
+        "davinci-003, closed book and with Contriever's first document."
+    )
+    return [Table(head, rows), note]
+
+
+def _rule_line(thresholds: Mapping[str, Threshold], signal: str) -> str:
+    rules = (
+        f"{relation}: {rule if isinstance(rule, str) else f'below {rule:g}'}" for relation, rule in thresholds.items()
+    )
+    return f"The policy by {signal} retrieves by relation: {'; '.join(rules)}."
+
+
+def _signals_table(measured: Mapping[str, Measured]) -> Table:
+    policies = [policy.name for lm in measured.values() for way in lm["ways"].values() for policy in way["policies"]]
+    signals = [SIGNALS[name] for name in dict.fromkeys(policies) if name in SIGNALS]
+    rows = [
+        [signal.name, signal.title, f"it is {signal.retrieves_when} the threshold", signal.known_from.value]
+        for signal in signals
+    ]
+    return Table(["signal", "what it is", "retrieval is used", "known from"], rows)

@@ -1,0 +1,244 @@
+"""The figures of all evaluations and of training: bars and lines, as SVG or PNG.
+
+A value is a number, or an `Interval`, which gets an error bar. matplotlib's figures are made directly, so that no
+backend of a caller's is changed.
+"""
+
+import io
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
+
+from replug.config.methods import Method
+from replug.evals.intervals import Interval
+from replug.evals.results import Results
+
+COLOURS = {
+    "none": "#9aa0a6",
+    "gold": "#b8860b",
+    "random": "#c9b458",
+    "replug": "#5b8db8",
+    "lsr": "#c2572b",
+}
+OTHERS = ("#7a9e7e", "#8c4a9e", "#3d8f8f", "#b86b8b", "#6b6bb8", "#a0752f")  # of names that have no colour of their own
+STYLE: Any = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.25,
+    "font.size": 10,
+    "svg.fonttype": "none",
+    "text.parse_math": False,  # a dollar sign in a domain's name is a dollar sign
+    "svg.hashsalt": "replug",  # the same figure gives the same bytes
+}
+LEGEND_CHARACTERS = 80
+
+Value = float | Interval
+Draw = Callable[[Axes], None]
+
+
+def to_svg(draw: Draw, width: float = 6.4, height: float = 3.0) -> str:
+    """Return one set of axes, drawn, as an <svg> element."""
+    content = io.StringIO()
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        draw(figure.subplots())
+        figure.savefig(content, format="svg", metadata={"Date": None})
+    svg = content.getvalue()
+    return svg[svg.index("<svg") :]
+
+
+def write_png(path: Path, draws: Sequence[Draw], width: float = 14, height: float = 3.8) -> None:
+    """Draw several sets of axes side by side."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        for draw, axes in zip(draws, figure.subplots(1, len(draws), squeeze=False)[0], strict=True):
+            draw(axes)
+        figure.savefig(path, dpi=110)
+
+
+def bars(
+    axes: Axes,
+    groups: Mapping[str, Mapping[str, Value]],
+    label: str,
+    *,
+    horizontal: bool = False,
+    from_zero: bool = True,
+    is_share: bool = False,
+    hatched: Collection[str] = (),
+) -> None:
+    """Draw a group of bars for each key; bars of one name have one colour, and names of groups need no legend.
+
+    Without `from_zero` the axis begins shortly before the lowest value.
+    """
+    names = list(dict.fromkeys(name for of in groups.values() for name in of))
+    width = 0.82 / max(map(len, groups.values()))
+    for name, colour in colours_of(names).items():
+        shown = [(row, list(of), of[name]) for row, of in enumerate(groups.values()) if name in of]
+        places = [row + (own.index(name) - (len(own) - 1) / 2) * width for row, own, _ in shown]
+        values = [value for _, _, value in shown]
+        look: Any = {"color": colour, "label": name, "error_kw": {"lw": 0.9}}
+        if name in hatched:
+            look |= {"hatch": "////", "edgecolor": "white", "lw": 0}
+        heights, errors = [_middle(value) for value in values], _errors(values)
+        if horizontal:
+            axes.barh(places, heights, width * 0.92, xerr=errors, **look)
+        else:
+            axes.bar(places, heights, width * 0.92, yerr=errors, **look)
+    ends = [end for of in groups.values() for value in of.values() for end in _ends(value)]
+    margin = 0.25 * (max(ends) - min(ends)) or 0.1
+    limits = (max(0.0, min(ends) - margin), max(ends) + margin)
+    rows, labels = range(len(groups)), [name.replace("_", " ") for name in groups]
+    if horizontal:
+        axes.set_yticks(rows, labels)
+        axes.invert_yaxis()
+        axes.set_xlabel(label)
+        axes.grid(axis="y", visible=False)
+    else:
+        axes.set_xticks(rows, labels)
+        axes.set_ylabel(label)
+        axes.grid(axis="x", visible=False)
+    if not from_zero:
+        (axes.set_xlim if horizontal else axes.set_ylim)(limits)
+    if is_share:
+        (axes.xaxis if horizontal else axes.yaxis).set_major_formatter(PercentFormatter(1.0))
+    if names != list(groups):
+        legend(axes)
+
+
+def lines(
+    axes: Axes,
+    points: Mapping[str, Sequence[tuple[float, Value]]],
+    x_label: str,
+    y_label: str = "",
+    *,
+    levels: Mapping[str, float] | None = None,
+    marks: Sequence[float] = (),
+    log_x: bool = False,
+    is_share: bool = False,
+    dashed: Collection[str] = (),
+    marker: str | None = "o",
+) -> None:
+    """Draw a line of (x, value) for each key; `levels` are dashed horizontal lines, `marks` dotted vertical ones."""
+    levels = levels or {}
+    for name, colour in colours_of([*points, *levels]).items():
+        if name in levels:
+            axes.axhline(levels[name], color=colour, linestyle="--", label=name)
+            continue
+        values = [value for _, value in points[name]]
+        look: Any = {"marker": marker, "ms": 4, "lw": 1.5, "elinewidth": 0.8, "color": colour, "label": name}
+        if name in dashed:
+            look |= {"ls": "--", "mfc": "white"}
+        axes.errorbar([x for x, _ in points[name]], [_middle(value) for value in values], _errors(values), **look)
+    for mark in marks:
+        axes.axvline(mark, color="black", alpha=0.4, linewidth=0.8, linestyle=":")
+    if log_x:
+        axes.set_xscale("log")
+        # Written out: a power of ten would be a formula, and formulas are not read in our figures.
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}" if x < 1e9 else f"{x:.0e}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    if is_share:
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.set_ylim(bottom=0)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    if len(points) + len(levels) > 1:
+        legend(axes)
+
+
+def colours_of(names: Sequence[str]) -> dict[str, str]:
+    """Return a colour for each name: its own, or the next of the others, the same for the same order."""
+    unknown = [name for name in names if name not in COLOURS]
+    return {name: COLOURS.get(name) or OTHERS[unknown.index(name) % len(OTHERS)] for name in names}
+
+
+def legend(axes: Axes) -> None:
+    """Write a legend above the axes, in as many columns as its longest name leaves room for."""
+    longest = max((len(str(label)) for label in axes.get_legend_handles_labels()[1]), default=0)
+    columns = min(6, max(1, LEGEND_CHARACTERS // (longest + 8)))
+    axes.legend(frameon=False, ncols=columns, loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=9)
+
+
+def _middle(value: Value) -> float:
+    return value.value if isinstance(value, Interval) else value
+
+
+def _ends(value: Value) -> tuple[float, float]:
+    return (value.low, value.high) if isinstance(value, Interval) else (value, value)
+
+
+def _errors(values: Sequence[Value]) -> list[list[float]] | None:
+    if not any(isinstance(value, Interval) for value in values):
+        return None
+    spreads = [(_middle(value) - _ends(value)[0], _ends(value)[1] - _middle(value)) for value in values]
+    return [[max(spread[side], 0.0) for spread in spreads] for side in (0, 1)]  # a percentile may miss the value
+
+
+# The figures of results ------------------------------------------------------------------------------------------
+
+
+def spread(results: Results, method: str, metric: str) -> Interval:
+    """Return a method's value with the interval of its paired difference from `none`; without `none` with its own.
+
+    Texts differ far more than methods do on the same texts, so each method's own interval would hide what is certain.
+    """
+    entry = results[method][metric]
+    if "none" not in results or metric not in results["none"]:
+        return Interval(entry["value"], *entry["interval"])
+    base = results["none"][metric]["value"]
+    if method == "none":
+        return Interval(base, base, base)
+    if difference := results[method].get(f"{metric} - none"):
+        low, high = difference["interval"]
+        return Interval(entry["value"], base + low, base + high)
+    low, high = results["none"][f"{metric} - {method}"]["interval"]  # where `none` was named behind it
+    return Interval(entry["value"], base - high, base - low)
+
+
+def draw_methods(axes: Axes, results: Results, metric: str) -> None:
+    """Draw one bar for each method that has the metric."""
+    values = {method: {method: spread(results, method, metric)} for method in results if metric in results[method]}
+    bars(axes, values, f"{metric}; {_spread_name(results)}", horizontal=True, from_zero=False)
+
+
+def draw_sweep(axes: Axes, results: Results, metric: str, sweeps: Mapping[str, Mapping[int, str]]) -> None:
+    """Draw the metric over the number of documents; `sweeps` maps source -> number -> method."""
+    points = {
+        source: [(count, spread(results, methods[count], metric)) for count in sorted(methods)]
+        for source, methods in sweeps.items()
+    }
+    levels: dict[str, float] = {name: results[name][metric]["value"] for name in ("none", "gold") if name in results}
+    lines(axes, points, f"documents; {_spread_name(results)}", metric, levels=levels)
+
+
+def draw_costs(axes: Axes, results: Results, metric: str, cost: str, sweeps: Mapping[str, Mapping[int, str]]) -> None:
+    """Draw the metric over the cost of an answer: a line for each source, a dot for each other method."""
+    swept = {name for methods in sweeps.values() for name in methods.values()}
+    series = {source: [methods[count] for count in sorted(methods)] for source, methods in sweeps.items()}
+    series |= {name: [name] for name in results if name not in swept}
+    points = {
+        label: [
+            (results[name][cost]["value"], results[name][metric]["value"]) for name in names if cost in results[name]
+        ]
+        for label, names in series.items()
+    }
+    lines(axes, points, f"{cost} of a question", metric, log_x=True)
+
+
+def sweeps_of(methods: Sequence[Method], least: int = 3) -> dict[str, dict[int, str]]:
+    """Return source -> number of documents -> method, of sources that have at least `least` numbers."""
+    sweeps: dict[str, dict[int, str]] = {}
+    for method in methods:
+        if method.k and method.is_plain:
+            sweeps.setdefault(method.source, {})[method.k] = method.name
+    return {source: of for source, of in sweeps.items() if len(of) >= least}
+
+
+def _spread_name(results: Results) -> str:
+    return "95% interval of the difference from none" if "none" in results else "95% interval"

@@ -1,0 +1,448 @@
+"""Answer questions from searched passages (Lazaridou et al. 2022): closed book, with gold evidence, by rerankers.
+
+Every question is searched for before the LM is opened: by an engine on the web, or among the documents of a corpus.
+What engines answered is kept in a snapshot, so an interrupted search asks nothing twice. One pass over the questions
+then measures what all methods need: a method that reads N passages has the candidates and factors of the first N.
+
+A row of outcomes.jsonl holds the answers of `none` and `gold`, what each reranking method costs, and `passages`: the
+factors of all candidates from as many passages as any method reads. When all is measured, weights are fitted on the
+validation part, and every method is decided by them without asking again. The results are of the test part.
+
+The results get more than metrics: an entry `validation` of each method that reranks says which weights were fitted, on
+how many questions, and what the metric was there with them and with the default weights. Entries of shares get
+`wilson`. The table gets the weights and the failures of the search, and flop.svg is drawn.
+"""
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from replug.answering.answerer import Answered, Answerer, AnsweringOptions
+from replug.answering.factors import Factors
+from replug.answering.rerankers import RERANKERS, GradedQuestion, WeightsFile, best_answer, fit_weights
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.methods import BM25, GOLD, NONE, REPLUG, Method
+from replug.config.rules import evaluation_methods, has_rerank_lm
+from replug.config.schema import LMConfig
+from replug.data.files import replace_file
+from replug.data.progress import Progress
+from replug.data.store import Corpus
+from replug.evals.answers import exact_match, has_answer, token_f1
+from replug.evals.charts import draw_costs, sweeps_of, to_svg
+from replug.evals.evidence import Evidence, EvidenceBook
+from replug.evals.folder import EvaluationFolder
+from replug.evals.internet_costs import (
+    LineCounter,
+    LineTokens,
+    Parameters,
+    cost_numbers,
+    fitting_prompts,
+    reranking_costs,
+    token_counter,
+)
+from replug.evals.internet_sets import (
+    EXACT_MATCH,
+    QUESTION_SETS,
+    InternetQuestion,
+    Prepared,
+    is_validation,
+    prepare,
+)
+from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
+from replug.evals.loop import Metric, Outcome, Outcomes, Task
+from replug.evals.outcomes import OutcomeFile, Row
+from replug.evals.questions import queries_of, question_problems
+from replug.evals.results import add_wilson, main_metric
+from replug.evals.tables import Block, Table
+from replug.planning.model_sizes import lm_size
+from replug.web import require_web
+from replug.web.records import EngineResult, FoundEvidence, SearchEngine
+
+if TYPE_CHECKING:
+    from replug.web.evidence import EvidenceFinder
+
+log = logging.getLogger(__name__)
+
+LOCAL, SEARCH, PASSAGES = "local", "search", "passages"  # an engine; what is found by it; an outcome's name
+SHARES = ("exact_match", "accuracy", "answer_in_evidence", "copied", "best_candidate")
+# `answer_in_evidence`: a passage has an accepted answer; `copied`: it has the prediction. No passage has a label.
+# `best_candidate`: no reranker can be better.
+FREE_ANSWER_METRICS = ("f1", "answer_in_evidence", "copied")
+OTHER_METRICS = (
+    "best_candidate", "retrieval_recall", "passages", "lm_calls", "prompt_tokens", "generated_tokens", "flop",
+)  # fmt: skip
+FACTORS = ("answer_given_question", "question_given_answer", "answer_alone", "question_alone", "passage")
+
+
+def metrics_of(metric: str) -> dict[str, Metric]:
+    """Return all metrics of a set whose answers are judged by this one."""
+    names = (*(FREE_ANSWER_METRICS if metric == EXACT_MATCH else ()), *OTHER_METRICS)
+    return {metric: Metric(metric), **{name: Metric(name, may_be_unknown=name != "f1") for name in names}}
+
+
+# Before the LM is opened ------------------------------------------------------------------------------------------
+
+
+def internet_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
+    """Draw the questions; those of an engine on the web are searched for here, before anything heavy starts."""
+    prepared = prepare(config, corpus.corpus if corpus else None)
+    queries = queries_of(config, [question.example for question in prepared.questions])
+    on_web = prepared.num_passages > 0 and config.web.engine != LOCAL
+    if on_web:
+        prepared = _with_evidence(config, prepared, queries)
+
+    def make_task(asked: PromptedLM | None, book: EvidenceBook) -> InternetQa:
+        assert asked is not None
+        found = prepared
+        for method in searches(config):
+            found = _with_evidence(config, prepared, queries, CorpusEngine(method, book, queries))
+        lm = _parameters(config.lm)
+        parameters = lm, _parameters(config.rerank_lm) if has_rerank_lm(config) else lm
+        return InternetQa(found, asked, config.questions.max_new_tokens, config.seed, parameters)
+
+    return EvalDataset([""] * len(queries) if on_web else queries, make_task)
+
+
+def _parameters(lm: LMConfig) -> float | None:
+    """Return the size of an LM by a table or by its own files; None means that neither has it."""
+    try:
+        return float(lm_size(lm.path or lm.model or "").parameters)
+    except UserError:
+        return None
+
+
+def searches(config: EvaluationConfig) -> list[Method]:
+    """Return what the local engine searches by: `retriever.path` or else BM25. Empty for other engines."""
+    if config.web.engine != LOCAL or not any(name not in (NONE, GOLD) for name in config.methods):
+        return []
+    return [Method(SEARCH, REPLUG if config.retriever.path else BM25, config.web.num_results, False)]
+
+
+class CorpusEngine:
+    """A `SearchEngine` over the documents that a method found for every query."""
+
+    def __init__(self, method: Method, book: EvidenceBook, queries: Sequence[str]) -> None:
+        self.identity = f"local {method.source}"
+        self._results: dict[str, list[EngineResult]] = {}
+        for row, query in enumerate(queries):
+            evidence = book.of(row)[method.name]
+            found = zip(book.ids(evidence.doc_rows), evidence.texts, book.similarities(method, row), strict=False)
+            self._results[query] = [
+                EngineResult(f"document:{name}", "", rank, text, name, float(similarity))
+                for rank, (name, text, similarity) in enumerate(found, start=1)
+                if method.source != BM25 or similarity > 0  # BM25 finds no word of the query in the others
+            ]
+
+    def search(self, query: str, num_results: int) -> list[EngineResult]:
+        return self._results[query][:num_results]
+
+
+def _with_evidence(
+    config: EvaluationConfig, prepared: Prepared, queries: Sequence[str], local: SearchEngine | None = None
+) -> Prepared:
+    require_web("evaluation=internet_qa")
+    from replug.web.evidence import evidence_finder
+
+    folder = EvaluationFolder(Path(config.out).expanduser())
+    ids = [question.example.id for question in prepared.questions]
+    with closing(evidence_finder(config.web, folder.snapshot, local)) as finder:
+        return replace(prepared, found=find_for_all(finder, dict(zip(ids, queries, strict=True))))
+
+
+def find_for_all(finder: "EvidenceFinder", queries: Mapping[str, str]) -> dict[str, FoundEvidence]:
+    """Return the evidence of every question by its id, given what is searched for by id."""
+    progress, found = Progress("search", len(queries)), {}
+    for identifier, query in queries.items():
+        found[identifier] = finder.find(query)
+        progress.advance()
+    without = sum(not evidence.passages for evidence in found.values())
+    if without:
+        counts = sum((Counter(evidence.failures) for evidence in found.values()), Counter())
+        reasons = ", ".join(f"{reason} {count}" for reason, count in counts.most_common())
+        log.warning(
+            f"{without} of {len(found)} questions have no passage, so methods that rerank answer them with nothing"
+            f"{f'; what went wrong: {reasons}' if reasons else ''}"
+        )
+    return found
+
+
+# Asking -----------------------------------------------------------------------------------------------------------
+
+
+class InternetQa(Task):
+    """Reads nothing of `evidence`: its passages were searched for before."""
+
+    def __init__(
+        self, prepared: Prepared, asked: PromptedLM, max_new_tokens: int, seed: int, parameters: Parameters
+    ) -> None:
+        self.prepared, self._parameters, scorer = prepared, parameters, asked.reranker or asked
+        self._reranking = [method for method in prepared.methods if method.k]
+        self._alone = {method.source for method in prepared.methods if not method.k}
+        rerankers = tuple(dict.fromkeys(method.source for method in self._reranking))
+        options = AnsweringOptions(rerankers, max_new_tokens=max_new_tokens, seed=seed, labels=prepared.labels)
+        prompts = fitting_prompts(prepared, asked, max_new_tokens)
+        scorer_prompts = fitting_prompts(prepared, scorer, max_new_tokens) if asked.reranker else prompts
+        self._answerer = Answerer(asked.lm, prompts, options, scorer.lm, scorer_prompts)
+        self.lm, self.reranker = asked.lm.identity, scorer.lm.identity
+        counts = [(token_counter(asked.source), prompts), (token_counter(scorer.source), scorer_prompts)]
+        self._counters = [LineCounter(count, of) for count, of in counts if count]  # both, or costs are unknown
+        self.examples = [question.example for question in prepared.questions]
+        self.metrics: Mapping[str, Metric] = metrics_of(prepared.metric)
+
+    def compared(self, row: int) -> tuple[str, ...]:
+        question = self.prepared.questions[row]
+        return question.example.query, *question.answers
+
+    def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
+        question, prepared = self.prepared.questions[row], self.prepared
+        texts = {NONE: None, GOLD: prepared.gold.get(question.example.id)}
+        alone = {
+            source: self._answerer.submit_alone(question.example.query, text)
+            for source, text in texts.items()
+            if source in self._alone
+        }
+        passages = prepared.passages(question) if self._reranking else ()
+        reranked = self._answerer.submit(question.example.query, passages) if self._reranking else None
+
+        def outcomes() -> Outcomes:
+            alone_outcomes = {}
+            for source, wait in alone.items():
+                answered = wait()
+                numbers = answer_numbers(prepared.metric, answered.answer, question)
+                numbers |= self._costs_alone(question, texts[source], answered.written_tokens)
+                alone_outcomes[source] = Outcome(numbers, {"answer": answered.answer, "documents": [], "weights": []})
+            if reranked is None:
+                return alone_outcomes
+            found = reranked()
+            texts_read = [passage.text for passage in found.passages]
+            lines = [
+                counter.lines(question.example.query, texts_read, found.factors.distinct) for counter in self._counters
+            ]
+            return {**alone_outcomes, **reranked_outcomes(prepared, question, found, lines, self._parameters)}
+
+        return outcomes
+
+    def _costs_alone(self, question: InternetQuestion, text: str | None, written: int) -> dict[str, float]:
+        """Return the costs of samples, or of labels, which the LM that reranks scores."""
+        if len(self._counters) < 2:
+            return {}
+        asked, scored = self._counters
+        if not self.prepared.labels:
+            return cost_numbers(self._parameters, 1, asked.alone(question.example.query, text), written)
+        prompt, labels = scored.alone(question.example.query, text), self.prepared.labels
+        tokens = prompt * len(labels) + sum(map(scored.answer, labels))
+        return cost_numbers(self._parameters, len(labels), 0, 0, tokens)
+
+
+def reranked_outcomes(
+    prepared: Prepared,
+    question: InternetQuestion,
+    answered: Answered,
+    lines: Sequence[LineTokens],
+    parameters: Parameters,
+) -> Outcomes:
+    """Return what is known of each reranking method before weights are fitted, and under PASSAGES what decides then.
+
+    `lines` are by the tokenizers of the LM that answers and of the one that reranks; fewer mean that costs are unknown.
+    """
+    factors, texts = answered.factors, [passage.text for passage in answered.passages]
+    holds_answer = [has_answer(text, question.answers) for text in texts]
+    outcomes = {}
+    for method in (method for method in prepared.methods if method.k):
+        read, passages = factors.of_first(method.k), answered.passages[: method.k]
+        gains = [gain(answer, question) for answer in read.distinct]
+        numbers = {"best_candidate": max(gains, default=0.0), "passages": float(len(passages))}
+        if prepared.metric == EXACT_MATCH:
+            numbers["answer_in_evidence"] = float(any(holds_answer[: method.k]))
+        gold, ids = set(question.example.gold), [passage.doc_id for passage in passages]
+        if gold and None not in ids:  # unknown where the set names none, or the engine's documents have no ids
+            numbers["retrieval_recall"] = len(gold.intersection(ids)) / len(gold)
+        if len(lines) == 2:
+            costs = reranking_costs(RERANKERS[method.source], read, lines[0], lines[1], answered.written_tokens)
+            numbers |= cost_numbers(parameters, *costs)
+        documents = [passage.doc_id or passage.url for passage in passages]
+        detail = {"documents": documents, "weights": [passage.probability for passage in passages]}
+        outcomes[method.name] = Outcome(numbers, detail)
+    held_by = {answer: [has_answer(text, [answer]) for text in texts] for answer in factors.distinct}
+    kept = ("url", "title", "fetched", "rank", "cosine", "probability", "doc_id")  # the snapshot has the texts
+    found = [{name: getattr(passage, name) for name in kept} for passage in answered.passages]
+    failures = dict(prepared.found[question.example.id].failures)
+    detail = {"factors": factors_as_json(factors), "held_by": held_by, "passages": found, "failures": failures}
+    return {**outcomes, PASSAGES: Outcome({}, detail)}
+
+
+def factors_as_json(factors: Factors) -> dict[str, Any]:
+    """Return the factors as lists, to the last bit; null is minus infinity, which JSON lacks."""
+    arrays = {name: getattr(factors, name) for name in (*FACTORS, "answer_by_passage")}
+    lists = {
+        name: None if array is None else np.where(np.isneginf(array), np.array(None), array).tolist()
+        for name, array in arrays.items()
+    }
+    return {"answers": list(factors.answers), "from": factors.passages.tolist(), **lists}
+
+
+def read_factors(content: Mapping[str, Any]) -> Factors:
+    """Return what `factors_as_json` was given."""
+
+    def array(values: list) -> np.ndarray:
+        numbers = np.array(values, dtype=np.float64)  # null is NaN here, which no factor is
+        return np.where(np.isnan(numbers), -np.inf, numbers)
+
+    by_passage = content["answer_by_passage"]
+    if by_passage is not None:  # [A, P], also where one of the two is 0
+        by_passage = array(by_passage).reshape(len(set(content["answers"])), len(content["passage"]))
+    of_names = {name: array(content[name]) for name in FACTORS}
+    passages = np.array(content["from"], dtype=np.int64)
+    return Factors(tuple(content["answers"]), passages, **of_names, answer_by_passage=by_passage)
+
+
+# Deciding ---------------------------------------------------------------------------------------------------------
+
+
+def gain(answer: str, question: InternetQuestion) -> float:
+    """Return exact match; for a label this is accuracy."""
+    return exact_match(answer, question.answers) if answer else 0.0
+
+
+def answer_numbers(metric: str, answer: str, question: InternetQuestion) -> dict[str, float]:
+    if metric != EXACT_MATCH:
+        return {metric: gain(answer, question)}
+    return {metric: gain(answer, question), "f1": token_f1(answer, question.answers) if answer else 0.0}
+
+
+def decide(prepared: Prepared, rows: Sequence[Row], file: WeightsFile) -> tuple[Task, list[Row]]:
+    """Fit weights on the validation part and write them; return the test part with the answers of every method.
+
+    Raises UserError where no question is in the test part.
+    """
+    test: list[tuple[InternetQuestion, Row, Factors | None]] = []
+    validation: list[tuple[InternetQuestion, Row, Factors | None]] = []
+    for question, row in zip(prepared.questions, rows, strict=True):
+        factors = read_factors(row["methods"][PASSAGES]["detail"]["factors"]) if prepared.num_passages else None
+        (validation if is_validation(question) else test).append((question, row, factors))
+    if not test:
+        raise UserError(
+            f"all {len(rows)} questions are in the validation part, which weights are fitted on; expected more "
+            "(questions.max_questions)"
+        )
+    fitted = {}
+    for method in (method for method in prepared.methods if method.k):
+        graded = []
+        for question, _, factors in validation:
+            assert factors is not None
+            read = factors.of_first(method.k)
+            graded.append(GradedQuestion(read, {answer: gain(answer, question) for answer in read.distinct}))
+        fitted[method.name] = fit_weights(RERANKERS[method.source], graded)
+    file.write(fitted)
+    decided = []
+    for question, row, factors in test:
+        outcomes = {}
+        for method in prepared.methods:
+            outcome = row["methods"][method.name]
+            if method.k:
+                assert factors is not None
+                scores = RERANKERS[method.source].score(factors.of_first(method.k), fitted[method.name].weights)
+                answer = best_answer(scores)
+                numbers = answer_numbers(prepared.metric, answer, question)
+                if prepared.metric == EXACT_MATCH:
+                    held_by = row["methods"][PASSAGES]["detail"]["held_by"].get(answer, [])
+                    numbers["copied"] = float(any(held_by[: method.k]))
+                detail = {"answer": answer, **outcome["detail"]}
+                outcome = {"numbers": {**numbers, **outcome["numbers"]}, "detail": detail}
+            outcomes[method.name] = outcome
+        decided.append({"id": row["id"], "group": row["group"], "methods": outcomes})
+    part = Task()
+    part.examples, part.metrics = [question.example for question, _, _ in test], metrics_of(prepared.metric)
+    return part, decided
+
+
+def settle(
+    config: EvaluationConfig, folder: EvaluationFolder, task: Task, rows: Sequence[Row]
+) -> tuple[Task, Sequence[Row]]:
+    assert isinstance(task, InternetQa)
+    return decide(task.prepared, rows, WeightsFile(folder.weights, task.lm, task.reranker))
+
+
+def add_internet_findings(finished: Finished) -> list[Block]:
+    """Add to the results, and return tables of what was added."""
+    results, folder = finished.results, finished.folder
+    metric = main_metric(results)
+    add_wilson(results, SHARES)
+    fitted: dict[str, dict[str, Any]] = json.loads(folder.weights.read_text())["methods"]
+    for method, fit in fitted.items():
+        results[method]["validation"] = {
+            "value": fit["gain"],
+            "n": fit["num_questions"],
+            "default": fit["default_gain"],
+            "weights": fit["weights"],
+        }
+    if any("flop" in of for of in results.values()):
+        sweeps = sweeps_of(evaluation_methods(finished.config), least=1)
+        draw = partial(draw_costs, results=results, metric=metric, cost="flop", sweeps=sweeps)
+        replace_file(folder.flop_figure, to_svg(draw, width=7, height=4).encode())
+    return [*_weight_blocks(fitted, metric), *_failure_lines(OutcomeFile(folder.outcomes).rows)]
+
+
+def _weight_blocks(fitted: dict[str, dict[str, Any]], metric: str) -> list[Block]:
+    if not fitted:
+        return []
+    n = next(iter(fitted.values()))["num_questions"]
+    if n == 0:
+        return ["No question is of the validation part: every reranker has its default weights."]
+    rows = []
+    for method, fit in fitted.items():
+        weights = ", ".join(f"{name} {value:g}" for name, value in fit["weights"].items())
+        rows.append([method, f"{fit['default_gain']:.3f}", f"{fit['gain']:.3f}", weights])
+    return [
+        f"Weights are fitted on the validation part (n = {n}), and on none of the questions above.",
+        Table([f"method, its {metric} there", "default weights", "fitted weights", "weights"], rows),
+    ]
+
+
+def _failure_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Count what failed for all questions, those of the validation part too."""
+    counts: Counter[str] = Counter()
+    for row in rows:
+        counts.update(row["methods"][PASSAGES]["detail"]["failures"] if PASSAGES in row["methods"] else {})
+    if not counts:
+        return []
+    named = ", ".join(f"{reason} {count}" for reason, count in counts.most_common())
+    return [f"Pages and searches that gave nothing, over {len(rows)} questions: {named}."]
+
+
+def internet_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
+    yield from question_problems(config, methods)
+    names = ", ".join(QUESTION_SETS)
+    if config.questions.dataset not in QUESTION_SETS:
+        yield f"questions.dataset is {config.questions.dataset}; evaluation=internet_qa expects one of {names}"
+    if config.questions.latency_questions:
+        yield f"questions.latency_questions is {config.questions.latency_questions}; internet_qa expects 0"
+    if not config.questions.documents_in_shots:
+        yield "questions.documents_in_shots is false; shots of internet_qa have their evidence: expected true"
+    if config.retrievers:
+        yield f"retrievers.{next(iter(config.retrievers))} is set; internet_qa searches by retriever.path, or by BM25"
+    data, num_passages = config.data, max(method.k for method in methods)
+    if num_passages and config.web.engine == LOCAL and not (data.corpus or data.prepared or data.source):
+        yield "data.corpus is missing; web.engine=local expects documents to search in, another engine needs none"
+    if num_passages > config.web.max_passages:
+        most = config.web.max_passages
+        yield f"web.max_passages is {most}, but a method reads {num_passages}; expected as many or more"
+
+
+EVALUATION = EvaluationKind(
+    internet_dataset,
+    internet_problems,
+    reranks=True,
+    searches=searches,
+    settle=settle,
+    add_findings=add_internet_findings,
+)

@@ -1,0 +1,326 @@
+"""Language modelling: how well texts are predicted, in bits per byte and perplexity (REPLUG, section 6.1).
+
+The texts are spans of whole texts (`evals/spans.py`), or the held-out texts of a prepared set.
+
+Beside each ensemble stands what an oracle reaches with the same documents:
+
+best_document   of the K documents the one with which the LM predicts the text best, alone
+q_weighted      the mixture weighed by the LM's own scores, softmax(mean log-prob / beta): what training draws the
+                retriever's weights towards (REPLUG, section 4.2), so tuning can hardly give more with these documents
+
+Both know the text that they predict, and no retriever can. So some of what they gain is luck: of K documents that say
+nothing of a text, the best still fits it better than the mean. `random` documents show how much.
+"""
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from replug.config.choices import Detokenize
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig, TextsConfig
+from replug.config.methods import LONG_CONTEXT, REPLUG, WITHOUT_RETRIEVER, Method
+from replug.config.rules import evaluation_methods
+from replug.data.records import Example
+from replug.data.store import Corpus, PreparedSet
+from replug.evals.evidence import Evidence, EvidenceBook, texts_of
+from replug.evals.folder import EvaluationFolder
+from replug.evals.intervals import bits_of
+from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
+from replug.evals.loop import Item, Metric, Outcome, Outcomes, Task
+from replug.evals.questions import unasked_problems
+from replug.evals.results import Results
+from replug.evals.spans import (
+    MeasuredText,
+    ScoredSpan,
+    TokenBorders,
+    detokenized_wikitext,
+    draw_evenly,
+    long_context,
+    scored_span,
+    spans_of,
+    unit_starts,
+)
+from replug.evals.tables import Block
+from replug.models.black_box_lm import AsyncLM, ContinuationScore
+from replug.models.ensemble import mix_token_logprobs
+from replug.models.prompt import PromptTemplate
+
+if TYPE_CHECKING:
+    from replug.data.sources.records import SourceText
+
+log = logging.getLogger(__name__)
+
+SPLIT = "test"  # of a dataset on the hub that names none
+BETA = 0.1  # the paper's, where no training says another
+BEST_DOCUMENT, Q_WEIGHTED = "best_document", "q_weighted"
+ORACLES = {BEST_DOCUMENT: "bits_best_document", Q_WEIGHTED: "bits_q_weighted"}  # and their numbers in outcomes
+LEAST_GAIN = 1e-4  # bits per byte: of less headroom a share would be noise
+
+
+BITS_PER_BYTE = Metric("bits", "bytes")
+
+
+class LanguageModelling(Task):
+    """Scores continuations after their contexts. A document that several methods use is scored once."""
+
+    metrics: Mapping[str, Metric] = {
+        "bpb": BITS_PER_BYTE,
+        "token_perplexity": Metric("bits", "tokens", np.exp2),  # tokens of the LM
+        "word_perplexity": Metric("bits", "words", np.exp2),  # words and line ends of the original text
+        **{f"bpb_{name}": Metric(bits, "bytes", may_be_unknown=True) for name, bits in ORACLES.items()},
+    }
+
+    def __init__(
+        self,
+        lm: AsyncLM,
+        template: PromptTemplate,
+        examples: Sequence[Example],
+        tokens_of: Callable[[str], list[str]] | None = None,
+        keeps_documents: bool = False,
+        beta: float = BETA,
+    ) -> None:
+        """With `tokens_of`, which cuts a text into the LM's tokens, outcomes hold their texts.
+
+        Those that keep documents hold `document_logprobs`, an array [K, T], and are not to be written as JSON. `beta`
+        is the temperature of the oracle that weighs documents by the LM's own scores.
+        """
+        self._lm, self._template, self._tokens_of = lm, template, tokens_of
+        self._keeps_documents, self._beta = keeps_documents, beta
+        self._spans = [scored_span(example) for example in examples]
+        self.examples = items_of(self._spans)
+
+    def compared(self, row: int) -> tuple[str, ...]:
+        span = self._spans[row]
+        return span.context + span.continuation, span.continuation
+
+    def shown(self, row: int, method: str, evidence: Evidence) -> dict[str, Any]:
+        span = self._spans[row]
+        prefixes = self._prefixes(span, {method: evidence})
+        return {"references": [span.continuation], "prompt": prefixes[evidence.texts[0], evidence.has_long_context]}
+
+    def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
+        span = self._spans[row]
+        prefixes = self._prefixes(span, evidence)
+        asked = list(dict.fromkeys(prefixes.values()))
+        future = self._lm.submit(asked, [span.continuation] * len(asked))
+
+        def finish() -> Outcomes:
+            scores = dict(zip(asked, future.result(), strict=True))
+            return {
+                name: self._outcome(span, one, [scores[prefixes[text, one.has_long_context]] for text in one.texts])
+                for name, one in evidence.items()
+            }
+
+        return finish
+
+    def _prefixes(self, span: ScoredSpan, evidence: Mapping[str, Evidence]) -> dict[tuple[str | None, bool], str]:
+        """Return prefixes by document, and whether the LM reads as much of the text before as it holds."""
+        short = {name: one for name, one in evidence.items() if not one.has_long_context}
+        prefixes = {
+            (text, False): self._template.prefix(text, span.context, span.continuation, keep_end)
+            for text, keep_end in texts_of(short).items()
+        }
+        if len(short) < len(evidence):
+            assert span.long_context is not None, "the texts were read for a method that reads on in them"
+            prefixes[None, True] = self._template.prefix(None, span.long_context, span.continuation)
+        return prefixes
+
+    def _outcome(self, span: ScoredSpan, evidence: Evidence, scores: Sequence[ContinuationScore]) -> Outcome:
+        by_document = np.stack([score.token_logprobs for score in scores])
+        mixed = mix_token_logprobs(by_document, evidence.logits)
+        numbers = {
+            "bits": bits_of(mixed),
+            "bytes": float(len(span.continuation.encode())),
+            "tokens": float(len(mixed)),
+            "words": float(span.num_words),
+            **oracle_bits(by_document, self._beta),
+        }
+        tokens = {"token_texts": self._tokens_of(span.continuation)} if self._tokens_of else {}
+        documents = {"document_logprobs": by_document} if self._keeps_documents else {}
+        return Outcome(numbers, {**tokens, **documents, "token_logprobs": [round(float(value), 6) for value in mixed]})
+
+
+def items_of(examples: Sequence[Example]) -> list[Item]:
+    """Return items whose query is the context, or the end of it that is a span's query."""
+    return [Item(w.id, w.query, w.domain, w.gold, w.source) for w in map(scored_span, examples)]
+
+
+def lm_dataset(config: EvaluationConfig, corpus: Corpus | None, with_tokens: bool = False) -> EvalDataset:
+    """Read the texts; outcomes hold the texts of tokens where they are asked for."""
+    from replug.evals.search import require_sources  # brings torch: only once the configuration is checked
+
+    spans = read_spans(config, corpus)
+    tokens_of = token_texts(config) if with_tokens else None
+
+    def make_task(asked: PromptedLM | None, book: EvidenceBook) -> LanguageModelling:
+        assert asked is not None
+        return LanguageModelling(asked.lm, asked.template, spans, tokens_of)
+
+    sources = [span.source for span in spans]
+    if config.exclude_own_source:
+        require_sources([span.id for span in spans], sources)
+    predicted = [span.continuation for span in spans]
+    return EvalDataset([span.query for span in spans], make_task, sources=sources, predicted=predicted)
+
+
+def read_spans(config: EvaluationConfig, corpus: Corpus | None) -> list[ScoredSpan]:
+    """Return `texts.max_examples` spans, drawn evenly by the seed."""
+    from replug.models.preparing import prepared_set
+
+    if config.texts.path:
+        spans = _spans_of_texts(config)
+    else:
+        out = EvaluationFolder(Path(config.out).expanduser())
+        data = corpus if isinstance(corpus, PreparedSet) else prepared_set(config.run_config(), out.data)
+        rows = draw_evenly(len(data.heldout), config.texts.max_examples, config.seed)
+        spans = [scored_span(example) for example in data.heldout.examples(rows)]
+    if alone := sum(not span.query.strip() for span in spans):
+        log.info(f"{alone} of {len(spans)} spans have nothing before them: nothing is retrieved for them")
+    return spans
+
+
+def token_texts(config: EvaluationConfig) -> Callable[[str], list[str]]:
+    """Return what cuts a text into the texts of the LM's tokens, which join to it."""
+    from replug.data.tokenizing import load_plain, token_offsets
+    from replug.models.build import lm_tokenizer_json
+
+    tokenizer = load_plain(lm_tokenizer_json(config.lm))
+
+    def cut(text: str) -> list[str]:
+        [offsets] = token_offsets(tokenizer, [text])
+        borders = [0, *(offsets[token][1] for token in range(len(offsets)))]
+        return [text[start:end] for start, end in itertools.pairwise(borders)]
+
+    return cut
+
+
+def _spans_of_texts(config: EvaluationConfig) -> list[ScoredSpan]:
+    from replug.data.tokenizing import load_plain
+    from replug.models.build import lm_tokenizer_json
+
+    keys = config.texts
+    counted_by = config.lm
+    if keys.tokenizer is not None:  # several LMs are to be measured on the same spans of the same texts
+        counted_by = replace(config.lm, path=keys.tokenizer, url=None, model=None, tokenizer=None)
+    tokenizer = load_plain(lm_tokenizer_json(counted_by))
+    texts = []
+    for one in _texts(config):
+        is_wikitext = keys.detokenize is Detokenize.wikitext
+        as_read = detokenized_wikitext(one.text) if is_wikitext else (one.text, unit_starts(one.text))
+        texts.append(MeasuredText(one.id, one.domain, *as_read))
+    spans = [span for text in texts for span in spans_of(text, tokenizer, keys)]
+    drawn = [spans[row] for row in draw_evenly(len(spans), keys.max_examples, config.seed)]
+    if not any(method.source == LONG_CONTEXT for method in evaluation_methods(config)):
+        return drawn
+    limit, own = _long_context_tokens(config), load_plain(lm_tokenizer_json(config.lm))
+    measured = {span.source for span in drawn}
+    known = {text.id: (text.text, TokenBorders.of(own, text.text)) for text in texts if text.id in measured}
+    return [replace(span, long_context=long_context(*known[str(span.source)], span, limit)) for span in drawn]
+
+
+def _long_context_tokens(config: EvaluationConfig) -> int | None:
+    """Return the tokens that the LM holds, or as many as the user has it read."""
+    from replug.models.build import lm_max_tokens
+
+    held, given = lm_max_tokens(config.lm), config.texts.long_context_tokens
+    if held is None and given is None and config.lm.url:
+        raise UserError(
+            "texts.long_context_tokens is missing: how many tokens the server's LM holds is not known; expected it for "
+            f"the method {LONG_CONTEXT}"
+        )
+    return min((limit for limit in (held, given) if limit is not None), default=None)
+
+
+def _texts(config: EvaluationConfig) -> Iterator["SourceText"]:
+    from replug.data.sources.records import FieldMap, Rejected
+    from replug.data.sources.shards import of_split, plan_source_shards, read_source_shard
+
+    data = config.data
+    fields = FieldMap(data.text_field, data.id_field, data.domain_field, data.new_text_at, data.max_text_characters)
+    try:
+        shards = plan_source_shards(of_split(str(config.texts.path), SPLIT), in_one_piece=data.new_text_at is not None)
+    except UserError as error:
+        raise UserError(str(error).replace("data.source", "texts.path")) from error
+    for source_shard in shards:
+        for _, item in read_source_shard(source_shard, fields):
+            if isinstance(item, Rejected):
+                raise UserError(f"texts.path: {item}; every text must be readable to be measured whole")
+            yield item
+
+
+def oracle_bits(token_logprobs: np.ndarray, beta: float = BETA) -> dict[str, float]:
+    """Return the bits of a text by both oracles, from log-probs [K, T] (nats) given each document."""
+    scores = np.asarray(token_logprobs, dtype=np.float64).mean(axis=1)  # [K]
+    return {
+        ORACLES[BEST_DOCUMENT]: min(bits_of(given) for given in token_logprobs),
+        ORACLES[Q_WEIGHTED]: bits_of(mix_token_logprobs(token_logprobs, scores, beta)),
+    }
+
+
+def headroom_lines(results: Results) -> list[str]:
+    """Say what oracles would gain over each ensemble, and the part of REPLUG's that other retrievers reach.
+
+    A method that reads one text has no headroom: its oracles are itself. A retriever is compared with `replug` mixing
+    as many documents in the same way: `lsr@3/even` with `replug@3/even`.
+    """
+    rooms = {}
+    for method, of in results.items():
+        names = ("bpb", f"bpb_{Q_WEIGHTED}", f"bpb_{BEST_DOCUMENT}")
+        if all(name in of for name in names):
+            ensemble, q_weighted, best = (of[name]["value"] for name in names)
+            if abs(ensemble - best) > LEAST_GAIN or abs(ensemble - q_weighted) > LEAST_GAIN:
+                rooms[method] = ensemble, q_weighted, best
+    lines = [
+        f"Headroom of {method}: {ensemble:.4f} bits per byte; {q_weighted:.4f} weighed by the LM's own scores, "
+        f"{best:.4f} by the best document alone."
+        for method, (ensemble, q_weighted, best) in rooms.items()
+    ]
+    for method, (ensemble, _, _) in rooms.items():
+        source = method.partition("@")[0].partition("/")[0]
+        base = REPLUG + method.removeprefix(source)
+        if source in (REPLUG, *WITHOUT_RETRIEVER) or base not in rooms:
+            continue
+        room = rooms[base][0] - rooms[base][1]
+        if room > LEAST_GAIN:
+            share = (rooms[base][0] - ensemble) / room
+            lines.append(f"{method} gets {share:.0%} of what weights by the LM's own scores would gain over {base}.")
+    return lines
+
+
+def headroom_blocks(finished: Finished) -> list[Block]:
+    """Return what oracles would gain; the numbers themselves are metrics already."""
+    lines = headroom_lines(finished.results)
+    return [lines] if lines else []
+
+
+def text_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
+    yield from unasked_problems(config, methods)
+    data, keys = config.data, config.texts
+    if not (keys.path or data.source or data.prepared or (data.queries and data.heldout)):
+        yield "texts.path is missing; expected texts to measure, or held-out ones: data.prepared or data.source"
+    if not keys.path:
+        yield from _heldout_problems(config, methods)
+    if keys.stride_tokens is not None and keys.stride_tokens < keys.scored_tokens:
+        yield (
+            f"texts.stride_tokens is {keys.stride_tokens}, less than texts.scored_tokens, {keys.scored_tokens}: tokens "
+            "would count twice; expected as many or more"
+        )
+
+
+def _heldout_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
+    """Yield keys that do not apply to held-out texts, which are measured as they were cut."""
+    usual = TextsConfig(max_examples=config.texts.max_examples, entities=config.texts.entities)
+    for field in fields(TextsConfig):
+        if getattr(config.texts, field.name) != getattr(usual, field.name):
+            yield f"texts.{field.name} is set, but held-out texts are measured as they are; expected it with texts.path"
+    if any(method.source == LONG_CONTEXT for method in methods):
+        yield "methods: long_context reads on in whole texts, and held-out ones have no more; expected texts.path"
+
+
+EVALUATION = EvaluationKind(lm_dataset, text_problems, add_findings=headroom_blocks, has_sources=True)

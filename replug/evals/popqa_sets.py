@@ -1,0 +1,400 @@
+"""Read the questions of PopQA (Mallen et al. 2023), draw their shots, and build their prompts.
+
+A set is one of
+
+FILE.tsv            the published table: tab-separated, with a header
+FILE.jsonl[.gz]     JSON Lines of the same fields
+P19.test.json       a file of EntityQuestions (Sciavolino et al. 2021), named by its relation; its questions have
+                    neither subject nor popularity, and the subject is read by the relation's template
+FOLDER              all files of EntityQuestions in it
+
+The fields are `subj`, `prop` (one of TEMPLATES), `obj`, `possible_answers` (or `answers`; in a table a JSON list), and
+optional `question`, `s_pop`, `o_pop` (monthly page views), `id` and `gold`. A `question` must be the one that its
+template makes.
+
+Prompts are those of the official code (`run_model.py`). A question is `Q: ... A:`, with its passage and a blank line
+before it where there is one. Shots are such questions with their answers. GenRead's prompt asks the LM to write the
+passage (Yu et al. 2023).
+"""
+
+import csv
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from replug.config.errors import UserError
+from replug.data.progress import Progress
+from replug.data.rows import read_json_array, read_json_lines
+from replug.evals.answers import answer_tokens
+from replug.evals.questions import (
+    BETWEEN_BLOCKS,
+    OpenQuestion,
+    answers_field,
+    draw_demonstrations,
+    hold_out_demonstrations,
+    one_line,
+    open_question,
+    questions_of_rows,
+    require_not_evaluated,
+    text_of,
+)
+
+# Subjects stand where the braces are. The relations' names are those of the field `prop`.
+POPQA_TEMPLATES = {
+    "occupation": "What is {}'s occupation?",
+    "place of birth": "In what city was {} born?",
+    "genre": "What genre is {}?",
+    "father": "Who is the father of {}?",
+    "country": "In what country is {}?",
+    "producer": "Who was the producer of {}?",
+    "director": "Who was the director of {}?",
+    "capital of": "What is {} the capital of?",
+    "screenwriter": "Who was the screenwriter for {}?",
+    "composer": "Who was the composer of {}?",
+    "color": "What color is {}?",
+    "religion": "What is the religion of {}?",
+    "sport": "What sport does {} play?",
+    "author": "Who is the author of {}?",
+    "mother": "Who is the mother of {}?",
+    "capital": "What is the capital of {}?",
+}
+# EntityQuestions (Sciavolino et al. 2021), whose files are named by Wikidata's properties.
+ENTITY_QUESTIONS_TEMPLATES = {
+    "P17": "Which country is {} located in?",
+    "P19": "Where was {} born?",
+    "P20": "Where did {} die?",
+    "P26": "Who is {} married to?",
+    "P36": "What is the capital of {}?",
+    "P40": "Who is {}'s child?",
+    "P50": "Who is the author of {}?",
+    "P69": "Where was {} educated?",
+    "P106": "What kind of work does {} do?",
+    "P112": "Who founded {}?",
+    "P127": "Who owns {}?",
+    "P131": "Where is {} located?",
+    "P136": "What type of music does {} play?",
+    "P159": "Where is the headquarter of {}?",
+    "P170": "Who was {} created by?",
+    "P175": "Who performed {}?",
+    "P176": "Which company is {} produced by?",
+    "P264": "What music label is {} represented by?",
+    "P276": "Where is {} located?",
+    "P407": "Which language was {} written in?",
+    "P413": "What position does {} play?",
+    "P495": "Which country was {} created in?",
+    "P740": "Where was {} founded?",
+    "P800": "What is {} famous for?",
+}
+TEMPLATES = POPQA_TEMPLATES | ENTITY_QUESTIONS_TEMPLATES
+GENREAD_TEMPLATE = "Generate a background document from Wikipedia to answer the given question. {}"
+
+
+@dataclass(frozen=True, slots=True)
+class PopShot:
+    """A question shown with its answer, and with its own passage where the method has passages."""
+
+    question: str
+    answer: str
+    passage: str | None = None
+
+
+def question_of(relation: str, subject: str) -> str:
+    """Return the question that asks for a subject's relation, a key of TEMPLATES."""
+    before, after = TEMPLATES[relation].split("{}")
+    return f"{before}{subject}{after}"
+
+
+def subject_of(relation: str, question: str) -> str | None:
+    """Return the subject of a question that the relation's template made; None means that it did not make it."""
+    before, after = TEMPLATES[relation].split("{}")
+    subject = question[len(before) : len(question) - len(after)]
+    return subject if subject.strip() and question == f"{before}{subject}{after}" else None
+
+
+def popqa_prompt(question: str, passage: str | None, shots: Sequence[PopShot] = ()) -> str:
+    """Return what the LM continues: the shots, the passage, the question."""
+    return popqa_opening(shots) + _block(question, passage)
+
+
+def popqa_opening(shots: Sequence[PopShot]) -> str:
+    """Return what the prompts of all questions of a relation begin with."""
+    return "".join(f"{_block(shot.question, shot.passage)} {one_line(shot.answer)}{BETWEEN_BLOCKS}" for shot in shots)
+
+
+def genread_prompt(question: str) -> str:
+    """Return what the LM continues by a document of its own."""
+    return GENREAD_TEMPLATE.format(one_line(question))
+
+
+def first_line(generated: str) -> str:
+    """Return the first line of the answer, after a blank line that it may begin with, as the official code cuts it."""
+    return generated.removeprefix(BETWEEN_BLOCKS).partition("\n")[0].strip()
+
+
+def _block(question: str, passage: str | None) -> str:
+    return f"{'' if passage is None else passage.strip() + BETWEEN_BLOCKS}Q: {one_line(question)} A:"
+
+
+ENTITY_QUESTIONS_FILE = re.compile(r"(?P<relation>P[0-9]+)\..*json")
+
+
+@dataclass(frozen=True, slots=True)
+class PopQuestion(OpenQuestion):
+    """A question of the relation `example.group`; `object` is the answer that shots show.
+
+    Popularity is in monthly page views; None means that the file gives none.
+    """
+
+    subject: str
+    object: str
+    subject_popularity: float | None = None
+    object_popularity: float | None = None
+
+    @property
+    def relation(self) -> str:
+        return self.example.group
+
+
+def read_popqa(path: Path) -> list[PopQuestion]:
+    """Return every question of a file or folder, in its order.
+
+    Raises UserError with file and line for a missing or malformed field, an unknown relation, a question that its
+    template does not make, and for popularity that only some of the questions have.
+    """
+    questions = questions_of_rows(_rows_of_set(path), _question, path)
+    without = [question.example.id for question in questions if question.subject_popularity is None]
+    if without and len(without) < len(questions):  # page views of some and documents of others are not one scale
+        raise UserError(
+            f"{path}: s_pop is missing in {len(without)} of {len(questions)} questions, first {without[0]}; expected "
+            "it in all, or in none (then documents of the corpus are counted)"
+        )
+    return questions
+
+
+def _rows_of_set(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.suffix == ".json" and _entity_relation(file))
+        if not files:
+            raise UserError(f"{path} holds no files of EntityQuestions; expected files such as P19.test.json")
+        for file in files:
+            yield from _entity_rows(file)
+    elif _entity_relation(path):
+        yield from _entity_rows(path)
+    elif path.suffix == ".tsv":
+        yield from _table_rows(path)
+    else:
+        yield from read_json_lines(path)
+
+
+def _entity_relation(path: Path) -> str | None:
+    found = ENTITY_QUESTIONS_FILE.fullmatch(path.name)
+    return found["relation"] if found else None
+
+
+def _entity_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield rows of `question` and `answers` with PopQA's fields; the first answer is the object."""
+    relation = str(_entity_relation(path))
+    if relation not in ENTITY_QUESTIONS_TEMPLATES:
+        raise UserError(
+            f"{path}: {relation} is not a relation of EntityQuestions; expected one of "
+            f"{', '.join(ENTITY_QUESTIONS_TEMPLATES)}"
+        )
+    rows = read_json_lines(path) if path.suffix == ".jsonl" else read_json_array(path)
+    for number, (where, row) in enumerate(rows, start=1):
+        question = row.get("question")
+        subject = subject_of(relation, question) if isinstance(question, str) else None
+        if subject is None:
+            raise UserError(f"{where}: question {question!r} is not of the form {TEMPLATES[relation]!r}")
+        answers = row.get("answers")
+        first = answers[0] if isinstance(answers, list) and answers else None
+        yield where, {"id": f"{path.name}:{number}", **row, "subj": subject, "prop": relation, "obj": first}
+
+
+def _table_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield rows without their empty cells, with popularity as numbers."""
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; expected PopQA as a table")
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, delimiter="\t", strict=True)
+            for row in reader:
+                where = f"{path}:{reader.line_num}"
+                if None in row or None in row.values():
+                    raise UserError(f"{where}: expected {len(reader.fieldnames or ())} cells, as the header has")
+                cells: dict[str, Any] = {name: cell for name, cell in row.items() if cell.strip()}
+                for name in ("s_pop", "o_pop"):
+                    with suppress(KeyError, ValueError):  # a word is refused with its field's name
+                        cells[name] = float(cells[name])
+                yield where, cells
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 ({error.reason}); convert the file") from error
+    except csv.Error as error:
+        raise UserError(f"{path}: not a table of tab-separated cells ({error})") from error
+
+
+def _question(row: Mapping[str, Any], where: str) -> PopQuestion:
+    relation, subject = text_of(row, "prop", where), text_of(row, "subj", where)
+    if relation not in TEMPLATES:
+        raise UserError(f"{where}: prop {relation!r} is unknown; expected one of {', '.join(TEMPLATES)}")
+    expected = question_of(relation, subject)
+    asked = row.get("question") or expected
+    if one_line(str(asked)) != one_line(expected):
+        raise UserError(f"{where}: question {asked!r} is not what prop {relation!r} and subj make: {expected!r}")
+    field = answers_field(row, ("possible_answers", "answers"), where)
+    answers = row[field]
+    if isinstance(answers, str):  # a list that is written as JSON, as PopQA's tables have it
+        with suppress(ValueError):  # a text that is not a list is refused below
+            answers = json.loads(answers)
+    found = open_question({**row, "question": asked, "domain": relation, field: answers}, where, field)
+    return PopQuestion(
+        found.example,
+        found.answers,
+        subject,
+        text_of(row, "obj", where),
+        _popularity(row, "s_pop", where),
+        _popularity(row, "o_pop", where),
+    )
+
+
+def _popularity(row: Mapping[str, Any], field: str, where: str) -> float | None:
+    value = row.get(field)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise UserError(f"{where}: field {field!r} must be a count, 0 or more, found {value!r}")
+    return float(value)
+
+
+NUM_SHOTS = 15
+
+
+def plan_shots(
+    pool: Sequence[PopQuestion], evaluated: Sequence[PopQuestion] | None, num_shots: int, seed: int
+) -> tuple[list[PopQuestion], dict[str, tuple[PopQuestion, ...]]]:
+    """Return the questions that are asked, by relation, and the shots before the questions of each relation.
+
+    A relation's shots are `num_shots` // (number of other relations) of each other relation, shuffled. The official
+    code draws them anew for every question; here they are drawn once for a relation, so that its questions share an
+    opening. They come from the pool and are never evaluated; `evaluated` None means the rest of the pool. Raises
+    UserError where too few questions are left, and where there is no other relation.
+    """
+    asked = list(pool if evaluated is None else evaluated)
+    if num_shots == 0:
+        return _ordered(asked), {question.relation: () for question in _ordered(asked)}
+    pool_by_relation = _by_relation(pool)
+    numbers = {relation: _num_each(relation, pool_by_relation, num_shots) for relation in _by_relation(asked)}
+    drawn, asked = _draw(pool_by_relation, evaluated, max(numbers.values()), seed)
+    shots = {}
+    for relation, number in numbers.items():
+        given = [shot for other in drawn if other != relation for shot in drawn[other][:number]]
+        order = np.random.default_rng([seed, 4]).permutation(len(given))
+        shots[relation] = tuple(given[place] for place in order)
+    require_not_evaluated([shot for given in shots.values() for shot in given], asked)
+    return _ordered(asked), shots
+
+
+def _num_each(relation: str, pool: Mapping[str, Sequence[PopQuestion]], num_shots: int) -> int:
+    """Return how many shots each other relation gives."""
+    others = len(pool.keys() - {relation})
+    if not others:
+        raise UserError(
+            f"shots come from other relations, but all questions are of {relation!r}; expected questions.shots=0, or "
+            "questions.demonstrations=FILE with questions of other relations"
+        )
+    if num_shots < others:
+        raise UserError(
+            f"questions.shots is {num_shots}, but each of {others} other relations gives as many shots; expected "
+            f"{others} or more, or 0"
+        )
+    return num_shots // others
+
+
+def _draw(
+    pool: Mapping[str, Sequence[PopQuestion]], evaluated: Sequence[PopQuestion] | None, number: int, seed: int
+) -> tuple[dict[str, list[PopQuestion]], list[PopQuestion]]:
+    """Return `number` questions of each relation of the pool, and the questions left to evaluate."""
+    drawn, rest = {}, list(evaluated or ())
+    for relation, questions in pool.items():
+        if len(questions) < number + (evaluated is None):
+            raise UserError(
+                f"{len(questions)} questions of relation {relation!r}, but {number} are shown as shots"
+                f"{' and one at least is to be left to evaluate' if evaluated is None else ''}; ask for fewer "
+                "(questions.shots), or give another file of shots (questions.demonstrations)"
+            )
+        if evaluated is not None:
+            drawn[relation] = draw_demonstrations(questions, evaluated, number, seed)
+        else:
+            drawn[relation], left = hold_out_demonstrations(questions, number, seed)
+            rest += left
+    return drawn, rest
+
+
+def _by_relation(questions: Sequence[PopQuestion]) -> dict[str, list[PopQuestion]]:
+    grouped: dict[str, list[PopQuestion]] = {}
+    for question in questions:
+        grouped.setdefault(question.relation, []).append(question)
+    return dict(sorted(grouped.items()))
+
+
+def _ordered(questions: Sequence[PopQuestion]) -> list[PopQuestion]:
+    """Return the questions in the order of relations' names, and of the file within one."""
+    return sorted(questions, key=lambda question: question.relation)
+
+
+# Popularity -------------------------------------------------------------------------------------------------------
+
+PAGE_VIEWS, DOCUMENTS = "s_pop", "corpus"  # what popularity counts; outcomes name it in `popularity_from`
+
+
+def popularity_bin(popularity: float) -> str:
+    """Return the power of ten, such as `popularity 10^2-10^3`, whose lower end belongs to it; 0 has its own bin."""
+    if popularity < 1:
+        return "popularity 0"
+    power = len(str(int(popularity))) - 1  # a logarithm may round 1,000 down
+    return f"popularity 10^{power}-10^{power + 1}"
+
+
+def popularity_correlation(popularity: np.ndarray, right: np.ndarray) -> float | None:
+    """Return Pearson's correlation of being right with log10 of popularity, both [N]; below 1 counts as 1.
+
+    None means that one of the two is the same for all questions.
+    """
+    logs = np.log10(np.maximum(np.asarray(popularity, dtype=np.float64), 1.0))
+    right = np.asarray(right, dtype=np.float64)
+    if len(logs) < 2 or np.ptp(logs) == 0 or np.ptp(right) == 0:
+        return None
+    deviations = logs - logs.mean(), right - right.mean()
+    return float(
+        (deviations[0] @ deviations[1]) / math.sqrt((deviations[0] @ deviations[0]) * (deviations[1] @ deviations[1]))
+    )
+
+
+def document_frequencies(entities: Iterable[str], texts: Iterable[str], num_texts: int) -> dict[str, int]:
+    """Return by entity the number of texts that hold its words, whatever their case, in one pass over the texts.
+
+    No text holds an entity without a word.
+    """
+    words_of = {entity: tuple(answer_tokens(entity)) for entity in dict.fromkeys(entities)}
+    lengths: dict[str, set[int]] = {}  # first word -> numbers of words of the entities that begin with it
+    for words in filter(None, words_of.values()):
+        lengths.setdefault(words[0], set()).add(len(words))
+    counts = dict.fromkeys(words_of.values(), 0)
+    progress = Progress(f"documents that name {len(words_of)} subjects", num_texts)
+    for text in texts:
+        tokens = answer_tokens(text)
+        spans = {
+            tuple(tokens[place : place + length])
+            for place, token in enumerate(tokens)
+            for length in lengths.get(token, ())
+        }
+        for words in spans & counts.keys():
+            counts[words] += 1
+        progress.advance()
+    return {entity: counts[words] for entity, words in words_of.items()}

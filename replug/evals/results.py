@@ -1,0 +1,183 @@
+"""The results of an evaluation: how they are computed, and what results.json holds.
+
+    {"mmlu": {"none": {"accuracy": {"value": 0.46, "n": 285, "interval": [0.41, 0.52]}}, "replug": {...}}}
+
+results.json maps evaluation -> method -> metric -> entry, for `replug evaluate` and for a training run alike. A metric
+by group is `metric/group`; `metric - OTHER` is the difference from another method on the same examples, and
+`metric/group - OTHER` that on the examples of a group. An entry has
+
+value, n, interval   the metric, its number of examples, and its 95% interval: a bootstrap over clusters, which are the
+                     sources of examples; Wilson's for shares
+clusters             the number of clusters, where it is smaller than n
+p, p_holm            of a difference over all examples: the p-value of no difference, alone and corrected for all
+                     comparisons of the table
+paper                the paper's figure, which is of the paper's LM, texts and corpus: where ours are others, only the
+                     signs of gains compare
+"""
+
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from replug.config.evaluation_schema import PaperConfig
+from replug.evals.evidence import EvidenceBook
+from replug.evals.intervals import (
+    Clusters,
+    Interval,
+    Ratio,
+    difference_and_p,
+    holm,
+    interval_of_shares,
+    value_of,
+    wilson_interval,
+)
+from replug.evals.loop import Metric, Task
+
+Entry = dict[str, Any]
+Results = dict[str, dict[str, Entry]]
+WITHOUT_OVERLAP, OVERLAPPING = "not in the corpus", "in the corpus"  # groups: what of examples the corpus holds
+MIN_GROUPS = 2  # of one group alone, the figures of the group are those of all
+
+
+def compare(
+    task: Task,
+    rows: Sequence[Mapping[str, Any]],
+    paper: PaperConfig,
+    num_resamples: int,
+    seed: int,
+    overlapping: np.ndarray | None = None,
+) -> Results:
+    """Return every metric of every method, by group too, and how each method differs from those before it.
+
+    `overlapping` [N] says which examples the corpus holds: figures of the others, and of these, are groups.
+    """
+    strata = [task.stratum(example) for example in task.examples]
+    measured = Measurements(rows, num_resamples, seed, strata)
+    among = {"": measured.all}
+    if overlapping is not None and overlapping.any() and not overlapping.all():
+        among |= {WITHOUT_OVERLAP: np.flatnonzero(~overlapping), OVERLAPPING: np.flatnonzero(overlapping)}
+    members: dict[str, list[int]] = {}
+    for row, example in enumerate(task.examples):
+        for group in task.groups(example):
+            members.setdefault(group.replace(" - ", " – "), []).append(row)  # " - " is ours, between two methods
+    if len(members) >= MIN_GROUPS:
+        among |= {group: np.array(of) for group, of in sorted(members.items())}
+    results: Results = {
+        method: {
+            f"{name}/{group}" if group else name: measured.metric(method, metric, some)
+            for name, metric in task.metrics.items()
+            for group, some in among.items()
+            if measured.tells(method, metric, some)
+        }
+        for method in measured.numbers
+    }
+    main, metric = next(iter(task.metrics.items()))
+    for (other, method), (group, some) in itertools.product(itertools.combinations(results, 2), among.items()):
+        name = f"{main}/{group}" if group else main
+        if name in results[method] and name in results[other]:
+            entry = measured.difference(method, other, metric, some)
+            if group:
+                entry.pop("p")
+            results[method][f"{name} - {other}"] = entry
+    correct_for_many([entry for of in results.values() for entry in of.values() if "p" in entry])
+    for group, values in {"": paper.values, **paper.groups}.items():
+        name = f"{main}/{group}" if group else main
+        for method in results.keys() & values.keys():
+            if name in results[method]:
+                results[method][name]["paper"] = values[method]
+    return results
+
+
+def correct_for_many(entries: Sequence[Entry]) -> None:
+    """Give differences `p_holm`, their p-values corrected for their number."""
+    for entry, corrected in zip(entries, holm([entry["p"] for entry in entries]), strict=True):
+        entry["p_holm"] = corrected
+
+
+class Measurements:
+    """The outcomes' numbers by method, and metrics of them over chosen examples, by their rows.
+
+    Examples of one `source` are a cluster. `strata` [N] are what examples were chosen from, so many of each.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        num_resamples: int = 10_000,
+        seed: int = 0,
+        strata: Sequence[str] | None = None,
+    ) -> None:
+        self.numbers: dict[str, dict[str, np.ndarray]] = {}  # by method and name, [N]
+        for method in rows[0]["methods"]:
+            outcomes = [row["methods"][method]["numbers"] for row in rows]
+            known = [name for name in outcomes[0] if all(name in outcome for outcome in outcomes)]
+            self.numbers[method] = {name: np.array([of[name] for of in outcomes], dtype=np.float64) for name in known}
+        self.all = np.arange(len(rows))
+        self.clusters = clusters_of(rows, strata)
+        self._num_resamples, self._seed = num_resamples, seed
+
+    def tells(self, method: str, metric: Metric, among: np.ndarray) -> bool:
+        """Whether a method's outcomes have the metric's number, which only some metrics may lack, and what it is of.
+
+        No word begins in a piece of a long one, so a perplexity by word may be of nothing.
+        """
+        if metric.may_be_unknown and metric.numerator not in self.numbers[method]:
+            return False
+        return metric.denominator is None or bool(self.numbers[method][metric.denominator][among].any())
+
+    def value(self, method: str, metric: Metric, among: np.ndarray) -> float:
+        """Return a metric without its interval."""
+        return value_of(self._ratio(method, metric, among))
+
+    def metric(self, method: str, metric: Metric, among: np.ndarray) -> Entry:
+        """Return a metric with its interval."""
+        ratio, clusters = self._ratio(method, metric, among), self.clusters.among(among)
+        return _entry(interval_of_shares(ratio, self._num_resamples, self._seed, clusters), clusters)
+
+    def difference(self, method: str, other: str, metric: Metric, among: np.ndarray) -> Entry:
+        """Return a method's difference from another, with its interval and the p-value of no difference."""
+        a, b = (self._ratio(name, metric, among) for name in (method, other))
+        clusters = self.clusters.among(among)
+        interval, p = difference_and_p(a, b, self._num_resamples, self._seed, clusters)
+        return {**_entry(interval, clusters), "p": p}
+
+    def _ratio(self, method: str, metric: Metric, among: np.ndarray) -> Ratio:
+        of = self.numbers[method]
+        denominators = np.ones(len(self.all)) if metric.denominator is None else of[metric.denominator]
+        return Ratio(of[metric.numerator][among], denominators[among], metric.transform)
+
+
+def clusters_of(rows: Sequence[Mapping[str, Any]], strata: Sequence[str] | None = None) -> Clusters:
+    """Return the clusters of examples by their sources; an example that names none stands alone."""
+    names: list[str | int] = [row.get("source") or number for number, row in enumerate(rows)]
+    return Clusters.by_name(names, strata)
+
+
+def _entry(interval: Interval, clusters: Clusters) -> Entry:
+    n = len(clusters.of_example)
+    entry = {"value": interval.value, "n": n, "interval": [interval.low, interval.high]}
+    return entry if len(clusters) == n else {**entry, "clusters": len(clusters)}
+
+
+def add_wilson(results: Results, shares: Collection[str]) -> None:
+    """Give entries of these metrics `wilson`, Wilson's interval of a share."""
+    for of in results.values():
+        for name, entry in of.items():
+            if name.partition("/")[0] in shares and " - " not in name:
+                interval = wilson_interval(round(entry["value"] * entry["n"]), entry["n"])
+                entry["wilson"] = [interval.low, interval.high]
+
+
+def add_temperatures(results: Results, book: EvidenceBook, num_examples: int) -> None:
+    """Give weighted methods the entry `temperature`, where one is not the paper's."""
+    found = {method.name: book.temperature(method) for method in book.methods if method.is_weighted}
+    if any(value != 1 for value in found.values()):
+        for name, value in found.items():
+            results[name]["temperature"] = {"value": value, "n": num_examples, "interval": [value, value]}
+
+
+def main_metric(results: Results) -> str:
+    """Return the metric that methods are compared by."""
+    return next(iter(next(iter(results.values()))))

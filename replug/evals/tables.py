@@ -1,0 +1,261 @@
+"""The tables of all evaluations and of training: one form, which is rendered for a terminal, as Markdown and as HTML.
+
+A report is a list of blocks. A block is a sentence, a list of sentences, a `Table`, or `Html`, which is shown on pages
+alone. Text is text: no renderer reads what a group or a document is called as markup.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+from replug.config.evaluation_schema import PaperConfig
+from replug.config.methods import NONE
+from replug.config.plain_text import plain_line
+from replug.evals.intervals import FEW_CLUSTERS, LEVEL, verdict
+from replug.evals.results import Entry, Results, correct_for_many, main_metric
+
+MARKUP = re.compile(r"[\\`*\[\]<>|~&!]|(?<!\w)_|_(?!\w)")  # of Markdown; an underscore within a word is none
+MOST_DIFFERENCES = 20  # that are listed whatever they show; more hide the few that show something
+LOWER_IS_BETTER = ("bpb", "token_perplexity", "word_perplexity")
+CSS = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1080px; margin: 2rem auto; padding: 0 1rem; color: #222; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
+table { border-collapse: collapse; display: block; overflow-x: auto; margin: .6rem 0; }
+th, td { padding: .35rem .8rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 1rem; }
+svg { width: 100%; height: auto; } figure { margin: 0; }
+pre { white-space: pre-wrap; background: #f6f6f4; padding: .6rem .8rem; border-radius: 6px; font-size: 12px; }
+.pair { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem; } .muted, figcaption { color: #777; font-size: 13px; }
+mark { background: #fbe7c6; }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of text; every row has as many cells as the head."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+class Html(str):
+    """HTML that a page shows as it is, such as a figure."""
+
+
+Block = str | Sequence[str] | Table
+Blocks = Sequence[Block]
+
+
+def to_markdown(blocks: Iterable[Block]) -> str:
+    """Return blocks as Markdown; what is HTML is left out."""
+    return "\n\n".join(_markdown(block) for block in blocks if not isinstance(block, Html)) + "\n"
+
+
+def to_html(blocks: Iterable[Block]) -> str:
+    """Return blocks as HTML, every text escaped."""
+    return "".join(map(_html, blocks))
+
+
+def print_blocks(blocks: Iterable[Block], width: int = 120) -> None:
+    """Print blocks to the terminal."""
+    print_markdown(to_markdown(blocks), width)
+
+
+def print_markdown(text: str, width: int = 120) -> None:
+    """Print what `to_markdown` returned to the terminal."""
+    Console(width=width).print(Markdown(text))
+
+
+def html_page(title: str, sections: Mapping[str, Blocks], css: str = "") -> str:
+    """Return a self-contained page with a heading for each section that has blocks; "" is the one without a heading."""
+    shown = {name: blocks for name, blocks in sections.items() if blocks}
+    body = "".join(f"{f'<h2>{escape(name)}</h2>' if name else ''}{to_html(blocks)}" for name, blocks in shown.items())
+    return (
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(title)}</title><style>{CSS}{css}</style>"
+        f"<h1>{escape(title)}</h1>{body}</html>\n"
+    )
+
+
+def figure(svg: str, caption: str = "") -> Html:
+    """Return a drawing with what is said below it."""
+    return Html(f"<figure>{svg}{f'<figcaption>{escape(caption)}</figcaption>' if caption else ''}</figure>")
+
+
+def grid(figures: Sequence[Html]) -> Html:
+    """Return drawings side by side."""
+    return Html(f"<div class=grid>{''.join(figures)}</div>")
+
+
+def markdown_text(text: str) -> str:
+    """Return a text on one line, shown as it is by what reads Markdown, and by a terminal."""
+    return MARKUP.sub(r"\\\g<0>", plain_line(text))
+
+
+def _markdown(block: Block) -> str:
+    if isinstance(block, str):
+        return plain_line(block)
+    if isinstance(block, Table):
+        head, *rows = (f"| {' | '.join(map(markdown_text, cells))} |" for cells in (block.head, *block.rows))
+        return "\n".join([head, f"| {' | '.join(['---'] * len(block.head))} |", *rows])
+    return "\n".join(f"- {plain_line(line)}" for line in block)
+
+
+def _html(block: Block) -> str:
+    if isinstance(block, Html):
+        return block
+    if isinstance(block, str):
+        return f"<p>{escape(block)}</p>"
+    if isinstance(block, Table):
+        head = "".join(f"<th>{escape(cell)}</th>" for cell in block.head)
+        rows = ("".join(f"<td>{escape(cell)}</td>" for cell in cells) for cells in block.rows)
+        return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in block)}</ul>"
+
+
+# The tables of results -------------------------------------------------------------------------------------------
+
+
+def result_blocks(results: Results, title: str, paper: PaperConfig | None = None) -> list[Block]:
+    """Show methods down and metrics over all examples across, then differences, groups, and the paper's figures.
+
+    The first metric has its intervals. The paper's figures stand in the last column, where they are known.
+    """
+    named = dict.fromkeys(name for of in results.values() for name in of)
+    metrics = [name for name in named if "/" not in name and " - " not in name]
+    main, first = metrics[0], next(iter(results.values()))
+    has_paper = any("paper" in of[main] for of in results.values())
+    head = ["method", main, "95% interval", *metrics[1:]]
+    head += [f"paper, {paper.table}" if paper and paper.table else "paper"] if has_paper else []
+    rows = []
+    for method, of in results.items():
+        others = [f"{of[name]['value']:.4g}" if name in of else "" for name in metrics[1:]]
+        figure = [f"{of[main]['paper']:g}" if "paper" in of[main] else ""] if has_paper else []
+        rows.append([method, f"{of[main]['value']:.4f}", interval_text(of[main]), *others, *figure])
+    num = sum("p_holm" in entry for of in results.values() for entry in of.values())
+    blocks = [
+        f"{title}, {size_text(first[main])}",
+        Table(head, rows),
+        _difference_lines(results),
+        *_group_tables(results, main),
+        reading_line(num, first[main]),
+        *(paper_tables(results, paper) if paper else ()),
+    ]
+    return [block for block in blocks if block]
+
+
+def joined_blocks(title: str, results: Mapping[str, Results]) -> list[Block]:
+    """Show the main metric over all examples by folder and method, and the differences within each folder.
+
+    Verdicts are corrected for the comparisons that this table shows.
+    """
+    first = next(iter(results.values()))
+    metric = main_metric(first)
+    methods = list(dict.fromkeys(method for of in results.values() for method in of))
+    rows = [
+        [name, *(f"{of[method][metric]['value']:.4f}" if method in of else "" for method in methods)]
+        for name, of in results.items()
+    ]
+    differences = {}
+    for name, of in results.items():
+        base, *others = of
+        for method in others:
+            differences[f"{name}: {metric} of {method} − {base}"] = dict(of[method][f"{metric} - {base}"])
+    correct_for_many(list(differences.values()))
+    size = next(iter(first.values()))[metric]
+    return [
+        f"{title}: {metric}, {size_text(size)}",
+        Table(["", *methods], rows),
+        [f"{name}: {difference_text(entry)}" for name, entry in differences.items()],
+        reading_line(len(differences), size),
+    ]
+
+
+def paper_tables(results: Results, paper: PaperConfig) -> list[Table]:
+    """Show the paper's figures by method and group beside ours, with gains in percent, and those of other systems."""
+    main = main_metric(results)
+    rows = []
+    for group, values in {"": paper.values, **paper.groups}.items():
+        name = f"{main}/{group}" if group else main
+        ours = {method: of[name]["value"] for method, of in results.items() if name in of}
+        for method in (method for method in ours if method in values):
+            gains = _gain(ours, method, main), _gain(values, method, main)
+            label = f"{method}, {group}" if group else method
+            rows.append([label, f"{ours[method]:.4f}", f"{values[method]:g}", *gains])
+    rows += [[name, "", f"{value:g}", "", ""] for name, value in paper.others.items()]
+    head = [f"{main}, {paper.table or 'the paper'}", "ours", "paper", "gain, ours", "gain, paper"]
+    return [Table(head, rows)] if rows else []
+
+
+def _gain(values: Mapping[str, float], method: str, main: str) -> str:
+    """Return the gain over no retrieval in percent of that, as the paper's tables have it; above 0 is better."""
+    if method == NONE or not values.get(NONE):
+        return ""
+    change = 100 * (values[method] / values[NONE] - 1)
+    return f"{-change if main in LOWER_IS_BETTER else change:+.1f}%"
+
+
+def size_text(entry: Entry) -> str:
+    """Return the number of examples, and the number of sources where several examples are of one."""
+    return f"n = {entry['n']}" + (f" of {entry['clusters']} sources" if "clusters" in entry else "")
+
+
+def interval_text(entry: Entry) -> str:
+    """Return the 95% interval of an entry; nothing where it has none."""
+    return "{:.4f} to {:.4f}".format(*entry["interval"]) if "interval" in entry else ""
+
+
+def difference_text(entry: Entry) -> str:
+    """Return a difference with its interval, and what that allows one to say among all comparisons of the table."""
+    low, high = entry["interval"]
+    alone = verdict(low, high)
+    is_shown = entry.get("p_holm", 0.0) < LEVEL
+    says = alone if is_shown or alone == verdict(0, 0) else f"{alone} if it were the only comparison"
+    return f"{entry['value']:+.4f} ({low:+.4f} to {high:+.4f}: {says})"
+
+
+def reading_line(num_comparisons: int, entry: Entry) -> str:
+    """Return how intervals and verdicts are to be read; `entry` is a metric over all examples."""
+    num, what = (entry["clusters"], "sources") if "clusters" in entry else (entry["n"], "examples")
+    lines = [f"Intervals: 95%, each by itself, over {num} {what}."]
+    if num_comparisons > 1:
+        lines.append(f"Verdicts: p < {LEVEL} after Holm's correction for {num_comparisons} comparisons.")
+    if num < FEW_CLUSTERS:
+        lines.append(f"Of fewer than {FEW_CLUSTERS} {what}, intervals are too narrow.")
+    return " ".join(lines)
+
+
+def row_names(paths: Sequence[Path]) -> list[str]:
+    """Return the folders' names, or their whole paths where two folders have one name."""
+    names = [path.resolve().name for path in paths]
+    return names if len(set(names)) == len(names) else [str(path) for path in paths]
+
+
+def _difference_lines(results: Results) -> list[str]:
+    """Return all of them, or of many those that show something."""
+    lines = {}
+    for method, of in results.items():
+        for name, entry in of.items():
+            metric, separator, other = name.partition(" - ")
+            if separator and "/" not in metric:
+                text = difference_text(entry)
+                lines[f"{metric} of {method} − {other}: {text}"] = verdict(0, 0) not in text
+    if len(lines) <= MOST_DIFFERENCES or all(lines.values()):
+        return list(lines)
+    hidden = len(lines) - sum(lines.values())
+    return [line for line in lines if lines[line]] + [f"{hidden} others show no difference; results.json has them."]
+
+
+def _group_tables(results: Results, main: str) -> list[Table]:
+    first = next(iter(results.values()))
+    groups = [name for name in first if name.startswith(f"{main}/") and " - " not in name]
+    rows = [
+        [name.removeprefix(f"{main}/"), str(first[name]["n"]), *(f"{of[name]['value']:.4f}" for of in results.values())]
+        for name in groups
+    ]
+    return [Table([main, "n", *results], rows)] if groups else []

@@ -1,0 +1,174 @@
+"""The results of outcomes, and the one renderer of their tables and figures."""
+
+from functools import partial
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from matplotlib.container import BarContainer
+from matplotlib.figure import Figure
+
+from replug.config.evaluation_schema import PaperConfig
+from replug.config.methods import parse_methods
+from replug.evals.charts import bars, draw_costs, draw_methods, draw_sweep, to_svg
+from replug.evals.evidence import EvidenceBook
+from replug.evals.intervals import Interval
+from replug.evals.loop import Item, Metric, Task
+from replug.evals.outcomes import write_examples
+from replug.evals.results import compare
+from replug.evals.tables import Html, Table, html_page, paper_tables, result_blocks, to_html, to_markdown
+
+
+class Lengths(Task):
+    """What two methods wrote of two examples: nothing, and 8 and 7 characters."""
+
+    def __init__(self, *groups):
+        self.metrics = {"length": Metric("characters"), "share": Metric("characters", "two", np.exp2)}
+        self.examples = [Item(name, "", group) for name, group in zip("ab", groups or ("left", "right"), strict=True)]
+
+
+ROWS = [
+    {"id": name, "group": "all", "methods": {"none": {"numbers": {"characters": 0.0, "two": 2.0}, "detail": {}},
+                                             "replug": {"numbers": {"characters": length, "two": 2.0}, "detail": {}}}}
+    for name, length in (("a", 8.0), ("b", 7.0))
+]  # fmt: skip
+
+
+def results_of(task=None, paper=None):
+    return compare(task or Lengths(), ROWS, paper or PaperConfig(), 200, 0)
+
+
+def test_results_hold_value_number_and_interval_by_method_and_metric():
+    results = results_of()
+    assert list(results) == ["none", "replug"]
+    assert results["replug"]["length"] == {"value": 7.5, "n": 2, "interval": [7.0, 8.0]}
+    assert results["replug"]["share"]["value"] == 2 ** (15 / 4)
+    assert results["replug"]["length/left"] == {"value": 8.0, "n": 1, "interval": [8.0, 8.0]}
+    assert results["replug"]["length - none"]["value"] == 7.5
+    assert "length - replug" not in results["none"], "each pair once"
+    assert results["replug"]["length/left - none"] == {"value": 8.0, "n": 1, "interval": [8.0, 8.0]}
+
+
+def test_a_group_called_as_a_difference_takes_the_place_of_none():
+    assert "length/left – none" in results_of(Lengths("left - none", "right"))["none"]
+
+
+def test_the_table_shows_differences_groups_and_the_papers_figures():
+    paper = PaperConfig("table 9", {"replug": 1.5}, {"left": {"replug": 2.5}, "law": {"none": 1}}, {"Atlas 11B": 0.479})
+    results = results_of(paper=paper)
+    table = to_markdown(result_blocks(results, "lengths", paper))
+    assert "paper, table 9" in table and "| 1.5 |" in table
+    assert "length of replug − none: +7.5000 (+7.0000 to +8.0000: higher)" in table
+    assert "| left | 1 | 0.0000 | 8.0000 |" in table
+    assert "left − " not in table, "differences of groups are in results.json alone"
+    assert results["replug"]["length/left"]["paper"] == 2.5 and "law" not in table
+    assert "| replug, left | 8.0000 | 2.5 |  |  |" in table and "| Atlas 11B |  | 0.479 |  |  |" in table
+
+
+def test_gains_are_in_percent_of_no_retrieval_and_above_0_where_they_are_better():
+    def rows_of(metric, paper, **values):
+        results = {method: {metric: {"value": value}} for method, value in values.items()}
+        return paper_tables(results, paper)[0].rows
+
+    codex = PaperConfig("table 2", {"none": 0.683, "replug": 0.714, "lsr": 0.718})
+    assert rows_of("accuracy", codex, none=0.4, replug=0.5)[1] == ["replug", "0.5000", "0.714", "+25.0%", "+4.5%"]
+    xl = PaperConfig("table 1", {"none": 1.16, "replug": 1.09})
+    assert rows_of("bpb", xl, none=1.0, replug=0.9)[1] == ["replug", "0.9000", "1.09", "+10.0%", "+6.0%"]
+    assert paper_tables({"none": {"bpb": {"value": 1.0}}}, PaperConfig()) == []
+
+
+def test_a_number_that_some_examples_lack_is_empty_there_and_a_metric_of_it_is_left_out(tmp_path):
+    numbers = [{"characters": 1.0, "two": 2.0}, {"characters": 3.0, "two": 2.0, "margin": 0.5}]
+    rows = [
+        {"id": name, "group": "all", "methods": {"none": {"numbers": of, "detail": {}}}}
+        for name, of in zip("ab", numbers, strict=True)
+    ]
+    book = EvidenceBook(parse_methods(["none"], 2, {}), None, {}, [True, True])
+    write_examples(tmp_path / "examples.parquet", rows, book)
+    assert pq.read_table(tmp_path / "examples.parquet").column("margin").to_pylist() == [None, 0.5]
+    task = Lengths()
+    task.metrics["margin"] = Metric("margin", may_be_unknown=True)
+    assert "margin" not in compare(task, rows, PaperConfig(), 100, 0)["none"]
+    task.metrics["margin"] = Metric("margin")
+    with pytest.raises(KeyError, match="margin"):
+        compare(task, rows, PaperConfig(), 100, 0)
+
+
+def test_of_many_differences_those_that_show_something_are_listed():
+    unshown = {"value": 0.1, "interval": [-0.1, 0.3], "p_holm": 1.0}
+    shown = {"value": 0.2, "interval": [0.1, 0.3], "p_holm": 0.01}
+    names = [f"m{number}" for number in range(22)]
+    results = {name: {"em": {"value": 0.5, "interval": [0.4, 0.6], "n": 30}} for name in names}
+    results["m21"] |= {f"em - {name}": unshown for name in names[1:21]}
+    assert to_markdown(result_blocks(results, "title")).count("no difference shown") == 20
+    results["m21"]["em - m0"] = shown
+    table = to_markdown(result_blocks(results, "title"))
+    assert "- em of m21 − m0: +0.2000" in table and "no difference shown" not in table
+    assert "- 20 others show no difference; results.json has them." in table
+
+
+def test_blocks_are_markdown_and_html_and_no_text_is_read_as_html():
+    blocks = ["a <b>", ["one", "two & three"], Table(["x", "y"], [["<i>", "1"]]), Html("<svg></svg>")]
+    assert to_markdown(blocks) == "a <b>\n\n- one\n- two & three\n\n| x | y |\n| --- | --- |\n| \\<i\\> | 1 |\n"
+    assert to_html(blocks) == (
+        "<p>a &lt;b&gt;</p><ul><li>one</li><li>two &amp; three</li></ul><table><tr><th>x</th><th>y</th></tr>"
+        "<tr><td>&lt;i&gt;</td><td>1</td></tr></table><svg></svg>"
+    )
+    page = html_page("t", {"": ["first"], "Empty": [], "A & B": ["second"]})
+    assert "<p>first</p><h2>A &amp; B</h2><p>second</p>" in page and "Empty" not in page
+
+
+# Figures ---------------------------------------------------------------------------------------------------------
+
+NONE = {"bpb": {"value": 1.0, "interval": [0.8, 1.2]}}
+HELPED = {"bpb": {"value": 0.9, "interval": [0.7, 1.1]}, "bpb - none": {"value": -0.1, "interval": [-0.15, -0.05]}}
+FLIPPED = {
+    "replug": {"bpb": HELPED["bpb"]},
+    "none": {**NONE, "bpb - replug": {"value": 0.1, "interval": [0.05, 0.15]}},
+}
+
+
+@pytest.fixture
+def axes():
+    return Figure().subplots()
+
+
+def error_ends(axes):
+    drawn = [bar for bar in axes.containers if isinstance(bar, BarContainer)]
+    return {bar.get_label(): bar.errorbar.lines[2][0].get_segments()[0][:, 0].tolist() for bar in drawn}
+
+
+@pytest.mark.parametrize("results", [{"none": NONE, "replug": HELPED}, FLIPPED])
+def test_bars_show_the_difference_from_none_whatever_the_order(axes, results):
+    draw_methods(axes, results, "bpb")
+    assert error_ends(axes)["replug"] == pytest.approx([0.85, 0.95])
+    assert error_ends(axes)["none"] == pytest.approx([1.0, 1.0])
+    assert axes.get_xlabel() == "bpb; 95% interval of the difference from none"
+
+
+def test_without_none_each_has_its_own_interval(axes):
+    draw_methods(axes, {"replug": HELPED}, "bpb")
+    assert axes.get_xlabel() == "bpb; 95% interval"
+
+
+def test_bars_of_a_group_stand_side_by_side_with_a_colour_for_each_name(axes):
+    bars(axes, {"a": {"x": Interval(1, 0, 2), "y": 3.0}, "b": {"y": 1.0}}, "height")
+    assert [(bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in axes.patches] == [
+        (pytest.approx(-0.205), 1), (pytest.approx(0.205), 3), (pytest.approx(1), 1)
+    ]  # fmt: skip
+    assert len({bar.get_facecolor() for bar in axes.patches}) == 2 and axes.get_legend() is not None
+
+
+def test_a_sweep_is_a_line_for_each_source_and_none_is_level(axes):
+    results = {"none": NONE, "a@1": HELPED, "a@2": HELPED, "a@5": HELPED}
+    draw_sweep(axes, results, "bpb", {"a": {1: "a@1", 5: "a@5", 2: "a@2"}})
+    [line] = [line for line in axes.get_lines() if len(line.get_xdata()) == 3 and line.get_marker() == "o"]
+    assert list(line.get_xdata()) == [1, 2, 5] and list(line.get_ydata()) == [0.9] * 3
+    [level] = [line for line in axes.get_lines() if line.get_label() == "none"]
+    assert list(level.get_ydata()) == [1.0, 1.0]
+
+
+def test_numbers_of_a_logarithmic_axis_are_no_formulas():
+    results = {name: {"flop": {"value": flop}, "em": {"value": 0.5}} for name, flop in (("none", 1e11), ("gold", 1e14))}
+    figure = to_svg(partial(draw_costs, results=results, metric="em", cost="flop", sweeps={}), 7, 4)
+    assert "1e+12" in figure and "mathdefault" not in figure
