@@ -260,14 +260,6 @@ def add_checksum(path: Path) -> None:
     write_mark(known, {"files": {**others, path.name: file_sum(path)}})
 
 
-def write_last(path: Path, content: object, others: Iterable[Path]) -> None:
-    """Write the JSON that says that its folder is finished, after `checksums.json` of it and of the others there."""
-    folder, partial = path.parent, path.with_name(path.name + ".partial")
-    write_json(partial, content)
-    write_checksums(folder, {other.name: other for other in others if other.is_file()} | {path.name: partial})
-    partial.replace(path)
-
-
 def checksum_problems(folder: Path, only: Iterable[str] | None = None) -> list[str]:
     """Return a line for each file that is missing or damaged; none for a folder without them.
 

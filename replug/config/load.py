@@ -148,25 +148,6 @@ def inputs_of(config: Config | EvaluationConfig) -> dict[str, Any]:
     return {name: value for name, value in flatten(config).items() if name not in free}
 
 
-def require_same(
-    stored: Config | EvaluationConfig, asked: Config | EvaluationConfig, path: Path, what: str = ""
-) -> None:
-    """Raise UserError for the first key that would make a resumed run or evaluation another one.
-
-    Keys are allowed that change neither what is computed nor in which order. `what` names the contents of `path`, such
-    as "finished run".
-    """
-    before, after = flatten(stored), flatten(asked)
-    free = {key.path for key in keys_of(type(asked)) if key.resumable}
-    for key in before | after:
-        if key not in free and before.get(key) != after.get(key):
-            kind, other = ("unfinished run", "run_dir") if isinstance(asked, Config) else ("evaluation", "out")
-            raise UserError(
-                f"{key} is {after.get(key)}, but the {what or kind} in {path} was begun with {before.get(key)}: "
-                f"resume with the same value, or give another {other}"
-            )
-
-
 def _leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in tree.items():
         if isinstance(value, dict):
