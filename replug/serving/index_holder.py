@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from replug.config.errors import RunError, UserError
-from replug.data.folder import NAME as CHECKSUMS
+from replug.data.folder import CHECKSUMS
 from replug.index_workers.local_index import IndexRetriever, LocalIndex, query_encoder_folder
 from replug.index_workers.version_store import VersionStore
 from replug.models.encoder import Encoder, require_finite_vectors
