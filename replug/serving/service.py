@@ -19,7 +19,7 @@ from jinja2 import TemplateError
 
 from replug.config.errors import RunError
 from replug.index_workers.local_index import FoundDocument
-from replug.models.black_box_lm import BlackBoxLM, GrowingAnswer, Mixture, answer_mixtures
+from replug.models.black_box_lm import BlackBoxLM, GrowingAnswer, Mixture
 from replug.models.ensemble import document_weights
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.prompt import PromptTemplate, join_document
@@ -224,7 +224,7 @@ class Service:
     def _answer_all(self, options: GenerationOptions, questions: Sequence[Question]) -> list[None]:
         """Answer in the LM's thread."""
         mixtures = [one.mixture(self.prompting.template) for one in questions]
-        generated = answer_mixtures(self.lm, mixtures, options, lambda number, text: questions[number].hear(text))
+        generated = self.lm.generate(mixtures, options, lambda number, text: questions[number].hear(text))
         for question, answer in zip(questions, generated, strict=True):
             question.end(answer)
         return [None] * len(questions)

@@ -12,6 +12,7 @@ from replug.models.local import mixtures, output_layer
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.output_layer import Float32Head, target_logprobs
 from replug.models.packaged import resolve_lm_path
+from tests.support.lm_answers import mixed
 from tests.support.tiny_lms import CONTINUATIONS, MAX_TOKENS, PREFIXES, VOCABULARY, write_llama, write_tokenizer
 
 HALF = [torch.bfloat16, torch.float16]
@@ -113,7 +114,7 @@ def test_a_half_precision_lm_scores_and_continues_with_float32_logits(
     seen, mix = [], mixtures.mix_next_token
     monkeypatch.setattr(mixtures, "mix_next_token", lambda logits, w: seen.append(logits.dtype) or mix(logits, w))
     for way in (lm, whole):
-        way.generate_ensemble(["the cat sat", "x"], [0.5, 0.5], GenerationOptions(3))
+        mixed(way, ["the cat sat", "x"], [0.5, 0.5], GenerationOptions(3))
     assert set(seen) == {torch.float32}
 
 

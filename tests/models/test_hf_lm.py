@@ -25,6 +25,7 @@ from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.local_source import HuggingFaceSource
 from replug.models.local.weights import hashed_files, lm_identity
 from replug.models.pair_tokens import pair_token_ids
+from tests.support.lm_answers import texts_of
 from tests.support.tiny_lms import (
     CONTINUATIONS,
     DEMONSTRATIONS,
@@ -131,7 +132,7 @@ def test_the_lm_is_frozen(folder: Path) -> None:
     lm = HuggingFaceLM(str(folder))
     before = {name: value.clone() for name, value in lm.model.state_dict().items()}
     lm.score(PREFIXES, CONTINUATIONS)
-    lm.generate(["the cat"], 3)
+    texts_of(lm, ["the cat"], 3)
     assert all(torch.equal(before[name], value) for name, value in lm.model.state_dict().items())
     assert not any(parameter.requires_grad for parameter in lm.model.parameters())
     assert not lm.model.training

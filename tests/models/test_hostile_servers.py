@@ -19,6 +19,7 @@ from replug.models.http.server_source import connect
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.model_files import load_tokenizer
 from tests.support.fault_server import FaultServer, server_spec, write_word_tokenizer
+from tests.support.lm_answers import texts_of
 from tests.support.raw_server import MODELS, RawServer, http_answer
 from tests.support.real_models import real_lm
 
@@ -103,7 +104,7 @@ def test_two_answers_in_one_packet_falsify_nothing(asked: Asked, tokenizer: str,
     with RawServer(twice) as server:
         lm = asked(server, tokenizer=tokenizer if with_ids else None)
         for _ in range(3):
-            assert lm.generate(["red red of", "boat boat"], 2) == [" red fin", " boat fin"]
+            assert texts_of(lm, ["red red of", "boat boat"], 2) == [" red fin", " boat fin"]
 
 
 def altered(change: Callable[[dict], object]) -> Answer:

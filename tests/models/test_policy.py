@@ -14,6 +14,7 @@ from replug.models.generation import Generated, GenerationOptions
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.policy import SIGNALS, Policy, Subject, load_policy
 from replug.models.replug_lm import ReplugLM
+from tests.support.lm_answers import mixed
 
 POLICY = Policy(
     lm="stand-in",
@@ -132,10 +133,11 @@ class Counted(StandInLM):
         self.prompts: list[str] = []
         self.logprobs, self.entropies = logprobs, entropies
 
-    def generate_ensemble(self, prompts, weights, options) -> Generated:
-        self.prompts += prompts
+    def generate(self, prompts, options, watch=None) -> list[Generated]:
+        self.prompts += [text for mixture in prompts for text in mixture.prompts]
         entropies = None if self.entropies is None else np.array(self.entropies, np.float32)
-        return Generated(f"from {len(prompts)}: {prompts[0]}", np.array(self.logprobs, np.float32), entropies, 1, 1)
+        texts = [f"from {len(mixture.prompts)}: {mixture.prompts[0]}" for mixture in prompts]
+        return [Generated(text, np.array(self.logprobs, np.float32), entropies, 1, 1) for text in texts]
 
 
 def following(policy: Policy, lm: Counted | None = None, shelf: Shelf | None = None) -> ReplugLM:
@@ -145,7 +147,7 @@ def following(policy: Policy, lm: Counted | None = None, shelf: Shelf | None = N
 def test_popularity_costs_nothing_and_only_who_retrieves_is_searched_for():
     lm, shelf = Counted([-1.0]), Shelf()
     subjects = [Subject("capital", 3), Subject("capital", 5000), Subject(None, 3)]
-    answers = following(POLICY, lm, shelf).answer(["rare?", "known?", "other?"], OPTIONS, subjects=subjects)
+    answers = following(POLICY, lm, shelf).generate(["rare?", "known?", "other?"], OPTIONS, subjects=subjects)
     assert [answer.text for answer in answers] == [
         "from 1: document 0\nrare?", "from 1: known?", "from 1: document 0\nother?",
     ]  # fmt: skip
@@ -155,7 +157,7 @@ def test_popularity_costs_nothing_and_only_who_retrieves_is_searched_for():
 @pytest.mark.parametrize(("logprob", "prompts"), [(-0.1, ["a"]), (-3.0, ["a", "document 0\na"])])
 def test_a_signal_of_the_closed_book_answer_costs_one_call_which_is_the_answer_where_it_is_used(logprob, prompts):
     lm, shelf = Counted([logprob]), Shelf()
-    [answer] = following(by("mean_logprob", -1.0), lm, shelf).answer(["a"], OPTIONS)
+    [answer] = following(by("mean_logprob", -1.0), lm, shelf).generate(["a"], OPTIONS)
     assert lm.prompts == prompts and answer.text == f"from 1: {prompts[-1]}"
     assert len(shelf.asked) == len(prompts) - 1
 
@@ -197,7 +199,7 @@ def test_an_empty_closed_book_answer_retrieves_and_an_lm_without_entropies_is_re
 @pytest.mark.parametrize("subjects", [None, [Subject("capital")], [Subject("capital", math.nan)]])
 def test_popularity_must_be_given(subjects):
     with pytest.raises(UserError, match=r"popularity is missing: the policy decides by popularity"):
-        following(POLICY).answer(["a"], OPTIONS, subjects=subjects)
+        following(POLICY).generate(["a"], OPTIONS, subjects=subjects)
     with pytest.raises(ValueError, match="0 subjects, but 1 prompts"):
         following(POLICY).decide(["a"], OPTIONS, [])
 
@@ -232,15 +234,15 @@ def test_documents_that_are_handed_in_are_used_whatever_the_policy_and_scores_ne
     lm = Counted([-1.0])
     replug = following(POLICY, lm)
     found = [[Retrieved("given", 1.0, "d")]]
-    assert replug.answer(["a"], OPTIONS, found)[0].text == "from 1: given\na"
+    assert replug.generate(["a"], OPTIONS, documents=found)[0].text == "from 1: given\na"
     assert replug.score(["a"], [" b"], found)
     for act in (
         lambda: replug.score(["a"], [" b"]),
-        lambda: replug.generate_ensemble(["a"], [1.0], OPTIONS),
+        lambda: mixed(replug, ["a"], [1.0], OPTIONS),
     ):
-        with pytest.raises(UserError, match="a policy decides what `answer` and `generate` retrieve"):
+        with pytest.raises(UserError, match="a policy decides what `generate` retrieves"):
             act()
-    with pytest.raises(ValueError, match="no policy to decide by"):
+    with pytest.raises(ValueError, match="no policy was given to decide by"):
         ReplugLM(lm, Shelf(), 1).decide(["a"], OPTIONS)
 
 

@@ -15,9 +15,10 @@ import torch
 
 from replug.cluster.actor_pool import ActorPool, ActorPoolError, is_device_fault
 from replug.models.black_box_lm import AsyncLM, UnscorableText
-from replug.models.generation import GenerationOptions, SamplingOptions
+from replug.models.generation import GenerationOptions
 from replug.models.local.stand_in_lm import StandInLM, StandInSource
 from replug.models.scorer_pool import ScorerPool
+from tests.support.lm_answers import mixed, texts_of
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
@@ -105,8 +106,9 @@ def test_the_scorer_pool_answers_as_the_lm_itself():
     expected = StandInLM().score(prefixes, continuations)
     scores = pool.score(prefixes, continuations)
     assert [s.token_logprobs.tolist() for s in scores] == [s.token_logprobs.tolist() for s in expected]
-    assert pool.generate(["a b b"], 2) == ["b b"]
-    drawn, here = (lm.sample(["a b c", "d e"], SamplingOptions(3, 4)) for lm in (pool, StandInLM()))
+    assert texts_of(pool, ["a b b"], 2) == ["b b"]
+    options = GenerationOptions(4, num_samples=3, temperature=1.0)
+    drawn, here = (lm.sample(["a b c", "d e"], options) for lm in (pool, StandInLM()))
     assert [[one.text for one in some] for some in drawn] == [[one.text for one in some] for some in here]
     assert isinstance(pool, AsyncLM)
     assert pool.identity == StandInLM.identity
@@ -117,15 +119,15 @@ def test_the_scorer_pool_answers_from_several_prompts_as_the_lm_itself():
     pool = ScorerPool(StandInSource(), num_replicas=2, threads=1)
     prompts, weights = ["a b c", "c d"], [0.3, 0.7]
     asked = [GenerationOptions(4, temperature=1.0, seed=seed) for seed in range(6)]
-    expected = [StandInLM().generate_ensemble(prompts, weights, options) for options in asked]
+    expected = [mixed(StandInLM(), prompts, weights, options) for options in asked]
     found = [future.result(300) for future in [pool.submit_ensemble(prompts, weights, options) for options in asked]]
     assert [answer.text for answer in found] == [answer.text for answer in expected]
     assert [answer.token_entropies.tolist() for answer in found] == [a.token_entropies.tolist() for a in expected]
     assert {(answer.num_prompts, answer.prompt_tokens) for answer in found} == {(2, 5)}
     assert [a.token_logprobs.tolist() for a in found] == [a.token_logprobs.tolist() for a in expected]
-    assert pool.generate_ensemble(prompts, weights, asked[0]).text == expected[0].text
+    assert mixed(pool, prompts, weights, asked[0]).text == expected[0].text
     with pytest.raises(ValueError, match=r"weights of 2 prompts sum to 0\.5"):
-        pool.generate_ensemble(prompts, [0.5, 0.0], asked[0])
+        mixed(pool, prompts, [0.5, 0.0], asked[0])
     pool.close()
 
 
@@ -397,5 +399,5 @@ def test_a_text_that_cannot_be_scored_comes_back_as_one_line():
     pool = ScorerPool(StandInSource(), num_replicas=1, threads=1)
     with pytest.raises(UnscorableText) as caught:
         pool.score(["a"], [""])
-    assert str(caught.value) == "continuation 0 is empty: there is nothing to score"
+    assert str(caught.value) == "continuation 0 is empty; expected a text to score"
     pool.close()

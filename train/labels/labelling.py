@@ -48,7 +48,7 @@ from replug.index_workers.build import build_version
 from replug.index_workers.build_plan import IndexState, check_faiss, reading_identity
 from replug.index_workers.service import IndexService
 from replug.index_workers.version_store import weights_sha256
-from replug.models.black_box_lm import ContinuationScore, ScoreSum
+from replug.models.black_box_lm import ContinuationScore, sums_of
 from replug.models.build import lm_source, load_encoder, opened_lm, prompt_template
 from replug.models.caching_lm import CachingLM
 from replug.models.encoder import Encoder
@@ -65,7 +65,7 @@ from replug.train.workers import local_models
 
 log = logging.getLogger(__name__)
 
-Score = ScoreSum | ContinuationScore
+Scores = list[ContinuationScore] | np.ndarray  # scores of pairs [N], or their sums and numbers of tokens [N, 2]
 
 TEXTS_PER_CALL = 16
 CALLS_IN_FLIGHT = 8
@@ -177,11 +177,9 @@ class LabelScorer:
             yield from self._rows_of(store, texts, scores, candidates, similarities)
             progress.advance(len(texts), f"{len(texts) * (candidates.doc_rows.shape[1] + 1):,} pairs a call")
 
-    def _scored(
-        self, store: WindowStore, candidates: Candidates, with_tokens: bool
-    ) -> Iterator[tuple[range, list[Score]]]:
+    def _scored(self, store: WindowStore, candidates: Candidates, with_tokens: bool) -> Iterator[tuple[range, Scores]]:
         """Some texts and the scores of their pairs, each text's own without a document first."""
-        waiting: deque[tuple[range, Future[list[Score]]]] = deque()
+        waiting: deque[tuple[range, Future[Scores]]] = deque()
         for start in range(0, len(store), TEXTS_PER_CALL):
             texts = range(start, min(start + TEXTS_PER_CALL, len(store)))
             waiting.append((texts, self._submit(store.windows(texts), candidates.doc_rows[texts], with_tokens)))
@@ -204,7 +202,7 @@ class LabelScorer:
         self,
         store: WindowStore,
         texts: range,
-        scores: list[Score],
+        scores: Scores,
         candidates: Candidates,
         similarities: np.ndarray,
     ) -> Iterator[dict[str, Any]]:
@@ -213,32 +211,33 @@ class LabelScorer:
             own = scores[place * per_text : (place + 1) * per_text]
             documents = candidates.doc_rows[row]
             ids = [document.id for document in self.corpus.documents(documents)]
-            _require_comparable(text["id"], ids, own)
-            tokens = [score.token_logprobs for score in own if isinstance(score, ContinuationScore)]
+            sums = own if isinstance(own, np.ndarray) else sums_of(own)
+            _require_comparable(text["id"], ids, sums)
+            tokens = [] if isinstance(own, np.ndarray) else [score.token_logprobs for score in own]
             yield {
                 **text,
-                "num_tokens": own[0].num_tokens,
-                "sum_logprob_alone": own[0].sum_logprob,
+                "num_tokens": int(sums[0, 1]),
+                "sum_logprob_alone": float(sums[0, 0]),
                 "doc_ids": ids,
                 "doc_rows": documents,
                 "given_by": [GIVERS[giver] for giver in candidates.given_by[row]],
                 "ranks": candidates.ranks[row],
                 "similarities": similarities[row],
-                "sum_logprobs": [score.sum_logprob for score in own[1:]],
+                "sum_logprobs": sums[1:, 0].tolist(),
                 **({"token_logprobs": tokens[1:], "token_logprobs_alone": tokens[0]} if tokens else {}),
             }
 
 
-def _require_comparable(text: str, documents: Sequence[str], scores: Sequence[Score]) -> None:
-    """Raise ScoreError for a score that is no number, or is of other tokens than the text's other scores."""
+def _require_comparable(text: str, documents: Sequence[str], sums: np.ndarray) -> None:
+    """Raise ScoreError for a score that is not a number, or has other tokens than the text's other scores."""
     places = ("without a document", *(f"after document {document}" for document in documents))
-    for place, score in zip(places, scores, strict=True):
-        if not np.isfinite(score.sum_logprob):
-            raise ScoreError(f"the LM's score of text {text} {place} is {score.sum_logprob}; expected a finite number")
-        if score.num_tokens != scores[0].num_tokens:
+    for place, (total, num_tokens) in zip(places, sums.tolist(), strict=True):
+        if not np.isfinite(total):
+            raise ScoreError(f"the LM's score of text {text} {place} is {total}; expected a finite number")
+        if num_tokens != sums[0, 1]:
             raise ScoreError(
-                f"the LM counts {score.num_tokens} tokens of text {text} {place}, and {scores[0].num_tokens} without "
-                "one; expected the same tokens, whose scores can be compared"
+                f"the LM counts {num_tokens:.0f} tokens of text {text} {place}, and {sums[0, 1]:.0f} without one; "
+                "expected the same tokens, whose scores can be compared"
             )
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from replug.config.errors import RunError, UserError
 from replug.config.schema import LMConfig
+from replug.models.generation import GenerationOptions
 from replug.models.http.completions_api import NoPromptLogprobs
 from replug.models.http.connection import ServerError, ServerSpec
 from replug.models.http.http_lm import HttpLM
@@ -75,13 +76,13 @@ def probe(lm: HttpLM) -> np.ndarray:
     try:
         scores = _alone(lm, [HELPFUL, HELPFUL, *OTHERS], [TEXT, TEXT + LONGER, TEXT, TEXT])
         short, long, *others = scores
-        said = [(beginning, *lm.generate_scored([beginning], NUM_GENERATED)[0]) for beginning in BEGINNINGS]
-        said = [answer for answer in said if answer[1]]
-        echoed = _alone(lm, [beginning for beginning, _, _ in said], [text for _, text, _ in said])
+        answers = [lm.generate([beginning], GenerationOptions(NUM_GENERATED))[0] for beginning in BEGINNINGS]
+        said = [(beginning, answer) for beginning, answer in zip(BEGINNINGS, answers, strict=True) if answer.text]
+        echoed = _alone(lm, [beginning for beginning, _ in said], [answer.text for _, answer in said])
         shortcoming = (
             length_shortcoming(short, long)
             or count_shortcoming([short, *others])
-            or generation_shortcoming([logprobs for _, _, logprobs in said], echoed)
+            or generation_shortcoming([answer.token_logprobs for _, answer in said], echoed)
             or help_shortcoming(short, others)
         )
     except (ServerError, ValueError) as error:
