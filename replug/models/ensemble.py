@@ -41,6 +41,8 @@ def document_weights(similarities: Sequence[float] | np.ndarray, temperature: fl
 class Retrieved:
     """A document that was found. Its weight is the ensemble's softmax of `similarity` among those found with it.
 
+    `source` names the text that the document was cut from, where the retriever knows it.
+
     >>> lm = ReplugLM(StandInLM(), EncoderRetriever(Encoder("stand_in"), ["Basel lies on the Rhine."]), k=1)
     >>> found = [Retrieved("Nantes lies on the Loire.", similarity=0.8, id="nantes")]  # or lm.retrieve([text])[0]
     >>> lm.score("Its river is the", " Loire.", found).sum_logprob > lm.score("Its river is the", " Loire.").sum_logprob
@@ -50,6 +52,7 @@ class Retrieved:
     text: str
     similarity: float
     id: str
+    source: str = ""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.similarity):

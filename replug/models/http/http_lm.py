@@ -73,7 +73,7 @@ class HttpLM(AsyncLM):
         self._budget, self._settled = budget, asyncio.Event()
         self._slots = asyncio.Semaphore(spec.max_concurrency)
         self._meter = RequestMeter(spec.max_concurrency)
-        self._connection = ServerConnection(spec, self._meter.retried)
+        self._connection = ServerConnection(spec, partial(self._meter.add, retries=1))
         self._lock, self._closed = threading.Lock(), False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="http-lm", daemon=True)
@@ -264,7 +264,7 @@ class HttpLM(AsyncLM):
         payload = {"model": self.spec.model, **payload}
         begun = time.monotonic()
         async with self._slots:
-            self._meter.waited(time.monotonic() - begun)
+            self._meter.add(waits=[time.monotonic() - begun])
             what = f"rows {pairs[0].row} to {pairs[-1].row} of a call"
             return await self._connection.retrying(what, partial(self._attempt, payload, read, is_compared))
 
@@ -273,11 +273,10 @@ class HttpLM(AsyncLM):
         most = spent = api.most_tokens(payload)
         await self._reserve(most)
         self._requests_since_look += 1
+        begun = time.monotonic()
         try:
-            with self._meter.in_flight():
-                body = await self._connection.exchange(
-                    "POST", "/completions", payload, api.most_answer_bytes(payload), is_compared
-                )
+            most_bytes = api.most_answer_bytes(payload)
+            body = await self._connection.exchange("POST", "/completions", payload, most_bytes, is_compared)
             spent = api.tokens_used(body, payload)
             return read(body)
         except ServerFault as fault:
@@ -286,7 +285,7 @@ class HttpLM(AsyncLM):
             raise
         finally:
             self._budget.settle(most, spent)
-            self._meter.spent(spent)
+            self._meter.add(spent, busy_seconds=time.monotonic() - begun)
             self._settled.set()
 
     async def _reserve(self, tokens: int) -> None:
