@@ -311,7 +311,7 @@ def _is_ours(path: Path, database: sqlite3.Connection) -> bool:
 
 
 def _switch_journal(database: sqlite3.Connection, mode: str) -> None:
-    """The one statement for which SQLite does not wait when another process is making the same file."""
+    """Set the journal: the one statement for which SQLite does not wait while another process makes the file."""
     deadline = time.monotonic() + SECONDS_TO_WAIT_FOR_WRITERS
     while True:
         try:

@@ -57,13 +57,6 @@ def test_autocast_does_not_round_them() -> None:
     torch.testing.assert_close(logits, Float32Head(linear)(rows), atol=0, rtol=0)
 
 
-def test_the_precision_of_other_float32_products_is_left_as_it_was() -> None:
-    linear, rows = head_and_rows(torch.bfloat16)
-    before = torch.backends.mkldnn.matmul.fp32_precision
-    Float32Head(linear)(rows)
-    assert torch.backends.mkldnn.matmul.fp32_precision == before
-
-
 SIZES = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "max_position_embeddings": MAX_TOKENS, "initializer_range": 0.3, "bos_token_id": 0,

@@ -164,18 +164,6 @@ def test_the_entropy_is_the_naive_one_and_what_has_no_probability_adds_nothing()
     assert entropy(torch.tensor([1e-7, -200.0])) == 0
 
 
-def test_means_of_an_answer_are_by_its_tokens_and_none_where_nothing_is_seen() -> None:
-    logprobs, entropies = np.array([-1.0, -3.0], np.float32), np.array([0.5, 1.0], np.float32)
-    local = Generated("a b", logprobs, entropies, 1, 7)
-    assert (local.num_tokens, local.mean_logprob, local.mean_entropy) == (2, -2, 0.75)
-    served = Generated("a b c d", logprobs[1:], None, 3, None, answer_tokens=4)
-    assert (served.num_tokens, served.mean_logprob, served.mean_entropy) == (4, -0.75, None)
-    empty = Generated("", logprobs[:0], entropies[:0], 1, 7)
-    assert (empty.num_tokens, empty.sum_logprob, empty.mean_logprob, empty.mean_entropy) == (0, 0, None, None)
-    with pytest.raises(ValueError, match="number of token_entropies is 1; expected 2, one a token"):
-        Generated("a b", logprobs, entropies[:1], 1, 7)
-
-
 def test_samples_have_the_frequencies_of_the_tempered_mixture() -> None:
     logprobs = torch.tensor([0.6, 0.3, 0.1]).log()
     chooser = TokenChooser(GenerationOptions(1, temperature=0.5, seed=3))
@@ -227,12 +215,6 @@ def test_answers_after_shared_demonstrations_equal_the_reference(lm: HuggingFace
     assert_equals_reference(lm, mixed(lm, FEW_SHOT, weights, GREEDY), FEW_SHOT, weights)
 
 
-def test_answers_of_equally_long_prompts_equal_the_reference(lm: HuggingFaceLM) -> None:
-    prompts = ["qzj\nthe cat", "jxv\nthe cat"]
-    assert len({num_tokens(lm, prompt) for prompt in prompts}) == 1
-    assert_equals_reference(lm, mixed(lm, prompts, [0.7, 0.3], GREEDY), prompts, [0.7, 0.3])
-
-
 @pytest.mark.parametrize("prompt", [PROMPTS[2], FEW_SHOT[0]])
 def test_one_prompt_equals_plain_generation_and_transformers_own(lm: HuggingFaceLM, prompt: str) -> None:
     found = mixed(lm, [prompt], [1.0], GREEDY)
@@ -253,18 +235,6 @@ def test_passes_of_any_size_give_the_same_answer(
     small = HuggingFaceLM(str(llama_folder), tokens_per_batch=tokens_per_batch)
     weights = [0.5, 0.2, 0.3]
     assert_same(mixed(small, prompts, weights, GREEDY), mixed(llama, prompts, weights, GREEDY))
-
-
-def test_no_pass_holds_more_tokens_than_it_may(llama_folder: Path) -> None:
-    lm = HuggingFaceLM(str(llama_folder), tokens_per_batch=40)
-    assert lm._cache_use == CacheUse(True, True, True)
-    sizes = []
-    lm.model.register_forward_pre_hook(
-        lambda _, __, inputs: sizes.append(inputs["input_ids"].numel()), with_kwargs=True
-    )
-    mixed(lm, PROMPTS, WEIGHTS, GenerationOptions(3))
-    assert max(sizes) == 40
-    assert sizes[-2:] == [4, 4]  # the later tokens: one for each prompt
 
 
 def test_a_shared_prefix_is_computed_once_and_changes_nothing(
@@ -292,14 +262,6 @@ def test_an_opening_is_read_once_for_all_calls_and_changes_no_answer(llama: Hugg
         assert_same(alone, opened)
         assert opened.prompt_tokens == alone.prompt_tokens == num_tokens(llama, prompt)
     assert llama.counts.tokens - before - plain <= plain - 64
-
-
-def test_the_counts_are_those_of_the_passes(llama: HuggingFaceLM) -> None:
-    lengths = [num_tokens(llama, prompt) for prompt in PROMPTS]
-    tokens, padded = llama.counts.tokens, llama.counts.padded_tokens
-    steps = len(mixed(llama, PROMPTS, WEIGHTS, GenerationOptions(5)).token_logprobs)
-    assert llama.counts.tokens - tokens == sum(lengths) + 4 * (steps - 1)
-    assert llama.counts.padded_tokens - padded == 4 * max(lengths) + 4 * (steps - 1)
 
 
 @pytest.mark.parametrize("write", PADDED)
@@ -536,12 +498,6 @@ def test_weights_that_are_no_distribution_are_value_errors(
 
 
 # Sampling --------------------------------------------------------------------------------------------------------
-
-
-def test_a_temperature_near_0_and_a_tiny_nucleus_are_greedy(llama: HuggingFaceLM) -> None:
-    greedy = mixed(llama, PROMPTS, WEIGHTS, GREEDY)
-    for options in (GenerationOptions(12, temperature=1e-4), GenerationOptions(12, temperature=1.0, top_p=1e-6)):
-        assert_same(mixed(llama, PROMPTS, WEIGHTS, options), greedy)
 
 
 # A real LM -------------------------------------------------------------------------------------------------------

@@ -177,20 +177,6 @@ def test_a_small_answer_does_not_grow_and_a_large_one_is_not_read(asked: Asked) 
     assert peak_bytes() - before < 400 << 20  # what the test itself holds, and no gigabyte
 
 
-@pytest.mark.parametrize("charset", ["undefined", "rot13", "utf-7", "x" * 5000])
-def test_an_odd_charset_does_not_end_a_run(asked: Asked, charset: str) -> None:
-    kind = f"Content-Type: text/html; charset={charset}"
-
-    def broken_first(number: int, payload: dict) -> bytes:
-        return http_answer(honest(payload), kind) if number else http_answer(b"\xff\xfeno", kind, status="503 No")
-
-    with RawServer(broken_first) as server:
-        assert bits(asked(server).score(PREFIXES, CONTINUATIONS)) == RIGHT
-    refused = RawServer(lambda n, p: http_answer(b"\xff\xfeno", kind, status="400 No"))
-    with refused as server, pytest.raises(ServerError, match="400 No"):
-        asked(server).score(PREFIXES, CONTINUATIONS)
-
-
 def quoted_in_values(body: dict) -> None:
     body["choices"][0]["logprobs"]["token_logprobs"][-2] = SECRET
 
@@ -262,7 +248,7 @@ def _spoilt_ids(tokenizer: str, total: object) -> Answer:
 def test_half_a_surrogate_pair_is_no_answer(asked: Asked) -> None:
     spoilt = altered(lambda body: body["choices"][0].update(text="\ud800"))
     with RawServer(spoilt) as server, pytest.raises(ServerError, match="no text"):
-        asked(server).generate(["red red"], 2)
+        texts_of(asked(server), ["red red"], 2)
 
 
 @pytest.mark.parametrize("then", ["constant", "shifted", "other_model", "no_echo", "one_input", "down", "moved"])

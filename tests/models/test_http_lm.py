@@ -222,12 +222,6 @@ def test_an_input_beyond_the_context_is_an_error_with_its_lengths_before_anythin
         assert server.requests == 1
 
 
-def test_redirects_are_not_followed(opened: Opened) -> None:
-    with FaultServer(mode="moved") as server, pytest.raises(ServerError, match="307 Temporary Redirect"):
-        opened(server).score(["a"], [" b"])
-    assert server.requests == 1
-
-
 def test_an_unreachable_server_a_wrong_address_and_an_unknown_model_are_the_users_to_fix() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -301,16 +295,6 @@ def test_a_border_inside_a_token_names_the_row_and_the_way_out(opened: Opened, t
         assert opened(server).score(["", "red"], ["blue", " blue"])[0].num_tokens == 1
 
 
-def test_calls_that_cannot_be_answered_are_value_errors(opened: Opened) -> None:
-    with FaultServer() as server:
-        lm = opened(server)
-        with pytest.raises(ValueError, match="continuation 1 is empty"):
-            lm.submit(["a", "b"], [" c", ""])
-        with pytest.raises(ValueError, match="2 prefixes but 1 continuations"):
-            lm.submit(["a", "b"], [" c"])
-        assert server.requests == 0
-
-
 def test_one_continuation_cut_differently_after_two_prefixes_is_an_error() -> None:
     rows = [Pair(0, "a", " bc", None), Pair(1, "b", " x", None), Pair(2, "c", " bc", None)]
     logprobs = np.zeros(2, dtype=np.float32)
@@ -361,18 +345,6 @@ def test_the_heaviest_answer_of_several_prompts_is_the_answer(opened: Opened, to
             assert (found.mean_logprob, found.mean_entropy) == (pytest.approx(np.log(mass) / 2), None)
         assert mixed(lm, prompts, [0, 1, 0, 0], GenerationOptions(2)).text == " boat fin"
         assert mixed(lm, prompts, weights, GenerationOptions(2, stop=" fin")).text == " red"
-
-
-def test_one_prompt_of_a_server_equals_plain_generation(opened: Opened) -> None:
-    with FaultServer() as server:
-        lm = opened(server)
-        found = mixed(lm, ["red red blue"], [1.0], GenerationOptions(3))
-        assert found.text == texts_of(lm, ["red red blue"], 3)[0]
-        assert found.sum_logprob == pytest.approx(answers_of(["red red blue"], 3)[0][1], rel=1e-5)
-        empty = mixed(lm, ["red red blue"], [1.0], GenerationOptions(3, stop=" "))
-        assert (empty.text, len(empty.token_logprobs), empty.prompt_tokens) == ("", 3, 3), "with those that ended it"
-        opened = mixed(lm, ["red red blue"], [1.0], GenerationOptions(3, opening="red red"))
-        assert opened.prompt_tokens == found.prompt_tokens == 3
 
 
 @pytest.mark.parametrize("said", [None, {}, {"prompt_tokens": 0}, {"prompt_tokens": "3"}], ids=str)
@@ -568,12 +540,6 @@ def test_one_log_prob_for_all_tokens_is_a_fault_unless_they_are_one_token_repeat
 def test_prompt_logprobs_of_another_form_are_a_fault(entries: object) -> None:
     with pytest.raises(IllFormed):
         read_scores("prompt_logprobs", [IDS], {"choices": [{"index": 0, "prompt_logprobs": entries}]})
-
-
-def test_prompt_logprobs_are_those_of_the_tokens_that_were_sent() -> None:
-    entries = [None, {"7": {"logprob": -0.5}, "2": {"logprob": -3.0}}]
-    scores = read_scores("prompt_logprobs", [IDS], {"choices": [{"index": 0, "prompt_logprobs": entries}]})
-    np.testing.assert_array_equal(scores[0].logprobs, np.float32([-3.0]))
 
 
 @pytest.mark.parametrize(

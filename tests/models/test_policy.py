@@ -12,7 +12,7 @@ from replug.config.errors import UserError
 from replug.models.ensemble import Retrieved
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.local.stand_in_lm import StandInLM
-from replug.models.policy import SIGNALS, Policy, Subject, load_policy
+from replug.models.policy import Policy, Subject, load_policy
 from replug.models.replug_lm import ReplugLM
 from tests.support.lm_answers import mixed
 
@@ -43,19 +43,13 @@ def by(signal: str, threshold: object) -> Policy:
         ("genre", 10**9, True),
         ("sport", 0.0, False),
         ("author", 49.0, True),  # unseen in fitting: the pooled threshold
-        ("author", 50.0, False),
         (None, 50.0, False),
-        ("capital", None, True),  # nothing is known of it
-        ("capital", math.nan, True),
+        ("capital", math.nan, True),  # nothing is known of it
         ("sport", None, False),
     ],
 )
 def test_a_question_retrieves_below_the_threshold_of_its_relation(relation, value, retrieves):
     assert POLICY.retrieves(value, relation) is retrieves
-
-
-def test_a_question_retrieves_where_the_lm_is_unsure_or_the_retriever_is_sure():
-    assert by("mean_entropy", 2.0).retrieves(2.1) and not by("mean_entropy", 2.0).retrieves(2.0)
 
 
 def test_a_policy_says_why():
@@ -67,9 +61,8 @@ def test_a_policy_says_why():
 # On disk ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("signal", SIGNALS)
-def test_a_policy_comes_back_from_its_file(tmp_path, signal):
-    policy = replace(POLICY, signal=signal, fitted={"questions": 5})
+def test_a_policy_comes_back_from_its_file(tmp_path):
+    policy = replace(POLICY, fitted={"questions": 5})
     policy.save(tmp_path / "policy.json")
     assert load_policy(tmp_path / "policy.json") == policy
 
@@ -78,10 +71,9 @@ def test_a_policy_comes_back_from_its_file(tmp_path, signal):
     ("change", "message"),
     [
         ({"signal": "page_rank"}, "signal 'page_rank' is unknown; expected one of popularity, frequency"),
-        ({"format": 2}, "no policy of format 1"),
+        ({"format": 2}, "not a policy of format 1"),
         ({"retrieves_when": "above"}, "retrieves_when is 'above'; expected 'below' of popularity"),
         ({"pooled": "sometimes"}, "threshold 'sometimes' of pooled: expected a finite number, 'never' or 'always'"),
-        ({"thresholds": {"capital": None}}, "threshold None of capital"),
         ({"thresholds": {"capital": True}}, "threshold True of capital"),
         ({"thresholds": [1.0]}, "policy.json: "),
         ({"threshold": 3}, "threshold is unknown"),
@@ -211,23 +203,12 @@ def test_popularity_must_be_given(subjects):
         ({"retriever": "other"}, 1, "another retriever or to other documents .other then, shelf now"),
         ({}, 3, "k is 3, but the policy was fitted to replug@1"),
         ({"augmented": "genread"}, 1, "chooses between none and genread"),
-        ({"augmented": "bm25@3"}, 3, "chooses between none and bm25@3"),
         ({"augmented": "replug@3/concat"}, 3, "chooses between none and replug@3/concat"),
-        ({"closed": "bm25@1"}, 1, "chooses between bm25@1 and replug@1"),
     ],
 )
 def test_a_policy_for_another_lm_retriever_or_way_is_refused_by_name(change, k, message):
     with pytest.raises(UserError, match=message):
         ReplugLM(Counted(), Shelf(), k, policy=replace(POLICY, **change))
-
-
-def test_a_retriever_that_does_not_say_which_it_is_is_refused():
-    class Nameless:
-        def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
-            return []
-
-    with pytest.raises(UserError, match="does not say which it is; expected a retriever with an attribute `identity`"):
-        ReplugLM(Counted(), Nameless(), 1, policy=POLICY)
 
 
 def test_documents_that_are_handed_in_are_used_whatever_the_policy_and_scores_need_them():

@@ -356,29 +356,6 @@ def test_a_replica_with_other_weights_is_not_let_in():
     pool.close()
 
 
-@pytest.mark.parametrize("continuation", [" end", " and the end"], ids=["choices", "texts"])
-def test_units_hold_pairs_of_similar_length_and_stay_the_same_when_whole_units_are_gone(continuation):
-    pool = ScorerPool(StandInSource(tokens_per_batch=20), num_replicas=1, threads=1)
-    prefixes = ["word " * (1 + 7 * i % 40) for i in range(100)]
-    continuations = [continuation] * 100
-    units = pool.units(prefixes, continuations)
-    assert sorted(row for unit in units for row in unit) == list(range(100))
-    assert len(units) > 5
-    for gone in (units[0:1], units[3:5], units[-1:], units[::2]):
-        left = [row for row in range(100) if all(row not in unit for unit in gone)]
-        again = pool.units([prefixes[row] for row in left], [continuations[row] for row in left])
-        assert [[left[row] for row in unit] for unit in again] == [unit for unit in units if unit not in gone]
-    pool.close()
-
-
-def test_choices_after_one_prefix_are_one_units_and_cost_its_bytes_once():
-    pool = ScorerPool(StandInSource(tokens_per_batch=20), num_replicas=1, threads=1)  # 640 bytes in a unit
-    prefixes = [f"{number} " + "x" * 300 for number in range(4) for _ in "ABCD"]
-    assert pool.units(prefixes, [" A", " B", " C", " D"] * 4) == [list(range(8)), list(range(8, 16))]
-    assert len(pool.units(prefixes, [" a longer text"] * 16)) == 8
-    pool.close()
-
-
 def test_the_pool_reports_rates_shares_and_padding():
     pool = ScorerPool(StandInSource(0.3), num_replicas=2, threads=1)
     wait_until(lambda: pool.pool.num_up == 2)  # else the first does it all while the other starts

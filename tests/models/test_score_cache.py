@@ -99,13 +99,6 @@ def test_a_score_without_tokens_or_not_finite_is_not_stored(cache: ScoreCache, l
     assert cache.num_rows() == 0
 
 
-def test_another_part_of_a_pair_is_another_key() -> None:
-    parts = [("lm", "ab", "c"), ("lm", "a", "bc"), ("lma", "b", "c"), ("lm", "", "abc"), ("", "lmab", "c")]
-    keys = {pair_key(*part) for part in parts}
-    assert len(keys) == len(parts)
-    assert {len(key) for key in keys} == {16}
-
-
 OPTIONS = GenerationOptions(8, stop="\n", temperature=0.7, top_p=0.9, seed=3)
 LOGPROBS, ENTROPIES = np.array([-0.1, -2.5], np.float32), np.array([0.3, 1e-8], np.float32)
 ANSWER = Generated("two words", LOGPROBS, ENTROPIES, 2, 17)
@@ -205,12 +198,6 @@ def test_a_folder_and_a_path_below_a_file_are_refused(path: Path) -> None:
     refused(path.parent, "cannot be opened")
     path.write_text("")
     refused(path / "scores.sqlite", "cannot be opened")
-
-
-def test_an_empty_file_becomes_a_cache(path: Path) -> None:
-    path.touch()
-    ScoreCache(path).close()
-    assert path.stat().st_size > 0
 
 
 # Network file systems -----------------------------------------------------------------------------------
@@ -374,13 +361,6 @@ def test_another_model_under_the_same_name_is_another_identity_and_both_are_foun
     assert first != second
     assert cache.identity_like("llama", FINGERPRINT - 1.001) == second
     assert cache.identity_like("llama", FINGERPRINT + 0.001) == first
-
-
-def test_the_nearer_of_two_models_within_tolerance_is_taken(cache: ScoreCache) -> None:
-    first, second = cache.identity_like("llama", FINGERPRINT), cache.identity_like("llama", FINGERPRINT - 0.04)
-    assert first != second
-    assert cache.identity_like("llama", FINGERPRINT - 0.015) == first
-    assert cache.identity_like("llama", FINGERPRINT - 0.025) == second
 
 
 def test_the_same_log_probs_under_another_name_are_another_identity(cache: ScoreCache) -> None:

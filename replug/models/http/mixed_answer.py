@@ -46,6 +46,10 @@ class TopTokens:
     most_of_others: float
     own: int
 
+    def with_scores(self, logprobs: Mapping[int, float]) -> "TopTokens":
+        """Add the log-probs of tokens that were asked for."""
+        return replace(self, logprobs={**logprobs, **self.logprobs})
+
 
 def contenders(parts: Sequence[TopTokens], weights: Sequence[float]) -> list[int]:
     """Return the shown tokens that may be the mixture's likeliest, the likeliest so far first, then by lower id."""
@@ -199,7 +203,7 @@ class ServerMixture:
         found: list[dict[int, float]] = [{} for _ in parts]
         for (place, token), score in zip(wanted, await self._lm.score_pairs(pairs), strict=True):
             found[place][token] = score.sum_logprob
-        return [replace(part, logprobs={**scores, **part.logprobs}) for part, scores in zip(parts, found, strict=True)]
+        return [part.with_scores(scores) for part, scores in zip(parts, found, strict=True)]
 
     def _longer(self, row: int, place: int, chosen: list[int], after: list[int]) -> Pair:
         """Return a prompt with the tokens chosen so far behind it, and those to score after these."""

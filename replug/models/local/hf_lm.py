@@ -113,20 +113,20 @@ class HuggingFaceLM:
     def score(
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
     ) -> list[ContinuationScore]:
-        """Log-probs in nats. Raises UnscorableText for empty continuations and inputs beyond `max_tokens`."""
+        """Return log-probs in nats. Raises UnscorableText for empty continuations and inputs beyond `max_tokens`."""
         return self.launch(self.tokenize(prefixes, continuations, opening=opening)).result()
 
     def tokenize(
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
     ) -> TokenizedCall:
-        """The part of `score` that needs no device. Raises what it raises."""
+        """Do the part of `score` that needs no device. Raises what it raises."""
         check_pairs(prefixes, continuations)
         pairs = pairs_token_ids(self.tokenizer, prefixes, continuations)
         check_lengths(pairs, self.max_tokens)
         return TokenizedCall(pairs, self._opening_ids(opening))
 
     def launch(self, call: TokenizedCall) -> PendingScores:
-        """The rest of `score`. A GPU is not waited for, so that the passes of the next call stand behind these."""
+        """Do the rest of `score` without waiting for a GPU: the passes of the next call stand behind these."""
         shared = self._share([before for before, _ in call.pairs], call.opening) if self._shares else None
         num_shared = shared.num_tokens if shared else 0
         inputs = inputs_of([(before[num_shared:], after) for before, after in call.pairs])
@@ -335,7 +335,7 @@ class HuggingFaceLM:
         return scores
 
     def _last_logits(self, rows: list[list[int]]) -> Tensor:
-        """Logits [K, V] of the token after each row, as many rows in a pass as `tokens_per_batch` allows."""
+        """Return logits [K, V] of the token after each row, as many rows in a pass as `tokens_per_batch` allows."""
         longest = max(len(row) for row in rows)
         size = max(1, self.tokens_per_batch // longest)
         self.counts.add(sum(len(row) for row in rows), len(rows) * longest)
@@ -347,7 +347,7 @@ class HuggingFaceLM:
         return torch.cat(parts)
 
     def _predicting_rows(self, ids: Rows, row: Tensor, position: Tensor, shared: SharedPrefix | None) -> Tensor:
-        """Hidden states [N, D] at the positions that predict, or logits [N, V] where the head is not separable."""
+        """Return hidden states [N, D] at the predicting positions, or logits [N, V] where the head is not separable."""
         if self._is_unpadded and shared is None:
             return unpadded_states(self._body, ids, row, position, self.model.device)
         padded = nn.utils.rnn.pad_sequence([torch.tensor(one) for one in ids], batch_first=True)
@@ -362,7 +362,7 @@ class HuggingFaceLM:
         return hidden[to_device(row, hidden.device), to_device(position, hidden.device)]
 
     def _logits(self, inputs: Tensor, row: Tensor, position: Tensor) -> Tensor:
-        """Logits [N, V] from the whole forward pass, computed only where some row predicts."""
+        """Return logits [N, V] from the whole forward pass, computed only where some row predicts."""
         keep = position.unique()
         # A list, since a tensor would be on the first device, and the hidden states are on the last.
         logits = self.model(input_ids=inputs, use_cache=False, logits_to_keep=keep.tolist()).logits
@@ -411,6 +411,6 @@ def report_out_of_memory(num_groups: int, size: int) -> None:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """A CPU's allocator and CUDA's libraries have no error class of their own."""
+    """Return whether memory is spent: a CPU's allocator and CUDA's libraries have no error class of their own."""
     signs = ("DefaultCPUAllocator", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
     return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)

@@ -40,11 +40,11 @@ class LocalSource(ABC):
 
     @abstractmethod
     def tokenizer(self) -> "PreTrainedTokenizerBase | None":
-        """The LM's own."""
+        """Return the LM's own tokenizer."""
 
     @abstractmethod
     def load(self, spread: bool = False) -> LocalLM:
-        """The LM in this process; `spread` lays its layers over all visible GPUs."""
+        """Load the LM in this process; `spread` lays its layers over all visible GPUs."""
 
     def connect(self) -> None:  # noqa: B027 - weights are read when they are loaded
         """Nothing is elsewhere."""
