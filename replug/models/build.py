@@ -14,7 +14,7 @@ from replug.config.schema import LMConfig, RetrieverConfig
 from replug.models.caching_lm import CachingLM
 from replug.models.encoder import Encoder
 from replug.models.http import server_source
-from replug.models.lm_source import Backend, LMFiles, LMSource
+from replug.models.lm_source import Backend, LMSource
 from replug.models.local import local_source, stand_in_lm
 from replug.models.packaged import resolve_encoder_path
 from replug.models.prompt import PromptTemplate
@@ -29,8 +29,8 @@ def lm_source(lm: LMConfig, budget_file: Path, cache: Path) -> LMSource:
 
     What a server is sent is counted in `budget_file`; `cache` is the default place of its scores.
     """
-    source = _named_source(lm, LMFiles(budget_file, cache_path(lm, cache)))
-    source.connect()
+    source = _named_source(lm)
+    source.connect(budget_file, cache_path(lm, cache))
     return source
 
 
@@ -71,7 +71,7 @@ def lm_tokenizer_json(lm: LMConfig) -> str:
             "lm.path is missing: data.tokenizer is lm, so texts are cut by the LM's tokens; expected lm.path=DIR, or "
             "data.tokenizer=retriever and retriever.path=DIR"
         )
-    tokenizer = _named_source(lm, LMFiles()).tokenizer()
+    tokenizer = _named_source(lm).tokenizer()
     if tokenizer is None:
         raise UserError("lm.tokenizer is missing; expected the server's tokenizer, whose tokens are to be counted")
     return str(tokenizer.backend_tokenizer.to_str())
@@ -79,15 +79,15 @@ def lm_tokenizer_json(lm: LMConfig) -> str:
 
 def lm_max_tokens(lm: LMConfig) -> int | None:
     """Return the longest input by the LM's files, without reaching for it; None where it is not known."""
-    source = _named_source(lm, LMFiles())
+    source = _named_source(lm)
     if lm.path is not None:
         return source.max_tokens
     tokenizer = source.tokenizer()
     return tokenizer.model_max_length if tokenizer and tokenizer.model_max_length < NO_LIMIT else None
 
 
-def _named_source(lm: LMConfig, files: LMFiles) -> LMSource:
-    return next(source for backend in BACKENDS if (source := backend(lm, files)) is not None)
+def _named_source(lm: LMConfig) -> LMSource:
+    return next(source for backend in BACKENDS if (source := backend(lm)) is not None)
 
 
 def load_encoder(retriever: RetrieverConfig, path: str | Path | None = None, dims: int | None = None) -> Encoder:

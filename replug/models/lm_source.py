@@ -6,7 +6,6 @@ them is in `models/build.py`. Nothing else asks which backend it is.
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,16 +16,6 @@ from replug.models.black_box_lm import AsyncLM, Call, LocalLM
 
 if TYPE_CHECKING:  # seconds to import, which the stand-in's actors can do without
     from transformers import PreTrainedTokenizerBase
-
-
-@dataclass(frozen=True, slots=True)
-class LMFiles:
-    """Files that an LM may use. Without a budget file, requests are counted in memory only; without a cache, an LM
-    that was met before is not known again.
-    """
-
-    budget: Path | None = None
-    cache: Path | None = None
 
 
 class LMSource(Protocol):
@@ -51,9 +40,10 @@ class LMSource(Protocol):
         """Return the LM's own; None where it is not known. Does not reach for the LM."""
         ...
 
-    def connect(self) -> None:
+    def connect(self, budget_file: Path | None = None, cache: Path | None = None) -> None:
         """Reach a server, so that its faults are told before anything heavy starts.
 
+        `budget_file` counts its requests, in memory by default. `cache` knows a model again that was met before.
         Raises UserError, and BudgetSpent.
         """
         ...
@@ -70,7 +60,7 @@ class LMSource(Protocol):
 class Backend(Protocol):
     """A way of having an LM."""
 
-    def __call__(self, lm: LMConfig, files: LMFiles) -> LMSource | None:
+    def __call__(self, lm: LMConfig) -> LMSource | None:
         """Return the source that the section names; None where another backend is meant."""
         ...
 

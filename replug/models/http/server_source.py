@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +24,6 @@ from replug.models.http.completions_api import NoPromptLogprobs
 from replug.models.http.connection import ServerError, ServerSpec
 from replug.models.http.http_lm import HttpLM
 from replug.models.http.request_budget import RequestBudget
-from replug.models.lm_source import LMFiles
 from replug.models.packaged import resolve_lm_path
 from replug.models.score_cache import ScoreCache
 
@@ -170,23 +170,19 @@ def _alone(lm: HttpLM, prefixes: Sequence[str], continuations: Sequence[str]) ->
     return [lm.score([p], [c])[0].token_logprobs for p, c in zip(prefixes, continuations, strict=True)]
 
 
-def source(lm: LMConfig, files: LMFiles) -> "ServerSource | None":
+def source(lm: LMConfig) -> "ServerSource | None":
     """Return a server for a section without a path. Its tokenizer alone is enough to prepare texts by."""
-    return ServerSource(lm, files) if lm.path is None else None
+    return ServerSource(lm) if lm.path is None else None
 
 
 class ServerSource:
-    """An `LMSource`. The server is asked and probed once, when its identity or its limit is first wanted.
-
-    The budget file counts what is sent; the cache knows a model again by its probe.
-    """
+    """An `LMSource`. The server is asked and probed once, by `connect` or when its identity is first wanted."""
 
     roles = ()
 
-    def __init__(self, lm: LMConfig, files: LMFiles) -> None:
+    def __init__(self, lm: LMConfig) -> None:
         self._spec = server_spec(lm)
         self._limits = lm.max_requests, lm.max_tokens_sent
-        self._files = files
         self._server: HttpLM | None = None
 
     @property
@@ -202,8 +198,14 @@ class ServerSource:
 
         return load_tokenizer(self._spec.tokenizer, "lm.tokenizer") if self._spec.tokenizer else None
 
-    def connect(self) -> None:
-        self._connected()
+    def connect(self, budget_file: Path | None = None, cache: Path | None = None) -> None:
+        if self._server is not None:
+            return
+        server = connect(self._spec, RequestBudget(budget_file, *self._limits))
+        if cache is not None:
+            with closing(ScoreCache(cache)) as scores:
+                server.identity = scores.identity_like(self._spec.model, server.fingerprint)
+        self._server = server
 
     def open(self, lm: LMConfig) -> HttpLM:
         """Return the one connection: a budget file belongs to one process and one LM."""
@@ -213,12 +215,8 @@ class ServerSource:
         return self._connected()
 
     def _connected(self) -> HttpLM:
-        if self._server is None:
-            server = connect(self._spec, RequestBudget(self._files.budget, *self._limits))
-            if self._files.cache is not None:
-                with closing(ScoreCache(self._files.cache)) as scores:
-                    server.identity = scores.identity_like(self._spec.model, server.fingerprint)
-            self._server = server
+        self.connect()
+        assert self._server is not None
         return self._server
 
 

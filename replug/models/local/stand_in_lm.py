@@ -30,7 +30,6 @@ from replug.models.black_box_lm import (
 )
 from replug.models.ensemble import mix_token_logprobs
 from replug.models.generation import Generated, GenerationOptions, before_stop
-from replug.models.lm_source import LMFiles
 from replug.models.local.local_source import LocalSource
 from replug.models.local.mixtures import TokenChooser, entropy
 
@@ -41,7 +40,7 @@ WORD = re.compile(r"\s*\S+|\s+")
 CACHE_SHARE = 0.5
 
 
-def source(lm: LMConfig, files: LMFiles) -> "StandInSource | None":
+def source(lm: LMConfig) -> "StandInSource | None":
     name, _, seconds = (lm.path or "").partition(":")
     return StandInSource(float(seconds or 0), lm.tokens_per_batch) if name == "stand_in" else None
 
