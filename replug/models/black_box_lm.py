@@ -74,7 +74,12 @@ class PassCounts:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Prompts that differ by their document, and their weights. Raises ValueError unless these are a distribution."""
+    """Prompts that differ by their document, and their weights. Raises ValueError unless these are a distribution.
+
+    >>> mixture = Mixture(["in Basel", "in Nantes"], [0.7, 0.3])
+    >>> StandInLM().generate([mixture], GenerationOptions(2))[0].num_prompts
+    2
+    """
 
     prompts: Sequence[str]
     weights: Sequence[float]

@@ -1,6 +1,5 @@
 """Answers behind the cache: the LM is asked once for each, whoever comes, and whatever is killed."""
 
-import threading
 import time
 from concurrent.futures import Future, wait
 from dataclasses import replace
@@ -20,7 +19,7 @@ from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.score_cache import ScoreCache
 from tests.support.fault_server import FaultServer, server_spec
-from tests.support.lm_answers import mixed, texts_of
+from tests.support.lm_answers import mixed
 from tests.support.processes import PROCESSES
 from tests.support.tiny_lms import load, write_llama
 
@@ -29,27 +28,18 @@ SAMPLED = replace(OPTIONS, temperature=1.0, seed=5)
 
 
 class AskedLM(InProcessLM):
-    """Records what it is asked. While `held`, an answer waits for `finish`. No two answers are the same."""
+    """Records what it is asked. No two answers are the same."""
 
-    def __init__(self, held: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__(StandInLM())
-        self.held = held
         self.calls: list[tuple] = []
-        self.futures: list[Future[list[Generated]]] = []
-        self._lock = threading.Lock()
 
     def submit_call(self, call: Call) -> "Future[list[Generated]]":
-        with self._lock:
-            assert isinstance(call, GenerateCall)
-            self.calls.append((*call.prompts[0].prompts, call.options))
-            self.futures.append(Future())
-            number = len(self.calls)
-        if not self.held:
-            self.finish(number - 1)
-        return self.futures[number - 1]
-
-    def finish(self, call: int) -> None:
-        self.futures[call].set_result([answer_of(call)])
+        assert isinstance(call, GenerateCall)
+        self.calls.append((*call.prompts[0].prompts, call.options))
+        answer: Future[list[Generated]] = Future()
+        answer.set_result([answer_of(len(self.calls) - 1)])
+        return answer
 
 
 def answer_of(number: int) -> Generated:
@@ -84,14 +74,6 @@ def test_an_equal_call_is_not_asked_twice_nor_after_the_file_was_opened_again(pa
     scores = ScoreCache(path)
     assert [(use.rows, use.generations) for use in scores.models()] == [(0, 1)]
     scores.close()
-
-
-def test_plain_generation_is_cached_with_the_ensembles_of_one_prompt(path: Path) -> None:
-    lm = AskedLM()
-    cached = CachingLM(lm, path)
-    assert texts_of(cached, ["a", "b", "a"], 4) == ["answer 0", "answer 1", "answer 0"]
-    assert mixed(cached, ["b"], [1.0], GenerationOptions(4)).text == "answer 1"
-    assert len(lm.calls) == 2
 
 
 # Killed -------------------------------------------------------------------------------------------------
