@@ -18,23 +18,23 @@ from replug.models.packaged import resolve_lm_path
 
 configure_ray_environment(Config())  # before Ray is imported, which reads it once
 
+import numpy as np  # noqa: E402
 import ray  # noqa: E402
 
 from benchmarks.workloads import Pairs, mixed_pairs  # noqa: E402
-from replug.models.black_box_lm import ScoreSum  # noqa: E402
 from replug.models.caching_lm import CachingLM  # noqa: E402
 from replug.models.local.local_source import HuggingFaceSource  # noqa: E402
 from replug.models.scorer_pool import ScorerPool  # noqa: E402
 
 
-def epoch(lm: CachingLM, texts: Pairs, queries_per_step: int = 4) -> tuple[float, list[ScoreSum]]:
+def epoch(lm: CachingLM, texts: Pairs, queries_per_step: int = 4) -> tuple[float, np.ndarray]:
     size = queries_per_step * texts.k
     start = time.perf_counter()
     scores = []
     for first in range(0, len(texts), size):
         rows = slice(first, first + size)
-        scores += lm.submit_sums(texts.prefixes[rows], texts.continuations[rows]).result(600)
-    return time.perf_counter() - start, scores
+        scores.append(lm.submit_sums(texts.prefixes[rows], texts.continuations[rows]).result(600))
+    return time.perf_counter() - start, np.concatenate(scores)
 
 
 def main() -> None:
@@ -51,7 +51,7 @@ def main() -> None:
         lm = CachingLM(pool, Path(folder) / "scores.sqlite")
         scored, scores = epoch(lm, texts)
         cached, again = epoch(lm, texts)
-        assert scores == again
+        assert (scores == again).all()
         print(f"{len(texts)} pairs: scored {scored:.1f} s, cached {1000 * cached:.1f} ms, {cached / scored:.4%} of it")
         lm.close()
     pool.close()

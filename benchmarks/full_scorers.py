@@ -41,7 +41,7 @@ from replug.models.caching_lm import CachingLM  # noqa: E402
 from replug.models.local.stand_in_lm import StandInLM, StandInSource  # noqa: E402
 from replug.models.pair_tokens import TokenizedCall  # noqa: E402
 from replug.models.prompt import PromptTemplate  # noqa: E402
-from replug.models.scorer_pool import Answer, ScorerPool  # noqa: E402
+from replug.models.scorer_pool import ScorerPool, TimedScores  # noqa: E402
 from replug.train.pipeline import BatchPipeline, RetrievalStage  # noqa: E402
 from replug.train.step_metrics import StepClock  # noqa: E402
 
@@ -111,7 +111,7 @@ def encode(texts: Sequence[str]) -> np.ndarray:
     return np.array([[float(text.split()[0][1:])] for text in texts])
 
 
-def busy_share(answers: Sequence[Answer], start: float, end: float, replicas: int) -> float:
+def busy_share(answers: Sequence[TimedScores], start: float, end: float, replicas: int) -> float:
     within = (min(a.began + a.seconds, end) - max(a.began, start) for a in answers)
     return sum(seconds for seconds in within if seconds > 0) / ((end - start) * replicas)
 
@@ -133,7 +133,7 @@ class Case:
 def measure(pool: ScorerPool, case: Case, steps: int, file: Path) -> tuple[float, float]:
     """Busy share, and seconds a step. Leaves nothing under way."""
     pool._unit_tokens = UNIT_TOKENS
-    answers: list[Answer] = []
+    answers: list[TimedScores] = []
     pool._meter.add = answers.append  # type: ignore[method-assign]
     lm = CachingLM(pool, file)
     with ThreadPoolExecutor(1) as executor:

@@ -17,6 +17,7 @@ from benchmarks.machine import describe_machine
 from benchmarks.workloads import Cutter
 from replug.models.encoder import Encoder
 from replug.models.encoder_retriever import EncoderRetriever
+from replug.models.generation import GenerationOptions
 from replug.models.hardware import resolve_dtype
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.packaged import resolve_lm_path
@@ -45,11 +46,12 @@ def main() -> None:
     documents = [cut.text(20, 100) for _ in range(NUM_DOCUMENTS)]
     prompts = [cut.text(30, 60) for _ in range(arguments.prompts)]
     lm = ReplugLM(local, EncoderRetriever(Encoder("package:minilm"), documents), arguments.k)
-    lm.generate(prompts[0], 2)  # warm
+    options = GenerationOptions(arguments.tokens)
+    lm.generate(prompts[:1], GenerationOptions(2))  # warm
     ratios = []
     for _ in range(arguments.rounds):
-        apart, expected = seconds(lambda: [lm.generate(prompt, arguments.tokens) for prompt in prompts])
-        together, answers = seconds(lambda: lm.generate(prompts, arguments.tokens))
+        apart, expected = seconds(lambda: [lm.generate(prompt, options).text for prompt in prompts])
+        together, answers = seconds(lambda: [answer.text for answer in lm.generate(prompts, options)])
         ratios.append(apart / together)
         equal = sum(one == other for one, other in zip(answers, expected, strict=True))
         ways = f"{apart:.2f} s apart, {together:.2f} s together, {ratios[-1]:.2f}x"

@@ -19,7 +19,7 @@ configure_ray_environment(Config())  # before Ray is imported, which reads it on
 import ray  # noqa: E402
 
 from replug.models.local.stand_in_lm import StandInSource  # noqa: E402
-from replug.models.scorer_pool import Answer, ScorerPool  # noqa: E402
+from replug.models.scorer_pool import ScorerPool, TimedScores  # noqa: E402
 
 
 def calls_per_second_alone(latency: float, calls: int) -> float:
@@ -30,8 +30,8 @@ def calls_per_second_alone(latency: float, calls: int) -> float:
     return calls / (time.perf_counter() - start)
 
 
-def calls_per_second(pool: ScorerPool, calls: int) -> tuple[float, list[Answer]]:
-    answers: list[Answer] = []
+def calls_per_second(pool: ScorerPool, calls: int) -> tuple[float, list[TimedScores]]:
+    answers: list[TimedScores] = []
     pool._meter.add = answers.append  # type: ignore[method-assign]
     start = time.perf_counter()
     futures = [pool.submit([f"a {i} b"], [f" {i}"]) for i in range(calls)]
@@ -40,7 +40,7 @@ def calls_per_second(pool: ScorerPool, calls: int) -> tuple[float, list[Answer]]
     return calls / (time.perf_counter() - start), answers
 
 
-def gaps_ms(answers: list[Answer], replicas: int) -> list[float]:
+def gaps_ms(answers: list[TimedScores], replicas: int) -> list[float]:
     """Idle milliseconds between calls of a replica; its last calls, when nothing waits any more, are left out."""
     gaps = []
     for replica in range(replicas):

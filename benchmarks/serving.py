@@ -26,7 +26,8 @@ import torch
 
 from benchmarks.machine import describe_machine
 from benchmarks.workloads import Cutter
-from replug.models.generation import GenerationOptions, SamplingOptions
+from replug.models.black_box_lm import Mixture
+from replug.models.generation import GenerationOptions
 from replug.models.hardware import resolve_dtype
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.packaged import resolve_lm_path
@@ -112,7 +113,7 @@ def ask_served(client: Client, questions: Sequence[str], tokens: int, measured: 
 def ask_apart(lm: HuggingFaceLM, prompts: Sequence[list[str]], tokens: int, measured: Measured) -> None:
     """The prompts of all questions in one call, each with an answer of its own."""
     start = time.perf_counter()
-    drawn = lm.sample([prompt for own in prompts for prompt in own], SamplingOptions(1, tokens, temperature=0.0))
+    drawn = lm.sample([prompt for own in prompts for prompt in own], GenerationOptions(tokens))
     seconds = time.perf_counter() - start
     measured.seconds += seconds
     measured.latencies += [seconds] * len(prompts)
@@ -124,7 +125,7 @@ def check_equal(client: Client, lm: HuggingFaceLM, questions: Sequence[str], tok
         answer = client.post("/v1/completions", model="replug", prompt=question, max_tokens=tokens)
         documents = answer["replug"]["documents"]
         prompts = [join_document(one["text"], "\n", question) for one in documents]
-        here = lm.generate_ensemble(prompts, [one["weight"] for one in documents], GenerationOptions(tokens))
+        [here] = lm.generate([Mixture(prompts, [one["weight"] for one in documents])], GenerationOptions(tokens))
         served = answer["choices"][0]["text"]
         assert served == here.text, f"served {served!r}, here {here.text!r}"
 

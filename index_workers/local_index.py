@@ -1,13 +1,11 @@
 """The newest published version of an index, searched in this process: what `replug search` and `ask` do."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from replug.config.errors import UserError
-from replug.data.records import Document
 from replug.data.shards import shard_paths
 from replug.data.store import CorpusStore
 from replug.index_workers.answers import merge_top_k
@@ -71,14 +69,6 @@ def _open_corpus(path: Path, num_documents: int) -> CorpusStore:
     return corpus
 
 
-@dataclass(frozen=True, slots=True)
-class FoundDocument:
-    """A document of an index, and its similarity to the query."""
-
-    document: Document
-    similarity: float
-
-
 class IndexRetriever:
     """A `models.replug_lm.Retriever` over such an index. `encoder` is that of its queries."""
 
@@ -90,21 +80,14 @@ class IndexRetriever:
 
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
         """Return up to `k` documents for each query, the most similar first."""
-        return [
-            [Retrieved(one.document.text, one.similarity, one.document.id) for one in found]
-            for found in self.find(queries, k)
-        ]
-
-    def find(self, queries: Sequence[str], k: int) -> list[list[FoundDocument]]:
-        """Return the same, with all that is known of the documents."""
         require_texts(queries, "queries")
         vectors = self.encoder.encode_query(list(queries)).numpy()
         require_finite_vectors(vectors, [f"query {number}" for number in range(len(queries))])
         rows, similarities = self._index.search(vectors, min(k, self._index.plan.num_documents))
         return [
             [
-                FoundDocument(document, float(similarity))
-                for document, similarity in zip(self._index.corpus.documents(found), of, strict=True)
+                Retrieved(document.text, float(similarity), document.id, document.source)
+                for document, similarity in zip(self._index.corpus.documents(found), own, strict=True)
             ]
-            for found, of in zip(rows, similarities, strict=True)
+            for found, own in zip(rows, similarities, strict=True)
         ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from replug.config.errors import UserError
-    from replug.models.black_box_lm import BlackBoxLM, ContinuationScore
+    from replug.models.black_box_lm import BlackBoxLM, ContinuationScore, Mixture
     from replug.models.encoder import Encoder
     from replug.models.encoder_retriever import EncoderRetriever, TextEncoder
     from replug.models.ensemble import Retrieved, Retriever
@@ -28,6 +28,7 @@ __all__ = [
     "Generated",
     "GenerationOptions",
     "HuggingFaceLM",
+    "Mixture",
     "PromptTemplate",
     "ReplugLM",
     "Retrieved",
@@ -45,6 +46,7 @@ _MODULES = {
     "Generated": "replug.models.generation",
     "GenerationOptions": "replug.models.generation",
     "HuggingFaceLM": "replug.models.local.hf_lm",
+    "Mixture": "replug.models.black_box_lm",
     "PromptTemplate": "replug.models.prompt",
     "ReplugLM": "replug.models.replug_lm",
     "Retrieved": "replug.models.ensemble",

@@ -58,11 +58,11 @@ print(model.similarity(queries, documents))
 ```
 
 ```python
-from replug import Encoder, EncoderRetriever, HuggingFaceLM, ReplugLM
+from replug import Encoder, EncoderRetriever, GenerationOptions, HuggingFaceLM, ReplugLM
 
 retriever = EncoderRetriever(Encoder("{name}"), ["The Rhine flows through Basel."])
 lm = ReplugLM(HuggingFaceLM("AN_LM"), retriever, k=1)
-print(lm.generate("The river in Basel is the", max_new_tokens=8))
+print(lm.generate("The river in Basel is the", GenerationOptions(8)).text)
 ```"""
 
 

@@ -23,7 +23,6 @@ from replug.data.sampling import QuerySampler
 from replug.data.store import PreparedSet
 from replug.index_workers.build import Search
 from replug.index_workers.build_plan import IndexState
-from replug.models.black_box_lm import ScoreSum
 from replug.models.encoder import require_finite_vectors
 from replug.models.prompt import PromptTemplate
 from replug.train.step_metrics import StepClock
@@ -36,7 +35,7 @@ SEARCH_SECONDS_AT_THE_END = 8.0
 
 EXAMPLES_PER_CALL = 16
 
-Scores = Future[list[ScoreSum]]  # [B * K], the documents of one query in a row
+Scores = Future[np.ndarray]  # sums of log-probs and numbers of tokens [B * K, 2], a query's documents in a row
 
 
 class ScoreError(RunError):
@@ -104,8 +103,8 @@ class BatchPipeline:
             retrieved = wait_for(batch.retrieved, self._check_run)
             scores = wait_for(wait_for(batch.scores, self._check_run), self._check_run)
         shape = retrieved.doc_rows.shape
-        sums = np.array([score.sum_logprob for score in scores]).reshape(shape)
-        counts = np.array([score.num_tokens for score in scores]).reshape(shape)[:, 0]
+        sums = scores[:, 0].reshape(shape)
+        counts = scores[:, 1].astype(np.int64).reshape(shape)[:, 0]
         bad = np.argwhere(~np.isfinite(sums))
         if len(bad):
             query, doc = bad[0]

@@ -17,7 +17,7 @@ from replug.answering.prompts import STOP, AnswerPrompts
 from replug.answering.rerankers import RERANKERS, Weights, best_answer
 from replug.models.black_box_lm import AsyncLM
 from replug.models.ensemble import log_softmax
-from replug.models.generation import SamplingOptions
+from replug.models.generation import GenerationOptions
 from replug.web.records import Passage
 
 
@@ -46,9 +46,9 @@ class AnsweringOptions:
         for number in (self.num_samples, self.num_samples_alone):
             self.sampling(number, "")  # which checks them all
 
-    def sampling(self, num_samples: int, opening: str) -> SamplingOptions:
-        return SamplingOptions(
-            num_samples, self.max_new_tokens, STOP, self.temperature, self.top_p, self.seed, opening=opening
+    def sampling(self, num_samples: int, opening: str) -> GenerationOptions:
+        return GenerationOptions(
+            self.max_new_tokens, STOP, self.temperature, self.top_p, self.seed, opening, num_samples
         )
 
 

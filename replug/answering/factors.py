@@ -19,7 +19,7 @@ import numpy as np
 from replug.answering.prompts import AnswerPrompts, ScoredPart, one_line
 from replug.models.black_box_lm import AsyncLM, ContinuationScore
 from replug.models.ensemble import log_softmax
-from replug.models.generation import Sampled
+from replug.models.generation import Generated
 from replug.web.records import Passage
 
 # In one call: a few passes of a CPU, and work for several replicas. What is in a call is scored together.
@@ -39,7 +39,7 @@ class Candidate:
     passage: int | None = None
 
 
-def sampled_candidates(samples: Sequence[Sequence[Sampled]]) -> list[Candidate]:
+def sampled_candidates(samples: Sequence[Sequence[Generated]]) -> list[Candidate]:
     """Of every passage [P] its distinct answers, in the order they were drawn. Empty answers are none."""
     return [
         Candidate(text, passage)
@@ -54,7 +54,7 @@ def label_candidates(labels: Sequence[str], num_passages: int) -> list[Candidate
     return [Candidate(label, passage) for passage in range(num_passages) for label in labels]
 
 
-def logprobs_of_samples(samples: Sequence[Sampled]) -> dict[str, float]:
+def logprobs_of_samples(samples: Sequence[Generated]) -> dict[str, float]:
     """Each distinct answer with its largest log-probability (nats), in the order they were drawn. Empty ones are none.
 
     One text may have been drawn by several sequences of tokens.
@@ -66,7 +66,7 @@ def logprobs_of_samples(samples: Sequence[Sampled]) -> dict[str, float]:
     return logprobs
 
 
-def num_tokens(samples: Sequence[Sampled]) -> int:
+def num_tokens(samples: Sequence[Generated]) -> int:
     """Count the tokens of all samples, with the tokens that ended them."""
     return sum(len(sample.token_logprobs) for sample in samples)
 

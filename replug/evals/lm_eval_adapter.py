@@ -131,11 +131,10 @@ class HarnessModel(LM):
         return [("", text)] if limit is None or len(ends) < limit else _cut(text, ends, limit - 1, 1)
 
     def _answer(self, context: str, length: int, stop: Stop, documents: Sequence[Retrieved]) -> str:
+        options = GenerationOptions(length, stop)
         if isinstance(self._lm, ReplugLM):
-            [answer] = self._lm.answer([context], GenerationOptions(length, stop), [documents])
-            return answer.text
-        [text] = self._lm.generate([context], length, stop)
-        return text
+            return self._lm.generate(context, options, documents=documents).text
+        return self._lm.generate([context], options)[0].text
 
 
 def _cut(text: str, ends: Sequence[int], num_scored: int, num_before: int) -> list[TextPair]:

@@ -1,4 +1,4 @@
-"""Which texts are computed together, and how many tokens in one pass of an LM. Imports no torch.
+"""Decide which texts are computed together, and how many tokens in one pass of an LM. Imports no torch.
 
 Batches follow from the lengths alone. A unit is what a replica scores in one call: pairs of similar length, so many
 tokens by their bytes, the longest first, and every unit full but the last. Units do not follow from the size of the
@@ -17,13 +17,13 @@ from itertools import pairwise
 
 
 def token_budget_batches(lengths: Sequence[int], tokens_per_batch: int) -> Iterator[list[int]]:
-    """Rows grouped by length, longest first, each group's padded size within the budget (one row at least)."""
+    """Yield rows grouped by length, longest first, each group's padded size within the budget (one row at least)."""
     order, descending = _longest_first(lengths)
     yield from _cut(order, _starts(descending, tokens_per_batch))
 
 
 def even_batches(lengths: Sequence[int], tokens_per_batch: int, padded: bool = True) -> list[list[int]]:
-    """As few as the budget makes, by the smallest budget that makes no more: the last is no remnant.
+    """Return as few batches as the budget allows, by the smallest budget that needs no more of them.
 
     Longest first. A batch's size is its padded one, or the sum of its lengths.
     """
@@ -41,7 +41,7 @@ def even_batches(lengths: Sequence[int], tokens_per_batch: int, padded: bool = T
 
 
 def _longest_first(lengths: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Rows, and their lengths."""
+    """Return rows and their lengths, the longest first."""
     order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
     return order, [lengths[row] for row in order]
 
@@ -73,7 +73,7 @@ def _unpadded_starts(lengths: Sequence[int], budget: int) -> list[int]:
 
 
 def padded_groups(lengths: Sequence[Sequence[int]], budget: int) -> Iterator[list[int]]:
-    """Items of one or several rows each, those with the longest first, each group's padded size within the budget.
+    """Yield groups of items of one or several rows each, each group's padded size within the budget.
 
     One item at least; `lengths` are those of each item's rows.
     """
@@ -94,7 +94,7 @@ CHOICE_CHARACTERS = 8  # a continuation so short is most likely one token, as th
 
 
 def units_of_similar_length(prefixes: Sequence[str], continuations: Sequence[str], num_tokens: int) -> list[list[int]]:
-    """Every row once. Lengths are bytes: no tokenizer is needed here, and an LM sorts its unit by tokens.
+    """Return units, every row once. Lengths are bytes: an LM sorts its unit by tokens.
 
     Choices after one prefix stay together: the LM reads their prefix once.
     """
@@ -137,19 +137,19 @@ class LMShape:
 def tokens_per_pass(
     shape: LMShape, on_gpu: bool, tokens_per_batch: int | None = None, is_unpadded: bool = False
 ) -> int:
-    """At most; `tokens_per_batch` is the user's."""
+    """Return the most tokens of a pass; `tokens_per_batch` is the user's choice."""
     of_gpu = (UNITS_PER_PASS_GPU if is_unpadded else 1) * _tokens_per_unit_gpu(shape)
     return tokens_per_batch or (of_gpu if on_gpu else TOKENS_PER_PASS)
 
 
 def tokens_per_unit(shape: LMShape, on_gpu: bool, tokens_per_batch: int | None = None) -> int:
-    """Tokens of one call to a replica: a pass on a GPU, several on a CPU."""
+    """Return the tokens of one call to a replica: a pass on a GPU, several on a CPU."""
     if on_gpu:
         return tokens_per_batch or _tokens_per_unit_gpu(shape)
     return PASSES_PER_UNIT * (tokens_per_batch or TOKENS_PER_PASS)
 
 
 def _tokens_per_unit_gpu(shape: LMShape) -> int:
-    """A power of two."""
+    """Return a power of two."""
     wanted = 2 ** round(math.log2(FLOP_PER_UNIT_GPU / shape.flop_per_token))
     return min(MOST_TOKENS_GPU, max(FEWEST_TOKENS_GPU, wanted))

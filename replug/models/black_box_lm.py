@@ -1,38 +1,36 @@
-"""What a language model is to this project: a black box that scores and continues text.
+"""The interface of a language model: a black box that scores and continues text.
 
-Only text crosses the border, never another tokenizer's ids. Local weights, servers and stand-ins
-implement `BlackBoxLM`; the Ray pool, the cache and the REPLUG ensemble wrap one and are one.
+Only text crosses the border, never another tokenizer's ids. Local weights, servers and stand-ins implement
+`BlackBoxLM`; the REPLUG ensemble wraps one and is one. `AsyncLM` is one that takes work without waiting: the Ray pool,
+the cache and a server implement its one `submit_call`.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
+from replug.cluster.background import outcome
 from replug.config.errors import RunError, UserError
-from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop, stop_texts
+from replug.models.generation import Generated, GenerationOptions, Stop, stop_texts
 
 if TYPE_CHECKING:  # seconds to import
     from replug.models.pair_tokens import TokenizedCall
 
 
-# Is told the number of an answer and its text after each of its tokens, and ends it by False.
+# Is told the number of an answer and its text after each of its tokens; returns False to end it.
 Watch = Callable[[int, str], bool]
 WEIGHTS_TOLERANCE = 1e-5  # by which float32 weights of a few dozen prompts may miss 1
+
+Part = TypeVar("Part")
+Whole = TypeVar("Whole")
 
 
 class UnscorableText(ValueError, RunError):
     """A text that this LM cannot score. It would be refused again, so nobody retries."""
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreSum:
-    """What training needs of a score: the continuation's log-probability (nats) and its length in tokens."""
-
-    sum_logprob: float
-    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +53,11 @@ class ContinuationScore:
     def num_tokens(self) -> int:
         return len(self.token_logprobs)
 
-    def summed(self) -> ScoreSum:
-        return ScoreSum(self.sum_logprob, self.num_tokens)
+
+def sums_of(scores: Sequence[ContinuationScore]) -> np.ndarray:
+    """Return sums of log-probs (nats) and numbers of tokens, float64 [N, 2]: what training needs of scores."""
+    sums = [(score.sum_logprob, score.num_tokens) for score in scores]
+    return np.array(sums, dtype=np.float64).reshape(len(sums), 2)
 
 
 @dataclass(slots=True)
@@ -71,6 +72,38 @@ class PassCounts:
         self.padded_tokens += padded_tokens
 
 
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Prompts that differ by their document, and their weights. Raises ValueError unless these are a distribution.
+
+    >>> mixture = Mixture(["in Basel", "in Nantes"], [0.7, 0.3])
+    >>> StandInLM().generate([mixture], GenerationOptions(2))[0].num_prompts
+    2
+    """
+
+    prompts: Sequence[str]
+    weights: Sequence[float]
+
+    def __post_init__(self) -> None:
+        require_texts(self.prompts, "prompts")
+        if len(self.prompts) != len(self.weights) or not self.prompts:
+            raise ValueError(
+                f"{len(self.prompts)} prompts but {len(self.weights)} weights; expected as many, and one at least"
+            )
+        total = sum(self.weights)
+        if not all(weight >= 0 for weight in self.weights) or abs(total - 1) > WEIGHTS_TOLERANCE:
+            raise ValueError(f"the weights of {len(self.prompts)} prompts sum to {total:g}; expected 0 or more, sum 1")
+
+
+Prompt = str | Mixture
+
+
+def as_mixtures(prompts: Sequence[Prompt]) -> list[Mixture]:
+    """Return each prompt as a mixture, a text as that of itself alone."""
+    require_texts(prompts, "prompts", Mixture)
+    return [prompt if isinstance(prompt, Mixture) else Mixture([prompt], [1.0]) for prompt in prompts]
+
+
 @runtime_checkable
 class BlackBoxLM(Protocol):
     """A frozen language model. A call is whole and in order, or an error.
@@ -81,7 +114,7 @@ class BlackBoxLM(Protocol):
 
     @property
     def identity(self) -> str:
-        """Which model this is: equal identities give equal scores."""
+        """Name the model: equal identities give equal scores."""
         ...
 
     @property
@@ -94,23 +127,23 @@ class BlackBoxLM(Protocol):
     ) -> list[ContinuationScore]:
         """Score each continuation after its prefix. The border between the two falls on a token border.
 
-        `opening` changes no score: it is what all prefixes of many calls begin with, such as demonstrations, so that
-        local weights read it once for all of them, and what rows share behind it once for these.
+        `opening` does not change a score: it is the beginning that all prefixes of many calls share, such as
+        demonstrations, so that local weights read it once for all of them.
         """
         ...
 
-    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None) -> list[str]:
-        """Continue each prompt greedily; the answer ends before `stop`, a text or several, of which any ends it."""
+    def generate(
+        self, prompts: Sequence[Prompt], options: GenerationOptions, watch: Watch | None = None
+    ) -> list[Generated]:
+        """Answer each prompt, a text or a mixture; local weights decode them together.
+
+        LMs that show growing answers tell `watch` of them. Where memory does not hold all, some begin anew, and
+        `watch` is told their first texts again.
+        """
         ...
 
-    def generate_ensemble(
-        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
-    ) -> Generated:
-        """One answer from prompts that differ by their document, weighted by `weights`, which sum to 1."""
-        ...
-
-    def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
-        """Answers drawn after each prompt [P][num_samples]. A draw does not depend on what else is in the call."""
+    def sample(self, prompts: Sequence[str], options: GenerationOptions) -> list[list[Generated]]:
+        """Draw answers after each prompt [P][num_samples]. A draw does not depend on what else is in the call."""
         ...
 
 
@@ -121,15 +154,24 @@ class LocalLM(BlackBoxLM, Protocol):
     counts: PassCounts
 
 
+@runtime_checkable
+class StreamingLM(BlackBoxLM, Protocol):
+    """A language model that gives out an answer while it grows."""
+
+    def stream(self, prompt: Prompt, options: GenerationOptions) -> Iterator[str]:
+        """Yield the text of `generate` in pieces, as they come. Raises what it raises, before the first piece."""
+        ...
+
+
 class Pending(Protocol):
     """Scores that a device may still be computing. Any thread may wait for them."""
 
     def done(self) -> bool:
-        """Whether `result` would not wait."""
+        """Return whether `result` would not wait."""
         ...
 
     def result(self) -> list[ContinuationScore]:
-        """Raises what went wrong on the device."""
+        """Wait for the scores. Raises what went wrong on the device."""
         ...
 
 
@@ -137,13 +179,13 @@ class Pending(Protocol):
 class LaunchingLM(LocalLM, Protocol):
     """A local LM whose calls may be tokenized, and their scores fetched, while the device is at another call.
 
-    `score` is one after the other. Only one thread at a time may call each of the first two.
+    `score` is one after the other. Only one thread at a time may call each of the two.
     """
 
     def tokenize(
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
     ) -> "TokenizedCall":
-        """What `score` does before it needs the device."""
+        """Do the part of `score` that needs no device."""
         ...
 
     def launch(self, call: "TokenizedCall") -> Pending:
@@ -152,100 +194,141 @@ class LaunchingLM(LocalLM, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Mixture:
-    """Prompts that differ by their document, and their weights. Raises ValueError for weights that are none."""
+class ScoreCall:
+    """A call of `score`. `sums_only`: a cache needs not store the log-probs of the tokens."""
+
+    prefixes: Sequence[str]
+    continuations: Sequence[str]
+    opening: str | None = None
+    sums_only: bool = False
+
+    def __len__(self) -> int:
+        return len(self.prefixes)
+
+    def take(self, rows: Sequence[int]) -> "ScoreCall":
+        prefixes, continuations = [self.prefixes[row] for row in rows], [self.continuations[row] for row in rows]
+        return ScoreCall(prefixes, continuations, self.opening, self.sums_only)
+
+    def run(self, lm: BlackBoxLM) -> list[ContinuationScore]:
+        return lm.score(self.prefixes, self.continuations, opening=self.opening)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateCall:
+    """A call of `generate`."""
+
+    prompts: Sequence[Mixture]
+    options: GenerationOptions
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def take(self, rows: Sequence[int]) -> "GenerateCall":
+        return GenerateCall([self.prompts[row] for row in rows], self.options)
+
+    def run(self, lm: BlackBoxLM) -> list[Generated]:
+        return lm.generate(self.prompts, self.options)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleCall:
+    """A call of `sample`."""
 
     prompts: Sequence[str]
-    weights: Sequence[float]
+    options: GenerationOptions
 
-    def __post_init__(self) -> None:
-        check_ensemble(self.prompts, self.weights)
+    def __len__(self) -> int:
+        return len(self.prompts)
 
+    def take(self, rows: Sequence[int]) -> "SampleCall":
+        return SampleCall([self.prompts[row] for row in rows], self.options)
 
-@runtime_checkable
-class MixingLM(BlackBoxLM, Protocol):
-    """A language model that mixes the next token of prompts in this process, so that answers are seen as they grow."""
-
-    def generate_ensembles(
-        self, mixtures: Sequence[Mixture], options: GenerationOptions, watch: Watch | None = None
-    ) -> list[Generated]:
-        """The answer of `generate_ensemble` to each mixture, decoded together; `watch` sees them grow.
-
-        Where memory does not hold all, some begin anew, and `watch` is told their first texts again.
-        """
-        ...
-
-    def stream_ensemble(
-        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
-    ) -> Iterator[str]:
-        """The text of `generate_ensemble` in pieces, as they come."""
-        ...
+    def run(self, lm: BlackBoxLM) -> list[list[Generated]]:
+        return lm.sample(self.prompts, self.options)
 
 
-@runtime_checkable
-class AsyncLM(BlackBoxLM, Protocol):
-    """A language model that takes work without waiting for its end."""
+Call = ScoreCall | GenerateCall | SampleCall
 
+
+class AsyncLM(ABC):
+    """A `BlackBoxLM` that takes work without waiting for its end. Subclasses implement `submit_call`."""
+
+    identity: str
+    max_tokens: int | None
+
+    @abstractmethod
     def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
-        """Rows that are best submitted together, every row once. Follows from the texts alone.
+        """Return the rows that are best submitted together, every row once. Follows from the texts alone.
 
         Taking whole units out of the texts leaves the other units as they were, so what an interrupted run
         had not finished is done again in the same company, and to the same bits.
         """
-        ...
+
+    @abstractmethod
+    def submit_call(self, call: Call) -> "Future[list[Any]]":
+        """Return a future of the call's result, a row for each input in order.
+
+        The call is computed in one piece: the unit of determinism.
+        """
+
+    @abstractmethod
+    def metrics(self) -> dict[str, float]:
+        """Return what is worth logging, by name: counts since the start, and rates since the last call."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the work under way, which raises RunError to those who wait for it. A second call does nothing."""
 
     def submit(
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
     ) -> "Future[list[ContinuationScore]]":
-        """As `score`, later. What is given in one call is scored together: the unit of determinism."""
-        ...
+        """Return a future of `score`."""
+        require_texts(prefixes, "prefixes")
+        require_texts(continuations, "continuations")
+        return self.submit_call(ScoreCall(list(prefixes), list(continuations), opening))
 
     def submit_ensemble(
         self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
     ) -> "Future[Generated]":
-        """As `generate_ensemble`, later."""
-        ...
+        """Return a future of the answer to one mixture of prompts."""
+        call = GenerateCall([Mixture(list(prompts), list(weights))], options)
+        return mapped(self.submit_call(call), lambda answers: answers[0])
 
-    def submit_samples(self, prompts: Sequence[str], options: SamplingOptions) -> "Future[list[list[Sampled]]]":
-        """As `sample`, later. What is given in one call is computed together: the unit of determinism."""
-        ...
-
-    def metrics(self) -> dict[str, float]:
-        """What is worth logging, by name: counts since the start, and rates since the last call."""
-        ...
-
-    def close(self) -> None:
-        """End what is under way, which raises RunError to who waits for it. A second call does nothing."""
-        ...
-
-
-class WaitsForSubmitted:
-    """Gives a class with the calls of an `AsyncLM` those that wait for them."""
+    def submit_samples(self, prompts: Sequence[str], options: GenerationOptions) -> "Future[list[list[Generated]]]":
+        """Return a future of `sample`."""
+        require_texts(prompts, "prompts")
+        return self.submit_call(SampleCall(list(prompts), options))
 
     def score(
-        self: "AsyncLM", prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
     ) -> list[ContinuationScore]:
         return self.submit(prefixes, continuations, opening=opening).result()
 
-    def generate_ensemble(
-        self: "AsyncLM", prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
-    ) -> Generated:
-        return self.submit_ensemble(prompts, weights, options).result()
+    def generate(
+        self, prompts: Sequence[Prompt], options: GenerationOptions, watch: Watch | None = None
+    ) -> list[Generated]:
+        """Answer each prompt in a call of its own, so that an answer does not depend on load. Ignores `watch`."""
+        calls = [self.submit_call(GenerateCall([mixture], options)) for mixture in as_mixtures(prompts)]
+        return [answer for call in calls for answer in call.result()]
 
-    def sample(self: "AsyncLM", prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
+    def sample(self, prompts: Sequence[str], options: GenerationOptions) -> list[list[Generated]]:
         return self.submit_samples(prompts, options).result()
 
 
-def answer_mixtures(
-    lm: BlackBoxLM, mixtures: Sequence[Mixture], options: GenerationOptions, watch: Watch | None = None
-) -> list[Generated]:
-    """The answer to each mixture, by the quickest way that the LM has; `watch` sees those of a `MixingLM` grow."""
-    if isinstance(lm, AsyncLM):
-        futures = [lm.submit_ensemble(one.prompts, one.weights, options) for one in mixtures]
-        return [future.result() for future in futures]
-    if isinstance(lm, MixingLM):
-        return lm.generate_ensembles(mixtures, options, watch)
-    return [lm.generate_ensemble(one.prompts, one.weights, options) for one in mixtures]
+def mapped(future: "Future[Part]", change: Callable[[Part], Whole]) -> "Future[Whole]":
+    """Return the future of what `change` makes of a result; errors and cancellation are errors."""
+    whole: Future[Whole] = Future()
+    whole.set_running_or_notify_cancel()  # others may wait for the same, so nobody cancels it
+
+    def settle(done: "Future[Part]") -> None:
+        found = outcome(done)
+        if isinstance(found, BaseException):
+            whole.set_exception(found)
+        else:
+            whole.set_result(change(found))
+
+    future.add_done_callback(settle)
+    return whole
 
 
 def check_pairs(prefixes: Sequence[str], continuations: Sequence[str]) -> None:
@@ -253,32 +336,23 @@ def check_pairs(prefixes: Sequence[str], continuations: Sequence[str]) -> None:
     require_texts(prefixes, "prefixes")
     require_texts(continuations, "continuations")
     if len(prefixes) != len(continuations):
-        raise ValueError(f"{len(prefixes)} prefixes but {len(continuations)} continuations")
+        raise ValueError(f"{len(prefixes)} prefixes but {len(continuations)} continuations; expected as many")
     for row, continuation in enumerate(continuations):
         if not continuation:
-            raise UnscorableText(f"continuation {row} is empty: there is nothing to score")
-
-
-def check_ensemble(prompts: Sequence[str], weights: Sequence[float]) -> None:
-    """Reject weights that are not one for each prompt, or no distribution, with a ValueError."""
-    require_texts(prompts, "prompts")
-    if len(prompts) != len(weights) or not prompts:
-        raise ValueError(f"{len(prompts)} prompts but {len(weights)} weights; expected as many, and one at least")
-    if not all(weight >= 0 for weight in weights) or abs(sum(weights) - 1) > WEIGHTS_TOLERANCE:
-        raise ValueError(f"the weights of {len(prompts)} prompts sum to {sum(weights):g}; expected 0 or more, sum 1")
+            raise UnscorableText(f"continuation {row} is empty; expected a text to score")
 
 
 SHOWN_CHARACTERS = 40
 
 
-def require_texts(texts: Sequence[str], what: str) -> None:
-    """Raise UserError for one text instead of a list of them, and for what is no text in a list; `what` are plural."""
+def require_texts(texts: Sequence[Any], what: str, *also: type) -> None:
+    """Raise UserError unless `texts` is a list of strings, or of `also`; `what` names them in the plural."""
     if isinstance(texts, str | bytes):
         raise UserError(f"expected a list of {what}, found the text {_shown(texts)}; write [text]")
     if not isinstance(texts, Sequence | np.ndarray):
         raise UserError(f"expected a list of {what}, found a {type(texts).__name__}; write list(...), in an order")
     for place, text in enumerate(texts):
-        if not isinstance(text, str):
+        if not isinstance(text, (str, *also)):
             raise UserError(f"{what}[{place}] is {_shown(text)}; expected a string, found {type(text).__name__}")
 
 
@@ -287,11 +361,38 @@ def _shown(value: object) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
 
 
-def pieces(texts: Iterable[str], stop: Stop) -> Iterator[str]:
-    """What is new in each text of a growing answer, as soon as it is settled; the last text counts whole.
+class GrowingAnswer:
+    """An answer that is given out while it grows.
 
-    Raises RunError where a tokenizer writes what was given out in another way when more tokens come.
+    Both methods raise RunError where a tokenizer writes text that was given out in another way.
     """
+
+    def __init__(self, stop: Stop) -> None:
+        self._stop, self._given = stop, ""
+
+    def grow(self, whole: str) -> str:
+        """Return the new settled part of the text so far; a text that is told again has none."""
+        if self._given.startswith(whole):
+            return ""
+        return self._give(whole, settled(whole, self._stop))
+
+    def end(self, whole: str) -> str:
+        """Return the part of the whole answer that was not given out."""
+        return self._give(whole, whole)
+
+    def _give(self, whole: str, ready: str) -> str:
+        if not whole.startswith(self._given):
+            raise RunError(
+                f"the answer cannot be streamed: {self._given[-40:]!r} was given out, and the tokenizer has written "
+                "the text anew with later tokens; ask for the whole answer (generate) instead"
+            )
+        piece = ready[len(self._given) :]
+        self._given += piece
+        return piece
+
+
+def pieces(texts: Iterable[str], stop: Stop) -> Iterator[str]:
+    """Yield the new part of each text of a growing answer, as soon as it is settled; the last text counts whole."""
     answer, whole = GrowingAnswer(stop), ""
     for whole in texts:
         if piece := answer.grow(whole):
@@ -300,40 +401,8 @@ def pieces(texts: Iterable[str], stop: Stop) -> Iterator[str]:
         yield piece
 
 
-class GrowingAnswer:
-    """An answer that is given out while it grows. Both methods raise RunError where a text is written anew."""
-
-    def __init__(self, stop: Stop) -> None:
-        self._stop, self._given = stop, ""
-
-    def grow(self, whole: str) -> str:
-        """Return what is new and settled in the text so far; a text that is told again has nothing new."""
-        if self._given.startswith(whole):
-            return ""
-        _require_longer(whole, self._given)
-        return self._give(settled(whole, self._stop))
-
-    def end(self, whole: str) -> str:
-        """Return the part of the whole answer that was not given out."""
-        _require_longer(whole, self._given)
-        return self._give(whole)
-
-    def _give(self, ready: str) -> str:
-        piece = ready[len(self._given) :]
-        self._given += piece
-        return piece
-
-
-def _require_longer(whole: str, given: str) -> None:
-    if not whole.startswith(given):
-        raise RunError(
-            f"the answer cannot be streamed: {given[-40:]!r} was given out, and the tokenizer has written the text "
-            "anew with later tokens; ask for the whole answer (generate, answer) instead"
-        )
-
-
 def settled(text: str, stop: Stop) -> str:
-    """What of an unfinished answer no further token changes: no half character, and nothing that may begin a stop."""
+    """Return the part of an unfinished answer that no further token changes: no half character, no beginning stop."""
     whole = text.rstrip("\ufffd")  # which stands for the bytes of a character that are there already
-    begun = [one[:length] for one in stop_texts(stop) for length in range(1, len(one))]
+    begun = [ending[:length] for ending in stop_texts(stop) for length in range(1, len(ending))]
     return whole[: len(whole) - max((len(part) for part in begun if whole.endswith(part)), default=0)]

@@ -1,4 +1,4 @@
-"""From the sections `lm` and `retriever` of a configuration to language models and encoders.
+"""Build language models and encoders from the sections `lm` and `retriever` of a configuration.
 
 A new LM backend is a module that offers a `Backend`, and its line in BACKENDS.
 """
@@ -14,7 +14,7 @@ from replug.config.schema import LMConfig, RetrieverConfig
 from replug.models.caching_lm import CachingLM
 from replug.models.encoder import Encoder
 from replug.models.http import server_source
-from replug.models.lm_source import Backend, LMFiles, LMSource
+from replug.models.lm_source import Backend, LMSource
 from replug.models.local import local_source, stand_in_lm
 from replug.models.packaged import resolve_encoder_path
 from replug.models.prompt import PromptTemplate
@@ -25,18 +25,18 @@ BACKENDS: list[Backend] = [server_source.source, stand_in_lm.source, local_sourc
 
 
 def lm_source(lm: LMConfig, budget_file: Path, cache: Path) -> LMSource:
-    """The LM before anything heavy starts; what is elsewhere has answered.
+    """Return the LM before anything heavy starts; a server has answered.
 
     What a server is sent is counted in `budget_file`; `cache` is the default place of its scores.
     """
-    source = _named_source(lm, LMFiles(budget_file, cache_path(lm, cache)))
-    source.connect()
+    source = _named_source(lm)
+    source.connect(budget_file, cache_path(lm, cache))
     return source
 
 
 @contextmanager
 def opened_lm(lm: LMConfig, source: LMSource, cache: Path) -> Iterator[CachingLM]:
-    """The LM at work behind its cache, by its section as it is laid out; closed at the end."""
+    """Open the LM behind its cache, by its section as it is laid out, and close it at the end."""
     cached = CachingLM(source.open(lm), cache_path(lm, cache))
     try:
         yield cached
@@ -49,14 +49,14 @@ def cache_path(lm: LMConfig, default: Path) -> Path:
 
 
 def prompt_template(lm: LMConfig, source: LMSource) -> PromptTemplate:
-    """How documents and texts are joined, and cut where `lm.too_long` asks for it."""
+    """Return the template that joins documents and texts, and cuts them if `lm.too_long` asks for it."""
     if lm.too_long is TooLong.error or source.max_tokens is None:
         return PromptTemplate(lm.separator)
     return PromptTemplate(lm.separator, source.tokenizer(), source.max_tokens)
 
 
 def counting_template(source: LMSource | None) -> PromptTemplate:
-    """One that only counts: what `holds` says follows from the LM's limit, whatever `lm.too_long` says.
+    """Return a template that only counts: `holds` follows from the LM's limit, whatever `lm.too_long` says.
 
     Everything fits where nobody can count: no limit is known, or a server's tokenizer is not given.
     """
@@ -65,29 +65,29 @@ def counting_template(source: LMSource | None) -> PromptTemplate:
 
 
 def lm_tokenizer_json(lm: LMConfig) -> str:
-    """The LM's own tokenizer as JSON. Raises UserError for a server whose tokenizer is not given, and for no LM."""
+    """Return the LM's own tokenizer as JSON. Raises UserError where no tokenizer and no LM is given."""
     if lm.path is None and lm.url is None:
         raise UserError(
             "lm.path is missing: data.tokenizer is lm, so texts are cut by the LM's tokens; expected lm.path=DIR, or "
             "data.tokenizer=retriever and retriever.path=DIR"
         )
-    tokenizer = _named_source(lm, LMFiles()).tokenizer()
+    tokenizer = _named_source(lm).tokenizer()
     if tokenizer is None:
         raise UserError("lm.tokenizer is missing; expected the server's tokenizer, whose tokens are to be counted")
     return str(tokenizer.backend_tokenizer.to_str())
 
 
 def lm_max_tokens(lm: LMConfig) -> int | None:
-    """Tokens that the LM's files say it holds, without reaching for it; None where they do not, and without a limit."""
-    source = _named_source(lm, LMFiles())
+    """Return the longest input by the LM's files, without reaching for it; None where it is not known."""
+    source = _named_source(lm)
     if lm.path is not None:
         return source.max_tokens
     tokenizer = source.tokenizer()
     return tokenizer.model_max_length if tokenizer and tokenizer.model_max_length < NO_LIMIT else None
 
 
-def _named_source(lm: LMConfig, files: LMFiles) -> LMSource:
-    return next(source for backend in BACKENDS if (source := backend(lm, files)) is not None)
+def _named_source(lm: LMConfig) -> LMSource:
+    return next(source for backend in BACKENDS if (source := backend(lm)) is not None)
 
 
 def load_encoder(retriever: RetrieverConfig, path: str | Path | None = None, dims: int | None = None) -> Encoder:

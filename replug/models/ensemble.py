@@ -14,14 +14,14 @@ import numpy as np
 
 
 def log_softmax(scores: np.ndarray) -> np.ndarray:
-    """log softmax over the last axis, in float64."""
+    """Return the log softmax over the last axis, in float64."""
     scores = np.asarray(scores, dtype=np.float64)
     shifted = scores - scores.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
 def mix_token_logprobs(token_logprobs: np.ndarray, similarities: np.ndarray, temperature: float = 1.0) -> np.ndarray:
-    """Log-probs [T] of the mixture, from log-probs [K, T] given each document and similarities [K]."""
+    """Return log-probs [T] of the mixture, from log-probs [K, T] given each document and similarities [K]."""
     weights = log_softmax(np.asarray(similarities, dtype=np.float64) / temperature)
     weighted = np.asarray(token_logprobs, dtype=np.float64) + weights[:, None]
     largest = weighted.max(axis=0)
@@ -29,7 +29,7 @@ def mix_token_logprobs(token_logprobs: np.ndarray, similarities: np.ndarray, tem
 
 
 def document_weights(similarities: Sequence[float] | np.ndarray, temperature: float = 1.0) -> np.ndarray:
-    """Weights [K] of documents, float64 of sum 1: lambda. Raises ValueError for similarities that are not finite."""
+    """Return weights [K] of documents: lambda, float64 of sum 1. Raises ValueError unless similarities are finite."""
     similarities = np.asarray(similarities, dtype=np.float64)
     if not np.isfinite(similarities).all():
         raise ValueError(f"similarities are {similarities.tolist()}; expected finite numbers")
@@ -41,6 +41,8 @@ def document_weights(similarities: Sequence[float] | np.ndarray, temperature: fl
 class Retrieved:
     """A document that was found. Its weight is the ensemble's softmax of `similarity` among those found with it.
 
+    `source` names the text that the document was cut from, where the retriever knows it.
+
     >>> lm = ReplugLM(StandInLM(), EncoderRetriever(Encoder("stand_in"), ["Basel lies on the Rhine."]), k=1)
     >>> found = [Retrieved("Nantes lies on the Loire.", similarity=0.8, id="nantes")]  # or lm.retrieve([text])[0]
     >>> lm.score("Its river is the", " Loire.", found).sum_logprob > lm.score("Its river is the", " Loire.").sum_logprob
@@ -50,6 +52,7 @@ class Retrieved:
     text: str
     similarity: float
     id: str
+    source: str = ""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.similarity):
@@ -67,9 +70,5 @@ class Retriever(Protocol):
     """
 
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
-        """Up to `k` documents for each query, the most similar first."""
+        """Return up to `k` documents for each query, the most similar first."""
         ...
-
-
-Found = Sequence[Retrieved]  # of one text
-Documents = Sequence[Found]

@@ -30,7 +30,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def multiplies_bfloat16() -> bool:
-    """True where bfloat16 products run in hardware: recent NVIDIA GPUs, x86 with AVX512-BF16 or AMX, Arm with BF16."""
+    """Return whether bfloat16 products run in hardware: recent NVIDIA GPUs, AVX512-BF16, AMX, Arm with BF16."""
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)
     capabilities = torch.cpu.get_capabilities()
@@ -38,19 +38,19 @@ def multiplies_bfloat16() -> bool:
 
 
 def resolve_dtype(name: str) -> torch.dtype:
-    """The torch dtype for `auto`, `float32`, `bfloat16` or `float16`."""
+    """Return the torch dtype for `auto`, `float32`, `bfloat16` or `float16`."""
     if name == "auto":
         return torch.bfloat16 if multiplies_bfloat16() else torch.float32
     return DTYPES[name]
 
 
 def dtype_name(name: str) -> str:
-    """As `resolve_dtype`, by name: float32, bfloat16 or float16."""
+    """Return the name of `resolve_dtype`: float32, bfloat16 or float16."""
     return str(resolve_dtype(name)).removeprefix("torch.")
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A host's tensor there. A GPU gets it from pinned memory, without a stop: a plain copy waits for all before it."""
+    """Copy a host's tensor. A GPU gets it from pinned memory: a plain copy waits for all before it."""
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
@@ -70,19 +70,19 @@ class HostCopy:
         return self._copied is None or self._copied.query()
 
     def tensor(self) -> torch.Tensor:
-        """Waits for the copy. Raises what went wrong on the device."""
+        """Wait for the copy. Raises what went wrong on the device."""
         if self._copied is not None:
             self._copied.synchronize()
         return self._tensor
 
 
 def available_cores() -> int:
-    """Cores this process may use, which in a container or a SLURM step is fewer than the machine has."""
+    """Return the cores this process may use: in a container or a SLURM step fewer than the machine has."""
     return len(os.sched_getaffinity(0))
 
 
 def default_device() -> torch.device:
-    """The GPU that this process sees, else the CPU. Raises UserError for one that was given to it in vain."""
+    """Return the GPU that this process sees, else the CPU. Raises UserError for a GPU that torch cannot use."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") and rehearsal() is None:
         check_gpus()
     return torch.device(torch_device(torch.cuda.is_available()))
@@ -95,7 +95,7 @@ def check_gpus() -> None:
 
 
 def unusable_gpus() -> str | None:
-    """Versions and the fix, where a driver gives GPUs and torch finds none; None where they are hidden on purpose."""
+    """Return versions and the fix, where a driver gives GPUs and torch finds none; None if they are hidden."""
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN
     if torch.cuda.is_available() or is_hidden or not DRIVER.exists():
         return None
@@ -121,7 +121,7 @@ def _opens(device: Path) -> bool:
 
 
 def available_memory() -> int:
-    """Bytes that processes may still take, of the machine and of this container or job."""
+    """Return the bytes that processes may still take of the machine and of this container or job."""
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     free = int(lines["MemAvailable"].split()[0]) * 1024
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")

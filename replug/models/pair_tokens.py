@@ -61,7 +61,7 @@ def inputs_of(pairs: Sequence[PairIds]) -> list[LMInput]:
 
 
 def pair_token_ids(tokenizer: "PreTrainedTokenizerBase", prefix: str, continuation: str) -> PairIds:
-    """Ids of the prefix, never empty and never closed by an end token, and ids of the continuation."""
+    """Return ids of the prefix, never empty and never closed by an end token, and ids of the continuation."""
     [pair] = pairs_token_ids(tokenizer, [prefix], [continuation])
     return pair
 
@@ -69,7 +69,7 @@ def pair_token_ids(tokenizer: "PreTrainedTokenizerBase", prefix: str, continuati
 def pairs_token_ids(
     tokenizer: "PreTrainedTokenizerBase", prefixes: Sequence[str], continuations: Sequence[str]
 ) -> list[PairIds]:
-    """As `pair_token_ids` of each pair, in two calls of the tokenizer: a call costs more than its text.
+    """Return `pair_token_ids` of each pair, in two calls of the tokenizer: a call costs more than its text.
 
     What stands in several pairs is tokenized once, and its ids are one list: nobody may change it.
     """
@@ -80,7 +80,7 @@ def pairs_token_ids(
 
 
 def _ids_by_text(tokenizer: "PreTrainedTokenizerBase", texts: Iterable[str], special: bool) -> dict[str, list[int]]:
-    """Of each text once; an empty one has none, not even special tokens."""
+    """Return ids of each text once; an empty one has none, not even special tokens."""
     ids: dict[str, list[int]] = {text: [] for text in texts}
     if some := [text for text in ids if text]:
         rows = tokenizer(some, add_special_tokens=special, return_attention_mask=False, return_token_type_ids=False)
@@ -89,7 +89,7 @@ def _ids_by_text(tokenizer: "PreTrainedTokenizerBase", texts: Iterable[str], spe
 
 
 def _opened(tokenizer: "PreTrainedTokenizerBase", ids: list[int]) -> list[int]:
-    """A prefix's ids without what closes it, and with something that the first token is predicted from."""
+    """Return a prefix's ids without an end token, and with one that the first token is predicted from."""
     start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     if ids and ids[-1] == end:  # some tokenizers close every text
         ids = ids[:-1]

@@ -28,7 +28,7 @@ ALWAYS: Threshold = "always"
 
 
 class KnownFrom(Enum):
-    """What a signal costs."""
+    """The source of a signal, which says what it costs."""
 
     question = "the question"  # nothing, but it must be given
     closed_answer = "the closed-book answer"  # one call of the LM
@@ -107,7 +107,7 @@ class Policy:
 
     @property
     def ensemble_size(self) -> int | None:
-        """The documents that are retrieved, where the choice is between none and an ensemble weighed by similarity."""
+        """Documents that are retrieved, where the choice is between none and an ensemble weighed by similarity."""
         found = METHOD.fullmatch(self.augmented)
         if self.closed != NONE or found is None or found["k"] is None or found["way"]:
             return None
@@ -120,7 +120,7 @@ class Policy:
         return self.pooled if relation is None else self.thresholds.get(relation, self.pooled)
 
     def retrieves(self, value: float | None, relation: str | None = None) -> bool:
-        """Whether a question with this value of the signal retrieves. Where it has none it does, unless none should."""
+        """Return whether a question with this value of the signal retrieves. Without a value it does, unless never."""
         threshold = self.threshold(relation)
         if isinstance(threshold, str):
             return threshold == ALWAYS
@@ -129,14 +129,14 @@ class Policy:
         return self.decides_by.sign * value < self.decides_by.sign * threshold
 
     def reason(self, value: float | None, relation: str | None = None) -> str:
-        """Why a question does or does not retrieve, in a line."""
+        """Return a line that says why a question does or does not retrieve."""
         does = "documents" if self.retrieves(value, relation) else "no document"
         seen = "unknown" if value is None else f"{value:g}"
         whose = relation if relation in self.thresholds else "all relations together"
         return f"{does}: {self.signal} is {seen}; {whose}: {self.rule(relation)}"
 
     def rule(self, relation: str | None = None) -> str:
-        """When a relation retrieves, such as "below 1841"."""
+        """Return when a relation retrieves, such as "below 1841"."""
         threshold = self.threshold(relation)
         return threshold if isinstance(threshold, str) else f"{self.decides_by.retrieves_when} {threshold:g}"
 
@@ -177,13 +177,13 @@ class Policy:
             )
 
     def value_given(self, subject: Subject) -> float:
-        """Raises UserError for a subject without a popularity."""
+        """Return the popularity. Raises UserError for a subject without one."""
         if subject.popularity is None or not math.isfinite(subject.popularity):
             raise UserError(f"popularity is missing: the policy decides by {self.signal} ({self.decides_by.title})")
         return subject.popularity
 
     def value_of_answer(self, closed: Generated) -> float | None:
-        """Of a closed-book answer, None of an empty one; raises UserError for an LM that does not show the signal."""
+        """Return the signal of an answer, None of an empty one. Raises UserError for an LM that does not show it."""
         if self.signal == "mean_logprob":
             return closed.mean_logprob
         if closed.token_entropies is None:
@@ -191,7 +191,7 @@ class Policy:
         return closed.mean_entropy
 
     def value_of_search(self, similarities: Sequence[float]) -> float | None:
-        """Of what was found, the most similar first; None where too few were."""
+        """Return the signal of similarities, the largest first; None where too few documents were found."""
         if self.signal == "top_score":
             return similarities[0] if similarities else None
         return similarities[0] - similarities[1] if len(similarities) > 1 else None
@@ -202,7 +202,7 @@ class Policy:
 
 
 def load_policy(path: Path) -> Policy:
-    """A policy from its file. Raises UserError naming the file and what of it cannot be read."""
+    """Return a policy from its file. Raises UserError naming the file and what of it cannot be read."""
     content = _read(path)
     names = list(Policy.__dataclass_fields__)
     missing = [name for name in (*names, "retrieves_when") if name not in content]

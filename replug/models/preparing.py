@@ -1,4 +1,4 @@
-"""From a configuration to its prepared set, made now where it is not there yet.
+"""Make or open the prepared set of a configuration.
 
 It stands in this package because texts are cut by the tokens of the LM or the retriever; the work is `data.prepare`'s.
 """
@@ -38,7 +38,7 @@ RAW_KEYS = (
 
 
 def prepared_set(config: Config, default_out: Path) -> PreparedSet:
-    """The prepared set that the configuration names, made now, or gone on with, if it is not there yet."""
+    """Return the prepared set that the configuration names; make or complete it if it does not exist."""
     check_paths(config)
     data = config.data
     if data.prepared:
@@ -54,7 +54,7 @@ def prepared_set(config: Config, default_out: Path) -> PreparedSet:
 
 
 def data_folder(config: Config, default_out: Path) -> Path:
-    """Where the prepared set of the configuration lies, or will."""
+    """Return the folder of the prepared set of the configuration."""
     folder = config.data.prepared or config.data.out
     return Path(folder).expanduser() if folder else default_out
 
@@ -77,20 +77,20 @@ def data_inputs(config: Config) -> Inputs:
 
 
 def _row_files(config: Config) -> dict[str, Path]:
-    """The user's own rows, by what they are."""
+    """Return the user's own files, by key."""
     names = (*ROW_KEYS, *(["dev"] if config.data.dev else []))
     return {name: Path(getattr(config.data, name)).expanduser() for name in names}
 
 
 def preparing_pool(config: Config) -> LocalPool | RayPool:
-    """Processes of this machine, or tasks of the Ray cluster that the configuration names."""
+    """Return processes of this machine, or tasks of the Ray cluster that the configuration names."""
     if config.ray.address is None:
         return LocalPool(config.data.num_workers)
     return RayPool(config, config.data.num_workers)
 
 
 def corpus_to_index(config: Config, default_out: Path, index_root: Path) -> Corpus:
-    """The documents of the prepared set; where nothing but `data.corpus` is given, that file's."""
+    """Return the documents of the prepared set; with `data.corpus` alone, those of that file."""
     data = config.data
     if data.corpus and not (data.queries or data.heldout):
         check_paths(config, corpus_only=True)
@@ -99,7 +99,7 @@ def corpus_to_index(config: Config, default_out: Path, index_root: Path) -> Corp
 
 
 def tokens_at_most(config: Config, prepared: PreparedSet) -> tuple[int, int] | None:
-    """The most tokens of this LM in a document, and in a context or continuation, by how the set was cut.
+    """Return the most tokens of this LM in a document, and in a context or continuation.
 
     None where it was not cut, or by another's tokens without a bound.
     """
@@ -114,7 +114,7 @@ def tokens_at_most(config: Config, prepared: PreparedSet) -> tuple[int, int] | N
 
 
 def _lm_limits(config: Config) -> tuple[int, int] | None:
-    """The LM's tokens in a document, and in a context or continuation, that one input may hold together.
+    """Return the LM's tokens in a document, and in a context or continuation, that fit one input.
 
     None where texts are cut by the LM's own tokens, and where what it holds is not known or has no limit.
     """
@@ -136,7 +136,7 @@ def _lm_limits(config: Config) -> tuple[int, int] | None:
 
 
 def _tokenizers(config: Config) -> Tokenizers:
-    """What cuts the texts, as `data.tokenizer` names it, and the retriever's."""
+    """Return the tokenizer that cuts the texts (`data.tokenizer`), and the retriever's."""
     name, ids = config.data.tokenizer, _token_ids(config)
     if name == "lm":
         return Tokenizers(lm_tokenizer_json(config.lm), ids)
@@ -159,5 +159,5 @@ def _lm_bound(config: Config) -> LMBound | None:
 
 
 def _token_ids(config: Config) -> TokenIds | None:
-    """How the retriever reads documents; `replug prepare` may not know it yet."""
+    """Return how the retriever reads documents, if it is known: `replug prepare` needs none."""
     return load_encoder(config.retriever).token_rule if config.retriever.path else None

@@ -1,4 +1,4 @@
-"""How a document and a text are joined for the LM, and what is cut where they are too long together.
+"""Join a document and a text for the LM, and cut them where they are too long together.
 
 The document comes first (REPLUG, section 3.2). What does not fit is cut from the document's end, then from the
 context's beginning, and never from the continuation: cut continuations would not be comparable. Documents that were
@@ -15,7 +15,7 @@ from replug.models.pair_tokens import pair_token_ids
 
 
 def join_document(document: str, separator: str, context: str) -> str:
-    """What the LM reads before the continuation."""
+    """Return the text that the LM reads before the continuation."""
     return f"{document}{separator}{context}"
 
 
@@ -34,7 +34,7 @@ class PromptTemplate:
         self.num_truncated = 0
 
     def prefix(self, document: str | None, context: str, continuation: str, keep_end: bool = False) -> str:
-        """The document, the separator and the context; the context alone where there is no document.
+        """Return the document, the separator and the context; the context alone without a document.
 
         `keep_end` cuts the document's beginning first. Raises UnscorableText where the continuation alone fills the LM.
         """
@@ -58,7 +58,7 @@ class PromptTemplate:
     def fit(
         self, document: str | None, build: Callable[[str | None], str], num_after: int, keep_end: bool = False
     ) -> str:
-        """What `build` makes of the document, which is cut where the prompt and `num_after` tokens would not fit.
+        """Return what `build` makes of the document, cut where the prompt and `num_after` tokens would not fit.
 
         Raises UnscorableText where they do not fit without a document either.
         """
@@ -81,21 +81,21 @@ class PromptTemplate:
         return whole
 
     def holds(self, prompt: str, num_after: int) -> bool:
-        """Whether a prompt and `num_after` tokens fit the LM; yes where no limit is known."""
+        """Return whether a prompt and `num_after` tokens fit the LM; yes where no limit is known."""
         if self._surely_holds(prompt, num_after):
             return True
         with self._lock:
             return self._excess_of(prompt, num_after) <= 0
 
     def _surely_holds(self, prompt: str, num_after: int) -> bool:
-        """A token is at least one byte, so most prompts need not be tokenized to see that they fit."""
+        """Return whether the bytes fit: a token has at least one, so most prompts need not be tokenized."""
         return self._max_tokens is None or len(prompt.encode()) + 2 + num_after <= self._max_tokens
 
     def _join(self, document: str | None, context: str) -> str:
         return context if document is None else join_document(document, self._separator, context)
 
     def _excess(self, prefix: str, continuation: str) -> int:
-        """Tokens over the limit."""
+        """Return the tokens over the limit."""
         assert self._tokenizer is not None and self._max_tokens is not None
         before, after = pair_token_ids(self._tokenizer, prefix, continuation)
         if len(after) >= self._max_tokens:

@@ -2,11 +2,11 @@
 
 The documents of a text are retrieved by the text itself and stand before it, one to a prompt. The LM's predictions are
 mixed by softmax(similarities / temperature), with the temperature that was saved with the retriever, or another. It is
-a `BlackBoxLM` as the one that it wraps is, which may be local weights, a pool or a server. Whoever wants to show the
-sources retrieves first and hands in what was found.
+a `BlackBoxLM` as the one that it wraps is, which may be local weights, a pool or a server. To show the sources,
+retrieve first and hand in what was found.
 
 With a policy (`models.policy`) each prompt is answered from its documents or without any. `decide` says which, and
-`follow` answers; `answer` does both.
+`follow` answers; `generate` does both.
 """
 
 import math
@@ -22,33 +22,35 @@ from replug.models.black_box_lm import (
     AsyncLM,
     BlackBoxLM,
     ContinuationScore,
-    MixingLM,
     Mixture,
-    answer_mixtures,
-    check_ensemble,
+    Prompt,
+    StreamingLM,
+    Watch,
+    as_mixtures,
     check_pairs,
     require_texts,
 )
-from replug.models.ensemble import Documents, Found, Retrieved, Retriever, document_weights, mix_token_logprobs
+from replug.models.ensemble import Retrieved, Retriever, document_weights, mix_token_logprobs
 from replug.models.ensemble_temperature import own_temperature
-from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
+from replug.models.generation import Generated, GenerationOptions
 from replug.models.policy import KnownFrom, Policy, Subject
 from replug.models.prompt import PromptTemplate
 
 Texts = Sequence[str]
+Documents = Sequence[Retrieved]  # of one text
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a policy makes of a prompt: its documents, none for an answer of the LM alone, and why.
+    """A policy's decision on a prompt: its documents, none for an answer of the LM alone, and the reason.
 
-    `value` is the signal's, None where there is none, as of an empty answer. `closed_answer` is the LM's own, where it
-    was asked for it and retrieval is not used.
+    `value` is the signal's, None where there is none, such as that of an empty answer. `closed_answer` is the LM's
+    own, where it was asked for it and retrieval is not used.
     """
 
     retrieves: bool
     value: float | None
-    documents: Sequence[Retrieved] = ()
+    documents: Documents = ()
     closed_answer: Generated | None = None
 
 
@@ -56,17 +58,17 @@ class ReplugLM:
     """`lm` with up to `k` documents before every text; with k=0, or where nothing is found, `lm` alone.
 
     `template` joins them, and cuts what is too long where it was given the LM's tokenizer. For generation, give it the
-    LM's `max_tokens` less those that will be generated. `policy` decides which answers of `generate` and `answer`
-    have documents, and nothing of `score`, `generate_ensemble` and `sample`; one that was fitted to another LM,
-    retriever, number of documents, or temperature is refused with a UserError. `temperature` divides similarities in
-    the ensemble's softmax; by default it is the one that the retriever was saved with, else 1 as in the paper.
+    LM's `max_tokens` less those that will be generated. `policy` decides which answers of `generate` have documents;
+    `score`, `sample` and mixtures of prompts refuse one. A policy that was fitted to another LM, retriever, number of
+    documents, or temperature is a UserError. `temperature` divides similarities in the ensemble's softmax. It defaults
+    to the one that the retriever was saved with, else to 1 as in the paper.
 
     >>> texts = ["The Loire flows through Nantes.", "The Rhine flows through Basel."]
     >>> lm = ReplugLM(StandInLM(), EncoderRetriever(Encoder("package:minilm"), texts), k=1)
     >>> lm.score("Basel lies on the", " Rhine").sum_logprob > lm.score("Basel lies on the", " Loire").sum_logprob
     True
-    >>> lm.generate(["Basel Basel lies on the", "Nantes Nantes lies on the"], max_new_tokens=1)
-    ['Basel', 'Nantes']
+    >>> lm.generate("Basel Basel lies on the", GenerationOptions(1)).text
+    'Basel'
     """
 
     def __init__(
@@ -93,86 +95,129 @@ class ReplugLM:
         # Each object's own, since nothing tells that two retrievers find the same.
         self.identity = f"replug:{lm.identity}:{uuid.uuid4().hex}"
 
-    def retrieve(self, queries: Sequence[str]) -> list[list[Retrieved]]:
-        """The documents of each query, found once for queries that are equal."""
+    def retrieve(self, queries: Texts) -> list[list[Retrieved]]:
+        """Return the documents of each query, found once for queries that are equal."""
         require_texts(queries, "queries")
         return self._search(queries, self._k)
 
-    def _search(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
-        if not k:
-            return [[] for _ in queries]
-        once = list(dict.fromkeys(queries))
-        found = dict(zip(once, self._retriever.retrieve(once, k), strict=True)) if once else {}
-        return [found[query] for query in queries]
-
     @overload
     def score(  # type: ignore[overload-overlap]  # a string is a sequence of strings, but one text here
-        self, contexts: str, continuations: str, documents: Found | None = None, *, opening: str | None = None
+        self, contexts: str, continuations: str, documents: Documents | None = None, *, opening: str | None = None
     ) -> ContinuationScore: ...
 
     @overload
     def score(
-        self, contexts: Texts, continuations: Texts, documents: Documents | None = None, *, opening: str | None = None
+        self,
+        contexts: Texts,
+        continuations: Texts,
+        documents: Sequence[Documents] | None = None,
+        *,
+        opening: str | None = None,
     ) -> list[ContinuationScore]: ...
 
     def score(
         self, contexts: str | Texts, continuations: str | Texts, documents: Any = None, *, opening: str | None = None
     ) -> ContinuationScore | list[ContinuationScore]:
-        """Log-probs (nats) of each continuation's tokens under the mixture; of two strings, one score.
+        """Score each continuation's tokens under the mixture (nats); two strings give one score.
 
-        `documents`: those of each context. An `opening` saves nothing here: documents stand before it.
+        `documents` holds those of each context. An `opening` saves nothing here: documents stand before it.
         """
         if isinstance(contexts, str) and isinstance(continuations, str):
-            return self._score_all([contexts], [continuations], None if documents is None else [documents])[0]
-        return self._score_all(contexts, continuations, documents)
-
-    def _score_all(self, contexts: Texts, continuations: Texts, documents: Documents | None) -> list[ContinuationScore]:
+            return self.score([contexts], [continuations], None if documents is None else [documents])[0]
         check_pairs(contexts, continuations)
         documents = self._documents(contexts, documents)
-        prompts = [
-            self._prompts(context, continuation, found)
-            for context, continuation, found in zip(contexts, continuations, documents, strict=True)
-        ]
-        scores = self._score(contexts, prompts, continuations)
+        prompts = [self._prompts(*row) for row in zip(contexts, continuations, documents, strict=True)]
         mixed = []
-        for given, found in zip(scores, documents, strict=True):
+        for given, found in zip(self._score(contexts, prompts, continuations), documents, strict=True):
             if not found:
                 mixed.append(given[0])
                 continue
             logprobs = np.stack([score.token_logprobs for score in given])
-            similarities = np.array([one.similarity for one in found])
+            similarities = np.array([document.similarity for document in found])
             mixture = mix_token_logprobs(logprobs, similarities, self.temperature)
             mixed.append(ContinuationScore(mixture.astype(np.float32)))
         return mixed
 
     @overload
-    def generate(self, prompts: str, max_new_tokens: int, stop: Stop = None) -> str: ...  # type: ignore[overload-overlap]
+    def generate(  # type: ignore[overload-overlap]  # as of `score`
+        self,
+        prompts: str | Mixture,
+        options: GenerationOptions,
+        watch: Watch | None = None,
+        *,
+        documents: Documents | None = None,
+        subjects: Subject | None = None,
+    ) -> Generated: ...
 
     @overload
-    def generate(self, prompts: Texts, max_new_tokens: int, stop: Stop = None) -> list[str]: ...
-
-    def generate(self, prompts: str | Texts, max_new_tokens: int, stop: Stop = None) -> str | list[str]:
-        """Greedy answers, each from its own documents, of one string its answer; local weights decode them together."""
-        asked = [prompts] if isinstance(prompts, str) else prompts
-        answers = [one.text for one in self.answer(asked, GenerationOptions(max_new_tokens, stop or None))]
-        return answers[0] if isinstance(prompts, str) else answers
-
-    def answer(
+    def generate(
         self,
-        prompts: Sequence[str],
+        prompts: Sequence[Prompt],
+        options: GenerationOptions,
+        watch: Watch | None = None,
+        *,
+        documents: Sequence[Documents] | None = None,
+        subjects: Sequence[Subject] | None = None,
+    ) -> list[Generated]: ...
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        options: GenerationOptions,
+        watch: Watch | None = None,
+        *,
+        documents: Any = None,
+        subjects: Any = None,
+    ) -> Generated | list[Generated]:
+        """Answer each prompt from its own documents, a mixture of prompts by a mixture of mixtures.
+
+        `documents` holds those of each prompt, if they are known; then no policy decides. `subjects` holds what each
+        prompt asks about, for a policy. One prompt instead of a list gives one answer, and takes its documents and its
+        subject. Raises what `decide` raises.
+        """
+        if isinstance(prompts, str | Mixture):
+            own = [None if given is None else [given] for given in (documents, subjects)]
+            return self.generate([prompts], options, watch, documents=own[0], subjects=own[1])[0]
+        mixtures = as_mixtures(prompts)
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        if self._policy is not None and documents is None and len(texts) == len(prompts):
+            return self.follow(texts, options, self.decide(texts, options, subjects))
+        found = iter(self._documents([text for mixture in mixtures for text in mixture.prompts], documents))
+        asked = [self._mixture(mixture, [next(found) for _ in mixture.prompts]) for mixture in mixtures]
+        return self._lm.generate(asked, options, watch)
+
+    def sample(self, prompts: Texts, options: GenerationOptions) -> list[list[Generated]]:
+        """Draw from the mixture of each prompt's documents: one generation for each sample."""
+        samples = []
+        for prompt, found in zip(prompts, self._documents(prompts, None), strict=True):
+            asked = [self._mixture(Mixture([prompt], [1.0]), [found])]
+            samples.append([self._lm.generate(asked, own)[0] for own in options.draws(prompt)])
+        return samples
+
+    def stream(
+        self,
+        prompt: str,
         options: GenerationOptions,
         documents: Documents | None = None,
-        subjects: Sequence[Subject] | None = None,
-    ) -> list[Generated]:
-        """As `generate`, with all options and log-probs.
+        subject: Subject | None = None,
+    ) -> Iterator[str]:
+        """Yield the text that `generate` gives for the prompt, in pieces as they come.
 
-        `documents`: those of each prompt, if they are known; then no policy decides. `subjects`: what each asks about,
-        for a policy; raises what `decide` does.
+        No piece holds a part of a stop, nor half a character, unless the answer itself ends in one. Local weights give
+        what is new after each token; a pool, a cache and a server show no answer before its end, and give one piece.
+        Raises what `generate` raises, before the first piece.
         """
-        require_texts(prompts, "prompts")
+        require_texts([prompt], "prompts")
         if self._policy is not None and documents is None:
-            return self.follow(prompts, options, self.decide(prompts, options, subjects))
-        return self._answer(prompts, options, self._documents(prompts, documents))
+            [decision] = self.decide([prompt], options, None if subject is None else [subject])
+            if decision.closed_answer is not None:
+                return _in_one_piece(decision.closed_answer)
+            documents = decision.documents
+        found = self._documents([prompt], None if documents is None else [documents])
+        asked = self._mixture(Mixture([prompt], [1.0]), found)
+        if isinstance(self._lm, StreamingLM):
+            return self._lm.stream(asked, options)
+        return _in_one_piece(self._lm.generate([asked], options)[0])
 
     def decide(
         self,
@@ -181,7 +226,7 @@ class ReplugLM:
         subjects: Sequence[Subject] | None = None,
         queries: Sequence[str] | None = None,
     ) -> list[Decision]:
-        """Which prompts the policy answers from documents, and these; `queries` find them, by default the prompts.
+        """Decide which prompts the policy answers from documents, and find these by `queries`, by default the prompts.
 
         Costs what the signal costs: nothing for what is given, a call of the LM for each prompt, or a search. Raises
         UserError where a signal must be given and is not, or cannot be seen.
@@ -189,7 +234,7 @@ class ReplugLM:
         policy = self._policy
         require_texts(prompts, "prompts")
         if policy is None:
-            raise ValueError("there is no policy to decide by; expected ReplugLM(policy=...)")
+            raise ValueError("no policy was given to decide by; expected ReplugLM(policy=...)")
         subjects = [Subject() for _ in prompts] if subjects is None else subjects
         if len(subjects) != len(prompts):
             raise ValueError(f"{len(subjects)} subjects, but {len(prompts)} prompts")
@@ -197,7 +242,9 @@ class ReplugLM:
         if len(queries) != len(prompts):
             raise ValueError(f"{len(queries)} queries, but {len(prompts)} prompts")
         seen = self._see(policy, prompts, queries, options, subjects)
-        does = [policy.retrieves(value, of.relation) for (value, _, _), of in zip(seen, subjects, strict=True)]
+        does = [
+            policy.retrieves(value, subject.relation) for (value, _, _), subject in zip(seen, subjects, strict=True)
+        ]
         wanted = [queries[row] for row, (_, found, _) in enumerate(seen) if does[row] and found is None]
         searched = iter(self._search(wanted, self._k))
         return [
@@ -214,138 +261,87 @@ class ReplugLM:
         queries: Sequence[str],
         options: GenerationOptions,
         subjects: Sequence[Subject],
-    ) -> list[tuple[float | None, Found | None, Generated | None]]:
+    ) -> list[tuple[float | None, Documents | None, Generated | None]]:
         """Return the signal of each prompt, with the documents or the closed-book answer that it took to see it."""
         if policy.decides_by.known_from is KnownFrom.question:
             return [(policy.value_given(subject), None, None) for subject in subjects]
         if policy.decides_by.known_from is KnownFrom.closed_answer:
-            answers = self._answer(prompts, options, [[] for _ in prompts])
+            answers = self.generate(prompts, options, documents=[[] for _ in prompts])
             return [(policy.value_of_answer(answer), None, answer) for answer in answers]
         found = self._search(queries, max(self._k, 2))  # a margin is of two
-        return [(policy.value_of_search([one.similarity for one in some]), some[: self._k], None) for some in found]
+        similarities = [[document.similarity for document in documents] for documents in found]
+        values = [policy.value_of_search(own) for own in similarities]
+        return [(value, documents[: self._k], None) for value, documents in zip(values, found, strict=True)]
 
-    def follow(
-        self, prompts: Sequence[str], options: GenerationOptions, decisions: Sequence[Decision]
-    ) -> list[Generated]:
-        """Answers as they were decided; no answer that is there already is asked for again."""
+    def follow(self, prompts: Texts, options: GenerationOptions, decisions: Sequence[Decision]) -> list[Generated]:
+        """Answer as it was decided; no answer that is there already is asked for again."""
         rows = [row for row, decision in enumerate(decisions) if decision.closed_answer is None]
-        asked = self._answer([prompts[row] for row in rows], options, [decisions[row].documents for row in rows])
+        documents = [decisions[row].documents for row in rows]
+        asked = self.generate([prompts[row] for row in rows], options, documents=documents)
         by_row = dict(zip(rows, asked, strict=True))
         return [decision.closed_answer or by_row[row] for row, decision in enumerate(decisions)]
 
-    def _answer(self, prompts: Sequence[str], options: GenerationOptions, documents: Documents) -> list[Generated]:
-        asked = [self._mixture(prompt, found) for prompt, found in zip(prompts, documents, strict=True)]
-        return answer_mixtures(self._lm, asked, options)
+    def _search(self, queries: Texts, k: int) -> list[list[Retrieved]]:
+        if not k:
+            return [[] for _ in queries]
+        once = list(dict.fromkeys(queries))
+        found = dict(zip(once, self._retriever.retrieve(once, k), strict=True)) if once else {}
+        return [found[query] for query in queries]
 
-    def stream(
-        self,
-        prompt: str,
-        options: GenerationOptions,
-        documents: Sequence[Retrieved] | None = None,
-        subject: Subject | None = None,
-    ) -> Iterator[str]:
-        """The text that `answer` gives for the prompt, in pieces as they come: joined they are that text.
-
-        No piece holds a part of a stop, nor half a character, unless the answer itself ends in one. Local weights give
-        what is new after each token; a pool, a cache and a server show no answer before its end, and give one piece.
-        Raises what `answer` raises, before the first piece.
-        """
-        require_texts([prompt], "prompts")
-        if self._policy is not None and documents is None:
-            [decision] = self.decide([prompt], options, None if subject is None else [subject])
-            if decision.closed_answer is not None:
-                return _in_one_piece(decision.closed_answer)
-            documents = decision.documents
-        [found] = self._documents([prompt], None if documents is None else [documents])
-        asked = self._mixture(prompt, found)
-        if isinstance(self._lm, MixingLM):
-            return self._lm.stream_ensemble(asked.prompts, asked.weights, options)
-        return _in_one_piece(self._lm.generate_ensemble(asked.prompts, asked.weights, options))
-
-    def _mixture(self, prompt: str, found: Sequence[Retrieved]) -> Mixture:
-        return Mixture(self._prompts(prompt, "", found), self._weights(found))
-
-    def generate_ensemble(
-        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
-    ) -> Generated:
-        """One answer from several prompts, each with its own documents: a mixture of mixtures."""
-        check_ensemble(prompts, weights)
-        self._require_no_policy()
-        whole: list[str] = []
-        shares: list[float] = []
-        for prompt, weight, found in zip(prompts, weights, self.retrieve(prompts), strict=True):
-            whole += self._prompts(prompt, "", found)
-            shares += [weight * share for share in self._weights(found)]
-        return self._lm.generate_ensemble(whole, shares, options)
-
-    def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
-        """Draws from the mixture of each prompt's documents: one generation for each sample."""
-        self._require_no_policy()
-        documents = self.retrieve(prompts)
-        samples: list[list[Sampled]] = []
-        for prompt, found in zip(prompts, documents, strict=True):
-            asked = self._mixture(prompt, found)
-            seeds = [options.draw_seed(prompt, number) for number in range(options.num_samples)]
-            drawn = [
-                self._lm.generate_ensemble(asked.prompts, asked.weights, options.of_one_answer(seed)) for seed in seeds
-            ]
-            samples.append([Sampled(one.text, one.token_logprobs) for one in drawn])
-        return samples
-
-    def _documents(self, texts: Sequence[str], documents: Documents | None) -> Documents:
+    def _documents(self, texts: Texts, documents: Sequence[Documents] | None) -> Sequence[Documents]:
         if documents is None:
-            self._require_no_policy()
+            if self._policy is not None:
+                raise UserError(
+                    "a policy decides what `generate` retrieves for a text; expected documents for `score`, and a "
+                    "ReplugLM without a policy for `sample` and for mixtures of prompts"
+                )
             return self.retrieve(texts)
         if len(documents) != len(texts):
-            raise ValueError(f"documents of {len(documents)} texts, but {len(texts)} texts")
+            raise ValueError(f"documents of {len(documents)} texts, but {len(texts)} texts; expected as many")
         return documents
 
-    def _require_no_policy(self) -> None:
-        if self._policy is not None:
-            raise UserError(
-                "a policy decides what `answer` and `generate` retrieve; expected documents for `score`, and a "
-                "ReplugLM without a policy for `generate_ensemble` and `sample`"
-            )
+    def _prompts(self, text: str, continuation: str, documents: Documents) -> list[str]:
+        """Return a prompt for each document, or the text alone."""
+        texts: list[str | None] = [document.text for document in documents]
+        return [self._template.prefix(document, text, continuation) for document in texts or [None]]
 
-    def _prompts(self, text: str, continuation: str, documents: Sequence[Retrieved]) -> list[str]:
-        """One for each document, or the text alone."""
-        if not documents:
-            return [self._template.prefix(None, text, continuation)]
-        return [self._template.prefix(found.text, text, continuation) for found in documents]
+    def _mixture(self, mixture: Mixture, documents: Sequence[Documents]) -> Mixture:
+        """Return the prompts with the documents of each; a prompt's weight is divided among its documents."""
+        prompts: list[str] = []
+        weights: list[float] = []
+        for prompt, weight, found in zip(mixture.prompts, mixture.weights, documents, strict=True):
+            prompts += self._prompts(prompt, "", found)
+            shares = document_weights([document.similarity for document in found], self.temperature).tolist() or [1.0]
+            weights += [weight * share for share in shares]
+        return Mixture(prompts, weights)
 
-    def _weights(self, documents: Sequence[Retrieved]) -> list[float]:
-        """Of each prompt; of the text alone, 1."""
-        if not documents:
-            return [1.0]
-        return document_weights([found.similarity for found in documents], self.temperature).tolist()
-
-    def _score(
-        self, contexts: Sequence[str], prompts: list[list[str]], continuations: Sequence[str]
-    ) -> list[list[ContinuationScore]]:
+    def _score(self, contexts: Texts, prompts: list[list[str]], continuations: Texts) -> list[list[ContinuationScore]]:
         """Return the scores of each continuation after each of its prompts.
 
         Local weights get all in one call. An LM that works for several callers at once gets a call for each context:
         enough to fill a replica, and never so divided that the scores of one mixture come from two calls.
         """
-        rows = [list(range(len(contexts)))]
+        calls = [list(range(len(contexts)))]
         if isinstance(self._lm, AsyncLM):
-            rows = [[row for row, one in enumerate(contexts) if one == context] for context in dict.fromkeys(contexts)]
-        calls = [
+            calls = [
+                [row for row, other in enumerate(contexts) if other == context] for context in dict.fromkeys(contexts)
+            ]
+        asked = [
             (
-                [prompt for row in some for prompt in prompts[row]],
-                [continuations[row] for row in some for _ in prompts[row]],
+                [prompt for row in rows for prompt in prompts[row]],
+                [continuations[row] for row in rows for _ in prompts[row]],
             )
-            for some in rows
+            for rows in calls
         ]
         if isinstance(self._lm, AsyncLM):
-            futures = [self._lm.submit(*call) for call in calls]
+            futures = [self._lm.submit(*pairs) for pairs in asked]
             answers = [future.result() for future in futures]
         else:
-            answers = [self._lm.score(*call) for call in calls]
+            answers = [self._lm.score(*pairs) for pairs in asked]
         scores: list[list[ContinuationScore]] = [[] for _ in contexts]
-        for some, answer in zip(rows, answers, strict=True):
+        for rows, answer in zip(calls, answers, strict=True):
             given = iter(answer)
-            for row in some:
+            for row in rows:
                 scores[row] = [next(given) for _ in prompts[row]]
         return scores
 

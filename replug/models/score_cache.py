@@ -1,68 +1,69 @@
-"""The file of LM scores: what was computed, and by which model.
-
-Answers are in it too, in tables of their own (`models/answer_table.py`).
+"""The file of an LM's scores and answers: what was computed, and by which model.
 
 A run of the paper's size asks for 32 million pairs, of which training needs the sum and the length only: a row
-without its tokens takes 45 bytes. Texts are not stored, only the hash of model, prefix and continuation.
+without its tokens takes 45 bytes. Prompts are not stored, only a hash of all that a score or an answer follows from;
+answers are, since they are read back.
 The file is SQLite, and kill -9 loses at most the transactions under way. On a disk of this machine it has a
 write-ahead log, so several processes may write. That needs memory which they share, so on a network file system it
 has a rollback journal instead, and one process at a time has the file to itself.
-A stored row is replaced only when its tokens join it: what one process has read, another reads too. Scores that are
-not finite are never stored; whoever asked for them names the text.
+A stored row is replaced only when its tokens join it: what one process has read, another reads too. Numbers that are
+not finite are never stored; the caller that asked for them names the text.
 
 Keys of one continuation begin alike, so that the rows of one query lie side by side: a training step of 64 queries
 of 20 documents changes some 64 pages of the file, where random keys changed 1,280.
 """
 
 import hashlib
+import json
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from replug.config.errors import RunError, UserError
 from replug.data.files import shared_file_system
-from replug.models.black_box_lm import ContinuationScore, ScoreSum
+from replug.models.black_box_lm import Call, ContinuationScore, GenerateCall, ScoreCall
+from replug.models.generation import Generated
 
 Key = bytes
+Sum = tuple[float, int]  # log-probability (nats) and number of tokens of a continuation
+Stored = ContinuationScore | Generated | list[Generated]  # a list holds the samples of one prompt
 
 # In the file's header: "RPLG", and the version of what follows.
 APPLICATION_ID = 0x52504C47
-FORMAT = 6
+FORMAT = 7
+SCORE, GENERATION, SAMPLES = range(3)  # the column `kind`
+# `sum` and `num_tokens` are those of a score. `content` holds the log-probs of its tokens, if they are known, or an
+# answer or samples as `_packed` writes them.
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS models (
     id INTEGER PRIMARY KEY, identity TEXT NOT NULL UNIQUE, fingerprint BLOB
 );
-CREATE TABLE IF NOT EXISTS scores (
-    key BLOB PRIMARY KEY, model INTEGER NOT NULL, sum REAL NOT NULL, num_tokens INTEGER NOT NULL,
-    created INTEGER NOT NULL, logprobs BLOB
+CREATE TABLE IF NOT EXISTS cached (
+    key BLOB PRIMARY KEY, model INTEGER NOT NULL, kind INTEGER NOT NULL, sum REAL, num_tokens INTEGER,
+    created INTEGER NOT NULL, content BLOB
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS generations (
-    key BLOB PRIMARY KEY, model INTEGER NOT NULL, created INTEGER NOT NULL,
-    text BLOB NOT NULL, logprobs BLOB NOT NULL, entropies BLOB,
-    num_prompts INTEGER NOT NULL, prompt_tokens INTEGER, answer_tokens INTEGER
-);
-CREATE TABLE IF NOT EXISTS samples (
-    key BLOB PRIMARY KEY, model INTEGER NOT NULL, created INTEGER NOT NULL,
-    texts TEXT NOT NULL, logprobs BLOB NOT NULL, num_tokens TEXT NOT NULL
-);
 """
-TABLES_OF_ANSWERS = ("generations", "samples")
 # Tokens join a row that has only its sum; every other row stays as the first writer left it.
 INSERT = """
-INSERT INTO scores (key, model, sum, num_tokens, created, logprobs) VALUES (?, ?, ?, ?, ?, ?)
+INSERT INTO cached (key, model, kind, sum, num_tokens, created, content) VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (key) DO UPDATE SET
     model = excluded.model, sum = excluded.sum, num_tokens = excluded.num_tokens,
-    created = excluded.created, logprobs = excluded.logprobs
-WHERE scores.logprobs IS NULL AND excluded.logprobs IS NOT NULL
+    created = excluded.created, content = excluded.content
+WHERE cached.content IS NULL AND excluded.content IS NOT NULL
 """
 ADD_SERVED = """
 INSERT INTO models (identity, fingerprint) VALUES (?, ?)
 ON CONFLICT (identity) DO UPDATE SET fingerprint = excluded.fingerprint
+"""
+USES = """
+SELECT identity, count(*) FILTER (WHERE kind = 0), count(content) FILTER (WHERE kind = 0),
+    count(*) FILTER (WHERE kind = 1), count(*) FILTER (WHERE kind = 2), min(created), max(created)
+FROM models LEFT JOIN cached ON cached.model = models.id GROUP BY models.id ORDER BY models.id
 """
 KEYS_PER_QUERY = 500
 SQLITE_HEADER = b"SQLite format 3\0"  # what every file of SQLite begins with
@@ -76,19 +77,10 @@ MEAN_FINGERPRINT_NATS = 0.03
 
 
 @dataclass(frozen=True, slots=True)
-class NewScore:
-    """A score to be stored, with its tokens' log-probs or without."""
-
-    key: Key
-    score: ContinuationScore
-    with_tokens: bool
-
-
-@dataclass(frozen=True, slots=True)
 class ModelUse:
-    """What the file holds of one LM: rows of scores, answers, and prompts whose samples it has.
+    """Counts of one LM's scores, answers, and prompts with samples in the file.
 
-    Times are unix seconds, None where there are none.
+    Times are unix seconds, None where nothing is stored.
     """
 
     identity: str
@@ -101,15 +93,27 @@ class ModelUse:
 
 
 def pair_key(identity: str, prefix: str, continuation: str) -> Key:
-    """16 bytes that name a pair scored by a model; `prefix` is all that the LM reads before the continuation.
+    """Return 16 bytes that name a pair scored by a model; `prefix` is all that the LM reads before the continuation.
 
     The first six are the same for all prefixes: they say where in the file a query's rows lie.
     """
     return hashed(identity, continuation, size=6) + hashed(identity, prefix, continuation, size=10)
 
 
+def call_keys(identity: str, call: Call) -> list[Key]:
+    """Return a key for each row of a call, 16 bytes of all that its result follows from. Openings do not count."""
+    if isinstance(call, ScoreCall):
+        return [pair_key(identity, *pair) for pair in zip(call.prefixes, call.continuations, strict=True)]
+    options = repr(replace(call.options, opening=""))
+    if isinstance(call, GenerateCall):
+        shares = [np.asarray(mixture.weights, dtype="<f8").tobytes().hex() for mixture in call.prompts]
+        own = [(share, *mixture.prompts) for share, mixture in zip(shares, call.prompts, strict=True)]
+        return [hashed(identity, "generate", options, *parts, size=16) for parts in own]
+    return [hashed(identity, "sample", options, prompt, size=16) for prompt in call.prompts]
+
+
 def hashed(*parts: str, size: int) -> bytes:
-    """So many bytes, of the parts and of where one ends."""
+    """Return so many bytes of hash, which follow from the parts and from where each ends."""
     digest = hashlib.blake2b(digest_size=size)
     for part in parts:
         encoded = part.encode()
@@ -118,9 +122,9 @@ def hashed(*parts: str, size: int) -> bytes:
 
 
 class ScoreCache:
-    """The file at `path`, made where it is not there. Calls must not overlap: one thread, or a lock round them.
+    """The file at `path`, made if it does not exist. Calls must not overlap: one thread, or a lock round them.
 
-    Raises UserError for a file that is no cache of ours, and RunError where it cannot be read or written later.
+    Raises UserError for a file that is not a cache of ours, and RunError where it cannot be read or written later.
     """
 
     def __init__(self, path: Path) -> None:
@@ -130,39 +134,41 @@ class ScoreCache:
     def close(self) -> None:
         self._database.close()
 
-    def sums(self, keys: Sequence[Key]) -> dict[Key, ScoreSum]:
-        """Sums of those keys that are stored, with tokens or without."""
-        rows = self.select("SELECT key, sum, num_tokens FROM scores WHERE key IN ({})", keys)
-        return {key: ScoreSum(total, num_tokens) for key, total, num_tokens in rows}
+    def sums(self, keys: Sequence[Key]) -> dict[Key, Sum]:
+        """Return the sums of those scores that are stored, with tokens or without."""
+        rows = self._select("SELECT key, sum, num_tokens FROM cached WHERE key IN ({})", keys)
+        return {key: (total, num_tokens) for key, total, num_tokens in rows}
 
-    def scores(self, keys: Sequence[Key]) -> dict[Key, ContinuationScore]:
-        """Scores of those keys that are stored with their tokens."""
-        rows = self.select("SELECT key, logprobs FROM scores WHERE logprobs IS NOT NULL AND key IN ({})", keys)
-        return {key: ContinuationScore(np.frombuffer(logprobs, LOGPROBS_DTYPE)) for key, logprobs in rows}
+    def read(self, keys: Sequence[Key]) -> dict[Key, Stored]:
+        """Return the scores that are stored with their tokens, and the answers and samples that are stored."""
+        rows = self._select("SELECT key, kind, content FROM cached WHERE content IS NOT NULL AND key IN ({})", keys)
+        return {key: _unpacked(kind, content) for key, kind, content in rows}
 
-    def store(self, identity: str, scores: Iterable[NewScore]) -> None:
-        """Add scores of a model, in one transaction."""
+    def store(self, identity: str, results: Mapping[Key, Stored], sums_only: Collection[Key] = ()) -> None:
+        """Add results of a model in one transaction, the scores of `sums_only` without their tokens.
+
+        Leaves out results with numbers that are not finite: the caller has them, and asks again.
+        """
         now = int(time.time())
-        with self.transaction():
-            model = self.model_number(identity)
-            rows = []
-            for new in scores:
-                score, logprobs = new.score, None
-                if new.with_tokens:
-                    logprobs = score.token_logprobs.astype(LOGPROBS_DTYPE).tobytes()
-                if score.num_tokens > 0 and np.isfinite(score.sum_logprob):
-                    rows.append((new.key, model, float(score.sum_logprob), int(score.num_tokens), now, logprobs))
+        with self._transaction():
+            self._database.execute("INSERT INTO models (identity) VALUES (?) ON CONFLICT DO NOTHING", (identity,))
+            [model] = self._database.execute("SELECT id FROM models WHERE identity = ?", (identity,)).fetchone()
+            rows: list[tuple] = []
+            for key, result in results.items():
+                if (row := _packed(result)) is not None:
+                    kind, total, num_tokens, content = row
+                    rows.append((key, model, kind, total, num_tokens, now, None if key in sums_only else content))
             self._database.executemany(INSERT, sorted(rows))  # by key: a page is filled once
 
     def identity_like(self, name: str, fingerprint: np.ndarray) -> str:
-        """The identity of a served model: the stored one under this name whose log-probs these are, or a new one.
+        """Return the stored identity of a served model with this name and these log-probs, or a new one.
 
         `fingerprint` [N] holds log-probs (nats) of fixed texts, as the server gives them today.
         """
         if not np.isfinite(fingerprint).all():
-            raise ValueError(f"the fingerprint of {name} holds log-probs that are not finite")
+            raise ValueError(f"the fingerprint of {name} holds log-probs that are not finite; expected finite numbers")
         now = np.ascontiguousarray(fingerprint, dtype=LOGPROBS_DTYPE)
-        with self.transaction():
+        with self._transaction():
             rows = self._database.execute("SELECT identity, fingerprint FROM models WHERE fingerprint IS NOT NULL")
             stored = {who: np.frombuffer(blob, LOGPROBS_DTYPE) for who, blob in rows if who.rpartition("#")[0] == name}
             apart = {who: np.abs(then - now) for who, then in stored.items() if then.shape == now.shape}
@@ -178,60 +184,40 @@ class ScoreCache:
         return identity
 
     def models(self) -> list[ModelUse]:
-        """Every LM that the file knows, in the order it met them."""
+        """Return the use of every LM in the file, in the order in which they came."""
         with self._explained():
-            known = self._database.execute("SELECT id, identity FROM models ORDER BY id").fetchall()
-            return [self._use(*model) for model in known]
+            return [ModelUse(*use) for use in self._database.execute(USES)]
 
-    def num_rows(self, table: str = "scores") -> int:
+    def num_rows(self) -> int:
         with self._explained():
-            return self._database.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+            return self._database.execute("SELECT count(*) FROM cached").fetchone()[0]
 
     def num_bytes(self) -> int:
-        """Size on disk, with the write-ahead log."""
+        """Return the size on disk, with the write-ahead log."""
         parts = (self.path, self.path.with_name(self.path.name + "-wal"))
         return sum(part.stat().st_size for part in parts if part.exists())
 
     def damage(self) -> str | None:
-        """What SQLite finds wrong with the file itself, or None."""
+        """Return what SQLite finds wrong with the file itself, or None."""
         try:
             found = self._database.execute("PRAGMA integrity_check(1)").fetchone()[0]
         except sqlite3.DatabaseError as error:
             return str(error)
         return None if found == "ok" else " ".join(found.split())
 
-    def model_number(self, identity: str) -> int:
-        """Return the number of a model in the file, within a transaction; a new model is added."""
-        self._database.execute("INSERT INTO models (identity) VALUES (?) ON CONFLICT DO NOTHING", (identity,))
-        return self._database.execute("SELECT id FROM models WHERE identity = ?", (identity,)).fetchone()[0]
-
-    def select(self, query: str, keys: Sequence[Key]) -> Iterator[tuple]:
-        """Rows of a query that ends in `key IN ({})`."""
+    def _select(self, query: str, keys: Sequence[Key]) -> Iterator[tuple]:
+        """Yield rows of a query that ends in `key IN ({})`."""
         with self._explained():
             for start in range(0, len(keys), KEYS_PER_QUERY):
-                some = keys[start : start + KEYS_PER_QUERY]
-                yield from self._database.execute(query.format(",".join("?" * len(some))), some)
-
-    def _use(self, model: int, identity: str) -> ModelUse:
-        scores = "SELECT count(*), count(logprobs), min(created), max(created) FROM scores WHERE model = ?"
-        answers = "SELECT count(*), min(created), max(created) FROM {} WHERE model = ?"
-        rows, with_tokens, *times = self._database.execute(scores, (model,)).fetchone()
-        counts = []
-        for table in TABLES_OF_ANSWERS:
-            number, *others = self._database.execute(answers.format(table), (model,)).fetchone()
-            counts.append(number)
-            times += others
-        generations, samples = counts
-        known = [seconds for seconds in times if seconds is not None]
-        first, last = min(known, default=None), max(known, default=None)
-        return ModelUse(identity, rows, with_tokens, generations, samples, first, last)
+                part = keys[start : start + KEYS_PER_QUERY]
+                yield from self._database.execute(query.format(",".join("?" * len(part))), part)
 
     @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self) -> Iterator[None]:
         """Raises RunError for what SQLite raises in it."""
         with self._explained(), self._database:  # which commits at the end and rolls back on an error
             self._database.execute("BEGIN IMMEDIATE")
-            yield self._database
+            yield
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -241,13 +227,52 @@ class ScoreCache:
             raise RunError(_explain(self.path, error)) from error
 
 
+def _packed(result: Stored) -> tuple[int, float | None, int | None, bytes] | None:
+    """Return a row's kind, sum, number of tokens and content; None for numbers that are not finite, and for no token.
+
+    Answers are a line of JSON and the float32 numbers of all, one after another.
+    """
+    if isinstance(result, ContinuationScore):
+        total, num_tokens = result.sum_logprob, result.num_tokens
+        content = result.token_logprobs.astype(LOGPROBS_DTYPE).tobytes()
+        return (SCORE, total, num_tokens, content) if num_tokens > 0 and np.isfinite(total) else None
+    answers = [result] if isinstance(result, Generated) else result
+    numbers = [part for answer in answers for part in (answer.token_logprobs, answer.token_entropies)]
+    array = np.concatenate([np.empty(0, LOGPROBS_DTYPE), *(part for part in numbers if part is not None)])
+    if not np.isfinite(array).all():
+        return None
+    header = [
+        (
+            answer.text,
+            len(answer.token_logprobs),
+            answer.token_entropies is not None,
+            *(answer.num_prompts, answer.prompt_tokens, answer.answer_tokens),
+        )
+        for answer in answers
+    ]  # as JSON that escapes what UTF-8 cannot hold: a server may end an answer in the midst of a character
+    content = json.dumps(header).encode() + b"\n" + array.astype(LOGPROBS_DTYPE).tobytes()
+    return GENERATION if isinstance(result, Generated) else SAMPLES, None, None, content
+
+
+def _unpacked(kind: int, content: bytes) -> Stored:
+    if kind == SCORE:
+        return ContinuationScore(np.frombuffer(content, LOGPROBS_DTYPE))
+    header, _, numbers = content.partition(b"\n")
+    array, start, answers = np.frombuffer(numbers, LOGPROBS_DTYPE), 0, []
+    for text, length, has_entropies, *counts in json.loads(header):
+        logprobs, entropies = array[start : start + length], array[start + length : start + 2 * length]
+        answers.append(Generated(text, logprobs, entropies if has_entropies else None, *counts))
+        start += length * (1 + has_entropies)
+    return answers[0] if kind == GENERATION else answers
+
+
 def _open(path: Path) -> sqlite3.Connection:
     remove = "give another file, or remove this one: its scores are computed again"
     try:
         if path.is_file():  # SQLite takes a file of a byte or two for an empty database
             with path.open("rb") as file:
                 if file.read(len(SQLITE_HEADER)) not in (b"", SQLITE_HEADER):
-                    raise UserError(f"{path} is damaged, or no cache of scores: file is not a database; {remove}")
+                    raise UserError(f"{path} is damaged, or not a cache of scores: file is not a database; {remove}")
         path.parent.mkdir(parents=True, exist_ok=True)
         database = sqlite3.connect(
             path, timeout=SECONDS_TO_WAIT_FOR_WRITERS, isolation_level=None, check_same_thread=False
@@ -265,14 +290,14 @@ def _open(path: Path) -> sqlite3.Connection:
         database.execute("PRAGMA synchronous=NORMAL")
     except (sqlite3.Error, OSError) as error:
         if _is_damage(error):
-            raise UserError(f"{path} is damaged, or no cache of scores: {error}; {remove}") from error
+            raise UserError(f"{path} is damaged, or not a cache of scores: {error}; {remove}") from error
         reason = _in_use(path, error) or f"{path}: the cache of scores cannot be opened: {error}; give another file"
         raise UserError(reason) from error
     return database
 
 
 def _is_ours(path: Path, database: sqlite3.Connection) -> bool:
-    """False for a new file; raises UserError for what may be somebody's data, before anything is written to it."""
+    """Return False for a new file. Raises UserError for other data, before anything is written to it."""
     is_empty = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
     application = database.execute("PRAGMA application_id").fetchone()[0]
     version = database.execute("PRAGMA user_version").fetchone()[0]
@@ -286,7 +311,7 @@ def _is_ours(path: Path, database: sqlite3.Connection) -> bool:
 
 
 def _switch_journal(database: sqlite3.Connection, mode: str) -> None:
-    """The one statement for which SQLite does not wait when another process is making the same file."""
+    """Set the journal: the one statement for which SQLite does not wait while another process makes the file."""
     deadline = time.monotonic() + SECONDS_TO_WAIT_FOR_WRITERS
     while True:
         try:
@@ -305,7 +330,7 @@ def _explain(path: Path, error: Exception) -> str:
 
 
 def _in_use(path: Path, error: Exception) -> str | None:
-    """What to do about a file that another process has to itself; None where that is not what is wrong."""
+    """Say what to do about a file that another process has to itself; None where another thing is wrong."""
     kind = shared_file_system(path)
     if kind is None or not _is_busy(error):
         return None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import ray
@@ -23,15 +23,7 @@ from replug.cluster.gpus import keep_to_memory_share
 from replug.cluster.packing import SCORER
 from replug.cluster.places import place
 from replug.models.batching import units_of_similar_length
-from replug.models.black_box_lm import (
-    ContinuationScore,
-    LaunchingLM,
-    LocalLM,
-    Pending,
-    WaitsForSubmitted,
-    require_texts,
-)
-from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
+from replug.models.black_box_lm import AsyncLM, Call, ContinuationScore, LaunchingLM, LocalLM, Pending, ScoreCall
 from replug.models.hardware import available_cores
 from replug.models.local.local_source import LocalSource
 
@@ -44,8 +36,8 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a replica returns for one call: the scores, and what they cost."""
+class TimedScores:
+    """A replica's scores of one call, and what they cost."""
 
     scores: list[ContinuationScore]
     replica: int
@@ -78,12 +70,12 @@ class Scorer:
         return self._loader.load(self._spread)
 
     def probe(self) -> list[np.ndarray]:
-        """Log-probs of texts that are the same for every replica."""
+        """Return log-probs of texts that are the same for every replica."""
         return self._compute(lambda: [score.token_logprobs for score in self._lm.score(*PROBE)])
 
-    def score(self, prefixes: Sequence[str], continuations: Sequence[str], opening: str | None = None) -> Answer:
+    def score(self, call: ScoreCall) -> TimedScores:
         """Return the scores, and the seconds of the device alone: a call behind another begins where that one ends."""
-        scoring = self._scoring(prefixes, continuations, opening)
+        scoring = self._scoring(call)
 
         def launch() -> tuple[Pending, float, float | None, int, int]:
             counts = self._lm.counts
@@ -98,35 +90,26 @@ class Scorer:
         with self._clock:
             began = min(max(launched, self._free_at), ended)
             self._free_at = max(self._free_at, ended)
-        return Answer(scores, self._number, began, ended - began, tokens, padded, self._devices)
+        return TimedScores(scores, self._number, began, ended - began, tokens, padded, self._devices)
 
-    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop) -> list[str]:
-        return self._compute(lambda: self._lm.generate(prompts, max_new_tokens, stop))
-
-    def generate_ensemble(
-        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
-    ) -> Generated:
-        return self._compute(lambda: self._lm.generate_ensemble(prompts, weights, options))
-
-    def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
-        return self._compute(lambda: self._lm.sample(prompts, options))
+    def run(self, call: Call) -> list[Any]:
+        """Return the answers or samples of a call."""
+        return self._compute(lambda: call.run(self._lm))
 
     def _compute(self, work: Callable[[], Result]) -> Result:
         return self._device.submit(work).result()
 
-    def _scoring(
-        self, prefixes: Sequence[str], continuations: Sequence[str], opening: str | None
-    ) -> Callable[[], Pending]:
-        """What is left for the device: all of it where the LM does not tokenize apart."""
+    def _scoring(self, call: ScoreCall) -> Callable[[], Pending]:
+        """Return the work that is left for the device: all of it where the LM does not tokenize apart."""
         lm = self._lm
         if not isinstance(lm, LaunchingLM):
-            return partial(InlineExecutor().submit, lm.score, prefixes, continuations, opening=opening)
+            return partial(InlineExecutor().submit, call.run, lm)
         with self._tokenizer:  # a tokenizer of transformers has settings that a call may change
-            call = lm.tokenize(prefixes, continuations, opening=opening)
-        return partial(lm.launch, call)
+            tokenized = lm.tokenize(call.prefixes, call.continuations, opening=call.opening)
+        return partial(lm.launch, tokenized)
 
 
-class ScorerPool(WaitsForSubmitted):
+class ScorerPool(AsyncLM):
     """An `AsyncLM` over up to `num_replicas` actors."""
 
     def __init__(
@@ -160,33 +143,17 @@ class ScorerPool(WaitsForSubmitted):
     def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
         return units_of_similar_length(prefixes, continuations, self._unit_tokens)
 
-    def submit(
-        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
-    ) -> "Future[list[ContinuationScore]]":
-        require_texts(prefixes, "prefixes")
-        require_texts(continuations, "continuations")
+    def submit_call(self, call: Call) -> "Future[list[Any]]":
+        """Have one replica compute the call in one piece, so that its numbers do not depend on load."""
+        if not isinstance(call, ScoreCall):
+            return self.pool.submit("run", call)
         scores: Future[list[ContinuationScore]] = Future()
-        answer = self.pool.submit("score", list(prefixes), list(continuations), opening)
+        answer = self.pool.submit("score", call)
         answer.add_done_callback(lambda done: self._hand_out(done, scores))
         return scores
 
-    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None) -> list[str]:
-        require_texts(prompts, "prompts")
-        return self.pool.submit("generate", list(prompts), max_new_tokens, stop).result()
-
-    def submit_ensemble(
-        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
-    ) -> "Future[Generated]":
-        """One answer is one replica's work, so it does not depend on load."""
-        return self.pool.submit("generate_ensemble", list(prompts), list(weights), options)
-
-    def submit_samples(self, prompts: Sequence[str], options: SamplingOptions) -> "Future[list[list[Sampled]]]":
-        """One call is one replica's work, as a call of `submit` is."""
-        require_texts(prompts, "prompts")
-        return self.pool.submit("sample", list(prompts), options)
-
     def metrics(self) -> dict[str, float]:
-        """Rates and shares since the last call, and counts since the start."""
+        """Return rates and shares since the last call, and counts since the start."""
         counts, num_up = self.pool.counts, self.pool.num_up
         return {
             **self._meter.read(num_up),
@@ -200,8 +167,8 @@ class ScorerPool(WaitsForSubmitted):
     def close(self) -> None:
         self.pool.close()
 
-    def _hand_out(self, done: "Future[Answer]", scores: "Future[list[ContinuationScore]]") -> None:
-        if not scores.set_running_or_notify_cancel():  # whoever asked does not want them any more
+    def _hand_out(self, done: "Future[TimedScores]", scores: "Future[list[ContinuationScore]]") -> None:
+        if not scores.set_running_or_notify_cancel():  # the caller does not want them any more
             return None
         error = done.exception()
         if error is not None:
@@ -212,7 +179,7 @@ class ScorerPool(WaitsForSubmitted):
         return scores.set_result(answer.scores)
 
     def _validate(self, number: int, probe: list[np.ndarray]) -> str | None:
-        """The first replica that comes up is what the others are compared with."""
+        """Compare a replica with the first that came up; return what is wrong with it, or None."""
         if not all(np.isfinite(logprobs).all() for logprobs in probe):
             return "log-probs that are not finite"
         if self._reference is None:
@@ -233,7 +200,7 @@ class PoolMeter:
         self._lock = threading.Lock()
         self._since, self._busy_seconds, self._tokens, self._padded = time.monotonic(), 0.0, 0, 0
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: TimedScores) -> None:
         with self._lock:
             self._busy_seconds += answer.seconds
             self._tokens += answer.tokens

@@ -11,8 +11,8 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 from replug.config.errors import RunError
-from replug.index_workers.local_index import FoundDocument
 from replug.models.black_box_lm import UnscorableText
+from replug.models.ensemble import Retrieved
 from replug.serving.requests import LM_NAME, RETRIEVER_NAME, ApiError, EmbeddingRequest, ServingLimits
 from replug.serving.service import Embedded, Question, Searched, Service
 
@@ -48,9 +48,8 @@ def search_results(searched: Searched, version: int) -> Json:
     }
 
 
-def _document(found: FoundDocument) -> Json:
-    document = found.document
-    return {"id": document.id, "text": document.text, "source": document.source, "score": found.similarity}
+def _document(found: Retrieved) -> Json:
+    return {"id": found.id, "text": found.text, "source": found.source, "score": found.similarity}
 
 
 def models(lm: str, retriever: str, version: int) -> Json:

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from replug.config.errors import RunError, UserError
 from replug.models.generation import GenerationOptions
-from replug.models.http.http_lm import HttpLM
+from replug.models.http.http_lm import HttpLM, require_greedy
 from replug.serving import answers
 from replug.serving.answers import AnswerForm, answered, error_of_lm, streamed, unexpected, within
 from replug.serving.batching import Metrics
@@ -187,7 +187,7 @@ def _options(asked: CompletionRequest | ChatRequest, default_tokens: int, servic
     options = asked.options(service.limits, default_tokens)
     if isinstance(service.lm, HttpLM):
         try:
-            service.lm.require_greedy(options)
+            require_greedy(options)
         except UserError as error:
             raise ApiError(400, str(error), str(error).partition(" ")[0], "unsupported_parameter") from error
     return options

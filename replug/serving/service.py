@@ -18,9 +18,8 @@ import numpy as np
 from jinja2 import TemplateError
 
 from replug.config.errors import RunError
-from replug.index_workers.local_index import FoundDocument
-from replug.models.black_box_lm import BlackBoxLM, GrowingAnswer, Mixture, answer_mixtures
-from replug.models.ensemble import document_weights
+from replug.models.black_box_lm import BlackBoxLM, GrowingAnswer, Mixture
+from replug.models.ensemble import Retrieved, document_weights
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.prompt import PromptTemplate, join_document
 from replug.serving.batching import BatchQueue, Metrics
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 Build = Callable[[str | None], str]  # the prompt with a document, or without
 Listener = Callable[[str], None]  # of the pieces of an answer, in the LM's thread
 Embedded = tuple[np.ndarray, list[int]]
-Searched = tuple[list[list[FoundDocument]], list[bool]]
+Searched = tuple[list[list[Retrieved]], list[bool]]
 
 
 class Prompting:
@@ -110,7 +109,7 @@ class Question:
     k: int
     options: GenerationOptions
     index: ServedIndex
-    documents: Sequence[FoundDocument] = ()
+    documents: Sequence[Retrieved] = ()
     query_is_cut: bool = False
     weights: Sequence[float] = ()
     are_cut: Sequence[bool] = ()
@@ -131,7 +130,7 @@ class Question:
         """Return the prompts of the ensemble, each with as much of its document as fits."""
         if not self.documents:
             return Mixture([self.build(None)], [1.0])
-        texts = [one.document.text for one in self.documents]
+        texts = [one.text for one in self.documents]
         prompts = [template.fit(text, self.build, self.options.max_new_tokens) for text in texts]
         self.are_cut = [prompt != self.build(text) for prompt, text in zip(prompts, texts, strict=True)]
         self.weights = document_weights([one.similarity for one in self.documents], self.index.temperature).tolist()
@@ -224,7 +223,7 @@ class Service:
     def _answer_all(self, options: GenerationOptions, questions: Sequence[Question]) -> list[None]:
         """Answer in the LM's thread."""
         mixtures = [one.mixture(self.prompting.template) for one in questions]
-        generated = answer_mixtures(self.lm, mixtures, options, lambda number, text: questions[number].hear(text))
+        generated = self.lm.generate(mixtures, options, lambda number, text: questions[number].hear(text))
         for question, answer in zip(questions, generated, strict=True):
             question.end(answer)
         return [None] * len(questions)
@@ -243,10 +242,10 @@ def _search_all(key: tuple[ServedIndex, int], calls: Sequence[RetrieverInput]) -
     index, k = key
     are_cut = [_which_are_cut(index, QUERY, call) for call in calls]
     if index.is_independent:
-        all_found = index.retriever.find([query for call in calls for query in call.texts], k)
+        all_found = index.retriever.retrieve([query for call in calls for query in call.texts], k)
         found = [all_found[part] for part in _parts(calls)]
     else:
-        found = [index.retriever.find(call.texts, k) for call in calls]
+        found = [index.retriever.retrieve(call.texts, k) for call in calls]
     return list(zip(found, are_cut, strict=True))
 
 

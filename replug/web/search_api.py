@@ -18,8 +18,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import WebConfig
-from replug.models.http.completions_api import ServerFault
-from replug.models.http.connection import is_loopback, require_header_value, retry_after, servers_words
+from replug.models.http.connection import ServerFault, is_loopback, require_header_value, retry_after, servers_words
 from replug.models.http.request_budget import RequestBudget
 from replug.web.records import EngineRefused, EngineResult
 

@@ -184,13 +184,8 @@ class LoggingLM(CountingLM):
             file.writelines(f"{key!r}\n" for key in self.asked.elements())
         self.asked.clear()
 
-    def submit(self, prefixes, continuations, *, opening=None):
-        answer = super().submit(prefixes, continuations, opening=opening)
-        self._log()
-        return answer
-
-    def submit_samples(self, prompts, options):
-        answer = super().submit_samples(prompts, options)
+    def submit_call(self, call):
+        answer = super().submit_call(call)
         self._log()
         return answer
 

@@ -3,11 +3,11 @@
 import numpy as np
 
 from replug.answering.factors import Candidate, label_candidates, logprobs_of_samples, sampled_candidates
-from replug.models.generation import Sampled
+from replug.models.generation import Generated
 
 
-def drawn(text: str, *logprobs: float) -> Sampled:
-    return Sampled(text, np.array(logprobs, np.float32))
+def drawn(text: str, *logprobs: float) -> Generated:
+    return Generated(text, np.array(logprobs, np.float32))
 
 
 def test_equal_answers_of_a_passage_are_one_and_empty_ones_none() -> None:

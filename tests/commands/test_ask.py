@@ -19,6 +19,7 @@ from replug.models.local.stand_in_lm import StandInLM
 from replug.models.policy import Policy
 from replug.web import evidence as build
 from tests.support.command_line import CommandLine
+from tests.support.lm_answers import mixed, texts_of
 from tests.support.real_models import real_encoder, real_lm
 from tests.support.small_index import write_small_index
 from tests.support.web_site import QUICK, WebSite, answer, article, searxng, web_site
@@ -85,7 +86,8 @@ def test_an_index_answers_by_the_ensemble_of_its_documents(replug, index):
     total = sum(math.exp(similarity) for similarity in similarities)
     assert [one["weight"] for one in evidence] == pytest.approx([math.exp(one) / total for one in similarities])
     prompts = AnswerPrompts(PromptForm(), OWN_SHOTS)
-    expected = StandInLM().generate_ensemble(
+    expected = mixed(
+        StandInLM(),
         [prompts.ask(QUESTION, one["text"]) for one in evidence],
         [one["weight"] for one in evidence],
         GenerationOptions(4, "\n"),
@@ -95,7 +97,8 @@ def test_an_index_answers_by_the_ensemble_of_its_documents(replug, index):
 
 def test_a_template_continues_with_the_documents_before_it(replug, index):
     row = asked(replug, "--index", index, LM, "--k", "2", "--max-new-tokens", "5", "--template", "{question}")
-    expected = StandInLM().generate_ensemble(
+    expected = mixed(
+        StandInLM(),
         [f"{one['text']}\n{QUESTION}" for one in row["evidence"]],
         [one["weight"] for one in row["evidence"]],
         GenerationOptions(5),
@@ -117,7 +120,7 @@ def test_without_passages_the_lm_answers_alone_and_says_so(replug):
     typed = [LM, "--k", "0", "--max-new-tokens", "4"]
     row = asked(replug, *typed)
     prompt = AnswerPrompts(PromptForm(), OWN_SHOTS).ask(QUESTION, None)
-    assert row["answer"] == StandInLM().generate([prompt], 4, "\n")[0] and row["evidence"] == []
+    assert row["answer"] == texts_of(StandInLM(), [prompt], 4, "\n")[0] and row["evidence"] == []
     assert row["way"] == "closed book"
     assert "no evidence: the LM answers alone" in replug("ask", QUESTION, *typed).output
 
@@ -131,7 +134,7 @@ def test_shots_of_a_file_take_the_place_of_ours(replug, index, tmp_path):
         f"Evidence: {TEXTS[3]}\nQuestion: which rock cools slowly\nAnswer: Granite\n\n"
         f"Evidence: {row['evidence'][0]['text']}\nQuestion: {QUESTION}\nAnswer:"
     )
-    assert row["answer"] == StandInLM().generate([prompt], 3, "\n")[0]
+    assert row["answer"] == texts_of(StandInLM(), [prompt], 3, "\n")[0]
 
 
 def test_the_lm_is_that_of_the_run_unless_one_is_named(replug, quiet_run):
@@ -232,7 +235,7 @@ def test_the_lms_own_confidence_needs_no_popularity_and_is_of_the_users_form(rep
     unsure = replace(policy, signal="mean_logprob", thresholds={}, pooled=-1e9)
     row = asked(replug, *following(unsure, index, "--template", "Q: {question} A:"))
     options = GenerationOptions(4)
-    closed = StandInLM().generate_ensemble([f"Q: {QUESTION} A:"], [1.0], options)
+    closed = mixed(StandInLM(), [f"Q: {QUESTION} A:"], [1.0], options)
     assert row["evidence"] == [] and row["answer"] == closed.text
     assert row["policy"]["value"] == pytest.approx(closed.mean_logprob)
 

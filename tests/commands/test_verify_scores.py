@@ -13,10 +13,9 @@ import pytest
 
 from replug.commands.checks.scores import verify_scores
 from replug.config.errors import RunError
-from replug.models.answer_table import GenerationCache
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.generation import Generated
-from replug.models.score_cache import NewScore, ScoreCache
+from replug.models.score_cache import ScoreCache
 
 ROOT = Path(__file__).parents[2]
 DAY = 86_400
@@ -26,13 +25,10 @@ def fill(path: Path, identity: str, first: int, num_rows: int, with_tokens: bool
     """Rows with keys of their own."""
     cache = ScoreCache(path)
     logprobs = -np.random.default_rng(0).random(128, dtype=np.float32)
-    rows = [
-        NewScore(number.to_bytes(16, "big"), ContinuationScore(logprobs), with_tokens)
-        for number in range(first, first + num_rows)
-    ]
-    cache.store(identity, rows)
+    keys = [number.to_bytes(16, "big") for number in range(first, first + num_rows)]
+    cache.store(identity, dict.fromkeys(keys, ContinuationScore(logprobs)), [] if with_tokens else keys)
     cache.close()
-    change(path, f"UPDATE scores SET created = created - {age_days * DAY} WHERE key >= ?", first)
+    change(path, f"UPDATE cached SET created = created - {age_days * DAY} WHERE key >= ?", first)
 
 
 def change(path: Path, statement: str, number: int) -> None:
@@ -82,7 +78,7 @@ def test_the_table_has_a_line_for_each_lm_and_its_name_as_it_is(path: Path, caps
 
 def test_an_lm_without_rows_has_no_dates(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     cache = ScoreCache(tmp_path / "scores.sqlite")
-    cache.store("lm", [])
+    cache.store("lm", {})
     cache.close()
     (use,) = shown(tmp_path / "scores.sqlite", capsys)["models"]
     assert (use["oldest"], use["newest"]) == (None, None)
@@ -101,7 +97,7 @@ def test_showing_changes_nothing(path: Path, capsys: pytest.CaptureFixture) -> N
 def test_answers_are_counted_too(path: Path, capsys: pytest.CaptureFixture) -> None:
     cache = ScoreCache(path)
     answer = Generated("said", np.array([-1.0], np.float32), None, 1, 3)
-    GenerationCache(cache).store("llama#[bold]", {number.to_bytes(16, "big"): answer for number in range(4)})
+    cache.store("llama#[bold]", {number.to_bytes(16, "little"): answer for number in range(2000, 2004)})
     cache.close()
     answers = shown(path, capsys)
     assert (answers["rows"], answers["generations"]) == (1000, 4)

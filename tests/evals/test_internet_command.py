@@ -122,7 +122,7 @@ def test_labels_are_scored_by_another_lm_that_works_in_this_process(evaluate_her
 def num_rows(path: Path) -> int:
     """Return the number of scores and samples that a cache holds."""
     with closing(ScoreCache(path)) as cache:
-        return cache.num_rows() + cache.num_rows("samples")
+        return cache.num_rows()
 
 
 def kill_when(path: Path, pattern: str, count: int, typed_words: list[str]) -> None:

@@ -13,7 +13,7 @@ from replug.evals.internet_sets import InternetQuestion, Prepared, is_validation
 from replug.evals.kinds import PromptedLM
 from replug.evals.loop import Item
 from replug.models.black_box_lm import ContinuationScore
-from replug.models.generation import Sampled
+from replug.models.generation import Generated
 from replug.models.prompt import PromptTemplate
 from replug.web.records import FoundEvidence, Passage
 
@@ -39,10 +39,10 @@ class River:
         known = [-0.1 if text.strip().split()[-1] in prefix.split("\n\n")[-1] else -3.0 for prefix, text in self.scored]
         return done([ContinuationScore(np.array([one], dtype=np.float32)) for one in known[-len(prefixes) :]])
 
-    def _drawn(self, prompt: str) -> Sampled:
+    def _drawn(self, prompt: str) -> Generated:
         last = prompt.split("\n\n")[-1]
         river = next((river for river in ("Rhine", "Loire") if river in last), "nobody knows")
-        return Sampled(f" {river}", np.full(2, -0.5, dtype=np.float32))
+        return Generated(f" {river}", np.full(2, -0.5, dtype=np.float32))
 
 
 def done(result) -> Future:

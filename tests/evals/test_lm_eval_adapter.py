@@ -18,6 +18,7 @@ from replug.models.black_box_lm import UnscorableText
 from replug.models.ensemble import Retrieved
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.replug_lm import ReplugLM
+from tests.support.lm_answers import texts_of
 from tests.support.tiny_lms import random_lms_need_make_no_sense, write_gpt2, write_tokenizer  # noqa: F401
 
 PAIRS = [
@@ -74,7 +75,7 @@ def test_log_probabilities_are_those_of_the_harness(lm, reference):
 
 
 def test_greedy_continuations_are_told_from_others(lm, reference):
-    [written] = lm.generate([PAIRS[0][0]], 3)
+    [written] = texts_of(lm, [PAIRS[0][0]], 3)
     found = HarnessModel(lm, greedy=True).loglikelihood(requests("loglikelihood", [*PAIRS[:2], (PAIRS[0][0], written)]))
     expected = reference.loglikelihood(requests("loglikelihood", PAIRS[:2]), disable_tqdm=True)
     assert [greedy for _, greedy in found] == [*(bool(greedy) for _, greedy in expected), True]
@@ -89,7 +90,7 @@ def test_whole_texts_are_scored_from_their_first_token(lm, reference):
 
 
 def test_answers_end_before_the_first_stop(lm):
-    model, [whole] = HarnessModel(lm), lm.generate(["one two"], 12)
+    model, [whole] = HarnessModel(lm), texts_of(lm, ["one two"], 12)
     stop = whole[3:5]
     how = {"until": [stop, "never there"], "max_gen_toks": 12}
     assert model.generate_until(requests("generate_until", [("one two", how)])) == [whole.split(stop)[0]]

@@ -10,7 +10,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from replug.models.answer_table import GenerationCache
 from replug.models.score_cache import ScoreCache
 from tests.support.command_line import ROOT, CommandLine, start_process
 from tests.support.evaluating import wait_for_lines
@@ -126,7 +125,7 @@ def test_popularity_that_is_missing_is_counted_in_the_corpus_or_refused(evaluate
 def answers(out: Path) -> tuple[int, int]:
     """Answers that the cache holds, and answers that the LM was asked for, those under way when it was killed too."""
     with closing(ScoreCache(out / "scores.sqlite")) as cache:
-        return GenerationCache(cache).num_rows(), sum(use.misses for use in cache.models())
+        return sum(use.generations for use in cache.models()), sum(use.misses for use in cache.models())
 
 
 @pytest.mark.nightly

@@ -1,8 +1,6 @@
 """Answers behind the cache: the LM is asked once for each, whoever comes, and whatever is killed."""
 
-import threading
 import time
-from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +9,7 @@ import numpy as np
 import pytest
 
 from replug.config.errors import UserError
+from replug.models.black_box_lm import Call, GenerateCall
 from replug.models.caching_lm import CachingLM
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.http.http_lm import HttpLM
@@ -20,6 +19,7 @@ from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.score_cache import ScoreCache
 from tests.support.fault_server import FaultServer, server_spec
+from tests.support.lm_answers import mixed
 from tests.support.processes import PROCESSES
 from tests.support.tiny_lms import load, write_llama
 
@@ -28,28 +28,18 @@ SAMPLED = replace(OPTIONS, temperature=1.0, seed=5)
 
 
 class AskedLM(InProcessLM):
-    """Records what it is asked. While `held`, an answer waits for `finish`. No two answers are the same."""
+    """Records what it is asked. No two answers are the same."""
 
-    def __init__(self, held: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__(StandInLM())
-        self.held = held
         self.calls: list[tuple] = []
-        self.futures: list[Future[Generated]] = []
-        self._lock = threading.Lock()
 
-    def submit_ensemble(
-        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
-    ) -> "Future[Generated]":
-        with self._lock:
-            self.calls.append((*prompts, options))
-            self.futures.append(Future())
-            number = len(self.calls)
-        if not self.held:
-            self.finish(number - 1)
-        return self.futures[number - 1]
-
-    def finish(self, call: int) -> None:
-        self.futures[call].set_result(answer_of(call))
+    def submit_call(self, call: Call) -> "Future[list[Generated]]":
+        assert isinstance(call, GenerateCall)
+        self.calls.append((*call.prompts[0].prompts, call.options))
+        answer: Future[list[Generated]] = Future()
+        answer.set_result([answer_of(len(self.calls) - 1)])
+        return answer
 
 
 def answer_of(number: int) -> Generated:
@@ -73,8 +63,8 @@ def path(tmp_path: Path) -> Path:
 def test_an_equal_call_is_not_asked_twice_nor_after_the_file_was_opened_again(path: Path) -> None:
     lm = AskedLM()
     cached = CachingLM(lm, path)
-    first = cached.generate_ensemble(PROMPTS, WEIGHTS, OPTIONS)
-    assert bits(cached.generate_ensemble(PROMPTS, WEIGHTS, replace(OPTIONS, opening="the"))) == bits(first)
+    first = mixed(cached, PROMPTS, WEIGHTS, OPTIONS)
+    assert bits(mixed(cached, PROMPTS, WEIGHTS, replace(OPTIONS, opening="the"))) == bits(first)
     assert cached.metrics()["hits"] == cached.metrics()["misses"] == 1
     cached.close()
     again = CachingLM(lm, path)
@@ -84,17 +74,6 @@ def test_an_equal_call_is_not_asked_twice_nor_after_the_file_was_opened_again(pa
     scores = ScoreCache(path)
     assert [(use.rows, use.generations) for use in scores.models()] == [(0, 1)]
     scores.close()
-
-
-def test_plain_generation_is_cached_with_the_ensembles_of_one_prompt(path: Path) -> None:
-    lm = AskedLM()
-    cached = CachingLM(lm, path)
-    assert cached.generate(["a", "b", "a"], 4, stop="") == ["answer 0", "answer 1", "answer 0"]
-    assert cached.generate_ensemble(["b"], [1.0], GenerationOptions(4)).text == "answer 1"
-    assert len(lm.calls) == 2
-
-
-# Errors -------------------------------------------------------------------------------------------------
 
 
 # Killed -------------------------------------------------------------------------------------------------
@@ -132,9 +111,7 @@ def test_what_a_killed_process_was_answered_is_read_by_the_next(path: Path, tmp_
         cached = CachingLM(lm, path)
         for number in numbers:
             prompt = f"prompt {number}"
-            assert bits(cached.generate_ensemble([prompt], [1.0], OPTIONS)) == bits(
-                StandInLM().generate_ensemble([prompt], [1.0], OPTIONS)
-            )
+            assert bits(mixed(cached, [prompt], [1.0], OPTIONS)) == bits(mixed(StandInLM(), [prompt], [1.0], OPTIONS))
         assert lm.calls == []
         cached.close()
 
@@ -146,10 +123,10 @@ def test_what_a_killed_process_was_answered_is_read_by_the_next(path: Path, tmp_
 def test_local_weights_and_the_file_give_the_same_bits(path: Path, tmp_path: Path, options: GenerationOptions) -> None:
     lm: HuggingFaceLM = load(write_llama, tmp_path / "llama")
     cached = CachingLM(InProcessLM(lm), path)
-    fresh = cached.generate_ensemble(PROMPTS, WEIGHTS, options)
-    assert bits(fresh) == bits(lm.generate_ensemble(PROMPTS, WEIGHTS, options))
+    fresh = mixed(cached, PROMPTS, WEIGHTS, options)
+    assert bits(fresh) == bits(mixed(lm, PROMPTS, WEIGHTS, options))
     passes = lm.counts.tokens
-    assert bits(cached.generate_ensemble(PROMPTS, WEIGHTS, options)) == bits(fresh)
+    assert bits(mixed(cached, PROMPTS, WEIGHTS, options)) == bits(fresh)
     assert lm.counts.tokens == passes
     assert fresh.mean_entropy is not None
 
@@ -157,12 +134,12 @@ def test_local_weights_and_the_file_give_the_same_bits(path: Path, tmp_path: Pat
 def test_a_servers_answer_has_no_entropies_and_costs_one_request(path: Path) -> None:
     with FaultServer() as server:
         cached = CachingLM(HttpLM(server_spec(server.url), RequestBudget(None)), path)
-        fresh = cached.generate_ensemble(["red red blue", "red"], [0.5, 0.5], OPTIONS)
+        fresh = mixed(cached, ["red red blue", "red"], [0.5, 0.5], OPTIONS)
         requests = server.requests
-        assert bits(cached.generate_ensemble(["red red blue", "red"], [0.5, 0.5], OPTIONS)) == bits(fresh)
+        assert bits(mixed(cached, ["red red blue", "red"], [0.5, 0.5], OPTIONS)) == bits(fresh)
         assert (fresh.token_entropies, fresh.mean_entropy, fresh.prompt_tokens) == (None, None, 4)
         assert fresh.num_tokens == OPTIONS.max_new_tokens
         assert server.requests == requests
         with pytest.raises(UserError, match="set temperature to 0"):
-            cached.generate_ensemble(["red"], [1.0], SAMPLED)
+            mixed(cached, ["red"], [1.0], SAMPLED)
         cached.close()

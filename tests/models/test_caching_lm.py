@@ -13,15 +13,14 @@ import pytest
 
 from replug.config.errors import RunError
 from replug.models import caching_lm
-from replug.models.black_box_lm import AsyncLM, ContinuationScore, ScoreSum
+from replug.models.black_box_lm import AsyncLM, BlackBoxLM, Call, ContinuationScore, ScoreCall, sums_of
 from replug.models.caching_lm import CachingLM
-from replug.models.generation import Generated, GenerationOptions
-from replug.models.score_cache import NewScore, ScoreCache, pair_key
+from replug.models.score_cache import ScoreCache, pair_key
 
 Pair = tuple[str, str]
 
 
-class CountingLM:
+class CountingLM(AsyncLM):
     """Records its calls. While `held`, an answer waits for `finish`. No two answers have the same bits."""
 
     max_tokens: int | None = None
@@ -37,35 +36,17 @@ class CountingLM:
         rows = range(len(prefixes))
         return [list(rows[start : start + self.unit_size]) for start in rows[:: self.unit_size]]
 
-    def submit(self, prefixes: Sequence[str], continuations: Sequence[str]) -> Future:
-        self.calls.append(list(zip(prefixes, continuations, strict=True)))
+    def submit_call(self, call: Call) -> Future:
+        assert isinstance(call, ScoreCall)
+        self.calls.append(list(zip(call.prefixes, call.continuations, strict=True)))
         self.futures.append(Future())
-        self.answers.append([self._draw(continuation) for continuation in continuations])
+        self.answers.append([self._draw(continuation) for continuation in call.continuations])
         if not self.held:
             self.finish(-1)
         return self.futures[-1]
 
     def finish(self, call: int) -> None:
         self.futures[call].set_result(self.answers[call])
-
-    def score(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[ContinuationScore]:
-        return self.submit(prefixes, continuations).result()
-
-    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: str | None = None) -> list[str]:
-        return [prompt + "!" for prompt in prompts]
-
-    def submit_ensemble(
-        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
-    ) -> "Future[Generated]":
-        answer: Future[Generated] = Future()
-        answer.set_result(self.generate_ensemble(prompts, weights, options))
-        return answer
-
-    def generate_ensemble(
-        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
-    ) -> Generated:
-        said = f"{list(prompts)} {list(weights)} {options.max_new_tokens}"
-        return Generated(said, np.empty(0, np.float32), None, len(prompts), len(prompts))
 
     def metrics(self) -> dict[str, float]:
         return {"calls": float(len(self.calls))}
@@ -80,17 +61,18 @@ class CountingLM:
 class CompanyLM(CountingLM):
     """The last bits of a score follow from the unit that it was computed in, as with a real LM's batches."""
 
-    def submit(self, prefixes: Sequence[str], continuations: Sequence[str]) -> Future:
-        self._rng = np.random.default_rng(list(hashlib.sha256(repr([*prefixes, *continuations]).encode()).digest()))
-        return super().submit(prefixes, continuations)
+    def submit_call(self, call: Call) -> Future:
+        texts = [*call.prefixes, *call.continuations]
+        self._rng = np.random.default_rng(list(hashlib.sha256(repr(texts).encode()).digest()))
+        return super().submit_call(call)
 
 
 def bits(scores: list[ContinuationScore]) -> list[bytes]:
     return [score.token_logprobs.tobytes() for score in scores]
 
 
-def sums(scores: list[ContinuationScore]) -> list[ScoreSum]:
-    return [score.summed() for score in scores]
+def sums(scores: list[ContinuationScore]) -> list[list[float]]:
+    return sums_of(scores).tolist()
 
 
 def rows_with_tokens(path: Path) -> tuple[int, int]:
@@ -108,13 +90,10 @@ def path(tmp_path: Path) -> Path:
 
 def test_it_is_the_language_model_that_it_wraps(path: Path) -> None:
     cached = CachingLM(CountingLM(), path)
-    assert isinstance(cached, AsyncLM)
+    assert isinstance(cached, BlackBoxLM)
     assert (cached.identity, cached.max_tokens) == ("fake", None)
-    assert cached.generate(["a"], 1) == ["['a'] [1.0] 1"]
-    assert cached.generate_ensemble(["a"], [1.0], GenerationOptions(7)).text == "['a'] [1.0] 7"
-    assert cached.submit_ensemble(["a"], [1.0], GenerationOptions(7)).result().text == "['a'] [1.0] 7"
     assert cached.score([], []) == []
-    assert cached.submit_sums([], []).result() == []
+    assert cached.submit_sums([], []).result().shape == (0, 2)
     assert cached.units(["a", "b"], ["y", "y"]) == [[0, 1]]
 
 
@@ -183,7 +162,7 @@ def test_an_error_raised_at_once_leaves_nothing_behind(path: Path, monkeypatch: 
     lm = CountingLM()
     cached = CachingLM(lm, path)
     with monkeypatch.context() as patch:
-        patch.setattr(lm, "submit", lambda prefixes, continuations: 1 / 0)
+        patch.setattr(lm, "submit_call", lambda call: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             cached.submit(["a"], ["y"]).result(1)
     assert bits(cached.submit(["a"], ["y"]).result(1)) == bits(lm.answers[0])
@@ -217,13 +196,13 @@ def test_a_sum_is_the_same_number_fresh_from_memory_and_from_the_file(path: Path
     texts = [f"{'word ' * length}" for length in range(1, 60)]
     lm = CountingLM()
     cached = CachingLM(lm, path)
-    fresh = cached.submit_sums(texts, texts).result()
+    fresh = cached.submit_sums(texts, texts).result().tolist()
     assert fresh == sums(lm.answers[0])
-    assert cached.submit_sums(texts, texts).result() == fresh
+    assert cached.submit_sums(texts, texts).result().tolist() == fresh
     cached.close()
-    assert CachingLM(lm, path).submit_sums(texts, texts).result() == fresh
+    assert CachingLM(lm, path).submit_sums(texts, texts).result().tolist() == fresh
     assert len(lm.calls) == 1
-    assert all(float(np.float32(total.sum_logprob)) == total.sum_logprob for total in fresh)
+    assert all(float(np.float32(total)) == total for total, _ in fresh)
 
 
 def test_sums_alone_are_stored_without_tokens_and_join_them_when_a_call_needs_them(path: Path) -> None:
@@ -234,7 +213,7 @@ def test_sums_alone_are_stored_without_tokens_and_join_them_when_a_call_needs_th
     scores = cached.score(["a", "b", "c"], ["y", "y", "y"])
     assert lm.calls[1] == [("a", "y"), ("b", "y"), ("c", "y")]
     assert rows_with_tokens(path) == (3, 3)
-    assert cached.submit_sums(["a", "b", "c"], ["y", "y", "y"]).result() == sums(scores) == sums(lm.answers[1])
+    assert cached.submit_sums(["a", "b", "c"], ["y", "y", "y"]).result().tolist() == sums(scores) == sums(lm.answers[1])
     assert bits(cached.score(["a", "b"], ["y", "y"])) == bits(scores)[:2]
     assert len(lm.calls) == 2
     assert (cached.num_hits, cached.num_misses) == (5, 5)
@@ -246,7 +225,7 @@ def test_tokens_asked_for_while_only_the_sum_was_wanted_are_there_and_are_stored
     totals = cached.submit_sums(["a", "b"], ["y", "y"])
     scores = cached.submit(["b"], ["y"])
     lm.finish(0)
-    assert totals.result(1) == sums(lm.answers[0])
+    assert totals.result(1).tolist() == sums(lm.answers[0])
     assert bits(scores.result(1)) == bits(lm.answers[0][1:])
     assert len(lm.calls) == 1
     assert rows_with_tokens(path) == (2, 1)
@@ -262,7 +241,7 @@ def test_a_sum_asked_for_while_its_tokens_are_under_way_waits_for_them(path: Pat
     totals = cached.submit_sums(["a"], ["y"])
     assert not totals.done()  # the sum that is stored is about to be another one, in its last bits
     lm.finish(1)
-    assert totals.result(1) == sums(scores.result(1)) == sums(lm.answers[1])
+    assert totals.result(1).tolist() == sums(scores.result(1)) == sums(lm.answers[1])
 
 
 def test_a_score_that_is_not_finite_is_handed_on_and_never_stored(path: Path) -> None:
@@ -272,7 +251,7 @@ def test_a_score_that_is_not_finite_is_handed_on_and_never_stored(path: Path) ->
     for row, value in ((0, np.nan), (1, -np.inf)):
         lm.answers[0][row].token_logprobs[0] = value
     lm.finish(0)
-    assert [np.isfinite(total.sum_logprob) for total in totals.result(1)] == [False, False, True]
+    assert np.isfinite(totals.result(1)[:, 0]).tolist() == [False, False, True]
     assert rows_with_tokens(path) == (1, 0)
 
 
@@ -295,7 +274,7 @@ def stored_texts(path: Path, texts: str, at_least: int) -> set[str]:
     """Those of the texts that the file holds, once it holds so many."""
     cache, end = ScoreCache(path), time.monotonic() + 30
     keys = {pair_key("fake", text, "y"): text for text in texts}
-    while len(found := cache.scores([*keys])) < at_least:
+    while len(found := cache.read([*keys])) < at_least:
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.01)
     cache.close()
@@ -319,10 +298,10 @@ def test_the_units_of_a_call_are_one_transaction_and_nobody_has_a_score_before_i
     cached = CachingLM(lm, path)
     written, store = [], cached._file.store
 
-    def recorded(identity: str, scores: list[NewScore]) -> None:
+    def recorded(identity: str, scores: dict, sums_only: set) -> None:
         assert not call.done()
         written.append(len(scores))
-        store(identity, scores)
+        store(identity, scores, sums_only)
 
     monkeypatch.setattr(cached._file, "store", recorded)
     call = cached.submit(list("abcde"), ["y"] * 5)
@@ -368,7 +347,7 @@ def test_the_units_of_an_interrupted_call_are_computed_again_in_the_same_company
         cached.submit(texts, texts)
         for unit in done:
             killed.finish(unit)
-        cached._scores.close()  # as if killed after the next write
+        cached.close()  # as if killed after the next write
         resumed = CompanyLM(unit_size=4)
         assert bits(CachingLM(resumed, path).score(texts, texts)) == bits(quiet)
         assert resumed.calls == [call for unit, call in enumerate(killed.calls) if unit not in done]
@@ -388,7 +367,7 @@ def test_overlapping_calls_are_computed_in_the_same_company_after_an_interruptio
     cached.submit(second, second)
     for unit in (1, 4):  # one of each call
         killed.finish(unit)
-    cached._scores.close()
+    cached.close()
     assert both(tmp_path / "killed.sqlite") == quiet
 
 
@@ -414,7 +393,7 @@ def test_units_that_leave_a_row_out_are_an_error_and_leave_nothing_behind(
     cached = CachingLM(lm, path)
     with monkeypatch.context() as patch:
         patch.setattr(lm, "units", lambda prefixes, continuations: units)
-        with pytest.raises(ValueError, match="units are not each of 2 rows once"):
+        with pytest.raises(ValueError, match="units do not hold each of 2 rows once"):
             cached.submit(["a", "b"], ["y", "y"]).result(1)
     assert len(cached.score(["a", "b"], ["y", "y"])) == 2
 
@@ -434,7 +413,7 @@ def test_a_file_that_cannot_be_written_is_an_error_to_all_who_wait(path: Path) -
     cached = CachingLM(lm, path)
     first, second = cached.submit(["a"], ["y"]), cached.submit_sums(["a"], ["y"])
     with sqlite3.connect(path) as database:
-        database.execute("DROP TABLE scores")
+        database.execute("DROP TABLE cached")
     lm.finish(0)
     for call in (first, second):
         with pytest.raises(RunError, match=str(path)):

@@ -12,6 +12,7 @@ from replug.models.local import mixtures, output_layer
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.output_layer import Float32Head, target_logprobs
 from replug.models.packaged import resolve_lm_path
+from tests.support.lm_answers import mixed
 from tests.support.tiny_lms import CONTINUATIONS, MAX_TOKENS, PREFIXES, VOCABULARY, write_llama, write_tokenizer
 
 HALF = [torch.bfloat16, torch.float16]
@@ -54,13 +55,6 @@ def test_autocast_does_not_round_them() -> None:
         logits = Float32Head(linear)(rows)
     assert logits.dtype == torch.float32
     torch.testing.assert_close(logits, Float32Head(linear)(rows), atol=0, rtol=0)
-
-
-def test_the_precision_of_other_float32_products_is_left_as_it_was() -> None:
-    linear, rows = head_and_rows(torch.bfloat16)
-    before = torch.backends.mkldnn.matmul.fp32_precision
-    Float32Head(linear)(rows)
-    assert torch.backends.mkldnn.matmul.fp32_precision == before
 
 
 SIZES = {
@@ -113,7 +107,7 @@ def test_a_half_precision_lm_scores_and_continues_with_float32_logits(
     seen, mix = [], mixtures.mix_next_token
     monkeypatch.setattr(mixtures, "mix_next_token", lambda logits, w: seen.append(logits.dtype) or mix(logits, w))
     for way in (lm, whole):
-        way.generate_ensemble(["the cat sat", "x"], [0.5, 0.5], GenerationOptions(3))
+        mixed(way, ["the cat sat", "x"], [0.5, 0.5], GenerationOptions(3))
     assert set(seen) == {torch.float32}
 
 

@@ -28,11 +28,12 @@ from transformers import (
 
 from replug.config.errors import RunError
 from replug.models.black_box_lm import Mixture, UnscorableText, pieces
-from replug.models.generation import Generated, GenerationOptions, SamplingOptions, before_stop
+from replug.models.generation import Generated, GenerationOptions, before_stop
 from replug.models.local import decoding, mixtures
 from replug.models.local.decoding import CacheUse, find_cache_use
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.mixtures import TokenChooser, entropy, mix_next_token, nucleus
+from tests.support.lm_answers import mixed, texts_of
 from tests.support.tiny_lms import (
     DEMONSTRATIONS,
     MAX_TOKENS,
@@ -163,18 +164,6 @@ def test_the_entropy_is_the_naive_one_and_what_has_no_probability_adds_nothing()
     assert entropy(torch.tensor([1e-7, -200.0])) == 0
 
 
-def test_means_of_an_answer_are_by_its_tokens_and_none_where_nothing_is_seen() -> None:
-    logprobs, entropies = np.array([-1.0, -3.0], np.float32), np.array([0.5, 1.0], np.float32)
-    local = Generated("a b", logprobs, entropies, 1, 7)
-    assert (local.num_tokens, local.mean_logprob, local.mean_entropy) == (2, -2, 0.75)
-    served = Generated("a b c d", logprobs[1:], None, 3, None, answer_tokens=4)
-    assert (served.num_tokens, served.mean_logprob, served.mean_entropy) == (4, -0.75, None)
-    empty = Generated("", logprobs[:0], entropies[:0], 1, 7)
-    assert (empty.num_tokens, empty.sum_logprob, empty.mean_logprob, empty.mean_entropy) == (0, 0, None, None)
-    with pytest.raises(ValueError, match="number of token_entropies is 1; expected 2, one a token"):
-        Generated("a b", logprobs, entropies[:1], 1, 7)
-
-
 def test_samples_have_the_frequencies_of_the_tempered_mixture() -> None:
     logprobs = torch.tensor([0.6, 0.3, 0.1]).log()
     chooser = TokenChooser(GenerationOptions(1, temperature=0.5, seed=3))
@@ -217,27 +206,21 @@ def test_options_that_cannot_be_meant_are_value_errors(options: dict, message: s
 
 def test_answers_equal_the_reference_for_prompts_of_unequal_length(lm: HuggingFaceLM) -> None:
     assert len({num_tokens(lm, prompt) for prompt in PROMPTS}) > 2
-    assert_equals_reference(lm, lm.generate_ensemble(PROMPTS, WEIGHTS, GREEDY), PROMPTS, WEIGHTS)
-    assert_equals_reference(lm, lm.generate_ensemble(PROMPTS[::-1], WEIGHTS, GREEDY), PROMPTS[::-1], WEIGHTS)
+    assert_equals_reference(lm, mixed(lm, PROMPTS, WEIGHTS, GREEDY), PROMPTS, WEIGHTS)
+    assert_equals_reference(lm, mixed(lm, PROMPTS[::-1], WEIGHTS, GREEDY), PROMPTS[::-1], WEIGHTS)
 
 
 def test_answers_after_shared_demonstrations_equal_the_reference(lm: HuggingFaceLM) -> None:
     weights = [0.5, 0.2, 0.3]
-    assert_equals_reference(lm, lm.generate_ensemble(FEW_SHOT, weights, GREEDY), FEW_SHOT, weights)
-
-
-def test_answers_of_equally_long_prompts_equal_the_reference(lm: HuggingFaceLM) -> None:
-    prompts = ["qzj\nthe cat", "jxv\nthe cat"]
-    assert len({num_tokens(lm, prompt) for prompt in prompts}) == 1
-    assert_equals_reference(lm, lm.generate_ensemble(prompts, [0.7, 0.3], GREEDY), prompts, [0.7, 0.3])
+    assert_equals_reference(lm, mixed(lm, FEW_SHOT, weights, GREEDY), FEW_SHOT, weights)
 
 
 @pytest.mark.parametrize("prompt", [PROMPTS[2], FEW_SHOT[0]])
 def test_one_prompt_equals_plain_generation_and_transformers_own(lm: HuggingFaceLM, prompt: str) -> None:
-    found = lm.generate_ensemble([prompt], [1.0], GREEDY)
+    found = mixed(lm, [prompt], [1.0], GREEDY)
     ids = torch.tensor([lm.tokenizer(prompt)["input_ids"]])
     theirs = lm.model.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=1)[0, ids.shape[1] :]
-    assert found.text == lm.generate([prompt], 12)[0] == lm.tokenizer.decode(theirs, skip_special_tokens=True)
+    assert found.text == texts_of(lm, [prompt], 12)[0] == lm.tokenizer.decode(theirs, skip_special_tokens=True)
     assert_equals_reference(lm, found, [prompt], [1.0])
 
 
@@ -251,19 +234,7 @@ def test_passes_of_any_size_give_the_same_answer(
 ) -> None:
     small = HuggingFaceLM(str(llama_folder), tokens_per_batch=tokens_per_batch)
     weights = [0.5, 0.2, 0.3]
-    assert_same(small.generate_ensemble(prompts, weights, GREEDY), llama.generate_ensemble(prompts, weights, GREEDY))
-
-
-def test_no_pass_holds_more_tokens_than_it_may(llama_folder: Path) -> None:
-    lm = HuggingFaceLM(str(llama_folder), tokens_per_batch=40)
-    assert lm._cache_use == CacheUse(True, True, True)
-    sizes = []
-    lm.model.register_forward_pre_hook(
-        lambda _, __, inputs: sizes.append(inputs["input_ids"].numel()), with_kwargs=True
-    )
-    lm.generate_ensemble(PROMPTS, WEIGHTS, GenerationOptions(3))
-    assert max(sizes) == 40
-    assert sizes[-2:] == [4, 4]  # the later tokens: one for each prompt
+    assert_same(mixed(small, prompts, weights, GREEDY), mixed(llama, prompts, weights, GREEDY))
 
 
 def test_a_shared_prefix_is_computed_once_and_changes_nothing(
@@ -271,11 +242,11 @@ def test_a_shared_prefix_is_computed_once_and_changes_nothing(
 ) -> None:
     weights = [0.5, 0.2, 0.3]
     before = llama.counts.tokens
-    shared = llama.generate_ensemble(FEW_SHOT, weights, GREEDY)
+    shared = mixed(llama, FEW_SHOT, weights, GREEDY)
     spent = llama.counts.tokens - before
     monkeypatch.setattr(decoding, "MIN_SHARED_TOKENS", 10**6)
     before = llama.counts.tokens
-    apart = llama.generate_ensemble(FEW_SHOT, weights, GREEDY)
+    apart = mixed(llama, FEW_SHOT, weights, GREEDY)
     assert llama.counts.tokens - before - spent >= 2 * 64
     assert_same(shared, apart)
 
@@ -285,20 +256,12 @@ def test_an_opening_is_read_once_for_all_calls_and_changes_no_answer(llama: Hugg
     llama._kept = []
     for prompt in FEW_SHOT[:2]:  # a prompt alone shares nothing with others of its call
         before = llama.counts.tokens
-        alone = llama.generate_ensemble([prompt], [1.0], GREEDY)
+        alone = mixed(llama, [prompt], [1.0], GREEDY)
         plain = llama.counts.tokens - before
-        opened = llama.generate_ensemble([prompt], [1.0], options)
+        opened = mixed(llama, [prompt], [1.0], options)
         assert_same(alone, opened)
         assert opened.prompt_tokens == alone.prompt_tokens == num_tokens(llama, prompt)
     assert llama.counts.tokens - before - plain <= plain - 64
-
-
-def test_the_counts_are_those_of_the_passes(llama: HuggingFaceLM) -> None:
-    lengths = [num_tokens(llama, prompt) for prompt in PROMPTS]
-    tokens, padded = llama.counts.tokens, llama.counts.padded_tokens
-    steps = len(llama.generate_ensemble(PROMPTS, WEIGHTS, GenerationOptions(5)).token_logprobs)
-    assert llama.counts.tokens - tokens == sum(lengths) + 4 * (steps - 1)
-    assert llama.counts.padded_tokens - padded == 4 * max(lengths) + 4 * (steps - 1)
 
 
 @pytest.mark.parametrize("write", PADDED)
@@ -332,8 +295,8 @@ def test_a_model_that_counts_padding_as_positions_is_found_out_and_read_anew(tmp
     lm = load(write_gpt2, tmp_path)
     lm.model.__class__ = WithoutPositions
     assert find_cache_use(lm.model) == CacheUse(True, False, False)
-    assert_equals_reference(lm, lm.generate_ensemble(PROMPTS, WEIGHTS, GREEDY), PROMPTS, WEIGHTS)
-    assert_equals_reference(lm, lm.generate_ensemble(PROMPTS[:1], [1.0], GREEDY), PROMPTS[:1], [1.0])
+    assert_equals_reference(lm, mixed(lm, PROMPTS, WEIGHTS, GREEDY), PROMPTS, WEIGHTS)
+    assert_equals_reference(lm, mixed(lm, PROMPTS[:1], [1.0], GREEDY), PROMPTS[:1], [1.0])
 
 
 def test_reading_anew_gives_the_same_answers_in_passes_of_any_size(
@@ -342,7 +305,7 @@ def test_reading_anew_gives_the_same_answers_in_passes_of_any_size(
     for tokens_per_batch in (1, 30, 1000):
         lm = HuggingFaceLM(str(llama_folder), tokens_per_batch=tokens_per_batch)
         lm.__dict__["_cache_use"] = CacheUse()
-        assert_same(lm.generate_ensemble(PROMPTS, WEIGHTS, GREEDY), llama.generate_ensemble(PROMPTS, WEIGHTS, GREEDY))
+        assert_same(mixed(lm, PROMPTS, WEIGHTS, GREEDY), mixed(llama, PROMPTS, WEIGHTS, GREEDY))
 
 
 # Where answers end -----------------------------------------------------------------------------------------------
@@ -362,7 +325,7 @@ def test_an_answer_ends_before_the_stop_wherever_it_lies(llama: HuggingFaceLM) -
             stop = whole[start : start + length]
             if "\ufffd" in whole[: start + length + 1]:
                 continue
-            found = llama.generate_ensemble(PROMPTS, WEIGHTS, GenerationOptions(12, stop))
+            found = mixed(llama, PROMPTS, WEIGHTS, GenerationOptions(12, stop))
             assert found.text == whole.split(stop)[0]
             steps = next(number + 1 for number, text in enumerate(texts) if stop in text)
             assert len(found.token_logprobs) == steps  # not one token more than shows the stop
@@ -377,7 +340,7 @@ def test_the_stop_that_is_complete_first_ends_an_answer() -> None:
 
 def test_equal_stops_are_one_form() -> None:
     for stop, form in (([], None), (["\n"], "\n"), (["b", "a", "b"], ("a", "b")), (("a",), "a")):
-        assert GenerationOptions(3, stop).stop == SamplingOptions(1, 3, stop).stop == form
+        assert GenerationOptions(3, stop).stop == GenerationOptions(3, stop, num_samples=2).stop == form
 
 
 @pytest.mark.parametrize("as_list", [False, True])
@@ -390,7 +353,7 @@ def test_an_answer_ends_at_every_end_token_of_the_models_configuration(
     path = tmp_path / "generation_config.json"
     named = json.loads(path.read_text()) | {"eos_token_id": [VOCABULARY - 1, ids[number]] if as_list else ids[number]}
     path.write_text(json.dumps(named))
-    found = HuggingFaceLM(str(tmp_path)).generate_ensemble(PROMPTS, WEIGHTS, GREEDY)
+    found = mixed(HuggingFaceLM(str(tmp_path)), PROMPTS, WEIGHTS, GREEDY)
     assert found.text == llama.tokenizer.decode(ids[:number], skip_special_tokens=True)
     np.testing.assert_allclose(found.token_logprobs, logprobs[: number + 1], atol=1e-4)  # the end token is among them
 
@@ -402,9 +365,9 @@ def test_characters_of_several_tokens_are_whole(llama: HuggingFaceLM, monkeypatc
     assert len(ids) > len(said)
     script = iter([*ids, 1])
     monkeypatch.setattr(mixtures.TokenChooser, "choose", lambda *_: next(script))
-    assert llama.generate_ensemble(["x"], [1.0], GenerationOptions(100)).text == said
+    assert mixed(llama, ["x"], [1.0], GenerationOptions(100)).text == said
     script = iter([*ids, 1])
-    assert llama.generate_ensemble(["x"], [1.0], GenerationOptions(100, stop="。")).text == "続きは🙂で"
+    assert mixed(llama, ["x"], [1.0], GenerationOptions(100, stop="。")).text == "続きは🙂で"
 
 
 # Several mixtures, and streams -----------------------------------------------------------------------------------
@@ -425,17 +388,17 @@ MIXTURES = [
 def test_mixtures_side_by_side_have_the_answers_that_each_has_alone(
     llama: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch, options: GenerationOptions
 ) -> None:
-    alone = [llama.generate_ensemble(one.prompts, one.weights, options) for one in MIXTURES]
+    alone = [mixed(llama, one.prompts, one.weights, options) for one in MIXTURES]
     for budget in (1, 60, 1000):  # one at a time, several at a time, all
         monkeypatch.setattr(llama, "tokens_per_batch", budget)
-        for one, other in zip(llama.generate_ensembles(MIXTURES, options), alone, strict=True):
+        for one, other in zip(llama.generate(MIXTURES, options), alone, strict=True):
             assert_same(one, other)
             assert (one.num_prompts, one.prompt_tokens) == (other.num_prompts, other.prompt_tokens)
-    assert llama.generate_ensembles([], options) == []
+    assert llama.generate([], options) == []
 
 
 def test_mixtures_side_by_side_are_right_for_every_architecture(lm: HuggingFaceLM) -> None:
-    for found, one in zip(lm.generate_ensembles(MIXTURES[:2], GREEDY), MIXTURES[:2], strict=True):
+    for found, one in zip(lm.generate(MIXTURES[:2], GREEDY), MIXTURES[:2], strict=True):
         assert_equals_reference(lm, found, one.prompts, one.weights)
 
 
@@ -472,7 +435,7 @@ def test_a_mixture_that_has_ended_is_read_no_further() -> None:
 def test_mixtures_that_memory_does_not_hold_are_halved(
     llama: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected = [one.text for one in llama.generate_ensembles(MIXTURES, GREEDY)]
+    expected = [one.text for one in llama.generate(MIXTURES, GREEDY)]
     grow = llama._grow
 
     def grow_few(rows: list[list[int]], opening: str) -> object:
@@ -481,22 +444,22 @@ def test_mixtures_that_memory_does_not_hold_are_halved(
         return grow(rows, opening)
 
     monkeypatch.setattr(llama, "_grow", grow_few)
-    assert [one.text for one in llama.generate_ensembles(MIXTURES, GREEDY)] == expected
+    assert [one.text for one in llama.generate(MIXTURES, GREEDY)] == expected
     assert "halving" in caplog.text
 
 
 @pytest.mark.parametrize("stop", [None, ["the", "a m", "no such"]])
 def test_pieces_of_a_stream_are_the_answer(llama: HuggingFaceLM, stop: list[str] | None) -> None:
     options = GenerationOptions(40, stop)
-    whole = llama.generate_ensemble(PROMPTS, WEIGHTS, options).text
+    whole = mixed(llama, PROMPTS, WEIGHTS, options).text
     found = []
-    for piece in llama.stream_ensemble(PROMPTS, WEIGHTS, options):
+    for piece in llama.stream(Mixture(PROMPTS, WEIGHTS), options):
         assert not torch.is_inference_mode_enabled()  # which is of the LM's own steps
         found.append(piece)
     assert "".join(found) == whole
     assert all(found) and len(found) > 2
     with pytest.raises(UnscorableText, match="input 0 has"):
-        llama.stream_ensemble(["x"], [1.0], GenerationOptions(MAX_TOKENS))
+        llama.stream("x", GenerationOptions(MAX_TOKENS))
 
 
 def test_a_piece_holds_no_half_character_and_no_part_of_a_stop() -> None:
@@ -512,9 +475,9 @@ def test_a_piece_holds_no_half_character_and_no_part_of_a_stop() -> None:
 def test_prompts_that_do_not_fit_with_the_new_tokens_are_unscorable(llama: HuggingFaceLM) -> None:
     prompt = ("qzjxvk" * 30)[: MAX_TOKENS - 12]  # no merges: one token a letter
     assert num_tokens(llama, prompt) == MAX_TOKENS - 12
-    assert_equals_reference(llama, llama.generate_ensemble([prompt], [1.0], GREEDY), [prompt], [1.0])
+    assert_equals_reference(llama, mixed(llama, [prompt], [1.0], GREEDY), [prompt], [1.0])
     with pytest.raises(UnscorableText, match=rf"input 1 has {MAX_TOKENS - 12} \+ 13 tokens .* holds {MAX_TOKENS}"):
-        llama.generate_ensemble(["x", prompt], [0.5, 0.5], GenerationOptions(13))
+        mixed(llama, ["x", prompt], [0.5, 0.5], GenerationOptions(13))
 
 
 @pytest.mark.parametrize(
@@ -531,16 +494,10 @@ def test_weights_that_are_no_distribution_are_value_errors(
     llama: HuggingFaceLM, prompts: list[str], weights: list[float], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        llama.generate_ensemble(prompts, weights, GREEDY)
+        mixed(llama, prompts, weights, GREEDY)
 
 
 # Sampling --------------------------------------------------------------------------------------------------------
-
-
-def test_a_temperature_near_0_and_a_tiny_nucleus_are_greedy(llama: HuggingFaceLM) -> None:
-    greedy = llama.generate_ensemble(PROMPTS, WEIGHTS, GREEDY)
-    for options in (GenerationOptions(12, temperature=1e-4), GenerationOptions(12, temperature=1.0, top_p=1e-6)):
-        assert_same(llama.generate_ensemble(PROMPTS, WEIGHTS, options), greedy)
 
 
 # A real LM -------------------------------------------------------------------------------------------------------
@@ -550,7 +507,7 @@ def test_a_real_lm_answers_from_the_document_that_weighs_most(smollm2: HuggingFa
     question = "Question: what is the capital of Norway?\nAnswer: The capital of Norway is"
     documents = ["Oslo is the capital of Norway.", "Bread is made of flour, water and salt.", "Rome is old."]
     prompts = [f"{document}\n{question}" for document in documents]
-    found = smollm2.generate_ensemble(prompts, [0.6, 0.2, 0.2], GenerationOptions(6))
+    found = mixed(smollm2, prompts, [0.6, 0.2, 0.2], GenerationOptions(6))
     assert "Oslo" in found.text
     assert_equals_reference(smollm2, found, prompts, [0.6, 0.2, 0.2], 6)
     assert smollm2._cache_use == CacheUse(True, True, True)

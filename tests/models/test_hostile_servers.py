@@ -19,6 +19,7 @@ from replug.models.http.server_source import connect
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.model_files import load_tokenizer
 from tests.support.fault_server import FaultServer, server_spec, write_word_tokenizer
+from tests.support.lm_answers import texts_of
 from tests.support.raw_server import MODELS, RawServer, http_answer
 from tests.support.real_models import real_lm
 
@@ -103,7 +104,7 @@ def test_two_answers_in_one_packet_falsify_nothing(asked: Asked, tokenizer: str,
     with RawServer(twice) as server:
         lm = asked(server, tokenizer=tokenizer if with_ids else None)
         for _ in range(3):
-            assert lm.generate(["red red of", "boat boat"], 2) == [" red fin", " boat fin"]
+            assert texts_of(lm, ["red red of", "boat boat"], 2) == [" red fin", " boat fin"]
 
 
 def altered(change: Callable[[dict], object]) -> Answer:
@@ -174,20 +175,6 @@ def test_a_small_answer_does_not_grow_and_a_large_one_is_not_read(asked: Asked) 
             asked(server, timeout_seconds=3.0, max_attempts=1).score(PREFIXES, CONTINUATIONS)
         assert time.monotonic() - begun < 3.5
     assert peak_bytes() - before < 400 << 20  # what the test itself holds, and no gigabyte
-
-
-@pytest.mark.parametrize("charset", ["undefined", "rot13", "utf-7", "x" * 5000])
-def test_an_odd_charset_does_not_end_a_run(asked: Asked, charset: str) -> None:
-    kind = f"Content-Type: text/html; charset={charset}"
-
-    def broken_first(number: int, payload: dict) -> bytes:
-        return http_answer(honest(payload), kind) if number else http_answer(b"\xff\xfeno", kind, status="503 No")
-
-    with RawServer(broken_first) as server:
-        assert bits(asked(server).score(PREFIXES, CONTINUATIONS)) == RIGHT
-    refused = RawServer(lambda n, p: http_answer(b"\xff\xfeno", kind, status="400 No"))
-    with refused as server, pytest.raises(ServerError, match="400 No"):
-        asked(server).score(PREFIXES, CONTINUATIONS)
 
 
 def quoted_in_values(body: dict) -> None:
@@ -261,7 +248,7 @@ def _spoilt_ids(tokenizer: str, total: object) -> Answer:
 def test_half_a_surrogate_pair_is_no_answer(asked: Asked) -> None:
     spoilt = altered(lambda body: body["choices"][0].update(text="\ud800"))
     with RawServer(spoilt) as server, pytest.raises(ServerError, match="no text"):
-        asked(server).generate(["red red"], 2)
+        texts_of(asked(server), ["red red"], 2)
 
 
 @pytest.mark.parametrize("then", ["constant", "shifted", "other_model", "no_echo", "one_input", "down", "moved"])

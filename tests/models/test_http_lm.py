@@ -28,7 +28,7 @@ from replug.models.http.completions_api import (
     IllFormed,
     NoPromptLogprobs,
     Pair,
-    TokenScores,
+    ServerText,
     read_generated,
     read_scores,
 )
@@ -46,6 +46,7 @@ from tests.support.fault_server import (
     word_logprobs,
     write_word_tokenizer,
 )
+from tests.support.lm_answers import mixed, texts_of
 
 WORDS = ["red", "blue", "green", "the", "boat", "of", "日本語", "🙂", "was", "new"]
 WAYS = [("echo", False), ("echo", True), ("prompt_logprobs", True)]
@@ -217,14 +218,8 @@ def test_an_input_beyond_the_context_is_an_error_with_its_lengths_before_anythin
         with pytest.raises(ValueError, match=r"input 1 has 7 \+ 2 tokens .* but the LM holds 8"):
             lm.submit(["red", "red red red red red red red"], [" blue", " blue blue"])
         with pytest.raises(ValueError, match=r"input 0 has 2 \+ 7 tokens"):
-            lm.generate(["red red"], 7)
+            texts_of(lm, ["red red"], 7)
         assert server.requests == 1
-
-
-def test_redirects_are_not_followed(opened: Opened) -> None:
-    with FaultServer(mode="moved") as server, pytest.raises(ServerError, match="307 Temporary Redirect"):
-        opened(server).score(["a"], [" b"])
-    assert server.requests == 1
 
 
 def test_an_unreachable_server_a_wrong_address_and_an_unknown_model_are_the_users_to_fix() -> None:
@@ -300,20 +295,10 @@ def test_a_border_inside_a_token_names_the_row_and_the_way_out(opened: Opened, t
         assert opened(server).score(["", "red"], ["blue", " blue"])[0].num_tokens == 1
 
 
-def test_calls_that_cannot_be_answered_are_value_errors(opened: Opened) -> None:
-    with FaultServer() as server:
-        lm = opened(server)
-        with pytest.raises(ValueError, match="continuation 1 is empty"):
-            lm.submit(["a", "b"], [" c", ""])
-        with pytest.raises(ValueError, match="2 prefixes but 1 continuations"):
-            lm.submit(["a", "b"], [" c"])
-        assert server.requests == 0
-
-
 def test_one_continuation_cut_differently_after_two_prefixes_is_an_error() -> None:
     rows = [Pair(0, "a", " bc", None), Pair(1, "b", " x", None), Pair(2, "c", " bc", None)]
     logprobs = np.zeros(2, dtype=np.float32)
-    same, other = TokenScores(logprobs, (" b", "c")), TokenScores(logprobs, (" ", "bc"))
+    same, other = (ServerText(" bc", logprobs, tokens) for tokens in ((" b", "c"), (" ", "bc")))
     _check_same_tokens(rows, [same, other, same])
     with pytest.raises(ValueError, match="inputs 0 and 2 have the same continuation"):
         _check_same_tokens(rows, [same, same, other])
@@ -325,10 +310,10 @@ def test_generation_is_whole_in_order_and_ends_before_the_stop(opened: Opened, t
     for folder in (None, tokenizer):
         with FaultServer(tokenizer=folder, first_faults=2) as server:
             lm = opened(server, tokenizer=folder, prompts_per_request=2, timeout_seconds=0.5)
-            assert lm.generate(prompts, 3) == wanted
-            assert lm.generate(prompts[:1], 3, stop=" fin") == [" blue blue"]
+            assert texts_of(lm, prompts, 3) == wanted
+            assert texts_of(lm, prompts[:1], 3, stop=" fin") == [" blue blue"]
             assert server.payloads[-1]["stop"] == [" fin"]
-            assert lm.generate(prompts[:1], 3, stop=["never", " fin"]) == [" blue blue"]
+            assert texts_of(lm, prompts[:1], 3, stop=["never", " fin"]) == [" blue blue"]
             assert server.payloads[-1]["stop"] == [" fin", "never"]
 
 
@@ -358,33 +343,23 @@ def test_the_heaviest_answer_of_several_prompts_is_the_answer(opened: Opened, to
             assert (found.text, found.num_tokens, found.num_prompts, found.prompt_tokens) == (" red fin", 2, 4, 12)
             np.testing.assert_allclose(found.token_logprobs, [np.log(mass)], rtol=1e-5)
             assert (found.mean_logprob, found.mean_entropy) == (pytest.approx(np.log(mass) / 2), None)
-        assert lm.generate_ensemble(prompts, [0, 1, 0, 0], GenerationOptions(2)).text == " boat fin"
-        assert lm.generate_ensemble(prompts, weights, GenerationOptions(2, stop=" fin")).text == " red"
-
-
-def test_one_prompt_of_a_server_equals_plain_generation(opened: Opened) -> None:
-    with FaultServer() as server:
-        lm = opened(server)
-        found = lm.generate_ensemble(["red red blue"], [1.0], GenerationOptions(3))
-        assert found.text == lm.generate(["red red blue"], 3)[0]
-        assert found.sum_logprob == pytest.approx(answers_of(["red red blue"], 3)[0][1], rel=1e-5)
-        empty = lm.generate_ensemble(["red red blue"], [1.0], GenerationOptions(3, stop=" "))
-        assert (empty.text, len(empty.token_logprobs), empty.prompt_tokens) == ("", 3, 3), "with those that ended it"
-        opened = lm.generate_ensemble(["red red blue"], [1.0], GenerationOptions(3, opening="red red"))
-        assert opened.prompt_tokens == found.prompt_tokens == 3
+        assert mixed(lm, prompts, [0, 1, 0, 0], GenerationOptions(2)).text == " boat fin"
+        assert mixed(lm, prompts, weights, GenerationOptions(2, stop=" fin")).text == " red"
 
 
 @pytest.mark.parametrize("said", [None, {}, {"prompt_tokens": 0}, {"prompt_tokens": "3"}], ids=str)
 def test_a_server_that_does_not_count_has_its_tokenizer_count_and_nobody_guesses(
     opened: Opened, tokenizer: str, monkeypatch: pytest.MonkeyPatch, said: dict | None
 ) -> None:
-    read = http_lm.api.read_shown
-    monkeypatch.setattr(http_lm.api, "read_shown", lambda pairs, body: read(pairs, body | {"usage": said}))
+    read = http_lm.api.read_generated
+    monkeypatch.setattr(
+        http_lm.api, "read_generated", lambda pairs, body, **how: read(pairs, body | {"usage": said}, **how)
+    )
     prompts, weights = ["red red blue", "red blue"], [0.5, 0.5]
     for folder, counted in ((tokenizer, 5), (None, None)):
         with FaultServer(tokenizer=folder) as server:
             lm = opened(server, tokenizer=folder, prompts_per_request=1)
-            assert lm.generate_ensemble(prompts, weights, GenerationOptions(2)).prompt_tokens == counted
+            assert mixed(lm, prompts, weights, GenerationOptions(2)).prompt_tokens == counted
 
 
 def test_a_server_cannot_sample_and_must_say_how_likely_its_answers_are(opened: Opened) -> None:
@@ -396,7 +371,7 @@ def test_a_server_cannot_sample_and_must_say_how_likely_its_answers_are(opened: 
             lm.submit_ensemble(["red"], [0.5], GenerationOptions(2))
         assert server.requests == 0
         with pytest.raises(RunError, match="gives no log-probs of what it generates"):
-            lm.generate_ensemble(["red"], [1.0], GenerationOptions(2))
+            mixed(lm, ["red"], [1.0], GenerationOptions(2))
 
 
 def test_metrics_say_what_was_sent_and_how_busy_the_server_was(opened: Opened) -> None:
@@ -549,7 +524,7 @@ def test_a_part_of_the_tokens_is_a_fault_and_other_tokens_are_an_error() -> None
 
 
 def test_one_log_prob_for_all_tokens_is_a_fault_unless_they_are_one_token_repeated() -> None:
-    def score(ids: list[int], logprob: float) -> list[TokenScores]:
+    def score(ids: list[int], logprob: float) -> list[ServerText]:
         names = [f"token {token}" for token in ids]
         values = [None, *[logprob] * (len(ids) - 1)]
         body = answer(tokens=names, token_logprobs=values)
@@ -565,12 +540,6 @@ def test_one_log_prob_for_all_tokens_is_a_fault_unless_they_are_one_token_repeat
 def test_prompt_logprobs_of_another_form_are_a_fault(entries: object) -> None:
     with pytest.raises(IllFormed):
         read_scores("prompt_logprobs", [IDS], {"choices": [{"index": 0, "prompt_logprobs": entries}]})
-
-
-def test_prompt_logprobs_are_those_of_the_tokens_that_were_sent() -> None:
-    entries = [None, {"7": {"logprob": -0.5}, "2": {"logprob": -3.0}}]
-    scores = read_scores("prompt_logprobs", [IDS], {"choices": [{"index": 0, "prompt_logprobs": entries}]})
-    np.testing.assert_array_equal(scores[0].logprobs, np.float32([-3.0]))
 
 
 @pytest.mark.parametrize(
@@ -601,6 +570,6 @@ def test_a_broken_first_character_does_no_harm_away_from_the_border() -> None:
 
 def test_nothing_generated_is_an_empty_text() -> None:
     body = {"choices": [{"index": 0, "text": "", "logprobs": None}]}
-    assert [(text, len(logprobs)) for text, logprobs in read_generated([PAIR], body).answers] == [("", 0)]
+    assert [(answer.text, len(answer.logprobs)) for answer in read_generated([PAIR], body)[0]] == [("", 0)]
     with pytest.raises(IllFormed):
         read_generated([PAIR], {"choices": [{"index": 0, "text": None}]})

@@ -13,6 +13,7 @@ from replug import Encoder, EncoderRetriever, HuggingFaceLM, ReplugLM
 from replug.models.generation import GenerationOptions
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.packaged import resolve_encoder_path
+from tests.support.lm_answers import texts_of
 from tests.support.real_models import real_encoder
 
 
@@ -39,9 +40,9 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
     "documents as one text": (lambda have: EncoderRetriever(have.encoder, "a b"), "expected a list of texts"),
     "one text to encode": (lambda have: have.encoder.encode("a b"), "expected a list of"),
     "one query to search with": (lambda have: have.retriever.retrieve("a b", 1), "expected a list of queries"),
-    "one prompt": (lambda have: have.lm.generate("a b", 3), r"expected a list of prompts, .*; write \[text\]"),
+    "one prompt": (lambda have: texts_of(have.lm, "a b", 3), r"expected a list of prompts, .*; write \[text\]"),
     "one text to score": (lambda have: have.lm.score(["a", "b"], "cd"), "expected a list of continuations"),
-    "bytes": (lambda have: have.lm.generate(b"ab", 3), "expected a list of prompts"),
+    "bytes": (lambda have: texts_of(have.lm, b"ab", 3), "expected a list of prompts"),
     "documents as a set": (lambda have: EncoderRetriever(have.encoder, {"a", "b"}), "found a set"),
     "documents as a dict": (lambda have: EncoderRetriever(have.encoder, {"a": 1}), "found a dict"),
     "documents as a generator": (lambda have: EncoderRetriever(have.encoder, iter(["a"])), "found a list_iterator"),
@@ -52,9 +53,9 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
     "a number as text": (lambda have: have.lm.score([1], ["a"]), r"prefixes\[0\] is 1; expected a string"),
     "None as text": (lambda have: have.lm.score(["a"], [None]), r"continuations\[0\] is None; expected a string"),
     "more prefixes": (lambda have: have.lm.score(["a", "b"], ["c"]), "2 prefixes but 1 continuations"),
-    "nothing to score": (lambda have: have.lm.score(["a"], [""]), "there is nothing to score"),
-    "no new tokens": (lambda have: have.lm.generate(["a"], 0), "max_new_tokens is 0"),
-    "half a token": (lambda have: have.lm.generate(["a"], 2.5), "max_new_tokens is 2.5; expected 1 or more, a whole"),
+    "nothing to score": (lambda have: have.lm.score(["a"], [""]), "expected a text to score"),
+    "no new tokens": (lambda have: texts_of(have.lm, ["a"], 0), "max_new_tokens is 0"),
+    "half a token": (lambda have: texts_of(have.lm, ["a"], 2.5), "max_new_tokens is 2.5; expected 1 or more, a whole"),
     "top_p in percent": (lambda have: GenerationOptions(3, top_p=90), "top_p is 90; expected above 0 and at most 1"),
     "a temperature below 0": (lambda have: GenerationOptions(3, temperature=-1), "temperature is -1"),
     "an encoder of one vector": (lambda have: EncoderRetriever(OneVector(), ["a", "b"]), r"shape \(4,\) for 2 texts"),

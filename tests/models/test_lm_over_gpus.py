@@ -18,6 +18,7 @@ from replug.models.local.decoding import CacheUse
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.output_layer import Float32Head
 from tests.support.fake_devices import fake_gpus, spread
+from tests.support.lm_answers import mixed
 from tests.support.tiny_lms import CONTINUATIONS, DEMONSTRATIONS, MAX_TOKENS, PREFIXES, VOCABULARY, write_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -101,7 +102,7 @@ def test_it_continues_prompts(lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(mixtures.TokenChooser, "choose", choose)
     monkeypatch.setattr(torch.Tensor, "__float__", lambda _: -1.0)
     monkeypatch.setattr(torch.Tensor, "__bool__", lambda _: True)
-    answer = lm.generate_ensemble(["the cat sat", "x"], [0.5, 0.5], GenerationOptions(3))
+    answer = mixed(lm, ["the cat sat", "x"], [0.5, 0.5], GenerationOptions(3))
     assert len(answer.token_logprobs) == 3
     assert all(row.dtype == torch.float32 for row in logits)
 

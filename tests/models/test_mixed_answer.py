@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from replug.models.generation import GenerationOptions
-from replug.models.http.completions_api import ShownAnswer
+from replug.models.http.completions_api import ServerText
 from replug.models.http.http_lm import HttpLM
 from replug.models.http.mixed_answer import TokenNames, TopTokens, contenders, is_likeliest, mixed_logprob, not_shown
 from replug.models.http.request_budget import RequestBudget
 from replug.models.local.hf_lm import HuggingFaceLM
 from tests.support.fault_server import server_spec
 from tests.support.hf_server import HFServer
+from tests.support.lm_answers import mixed, texts_of
 from tests.support.tiny_lms import MAX_TOKENS, load_that_speaks
 
 PROMPTS = ["the cat sat on the mat", "a much longer prefix of the cat", "x", "the beginning of a text: the cat"]
@@ -66,8 +67,8 @@ class Words:
         return len(self.texts)
 
 
-def shown(text: str, *tokens: str, tops: list[dict[str, float]], is_ended: bool = False) -> ShownAnswer:
-    return ShownAnswer(text, tokens, tuple(tops), is_ended)
+def shown(text: str, *tokens: str, tops: list[dict[str, float]], is_ended: bool = False) -> ServerText:
+    return ServerText(text, np.zeros(len(tokens)), tokens, tuple(tops), is_ended)
 
 
 def test_only_tokens_that_a_text_names_for_sure_are_used():
@@ -133,8 +134,8 @@ def test_a_server_answers_as_the_same_weights_do_here(
     lm = opened(server, tokenizer=folder, api=api)
     settled = 0
     for options in (GenerationOptions(5), GenerationOptions(4, stop=" ")):
-        here = local.generate_ensemble(PROMPTS, WEIGHTS, options)
-        there = lm.generate_ensemble(PROMPTS, WEIGHTS, options)
+        here = mixed(local, PROMPTS, WEIGHTS, options)
+        there = mixed(lm, PROMPTS, WEIGHTS, options)
         if there.answer_tokens is not None:  # the likeliest tokens of a random LM do not always settle it
             continue
         settled += 1
@@ -149,8 +150,8 @@ def test_without_the_tokenizer_every_answer_is_scored_after_every_prompt(
 ) -> None:
     options = GenerationOptions(4)
     with_text = opened(server)
-    found = with_text.generate_ensemble(PROMPTS, WEIGHTS, options)
-    answers = [with_text.generate([prompt], 4)[0] for prompt in PROMPTS]
+    found = mixed(with_text, PROMPTS, WEIGHTS, options)
+    answers = [texts_of(with_text, [prompt], 4)[0] for prompt in PROMPTS]
     with_text.close()
     masses = {}
     for answer in dict.fromkeys(answers):
@@ -176,7 +177,7 @@ def local_scores(lm: HuggingFaceLM, prompts: list[str], answer: str) -> np.ndarr
 def test_a_server_that_shows_too_few_tokens_gives_whole_answers(local: HuggingFaceLM, folder: str) -> None:
     with HFServer(local.model, local.tokenizer, num_tops=2, max_model_len=MAX_TOKENS) as server:
         lm = opened(server, tokenizer=folder)
-        found = lm.generate_ensemble(PROMPTS, WEIGHTS, GenerationOptions(3))
+        found = mixed(lm, PROMPTS, WEIGHTS, GenerationOptions(3))
         assert len(found.token_logprobs) == 1 and found.answer_tokens
-        assert found.text in lm.generate(PROMPTS, 3)
+        assert found.text in texts_of(lm, PROMPTS, 3)
         lm.close()

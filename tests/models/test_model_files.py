@@ -11,7 +11,6 @@ import torch
 from replug.config.errors import UserError
 from replug.config.schema import LMConfig
 from replug.models.encoder import Encoder
-from replug.models.lm_source import LMFiles
 from replug.models.local import local_source
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.stand_in_encoder import write_stand_in_encoder
@@ -36,7 +35,7 @@ def lm(tmp_path: Path) -> Path:
 
 def connect(folder: Path) -> None:
     """What a run does before anything heavy."""
-    source = local_source.source(LMConfig(path=str(folder)), LMFiles())
+    source = local_source.source(LMConfig(path=str(folder)))
     assert source is not None
     source.connect()
 

@@ -14,8 +14,6 @@ from replug.models.local import hf_lm
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.output_layer import continuation_positions
 from replug.models.local.stand_in_lm import StandInLM, StandInSource
-from replug.models.model_files import load_lm_tokenizer
-from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import PairIds, TokenizedCall, pairs_token_ids
 from replug.models.scorer_pool import Scorer
 from tests.support.tiny_lms import PAIRS, load, random_lms_need_make_no_sense, write_gpt2, write_tokenizer
@@ -58,15 +56,6 @@ def test_pairs_together_have_the_ids_of_one_pair_at_a_time(tmp_path: Path, templ
     tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     prefixes, continuations = zip(*HARD, strict=True)
     assert pairs_token_ids(tokenizer, prefixes, continuations) == pair_by_pair(tokenizer, prefixes, continuations)
-
-
-def test_the_packaged_lm_has_them_too_and_without_a_start_token() -> None:
-    tokenizer = load_lm_tokenizer(resolve_lm_path("package:smollm2"))
-    prefixes, continuations = zip(*HARD, strict=True)
-    for start in (tokenizer.bos_token, None):
-        tokenizer.bos_token = start
-        assert pairs_token_ids(tokenizer, prefixes, continuations) == pair_by_pair(tokenizer, prefixes, continuations)
-    assert pairs_token_ids(tokenizer, [], []) == []
 
 
 @pytest.fixture(scope="module")

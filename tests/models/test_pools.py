@@ -15,9 +15,10 @@ import torch
 
 from replug.cluster.actor_pool import ActorPool, ActorPoolError, is_device_fault
 from replug.models.black_box_lm import AsyncLM, UnscorableText
-from replug.models.generation import GenerationOptions, SamplingOptions
+from replug.models.generation import GenerationOptions
 from replug.models.local.stand_in_lm import StandInLM, StandInSource
 from replug.models.scorer_pool import ScorerPool
+from tests.support.lm_answers import mixed, texts_of
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
@@ -105,8 +106,9 @@ def test_the_scorer_pool_answers_as_the_lm_itself():
     expected = StandInLM().score(prefixes, continuations)
     scores = pool.score(prefixes, continuations)
     assert [s.token_logprobs.tolist() for s in scores] == [s.token_logprobs.tolist() for s in expected]
-    assert pool.generate(["a b b"], 2) == ["b b"]
-    drawn, here = (lm.sample(["a b c", "d e"], SamplingOptions(3, 4)) for lm in (pool, StandInLM()))
+    assert texts_of(pool, ["a b b"], 2) == ["b b"]
+    options = GenerationOptions(4, num_samples=3, temperature=1.0)
+    drawn, here = (lm.sample(["a b c", "d e"], options) for lm in (pool, StandInLM()))
     assert [[one.text for one in some] for some in drawn] == [[one.text for one in some] for some in here]
     assert isinstance(pool, AsyncLM)
     assert pool.identity == StandInLM.identity
@@ -117,15 +119,15 @@ def test_the_scorer_pool_answers_from_several_prompts_as_the_lm_itself():
     pool = ScorerPool(StandInSource(), num_replicas=2, threads=1)
     prompts, weights = ["a b c", "c d"], [0.3, 0.7]
     asked = [GenerationOptions(4, temperature=1.0, seed=seed) for seed in range(6)]
-    expected = [StandInLM().generate_ensemble(prompts, weights, options) for options in asked]
+    expected = [mixed(StandInLM(), prompts, weights, options) for options in asked]
     found = [future.result(300) for future in [pool.submit_ensemble(prompts, weights, options) for options in asked]]
     assert [answer.text for answer in found] == [answer.text for answer in expected]
     assert [answer.token_entropies.tolist() for answer in found] == [a.token_entropies.tolist() for a in expected]
     assert {(answer.num_prompts, answer.prompt_tokens) for answer in found} == {(2, 5)}
     assert [a.token_logprobs.tolist() for a in found] == [a.token_logprobs.tolist() for a in expected]
-    assert pool.generate_ensemble(prompts, weights, asked[0]).text == expected[0].text
+    assert mixed(pool, prompts, weights, asked[0]).text == expected[0].text
     with pytest.raises(ValueError, match=r"weights of 2 prompts sum to 0\.5"):
-        pool.generate_ensemble(prompts, [0.5, 0.0], asked[0])
+        mixed(pool, prompts, [0.5, 0.0], asked[0])
     pool.close()
 
 
@@ -354,29 +356,6 @@ def test_a_replica_with_other_weights_is_not_let_in():
     pool.close()
 
 
-@pytest.mark.parametrize("continuation", [" end", " and the end"], ids=["choices", "texts"])
-def test_units_hold_pairs_of_similar_length_and_stay_the_same_when_whole_units_are_gone(continuation):
-    pool = ScorerPool(StandInSource(tokens_per_batch=20), num_replicas=1, threads=1)
-    prefixes = ["word " * (1 + 7 * i % 40) for i in range(100)]
-    continuations = [continuation] * 100
-    units = pool.units(prefixes, continuations)
-    assert sorted(row for unit in units for row in unit) == list(range(100))
-    assert len(units) > 5
-    for gone in (units[0:1], units[3:5], units[-1:], units[::2]):
-        left = [row for row in range(100) if all(row not in unit for unit in gone)]
-        again = pool.units([prefixes[row] for row in left], [continuations[row] for row in left])
-        assert [[left[row] for row in unit] for unit in again] == [unit for unit in units if unit not in gone]
-    pool.close()
-
-
-def test_choices_after_one_prefix_are_one_units_and_cost_its_bytes_once():
-    pool = ScorerPool(StandInSource(tokens_per_batch=20), num_replicas=1, threads=1)  # 640 bytes in a unit
-    prefixes = [f"{number} " + "x" * 300 for number in range(4) for _ in "ABCD"]
-    assert pool.units(prefixes, [" A", " B", " C", " D"] * 4) == [list(range(8)), list(range(8, 16))]
-    assert len(pool.units(prefixes, [" a longer text"] * 16)) == 8
-    pool.close()
-
-
 def test_the_pool_reports_rates_shares_and_padding():
     pool = ScorerPool(StandInSource(0.3), num_replicas=2, threads=1)
     wait_until(lambda: pool.pool.num_up == 2)  # else the first does it all while the other starts
@@ -397,5 +376,5 @@ def test_a_text_that_cannot_be_scored_comes_back_as_one_line():
     pool = ScorerPool(StandInSource(), num_replicas=1, threads=1)
     with pytest.raises(UnscorableText) as caught:
         pool.score(["a"], [""])
-    assert str(caught.value) == "continuation 0 is empty: there is nothing to score"
+    assert str(caught.value) == "continuation 0 is empty; expected a text to score"
     pool.close()

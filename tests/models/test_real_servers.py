@@ -31,6 +31,7 @@ from replug.models.http.request_budget import RequestBudget
 from replug.models.http.server_source import connect
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.packaged import SMOLLM2, SMOLLM2_FILE, packaged_file
+from tests.support.lm_answers import mixed, texts_of
 from tests.support.real_models import real_lm
 
 ROOT = Path(__file__).parent.parent.parent
@@ -156,7 +157,7 @@ def test_vllm_passes_the_probe_and_gives_what_local_weights_give(
     scores = [score.token_logprobs for score in lm.score(PREFIXES, AFTER)]
     assert lm.max_tokens == MAX_MODEL_LEN - 1
     print(f"vLLM, {api}, {'ids' if with_ids else 'text'}, {lm.identity}: {assert_close(scores, local)}")
-    assert lm.generate(["The capital of France is"], 8, stop=".") == [" Paris"]
+    assert texts_of(lm, ["The capital of France is"], 8, stop=".") == [" Paris"]
     lm.close()
 
 
@@ -170,8 +171,8 @@ def test_vllm_answers_several_prompts_as_local_weights_do(spec: ServerSpec, smol
     answers = []
     for question in asked:
         prompts = [f"{shots}Knowledge: {text.strip()}\nQuestion: {question}\nAnswer:" for text in DOCUMENTS]
-        there = lm.generate_ensemble(prompts, weights, options)
-        answers.append((there, here.generate_ensemble(prompts, weights, options)))
+        there = mixed(lm, prompts, weights, options)
+        answers.append((there, mixed(here, prompts, weights, options)))
         print(
             f"{question} vLLM{answers[-1][0].text!r}, here{answers[-1][1].text!r}, {len(there.token_logprobs)} tokens"
         )

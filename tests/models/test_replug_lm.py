@@ -23,6 +23,7 @@ from replug.models.replug_lm import ReplugLM
 from replug.models.scorer_pool import ScorerPool
 from replug.models.stand_in_encoder import write_stand_in_encoder
 from tests.support.fault_server import FaultServer, server_spec
+from tests.support.lm_answers import mixed, texts_of
 from tests.support.tiny_lms import load, naive_logprobs, reference, write_gpt2, write_llama
 
 TEXTS = ["red sky over the sea", "the mat of the cat", "blue", "日本 の 海"]
@@ -79,7 +80,7 @@ def test_it_is_a_language_model_as_the_one_it_wraps(lm: HuggingFaceLM) -> None:
     assert isinstance(replug, BlackBoxLM)
     assert replug.max_tokens == lm.max_tokens
     assert replug.identity != ReplugLM(lm, Shelf(found())).identity  # nothing tells that they find the same
-    assert replug.score([], []) == replug.answer([], GREEDY) == []
+    assert replug.score([], []) == replug.generate([], GREEDY) == []
 
 
 # Scores ----------------------------------------------------------------------------------------------------------
@@ -97,17 +98,15 @@ def test_scores_are_the_mixture_computed_by_hand(lm: HuggingFaceLM) -> None:
 def test_without_documents_it_is_the_plain_lm(lm: HuggingFaceLM, shelf: Shelf) -> None:
     replug = ReplugLM(lm, shelf, k=0 if shelf.documents else 10)
     assert_same_scores(replug.score(CONTEXTS, CONTINUATIONS), lm.score(CONTEXTS, CONTINUATIONS))
-    assert replug.generate(CONTEXTS, 8) == lm.generate(CONTEXTS, 8)
-    assert replug.generate_ensemble(CONTEXTS[:2], [0.5, 0.5], GREEDY).text == (
-        lm.generate_ensemble(CONTEXTS[:2], [0.5, 0.5], GREEDY).text
-    )
+    assert texts_of(replug, CONTEXTS, 8) == texts_of(lm, CONTEXTS, 8)
+    assert mixed(replug, CONTEXTS[:2], [0.5, 0.5], GREEDY).text == (mixed(lm, CONTEXTS[:2], [0.5, 0.5], GREEDY).text)
 
 
 def test_one_document_equals_plain_prompting_with_it(lm: HuggingFaceLM) -> None:
     replug = ReplugLM(lm, Shelf(found()), k=1, template=PromptTemplate(" -- "))
     prefixes = [f"{TEXTS[0]} -- {context}" for context in CONTEXTS]
     assert_same_scores(replug.score(CONTEXTS, CONTINUATIONS), lm.score(prefixes, CONTINUATIONS))
-    assert replug.generate(CONTEXTS, 8) == lm.generate(prefixes, 8)
+    assert texts_of(replug, CONTEXTS, 8) == texts_of(lm, prefixes, 8)
 
 
 def test_texts_that_do_not_fit_are_cut_by_the_template(lm: HuggingFaceLM) -> None:
@@ -118,7 +117,7 @@ def test_texts_that_do_not_fit_are_cut_by_the_template(lm: HuggingFaceLM) -> Non
     assert len(ReplugLM(lm, Shelf(long), template=template).score(CONTEXTS, CONTINUATIONS)) == 3
     assert template.num_truncated == 3
     room = PromptTemplate("\n", lm.tokenizer, lm.max_tokens - 8)
-    assert len(ReplugLM(lm, Shelf(long), template=room).answer(CONTEXTS, GREEDY)) == 3
+    assert len(ReplugLM(lm, Shelf(long), template=room).generate(CONTEXTS, GREEDY)) == 3
 
 
 def test_all_pairs_of_a_call_are_one_call_of_local_weights(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +132,7 @@ def test_the_ensemble_takes_one_text_as_one_and_a_list_as_a_list(encoder: Encode
     one, many = lm.score("a b", " text"), lm.score(["a b", "b"], [" text", " c"])
     assert one.sum_logprob == many[0].sum_logprob
     assert len(many) == 2
-    assert lm.generate("a b", 2) == lm.generate(["a b"], 2)[0]
+    assert lm.generate("a b", GenerationOptions(2)).text == texts_of(lm, ["a b"], 2)[0]
     [found] = lm.retrieve(["a b"])
     assert lm.score("a b", " text", found[:1]).sum_logprob == lm.score(["a b"], [" text"], [found[:1]])[0].sum_logprob
     for contexts, continuations in ((["a b"], " text"), ("a b", [" text"])):
@@ -145,7 +144,7 @@ def test_the_ensemble_takes_one_text_as_one_and_a_list_as_a_list(encoder: Encode
 
 
 def test_answers_are_the_mixtures(lm: HuggingFaceLM) -> None:
-    answers = ReplugLM(lm, Shelf(found())).answer(CONTEXTS[:2], GREEDY)
+    answers = ReplugLM(lm, Shelf(found())).generate(CONTEXTS[:2], GREEDY)
     weights = [math.exp(s) / sum(map(math.exp, SIMILARITIES)) for s in SIMILARITIES]
     for answer, context in zip(answers, CONTEXTS[:2], strict=True):
         ids, logprobs, _ = reference(lm, [f"{text}\n{context}" for text in TEXTS], weights, 8)
@@ -156,31 +155,31 @@ def test_answers_are_the_mixtures(lm: HuggingFaceLM) -> None:
 def test_samples_and_stops_are_those_of_the_options(lm: HuggingFaceLM) -> None:
     replug = ReplugLM(lm, Shelf(found()))
     one, again, other = (
-        replug.answer(["the cat"], GenerationOptions(12, temperature=1.0, seed=seed))[0].text for seed in (1, 1, 2)
+        replug.generate(["the cat"], GenerationOptions(12, temperature=1.0, seed=seed))[0].text for seed in (1, 1, 2)
     )
     assert one == again != other
-    assert "the" not in replug.generate(["the cat"], 12, stop="the")[0]
+    assert "the" not in texts_of(replug, ["the cat"], 12, stop="the")[0]
 
 
 def test_a_stream_is_the_answer_in_pieces(lm: HuggingFaceLM) -> None:
     options = GenerationOptions(12, ["the", "no such"])
     for k in (0, 3):
         replug = ReplugLM(lm, Shelf(found()), k)
-        [answer] = replug.answer(CONTEXTS[:1], options)
+        [answer] = replug.generate(CONTEXTS[:1], options)
         assert "".join(replug.stream(CONTEXTS[0], options)) == answer.text
-    assert "".join(replug.stream(CONTEXTS[0], options, [])) == lm.generate(CONTEXTS[:1], 12, options.stop)[0]
+    assert "".join(replug.stream(CONTEXTS[0], options, [])) == texts_of(lm, CONTEXTS[:1], 12, options.stop)[0]
     stand_in = ReplugLM(StandInLM(), Shelf(found()), k=2)
-    assert [*stand_in.stream(CONTEXTS[0], GREEDY)] == stand_in.generate(CONTEXTS[:1], 8)  # in one piece
+    assert [*stand_in.stream(CONTEXTS[0], GREEDY)] == texts_of(stand_in, CONTEXTS[:1], 8)  # in one piece
     with pytest.raises(UserError, match=r"prompts\[0\] is .*; expected a string"):
         stand_in.stream(CONTEXTS, GREEDY)
 
 
 def test_a_mixture_of_prompts_is_a_mixture_over_all_their_documents() -> None:
     lm, contexts = StandInLM(), ["a b", "c d"]
-    answer = ReplugLM(lm, Shelf(found(2))).generate_ensemble(contexts, [0.3, 0.7], GREEDY)
+    answer = mixed(ReplugLM(lm, Shelf(found(2))), contexts, [0.3, 0.7], GREEDY)
     first, second = document_weights(SIMILARITIES[:2])
     prompts = [f"{text}\n{context}" for context in contexts for text in TEXTS[:2]]
-    flat = lm.generate_ensemble(prompts, [0.3 * first, 0.3 * second, 0.7 * first, 0.7 * second], GREEDY)
+    flat = mixed(lm, prompts, [0.3 * first, 0.3 * second, 0.7 * first, 0.7 * second], GREEDY)
     assert answer.text == flat.text
     np.testing.assert_allclose(answer.token_logprobs, flat.token_logprobs)
 
@@ -197,7 +196,7 @@ def test_equal_queries_are_retrieved_once_and_sources_can_be_shown() -> None:
     expected = replug.score(CONTEXTS, CONTINUATIONS)
     shelf.queries.clear()
     assert_same_scores(replug.score(CONTEXTS, CONTINUATIONS, documents), expected, atol=0)
-    assert replug.answer(CONTEXTS, GREEDY, documents)[0].text == replug.answer(CONTEXTS, GREEDY)[0].text
+    assert replug.generate(CONTEXTS, GREEDY, documents=documents)[0].text == replug.generate(CONTEXTS, GREEDY)[0].text
     assert shelf.queries == ["the cat sat", "red sky"]  # of the last call alone
     with pytest.raises(ValueError, match="documents of 1 texts, but 3 texts"):
         replug.score(CONTEXTS, CONTINUATIONS, documents[:1])
@@ -245,7 +244,7 @@ def test_the_library_from_texts_to_an_answer(lm: HuggingFaceLM, encoder: Encoder
     replug = ReplugLM(lm, EncoderRetriever(encoder, TEXTS), k=3)
     (documents,) = replug.retrieve(["the cat sat"])
     weights = document_weights([document.similarity for document in documents])
-    (answer,) = replug.answer(["the cat sat"], GREEDY, [documents])
+    (answer,) = replug.generate(["the cat sat"], GREEDY, documents=[documents])
     ids, *_ = reference(lm, [f"{document.text}\nthe cat sat" for document in documents], weights.tolist(), 8)
     assert answer.text == lm.tokenizer.decode(ids, skip_special_tokens=True)
 
@@ -258,9 +257,9 @@ def test_round_a_pool_it_gives_what_it_gives_round_the_lm_itself() -> None:
     pool = ScorerPool(StandInSource(), num_replicas=2, threads=1)
     pooled, local = ReplugLM(pool, Shelf(found())), ReplugLM(StandInLM(), Shelf(found()))
     assert_same_scores(pooled.score(CONTEXTS, CONTINUATIONS), local.score(CONTEXTS, CONTINUATIONS), atol=0)
-    ours, theirs = pooled.answer(CONTEXTS, GREEDY), local.answer(CONTEXTS, GREEDY)
+    ours, theirs = pooled.generate(CONTEXTS, GREEDY), local.generate(CONTEXTS, GREEDY)
     assert [answer.text for answer in ours] == [answer.text for answer in theirs]
-    assert pooled.generate(CONTEXTS, 3) == local.generate(CONTEXTS, 3)
+    assert texts_of(pooled, CONTEXTS, 3) == texts_of(local, CONTEXTS, 3)
     assert pool.pool.counts.calls == 2 + 3 + 3  # a call for each context, and for each answer
     pool.close()
 
@@ -273,5 +272,5 @@ def test_round_a_server_scores_are_mixed_and_answers_are_weighed() -> None:
         assert_same_scores(replug.score(CONTEXTS, CONTINUATIONS), expected.score(CONTEXTS, CONTINUATIONS), atol=0)
         prompts = [f"{text} {CONTEXTS[0]}" for text in ("boat boat", *TEXTS[:2])]
         weights = document_weights([0.0, *SIMILARITIES[:2]]).tolist()
-        assert replug.generate(CONTEXTS[:1], 3) == [lm.generate_ensemble(prompts, weights, GenerationOptions(3)).text]
+        assert texts_of(replug, CONTEXTS[:1], 3) == [mixed(lm, prompts, weights, GenerationOptions(3)).text]
         lm.close()

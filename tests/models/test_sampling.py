@@ -14,7 +14,7 @@ from replug.config.errors import RunError, UserError
 from replug.models.black_box_lm import UnscorableText
 from replug.models.caching_lm import CachingLM
 from replug.models.ensemble import Retrieved
-from replug.models.generation import GenerationOptions, Sampled, SamplingOptions
+from replug.models.generation import Generated, GenerationOptions
 from replug.models.http.http_lm import HttpLM
 from replug.models.http.request_budget import RequestBudget
 from replug.models.lm_source import InProcessLM
@@ -24,10 +24,11 @@ from replug.models.local.mixtures import TokenChooser
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.replug_lm import ReplugLM
 from tests.support.fault_server import FaultServer, server_spec
+from tests.support.lm_answers import mixed, texts_of
 from tests.support.tiny_lms import DEMONSTRATIONS, load, num_tokens, write_gpt2, write_llama
 
 PROMPTS = [DEMONSTRATIONS + prompt for prompt in ("x\nthe", "a mat and a cat\nthe", "日本語\nthe")]
-OPTIONS = SamplingOptions(4, 8, temperature=1.0, top_p=0.8, seed=3, opening=DEMONSTRATIONS)
+OPTIONS = GenerationOptions(8, num_samples=4, temperature=1.0, top_p=0.8, seed=3, opening=DEMONSTRATIONS)
 GREEDY = replace(OPTIONS, num_samples=1, temperature=0.0)
 
 
@@ -36,19 +37,19 @@ def lm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory)
     return load(request.param, tmp_path_factory.mktemp("lm"))
 
 
-def texts(samples: list[list[Sampled]]) -> list[list[str]]:
+def texts(samples: list[list[Generated]]) -> list[list[str]]:
     return [[sample.text for sample in some] for some in samples]
 
 
-def assert_same(one: list[list[Sampled]], other: list[list[Sampled]]) -> None:
+def assert_same(one: list[list[Generated]], other: list[list[Generated]]) -> None:
     assert texts(one) == texts(other)
     for a, b in zip(chain(*one), chain(*other), strict=True):
         np.testing.assert_allclose(a.token_logprobs, b.token_logprobs, atol=1e-4)
 
 
-def reference(lm: HuggingFaceLM, prompt: str, options: SamplingOptions, number: int) -> tuple[list[int], list[float]]:
+def reference(lm: HuggingFaceLM, prompt: str, options: GenerationOptions, number: int) -> tuple[list[int], list[float]]:
     """Tokens and log-probs of one sample: every token by a whole pass."""
-    chooser = TokenChooser(options.of_one_answer(options.draw_seed(prompt, number)))
+    chooser = TokenChooser(options.draws(prompt)[number])
     ids, logprobs = lm.tokenizer(prompt)["input_ids"], []
     start = len(ids)
     while len(logprobs) < options.max_new_tokens and ids[start:][-1:] != [lm.tokenizer.eos_token_id]:
@@ -95,10 +96,10 @@ def test_every_way_through_a_model_draws_the_same(lm: HuggingFaceLM, monkeypatch
 
 
 def test_greedy_samples_are_the_greedy_answer_and_generation_is_decoded_together(lm: HuggingFaceLM) -> None:
-    greedy = [lm.generate_ensemble([prompt], [1.0], GenerationOptions(8)) for prompt in PROMPTS]
+    greedy = [mixed(lm, [prompt], [1.0], GenerationOptions(8)) for prompt in PROMPTS]
     assert [[one.text] for one in greedy] == texts(lm.sample(PROMPTS, GREEDY))
     before = lm.counts.padded_tokens
-    assert lm.generate(PROMPTS, 8) == [one.text for one in greedy]
+    assert texts_of(lm, PROMPTS, 8) == [one.text for one in greedy]
     assert lm.counts.padded_tokens - before < 2 * sum(num_tokens(lm, prompt) for prompt in PROMPTS)
 
 
@@ -144,8 +145,8 @@ def test_a_mixture_is_drawn_from_token_by_token() -> None:
             return [[Retrieved("a a", 1.0, "0"), Retrieved("b", 1.0, "1")] for _ in queries]
 
     drawn = ReplugLM(StandInLM(), Shelf(), 2).sample(["x", "y"], OPTIONS)
-    one = OPTIONS.of_one_answer(OPTIONS.draw_seed("y", 3))
-    expected = StandInLM().generate_ensemble(["a a\ny", "b\ny"], [0.5, 0.5], one)
+    one = OPTIONS.draws("y")[3]
+    expected = mixed(StandInLM(), ["a a\ny", "b\ny"], [0.5, 0.5], one)
     assert drawn[1][3].text == expected.text
     np.testing.assert_array_equal(drawn[1][3].token_logprobs, expected.token_logprobs)
 
@@ -156,7 +157,7 @@ def opened() -> Callable[..., HttpLM]:
 
 
 def test_a_server_draws_n_answers_by_one_request(opened: Callable[..., HttpLM]) -> None:
-    options = SamplingOptions(3, 2, "\n", temperature=0.9, top_p=0.8, seed=7)
+    options = GenerationOptions(2, "\n", num_samples=3, temperature=0.9, top_p=0.8, seed=7)
     with FaultServer(first_faults=1, kinds=["throttled"]) as server:
         lm = opened(server, prompts_per_request=2)
         found = lm.sample(["red red blue", "boat the", "new"], options)
@@ -202,9 +203,9 @@ class AskedLM(InProcessLM):
         super().__init__(StandInLM())
         self.asked: list[list[str]] = []
 
-    def submit_samples(self, prompts, options):
-        self.asked.append(list(prompts))
-        return super().submit_samples(prompts, options)
+    def submit_call(self, call):
+        self.asked.append(list(call.prompts))
+        return super().submit_call(call)
 
 
 def test_prompts_that_were_sampled_are_not_asked_again_by_anybody(tmp_path: Path) -> None:
@@ -234,9 +235,9 @@ def test_what_is_missing_of_a_call_with_an_opening_is_one_unit(tmp_path: Path) -
         def units(self, prefixes, continuations):
             return [[row] for row in range(len(prefixes))]
 
-        def submit(self, prefixes, continuations, *, opening=None):
-            self.calls.append((len(prefixes), opening))
-            return super().submit(prefixes, continuations, opening=opening)
+        def submit_call(self, call):
+            self.calls.append((len(call), call.opening))
+            return super().submit_call(call)
 
     cached = CachingLM(Units(StandInLM()), tmp_path / "scores.sqlite")
     cached.score(["a b", "a c"], [" b", " c"], opening="a")

@@ -6,6 +6,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -17,8 +18,9 @@ from hypothesis import strategies as st
 from replug.config.errors import RunError, UserError
 from replug.data import files
 from replug.models import score_cache
-from replug.models.black_box_lm import ContinuationScore, ScoreSum
-from replug.models.score_cache import FORMAT, NewScore, ScoreCache, pair_key
+from replug.models.black_box_lm import ContinuationScore, GenerateCall, Mixture, SampleCall
+from replug.models.generation import Generated, GenerationOptions
+from replug.models.score_cache import FORMAT, ScoreCache, call_keys, pair_key
 from tests.support.processes import PROCESSES
 
 UNIT = 20
@@ -32,9 +34,14 @@ def key_of(number: int) -> bytes:
     return pair_key("lm", "prefix", str(number))
 
 
-def unit_of(number: int, with_tokens: bool = False) -> list[NewScore]:
-    rows = range(number * UNIT, (number + 1) * UNIT)
-    return [NewScore(key_of(row), score_of(row), with_tokens) for row in rows]
+def unit_of(number: int, with_tokens: bool = False) -> tuple[dict[bytes, ContinuationScore], set[bytes]]:
+    """Return a unit's scores, and the keys of those that are stored without their tokens."""
+    scores = {key_of(row): score_of(row) for row in range(number * UNIT, (number + 1) * UNIT)}
+    return scores, set() if with_tokens else set(scores)
+
+
+def sum_of(score: ContinuationScore) -> tuple[float, int]:
+    return score.sum_logprob, score.num_tokens
 
 
 @pytest.fixture
@@ -53,10 +60,10 @@ def cache(path: Path) -> Iterator[ScoreCache]:
 
 
 def test_what_is_stored_comes_back_and_what_is_not_is_left_out(cache: ScoreCache) -> None:
-    cache.store("lm", [NewScore(key_of(1), score_of(1), True), NewScore(key_of(2), score_of(2), False)])
+    cache.store("lm", {key_of(1): score_of(1), key_of(2): score_of(2)}, {key_of(2)})
     keys = [key_of(number) for number in range(4)]
-    assert cache.sums(keys) == {key_of(1): score_of(1).summed(), key_of(2): score_of(2).summed()}
-    found = cache.scores(keys)
+    assert cache.sums(keys) == {key_of(1): sum_of(score_of(1)), key_of(2): sum_of(score_of(2))}
+    found = cache.read(keys)
     assert list(found) == [key_of(1)]
     assert found[key_of(1)].token_logprobs.dtype == np.float32
     np.testing.assert_array_equal(found[key_of(1)].token_logprobs, score_of(1).token_logprobs)
@@ -66,37 +73,85 @@ def test_what_is_stored_comes_back_and_what_is_not_is_left_out(cache: ScoreCache
 def test_a_sum_rounded_to_float32_comes_back_bit_for_bit(logprobs: list[float]) -> None:
     score = ContinuationScore(np.array(logprobs, dtype=np.float32))
     cache = ScoreCache(Path(":memory:"))
-    cache.store("lm", [NewScore(b"sum", score, False), NewScore(b"tokens", score, True)])
-    assert cache.sums([b"sum", b"tokens"]) == dict.fromkeys([b"sum", b"tokens"], score.summed())
-    assert cache.scores([b"tokens"])[b"tokens"].summed() == score.summed()
+    cache.store("lm", {b"sum": score, b"tokens": score}, [b"sum"])
+    assert cache.sums([b"sum", b"tokens"]) == dict.fromkeys([b"sum", b"tokens"], sum_of(score))
+    assert sum_of(cache.read([b"tokens"])[b"tokens"]) == sum_of(score)
     cache.close()
 
 
 def test_more_keys_than_one_query_takes_are_looked_up(cache: ScoreCache) -> None:
     for number in range(80):
-        cache.store("lm", unit_of(number))
+        cache.store("lm", *unit_of(number))
     keys = [key_of(row) for row in range(-700, 80 * UNIT)]
-    assert cache.sums(keys) == {key_of(row): score_of(row).summed() for row in range(80 * UNIT)}
+    assert cache.sums(keys) == {key_of(row): sum_of(score_of(row)) for row in range(80 * UNIT)}
 
 
 def test_tokens_join_a_sum_and_nothing_else_replaces_a_row(cache: ScoreCache) -> None:
     for number, with_tokens, wanted in [(1, False, 1), (2, False, 1), (3, True, 3), (4, True, 3), (5, False, 3)]:
-        cache.store("lm", [NewScore(b"key", score_of(number), with_tokens)])
-        assert cache.sums([b"key"]) == {b"key": score_of(wanted).summed()}
-    np.testing.assert_array_equal(cache.scores([b"key"])[b"key"].token_logprobs, score_of(3).token_logprobs)
+        cache.store("lm", {b"key": score_of(number)}, [] if with_tokens else [b"key"])
+        assert cache.sums([b"key"]) == {b"key": sum_of(score_of(wanted))}
+    np.testing.assert_array_equal(cache.read([b"key"])[b"key"].token_logprobs, score_of(3).token_logprobs)
 
 
 @pytest.mark.parametrize("logprobs", [[], [-1.0, np.nan], [-np.inf, -1.0]], ids=str)
 def test_a_score_without_tokens_or_not_finite_is_not_stored(cache: ScoreCache, logprobs: list[float]) -> None:
-    cache.store("lm", [NewScore(b"key", ContinuationScore(np.array(logprobs, dtype=np.float32)), True)])
+    cache.store("lm", {b"key": ContinuationScore(np.array(logprobs, dtype=np.float32))})
     assert cache.num_rows() == 0
 
 
-def test_another_part_of_a_pair_is_another_key() -> None:
-    parts = [("lm", "ab", "c"), ("lm", "a", "bc"), ("lma", "b", "c"), ("lm", "", "abc"), ("", "lmab", "c")]
-    keys = {pair_key(*part) for part in parts}
-    assert len(keys) == len(parts)
-    assert {len(key) for key in keys} == {16}
+OPTIONS = GenerationOptions(8, stop="\n", temperature=0.7, top_p=0.9, seed=3)
+LOGPROBS, ENTROPIES = np.array([-0.1, -2.5], np.float32), np.array([0.3, 1e-8], np.float32)
+ANSWER = Generated("two words", LOGPROBS, ENTROPIES, 2, 17)
+ANSWERS = [
+    ANSWER,
+    replace(ANSWER, text="日本語 🙂 \x00 \ud83d half"),
+    replace(ANSWER, token_entropies=None, answer_tokens=5),
+    replace(ANSWER, token_entropies=None, prompt_tokens=None),
+    Generated("", LOGPROBS[:0], ENTROPIES[:0], 1, 0),
+]
+
+
+def bits(answer: Generated) -> tuple:
+    entropies = None if answer.token_entropies is None else answer.token_entropies.tobytes()
+    counts = answer.num_prompts, answer.prompt_tokens, answer.answer_tokens
+    return answer.text, answer.token_logprobs.tobytes(), entropies, *counts
+
+
+def test_answers_and_samples_come_back_bit_for_bit_and_are_never_replaced(cache: ScoreCache) -> None:
+    keys = [str(number).encode() for number in range(len(ANSWERS))]
+    cache.store("lm", {**dict(zip(keys, ANSWERS, strict=True)), b"samples": ANSWERS})
+    cache.store("lm", {keys[0]: ANSWERS[1], b"samples": []})
+    found = cache.read([*keys, b"samples", b"another"])
+    assert {key: bits(found.pop(key)) for key in keys} == dict(zip(keys, map(bits, ANSWERS), strict=True))
+    assert [bits(answer) for answer in found.pop(b"samples")] == [bits(answer) for answer in ANSWERS]
+    assert not found
+    [use] = cache.models()
+    assert (use.rows, use.rows_with_tokens, use.generations, use.samples) == (0, 0, 5, 1)
+
+
+@pytest.mark.parametrize("field", ["token_logprobs", "token_entropies"])
+def test_an_answer_with_numbers_that_are_not_finite_is_not_stored(cache: ScoreCache, field: str) -> None:
+    for wrong in (np.nan, -np.inf):
+        answer = replace(ANSWER, **{field: np.array([-1.0, wrong], np.float32)})
+        cache.store("lm", {b"answer": answer, b"samples": [ANSWER, answer]})
+    assert cache.num_rows() == 0
+
+
+def test_all_that_an_answer_follows_from_is_in_its_key_and_an_opening_is_not() -> None:
+    def key(identity="lm", prompts=("one", "two"), weights=(0.25, 0.75), **options) -> bytes:
+        [found] = call_keys(identity, GenerateCall([Mixture(prompts, weights)], replace(OPTIONS, **options)))
+        return found
+
+    others = [
+        *(key("another"), key(prompts=["one", "three"]), key(prompts=["two", "one"]), key(prompts=["onetwo", ""])),
+        *(key(prompts=["one"], weights=[1.0]), key(weights=[0.75, 0.25]), key(weights=[0.25, np.nextafter(0.75, 1)])),
+        *(key(max_new_tokens=9), key(stop=None), key(stop="None"), key(stop=["\n", "None"])),
+        *(key(temperature=0.0), key(top_p=1.0), key(seed=4)),
+        *call_keys("lm", SampleCall(["one", "two"], OPTIONS)),
+        *call_keys("lm", SampleCall(["one"], replace(OPTIONS, num_samples=2))),
+    ]
+    assert len({key(), *others}) == 1 + len(others)
+    assert key(opening="one", weights=np.array([0.25, 0.75])) == key()
 
 
 # Files that are something else --------------------------------------------------------------------------
@@ -135,7 +190,7 @@ def test_a_cache_of_a_later_format_is_refused(path: Path) -> None:
 
 def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(path: Path) -> None:
     path.write_text("years of work" * 100)
-    refused(path, "no cache of scores", "remove")
+    refused(path, "not a cache of scores", "remove")
     assert path.read_text() == "years of work" * 100
 
 
@@ -143,12 +198,6 @@ def test_a_folder_and_a_path_below_a_file_are_refused(path: Path) -> None:
     refused(path.parent, "cannot be opened")
     path.write_text("")
     refused(path / "scores.sqlite", "cannot be opened")
-
-
-def test_an_empty_file_becomes_a_cache(path: Path) -> None:
-    path.touch()
-    ScoreCache(path).close()
-    assert path.stat().st_size > 0
 
 
 # Network file systems -----------------------------------------------------------------------------------
@@ -168,7 +217,7 @@ def beside(path: Path) -> set[str]:
 
 
 def test_on_a_local_disk_there_is_a_write_ahead_log(cache: ScoreCache, path: Path) -> None:
-    cache.store("lm", unit_of(0))
+    cache.store("lm", *unit_of(0))
     assert beside(path) == {"", "-wal", "-shm"}
 
 
@@ -176,7 +225,7 @@ def test_on_a_local_disk_there_is_a_write_ahead_log(cache: ScoreCache, path: Pat
 def test_on_a_network_file_system_no_memory_is_shared_and_what_is_stored_comes_back(path: Path) -> None:
     cache = ScoreCache(path)
     for number in range(5):
-        cache.store("lm", unit_of(number))
+        cache.store("lm", *unit_of(number))
         assert beside(path) == {"", "-journal"}
     cache.close()
     cache = ScoreCache(path)
@@ -189,7 +238,7 @@ def test_on_a_network_file_system_no_memory_is_shared_and_what_is_stored_comes_b
 def test_on_a_network_file_system_a_second_process_is_refused_by_name(path: Path) -> None:
     cache = ScoreCache(path)
     refused(path, "network file system (nfs4)", "one process at a time", "lm.cache")
-    cache.store("lm", unit_of(0))
+    cache.store("lm", *unit_of(0))
     cache.close()
     ScoreCache(path).close()
 
@@ -199,9 +248,9 @@ def test_kill_9_on_a_network_file_system_leaves_whole_units_and_the_file_free(pa
     process = os.fork()
     if process == 0:
         cache = ScoreCache(path)
-        cache.store("lm", unit_of(0))
+        cache.store("lm", *unit_of(0))
         cache._database.execute("BEGIN")
-        cache._database.execute("DELETE FROM scores")
+        cache._database.execute("DELETE FROM cached")
         cache._database.execute("PRAGMA cache_spill = 1")
         os._exit(0)  # as by kill -9: nothing is rolled back
     os.waitpid(process, 0)
@@ -219,13 +268,14 @@ def test_the_rows_of_a_step_lie_side_by_side(path: Path) -> None:
     cache = ScoreCache(path)
     score = score_of(0)
 
-    def step(number: int, queries: int) -> list[NewScore]:
+    def step(number: int, queries: int) -> tuple[dict[bytes, ContinuationScore], set[bytes]]:
         pairs = [(f"document {i}", f"{number} {query}") for query in range(queries) for i in range(20)]
-        return [NewScore(pair_key("lm", *pair), score, False) for pair in pairs]
+        keys = [pair_key("lm", *pair) for pair in pairs]
+        return dict.fromkeys(keys, score), set(keys)
 
-    cache.store("lm", step(0, 5000))
+    cache.store("lm", *step(0, 5000))
     cache._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-    cache.store("lm", step(1, 64))
+    cache.store("lm", *step(1, 64))
     pages = path.with_name(path.name + "-wal").stat().st_size / 4096
     assert pages < 4 * 64  # with random keys 1,200; a leaf that is full is shared with its neighbours
     cache.close()
@@ -238,7 +288,7 @@ def damaged(path: Path, bytes_kept: int) -> Path:
     """A cache of 2,000 rows, overwritten with zeros from a place on."""
     cache = ScoreCache(path)
     for number in range(100):
-        cache.store("lm", unit_of(number, with_tokens=True))
+        cache.store("lm", *unit_of(number, with_tokens=True))
     cache.close()
     content = path.read_bytes()
     path.write_bytes(content[:bytes_kept] + bytes(len(content) - bytes_kept))
@@ -248,24 +298,24 @@ def damaged(path: Path, bytes_kept: int) -> Path:
 def test_damage_found_when_reading_names_the_file_and_the_command(path: Path) -> None:
     cache = ScoreCache(damaged(path, 3 * 4096))
     with pytest.raises(RunError) as caught:
-        cache.scores([key_of(row) for row in range(2000)])
+        cache.read([key_of(row) for row in range(2000)])
     assert f"{path} is damaged" in str(caught.value)
     assert f"`replug verify {path}`" in str(caught.value)
     assert cache.damage() is not None
 
 
 def test_damage_of_the_first_page_is_found_at_opening(path: Path) -> None:
-    refused(damaged(path, 0), "no cache of scores")
+    refused(damaged(path, 0), "not a cache of scores")
 
 
 # What the file holds, and less of it --------------------------------------------------------------------
 
 
 def test_rows_are_counted_by_model(cache: ScoreCache) -> None:
-    cache.store("a", unit_of(0))
-    cache.store("a", unit_of(0, with_tokens=True)[:5])
-    cache.store("b", unit_of(1))
-    cache.store("c", [])
+    cache.store("a", *unit_of(0))
+    cache.store("a", dict(list(unit_of(0)[0].items())[:5]))
+    cache.store("b", *unit_of(1))
+    cache.store("c", {})
     uses = [(use.identity, use.rows, use.rows_with_tokens) for use in cache.models()]
     assert uses == [("a", 20, 5), ("b", 20, 0), ("c", 0, 0)]
     a, _, c = cache.models()
@@ -313,13 +363,6 @@ def test_another_model_under_the_same_name_is_another_identity_and_both_are_foun
     assert cache.identity_like("llama", FINGERPRINT + 0.001) == first
 
 
-def test_the_nearer_of_two_models_within_tolerance_is_taken(cache: ScoreCache) -> None:
-    first, second = cache.identity_like("llama", FINGERPRINT), cache.identity_like("llama", FINGERPRINT - 0.04)
-    assert first != second
-    assert cache.identity_like("llama", FINGERPRINT - 0.015) == first
-    assert cache.identity_like("llama", FINGERPRINT - 0.025) == second
-
-
 def test_the_same_log_probs_under_another_name_are_another_identity(cache: ScoreCache) -> None:
     names = ["llama", "llama#a", "a#llama", "llama%", ""]
     identities = [cache.identity_like(name, FINGERPRINT) for name in names]
@@ -338,7 +381,7 @@ def test_a_fingerprint_that_is_not_finite_is_refused(cache: ScoreCache) -> None:
 def write_units(path: Path, first: int, number: int, with_tokens: bool) -> None:
     cache = ScoreCache(path)
     for unit in range(first, first + number):
-        cache.store("lm", unit_of(unit, with_tokens))
+        cache.store("lm", *unit_of(unit, with_tokens))
     cache.close()
 
 
@@ -348,7 +391,7 @@ def write_for_ever(path: Path, done: Path) -> None:
     with done.open("a") as report:
         start = int(time.time_ns())
         for unit in range(start, start + 10**9):
-            cache.store("lm", unit_of(unit % 10**9, with_tokens=unit % 2 == 0))
+            cache.store("lm", *unit_of(unit % 10**9, with_tokens=unit % 2 == 0))
             report.write(f"{unit % 10**9}\n")
             report.flush()
 
@@ -421,15 +464,15 @@ def test_a_killed_writer_does_not_lock_the_others_out(path: Path) -> None:
     holder.kill()
     holder.join(20)
     cache = ScoreCache(path)
-    cache.store("lm", unit_of(0))
-    assert cache.sums([key_of(0), key_of(-1)]) == {key_of(0): ScoreSum(score_of(0).sum_logprob, 5)}
+    cache.store("lm", *unit_of(0))
+    assert cache.sums([key_of(0), key_of(-1)]) == {key_of(0): sum_of(score_of(0))}
     cache.close()
 
 
 def hold_the_lock(path: Path) -> None:
     """Stand in the middle of a transaction until killed."""
     cache = ScoreCache(path)
-    with cache.transaction():
-        cache._database.execute("INSERT INTO scores VALUES (?, 1, -1.0, 1, 0, NULL)", (key_of(-1),))
+    with cache._transaction():
+        cache._database.execute("INSERT INTO cached VALUES (?, 1, 0, -1.0, 1, 0, NULL)", (key_of(-1),))
         path.with_suffix(".held").touch()
         time.sleep(600)

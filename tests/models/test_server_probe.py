@@ -12,7 +12,7 @@ from replug.models.http import server_source as server_probe
 from replug.models.http.connection import ServerSpec
 from replug.models.http.request_budget import BudgetSpent, RequestBudget
 from replug.models.http.server_source import connect
-from tests.support.fault_server import MODEL, TRANSIENT, FaultServer, server_spec, write_word_tokenizer
+from tests.support.fault_server import MODEL, FaultServer, server_spec, write_word_tokenizer
 
 WAYS = [("echo", False), ("echo", True), ("prompt_logprobs", True)]
 
@@ -52,16 +52,6 @@ def test_an_honest_server_passes_and_gets_a_fingerprint(tokenizer: str, api: str
     assert lm.fingerprint.tobytes() == again.fingerprint.tobytes()
     assert lm.identity == again.identity
     assert lm.identity.startswith(f"{MODEL}#")
-
-
-def test_a_server_that_opens_texts_with_a_start_token_passes() -> None:
-    with FaultServer(mode="start_token") as server:
-        connect(ServerSpec(server.url, MODEL), RequestBudget(None)).close()
-
-
-def test_a_server_with_passing_faults_passes() -> None:
-    with FaultServer(fault_share=0.3, kinds=[kind for kind in TRANSIENT if kind not in ("hang", "drip")]) as server:
-        connect(server_spec(server.url, max_attempts=30), RequestBudget(None)).close()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 
 from replug.models.generation import GenerationOptions
 from replug.models.local.stand_in_lm import StandInLM
+from tests.support.lm_answers import mixed, texts_of
 
 LM = StandInLM()
 
@@ -31,21 +32,21 @@ def test_a_very_long_word_has_a_finite_score() -> None:
 
 
 def test_generation_repeats_the_most_frequent_word_until_the_stop() -> None:
-    assert LM.generate(["b a b", ""], 3) == ["b b b", ""]
-    assert LM.generate(["b a b"], 3, stop=" ") == ["b"]
-    assert LM.generate(["b a b"], 3, stop="b b") == [""]
-    assert LM.generate(["b a b"], 3, stop=["x", " "]) == ["b"]
+    assert texts_of(LM, ["b a b", ""], 3) == ["b b b", ""]
+    assert texts_of(LM, ["b a b"], 3, stop=" ") == ["b"]
+    assert texts_of(LM, ["b a b"], 3, stop="b b") == [""]
+    assert texts_of(LM, ["b a b"], 3, stop=["x", " "]) == ["b"]
 
 
 def test_an_answer_has_the_log_probs_that_scoring_gives_it() -> None:
     prompt = "red blue red  green\n"
-    found = LM.generate_ensemble([prompt], [1.0], GenerationOptions(4, temperature=1.0, seed=5))
+    found = mixed(LM, [prompt], [1.0], GenerationOptions(4, temperature=1.0, seed=5))
     np.testing.assert_allclose(found.token_logprobs, LM.score([prompt], [f" {found.text}"])[0].token_logprobs)
     assert found.token_logprobs.dtype == np.float32
 
 
 def test_the_entropies_of_an_answer_are_those_of_the_words_that_it_chooses_from() -> None:
-    found = LM.generate_ensemble(["aa bb aa", "bb"], [0.75, 0.25], GenerationOptions(2))
+    found = mixed(LM, ["aa bb aa", "bb"], [0.75, 0.25], GenerationOptions(2))
     words, counts, expected = ["aa", "bb"], [["aa", "bb", "aa"], ["bb"]], []
     for chosen in found.text.split():
         masses = [
@@ -60,7 +61,7 @@ def test_the_entropies_of_an_answer_are_those_of_the_words_that_it_chooses_from(
         counts = [[*known, chosen] for known in counts]
     np.testing.assert_allclose(found.token_entropies, expected, rtol=1e-6)
     assert (found.num_prompts, found.prompt_tokens, found.num_tokens) == (2, 4, 2)
-    nothing = LM.generate_ensemble([""], [1.0], GenerationOptions(2))
+    nothing = mixed(LM, [""], [1.0], GenerationOptions(2))
     assert (nothing.prompt_tokens, nothing.num_tokens, nothing.mean_entropy) == (0, 0, None)
 
 
@@ -68,10 +69,10 @@ def test_the_answer_of_several_prompts_is_the_mixtures() -> None:
     # A word of three bytes with its space: 0.5 * its share + 0.5 / 256**3.
     prompts = ["aa aa bb", "bb bb bb"]
     tiny = 0.5 / 256**3
-    heavy = LM.generate_ensemble(prompts, [0.9, 0.1], GenerationOptions(1))
+    heavy = mixed(LM, prompts, [0.9, 0.1], GenerationOptions(1))
     assert heavy.text == "aa"
     assert heavy.sum_logprob == pytest.approx(math.log(0.9 * (0.5 * 2 / 3 + tiny) + 0.1 * tiny))
-    light = LM.generate_ensemble(prompts, [0.5, 0.5], GenerationOptions(2))
+    light = mixed(LM, prompts, [0.5, 0.5], GenerationOptions(2))
     assert light.text == "bb bb"
     first = 0.5 * (0.5 / 3 + tiny) + 0.5 * (0.5 + tiny)
     second = 0.5 * (0.5 * 2 / 4 + tiny) + 0.5 * (0.5 + tiny)  # both prompts have been given the first word

@@ -22,7 +22,7 @@ from replug.index_workers.version_store import VersionStore
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.build import load_encoder
 from replug.models.preparing import prepared_set
-from replug.models.score_cache import NewScore, ScoreCache
+from replug.models.score_cache import ScoreCache
 from replug.planning.model_sizes import encoder_size
 from replug.planning.pace import job_of
 from replug.planning.plans import disk_gb
@@ -124,7 +124,8 @@ def test_the_cache_of_scores_takes_the_bytes_estimated(tmp_path: Path) -> None:
     random, cache = np.random.default_rng(0), ScoreCache(tmp_path / "scores.sqlite")
     for _ in range(100):  # units of 200 pairs, as a replica answers them, without their tokens
         scores = [ContinuationScore(random.normal(size=8).astype(np.float32)) for _ in range(200)]
-        cache.store("lm", [NewScore(random.bytes(16), score, False) for score in scores])
+        scores_by_key = {random.bytes(16): score for score in scores}
+        cache.store("lm", scores_by_key, scores_by_key)
     cache.close()
     assert pytest.approx(num_bytes(tmp_path), rel=0.05) == 20_000 * SCORE_BYTES
 

@@ -5,7 +5,7 @@ import base64
 import json
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from replug.models.replug_lm import ReplugLM
 from replug.serving.requests import ServingLimits
 from replug.serving.service import Prompting
 from tests.support.index_versions import flip
+from tests.support.lm_answers import mixed, texts_of
 from tests.support.serving import TEXTS, opener, served
 from tests.support.small_index import write_small_index
 from tests.support.tiny_lms import MAX_TOKENS, load, random_lms_need_make_no_sense, write_gpt2  # noqa: F401
@@ -99,7 +100,7 @@ def test_an_answer_is_that_of_the_ensemble_with_its_documents_weights_and_versio
         return [await post(client, **completion(prompt)) for prompt in PROMPTS]
 
     replug = tiny.replug(12)
-    expected = replug.answer(PROMPTS, GenerationOptions(12))
+    expected = replug.generate(PROMPTS, GenerationOptions(12))
     for found, whole, documents in zip(ask(tiny, test), expected, replug.retrieve(PROMPTS), strict=True):
         assert found["choices"][0]["text"] == whole.text
         assert found["object"] == "text_completion"
@@ -165,7 +166,7 @@ def test_a_chat_has_each_document_in_its_last_message_and_one_beginning(tiny: Ti
     found, stream = ask(tiny, test)
     weights = [one["weight"] for one in found["replug"]["documents"]]
     # The tiny tokenizer adds no token at the beginning, so the template's stays.
-    whole = tiny.lm.generate_ensemble([f"<s>{prompt}" for prompt in prompts], weights, GenerationOptions(12))
+    whole = mixed(tiny.lm, [f"<s>{prompt}" for prompt in prompts], weights, GenerationOptions(12))
     assert found["choices"][0]["message"] == {"role": "assistant", "content": whole.text}
     assert [one["id"] for one in found["replug"]["documents"]] == [one.id for one in documents]
     assert stream[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
@@ -196,7 +197,7 @@ def test_a_document_that_does_not_fit_is_cut_and_the_answer_says_so(tiny: Tiny) 
     found, alone = ask(tiny, test)
     assert any(one["is_cut"] for one in found["replug"]["documents"])
     assert alone["replug"]["documents"] == []
-    assert alone["choices"][0]["text"] == tiny.lm.generate([prompt], 12)[0]
+    assert alone["choices"][0]["text"] == texts_of(tiny.lm, [prompt], 12)[0]
 
 
 # Retrieval ---------------------------------------------------------------------------------------------------------
@@ -342,7 +343,7 @@ class EndlessLM(StandInLM):
         self.lengths: list[int] = []
         self.began = threading.Event()
 
-    def generate_ensembles(
+    def generate(
         self, mixtures: Sequence[Mixture], options: GenerationOptions, watch: Watch | None = None
     ) -> list[Generated]:
         assert watch is not None
@@ -353,9 +354,6 @@ class EndlessLM(StandInLM):
             threading.Event().wait(0.001)
         self.lengths.append(len(text))
         return [Generated(text, np.zeros(len(text)), None, 1, 1) for _ in mixtures]
-
-    def stream_ensemble(self, *arguments: object) -> Iterator[str]:
-        raise NotImplementedError
 
 
 @pytest.mark.parametrize("stream", [False, True])

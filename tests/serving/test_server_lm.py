@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerFast
 
 from replug.config.schema import LMConfig
 from replug.models.http.server_source import BEGINNINGS, HELPFUL, LONGER, OTHERS, TEXT, ServerSource
-from replug.models.lm_source import LMFiles
 from replug.models.local.stand_in_lm import WORD
 from replug.serving.requests import ServingLimits
 from replug.serving.run import Served, open_service
@@ -60,7 +59,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
 def ask(root: Path, server: FaultServer, test: Callable, tokenizer: str | None = None):
     """What `test(client)` returns of an app whose LM is behind the server."""
     lm = LMConfig(url=server.url, model=MODEL, tokenizer=tokenizer, timeout_seconds=10)
-    asked = Served(root, ServerSource(lm, LMFiles()), "\n", k=2)
+    asked = Served(root, ServerSource(lm), "\n", k=2)
 
     async def run():
         async with served(lambda metrics: open_service(asked, LIMITS, metrics), LIMITS) as client:

@@ -1,12 +1,10 @@
 """A few questions that tests of answering share: shots, passages, and an LM that counts what it is asked."""
 
 from collections import Counter
-from collections.abc import Sequence
 from concurrent.futures import Future
 
 from replug.answering.prompts import AnswerPrompts, PromptForm, Shot
-from replug.models.black_box_lm import ContinuationScore
-from replug.models.generation import Sampled, SamplingOptions
+from replug.models.black_box_lm import Call, SampleCall, ScoreCall
 from replug.models.lm_source import InProcessLM
 from replug.models.local.stand_in_lm import StandInLM
 from replug.web.records import Passage
@@ -33,13 +31,10 @@ class CountingLM(InProcessLM):
         self.asked: Counter[tuple] = Counter()
         self.openings: list[str | None] = []
 
-    def submit(
-        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
-    ) -> "Future[list[ContinuationScore]]":
-        self.asked.update(zip(prefixes, continuations, strict=True))
-        self.openings.append(opening)
-        return super().submit(prefixes, continuations, opening=opening)
-
-    def submit_samples(self, prompts: Sequence[str], options: SamplingOptions) -> "Future[list[list[Sampled]]]":
-        self.asked.update((prompt, options.num_samples) for prompt in prompts)
-        return super().submit_samples(prompts, options)
+    def submit_call(self, call: Call) -> "Future[list]":
+        if isinstance(call, ScoreCall):
+            self.asked.update(zip(call.prefixes, call.continuations, strict=True))
+            self.openings.append(call.opening)
+        elif isinstance(call, SampleCall):
+            self.asked.update((prompt, call.options.num_samples) for prompt in call.prompts)
+        return super().submit_call(call)

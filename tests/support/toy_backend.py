@@ -7,11 +7,11 @@ from transformers import PreTrainedTokenizerBase
 
 from replug.config.schema import LMConfig
 from replug.models.black_box_lm import AsyncLM
-from replug.models.lm_source import InProcessLM, LMFiles
+from replug.models.lm_source import InProcessLM
 from replug.models.local.stand_in_lm import StandInLM, StandInSource
 
 
-def source(lm: LMConfig, files: LMFiles) -> "ToySource | None":
+def source(lm: LMConfig) -> "ToySource | None":
     return ToySource() if lm.path == "toy" else None
 
 
@@ -27,7 +27,7 @@ class ToySource:
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return StandInSource().tokenizer()
 
-    def connect(self) -> None:
+    def connect(self, budget_file=None, cache=None) -> None:
         """Nothing is elsewhere."""
 
     def open(self, lm: LMConfig) -> AsyncLM:

@@ -11,6 +11,7 @@ from replug.config.schema import Config
 from replug.data.records import RetrievedBatch, ScoredBatch, SearchResult
 from replug.data.sampling import QuerySampler
 from replug.data.store import PreparedSet
+from replug.models.black_box_lm import sums_of
 from replug.models.build import load_encoder
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
@@ -25,7 +26,7 @@ class InlineLM(StandInLM):
 
     def submit_sums(self, prefixes, continuations):
         future: Future = Future()
-        future.set_result([score.summed() for score in self.score(prefixes, continuations)])
+        future.set_result(sums_of(self.score(prefixes, continuations)))
         return future
 
 

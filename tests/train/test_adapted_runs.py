@@ -68,8 +68,8 @@ def require_searched_by_the_tuned(run: Path, kind: Kind) -> None:
     assert (index.plan.dims, index.plan.dim) == (kind.dims, tuned.dim)
     retriever = IndexRetriever(index)
     assert (":queries by " in retriever.identity) is not kind.is_refreshed
-    [found] = retriever.find([QUERY], 3)
-    expected = documents.encode_document([one.document.text for one in found]) @ tuned.encode_query([QUERY])[0]
+    [found] = retriever.retrieve([QUERY], 3)
+    expected = documents.encode_document([document.text for document in found]) @ tuned.encode_query([QUERY])[0]
     np.testing.assert_allclose([one.similarity for one in found], expected, atol=2e-3)
 
 

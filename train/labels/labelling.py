@@ -44,7 +44,7 @@ from replug.index_workers.build import build_version
 from replug.index_workers.build_plan import IndexState, check_faiss, reading_identity
 from replug.index_workers.service import IndexService
 from replug.index_workers.version_store import weights_sha256
-from replug.models.black_box_lm import ContinuationScore, ScoreSum
+from replug.models.black_box_lm import ContinuationScore, sums_of
 from replug.models.build import lm_source, load_encoder, opened_lm, prompt_template
 from replug.models.caching_lm import CachingLM
 from replug.models.encoder import Encoder
@@ -61,7 +61,7 @@ from replug.train.workers import local_models
 
 log = logging.getLogger(__name__)
 
-Score = ScoreSum | ContinuationScore
+Scores = list[ContinuationScore] | np.ndarray  # scores of pairs [N], or their sums and numbers of tokens [N, 2]
 
 CALLS_IN_FLIGHT = 8
 
@@ -172,28 +172,29 @@ class LabelScorer:
                 }
             progress.advance(len(rows), f"{len(scores):,} pairs a call")
 
-    def _scores(self, text: str, doc_rows: np.ndarray, scores: list[Score]) -> dict[str, Any]:
+    def _scores(self, text: str, doc_rows: np.ndarray, scores: Scores) -> dict[str, Any]:
         """Return the columns of one text's scores, which begin with the one without a document if there is one."""
         ids = [document.id for document in self.corpus.documents(doc_rows)]
-        _require_comparable(text, ids, scores)
-        columns: dict[str, Any] = {"num_tokens": scores[0].num_tokens, "doc_ids": ids, "doc_rows": doc_rows}
-        tokens = [score.token_logprobs for score in scores if isinstance(score, ContinuationScore)]
-        if len(scores) > len(ids):
-            columns |= {"token_logprobs": tokens[1:], "token_logprobs_alone": tokens[0]}
-        return {**columns, "sum_logprobs": [score.sum_logprob for score in scores[-len(ids) :]]}
+        sums = scores if isinstance(scores, np.ndarray) else sums_of(scores)
+        _require_comparable(text, ids, sums)
+        columns: dict[str, Any] = {"num_tokens": int(sums[0, 1]), "doc_ids": ids, "doc_rows": doc_rows}
+        if not isinstance(scores, np.ndarray):
+            alone, *tokens = (score.token_logprobs for score in scores)
+            columns |= {"token_logprobs": tokens, "token_logprobs_alone": alone}
+        return {**columns, "sum_logprobs": sums[-len(ids) :, 0].tolist()}
 
 
-def _require_comparable(text: str, documents: Sequence[str], scores: Sequence[Score]) -> None:
+def _require_comparable(text: str, documents: Sequence[str], sums: np.ndarray) -> None:
     """Raise ScoreError for a score that is not a number, or is of other tokens than the text's other scores."""
-    places = ["without a document"] * (len(scores) - len(documents))
+    places = ["without a document"] * (len(sums) - len(documents))
     places += [f"after document {document}" for document in documents]
-    for place, score in zip(places, scores, strict=True):
-        if not np.isfinite(score.sum_logprob):
-            raise ScoreError(f"the LM's score of text {text} {place} is {score.sum_logprob}; expected a finite number")
-        if score.num_tokens != scores[0].num_tokens:
+    for place, (total, num_tokens) in zip(places, sums.tolist(), strict=True):
+        if not np.isfinite(total):
+            raise ScoreError(f"the LM's score of text {text} {place} is {total}; expected a finite number")
+        if num_tokens != sums[0, 1]:
             raise ScoreError(
-                f"the LM counts {score.num_tokens} tokens of text {text} {place}, and {scores[0].num_tokens} "
-                f"{places[0]}; expected the same tokens, whose scores can be compared"
+                f"the LM counts {num_tokens:.0f} tokens of text {text} {place}, and {sums[0, 1]:.0f} {places[0]}; "
+                "expected the same tokens, whose scores can be compared"
             )
 
 

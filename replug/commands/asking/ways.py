@@ -26,7 +26,7 @@ from replug.config.schema import LMConfig
 from replug.data.rows import read_documents
 from replug.index_workers.build_plan import index_folder
 from replug.index_workers.local_index import IndexRetriever, LocalIndex
-from replug.models.black_box_lm import AsyncLM
+from replug.models.black_box_lm import AsyncLM, Mixture
 from replug.models.build import lm_source, load_encoder
 from replug.models.ensemble_temperature import own_temperature
 from replug.models.generation import Generated, GenerationOptions
@@ -157,9 +157,10 @@ class Ensemble:
         weighing = [passage for passage in passages if passage.probability > 0]
         options = replace(self._generation, opening=prompts.opening(bool(weighing)))
         if not weighing:
-            return lm.generate_ensemble([prompts.closed(question)], [1.0], options)
+            return lm.generate([prompts.closed(question)], options)[0]
         weights = [passage.probability for passage in weighing]
-        return lm.generate_ensemble([prompts.of(question, passage) for passage in weighing], weights, options)
+        mixture = Mixture([prompts.of(question, passage) for passage in weighing], weights)
+        return lm.generate([mixture], options)[0]
 
     def _reply(self, question: str, generated: Generated, found: FoundEvidence, lm: str) -> Reply:
         return Reply(

@@ -21,7 +21,8 @@ import numpy as np
 from replug.config.errors import UserError
 from replug.config.plain_text import plain_line
 from replug.models.black_box_lm import UnscorableText
-from replug.models.generation import SamplingOptions, Stop, stop_texts
+from replug.models.generation import GenerationOptions, Stop, stop_texts
+from replug.models.http.connection import IllFormed
 from replug.models.pair_tokens import PairIds
 
 if TYPE_CHECKING:  # seconds to import
@@ -40,7 +41,7 @@ class TokenForms:
         self._known: dict[int, frozenset[str]] = {}
 
     def first_other(self, ids: list[int], shown: Sequence[object]) -> int | None:
-        """The place of the first token that is shown as another; None where all may be those of `ids`."""
+        """Return the place of the first token that is shown as another; None where all may be those of `ids`."""
 
         @cache
         def whole() -> str:
@@ -58,7 +59,7 @@ class TokenForms:
         return BROKEN in forms and (BROKEN in shown or shown.strip() in whole())
 
     def _forms(self, i: int) -> frozenset[str]:
-        """BROKEN is one of them where the token alone is no whole characters."""
+        """Return the forms, among them BROKEN where the token alone is not whole characters."""
         if i not in self._known:
             decoded, raw = str(self._tokenizer.decode([i])), str(self._tokenizer.convert_ids_to_tokens(i))
             spaced = raw.replace("\u2581", " ").replace("\u0120", " ")
@@ -77,18 +78,6 @@ LONGEST_CONSTANT = 5
 MOST_PLAUSIBLE_TOKENS = 10**12  # of one request; more is nonsense
 MOST_ANSWER_BYTES_PER_TOKEN = 512  # about 100 are needed: a token's text and log-prob, and once more in a list of tops
 MOST_OTHER_ANSWER_BYTES = 1 << 20
-
-
-class ServerFault(Exception):
-    """Something that may not happen again. `unread`: the server did not look at the request, which so cost nothing."""
-
-    def __init__(self, message: str, retry_after: float = 0.0, unread: bool = False) -> None:
-        super().__init__(message)
-        self.retry_after, self.unread = retry_after, unread
-
-
-class IllFormed(ServerFault):
-    """An answer that does not have the shape, or the numbers, that were asked for."""
 
 
 class NoPromptLogprobs(IllFormed):
@@ -114,49 +103,24 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenScores:
-    """A continuation's log-probs (nats), float32 [T], and its tokens' texts where the server cut it."""
+class ServerText:
+    """A continuation that the server scored, or an answer that it generated, and its log-probs (nats), float32 [T].
 
-    logprobs: np.ndarray
-    tokens: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class GeneratedTexts:
-    """What a request generated: each text with its tokens' log-probs (nats), float32 [T].
-
-    `prompt_tokens` are those of the request's prompts together, None where the server does not say.
-    """
-
-    answers: list[tuple[str, np.ndarray]]
-    prompt_tokens: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class ShownAnswer:
-    """A greedy answer: its text, its tokens as they are shown, and the likeliest tokens' log-probs (nats) at each.
-
-    `tops` is empty where the server does not show them. `is_ended`: the server ended it, not its length.
+    `tokens` are shown where the server cut the text. `tops` holds the likeliest tokens' log-probs at each token of an
+    answer, where they were asked for and are shown. `is_ended`: the server ended the answer, not its length.
     """
 
     text: str
-    tokens: tuple[str, ...]
-    tops: tuple[dict[str, float], ...]
-    is_ended: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ShownAnswers:
-    """Of a request; `prompt_tokens` as in GeneratedTexts."""
-
-    answers: list[ShownAnswer]
-    prompt_tokens: int | None
+    logprobs: np.ndarray
+    tokens: tuple[str, ...] = ()
+    tops: tuple[dict[str, float], ...] = ()
+    is_ended: bool = False
 
 
 def context_length(models: Any, model: str, shown: Callable[[str], str] = plain_line) -> int | None:
-    """From the answer to `GET /models`, where it is given. Raises UserError where the model is not served.
+    """Return the length that `GET /models` gives, or None. Raises UserError where the model is not served.
 
-    `shown` makes of the server's words what may be shown of them.
+    `shown` takes out of the server's words what must not be shown.
     """
     data = models.get("data") if isinstance(models, dict) else None
     cards = data if isinstance(data, list) else []
@@ -166,18 +130,20 @@ def context_length(models: Any, model: str, shown: Callable[[str], str] = plain_
         raise UserError(f"lm.model: the server does not serve {model}; expected one of: {served}")
     length = by_name[model].get("max_model_len")
     if length is not None and not (_is_count(length) and 1 < length < MOST_PLAUSIBLE_TOKENS):
-        raise UserError(f"lm.url: the server gives {model} a max_model_len that is no number of tokens")
+        raise UserError(
+            f"lm.url: the server gives {model} a max_model_len that is not a number of tokens; expected 2 or more"
+        )
     return length
 
 
 def score_payload(api: str, pairs: Sequence[Pair]) -> dict[str, Any]:
-    """One generated token is the fewest that every server takes. `api` is echo or prompt_logprobs."""
+    """Return a request for scores. It generates one token, the fewest that every server takes."""
     how = {"echo": True, "logprobs": 1} if api == "echo" else {"prompt_logprobs": 0}
     return {"prompt": [pair.whole for pair in pairs], "max_tokens": 1, "temperature": 0, **how}
 
 
 def generate_payload(pairs: Sequence[Pair], max_new_tokens: int, stop: Stop) -> dict[str, Any]:
-    """Continues the prefixes greedily."""
+    """Return a request that continues the prefixes greedily."""
     options: dict[str, Any] = {"max_tokens": max_new_tokens, "temperature": 0, "logprobs": 1}
     if stops := stop_texts(stop):
         options["stop"] = stops
@@ -185,40 +151,40 @@ def generate_payload(pairs: Sequence[Pair], max_new_tokens: int, stop: Stop) -> 
 
 
 def num_tops(api: str) -> int:
-    """Likeliest tokens that may be asked for at each place: 20 of vLLM, which alone has `prompt_logprobs`; 5 of all."""
+    """Return how many likeliest tokens a server shows: 20 of vLLM, which alone has `prompt_logprobs`; 5 of all."""
     return 20 if api == "prompt_logprobs" else 5
 
 
 def show_payload(api: str, pairs: Sequence[Pair], max_new_tokens: int) -> dict[str, Any]:
-    """Continues the prefixes greedily, past any stop, with the likeliest tokens at each place.
+    """Return a request for greedy answers, past any stop, with the likeliest tokens at each place.
 
-    vLLM can be asked to name tokens by their ids.
+    vLLM names tokens by their ids.
     """
     by_ids = {"return_tokens_as_token_ids": True} if api == "prompt_logprobs" else {}
     return generate_payload(pairs, max_new_tokens, None) | {"logprobs": num_tops(api)} | by_ids
 
 
-def sample_payload(pairs: Sequence[Pair], options: SamplingOptions) -> dict[str, Any]:
-    """Draws after the prefixes, each sent once. Servers refuse several greedy answers, which are all the same."""
+def sample_payload(pairs: Sequence[Pair], options: GenerationOptions) -> dict[str, Any]:
+    """Return a request for draws. Servers refuse several greedy answers, which are all the same."""
     how = {"temperature": options.temperature, "top_p": options.top_p, "seed": options.seed}
     payload = generate_payload(pairs, options.max_new_tokens, options.stop) | how
     return payload if options.temperature == 0 else payload | {"n": options.num_samples}
 
 
 def most_tokens(payload: dict[str, Any]) -> int:
-    """An upper bound of what a request can cost: a text has at most a token for each byte, and two that open it."""
+    """Bound the tokens of a request: a text has at most a token for each byte, and two that open it."""
     prompts = payload["prompt"]
     lengths = [len(prompt.encode()) + 2 if isinstance(prompt, str) else len(prompt) for prompt in prompts]
     return sum(lengths) + len(prompts) * int(payload.get("n", 1)) * int(payload["max_tokens"])
 
 
 def most_answer_bytes(payload: dict[str, Any]) -> int:
-    """Of an answer that is read at all."""
+    """Bound the answer that is read at all."""
     return MOST_OTHER_ANSWER_BYTES + MOST_ANSWER_BYTES_PER_TOKEN * most_tokens(payload)
 
 
 def tokens_used(body: Any, payload: dict[str, Any]) -> int:
-    """What the server says that a request cost, where that can be true; else the most that it can have cost."""
+    """Return the tokens that the server counted for a request; the most it can cost if they are not possible."""
     total = _usage(body, "total_tokens")
     sent = sum(1 if isinstance(prompt, str) else len(prompt) for prompt in payload["prompt"])
     choices = body.get("choices") if isinstance(body, dict) else None
@@ -230,19 +196,19 @@ def tokens_used(body: Any, payload: dict[str, Any]) -> int:
 
 
 def _usage(body: Any, name: str) -> int | None:
-    """A count of the server's, or None where it does not say."""
+    """Return a count of the server's, or None where it does not say."""
     usage = body.get("usage") if isinstance(body, dict) else None
     count = usage.get(name) if isinstance(usage, dict) else None
     return count if _is_count(count) else None
 
 
 def _is_count(value: Any) -> bool:
-    """Whether JSON's value is a whole number of 0 or more; true is none."""
+    """Return whether JSON's value is a whole number of 0 or more; true is not."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def read_scores(api: str, pairs: Sequence[Pair], body: Any, forms: TokenForms | None = None) -> list[TokenScores]:
-    """The continuations' scores in the order of `pairs`. Raises IllFormed, and UnscorableText for borders in tokens.
+def read_scores(api: str, pairs: Sequence[Pair], body: Any, forms: TokenForms | None = None) -> list[ServerText]:
+    """Return the continuations' scores in the order of `pairs`. Raises IllFormed and UnscorableText.
 
     `forms` knows how the tokens of ids are shown: by them an answer to other ids is told from one to these.
     """
@@ -250,28 +216,21 @@ def read_scores(api: str, pairs: Sequence[Pair], body: Any, forms: TokenForms | 
     return [_read_pair(api, pair, choice, forms) for pair, choice in zip(pairs, choices, strict=True)]
 
 
-def read_generated(pairs: Sequence[Pair], body: Any) -> GeneratedTexts:
-    """What follows each prefix. Raises IllFormed."""
-    answers = [_well_formed(partial(_generated, choice)) for choice in _choices(body, len(pairs))]
-    return GeneratedTexts(answers, _usage(body, "prompt_tokens") or None)  # a server that says 0 does not count
+def read_generated(
+    pairs: Sequence[Pair], body: Any, num_samples: int = 1, with_tops: bool = False
+) -> tuple[list[ServerText], int | None]:
+    """Return the answers after each prefix, `num_samples` of each in a row, and the tokens of all prompts.
 
-
-def read_shown(pairs: Sequence[Pair], body: Any) -> ShownAnswers:
-    """What follows each prefix. Raises IllFormed."""
-    answers = [_well_formed(partial(_shown, choice)) for choice in _choices(body, len(pairs))]
-    return ShownAnswers(answers, _usage(body, "prompt_tokens") or None)
-
-
-def read_samples(pairs: Sequence[Pair], num_samples: int, body: Any) -> list[list[tuple[str, np.ndarray]]]:
-    """What was drawn after each prefix [P][num_samples]. Raises IllFormed, and UserError for a server without `n`."""
+    The latter is None where the server does not count them. Raises IllFormed, and UserError for a server without `n`.
+    """
     choices = body.get("choices") if isinstance(body, dict) else None
     if num_samples > 1 and isinstance(choices, list) and len(choices) == len(pairs):
         raise UserError(
             f"the server draws one answer after a prompt where n={num_samples} were asked for; expected a server whose "
             "/v1/completions knows n, such as vLLM, or local weights"
         )
-    drawn = [_well_formed(partial(_generated, choice)) for choice in _choices(body, len(pairs) * num_samples)]
-    return [drawn[start : start + num_samples] for start in range(0, len(drawn), num_samples)]
+    read = [_well_formed(partial(_generated, one, with_tops)) for one in _choices(body, len(pairs) * num_samples)]
+    return read, _usage(body, "prompt_tokens") or None  # a server that says 0 does not count
 
 
 def _choices(body: Any, count: int) -> list[dict]:
@@ -286,18 +245,18 @@ def _choices(body: Any, count: int) -> list[dict]:
     return [by_index[index] for index in range(count)]
 
 
-def _read_pair(api: str, pair: Pair, choice: dict, forms: TokenForms | None) -> TokenScores:
+def _read_pair(api: str, pair: Pair, choice: dict, forms: TokenForms | None) -> ServerText:
     if pair.ids is None:
         return _well_formed(lambda: _by_text(pair, *_echoed(choice)))
     before, after = pair.ids
     ids = [*before, *after]
     values = _well_formed(lambda: _of_echo(pair.row, ids, choice, forms) if api == "echo" else _of_ids(ids, choice))
     _require_varied(ids, values[: len(ids)])
-    return TokenScores(_checked(values[len(before) : len(ids)]))
+    return ServerText(pair.continuation, _checked(values[len(before) : len(ids)]))
 
 
 def _of_echo(row: int, ids: list[int], choice: dict, forms: TokenForms | None) -> list[float | None]:
-    """The log-probs of `ids`, with or without that of the generated token."""
+    """Return the log-probs of `ids`, with or without that of the generated token."""
     tokens, values = _echoed(choice)
     if len(values) not in (len(ids), len(ids) + 1):
         kind = NoPromptLogprobs if len(values) == 1 else IllFormed
@@ -311,7 +270,7 @@ def _of_echo(row: int, ids: list[int], choice: dict, forms: TokenForms | None) -
 
 
 def _require_varied(tokens: Sequence[int | str], values: Sequence[float | None]) -> None:
-    """No language model expects each token of a text for certain, or unlike tokens of a long one alike.
+    """Raise IllFormed for log-probs that are all 0, or the same for unlike tokens of a long text.
 
     One token repeated may be: attention over equal values is that value at every place, whatever its weights.
     """
@@ -325,7 +284,7 @@ def _require_varied(tokens: Sequence[int | str], values: Sequence[float | None])
 
 
 def _well_formed(read: Callable[[], Any]) -> Any:
-    """What `read` returns. Where it trips over the answer's shape, that is the answer's fault."""
+    """Return what `read` returns. Where it trips over the answer's shape, that is the answer's fault."""
     try:
         return read()
     except (KeyError, TypeError, AttributeError) as error:
@@ -342,27 +301,25 @@ def _echoed(choice: dict) -> tuple[list[str], list[float | None]]:
     return tokens, values
 
 
-def _generated(choice: dict) -> tuple[str, np.ndarray]:
+def _generated(choice: dict, with_tops: bool) -> ServerText:
+    text = choice["text"]
     # JSON's escapes can hold half a surrogate pair, which no file takes.
-    if not isinstance(choice["text"], str) or any("\ud800" <= char <= "\udfff" for char in choice["text"]):
+    if not isinstance(text, str) or any("\ud800" <= char <= "\udfff" for char in text):
         raise IllFormed("the answer has no text")
-    logprobs = choice.get("logprobs") or {}  # nothing generated, no log-probs
-    return choice["text"], _checked(logprobs.get("token_logprobs") or [])
-
-
-def _shown(choice: dict) -> ShownAnswer:
-    text, _ = _generated(choice)
-    logprobs = choice.get("logprobs") or {}  # nothing generated, no log-probs
-    tokens, tops = logprobs.get("tokens") or [], logprobs.get("top_logprobs") or []
+    shown = choice.get("logprobs") or {}  # nothing generated, no log-probs
+    logprobs = _checked(shown.get("token_logprobs") or [])
+    if not with_tops:
+        return ServerText(text, logprobs)
+    tokens, tops = shown.get("tokens") or [], shown.get("top_logprobs") or []
     if tops and len(tops) != len(tokens):
         raise IllFormed(f"the answer has {len(tokens)} tokens but {len(tops)} lists of the likeliest")
     for top in tops:
         _checked(list(top.values()))
-    return ShownAnswer(text, tuple(tokens), tuple(tops), choice.get("finish_reason") == "stop")
+    return ServerText(text, logprobs, tuple(tokens), tuple(tops), choice.get("finish_reason") == "stop")
 
 
 def _of_ids(ids: Sequence[int], choice: dict) -> list[float | None]:
-    """vLLM's `prompt_logprobs`: for each position but the first an object keyed by token id."""
+    """Read vLLM's `prompt_logprobs`: for each position but the first an object keyed by token id."""
     entries = choice.get("prompt_logprobs")
     if entries is None:
         raise NoPromptLogprobs("the answer has no prompt_logprobs")
@@ -373,7 +330,7 @@ def _of_ids(ids: Sequence[int], choice: dict) -> list[float | None]:
 
 
 def _checked(values: Sequence[float | None]) -> np.ndarray:
-    """Float32 log-probs. JSON as Python reads it holds NaN, infinity, and whole numbers without an end."""
+    """Return float32 log-probs. JSON as Python reads it holds NaN, infinity, and whole numbers without an end."""
     if not isinstance(values, list) or not all(
         isinstance(value, int | float) and not isinstance(value, bool) for value in values
     ):
@@ -384,8 +341,8 @@ def _checked(values: Sequence[float | None]) -> np.ndarray:
     return logprobs.astype(np.float32)
 
 
-def _by_text(pair: Pair, tokens: list[str], values: list[float | None]) -> TokenScores:
-    """The continuation's part, found by the tokens' texts; servers count `text_offset` in different units."""
+def _by_text(pair: Pair, tokens: list[str], values: list[float | None]) -> ServerText:
+    """Return the continuation's part, found by the tokens' texts; servers count `text_offset` in different units."""
     text = pair.prefix + pair.continuation
     opening = 0 if tokens[0] == BROKEN or text.startswith(tokens[0]) else 1  # a start token of the server's own
     joined = "".join(tokens[opening:])[: len(text)]
@@ -403,11 +360,11 @@ def _by_text(pair: Pair, tokens: list[str], values: list[float | None]) -> Token
     if part.start == 0 and values[0] is None:
         raise UnscorableText(f"input {pair.row} has an empty prefix, and the first token has no log-prob; {USE_IDS}")
     _require_varied(tokens[: part.stop], values[: part.stop])
-    return TokenScores(_checked(values[part]), tuple(tokens[part]))
+    return ServerText(pair.continuation, _checked(values[part]), tuple(tokens[part]))
 
 
 def _joins_to(joined: str, text: str, border: int) -> bool:
-    """vLLM shows a first character of several tokens as a broken one, which does no harm away from the border."""
+    """Compare the texts. vLLM shows a first character of several tokens as a broken one, harmless off the border."""
     far = max(0, border - 1)
     same = (shown in (real, BROKEN) for shown, real in zip(joined[:far], text[:far], strict=True))
     return joined[far:] == text[far:] and all(same)

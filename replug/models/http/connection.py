@@ -25,7 +25,6 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 
 from replug.config.errors import RunError, UserError
 from replug.config.plain_text import plain_line
-from replug.models.http.completions_api import IllFormed, ServerFault
 
 T = TypeVar("T")
 
@@ -39,13 +38,25 @@ MOST_REFUSAL_BYTES = 1 << 16  # of an answer that is an error; the rest is left 
 MOST_LIST_BYTES = 4 << 20  # of the list of models
 
 
+class ServerFault(Exception):
+    """Something that may not happen again. `unread`: the server did not look at the request, which so cost nothing."""
+
+    def __init__(self, message: str, retry_after: float = 0.0, unread: bool = False) -> None:
+        super().__init__(message)
+        self.retry_after, self.unread = retry_after, unread
+
+
+class IllFormed(ServerFault):
+    """An answer that does not have the shape, or the numbers, that were asked for."""
+
+
 class ServerError(RunError):
     """The server refused a request, or answered it well in none of its attempts; its cause is the last fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """Which server, and how to ask it: the values of the keys under `lm` of the same names.
+    """A server and how to ask it: the values of the keys under `lm` of the same names.
 
     `api_key` comes from the environment variable named `api_key_env`.
     """
@@ -84,7 +95,7 @@ class ServerConnection:
             await closing.aclose()
 
     async def retrying(self, what: str, attempt: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What the first attempt without a ServerFault returns. Raises ServerError, which says `what` was asked."""
+        """Return the result of the first attempt without a ServerFault. Raises ServerError with `what` was asked."""
         attempts = AsyncRetrying(
             stop=stop_after_attempt(self._spec.max_attempts),
             wait=self._seconds_to_wait,
@@ -106,7 +117,7 @@ class ServerConnection:
         most_bytes: int = MOST_LIST_BYTES,
         is_compared: bool = False,
     ) -> Any:
-        """The answer's JSON. Raises ServerFault for what may pass and ServerError for what will not.
+        """Return the answer's JSON. Raises ServerFault for what may pass and ServerError for what will not.
 
         `is_compared`: the caller can tell this request's answer from another's, so its connection may be kept.
         """
@@ -133,7 +144,7 @@ class ServerConnection:
             self._free.append(clients)
 
     def words(self, said: str) -> str:
-        """What the server says, without the key."""
+        """Return the server's words without the key."""
         return shown_words(said, self._spec.api_key)
 
     def _seconds_to_wait(self, state: RetryCallState) -> float:
@@ -181,7 +192,7 @@ def _clients(spec: ServerSpec) -> list[tuple[httpx.AsyncClient, httpx.AsyncClien
 
 
 async def _whole(response: httpx.Response, most_bytes: int) -> bytes:
-    """The body as it was sent. Raises IllFormed for one that is compressed, which a few bytes may be gigabytes of."""
+    """Return the body as it was sent. Raises IllFormed if it is compressed: few bytes may become gigabytes."""
     if response.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise IllFormed("the answer is compressed, which was not asked for")
     content = await _beginning(response, most_bytes + 1)
@@ -201,7 +212,7 @@ async def _beginning(response: httpx.Response, most_bytes: int = MOST_REFUSAL_BY
 
 
 def _json(content: bytes) -> Any:
-    """Raises IllFormed for what is no JSON in UTF-8, whatever the headers say, and for what is nested without end."""
+    """Parse JSON. Raises IllFormed for other content, whatever the headers say, and for endless nesting."""
     try:
         return json.loads(content.decode())
     except (ValueError, RecursionError):
@@ -211,16 +222,18 @@ def _json(content: bytes) -> Any:
 def require_header_value(key: str, variable: str) -> None:
     """Raise UserError for a key that no header can hold: an HTTP library's own error would quote it."""
     if not (key.isascii() and key.isprintable()) or " " in key:
-        raise UserError(f"the key in ${variable} has white space or characters that no header may hold")
+        raise UserError(
+            f"the key in ${variable} has white space or characters that no header may hold; expected plain text"
+        )
 
 
 def servers_words(response: httpx.Response, secret: str | None) -> str:
-    """The message of an answer that was read, as `shown_words` has it."""
+    """Return the message of an answer that was read, as `shown_words` has it."""
     return shown_words(_message(response.content), secret)
 
 
 def shown_words(said: str, secret: str | None) -> str:
-    """What a server says, as it may be shown: one short line without the secret, which it may quote."""
+    """Return a server's words as one short line without the secret, which it may quote."""
     line = plain_line(said)
     if secret:
         forms = "|".join({re.escape(secret), re.escape(quote(secret, safe=""))})
@@ -229,7 +242,7 @@ def shown_words(said: str, secret: str | None) -> str:
 
 
 def _message(content: bytes) -> str:
-    """The message of an error, whose place differs between servers."""
+    """Return the message of an error; its place differs between servers."""
     try:
         body = _json(content)
     except IllFormed:
@@ -240,7 +253,7 @@ def _message(content: bytes) -> str:
 
 
 def retry_after(response: httpx.Response) -> float:
-    """Seconds, from seconds or an HTTP date; 0 where the header is missing or makes no sense."""
+    """Return the seconds to wait, from seconds or an HTTP date; 0 where the header is missing or makes no sense."""
     value = response.headers.get("Retry-After", "")
     if value.isdecimal():
         return float(value)

@@ -21,12 +21,21 @@ from typing import Any, TypeVar
 import numpy as np
 
 from replug.config.errors import RunError, UserError
-from replug.models.black_box_lm import ContinuationScore, UnscorableText, check_ensemble, check_pairs, require_texts
-from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop, before_stop
+from replug.models.black_box_lm import (
+    AsyncLM,
+    Call,
+    ContinuationScore,
+    Mixture,
+    SampleCall,
+    ScoreCall,
+    UnscorableText,
+    check_pairs,
+)
+from replug.models.generation import Generated, GenerationOptions, Stop, before_stop
 from replug.models.http import completions_api as api
-from replug.models.http.completions_api import GeneratedTexts, Pair, ServerFault, ShownAnswers, TokenForms, TokenScores
-from replug.models.http.connection import ServerConnection, ServerError, ServerSpec
-from replug.models.http.mixed_answer import ServerCalls, ServerMixture, TokenNames
+from replug.models.http.completions_api import Pair, ServerText, TokenForms
+from replug.models.http.connection import IllFormed, ServerConnection, ServerError, ServerFault, ServerSpec
+from replug.models.http.mixed_answer import ServerMixture, TokenNames
 from replug.models.http.request_budget import RequestBudget, RequestMeter
 from replug.models.pair_tokens import check_lengths, pair_token_ids
 
@@ -35,7 +44,7 @@ T = TypeVar("T")
 REQUESTS_BETWEEN_LOOKS = 256  # at the model that was probed: one in so many, short as it is, costs next to nothing
 
 
-class HttpLM:
+class HttpLM(AsyncLM):
     """An `AsyncLM` at `spec.url`; a server that does not answer, or does not serve the model, is a UserError at once.
 
     `max_tokens` leaves room for the one token that every request must generate, and is None where the server
@@ -49,7 +58,7 @@ class HttpLM:
         self.fingerprint = np.empty(0, dtype=np.float32)
         self._tokenizer: Any = None
         self._forms: TokenForms | None = None
-        self._names: TokenNames | None = None
+        self.names: TokenNames | None = None
         if spec.tokenizer:
             from replug.models.model_files import load_tokenizer  # seconds to import, which text alone can do without
 
@@ -58,13 +67,13 @@ class HttpLM:
                 raise UserError(
                     f"lm.tokenizer: the tokenizer of {spec.tokenizer} has neither a start nor an end token; set one"
                 )
-            self._forms, self._names = TokenForms(self._tokenizer), TokenNames(self._tokenizer)
+            self._forms, self.names = TokenForms(self._tokenizer), TokenNames(self._tokenizer)
         self._look: Callable[[], Coroutine[Any, Any, str | None]] | None = None
         self._requests_since_look, self._is_doubtful = 0, False
         self._budget, self._settled = budget, asyncio.Event()
         self._slots = asyncio.Semaphore(spec.max_concurrency)
         self._meter = RequestMeter(spec.max_concurrency)
-        self._connection = ServerConnection(spec, self._meter.retried)
+        self._connection = ServerConnection(spec, partial(self._meter.add, retries=1))
         self._lock, self._closed = threading.Lock(), False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="http-lm", daemon=True)
@@ -76,11 +85,11 @@ class HttpLM:
             raise
 
     def look_again_at(self, prefix: str, continuation: str, shortcoming: Callable[[np.ndarray], str | None]) -> None:
-        """From now on, look whether the server is the one that was probed.
+        """Check from now on whether the server is the one that was probed.
 
         `shortcoming` says what is wrong with the pair's log-probs, float32 [T].
         """
-        pair = self._pair(0, prefix, continuation)
+        pair = self.pair(0, prefix, continuation)
 
         async def look() -> str | None:
             return shortcoming((await self._score_request([pair]))[0].logprobs)
@@ -88,78 +97,31 @@ class HttpLM:
         self._look, self._requests_since_look = look, 0
 
     def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
-        """One request each."""
+        """Return the rows of each request."""
         return self._chunks(list(range(len(prefixes))))
 
-    def submit(
-        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
-    ) -> "Future[list[ContinuationScore]]":
-        """Scores in nats, whole and in order, or the first error: ServerError, BudgetSpent, UnscorableText.
+    def submit_call(self, call: Call) -> "Future[list[Any]]":
+        """Ask the server. The future's errors are ServerError, BudgetSpent and UnscorableText.
 
-        Raises UnscorableText at once for empty continuations and inputs beyond `max_tokens`.
+        Raises UnscorableText at once for empty continuations and inputs beyond `max_tokens`. `generate` raises
+        UserError for a temperature above 0, and RunError for a server that does not show log-probs. A mixture of
+        several prompts is decoded token by token with `lm.tokenizer`, else it is the likeliest whole answer
+        (`models.http.mixed_answer`). `sample` asks for the server's own draws; servers may ignore the seed.
         """
-        check_pairs(prefixes, continuations)
-        pairs = [self._pair(row, p, c) for row, (p, c) in enumerate(zip(prefixes, continuations, strict=True))]
-        check_lengths([pair.ids for pair in pairs if pair.ids], self.max_tokens)
-        return self._run(self._score(pairs))
-
-    def score(
-        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
-    ) -> list[ContinuationScore]:
-        return self.submit(prefixes, continuations, opening=opening).result()
-
-    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None) -> list[str]:
-        """Greedy continuations. Raises as `submit` does."""
-        options = GenerationOptions(max_new_tokens, stop or None)
-        texts = [text for text, _ in self.generate_scored(prompts, max_new_tokens, options.stop)]
-        return [before_stop(text, options.stop) for text in texts]
-
-    def generate_scored(
-        self, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None
-    ) -> list[tuple[str, np.ndarray]]:
-        """Greedy continuations, each with the log-probs (nats) of its tokens, float32 [T]."""
-        require_texts(prompts, "prompts")
-        return self._run(self._generate(self._prompts(prompts, max_new_tokens), max_new_tokens, stop)).result().answers
-
-    def submit_ensemble(
-        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
-    ) -> "Future[Generated]":
-        """The greedy answer of the mixture: token by token with `lm.tokenizer`, else the likeliest whole answer.
-
-        `models.http.mixed_answer` says how. Raises as `submit` does, UserError for a temperature above 0, RunError for
-        a server that shows no log-probs, and ValueError for weights.
-        """
-        check_ensemble(prompts, weights)
-        self.require_greedy(options)
-        pairs = self._prompts(prompts, options.max_new_tokens)
-        return self._run(self._generate_ensemble(pairs, list(weights), options))
-
-    def require_greedy(self, options: GenerationOptions) -> None:
-        """Raise UserError for a temperature above 0."""
-        if options.temperature:
-            raise UserError(
-                f"temperature is {options.temperature:g}; a server's answers can be weighed at temperature 0 only, "
-                "since the mixture is not seen: set temperature to 0, or take local weights"
-            )
-
-    def generate_ensemble(
-        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
-    ) -> Generated:
-        return self.submit_ensemble(prompts, weights, options).result()
-
-    def submit_samples(self, prompts: Sequence[str], options: SamplingOptions) -> "Future[list[list[Sampled]]]":
-        """The server's own draws, `n` after each prompt by one request; the seed is sent, and servers may ignore it.
-
-        Raises as `submit` does, UserError for a server without `n`, and RunError for one that gives no log-probs.
-        """
-        require_texts(prompts, "prompts")
-        return self._run(self._sample(self._prompts(prompts, options.max_new_tokens), options))
-
-    def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
-        return self.submit_samples(prompts, options).result()
+        if isinstance(call, ScoreCall):
+            check_pairs(call.prefixes, call.continuations)
+            texts = zip(call.prefixes, call.continuations, strict=True)
+            pairs = [self.pair(row, *both) for row, both in enumerate(texts)]
+            check_lengths([pair.ids for pair in pairs if pair.ids], self.max_tokens)
+            return self._run(self.score_pairs(pairs))
+        if isinstance(call, SampleCall):
+            return self._run(self._sample(self._prompts(call.prompts, call.options), call.options))
+        require_greedy(call.options)
+        prompts = [self._prompts(mixture.prompts, call.options) for mixture in call.prompts]
+        return self._run(_all(self._answer(*asked, call.options) for asked in zip(prompts, call.prompts, strict=True)))
 
     def metrics(self) -> dict[str, float]:
-        """Requests and tokens that the budget has counted, retries of this process, and rates since the last call."""
+        """Return requests and tokens counted by the budget, retries of this process, and rates since the last call."""
         totals = {"requests": float(self._budget.requests), "tokens_sent": float(self._budget.tokens)}
         return totals | self._meter.read()
 
@@ -179,13 +141,13 @@ class HttpLM:
         size = self.spec.prompts_per_request
         return [rows[start : start + size] for start in range(0, len(rows), size)]
 
-    def _pair(self, row: int, prefix: str, continuation: str) -> Pair:
+    def pair(self, row: int, prefix: str, continuation: str) -> Pair:
         ids = pair_token_ids(self._tokenizer, prefix, continuation) if self._tokenizer else None
         return Pair(row, prefix, continuation, ids)
 
-    def _prompts(self, prompts: Sequence[str], max_new_tokens: int) -> list[Pair]:
-        pairs = [self._pair(row, prompt, " ") for row, prompt in enumerate(prompts)]
-        check_lengths([(pair.ids[0], [0] * max_new_tokens) for pair in pairs if pair.ids], self.max_tokens)
+    def _prompts(self, prompts: Sequence[str], options: GenerationOptions) -> list[Pair]:
+        pairs = [self.pair(row, prompt, " ") for row, prompt in enumerate(prompts)]
+        check_lengths([(pair.ids[0], [0] * options.max_new_tokens) for pair in pairs if pair.ids], self.max_tokens)
         return pairs
 
     def _run(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
@@ -209,7 +171,7 @@ class HttpLM:
         await self._connection.close()
 
     async def _longest_input(self) -> int | None:
-        """In tokens, as `GET /models` tells, or None. Raises UserError where the model is not served."""
+        """Return the longest input in tokens that `GET /models` tells, or None. Raises UserError for unknown models."""
         try:
             body = await self._connection.retrying("GET /models", partial(self._connection.exchange, "GET", "/models"))
         except ServerError as error:
@@ -217,65 +179,70 @@ class HttpLM:
         context = api.context_length(body, self.spec.model, self._connection.words)
         return context - 1 if context is not None else None
 
-    async def _score(self, pairs: list[Pair]) -> list[ContinuationScore]:
+    async def score_pairs(self, pairs: list[Pair]) -> list[ContinuationScore]:
         scores = await _all(self._score_request(chunk) for chunk in self._chunks(pairs))
         _check_same_tokens(pairs, scores)
         await self._check_unchanged()
         return [ContinuationScore(score.logprobs) for score in scores]
 
-    async def _score_request(self, pairs: list[Pair]) -> list[TokenScores]:
+    async def _score_request(self, pairs: list[Pair]) -> list[ServerText]:
         payload = api.score_payload(self.spec.api, pairs)
         read = partial(api.read_scores, self.spec.api, pairs, forms=self._forms)
         return await self._ask(pairs, payload, read, is_compared=True)
 
-    async def _generate(self, pairs: list[Pair], max_new_tokens: int, stop: Stop) -> GeneratedTexts:
-        async def ask(some: list[Pair]) -> list[GeneratedTexts]:
-            payload = api.generate_payload(some, max_new_tokens, stop)
-            return [await self._ask(some, payload, partial(api.read_generated, some))]
+    async def _sample(self, pairs: list[Pair], options: GenerationOptions) -> list[list[Generated]]:
+        async def ask(chunk: list[Pair]) -> list[list[Generated]]:
+            payload = api.sample_payload(chunk, options)
+            num_drawn = payload.get("n", 1)
+            texts, _ = await self._ask(chunk, payload, partial(api.read_generated, chunk, num_samples=num_drawn))
+            drawn = [Generated(before_stop(text.text, options.stop), text.logprobs) for text in texts]
+            parts = [drawn[start : start + num_drawn] for start in range(0, len(drawn), num_drawn)]
+            return [part * (options.num_samples // num_drawn) for part in parts]
+
+        samples = await _all(ask(chunk) for chunk in self._chunks(pairs))
+        await self._check_unchanged()
+        self._require_logprobs((answer.text, len(answer.token_logprobs)) for drawn in samples for answer in drawn)
+        return samples
+
+    async def _answer(self, pairs: list[Pair], mixture: Mixture, options: GenerationOptions) -> list[Generated]:
+        if len(pairs) > 1:
+            return [await ServerMixture(self, pairs, list(mixture.weights), options).find()]
+        [text], prompt_tokens = await self._generate(pairs, options.max_new_tokens, options.stop)
+        answer = before_stop(text.text, options.stop)
+        self._require_logprobs([(answer, len(text.logprobs))])
+        return [Generated(answer, text.logprobs, None, 1, prompt_tokens)]
+
+    async def show(self, pairs: list[Pair], max_new_tokens: int) -> tuple[list[ServerText], int | None]:
+        """Return greedy answers past any stop with the likeliest tokens at each place, and the prompts' tokens."""
+        answers, prompt_tokens = await self._generate(pairs, max_new_tokens, None, with_tops=True)
+        self._require_logprobs((answer.text, len(answer.tokens)) for answer in answers)
+        return answers, prompt_tokens
+
+    async def _generate(
+        self, pairs: list[Pair], max_new_tokens: int, stop: Stop, with_tops: bool = False
+    ) -> tuple[list[ServerText], int | None]:
+        """Return greedy answers, and the tokens of all prompts as the server counted them, else by its tokenizer."""
+
+        async def ask(chunk: list[Pair]) -> list[tuple[list[ServerText], int | None]]:
+            payload = api.generate_payload(chunk, max_new_tokens, stop)
+            if with_tops:
+                payload = api.show_payload(self.spec.api, chunk, max_new_tokens)
+            return [await self._ask(chunk, payload, partial(api.read_generated, chunk, with_tops=with_tops))]
 
         parts = await _all(ask(chunk) for chunk in self._chunks(pairs))
         await self._check_unchanged()
-        return GeneratedTexts([answer for part in parts for answer in part.answers], _prompt_tokens(pairs, parts))
+        counted = [count for _, count in parts if count is not None]
+        sent = [len(pair.ids[0]) for pair in pairs if pair.ids is not None]
+        prompt_tokens = sum(counted) if len(counted) == len(parts) else sum(sent) if len(sent) == len(pairs) else None
+        return [answer for answers, _ in parts for answer in answers], prompt_tokens
 
-    async def _sample(self, pairs: list[Pair], options: SamplingOptions) -> list[list[Sampled]]:
-        async def ask(some: list[Pair]) -> list[list[tuple[str, np.ndarray]]]:
-            payload = api.sample_payload(some, options)
-            num_samples = payload.get("n", 1)
-            drawn = await self._ask(some, payload, partial(api.read_samples, some, num_samples))
-            return [answers * (options.num_samples // num_samples) for answers in drawn]
-
-        drawn = await _all(ask(chunk) for chunk in self._chunks(pairs))
-        await self._check_unchanged()
-        samples = [[Sampled(before_stop(text, options.stop), logprobs) for text, logprobs in some] for some in drawn]
-        self._require_logprobs((one.text, one.token_logprobs) for some in samples for one in some)
-        return samples
-
-    def _require_logprobs(self, answers: Iterable[tuple[str, np.ndarray]]) -> None:
-        if any(answer and not len(logprobs) for answer, logprobs in answers):
-            raise RunError(f"{self.spec.url} gives no log-probs of what it generates: its answers cannot be weighed")
-
-    async def _generate_ensemble(
-        self, pairs: list[Pair], weights: list[float], options: GenerationOptions
-    ) -> Generated:
-        if len(pairs) > 1:
-            calls = ServerCalls(self._show, self._score, self._pair, self._names, api.num_tops(self.spec.api))
-            return await ServerMixture(calls, pairs, weights, options).find()
-        found = await self._generate(pairs, options.max_new_tokens, options.stop)
-        [(text, logprobs)] = found.answers
-        answer = before_stop(text, options.stop)
-        self._require_logprobs([(answer, logprobs)])
-        return Generated(answer, logprobs, None, 1, found.prompt_tokens)
-
-    async def _show(self, pairs: Sequence[Pair], max_new_tokens: int) -> ShownAnswers:
-        async def ask(some: list[Pair]) -> list[ShownAnswers]:
-            payload = api.show_payload(self.spec.api, some, max_new_tokens)
-            return [await self._ask(some, payload, partial(api.read_shown, some))]
-
-        parts = await _all(ask(chunk) for chunk in self._chunks(list(pairs)))
-        await self._check_unchanged()
-        answers = [answer for part in parts for answer in part.answers]
-        self._require_logprobs((answer.text, np.empty(len(answer.tokens))) for answer in answers)
-        return ShownAnswers(answers, _prompt_tokens(pairs, parts))
+    def _require_logprobs(self, answers: Iterable[tuple[str, int]]) -> None:
+        """Raise RunError for a text without as much as one log-prob."""
+        if any(answer and not num_logprobs for answer, num_logprobs in answers):
+            raise RunError(
+                f"{self.spec.url} gives no log-probs of what it generates, so its answers cannot be weighed; expected "
+                "completions with logprobs"
+            )
 
     async def _check_unchanged(self) -> None:
         """Raises ServerError where the server is no longer the one that was probed; a call's scores end there."""
@@ -293,11 +260,11 @@ class HttpLM:
     async def _ask(
         self, pairs: list[Pair], payload: dict[str, Any], read: Callable[[Any], T], is_compared: bool = False
     ) -> T:
-        """One request, tried until `read` accepts its answer, which by `is_compared` tells it from others'."""
+        """Send one request until `read` accepts its answer, which by `is_compared` tells it from others'."""
         payload = {"model": self.spec.model, **payload}
         begun = time.monotonic()
         async with self._slots:
-            self._meter.waited(time.monotonic() - begun)
+            self._meter.add(waits=[time.monotonic() - begun])
             what = f"rows {pairs[0].row} to {pairs[-1].row} of a call"
             return await self._connection.retrying(what, partial(self._attempt, payload, read, is_compared))
 
@@ -306,20 +273,19 @@ class HttpLM:
         most = spent = api.most_tokens(payload)
         await self._reserve(most)
         self._requests_since_look += 1
+        begun = time.monotonic()
         try:
-            with self._meter.in_flight():
-                body = await self._connection.exchange(
-                    "POST", "/completions", payload, api.most_answer_bytes(payload), is_compared
-                )
+            most_bytes = api.most_answer_bytes(payload)
+            body = await self._connection.exchange("POST", "/completions", payload, most_bytes, is_compared)
             spent = api.tokens_used(body, payload)
             return read(body)
         except ServerFault as fault:
             spent = 0 if fault.unread else spent
-            self._is_doubtful = self._is_doubtful or not isinstance(fault, api.IllFormed)
+            self._is_doubtful = self._is_doubtful or not isinstance(fault, IllFormed)
             raise
         finally:
             self._budget.settle(most, spent)
-            self._meter.spent(spent)
+            self._meter.add(spent, busy_seconds=time.monotonic() - begun)
             self._settled.set()
 
     async def _reserve(self, tokens: int) -> None:
@@ -329,7 +295,7 @@ class HttpLM:
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, list[T]]]) -> list[T]:
-    """All parts, joined in order; the first error ends the others."""
+    """Return all parts, joined in order; the first error ends the others."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         return [item for part in await asyncio.gather(*tasks) for item in part]
@@ -338,17 +304,17 @@ async def _all(work: Iterable[Coroutine[Any, Any, list[T]]]) -> list[T]:
             task.cancel()
 
 
-def _prompt_tokens(pairs: Sequence[Pair], parts: Sequence[GeneratedTexts | ShownAnswers]) -> int | None:
-    """Of all prompts: as the server counted them, else by its tokenizer; None where neither is there."""
-    counted = [part.prompt_tokens for part in parts if part.prompt_tokens is not None]
-    if len(counted) == len(parts):
-        return sum(counted)
-    sent = [len(pair.ids[0]) for pair in pairs if pair.ids is not None]
-    return sum(sent) if len(sent) == len(pairs) else None
+def require_greedy(options: GenerationOptions) -> None:
+    """Raise UserError for a temperature above 0."""
+    if options.temperature:
+        raise UserError(
+            f"temperature is {options.temperature:g}; a server's answers can be weighed at temperature 0 only, "
+            "since the mixture is not seen: set temperature to 0, or take local weights"
+        )
 
 
-def _check_same_tokens(pairs: list[Pair], scores: list[TokenScores]) -> None:
-    """Scores of one continuation after several prefixes can only be compared over the same tokens."""
+def _check_same_tokens(pairs: list[Pair], scores: list[ServerText]) -> None:
+    """Raise UnscorableText unless a continuation has the same tokens after all prefixes: scores are compared."""
     first: dict[str, int] = {}
     for pair, score in zip(pairs, scores, strict=True):
         row = first.setdefault(pair.continuation, pair.row)

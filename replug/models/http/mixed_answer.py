@@ -12,7 +12,7 @@ that of the mixture at each of its tokens, up to the stop. The likeliest candida
 
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -22,11 +22,13 @@ import numpy as np
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.ensemble import mix_token_logprobs
 from replug.models.generation import Generated, GenerationOptions, before_stop, stop_texts
-from replug.models.http.completions_api import BROKEN, Pair, ShownAnswer, ShownAnswers
+from replug.models.http.completions_api import BROKEN, Pair, ServerText, num_tops
 from replug.models.pair_tokens import PairIds
 
 if TYPE_CHECKING:  # seconds to import
     from transformers import PreTrainedTokenizerBase
+
+    from replug.models.http.http_lm import HttpLM
 
 
 BY_ID = "token_id:"
@@ -35,7 +37,7 @@ UNSURE = f"{BROKEN} "  # at the ends of an answer: a part of a character, and a 
 
 @dataclass(frozen=True, slots=True)
 class TopTokens:
-    """What is seen of a next-token distribution: log-probs (nats) by id, and the most that any other token can have.
+    """The shown part of a next-token distribution: log-probs (nats) by id, and the most of any other token.
 
     `own` is the likeliest, with which the part itself goes on.
     """
@@ -45,12 +47,12 @@ class TopTokens:
     own: int
 
     def with_scores(self, logprobs: Mapping[int, float]) -> "TopTokens":
-        """With tokens that were asked for."""
+        """Add the log-probs of tokens that were asked for."""
         return replace(self, logprobs={**logprobs, **self.logprobs})
 
 
 def contenders(parts: Sequence[TopTokens], weights: Sequence[float]) -> list[int]:
-    """The shown tokens that may be the mixture's likeliest; the likeliest so far first, of equals the lower id."""
+    """Return the shown tokens that may be the mixture's likeliest, the likeliest so far first, then by lower id."""
     shown = sorted({token for part in parts for token in part.logprobs})
     least = {token: _probability(parts, weights, token, others=False) for token in shown}
     best = max(least.values())
@@ -59,23 +61,23 @@ def contenders(parts: Sequence[TopTokens], weights: Sequence[float]) -> list[int
 
 
 def not_shown(parts: Sequence[TopTokens], tokens: Sequence[int]) -> list[tuple[int, int]]:
-    """The part's place and the token, of every one of the tokens that a part does not show."""
+    """Return the place of each part and the tokens that it does not show, as pairs."""
     return [(place, token) for token in tokens for place, part in enumerate(parts) if token not in part.logprobs]
 
 
 def is_likeliest(parts: Sequence[TopTokens], weights: Sequence[float], token: int) -> bool:
-    """Whether no token that no part shows can be likelier."""
+    """Return whether the token is likelier than all that no part shows."""
     unseen = np.dot(weights, np.exp([part.most_of_others for part in parts]))
     return bool(unseen < _probability(parts, weights, token, others=False))
 
 
 def mixed_logprob(parts: Sequence[TopTokens], weights: Sequence[float], token: int) -> float:
-    """Nats, of a token that all parts show."""
+    """Return the log-prob (nats) of a token that all parts show."""
     return float(np.log(np.dot(weights, np.exp([part.logprobs[token] for part in parts]))))
 
 
 def _probability(parts: Sequence[TopTokens], weights: Sequence[float], token: int, others: bool) -> float:
-    """The least that it is by what is shown; with `others` the most that it can be."""
+    """Return the least probability by what is shown; with `others` the largest possible."""
     values = [part.logprobs.get(token, part.most_of_others if others else -math.inf) for part in parts]
     return float(np.dot(weights, np.exp(values)))
 
@@ -96,8 +98,8 @@ class TokenNames:
         """Decode an answer as local weights do."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
-    def steps(self, answer: ShownAnswer, num_tops: int) -> list[TopTokens]:
-        """Of an answer's tokens, up to the first that is not known for sure; none of tokens that are not its text.
+    def steps(self, answer: ServerText, num_tops: int) -> list[TopTokens]:
+        """Return an answer's tokens up to the first that is not known for sure; none of tokens that are not its text.
 
         Tokens by which the server ends an answer are known from then on.
         """
@@ -135,38 +137,24 @@ class TokenNames:
 MOST_CONTENDERS = 16  # tokens that are scored after every prompt; more are a distribution that so few do not settle
 
 
-@dataclass(frozen=True, slots=True)
-class ServerCalls:
-    """What is asked of the server, each in order: answers of so many tokens with `num_tops` likeliest, and scores."""
-
-    show: Callable[[Sequence[Pair], int], Awaitable[ShownAnswers]]
-    score: Callable[[list[Pair]], Awaitable[list[ContinuationScore]]]
-    pair: Callable[[int, str, str], Pair]
-    names: TokenNames | None
-    num_tops: int
-
-
-@dataclass(frozen=True, slots=True)
 class ServerMixture:
-    """The answer of prompts [K], of which `weights` [K] sum to 1."""
+    """The answer of prompts [K] of a server, of which `weights` [K] sum to 1."""
 
-    server: ServerCalls
-    prompts: Sequence[Pair]
-    weights: Sequence[float]
-    options: GenerationOptions
+    def __init__(self, lm: "HttpLM", prompts: list[Pair], weights: Sequence[float], options: GenerationOptions) -> None:
+        self._lm, self._prompts, self._weights, self._options = lm, prompts, weights, options
+        self._num_tops = num_tops(lm.spec.api)
 
     async def find(self) -> Generated:
         """Return the mixture's answer. Raises as the server's calls do."""
-        shown = await self.server.show(self.prompts, self.options.max_new_tokens)
-        if self.server.names and (answer := await self._token_by_token(self.server.names, shown.answers)):
+        shown, prompt_tokens = await self._lm.show(self._prompts, self._options.max_new_tokens)
+        if self._lm.names and (answer := await self._token_by_token(self._lm.names, shown)):
             text, logprobs = answer
-            chosen = np.array(logprobs, dtype=np.float32)
-            return Generated(text, chosen, None, len(self.prompts), shown.prompt_tokens)
-        return await self._whole(shown)
+            return Generated(text, np.array(logprobs, dtype=np.float32), None, len(self._prompts), prompt_tokens)
+        return await self._whole(shown, prompt_tokens)
 
-    async def _token_by_token(self, names: TokenNames, shown: Sequence[ShownAnswer]) -> tuple[str, list[float]] | None:
-        """The answer and its tokens' log-probs; None where a choice cannot be known."""
-        plans = [deque(names.steps(answer, self.server.num_tops)) for answer in shown]
+    async def _token_by_token(self, names: TokenNames, shown: Sequence[ServerText]) -> tuple[str, list[float]] | None:
+        """Return the answer and its tokens' log-probs; None where a choice cannot be known."""
+        plans = [deque(names.steps(answer, self._num_tops)) for answer in shown]
         chosen: list[int] = []
         logprobs: list[float] = []
         while True:
@@ -179,71 +167,71 @@ class ServerMixture:
             logprobs.append(choice[1])
             is_end = chosen[-1] in names.ends
             text = names.decode(chosen[:-1] if is_end else chosen)
-            answer = before_stop(text, self.options.stop)
-            if is_end or answer != text or len(chosen) == self.options.max_new_tokens:
+            answer = before_stop(text, self._options.stop)
+            if is_end or answer != text or len(chosen) == self._options.max_new_tokens:
                 return answer, logprobs
             for plan in plans:
                 if plan.popleft().own != chosen[-1]:
                     plan.clear()
 
     async def _plan(self, names: TokenNames, plans: list[deque[TopTokens]], chosen: list[int]) -> bool:
-        """Ask the prompts whose own answers have ended, or were others; whether all have a next token now."""
+        """Ask the prompts whose own answers have ended, or were others; return whether all have a next token now."""
         empty = [place for place, plan in enumerate(plans) if not plan]
         if empty and chosen:
             longer = [self._longer(row, place, chosen, []) for row, place in enumerate(empty)]
-            shown = await self.server.show(longer, self.options.max_new_tokens - len(chosen))
-            for place, answer in zip(empty, shown.answers, strict=True):
-                plans[place].extend(names.steps(answer, self.server.num_tops))
+            shown, _ = await self._lm.show(longer, self._options.max_new_tokens - len(chosen))
+            for place, answer in zip(empty, shown, strict=True):
+                plans[place].extend(names.steps(answer, self._num_tops))
         return all(plans)
 
     async def _choose(self, parts: Sequence[TopTokens], chosen: list[int]) -> tuple[int, float] | None:
-        """The mixture's likeliest token and its log-prob, exactly; None where it cannot be known."""
-        some = contenders(parts, self.weights)
+        """Return the mixture's likeliest token and its log-prob, exactly; None where it cannot be known."""
+        some = contenders(parts, self._weights)
         if len(some) > MOST_CONTENDERS:
             return None
         if wanted := not_shown(parts, some):
             parts = await self._scored(parts, wanted, chosen)
-            some = contenders(parts, self.weights)
-        if not is_likeliest(parts, self.weights, some[0]):
+            some = contenders(parts, self._weights)
+        if not is_likeliest(parts, self._weights, some[0]):
             return None
-        return some[0], mixed_logprob(parts, self.weights, some[0])
+        return some[0], mixed_logprob(parts, self._weights, some[0])
 
     async def _scored(
         self, parts: Sequence[TopTokens], wanted: Sequence[tuple[int, int]], chosen: list[int]
     ) -> list[TopTokens]:
         pairs = [self._longer(row, place, chosen, [token]) for row, (place, token) in enumerate(wanted)]
         found: list[dict[int, float]] = [{} for _ in parts]
-        for (place, token), score in zip(wanted, await self.server.score(pairs), strict=True):
+        for (place, token), score in zip(wanted, await self._lm.score_pairs(pairs), strict=True):
             found[place][token] = score.sum_logprob
-        return [part.with_scores(of) for part, of in zip(parts, found, strict=True)]
+        return [part.with_scores(scores) for part, scores in zip(parts, found, strict=True)]
 
     def _longer(self, row: int, place: int, chosen: list[int], after: list[int]) -> Pair:
-        """A prompt with the tokens chosen so far behind it, and what is to be scored after these."""
-        ids: PairIds | None = self.prompts[place].ids
+        """Return a prompt with the tokens chosen so far behind it, and those to score after these."""
+        ids: PairIds | None = self._prompts[place].ids
         assert ids is not None, "token by token wants the server's tokenizer"
         return Pair(row, "", "", ([*ids[0], *chosen], after))
 
-    async def _whole(self, shown: ShownAnswers) -> Generated:
-        """The likeliest whole answer, with one log-prob for all of it."""
-        candidates, count = _candidates(shown.answers, self.options), len(self.prompts)
+    async def _whole(self, shown: Sequence[ServerText], prompt_tokens: int | None) -> Generated:
+        """Return the likeliest whole answer, with one log-prob for all of it."""
+        candidates, count = _candidates(shown, self._options), len(self._prompts)
         if not candidates:  # nothing was generated after any prompt
-            return Generated("", np.empty(0, dtype=np.float32), None, count, shown.prompt_tokens)
-        rows = [(prompt.prefix, scored) for _, scored in candidates for prompt in self.prompts]
-        scores = await self.server.score([self.server.pair(row, *texts) for row, texts in enumerate(rows)])
+            return Generated("", np.empty(0, dtype=np.float32), None, count, prompt_tokens)
+        rows = [(prompt.prefix, scored) for _, scored in candidates for prompt in self._prompts]
+        scores = await self._lm.score_pairs([self._lm.pair(row, *texts) for row, texts in enumerate(rows)])
         mixed = [self._mix(scores[start : start + count]) for start in range(0, len(scores), count)]
         best = max(range(len(mixed)), key=lambda place: float(mixed[place].sum()))
         whole = np.array([mixed[best].sum()], dtype=np.float32)
         text, num_tokens = candidates[best][0], len(mixed[best])
-        return Generated(text, whole, None, count, shown.prompt_tokens, answer_tokens=num_tokens)
+        return Generated(text, whole, None, count, prompt_tokens, answer_tokens=num_tokens)
 
     def _mix(self, scores: Sequence[ContinuationScore]) -> np.ndarray:
-        """Log-probs [T] of the mixture."""
+        """Return log-probs [T] of the mixture."""
         with np.errstate(divide="ignore"):  # a weight of 0 is a log weight of minus infinity
-            log_weights = np.log(np.asarray(self.weights, dtype=np.float64))
+            log_weights = np.log(np.asarray(self._weights, dtype=np.float64))
         return mix_token_logprobs(np.stack([score.token_logprobs for score in scores]), log_weights)
 
 
-def _candidates(shown: Sequence[ShownAnswer], options: GenerationOptions) -> list[tuple[str, str]]:
+def _candidates(shown: Sequence[ServerText], options: GenerationOptions) -> list[tuple[str, str]]:
     """Return each different answer (white space round it aside) in the first prompt's form, and what is scored of it.
 
     An answer is scored with the stop that ended it, or with one where the server itself ended it.

@@ -3,8 +3,8 @@
 A request is reserved with the most tokens that it can cost before it is sent, and settled with what it did cost, so
 the limits hold whatever is in flight. What is spent is kept in the budget file: one line of fixed width, overwritten in
 place by one system call. kill -9 leaves the old line or the new one, and what was in flight counts in full.
-Several processes may use one file at once: each reads it anew, alone, before it counts. A meter says how many requests
-came again, how busy the server is, and how long work waits.
+Several processes may use one file at once: each reads it anew, alone, before it counts. A meter counts retries, how
+busy the server is, and how long work waits.
 """
 
 import fcntl
@@ -12,7 +12,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -79,7 +79,7 @@ class RequestBudget:
             return True
 
     def settle(self, reserved: int, actual: int) -> None:
-        """The end of a request for which `reserved` tokens were taken and which cost `actual`."""
+        """End a request for which `reserved` tokens were taken and which cost `actual`."""
         with self._alone():
             self._count(requests=0, tokens=actual - reserved, reserved=-reserved, in_flight=-1)
 
@@ -91,7 +91,7 @@ class RequestBudget:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """With the counts as they are now, which nobody else changes while the block runs."""
+        """Read the counts as they are now; nobody else changes them while the block runs."""
         with self._lock:
             if self._file is None or self._path is None:
                 yield
@@ -131,61 +131,34 @@ def _parsed(text: str, path: Path) -> tuple[int, int]:
 
 
 class RequestMeter:
-    """Counts since the start, and rates since the last call of `read`. Safe among threads."""
+    """Adds up what requests cost; `read` gives rates since the last call. Safe among threads."""
 
     def __init__(self, max_concurrency: int) -> None:
-        self._max_concurrency = max_concurrency
+        self._max_concurrency, self._retries = max_concurrency, 0
         self._lock = threading.Lock()
-        self._retries = self._in_flight = 0
         self._restart()
 
-    def read(self) -> dict[str, float]:
-        """Tokens a second, share of the allowed concurrency in use, and mean wait (seconds) for a place in it."""
+    def add(self, tokens: int = 0, retries: int = 0, busy_seconds: float = 0.0, waits: Sequence[float] = ()) -> None:
+        """Count tokens, retries, the seconds of a request, and the seconds that requests waited for their place."""
         with self._lock:
-            self._advance()
-            seconds = max(self._last - self._since, 1e-9)
+            self._tokens += tokens
+            self._retries += retries
+            self._busy_seconds += busy_seconds
+            self._waits += waits
+
+    def read(self) -> dict[str, float]:
+        """Return retries, tokens a second, the busy share of the allowed concurrency, and the mean wait (s)."""
+        with self._lock:
+            seconds = max(time.monotonic() - self._since, 1e-9)
             rates = {
                 "retries": float(self._retries),
                 "tokens_per_second": self._tokens / seconds,
-                "busy_share": self._busy_seconds / seconds / self._max_concurrency,
-                "queue_wait_seconds": self._wait_seconds / max(1, self._waits),
+                "busy_share": min(1.0, self._busy_seconds / seconds / self._max_concurrency),
+                "queue_wait_seconds": sum(self._waits) / max(1, len(self._waits)),
             }
             self._restart()
             return rates
 
-    @contextmanager
-    def in_flight(self) -> Iterator[None]:
-        """Round one request."""
-        self._change(1)
-        try:
-            yield
-        finally:
-            self._change(-1)
-
-    def retried(self) -> None:
-        with self._lock:
-            self._retries += 1
-
-    def spent(self, tokens: int) -> None:
-        with self._lock:
-            self._tokens += tokens
-
-    def waited(self, seconds: float) -> None:
-        with self._lock:
-            self._waits += 1
-            self._wait_seconds += seconds
-
     def _restart(self) -> None:
-        self._since = self._last = time.monotonic()
-        self._tokens = self._waits = 0
-        self._busy_seconds = self._wait_seconds = 0.0
-
-    def _change(self, by: int) -> None:
-        with self._lock:
-            self._advance()
-            self._in_flight += by
-
-    def _advance(self) -> None:
-        now = time.monotonic()
-        self._busy_seconds += self._in_flight * (now - self._last)
-        self._last = now
+        self._since, self._tokens, self._busy_seconds = time.monotonic(), 0, 0.0
+        self._waits: list[float] = []

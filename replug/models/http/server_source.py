@@ -1,4 +1,4 @@
-"""A server as a backend (`lm.url`, `lm.model`), and what it must show before a run begins.
+"""A server as a backend (`lm.url`, `lm.model`), and the probe that it must pass before a run begins.
 
 Some servers give no log-probabilities for a prompt, and some give finite, plausible, wrong ones, which no later stage
 would notice. A dozen short requests find out: scores are the same in a short and in a long text, what the server
@@ -12,17 +12,18 @@ import os
 from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from replug.config.errors import RunError, UserError
 from replug.config.schema import LMConfig
+from replug.models.generation import GenerationOptions
 from replug.models.http.completions_api import NoPromptLogprobs
 from replug.models.http.connection import ServerError, ServerSpec
 from replug.models.http.http_lm import HttpLM
 from replug.models.http.request_budget import RequestBudget
-from replug.models.lm_source import LMFiles
 from replug.models.packaged import resolve_lm_path
 from replug.models.score_cache import ScoreCache
 
@@ -55,7 +56,7 @@ NUM_GENERATED = 4
 
 
 def connect(spec: ServerSpec, budget: RequestBudget) -> HttpLM:
-    """The LM of a server that has passed the probe, with its fingerprint and an identity made of it.
+    """Return the LM of a server that passed the probe, with its fingerprint and an identity made of it.
 
     Raises UserError for a server that does not pass, and BudgetSpent.
     """
@@ -71,17 +72,17 @@ def connect(spec: ServerSpec, budget: RequestBudget) -> HttpLM:
 
 
 def probe(lm: HttpLM) -> np.ndarray:
-    """The fingerprint: log-probs (nats) of fixed texts, float32 [T]. Raises UserError that names what is missing."""
+    """Return the fingerprint: log-probs (nats) of fixed texts, float32 [T]. Raises UserError for a shortcoming."""
     try:
         scores = _alone(lm, [HELPFUL, HELPFUL, *OTHERS], [TEXT, TEXT + LONGER, TEXT, TEXT])
         short, long, *others = scores
-        said = [(beginning, *lm.generate_scored([beginning], NUM_GENERATED)[0]) for beginning in BEGINNINGS]
-        said = [answer for answer in said if answer[1]]
-        echoed = _alone(lm, [beginning for beginning, _, _ in said], [text for _, text, _ in said])
+        answers = [lm.generate([beginning], GenerationOptions(NUM_GENERATED))[0] for beginning in BEGINNINGS]
+        said = [(beginning, answer) for beginning, answer in zip(BEGINNINGS, answers, strict=True) if answer.text]
+        echoed = _alone(lm, [beginning for beginning, _ in said], [answer.text for _, answer in said])
         shortcoming = (
             length_shortcoming(short, long)
             or count_shortcoming([short, *others])
-            or generation_shortcoming([logprobs for _, _, logprobs in said], echoed)
+            or generation_shortcoming([answer.token_logprobs for _, answer in said], echoed)
             or help_shortcoming(short, others)
         )
     except (ServerError, ValueError) as error:
@@ -111,21 +112,21 @@ def agree(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def change_shortcoming(fingerprint: np.ndarray, again: np.ndarray) -> str | None:
-    """`again` [T] are the scores of the text that `fingerprint` begins with."""
+    """Compare scores `again` [T] of a text with the fingerprint that begins with them."""
     if len(again) == 0 or not agree(fingerprint[: len(again)], again):
         return "gives a text of the probe other log-probs than then"
     return None
 
 
 def length_shortcoming(short: np.ndarray, long: np.ndarray) -> str | None:
-    """`long` [T + M] begins with the tokens of `short` [T]."""
+    """Compare scores of a text [T] with those of a longer one [T + M] that begins with it."""
     if len(long) <= len(short) or not agree(short, long[: len(short)]):
         return "gives the same tokens other log-probs in a longer text: a token may depend on those before it only"
     return None
 
 
 def count_shortcoming(scores: Sequence[np.ndarray]) -> str | None:
-    """All are scores of one text after different documents."""
+    """Compare the numbers of tokens of one text after different documents."""
     counts = [len(score) for score in scores]
     if len(set(counts)) > 1:
         return f"cuts one text into different tokens after different documents ({counts} tokens); set lm.tokenizer=DIR"
@@ -133,7 +134,7 @@ def count_shortcoming(scores: Sequence[np.ndarray]) -> str | None:
 
 
 def generation_shortcoming(generated: Sequence[np.ndarray], echoed: Sequence[np.ndarray]) -> str | None:
-    """Log-probs of generated tokens, and of the same texts sent back; texts that were cut otherwise do not count."""
+    """Compare generated tokens with the same texts sent back; texts that were cut otherwise do not count."""
     pairs = [(g, e) for g, e in zip(generated, echoed, strict=True) if len(g) == len(e) > 0]
     if not pairs:
         return "generates nothing that can be sent back to see whether its log-probs are right"
@@ -147,7 +148,7 @@ def generation_shortcoming(generated: Sequence[np.ndarray], echoed: Sequence[np.
 
 
 def help_shortcoming(helped: np.ndarray, others: Sequence[np.ndarray]) -> str | None:
-    """Scores of a text after a document that holds it, and after others that do not."""
+    """Compare scores of a text after a document that holds it, and after others that do not."""
     gain = float(helped.mean() - max(other.mean() for other in others))
     if gain < LEAST_HELP_NATS:
         return (
@@ -158,34 +159,30 @@ def help_shortcoming(helped: np.ndarray, others: Sequence[np.ndarray]) -> str | 
 
 
 def company_shortcoming(alone: Sequence[np.ndarray], together: Sequence[np.ndarray]) -> str | None:
-    """Scores of the same inputs, each in a request of its own and all in one."""
+    """Compare scores of the same inputs, each in a request of its own and all in one."""
     if not all(agree(a, b) for a, b in zip(alone, together, strict=True)):
         return "gives inputs that share a request other log-probs than alone; set lm.prompts_per_request=1"
     return None
 
 
 def _alone(lm: HttpLM, prefixes: Sequence[str], continuations: Sequence[str]) -> list[np.ndarray]:
-    """One after the other, so that a server's last bits, which depend on what it has in hand, are the same again."""
+    """Score one after the other, so that last bits, which depend on a server's load, are the same again."""
     return [lm.score([p], [c])[0].token_logprobs for p, c in zip(prefixes, continuations, strict=True)]
 
 
-def source(lm: LMConfig, files: LMFiles) -> "ServerSource | None":
-    """Whatever has no path here. Its tokenizer alone is enough to prepare texts by."""
-    return ServerSource(lm, files) if lm.path is None else None
+def source(lm: LMConfig) -> "ServerSource | None":
+    """Return a server for a section without a path. Its tokenizer alone is enough to prepare texts by."""
+    return ServerSource(lm) if lm.path is None else None
 
 
 class ServerSource:
-    """An `LMSource`. The server is asked and probed once, when its identity or its limit is first wanted.
-
-    The budget file counts what is sent; the cache knows a model again by its probe.
-    """
+    """An `LMSource`. The server is asked and probed once, by `connect` or when its identity is first wanted."""
 
     roles = ()
 
-    def __init__(self, lm: LMConfig, files: LMFiles) -> None:
+    def __init__(self, lm: LMConfig) -> None:
         self._spec = server_spec(lm)
         self._limits = lm.max_requests, lm.max_tokens_sent
-        self._files = files
         self._server: HttpLM | None = None
 
     @property
@@ -201,23 +198,25 @@ class ServerSource:
 
         return load_tokenizer(self._spec.tokenizer, "lm.tokenizer") if self._spec.tokenizer else None
 
-    def connect(self) -> None:
-        self._connected()
+    def connect(self, budget_file: Path | None = None, cache: Path | None = None) -> None:
+        if self._server is not None:
+            return
+        server = connect(self._spec, RequestBudget(budget_file, *self._limits))
+        if cache is not None:
+            with closing(ScoreCache(cache)) as scores:
+                server.identity = scores.identity_like(self._spec.model, server.fingerprint)
+        self._server = server
 
     def open(self, lm: LMConfig) -> HttpLM:
-        """The one connection: a budget file is one process's and one LM's."""
+        """Return the one connection: a budget file belongs to one process and one LM."""
         return self._connected()
 
     def open_here(self) -> HttpLM:
         return self._connected()
 
     def _connected(self) -> HttpLM:
-        if self._server is None:
-            server = connect(self._spec, RequestBudget(self._files.budget, *self._limits))
-            if self._files.cache is not None:
-                with closing(ScoreCache(self._files.cache)) as scores:
-                    server.identity = scores.identity_like(self._spec.model, server.fingerprint)
-            self._server = server
+        self.connect()
+        assert self._server is not None
         return self._server
 
 

@@ -82,7 +82,7 @@ def reuses_prefixes(model: PreTrainedModel) -> bool:
 
 
 def same_direction(a: Tensor, b: Tensor) -> bool:
-    """Equal up to a half-precision dtype's rounding; what ignores the prefix, or its length, is below 0.95."""
+    """Return whether states are equal up to rounding; what ignores the prefix, or its length, is below 0.95."""
     return bool((torch.nn.functional.cosine_similarity(a.float(), b.float(), dim=-1) > 0.99).all())
 
 
@@ -190,12 +190,12 @@ def find_cache_use(model: PreTrainedModel) -> CacheUse:
 
 
 def _left_padded(rows: list[Tensor]) -> Tensor:
-    """[K, T], with zeros on the left."""
+    """Return [K, T], with zeros on the left."""
     return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side="left")
 
 
 def _probe(model: PreTrainedModel, rows: list[list[int]], shared: SharedPrefix | None = None) -> Tensor:
-    """Log-probs [V] after the first row, read in slices, with one more token than was given and without the others."""
+    """Return log-probs [V] after the first row and one more token, read in slices and without the others."""
     prompts = CachedPrompts(model, rows, 6 * len(rows), PassCounts(), shared)
     prompts.append([probe_ids(model)[3]], [0])
     return prompts.logits[0].float().log_softmax(-1)

@@ -16,9 +16,18 @@ from transformers import PreTrainedModel
 
 from replug.config.errors import RunError, UserError
 from replug.models.batching import even_batches, padded_groups, tokens_per_pass
-from replug.models.black_box_lm import ContinuationScore, Mixture, PassCounts, Watch, check_pairs, pieces, require_texts
+from replug.models.black_box_lm import (
+    ContinuationScore,
+    PassCounts,
+    Prompt,
+    Watch,
+    as_mixtures,
+    check_pairs,
+    pieces,
+    require_texts,
+)
 from replug.models.fused_layers import use_cpu_attention, use_fused_gelu
-from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop
+from replug.models.generation import Generated, GenerationOptions
 from replug.models.hardware import to_device
 from replug.models.local.decoding import (
     CachedPrompts,
@@ -104,20 +113,20 @@ class HuggingFaceLM:
     def score(
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
     ) -> list[ContinuationScore]:
-        """Log-probs in nats. Raises UnscorableText for empty continuations and inputs beyond `max_tokens`."""
+        """Return log-probs in nats. Raises UnscorableText for empty continuations and inputs beyond `max_tokens`."""
         return self.launch(self.tokenize(prefixes, continuations, opening=opening)).result()
 
     def tokenize(
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
     ) -> TokenizedCall:
-        """The part of `score` that needs no device. Raises what it raises."""
+        """Do the part of `score` that needs no device. Raises what it raises."""
         check_pairs(prefixes, continuations)
         pairs = pairs_token_ids(self.tokenizer, prefixes, continuations)
         check_lengths(pairs, self.max_tokens)
         return TokenizedCall(pairs, self._opening_ids(opening))
 
     def launch(self, call: TokenizedCall) -> PendingScores:
-        """The rest of `score`. A GPU is not waited for, so that the passes of the next call stand behind these."""
+        """Do the rest of `score` without waiting for a GPU: the passes of the next call stand behind these."""
         shared = self._share([before for before, _ in call.pairs], call.opening) if self._shares else None
         num_shared = shared.num_tokens if shared else 0
         inputs = inputs_of([(before[num_shared:], after) for before, after in call.pairs])
@@ -130,52 +139,40 @@ class HuggingFaceLM:
             rows += (row for one in some for row in one.rows)
         return PendingScores(passes, rows)
 
-    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None) -> list[str]:
-        """Continue prompts greedily, together. Raises UnscorableText beyond `max_tokens`."""
-        options = SamplingOptions(1, max_new_tokens, stop or None, temperature=0.0)
-        return [sample.text for [sample] in self.sample(prompts, options)]
-
-    def generate_ensemble(
-        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
-    ) -> Generated:
-        """All prompts in one pass for each token. Raises UnscorableText beyond `max_tokens`, ValueError for weights."""
-        [answer] = self.generate_ensembles([Mixture(prompts, weights)], options)
-        return answer
-
-    def generate_ensembles(
-        self, mixtures: Sequence[Mixture], options: GenerationOptions, watch: Watch | None = None
+    def generate(
+        self, prompts: Sequence[Prompt], options: GenerationOptions, watch: Watch | None = None
     ) -> list[Generated]:
-        """The prompts of many mixtures in one pass for each token, as many as memory holds. Raises UnscorableText."""
+        """Answer many mixtures of prompts in one pass for each token, as many as memory holds.
+
+        Raises UnscorableText for prompts beyond `max_tokens`.
+        """
         answers = [
             self._begin(
-                self._prompt_ids(one.prompts, options.max_new_tokens),
-                one.weights,
+                self._prompt_ids(mixture.prompts, options.max_new_tokens),
+                mixture.weights,
                 options,
                 watch and partial(watch, number),
             )
-            for number, one in enumerate(mixtures)
+            for number, mixture in enumerate(as_mixtures(prompts))
         ]
         self._finish(answers, PASSES_PER_GROUP * self.tokens_per_batch)
         return [answer.generated() for answer in answers]
 
-    def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
+    def sample(self, prompts: Sequence[str], options: GenerationOptions) -> list[list[Generated]]:
         """Draw answers of many prompts, decoded together. Raises UnscorableText beyond `max_tokens`."""
         require_texts(prompts, "prompts")
-        answers = [
-            self._begin([row], [1.0], options.of_one_answer(options.draw_seed(prompt, number)))
-            for prompt, row in zip(prompts, self._prompt_ids(prompts, options.max_new_tokens), strict=True)
-            for number in range(options.num_samples)
+        rows = self._prompt_ids(prompts, options.max_new_tokens)
+        drawn = [
+            [self._begin([ids], [1.0], own) for own in options.draws(prompt)]
+            for prompt, ids in zip(prompts, rows, strict=True)
         ]
-        self._finish(answers, max(PASSES_PER_GROUP * self.tokens_per_batch, SAMPLED_BYTES // self._bytes_per_token))
-        drawn = [answer.generated() for answer in answers]
-        samples = [Sampled(one.text, one.token_logprobs) for one in drawn]
-        return [samples[start : start + options.num_samples] for start in range(0, len(samples), options.num_samples)]
+        budget = max(PASSES_PER_GROUP * self.tokens_per_batch, SAMPLED_BYTES // self._bytes_per_token)
+        self._finish([answer for answers in drawn for answer in answers], budget)
+        return [[answer.generated() for answer in answers] for answers in drawn]
 
-    def stream_ensemble(
-        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
-    ) -> Iterator[str]:
-        """The text of `generate_ensemble` in pieces, as they come. Raises what it raises, before the first piece."""
-        mixture = Mixture(prompts, weights)
+    def stream(self, prompt: Prompt, options: GenerationOptions) -> Iterator[str]:
+        """Yield the text of `generate` in pieces, as they come. Raises what it raises, before the first piece."""
+        [mixture] = as_mixtures([prompt])
         answer = self._begin(self._prompt_ids(mixture.prompts, options.max_new_tokens), mixture.weights, options)
         return pieces(self._growing_texts(answer), options.stop)
 
@@ -338,7 +335,7 @@ class HuggingFaceLM:
         return scores
 
     def _last_logits(self, rows: list[list[int]]) -> Tensor:
-        """Logits [K, V] of the token after each row, as many rows in a pass as `tokens_per_batch` allows."""
+        """Return logits [K, V] of the token after each row, as many rows in a pass as `tokens_per_batch` allows."""
         longest = max(len(row) for row in rows)
         size = max(1, self.tokens_per_batch // longest)
         self.counts.add(sum(len(row) for row in rows), len(rows) * longest)
@@ -350,7 +347,7 @@ class HuggingFaceLM:
         return torch.cat(parts)
 
     def _predicting_rows(self, ids: Rows, row: Tensor, position: Tensor, shared: SharedPrefix | None) -> Tensor:
-        """Hidden states [N, D] at the positions that predict, or logits [N, V] where the head is not separable."""
+        """Return hidden states [N, D] at the predicting positions, or logits [N, V] where the head is not separable."""
         if self._is_unpadded and shared is None:
             return unpadded_states(self._body, ids, row, position, self.model.device)
         padded = nn.utils.rnn.pad_sequence([torch.tensor(one) for one in ids], batch_first=True)
@@ -365,7 +362,7 @@ class HuggingFaceLM:
         return hidden[to_device(row, hidden.device), to_device(position, hidden.device)]
 
     def _logits(self, inputs: Tensor, row: Tensor, position: Tensor) -> Tensor:
-        """Logits [N, V] from the whole forward pass, computed only where some row predicts."""
+        """Return logits [N, V] from the whole forward pass, computed only where some row predicts."""
         keep = position.unique()
         # A list, since a tensor would be on the first device, and the hidden states are on the last.
         logits = self.model(input_ids=inputs, use_cache=False, logits_to_keep=keep.tolist()).logits
@@ -414,6 +411,6 @@ def report_out_of_memory(num_groups: int, size: int) -> None:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """A CPU's allocator and CUDA's libraries have no error class of their own."""
+    """Return whether memory is spent: a CPU's allocator and CUDA's libraries have no error class of their own."""
     signs = ("DefaultCPUAllocator", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
     return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)

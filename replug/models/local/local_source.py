@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from replug.cluster.layout import scorers
@@ -9,7 +10,7 @@ from replug.config.schema import LMConfig
 from replug.models.batching import LMShape, tokens_per_unit
 from replug.models.black_box_lm import AsyncLM, LocalLM
 from replug.models.hardware import DTYPES, default_device, dtype_name
-from replug.models.lm_source import InProcessLM, LMFiles
+from replug.models.lm_source import InProcessLM
 from replug.models.local.weights import HashedFiles, hashed_files, lm_identity
 from replug.models.packaged import resolve_lm_path
 
@@ -40,14 +41,14 @@ class LocalSource(ABC):
 
     @abstractmethod
     def tokenizer(self) -> "PreTrainedTokenizerBase | None":
-        """The LM's own."""
+        """Return the LM's own tokenizer."""
 
     @abstractmethod
     def load(self, spread: bool = False) -> LocalLM:
-        """The LM in this process; `spread` lays its layers over all visible GPUs."""
+        """Load the LM in this process; `spread` lays its layers over all visible GPUs."""
 
-    def connect(self) -> None:  # noqa: B027 - weights are read when they are loaded
-        """Nothing is elsewhere."""
+    def connect(self, budget_file: Path | None = None, cache: Path | None = None) -> None:  # noqa: B027
+        """Do nothing: weights are read when they are loaded."""
 
     def open(self, lm: LMConfig) -> AsyncLM:
         from replug.models.scorer_pool import ScorerPool  # imports Ray, which `open_here` does without
@@ -63,7 +64,7 @@ class LocalSource(ABC):
         return tokens_per_unit(self.shape, on_gpu, self.tokens_per_batch)
 
 
-def source(lm: LMConfig, files: LMFiles) -> "HuggingFaceSource | None":
+def source(lm: LMConfig) -> "HuggingFaceSource | None":
     """Raises UserError for a path that is no model's."""
     if lm.path is None:
         return None
@@ -109,7 +110,7 @@ class HuggingFaceSource(LocalSource):
 
         return load_lm_tokenizer(self.path)
 
-    def connect(self) -> None:
+    def connect(self, budget_file: Path | None = None, cache: Path | None = None) -> None:
         """Look at the kind of the model and at its tokenizer; weights are read when they are loaded."""
         self.tokenizer()
 

@@ -41,13 +41,13 @@ class Float32Head(nn.Module):
         self.weight, self.bias = linear.weight, linear.bias
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """A GPU makes all logits in one product: there are few rows where all are asked for."""
+        """Return all logits; a GPU makes them in one product, since few rows need all."""
         rows = hidden.reshape(-1, hidden.shape[-1])
         size = len(self.weight) if self.weight.device.type == "cuda" else None
         return torch.cat([logits for _, logits in self.pieces(rows, size)], 1).unflatten(0, hidden.shape[:-1])
 
     def pieces(self, rows: Tensor, size: int | None = None) -> Iterator[tuple[int, Tensor]]:
-        """Float32 logits [N, P] of hidden states [N, D], a piece of the vocabulary after another, each with its start.
+        """Yield float32 logits [N, P] of hidden states [N, D] by pieces of the vocabulary, each with its start.
 
         They are on the weight's device, which makes them of half-precision weights if it is a GPU.
         """
@@ -79,7 +79,7 @@ def use_float32_head(model: PreTrainedModel) -> None:
 
 @contextmanager
 def _exact_bfloat16_products(rows: Tensor) -> Iterator[None]:
-    """Float32 products by a CPU's bfloat16 units where it has some: exact, since the numbers are bfloat16 already.
+    """Use a CPU's bfloat16 units for float32 products: exact, since the numbers are bfloat16 already.
 
     The setting is the process's. A scorer computes in one thread and nothing beside it.
     """
@@ -94,7 +94,7 @@ def _exact_bfloat16_products(rows: Tensor) -> Iterator[None]:
 
 
 def separable_head(model: PreTrainedModel) -> nn.Module | None:
-    """The output layer, where logits are that layer of the last hidden state and nothing more.
+    """Return the output layer, where logits are that layer of the last hidden state and nothing more.
 
     Models that scale or cap their logits differ; they are scored through their whole forward pass.
     """
@@ -119,7 +119,7 @@ SOFTMAX_BYTES = {"cpu": 4 * 2**20}
 
 
 def target_logprobs(rows: Tensor, target: Tensor, head: nn.Module | None) -> Tensor:
-    """Float32 log-probs [N] of targets [N] given hidden states [N, D] and the output layer, or given logits [N, V].
+    """Return float32 log-probs [N] of targets [N], given hidden states [N, D] and a head, or logits [N, V].
 
     They are on the device of the logits, which is the output layer's where layers are spread over several.
     """
@@ -133,7 +133,7 @@ def target_logprobs(rows: Tensor, target: Tensor, head: nn.Module | None) -> Ten
 
 
 def _from_logits(logits: Tensor, target: Tensor) -> Tensor:
-    """Float32 log-probs [N] of targets [N] given logits [N, V] of any dtype."""
+    """Return float32 log-probs [N] of targets [N] given logits [N, V] of any dtype."""
     num_bytes, target = SOFTMAX_BYTES.get(logits.device.type), target.to(logits.device)
     size = len(logits) if num_bytes is None else max(1, num_bytes // (4 * logits.shape[1]))
     return torch.cat(
@@ -145,7 +145,7 @@ def _from_logits(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def _in_pieces(rows: Tensor, target: Tensor, head: Float32Head) -> Tensor:
-    """As from all logits at once: a piece's logsumexp is one entry of the whole's. A GPU is not waited for."""
+    """Return what all logits at once give: a piece's logsumexp is one entry of the whole's. Does not wait for a GPU."""
     target = target.to(head.weight.device)
     wanted, totals = torch.zeros(len(rows), device=target.device), []
     for start, logits in head.pieces(rows):
@@ -157,7 +157,7 @@ def _in_pieces(rows: Tensor, target: Tensor, head: Float32Head) -> Tensor:
 
 
 def continuation_positions(pairs: Sequence[PairIds]) -> tuple[Tensor, Tensor, Tensor]:
-    """Row, position and target [N] of every continuation token of right-padded (prefix, continuation) ids.
+    """Return row, position and target [N] of every continuation token of right-padded pairs of ids.
 
     Position t predicts token t + 1, so a continuation is predicted from one position earlier on.
     """
@@ -176,7 +176,7 @@ class PassScores:
         self.copy, self.sizes = HostCopy(logprobs), sizes
 
     def rows(self) -> list[np.ndarray]:
-        """Waits for the device."""
+        """Wait for the device."""
         return [part.numpy() for part in self.copy.tensor().split(self.sizes)]
 
 
@@ -187,11 +187,11 @@ class PendingScores:
         self._passes, self._rows = passes, rows
 
     def done(self) -> bool:
-        """Whether `result` would not wait."""
+        """Return whether `result` would not wait."""
         return all(one.copy.is_there() for one in self._passes)
 
     def result(self) -> list[ContinuationScore]:
-        """In the order of the call. Any thread may wait for it. Raises what went wrong on the device."""
+        """Return scores in the order of the call. Any thread may wait. Raises what went wrong on the device."""
         logprobs = [row for one in self._passes for row in one.rows()]
         by_row = dict(zip(self._rows, logprobs, strict=True))
         return [ContinuationScore(by_row[row]) for row in range(len(by_row))]

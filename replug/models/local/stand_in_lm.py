@@ -18,10 +18,18 @@ import torch
 
 from replug.config.schema import LMConfig
 from replug.data.tokenizing import word_tokenizer
-from replug.models.black_box_lm import ContinuationScore, PassCounts, check_ensemble, check_pairs, require_texts
+from replug.models.black_box_lm import (
+    ContinuationScore,
+    Mixture,
+    PassCounts,
+    Prompt,
+    Watch,
+    as_mixtures,
+    check_pairs,
+    require_texts,
+)
 from replug.models.ensemble import mix_token_logprobs
-from replug.models.generation import Generated, GenerationOptions, Sampled, SamplingOptions, Stop, before_stop
-from replug.models.lm_source import LMFiles
+from replug.models.generation import Generated, GenerationOptions, before_stop
 from replug.models.local.local_source import LocalSource
 from replug.models.local.mixtures import TokenChooser, entropy
 
@@ -32,7 +40,7 @@ WORD = re.compile(r"\s*\S+|\s+")
 CACHE_SHARE = 0.5
 
 
-def source(lm: LMConfig, files: LMFiles) -> "StandInSource | None":
+def source(lm: LMConfig) -> "StandInSource | None":
     name, _, seconds = (lm.path or "").partition(":")
     return StandInSource(float(seconds or 0), lm.tokens_per_batch) if name == "stand_in" else None
 
@@ -67,8 +75,8 @@ class StandInSource(LocalSource):
 class StandInLM:
     """Tokens are words with the white space before them. `delay_seconds` slows every call, for tests of timing.
 
-    >>> StandInLM().generate(["a boat and a boat and a dog"], max_new_tokens=1)
-    ['a']
+    >>> StandInLM().generate(["a boat and a boat and a dog"], GenerationOptions(1))[0].text
+    'a'
     """
 
     identity = "stand_in"
@@ -97,37 +105,26 @@ class StandInLM:
             scores.append(ContinuationScore(np.array(logprobs, dtype=np.float32)))
         return scores
 
-    def generate(self, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None) -> list[str]:
-        """Repeats the prompt's most frequent word."""
-        require_texts(prompts, "prompts")
-        options = GenerationOptions(max_new_tokens, stop or None)
-        return [self.generate_ensemble([prompt], [1.0], options).text for prompt in prompts]
-
-    def generate_ensemble(
-        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
-    ) -> Generated:
-        """The words of all prompts are the choice, as likely as the mixture of what `score` says after each prompt.
+    def generate(
+        self, prompts: Sequence[Prompt], options: GenerationOptions, watch: Watch | None = None
+    ) -> list[Generated]:
+        """Choose among the words of all prompts of a mixture, as likely as the mixture of what `score` says.
 
         Words are joined by spaces. Prompts without a word have an empty answer. Entropies are those of the choice,
-        whose probabilities are made to sum to 1.
+        whose probabilities are made to sum to 1. Ignores `watch`.
         """
-        check_ensemble(prompts, weights)
+        mixtures = as_mixtures(prompts)
         time.sleep(self.delay_seconds)
-        return self._continue(prompts, weights, options)
+        return [self._continue(mixture, options) for mixture in mixtures]
 
-    def sample(self, prompts: Sequence[str], options: SamplingOptions) -> list[list[Sampled]]:
-        """As many answers of `generate_ensemble` after each prompt, each with draws of its own."""
+    def sample(self, prompts: Sequence[str], options: GenerationOptions) -> list[list[Generated]]:
+        """Return as many answers of `generate` after each prompt, each with draws of its own."""
         require_texts(prompts, "prompts")
         time.sleep(self.delay_seconds)
-        samples: list[list[Sampled]] = []
-        for prompt in prompts:
-            seeds = [options.draw_seed(prompt, number) for number in range(options.num_samples)]
-            drawn = [self._continue([prompt], [1.0], options.of_one_answer(seed)) for seed in seeds]
-            samples.append([Sampled(one.text, one.token_logprobs) for one in drawn])
-        return samples
+        return [[self._continue(Mixture([prompt], [1.0]), own) for own in options.draws(prompt)] for prompt in prompts]
 
-    def _continue(self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions) -> Generated:
-        counts = [Counter(word.strip() for word in WORD.findall(prompt)) for prompt in prompts]
+    def _continue(self, mixture: Mixture, options: GenerationOptions) -> Generated:
+        counts = [Counter(word.strip() for word in WORD.findall(prompt)) for prompt in mixture.prompts]
         words = sorted({word for known in counts for word in known if word})
         prompt_tokens = sum(known.total() for known in counts)
         chooser, answer = TokenChooser(options), ""
@@ -136,7 +133,7 @@ class StandInLM:
         while words and len(logprobs) < options.max_new_tokens and answer == before_stop(answer, options.stop):
             given = [[_word_logprob(f" {word}", known, max(1, known.total())) for word in words] for known in counts]
             with np.errstate(divide="ignore"):  # log-probs [V] of words after a space, mixed over prompts [K]
-                mixed = mix_token_logprobs(np.array(given), np.log(np.asarray(weights, dtype=np.float64)))
+                mixed = mix_token_logprobs(np.array(given), np.log(np.asarray(mixture.weights, dtype=np.float64)))
             chosen = chooser.choose(torch.from_numpy(mixed))
             logprobs.append(mixed[chosen])
             entropies.append(entropy(torch.from_numpy(mixed).log_softmax(-1)))
@@ -145,7 +142,7 @@ class StandInLM:
                 known[words[chosen]] += 1
         self.counts.add(len(logprobs), len(logprobs))
         said, unsure = np.array([logprobs, entropies], dtype=np.float32)
-        return Generated(before_stop(answer, options.stop), said, unsure, len(prompts), prompt_tokens)
+        return Generated(before_stop(answer, options.stop), said, unsure, len(mixture.prompts), prompt_tokens)
 
 
 def _word_logprob(word: str, counts: Counter[str], total: int) -> float:

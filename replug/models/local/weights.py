@@ -45,7 +45,7 @@ class HashedFiles:
 
 
 def hashed_files(path: str, known: HashedFiles | None = None) -> HashedFiles | None:
-    """Of the files as they are now: `known` where they are those it was made from. None for a hub name."""
+    """Return the hash of the files, `known` if they are those it was made from; None for a hub name."""
     folder = Path(path)
     if not folder.is_dir():
         return None
@@ -55,7 +55,7 @@ def hashed_files(path: str, known: HashedFiles | None = None) -> HashedFiles | N
 
 
 def lm_identity(path: str, dtype: torch.dtype, known: HashedFiles | None = None) -> str:
-    """A local model's configuration, tokenizer and weights, with the dtype it runs in."""
+    """Return the hash of a local model's configuration, tokenizer and weights, with its dtype."""
     files = hashed_files(path, known)
     return f"{files.digest if files else path}:{str(dtype).removeprefix('torch.')}"
 
@@ -82,7 +82,7 @@ def require_flash_attention(dtype: torch.dtype) -> None:
 
 
 def load_causal_lm(path: str, dtype: torch.dtype, device_map: str | None, attention: str = "sdpa") -> PreTrainedModel:
-    """The weights, on the CPU or over all visible GPUs. Raises UserError for what is no causal LM or has no room."""
+    """Load weights onto the CPU or all visible GPUs. Raises UserError for other models and without room."""
     options: dict[str, Any] = {"dtype": dtype, "device_map": device_map}
     if attention == FLASH:
         require_flash_attention(dtype)
@@ -151,14 +151,14 @@ def require_sense(lm: BlackBoxLM, path: str) -> None:
 
 
 def order_gains(lm: BlackBoxLM, texts: Sequence[str]) -> list[float]:
-    """Nats a token by which each text is likelier than its words in another order."""
+    """Return the nats a token by which each text is likelier than its words in another order."""
     scores = lm.score([""] * 2 * len(texts), [*texts, *map(shuffled, texts)])
     means = [score.sum_logprob / score.num_tokens for score in scores]
     return [means[row] - means[row + len(texts)] for row in range(len(texts))]
 
 
 def shuffled(text: str) -> str:
-    """Its words in another order, the same each time; its characters where it is written without spaces."""
+    """Return a text's words in another order, the same each time; its characters if it has no spaces."""
     words = text.split()
     parts, space = (words, " ") if len(words) > 3 else (list(text), "")
     return space.join(random.Random(0).sample(parts, len(parts)))

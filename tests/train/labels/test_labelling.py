@@ -138,7 +138,7 @@ def num_scored(cache: Path) -> int:
         return 0
     with sqlite3.connect(f"file:{cache}?mode=ro", uri=True) as file:
         try:
-            return int(file.execute("SELECT COUNT(*) FROM scores").fetchone()[0])
+            return int(file.execute("SELECT COUNT(*) FROM cached").fetchone()[0])
         except sqlite3.OperationalError:  # its tables are not there yet
             return 0
 

@@ -1,0 +1,16 @@
+"""Short forms of what tests ask of an LM."""
+
+from collections.abc import Sequence
+
+from replug.models.black_box_lm import BlackBoxLM, Mixture
+from replug.models.generation import Generated, GenerationOptions, Stop
+
+
+def mixed(lm: BlackBoxLM, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions) -> Generated:
+    """Return the answer to one mixture."""
+    return lm.generate([Mixture(prompts, weights)], options)[0]
+
+
+def texts_of(lm: BlackBoxLM, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None) -> list[str]:
+    """Return the texts of greedy answers."""
+    return [answer.text for answer in lm.generate(prompts, GenerationOptions(max_new_tokens, stop))]
