@@ -3,7 +3,6 @@
 The server speaks as the stand-in does, so that every mixture can be computed here from its words.
 """
 
-import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +15,8 @@ from replug.config.schema import LMConfig
 from replug.models.http.server_source import BEGINNINGS, HELPFUL, LONGER, OTHERS, TEXT, ServerSource
 from replug.models.lm_source import LMFiles
 from replug.models.local.stand_in_lm import WORD
-from replug.serving.requests import ServingLimits
-from replug.serving.run import Served, open_service
+from replug.serving.openai_api import ServingLimits
+from replug.serving.service import load_service
 from tests.support.fault_server import (
     MODEL,
     FaultServer,
@@ -25,10 +24,9 @@ from tests.support.fault_server import (
     word_logprobs,
     write_word_tokenizer,
 )
-from tests.support.serving import TEXTS, served
+from tests.support.serving import TEXTS, ask, post
 from tests.support.small_index import write_small_index
 
-LIMITS = ServingLimits(max_texts=4, max_documents=6, max_new_tokens=8, timeout_seconds=60)
 NUM_TOKENS = 4
 PROMPT = TEXTS[1]
 CHAT = "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}[assistant]"
@@ -57,16 +55,11 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def ask(root: Path, server: FaultServer, test: Callable, tokenizer: str | None = None):
-    """What `test(client)` returns of an app whose LM is behind the server."""
+def asked_of(root: Path, server: FaultServer, test: Callable, tokenizer: str | None = None):
+    """Return what `test(client)` returns, with an LM behind the server."""
     lm = LMConfig(url=server.url, model=MODEL, tokenizer=tokenizer, timeout_seconds=10)
-    asked = Served(root, ServerSource(lm, LMFiles()), "\n", k=2)
-
-    async def run():
-        async with served(lambda metrics: open_service(asked, LIMITS, metrics), LIMITS) as client:
-            return await test(client)
-
-    return asyncio.run(run())
+    limits = ServingLimits(max_new_tokens=8, timeout_seconds=60)
+    return ask(load_service(root, ServerSource(lm, LMFiles()), "\n", 2, limits), test)
 
 
 def completion(**others: object) -> dict:
@@ -76,12 +69,6 @@ def completion(**others: object) -> dict:
 def chat(**others: object) -> dict:
     messages = [{"role": "user", "content": PROMPT}]
     return {"model": "replug", "messages": messages, "max_tokens": NUM_TOKENS, **others}
-
-
-async def post(client, path: str, body: dict) -> dict:
-    done = await client.post(path, json=body)
-    assert done.status_code == 200, done.text
-    return done.json()
 
 
 def mixed_answer(prompts: list[str], weights: list[float]) -> str:
@@ -110,13 +97,13 @@ def test_a_completion_mixes_the_servers_answers_with_each_document(
     root: Path, tokenizer: str, has_tokenizer: bool
 ) -> None:
     async def test(client):
-        whole = await post(client, "/v1/completions", completion())
-        alone = await post(client, "/v1/completions", completion(replug={"k": 0}))
+        whole = await post(client, "/v1/completions", **completion())
+        alone = await post(client, "/v1/completions", **completion(replug={"k": 0}))
         return whole, alone, (await client.post("/v1/completions", json=completion(stream=True))).text
 
     of_tokens = tokenizer if has_tokenizer else None
     with FaultServer(tokenizer=of_tokens) as server:
-        whole, alone, stream = ask(root, server, test, of_tokens)
+        whole, alone, stream = asked_of(root, server, test, of_tokens)
     require_mixed(whole, whole["choices"][0]["text"], lambda document: f"{document}\n{PROMPT}")
     assert alone["replug"]["documents"] == []
     assert alone["choices"][0]["text"] == "".join(continue_words(WORD.findall(PROMPT), NUM_TOKENS))
@@ -128,10 +115,10 @@ def test_a_completion_mixes_the_servers_answers_with_each_document(
 
 def test_a_chat_is_in_the_template_of_lm_tokenizer(root: Path, tokenizer: str) -> None:
     async def test(client):
-        return await post(client, "/v1/chat/completions", chat())
+        return await post(client, "/v1/chat/completions", **chat())
 
     with FaultServer(tokenizer=tokenizer) as server:
-        found = ask(root, server, test, tokenizer)
+        found = asked_of(root, server, test, tokenizer)
     said = found["choices"][0]["message"]["content"]
     require_mixed(found, said, lambda document: chat_of(f"{document}\n{PROMPT}"))
 
@@ -146,14 +133,14 @@ def test_what_a_server_cannot_do_is_refused_by_name_before_it_is_asked(root: Pat
         return refused, server.requests - asked
 
     with FaultServer() as server:
-        (*refused, chatted), num_asked = ask(root, server, test)
+        (*refused, chatted), num_asked = asked_of(root, server, test)
     assert num_asked == 0
     for done in refused:
         error = done.json()["error"]
         assert (done.status_code, error["param"], error["code"]) == (400, "temperature", "unsupported_parameter")
         assert "a server's answers can be weighed at temperature 0 only" in error["message"]
     assert (chatted.status_code, chatted.json()["error"]["code"]) == (400, "no_chat_template")
-    assert "give lm.tokenizer" in chatted.text
+    assert "lm.tokenizer for an LM behind a server" in chatted.text
 
 
 def test_a_prompt_that_the_server_does_not_hold_is_refused_where_its_tokens_are_known(
@@ -163,5 +150,5 @@ def test_a_prompt_that_the_server_does_not_hold_is_refused_where_its_tokens_are_
         return await client.post("/v1/completions", json=completion(prompt=" ".join([PROMPT] * 20)))
 
     with FaultServer(tokenizer=tokenizer, max_model_len=100) as server:
-        done = ask(root, server, test, tokenizer)
+        done = asked_of(root, server, test, tokenizer)
     assert (done.status_code, done.json()["error"]["code"]) == (400, "context_length_exceeded")
