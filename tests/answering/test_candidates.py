@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from replug.answering.factors import Candidate, label_candidates, logprobs_of_samples, sampled_candidates
+from replug.answering.factors import Candidate, logprobs_of_samples, sampled_candidates
 from replug.models.generation import Sampled
 
 
@@ -14,16 +14,6 @@ def test_equal_answers_of_a_passage_are_one_and_empty_ones_none() -> None:
     samples = [[drawn(" Paris"), drawn("  "), drawn(" Rome"), drawn(" Paris ")], [drawn("")], [drawn(" New\t York")]]
     expected = [Candidate("Paris", 0), Candidate("Rome", 0), Candidate("New York", 2)]
     assert sampled_candidates(samples) == expected
-
-
-def test_labels_are_candidates_of_every_passage() -> None:
-    assert label_candidates(["yes", "no"], 2) == [
-        Candidate("yes", 0),
-        Candidate("no", 0),
-        Candidate("yes", 1),
-        Candidate("no", 1),
-    ]
-    assert label_candidates([], 2) == []
 
 
 def test_an_answer_that_was_drawn_in_several_ways_has_its_largest_log_prob() -> None:

@@ -79,7 +79,7 @@ def asked(replug: CommandLine, *typed: object, question: str = QUESTION) -> dict
 def test_an_index_answers_by_the_ensemble_of_its_documents(replug, index):
     row = asked(replug, "--index", index, LM, "--k", "3", "--max-new-tokens", "4")
     evidence = row["evidence"]
-    assert row["way"] == "replug" and len(evidence) == 3 and row["candidates"] == []
+    assert row["method"] == "replug" and len(evidence) == 3 and row["candidates"] == []
     similarities = [one["similarity"] for one in evidence]
     assert similarities == sorted(similarities, reverse=True)
     total = sum(math.exp(similarity) for similarity in similarities)
@@ -118,7 +118,7 @@ def test_without_passages_the_lm_answers_alone_and_says_so(replug):
     row = asked(replug, *typed)
     prompt = AnswerPrompts(PromptForm(), OWN_SHOTS).ask(QUESTION, None)
     assert row["answer"] == StandInLM().generate([prompt], 4, "\n")[0] and row["evidence"] == []
-    assert row["way"] == "closed book"
+    assert row["method"] == "closed book"
     assert "no evidence: the LM answers alone" in replug("ask", QUESTION, *typed).output
 
 
@@ -149,7 +149,7 @@ def test_the_lm_is_that_of_the_run_unless_one_is_named(replug, quiet_run):
 def test_a_reranker_orders_what_each_passage_gave(replug, index, reranker):
     row = asked(replug, "--index", index, LM, "--k", "2", "--rerank", reranker, "--max-new-tokens", "2")
     scores = [one["score"] for one in row["scores"]]
-    assert row["way"] == reranker and scores == sorted(scores, reverse=True)
+    assert row["method"] == reranker and scores == sorted(scores, reverse=True)
     assert row["answer"] == row["scores"][0]["answer"]
     assert {one["passage"] for one in row["candidates"]} == {1, 2}
     assert {one["answer"] for one in row["candidates"]} == {one["answer"] for one in row["scores"]}
@@ -191,7 +191,7 @@ def test_weights_of_something_else_are_refused(replug, index, tmp_path, lm, weig
 
 def test_a_reranker_without_passages_takes_the_likeliest_sample(replug):
     row = asked(replug, LM, "--k", "0", "--rerank", "poe", "--max-new-tokens", "1")
-    assert row["way"] == "closed book" and row["candidates"] == []
+    assert row["method"] == "closed book" and row["candidates"] == []
     assert row["answer"] == row["scores"][0]["answer"] and row["sum_logprob"] == row["scores"][0]["score"]
 
 
@@ -220,7 +220,8 @@ def following(policy: Policy, index: Path, *typed: str) -> list[object]:
 def test_documents_are_retrieved_where_the_policy_says(replug: CommandLine, index, policy):
     rare = asked(replug, *following(policy, index, "--relation", "capital", "--popularity", "3"))
     assert len(rare["evidence"]) == 3  # as many as the policy was fitted to
-    assert rare["policy"] == {"signal": "popularity", "value": 3.0, "threshold": 1000.0, "retrieves": True}
+    decided = {"signal": "popularity", "value": 3.0, "threshold": 1000.0, "retrieves": True}
+    assert decided.items() <= rare["policy"].items()
     typed = ["--index", index, LM, "--max-new-tokens", "4"]
     assert {**rare, "policy": None} == {**asked(replug, *typed, "--k", "3"), "policy": None}
     known = asked(replug, *following(policy, index, "--popularity", "3000"))
@@ -289,7 +290,7 @@ def test_pages_of_a_search_engine_are_the_evidence_with_their_date(replug, site,
     first = row["evidence"][0]
     assert first["url"] == f"{site.url}/1" and "Basel" in first["text"] and first["fetched"]
     page = (tmp_path / "page.html").read_text()
-    assert f'<a href="{site.url}/1" rel="noreferrer noopener">' in page and first["fetched"] in page
+    assert f'<a href="{site.url}/1">' in page and first["fetched"] in page
     requests = site.requests.total()
     assert asked(replug, *typed, "--rerank", "poe") == row and site.requests.total() == requests
     shown = replug("ask", QUESTION, *typed, "--rerank", "poe").output
@@ -327,7 +328,7 @@ LOCAL = ["--engine", "local", *CORPUS]
         ([*LOCAL, "--relation", "capital"], "--relation is for a policy; expected --policy too"),
         ([*LOCAL, "--k", "60"], "--k is 60, and web.max_passages=50 are kept; raise that too"),
         ([*LOCAL, "web.engine=brave"], "web.engine is set as a key; expected --engine"),
-        ([*LOCAL, "--weights", "no.json"], "--weights: no.json is no file; expected the weights.json of an"),
+        ([*LOCAL, "--weights", "no.json"], "--weights: no.json is not a file; expected the weights.json of an"),
         ([*LOCAL, "rerank_lm.path=stand_in"], "keys of rerank_lm are for --rerank; expected a reranker such as"),
         (
             [*LOCAL, "--rerank", "poe", "rerank_lm.dtype=float32"],

@@ -19,7 +19,7 @@ import replug.commands, replug.evals.tasks
 for room in (replug.commands, replug.evals.tasks):
     for module in pkgutil.iter_modules(room.__path__, f"{{room.__name__}}."):
         importlib.import_module(module.name)
-for module in ("train.run", "train.labels.labelling", "evals.run", "commands.asking.ways"):
+for module in ("train.run", "train.labels.labelling", "evals.run", "commands.asking.reply"):
     importlib.import_module(f"replug.{{module}}")
 from replug.web import require_web
 require_web("evaluation=internet_qa")

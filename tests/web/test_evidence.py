@@ -22,16 +22,11 @@ from replug.data.records import Document
 from replug.data.sources.built_in_texts import stand_in_vocabulary
 from replug.models.encoder import Encoder
 from replug.models.packaged import resolve_encoder_path
-from replug.web.engines import BM25Retriever, LocalEngine
-from replug.web.evidence import (
-    EvidenceFinder,
-    evidence_finder,
-    split_passages,
-    tfidf_cosines,
-)
-from replug.web.pages import KeptPage
-from replug.web.passages import first_passages, rank_densely
-from replug.web.records import EngineRefused, EngineResult, FoundEvidence, Passage
+from replug.web.engine import BM25Retriever, LocalEngine
+from replug.web.evidence import EvidenceFinder, evidence_finder
+from replug.web.extraction import split_passages, tfidf_cosines
+from replug.web.records import EngineRefused, EngineResult, FoundEvidence, Passage, first_passages, rank_densely
+from replug.web.snapshot import KeptPage
 from tests.support.shared_data import shared
 from tests.support.web_site import FOOTER, QUICK, WebSite, answer, article, hostile_pages, searxng, web_site
 
@@ -55,7 +50,7 @@ class Engine:
 
 
 class Pages:
-    """A `PageSource` of pages that are known."""
+    """Pages that are known."""
 
     def __init__(self, *pages: KeptPage) -> None:
         self.pages, self.read_urls = {page.url: page for page in pages}, 0
@@ -149,7 +144,7 @@ import sys
 from pathlib import Path
 from replug.config.evaluation_schema import WebConfig
 from replug.web.evidence import evidence_finder
-from replug.web.fetching import FetchLimits
+from replug.web.fetch import FetchLimits
 port, folder = int(sys.argv[1]), Path(sys.argv[2])
 web = WebConfig(engine="searxng", url=f"http://127.0.0.1:{port}", requests_per_second=100, num_results=4)
 limits = FetchLimits(seconds=60.0, delay_seconds=0.0)
@@ -257,7 +252,7 @@ def test_a_local_engine_needs_no_network_and_no_snapshot(tmp_path: Path) -> None
         ({"engine": "brave", "site": "https://a.test"}, "web.site: 'https://a.test' is no host"),
         ({"engine": "brave", "blocked_hosts": ["Bad.test"]}, "web.blocked_hosts: 'Bad.test' is no host"),
         ({"engine": "bing"}, "web.engine is bing"),
-        ({"engine": "brave"}, "wants a key"),
+        ({"engine": "brave"}, "needs a key"),
     ],
 )
 def test_what_a_section_has_wrong_is_said_before_anything_is_asked(
