@@ -301,39 +301,39 @@ async def _answers(service: Service, questions: Sequence[Question]) -> list[Answ
 
 async def _within(service: Service, request: Request, work: Coroutine[Any, Any, Result]) -> Result:
     """Wait for work. End it if the time is over, or if the client goes: nobody needs it then."""
-    seconds, task = service.limits.timeout_seconds, asyncio.create_task(work)
+    task = asyncio.create_task(_timed(service, work))
     gone = asyncio.ensure_future(request.receive())  # the body has been read, so this is the disconnect
     try:
-        done, _ = await asyncio.wait({task, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if task in done:
-            return task.result()
-        if gone in done:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
             raise ApiError(GONE, "the client disconnected")
-        raise _too_long(service)
+        return task.result()
     finally:
         task.cancel()
         gone.cancel()
 
 
-def _too_long(service: Service) -> ApiError:
-    return ApiError(
-        504, f"the answer took longer than {service.limits.timeout_seconds:g} s (--timeout)", code="timeout"
-    )
+async def _timed(service: Service, work: Coroutine[Any, Any, Result]) -> Result:
+    """Wait for work. Raises ApiError when the time of a request is over."""
+    seconds = service.limits.timeout_seconds
+    try:
+        async with asyncio.timeout(seconds):
+            return await work
+    except TimeoutError:
+        raise ApiError(504, f"the answer took longer than {seconds:g} s (--timeout)", code="timeout") from None
 
 
 async def _events(service: Service, question: Question, shape: AnswerShape, has_usage: bool) -> AsyncIterator[bytes]:
     """Yield server-sent events as the answer grows. An error is an event too, since the status has been sent."""
     yield _event(shape.first())
     try:
-        async with asyncio.timeout(service.limits.timeout_seconds), aclosing(_pieces(service, question)) as pieces:
+        async with aclosing(_pieces(service, question)) as pieces:
             async for piece in pieces:
                 yield _event(shape.piece(piece) if isinstance(piece, str) else shape.last(piece))
         if has_usage:
             assert isinstance(piece, Answer)
             yield _event(shape.usage(piece))
         yield _event("[DONE]")
-    except TimeoutError:
-        yield _event(_too_long(service).as_json())
     except (ApiError, RunError) as error:
         yield _event(api_error(error).as_json())
 
@@ -346,7 +346,7 @@ async def _pieces(service: Service, question: Question) -> AsyncGenerator[str | 
     """Yield pieces as the LM's thread tells them, then the answer. Closing the generator ends the answer."""
     loop, pieces = asyncio.get_running_loop(), asyncio.Queue[str | None]()
     question.listen = lambda piece: loop.call_soon_threadsafe(pieces.put_nowait, piece)  # type: ignore[assignment]
-    answering = asyncio.create_task(service.answer(question))
+    answering = asyncio.create_task(_timed(service, service.answer(question)))
     answering.add_done_callback(lambda done: pieces.put_nowait(None))
     try:
         while (piece := await pieces.get()) is not None:

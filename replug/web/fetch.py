@@ -9,8 +9,8 @@ can give another (DNS rebinding). TLS and the Host header still have the name. E
 and redirects are followed here, so that each is judged as the first URL was. No proxy, password or cookie is sent.
 
 A page may be endless, slow, or compressed a thousandfold. So its time is bounded from the first look-up to the last
-byte, and so are its bytes as sent and as unpacked, its header (100 KiB, httpcore's bound), its redirects, and its wait
-for a turn. A body is unpacked only as far as the limit leaves room, one layer of gzip or deflate.
+byte, and so are its bytes as sent and as unpacked (one layer of gzip or deflate), its header (100 KiB, httpcore's
+bound), its redirects, and its wait for a turn.
 
 A host is asked one thing at a time with a pause between, or with the pause that its robots.txt asks for. Without a
 robots.txt everything is allowed; if it cannot be read, nothing is (RFC 9309).
@@ -188,45 +188,28 @@ WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "defl
 ZLIB_HEADER = 0x8  # the low bits of the first byte; some servers send deflate without a header
 
 
-class BoundedBody:
-    """Unpack one body, at most `limit` bytes of it. Raises FetchFailed if there are more, or if they are damaged."""
+def unpacked(body: bytes, coding: str, limit: int) -> bytes:
+    """Return a body out of its coding. Raises FetchFailed if it is damaged, or if it has more than `limit` bytes.
 
-    def __init__(self, coding: str, limit: int) -> None:
-        self._coding, self._limit = coding.strip().lower(), limit
-        if self._coding not in ("", "identity", *WINDOW_BITS):
-            raise FetchFailed("content_encoding")
-        self._decoder = zlib.decompressobj(WINDOW_BITS[self._coding]) if self._coding in WINDOW_BITS else None
-        self._decoded = bytearray()
-        self._has_begun = False
-
-    def feed(self, piece: bytes) -> None:
+    Unpacking stops at the limit, so a bomb takes no more memory than an honest page.
+    """
+    if coding not in WINDOW_BITS:
+        return body
+    bits, out = WINDOW_BITS[coding], bytearray()
+    if coding == "deflate" and body and body[0] & 0x0F != ZLIB_HEADER:
+        bits = -zlib.MAX_WBITS
+    while body:  # gzip may have several members
+        decoder = zlib.decompressobj(bits)
         try:
-            self._decoded += self._decompressed(piece) if self._decoder else piece
+            out += decoder.decompress(body, limit + 1 - len(out))
         except zlib.error as error:
             raise FetchFailed("content_encoding") from error
-        if len(self._decoded) > self._limit:
+        if len(out) > limit:
             raise FetchFailed("too_large")
-
-    def finish(self) -> bytes:
-        """Return the whole body. Raises FetchFailed if it broke off."""
-        if self._decoder and self._has_begun and not self._decoder.eof:
+        if not decoder.eof:
             raise FetchFailed("incomplete")
-        return bytes(self._decoded)
-
-    def _decompressed(self, piece: bytes) -> bytes:
-        """Unpack as much as the limit leaves room for, and one byte more."""
-        if piece and not self._has_begun:
-            self._has_begun = True
-            if self._coding == "deflate" and piece[0] & 0x0F != ZLIB_HEADER:
-                self._decoder = zlib.decompressobj(-zlib.MAX_WBITS)
-        room, out = self._limit + 1 - len(self._decoded), bytearray()
-        while piece and len(out) < room:  # zlib takes 0 for no limit
-            assert self._decoder is not None
-            if self._decoder.eof:  # gzip may be of several members
-                self._decoder = zlib.decompressobj(WINDOW_BITS[self._coding])
-            out += self._decoder.decompress(piece, room - len(out))
-            piece = self._decoder.unused_data
-        return bytes(out)
+        body = decoder.unused_data
+    return bytes(out)
 
 
 AGENT = "replug"  # the name for us in a robots.txt
@@ -431,13 +414,14 @@ class FetchSession:
             return replace(answer, body=await self._body(response, headers, limit))
 
     async def _body(self, response: httpcore.Response, headers: httpx.Headers, limit: int) -> bytes:
-        sent, body = 0, BoundedBody(headers.get("Content-Encoding", ""), limit)
+        coding, body = headers.get("Content-Encoding", "").strip().lower(), bytearray()
+        if coding not in ("", "identity", *WINDOW_BITS):
+            raise FetchFailed("content_encoding")
         async for piece in response.aiter_stream():
-            sent += len(piece)
-            if sent > limit:
+            body += piece
+            if len(body) > limit:
                 raise FetchFailed("too_large")
-            body.feed(piece)
-        return body.finish()
+        return unpacked(bytes(body), coding, limit)
 
 
 def _joined(url: httpx.URL, location: str) -> str:
