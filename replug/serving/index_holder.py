@@ -41,7 +41,7 @@ class ServedIndex:
 
     @property
     def is_asymmetric(self) -> bool:
-        """Whether queries and documents have different encoders or prompts."""
+        """Return whether queries and documents have different encoders or prompts."""
         is_pair = self._encoder(QUERY) is not self._encoder(DOCUMENT)
         return is_pair or self._prompt(QUERY) != self._prompt(DOCUMENT)
 

@@ -232,6 +232,7 @@ def embeddings_json(vectors: np.ndarray, num_tokens: int, are_cut: list[bool], a
 
 
 def models_json(lm: str, retriever: str, version: int) -> Json:
+    """Return the list of both models; their identities are under `replug`."""
     served = {LM_NAME: {"lm": lm, "retriever": retriever}, RETRIEVER_NAME: {"retriever": retriever}}
     constant = {"object": "model", "created": 0, "owned_by": "replug"}
     rows = [{"id": name, "replug": own | {"index_version": version}} | constant for name, own in served.items()]

@@ -50,6 +50,7 @@ class EvidenceFinder:
         return " ".join([self._engine.identity, *(f"{name}={getattr(self._web, name)}" for name in names)])
 
     def find(self, question: str) -> FoundEvidence:
+        """Return the passages for a question, and what gave nothing."""
         failures: Counter[str] = Counter()
         search = self._search(question)
         if search.refusal:
@@ -102,7 +103,7 @@ class EvidenceFinder:
         return "other_site" if self._web.site and not is_of_host(url, [self._web.site]) else None
 
     def _date_problem(self, result: EngineResult, page: KeptPage) -> str | None:
-        """With `web.before`, the latest date that engine and page give must be before it, and one must be given."""
+        """Return why a page is not used with `web.before`: its latest known date must be earlier."""
         dates = [day for day in (result.published, page.published) if day]
         if self._web.before is None:
             return None

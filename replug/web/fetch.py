@@ -232,7 +232,7 @@ class RobotsRules:
 
     @property
     def crawl_delay(self) -> float:
-        """Seconds between two requests that the site asks for; 0 by default."""
+        """Return the seconds between two requests that the site asks for; 0 by default."""
         return max(0.0, float(self.rules.crawl_delay(AGENT) or 0.0))
 
 

@@ -33,7 +33,7 @@ THREADS = 32  # a name look-up that hangs keeps one for half a minute
 
 @dataclass(frozen=True, slots=True)
 class KeptPage:
-    """What became of a URL on a date (ISO). `failure` is the reason why it gave nothing, None if it has a text.
+    """A page as it was on a date (ISO). `failure` is the reason why it gave nothing, None if it has a text.
 
     `published` is the date of its last change that it gives itself; `broken` counts characters that could not be read.
     """
@@ -50,7 +50,7 @@ class KeptPage:
 
 @dataclass(frozen=True, slots=True)
 class KeptSearch:
-    """What an engine answered on a date (ISO); `refusal` is the reason why it did not."""
+    """An engine's answer on a date (ISO); `refusal` is the reason why it did not answer."""
 
     engine: str
     query: str

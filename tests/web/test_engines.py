@@ -122,7 +122,7 @@ def test_a_key_goes_in_a_header_and_is_shown_nowhere(site: WebSite, name: str, h
         made.search("q", 5)
     assert site.seen[0].headers[header] == KEY
     assert KEY not in site.seen[0].target
-    assert KEY not in f"{refused.value} {refused.value.__cause__} {made.identity} {vars(made)}"
+    assert KEY not in f"{refused.value} {refused.value.__cause__} {made.identity} {made!r}"
     assert "REPLUG_SEARCH_API_KEY" in str(refused.value)
 
 
