@@ -181,7 +181,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         await asyncio.sleep(seconds)
 
 
-# Bodies and robots.txt ---------------------------------------------------------------------------------------------
+# Bodies --------------------------------------------------------------------------------------------------------------
 
 ACCEPTED = "gzip, deflate"
 WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
@@ -212,40 +212,10 @@ def unpacked(body: bytes, coding: str, limit: int) -> bytes:
     return bytes(out)
 
 
-AGENT = "replug"  # the name for us in a robots.txt
-ROBOTS_MAX_BYTES = 512_000  # RFC 9309 asks for 500 KiB at least
-ALLOW_ALL, ALLOW_NOTHING = "", "User-agent: *\nDisallow: /"
-
-
-@dataclass(frozen=True, slots=True)
-class RobotsRules:
-    """The rules of one origin; `are_known` is False if they could not be read, and then nothing is allowed."""
-
-    rules: Protego
-    are_known: bool
-
-    def refusal(self, url: str) -> str | None:
-        """Return the reason why a URL must not be read, or None."""
-        if self.rules.can_fetch(url, AGENT):
-            return None
-        return "robots" if self.are_known else "robots_unreadable"
-
-    @property
-    def crawl_delay(self) -> float:
-        """Return the seconds between two requests that the site asks for; 0 by default."""
-        return max(0.0, float(self.rules.crawl_delay(AGENT) or 0.0))
-
-
-def robots_of(status: int | None, body: bytes) -> RobotsRules:
-    """Read the answer to a request for robots.txt; a status of None means that there was no answer."""
-    if status is not None and 200 <= status < 300:
-        return RobotsRules(Protego.parse(body.decode("utf-8", errors="replace")), True)
-    is_absent = status is not None and 400 <= status < 500
-    return RobotsRules(Protego.parse(ALLOW_ALL if is_absent else ALLOW_NOTHING), is_absent)
-
-
 # Pages ---------------------------------------------------------------------------------------------------------------
 
+AGENT = "replug"  # the name for us in a robots.txt
+ROBOTS_MAX_BYTES = 512_000  # RFC 9309 asks for 500 KiB at least
 CONTENT_TYPES = ("text/html", "application/xhtml+xml", "text/plain")
 REDIRECTS = (301, 302, 303, 307, 308)
 USER_AGENT = f"{AGENT}/{version('replug')} (reads pages to answer questions; heeds robots.txt)"
@@ -293,31 +263,24 @@ class Fetcher:
         resolve: Resolve = system_addresses,
         network: httpcore.AsyncNetworkBackend | None = None,
     ) -> None:
-        self.limits, self.exempt = limits, frozenset(exempt)
-        self.backend = GuardedBackend(self.exempt, resolve, network)
-        self.certificates = httpx.create_ssl_context(trust_env=False)
-        self.robots: dict[str, RobotsRules] = {}
-        self.next_turns: dict[str, float] = defaultdict(float)
+        self._limits, self._exempt = limits, frozenset(exempt)
+        self._backend = GuardedBackend(self._exempt, resolve, network)
+        self._certificates = httpx.create_ssl_context(trust_env=False)
+        self._robots: dict[str, Protego | None] = {}  # by origin; None if it could not be read
+        self._next_turns: dict[str, float] = defaultdict(float)
 
     @asynccontextmanager
-    async def session(self) -> AsyncIterator["FetchSession"]:
+    async def session(self) -> AsyncIterator["Fetcher"]:
+        """Open the fetcher, which may then be asked for many pages at once."""
+        self._places = asyncio.Semaphore(self._limits.pages_at_once)
+        self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # of hosts, and of origins' rules
         async with httpcore.AsyncConnectionPool(
-            ssl_context=self.certificates,
-            max_connections=self.limits.pages_at_once,
+            ssl_context=self._certificates,
+            max_connections=self._limits.pages_at_once,
             max_keepalive_connections=0,
-            network_backend=self.backend,
-        ) as pool:
-            yield FetchSession(self, pool)
-
-
-class FetchSession:
-    """A fetcher in one event loop, which may be asked for many pages at once."""
-
-    def __init__(self, fetcher: Fetcher, pool: httpcore.AsyncConnectionPool) -> None:
-        self._fetcher, self._pool, self._limits = fetcher, pool, fetcher.limits
-        self._places = asyncio.Semaphore(fetcher.limits.pages_at_once)
-        self._host_locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._robots_locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+            network_backend=self._backend,
+        ) as self._pool:
+            yield self
 
     async def fetch(self, url: str) -> Downloaded:
         """Fetch a page, or raise FetchFailed, within `seconds_to_wait`."""
@@ -327,59 +290,58 @@ class FetchSession:
         except TimeoutError as error:
             raise FetchFailed("no_turn") from error
 
-    async def _follow(self, url: str, heeds_robots: bool = True) -> Downloaded:
+    async def _follow(self, url: str, is_page: bool = True) -> Downloaded:
+        """Follow redirects within one time for all of them; robots.txt itself is read without rules."""
         seen: set[str] = set()
         seconds = self._limits.seconds
         while url not in seen:
             if len(seen) > self._limits.redirects:
                 raise FetchFailed("too_many_redirects")
             seen.add(url)
-            parsed = self._checked(url)
-            if heeds_robots:
+            parsed = parse_url(url)
+            if parsed is None or (problem := url_problem(parsed, self._exempt)):
+                raise FetchFailed("url_invalid" if parsed is None else str(problem))
+            if is_page:
                 await self._check_robots(parsed)
-            answer, took = await self._ask(parsed, seconds, heeds_robots)
-            seconds -= took  # one time for a page with all its redirects
+            answer, took = await self._ask(parsed, seconds, is_page)
+            seconds -= took
             if answer.location is None:
                 return answer
-            url = _joined(parsed, answer.location)
+            try:
+                url = str(parsed.join(answer.location))
+            except (httpx.InvalidURL, ValueError) as error:
+                raise FetchFailed("url_invalid") from error
         raise FetchFailed("redirect_loop")
 
-    def _checked(self, url: str) -> httpx.URL:
-        parsed = parse_url(url)
-        problem = "url_invalid" if parsed is None else url_problem(parsed, self._fetcher.exempt)
-        if parsed is None or problem:
-            raise FetchFailed(str(problem))
-        return parsed
-
     async def _check_robots(self, url: httpx.URL) -> None:
-        rules = await self._rules(url)
-        reason = rules.refusal(str(url))
-        if reason is None and rules.crawl_delay > self._limits.longest_delay_seconds:
-            reason = "crawl_delay"
-        if reason is not None:
-            raise FetchFailed(reason)
+        """Raise FetchFailed if the rules of the URL's origin, which are asked for once, forbid it."""
+        origin = _robots_url(url)
+        async with self._locks[origin]:
+            if origin not in self._robots:
+                self._robots[origin] = await self._read_robots(origin)
+        rules = self._robots[origin]
+        if rules is None:
+            raise FetchFailed("robots_unreadable")
+        if not rules.can_fetch(str(url), AGENT):
+            raise FetchFailed("robots")
+        if float(rules.crawl_delay(AGENT) or 0.0) > self._limits.longest_delay_seconds:
+            raise FetchFailed("crawl_delay")
 
-    async def _rules(self, url: httpx.URL) -> RobotsRules:
-        """Return the rules of the URL's origin, which are asked for once."""
-        origin = str(url.copy_with(raw_path=b"/robots.txt"))
-        async with self._robots_locks[origin]:
-            if origin not in self._fetcher.robots:
-                self._fetcher.robots[origin] = await self._read_robots(origin)
-        return self._fetcher.robots[origin]
-
-    async def _read_robots(self, url: str) -> RobotsRules:
+    async def _read_robots(self, url: str) -> Protego | None:
         try:
-            found = await self._follow(url, heeds_robots=False)
+            found = await self._follow(url, is_page=False)
         except FetchFailed as failure:
             if failure.reason in ("forbidden_address", "unknown_host", "no_connection"):
                 raise  # the page itself would fail for the same reason
-            return robots_of(None, b"")
-        return robots_of(found.status, found.body)
+            return None
+        if 200 <= found.status < 300:
+            return Protego.parse(found.body.decode("utf-8", errors="replace"))
+        return Protego.parse("") if 400 <= found.status < 500 else None
 
     async def _ask(self, url: httpx.URL, seconds: float, is_page: bool) -> tuple[Downloaded, float]:
         """Wait for the host's turn and a free place; return the answer and the seconds that it took."""
-        async with self._host_locks[url.host]:
-            await asyncio.sleep(self._fetcher.next_turns[url.host] - time.monotonic())
+        async with self._locks[url.host]:
+            await asyncio.sleep(self._next_turns[url.host] - time.monotonic())
             async with self._places:
                 begun = time.monotonic()
                 try:
@@ -390,9 +352,9 @@ class FetchSession:
                 except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
                     raise FetchFailed(_reason(error)) from error
                 finally:
-                    rules = self._fetcher.robots.get(str(url.copy_with(raw_path=b"/robots.txt")))
-                    delay = max(self._limits.delay_seconds, rules.crawl_delay if rules else 0.0)
-                    self._fetcher.next_turns[url.host] = time.monotonic() + delay
+                    rules = self._robots.get(_robots_url(url))
+                    asked_for = float(rules.crawl_delay(AGENT) or 0.0) if rules else 0.0
+                    self._next_turns[url.host] = time.monotonic() + max(self._limits.delay_seconds, asked_for)
 
     async def _request(self, url: httpx.URL, is_page: bool) -> Downloaded:
         target = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path)
@@ -424,11 +386,8 @@ class FetchSession:
         return unpacked(bytes(body), coding, limit)
 
 
-def _joined(url: httpx.URL, location: str) -> str:
-    try:
-        return str(url.join(location))
-    except (httpx.InvalidURL, ValueError) as error:
-        raise FetchFailed("url_invalid") from error
+def _robots_url(url: httpx.URL) -> str:
+    return str(url.copy_with(raw_path=b"/robots.txt"))
 
 
 def _reason(error: Exception) -> str:

@@ -23,7 +23,7 @@ from replug.config.errors import UserError
 from replug.data.manifest import read_mark, write_mark
 from replug.models.score_cache import hashed
 from replug.web.extraction import Extractor, MainText, decode_page
-from replug.web.fetch import Downloaded, Fetcher, FetchFailed, FetchSession
+from replug.web.fetch import Downloaded, Fetcher, FetchFailed
 from replug.web.records import EngineResult
 
 KEY_BYTES = 16
@@ -125,13 +125,13 @@ class WebPages:
     async def _read_all(self, urls: Sequence[str]) -> list[KeptPage]:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
         extracting = asyncio.Lock()  # pages wait here and not in a thread, since name look-ups need threads
-        async with self._fetcher.session() as session:
-            return await asyncio.gather(*(self._read(session, url, extracting) for url in urls))
+        async with self._fetcher.session():
+            return await asyncio.gather(*(self._read(url, extracting) for url in urls))
 
-    async def _read(self, session: FetchSession, url: str, extracting: asyncio.Lock) -> KeptPage:
+    async def _read(self, url: str, extracting: asyncio.Lock) -> KeptPage:
         page = KeptPage(url=url, fetched=datetime.now(UTC).date().isoformat())
         try:
-            downloaded = await session.fetch(url)
+            downloaded = await self._fetcher.fetch(url)
             async with extracting:
                 page = await asyncio.to_thread(self._with_text, page, downloaded)
         except FetchFailed as failure:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.answering.prompts import OWN_SHOTS, AnswerPrompts, PromptForm, Shot, fit_shots, read_shots
+from replug.answering.prompts import AnswerPrompts, PromptForm, Shot, fit_shots, read_shots
 from replug.config.errors import UserError
 from tests.support.answering_questions import PROMPTS, QUESTION, SHOTS, TEXTS
 
@@ -101,11 +101,3 @@ def test_what_is_no_shot_is_refused(tmp_path, row, message):
     path.write_text("" if row is None else json.dumps(row))
     with pytest.raises(UserError, match=message):
         read_shots(path)
-
-
-def test_our_evidence_holds_our_answers_and_more():
-    for shot in OWN_SHOTS:
-        assert shot.evidence and shot.answer.removeprefix("the ") in shot.evidence
-        assert len(shot.evidence) > 3 * len(shot.answer)
-    assert len({shot.answer for shot in OWN_SHOTS}) == len(OWN_SHOTS)
-    assert AnswerPrompts(PromptForm(), OWN_SHOTS).opening(has_evidence=False).count("Answer:") == len(OWN_SHOTS)

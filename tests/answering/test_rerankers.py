@@ -169,21 +169,6 @@ def test_without_questions_or_without_a_gain_the_defaults_stay() -> None:
     assert (fitted.weights, fitted.gain, fitted.default_gain) == (POE.default_weights, 1.0, 1.0)
 
 
-def test_permuting_the_test_parts_answers_changes_no_weight() -> None:
-    """As an evaluation does it: a tenth is for fitting, and the rest is graded by other answers."""
-    whole = questions(100)
-
-    def fitted(of: list[GradedQuestion]) -> dict:
-        return {name: fit_weights(RERANKERS[name], of[:10]) for name in ("direct", "rag", "noisy_channel", "poe")}
-
-    permuted = whole[:10] + [
-        GradedQuestion(one.factors, dict(zip("abc", np.roll(list(one.gains.values()), 1), strict=True)))
-        for one in whole[10:]
-    ]
-    assert fitted(whole) == fitted(permuted)
-    assert fitted(whole) != fitted(whole[::-1])
-
-
 @pytest.mark.parametrize("name", list(RERANKERS))
 def test_a_question_without_candidates_counts_and_gains_nothing(name: str) -> None:
     empty = Factors((), np.empty(0, int), *(np.empty(0) for _ in range(3)), -np.ones(1), np.zeros(1), np.empty((0, 1)))

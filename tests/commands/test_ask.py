@@ -237,14 +237,6 @@ def test_the_lms_own_confidence_needs_no_popularity_and_is_of_the_users_form(rep
     assert row["policy"]["value"] == pytest.approx(closed.mean_logprob)
 
 
-def test_the_search_of_a_policy_is_by_the_question(replug: CommandLine, index, policy):
-    sure = replace(policy, signal="top_score", thresholds={}, pooled=-1e9)
-    about = KNOWN[2]
-    row = asked(replug, *following(sure, index, "--template", f"{KNOWN[0]} {{question}}"), question=about)
-    assert row["evidence"][0]["id"] == "d2"
-    assert row["policy"]["value"] == pytest.approx(row["evidence"][0]["similarity"])
-
-
 @pytest.mark.parametrize(
     ("change", "typed", "message"),
     [

@@ -28,7 +28,7 @@ from replug.web.extraction import split_passages, tfidf_cosines
 from replug.web.records import EngineRefused, EngineResult, FoundEvidence, Passage, first_passages, rank_densely
 from replug.web.snapshot import KeptPage
 from tests.support.shared_data import shared
-from tests.support.web_site import FOOTER, QUICK, WebSite, answer, article, hostile_pages, searxng, web_site
+from tests.support.web_site import FOOTER, QUICK, WebSite, answer, article, searxng, web_site
 
 PLACES = ["lighthouse", "harbour", "harbour", "harbour", "harbour"]
 SENTENCES = [f"Fact {number} about the {PLACES[number % 5]} is told." for number in range(30)]
@@ -117,20 +117,6 @@ def test_real_pages_are_searched_fetched_split_and_ordered_then_repeated_without
     assert json.loads((tmp_path / "requests.json").read_text())["requests"] == 1
 
 
-def test_hostile_pages_among_good_ones_are_counted(site: WebSite, tmp_path: Path) -> None:
-    reasons = hostile_pages(site)
-    paths = ["/good", "/gzip_bomb", "/to_metadata", "/drip", "/script_only", "/loop", "/endless_header"]
-    site.routes["/good"] = answer(article("Good", " ".join(SENTENCES)))
-    body = json.dumps({"results": [{"url": site.url + path, "title": path} for path in paths]})
-    site.routes["/search"] = answer(body.encode())
-    web = WebConfig(engine="searxng", url=site.url, requests_per_second=100, num_results=len(paths))
-    finder = evidence_finder(web, tmp_path, limits=QUICK, exempt=site.exempt)
-    found = finder.find("the lighthouse")
-    finder.close()
-    assert {passage.url for passage in found.passages} == {f"{site.url}/good"}
-    assert found.failures == dict.fromkeys(sorted(reasons[path] for path in paths[1:]), 1)
-
-
 def test_no_configuration_lets_a_page_of_this_machine_in(site: WebSite, tmp_path: Path) -> None:
     """The engine's own address may be on this machine; pages that it names may not."""
     site.routes["/search"] = answer(json.dumps({"results": [{"url": f"{site.url}/a"}]}).encode())
@@ -174,14 +160,6 @@ def test_after_kill_9_nothing_that_was_answered_is_asked_for_again(site: WebSite
     again = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=240, check=True)
     assert int(again.stdout) > 4 and done == 2
     assert [site.requests[path] for path in ("/search", "/0", "/1", "/2", "/3")] == [1, 1, 1, 2, 1]
-
-
-def test_passages_are_of_six_sentences_best_cosine_first_at_most_so_many() -> None:
-    found = find(Engine(result(1)), Pages(page(1, " ".join(SENTENCES))), max_passages=3)
-    assert len(found.passages) == 3
-    assert {passage.text.count("told.") for passage in found.passages} == {6}
-    assert found.passages[0].cosine > found.passages[-1].cosine > 0
-    assert sum(passage.probability for passage in found.passages) == pytest.approx(1)
 
 
 def test_an_engine_that_refuses_or_finds_nothing_is_counted() -> None:
