@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from replug.answering.factors import (
     Candidate,
     Factors,
-    label_candidates,
     logprobs_of_samples,
     normalized_over_labels,
     num_tokens,
@@ -23,9 +22,9 @@ from replug.web.records import Passage
 
 @dataclass(frozen=True, slots=True)
 class AnsweringOptions:
-    """How candidates are sampled, and which rerankers score them. `labels` are given for classification alone.
+    """How candidates are sampled, and which rerankers score them. `labels` are for classification only.
 
-    Raises ValueError for a reranker that there is not, for one label, and for numbers that cannot be meant.
+    Raises ValueError for an unknown reranker, for a single label, and for numbers out of range.
     """
 
     rerankers: tuple[str, ...] = ("direct", "rag", "noisy_channel", "poe")
@@ -67,15 +66,15 @@ class Answered:
     written_tokens: tuple[int, ...] = ()
 
     def best(self, reranker: str) -> str:
-        """The answer of the largest score; empty where there is no candidate."""
+        """Return the answer of the largest score; empty if there is no candidate."""
         return best_answer(self.scores[reranker])
 
 
 @dataclass(frozen=True, slots=True)
 class AnsweredAlone:
-    """An answer without a choice of passages: the likeliest, and the log-prob (nats) of each distinct sample or label.
+    """The likeliest answer without a choice of passages, and the log-prob (nats) of each distinct sample or label.
 
-    Labels' log-probs are normalised over the labels. The answer is empty where all samples are.
+    Labels' log-probs are normalised over the labels. The answer is empty if all samples are.
     `written_tokens` are those of all samples, 0 in classification.
     """
 
@@ -85,10 +84,9 @@ class AnsweredAlone:
 
 
 class Answerer:
-    """Asks `lm` for candidates, and `scorer`, which may be smaller, for factors.
+    """Ask `lm` for candidates, and `scorer`, which may be smaller, for factors.
 
-    `scorer_prompts` are those that fit the scorer, where it holds less than the LM. `weights` are fitted ones by
-    reranker; a reranker without has its defaults.
+    `scorer_prompts` fit the scorer, if it holds less than the LM. `weights` are fitted ones by reranker, else all 1.
     """
 
     def __init__(
@@ -104,38 +102,48 @@ class Answerer:
         self._scorer, self._scorer_prompts = scorer or lm, scorer_prompts or prompts
         defaults = {name: RERANKERS[name].default_weights for name in options.rerankers}
         self._weights = {name: (weights or {}).get(name, default) for name, default in defaults.items()}
-        for name, some in self._weights.items():
-            if set(some) != set(RERANKERS[name].factors):
-                raise ValueError(f"the weights of {name} are of {sorted(some)}; expected {RERANKERS[name].factors}")
+        for name, given in self._weights.items():
+            if set(given) != set(RERANKERS[name].factors):
+                raise ValueError(f"the weights of {name} are of {sorted(given)}; expected {RERANKERS[name].factors}")
 
     def answer(self, question: str, passages: Sequence[Passage]) -> Answered:
         return self.submit(question, passages)()
 
     def submit(self, question: str, passages: Sequence[Passage]) -> Callable[[], Answered]:
-        """As `answer`, later: candidates are asked for at once, factors when it is called.
+        """Ask for candidates at once, and for factors when the returned function is called.
 
-        What is asked for follows from the order of the calls, never from which answer came first.
+        What is asked follows from the order of the calls, never from which answer came first.
         """
         candidates = self._submit_candidates(question, passages)
         return lambda: self._ranked(question, passages, *candidates())
 
     def submit_alone(self, question: str, evidence: str | None) -> Callable[[], AnsweredAlone]:
-        """Closed book, or with one text as evidence, such as the gold one. Labels are scored by the scorer."""
-        if self._options.labels:
-            return self._submit_labels_alone(question, evidence)
-        options = self._options.sampling(
-            self._options.num_samples_alone, self._prompts.opening(has_evidence=evidence is not None)
+        """Ask closed book, or with one text as evidence, such as the gold one. The scorer scores labels."""
+        options, labels, prompts = self._options, self._options.labels, self._scorer_prompts
+        if not labels:
+            opening = self._prompts.opening(has_evidence=evidence is not None)
+            sampling = options.sampling(options.num_samples_alone, opening)
+            drawn = self._lm.submit_samples([self._prompts.ask(question, evidence)], sampling)
+            return lambda: _likeliest(logprobs_of_samples(drawn.result()[0]), num_tokens(drawn.result()[0]))
+        parts = [prompts.answer_given_question(label, question, evidence) for label in labels]
+        scores = self._scorer.submit(
+            [part.prefix for part in parts], [part.continuation for part in parts], opening=parts[0].opening
         )
-        drawn = self._lm.submit_samples([self._prompts.ask(question, evidence)], options)
-        return lambda: _likeliest(logprobs_of_samples(drawn.result()[0]), num_tokens(drawn.result()[0]))
+
+        def gather() -> AnsweredAlone:
+            logprobs = log_softmax([score.sum_logprob for score in scores.result()])  # type: ignore[arg-type]
+            return _likeliest(dict(zip(labels, logprobs.tolist(), strict=True)))
+
+        return gather
 
     def _submit_candidates(
         self, question: str, passages: Sequence[Passage]
     ) -> Callable[[], tuple[list[Candidate], tuple[int, ...]]]:
-        """With the tokens that were written for each passage."""
+        """Return candidates with the tokens that were written for each passage. Labels are those of every passage."""
         options = self._options
         if options.labels or not passages:
-            return lambda: (label_candidates(options.labels, len(passages)), ())
+            labels = [Candidate(label, passage) for passage in range(len(passages)) for label in options.labels]
+            return lambda: (labels, ())
         prompts = [self._prompts.ask(question, passage.text) for passage in passages]
         opening = self._prompts.opening(has_evidence=True)
         drawn = self._lm.submit_samples(prompts, options.sampling(options.num_samples, opening))
@@ -152,19 +160,6 @@ class Answerer:
             factors = normalized_over_labels(factors)
         scores = {name: RERANKERS[name].score(factors, weights) for name, weights in self._weights.items()}
         return Answered(question, tuple(passages), tuple(candidates), factors, scores, written)
-
-    def _submit_labels_alone(self, question: str, evidence: str | None) -> Callable[[], AnsweredAlone]:
-        labels, prompts = self._options.labels, self._scorer_prompts
-        parts = [prompts.answer_given_question(label, question, evidence) for label in labels]
-        scores = self._scorer.submit(
-            [part.prefix for part in parts], [part.continuation for part in parts], opening=parts[0].opening
-        )
-
-        def gather() -> AnsweredAlone:
-            logprobs = log_softmax([score.sum_logprob for score in scores.result()])  # type: ignore[arg-type]
-            return _likeliest(dict(zip(labels, logprobs.tolist(), strict=True)))
-
-        return gather
 
 
 def _likeliest(logprobs: dict[str, float], written_tokens: int = 0) -> AnsweredAlone:

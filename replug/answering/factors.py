@@ -1,16 +1,16 @@
-"""Candidates, the answers that are ranked, and what an LM says of them: the factors that rerankers combine.
+"""Candidates for an answer, and the factors that an LM gives them and rerankers combine.
 
 Lazaridou et al. 2022, sections 2.3 and 2.4. Four candidates are sampled for each passage, and equal ones of a passage
 are one. In classification the labels are every passage's candidates. Without a choice of passages (closed book, gold
 evidence) fifty are sampled and the likeliest is the answer.
 
-C candidates, P passages, A distinct answers. All are natural logarithms of probabilities of whole texts with their
-end, float64. The LM that says them may be smaller than the one that samples.
+C candidates, P passages, A distinct answers. Factors are natural logarithms of probabilities of whole texts with their
+end, float64. The LM that gives them may be smaller than the one that samples.
 
 A call of the LM holds several passages in one order of lines: they share the opening, which local weights read once.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
@@ -33,14 +33,14 @@ LOGPROB_TOLERANCE = 1e-3  # by which rounding may lift a log-probability above 0
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An answer on one line, and the number of the passage it was sampled from; None where there was no passage."""
+    """An answer on one line, and the number of the passage that it was sampled from."""
 
     text: str
-    passage: int | None = None
+    passage: int
 
 
 def sampled_candidates(samples: Sequence[Sequence[Generated]]) -> list[Candidate]:
-    """Of every passage [P] its distinct answers, in the order they were drawn. Empty answers are none."""
+    """Return the distinct answers of each passage [P], in the order they were drawn. Empty answers are left out."""
     return [
         Candidate(text, passage)
         for passage, drawn in enumerate(samples)
@@ -49,15 +49,10 @@ def sampled_candidates(samples: Sequence[Sequence[Generated]]) -> list[Candidate
     ]
 
 
-def label_candidates(labels: Sequence[str], num_passages: int) -> list[Candidate]:
-    """Every label for every passage."""
-    return [Candidate(label, passage) for passage in range(num_passages) for label in labels]
-
-
 def logprobs_of_samples(samples: Sequence[Generated]) -> dict[str, float]:
-    """Each distinct answer with its largest log-probability (nats), in the order they were drawn. Empty ones are none.
+    """Return each distinct answer with its largest log-probability (nats), in the order they were drawn.
 
-    One text may have been drawn by several sequences of tokens.
+    One text may have been drawn by several sequences of tokens. Empty answers are left out.
     """
     logprobs: dict[str, float] = {}
     for sample in samples:
@@ -67,7 +62,7 @@ def logprobs_of_samples(samples: Sequence[Generated]) -> dict[str, float]:
 
 
 def num_tokens(samples: Sequence[Generated]) -> int:
-    """Count the tokens of all samples, with the tokens that ended them."""
+    """Return the number of tokens of all samples, with the tokens that ended them."""
     return sum(len(sample.token_logprobs) for sample in samples)
 
 
@@ -75,8 +70,8 @@ def num_tokens(samples: Sequence[Generated]) -> int:
 class Factors:
     """The factors of one question's candidates.
 
-    `answers` [C] are the candidates' texts, `passages` [C] the number of each one's passage. Raises ValueError for
-    arrays of other lengths and for numbers that are no log-probabilities.
+    `answers` [C] are the candidates' texts, `passages` [C] the numbers of their passages. Raises ValueError for arrays
+    of other lengths and for numbers that are not log-probabilities.
     """
 
     answers: tuple[str, ...]
@@ -100,17 +95,23 @@ class Factors:
             ANSWER_BY_PASSAGE: (len(self.distinct), *num_passages),
         }
         for name, shape in shapes.items():
-            _check(name, getattr(self, name), shape)
+            numbers = getattr(self, name)
+            if numbers is not None and numbers.shape != shape:
+                raise ValueError(f"{name} has the shape {numbers.shape}; expected {shape}")
+            if name == "passages" or numbers is None:
+                continue
+            if np.isnan(numbers).any() or (numbers > LOGPROB_TOLERANCE).any():
+                raise ValueError(f"{name} holds {numbers.tolist()}; expected log-probabilities, 0 or less")
         if any(not 0 <= passage < len(self.passage) for passage in self.passages):
             raise ValueError(f"passages are {self.passages.tolist()}; expected numbers below {len(self.passage)}")
 
     @property
     def distinct(self) -> tuple[str, ...]:
-        """The A different answers, in the order of the candidates."""
+        """Return the A distinct answers, in the order of the candidates."""
         return tuple(dict.fromkeys(self.answers))
 
     def of_first(self, num_passages: int) -> "Factors":
-        """As if only the first so many passages had been found: p_tfidf is their share of theirs."""
+        """Return the factors as if only so many passages had been found; p_tfidf is a share of their sum."""
         kept = self.passages < num_passages
         answers = tuple(answer for answer, is_kept in zip(self.answers, kept, strict=True) if is_kept)
         whole = self.answer_by_passage
@@ -127,15 +128,6 @@ class Factors:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """An entry of a factor, by candidate, passage, or both, and the text whose log-prob it is."""
-
-    factor: str
-    place: tuple[int, ...]
-    part: ScoredPart
-
-
 def submit_factors(
     lm: AsyncLM,
     prompts: AnswerPrompts,
@@ -144,25 +136,68 @@ def submit_factors(
     candidates: Sequence[Candidate],
     by_passage: bool = False,
 ) -> Callable[[], Factors]:
-    """Ask for all factors of a question; what is returned waits for them. Errors are those of `AsyncLM.submit`.
+    """Ask for all factors of a question; the returned function waits for them. Errors are those of `AsyncLM.submit`.
 
-    `by_passage` asks for `answer_by_passage` too: A x P more scores. Raises ValueError for a candidate of no passage.
+    `by_passage` asks for `answer_by_passage` too: A x P more scores.
     """
-    texts = [passage.text for passage in passages]
-    calls: list[tuple[list[_Asked], Future[list[ContinuationScore]]]] = []
-    for start in range(0, len(texts), PASSAGES_PER_CALL):
-        numbers = range(start, min(start + PASSAGES_PER_CALL, len(texts)))
-        asked = [*_own_factors(prompts, question, texts, candidates, numbers)]
-        if by_passage:
-            asked += _every_answer(prompts, question, texts, candidates, numbers)
-        calls += [(some, _submit(lm, some)) for some in _by_opening(asked)]
-    return lambda: _gathered(calls, passages, candidates, by_passage)
+    answers = tuple(candidate.text for candidate in candidates)
+    distinct = list(dict.fromkeys(answers))
+    found = {name: np.zeros(len(answers)) for name in (ANSWER_GIVEN_QUESTION, QUESTION_GIVEN_ANSWER, ANSWER_ALONE)}
+    found[QUESTION_ALONE] = np.zeros(len(passages))
+    if by_passage:
+        found[ANSWER_BY_PASSAGE] = np.zeros((len(distinct), len(passages)))
+    calls: list[tuple[list[Asked], Future[list[ContinuationScore]]]] = []
+    for start in range(0, len(passages), PASSAGES_PER_CALL):
+        numbers = range(start, min(start + PASSAGES_PER_CALL, len(passages)))
+        by_opening: dict[str, list[Asked]] = {}
+        for asked in _asked(prompts, question, passages, candidates, distinct if by_passage else (), numbers):
+            by_opening.setdefault(asked[2].opening, []).append(asked)
+        for opening, together in by_opening.items():
+            prefixes, continuations = zip(*((part.prefix, part.continuation) for _, _, part in together), strict=True)
+            calls.append((together, lm.submit(prefixes, continuations, opening=opening)))
+
+    def gather() -> Factors:
+        for together, scores in calls:
+            for (factor, place, _), score in zip(together, scores.result(), strict=True):
+                found[factor][place] = score.sum_logprob
+        with np.errstate(divide="ignore"):  # a passage that shares no word with the question
+            found[PASSAGE] = np.log(np.array([passage.probability for passage in passages], dtype=np.float64))
+        numbers = np.array([candidate.passage for candidate in candidates], dtype=np.int64)
+        return Factors(answers, numbers, **found)
+
+    return gather
+
+
+Asked = tuple[str, tuple[int, ...], ScoredPart]  # a factor, the place of an entry, and the text whose log-prob it is
+
+
+def _asked(
+    prompts: AnswerPrompts,
+    question: str,
+    passages: Sequence[Passage],
+    candidates: Sequence[Candidate],
+    distinct: Sequence[str],
+    numbers: range,
+) -> Iterator[Asked]:
+    """Yield what is asked about these passages, their candidates, and every distinct answer."""
+    for number in numbers:
+        yield QUESTION_ALONE, (number,), prompts.question_alone(question, passages[number].text)
+    for row, candidate in enumerate(candidates):
+        if candidate.passage in numbers:
+            text, answer = passages[candidate.passage].text, candidate.text
+            yield ANSWER_GIVEN_QUESTION, (row,), prompts.answer_given_question(answer, question, text)
+            yield QUESTION_GIVEN_ANSWER, (row,), prompts.question_given_answer(question, answer, text)
+            yield ANSWER_ALONE, (row,), prompts.answer_alone(answer, text)
+    for row, answer in enumerate(distinct):
+        for number in numbers:
+            part = prompts.answer_given_question(answer, question, passages[number].text)
+            yield ANSWER_BY_PASSAGE, (row, number), part
 
 
 def normalized_over_labels(factors: Factors) -> Factors:
-    """Classification: probabilities of answers are shares of the labels', within each passage.
+    """Return the factors of a classification, whose answers' probabilities are shares of the labels in each passage.
 
-    Raises ValueError where a passage does not have every label once.
+    Raises ValueError if a passage does not have every label once.
     """
     if not factors.answers:  # no passages
         return factors
@@ -182,80 +217,8 @@ def normalized_over_labels(factors: Factors) -> Factors:
     )
 
 
-def _own_factors(
-    prompts: AnswerPrompts, question: str, texts: Sequence[str], candidates: Sequence[Candidate], numbers: range
-) -> Iterator[_Asked]:
-    """What is asked of these passages and the candidates that were sampled from them."""
-    for number in numbers:
-        yield _Asked(QUESTION_ALONE, (number,), prompts.question_alone(question, texts[number]))
-    for row, candidate in enumerate(candidates):
-        passage, answer = _passage_of(candidate), candidate.text
-        if passage in numbers:
-            text = texts[passage]
-            yield _Asked(ANSWER_GIVEN_QUESTION, (row,), prompts.answer_given_question(answer, question, text))
-            yield _Asked(QUESTION_GIVEN_ANSWER, (row,), prompts.question_given_answer(question, answer, text))
-            yield _Asked(ANSWER_ALONE, (row,), prompts.answer_alone(answer, text))
-
-
-def _every_answer(
-    prompts: AnswerPrompts, question: str, texts: Sequence[str], candidates: Sequence[Candidate], numbers: range
-) -> Iterator[_Asked]:
-    for row, answer in enumerate(dict.fromkeys(candidate.text for candidate in candidates)):
-        for number in numbers:
-            part = prompts.answer_given_question(answer, question, texts[number])
-            yield _Asked(ANSWER_BY_PASSAGE, (row, number), part)
-
-
-def _by_opening(asked: Iterable[_Asked]) -> list[list[_Asked]]:
-    """A call for each opening."""
-    calls: dict[str, list[_Asked]] = {}
-    for one in asked:
-        calls.setdefault(one.part.opening, []).append(one)
-    return list(calls.values())
-
-
-def _submit(lm: AsyncLM, asked: Sequence[_Asked]) -> "Future[list[ContinuationScore]]":
-    prefixes, continuations = [one.part.prefix for one in asked], [one.part.continuation for one in asked]
-    return lm.submit(prefixes, continuations, opening=asked[0].part.opening)
-
-
-def _gathered(
-    calls: "Sequence[tuple[list[_Asked], Future[list[ContinuationScore]]]]",
-    passages: Sequence[Passage],
-    candidates: Sequence[Candidate],
-    by_passage: bool,
-) -> Factors:
-    answers = tuple(candidate.text for candidate in candidates)
-    found = {name: np.zeros(len(answers)) for name in (ANSWER_GIVEN_QUESTION, QUESTION_GIVEN_ANSWER, ANSWER_ALONE)}
-    found[QUESTION_ALONE] = np.zeros(len(passages))
-    if by_passage:
-        found[ANSWER_BY_PASSAGE] = np.zeros((len(dict.fromkeys(answers)), len(passages)))
-    for asked, scores in calls:
-        for one, score in zip(asked, scores.result(), strict=True):
-            found[one.factor][one.place] = score.sum_logprob
-    numbers = np.array([_passage_of(candidate) for candidate in candidates], dtype=np.int64)
-    with np.errstate(divide="ignore"):  # a passage that shares no word with the question
-        found[PASSAGE] = np.log(np.array([passage.probability for passage in passages], dtype=np.float64))
-    return Factors(answers, numbers, **found)
-
-
-def _passage_of(candidate: Candidate) -> int:
-    if candidate.passage is None:
-        raise ValueError(f"the candidate {candidate.text!r} is of no passage; expected the number of one")
-    return candidate.passage
-
-
 def _shares(logprobs: np.ndarray) -> np.ndarray:
-    """Log shares of what these hold together; even where they hold nothing."""
+    """Return log shares of the sum; equal ones if all are 0."""
     if not len(logprobs) or not np.isfinite(logprobs).any():
         return np.full(len(logprobs), -np.log(max(1, len(logprobs))))
     return logprobs - np.logaddexp.reduce(logprobs)
-
-
-def _check(name: str, numbers: np.ndarray | None, shape: tuple[int, ...]) -> None:
-    if numbers is None:
-        return
-    if numbers.shape != shape:
-        raise ValueError(f"{name} has the shape {numbers.shape}; expected {shape}")
-    if name != "passages" and (np.isnan(numbers).any() or (numbers > LOGPROB_TOLERANCE).any()):
-        raise ValueError(f"{name} holds {numbers.tolist()}; expected log-probabilities, 0 or less")

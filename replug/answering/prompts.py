@@ -1,4 +1,4 @@
-"""What an LM reads: shots of evidence, question and answer, then what is asked, in the order of each factor.
+"""Prompts: shots of evidence, question and answer, then what is asked, in the order of each factor.
 
     Evidence: The Loire flows through Nantes.
     Question: Which river flows through Nantes?
@@ -16,10 +16,9 @@ Shots for `replug ask` are a user's own file, or a few of ours that show an LM h
 person, a date, a number and a place as answers, and evidence that holds more than the answer.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from replug.config.errors import UserError
 from replug.data.rows import read_json_lines
@@ -38,7 +37,7 @@ LINE_ENDS = 2  # tokens that a question and an answer may have behind them
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """A question that is answered in the prompt, with gold evidence, or None where there is none to show."""
+    """A question that is answered in the prompt, with gold evidence or None."""
 
     question: str
     answer: str
@@ -60,7 +59,7 @@ class PromptForm:
 
 @dataclass(frozen=True, slots=True)
 class ScoredPart:
-    """What is scored: `continuation` after `prefix`, which begins with `opening`."""
+    """A text to score: `continuation` after `prefix`, which begins with `opening`."""
 
     opening: str
     prefix: str
@@ -70,7 +69,7 @@ class ScoredPart:
 class AnswerPrompts:
     """The prompts of one set of questions: all have the same shots.
 
-    Raises UserError for a shot without evidence where prompts with evidence are built.
+    Raises UserError for a shot without evidence if a prompt has evidence.
     """
 
     def __init__(self, form: PromptForm, shots: Sequence[Shot]) -> None:
@@ -78,32 +77,32 @@ class AnswerPrompts:
         self._openings: dict[Order, str] = {}
 
     def opening(self, has_evidence: bool) -> str:
-        """What the prompts of `ask` begin with: the shots."""
+        """Return the shots, which the prompts of `ask` begin with."""
         return self._opening(self._asked_order if has_evidence else CLOSED_BOOK)
 
     def ask(self, question: str, evidence: str | None) -> str:
-        """What an answer is sampled from: with evidence, or closed book."""
+        """Return the prompt that an answer is sampled from, with evidence or closed book."""
         order = CLOSED_BOOK if evidence is None else self._asked_order
         return self._prefix(order, ANSWER, {QUESTION: question, EVIDENCE: evidence or ""})
 
     def answer_given_question(self, answer: str, question: str, evidence: str | None) -> ScoredPart:
-        """log p(a|q,p), or log p(a|q) closed book."""
+        """Return what gives log p(a|q,p), or log p(a|q) closed book."""
         return ScoredPart(self.opening(evidence is not None), self.ask(question, evidence), _line(answer))
 
     def question_given_answer(self, question: str, answer: str, evidence: str) -> ScoredPart:
-        """log p(q|a,p)."""
+        """Return what gives log p(q|a,p)."""
         return self._part(ANSWER_FIRST, QUESTION, {EVIDENCE: evidence, ANSWER: answer}, question)
 
     def answer_alone(self, answer: str, evidence: str) -> ScoredPart:
-        """log p(a|p)."""
+        """Return what gives log p(a|p)."""
         return self._part(ANSWER_FIRST, ANSWER, {EVIDENCE: evidence}, answer)
 
     def question_alone(self, question: str, evidence: str) -> ScoredPart:
-        """log p(q|p)."""
+        """Return what gives log p(q|p)."""
         return self._part(EVIDENCE_FIRST, QUESTION, {EVIDENCE: evidence}, question)
 
     def openings(self, has_evidence: bool) -> list[str]:
-        """Those of all orders that are asked for closed book, or with evidence and for its factors."""
+        """Return the openings of all orders that are asked closed book, or with evidence and for its factors."""
         orders = (self._asked_order, EVIDENCE_FIRST, ANSWER_FIRST) if has_evidence else (CLOSED_BOOK,)
         return [self._opening(order) for order in dict.fromkeys(orders)]
 
@@ -126,7 +125,7 @@ class AnswerPrompts:
         return STOP.join(f"{self.form.label(part)}: {one_line(parts[part])}" for part in order)
 
     def _prefix(self, order: Order, end: str, given: dict[str, str]) -> str:
-        """The opening and the block's lines before `end`, whose label is the last thing."""
+        """Return the opening and the block's lines up to the label of `end`."""
         before = order[: order.index(end)]
         lines = [f"{self.form.label(part)}: {one_line(given[part])}" for part in before]
         return self._opening(order) + STOP.join([*lines, f"{self.form.label(end)}:"])
@@ -139,10 +138,10 @@ def fit_shots(
     max_tokens: int | None,
     max_new_tokens: int,
 ) -> AnswerPrompts:
-    """The prompts of a whole set with as many shots as its longest one can have; the earliest shots go.
+    """Return the prompts with as many shots as the longest one of a set can have; the earliest shots go.
 
     `asked` are the set's questions with the evidence they are asked with, None for closed book; `max_tokens` is what
-    the LM holds, with an answer of `max_new_tokens`. Raises UserError where a prompt does not fit without shots.
+    the LM holds, with an answer of `max_new_tokens`. Raises UserError if a prompt does not fit without shots.
     """
     if max_tokens is None:
         return prompts
@@ -164,12 +163,12 @@ def fit_shots(
 
 
 def _fits(prompts: AnswerPrompts, has_evidence: bool, length: int, num_tokens: Callable[[str], int], room: int) -> bool:
-    """Whether a block of so many tokens fits behind the opening of every order."""
+    """Return whether a block of so many tokens fits behind the opening of every order."""
     return max(num_tokens(opening) for opening in prompts.openings(has_evidence)) + length <= room
 
 
 def one_line(text: str) -> str:
-    """White space of every kind, line ends too, is one space: a line's end is the end of a part."""
+    """Replace white space of every kind by single spaces: a line's end is the end of a part."""
     return " ".join(text.split())
 
 
@@ -204,21 +203,13 @@ OWN_SHOTS = (
 
 
 def read_shots(path: Path) -> list[Shot]:
-    """Rows of `question`, `answer` and `evidence`, texts all. Raises UserError for others, and for a file of none."""
-    shots = [_shot(row, where) for where, row in read_json_lines(path)]
+    """Read rows of `question`, `answer` and `evidence`, all texts. Raises UserError for others, and for no rows."""
+    shots = []
+    for where, row in read_json_lines(path):
+        for name in FIELDS:
+            if not isinstance(row.get(name), str) or not row[name].strip():
+                raise UserError(f"{where}: field {name!r} must be a text, found {row.get(name)!r}")
+        shots.append(Shot(*(row[name] for name in FIELDS)))
     if not shots:
         raise UserError(f"{path} holds no shots; expected rows of {', '.join(FIELDS)}")
     return shots
-
-
-def _shot(row: Mapping[str, Any], where: str) -> Shot:
-    question, answer, evidence = _texts(row, where)
-    return Shot(question, answer, evidence)
-
-
-def _texts(row: Mapping[str, Any], where: str) -> Iterator[str]:
-    for name in FIELDS:
-        value = row.get(name)
-        if not isinstance(value, str) or not value.strip():
-            raise UserError(f"{where}: field {name!r} must be a text, found {value!r}")
-        yield value

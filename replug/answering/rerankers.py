@@ -13,9 +13,8 @@ the reranker says so. Weights w are exponents; each is 1 where nothing was fitte
 The noisy channel proper is Bayes' rule, p(q|a,p) p(a|p) / p(q|p). The paper's footnote multiplies it by p(a|q,p),
 which is the same quantity as the LM says it directly.
 
-Weights are fitted on the validation part of a set and on nothing else, by a deterministic coordinate search over a
-fixed grid. It is given what may be looked at, so it cannot see the test part. An evaluation writes them as a file of
-JSON, which `replug ask --weights` follows:
+Weights are fitted on the validation part of a set only, by a deterministic coordinate search over a fixed grid. An
+evaluation writes them as a file of JSON, which `replug ask --weights` reads:
 
     {"format": 1, "lm": ..., "reranker": ..., "methods": {"poe@10": {"weights": {"answer_alone": 0.5, ...}, ...}}}
 """
@@ -43,9 +42,9 @@ Weights = Mapping[str, float]  # by factor
 
 @dataclass(frozen=True, slots=True)
 class Reranker:
-    """`score(factors, weights)` gives each distinct answer its score, in the order of `Factors.distinct`.
+    """A reranker. `score(factors, weights)` returns the score of each distinct answer, in order.
 
-    `factors` names what the weights are of, all of them and no other. `needs_all_passages`: `answer_by_passage`.
+    `factors` names exactly those that have a weight. `needs_all_passages`: it reads `answer_by_passage`.
     """
 
     score: Callable[[Factors, Weights], dict[str, float]]
@@ -58,7 +57,7 @@ class Reranker:
 
 
 def best_answer(scores: Mapping[str, float]) -> str:
-    """The answer of the largest score, the first of equals; empty where there is none."""
+    """Return the answer of the largest score, the first of equals; empty if there is none."""
     return max(scores, key=lambda answer: scores[answer], default="")
 
 
@@ -67,17 +66,17 @@ def _direct(factors: Factors, weights: Weights) -> dict[str, float]:
 
 
 def _rag(factors: Factors, weights: Weights) -> dict[str, float]:
-    of_passage = _power(factors.passage, weights[PASSAGE])[factors.passages]
-    joint = of_passage + _power(factors.answer_given_question, weights[ANSWER_GIVEN_QUESTION])
-    return {answer: _log_sum(joint[own]) for answer, own in _rows(factors).items()}
+    shares = _power(factors.passage, weights[PASSAGE])[factors.passages]
+    joint = shares + _power(factors.answer_given_question, weights[ANSWER_GIVEN_QUESTION])
+    return {answer: float(np.logaddexp.reduce(joint[own])) for answer, own in _rows(factors).items()}
 
 
 def _rag_full(factors: Factors, weights: Weights) -> dict[str, float]:
     if factors.answer_by_passage is None:
         raise ValueError("rag_full needs the factors of every answer given every passage; expected answer_by_passage")
-    of_passage = _power(factors.passage, weights[PASSAGE])
-    joint = of_passage + _power(factors.answer_by_passage, weights[ANSWER_GIVEN_QUESTION])
-    return {answer: _log_sum(row) for answer, row in zip(factors.distinct, joint, strict=True)}
+    shares = _power(factors.passage, weights[PASSAGE])
+    joint = shares + _power(factors.answer_by_passage, weights[ANSWER_GIVEN_QUESTION])
+    return {answer: float(np.logaddexp.reduce(row)) for answer, row in zip(factors.distinct, joint, strict=True)}
 
 
 def _noisy_channel(factors: Factors, weights: Weights) -> dict[str, float]:
@@ -85,12 +84,12 @@ def _noisy_channel(factors: Factors, weights: Weights) -> dict[str, float]:
 
 
 def _product_of_experts(factors: Factors, weights: Weights) -> dict[str, float]:
-    of_passage = _power(factors.passage, weights[PASSAGE])[factors.passages]
-    return _best(factors, of_passage + _channel(factors, weights))
+    shares = _power(factors.passage, weights[PASSAGE])[factors.passages]
+    return _best(factors, shares + _channel(factors, weights))
 
 
 def _channel(factors: Factors, weights: Weights) -> np.ndarray:
-    """[C]"""
+    """Return log p(q|a,p)^w p(a|p)^w p(a|q,p)^w / p(q|p)^w [C]."""
     return (
         _power(factors.question_given_answer, weights[QUESTION_GIVEN_ANSWER])
         + _power(factors.answer_alone, weights[ANSWER_ALONE])
@@ -100,7 +99,7 @@ def _channel(factors: Factors, weights: Weights) -> np.ndarray:
 
 
 def _power(logprobs: np.ndarray, weight: float) -> np.ndarray:
-    """The logarithm of probabilities to the power of a weight: of weight 0 it is 0, whatever the probability."""
+    """Return the logarithm of probabilities to the power of a weight: 0 for a weight of 0."""
     return weight * logprobs if weight else np.zeros_like(logprobs)
 
 
@@ -108,12 +107,8 @@ def _best(factors: Factors, scores: np.ndarray) -> dict[str, float]:
     return {answer: float(scores[own].max()) for answer, own in _rows(factors).items()}
 
 
-def _log_sum(logs: np.ndarray) -> float:
-    return float(np.logaddexp.reduce(logs))
-
-
 def _rows(factors: Factors) -> dict[str, list[int]]:
-    """The candidates of each distinct answer."""
+    """Return the candidates of each distinct answer."""
     rows: dict[str, list[int]] = {}
     for row, answer in enumerate(factors.answers):
         rows.setdefault(answer, []).append(row)
@@ -138,7 +133,7 @@ MAX_ROUNDS = 10  # through all factors; it ends earlier where a round changes no
 
 @dataclass(frozen=True, slots=True)
 class GradedQuestion:
-    """A validation question: its factors, and by answer what it would gain (exact match or accuracy, 0 to 1).
+    """A validation question: its factors, and what each answer would gain (exact match or accuracy, 0 to 1).
 
     A question without candidates gains nothing by any weights, and counts.
     """
@@ -149,7 +144,7 @@ class GradedQuestion:
 
 @dataclass(frozen=True, slots=True)
 class FittedWeights:
-    """`weights` by factor, the mean gain with them and with the default ones, and of how many questions."""
+    """Weights by factor, the mean gain with them and with the defaults, and the number of questions."""
 
     weights: Mapping[str, float]
     gain: float
@@ -159,19 +154,19 @@ class FittedWeights:
 
 @dataclass(frozen=True, slots=True)
 class WeightsFile:
-    """Where weights are kept, and the identities of the LMs that they are of: who samples, and who says the factors."""
+    """A file of weights, and the LMs that they belong to: the one that samples, and the one that gives factors."""
 
     path: Path
     lm: str
     reranker: str
 
     def write(self, fitted: Mapping[str, FittedWeights]) -> None:
-        """By method, such as poe@10."""
-        methods = {name: {**asdict(one), "weights": dict(one.weights)} for name, one in fitted.items()}
+        """Write the weights by method, such as poe@10."""
+        methods = {name: {**asdict(method), "weights": dict(method.weights)} for name, method in fitted.items()}
         write_json(self.path, {"format": FORMAT, "lm": self.lm, "reranker": self.reranker, "methods": methods})
 
     def read(self, method: str) -> Weights:
-        """Raises UserError for a file that is none of ours, that is of other LMs, or that lacks the method."""
+        """Return the weights of a method. Raises UserError for another file, other LMs, or a missing method."""
         kept = read_json(self.path, "give the weights.json of an evaluation=internet_qa")
         if not isinstance(kept, dict) or kept.get("format") != FORMAT or not kept.keys() >= FIELDS:
             raise UserError(f"{self.path} holds no weights; expected the weights.json of an evaluation=internet_qa")
@@ -179,16 +174,14 @@ class WeightsFile:
             if kept[role] != identity:
                 raise UserError(f"{self.path} was fitted with the {role} {kept[role]}, not {identity}; fit others")
         if method not in kept["methods"]:
-            there = ", ".join(kept["methods"]) or "none"
-            raise UserError(f"{self.path} has no weights of {method}; expected --rerank and --k of one of: {there}")
-        return _checked(kept["methods"][method].get("weights"), method, self.path)
-
-
-def _checked(weights: Any, method: str, path: Path) -> Weights:
-    factors = RERANKERS[method.partition("@")[0]].factors
-    if not isinstance(weights, dict) or set(weights) != set(factors) or not all(map(_is_weight, weights.values())):
-        raise UserError(f"{path}: {method} has the weights {weights}; expected a number of 0 or more for each factor")
-    return {name: float(weight) for name, weight in weights.items()}
+            known = ", ".join(kept["methods"]) or "none"
+            raise UserError(f"{self.path} has no weights of {method}; expected --rerank and --k of one of: {known}")
+        weights, factors = kept["methods"][method].get("weights"), RERANKERS[method.partition("@")[0]].factors
+        is_whole = isinstance(weights, dict) and set(weights) == set(factors) and all(map(_is_weight, weights.values()))
+        if not is_whole:
+            expected = "expected a number of 0 or more for each factor"
+            raise UserError(f"{self.path}: {method} has the weights {weights}; {expected}")
+        return {name: float(weight) for name, weight in weights.items()}
 
 
 def _is_weight(weight: Any) -> bool:
@@ -196,7 +189,7 @@ def _is_weight(weight: Any) -> bool:
 
 
 def fit_weights(reranker: Reranker, questions: Sequence[GradedQuestion]) -> FittedWeights:
-    """The weights of the largest mean gain that changing one at a time finds, from the defaults on.
+    """Return the weights of the largest mean gain, found from the defaults by changing one at a time.
 
     Of equal gains the weights closest to the defaults are taken, so nothing changes for nothing; without questions the
     weights are the defaults. Raises ValueError for a question whose gains lack an answer.
@@ -216,10 +209,7 @@ def fit_weights(reranker: Reranker, questions: Sequence[GradedQuestion]) -> Fitt
 
 
 def _variants(weights: Weights, factor: str) -> list[dict[str, float]]:
-    """The weights themselves first, then with every other value of one; never all 0, which would tell no answers apart.
-
-    The first of equals in gain and distance stays.
-    """
+    """Return the weights themselves, then with every other value of one; never all 0, which would rank nothing."""
     values = dict.fromkeys([weights[factor], *GRID])
     variants = [{**weights, factor: value} for value in values]
     return [variant for variant in variants if any(variant.values())]
@@ -231,13 +221,10 @@ def _distance(reranker: Reranker, weights: Weights) -> float:
 
 
 def _mean_gain(reranker: Reranker, questions: Sequence[GradedQuestion], weights: Weights) -> float:
-    if not questions:
-        return 0.0
-    return float(np.mean([_gain(reranker, question, weights) for question in questions]))
-
-
-def _gain(reranker: Reranker, question: GradedQuestion, weights: Weights) -> float:
-    best = best_answer(reranker.score(question.factors, weights))
-    if best and best not in question.gains:
-        raise ValueError(f"the gains of a question lack its answer {best!r}; expected every candidate's")
-    return question.gains[best] if best else 0.0
+    gains = []
+    for question in questions:
+        best = best_answer(reranker.score(question.factors, weights))
+        if best and best not in question.gains:
+            raise ValueError(f"the gains of a question lack its answer {best!r}; expected every candidate's")
+        gains.append(question.gains[best] if best else 0.0)
+    return float(np.mean(gains)) if gains else 0.0

@@ -1,28 +1,66 @@
-"""`replug ask`: an answer with its evidence, from an index or a search engine, in this process and without Ray."""
+"""`replug ask`: answer a question from an index or a search engine, in this process and without Ray.
 
-from dataclasses import replace
+The options are checked here, before anything heavy is imported; `asking.reply` answers.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from replug.commands.asking.options import LOCAL, QUICKSTART, AskOptions, Decoding, checked
 from replug.commands.command import Command, Group, Overrides
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import AskConfig
 from replug.config.load import load_ask_config, names_lm
-from replug.config.methods import REPLUG
+from replug.config.methods import ENGINE_NAMES, REPLUG, RERANKERS
 from replug.config.plain_text import plain_json
 from replug.data.folder import require_checksums
 
-if TYPE_CHECKING:
-    from replug.commands.asking.reply import Reply
+if TYPE_CHECKING:  # brings numpy
+    from replug.models.policy import Policy, Subject
 
 CONFIG = "config.yaml"  # of a run directory
+LOCAL = "local"  # the engine that searches the user's documents
+QUESTION = "{question}"  # stands for the question in --template
+QUICKSTART = Path("runs/quickstart")  # searched by default
+
+
+@dataclass(frozen=True, slots=True)
+class AskOptions:
+    """The options of the command. None means the default of the method; without an engine an index is searched."""
+
+    index: Path | None = None
+    corpus: Path | None = None
+    engine: str | None = None
+    retriever: str | None = None
+    method: str = REPLUG
+    k: int | None = None
+    template: str | None = None
+    shots: Path | None = None
+    policy: Path | None = None
+    weights: Path | None = None
+    max_new_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int = 0
+
+    @property
+    def reranks(self) -> bool:
+        return self.method != REPLUG
+
+    @property
+    def searched(self) -> str:
+        """Name the source of the evidence for a reader."""
+        place = self.corpus or self.index
+        return " ".join(str(part) for part in (self.engine or "index", place) if part is not None)
 
 
 def ask(
-    question: Annotated[str, typer.Argument(help="What is asked, or continued by a --template.")],
+    question: Annotated[str, typer.Argument(help="The question, or the text that a --template continues.")],
     overrides: Overrides = None,
     index: Annotated[
         Path | None, typer.Option(help="A run directory or an index directory. [default: runs/quickstart]")
@@ -83,50 +121,124 @@ def ask(
 
     replug ask "The Python keyword yield" --template "{question}" --index runs/quickstart
     """
-    typed = AskOptions(index, corpus, engine, retriever, rerank, k, template, shots, policy, weights)
-    stops = tuple(one.replace("\\n", "\n") for one in stop or ())
-    decoding = Decoding(max_new_tokens, stops, temperature, top_p, seed)
+    stops = tuple(text.replace("\\n", "\n") for text in stop or ())
+    options = AskOptions(
+        *(index, corpus, engine, retriever, rerank, k, template, shots, policy, weights),
+        *(max_new_tokens, stops, temperature, top_p, seed),
+    )
+    if index is None and engine is None and QUICKSTART.is_dir():
+        options = replace(options, index=QUICKSTART)
     if html is not None and (html.is_dir() or not html.parent.is_dir()):
         raise UserError(f"--html: {html} cannot be written; expected a file in a folder that exists")
-    options, config = read(typed, decoding, overrides or [])
-    from replug.commands.asking.options import policy_of
+    for problem in _problems(options, overrides or []):
+        raise UserError(problem)
+    chosen = [f"web.engine={engine or LOCAL}", *([f"retriever.path={retriever}"] if retriever is not None else [])]
+    config = config_of(options.index, [*(overrides or []), *chosen])
     from replug.models.policy import Subject
 
-    followed = policy_of(options.policy, Subject(relation, popularity))
-    from replug.commands.asking.ways import reply_to  # after a mistake could be told
+    subject = Subject(relation, popularity)
+    followed = _policy(policy, subject)
+    from replug.commands.asking.reply import print_reply, reply_to, write_page
 
-    show(reply_to(question, options, decoding, config, followed), as_json, html)
-
-
-def read(typed: AskOptions, decoding: Decoding, overrides: list[str]) -> tuple[AskOptions, AskConfig]:
-    """What is meant, checked, with the configuration of it. Nothing heavy is imported."""
-    by_default = typed.index is None and typed.engine is None and QUICKSTART.is_dir()
-    options = replace(typed, index=QUICKSTART) if by_default else typed
-    checked(options, decoding, overrides)
-    chosen = [f"web.engine={options.engine or LOCAL}"]
-    if options.retriever is not None:
-        chosen.append(f"retriever.path={options.retriever}")
-    return options, config_of(options.index, [*overrides, *chosen])
-
-
-def config_of(directory: Path | None, overrides: list[str]) -> AskConfig:
-    """By the overrides, with the LM of the run that the directory is of where they name none."""
-    if directory is None or names_lm(overrides) or not (directory / CONFIG).is_file():
-        return load_ask_config(overrides)
-    require_checksums(directory, "bring it back, or give lm.path=DIR", [CONFIG])
-    return load_ask_config(overrides, directory / CONFIG)
-
-
-def show(reply: "Reply", as_json: bool, html: Path | None) -> None:
-    """On standard output, as a table or as JSON; the page goes to its file."""
-    from replug.commands.asking.reply import print_reply, write_page
-
+    reply = reply_to(question, options, config, followed, subject)
     if html is not None:
         write_page(html, reply)
     if as_json:
         print(plain_json(reply.as_json()))
     else:
         print_reply(reply)
+
+
+def config_of(directory: Path | None, overrides: list[str]) -> AskConfig:
+    """Load the configuration of the overrides, with the LM of the directory's run unless they name one."""
+    if directory is None or names_lm(overrides) or not (directory / CONFIG).is_file():
+        return load_ask_config(overrides)
+    require_checksums(directory, "bring it back, or give lm.path=DIR", [CONFIG])
+    return load_ask_config(overrides, directory / CONFIG)
+
+
+def _problems(options: AskOptions, overrides: Sequence[str]) -> Iterator[str]:
+    """Yield what is wrong with the options, the first thing first."""
+    if options.method not in (REPLUG, *RERANKERS):
+        yield f"--rerank is {options.method}; expected one of {', '.join((REPLUG, *RERANKERS))}"
+    yield from _engine_problems(options)
+    yield from _override_problems(options, overrides)
+    yield from _prompt_problems(options)
+    if options.weights is not None and not options.weights.is_file():
+        yield f"--weights: {options.weights} is not a file; expected the weights.json of an evaluation=internet_qa"
+    if options.weights is not None and not options.reranks:
+        yield "--weights are of a reranker's factors; expected a reranker too, such as --rerank poe"
+    if options.policy is not None and (options.engine is not None or options.reranks):
+        yield "--policy was fitted to the ensemble of an index's documents; expected it without --engine and --rerank"
+
+
+def _engine_problems(options: AskOptions) -> Iterator[str]:
+    engine, places = options.engine, [place for place in (options.index, options.corpus) if place is not None]
+    if engine is not None and engine not in ENGINE_NAMES:
+        yield f"--engine is {engine}; expected one of {', '.join(ENGINE_NAMES)}"
+    for option, place in (("--index", options.index), ("--corpus", options.corpus)):
+        if place is not None and not place.exists():
+            yield f"{option}: {place} does not exist"
+    if engine == LOCAL and len(places) != 1:
+        yield "--engine local searches documents of yours; expected --index RUN_DIR or --corpus FILE.jsonl, one of them"
+    if engine not in (LOCAL, None) and options.index is not None:
+        yield f"--index and --engine {engine} are both given; expected one of them"
+    if engine != LOCAL and options.corpus is not None:
+        yield "--corpus is for --engine local; expected it too"
+    if engine is None and options.index is None and options.k != 0:
+        yield (
+            f"there is nothing to search, and no {QUICKSTART}; expected --index RUN_DIR, --engine local with --corpus, "
+            f"or --engine with one of {', '.join(name for name in ENGINE_NAMES if name != LOCAL)}"
+        )
+
+
+def _override_problems(options: AskOptions, overrides: Sequence[str]) -> Iterator[str]:
+    """Yield what is wrong with keys: sections without effect, and keys that have an option."""
+    if options.engine is None and any(one.startswith("web.") for one in overrides):
+        yield "keys of web are for a search engine; expected --engine too"
+    if options.engine is None and (options.retriever or any(one.startswith("retriever.") for one in overrides)):
+        yield "--retriever re-ranks what --engine finds, and an index has its own encoder; expected --engine too"
+    if options.engine is not None and not options.retriever and any(one.startswith("ensemble.") for one in overrides):
+        yield "ensemble.temperature is of a retriever's similarities, and --engine has TF-IDF; expected --retriever too"
+    if not options.reranks and any(one.startswith("rerank_lm.") for one in overrides):
+        yield "keys of rerank_lm are for --rerank; expected a reranker such as --rerank poe"
+    for option, key in (("--engine", "web.engine"), ("--retriever", "retriever.path")):
+        if any(one.startswith(f"{key}=") for one in overrides):
+            yield f"{key} is set as a key; expected {option}"
+
+
+def _prompt_problems(options: AskOptions) -> Iterator[str]:
+    if options.template is not None and QUESTION not in options.template:
+        yield f"--template is {options.template!r}; expected a text with {QUESTION} in it"
+    if options.template is not None and options.shots is not None:
+        yield "--shots and --template are both given; expected one of them, or the shots in the template"
+    if options.reranks and options.template is not None:
+        yield f"--template is for the ensemble; --rerank {options.method} has prompts of its own: leave one out"
+    if options.reranks and options.stop:
+        yield f"--stop is for the ensemble; candidates of --rerank {options.method} end with their line: leave one out"
+    if "" in options.stop:
+        yield "--stop is empty; expected a text, such as \\n for the end of a line"
+    if options.top_p is not None and not 0 < options.top_p <= 1:
+        yield f"--top-p is {options.top_p}; expected above 0 and at most 1"
+    if options.temperature is not None and not 0 <= options.temperature < math.inf:
+        yield f"--temperature is {options.temperature}; expected 0 (greedy) or more"
+
+
+def _policy(path: Path | None, subject: "Subject") -> "Policy | None":
+    """Load the policy. Raises UserError for a subject that it cannot use, or that it lacks."""
+    if path is None:
+        for option, value in (("--relation", subject.relation), ("--popularity", subject.popularity)):
+            if value is not None:
+                raise UserError(f"{option} is for a policy; expected --policy too")
+        return None
+    from replug.models.policy import KnownFrom, load_policy
+
+    policy = load_policy(path)
+    if subject.popularity is None and policy.decides_by.known_from is KnownFrom.question:
+        raise UserError(f"--popularity is missing: the policy decides by {policy.signal} ({policy.decides_by.title})")
+    if subject.popularity is not None and policy.decides_by.known_from is not KnownFrom.question:
+        raise UserError(f"--popularity: the policy decides by {policy.signal}; leave it out")
+    return policy
 
 
 COMMAND = Command(ask, Group.use, place=2)

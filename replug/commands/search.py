@@ -1,4 +1,4 @@
-"""`replug search`: what retrievers find for a text, without Ray."""
+"""`replug search`: show what retrievers find for a text, without Ray."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,45 +12,45 @@ from replug.config.plain_text import plain_json, plain_line, plain_text
 
 def search(
     directory: Annotated[Path, typer.Argument(help="A run directory or an index directory.")],
-    text: Annotated[str, typer.Argument(help="What to look for.")],
+    text: Annotated[str, typer.Argument(help="The text to search with.")],
     k: Annotated[int, typer.Option("--k", "-k", help="Documents to show.", min=1)] = 5,
     against: Annotated[Path | None, typer.Option(help="A second run or index, shown side by side.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each directory.")] = False,
 ) -> None:
     """Show what a retriever finds for a text; two retrievers side by side with --against."""
     if not text.strip():
-        raise UserError("TEXT is empty; expected what to look for")
+        raise UserError("TEXT is empty; expected a text to search with")
     from rich.columns import Columns
     from rich.console import Console
     from rich.panel import Panel
     from rich.text import Text
 
-    answers = [(place, _search_one(place, text, k)) for place in (directory, against) if place is not None]
+    answers = [(place, _search(place, text, k)) for place in (directory, against) if place is not None]
     if as_json:
         for place, found in answers:
             print(plain_json({"index": str(place), "query": text, "found": found}))
         return
     console = Console()
-    columns = []
-    for place, found in answers:  # documents may hold anything: neither markup nor a terminal's commands
+    panels = []
+    for place, found in answers:  # documents may hold markup or a terminal's commands: both are shown as text
         shown = "\n\n".join(
             f"[{i}] {doc['similarity']:.3f}  {plain_line(doc['id'])}\n{plain_text(doc['text'])}"
             for i, doc in enumerate(found, 1)
         )
-        title, width = Text(plain_line(str(place))), console.width // len(answers) - 1
-        columns.append(Panel(Text(shown), title=title, width=width))
-    console.print(Columns(columns))
+        width = console.width // len(answers) - 1
+        panels.append(Panel(Text(shown), title=Text(plain_line(str(place))), width=width))
+    console.print(Columns(panels))
 
 
-def _search_one(directory: Path, text: str, k: int) -> list[dict]:
-    """The newest published version's answer, without Ray."""
+def _search(directory: Path, text: str, k: int) -> list[dict]:
+    """Search the newest published version."""
     from replug.index_workers.build_plan import index_folder
     from replug.index_workers.local_index import LocalIndex
     from replug.models.hardware import available_cores
 
     index = LocalIndex(index_folder(directory), available_cores())
-    encoder = index.query_encoder()
-    rows, similarities = index.search(encoder.encode_query([text]).numpy(), min(k, index.plan.num_documents))
+    vectors = index.query_encoder().encode_query([text]).numpy()
+    rows, similarities = index.search(vectors, min(k, index.plan.num_documents))
     documents = index.corpus.documents(rows[0])
     return [
         {"id": doc.id, "similarity": round(float(similarity), 6), "text": doc.text, "domain": doc.domain}

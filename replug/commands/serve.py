@@ -1,4 +1,4 @@
-"""`replug serve`: a tuned retriever and its LM behind HTTP, for OpenAI's clients; in this process and without Ray."""
+"""`replug serve`: serve a tuned retriever and its LM over HTTP to OpenAI's clients, in this process and without Ray."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,8 +9,8 @@ from replug.commands.ask import config_of
 from replug.commands.command import Command, Group, Overrides
 from replug.config.errors import UserError, require_extra
 
-# Keys of an LM that are of Ray, of a cache, or of what the server does in its own way.
-NOT_HERE = ("num_replicas", "threads_per_replica", "cache", "too_long")
+# Keys of an LM that only matter for Ray or a cache, or that the server decides by itself.
+UNUSED_LM_KEYS = ("num_replicas", "threads_per_replica", "cache", "too_long")
 
 
 def serve(
@@ -23,12 +23,9 @@ def serve(
     k: Annotated[int, typer.Option("--k", "-k", help="Documents of an answer; 0 asks the LM alone.", min=0)] = 10,
     max_new_tokens: Annotated[int, typer.Option(help="The longest answer.", min=1)] = 512,
     max_prompt_tokens: Annotated[
-        int, typer.Option(help="Of a prompt with a document and the answer; at most what the LM holds.", min=2)
+        int, typer.Option(help="Longest prompt with a document and the answer; at most what the LM holds.", min=2)
     ] = 4096,
-    max_texts: Annotated[int, typer.Option(help="Texts of one request.", min=1)] = 256,
-    max_documents: Annotated[int, typer.Option(help="Documents of one request.", min=1)] = 100,
-    max_body_bytes: Annotated[int, typer.Option(help="Bytes of one request.", min=1)] = 1_000_000,
-    max_concurrency: Annotated[int, typer.Option(help="Requests at once; others are told to come again.", min=1)] = 64,
+    max_concurrency: Annotated[int, typer.Option(help="Requests at once; more are refused with 503.", min=1)] = 64,
     max_batch: Annotated[int, typer.Option(help="Answers that are decoded together.", min=1)] = 16,
     timeout: Annotated[float, typer.Option(help="Seconds that a request may take.", min=0.1, max=86400)] = 300.0,
 ) -> None:
@@ -41,44 +38,43 @@ def serve(
     replug serve runs/quickstart --port 9000 --k 5 lm.path=DIR
     """
     require_extra("serve", "fastapi", "uvicorn", "prometheus_client", what="replug serve")
-    from replug.serving.requests import ServingLimits
+    from replug.serving import app as serving
+    from replug.serving.openai_api import MAX_DOCUMENTS, ServingLimits
 
-    limits = ServingLimits(
-        *(max_body_bytes, max_texts, max_documents, max_prompt_tokens, max_new_tokens),
-        *(max_concurrency, max_batch, timeout),
-    )
-    if k > max_documents:
-        raise UserError(f"--k is {k}, and --max-documents={max_documents} are the most of a request; raise that too")
-    from replug.serving.guard import token_for
-
-    token = token_for(host)
+    limits = ServingLimits(max_prompt_tokens, max_new_tokens, max_concurrency, max_batch, timeout)
+    if k > MAX_DOCUMENTS:
+        raise UserError(f"--k is {k}; expected at most {MAX_DOCUMENTS}")
+    token = serving.token_for(host)
     _require_known(directory, overrides or [])
     config = config_of(directory, overrides or [])
-    from replug.index_workers.build_plan import index_folder  # after a mistake could be told
+    from replug.index_workers.build_plan import index_folder
     from replug.models.build import lm_source
-    from replug.serving import run as serving
     from replug.serving.index_holder import state_of
+    from replug.serving.service import load_service
     from replug.train.run_dir import RunDirectory
 
     state_of(index_folder(directory))
     files, lm, temperature = RunDirectory(directory), config.lm, config.ensemble.temperature
     source = lm_source(lm, files.budget_file, files.scores)
-    spread = (lm.gpus_per_replica or 0) > 1
     own = None if temperature is None else float(temperature)
-    serving.serve(serving.Served(directory, source, lm.separator, k, own, spread), host, port, token, limits)
+    spread = (lm.gpus_per_replica or 0) > 1
+    with serving.listen(host, port) as listener:
+        service = load_service(directory, source, lm.separator, k, limits, own, spread)
+        serving.run_server(serving.create_app(service, token), listener, timeout)
 
 
 def _require_known(directory: Path, overrides: list[str]) -> None:
+    """Raise UserError for a directory that is missing, and for keys that have no effect."""
     if not directory.is_dir():
-        raise UserError(f"{directory} is no folder; expected a run directory or what `replug index` wrote")
+        raise UserError(f"{directory} is not a folder; expected a run directory or what `replug index` wrote")
     for override in overrides:
         name = override.partition("=")[0]
         if not name.startswith("lm.") and name != "ensemble.temperature":
-            raise UserError(f"{name} plays no part here; expected keys of lm, or ensemble.temperature")
-        if name.removeprefix("lm.") in NOT_HERE:
+            raise UserError(f"{name} has no effect here; expected keys of lm, or ensemble.temperature")
+        if name.removeprefix("lm.") in UNUSED_LM_KEYS:
             raise UserError(
-                f"{name} plays no part here: the LM is in this process, its answers are not kept, and a document that "
-                "is too long is cut, which the answer says; leave it out"
+                f"{name} has no effect here: the LM runs in this process, answers are not cached, and a document that "
+                "is too long is cut; leave it out"
             )
 
 

@@ -1,189 +1,250 @@
-"""The routes, and from a request to the questions that the ensemble answers."""
+"""The HTTP server: routes, the bearer token, limits, streams.
+
+Whoever has the token may ask. Without a token the server listens on loopback only. A page in a browser could still
+reach it under a name that it made to mean loopback (DNS rebinding), so the name in `Host` must be loopback's too.
+
+Everything is loaded before the server listens. SIGTERM and Ctrl-C end it when its requests are answered, at most as
+long as a request may take; a second Ctrl-C does not wait.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+import hmac
+import ipaddress
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, MutableMapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, TypeVar
 
-from fastapi import FastAPI
+import uvicorn
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from replug.config.errors import RunError, UserError
+from replug.models.black_box_lm import UnscorableText
 from replug.models.generation import GenerationOptions
 from replug.models.http.http_lm import HttpLM, require_greedy
-from replug.serving import answers
-from replug.serving.answers import AnswerForm, answered, error_of_lm, streamed, unexpected, within
-from replug.serving.batching import Metrics
-from replug.serving.guard import Guard
-from replug.serving.requests import (
-    DEFAULT_DOCUMENTS,
+from replug.serving.index_holder import ServedIndex
+from replug.serving.openai_api import (
     DEFAULT_TOKENS,
-    LM_NAME,
     QUERY,
-    RETRIEVER_NAME,
+    Answer,
+    AnswerShape,
     ApiError,
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,
+    Json,
     SearchRequest,
-    ServingLimits,
-    of_validation,
+    document_json,
+    embeddings_json,
+    models_json,
     refused,
-    require_model,
+    validation_refused,
 )
-from replug.serving.service import Build, Question, RetrieverInput, Service
+from replug.serving.service import Build, Question, Service
 
-PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
-Open = Callable[[Metrics], Awaitable[Service]]
+log = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
-
-@dataclass(slots=True)
-class Opened:
-    """The service, once it is loaded, or why it cannot be."""
-
-    service: Service | None = None
-    error: Exception | None = None
-
-    def ready(self) -> Service:
-        if self.service is None:
-            raise ApiError(503, "the LM and the index are being loaded; ask /health", code="loading", retries=True)
-        return self.service
+TOKEN_VARIABLE = "REPLUG_SERVE_TOKEN"
+MIN_TOKEN_CHARACTERS = 16
+MAX_BODY_BYTES = 8 * 2**20
+HEALTH = "/health"  # needs no token
+COMPUTING = ("/v1/embeddings", "/search", "/v1/completions", "/v1/chat/completions")
+ROUTES = (HEALTH, "/metrics", "/v1/models", *COMPUTING)
+GONE = 499  # the status of a client that disconnected, as nginx has it
 
 
-def create_app(open_service: Open, limits: ServingLimits, token: str | None, failed: Callable[[], None]) -> FastAPI:
-    """Make the app. It answers /health while `open_service` loads, and calls `failed` where that raises an error.
+# Access --------------------------------------------------------------------------------------------------------------
 
-    The error is at `app.state.opened.error`.
-    """
-    metrics, opened = Metrics(), Opened()
 
-    async def load() -> None:
+def token_for(host: str) -> str | None:
+    """Return the environment's token. Raises UserError for a weak one, and for none beyond loopback."""
+    token = os.environ.get(TOKEN_VARIABLE)
+    if token is None:
+        if not is_loopback(host):
+            raise UserError(f"--host {host} can be reached by others; expected a token for them in ${TOKEN_VARIABLE}")
+        return None
+    if not re.fullmatch(rf"[!-~]{{{MIN_TOKEN_CHARACTERS},}}", token):  # printable ASCII without a space
+        expected = f"expected {MIN_TOKEN_CHARACTERS} ASCII characters or more, such as those of `openssl rand -hex 32`"
+        raise UserError(f"${TOKEN_VARIABLE} is not a token; {expected}")
+    return token
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Guard:
+    """Middleware round the routes: refuse requests without the token, too large, or too many; measure all."""
+
+    def __init__(self, app: ASGIApp, token: str | None, service: Service) -> None:
+        self._app, self._token, self._service, self._under_way = app, token, service, 0
+        service.metrics.under_way.set_function(lambda: self._under_way)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # the server's own start and end
+            await self._app(scope, receive, send)
+            return
+        route = scope["path"] if scope["path"] in ROUTES else "other"
+        began, status, counted = time.perf_counter(), GONE, route in COMPUTING
+
+        async def send_watched(message: MutableMapping[str, Any]) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        self._under_way += counted
         try:
-            opened.service = await open_service(metrics)
-        except Exception as error:  # noqa: BLE001 - raised by who runs the server, when it has ended
-            opened.error = error
-            failed()
+            self._require_admitted(route, Request(scope))
+            await self._app(scope, receive, send_watched)
+        except ApiError as error:
+            await error.response()(scope, receive, send_watched)
+        except Exception:
+            status = 500  # sent by a layer further out
+            raise
+        finally:
+            self._under_way -= counted
+            self._service.metrics.seconds.labels(route, str(status)).observe(time.perf_counter() - began)
+
+    def _require_admitted(self, route: str, request: Request) -> None:
+        """Raise ApiError for a request that must not reach its route."""
+        if route == HEALTH:
+            return
+        name = re.sub(r":\d*$", "", request.headers.get("host", "")).lower()
+        if self._token is None and not is_loopback(name):
+            message = f"Host is {request.headers.get('host')}; expected this machine's own, such as 127.0.0.1"
+            raise ApiError(403, message, code="wrong_host")
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if self._token is not None and not (
+            scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._token.encode())
+        ):
+            raise ApiError(401, "expected the server's token: Authorization: Bearer TOKEN", code="invalid_api_key")
+        length = request.headers.get("content-length", "")
+        if request.method == "POST" and not length.isdecimal():
+            raise ApiError(411, "Content-Length is missing; expected the number of bytes", code="length_required")
+        if length.isdecimal() and int(length) > MAX_BODY_BYTES:
+            raise ApiError(413, f"the request exceeds {MAX_BODY_BYTES} bytes", code="request_too_large")
+        most = self._service.limits.max_concurrency
+        if route in COMPUTING and self._under_way > most:
+            raise ApiError(503, f"{most} requests are under way already; ask again", code="overloaded")
+
+
+# Routes --------------------------------------------------------------------------------------------------------------
+
+
+def create_app(service: Service, token: str | None) -> FastAPI:
+    """Make the app around a loaded service."""
 
     @asynccontextmanager
-    async def loaded(app: FastAPI) -> AsyncIterator[None]:
-        """Load beside the server."""
-        loading = asyncio.create_task(load())
-        yield
-        loading.cancel()
-        await asyncio.gather(loading, return_exceptions=True)
-        if opened.service is not None:
-            await opened.service.close()
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with service.running():
+            yield
 
-    app = FastAPI(lifespan=loaded, docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.opened = opened
+    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(Guard, token=token, service=service)
     _add_refusals(app)
-    _add_state(app, opened, metrics)
-    _add_retrieval(app, opened, limits)
-    _add_generation(app, opened, limits)
-    app.add_middleware(Guard, token=token, limits=limits, metrics=metrics)
+    _add_routes(app, service)
     return app
 
 
 def _add_refusals(app: FastAPI) -> None:
-    @app.exception_handler(ApiError)
-    async def refuse(request: Request, error: ApiError) -> Response:
-        return error.response()
-
     @app.exception_handler(RequestValidationError)
     async def refuse_body(request: Request, error: RequestValidationError) -> Response:
-        return of_validation(error).response()
+        return validation_refused(error).response()
 
     @app.exception_handler(HTTPException)
     async def refuse_route(request: Request, error: HTTPException) -> Response:
         return ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}").response()
 
-    @app.exception_handler(RunError)
-    async def refuse_answer(request: Request, error: RunError) -> Response:
-        return error_of_lm(error).response()
+    async def refuse(request: Request, error: Exception) -> Response:
+        return api_error(error).response()
 
-    @app.exception_handler(Exception)
-    async def fail(request: Request, error: Exception) -> Response:
-        return unexpected().response()
+    for kind in (ApiError, RunError, Exception):
+        app.add_exception_handler(kind, refuse)
 
 
-def _add_state(app: FastAPI, opened: Opened, metrics: Metrics) -> None:
-    @app.get("/health")
-    async def health() -> JSONResponse:
-        if opened.service is None:
-            return JSONResponse({"status": "loading"}, 503)
-        return JSONResponse({"status": "ready", "index_version": opened.service.index.served.version})
+def api_error(error: Exception) -> ApiError:
+    """Return what a client is told. Unreadable text is the client's mistake; anything else is for the log only."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, UnscorableText):
+        return ApiError(400, str(error), code="unreadable_text")
+    if isinstance(error, RunError):
+        log.warning(f"an answer failed: {error}")
+    return ApiError(500, "the server cannot answer; its log says why", code="internal_error")
+
+
+def _add_routes(app: FastAPI, service: Service) -> None:
+    @app.get(HEALTH)
+    async def health() -> Json:
+        index = service.index
+        problem = {"problem": "a newer index version cannot be opened; see the log"} if index.problem else {}
+        return {"status": "ready", "index_version": index.served.version, **problem}
 
     @app.get("/metrics")
-    async def numbers() -> Response:
-        return Response(metrics.text(), media_type=PROMETHEUS)
+    async def metrics() -> Response:
+        return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/v1/models")
-    async def models() -> JSONResponse:
-        service = opened.ready()
+    async def models() -> Json:
         index = service.index.served
-        return JSONResponse(answers.models(service.lm.identity, index.retriever.identity, index.version))
+        return models_json(service.lm.identity, index.retriever.identity, index.version)
 
-
-def _add_retrieval(app: FastAPI, opened: Opened, limits: ServingLimits) -> None:
     @app.post("/v1/embeddings")
-    async def embeddings(asked: EmbeddingRequest) -> JSONResponse:
-        service = opened.ready()
-        require_model(asked.model, RETRIEVER_NAME)
-        limits.require_texts("input", len(asked.input))
+    async def embeddings(request: Request, asked: EmbeddingRequest) -> JSONResponse:
         index = service.index.served
-        dim = index.encoder(QUERY).dim
-        if asked.dimensions not in (None, dim):
-            message = f"{asked.dimensions}; expected {dim}, which the retriever has"
-            raise refused("dimensions", message, "unsupported_parameter")
         if asked.input_type is None and index.is_asymmetric:
             raise refused("input_type", "this retriever embeds queries and documents apart; expected query or document")
-        texts = RetrieverInput(asked.input, "input", asked.truncate)
-        embedded = await within(limits, service.embed(index, asked.input_type or QUERY, texts))
-        return JSONResponse(answers.embeddings(asked, embedded, index.version))
+        work = service.embed(index, asked.input_type or QUERY, asked.input)
+        vectors, num_tokens, are_cut = await _within(service, request, work)
+        is_base64 = asked.encoding_format == "base64"
+        return JSONResponse(embeddings_json(vectors, num_tokens, are_cut, is_base64, index.version))
 
     @app.post("/search")
-    async def search(asked: SearchRequest) -> JSONResponse:
-        service = opened.ready()
-        limits.require_texts("query", len(asked.query))
-        k = min(DEFAULT_DOCUMENTS, limits.max_documents) if asked.k is None else asked.k
-        limits.require_documents("k", k)
-        index, queries = service.index.served, RetrieverInput(asked.query, "query", asked.truncate)
-        searched = await within(limits, service.search(index, k, queries))
-        return JSONResponse(answers.search_results(searched, index.version))
+    async def search(request: Request, asked: SearchRequest) -> JSONResponse:
+        index = service.index.served
+        found, are_cut = await _within(service, request, service.search(index, asked.k, asked.query))
+        rows = [
+            {"index": number, "query_is_cut": is_cut, "documents": [document_json(one) for one in documents]}
+            for number, (documents, is_cut) in enumerate(zip(found, are_cut, strict=True))
+        ]
+        return JSONResponse({"object": "list", "index_version": index.version, "data": rows})
 
-
-def _add_generation(app: FastAPI, opened: Opened, limits: ServingLimits) -> None:
     @app.post("/v1/completions", response_model=None)
-    async def completions(asked: CompletionRequest) -> Response:
+    async def completions(request: Request, asked: CompletionRequest) -> Response:
         """Answer each prompt, all from one version of the index."""
-        service = opened.ready()
-        require_model(asked.model, LM_NAME)
-        limits.require_texts("prompt", len(asked.prompt))
-        if asked.stream and len(asked.prompt) > 1:
-            raise refused("stream", f"{len(asked.prompt)} prompts; expected one that is streamed")
-        if len(asked.prompt) > 1 and asked.replug.query is not None:
-            raise refused("replug.query", f"one query for {len(asked.prompt)} prompts; expected one prompt")
-        options, of_text = _options(asked, DEFAULT_TOKENS, service), service.prompting.of_text
-        questions = [_question(asked, service, options, of_text(prompt), prompt) for prompt in asked.prompt]
-        return await _answer(service, questions, AnswerForm(is_chat=False), asked)
+        if len(asked.prompt) > 1 and (asked.stream or asked.replug.query is not None):
+            raise refused("prompt", f"{len(asked.prompt)} prompts; expected one with stream or replug.query")
+        options = _options(service, asked, DEFAULT_TOKENS)
+        index, build = service.index.served, service.prompting.build_text
+        questions = [_question(service, asked, index, options, build(text), text) for text in asked.prompt]
+        return await _answer(service, request, questions, AnswerShape(is_chat=False), asked)
 
     @app.post("/v1/chat/completions", response_model=None)
-    async def chat(asked: ChatRequest) -> Response:
-        """Answer from documents that are found for the user's last message."""
-        service = opened.ready()
-        require_model(asked.model, LM_NAME)
-        limits.require_texts("messages", len(asked.messages))
-        options = _options(asked, limits.max_new_tokens, service)
-        build = service.prompting.of_chat(asked.messages)
-        questions = [_question(asked, service, options, build, asked.messages[-1].text)]
-        return await _answer(service, questions, AnswerForm(is_chat=True), asked)
+    async def chat(request: Request, asked: ChatRequest) -> Response:
+        """Answer from documents that are retrieved for the user's last message."""
+        options = _options(service, asked, service.limits.max_new_tokens)
+        build = service.prompting.build_chat(asked.messages)
+        question = _question(service, asked, service.index.served, options, build, asked.messages[-1].text)
+        return await _answer(service, request, [question], AnswerShape(is_chat=True), asked)
 
 
-def _options(asked: CompletionRequest | ChatRequest, default_tokens: int, service: Service) -> GenerationOptions:
-    """Return how the answer is decoded. What this LM cannot do is refused here, before a stream begins."""
+def _options(service: Service, asked: CompletionRequest | ChatRequest, default_tokens: int) -> GenerationOptions:
+    """Return how to decode the answer. Refuse what this LM cannot do before a stream begins."""
     options = asked.options(service.limits, default_tokens)
     if isinstance(service.lm, HttpLM):
         try:
@@ -194,22 +255,136 @@ def _options(asked: CompletionRequest | ChatRequest, default_tokens: int, servic
 
 
 def _question(
-    asked: CompletionRequest | ChatRequest, service: Service, options: GenerationOptions, build: Build, text: str
+    service: Service,
+    asked: CompletionRequest | ChatRequest,
+    index: ServedIndex,
+    options: GenerationOptions,
+    build: Build,
+    text: str,
 ) -> Question:
     k, query = asked.replug.k, asked.replug.query
-    if k is not None:
-        service.limits.require_documents("replug.k", k, least=0)
-    return Question(
-        build, text if query is None else query, service.k if k is None else k, options, service.index.served
-    )
+    return Question(build, text if query is None else query, service.k if k is None else k, options, index)
+
+
+# Answers -------------------------------------------------------------------------------------------------------------
 
 
 async def _answer(
-    service: Service, questions: list[Question], form: AnswerForm, asked: CompletionRequest | ChatRequest
+    service: Service,
+    request: Request,
+    questions: Sequence[Question],
+    shape: AnswerShape,
+    asked: CompletionRequest | ChatRequest,
 ) -> Response:
-    """Answer at once, or in a stream: what can be refused is refused before it begins, with a status of its own."""
+    """Answer whole, or in a stream after everything that can be refused has been checked."""
     if not asked.stream:
-        return JSONResponse(await within(service.limits, answered(service, questions, form)))
-    await within(service.limits, service.find(questions[0]))
-    events = streamed(service, questions[0], form, asked.stream_options.include_usage)
+        return JSONResponse(shape.whole(await _within(service, request, _answers(service, questions))))
+    await _within(service, request, service.retrieve(questions[0]))
+    events = _events(service, questions[0], shape, asked.stream_options.include_usage)
     return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+
+async def _answers(service: Service, questions: Sequence[Question]) -> list[Answer]:
+    """Answer all questions; the first that fails ends the others."""
+
+    async def answer(question: Question) -> Answer:
+        await service.retrieve(question)
+        return await service.answer(question)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(answer(question)) for question in questions]
+    except* (ApiError, RunError) as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+async def _within(service: Service, request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """Wait for work. End it if the time is over, or if the client goes: nobody needs it then."""
+    task = asyncio.create_task(_timed(service, work))
+    gone = asyncio.ensure_future(request.receive())  # the body has been read, so this is the disconnect
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ApiError(GONE, "the client disconnected")
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
+
+
+async def _timed(service: Service, work: Coroutine[Any, Any, Result]) -> Result:
+    """Wait for work. Raises ApiError when the time of a request is over."""
+    seconds = service.limits.timeout_seconds
+    try:
+        async with asyncio.timeout(seconds):
+            return await work
+    except TimeoutError:
+        raise ApiError(504, f"the answer took longer than {seconds:g} s (--timeout)", code="timeout") from None
+
+
+async def _events(service: Service, question: Question, shape: AnswerShape, has_usage: bool) -> AsyncIterator[bytes]:
+    """Yield server-sent events as the answer grows. An error is an event too, since the status has been sent."""
+    yield _event(shape.first())
+    try:
+        async with aclosing(_pieces(service, question)) as pieces:
+            async for piece in pieces:
+                yield _event(shape.piece(piece) if isinstance(piece, str) else shape.last(piece))
+        if has_usage:
+            assert isinstance(piece, Answer)
+            yield _event(shape.usage(piece))
+        yield _event("[DONE]")
+    except (ApiError, RunError) as error:
+        yield _event(api_error(error).as_json())
+
+
+def _event(content: Json | str) -> bytes:
+    return f"data: {content if isinstance(content, str) else json.dumps(content)}\n\n".encode()
+
+
+async def _pieces(service: Service, question: Question) -> AsyncGenerator[str | Answer, None]:
+    """Yield pieces as the LM's thread tells them, then the answer. Closing the generator ends the answer."""
+    loop, pieces = asyncio.get_running_loop(), asyncio.Queue[str | None]()
+    question.listen = lambda piece: loop.call_soon_threadsafe(pieces.put_nowait, piece)  # type: ignore[assignment]
+    answering = asyncio.create_task(_timed(service, service.answer(question)))
+    answering.add_done_callback(lambda done: pieces.put_nowait(None))
+    try:
+        while (piece := await pieces.get()) is not None:
+            yield piece
+        yield answering.result()
+    finally:
+        answering.cancel()
+
+
+# The process ---------------------------------------------------------------------------------------------------------
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Bind an address before anything is loaded. Raises UserError if it is taken."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host.strip("[]"), port))
+    except OSError as error:
+        listener.close()
+        message = f"--host {host} --port {port}: {error.strerror}; expected a free address of this machine"
+        raise UserError(message) from error
+    return listener
+
+
+def run_server(app: FastAPI, listener: socket.socket, timeout_seconds: float) -> None:
+    """Serve until a signal ends the server; its requests are answered first."""
+    host, port = listener.getsockname()[:2]
+    log.info(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}")
+    # uvicorn raises the signal that ended it once more, for whoever handled it before; here the end is a success.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,  # it would hold what is asked
+        server_header=False,
+        timeout_graceful_shutdown=int(timeout_seconds) + 1,
+    )
+    uvicorn.Server(config).run([listener])
+    log.info("stopped; every request that was accepted has been answered")

@@ -1,8 +1,8 @@
-"""The index that is searched, and its change to a newer version without a pause.
+"""The index that is searched, and its switch to a newer version without a pause.
 
-A request takes the index once and stays with it, so its answer is of one version. Whoever holds the old one keeps it in
-memory; when the last has ended, it is gone. A newer version is opened beside it, checked as at the start, and only then
-given to those who come next. One that cannot be opened leaves the old one serving, and is looked at again.
+A request takes the index once and keeps it, so its answer comes from one version. The last request on an old version
+frees it. A newer version is opened beside the old one, checked as at the start, and only then given to new requests.
+A version that cannot be opened leaves the old one in use; the holder reports the problem and tries again.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from replug.config.errors import RunError, UserError
+from replug.config.errors import UserError
 from replug.data.folder import CHECKSUMS
 from replug.index_workers.local_index import IndexRetriever, LocalIndex, query_encoder_folder
 from replug.index_workers.version_store import VersionStore
@@ -21,73 +21,71 @@ from replug.models.encoder import Encoder, require_finite_vectors
 from replug.models.ensemble_temperature import FILE as TEMPERATURE
 from replug.models.ensemble_temperature import own_temperature
 from replug.models.hardware import available_cores
-from replug.serving.batching import Metrics
-from replug.serving.requests import DOCUMENT, QUERY, Side
+from replug.serving.openai_api import DOCUMENT, QUERY, Side
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 2.0  # between two looks at the folder
+POLL_SECONDS = 2.0
 State = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServedIndex:
-    """One version with its encoders. `temperature` is its ensemble's; `state` is what the folder held for it."""
+    """One version with its encoders and the ensemble's temperature; `state` identifies the files it was read from."""
 
     state: State
     version: int
     retriever: IndexRetriever
     document_encoder: Encoder
     temperature: float
-    is_independent: bool
+    is_independent: bool  # the queries of one search do not change each other's documents
 
     @property
     def is_asymmetric(self) -> bool:
-        """Return whether queries and documents are embedded apart."""
-        is_pair = self.retriever.encoder.is_pair or self.retriever.encoder is not self.document_encoder
-        return is_pair or self.encoder(QUERY).prompt(QUERY) != self.encoder(DOCUMENT).prompt(DOCUMENT)
-
-    def encoder(self, side: Side) -> Encoder:
-        return self.document_encoder if side == DOCUMENT else self.retriever.encoder
+        """Return whether queries and documents have different encoders or prompts."""
+        queries, documents = self._encoder(QUERY), self._encoder(DOCUMENT)
+        return queries.is_pair or queries is not documents or queries.prompt(QUERY) != documents.prompt(DOCUMENT)
 
     def embed(self, texts: list[str], side: Side) -> tuple[np.ndarray, list[int]]:
-        """Return vectors [N, D] float32, and the number of tokens of each text, special ones included."""
-        encoder = self.encoder(side)
+        """Return vectors [N, D] float32 and the tokens of each text, special ones included."""
+        encoder = self._encoder(side)
         ids = encoder.token_ids(texts, side)
         vectors = encoder.encode_tokens(ids, task=side).numpy()
         require_finite_vectors(vectors, [f"input {number}" for number in range(len(texts))])
         return vectors, [len(row) for row in ids]
 
     def is_cut(self, text: str, side: Side) -> bool:
-        """Return whether the encoder reads less than the whole text. A token is one byte at least."""
-        encoder = self.encoder(side)
+        """Return whether the encoder reads only the beginning of a text. A token has one byte at least."""
+        encoder = self._encoder(side)
         tokenizer, text = encoder.tokenizer_of(side), encoder.prompt(side) + text
-        if len(text.encode("utf-8", "surrogatepass")) + 2 <= tokenizer.model_max_length:
+        if len(text.encode()) + 2 <= tokenizer.model_max_length:
             return False
         return len(tokenizer(text, truncation=False, verbose=False)["input_ids"]) > tokenizer.model_max_length
 
+    def _encoder(self, side: Side) -> Encoder:
+        return self.document_encoder if side == DOCUMENT else self.retriever.encoder
+
 
 def open_served_index(root: Path, temperature: float | None = None) -> ServedIndex:
-    """The newest version; `temperature` is what is asked for instead of its own. Raises UserError."""
+    """Open the newest version. A temperature replaces the retriever's own. Raises UserError."""
     state = state_of(root)
     index = LocalIndex(root, available_cores())
     retriever = IndexRetriever(index)
-    is_one = index.encoder_folder == index.query_encoder_folder
-    documents = (
-        retriever.encoder
-        if is_one
-        else Encoder(str(index.encoder_folder), index.plan.similarity, index.plan.max_tokens, dims=index.plan.dims)
-    )
+    documents, plan = retriever.encoder, index.plan
+    if index.encoder_folder != index.query_encoder_folder:
+        documents = Encoder(str(index.encoder_folder), plan.similarity, plan.max_tokens, dims=plan.dims)
     own = own_temperature(retriever).value if temperature is None else temperature
-    return ServedIndex(state, index.plan.version, retriever, documents, own, index.is_independent)
+    return ServedIndex(state, plan.version, retriever, documents, own, index.is_independent)
 
 
 def state_of(root: Path) -> State:
-    """Another one when something else is to be served. Raises UserError where nothing is published."""
+    """Identify what the folder offers: the state changes when something else is to be served. Raises UserError."""
     store = VersionStore(root.absolute())
     versions = store.published()
     if not versions:
-        raise UserError(f"{root} holds no published index; expected a run directory or what `replug index` wrote")
+        raise UserError(
+            f"{root} holds no published index; expected a run directory or what `replug prepare --index` wrote"
+        )
     own, encoder = query_encoder_folder(root), store.encoder_folder(versions[-1])
     files = [encoder / TEMPERATURE, *([own / CHECKSUMS, own / TEMPERATURE] if own else [])]
     times = [path.stat().st_mtime_ns if path.is_file() else None for path in files]
@@ -95,42 +93,38 @@ def state_of(root: Path) -> State:
 
 
 class IndexHolder:
-    """What is served, and who looks for something newer."""
+    """Hold the index in use and replace it by newer versions; `problem` says why the newest cannot be opened."""
 
     def __init__(
         self,
         open_index: Callable[[], ServedIndex],
-        look: Callable[[], State],
-        metrics: Metrics,
-        look_seconds: float = LOOK_SECONDS,
+        read_state: Callable[[], State],
+        poll_seconds: float = POLL_SECONDS,
     ) -> None:
-        self._open, self._look, self._metrics, self._seconds = open_index, look, metrics, look_seconds
+        self._open, self._read_state, self._poll_seconds = open_index, read_state, poll_seconds
         self.served = open_index()
-        self._problem: str | None = None
-        metrics.version.set(self.served.version)
+        self.problem: str | None = None
 
     async def keep_newest(self) -> None:
-        """Until it is cancelled."""
+        """Look for a newer version again and again, until cancelled."""
         while True:
-            await asyncio.sleep(self._seconds)
+            await asyncio.sleep(self._poll_seconds)
             await asyncio.to_thread(self.swap_if_newer)
 
     def swap_if_newer(self) -> None:
-        """In any thread: the new one is given out by one assignment."""
+        """Open a newer version if there is one. One assignment switches to it, so any thread may call this."""
         try:
-            if self._look() == self.served.state:
+            if self._read_state() == self.served.state:
+                self.problem = None
                 return
             newer = self._open()
-        except (UserError, RunError, OSError) as error:  # half removed, damaged, or a disk that is away
-            self._keep_old(str(error))
+        except Exception as error:  # noqa: BLE001 - a damaged version may raise anything, and must not end the watcher
+            problem = str(error) or type(error).__name__
+            if problem != self.problem:
+                log.warning(
+                    f"index version {self.served.version} stays in use; a newer one cannot be opened: {problem}"
+                )
+            self.problem = problem
             return
-        log.info(f"index version {newer.version} is served; it was {self.served.version}")
-        self.served, self._problem = newer, None
-        self._metrics.version.set(newer.version)
-        self._metrics.swaps.labels("swapped").inc()
-
-    def _keep_old(self, problem: str) -> None:
-        self._metrics.swaps.labels("failed").inc()
-        if problem != self._problem:
-            log.warning(f"index version {self.served.version} is served on, a newer one cannot be opened: {problem}")
-        self._problem = problem
+        log.info(f"index version {newer.version} replaces {self.served.version}")
+        self.served, self.problem = newer, None

@@ -1,107 +1,186 @@
-"""What the server does with a request, whatever its shape: embed, search, and answer through the ensemble.
+"""Embed, search, and answer through the ensemble, whatever the shape of the request.
 
-An answer is REPLUG's (section 3.2): documents are found for the query, each stands before the prompt, and the LM's
-predictions are mixed by softmax(similarities / temperature). Requests of one kind are computed together (`batching`).
+An answer is REPLUG's (section 3.2): documents are retrieved for the query, each stands before the prompt, and the LM's
+predictions are mixed by softmax(similarities / temperature). Requests that wait together are computed in one call.
 
-A chat's document stands before the user's last message, within it: the LM's template begins with what its chats begin
-with. What does not fit is cut from the document's end, never from what was asked, and the answer says so.
+In a chat the document stands inside the user's last message, because the template begins with what the LM's chats begin
+with. What does not fit is cut from the document's end, never from the prompt, and the answer says so.
 """
 
 import asyncio
+import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jinja2 import TemplateError
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from replug.cluster.background import attempt
 from replug.config.errors import RunError
+from replug.index_workers.build_plan import index_folder
 from replug.models.black_box_lm import BlackBoxLM, GrowingAnswer, Mixture
 from replug.models.ensemble import Retrieved, document_weights
 from replug.models.generation import Generated, GenerationOptions
+from replug.models.lm_source import LMSource
+from replug.models.local.local_source import LocalSource
 from replug.models.prompt import PromptTemplate, join_document
-from replug.serving.batching import BatchQueue, Metrics
-from replug.serving.index_holder import IndexHolder, ServedIndex
-from replug.serving.requests import QUERY, ApiError, Message, ServingLimits, Side, refused
+from replug.serving.index_holder import IndexHolder, ServedIndex, open_served_index, state_of
+from replug.serving.openai_api import QUERY, Answer, ApiError, Message, ServingLimits, Side, document_json, refused
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+log = logging.getLogger(__name__)
+
+GATHER_SECONDS = 0.005  # clients that were answered together ask again together
+MAX_TEXTS_A_CALL = 256
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 Build = Callable[[str | None], str]  # the prompt with a document, or without
-Listener = Callable[[str], None]  # of the pieces of an answer, in the LM's thread
-Embedded = tuple[np.ndarray, list[int]]
-Searched = tuple[list[list[Retrieved]], list[bool]]
+Listener = Callable[[str], None]  # hears the pieces of an answer, in the LM's thread
+
+
+class Metrics:
+    """The metrics of one server. No request adds a label."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+        labels = ["route", "status"]
+        self.seconds = Histogram(
+            "replug_request_seconds", "To the last byte", labels, buckets=SECONDS, registry=registry
+        )
+        self.under_way = Gauge("replug_requests_under_way", "Admitted requests", registry=registry)
+        self.tokens = Counter("replug_tokens", "Tokens read, generated or embedded", ["kind"], registry=registry)
+        self.batches = Histogram(
+            "replug_batch_size", "Requests in one call", ["queue"], buckets=SIZES, registry=registry
+        )
+        self.version = Gauge("replug_index_version", "The version that is searched", registry=registry)
+
+
+Work = tuple[Callable[..., Sequence[Any]], *tuple[Hashable, ...]]  # a function and its first arguments
+Call = tuple[Work, Any, int, "asyncio.Future[Any]"]  # work, item, size of the item, result
+
+
+class BatchQueue:
+    """Compute requests that wait together in one call, in a thread of its own.
+
+    A call takes the oldest request and those behind it with equal work, up to `max_size`. A cancelled request leaves
+    the queue. If a call fails, each of its items is computed alone, so that an item fails only by its own fault.
+    """
+
+    def __init__(self, name: str, max_size: int, metrics: Metrics) -> None:
+        self._max_size, self._batches = max_size, metrics.batches.labels(name)
+        self._waiting: list[Call] = []
+        self._is_filled = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, name)  # a tokenizer refuses two threads at once
+
+    async def submit(self, work: Work, item: Any, size: int = 1) -> Any:
+        """Return the item's entry of `function(*arguments, items)`, or raise its error."""
+        call = work, item, size, asyncio.get_running_loop().create_future()
+        self._waiting.append(call)
+        self._is_filled.set()
+        try:
+            return await call[3]
+        finally:
+            with suppress(ValueError):  # a call has taken it
+                self._waiting.remove(call)
+
+    async def run(self) -> None:
+        """Compute what is submitted until cancelled; then wait for the call under way."""
+        try:
+            while True:
+                await self._is_filled.wait()
+                await asyncio.sleep(GATHER_SECONDS)
+                if taken := self._take():
+                    self._batches.observe(len(taken))
+                    work, items = taken[0][0], [item for _, item, _, _ in taken]
+                    outcomes = await asyncio.get_running_loop().run_in_executor(self._thread, _outcomes, work, items)
+                    for (_, _, _, future), outcome in zip(taken, outcomes, strict=True):
+                        if future.done():  # its client has gone
+                            continue
+                        if isinstance(outcome, Exception):
+                            future.set_exception(outcome)
+                        else:
+                            future.set_result(outcome)
+                if not self._waiting:
+                    self._is_filled.clear()
+        finally:
+            await asyncio.to_thread(self._thread.shutdown)
+
+    def _take(self) -> list[Call]:
+        """Take the next call out of the queue. An item larger than `max_size` has a call to itself."""
+        taken: list[Call] = []
+        room = self._max_size
+        for call in [call for call in self._waiting if call[0] == self._waiting[0][0]]:
+            room -= call[2]
+            if taken and room < 0:
+                break
+            taken.append(call)
+        self._waiting = [call for call in self._waiting if call not in taken]
+        return taken
+
+
+def _outcomes(work: Work, items: Sequence[Any]) -> list[Any]:
+    function, *arguments = work
+    results = attempt(function, *arguments, items)
+    if isinstance(results, Exception):
+        return [results] if len(items) == 1 else [_outcomes(work, [item])[0] for item in items]
+    return list(results)
 
 
 class Prompting:
-    """How an LM is asked. Without its tokenizer nothing is counted, cut, or chatted."""
+    """Build the LM's prompts. Without its tokenizer nothing is counted or cut, and there are no chats."""
 
     def __init__(self, separator: str, tokenizer: "PreTrainedTokenizerBase | None", max_tokens: int | None) -> None:
         self._separator, self._tokenizer, self._max_tokens = separator, tokenizer, max_tokens
         self.template = PromptTemplate(separator, tokenizer, None if tokenizer is None else max_tokens)
-        self._start = ""
-        if (
-            tokenizer is not None
-            and tokenizer.bos_token
-            and tokenizer("x")["input_ids"][:1] == [tokenizer.bos_token_id]
-        ):
-            # A chat template writes the token that begins a text, which such a tokenizer would add once more.
-            self._start = str(tokenizer.bos_token)
+        # A chat template writes the token that begins a text, which a tokenizer may add once more.
+        bos = None if tokenizer is None else tokenizer.bos_token
+        adds_bos = bos and tokenizer("x")["input_ids"][:1] == [tokenizer.bos_token_id]  # type: ignore[misc,union-attr]
+        self._doubled = str(bos) if adds_bos else ""
 
-    def of_text(self, prompt: str) -> Build:
+    def build_text(self, prompt: str) -> Build:
         return lambda document: prompt if document is None else join_document(document, self._separator, prompt)
 
-    def of_chat(self, messages: Sequence[Message]) -> Build:
-        """Raise ApiError for an LM that has no template, and for messages that the template does not take."""
+    def build_chat(self, messages: Sequence[Message]) -> Build:
+        """Raise ApiError if the LM has no chat template, or if the template refuses the messages."""
         tokenizer = self._tokenizer
         if tokenizer is None or not tokenizer.chat_template:
-            raise ApiError(
-                400,
-                "the LM has no chat template (an LM behind a server: give lm.tokenizer); expected /v1/completions",
-                code="no_chat_template",
-            )
+            message = "the LM has no chat template; expected /v1/completions, or lm.tokenizer for an LM behind a server"
+            raise ApiError(400, message, code="no_chat_template")
         if messages[-1].role != "user":
             raise refused("messages", f"the last is the {messages[-1].role}'s; expected the user's")
-        rows = [{"role": "system" if one.role == "developer" else one.role, "content": one.text} for one in messages]
+        rows = [{"role": "system" if m.role == "developer" else m.role, "content": m.text} for m in messages]
+        build_last = self.build_text(rows[-1]["content"])
 
         def build(document: str | None) -> str:
-            asked = self.of_text(rows[-1]["content"])(document)
-            chat = [*rows[:-1], {"role": "user", "content": asked}]
+            chat = [*rows[:-1], {"role": "user", "content": build_last(document)}]
             try:
                 text = str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
             except TemplateError as error:
-                raise refused("messages", f"the LM's chat template does not take them: {error}") from error
-            return text.removeprefix(self._start)
+                raise refused("messages", f"the LM's chat template refuses them: {error}") from error
+            return text.removeprefix(self._doubled)
 
         return build
 
     def require_fits(self, build: Build, num_new: int) -> None:
-        """Raise ApiError where prompt and answer are too long without any document."""
+        """Raise ApiError if the prompt and the answer are too long even without a document."""
         if not self.template.holds(build(None), num_new):
-            raise ApiError(
-                400,
-                f"the prompt and max_tokens={num_new} are more than {self._max_tokens} tokens; expected less",
-                code="context_length_exceeded",
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class RetrieverInput:
-    """Texts of a request, named by its parameter; those that the retriever does not read whole are cut or refused."""
-
-    texts: list[str]
-    param: str
-    may_cut: bool
+            message = f"the prompt and max_tokens={num_new} exceed {self._max_tokens} tokens; expected less"
+            raise ApiError(400, message, code="context_length_exceeded")
 
 
 @dataclass(eq=False)
 class Question:
-    """A prompt to answer from `k` documents, which `query` finds in `index`, and what is known of its answer so far.
+    """A prompt to answer from `k` documents that `query` finds in `index`, and the state of its answer.
 
-    `query_is_cut`: the retriever reads the beginning of the query only. `are_cut`: of which documents the LM does not
-    read the end. The client listens to the pieces, and may go.
+    `listen` hears pieces as they come. Setting `is_gone` ends the answer in the LM at its next token.
     """
 
     build: Build
@@ -109,156 +188,149 @@ class Question:
     k: int
     options: GenerationOptions
     index: ServedIndex
+    listen: Listener | None = None
     documents: Sequence[Retrieved] = ()
     query_is_cut: bool = False
     weights: Sequence[float] = ()
     are_cut: Sequence[bool] = ()
-    generated: Generated | None = None
-    listen: Listener | None = None
-    gone: threading.Event = field(default_factory=threading.Event)
+    is_gone: threading.Event = field(default_factory=threading.Event)
     error: RunError | None = None
 
     def __post_init__(self) -> None:
         self._growing = GrowingAnswer(self.options.stop)
 
-    @property
-    def answer(self) -> Generated:
-        assert self.generated is not None
-        return self.generated
-
     def mixture(self, template: PromptTemplate) -> Mixture:
         """Return the prompts of the ensemble, each with as much of its document as fits."""
         if not self.documents:
             return Mixture([self.build(None)], [1.0])
-        texts = [one.text for one in self.documents]
+        texts = [found.text for found in self.documents]
         prompts = [template.fit(text, self.build, self.options.max_new_tokens) for text in texts]
         self.are_cut = [prompt != self.build(text) for prompt, text in zip(prompts, texts, strict=True)]
-        self.weights = document_weights([one.similarity for one in self.documents], self.index.temperature).tolist()
+        similarities = [found.similarity for found in self.documents]
+        self.weights = document_weights(similarities, self.index.temperature).tolist()
         return Mixture(prompts, self.weights)
 
-    def hear(self, whole: str) -> bool:
-        """Tell the client what is new; return whether the answer is still wanted."""
-        self._tell(self._growing.grow, whole)
-        return self.error is None and not self.gone.is_set()
+    def hear(self, text: str, is_whole: bool = False) -> bool:
+        """Tell the client what is new in the text so far; return whether the answer is still wanted."""
+        if self.listen is not None and self.error is None and not self.is_gone.is_set():
+            try:
+                if piece := (self._growing.end if is_whole else self._growing.grow)(text):
+                    self.listen(piece)
+            except RunError as error:  # the tokenizer changed earlier text; other answers of the call go on
+                self.error = error
+        return self.error is None and not self.is_gone.is_set()
 
-    def end(self, generated: Generated) -> None:
-        """Tell the client the rest."""
-        self.generated = generated
-        self._tell(self._growing.end, generated.text)
-
-    def _tell(self, grow: Callable[[str], str], whole: str) -> None:
-        if self.listen is None or self.error is not None or self.gone.is_set():
-            return
-        try:
-            if piece := grow(whole):
-                self.listen(piece)
-        except RunError as error:  # the tokenizer wrote it anew; others of the call go on
-            self.error = error
+    def answered(self, generated: Generated) -> Answer:
+        rows = zip(self.documents, self.weights, self.are_cut, strict=True)
+        evidence = {
+            "index_version": self.index.version,
+            "temperature": self.index.temperature,
+            "query_is_cut": self.query_is_cut,
+            "documents": [document_json(found) | {"weight": weight, "is_cut": cut} for found, weight, cut in rows],
+        }
+        return Answer(generated, generated.num_tokens >= self.options.max_new_tokens, evidence)
 
 
 class Service:
-    """Made on the event loop that it is used on. Answers are from `k` documents where nobody says otherwise."""
+    """The models behind the routes. `k` is the default number of documents of an answer."""
 
-    def __init__(
-        self,
-        lm: BlackBoxLM,
-        prompting: Prompting,
-        k: int,
-        index: IndexHolder,
-        limits: ServingLimits,
-        metrics: Metrics,
-    ) -> None:
+    def __init__(self, lm: BlackBoxLM, prompting: Prompting, k: int, index: IndexHolder, limits: ServingLimits) -> None:
         self.lm, self.prompting, self.k, self.index, self.limits = lm, prompting, k, index, limits
-        self._metrics = metrics
-        # A tokenizer refuses to be used by two threads at once, so a thread has each model to itself.
-        self._retrieving, self._generating = ThreadPoolExecutor(1, "retriever"), ThreadPoolExecutor(1, "lm")
-        of_texts = limits.max_texts, self._retrieving, metrics, lambda asked: len(asked.texts)
-        self._embedding: BatchQueue[tuple[ServedIndex, Side], RetrieverInput, Embedded] = BatchQueue(
-            "embed", _embed_all, *of_texts
-        )
-        self._searching: BatchQueue[tuple[ServedIndex, int], RetrieverInput, Searched] = BatchQueue(
-            "search", _search_all, *of_texts
-        )
-        self._answering: BatchQueue[GenerationOptions, Question, None] = BatchQueue(
-            "answer", self._answer_all, limits.max_batch, self._generating, metrics
-        )
-        self._watcher = asyncio.create_task(index.keep_newest())
+        self.metrics = Metrics()
+        self.metrics.version.set_function(lambda: index.served.version)
+        self._retriever_queue = BatchQueue("retriever", MAX_TEXTS_A_CALL, self.metrics)
+        self._lm_queue = BatchQueue("lm", limits.max_batch, self.metrics)
 
-    async def close(self) -> None:
-        self._watcher.cancel()
-        await asyncio.gather(self._watcher, return_exceptions=True)
-        for queue in (self._embedding, self._searching, self._answering):
-            await queue.close()
-        for thread in (self._retrieving, self._generating):
-            await asyncio.to_thread(thread.shutdown)
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Compute requests and keep the index the newest."""
+        works = (self._retriever_queue.run(), self._lm_queue.run(), self.index.keep_newest())
+        tasks = [asyncio.create_task(work) for work in works]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def embed(self, index: ServedIndex, side: Side, texts: RetrieverInput) -> Embedded:
-        """Return vectors [N, D] float32, and the tokens of each text."""
-        vectors, counts = await self._embedding.submit((index, side), texts)
-        self._metrics.tokens.labels("embedded").inc(sum(counts))
-        return vectors, counts
+    async def embed(self, index: ServedIndex, side: Side, texts: list[str]) -> tuple[np.ndarray, int, list[bool]]:
+        """Return vectors [N, D] float32, their number of tokens, and whether each text was cut."""
+        vectors, num_tokens, are_cut = await self._retriever_queue.submit((_embed, index, side), texts, len(texts))
+        self.metrics.tokens.labels("embedded").inc(num_tokens)
+        return vectors, num_tokens, are_cut
 
-    async def search(self, index: ServedIndex, k: int, queries: RetrieverInput) -> Searched:
-        """Return the documents of each query, and whether it was cut."""
-        return await self._searching.submit((index, k), queries)
+    async def search(self, index: ServedIndex, k: int, queries: list[str]) -> tuple[list[list[Retrieved]], list[bool]]:
+        """Return the documents of each query, and whether each query was cut."""
+        return await self._retriever_queue.submit((_search, index, k), queries, len(queries))
 
-    async def find(self, question: Question) -> None:
-        """Find the documents of a question. Raises ApiError where its prompt does not fit the LM."""
+    async def retrieve(self, question: Question) -> None:
+        """Find the documents of a question. Raises ApiError if its prompt does not fit the LM."""
         await asyncio.to_thread(self.prompting.require_fits, question.build, question.options.max_new_tokens)
         if question.k:
-            query = RetrieverInput([question.query], "prompt", may_cut=True)
-            [question.documents], [question.query_is_cut] = await self.search(question.index, question.k, query)
+            found = await self.search(question.index, question.k, [question.query])
+            [question.documents], [question.query_is_cut] = found
 
-    async def answer(self, question: Question) -> None:
-        """Answer from the documents that were found; raises RunError. Cancelling it ends the answer in the LM too."""
+    async def answer(self, question: Question) -> Answer:
+        """Answer from the documents that were found. Cancelling it ends the answer in the LM. Raises RunError."""
         try:
-            await self._answering.submit(question.options, question)
+            generated: Generated = await self._lm_queue.submit((self._generate, question.options), question)
         finally:
-            question.gone.set()
+            question.is_gone.set()
         if question.error is not None:
             raise question.error
-        self._metrics.tokens.labels("generated").inc(question.answer.num_tokens)
-        self._metrics.tokens.labels("read").inc(question.answer.prompt_tokens or 0)
+        self.metrics.tokens.labels("generated").inc(generated.num_tokens)
+        self.metrics.tokens.labels("read").inc(generated.prompt_tokens or 0)
+        return question.answered(generated)
 
-    def _answer_all(self, options: GenerationOptions, questions: Sequence[Question]) -> list[None]:
-        """Answer in the LM's thread."""
-        mixtures = [one.mixture(self.prompting.template) for one in questions]
+    def _generate(self, options: GenerationOptions, questions: Sequence[Question]) -> list[Generated]:
+        mixtures = [question.mixture(self.prompting.template) for question in questions]
         generated = self.lm.generate(mixtures, options, lambda number, text: questions[number].hear(text))
         for question, answer in zip(questions, generated, strict=True):
-            question.end(answer)
-        return [None] * len(questions)
+            question.hear(answer.text, is_whole=True)
+        return generated
 
 
-def _embed_all(key: tuple[ServedIndex, Side], calls: Sequence[RetrieverInput]) -> list[Embedded]:
-    index, side = key
-    for call in calls:
-        _which_are_cut(index, side, call)
-    vectors, counts = index.embed([text for call in calls for text in call.texts], side)
-    return [(vectors[part], counts[part]) for part in _parts(calls)]
+def load_service(
+    directory: Path,
+    source: LMSource,
+    separator: str,
+    k: int,
+    limits: ServingLimits,
+    temperature: float | None = None,
+    spread: bool = False,
+) -> Service:
+    """Load the newest index of a run or an index directory, and an LM that has been reached.
+
+    `spread` lays local weights over all GPUs; a temperature of None means the retriever's own.
+    """
+    root = index_folder(directory)
+    index = IndexHolder(lambda: open_served_index(root, temperature), lambda: state_of(root))
+    # Local weights are used directly, without a wrapper: they mix and stream by themselves.
+    lm = source.load(spread) if isinstance(source, LocalSource) else source.open_here()
+    most = min(limits.max_prompt_tokens, lm.max_tokens or limits.max_prompt_tokens)
+    log.info(f"loaded {lm.identity}, index version {index.served.version}")
+    return Service(lm, Prompting(separator, source.tokenizer(), most), k, index, limits)
 
 
-def _search_all(key: tuple[ServedIndex, int], calls: Sequence[RetrieverInput]) -> list[Searched]:
-    """Search each call by itself where others in a call could change what a lossy kind finds."""
-    index, k = key
-    are_cut = [_which_are_cut(index, QUERY, call) for call in calls]
+def _embed(index: ServedIndex, side: Side, calls: Sequence[list[str]]) -> list[tuple[np.ndarray, int, list[bool]]]:
+    """Embed the texts of several requests in one pass."""
+    vectors, counts = index.embed([text for texts in calls for text in texts], side)
+    are_cut = [[index.is_cut(text, side) for text in texts] for texts in calls]
+    return [(vectors[part], sum(counts[part]), cut) for part, cut in zip(_parts(calls), are_cut, strict=True)]
+
+
+def _search(index: ServedIndex, k: int, calls: Sequence[list[str]]) -> list[tuple[list[list[Retrieved]], list[bool]]]:
+    """Search several requests in one pass, unless others in a pass could change what a lossy index finds."""
+    are_cut = [[index.is_cut(text, QUERY) for text in texts] for texts in calls]
     if index.is_independent:
-        all_found = index.retriever.retrieve([query for call in calls for query in call.texts], k)
+        all_found = index.retriever.retrieve([text for texts in calls for text in texts], k)
         found = [all_found[part] for part in _parts(calls)]
     else:
-        found = [index.retriever.retrieve(call.texts, k) for call in calls]
+        found = [index.retriever.retrieve(texts, k) for texts in calls]
     return list(zip(found, are_cut, strict=True))
 
 
-def _parts(calls: Sequence[RetrieverInput]) -> list[slice]:
-    ends = np.cumsum([len(call.texts) for call in calls]).tolist()
-    return [slice(end - len(call.texts), end) for call, end in zip(calls, ends, strict=True)]
-
-
-def _which_are_cut(index: ServedIndex, side: Side, asked: RetrieverInput) -> list[bool]:
-    """Return of which texts the retriever reads the beginning only. Raises ApiError where that is not allowed."""
-    are_cut = [index.is_cut(text, side) for text in asked.texts]
-    if any(are_cut) and not asked.may_cut:
-        most = index.encoder(side).tokenizer_of(side).model_max_length
-        message = f"text {are_cut.index(True)} has more than {most} tokens; expected less, or truncate: true"
-        raise refused(asked.param, message)
-    return are_cut
+def _parts(calls: Sequence[list[str]]) -> list[slice]:
+    """Return the place of each request's texts among all."""
+    ends = np.cumsum([len(texts) for texts in calls]).tolist()
+    return [slice(end - len(texts), end) for texts, end in zip(calls, ends, strict=True)]

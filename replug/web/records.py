@@ -1,18 +1,20 @@
-"""What goes from a search engine to passages: results, passages, and the evidence found for one question."""
+"""Results, passages and evidence, without any module of the extra `web`: documents of an index are passages too."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
 
-ENGINE_NAMES = ("brave", "ddgs", "google", "local", "searxng")  # of `web.engine`
+from replug.models.ensemble import Retrieved, document_weights
+
+if TYPE_CHECKING:  # brings torch
+    from replug.models.encoder import Encoder
 
 
 @dataclass(frozen=True, slots=True)
 class EngineResult:
-    """A page that an engine found. `rank` counts from 1.
+    """A page that an engine found; `rank` counts from 1, and `published` is the engine's date of it (ISO).
 
-    `text` is given where the engine holds the page's text itself (a local corpus): nothing is fetched then.
-    `published` is the page's date (ISO), where the engine says it.
+    `text` is set if the engine holds the page's text itself (a local corpus): nothing is fetched then.
     """
 
     url: str
@@ -26,11 +28,11 @@ class EngineResult:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A few sentences of one page.
+    """A few sentences of one page, or a document.
 
-    `fetched` is the ISO date on which the page was kept, None for a local corpus; `rank` is its page's in the
-    engine's results; `cosine` is of TF-IDF vectors with the question; `probability` is p_tfidf(p|q), the cosines
-    over their sum, even where all are 0. Where a retriever orders passages both are its own (`rank_densely`).
+    `fetched` is the ISO date on which the page was kept, None for a local corpus; `rank` is its page's in the engine's
+    results. `cosine` is the similarity to the question: of TF-IDF vectors with `probability` = p_tfidf(p|q), the share
+    of the cosines' sum; or a retriever's with `probability` the softmax of the similarities (REPLUG, section 3.2).
     """
 
     text: str
@@ -45,7 +47,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class FoundEvidence:
-    """What was found for a question: passages, best cosine first, ties by rank, then place.
+    """The passages for a question: best cosine first, ties by rank, then by place.
 
     `failures` counts, by reason, pages that gave nothing and searches that an engine refused.
     """
@@ -56,7 +58,7 @@ class FoundEvidence:
 
 
 class EngineRefused(Exception):
-    """An engine did not answer a query for a reason that is its own. `reason` is a short name that is counted."""
+    """An engine did not answer a query; `reason` is a short name that is counted."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -68,9 +70,46 @@ class SearchEngine(Protocol):
 
     @property
     def identity(self) -> str:
-        """Which engine with which settings, without secrets; part of the keys under which answers are kept."""
+        """Name the engine with its settings, without secrets; part of the keys under which answers are kept."""
         ...
 
     def search(self, query: str, num_results: int) -> list[EngineResult]:
-        """At most `num_results`. Raises EngineRefused, BudgetSpent, and UserError for what the user can mend."""
+        """Return at most `num_results`. Raises EngineRefused, BudgetSpent, and UserError for what the user can mend."""
         ...
+
+
+def rank_densely(
+    encoder: "Encoder", question: str, passages: Sequence[Passage], temperature: float = 1.0
+) -> list[Passage]:
+    """Return the passages by an encoder, the most similar first; equal ones keep their order."""
+    if not passages:
+        return []
+    from replug.models.encoder_retriever import EncoderRetriever
+
+    retriever = EncoderRetriever(encoder, [passage.text for passage in passages])
+    [found] = retriever.retrieve([question], len(passages))
+    return _weighted([(passages[int(one.id)], one.similarity) for one in found], temperature)
+
+
+def passages_of_documents(documents: Sequence[Retrieved], temperature: float = 1.0) -> list[Passage]:
+    """Return documents that a retriever found, each as a whole passage, the most similar first."""
+    passages = [
+        Passage(document.text, f"document:{document.id}", "", None, rank, document.similarity, 0.0, document.id)
+        for rank, document in enumerate(documents, start=1)
+    ]
+    return _weighted([(passage, passage.cosine) for passage in passages], temperature)
+
+
+def first_passages(passages: Sequence[Passage], k: int) -> list[Passage]:
+    """Return the first `k` with weights that sum to 1: shares of theirs, equal if these are all 0."""
+    kept = passages[:k]
+    total = sum(passage.probability for passage in kept)
+    return [replace(passage, probability=passage.probability / total if total else 1 / len(kept)) for passage in kept]
+
+
+def _weighted(passages: Sequence[tuple[Passage, float]], temperature: float) -> list[Passage]:
+    weights = document_weights([similarity for _, similarity in passages], temperature).tolist()
+    return [
+        replace(passage, cosine=similarity, probability=weight)
+        for (passage, similarity), weight in zip(passages, weights, strict=True)
+    ]

@@ -1,7 +1,5 @@
 """From a question to a ranked answer: factors equal direct scoring, and nothing is asked twice."""
 
-import multiprocessing
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +7,12 @@ import numpy as np
 import pytest
 
 from replug.answering.answerer import Answerer, AnsweringOptions
-from replug.answering.factors import Candidate, submit_factors
+from replug.answering.factors import Candidate, logprobs_of_samples, sampled_candidates, submit_factors
 from replug.answering.prompts import AnswerPrompts, PromptForm
 from replug.answering.rerankers import RERANKERS
 from replug.models.black_box_lm import AsyncLM
 from replug.models.caching_lm import CachingLM
+from replug.models.generation import Generated
 from replug.models.lm_source import InProcessLM
 from replug.models.local.stand_in_lm import StandInLM
 from tests.support.answering_questions import PASSAGES, PROMPTS, QUESTION, SHOTS, TEXTS, CountingLM
@@ -21,7 +20,6 @@ from tests.support.tiny_lms import load, write_llama
 
 OPTIONS = AnsweringOptions(rerankers=tuple(RERANKERS), max_new_tokens=5)
 LABELS = replace(OPTIONS, labels=("true", "false", "the Rhine"))
-PROCESSES = multiprocessing.get_context("forkserver")
 CANDIDATES = [Candidate("the Rhine", 0), Candidate("Basel", 0), Candidate("the Rhine", 1), Candidate("Lyon", 2)]
 
 
@@ -169,61 +167,19 @@ def test_options_that_cannot_be_meant_are_refused(change: dict, message: str) ->
         replace(OPTIONS, **change)
 
 
-# Killed ----------------------------------------------------------------------------------------------------------
+# Candidates --------------------------------------------------------------------------------------------------------
 
 
-class LoggingLM(CountingLM):
-    """Writes what it is asked to a file, before it answers."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._path = path
-
-    def _log(self) -> None:
-        with self._path.open("a") as file:
-            file.writelines(f"{key!r}\n" for key in self.asked.elements())
-        self.asked.clear()
-
-    def submit_call(self, call):
-        answer = super().submit_call(call)
-        self._log()
-        return answer
+def drawn(text: str, *logprobs: float) -> Generated:
+    return Generated(text, np.array(logprobs, np.float32))
 
 
-def answer_all(folder: Path) -> None:
-    """Answer questions one after another, and report each that is answered."""
-    cached = CachingLM(LoggingLM(folder / "asked"), folder / "scores.sqlite")
-    answerer = Answerer(cached, PROMPTS, replace(OPTIONS, rerankers=("poe",)))
-    for number in range(60):
-        answered = answerer.answer(f"{QUESTION} {number}", PASSAGES)
-        with (folder / "answered").open("a") as file:
-            file.write(f"{number} {answered.best('poe')} {answered.scores['poe'][answered.best('poe')]!r}\n")
-    cached.close()
+def test_equal_answers_of_a_passage_are_one_and_empty_ones_none() -> None:
+    samples = [[drawn(" Paris"), drawn("  "), drawn(" Rome"), drawn(" Paris ")], [drawn("")], [drawn(" New\t York")]]
+    expected = [Candidate("Paris", 0), Candidate("Rome", 0), Candidate("New York", 2)]
+    assert sampled_candidates(samples) == expected
 
 
-def test_killed_and_resumed_it_asks_the_lm_nothing_twice(tmp_path: Path) -> None:
-    """But for what was under way when it was killed: one call."""
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
-    killed.mkdir()
-    whole.mkdir()
-    process = PROCESSES.Process(target=answer_all, args=(killed,), daemon=True)
-    process.start()
-    end = time.monotonic() + 120
-    while not (killed / "answered").exists() or (killed / "answered").read_text().count("\n") < 5:
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.002)
-    process.kill()
-    process.join(20)
-    before = (killed / "asked").read_text().splitlines()
-    answered = (killed / "answered").read_text().count("\n")
-    answer_all(killed)
-    answer_all(whole)
-    asked = (killed / "asked").read_text().splitlines()
-    once = (whole / "asked").read_text().splitlines()
-    assert set(asked) == set(once)
-    assert answered < 60 and len(once) == len(set(once))
-    under_way = len(asked) - len(set(asked))
-    assert under_way <= max(3, 8 * 3 + 12)
-    assert len(set(before) & set(asked[len(before) :])) == under_way
-    results = (killed / "answered").read_text().splitlines()[-60:]
-    assert results == (whole / "answered").read_text().splitlines()
+def test_an_answer_that_was_drawn_in_several_ways_has_its_largest_log_prob() -> None:
+    samples = [drawn(" Rome", -2, -1), drawn("", -0.1), drawn(" Paris", -2), drawn(" Rome ", -0.5, -0.5)]
+    assert logprobs_of_samples(samples) == {"Rome": -1.0, "Paris": -2.0}

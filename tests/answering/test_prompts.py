@@ -1,10 +1,11 @@
 """What an LM reads, to the byte, and how many shots fit."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from replug.answering.prompts import AnswerPrompts, PromptForm, Shot, fit_shots
+from replug.answering.prompts import AnswerPrompts, PromptForm, Shot, fit_shots, read_shots
 from replug.config.errors import UserError
 from tests.support.answering_questions import PROMPTS, QUESTION, SHOTS, TEXTS
 
@@ -73,3 +74,30 @@ def test_the_earliest_shots_go_until_every_prompt_fits_and_all_have_the_same() -
     assert fit_shots(PROMPTS, [], num_words, 1, 10).shots == tuple(SHOTS)
     with pytest.raises(UserError, match=r"has \d+ tokens without shots, and the LM holds .* shorter evidence"):
         fit_shots(PROMPTS, asked, num_words, alone + 11, 10)
+
+
+# Shots of a file, and ours ---------------------------------------------------------------------------------------
+
+ROW = {"question": "q", "answer": "a", "evidence": "e"}
+
+
+def test_rows_are_shots_in_their_order(tmp_path):
+    path = tmp_path / "shots.jsonl"
+    path.write_text(json.dumps(ROW) + "\n\n" + json.dumps({**ROW, "question": "r", "id": 3}) + "\n")
+    assert read_shots(path) == [Shot("q", "a", "e"), Shot("r", "a", "e")]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({**ROW, "evidence": None}, "shots.jsonl:1: field 'evidence' must be a text, found None"),
+        ({**ROW, "answer": ["a"]}, "shots.jsonl:1: field 'answer' must be a text, found .'a'."),
+        ({**ROW, "question": " "}, "shots.jsonl:1: field 'question' must be a text, found ' '"),
+        (None, "shots.jsonl holds no shots; expected rows of question, answer, evidence"),
+    ],
+)
+def test_what_is_no_shot_is_refused(tmp_path, row, message):
+    path = tmp_path / "shots.jsonl"
+    path.write_text("" if row is None else json.dumps(row))
+    with pytest.raises(UserError, match=message):
+        read_shots(path)

@@ -1,4 +1,4 @@
-"""Every reranker against an example that is computed by hand."""
+"""Every reranker against an example that is computed by hand, and the fitting of its weights."""
 
 import math
 from dataclasses import replace
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from replug.answering.factors import Factors, normalized_over_labels
-from replug.answering.rerankers import RERANKERS, best_answer
+from replug.answering.rerankers import GRID, RERANKERS, GradedQuestion, best_answer, fit_weights
 
 # Two passages; "a" was given by both, "b" by the first, "c" by the second.
 A_GIVEN_QP = [0.5, 0.25, 0.125, 0.5]  # a of the first, b, a of the second, c
@@ -131,3 +131,46 @@ def test_labels_probabilities_are_shares_within_each_passage() -> None:
 def test_factors_that_cannot_be_are_refused(change: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(factors_of(), **change)
+
+
+# Fitted weights --------------------------------------------------------------------------------------------------
+
+POE = RERANKERS["poe"]
+
+
+def question(rng: np.random.Generator, right_by: str) -> GradedQuestion:
+    """Three answers of one passage; the right one is the best by one factor, all others are noise."""
+    logprobs = {name: -5 * rng.random(3) for name in ("answer_given_question", "question_given_answer", "answer_alone")}
+    factors = Factors(("a", "b", "c"), np.zeros(3, int), **logprobs, question_alone=-np.ones(1), passage=np.zeros(1))
+    right = int(np.argmax(logprobs[right_by]))
+    return GradedQuestion(factors, {answer: float(number == right) for number, answer in enumerate("abc")})
+
+
+def questions(num: int, right_by: str = "question_given_answer", seed: int = 0) -> list[GradedQuestion]:
+    rng = np.random.default_rng(seed)
+    return [question(rng, right_by) for _ in range(num)]
+
+
+def test_the_factor_that_knows_the_answer_gets_the_weight() -> None:
+    fitted = fit_weights(POE, questions(60))
+    assert fitted.gain > 0.95 > fitted.default_gain + 0.2
+    assert fitted.weights["question_given_answer"] > 4 * fitted.weights["answer_alone"]
+    assert fitted.weights["question_alone"] == fitted.weights["passage"] == 1.0  # change nothing, so stay
+    assert fitted.num_questions == 60
+    assert set(fitted.weights.values()) <= set(GRID)
+    held_out = questions(60, seed=1)
+    assert fit_weights(POE, held_out).default_gain < 0.8
+
+
+def test_without_questions_or_without_a_gain_the_defaults_stay() -> None:
+    assert fit_weights(POE, []).weights == POE.default_weights
+    flat = [GradedQuestion(one.factors, dict.fromkeys("abc", 1.0)) for one in questions(10)]
+    fitted = fit_weights(POE, flat)
+    assert (fitted.weights, fitted.gain, fitted.default_gain) == (POE.default_weights, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("name", list(RERANKERS))
+def test_a_question_without_candidates_counts_and_gains_nothing(name: str) -> None:
+    empty = Factors((), np.empty(0, int), *(np.empty(0) for _ in range(3)), -np.ones(1), np.zeros(1), np.empty((0, 1)))
+    fitted = fit_weights(RERANKERS[name], [GradedQuestion(empty, {})])
+    assert (fitted.gain, fitted.num_questions) == (0.0, 1)

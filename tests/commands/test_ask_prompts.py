@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from replug.answering.prompts import LINE_ENDS, Shot
-from replug.commands.asking.prompts import Fitting, FormPrompts, template_prompts
+from replug.commands.ask import AskOptions
+from replug.commands.asking.reply import ensemble_prompts, fit_passages, fit_prompts
 from replug.config.errors import UserError
 from replug.config.schema import LMConfig
 from replug.models.build import lm_source
@@ -35,34 +36,34 @@ def length(source: LMSource, text: str) -> int:
 
 
 def test_the_earliest_shots_go_and_then_the_end_of_the_evidence(source, caplog):
-    fitting, long, short = Fitting(source, NEW_TOKENS), passage("the cat sat " * 100), passage("the cat sat")
+    long, short = passage("the cat sat " * 100), passage("the cat sat")
     with caplog.at_level(logging.INFO, logger="replug"):
-        prompts = FormPrompts.fitted(fitting, SHOTS, QUESTION, [short, long])
+        fitted = fit_passages(source, QUESTION, [short, long], NEW_TOKENS)
+        prompts = fit_prompts(source, SHOTS, QUESTION, fitted, NEW_TOKENS)
     assert "1 of 2 passages were cut at their end" in caplog.text and "room for 0 of 3 shots" in caplog.text
-    for one in (short, long):
-        assert length(source, prompts.of(QUESTION, one)) <= MAX_TOKENS - NEW_TOKENS - LINE_ENDS
-    assert prompts.cut[short.text] == short.text and short.text in prompts.of(QUESTION, short)
-    assert long.text.startswith(prompts.cut[long.text]) and len(prompts.cut[long.text]) > 100
-    alone = FormPrompts.fitted(fitting, SHOTS[:1], QUESTION, [short])
-    assert alone.prompts.shots == tuple(SHOTS[:1]) and alone.opening(True) and prompts.opening(True) == ""
+    for one in fitted:
+        assert length(source, prompts.ask(QUESTION, one.text)) <= MAX_TOKENS - NEW_TOKENS - LINE_ENDS
+    assert fitted[0] == short
+    assert long.text.startswith(fitted[1].text) and len(fitted[1].text) > 100
+    assert fit_prompts(source, SHOTS[:1], QUESTION, [short], NEW_TOKENS).shots == tuple(SHOTS[:1])
 
 
 def test_a_question_that_fits_no_prompt_is_refused(source):
     with pytest.raises(UserError, match="tokens without shots, and the LM holds 128"):
-        Fitting(source, NEW_TOKENS).cut("who? " * 100, [passage("x")])
+        fit_passages(source, "who? " * 100, [passage("x")], NEW_TOKENS)
 
 
 def test_a_template_cuts_its_documents(source):
-    prompts = template_prompts("{question}", LMConfig(), source, NEW_TOKENS)
-    prompt = prompts.of(QUESTION, passage("the cat sat " * 100))
-    assert prompt.startswith("the cat sat") and prompt.endswith(QUESTION)
+    options, long = AskOptions(template="{question}"), passage("the cat sat " * 100)
+    [prompt], opening = ensemble_prompts(QUESTION, [long], source, options, LMConfig(), NEW_TOKENS)
+    assert prompt.startswith("the cat sat") and prompt.endswith(QUESTION) and opening == ""
     assert length(source, prompt) <= MAX_TOKENS - NEW_TOKENS
     with pytest.raises(UserError, match="--max-new-tokens is 128; the LM holds 128 tokens in all"):
-        template_prompts("{question}", LMConfig(), source, MAX_TOKENS)
+        ensemble_prompts(QUESTION, [long], source, options, LMConfig(), MAX_TOKENS)
 
 
 def test_an_lm_without_a_limit_gets_everything(tmp_path: Path):
     unlimited = lm_source(LMConfig(path="stand_in"), tmp_path / "spent.json", tmp_path / "cache.sqlite")
     long = passage("the cat sat " * 1000)
-    prompts = FormPrompts.fitted(Fitting(unlimited, NEW_TOKENS), SHOTS, QUESTION, [long])
-    assert prompts.cut[long.text] == long.text and len(prompts.prompts.shots) == 3
+    assert fit_passages(unlimited, QUESTION, [long], NEW_TOKENS) == [long]
+    assert len(fit_prompts(unlimited, SHOTS, QUESTION, [long], NEW_TOKENS).shots) == 3

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from replug.serving.guard import VARIABLE
+from replug.serving.app import TOKEN_VARIABLE
 from tests.support.command_line import CommandLine, start_process
 from tests.support.real_models import real_lm
 from tests.support.serving import TEXTS
@@ -27,17 +27,17 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("typed", "message"),
     [
         (["--host", "0.0.0.0", LM], "--host 0.0.0.0 can be reached by others; expected a token"),
-        (["lm.num_replicas=2", LM], "lm.num_replicas plays no part here: the LM is in this process"),
-        (["web.engine=brave", LM], "web.engine plays no part here; expected keys of lm"),
+        (["lm.num_replicas=2", LM], "lm.num_replicas has no effect here"),
+        (["web.engine=brave", LM], "web.engine has no effect here; expected keys of lm"),
         ([], "lm.path"),
-        (["--k", "7", "--max-documents", "6", LM], "--k is 7, and --max-documents=6"),
-        (["--port", "{taken}", LM], "Address already in use; expected an address of this machine that is free"),
+        (["--k", "101", LM], "--k is 101; expected at most 100"),
+        (["--port", "{taken}", LM], "Address already in use; expected a free address of this machine"),
     ],
 )
 def test_a_mistake_is_told_before_anything_is_loaded(
     replug: CommandLine, index: Path, typed: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         given = [one.format(taken=taken.getsockname()[1]) for one in typed]
         ended = replug("serve", index, *given)
@@ -47,14 +47,14 @@ def test_a_mistake_is_told_before_anything_is_loaded(
 
 def test_a_folder_without_an_index_is_refused(replug: CommandLine, tmp_path: Path) -> None:
     assert "holds no published index" in replug("serve", tmp_path, LM).errors
-    assert "is no folder" in replug("serve", tmp_path / "none", LM).errors
+    assert "is not a folder" in replug("serve", tmp_path / "none", LM).errors
 
 
 @pytest.mark.slow
 def test_openais_client_asks_the_real_command_which_ends_well(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import openai
 
-    monkeypatch.setenv(VARIABLE, TOKEN)
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     real_lm()
     process = start_process("serve", index, "lm.path=package:smollm2", "--port", 0, "--k", 2)
     try:
@@ -73,13 +73,13 @@ def test_openais_client_asks_the_real_command_which_ends_well(index: Path, monke
     finally:
         process.kill()
     assert process.returncode == 0, output
-    assert "stopped; every request that was taken has been answered" in output
+    assert "stopped; every request that was accepted has been answered" in output
     assert TOKEN not in output
 
 
 def _url(lines) -> str:
     for line in lines:
-        if found := re.search(r"listening on (\S+);", line):
+        if found := re.search(r"listening on (\S+)", line):
             return found[1]
     raise AssertionError("the server said no address")
 

@@ -15,8 +15,8 @@ from huggingface_hub import ModelCard, constants
 import replug
 from replug import Encoder
 from replug.commands.serve import serve
-from replug.serving.guard import VARIABLE
-from replug.serving.requests import LM_NAME
+from replug.serving.app import TOKEN_VARIABLE
+from replug.serving.openai_api import LM_NAME
 from tests.support.command_line import CommandLine
 from tests.support.real_models import real_encoder
 from tests.support.tiny_lms import load, random_lms_need_make_no_sense, write_gpt2  # noqa: F401
@@ -145,7 +145,7 @@ def test_other_libraries_are_shown_a_server_as_replug_serve_starts_it() -> None:
     assert len(shown) == 2
     for text in shown:
         assert f'"http://127.0.0.1:{port}/v1"' in text and f'model="{LM_NAME}"' in text
-        assert f'os.environ.get("{VARIABLE}", "none")' in text
+        assert f'os.environ.get("{TOKEN_VARIABLE}", "none")' in text
         compile(text, "docs/library.md", "exec")
 
 

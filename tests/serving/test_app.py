@@ -5,46 +5,49 @@ import base64
 import json
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from replug.config.errors import UserError
 from replug.index_workers.local_index import IndexRetriever, LocalIndex
 from replug.index_workers.version_store import VersionStore
 from replug.models.black_box_lm import Mixture, Watch
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.local.hf_lm import HuggingFaceLM
-from replug.models.local.stand_in_lm import StandInLM, StandInSource
+from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
 from replug.models.replug_lm import ReplugLM
-from replug.serving.requests import ServingLimits
-from replug.serving.service import Prompting
+from replug.serving.app import MAX_BODY_BYTES, TOKEN_VARIABLE, create_app, token_for
+from replug.serving.index_holder import IndexHolder
+from replug.serving.openai_api import ServingLimits
+from replug.serving.service import Prompting, Service
 from tests.support.index_versions import flip
 from tests.support.lm_answers import mixed, texts_of
-from tests.support.serving import TEXTS, opener, served
+from tests.support.serving import LIMITS, POLL_SECONDS, TEXTS, ask, client_of, client_of_app, post, service_of
 from tests.support.small_index import write_small_index
 from tests.support.tiny_lms import MAX_TOKENS, load, random_lms_need_make_no_sense, write_gpt2  # noqa: F401
 
-LIMITS = ServingLimits(max_texts=8, max_documents=6, max_new_tokens=40, timeout_seconds=60)
 PROMPTS = ["the cat sat", "the mat and", "a cat slept on", "x"]
 CHAT = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant] "
+TOKEN = "0123456789abcdef"
 
 
 @dataclass(frozen=True)
 class Tiny:
-    """A random LM, its index, and how the two are served."""
+    """A random LM and its index."""
 
     lm: HuggingFaceLM
     root: Path
-    prompting: Prompting
     tokenizer: PreTrainedTokenizerFast
 
-    def opener(self, limits: ServingLimits = LIMITS) -> Callable:
-        return opener(self.root, self.lm, self.prompting, limits)
+    def service(self, limits: ServingLimits = LIMITS) -> Service:
+        return service_of(self.root, self.lm, Prompting("\n", self.tokenizer, MAX_TOKENS), limits)
 
     def replug(self, max_new_tokens: int) -> ReplugLM:
         retriever = IndexRetriever(LocalIndex(self.root, 1))
@@ -57,23 +60,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory, random_lms_need_make_no_sense
     lm = load(write_gpt2, folder / "lm")
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "lm")
     tokenizer.chat_template = CHAT
-    return Tiny(lm, write_small_index(folder, TEXTS), Prompting("\n", tokenizer, MAX_TOKENS), tokenizer)
-
-
-def ask(tiny: Tiny, test: Callable, limits: ServingLimits = LIMITS, token: str | None = None):
-    """What `test(client)` returns."""
-
-    async def run():
-        async with served(tiny.opener(limits), limits, token) as client:
-            return await test(client)
-
-    return asyncio.run(run())
-
-
-async def post(client, path: str, **body: object) -> dict:
-    done = await client.post(path, json=body)
-    assert done.status_code == 200, done.text
-    return done.json()
+    return Tiny(lm, write_small_index(folder, TEXTS), tokenizer)
 
 
 def completion(prompt: object, **others: object) -> dict:
@@ -101,7 +88,7 @@ def test_an_answer_is_that_of_the_ensemble_with_its_documents_weights_and_versio
 
     replug = tiny.replug(12)
     expected = replug.generate(PROMPTS, GenerationOptions(12))
-    for found, whole, documents in zip(ask(tiny, test), expected, replug.retrieve(PROMPTS), strict=True):
+    for found, whole, documents in zip(ask(tiny.service(), test), expected, replug.retrieve(PROMPTS), strict=True):
         assert found["choices"][0]["text"] == whole.text
         assert found["object"] == "text_completion"
         assert found["usage"]["prompt_tokens"] == whole.prompt_tokens
@@ -122,13 +109,13 @@ def test_answers_asked_at_once_are_decoded_together_and_are_those_of_each_alone(
         listed = await post(client, **completion(PROMPTS))
         return alone, together, before, (await client.get("/metrics")).text, listed
 
-    alone, together, before, after, listed = ask(tiny, test)
+    alone, together, before, after, listed = ask(tiny.service(), test)
     assert [one["choices"] for one in together] == [one["choices"] for one in alone]
     assert [one["replug"] for one in together] == [one["replug"] for one in alone]
     assert [one["text"] for one in listed["choices"]] == [one["choices"][0]["text"] for one in alone[::2]]
     assert listed["replug"] == [one["replug"] for one in alone[::2]]
-    assert 'replug_batch_size_count{queue="answer"} 8.0' in before  # each alone
-    assert 'replug_batch_size_count{queue="answer"} 11.0' in after  # greedy ones, drawn ones, and a list
+    assert 'replug_batch_size_count{queue="lm"} 8.0' in before  # each alone
+    assert 'replug_batch_size_count{queue="lm"} 11.0' in after  # greedy ones, drawn ones, and a list
 
 
 def test_pieces_of_a_stream_are_the_answer(tiny: Tiny) -> None:
@@ -138,7 +125,7 @@ def test_pieces_of_a_stream_are_the_answer(tiny: Tiny) -> None:
         streams = await asyncio.gather(*[client.post(asked["path"], json=_body(asked)) for _ in range(2)])
         return whole, streams
 
-    whole, streams = ask(tiny, test)
+    whole, streams = ask(tiny.service(), test)
     for stream in streams:
         assert stream.headers["content-type"].startswith("text/event-stream")
         *chunks, last, counts = events(stream.text)
@@ -163,7 +150,7 @@ def test_a_chat_has_each_document_in_its_last_message_and_one_beginning(tiny: Ti
         stream = await client.post(asked["path"], json=_body({**asked, "stream": True}))
         return await post(client, **asked), events(stream.text)
 
-    found, stream = ask(tiny, test)
+    found, stream = ask(tiny.service(), test)
     weights = [one["weight"] for one in found["replug"]["documents"]]
     # The tiny tokenizer adds no token at the beginning, so the template's stays.
     whole = mixed(tiny.lm, [f"<s>{prompt}" for prompt in prompts], weights, GenerationOptions(12))
@@ -181,11 +168,11 @@ def test_a_start_that_the_tokenizer_adds_is_not_written_by_the_template_too(tiny
         def __call__(self, text: str, **options: object) -> dict:
             return {"input_ids": [0, 5]}
 
-    from replug.serving.requests import Message
+    from replug.serving.openai_api import Message
 
     message = Message(role="user", content="x")
-    assert Prompting("\n", Adding(), None).of_chat([message])("d") == "[user] d\nx\n[assistant] "
-    assert Prompting("\n", tiny.tokenizer, None).of_chat([message])(None) == "<s>[user] x\n[assistant] "
+    assert Prompting("\n", Adding(), None).build_chat([message])("d") == "[user] d\nx\n[assistant] "
+    assert Prompting("\n", tiny.tokenizer, None).build_chat([message])(None) == "<s>[user] x\n[assistant] "
 
 
 def test_a_document_that_does_not_fit_is_cut_and_the_answer_says_so(tiny: Tiny) -> None:
@@ -194,7 +181,7 @@ def test_a_document_that_does_not_fit_is_cut_and_the_answer_says_so(tiny: Tiny) 
     async def test(client):
         return await post(client, **completion(prompt)), await post(client, **completion(prompt, replug={"k": 0}))
 
-    found, alone = ask(tiny, test)
+    found, alone = ask(tiny.service(), test)
     assert any(one["is_cut"] for one in found["replug"]["documents"])
     assert alone["replug"]["documents"] == []
     assert alone["choices"][0]["text"] == texts_of(tiny.lm, [prompt], 12)[0]
@@ -212,59 +199,39 @@ def test_embeddings_are_the_retrievers_in_either_form(tiny: Tiny) -> None:
         packed = await asyncio.gather(*[post(client, **asked, input=one, encoding_format="base64") for one in TEXTS])
         return plain, packed
 
-    plain, packed = ask(tiny, test)
+    plain, packed = ask(tiny.service(), test)
     np.testing.assert_allclose([row["embedding"] for row in plain["data"]], expected, atol=1e-6)
     rows = [np.frombuffer(base64.b64decode(one["data"][0]["embedding"]), "<f4") for one in packed]
     np.testing.assert_allclose(rows, expected, atol=1e-6)
     assert plain["usage"]["total_tokens"] == sum(one["usage"]["total_tokens"] for one in packed) > 0
 
 
-def test_texts_that_the_retriever_does_not_read_whole_are_refused_or_cut(tiny: Tiny) -> None:
+def test_texts_that_the_retriever_does_not_read_whole_are_cut_and_the_response_says_so(tiny: Tiny) -> None:
     long = " ".join(TEXTS * 10)
 
     async def test(client):
-        refused = await client.post("/search", json={"query": ["x", long]})
-        asked = {"model": "retriever", "input": long}
-        embedding = await client.post("/v1/embeddings", json=asked)
-        beside = await asyncio.gather(client.post("/v1/embeddings", json=asked), post(client, "/search", query="x"))
-        cut = await post(client, "/search", query=long, truncate=True)
-        return refused, embedding, beside, cut, await post(client, **completion("x", replug={"query": long}))
+        found = await post(client, "/search", query=["x", long])
+        embedded = await post(client, "/v1/embeddings", model="retriever", input=[long, "x"])
+        return found, embedded, await post(client, **completion("x", replug={"query": long}))
 
-    refused, embedding, beside, cut, answer = ask(tiny, test)
-    assert "query: text 1 has more than 64 tokens; expected less, or truncate: true" in refused.text
-    assert (embedding.status_code, embedding.json()["error"]["param"]) == (400, "input")
-    assert beside[0].status_code == 400
-    assert cut["data"][0]["query_is_cut"] and answer["replug"]["query_is_cut"]
+    found, embedded, answer = ask(tiny.service(), test)
+    assert [row["query_is_cut"] for row in found["data"]] == [False, True]
+    assert embedded["replug"]["are_cut"] == [True, False]
+    assert answer["replug"]["query_is_cut"]
 
 
 # What is refused ---------------------------------------------------------------------------------------------------
 
 REFUSED = [
-    (completion("x", n=2), 400, "n", "this server does 1 only"),
-    (completion("x", logprobs=1), 400, "logprobs", "False only"),
+    (completion("x", n=2), 400, "n", "should be 1"),
     (completion("x", colour="red"), 400, "colour", "unknown"),
     (completion("x", temperature=-1), 400, "temperature", "expected 0 (greedy) or more"),
-    (completion("x", top_p=0), 400, "top_p", "expected above 0"),
-    (completion("x", max_tokens=41), 400, "max_tokens", "expected 1 to 40"),
-    (completion("x", stop=["a"] * 17), 400, "stop", "16"),
-    (completion("x", replug={"k": 7}), 400, "replug.k", "expected 0 to 6"),
-    (completion("x", replug={"depth": 7}), 400, "replug.depth", "unknown"),
-    (completion(["x"] * 9), 400, "prompt", "9 texts; expected 1 to 8"),
-    (completion([1, 2]), 400, "prompt", "ids of tokens"),
-    (completion("\ud800"), 400, "prompt", "half a character"),
+    (completion(["x"] * 2049), 400, "prompt", "at most 2048 items"),
     (chat("\ud800"), 400, "messages", "half a character"),
-    (completion(["x", "y"], stream=True), 400, "stream", "expected one that is streamed"),
-    (completion(["x", "y"], replug={"query": "z"}), 400, "replug.query", "expected one prompt"),
-    (completion("qz" * 100), 400, None, "the prompt and max_tokens=12 are more than 128 tokens"),
-    (completion("x", model="gpt-4"), 404, "model", "'gpt-4' is not served; expected 'replug'"),
-    (chat("x", tools=[{"type": "function"}]), 400, "tools", "only"),
+    (completion(["x", "y"], stream=True), 400, "prompt", "expected one with stream"),
+    (completion("qz" * 100), 400, None, "the prompt and max_tokens=12 exceed 128 tokens"),
+    (completion("x", model="gpt-4"), 400, "model", "should be 'replug'"),
     (chat("x", "y"), 400, "messages", "the last is the assistant's; expected the user's"),
-    (chat("x", max_completion_tokens=3), 400, "max_tokens", "another number"),
-    (chat(), 400, "messages", "at least 1"),
-    ({"path": "/v1/embeddings", "model": "retriever", "input": "x", "dimensions": 3}, 400, "dimensions", "expected "),
-    ({"path": "/v1/embeddings", "model": "retriever", "input": "x", "input_type": "x"}, 400, "input_type", "query"),
-    ({"path": "/v1/embeddings", "model": "retriever", "input": ["x"] * 9}, 400, "input", "expected 1 to 8"),
-    ({"path": "/search", "query": "x", "k": 7}, 400, "k", "expected 1 to 6"),
     ({"path": "/nothing"}, 404, None, "POST /nothing: Not Found"),
 ]
 
@@ -275,7 +242,7 @@ def test_what_cannot_be_done_is_refused_by_name_in_openais_shape(tiny: Tiny) -> 
             await client.post(asked["path"], content=json.dumps(_body(asked)), headers=JSON) for asked, *_ in REFUSED
         ]
 
-    for done, (asked, status, param, fragment) in zip(ask(tiny, test), REFUSED, strict=True):
+    for done, (asked, status, param, fragment) in zip(ask(tiny.service(), test), REFUSED, strict=True):
         error = done.json()["error"]
         assert (done.status_code, error["param"]) == (status, param), (asked, done.text)
         assert fragment in error["message"], (asked, error)
@@ -283,56 +250,86 @@ def test_what_cannot_be_done_is_refused_by_name_in_openais_shape(tiny: Tiny) -> 
 
 
 JSON = {"content-type": "application/json"}
+JSON_BYTES = [(b"content-type", b"application/json")]
+
+
+def test_keys_that_ask_for_nothing_are_accepted(tiny: Tiny) -> None:
+    neutral = {"n": 1, "echo": False, "suffix": None, "logit_bias": {}, "presence_penalty": 0, "user": "me"}
+    ask(tiny.service(), lambda client: post(client, **completion("x", **neutral)))
 
 
 def test_without_a_template_there_is_no_chat(tiny: Tiny) -> None:
-    prompting = Prompting("\n", StandInSource().tokenizer(), 4096)
+    async def test(client):
+        asked = chat("x")
+        await post(client, **completion(TEXTS[0]))
+        return await client.post(asked["path"], json=_body(asked))
 
-    async def test():
-        async with served(opener(tiny.root, StandInLM(), prompting, LIMITS), LIMITS) as client:
-            asked = chat("x")
-            whole = await post(client, **completion(TEXTS[0]))
-            return await client.post(asked["path"], json=_body(asked)), whole
-
-    refused, whole = asyncio.run(test())
+    refused = ask(service_of(tiny.root), test)
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "no_chat_template")
-    assert "expected /v1/completions" in refused.text
-    assert whole["choices"][0]["text"]
 
 
-# Loading, models, going, swapping --------------------------------------------------------------------------------
+# Access ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_server_is_ready_when_all_is_loaded_and_says_what_it_serves(tiny: Tiny) -> None:
-    may_load, ready = asyncio.Event(), {}
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "[::1]", "localhost"])
+def test_loopback_needs_no_token(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    assert token_for(host) is None
 
-    async def slowly(metrics):
-        await may_load.wait()
-        return await tiny.opener()(metrics)
 
-    async def test():
-        from replug.serving.app import create_app
-        from tests.support.serving import httpx
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", "localhost.example.org", ""])
+def test_beyond_loopback_a_token_is_needed(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    with pytest.raises(UserError, match=f"--host {host} can be reached by others; expected a token"):
+        token_for(host)
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    assert token_for(host) == TOKEN
 
-        app = create_app(slowly, LIMITS, None, lambda: None)
-        transport = httpx.ASGITransport(app)
-        async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url=URL) as client:
-            for path in ("/health", "/v1/models"):
-                ready[path] = await client.get(path)
-            may_load.set()
-            while (await client.get("/health")).status_code != 200:
-                await asyncio.sleep(0.01)
-            return (await client.get("/v1/models")).json(), (await client.get("/metrics")).text
 
-    models, metrics = asyncio.run(test())
-    assert [done.status_code for done in ready.values()] == [503, 503]
-    assert ready["/v1/models"].headers["retry-after"] == "1"
+@pytest.mark.parametrize("token", ["", "short", "0123456789 abcdef", "0123456789abcdé", "0123456789abcdef\n"])
+def test_a_weak_token_is_refused_and_not_shown(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, token)
+    with pytest.raises(UserError, match="is not a token; expected 16") as caught:
+        token_for("127.0.0.1")
+    assert not token or token not in str(caught.value)
+
+
+def test_all_but_health_is_behind_the_token_and_paths_add_no_metrics(tiny: Tiny) -> None:
+    async def test(client):
+        for given in ("", "Bearer", "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", TOKEN):
+            for path in ("/metrics", "/v1/models", "/nothing/7"):
+                done = await client.get(path, headers={"Authorization": given})
+                assert (done.status_code, done.json()["error"]["code"]) == (401, "invalid_api_key"), given
+            assert (await client.get("/health", headers={"Authorization": given})).status_code == 200
+        assert (await client.get("/metrics", headers={"Authorization": f"bearer {TOKEN}"})).status_code == 200
+        return (await client.get("/v1/models", headers={"Host": "example.org"})).json(), await client.get("/metrics")
+
+    models, metrics = ask(tiny.service(), test, TOKEN)
     assert [one["id"] for one in models["data"]] == ["replug", "retriever"]
     assert models["data"][0]["replug"]["lm"] == tiny.lm.identity
-    assert "replug_index_version 0.0" in metrics
+    assert "nothing" not in metrics.text and 'route="other",status="401"' in metrics.text
 
 
-URL = "http://127.0.0.1"
+def test_without_a_token_the_host_is_this_machine(tiny: Tiny) -> None:
+    async def test(client):
+        hosts = ["127.0.0.1:8080", "[::1]:8080", "LOCALHOST:1", "example.org", "127.0.0.1.example.org:8080", ""]
+        return [(await client.get("/v1/models", headers={"Host": host})).status_code for host in hosts]
+
+    assert ask(tiny.service(), test) == [200, 200, 200, 403, 403, 403]
+
+
+def test_a_body_that_is_too_large_or_of_unknown_length_is_refused(tiny: Tiny) -> None:
+    async def parts():
+        yield b"{}"
+
+    async def test(client):
+        large = await client.post("/search", content=b" " * (MAX_BODY_BYTES + 1))
+        return large.status_code, (await client.post("/search", content=parts())).status_code
+
+    assert ask(tiny.service(), test) == (413, 411)
+
+
+# Time, disconnects, swaps ------------------------------------------------------------------------------------------
 
 
 class EndlessLM(StandInLM):
@@ -358,23 +355,53 @@ class EndlessLM(StandInLM):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_takes_too_long_ends_in_the_lm_too(tiny: Tiny, stream: bool) -> None:
-    lm, limits = EndlessLM(), ServingLimits(timeout_seconds=0.3)
-
-    async def test():
-        prompting = Prompting("\n", None, None)
-        async with served(opener(tiny.root, lm, prompting, limits), limits) as client:
-            asked = completion("x", stream=stream)
-            return await client.post(asked["path"], json=_body(asked))
-
-    done = asyncio.run(test())
+    lm, asked = EndlessLM(), completion("x", stream=stream)
+    service = service_of(tiny.root, lm, limits=ServingLimits(timeout_seconds=0.3))
+    done = ask(service, lambda client: client.post(asked["path"], json=_body(asked)))
     assert "longer than 0.3 s" in done.text
     assert done.status_code == (200 if stream else 504)  # of a stream the status was sent before
     assert lm.began.is_set() and len(lm.lengths) == 1
 
 
-def test_requests_end_on_the_version_they_began_on_while_a_newer_one_is_swapped_in(
-    tiny: Tiny, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_disconnects_ends_its_answer_and_frees_its_place(tiny: Tiny, stream: bool) -> None:
+    lm = EndlessLM()
+    service = service_of(tiny.root, lm, limits=ServingLimits(max_concurrency=1))
+    body, gone, sent = json.dumps(_body(completion("x", stream=stream))).encode(), asyncio.Event(), []
+    headers = [(b"host", b"127.0.0.1"), (b"content-length", str(len(body)).encode()), *JSON_BYTES]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers, "query_string": b""}
+    parts = [{"type": "http.request", "body": body}]
+
+    async def receive():
+        if parts:
+            return parts.pop()
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    async def test():
+        app = create_app(service, None)
+        async with app.router.lifespan_context(app), client_of_app(app) as client:
+            asking = asyncio.create_task(app(scope, receive, send))
+            while not lm.began.is_set():
+                await asyncio.sleep(0.01)
+            busy = await client.post("/search", json={"query": "x"})
+            healthy = await client.get("/health")
+            gone.set()
+            await asking
+            while not lm.lengths:
+                await asyncio.sleep(0.01)
+            return busy, healthy, await client.post("/search", json={"query": "x"}), await client.get("/metrics")
+
+    busy, healthy, free, metrics = asyncio.run(test())
+    assert (busy.status_code, busy.headers["retry-after"]) == (503, "1")
+    assert (healthy.status_code, free.status_code) == (200, 200)
+    assert stream or 'route="/v1/completions",status="499"' in metrics.text
+
+
+def test_requests_end_on_the_version_they_began_on_while_a_newer_one_is_swapped_in(tiny: Tiny, tmp_path: Path) -> None:
     root = Path(shutil.copytree(tiny.root.parent, tmp_path / "moved")) / "index"
     stop = asyncio.Event()
 
@@ -389,7 +416,7 @@ def test_requests_end_on_the_version_they_began_on_while_a_newer_one_is_swapped_
 
     async def test():
         seen: list = []
-        async with served(opener(root, StandInLM(), Prompting("\n", None, None), LIMITS), LIMITS) as client:
+        async with client_of(service_of(root)) as client:
             asking = [asyncio.create_task(search_on(client, seen)) for _ in range(3)]
             await asyncio.to_thread(write_small_index, root.parent, [*TEXTS[::-1], "new"], version=1)
             await until_version(client, 1)
@@ -404,24 +431,49 @@ def test_requests_end_on_the_version_they_began_on_while_a_newer_one_is_swapped_
     assert {version for version, _ in seen} == {0, 1}
     assert [version for version, _ in seen] == sorted(version for version, _ in seen)
     assert {text for _, text in seen} == {TEXTS[0]}  # both versions hold it, at another place
-    assert 'replug_index_swaps_total{outcome="swapped"} 2.0' in metrics
+    assert "replug_index_version 2.0" in metrics
 
 
-def test_a_newer_version_that_is_damaged_leaves_the_old_one_serving(
+def test_a_damaged_version_leaves_the_old_one_in_use_until_a_good_one_comes(
     tiny: Tiny, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = Path(shutil.copytree(tiny.root.parent, tmp_path / "moved")) / "index"
 
-    async def test():
-        async with served(opener(root, StandInLM(), Prompting("\n", None, None), LIMITS), LIMITS) as client:
-            other = write_small_index(tmp_path / "other", TEXTS, version=1)
-            flip(VersionStore(other).vectors_path(1, 0))
-            shutil.copytree(VersionStore(other).folder(1), VersionStore(root).folder(1))
-            while "failed" not in (metrics := (await client.get("/metrics")).text):
-                await asyncio.sleep(0.01)
-            return metrics, await post(client, "/search", query=TEXTS[0])
+    async def test(client):
+        other = write_small_index(tmp_path / "other", TEXTS, version=1)
+        flip(VersionStore(other).vectors_path(1, 0))
+        shutil.copytree(VersionStore(other).folder(1), VersionStore(root).folder(1))
+        while "problem" not in (health := (await client.get("/health")).json()):
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(5 * POLL_SECONDS)
+        found = await post(client, "/search", query=TEXTS[0])
+        await asyncio.to_thread(write_small_index, root.parent, TEXTS, version=2)
+        while "problem" in (healed := (await client.get("/health")).json()):
+            await asyncio.sleep(0.01)
+        return health, found, healed
 
-    metrics, found = asyncio.run(test())
-    assert found["index_version"] == 0
-    assert "replug_index_version 0.0" in metrics
-    assert "index version 0 is served on, a newer one cannot be opened" in caplog.text
+    health, found, healed = ask(service_of(root), test)
+    assert (health["status"], health["index_version"], found["index_version"]) == ("ready", 0, 0)
+    assert healed == {"status": "ready", "index_version": 2}
+    assert caplog.text.count("index version 0 stays in use; a newer one cannot be opened") == 1
+
+
+def test_any_error_of_a_newer_version_leaves_the_watcher_alive(caplog: pytest.LogCaptureFixture) -> None:
+    opened = iter([SimpleNamespace(state="a", version=0), ValueError("not an index"), KeyError("plan"), None])
+
+    def open_index():
+        found = next(opened) or SimpleNamespace(state="b", version=1)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async def until_swapped() -> None:
+        watching = asyncio.create_task(holder.keep_newest())
+        while holder.served.version == 0:
+            await asyncio.sleep(0.01)
+        watching.cancel()
+
+    holder = IndexHolder(open_index, lambda: "b", 0.01)
+    asyncio.run(until_swapped())
+    assert holder.problem is None
+    assert "cannot be opened: not an index" in caplog.text

@@ -1,6 +1,5 @@
 """`/v1/embeddings` where queries and documents are embedded apart: the side must be said, and its vectors come."""
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,15 +9,11 @@ import pytest
 
 from replug.config.choices import TrainedSide
 from replug.models.encoder import Encoder
-from replug.models.local.stand_in_lm import StandInLM
-from replug.serving.requests import ServingLimits
-from replug.serving.service import Prompting
 from replug.train.trained_weights import save_retriever
 from tests.support.dpr_folders import write_dpr_pair
-from tests.support.serving import TEXTS, opener, served
+from tests.support.serving import TEXTS, ask, service_of
 from tests.support.small_index import write_small_index
 
-LIMITS = ServingLimits(max_texts=8)
 DIMS = 8
 
 
@@ -60,13 +55,12 @@ def of_tuned_queries(folder: Path) -> Apart:
 def test_the_side_must_be_said_and_each_gives_its_own_vectors(make: Callable[[Path], Apart], tmp_path: Path) -> None:
     apart = make(tmp_path)
 
-    async def test():
-        async with served(opener(apart.root, StandInLM(), Prompting("\n", None, None), LIMITS), LIMITS) as client:
-            asked = {"model": "retriever", "input": TEXTS}
-            sides = [{**asked, "input_type": side} for side in ("query", "document")]
-            return [await client.post("/v1/embeddings", json=body) for body in (asked, *sides)]
+    async def test(client):
+        asked = {"model": "retriever", "input": TEXTS}
+        sides = [{**asked, "input_type": side} for side in ("query", "document")]
+        return [await client.post("/v1/embeddings", json=body) for body in (asked, *sides)]
 
-    unsaid, query, document = asyncio.run(test())
+    unsaid, query, document = ask(service_of(apart.root), test)
     assert (unsaid.status_code, unsaid.json()["error"]["param"]) == (400, "input_type")
     assert "expected query or document" in unsaid.text
     for found, expected in ((query, apart.query), (document, apart.document)):

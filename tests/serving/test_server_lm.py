@@ -1,9 +1,5 @@
-"""An LM behind `lm.url`, served: documents are mixed over what that server shows; what it cannot do is refused by name.
+"""An LM behind `lm.url`, served: its answers are mixed over the documents; what it cannot do is refused by name."""
 
-The server speaks as the stand-in does, so that every mixture can be computed here from its words.
-"""
-
-import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,26 +11,16 @@ from transformers import PreTrainedTokenizerFast
 from replug.config.schema import LMConfig
 from replug.models.http.server_source import BEGINNINGS, HELPFUL, LONGER, OTHERS, TEXT, ServerSource
 from replug.models.local.stand_in_lm import WORD
-from replug.serving.requests import ServingLimits
-from replug.serving.run import Served, open_service
-from tests.support.fault_server import (
-    MODEL,
-    FaultServer,
-    continue_words,
-    word_logprobs,
-    write_word_tokenizer,
-)
-from tests.support.serving import TEXTS, served
+from replug.serving.openai_api import ServingLimits
+from replug.serving.service import load_service
+from tests.support.fault_server import MODEL, FaultServer, continue_words, word_logprobs, write_word_tokenizer
+from tests.support.serving import TEXTS, ask, post
 from tests.support.small_index import write_small_index
 
-LIMITS = ServingLimits(max_texts=4, max_documents=6, max_new_tokens=8, timeout_seconds=60)
-NUM_TOKENS = 4
-PROMPT = TEXTS[1]
-CHAT = "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}[assistant]"
-
-
-def chat_of(content: str) -> str:
-    return f"[user] {content} [assistant]"
+NUM_TOKENS, PROMPT = 4, TEXTS[1]
+COMPLETION = {"model": "replug", "prompt": PROMPT, "max_tokens": NUM_TOKENS}
+CHAT = {"model": "replug", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": NUM_TOKENS}
+TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}[assistant]"
 
 
 @pytest.fixture(scope="module")
@@ -45,42 +31,21 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Of the words of the probe, the documents and the chats, with a template."""
-    probe = [*BEGINNINGS, HELPFUL, TEXT + LONGER, *OTHERS]
     folder = tmp_path_factory.mktemp("tokenizer")
     asked = [PROMPT, *(f"{text}\n{PROMPT}" for text in TEXTS)]
-    write_word_tokenizer(folder, [*probe, *asked, *map(chat_of, asked)])
+    chats = [f"[user] {text} [assistant]" for text in asked]
+    write_word_tokenizer(folder, [*BEGINNINGS, HELPFUL, TEXT + LONGER, *OTHERS, *asked, *chats])
     made = PreTrainedTokenizerFast.from_pretrained(folder)
-    made.chat_template = CHAT
+    made.chat_template = TEMPLATE
     made.save_pretrained(folder)
-    (folder / "config.json").write_text('{"model_type": "gpt2"}')  # what is no folder of a model is refused
+    (folder / "config.json").write_text('{"model_type": "gpt2"}')  # a folder that is not a model's is refused
     return str(folder)
 
 
-def ask(root: Path, server: FaultServer, test: Callable, tokenizer: str | None = None):
-    """What `test(client)` returns of an app whose LM is behind the server."""
+def ask_server(root: Path, server: FaultServer, test: Callable, tokenizer: str | None = None):
     lm = LMConfig(url=server.url, model=MODEL, tokenizer=tokenizer, timeout_seconds=10)
-    asked = Served(root, ServerSource(lm), "\n", k=2)
-
-    async def run():
-        async with served(lambda metrics: open_service(asked, LIMITS, metrics), LIMITS) as client:
-            return await test(client)
-
-    return asyncio.run(run())
-
-
-def completion(**others: object) -> dict:
-    return {"model": "replug", "prompt": PROMPT, "max_tokens": NUM_TOKENS, **others}
-
-
-def chat(**others: object) -> dict:
-    messages = [{"role": "user", "content": PROMPT}]
-    return {"model": "replug", "messages": messages, "max_tokens": NUM_TOKENS, **others}
-
-
-async def post(client, path: str, body: dict) -> dict:
-    done = await client.post(path, json=body)
-    assert done.status_code == 200, done.text
-    return done.json()
+    limits = ServingLimits(max_new_tokens=8, timeout_seconds=60)
+    return ask(load_service(root, ServerSource(lm), "\n", 2, limits), test)
 
 
 def mixed_answer(prompts: list[str], weights: list[float]) -> str:
@@ -94,73 +59,44 @@ def mixed_answer(prompts: list[str], weights: list[float]) -> str:
     return "".join(answers[int(np.argmax(masses))])
 
 
-def require_mixed(found: dict, text: str, form: Callable[[str], str]) -> None:
-    """`form` makes what the LM reads of a document."""
+def expected_answer(found: dict, form: str) -> str:
     documents = found["replug"]["documents"]
-    scores = np.exp([one["score"] for one in documents])
     assert len(documents) == 2 and not any(one["is_cut"] for one in documents)
-    np.testing.assert_allclose([one["weight"] for one in documents], scores / scores.sum(), rtol=1e-5)
-    assert text == mixed_answer([form(one["text"]) for one in documents], [one["weight"] for one in documents])
-    assert found["usage"]["completion_tokens"] == NUM_TOKENS
+    prompts = [form.format(f"{one['text']}\n{PROMPT}") for one in documents]
+    return mixed_answer(prompts, [one["weight"] for one in documents])
 
 
 @pytest.mark.parametrize("has_tokenizer", [False, True])
-def test_a_completion_mixes_the_servers_answers_with_each_document(
-    root: Path, tokenizer: str, has_tokenizer: bool
-) -> None:
+def test_the_servers_answers_are_mixed_over_the_documents(root: Path, tokenizer: str, has_tokenizer: bool) -> None:
     async def test(client):
-        whole = await post(client, "/v1/completions", completion())
-        alone = await post(client, "/v1/completions", completion(replug={"k": 0}))
-        return whole, alone, (await client.post("/v1/completions", json=completion(stream=True))).text
+        whole = await post(client, "/v1/completions", **COMPLETION)
+        stream = (await client.post("/v1/completions", json={**COMPLETION, "stream": True})).text
+        return whole, stream, await client.post("/v1/chat/completions", json=CHAT)
 
-    of_tokens = tokenizer if has_tokenizer else None
-    with FaultServer(tokenizer=of_tokens) as server:
-        whole, alone, stream = ask(root, server, test, of_tokens)
-    require_mixed(whole, whole["choices"][0]["text"], lambda document: f"{document}\n{PROMPT}")
-    assert alone["replug"]["documents"] == []
-    assert alone["choices"][0]["text"] == "".join(continue_words(WORD.findall(PROMPT), NUM_TOKENS))
+    used = tokenizer if has_tokenizer else None
+    with FaultServer(tokenizer=used) as server:
+        whole, stream, chat = ask_server(root, server, test, used)
+    assert whole["choices"][0]["text"] == expected_answer(whole, "{}")
     *events, end = [line.removeprefix("data: ") for line in stream.split("\n\n") if line]
     pieces = [json.loads(event) for event in events]
     assert end == "[DONE]" and pieces[-1]["replug"] == whole["replug"]
     assert "".join(piece["choices"][0]["text"] for piece in pieces) == whole["choices"][0]["text"]
-
-
-def test_a_chat_is_in_the_template_of_lm_tokenizer(root: Path, tokenizer: str) -> None:
-    async def test(client):
-        return await post(client, "/v1/chat/completions", chat())
-
-    with FaultServer(tokenizer=tokenizer) as server:
-        found = ask(root, server, test, tokenizer)
-    said = found["choices"][0]["message"]["content"]
-    require_mixed(found, said, lambda document: chat_of(f"{document}\n{PROMPT}"))
+    if has_tokenizer:
+        expected = expected_answer(chat.json(), "[user] {} [assistant]")
+        assert chat.json()["choices"][0]["message"]["content"] == expected
+    else:
+        assert (chat.status_code, chat.json()["error"]["code"]) == (400, "no_chat_template")
 
 
 def test_what_a_server_cannot_do_is_refused_by_name_before_it_is_asked(root: Path, tokenizer: str) -> None:
-    drawn, without_template = [completion(temperature=0.7), completion(temperature=0.7, stream=True)], chat()
+    drawn, long = {**COMPLETION, "temperature": 0.7}, {**COMPLETION, "prompt": " ".join([PROMPT] * 20)}
 
     async def test(client):
         asked = server.requests
-        refused = [await client.post("/v1/completions", json=body) for body in drawn]
-        refused.append(await client.post("/v1/chat/completions", json=without_template))
-        return refused, server.requests - asked
-
-    with FaultServer() as server:
-        (*refused, chatted), num_asked = ask(root, server, test)
-    assert num_asked == 0
-    for done in refused:
-        error = done.json()["error"]
-        assert (done.status_code, error["param"], error["code"]) == (400, "temperature", "unsupported_parameter")
-        assert "a server's answers can be weighed at temperature 0 only" in error["message"]
-    assert (chatted.status_code, chatted.json()["error"]["code"]) == (400, "no_chat_template")
-    assert "give lm.tokenizer" in chatted.text
-
-
-def test_a_prompt_that_the_server_does_not_hold_is_refused_where_its_tokens_are_known(
-    root: Path, tokenizer: str
-) -> None:
-    async def test(client):
-        return await client.post("/v1/completions", json=completion(prompt=" ".join([PROMPT] * 20)))
+        refused = [await client.post("/v1/completions", json=one) for one in (drawn, {**drawn, "stream": True}, long)]
+        assert server.requests == asked
+        return [(done.status_code, done.json()["error"]["param"], done.json()["error"]["code"]) for done in refused]
 
     with FaultServer(tokenizer=tokenizer, max_model_len=100) as server:
-        done = ask(root, server, test, tokenizer)
-    assert (done.status_code, done.json()["error"]["code"]) == (400, "context_length_exceeded")
+        found = ask_server(root, server, test, tokenizer)
+    assert found == [(400, "temperature", "unsupported_parameter")] * 2 + [(400, None, "context_length_exceeded")]

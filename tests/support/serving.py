@@ -1,49 +1,65 @@
 """A server in this process, over a small index: its app with a client, as one would have it over HTTP."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
+from fastapi import FastAPI
 
 from replug.data.sources.built_in_texts import stand_in_vocabulary
 from replug.models.black_box_lm import BlackBoxLM
+from replug.models.local.stand_in_lm import StandInLM
 from replug.serving.app import create_app
-from replug.serving.batching import Metrics
 from replug.serving.index_holder import IndexHolder, open_served_index, state_of
-from replug.serving.requests import ServingLimits
+from replug.serving.openai_api import ServingLimits
 from replug.serving.service import Prompting, Service
 
 TEXTS = [" ".join(topic[:6]) for topic in stand_in_vocabulary()[:4]]  # of words that the stand-in encoder knows
-LOOK_SECONDS = 0.02
+POLL_SECONDS = 0.02
+LIMITS = ServingLimits(max_new_tokens=40, timeout_seconds=60)
 
 
-def opener(root: Path, lm: BlackBoxLM, prompting: Prompting, limits: ServingLimits, k: int = 2):
-    """What `create_app` opens."""
+def service_of(
+    root: Path,
+    lm: BlackBoxLM | None = None,
+    prompting: Prompting | None = None,
+    limits: ServingLimits = LIMITS,
+) -> Service:
+    """Answers from 2 documents, by the stand-in unless an LM is given."""
+    index = IndexHolder(lambda: open_served_index(root), lambda: state_of(root), POLL_SECONDS)
+    return Service(lm or StandInLM(), prompting or Prompting("\n", None, None), 2, index, limits)
 
-    async def open_service(metrics: Metrics) -> Service:
-        index = IndexHolder(lambda: open_served_index(root), lambda: state_of(root), metrics, LOOK_SECONDS)
-        return Service(lm, prompting, k, index, limits, metrics)
 
-    return open_service
+def client_of_app(app: FastAPI, token: str | None = None) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        transport=httpx.ASGITransport(app, raise_app_exceptions=False),
+        base_url="http://127.0.0.1",
+        headers={"Authorization": f"Bearer {token}"} if token else {},
+        timeout=60,
+    )
 
 
 @asynccontextmanager
-async def served(open_service, limits: ServingLimits, token: str | None = None) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the app, once that is ready; `client.app` is the app itself."""
-    app = create_app(open_service, limits, token, lambda: None)
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(
-            transport=httpx.ASGITransport(app, raise_app_exceptions=False),
-            base_url="http://127.0.0.1",
-            headers={"Authorization": f"Bearer {token}"} if token else {},
-            timeout=60,
-        ) as client,
-    ):
-        client.app = app
-        while (await client.get("/health")).status_code != 200:
-            assert app.state.opened.error is None, app.state.opened.error
-            await asyncio.sleep(0.01)
+async def client_of(service: Service, token: str | None = None) -> AsyncIterator[httpx.AsyncClient]:
+    """Run the service behind its app."""
+    app = create_app(service, token)
+    async with app.router.lifespan_context(app), client_of_app(app, token) as client:
         yield client
+
+
+def ask(service: Service, test: Callable, token: str | None = None):
+    """Return what `test(client)` returns."""
+
+    async def run():
+        async with client_of(service, token) as client:
+            return await test(client)
+
+    return asyncio.run(run())
+
+
+async def post(client: httpx.AsyncClient, path: str, **body: object) -> dict:
+    done = await client.post(path, json=body)
+    assert done.status_code == 200, done.text
+    return done.json()

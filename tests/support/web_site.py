@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from urllib.parse import parse_qs, urlsplit
 
 from replug.data.records import Document
-from replug.web.engines import BM25Retriever
-from replug.web.fetching import FetchLimits
+from replug.web.engine import BM25Retriever
+from replug.web.fetch import FetchLimits
 
 QUICK = FetchLimits(seconds=2.5, seconds_to_wait=20.0, max_bytes=2**19, delay_seconds=0.0)
 MENU = "".join(f'<li><a href="/section{number}">Section {number}</a></li>' for number in range(12))

@@ -1,21 +1,25 @@
-"""What `replug ask` answers, with all that the answer is from: the record that table, JSON and page show.
+"""From a question to the reply of `replug ask`: find evidence, fit prompts, answer by the ensemble or a reranker, show.
 
-A reply on a terminal: the answer, its evidence, its candidates. What others wrote is text there, never markup.
-
-A reply as one page of HTML that loads nothing and runs nothing. What others wrote is escaped text.
+Evidence comes from an index with its own encoder, or from a search engine. What does not fit the LM is cut as in an
+evaluation: the earliest shots go, then the end of the evidence. What others wrote is shown as text, never as markup.
 """
 
+import io
+import logging
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.style import Style
 from rich.table import Column, Table
 from rich.text import Text
 
+from replug.answering.answerer import Answerer, AnsweringOptions
 from replug.answering.factors import (
     ANSWER_ALONE,
     ANSWER_GIVEN_QUESTION,
@@ -24,11 +28,56 @@ from replug.answering.factors import (
     QUESTION_GIVEN_ANSWER,
     Factors,
 )
+from replug.answering.prompts import (
+    LINE_ENDS,
+    OWN_SHOTS,
+    STOP,
+    AnswerPrompts,
+    PromptForm,
+    Shot,
+    fit_shots,
+    one_line,
+    read_shots,
+)
+from replug.answering.rerankers import Weights, WeightsFile
+from replug.commands.ask import LOCAL, QUESTION, AskOptions
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import AskConfig
+from replug.config.methods import REPLUG
 from replug.config.plain_text import plain_line, plain_text
+from replug.config.rules import has_rerank_lm
+from replug.config.schema import LMConfig
 from replug.data.files import replace_file
-from replug.evals.tables import CSS
-from replug.web.records import Passage
+from replug.data.rows import read_documents
+from replug.index_workers.build_plan import index_folder
+from replug.index_workers.local_index import IndexRetriever, LocalIndex
+from replug.models.black_box_lm import AsyncLM, Mixture
+from replug.models.build import lm_source, load_encoder
+from replug.models.ensemble_temperature import own_temperature
+from replug.models.generation import Generated, GenerationOptions
+from replug.models.hardware import available_cores
+from replug.models.lm_source import LMSource
+from replug.models.policy import Policy, Subject
+from replug.models.prompt import PromptTemplate
+from replug.models.replug_lm import ReplugLM
+from replug.train.run_dir import RunDirectory
+from replug.web import require_web
+from replug.web.engine import BM25Retriever, LocalEngine
+from replug.web.records import (
+    FoundEvidence,
+    Passage,
+    SearchEngine,
+    first_passages,
+    passages_of_documents,
+    rank_densely,
+)
 
+log = logging.getLogger(__name__)
+
+NUM_PASSAGES = 10  # unless an option or a policy says otherwise
+NEW_TOKENS, NEW_TOKENS_OF_TEMPLATE = 32, 64
+FOLDER = Path("runs/ask")  # of engines' answers, if no index is searched
+MARGIN = 8  # tokens that joined texts may have more than each for itself
 CLOSED_BOOK = "closed book"
 TITLES = {
     ANSWER_GIVEN_QUESTION: "p(a|q,p)",
@@ -40,193 +89,362 @@ TITLES = {
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredCandidate:
-    """An answer of one passage (its number, from 0), and the logarithm of each of its factors, in nats."""
-
-    answer: str
-    passage: int
-    factors: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class FollowedPolicy:
-    """Say in a line what a policy decided, and why."""
-
-    signal: str
-    value: float | None
-    threshold: float | str
-    retrieves: bool
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Reply:
-    """`way` is replug, a reranker, or closed book. The weights of the passages are their `probability`.
+    """An answer and what it is from; the weights of the passages are their `probability`.
 
-    `sum_logprob` (nats) is of the answer of an ensemble or of a closed book; None of a reranker's, which has a score.
-    `scores` are those of the distinct answers, the best first: logarithms of any scale, or closed book log-probs.
+    `method` is replug, a reranker, or closed book. `sum_logprob` (nats) belongs to an answer of an ensemble or without
+    evidence. `scores` has distinct answers, the best first: logarithms of any scale. `candidates` are rows of answer,
+    passage (from 1), and the logarithm of each factor; `policy` is what a policy decided, and why.
     """
 
     question: str
     answer: str
-    way: str
+    method: str
     lm: str
     searched: str
     sum_logprob: float | None = None
     passages: tuple[Passage, ...] = ()
     failures: Mapping[str, int] = field(default_factory=dict)
     scores: Mapping[str, float] = field(default_factory=dict)
-    candidates: tuple[ScoredCandidate, ...] = ()
-    policy: FollowedPolicy | None = None
-
-    def best_candidate(self, answer: str) -> ScoredCandidate | None:
-        """The likeliest of an answer's candidates, given question and passage."""
-        own = [one for one in self.candidates if one.answer == answer]
-        return max(own, key=lambda one: one.factors[ANSWER_GIVEN_QUESTION], default=None)
-
-    def passages_of(self, answer: str) -> list[int]:
-        """The numbers, from 1, of the passages that gave an answer."""
-        return sorted(one.passage + 1 for one in self.candidates if one.answer == answer)
+    candidates: Sequence[dict[str, Any]] = ()
+    policy: dict[str, Any] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, of JSON's own types; a logarithm of nothing is null."""
-        row: dict[str, Any] = {
-            "question": self.question,
-            "answer": self.answer,
-            "way": self.way,
-            "sum_logprob": self.sum_logprob,
-            "lm": self.lm,
-            "searched": self.searched,
-            "evidence": [
-                {
-                    "id": passage.doc_id,
-                    "title": passage.title,
-                    "url": passage.url,
-                    "fetched": passage.fetched,
-                    "rank": passage.rank,
-                    "similarity": passage.cosine,
-                    "weight": passage.probability,
-                    "text": passage.text,
-                }
-                for passage in self.passages
-            ],
-            "failures": dict(self.failures),
-            "scores": [{"answer": answer, "score": _finite(score)} for answer, score in self.scores.items()],
-            "candidates": [
-                {
-                    "answer": one.answer,
-                    "passage": one.passage + 1,
-                    "factors": {name: _finite(value) for name, value in one.factors.items()},
-                }
-                for one in self.candidates
-            ],
-        }
-        if (followed := self.policy) is not None:
-            row["policy"] = {
-                "signal": followed.signal,
-                "value": followed.value,
-                "threshold": followed.threshold,
-                "retrieves": followed.retrieves,
-            }
-        return row
-
-
-def scored_candidates(factors: Factors) -> tuple[ScoredCandidate, ...]:
-    """Every candidate with its factors, and those of its passage."""
-    return tuple(
-        ScoredCandidate(
-            answer,
-            int(passage),
+        """Return everything in JSON's own types; a logarithm of 0 is null."""
+        row = asdict(replace(self, passages=()))
+        del row["passages"]
+        evidence = [
             {
-                ANSWER_GIVEN_QUESTION: float(factors.answer_given_question[row]),
-                QUESTION_GIVEN_ANSWER: float(factors.question_given_answer[row]),
-                ANSWER_ALONE: float(factors.answer_alone[row]),
-                QUESTION_ALONE: float(factors.question_alone[passage]),
-                PASSAGE: float(factors.passage[passage]),
-            },
-        )
-        for row, (answer, passage) in enumerate(zip(factors.answers, factors.passages, strict=True))
-    )
-
-
-def best_first(scores: Mapping[str, float]) -> dict[str, float]:
-    """Equal ones stay in their order, so that the first is what `rerankers.best_answer` takes."""
-    return dict(sorted(scores.items(), key=lambda one: -one[1]))
+                "id": passage.doc_id,
+                "title": passage.title,
+                "url": passage.url,
+                "fetched": passage.fetched,
+                "rank": passage.rank,
+                "similarity": passage.cosine,
+                "weight": passage.probability,
+                "text": passage.text,
+            }
+            for passage in self.passages
+        ]
+        scores = [{"answer": answer, "score": _finite(score)} for answer, score in self.scores.items()]
+        candidates = [
+            one | {"factors": {name: _finite(value) for name, value in one["factors"].items()}}
+            for one in self.candidates
+        ]
+        return row | {"evidence": evidence, "scores": scores, "candidates": candidates}
 
 
 def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-SHOWN_CHARACTERS = 160
-SHOWN_CANDIDATES = 10
+# Evidence ------------------------------------------------------------------------------------------------------------
+
+
+def reply_to(
+    question: str, options: AskOptions, config: AskConfig, policy: Policy | None = None, subject: Subject | None = None
+) -> Reply:
+    """Answer a question. LMs are reached before the search, and read after it, unless a policy asks them first."""
+    folder, k = options.index or FOLDER, _num_passages(options, config, policy)
+    source = _source(config.lm, folder)
+    if policy is not None:
+        return _follow(policy, subject or Subject(), question, k, source, options, config)
+    reranker = source
+    if options.reranks and has_rerank_lm(config):
+        reranker = _source(config.rerank_lm, folder, "rerank_")
+    found = find_evidence(question, k, options, config, folder)
+    log.info(f"the LM reads {len(found.passages)} passages from {options.searched}")
+    if options.reranks:
+        return _rerank(question, found, source, reranker, options, k)
+    return _answer_by_ensemble(question, found, source, options, config)
+
+
+def _num_passages(options: AskOptions, config: AskConfig, policy: Policy | None) -> int:
+    most = None if options.engine is None else config.web.max_passages
+    if options.k is None:
+        return (policy and policy.ensemble_size) or min(NUM_PASSAGES, most or NUM_PASSAGES)
+    if most is not None and options.k > most:
+        raise UserError(f"--k is {options.k}, and web.max_passages={most} are kept; raise that too")
+    return options.k
+
+
+def _source(lm: LMConfig, folder: Path, prefix: str = "") -> LMSource:
+    """Return the LM with its files named as those of a run."""
+    files = RunDirectory(folder)
+    budget_file, scores = (path.with_name(prefix + path.name) for path in (files.budget_file, files.scores))
+    return lm_source(lm, budget_file, scores)
+
+
+def open_index(directory: Path) -> IndexRetriever:
+    """Open the newest version of a run's or an index's folder, with the encoder that it was made by."""
+    return IndexRetriever(LocalIndex(index_folder(directory), available_cores()))
+
+
+def find_evidence(question: str, k: int, options: AskOptions, config: AskConfig, folder: Path) -> FoundEvidence:
+    """Find the `k` passages nearest to the question, with weights that sum to 1. With k=0 nobody is asked."""
+    if not k:
+        return FoundEvidence(question, (), {})
+    if options.engine is None:
+        assert options.index is not None  # `ask.check` refuses this
+        retriever = open_index(options.index)
+        [documents] = retriever.retrieve([question], k)
+        return FoundEvidence(question, tuple(passages_of_documents(documents, _temperature(config, retriever))), {})
+    require_web(f"--engine {options.engine}")
+    from replug.web.evidence import evidence_finder
+
+    with closing(evidence_finder(config.web, folder / "snapshot", _local_engine(options))) as finder:
+        found = finder.find(question)
+    passages: Sequence[Passage] = found.passages
+    if config.retriever.path:
+        encoder = load_encoder(config.retriever)
+        passages = rank_densely(encoder, question, passages, _temperature(config, encoder))
+    return replace(found, passages=tuple(first_passages(passages, k)))
+
+
+def _temperature(config: AskConfig, retriever: object) -> float:
+    """Return the ensemble's temperature: what is asked for, else what the retriever was saved with, else 1."""
+    asked = config.ensemble.temperature
+    return own_temperature(retriever).value if asked is None else float(asked)
+
+
+def _local_engine(options: AskOptions) -> SearchEngine | None:
+    """Return an engine over an index, or by BM25 over a file of documents."""
+    if options.engine != LOCAL:
+        return None
+    if options.index is not None:
+        return LocalEngine(open_index(options.index))
+    assert options.corpus is not None  # `ask.check` refuses this
+    return LocalEngine(BM25Retriever(read_documents(options.corpus)))
+
+
+# Prompts that fit ----------------------------------------------------------------------------------------------------
+
+
+def fit_passages(source: LMSource, question: str, passages: Sequence[Passage], max_new_tokens: int) -> list[Passage]:
+    """Cut evidence to what a prompt without shots holds. Raises UserError for a question that fits no prompt."""
+    tokenizer = source.tokenizer() if source.max_tokens is not None else None
+    if tokenizer is None or source.max_tokens is None:
+        return list(passages)
+    bare = AnswerPrompts(PromptForm(), ())
+    fit_shots(bare, [(question, "")], _token_counter(source), source.max_tokens, max_new_tokens)
+    own = len(tokenizer(bare.ask(question, ""), verbose=False)["input_ids"])
+    room = source.max_tokens - max_new_tokens - LINE_ENDS - MARGIN - own
+    fitted = []
+    for passage in passages:
+        text = one_line(passage.text)
+        spans = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        ends = [end for _, end in spans["offset_mapping"]]
+        kept = text if len(ends) <= room else text[: ends[room - 1]] if room > 0 else ""
+        fitted.append(replace(passage, text=kept))
+    num_cut = sum(one_line(old.text) != new.text for old, new in zip(passages, fitted, strict=True))
+    if num_cut:
+        log.warning(f"{num_cut} of {len(passages)} passages were cut at their end to fit the LM")
+    return fitted
+
+
+def fit_prompts(
+    source: LMSource, shots: Sequence[Shot], question: str, passages: Sequence[Passage], max_new_tokens: int
+) -> AnswerPrompts:
+    """Return prompts with as many shots as fit the longest one."""
+    prompts = AnswerPrompts(PromptForm(), shots)
+    if source.max_tokens is None or source.tokenizer() is None:
+        return prompts
+    asked = [(question, None), *((question, passage.text) for passage in passages)]
+    fitted = fit_shots(prompts, asked, _token_counter(source), source.max_tokens, max_new_tokens)
+    if len(fitted.shots) < len(shots):
+        log.info(f"the prompts have room for {len(fitted.shots)} of {len(shots)} shots")
+    return fitted
+
+
+def _token_counter(source: LMSource) -> Any:
+    tokenizer = source.tokenizer()
+    assert tokenizer is not None
+    return lambda text: len(tokenizer(text, verbose=False)["input_ids"])
+
+
+def _shots(options: AskOptions) -> Sequence[Shot]:
+    return OWN_SHOTS if options.shots is None else read_shots(options.shots)
+
+
+def ensemble_prompts(
+    question: str, passages: Sequence[Passage], source: LMSource, options: AskOptions, lm: LMConfig, num_new: int
+) -> tuple[list[str], str]:
+    """Return a prompt for each passage, or one without evidence if there are none, and the opening they share.
+
+    With a template each document stands before it, as REPLUG puts them (section 3.2).
+    """
+    if options.template is None:
+        fitted = fit_passages(source, question, passages, num_new)
+        prompts = fit_prompts(source, _shots(options), question, fitted, num_new)
+        texts: list[str | None] = [passage.text for passage in fitted] or [None]
+        return [prompts.ask(question, text) for text in texts], prompts.opening(has_evidence=bool(fitted))
+    joining = PromptTemplate(lm.separator)
+    if source.max_tokens is not None and (tokenizer := source.tokenizer()) is not None:
+        if source.max_tokens <= num_new:
+            raise UserError(f"--max-new-tokens is {num_new}; the LM holds {source.max_tokens} tokens in all")
+        joining = PromptTemplate(lm.separator, tokenizer, source.max_tokens - num_new)
+    asked = options.template.replace(QUESTION, question)
+    documents: list[str | None] = [passage.text for passage in passages] or [None]
+    return [joining.prefix(document, asked, "") for document in documents], ""
+
+
+# REPLUG's ensemble ---------------------------------------------------------------------------------------------------
+
+
+def generation_options(options: AskOptions) -> GenerationOptions:
+    """Return how the ensemble decodes: greedy by default; answers to shots end with their line."""
+    is_template = options.template is not None
+    return GenerationOptions(
+        options.max_new_tokens or (NEW_TOKENS_OF_TEMPLATE if is_template else NEW_TOKENS),
+        options.stop or (None if is_template else STOP),
+        0.0 if options.temperature is None else options.temperature,
+        1.0 if options.top_p is None else options.top_p,
+        options.seed,
+    )
+
+
+def _answer_by_ensemble(
+    question: str, found: FoundEvidence, source: LMSource, options: AskOptions, config: AskConfig
+) -> Reply:
+    """Choose each token for all passages at once; the LM alone answers if there are none."""
+    decoding = generation_options(options)
+    weighing = [passage for passage in found.passages if passage.probability > 0]  # others change nothing
+    prompts, opening = ensemble_prompts(question, weighing, source, options, config.lm, decoding.max_new_tokens)
+    with closing(source.open_here()) as lm:
+        prompt = Mixture(prompts, [passage.probability for passage in weighing]) if weighing else prompts[0]
+        [generated] = lm.generate([prompt], replace(decoding, opening=opening))
+        return _ensemble_reply(question, generated, found, lm.identity, options)
+
+
+def _ensemble_reply(question: str, generated: Generated, found: FoundEvidence, lm: str, options: AskOptions) -> Reply:
+    return Reply(
+        question,
+        generated.text.strip() if options.template is None else generated.text,
+        REPLUG if found.passages else CLOSED_BOOK,
+        lm,
+        options.searched,
+        sum_logprob=generated.sum_logprob,
+        passages=found.passages,
+        failures=found.failures,
+    )
+
+
+def _follow(
+    policy: Policy, subject: Subject, question: str, k: int, source: LMSource, options: AskOptions, config: AskConfig
+) -> Reply:
+    """Answer from the index's documents or without, as the policy decides. No answer is asked for twice.
+
+    Raises UserError for a policy that was fitted to another LM, index, number of documents or temperature.
+    """
+    assert options.index is not None  # `ask.check` refuses this
+    decoding = generation_options(options)
+    [alone], _ = ensemble_prompts(question, (), source, options, config.lm, decoding.max_new_tokens)
+    with closing(source.open_here()) as lm:
+        retriever = open_index(options.index)
+        temperature = _temperature(config, retriever)
+        replug = ReplugLM(lm, retriever, k, policy=policy, temperature=temperature)
+        [decision] = replug.decide([alone], decoding, [subject], [question])
+        passages = passages_of_documents(decision.documents, temperature)
+        generated = decision.closed_answer
+        if generated is None:
+            num_new = decoding.max_new_tokens
+            prompts, opening = ensemble_prompts(question, passages, source, options, config.lm, num_new)
+            prompt = Mixture(prompts, [passage.probability for passage in passages]) if passages else prompts[0]
+            [generated] = lm.generate([prompt], replace(decoding, opening=opening))
+        found = FoundEvidence(question, tuple(passages), {})
+        reply = _ensemble_reply(question, generated, found, lm.identity, options)
+    decided = {
+        "signal": policy.signal,
+        "value": decision.value,
+        "threshold": policy.threshold(subject.relation),
+        "retrieves": decision.retrieves,
+        "reason": policy.reason(decision.value, subject.relation),
+    }
+    return replace(reply, policy=decided)
+
+
+# Rerankers -----------------------------------------------------------------------------------------------------------
+
+
+def answering_options(options: AskOptions) -> AnsweringOptions:
+    """Return how candidates are sampled: as in the paper by default."""
+    names = ("max_new_tokens", "temperature", "top_p")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    return AnsweringOptions(rerankers=(options.method,), seed=options.seed, **given)
+
+
+def _rerank(
+    question: str, found: FoundEvidence, source: LMSource, rerank_source: LMSource, options: AskOptions, k: int
+) -> Reply:
+    """Return the best candidate of those sampled from each passage; without passages the likeliest sample."""
+    method, answering, shots = options.method, answering_options(options), _shots(options)
+    num_new = answering.max_new_tokens
+    passages = fit_passages(source, question, found.passages, num_new)
+    passages = fit_passages(rerank_source, question, passages, num_new)
+    prompts, rerank_prompts = (fit_prompts(one, shots, question, passages, num_new) for one in (source, rerank_source))
+    with _opened(source, rerank_source) as (lm, rerank_lm):
+        weights: dict[str, Weights] | None = None
+        if options.weights is not None:
+            file = WeightsFile(options.weights, lm.identity, rerank_lm.identity)
+            weights = {method: file.read(f"{method}@{k}")}
+        answerer = Answerer(lm, prompts, answering, rerank_lm, rerank_prompts, weights)
+        reply = Reply(question, "", method, lm.identity, options.searched, None, found.passages, found.failures)
+        if passages:
+            answered = answerer.answer(question, passages)
+            scores = _best_first(answered.scores[method])
+            return replace(
+                reply, answer=answered.best(method), scores=scores, candidates=scored_candidates(answered.factors)
+            )
+        alone = answerer.submit_alone(question, None)()
+        return replace(
+            reply,
+            answer=alone.answer,
+            method=CLOSED_BOOK,
+            sum_logprob=alone.logprobs.get(alone.answer),
+            scores=_best_first(alone.logprobs),
+        )
+
+
+@contextmanager
+def _opened(source: LMSource, rerank_source: LMSource) -> Iterator[tuple[AsyncLM, AsyncLM]]:
+    with closing(source.open_here()) as lm:
+        if rerank_source is source:
+            yield lm, lm
+            return
+        with closing(rerank_source.open_here()) as rerank_lm:
+            yield lm, rerank_lm
+
+
+def _best_first(scores: Mapping[str, float]) -> dict[str, float]:
+    """Return answers by score; equal ones keep their order, so that the first is `rerankers.best_answer`'s."""
+    return dict(sorted(scores.items(), key=lambda item: -item[1]))
+
+
+def scored_candidates(factors: Factors) -> list[dict[str, Any]]:
+    """Return each candidate with its factors and those of its passage, numbered from 1."""
+    rows = []
+    for row, (answer, passage) in enumerate(zip(factors.answers, factors.passages.tolist(), strict=True)):
+        by_name = {name: getattr(factors, name) for name in TITLES}
+        own = {
+            name: float(values[passage if name in (QUESTION_ALONE, PASSAGE) else row])
+            for name, values in by_name.items()
+        }
+        rows.append({"answer": answer, "passage": passage + 1, "factors": own})
+    return rows
+
+
+# Showing -------------------------------------------------------------------------------------------------------------
+
+SHOWN_CHARACTERS, SHOWN_CANDIDATES = 160, 10  # on a terminal; a page has everything
+PAGE_WIDTH = 140
+PAGE = """<!doctype html><html lang=en><meta charset=utf-8><meta name=referrer content=no-referrer>
+<meta http-equiv=Content-Security-Policy content="default-src 'none'; style-src 'unsafe-inline'">
+<title>TITLE</title><pre style="font-family:monospace;white-space:pre-wrap">{code}</pre></html>
+"""
 
 
 def print_reply(reply: Reply) -> None:
-    console = Console(highlight=False)
-    console.print(Text(plain_text(reply.answer), "bold") if reply.answer else Text("no answer", "red"))
-    for line in told(reply):
-        console.print(Text(plain_line(line), "dim"), soft_wrap=True)
-    if reply.passages:
-        table = Table("", "weight", Column("evidence", overflow="fold"), "date", title="Evidence", title_justify="left")
-        for place, passage in enumerate(reply.passages, start=1):
-            table.add_row(str(place), f"{passage.probability:.1%}", _shown(passage), passage.fetched or "")
-        console.print(table)
-    if reply.scores:
-        console.print(_candidates(reply))
-
-
-def told(reply: Reply) -> list[str]:
-    """How the answer came about: the way, the policy's reason, and what the search did not give."""
-    lines = [f"{reply.way}; {reply.lm}; {reply.searched}"]
-    if reply.sum_logprob is not None:
-        lines[0] += f"; log p {reply.sum_logprob:.2f}"
-    if reply.policy is not None:
-        lines.append(reply.policy.reason)
-    elif not reply.passages:
-        lines.append("no evidence: the LM answers alone")
-    if reply.failures:
-        lines.append("missing: " + ", ".join(f"{name} {count}" for name, count in reply.failures.items()))
-    return lines
-
-
-def number(value: float) -> str:
-    """A logarithm; of nothing it is a dash."""
-    return f"{value:.2f}" if math.isfinite(value) else "–"
-
-
-def _shown(passage: Passage) -> Text:
-    """Title and address over the beginning of the text."""
-    heads = [plain_line(part) for part in (passage.title, passage.url) if part]
-    text = plain_line(passage.text)
-    cut = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
-    return Text.assemble((" · ".join(heads), "bold"), "\n", (cut, "dim"), overflow="fold")
-
-
-def _candidates(reply: Reply) -> Table:
-    """The best ones; factors are those of an answer's likeliest candidate."""
-    more = len(reply.scores) - SHOWN_CANDIDATES
-    title = f"Candidates{f', and {more} more' if more > 0 else ''}"
-    factors = list(TITLES.values()) if reply.candidates else []
-    numbers = [Column(name, justify="right") for name in ("score", *factors)]
-    columns = [numbers[0], Column("answer", overflow="fold"), Column("from"), *numbers[1:]]
-    table = Table(*columns, title=title, title_justify="left", caption="natural logarithms", caption_justify="left")
-    for answer, score in list(reply.scores.items())[:SHOWN_CANDIDATES]:
-        best = reply.best_candidate(answer)
-        of_best = [number(best.factors[name]) for name in TITLES] if best else []
-        places = ", ".join(map(str, reply.passages_of(answer)))
-        table.add_row(number(score), Text(plain_line(answer)), places, *of_best)
-    return table
-
-
-NOTHING_ELSE = "<meta http-equiv=Content-Security-Policy content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-OWN_CSS = """
-.answer { font-size: 1.4rem; font-weight: 600; white-space: pre-wrap; margin: .6rem 0; }
-.evidence { border-bottom: 1px solid #ddd; padding: .6rem 0; overflow-wrap: anywhere; } .evidence p { margin: .3rem 0; }
-"""
-FACTORS_NOTE = (
-    "Natural logarithms. a: answer, q: question, p: passage. Factors are those of an answer's likeliest candidate."
-)
+    render(reply, Console(highlight=False))
 
 
 def write_page(path: Path, reply: Reply) -> None:
@@ -234,50 +452,68 @@ def write_page(path: Path, reply: Reply) -> None:
 
 
 def page_of(reply: Reply) -> str:
-    title = escape(plain_line(reply.question))
-    lines = "".join(f"<p class=muted>{_text(line)}</p>" for line in told(reply))
-    blocks = "".join(_evidence_block(place, passage) for place, passage in enumerate(reply.passages, start=1))
-    evidence = f"<h2>Evidence</h2>{blocks}" if blocks else ""
-    return (
-        f"<!doctype html><html lang=en><meta charset=utf-8>{NOTHING_ELSE}<title>{title}</title>"
-        f"<style>{CSS}{OWN_CSS}</style><h1>{title}</h1>"
-        f"<div class=answer>{_text(reply.answer) or 'no answer'}</div>{lines}"
-        f"{evidence}{_candidates_section(reply)}</html>\n"
+    """Return a page of HTML that loads nothing and runs nothing."""
+    console = Console(record=True, file=io.StringIO(), width=PAGE_WIDTH, highlight=False)
+    console.print(Text(plain_text(reply.question), "bold"))
+    render(reply, console, is_page=True)
+    title = escape(plain_line(reply.question)).replace("{", "{{").replace("}", "}}")
+    return console.export_html(code_format=PAGE.replace("TITLE", title), inline_styles=True)
+
+
+def render(reply: Reply, console: Console, is_page: bool = False) -> None:
+    """Print the answer, how it came about, its evidence and its candidates."""
+    console.print(Text(plain_text(reply.answer), "bold") if reply.answer else Text("no answer", "red"))
+    logprob = "" if reply.sum_logprob is None else f"; log p {reply.sum_logprob:.2f}"
+    lines = [f"{reply.method}; {reply.lm}; {reply.searched}{logprob}"]
+    if reply.policy is not None:
+        lines.append(reply.policy["reason"])
+    elif not reply.passages:
+        lines.append("no evidence: the LM answers alone")
+    if reply.failures:
+        lines.append("missing: " + ", ".join(f"{name} {count}" for name, count in reply.failures.items()))
+    for line in lines:
+        console.print(Text(plain_line(line), "dim"), soft_wrap=True)
+    if reply.passages:
+        table = Table("", "weight", Column("evidence", overflow="fold"), "date", title="Evidence", title_justify="left")
+        for place, passage in enumerate(reply.passages, start=1):
+            table.add_row(str(place), f"{passage.probability:.1%}", _evidence(passage, is_page), passage.fetched or "")
+        console.print(table)
+    if reply.scores:
+        console.print(_candidates(reply, len(reply.scores) if is_page else SHOWN_CANDIDATES))
+
+
+def _evidence(passage: Passage, is_page: bool) -> Text:
+    """Return title and address over the text. On a page, an address that a browser fetches by http is a link."""
+    url, text = plain_line(passage.url), plain_line(passage.text)
+    if not is_page and len(text) > SHOWN_CHARACTERS:
+        text = f"{text[:SHOWN_CHARACTERS]}…"
+    is_link = is_page and url.lower().startswith(("http://", "https://"))
+    style = Style(bold=True, link=escape(url) if is_link else None)  # rich writes links as they are
+    head = [(f"{plain_line(passage.title)} · ", "bold")] if passage.title else []
+    return Text.assemble(*head, (url, style), "\n", (text, "dim"), overflow="fold")
+
+
+def _candidates(reply: Reply, most: int) -> Table:
+    """Return a table of the best answers; factors are those of an answer's likeliest candidate."""
+    more = len(reply.scores) - most
+    factors = list(TITLES.values()) if reply.candidates else []
+    numbers = [Column(name, justify="right") for name in ("score", *factors)]
+    table = Table(
+        *(numbers[0], Column("answer", overflow="fold"), Column("from"), *numbers[1:]),
+        title=f"Candidates{f', and {more} more' if more > 0 else ''}",
+        title_justify="left",
+        caption="natural logarithms; a: answer, q: question, p: passage",
+        caption_justify="left",
     )
+    for answer, score in list(reply.scores.items())[:most]:
+        own = [one for one in reply.candidates if one["answer"] == answer]
+        best = max(own, key=lambda one: one["factors"][ANSWER_GIVEN_QUESTION], default=None)
+        shown = [_number(best["factors"][name]) for name in TITLES] if best else []
+        places = ", ".join(str(place) for place in sorted(one["passage"] for one in own))
+        table.add_row(_number(score), Text(plain_line(answer)), places, *shown)
+    return table
 
 
-def _evidence_block(place: int, passage: Passage) -> str:
-    date = f" · {escape(passage.fetched)}" if passage.fetched else ""
-    title = f"<b>{_text(passage.title)}</b> " if passage.title else ""
-    return (
-        f"<div class=evidence><p>[{place}] {passage.probability:.1%} · {title}{_link(passage.url)}"
-        f"<span class=muted>{date}</span></p><p>{_text(passage.text)}</p></div>"
-    )
-
-
-def _link(url: str) -> str:
-    """Only what a browser fetches by http is a link."""
-    shown = _text(url)
-    if not url.lower().startswith(("http://", "https://")):
-        return f"<span class=muted>{shown}</span>"
-    return f'<a href="{escape(plain_line(url))}" rel="noreferrer noopener">{shown}</a>'
-
-
-def _candidates_section(reply: Reply) -> str:
-    if not reply.scores:
-        return ""
-    factors = "".join(f"<th>{escape(title)}</th>" for title in TITLES.values()) if reply.candidates else ""
-    rows = ""
-    for answer, score in reply.scores.items():
-        best = reply.best_candidate(answer)
-        numbers = [number(best.factors[name]) for name in TITLES] if best else []
-        places = ", ".join(map(str, reply.passages_of(answer)))
-        mark = " class=best" if answer == reply.answer else ""
-        cells = "".join(f"<td>{cell}</td>" for cell in (number(score), places, *numbers))
-        rows += f"<tr><td{mark}>{_text(answer)}</td>{cells}</tr>"
-    note = f"<p class=muted>{FACTORS_NOTE}</p>" if reply.candidates else ""
-    return f"<h2>Candidates</h2>{note}<table><tr><th>answer</th><th>score</th><th>from</th>{factors}</tr>{rows}</table>"
-
-
-def _text(text: str) -> str:
-    return escape(plain_text(text))
+def _number(value: float) -> str:
+    """Return a logarithm; that of 0 is a dash."""
+    return f"{value:.2f}" if math.isfinite(value) else "–"

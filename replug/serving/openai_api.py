@@ -1,0 +1,290 @@
+"""Requests and responses in OpenAI's shapes; documents, weights and the index version are under `replug`.
+
+Unknown keys are refused, and so are values that an ensemble cannot fulfil, such as n=2. Clients send many keys at the
+value that asks for nothing, such as n=1: these are accepted. A key that is null counts as absent. Refusals have
+OpenAI's error shape, so that its clients raise their own errors.
+"""
+
+import base64
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+import numpy as np
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from starlette.responses import JSONResponse
+
+from replug.config.plain_text import plain_line
+from replug.models.ensemble import Retrieved
+from replug.models.generation import Generated, GenerationOptions
+
+Json = dict[str, Any]
+Side = Literal["query", "document"]
+QUERY: Final = "query"
+DOCUMENT: Final = "document"
+LM_NAME, RETRIEVER_NAME = "replug", "retriever"  # values of `model`
+MAX_TEXTS, MAX_DOCUMENTS = 2048, 100  # of one request; OpenAI's own limit of inputs
+DEFAULT_TOKENS = 16  # of a completion, as OpenAI has it; chats default to the server's limit
+
+
+class ApiError(Exception):
+    """A refusal: an HTTP status, a line for a person, the parameter that it is about, and a code for a program."""
+
+    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+
+    def as_json(self) -> Json:
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        headers = {"Retry-After": "1"} if self.status == 503 else {}
+        return JSONResponse(self.as_json(), self.status, headers=headers)
+
+
+def refused(param: str, message: str, code: str | None = None) -> ApiError:
+    """Make the error of a request that is wrong or cannot be fulfilled; `message` says what is expected."""
+    return ApiError(400, f"{param}: {message}", param, code)
+
+
+def validation_refused(error: RequestValidationError) -> ApiError:
+    """Make the error of the first key that is wrong, by pydantic's own words."""
+    first: Json = error.errors()[0]
+    place = plain_line(".".join(str(part) for part in first["loc"] if part != "body"))[:200] or "body"
+    if first["type"] == "extra_forbidden":
+        return refused(place, "unknown, or not supported by this server; leave it out", "unsupported_parameter")
+    return refused(place, plain_line(first["msg"].removeprefix("Value error, ")))
+
+
+@dataclass(frozen=True, slots=True)
+class ServingLimits:
+    """Limits that a user sets; `max_prompt_tokens` count a prompt with a document and the answer."""
+
+    max_prompt_tokens: int = 4096
+    max_new_tokens: int = 512
+    max_concurrency: int = 64
+    max_batch: int = 16
+    timeout_seconds: float = 300.0
+
+
+# Requests ------------------------------------------------------------------------------------------------------------
+
+Texts = Annotated[
+    list[str],
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    Field(min_length=1, max_length=MAX_TEXTS),
+]
+Zero = Annotated[float, Field(ge=0, le=0)]
+Nothing = Annotated[list[Any], Field(max_length=0)]
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _checked(cls, body: Any) -> Any:
+        """Drop nulls. Refuse half characters (lone surrogates), which JSON can hold and no tokenizer reads."""
+        if not isinstance(body, dict):
+            return body
+        for key, value in body.items():
+            try:
+                json.dumps([key, value], ensure_ascii=False).encode()
+            except UnicodeEncodeError as error:
+                raise refused(plain_line(key), "holds half a character (a lone surrogate)") from error
+        return {key: value for key, value in body.items() if value is not None}
+
+
+class EmbeddingRequest(_Request):
+    """Texts to embed; `input_type` says for which side of the retriever."""
+
+    model: Literal["retriever"]
+    input: Texts
+    encoding_format: Literal["float", "base64"] = "float"
+    input_type: Side | None = None
+    user: str = ""
+
+
+class SearchRequest(_Request):
+    query: Texts
+    k: int = Field(default=10, ge=1, le=MAX_DOCUMENTS)
+
+
+class EnsembleOptions(_Request):
+    """REPLUG's own: the number of documents, and the query that finds them instead of the prompt."""
+
+    k: int | None = Field(default=None, ge=0, le=MAX_DOCUMENTS)
+    query: str | None = None
+
+
+class StreamOptions(_Request):
+    include_usage: bool = False
+
+
+class TextFormat(_Request):
+    type: Literal["text"]
+
+
+class _Generation(_Request):
+    model: Literal["replug"]
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    stop: Annotated[Texts, Field(max_length=16)] | None = None
+    seed: int = 0
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    replug: EnsembleOptions = EnsembleOptions()
+    # Keys of OpenAI's API at the value that asks for nothing:
+    n: Literal[1] = 1
+    best_of: Literal[1] = 1
+    echo: Literal[False] = False
+    suffix: Literal[""] = ""
+    logprobs: Literal[False] = False
+    top_logprobs: Literal[0] = 0
+    frequency_penalty: Zero = 0
+    presence_penalty: Zero = 0
+    logit_bias: Annotated[dict[str, Any], Field(max_length=0)] = {}
+    tools: Nothing = []
+    functions: Nothing = []
+    tool_choice: Literal["none", "auto"] = "none"
+    parallel_tool_calls: bool = False
+    response_format: TextFormat | None = None
+    modalities: list[Literal["text"]] = ["text"]
+    store: Literal[False] = False
+    service_tier: Literal["auto", "default"] = "auto"
+    metadata: dict[str, Any] = {}
+    user: str = ""
+
+    def options(self, limits: ServingLimits, default_tokens: int) -> GenerationOptions:
+        """Return how to decode the answer. Raises ApiError for values out of range."""
+        most = limits.max_new_tokens
+        tokens = min(default_tokens, most) if self.max_tokens is None else self.max_tokens
+        if not 1 <= tokens <= most:
+            raise refused("max_tokens", f"{tokens} tokens; expected 1 to {most}")
+        try:
+            return GenerationOptions(tokens, self.stop, self.temperature, self.top_p, self.seed)
+        except ValueError as error:
+            raise ApiError(400, str(error), str(error).partition(" ")[0]) from error
+
+
+class CompletionRequest(_Generation):
+    prompt: Texts
+
+
+class TextPart(_Request):
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Request):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class ChatRequest(_Generation):
+    messages: list[Message] = Field(min_length=1, max_length=MAX_TEXTS)
+    max_completion_tokens: int | None = None  # the newer name of max_tokens
+
+    @model_validator(mode="after")
+    def _one_length(self) -> "ChatRequest":
+        if self.max_completion_tokens is not None:
+            self.max_tokens = self.max_completion_tokens
+        return self
+
+
+# Responses -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer of the ensemble; `evidence` is what clients get under `replug`. `is_full`: max_tokens ended it."""
+
+    generated: Generated
+    is_full: bool
+    evidence: Json
+
+
+def document_json(found: Retrieved) -> Json:
+    return {"id": found.id, "text": found.text, "source": found.source, "score": found.similarity}
+
+
+def embeddings_json(vectors: np.ndarray, num_tokens: int, are_cut: list[bool], as_base64: bool, version: int) -> Json:
+    """Return the response for vectors [N, D]; base64 holds little-endian float32, as OpenAI's clients read it."""
+    rows = [base64.b64encode(row.astype("<f4").tobytes()).decode() if as_base64 else row.tolist() for row in vectors]
+    return {
+        "object": "list",
+        "model": RETRIEVER_NAME,
+        "data": [{"object": "embedding", "index": number, "embedding": row} for number, row in enumerate(rows)],
+        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        "replug": {"index_version": version, "are_cut": are_cut},
+    }
+
+
+def models_json(lm: str, retriever: str, version: int) -> Json:
+    """Return the list of both models; their identities are under `replug`."""
+    served = {LM_NAME: {"lm": lm, "retriever": retriever}, RETRIEVER_NAME: {"retriever": retriever}}
+    constant = {"object": "model", "created": 0, "owned_by": "replug"}
+    rows = [{"id": name, "replug": own | {"index_version": version}} | constant for name, own in served.items()]
+    return {"object": "list", "data": rows}
+
+
+class AnswerShape:
+    """Shape the responses to one completion or chat request; all parts carry one id and time."""
+
+    def __init__(self, is_chat: bool) -> None:
+        self._is_chat = is_chat
+        self._name = "chat.completion" if is_chat else "text_completion"
+        self._head = {"id": f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}", "created": int(time.time())}
+
+    def whole(self, answers: Sequence[Answer]) -> Json:
+        """Return one choice for each prompt; `replug` is one object, or a list for several prompts."""
+        evidence = [answer.evidence for answer in answers]
+        choices = []
+        for number, answer in enumerate(answers):
+            message = {"role": "assistant", "content": answer.generated.text}
+            content = {"message": message} if self._is_chat else {"text": answer.generated.text}
+            choices.append({"index": number, **content, "logprobs": None, "finish_reason": _finish_reason(answer)})
+        own = {"usage": _usage(answers), "replug": evidence[0] if len(evidence) == 1 else evidence}
+        return {**self._head, "object": self._name, "model": LM_NAME, "choices": choices, **own}
+
+    def first(self) -> Json:
+        return self._chunk({"role": "assistant", "content": ""} if self._is_chat else "")
+
+    def piece(self, text: str) -> Json:
+        return self._chunk({"content": text} if self._is_chat else text)
+
+    def last(self, answer: Answer) -> Json:
+        chunk = self._chunk({} if self._is_chat else "")
+        chunk["choices"][0]["finish_reason"] = _finish_reason(answer)
+        return {**chunk, "replug": answer.evidence}
+
+    def usage(self, answer: Answer) -> Json:
+        return {**self._chunk(""), "choices": [], "usage": _usage([answer])}
+
+    def _chunk(self, content: Any) -> Json:
+        name = "chat.completion.chunk" if self._is_chat else self._name
+        choice = {"index": 0, "delta" if self._is_chat else "text": content, "logprobs": None, "finish_reason": None}
+        return {**self._head, "object": name, "model": LM_NAME, "choices": [choice]}
+
+
+def _finish_reason(answer: Answer) -> str:
+    return "length" if answer.is_full else "stop"
+
+
+def _usage(answers: Sequence[Answer]) -> Json | None:
+    """Count the tokens of all documents' prompts as the LM read them; None if it does not tell."""
+    read = [answer.generated.prompt_tokens for answer in answers]
+    if None in read:
+        return None
+    prompt, made = sum(count or 0 for count in read), sum(answer.generated.num_tokens for answer in answers)
+    return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}

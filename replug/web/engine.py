@@ -1,0 +1,375 @@
+"""Search engines: `make_engine` makes the one that `web.engine` names.
+
+An engine returns a limited number of results for a request, so it is asked for further pages until there are enough.
+Engines that can limit by date are asked to; the dates of results and pages decide all the same.
+
+The address of an engine is the user's choice, so it is not guarded as a page's is. The answer is still not trusted:
+its time and bytes are bounded, redirects are not followed, so that a key goes to no other host, and an answer of
+another form is a refusal with a reason.
+"""
+
+import asyncio
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date, timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
+
+from replug.config.errors import UserError, require_extra
+from replug.config.evaluation_schema import WebConfig
+from replug.config.methods import ENGINE_NAMES
+from replug.data.records import Document
+from replug.index_workers.bm25 import BM25Index
+from replug.models.ensemble import Retrieved, Retriever
+from replug.models.http.connection import ServerFault, is_loopback, require_header_value, retry_after, servers_words
+from replug.models.http.request_budget import RequestBudget
+from replug.web.records import EngineRefused, EngineResult, SearchEngine
+
+SECONDS, MAX_BYTES, MAX_ATTEMPTS = 30.0, 8 * 2**20, 4  # of one answer
+BACKOFF_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0  # an engine that asks for a longer wait has refused
+FIRST_DAY = date(1990, 1, 1)
+DDGS_SECONDS = 20
+Entry = tuple[Any, ...]  # URL, title and date as an engine gives them
+
+
+class _Pace:
+    """Take one turn for each request, so many a second within the budget."""
+
+    def __init__(self, web: WebConfig, budget: RequestBudget) -> None:
+        self._seconds, self._next, self._budget = 1.0 / web.requests_per_second, 0.0, budget
+
+    def turn(self) -> None:
+        """Raise BudgetSpent if no request is left."""
+        time.sleep(max(0.0, self._next - time.monotonic()))
+        self._next = time.monotonic() + self._seconds
+        self._budget.reserve(0)
+        self._budget.settle(0, 0)
+
+
+class ApiEngine:
+    """An engine with a JSON API. A subclass says where it is, what to ask for, and where an answer has its results."""
+
+    url: str
+    identity: str
+    refused: str  # what a user can do about 401 and 403
+    key_header = ""  # an engine with a key has it in a header, so that no URL holds it
+    page_size, max_pages = 1, 1
+    path: tuple[str, ...]  # of the list of results in an answer
+    fields: tuple[str, str, str]  # of a result: URL, title and date
+
+    def __init__(self, web: WebConfig, budget: RequestBudget) -> None:
+        self._web, self._pace = web, _Pace(web, budget)
+        self._key = _key(web) if self.key_header else None
+        self._trust_env = not is_loopback(urlsplit(self.url).hostname or "")
+        self._certificates = httpx.create_ssl_context(trust_env=self._trust_env)  # slow to read
+
+    def parameters(self, query: str, num_results: int, page: int) -> dict[str, str | int]:
+        """Return what is asked for a page of results, numbered from 0."""
+        raise NotImplementedError
+
+    def search(self, query: str, num_results: int) -> list[EngineResult]:
+        """Return at most `num_results`, in the engine's order."""
+        entries: list[Entry] = []
+        for page in range(min(self.max_pages, -(-num_results // self.page_size))):
+            body = self._get(self.parameters(query, num_results, page))
+            found, before = entries_at(body, *self.path), len(ranked(entries, num_results))
+            entries += [tuple(entry.get(name) for name in self.fields) for entry in found]
+            if len(found) < self.page_size or len(ranked(entries, num_results)) in (before, num_results):
+                break
+        if not entries and body.get("unresponsive_engines"):  # SearXNG's own engines
+            raise EngineRefused("engines_unresponsive", str(body["unresponsive_engines"])[:200])
+        return ranked(entries, num_results)
+
+    def _get(self, parameters: Mapping[str, str | int]) -> Any:
+        """Ask again where that may help. Raises EngineRefused, BudgetSpent, and UserError for 401 and 403."""
+        attempts = Retrying(
+            stop=stop_after_attempt(MAX_ATTEMPTS),
+            wait=_seconds_to_wait,
+            retry=retry_if_exception_type(ServerFault),
+            reraise=True,
+        )
+        try:
+            return attempts(self._request, parameters)
+        except ServerFault as fault:
+            raise EngineRefused("rate_limited" if fault.unread else "failed", str(fault)) from fault
+
+    def _request(self, parameters: Mapping[str, str | int]) -> Any:
+        self._pace.turn()
+        try:
+            response = asyncio.run(self._exchange(parameters))
+        except TimeoutError as error:
+            raise ServerFault(f"no answer within {SECONDS:g} s") from error
+        except httpx.RequestError as error:
+            raise ServerFault(f"{type(error).__name__}: {error}") from error
+        status = response.status_code
+        told = f"{status}: {servers_words(response, self._key)}"
+        if status in (401, 403):
+            where = f" {self._web.api_key_env}" if self._key else ""
+            raise UserError(f"{self.url} refuses the search ({told}); {self.refused}{where}")
+        if status in (408, 429) or status >= 500:
+            if (seconds := retry_after(response)) > LONGEST_WAIT_SECONDS:
+                raise EngineRefused("rate_limited", f"it asks to wait {seconds:g} s; {told}")
+            raise ServerFault(told, seconds, unread=status == 429)
+        if status != httpx.codes.OK:
+            raise EngineRefused(f"status_{status}", told)
+        try:
+            return response.json()
+        except (ValueError, RecursionError) as error:  # RecursionError: brackets thousands deep
+            raise EngineRefused("ill_formed", "the answer is not JSON") from error
+
+    async def _exchange(self, parameters: Mapping[str, str | int]) -> httpx.Response:
+        headers = {self.key_header: self._key} if self._key else {}
+        async with (
+            asyncio.timeout(SECONDS),
+            httpx.AsyncClient(
+                headers=headers, trust_env=self._trust_env, verify=self._certificates, timeout=None
+            ) as client,
+            client.stream("GET", self.url, params=dict(parameters)) as response,
+        ):
+            content = bytearray()
+            async for piece in response.aiter_bytes(2**16):
+                content += piece
+                if len(content) > MAX_BYTES:
+                    raise EngineRefused("ill_formed", f"an answer of more than {MAX_BYTES} bytes")
+            # The bytes are unpacked already, so the header of their coding must go.
+            kept = [(k, v) for k, v in response.headers.items() if k in ("content-type", "retry-after")]
+            return httpx.Response(response.status_code, headers=kept, content=bytes(content))
+
+
+class SearxngEngine(ApiEngine):
+    """SearXNG, self-hosted: https://docs.searxng.org/dev/search_api.html
+
+    It has no limit by date. A page holds what its own engines gave, some ten to thirty results.
+    """
+
+    refused = (
+        "a SearXNG gives JSON only where its settings.yml allows it: expected `search: formats: [html, json]` "
+        "there, and a limiter that lets this machine through"
+    )
+    max_pages = 3
+    path, fields = ("results",), ("url", "title", "publishedDate")
+
+    def __init__(self, web: WebConfig, budget: RequestBudget) -> None:
+        server = str(web.url).rstrip("/")
+        self.url = f"{server}/search"
+        self.identity = f"searxng {server}" + (f" site:{web.site}" if web.site else "")
+        super().__init__(web, budget)
+
+    def parameters(self, query: str, num_results: int, page: int) -> dict[str, str | int]:
+        return {"q": with_site(query, self._web), "format": "json", "pageno": page + 1}
+
+
+class BraveEngine(ApiEngine):
+    """Brave Search: https://api-dashboard.search.brave.com/app/documentation/web-search"""
+
+    url = "https://api.search.brave.com/res/v1/web/search"
+    refused = "expected a key of its Web Search in the environment variable"
+    key_header = "X-Subscription-Token"
+    page_size, max_pages = 20, 10  # it takes no further offset
+    path, fields = ("web", "results"), ("url", "title", "page_age")
+
+    def __init__(self, web: WebConfig, budget: RequestBudget) -> None:
+        self.identity = f"brave site:{web.site} before:{web.before}"
+        super().__init__(web, budget)
+
+    def parameters(self, query: str, num_results: int, page: int) -> dict[str, str | int]:
+        count = min(self.page_size, num_results)
+        asked: dict[str, str | int] = {"q": with_site(query, self._web), "count": count, "offset": page}
+        if self._web.before:
+            asked["freshness"] = f"{FIRST_DAY}to{_day_before(self._web.before)}"
+        return asked
+
+
+class GoogleEngine(ApiEngine):
+    """Google Programmable Search, closed to new customers: https://developers.google.com/custom-search/v1/reference"""
+
+    url = "https://customsearch.googleapis.com/customsearch/v1"
+    refused = "expected its engine at web.google_cx, and a key of Programmable Search in the environment variable"
+    key_header = "X-Goog-Api-Key"
+    page_size, max_pages = 10, 10
+    path, fields = ("items",), ("link", "title", "")
+
+    def __init__(self, web: WebConfig, budget: RequestBudget) -> None:
+        self.identity = f"google {web.google_cx} site:{web.site} before:{web.before}"
+        super().__init__(web, budget)
+
+    def parameters(self, query: str, num_results: int, page: int) -> dict[str, str | int]:
+        start = page * self.page_size + 1
+        asked: dict[str, str | int] = {
+            "q": query,
+            "cx": str(self._web.google_cx),
+            "num": self.page_size,
+            "start": start,
+        }
+        if self._web.site:
+            asked |= {"siteSearch": self._web.site, "siteSearchFilter": "i"}
+        if self._web.before:
+            asked["sort"] = f"date:r:{FIRST_DAY:%Y%m%d}:{_day_before(self._web.before):%Y%m%d}"
+        return asked
+
+
+class DdgsEngine:
+    """Several public engines without a key, by the package `ddgs`, an extra: pip install "replug[ddgs]".
+
+    It asks engines that offer no API, so it is slower, is refused sooner, and answers in another order each time; a
+    snapshot keeps its answers. A search counts as one request. The user must know whether the engines allow this.
+    """
+
+    def __init__(self, web: WebConfig, budget: RequestBudget) -> None:
+        require_extra("ddgs", "ddgs", what="web.engine=ddgs")
+        import ddgs.exceptions
+
+        self._ddgs, self._web, self._pace = ddgs, web, _Pace(web, budget)
+        self.identity = f"ddgs site:{web.site}"
+
+    def search(self, query: str, num_results: int) -> list[EngineResult]:
+        self._pace.turn()
+        try:
+            found = self._ddgs.DDGS(timeout=DDGS_SECONDS).text(with_site(query, self._web), max_results=num_results)
+        except self._ddgs.exceptions.RatelimitException as error:
+            raise EngineRefused("rate_limited", str(error)) from error
+        except self._ddgs.exceptions.DDGSException as error:
+            if str(error) == "No results found.":  # what it raises for an empty answer
+                return []
+            raise EngineRefused("failed", str(error)) from error
+        return ranked([(entry.get("href"), entry.get("title"), None) for entry in found], num_results)
+
+
+ENGINES: dict[str, Callable[[WebConfig, RequestBudget], SearchEngine]] = {
+    "brave": BraveEngine,
+    "ddgs": DdgsEngine,
+    "google": GoogleEngine,
+    "searxng": SearxngEngine,
+}
+
+
+def make_engine(web: WebConfig, budget: RequestBudget, local: SearchEngine | None) -> SearchEngine:
+    """Return the engine; `local` searches documents of the caller, None if it has none.
+
+    Raises UserError for an unknown name, and for what an engine lacks.
+    """
+    if web.engine == "local":
+        if local is None:
+            raise UserError(
+                "web.engine=local searches documents, and there are none; expected a corpus or another engine"
+            )
+        return local
+    if web.engine not in ENGINES:
+        raise UserError(f"web.engine is {web.engine}; expected one of: {', '.join(ENGINE_NAMES)}")
+    return ENGINES[web.engine](web, budget)
+
+
+class BM25Retriever:
+    """A `Retriever` over documents in memory. A document that shares no word with a query is not found."""
+
+    def __init__(self, documents: Iterable[Document]) -> None:
+        self._documents = list(documents)
+        self._index = BM25Index(document.text for document in self._documents)
+        digest = hashlib.sha256()
+        for document in self._documents:
+            digest.update(f"{len(document.id)} {len(document.text)} {document.id}{document.text}".encode())
+        self.identity = f"bm25:{digest.hexdigest()[:16]}"
+
+    def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
+        """Return up to `k` documents for each query, best first; those of equal score by row."""
+        answers = []
+        for query in queries:
+            rows, scores = self._index.search(query, k)
+            best = sorted((-float(score), int(row)) for row, score in zip(rows, scores, strict=True) if score > 0)
+            answers.append(
+                [Retrieved(self._documents[row].text, -score, self._documents[row].id) for score, row in best]
+            )
+        return answers
+
+
+class LocalEngine:
+    """A `SearchEngine` over documents of the caller: nothing is fetched.
+
+    LocalEngine(BM25Retriever(documents))                 # lexical
+    LocalEngine(IndexRetriever(LocalIndex(root, threads)))  # a published index, dense
+
+    `identity` says which documents and which retriever; by default it is the retriever's. `titles` are by id.
+    """
+
+    def __init__(self, retriever: Retriever, identity: str = "", titles: dict[str, str] | None = None) -> None:
+        self._retriever, self._titles = retriever, titles or {}
+        self.identity = f"local {identity or getattr(retriever, 'identity', '')}".strip()
+
+    def search(self, query: str, num_results: int) -> list[EngineResult]:
+        [found] = self._retriever.retrieve([query], num_results)
+        return [
+            EngineResult(
+                url=f"document:{document.id}",
+                title=self._titles.get(document.id, ""),
+                rank=rank,
+                text=document.text,
+                doc_id=document.id,
+                similarity=document.similarity,
+            )
+            for rank, document in enumerate(found, 1)
+        ]
+
+
+def _seconds_to_wait(state: RetryCallState) -> float:
+    fault = state.outcome.exception() if state.outcome else None
+    asked_for = fault.retry_after if isinstance(fault, ServerFault) else 0.0
+    return max(asked_for, wait_exponential(BACKOFF_SECONDS, max=LONGEST_WAIT_SECONDS)(state))
+
+
+def _key(web: WebConfig) -> str:
+    """Return the engine's key from the environment. Raises UserError if it is missing or cannot be sent."""
+    key = os.environ.get(web.api_key_env, "")
+    if not key:
+        raise UserError(
+            f"web.engine={web.engine} needs a key; expected it in the environment variable {web.api_key_env}"
+        )
+    require_header_value(key, web.api_key_env)
+    return key
+
+
+def with_site(query: str, web: WebConfig) -> str:
+    """Return the query with `web.site`, in the operator that engines have for it."""
+    return f"{query} site:{web.site}" if web.site else query
+
+
+def _day_before(day: str) -> date:
+    return date.fromisoformat(day) - timedelta(days=1)
+
+
+def entries_at(body: Any, *path: str) -> list[dict[str, Any]]:
+    """Return the objects of a list in an answer; none if an object on the way, or the list, is missing.
+
+    Raises EngineRefused for an answer of another form.
+    """
+    for name in path:
+        if not isinstance(body, dict):
+            raise EngineRefused("ill_formed", "the answer is not an object")
+        body = body.get(name)
+        if body is None:
+            return []
+    if not isinstance(body, list):
+        raise EngineRefused("ill_formed", f"{'.'.join(path)} is not a list")
+    return [entry for entry in body if isinstance(entry, dict)]
+
+
+def ranked(entries: Iterable[Entry], num_results: int) -> list[EngineResult]:
+    """Return results in the engine's order, each URL once; entries without a URL of the web are left out."""
+    by_url: dict[str, EngineResult] = {}
+    for url, title, day in entries:
+        is_of_web = isinstance(url, str) and url.startswith(("http://", "https://"))
+        if is_of_web and url not in by_url and len(by_url) < num_results:
+            by_url[url] = EngineResult(url, str(title or ""), len(by_url) + 1, published=iso_day(day))
+    return list(by_url.values())
+
+
+def iso_day(value: Any) -> str | None:
+    """Return the date that an ISO time begins with, None for anything else."""
+    try:
+        return date.fromisoformat(value[:10]).isoformat() if isinstance(value, str) else None
+    except ValueError:
+        return None

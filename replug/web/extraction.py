@@ -1,0 +1,237 @@
+"""From a page's bytes to passages: decode, extract the main text, split it into sentences, weigh passages by TF-IDF.
+
+The encoding comes from a byte order mark, the header or the page itself, else it is guessed. It is a name that a
+stranger gave, and Python has names that are no encodings of text (`unicode_escape`, `idna`, `utf-7`): only those of a
+list are used. Bytes that do not fit become U+FFFD and are counted.
+
+Some HTML keeps a parser busy for hours (an element with 100,000 attributes takes lxml more than five minutes), and a
+parser is C code. So trafilatura runs in a process of its own, `python -m replug.web.extraction`, with limits of time
+and memory; it ends with its caller. A line that goes in is JSON `{"html", "today", "seconds"}`; one that comes out is
+`{"text", "title", "published"}`. trafilatura gets the text and never a URL, so it fetches nothing.
+
+A passage is up to six sentences (Lazaridou et al. 2022, section 2.2), by `sentencex`, whose time is linear in the text.
+A blank line or line break of the main text ends a sentence and not a passage. The similarity to the question is the
+cosine of TF-IDF vectors by scikit-learn's defaults (words of two letters or more in lower case; idf = log((1 + N) /
+(1 + n_w)) + 1) over the passages of this question, as in the paper. p_tfidf(p|q) is the cosine over the sum of the
+cosines of the passages that are kept, not a softmax.
+"""
+
+import codecs
+import json
+import logging
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from replug.config.errors import RunError
+from replug.web.fetch import FetchFailed
+
+# Encodings -----------------------------------------------------------------------------------------------------------
+
+MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+IN_HEADER = re.compile(r"charset\s*=\s*[\"']?([A-Za-z0-9_.:-]{1,40})", re.IGNORECASE)
+IN_PAGE = re.compile(rb"<meta[^>]{0,200}charset\s*=\s*[\"']?\s*([A-Za-z0-9_.:-]{1,40})", re.IGNORECASE)
+HEAD_BYTES = 4096  # in which a page says its encoding; browsers look into 1,024
+SAMPLE_BYTES = 65_536  # by which an encoding is guessed
+TEXT_ENCODINGS = re.compile(
+    r"utf-8|utf-16(-le|-be)?|cp125\d|cp866|cp874|cp932|cp949|iso8859-\d+|koi8-[ru]|mac-\w+|"
+    r"shift_jis|euc_jp|iso2022_jp|euc_kr|gb2312|gbk|gb18030|big5|big5hkscs"
+)
+AS_BROWSERS = {"ascii": "cp1252", "iso8859-1": "cp1252", "gb2312": "gb18030", "gbk": "gb18030", "shift_jis": "cp932"}
+MAX_BROKEN_SHARE = 0.1
+BROKEN = "\ufffd"
+
+
+def decode_page(body: bytes, content_type: str) -> tuple[str, int]:
+    """Return the text and the number of its broken characters. Raises FetchFailed if a tenth is broken."""
+    mark = next((mark for mark in MARKS if body.startswith(mark)), b"")
+    body, encoding = body[len(mark) :], MARKS.get(mark) or _encoding(body, content_type)
+    text = body.decode(encoding, errors="replace")
+    broken = text.count(BROKEN) - (body.count(BROKEN.encode()) if encoding == "utf-8" else 0)
+    if broken > MAX_BROKEN_SHARE * len(text):
+        raise FetchFailed("encoding")
+    return text, broken
+
+
+def _encoding(body: bytes, content_type: str) -> str:
+    """Return the encoding that the header says, the page says, or the bytes suggest."""
+    if (header := IN_HEADER.search(content_type)) and (known := _known(header[1])):
+        return known
+    if (page := IN_PAGE.search(body[:HEAD_BYTES])) and (known := _known(page[1].decode("ascii"))):
+        return "utf-8" if known.startswith("utf-16") else known  # it says so in ASCII, so it is not UTF-16
+    try:
+        body.decode("utf-8")
+        return "utf-8"
+    except UnicodeDecodeError:
+        import charset_normalizer
+
+        guess = charset_normalizer.from_bytes(body[:SAMPLE_BYTES]).best()
+        return (_known(guess.encoding) if guess else None) or "cp1252"
+
+
+def _known(label: str) -> str | None:
+    try:
+        name = codecs.lookup(label).name
+    except (LookupError, ValueError):
+        return None
+    name = AS_BROWSERS.get(name, name)
+    return name if TEXT_ENCODINGS.fullmatch(name) else None
+
+
+# Main text -----------------------------------------------------------------------------------------------------------
+
+SECONDS = 20.0  # of the process's own time: a busy machine makes no page fail
+MAX_MEMORY_BYTES = 4 * 2**30  # of addresses
+ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")  # a key never reaches the process that reads pages
+READY = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class MainText:
+    """The text of a page; `published` is the date of its last change that its markup gives (ISO), or None."""
+
+    text: str
+    title: str
+    published: str | None
+
+
+class Extractor:
+    """Extract main texts, one at a time. The process starts with the first page; `close` ends it."""
+
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self._seconds, self._lock = seconds, threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+
+    def extract(self, html: str) -> MainText:
+        """Raise FetchFailed for a page that ends the process, that takes too long, or that has no text."""
+        today = datetime.now(UTC).date().isoformat()
+        with self._lock:
+            process = self._started()
+            line = self._exchange(process, json.dumps({"html": html, "today": today, "seconds": self._seconds}))
+            if not line:
+                code = process.wait()
+                self._end(process)
+                raise FetchFailed("extraction_timeout" if code == -signal.SIGPROF else "extraction_failed")
+        found = MainText(**json.loads(line))
+        if not found.text.strip():
+            raise FetchFailed("no_text")
+        return found
+
+    def close(self) -> None:
+        with self._lock:
+            if self._process is not None:
+                self._end(self._process)
+
+    def _started(self) -> subprocess.Popen[str]:
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "replug.web.extraction"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                encoding="ascii",
+                env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
+            )
+            assert self._process.stdout is not None
+            if self._process.stdout.readline().strip() != READY:
+                self._end(self._process)
+                raise RunError("the process that reads pages did not start; its own error stands above")
+        return self._process
+
+    def _exchange(self, process: subprocess.Popen[str], line: str) -> str:
+        """Return the answer; an empty line means that the process has ended."""
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+        except BrokenPipeError:
+            return ""
+        return process.stdout.readline()
+
+    def _end(self, process: subprocess.Popen[str]) -> None:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            try:
+                pipe.close()
+            except BrokenPipeError:
+                continue
+        self._process = None
+
+
+def run_process() -> None:
+    """Answer the lines of standard input until it ends; a page beyond a limit ends the process."""
+    from trafilatura import bare_extraction  # takes a second, before the caller is told that the process is ready
+
+    logging.disable(logging.CRITICAL)
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="ascii")
+    print(READY, file=answers, flush=True)
+    # The parser's own words about a page are not for the user's terminal.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.dup2(nowhere, sys.stderr.fileno())
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for line in sys.stdin:
+        request = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, request["seconds"])  # ends the process even within C code
+        found: Any = bare_extraction(
+            request["html"],
+            include_comments=False,
+            with_metadata=True,
+            # Only dates that the page's markup gives; the last change, since `web.before` must hold for it.
+            date_extraction_params={"original_date": False, "extensive_search": False, "max_date": request["today"]},
+        )
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        text, title, published = ("", "", None) if found is None else (found.text or "", found.title or "", found.date)
+        print(json.dumps({"text": text, "title": title, "published": published}), file=answers, flush=True)
+
+
+# Passages ------------------------------------------------------------------------------------------------------------
+
+
+def split_passages(text: str, sentences_per_passage: int) -> list[str]:
+    """Return texts of so many sentences, the last of the rest; white space is single."""
+    import sentencex
+
+    sentences = [
+        " ".join(sentence.split())
+        for line in text.splitlines()
+        if line.strip()
+        for sentence in sentencex.segment("en", line)
+    ]
+    sentences = [sentence for sentence in sentences if sentence]
+    starts = range(0, len(sentences), sentences_per_passage)
+    return [" ".join(sentences[start : start + sentences_per_passage]) for start in starts]
+
+
+def tfidf_cosines(question: str, passages: Sequence[str]) -> np.ndarray:
+    """Return the cosine [N], float64 in 0 to 1, of each passage with the question; 0 if they share no word."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    vectorizer = TfidfVectorizer()
+    words_of = vectorizer.build_analyzer()
+    if not any(words_of(passage) for passage in passages):
+        return np.zeros(len(passages))  # scikit-learn refuses passages without words
+    vectors = vectorizer.fit_transform(passages)
+    return np.clip((vectors @ vectorizer.transform([question]).T).toarray()[:, 0], 0.0, 1.0)
+
+
+def tfidf_probabilities(cosines: np.ndarray) -> np.ndarray:
+    """Return p_tfidf(p|q) [N]: shares of the sum; equal ones if all are 0."""
+    total = cosines.sum()
+    return cosines / total if total > 0 else np.full(len(cosines), 1.0 / max(1, len(cosines)))
+
+
+if __name__ == "__main__":
+    run_process()

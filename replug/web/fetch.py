@@ -1,0 +1,396 @@
+"""Fetch pages from the web: from public addresses only, each within its limits, or with the reason why not.
+
+A page, a redirect or a name server can name any address: the metadata server of a cloud, a router, this machine. So
+an address is judged by what it is (IANA's registries of special-purpose addresses), however it is written. IPv6 is
+refused but for global unicast without the parts that carry or stand for something else; NAT64 is judged by the IPv4
+address inside, since a network without IPv4 reaches all of IPv4 by it. A host's name is resolved once for a
+connection, all its addresses are judged, and the connection goes to exactly one of those, so that no second look-up
+can give another (DNS rebinding). TLS and the Host header still have the name. Every request makes its own connection,
+and redirects are followed here, so that each is judged as the first URL was. No proxy, password or cookie is sent.
+
+A page may be endless, slow, or compressed a thousandfold. So its time is bounded from the first look-up to the last
+byte, and so are its bytes as sent and as unpacked (one layer of gzip or deflate), its header (100 KiB, httpcore's
+bound), its redirects, and its wait for a turn.
+
+A host is asked one thing at a time with a pause between, or with the pause that its robots.txt asks for. Without a
+robots.txt everything is allowed; if it cannot be read, nothing is (RFC 9309).
+"""
+
+import asyncio
+import ipaddress
+import socket
+import time
+import zlib
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from typing import Any
+from urllib.parse import urldefrag
+
+import httpcore
+import httpx
+from protego import Protego
+
+
+class FetchFailed(Exception):
+    """A page that gives nothing. `reason` is counted; it holds none of the page's own words but a status."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+# Addresses -----------------------------------------------------------------------------------------------------------
+
+NOT_PUBLIC_V4 = tuple(
+    ipaddress.IPv4Network(network)
+    for network in (
+        "0.0.0.0/8",  # this host
+        "10.0.0.0/8",
+        "100.64.0.0/10",  # shared by a provider's customers (CGNAT)
+        "127.0.0.0/8",
+        "169.254.0.0/16",  # link-local, with the metadata servers of clouds
+        "172.16.0.0/12",
+        "192.0.0.0/24",
+        "192.0.2.0/24",  # documentation
+        "192.31.196.0/24",
+        "192.52.193.0/24",
+        "192.88.99.0/24",  # relays of 6to4
+        "192.168.0.0/16",
+        "192.175.48.0/24",
+        "198.18.0.0/15",  # benchmarks of networks
+        "198.51.100.0/24",
+        "203.0.113.0/24",
+        "224.0.0.0/4",  # multicast
+        "240.0.0.0/4",  # reserved, and broadcast
+    )
+)
+GLOBAL_V6 = ipaddress.IPv6Network("2000::/3")
+NOT_PUBLIC_V6 = tuple(
+    ipaddress.IPv6Network(network)
+    for network in (
+        "2001::/23",  # protocols, with Teredo, which carries IPv4
+        "2001:db8::/32",  # documentation
+        "2002::/16",  # 6to4, which carries IPv4
+        "3fff::/20",  # documentation
+    )
+)
+NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+METADATA_V4 = ipaddress.IPv4Address("168.63.129.16")  # Azure's, which is a public address by its number
+
+
+def is_public(address: str) -> bool:
+    """Return whether a numeric address belongs to the public internet; False for what is not an address."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return _is_public_v4(parsed)
+    if parsed in NAT64:
+        return _is_public_v4(ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF))
+    return parsed in GLOBAL_V6 and not any(parsed in network for network in NOT_PUBLIC_V6)
+
+
+def _is_public_v4(address: ipaddress.IPv4Address) -> bool:
+    return address != METADATA_V4 and not any(address in network for network in NOT_PUBLIC_V4)
+
+
+PORTS = {"http": 80, "https": 443}
+MAX_URL_CHARACTERS = 4096
+HostPort = tuple[str, int]
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+
+
+def parse_url(url: str) -> httpx.URL | None:
+    """Return a URL without its part after #; None for what is not a URL of a web page."""
+    try:
+        parsed = httpx.URL(urldefrag(url).url) if len(url) <= MAX_URL_CHARACTERS else None
+        return parsed if parsed is not None and parsed.host else None
+    except (httpx.InvalidURL, ValueError):  # ValueError: brackets that hold no address
+        return None
+
+
+def url_problem(url: httpx.URL, exempt: Collection[HostPort]) -> str | None:
+    """Return why a URL is not fetched, or None. Allowed: http and https, no password, the scheme's own port."""
+    if url.scheme not in PORTS:
+        return "url_scheme"
+    if url.userinfo:
+        return "url_password"
+    host_port = url.raw_host.decode("ascii"), url.port or PORTS[url.scheme]
+    if host_port[1] != PORTS[url.scheme] and host_port not in exempt:
+        return "url_port"
+    return None
+
+
+def is_of_host(url: str, hosts: Iterable[str]) -> bool:
+    """Return whether a URL is of one of these hosts, or of a host below one."""
+    parsed = parse_url(url)
+    name = "" if parsed is None else parsed.raw_host.decode("ascii").rstrip(".").lower()
+    return any(name == host or name.endswith(f".{host}") for host in hosts)
+
+
+async def system_addresses(host: str, port: int) -> list[str]:
+    """Resolve a host by the system's resolver, in its order. Raises FetchFailed."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:  # UnicodeError: a label that no name may have
+        raise FetchFailed("unknown_host") from error
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+class GuardedBackend(httpcore.AsyncNetworkBackend):
+    """Connect to public addresses, and to the `exempt` pairs of host and port, which the caller knows to be its own."""
+
+    def __init__(
+        self,
+        exempt: Collection[HostPort] = (),
+        resolve: Resolve = system_addresses,
+        network: httpcore.AsyncNetworkBackend | None = None,
+    ) -> None:
+        self._exempt, self._resolve = frozenset(exempt), resolve
+        self._network = network or httpcore.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        """Raise FetchFailed if any address of the host is not public, and if none can be connected to."""
+        addresses = await self._resolve(host, port)
+        if (host, port) not in self._exempt and not all(map(is_public, addresses)):
+            raise FetchFailed("forbidden_address")
+        for address in addresses:
+            try:
+                return await self._network.connect_tcp(address, port, timeout, local_address, socket_options)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout):
+                continue  # try the next one of the same answer
+        raise FetchFailed("no_connection")
+
+    async def connect_unix_socket(
+        self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
+    ) -> httpcore.AsyncNetworkStream:
+        raise FetchFailed("forbidden_address")
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+# Bodies --------------------------------------------------------------------------------------------------------------
+
+ACCEPTED = "gzip, deflate"
+WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+ZLIB_HEADER = 0x8  # the low bits of the first byte; some servers send deflate without a header
+
+
+def unpacked(body: bytes, coding: str, limit: int) -> bytes:
+    """Return a body out of its coding. Raises FetchFailed if it is damaged, or if it has more than `limit` bytes.
+
+    Unpacking stops at the limit, so a bomb takes no more memory than an honest page.
+    """
+    if coding not in WINDOW_BITS:
+        return body
+    bits, out = WINDOW_BITS[coding], bytearray()
+    if coding == "deflate" and body and body[0] & 0x0F != ZLIB_HEADER:
+        bits = -zlib.MAX_WBITS
+    while body:  # gzip may have several members
+        decoder = zlib.decompressobj(bits)
+        try:
+            out += decoder.decompress(body, limit + 1 - len(out))
+        except zlib.error as error:
+            raise FetchFailed("content_encoding") from error
+        if len(out) > limit:
+            raise FetchFailed("too_large")
+        if not decoder.eof:
+            raise FetchFailed("incomplete")
+        body = decoder.unused_data
+    return bytes(out)
+
+
+# Pages ---------------------------------------------------------------------------------------------------------------
+
+AGENT = "replug"  # the name for us in a robots.txt
+ROBOTS_MAX_BYTES = 512_000  # RFC 9309 asks for 500 KiB at least
+CONTENT_TYPES = ("text/html", "application/xhtml+xml", "text/plain")
+REDIRECTS = (301, 302, 303, 307, 308)
+USER_AGENT = f"{AGENT}/{version('replug')} (reads pages to answer questions; heeds robots.txt)"
+HEADERS = [
+    (b"User-Agent", USER_AGENT.encode("ascii")),
+    (b"Accept", ", ".join(CONTENT_TYPES).encode("ascii")),
+    (b"Accept-Encoding", ACCEPTED.encode("ascii")),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    """Limits of each page, and `pages_at_once` of all together. Delays are between two requests to one host."""
+
+    seconds: float = 20.0
+    seconds_to_wait: float = 180.0  # for its turn, and all its redirects
+    max_bytes: int = 4 * 2**20  # as sent, and as unpacked
+    redirects: int = 5
+    pages_at_once: int = 8
+    delay_seconds: float = 0.5
+    longest_delay_seconds: float = 10.0  # a site that asks for a longer one is not read
+
+
+@dataclass(frozen=True, slots=True)
+class Downloaded:
+    """An answer with its body unpacked. `location` is where a redirect leads, whose body is not read."""
+
+    url: str
+    status: int
+    content_type: str
+    body: bytes
+    location: str | None = None
+
+
+class Fetcher:
+    """Fetch pages that robots.txt allows. `exempt` are pairs of host and port that may be any address and port.
+
+    It remembers the rules of each host and when it was asked last. `session` opens it for one event loop.
+    """
+
+    def __init__(
+        self,
+        limits: FetchLimits = FetchLimits(),
+        exempt: Collection[HostPort] = (),
+        resolve: Resolve = system_addresses,
+        network: httpcore.AsyncNetworkBackend | None = None,
+    ) -> None:
+        self._limits, self._exempt = limits, frozenset(exempt)
+        self._backend = GuardedBackend(self._exempt, resolve, network)
+        self._certificates = httpx.create_ssl_context(trust_env=False)
+        self._robots: dict[str, Protego | None] = {}  # by origin; None if it could not be read
+        self._next_turns: dict[str, float] = defaultdict(float)
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator["Fetcher"]:
+        """Open the fetcher, which may then be asked for many pages at once."""
+        self._places = asyncio.Semaphore(self._limits.pages_at_once)
+        self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # of hosts, and of origins' rules
+        async with httpcore.AsyncConnectionPool(
+            ssl_context=self._certificates,
+            max_connections=self._limits.pages_at_once,
+            max_keepalive_connections=0,
+            network_backend=self._backend,
+        ) as self._pool:
+            yield self
+
+    async def fetch(self, url: str) -> Downloaded:
+        """Fetch a page, or raise FetchFailed, within `seconds_to_wait`."""
+        try:
+            async with asyncio.timeout(self._limits.seconds_to_wait):
+                return await self._follow(url)
+        except TimeoutError as error:
+            raise FetchFailed("no_turn") from error
+
+    async def _follow(self, url: str, is_page: bool = True) -> Downloaded:
+        """Follow redirects within one time for all of them; robots.txt itself is read without rules."""
+        seen: set[str] = set()
+        seconds = self._limits.seconds
+        while url not in seen:
+            if len(seen) > self._limits.redirects:
+                raise FetchFailed("too_many_redirects")
+            seen.add(url)
+            parsed = parse_url(url)
+            if parsed is None or (problem := url_problem(parsed, self._exempt)):
+                raise FetchFailed("url_invalid" if parsed is None else str(problem))
+            if is_page:
+                await self._check_robots(parsed)
+            answer, took = await self._ask(parsed, seconds, is_page)
+            seconds -= took
+            if answer.location is None:
+                return answer
+            try:
+                url = str(parsed.join(answer.location))
+            except (httpx.InvalidURL, ValueError) as error:
+                raise FetchFailed("url_invalid") from error
+        raise FetchFailed("redirect_loop")
+
+    async def _check_robots(self, url: httpx.URL) -> None:
+        """Raise FetchFailed if the rules of the URL's origin, which are asked for once, forbid it."""
+        origin = _robots_url(url)
+        async with self._locks[origin]:
+            if origin not in self._robots:
+                self._robots[origin] = await self._read_robots(origin)
+        rules = self._robots[origin]
+        if rules is None:
+            raise FetchFailed("robots_unreadable")
+        if not rules.can_fetch(str(url), AGENT):
+            raise FetchFailed("robots")
+        if float(rules.crawl_delay(AGENT) or 0.0) > self._limits.longest_delay_seconds:
+            raise FetchFailed("crawl_delay")
+
+    async def _read_robots(self, url: str) -> Protego | None:
+        try:
+            found = await self._follow(url, is_page=False)
+        except FetchFailed as failure:
+            if failure.reason in ("forbidden_address", "unknown_host", "no_connection"):
+                raise  # the page itself would fail for the same reason
+            return None
+        if 200 <= found.status < 300:
+            return Protego.parse(found.body.decode("utf-8", errors="replace"))
+        return Protego.parse("") if 400 <= found.status < 500 else None
+
+    async def _ask(self, url: httpx.URL, seconds: float, is_page: bool) -> tuple[Downloaded, float]:
+        """Wait for the host's turn and a free place; return the answer and the seconds that it took."""
+        async with self._locks[url.host]:
+            await asyncio.sleep(self._next_turns[url.host] - time.monotonic())
+            async with self._places:
+                begun = time.monotonic()
+                try:
+                    async with asyncio.timeout(max(0.0, seconds)):
+                        return await self._request(url, is_page), time.monotonic() - begun
+                except TimeoutError as error:
+                    raise FetchFailed("timeout") from error
+                except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
+                    raise FetchFailed(_reason(error)) from error
+                finally:
+                    rules = self._robots.get(_robots_url(url))
+                    asked_for = float(rules.crawl_delay(AGENT) or 0.0) if rules else 0.0
+                    self._next_turns[url.host] = time.monotonic() + max(self._limits.delay_seconds, asked_for)
+
+    async def _request(self, url: httpx.URL, is_page: bool) -> Downloaded:
+        target = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path)
+        async with self._pool.stream("GET", target, headers=[*HEADERS, (b"Host", url.netloc)]) as response:
+            headers = httpx.Headers(response.headers)
+            answer = Downloaded(str(url), response.status, headers.get("Content-Type", ""), b"")
+            if response.status in REDIRECTS:
+                if "Location" not in headers:
+                    raise FetchFailed("redirect_nowhere")
+                return replace(answer, location=headers["Location"])
+            if is_page:
+                if answer.status != httpx.codes.OK:
+                    raise FetchFailed(f"status_{answer.status}")
+                if answer.content_type.partition(";")[0].strip().lower() not in CONTENT_TYPES:
+                    raise FetchFailed("content_type")
+            elif response.status != httpx.codes.OK:
+                return answer
+            limit = self._limits.max_bytes if is_page else ROBOTS_MAX_BYTES
+            return replace(answer, body=await self._body(response, headers, limit))
+
+    async def _body(self, response: httpcore.Response, headers: httpx.Headers, limit: int) -> bytes:
+        coding, body = headers.get("Content-Encoding", "").strip().lower(), bytearray()
+        if coding not in ("", "identity", *WINDOW_BITS):
+            raise FetchFailed("content_encoding")
+        async for piece in response.aiter_stream():
+            body += piece
+            if len(body) > limit:
+                raise FetchFailed("too_large")
+        return unpacked(bytes(body), coding, limit)
+
+
+def _robots_url(url: httpx.URL) -> str:
+    return str(url.copy_with(raw_path=b"/robots.txt"))
+
+
+def _reason(error: Exception) -> str:
+    """Name a broken exchange; h11 marks a header that is too long by the status that would answer it."""
+    cause = error.__cause__ or error.__context__
+    return "header_too_large" if getattr(cause, "error_status_hint", 0) == 431 else "broken_connection"
