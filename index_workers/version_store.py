@@ -169,7 +169,7 @@ class VersionStore:
             if before[name] != now[name]:
                 raise UserError(
                     f"{self.root} holds an index with {name}={before[name]}, but {name}={now[name]} is asked for: give "
-                    "another index.out, or remove it"
+                    "another run_dir, or remove it"
                 )
 
     def begin(self, plan: BuildPlan) -> Missing:

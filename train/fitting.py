@@ -30,9 +30,10 @@ from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import Refreshed
 from replug.models.build import load_encoder, located
 from replug.models.encoder import Encoder
+from replug.models.hardware import available_cores
 from replug.train.batch_broadcast import BatchChannel
 from replug.train.callbacks import OwnSettings, StepBoundary, StepProgress, TemperatureCheck
-from replug.train.checkpoints import Checkpointer, CheckpointWriter
+from replug.train.checkpoints import KEPT_CHECKPOINTS, Checkpointer, CheckpointWriter
 from replug.train.evaluation import heldout_bpb
 from replug.train.module import LossSettings, LSRModule, OptimizerSettings
 from replug.train.pipeline import BatchPipeline, RetrievalStage
@@ -46,7 +47,6 @@ from replug.train.trainer import (
     quieten_lightning,
     require_all_steps,
     run_trainer,
-    trainer_threads,
     uses_bf16,
 )
 from replug.train.workers import Workers
@@ -86,9 +86,9 @@ def fit(
     )
     gpus = min(1.0, float(config.resources.train)) if trains_on_gpu(config, num_gpus() > 0) else 0.0
     with (
-        other_ranks(partial(fit_as_other_rank, job), num_ranks(config), gpus, trainer_threads(config)) as others,
+        other_ranks(partial(fit_as_other_rank, job), num_ranks(config), gpus, available_cores()) as others,
         _one_thread("retrieve") as background,
-        CheckpointWriter(run, config.checkpoint.keep_last, newest.step if newest else 0) as writer,
+        CheckpointWriter(run, KEPT_CHECKPOINTS, newest.step if newest else 0) as writer,
     ):
 
         def check() -> None:
@@ -105,7 +105,7 @@ def fit(
             run.offer_best(workers.index.store.encoder_folder(index.version), heldout_bpb, index.step)
 
         callbacks = [  # in the order they act
-            OwnSettings(interruption.install, trainer_threads(config)),
+            OwnSettings(interruption.install, available_cores()),
             StepBoundary(refresh, pipeline, offer_best, clock, lm_metrics, check),
             DeviceShares(run.device_use, config.train.max_steps, others.devices),
             TemperatureCheck(pipeline, loss_settings(config)),
@@ -141,12 +141,12 @@ def _one_thread(name: str) -> Iterator[Executor]:
 def fit_as_other_rank(job: RankJob, environment: RankEnvironment) -> None:
     """What the actors of `ranks` run: the same fit, fed by rank 0. Where rank 0 ends early, the actor is killed."""
     quieten_lightning()
-    torch.set_num_threads(trainer_threads(job.config))
+    torch.set_num_threads(available_cores())
     encoder = load_encoder(job.config.retriever, dims=job.config.index.dims)
     module = lsr_module(job.config, encoder, PreparedSet(job.prepared))
     channel = BatchChannel()
     module.attach(channel)
-    callbacks = [OwnSettings(ignore_signals, trainer_threads(job.config)), channel]
+    callbacks = [OwnSettings(ignore_signals, available_cores()), channel]
     run_trainer(lightning_trainer(job.config, job.run, callbacks, [], environment), job.config, module, job.checkpoint)
 
 
@@ -184,13 +184,10 @@ def lsr_module(config: Config, encoder: Encoder, data: PreparedSet) -> LSRModule
     if config.loss.lm_score is LMScore.probability:
         log.warning("loss.lm_score=probability underflows beyond a few tokens and makes Q uniform; try mean_logprob")
     train = config.train
-    adapter_dropout = config.lora.rank is not None and config.lora.dropout > 0
-    memory = (train.gradient_checkpointing, train.compile, adapter_dropout, train.chunk_tokens)
+    memory = (train.gradient_checkpointing, train.compile, False, train.chunk_tokens)
     encoder.prepare_training(config.retriever.dropout, *memory)
     choose_trained_weights(config, encoder)
-    optimizer = OptimizerSettings(
-        train.optimizer.value, train.lr, train.weight_decay, train.warmup_ratio, train.max_steps
-    )
+    optimizer = OptimizerSettings(train.lr, train.weight_decay, train.warmup_ratio, train.max_steps)
     return LSRModule(encoder, data.queries, data.corpus, loss_settings(config), optimizer, config.seed, documents)
 
 
@@ -205,7 +202,7 @@ def batch_pipeline(
 ) -> BatchPipeline:
     is_live = config.index.rerank is Rerank.live
     retrieval = RetrievalStage(
-        partial(module.encode_queries, autocast=uses_bf16(config.train.query_precision)),
+        partial(module.encode_queries, autocast=uses_bf16(config.train.precision)),
         document_search(config, module.encoder, data, workers.index),
         executor=InlineExecutor() if is_live else background,  # live: its weights are those of the boundary
         k=config.retrieve.k,

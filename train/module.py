@@ -42,7 +42,6 @@ class LossSettings:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
-    kind: str  # adamw or adam
     lr: float
     weight_decay: float
     warmup_ratio: float
@@ -246,9 +245,8 @@ class LSRModule(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         settings = self._optimizer
-        kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[settings.kind]
         trained = [weight for weight in self.encoder.parameters() if weight.requires_grad]
-        optimizer = kind(trained, lr=settings.lr, weight_decay=settings.weight_decay)
+        optimizer = torch.optim.AdamW(trained, lr=settings.lr, weight_decay=settings.weight_decay)
         schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, settings))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

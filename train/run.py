@@ -9,7 +9,6 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from pytorch_lightning.loggers.logger import Logger
 
 from replug.cluster.interruption import Interruption
@@ -135,8 +134,6 @@ def _train(config: Config, run: RunDirectory, interruption: Interruption) -> dic
     check_training(config, module_encoder)
     # Only now: a mistake that was fixed above must not be a changed key of an unfinished run.
     run.claim(config, lm.identity, data.folder)
-    if config.train.threads:
-        torch.set_num_threads(config.train.threads)
     loggers = loggers_of(config, run)
     sizes = run_sizes(config, len(data.corpus), multiplies_bfloat16())
     with (

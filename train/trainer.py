@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 import torch.distributed as dist
-from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.plugins.environments import LightningEnvironment
 from pytorch_lightning.strategies import DDPStrategy
@@ -14,10 +13,10 @@ from pytorch_lightning.strategies import DDPStrategy
 from replug.cluster.gpu_shares import trains_on_gpu
 from replug.cluster.gpus import num_gpus, torch_device
 from replug.config.choices import Precision
-from replug.config.errors import RunError, require_extra
+from replug.config.errors import RunError
 from replug.config.schema import Config
 from replug.data.datamodule import StepDataModule
-from replug.models.hardware import available_cores, multiplies_bfloat16
+from replug.models.hardware import multiplies_bfloat16
 from replug.train.batch_broadcast import COLLECTIVE_PATIENCE
 from replug.train.module import LSRModule
 from replug.train.ranks import RankEnvironment
@@ -81,10 +80,6 @@ class _OwnStoreDDP(DDPStrategy):
         super().setup_distributed()
 
 
-def trainer_threads(config: Config) -> int:
-    return config.train.threads or available_cores()
-
-
 def uses_bf16(precision: Precision) -> bool:
     """Whether products are in bfloat16 on this hardware."""
     return precision is Precision.bf16_mixed or (precision is Precision.auto and multiplies_bfloat16())
@@ -105,11 +100,8 @@ def require_all_steps(trainer: pl.Trainer, config: Config) -> None:
 
 
 def loggers_of(config: Config, run: RunDirectory) -> list[Logger]:
-    """metrics.jsonl always; W&B and TensorBoard where they are asked for."""
+    """Return the loggers of a run: metrics.jsonl always, W&B if `wandb.mode` is not off."""
     loggers: list[Logger] = [JsonLinesLogger(run.metrics)]
-    if config.train.tensorboard:
-        require_extra("tensorboard", "tensorboard", what="train.tensorboard")
-        loggers.append(TensorBoardLogger(run.path, name="", version="tensorboard"))
     if config.wandb.mode.value != "off":
         from replug.train.wandb_logger import wandb_logger
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from replug.config.errors import UserError
-from replug.config.schema import DataConfig
+from replug.config.schema import DEV_SHARE, DataConfig
 from replug.data.files import file_sha256, write_json
 from replug.data.folder_lock import sole_writer
 from replug.data.manifest import write_mark
@@ -126,16 +126,12 @@ def _make_splits(
 
 def _cut_rules(config: DataConfig, seed: int, tokenizers: Tokenizers) -> CutRules:
     return CutRules(
-        FieldMap(
-            config.text_field, config.id_field, config.domain_field, config.new_text_at, config.max_text_characters
-        ),
+        FieldMap(config.text_field, config.id_field, config.domain_field, config.new_text_at),
         tokenizers.cut,
         config.window,
         config.document_tokens or config.window,
         seed,
-        Shares(
-            config.query_share, config.heldout_share, config.corpus_share, config.dev_share if config.num_dev else 0.0
-        ),
+        Shares(config.query_share, config.heldout_share, config.corpus_share, DEV_SHARE if config.num_dev else 0.0),
         tokenizers.bound,
     )
 
@@ -154,7 +150,7 @@ def _require_some(source: str, splits: Splits) -> None:
 
 def _say_short(splits: Splits, asked: SplitSizes) -> None:
     """Fewer than asked for is no mistake: it may be all that there is."""
-    shares = {"queries": "query_share", "heldout": "heldout_share", "dev": "dev_share"}
+    shares = {"queries": "query_share", "heldout": "heldout_share"}
     for split in asked.splits:
         wanted, found = getattr(asked, split), splits.counts[split]
         if wanted is not None and found < wanted:
@@ -279,7 +275,7 @@ def import_corpus(corpus: Path, out: Path) -> ImportedCorpus:
         imported = ImportedCorpus(out)
         if imported.manifest["origin"] != origin:
             raise UserError(
-                f"{out} was imported from other documents than {corpus}: remove it, or give another index.out"
+                f"{out} was imported from other documents than {corpus}: remove it, or give another run_dir"
             )
         return imported
     with sole_writer(out):

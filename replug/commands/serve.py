@@ -10,7 +10,7 @@ from replug.commands.command import Command, Group, Overrides
 from replug.config.errors import UserError, require_extra
 
 # Keys of an LM that are of Ray, of a cache, or of what the server does in its own way.
-NOT_HERE = ("num_replicas", "threads_per_replica", "cache", "too_long")
+NOT_HERE = ("num_replicas", "cache", "too_long")
 
 
 def serve(

@@ -26,16 +26,6 @@ class TrainedSide(Enum):
     documents = "documents"
 
 
-class DevMeasure(Enum):
-    bpb = "bpb"
-    kl = "kl"
-
-
-class OptimizerKind(Enum):
-    adamw = "adamw"
-    adam = "adam"
-
-
 class Precision(Enum):
     float32 = "float32"
     bf16_mixed = "bf16_mixed"
@@ -90,8 +80,3 @@ class WandbMode(Enum):
     off = "off"
     offline = "offline"
     online = "online"
-
-
-class RayAuth(Enum):
-    token = "token"
-    disabled = "disabled"

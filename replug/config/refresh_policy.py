@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-# `async` is a keyword, so this one is made by call.
-RefreshMode = Enum("RefreshMode", {"sync": "sync", "async": "async"})
-
 
 class Adopt(Enum):
     at_lag = "at_lag"
@@ -30,7 +27,7 @@ class Start(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RefreshPolicy(ABC):
-    """`lag_steps` is what `refresh.lag_steps` comes to: 0 where training waits for the new index."""
+    """With `lag_steps` 0 training waits for the new index."""
 
     every_steps: int
     lag_steps: int
@@ -102,7 +99,6 @@ class RefreshKeys(Protocol):
     """The keys of the section `refresh` that a policy follows from."""
 
     every_steps: int
-    mode: RefreshMode
     adopt: Adopt
     lag_steps: int | None
     max_age_steps: int | None
@@ -128,18 +124,10 @@ def refresh_problems(keys: RefreshKeys) -> Iterator[str]:
             f"refresh.max_age_steps is {keys.max_age_steps}; expected at least every_steps + lag_steps "
             f"({keys.every_steps + lag}), the age an index reaches in good health"
         )
-    if _waits(keys) and keys.adopt is Adopt.when_ready:
-        yield "refresh.adopt is when_ready but refresh.mode is sync; expected mode async, or adopt at_lag"
-
-
-def _waits(keys: RefreshKeys) -> bool:
-    return keys.mode is RefreshMode["sync"]
 
 
 def _lag(keys: RefreshKeys) -> int:
-    """Half of the distance between two refreshes where nothing is said; 0 where training waits."""
-    if _waits(keys):
-        return 0
+    """Half of the distance between two refreshes where nothing is said."""
     return max(1, keys.every_steps // 2) if keys.lag_steps is None else keys.lag_steps
 
 

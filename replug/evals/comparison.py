@@ -274,7 +274,7 @@ LOWER_IS_BETTER = ("bpb", "token_perplexity", "word_perplexity")
 
 def add_paper_figures(results: Results, paper: PaperConfig) -> str:
     """Put the paper's figures by group among ours; returns lines for the table, none where the paper has no figures."""
-    if not (paper.values or paper.groups or paper.others):
+    if not (paper.values or paper.groups):
         return ""
     main = main_metric(results)
     for group, values in paper.groups.items():
@@ -289,7 +289,7 @@ def add_paper_figures(results: Results, paper: PaperConfig) -> str:
             gains = _gain(ours, method, main), _gain(values, method, main)
             label = f"{method}, {group}" if group else method
             rows.append([label, f"{ours[method]:.4f}", f"{values[method]:g}", *gains])
-    rows += [[name, "", f"{value:g}", "", ""] for name, value in paper.others.items()]
+    rows += [[name, "", f"{value:g}", "", ""] for name, value in paper.values.items() if name not in results]
     if not rows:
         return ""
     head = [f"{main}, {paper.table or 'the paper'}", "ours", "paper", "gain, ours", "gain, paper"]

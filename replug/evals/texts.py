@@ -68,8 +68,7 @@ def _spans_of_texts(config: EvaluationConfig) -> list[ScoredSpan]:
     if keys.tokenizer is not None:  # several LMs are to be measured on the same spans of the same texts
         counted_by = replace(config.lm, path=keys.tokenizer, url=None, model=None, tokenizer=None)
     tokenizer = load_plain(lm_tokenizer_json(counted_by))
-    stride = keys.stride_tokens or keys.scored_tokens
-    rule = SpanRule(keys.scored_tokens, keys.context_tokens, keys.query_tokens, stride)
+    rule = SpanRule(keys.scored_tokens, keys.context_tokens, keys.query_tokens, keys.scored_tokens)
     texts = []
     for one in _texts(config):
         is_wikitext = keys.detokenize is Detokenize.wikitext
@@ -86,19 +85,15 @@ def _spans_of_texts(config: EvaluationConfig) -> list[ScoredSpan]:
 
 
 def _long_context_tokens(config: EvaluationConfig) -> int | None:
-    """What the LM holds, or as many as the user has it read."""
-    held, given = lm_max_tokens(config.lm), config.texts.long_context_tokens
-    if held is None and given is None and config.lm.url:
-        raise UserError(
-            "texts.long_context_tokens is missing: how many tokens the server's LM holds is not known; expected it for "
-            f"the method {LONG_CONTEXT}"
-        )
-    return min((limit for limit in (held, given) if limit is not None), default=None)
+    """Return the tokens of the LM's longest input; None where it has no limit. Raises UserError for a server."""
+    if config.lm.url:
+        raise UserError(f"methods: {LONG_CONTEXT} needs the length of the LM's longest input; expected lm.path=DIR")
+    return lm_max_tokens(config.lm)
 
 
 def _texts(config: EvaluationConfig) -> Iterator[SourceText]:
     data = config.data
-    fields = FieldMap(data.text_field, data.id_field, data.domain_field, data.new_text_at, data.max_text_characters)
+    fields = FieldMap(data.text_field, data.id_field, data.domain_field, data.new_text_at)
     try:
         shards = plan_source_shards(of_split(str(config.texts.path), SPLIT), in_one_piece=data.new_text_at is not None)
     except UserError as error:

@@ -29,11 +29,11 @@ OF_THE_MODEL = 8  # tokens of an input that stand for no text: those that begin 
 LM_TOKENS = "lm tokens (document, window)"  # in a set's origin: no piece has more
 RETOKENIZED = 2  # times as many tokens as it was cut by has no piece that is tokenized alone: it differs at its ends
 ROW_KEYS = ("corpus", "queries", "heldout")
-DEV_KEYS = ("num_dev", "dev_share")  # of sets that have development texts
+DEV_KEYS = ("num_dev",)  # of sets that have development texts
 RAW_KEYS = (
     *("source", "text_field", "id_field", "domain_field", "tokenizer", "document_tokens", "window"),
     *("num_documents", "num_queries", "num_heldout", "query_share", "heldout_share", "corpus_share"),
-    *("new_text_at", "max_text_characters", "ngram_overlap"),
+    *("new_text_at", "ngram_overlap"),
 )
 
 

@@ -131,14 +131,14 @@ class DevWatch(pl.Callback):
 
     The best weights lie in `RUN_DIR/dev_best`, and their look in dev_best.json, written last. An interrupted run does
     the same steps again and keeps the same weights again. The state in a checkpoint is the best look, the last one, and
-    how many came to nothing since. `measure` is bpb or kl.
+    how many came to nothing since.
     """
 
     def __init__(
-        self, look: Callable[[int], DevLook], run: RunDirectory, every_steps: int, measure: str, patience: int | None
+        self, look: Callable[[int], DevLook], run: RunDirectory, every_steps: int, patience: int | None
     ) -> None:
         self._look_at, self._run, self._every = look, run, every_steps
-        self._measure, self._patience = measure, patience
+        self._patience = patience
         self.first: DevLook | None = None
         self.best: DevLook | None = None
         self._last: DevLook | None = None
@@ -179,7 +179,7 @@ class DevWatch(pl.Callback):
     def _look(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         look = self._last = self._look_at(trainer.global_step)
         self.first = self.first or look
-        if self.best is None or getattr(look, self._measure) < getattr(self.best, self._measure):
+        if self.best is None or look.bpb < self.best.bpb:
             self.best, self._in_vain = look, 0
             self._keep(module, look)
         else:

@@ -29,8 +29,9 @@ from replug.data.store import PreparedSet
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.ensemble_temperature import EnsembleTemperature
+from replug.models.hardware import available_cores
 from replug.train.callbacks import OwnSettings
-from replug.train.checkpoints import Checkpointer, CheckpointWriter
+from replug.train.checkpoints import KEPT_CHECKPOINTS, Checkpointer, CheckpointWriter
 from replug.train.fitting import forget_after, loss_settings, lsr_module
 from replug.train.labels.dev import DevLook, DevTexts, DevWatch, embedded
 from replug.train.module import LSRModule
@@ -38,7 +39,7 @@ from replug.train.ranks import RankEnvironment
 from replug.train.run_dir import MEND, RunDirectory
 from replug.train.step_metrics import StepClock
 from replug.train.trained_weights import save_retriever
-from replug.train.trainer import lightning_trainer, require_all_steps, run_trainer, trainer_threads
+from replug.train.trainer import lightning_trainer, require_all_steps, run_trainer
 
 log = logging.getLogger(__name__)
 
@@ -158,10 +159,10 @@ def fit_labels(
         def look(step: int) -> DevLook:
             return dev.look(step, module.encoder, module.vectors_of)
 
-        watch = DevWatch(look, run, every, train.dev_measure.value, train.patience)
-    with CheckpointWriter(run, config.checkpoint.keep_last, newest.step if newest else 0) as writer:
+        watch = DevWatch(look, run, every, train.patience)
+    with CheckpointWriter(run, KEPT_CHECKPOINTS, newest.step if newest else 0) as writer:
         callbacks = [  # in the order they act
-            OwnSettings(interruption.install, trainer_threads(config)),
+            OwnSettings(interruption.install, available_cores()),
             LabelBoundary(train.max_steps, clock, interruption.check),
             *([watch] if watch is not None else []),
             Checkpointer(writer, set, lambda keep: None, config.checkpoint.every_steps, clock),

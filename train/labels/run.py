@@ -6,8 +6,6 @@ retriever has the weights that did best on the labelled development texts, or th
 
 from dataclasses import asdict
 
-import torch
-
 from replug.cluster.interruption import Interruption
 from replug.cluster.ray_cluster import ray_cluster
 from replug.config.errors import UserError
@@ -46,8 +44,6 @@ def train_on_labels(config: Config, labels: Labels, run: RunDirectory, interrupt
     check_training(config, encoder)
     require_fitting_labels(config, labels, data, source, encoder)
     claim(config, labels, run, data)
-    if config.train.threads:
-        torch.set_num_threads(config.train.threads)
     loggers, training = loggers_of(config, run), LabelTraining.of(config, labels, data)
     module = label_module(config, encoder, data, training)
     fitted = fit_labels(config, run, module, training, loggers, interruption)

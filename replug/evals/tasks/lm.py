@@ -163,11 +163,6 @@ def text_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterat
         yield "texts.path is missing; expected texts to measure, or held-out ones: data.prepared or data.source"
     if not keys.path:
         yield from _heldout_problems(config, methods)
-    if keys.stride_tokens is not None and keys.stride_tokens < keys.scored_tokens:
-        yield (
-            f"texts.stride_tokens is {keys.stride_tokens}, less than texts.scored_tokens, {keys.scored_tokens}: tokens "
-            "would count twice; expected as many or more"
-        )
 
 
 def _heldout_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:

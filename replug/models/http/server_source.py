@@ -184,7 +184,7 @@ class ServerSource:
 
     def __init__(self, lm: LMConfig, files: LMFiles) -> None:
         self._spec = server_spec(lm)
-        self._limits = lm.max_requests, lm.max_tokens_sent
+        self._max_tokens_sent = lm.max_tokens_sent
         self._files = files
         self._server: HttpLM | None = None
 
@@ -213,7 +213,7 @@ class ServerSource:
 
     def _connected(self) -> HttpLM:
         if self._server is None:
-            server = connect(self._spec, RequestBudget(self._files.budget, *self._limits))
+            server = connect(self._spec, RequestBudget(self._files.budget, max_tokens=self._max_tokens_sent))
             if self._files.cache is not None:
                 with closing(ScoreCache(self._files.cache)) as scores:
                     server.identity = scores.identity_like(self._spec.model, server.fingerprint)
