@@ -1,4 +1,4 @@
-"""`replug verify`: is every file of an index what its manifest says?"""
+"""`replug doctor`: is every file of an index what its manifest says?"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ def verify_index(root: Path) -> tuple[list[str], list[str]]:
     store = VersionStore(root.absolute())
     versions = store.versions()
     lines: list[str] = []
-    problems = [] if versions else [f"{root} holds no index; expected a run directory or what `replug index` wrote"]
+    problems = [] if versions else [f"{root} holds no index; expected a run directory or an index of `replug prepare --index`"]
     for version in versions:
         if not store.is_published(version):
             lines.append(f"v{version:06d}: unfinished, not searched")

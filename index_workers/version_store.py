@@ -105,7 +105,7 @@ class VersionStore:
         if content.get("format") != FORMAT:
             raise UserError(f"{path} was written by another version of replug; remove {path.parent} and build it again")
         if (problem := manifest_problem(content)) is not None:
-            raise UserError(f"{path} is not what `replug index` writes: {problem}; remove {path.parent}")
+            raise UserError(f"{path} is not what `replug prepare --index` writes: {problem}; remove {path.parent}")
         needed = self.files(plan_from_json(content["plan"]))
         if missing := [path.name for path in needed if path.name not in content["files"]]:
             raise UserError(f"{path} lists no {missing[0]} ({len(missing)} such files)")

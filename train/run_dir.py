@@ -6,7 +6,7 @@ data/              the prepared set (unless `data.prepared` names another)
 index/             index versions
 checkpoints/       step-000100.ckpt with its mark step-000100.json, which holds its checksum; the last one stays
 dev_best/          of a training on labels the weights that did best on development texts, and dev_best.json
-labels/            of train.labels=auto, what `replug label` writes
+labels/            of train.labels=auto, what `replug prepare --labels` writes
 first/             there with label.tuned, the run of the first training, whose queries find candidates
 labels.json        which labels it trains on: a hash of their mark
 best/              the weights whose documents helped most on held-out text during training, and best.json

@@ -31,4 +31,4 @@ def keys(section: Annotated[str, typer.Argument(help="Only keys that begin so, s
         print(f"{key}={default}".ljust(44), description)
 
 
-COMMAND = Command(keys, Group.look, place=4)
+COMMAND = Command(keys, Group.look, place=3)

@@ -70,7 +70,7 @@ def serve(
 
 def _require_known(directory: Path, overrides: list[str]) -> None:
     if not directory.is_dir():
-        raise UserError(f"{directory} is no folder; expected a run directory or what `replug index` wrote")
+        raise UserError(f"{directory} is no folder; expected a run directory or what `replug prepare --index` wrote")
     for override in overrides:
         name = override.partition("=")[0]
         if not name.startswith("lm.") and name != "ensemble.temperature":

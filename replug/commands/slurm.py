@@ -311,4 +311,4 @@ def _sbatch(folder: Path) -> str:
     return number
 
 
-COMMAND = Command(slurm, Group.train, place=2)
+COMMAND = Command(slurm, Group.train, place=3)

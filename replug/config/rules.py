@@ -279,7 +279,7 @@ def _without_labels(config: Config) -> Iterator[str]:
     for key, value in asked.items():
         if value:
             instead = "train.max_steps, or " if key == "train.epochs" else ""
-            yield f"{key} is set, but train.labels is not; expected {instead}train.labels=DIR (of `replug label`)"
+            yield f"{key} is set, but train.labels is not; expected {instead}train.labels=DIR"
 
 
 def _with_labels(config: Config) -> Iterator[str]:
@@ -291,7 +291,7 @@ def _with_labels(config: Config) -> Iterator[str]:
 
 
 def labelling_problems(config: Config, makes_first: bool = False) -> Iterator[str]:
-    """Check the keys of `replug label`. `makes_first`: a first training is made, whose queries find `label.tuned`."""
+    """Check the keys of labels. `makes_first`: a first training is made, whose queries find `label.tuned`."""
     label = config.label
     if (count := label.dense + label.tuned + label.bm25 + label.random) < 2:
         yield f"label.dense + .tuned + .bm25 + .random is {count}; expected at least 2: one alone teaches nothing"

@@ -141,7 +141,7 @@ class RetrieveConfig:
 
 @dataclass
 class LabelConfig:
-    # Candidates of each text that `replug label` has scored; a document that two of them give counts once.
+    # Candidates of each text that `replug prepare --labels` has scored; a document that two of them give counts once.
     dense: int = key(20, "the retriever's nearest documents", FROM_0, resumable=True)
     bm25: int = key(0, "BM25's best documents that are not among these", FROM_0, resumable=True)
     random: int = key(0, "documents drawn at random from the rest", FROM_0, resumable=True)
@@ -180,9 +180,7 @@ class LossConfig:
 class RefreshConfig:
     every_steps: int = key(3000, "steps between two re-embeddings of the corpus (paper: 3,000)", ABOVE_0)
     adopt: Adopt = key(Adopt.at_lag, "at_lag: exactly lag_steps after the trigger; when_ready: reproducible no more")
-    lag_steps: int | None = key(
-        None, "steps from trigger to adoption, 0 to wait (default: half of every_steps)", RULED
-    )
+    lag_steps: int | None = key(None, "steps from trigger to adoption, 0 to wait (default: half of every_steps)", RULED)
     max_age_steps: int | None = key(
         None, "training stops when the index is older (default: 3 x every_steps)", ABOVE_0, resumable=True
     )
@@ -261,7 +259,8 @@ class TrainConfig:
     pipeline_depth: int = key(1, "batches retrieved and scored ahead; 0 is the strictly sequential method", FROM_0)
     accelerator: Accelerator = key(Accelerator.auto, "where the trainer runs; auto takes a GPU where there is one")
     labels: str | None = key(
-        None, "train on scores that the LM gave once: a folder of `replug label`, or auto, which makes RUN_DIR/labels"
+        None,
+        "train on scores that the LM gave once: a folder of `prepare --labels`, or auto, which makes RUN_DIR/labels",
     )
     epochs: int | None = key(None, "passes over the labelled texts, instead of max_steps", ABOVE_0)
     dev_every_steps: int | None = key(

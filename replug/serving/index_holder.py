@@ -89,7 +89,9 @@ def state_of(root: Path) -> State:
     store = VersionStore(root.absolute())
     versions = store.published()
     if not versions:
-        raise UserError(f"{root} holds no published index; expected a run directory or what `replug index` wrote")
+        raise UserError(
+            f"{root} holds no published index; expected a run directory, as `replug prepare --index` writes it"
+        )
     own, encoder = query_encoder_folder(root), store.encoder_folder(versions[-1])
     files = [encoder / TEMPERATURE, *([own / WEIGHTS, own / TEMPERATURE] if own else [])]
     times = [path.stat().st_mtime_ns if path.is_file() else None for path in files]

@@ -1,4 +1,4 @@
-"""`replug index`, `verify` and `search` of a user's own documents, as a user types them, without any LM."""
+"""`replug prepare --index`, `verify` and `search` of a user's own documents, as a user types them, without any LM."""
 
 import json
 import shutil

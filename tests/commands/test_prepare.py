@@ -1,4 +1,4 @@
-"""`replug prepare` and `replug verify` as a user types them, and what a full disk does to them."""
+"""`replug prepare` and `replug doctor` as a user types them, and what a full disk does to them."""
 
 import json
 import random

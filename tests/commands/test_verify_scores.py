@@ -1,4 +1,4 @@
-"""`replug verify` of a cache of scores: what it shows, and the statuses it ends with."""
+"""`replug doctor` of a cache of scores: what it shows, and the statuses it ends with."""
 
 import json
 import os

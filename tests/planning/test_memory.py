@@ -20,7 +20,7 @@ from replug.models.stand_in_encoder import write_stand_in_encoder
 from replug.planning import memory
 from replug.planning.accelerators import ACCELERATORS
 from replug.planning.memory import layer_bytes, train_bytes, trained_part, whole
-from replug.planning.model_sizes import Architecture, ModelSize, encoder_size, lm_size
+from replug.planning.model_sizes import ModelSize, encoder_size, lm_size, transformer
 from replug.planning.pace import Split, job_of
 from replug.planning.plans import Assumptions, plan_training
 from replug.planning.split import memory_gb
@@ -163,7 +163,7 @@ def test_ranks_share_the_batch_and_each_sums_gradients(config: Config) -> None:
 
 def test_a_gated_layer_keeps_more_than_one_of_the_same_width() -> None:
     """Measured of Qwen3: 87.5 bytes for each token, layer and unit of width, BERT's are 41."""
-    qwen = Architecture(4, 1024, 3072, 16, 30_000, gated=True, kv_heads=8, head_width=128).size("qwen")
+    qwen = transformer(4, 1024, 3072, 16, 30_000, gated=True, kv_heads=8, head_width=128)
     found = layer_bytes(qwen, "bfloat16", 128, whole(qwen))
     assert 84 < found / 1024 < 92
 

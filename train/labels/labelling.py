@@ -1,4 +1,4 @@
-"""The composition root of `replug label`: from configuration to a finished folder of labels, each stage a call.
+"""The composition root of labels: from configuration to a finished folder of labels, each stage a call.
 
 OUT/queries.parquet, dev.parquet, labels.json   the labels (`data.labels`)
 OUT/plan.json       what they are of, written first, so that nobody goes on with other settings

@@ -21,8 +21,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from replug.config.choices import RayAuth, WandbMode
-from replug.config.schema import RayConfig, WandbConfig
+from replug.config.choices import WandbMode
 from replug.slurm.ray_node import OBJECT_STORE_BYTES
 
 LIMIT_SECONDS = 30.0
@@ -83,11 +82,10 @@ def machine_checks() -> Checks:
         ("other packages", other_packages),
         ("CUDA", cuda),
         ("FAISS", faiss),
-        ("Ray token", lambda: ray_token(RayConfig())),
+        ("Ray token", ray_token),
         ("Ray here", running_ray),
         ("shared memory", shared_memory),
-        ("SLURM", slurm),
-        ("W&B", lambda: wandb(WandbConfig())),
+        ("W&B", lambda: wandb(WandbMode.off)),
     ]
 
 
@@ -143,21 +141,19 @@ def faiss() -> Check:
     return Check("FAISS", State.ok, " ".join(next(iter(found.items()))))
 
 
-def ray_token(ray: RayConfig) -> Check:
-    """How Ray authenticates: the environment goes before the configuration. The token itself is never read."""
-    mode = os.environ.get("RAY_AUTH_MODE") or ray.auth.value
-    where = "from RAY_AUTH_MODE" if "RAY_AUTH_MODE" in os.environ else "from ray.auth"
-    if mode != RayAuth.token.value:
-        fix = "unset RAY_AUTH_MODE, or ray.auth=token"
-        return Check("Ray token", State.warning, f"{mode} ({where}): whoever reaches its ports runs code", fix)
+def ray_token() -> Check:
+    """Check how Ray authenticates; the token itself is never read."""
+    if (mode := os.environ.get("RAY_AUTH_MODE", "token")) != "token":
+        said = f"RAY_AUTH_MODE={mode}: whoever reaches Ray's ports runs code"
+        return Check("Ray token", State.warning, said, "unset RAY_AUTH_MODE")
     path = os.environ.get("RAY_AUTH_TOKEN_PATH")
     if path is None:
-        return Check("Ray token", State.ok, f"token ({where})")
+        return Check("Ray token", State.ok, "every run has a token of its own")
     if not Path(path).is_file():
         return Check("Ray token", State.wrong, f"RAY_AUTH_TOKEN_PATH: {path} does not exist", "name the token's file")
     if stat.S_IMODE(Path(path).stat().st_mode) & 0o077:
         return Check("Ray token", State.wrong, f"{path} can be read by others", f"chmod 600 {path}")
-    return Check("Ray token", State.ok, f"token ({where}), in a file of this user's alone")
+    return Check("Ray token", State.ok, f"in {path}, which this user alone reads")
 
 
 def running_ray() -> Check:
@@ -188,22 +184,12 @@ def shared_memory() -> Check | None:
     return Check("shared memory", State.ok, f"{free / GIB:.1f} GiB free in /dev/shm")
 
 
-def slurm() -> Check:
-    if job := os.environ.get("SLURM_JOB_ID"):
-        nodes = os.environ.get("SLURM_JOB_NODELIST", "?")
-        return Check("SLURM", State.ok, f"in job {job} on {nodes}")
-    if shutil.which("sbatch"):
-        return Check("SLURM", State.ok, "sbatch is here: `replug slurm CONFIG` shows a job")
-    return Check("SLURM", State.ok, "not on this machine")
-
-
-def wandb(config: WandbConfig) -> Check:
-    """Whether an online run would find a login; the key is never shown."""
+def wandb(mode: WandbMode) -> Check:
+    """Check whether an online run would find a login; the key is never shown."""
     login = wandb_login()
-    if config.mode is WandbMode.online and login is None:
+    if mode is WandbMode.online and login is None:
         return Check("W&B", State.wrong, "wandb.mode=online, but no login", "wandb login, or wandb.mode=offline")
-    said = f"wandb.mode={'off' if config.mode is WandbMode.off else config.mode.value}"
-    return Check("W&B", State.ok, f"{said}, {f'login from {login}' if login else 'no login'}")
+    return Check("W&B", State.ok, f"wandb.mode={mode.value}, {f'login from {login}' if login else 'no login'}")
 
 
 def wandb_login() -> str | None:

@@ -17,7 +17,7 @@ OWN = ("train.epochs=2", "train.batch_size=4", "label.dense=3", "label.bm25=1")
 
 
 def typed(folder: Path, replug: CommandLine, *others: str) -> list[str]:
-    """The command that `replug example` prints, with stand-ins for its models."""
+    """The command that `replug prepare --example` prints, with stand-ins for its models."""
     words = shlex.split(replug("example", folder / "mine").output.splitlines()[-1])[2:]
     given = ("retriever.path", "lm.path")
     kept = [word for word in words[2:] if not word.startswith(given)]
