@@ -21,7 +21,7 @@ def verify_index(root: Path) -> tuple[list[str], list[str]]:
     store = VersionStore(root.absolute())
     versions = store.versions()
     lines: list[str] = []
-    problems = [] if versions else [f"{root} holds no index; expected a run directory or an index of `replug prepare --index`"]
+    problems = [] if versions else [f"{root} holds no index; expected RUN_DIR of `replug prepare --index`"]
     for version in versions:
         if not store.is_published(version):
             lines.append(f"v{version:06d}: unfinished, not searched")

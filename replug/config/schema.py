@@ -26,7 +26,6 @@ from replug.config.choices import (
     WandbMode,
 )
 from replug.config.keys import ABOVE_0, FROM_0, RULED, SHARE, key, section
-from replug.config.refresh_policy import Adopt
 
 DEV_SHARE = 0.1  # of the source documents, for development texts
 
@@ -179,8 +178,11 @@ class LossConfig:
 @dataclass
 class RefreshConfig:
     every_steps: int = key(3000, "steps between two re-embeddings of the corpus (paper: 3,000)", ABOVE_0)
-    adopt: Adopt = key(Adopt.at_lag, "at_lag: exactly lag_steps after the trigger; when_ready: reproducible no more")
-    lag_steps: int | None = key(None, "steps from trigger to adoption, 0 to wait (default: half of every_steps)", RULED)
+    lag_steps: int | str | None = key(
+        None,
+        "steps from trigger to adoption, 0 to wait, or when_ready, not reproducible (default: half of every_steps)",
+        RULED,
+    )
     max_age_steps: int | None = key(
         None, "training stops when the index is older (default: 3 x every_steps)", ABOVE_0, resumable=True
     )

@@ -247,7 +247,7 @@ def pace_of_split(job: Job, devices: Devices, split: Split, seconds: Seconds) ->
     latency = (step + seconds.search - (-units // split.replicas) * unit) / (shape.depth + 1)
     together = step + score if {"score", "train"} <= set(split.shared) else 0.0
     pace = max(step, score, seconds.search, latency, together)
-    late = seconds.build / split.builders - (0 if split.shared else (shape.refresh.fixed_lag or 0) * pace)
+    late = seconds.build / split.builders - (0 if split.shared else (shape.refresh.lag_steps or 0) * pace)
     return pace, shape.refresh.num_starts * max(0.0, late)
 
 
@@ -268,7 +268,7 @@ def pace_of_shared(job: Job, devices: Devices, split: Split, seconds: Seconds) -
         beside = [(seconds.score, score)] if score > others else []
         beside += [(embed, index)] if index > others else []
         pace = _pace_beside(chain, least, beside)
-    lag = 1.0 if refresh.fixed_lag is None else refresh.fixed_lag / refresh.every_steps
+    lag = 1.0 if refresh.lag_steps is None else refresh.lag_steps / refresh.every_steps
     late = max(0.0, embed / index - lag * pace / 2)
     return max(pace + late * (1 - index / count), seconds.search)
 

@@ -128,7 +128,7 @@ def _possible_notes(job: Job, devices: Devices, laid: LaidSplit) -> list[tuple[b
     """Yield what the reader should know before believing the figures."""
     found, split, refresh = laid.estimate, laid.estimate.split, job.shape.refresh
     most, search = found.seconds.units * (job.shape.depth + 1), found.seconds.search
-    lag = refresh.fixed_lag
+    lag = refresh.lag_steps
     return [
         (
             found.waits > 0.02 * 3600 * found.wall_hours and lag is not None and lag < refresh.every_steps,

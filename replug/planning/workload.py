@@ -289,7 +289,8 @@ def _after_boundary(
     policy: RefreshPolicy, step: int, live: _Version, pending: _Version | None
 ) -> tuple[_Version, _Version | None]:
     """The live version and the one under way, where a refresh is ready after `lag_steps`."""
-    if pending and policy.is_due(step, live.step, pending.step, is_ready=step >= pending.step + policy.lag_steps):
+    lag = policy.every_steps // 2 if policy.lag_steps is None else policy.lag_steps
+    if pending and policy.is_due(step, live.step, pending.step, is_ready=step >= pending.step + lag):
         live, pending = pending, None
     if policy.start(step, live.step, pending.step if pending else None) is Start.begin:
         pending = _Version(live.number + 1, step)

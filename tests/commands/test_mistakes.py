@@ -54,7 +54,7 @@ OVERRIDES = [
     ("train.lr=fast", "train.lr: ", "'fast'", "expected float"),
     ("train.lr.peak=1", "train.lr: ", "expected float"),
     ("train.max_steps=1.5", "train.max_steps: ", "'1.5'", "expected int"),
-    ("train.threads=many", "train.threads: ", "expected int | None"),
+    ("train.epochs=many", "train.epochs: ", "expected int | None"),
     ("train.lr=null", "train.lr: ", "'None'", "expected float"),
     ("retriever.dropout=maybe", "retriever.dropout: ", "'maybe'", "expected bool"),
     ("train=fast", "train: ", "expected keys of this section"),
@@ -90,11 +90,7 @@ OVERRIDES = [
         "refresh.every_steps=10 refresh.lag_steps=3 refresh.max_age_steps=12",
         "refresh.max_age_steps is 12; expected at least every_steps + lag_steps (13)",
     ),
-    (
-        "refresh.mode=sync refresh.adopt=when_ready",
-        "refresh.adopt is when_ready",
-        "expected mode async, or adopt at_lag",
-    ),
+    ("refresh.lag_steps=soon", "refresh.lag_steps is soon; expected a number of steps, or when_ready"),
     # no override at all
     ("train.max_steps", "override 'train.max_steps' is not of the form key=value, such as train.max_steps=10"),
     ("=5", "override '=5' is not of the form key=value"),

@@ -38,15 +38,15 @@ TYPED = [
     ("train {config} --max-steps 5", "No such option"),
     # folders and files
     ("train {config} run_dir={config}", "run_dir: {config} is a file; expected a folder, or a name that is free"),
-    ("index {config} index.out={config}/index", "index.out: {config} is a file; expected a folder"),
     ("export {tmp} --out {config}", "--out: {config} is a file; expected a folder"),
     ("export {tmp} --out {tmp}/out", "is no run directory (config.yaml is missing)"),
     ("export {tmp}", "expected --out DIR, --push OWNER/NAME, or both"),
     ("export {tmp} --out {tmp}/out --public", "expected --push OWNER/NAME beside it"),
     ("report {tmp}", "holds no finished run (results.json is missing)"),
     ("search {tmp} words", "holds no published index"),
-    ("verify {tmp}/no", "does not exist; expected an index"),
-    ("verify {config}", "file is not a database"),
+    ("doctor {tmp}/no", "does not exist; expected a YAML file, an index"),
+    ("prepare", "CONFIG is missing; expected a YAML file"),
+    ("prepare {config} --flagembedding {tmp}/f", "--flagembedding writes labels in another form; expected --labels"),
     # models
     ("train {config} lm.path={tmp}/no", "lm.path: {tmp}/no does not exist"),
     ("train {config} retriever.path={tmp}", "has no config.json; expected a folder written by save_pretrained"),
@@ -128,7 +128,7 @@ def test_a_split_that_falls_short_is_said(tmp_path: Path, replug: CommandLine) -
 def test_a_foreign_file_is_not_made_a_cache(tmp_path: Path, replug: CommandLine, content: bytes) -> None:
     path = tmp_path / "notes"
     path.write_bytes(content)
-    assert replug("verify", path).status == 2
+    assert replug("doctor", path).status == 2
     assert path.read_bytes() == content
 
 

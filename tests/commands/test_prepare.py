@@ -73,7 +73,7 @@ def test_it_says_what_it_made_and_how_far_it_was(made):
 def test_one_process_makes_the_same_bytes_and_verify_is_content(made, source, tmp_path, replug):
     replug("prepare", *keys(source, tmp_path / "set"))
     assert contents(tmp_path / "set") == contents(made[0])
-    assert "all intact" in replug("verify", tmp_path / "set").output
+    assert "all intact" in replug("doctor", tmp_path / "set").output
 
 
 def test_verify_names_what_is_damaged_and_prepare_refuses_it(made, source, tmp_path, replug):
@@ -81,7 +81,7 @@ def test_verify_names_what_is_damaged_and_prepare_refuses_it(made, source, tmp_p
     shard = out / "documents/00000.tokens.npy"
     shard.write_bytes(shard.read_bytes()[:-1] + b"\xaa")
     (out / "heldout.arrow").unlink()
-    ended = replug("verify", out)
+    ended = replug("doctor", out)
     assert ended.status == 1
     assert f"WRONG: {shard} is damaged: its checksum differs" in ended.printed
     assert f"WRONG: {out / 'heldout.arrow'} is missing" in ended.printed

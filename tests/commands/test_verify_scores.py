@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.commands.checks.scores import verify_scores
+from replug.commands.checks.stored import verify_scores
 from replug.config.errors import RunError
 from replug.models.answer_table import GenerationCache
 from replug.models.black_box_lm import ContinuationScore
@@ -122,7 +122,7 @@ def test_a_damaged_file_is_to_be_removed(path: Path, capsys: pytest.CaptureFixtu
 
 def replug_verify(*arguments: object) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "replug.commands.cli", "verify", *map(str, arguments)],
+        [sys.executable, "-m", "replug.commands.cli", "doctor", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=60,
@@ -140,5 +140,8 @@ def test_the_command_ends_with_0_1_and_2(path: Path) -> None:
     assert (wrong.returncode, wrong.stdout, wrong.stderr.count("\n")) == (1, "", 1)
     missing = replug_verify(path.parent / "no.sqlite")
     assert (missing.returncode, missing.stdout, missing.stderr.count("\n")) == (2, "", 1)
-    assert "no.sqlite does not exist; expected an index, a prepared set, a run directory or a cache" in missing.stderr
+    assert (
+        "no.sqlite does not exist; expected a YAML file, an index, a prepared set, a run directory or a cache"
+        in missing.stderr
+    )
     assert not (path.parent / "no.sqlite").exists()

@@ -10,7 +10,7 @@ from replug.config.errors import UserError, require_extra
 # charset_normalizer and httpcore are missing here: huggingface_hub, which is core, brings both.
 EXTRAS = (
     *("trafilatura", "lxml_html_clean", "protego", "sentencex", "sklearn"),
-    *("fastapi", "uvicorn", "prometheus_client", "peft", "tensorboard", "ddgs", "gguf", "accelerate", "lm_eval"),
+    *("fastapi", "uvicorn", "prometheus_client", "peft", "ddgs", "gguf", "accelerate", "lm_eval"),
 )
 IMPORTS = """
 import importlib, pkgutil, sys

@@ -50,12 +50,13 @@ def test_lms_are_asked_the_same_spans_where_one_tokenizer_cuts_them(tmp_path, te
     assert [span.continuation for span in alone] != [span.continuation for span in a], "its own tokens cut words"
 
 
-def test_a_long_context_is_as_long_as_the_lm_holds_or_as_is_asked_for(tmp_path, texts):
+def test_a_long_context_is_as_long_as_the_lm_holds(tmp_path, texts, monkeypatch):
     methods = ["methods=[none,long_context]", texts, "texts.max_windows=null"]
     whole = [span for span in read_spans(config_of(tmp_path, *methods), None) if span.source == "3.txt"]
     text = (tmp_path / "texts/3.txt").read_text()
     assert all(span.long_context == text[: span.start] for span in whole), "the stand-in has no limit"
-    some = read_spans(config_of(tmp_path, *methods, "texts.long_context_tokens=30"), None)
+    monkeypatch.setattr("replug.evals.texts.lm_max_tokens", lambda lm: 30)
+    some = read_spans(config_of(tmp_path, *methods), None)
     lengths = {len(str(span.long_context).split()) for span in some if len(span.continuation.split()) == 5}
     assert max(lengths) == 30 - ROOM - 5
     assert read_spans(config_of(tmp_path, texts), None)[0].long_context is None
@@ -93,7 +94,6 @@ def test_texts_of_the_hub_are_its_test_split_and_none_else_is_read_for_it(tmp_pa
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["texts.stride_tokens=4"], "texts.stride_tokens is 4, less than texts.scored_tokens, 5"),
         (["texts.path=null", "data.prepared=x"], "texts.scored_tokens is set, but held-out texts are measured as they"),
         (
             ["texts.path=null", "texts.scored_tokens=128", "data.prepared=x", "methods=[none,long_context]"],

@@ -91,7 +91,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedSet:
 
 
 def build(config: Config, data: PreparedSet, root: Path, dims: int | None, kind: str) -> LocalIndex:
-    config = replace(config, index=replace(config.index, dims=dims, kind=kind, overretrieve=len(data.corpus)))
+    config = replace(config, index=replace(config.index, dims=dims, kind=kind))
     store, builder = VersionStore(root), Builder(root, threads=1)
     root.mkdir()
     plan = publish_snapshot(config, load_encoder(config.retriever, dims=dims), data, store, IndexState(0, 0))

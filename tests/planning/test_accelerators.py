@@ -1,7 +1,7 @@
 import pytest
 
 from replug.config.errors import UserError
-from replug.planning.accelerators import ACCELERATORS, check_efficiency, parse_devices
+from replug.planning.accelerators import ACCELERATORS, parse_devices
 
 
 def test_a_count_and_a_type_are_devices_in_any_spelling_of_the_type() -> None:
@@ -37,7 +37,7 @@ def test_auto_is_bfloat16_only_where_it_is_native() -> None:
 
 
 def test_an_efficiency_is_a_share_of_the_peak() -> None:
-    assert ACCELERATORS["A100"].rate("bf16_mixed") == 0.35 * 312e12
-    assert ACCELERATORS["A100"].rate("float32", 0.5) == 0.5 * 19.5e12
+    assert parse_devices("8xA100").rate("bf16_mixed") == 0.35 * 312e12
+    assert parse_devices("8xA100", efficiency=0.5).rate("float32") == 0.5 * 19.5e12
     with pytest.raises(UserError, match=r"--efficiency is 1\.5"):
-        check_efficiency(1.5)
+        parse_devices("8xA100", efficiency=1.5)

@@ -22,9 +22,8 @@ from replug.planning.accelerators import ACCELERATORS
 from replug.planning.memory import layer_bytes, train_bytes, trained_part, whole
 from replug.planning.model_sizes import ModelSize, encoder_size, lm_size, transformer
 from replug.planning.pace import Split, job_of
-from replug.planning.plans import Assumptions, plan_training
-from replug.planning.split import memory_gb
 from replug.planning.tables import plan_lines
+from replug.planning.training import Assumptions, memory_gb, plan_training
 from replug.planning.workload import shape_of
 from replug.train.fitting import lsr_module
 from replug.train.module import LSRModule
@@ -42,7 +41,6 @@ SLOW: dict[str, Any] = {
     "float32": {"precision": "float32"},
     "queries": {"train": "query"},
     "frozen": {"frozen_layers": 1},
-    "dropout": {"dropout": True},
 }
 
 
@@ -177,16 +175,16 @@ def test_a_70b_lm_takes_several_gpus_and_less_with_more_of_them() -> None:
 
 
 def test_two_versions_of_the_index_stand_side_by_side_in_a_swap(paper: Config) -> None:
-    assert memory.search_bytes(36_000_000, 1536, two_versions=True) == pytest.approx(110.6e9, rel=0.001)
+    assert memory_gb(job_of(paper), ACCELERATORS["A100"], Split(1, 1, 1))["search"] == pytest.approx(110.6, rel=0.001)
     paper.index.swap = type(paper.index.swap).blue_green
     assert memory_gb(job_of(paper), ACCELERATORS["A100"], Split(1, 1, 1))["search"] == pytest.approx(55.3, rel=0.001)
 
 
-@pytest.mark.parametrize("keys", [{}, {"rank": 4}, {"rank": 4, "targets": ["key", "dense"]}, {"frozen": 1}])
+@pytest.mark.parametrize("keys", [{}, {"rank": 4}, {"frozen": 1}])
 def test_weights_gradients_and_moments_are_those_that_torch_has(debug_config: Config, tmp_path: Path, keys) -> None:
     """By the encoder's own counts to the byte; the plan's count leaves out biases and norms, adapters have none."""
     write_stand_in_encoder(tmp_path / "encoder", hidden_size=128, num_layers=3)
-    lora = LoRAConfig(rank=keys.get("rank"), targets=keys.get("targets", []))
+    lora = LoRAConfig(rank=keys.get("rank"))
     retriever = replace(debug_config.retriever, path=str(tmp_path / "encoder"), frozen_layers=keys.get("frozen", 0))
     config = replace(debug_config, retriever=retriever, lora=lora)
     encoder = load_encoder(retriever)
@@ -224,7 +222,6 @@ def test_adapters_and_frozen_layers_take_less_memory_and_the_plan_says_so(paper:
 
 def test_sizes_that_the_plan_cannot_know_are_refused_by_their_keys(paper: Config) -> None:
     for config, message in (
-        (replace(paper, lora=LoRAConfig(rank=4, targets=["Wqkv"])), r"lora.targets: the plan does not know .* of Wqkv"),
         (replace(paper, retriever=replace(paper.retriever, frozen_layers=12)), r"retriever.frozen_layers is 12"),
         (replace(paper, index=replace(paper.index, dims=1000)), r"index.dims is 1000, but .* have 768 numbers"),
     ):

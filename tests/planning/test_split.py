@@ -9,8 +9,16 @@ from replug.config.schema import Config
 from replug.planning.accelerators import parse_devices
 from replug.planning.memory import run_sizes
 from replug.planning.pace import job_of
-from replug.planning.plans import Assumptions, gpus_by_roles, laid_plan, plan_training
-from replug.planning.split import LaidSplit, best_split, given_split, nodes_of
+from replug.planning.training import (
+    Assumptions,
+    LaidSplit,
+    best_split,
+    given_split,
+    gpus_by_roles,
+    laid_plan,
+    nodes_of,
+    plan_training,
+)
 from tests.support.command_line import ROOT
 
 

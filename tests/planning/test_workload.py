@@ -7,16 +7,16 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.config.load import load_config
-from replug.config.refresh_policy import AtLag
+from replug.config.refresh_policy import RefreshPolicy
 from replug.config.schema import Config
-from replug.planning.accelerators import ACCELERATORS
+from replug.planning.accelerators import parse_devices
 from replug.planning.model_sizes import encoder_size, lm_size
 from replug.planning.pace import job_of
 from replug.planning.workload import Shape, index_size, shape_of, total_flop, total_tokens, work_of
 
 
 def hours(flop: float, name: str) -> float:
-    return flop / ACCELERATORS[name].rate("bfloat16") / 3600
+    return flop / parse_devices(f"1x{name}").rate("bfloat16") / 3600
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def small_shape() -> Shape:
         document=4,
         num_documents=100,
         num_queries=20,
-        refresh=AtLag(every_steps=4, lag_steps=2, max_age_steps=12, max_steps=10),
+        refresh=RefreshPolicy(every_steps=4, lag_steps=2, max_age_steps=12, max_steps=10),
         checkpoint_every=5,
     )
 

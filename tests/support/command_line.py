@@ -19,10 +19,8 @@ BASE = [
     "checkpoint.every_steps=4",
     "evaluate.num_resamples=200",
     "train.pipeline_depth=2",
-    "index.threads_per_worker=1",
-    "train.threads=1",
 ]
-ON_RAY = ("train", "index", "evaluate", "label")
+ON_RAY = {"train", "evaluate", "--index", "--labels"}
 
 
 def arguments(run: Path, overrides: tuple[str, ...], command: str, config: str) -> list[str]:
@@ -41,17 +39,20 @@ def clean_environment() -> dict[str, str]:
 
 def start(run: Path, *overrides: str, command: str = "train", config: str = "debug") -> subprocess.Popen:
     """The real command line in a session of its own, on a Ray of its own."""
-    return start_process(*arguments(run, overrides, command, config))
+    joins = any(
+        override.startswith("ray.address=") for override in overrides
+    )  # one that the tests started, without a token
+    return start_process(*arguments(run, overrides, command, config), RAY_AUTH_MODE="disabled" if joins else "token")
 
 
-def start_process(*typed: object) -> subprocess.Popen:
+def start_process(*typed: object, **environment: str) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-m", "replug.commands.cli", *map(str, typed)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env=clean_environment(),
+        env={**clean_environment(), **environment},
         cwd=ROOT,
     )
 
@@ -85,7 +86,7 @@ class CommandLine:
     def __call__(self, command: str, *typed: object) -> Ended:
         from replug.commands.cli import main
 
-        joined = [f"ray.address={self._address()}"] if command in ON_RAY else []
+        joined = [f"ray.address={self._address()}"] if ON_RAY & {command, *map(str, typed)} else []
         argv = ["replug", command, *map(str, typed), *joined]
         status: object = 0
         with mock.patch.object(sys, "argv", argv), _as_before(), _printed() as (output, errors, printed):

@@ -37,7 +37,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory, finish: Callable[..., st
 
     What the two commands printed is in files beside it, `.killed` (with its exit status before it) and `.resumed`.
     """
-    keys = ("resources.train=2", "wandb.mode=offline", "train.tensorboard=true")
+    keys = ("resources.train=2", "wandb.mode=offline")
 
     def make(run: Path) -> None:
         process = start(run, *keys)

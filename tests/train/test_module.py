@@ -127,7 +127,7 @@ def test_a_score_that_is_no_number_is_refused_with_the_ids(module, data):
 
 
 def test_the_learning_rate_rises_then_falls_to_zero():
-    settings = OptimizerSettings("adam", 2e-5, 0.0, 0.1, 100)
+    settings = OptimizerSettings(2e-5, 0.0, 0.1, 100)
     factors = [learning_rate_factor(step, settings) for step in range(101)]
     assert factors[:10] == sorted(factors[:10]) and 0 < factors[0] < 0.2
     assert factors[10] == 1.0

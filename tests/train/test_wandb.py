@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from replug.train.figures import totals
 from replug.train.run_dir import RunDirectory
@@ -51,12 +50,6 @@ def test_the_table_and_the_tuned_retriever_go_there_too(run):
     assert find(last, "results/lsr_minus_replug/low") == pytest.approx(low)
     assert find(last, "results/lsr_minus_replug/high") == pytest.approx(high)
     assert b"model.safetensors" in logs(run)[-1].read_bytes(), "the artifact names the file"
-
-
-def test_tensorboard_has_what_metrics_jsonl_has(run):
-    events = EventAccumulator(str(run / "tensorboard")).Reload()
-    losses = {event.step: event.value for event in events.Scalars("train/loss")}
-    assert losses == pytest.approx({row["step"]: row["train/loss"] for row in metrics(run)})
 
 
 def find(tree: object, key: str) -> object:

@@ -236,11 +236,9 @@ def memory_needs(config: Config) -> int:
     num_scorers, gpus_per_scorer = scorers_of(config.lm)
     lm = known(lm_size, config.lm.path) if config.lm.path and not gpus_per_scorer else None
     dtype = resolve_dtype(config.lm.dtype.value, multiplies_bfloat16())
-    vectors = (
-        0
-        if config.index.gpus_per_searcher
-        else documents * vector_size(config, documents or 1, size.dim).bytes_per_vector
-    )
+    each = 0.0
+    if not config.index.gpus_per_searcher:
+        each = vector_size(config, documents or 1, size.dim).bytes_per_vector
     versions = 2 if config.index.swap is SwapMode.double else 1
     weights = num_scorers * lm.parameters * DTYPE_BYTES[dtype] if lm else 0
     return int(trained_part(config, size).num_bytes + weights + versions * documents * each)

@@ -32,7 +32,7 @@ from tests.support.packages import ROOT
 
 KEYS = (
     *("label.dense=5", "label.random=2", "data.num_queries=24", "data.num_dev=10", "data.num_heldout=10"),
-    *("train.batch_size=8", "train.threads=1", "checkpoint.every_steps=2", "evaluate.heldout=false"),
+    *("train.batch_size=8", "checkpoint.every_steps=2", "evaluate.heldout=false"),
 )
 
 
@@ -118,7 +118,6 @@ def test_an_interrupted_training_goes_on_to_the_same_losses_and_weights(labelled
 ADAPTERS = (
     "lora.rank=2",
     "train.lr=1.0e-2",
-    "lora.dropout=0.5",
     "retriever.frozen_layers=1",
     "train.gradient_checkpointing=true",
 )
@@ -152,7 +151,7 @@ def test_a_training_of_adapters_resumes_exactly_from_small_checkpoints_and_keeps
 
 
 def test_training_ends_where_development_texts_get_no_better_and_a_finished_fit_is_read(labelled, tmp_path):
-    keys = ("train.dev_every_steps=1", "train.patience=2", "train.lr=1.0e-12", "train.dev_measure=kl")
+    keys = ("train.dev_every_steps=1", "train.patience=2", "train.lr=1.0e-12")
     config = configured(labelled, tmp_path / "run", *keys)
     results = train(config)["labels"]
     assert results["step"] < 6 and results["step"] - results["best"]["step"] == 2
