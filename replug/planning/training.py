@@ -91,7 +91,7 @@ def plan_training(
         "settings": [
             f"{key}={str(value).lower() if value is True else f'{value:g}'}" for key, value in laid.settings.items()
         ],
-        "notes": [*laid.layout.notes, *(note for applies, note in _possible_notes(job, devices, laid) if applies)],
+        "notes": list(_notes(job, devices, laid)),
     }
 
 
@@ -124,40 +124,28 @@ def gpus_by_roles(layout: Layout) -> list[dict[str, Any]]:
     return list(kinds.values())
 
 
-def _possible_notes(job: Job, devices: Devices, laid: LaidSplit) -> list[tuple[bool, str]]:
+def _notes(job: Job, devices: Devices, laid: LaidSplit) -> Iterator[str]:
     """Yield what the reader should know before believing the figures."""
     found, split, refresh = laid.estimate, laid.estimate.split, job.shape.refresh
-    most, search = found.seconds.units * (job.shape.depth + 1), found.seconds.search
-    lag = refresh.lag_steps
-    return [
-        (
-            found.waits > 0.02 * 3600 * found.wall_hours and lag is not None and lag < refresh.every_steps,
-            f"the trainer waits for refreshes; refresh.lag_steps={refresh.every_steps} gives them longest",
-        ),
-        (
-            search >= found.step and not split.search_on_gpu,
+    yield from laid.layout.notes
+    if found.waits > 0.02 * 3600 * found.wall_hours and (refresh.lag_steps or 0) < refresh.every_steps:
+        yield f"the trainer waits for refreshes; refresh.lag_steps={refresh.every_steps} gives them longest"
+    if (search := found.seconds.search) >= found.step and not split.search_on_gpu:
+        yield (
             f"a batch is searched in {search:.2g} s, longer than all else of a step: more nodes that search "
-            "(index.num_shards), GPUs (resources.index), or index.kind=pq or ivf_pq, which find less, would keep ahead",
-        ),
-        (
-            split.replicas > most,
-            f"{split.replicas} replicas, but only {most} units of work in flight; a larger train.pipeline_depth or "
-            "a smaller lm.tokens_per_batch feeds them",
-        ),
-        (split.recompute, "training fits with gradient checkpointing only, which is counted as a third more work"),
-        (split.gpus_per_replica > 1, f"each LM is spread over {split.gpus_per_replica} GPUs, one at work at a time"),
-        (bool(split.shared), f"{' and '.join(split.shared)} share one GPU in turns"),
-        (
-            split.shares(devices),
+            "(index.num_shards), GPUs (resources.index), or index.kind=pq or ivf_pq, which find less, would keep ahead"
+        )
+    if split.recompute:
+        yield "training fits with gradient checkpointing only, which is counted as a third more work"
+    if split.shares(devices):
+        yield (
             f"GPUs are shared in equal time slices, which are taken to cost {1 - CROWDED:.0%} while several roles have "
-            "work: no GPU has shown it yet",
-        ),
-        (job.config.lm.path is None, "the LM's server is counted as if it ran on the GPUs of the scoring role"),
-        (
-            not job.config.data.source and not job.config.data.prepared,
-            "lengths of your rows are not read: they are taken to fill data.document_tokens and data.window",
-        ),
-    ]
+            "work: no GPU has shown it yet"
+        )
+    if job.config.lm.path is None:
+        yield "the LM's server is counted as if it ran on the GPUs of the scoring role"
+    if not job.config.data.source and not job.config.data.prepared:
+        yield "lengths of your rows are not read: they are taken to fill data.document_tokens and data.window"
 
 
 def memory_gb(job: Job, accelerator: DeviceModel, split: Split) -> dict[str, float]:

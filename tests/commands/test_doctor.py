@@ -36,7 +36,7 @@ def states(path: Path | None, *overrides: str, capsys) -> tuple[int, dict[str, d
 def test_the_debug_configuration_is_well_here(tmp_path, capsys):
     status, found = states(DEBUG, f"run_dir={tmp_path / 'run'}", capsys=capsys)
     assert status == 0, found
-    assert {"Python", "torch", "FAISS", "configuration", "retriever", "LM", "run_dir", "disk", "W&B"} <= set(found)
+    assert {"Python", "packages", "FAISS", "configuration", "retriever", "LM", "run_dir", "disk", "W&B"} <= set(found)
     assert not (tmp_path / "run").exists()
 
 
@@ -95,8 +95,8 @@ def test_a_check_that_fails_is_wrong_and_the_others_go_on():
 
 def test_a_version_out_of_its_range_says_what_to_install(monkeypatch):
     monkeypatch.setattr(doctor, "_version", lambda name: "1.0")
-    check = doctor.package("torch")
-    assert check.state is State.wrong and "1.0, expected" in check.found and "pip install 'torch" in check.fix
+    check = doctor.packages()
+    assert check.state is State.wrong and "torch 1.0, expected" in check.found and "pip install 'torch" in check.fix
 
 
 @pytest.mark.parametrize(

@@ -78,8 +78,7 @@ def machine_checks() -> Checks:
     """What every run needs, whatever its configuration."""
     return [
         ("Python", python),
-        *((library, lambda library=library: package(library)) for library in LIBRARIES),
-        ("other packages", other_packages),
+        ("packages", packages),
         ("CUDA", cuda),
         ("FAISS", faiss),
         ("Ray token", ray_token),
@@ -90,32 +89,31 @@ def machine_checks() -> Checks:
 
 
 def python() -> Check:
-    wanted = _metadata_field("Requires-Python") or ">=3.11"
+    try:
+        wanted = importlib.metadata.metadata("replug")["Requires-Python"]
+    except importlib.metadata.PackageNotFoundError:
+        wanted = ">=3.11"
     version = platform.python_version()
     if SpecifierSet(wanted).contains(version):
         return Check("Python", State.ok, version)
     return Check("Python", State.wrong, f"{version}, expected {wanted}", "make clean install PYTHON=python3.12")
 
 
-def package(name: str) -> Check:
-    """One library against the range that the project asks for."""
-    version, wanted = _version(name), _requirements().get(name)
-    if version is None:
-        return Check(name, State.wrong, "not installed", REINSTALL)
-    if wanted is None:
-        return Check(name, State.warning, f"{version}; replug is not installed, its ranges are not known", REINSTALL)
-    if not wanted.contains(version, prereleases=True):
-        return Check(name, State.wrong, f"{version}, expected {wanted}", f"pip install '{name}{wanted}'")
-    return Check(name, State.ok, version)
-
-
-def other_packages() -> Check:
-    """The project's other dependencies in one line."""
-    checks = [package(name) for name in _requirements() if name not in LIBRARIES]
-    bad = [check for check in checks if check.state is not State.ok]
-    if bad:
-        return Check("other packages", State.wrong, "; ".join(f"{c.name}: {c.found}" for c in bad), bad[0].fix)
-    return Check("other packages", State.ok, f"{len(checks)} as asked for")
+def packages() -> Check:
+    """Compare the project's dependencies with the ranges that it asks for; the main ones are shown."""
+    wanted = _requirements()
+    if not wanted:
+        return Check("packages", State.warning, "replug is not installed, its ranges are not known", REINSTALL)
+    versions = {name: _version(name) for name in wanted}
+    wrong = {
+        name: f"{name} {version or 'is not installed'}, expected {wanted[name]}"
+        for name, version in versions.items()
+        if version is None or not wanted[name].contains(version, prereleases=True)
+    }
+    if wrong:
+        fix = "pip install " + " ".join(f"'{name}{wanted[name]}'" for name in wrong)
+        return Check("packages", State.wrong, "; ".join(wrong.values()), fix)
+    return Check("packages", State.ok, ", ".join(f"{name} {versions[name]}" for name in LIBRARIES if name in versions))
 
 
 def cuda() -> Check:
@@ -220,13 +218,6 @@ def _requirements() -> dict[str, SpecifierSet]:
         return {}
     parsed = [Requirement(line) for line in lines]
     return {wanted.name: wanted.specifier for wanted in parsed if wanted.marker is None or wanted.marker.evaluate()}
-
-
-def _metadata_field(name: str) -> str | None:
-    try:
-        return importlib.metadata.metadata("replug")[name]
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _version(name: str) -> str | None:
