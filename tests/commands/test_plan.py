@@ -76,11 +76,6 @@ def test_an_evaluation_says_its_tokens_hours_and_dollars(capsys: pytest.CaptureF
     assert "note: texts are taken for 40 + 40 tokens" in said
 
 
-def test_gpus_lie_over_the_nodes_given(capsys: pytest.CaptureFixture[str]) -> None:
-    found = planned(capsys, PAPER, gpus=["64xA100"], nodes=4)
-    assert found["nodes"] == 4 and sum(group["count"] for group in found["gpus"]) == 64
-
-
 @pytest.mark.parametrize(
     ("config", "overrides", "options", "message"),
     [

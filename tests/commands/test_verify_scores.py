@@ -80,21 +80,6 @@ def test_the_table_has_a_line_for_each_lm_and_its_name_as_it_is(path: Path, caps
     assert time.strftime("%Y-%m-%d", time.localtime(time.time() - 3 * DAY)) in printed
 
 
-def test_an_lm_without_rows_has_no_dates(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    cache = ScoreCache(tmp_path / "scores.sqlite")
-    cache.store("lm", [])
-    cache.close()
-    (use,) = shown(tmp_path / "scores.sqlite", capsys)["models"]
-    assert (use["oldest"], use["newest"]) == (None, None)
-    verify_scores(tmp_path / "scores.sqlite", as_json=False)
-
-
-def test_showing_changes_nothing(path: Path, capsys: pytest.CaptureFixture) -> None:
-    before = path.read_bytes()
-    shown(path, capsys)
-    assert path.read_bytes() == before
-
-
 # Checking -----------------------------------------------------------------------------------------------
 
 

@@ -51,12 +51,6 @@ def test_where_scorers_are_many_the_trainer_sets_the_pace(paper: Config) -> None
     assert found.dominates == "train"
 
 
-def test_refreshes_that_take_longer_than_their_lag_are_waited_for(paper: Config) -> None:
-    paper.refresh.lag_steps = 100
-    found = planned(paper, "8xA100", "5/2/1")
-    assert found.waits == pytest.approx(8 * (BUILD / 2 - 100 * found.step))
-
-
 def test_on_one_gpu_the_roles_work_one_after_the_other(paper: Config) -> None:
     split = Split(1, 1, 1, ("score", "embed", "train"), search_on_gpu=True)
     found = estimate(job_of(paper), parse_devices("1xA100"), split)

@@ -38,11 +38,6 @@ def test_gpus_that_may_not_be_shared_mostly_score(paper: Config) -> None:
     assert best(paper, "2xA100").estimate.split.by_role() == {"score": 1, "embed": 0.5, "train": 0.5}
 
 
-def test_more_gpus_never_take_longer(paper: Config) -> None:
-    walls = [best(paper, f"{count}xA100").estimate.wall_hours for count in (2, 4, 8, 64)]
-    assert walls == sorted(walls, reverse=True)
-
-
 def test_one_gpu_is_shared_in_turns(paper: Config) -> None:
     paper.data.num_documents = 360_000
     assert best(paper, "1xH200").estimate.split.shared == ("score", "embed", "train")
@@ -91,8 +86,8 @@ def laid_out(path: str, overrides: list[str], gpus: str, nodes: int) -> Layout:
     return lay_out(config, nodes_of(parse_devices(gpus, nodes)), sizes)
 
 
-@pytest.mark.parametrize("gpus", ["1x1xH200", "1x2xA100", "1x8xA100", "2x4xH100", "8x8xA100"])
-@pytest.mark.parametrize(("name", "own"), [("paper", []), ("debug", SOONER), ("own_data_online", SOONER)])
+@pytest.mark.parametrize("gpus", ["1x1xH200", "1x2xA100", "2x4xH100", "8x8xA100"])
+@pytest.mark.parametrize(("name", "own"), [("paper", []), ("debug", SOONER)])
 def test_the_keys_of_a_plan_lay_out_its_actors_gpus_and_gigabytes(name: str, own: list[str], gpus: str) -> None:
     nodes, each, kind = gpus.split("x")
     path, devices = str(ROOT / f"configs/{name}.yaml"), f"{int(nodes) * int(each)}x{kind}"

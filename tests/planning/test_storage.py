@@ -89,7 +89,7 @@ def test_prepared_training_texts_take_the_bytes_estimated(prepared: PreparedSet)
     assert estimated == pytest.approx(num_bytes(prepared.folder / "queries.arrow"), rel=0.03)
 
 
-@pytest.mark.parametrize("kind", ["flat_fp16", "sq8", "pq", "ivf_sq8", "ivf_pq"])
+@pytest.mark.parametrize("kind", ["flat_fp16", "pq", "ivf_sq8"])
 def test_an_index_version_takes_the_bytes_estimated(
     kind: str, prepared: PreparedSet, config: Config, tmp_path: Path
 ) -> None:
@@ -162,7 +162,7 @@ def versions_of_a_run(policy: RefreshPolicy, checkpoint_every: int, keep_last: i
     return max(most, len(there | {control.next_version()}))
 
 
-@pytest.mark.parametrize(("every", "lag"), [(10, 3), (10, 10), (10, 0), (4, 2), (300, 100)])
+@pytest.mark.parametrize(("every", "lag"), [(10, 3), (10, 0), (4, 2)])
 @pytest.mark.parametrize(("checkpoint_every", "keep_last"), [(5, 2), (1, 1), (50, 3), (1000, 2)])
 def test_as_many_versions_are_counted_as_the_trainer_leaves(
     every: int, lag: int, checkpoint_every: int, keep_last: int

@@ -84,11 +84,8 @@ def small_shape() -> Shape:
     ("kind", "per_vector"),
     [
         ("flat_fp16", 1536),
-        ("Flat", 3072),
-        ("sq8", 768),
         ("ivf_sq8", 776),
         ("pq", 96),
-        ("PQ64", 64),
         ("OPQ64_256,IVF65536,PQ64", 72),
         ("HNSW32,Flat", 3344),
         ("IVF4096_HNSW32,Flat", 3080),  # the graph is of the lists
