@@ -184,7 +184,7 @@ def lsr_module(config: Config, encoder: Encoder, data: PreparedSet) -> LSRModule
     if config.loss.lm_score is LMScore.probability:
         log.warning("loss.lm_score=probability underflows beyond a few tokens and makes Q uniform; try mean_logprob")
     train = config.train
-    memory = (train.gradient_checkpointing, train.compile, False, train.chunk_tokens)
+    memory = (train.gradient_checkpointing, False, False, train.chunk_tokens)
     encoder.prepare_training(config.retriever.dropout, *memory)
     choose_trained_weights(config, encoder)
     optimizer = OptimizerSettings(train.lr, train.weight_decay, train.warmup_ratio, train.max_steps)

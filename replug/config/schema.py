@@ -257,7 +257,6 @@ class TrainConfig:
     chunk_tokens: int | None = key(
         None, "keep activations of so many padded tokens at a time, and compute chunks twice (default: of all)", ABOVE_0
     )
-    compile: bool = key(False, "torch.compile of the retriever; needs a C++ compiler on a CPU", resumable=True)
     pipeline_depth: int = key(1, "batches retrieved and scored ahead; 0 is the strictly sequential method", FROM_0)
     accelerator: Accelerator = key(Accelerator.auto, "where the trainer runs; auto takes a GPU where there is one")
     labels: str | None = key(

@@ -6,7 +6,7 @@ It stands in this package because texts are cut by the tokens of the LM or the r
 import logging
 from pathlib import Path
 
-from replug.cluster.task_pool import RayPool
+from replug.cluster.ray_cluster import RayPool
 from replug.config.choices import TooLong
 from replug.config.errors import UserError
 from replug.config.paths import check_paths
