@@ -15,10 +15,10 @@ def keys(section: Annotated[str, typer.Argument(help="Only keys that begin so, s
     from replug.config.keys import key_descriptions
     from replug.config.schema import Config
 
-    rows = {
-        key: (default, meaning) for of in (Config, EvaluationConfig) for key, default, meaning in key_descriptions(of)
-    }
-    listed = {key: row for key, row in rows.items() if not key.startswith("rerank_lm.")}
+    listed: dict[str, tuple[str, str]] = {}
+    for key, default, meaning in [*key_descriptions(Config), *key_descriptions(EvaluationConfig)]:
+        if not key.startswith("rerank_lm."):
+            listed.setdefault(key, (default, meaning))
     listed["rerank_lm.*"] = ("lm.*", "the keys of lm, of another LM that reranks answers (default: the LM itself)")
     shown = [key for key in listed if key.startswith(section)]
     if not shown:
