@@ -38,8 +38,8 @@ ANSWER_TOKENS, LONG_CONTEXT_TOKENS, SENTENCE_TOKENS = 5, 1024, 25
 class Prompts:
     """`count` prompts of an `opening`, which many share, and a `prefix`, after which `ends` continuations are scored.
 
-    Local weights read the opening once, which is not counted, and a prefix once for all its ends; a server reads all of
-    each. Then `samples` answers of `new_tokens` are generated; prompts of one of the `calls` are decoded together.
+    The opening is read once, which is not counted, and a prefix once for all its ends. Then `samples` answers of
+    `new_tokens` are generated; prompts of one of the `calls` are decoded together.
     """
 
     count: int
@@ -51,21 +51,20 @@ class Prompts:
     samples: int = 1
     calls: int = 0
 
-    def tokens_read(self, is_server: bool) -> int:
-        if is_server:
-            return self.count * self.ends * (self.opening + self.prefix + self.end_tokens)
+    @property
+    def tokens_read(self) -> int:
         return self.count * (self.prefix + self.ends * self.end_tokens)
 
     @property
     def tokens_generated(self) -> int:
         return self.count * self.samples * self.new_tokens
 
-    def flop(self, size: ModelSize, is_server: bool) -> tuple[float, float]:
+    def flop(self, size: ModelSize) -> tuple[float, float]:
         """Return the FLOP of reading and of generating."""
         token = size.flop_per_token(self.opening + self.prefix + self.end_tokens + self.new_tokens)
         predicted = self.count * self.ends * self.end_tokens * size.flop_per_prediction
         generating = self.tokens_generated * (token + size.flop_per_prediction)
-        return self.tokens_read(is_server) * token + predicted, generating
+        return self.tokens_read * token + predicted, generating
 
 
 def prompts_of(config: EvaluationConfig, num: int) -> list[Prompts]:
@@ -244,7 +243,7 @@ def _lm_costs(config: EvaluationConfig, devices: Devices, num: int, given: Assum
 
 
 def _lm_cost(keys: LMConfig, prompts: Sequence[Prompts], devices: Devices, given: Assumptions) -> dict[str, Any]:
-    path, gpu, is_server = str(keys.path or keys.model), devices.accelerator, bool(keys.url)
+    path, gpu = str(keys.path or keys.model), devices.accelerator
     size = known(lm_size, path) or lm_size(path, given.lm_parameters)
     num_bytes = scoring_bytes(keys, size, gpu.resolve_dtype)
     gpus = max(gpus_for(num_bytes, gpu.memory_gb), math.ceil(keys.gpus_per_replica or 1))
@@ -257,14 +256,14 @@ def _lm_cost(keys: LMConfig, prompts: Sequence[Prompts], devices: Devices, given
     reading_weights = size.parameters * DTYPE_BYTES[gpu.resolve_dtype(keys.dtype.value)] / gpu.bandwidth
     flop = seconds = 0.0
     for one in prompts:
-        reading, writing = one.flop(size, is_server)
+        reading, writing = one.flop(size)
         flop += reading + writing
         seconds += reading / rate + max(writing / rate, one.calls * one.new_tokens * reading_weights)
     return {
         "name": size.name,
         "parameters": size.parameters,
         "gpus": gpus,
-        "tokens_read": sum(one.tokens_read(is_server) for one in prompts),
+        "tokens_read": sum(one.tokens_read for one in prompts),
         "tokens_generated": sum(one.tokens_generated for one in prompts),
         "flop": flop,
         "hours": gpus * seconds / 3600,
@@ -311,4 +310,4 @@ def _notes(config: EvaluationConfig) -> Iterator[str]:
     if any(method.source == BM25 for method in evaluation_methods(config)):
         yield "BM25 works on the processor and is not counted"
     if config.lm.url or (has_rerank_lm(config) and config.rerank_lm.url):
-        yield "the LM's server is counted as if it ran on these GPUs and read each prompt whole"
+        yield "the LM's server is counted as if it ran on these GPUs and read shared beginnings of prompts once"

@@ -6,6 +6,7 @@ Sizes that only the work itself shows are estimated, on the large side, and call
 import json
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Collection
 from functools import partial
@@ -17,7 +18,7 @@ from huggingface_hub import try_to_load_from_cache
 from replug.cluster.gpu_shares import ROLES
 from replug.cluster.layout import Layout, lay_out
 from replug.cluster.layout import scorers as scorers_of
-from replug.commands.checks.machine import GIB, Check, Checks, State, can_connect, wandb
+from replug.commands.checks.machine import GIB, Check, Checks, State, wandb
 from replug.config.choices import SwapMode
 from replug.config.errors import UserError
 from replug.config.paths import check_paths
@@ -80,8 +81,11 @@ def language_model(config: Config) -> Check:
         return _model("LM", "lm.path", str(lm.path))
     parts = urlsplit(lm.url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    if why := can_connect(str(parts.hostname), port):
-        return Check("LM", State.wrong, f"lm.url: {parts.hostname}:{port} does not answer: {why}", "start the server")
+    try:
+        socket.create_connection((str(parts.hostname), port), timeout=5.0).close()
+    except OSError as error:
+        found = f"lm.url: {parts.hostname}:{port} does not answer: {error.strerror or error}"
+        return Check("LM", State.wrong, found, "start the server")
     key = "with a key" if os.environ.get(lm.api_key_env) else f"without a key in {lm.api_key_env}"
     return Check("LM", State.ok, f"{parts.hostname}:{port} answers; {key}")
 

@@ -5,11 +5,11 @@ model or downloads anything; a cluster that runs is joined, to ask its nodes. No
 unreachable file system is found, not waited for. The checks of a configuration are in `commands.checks.configuration`.
 """
 
+import contextlib
 import importlib.metadata
 import os
 import platform
 import shutil
-import socket
 import stat
 import threading
 from collections.abc import Callable, Sequence
@@ -18,6 +18,7 @@ from enum import Enum
 from netrc import NetrcParseError, netrc
 from pathlib import Path
 
+import psutil
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
@@ -155,20 +156,18 @@ def ray_token() -> Check:
 
 
 def running_ray() -> Check:
-    """Clusters of this user on this machine: one that was left behind holds memory."""
-    heads = [path.parent.name for path in Path("/proc").glob("[0-9]*/comm") if _is_own_head(path)]
+    """Look for clusters of this user on this machine: one that was left behind holds memory."""
+    heads = [
+        str(process.pid)
+        for process in psutil.process_iter(["name", "uids", "status"])
+        if process.info["name"] == "gcs_server"
+        and process.info["status"] != psutil.STATUS_ZOMBIE
+        and process.info["uids"].real == os.getuid()
+    ]
     if not heads:
         return Check("Ray here", State.ok, "no cluster of this user runs on this machine")
-    found = f"clusters of this user run here: {len(heads)} (gcs_server {', '.join(sorted(heads, key=int))})"
+    found = f"clusters of this user run here: {len(heads)} (gcs_server {', '.join(heads)})"
     return Check("Ray here", State.warning, found, "if no run of yours needs them: ray stop, which ends all of them")
-
-
-def _is_own_head(comm: Path) -> bool:
-    try:
-        is_alive = "\nState:\tZ" not in (comm.parent / "status").read_text()
-        return comm.read_text().strip() == "gcs_server" and comm.parent.stat().st_uid == os.getuid() and is_alive
-    except OSError:  # it has ended meanwhile
-        return False
 
 
 def shared_memory() -> Check | None:
@@ -184,30 +183,14 @@ def shared_memory() -> Check | None:
 
 def wandb(mode: WandbMode) -> Check:
     """Check whether an online run would find a login; the key is never shown."""
-    login = wandb_login()
+    login = "WANDB_API_KEY" if os.environ.get("WANDB_API_KEY") else None
+    path = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
+    with contextlib.suppress(NetrcParseError):
+        if login is None and path.is_file() and netrc(path).authenticators(WANDB_HOST):
+            login = str(path)
     if mode is WandbMode.online and login is None:
         return Check("W&B", State.wrong, "wandb.mode=online, but no login", "wandb login, or wandb.mode=offline")
     return Check("W&B", State.ok, f"wandb.mode={mode.value}, {f'login from {login}' if login else 'no login'}")
-
-
-def wandb_login() -> str | None:
-    """Where the key would come from."""
-    if os.environ.get("WANDB_API_KEY"):
-        return "WANDB_API_KEY"
-    path = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
-    try:
-        return str(path) if path.is_file() and netrc(path).authenticators(WANDB_HOST) else None
-    except NetrcParseError:
-        return None
-
-
-def can_connect(host: str, port: int, seconds: float = 5.0) -> str | None:
-    """None, or why not."""
-    try:
-        socket.create_connection((host, port), timeout=seconds).close()
-    except OSError as error:
-        return error.strerror or str(error)
-    return None
 
 
 def _requirements() -> dict[str, SpecifierSet]:
