@@ -154,17 +154,6 @@ def test_vectors_that_would_take_too_many_gpus_are_searched_in_host_memory(count
     assert all(gpu.num_bytes < gpu.node.gpu_limit for gpu in found.gpus)
 
 
-def test_gpus_that_are_asked_for_and_do_not_hold_the_vectors_are_refused_with_numbers():
-    config, sizes = paper("resources.index=1", "index.gpus_per_searcher=0.5")
-    reason = refused(config, gpus(8, num_bytes=A100), sizes)
-    assert reason.startswith(
-        "index.num_shards: searcher 110.6 GB + builder 0.9 GB need 111.5 GB, but a GPU has 73.6 GB"
-    )
-    assert "index.gpus_per_searcher=0 (host memory)" in reason
-    config, sizes = paper("resources.index=1")
-    assert by_key(lay_out(config, gpus(8, num_bytes=A100), sizes))[SEARCHER] == (1, 0.0)
-
-
 def test_a_trainer_too_large_for_its_gpu_is_refused_with_the_keys_that_make_it_smaller():
     config, sizes = paper("resources.train=1")
     reason = refused(config, gpus(8, num_bytes=24e9), sizes)

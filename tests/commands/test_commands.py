@@ -36,11 +36,6 @@ def test_two_retrievers_are_shown_side_by_side(quiet_run, finish, tmp_path, caps
     assert before["found"][0]["id"] in capsys.readouterr().out
 
 
-def test_search_without_an_index_says_so(tmp_path):
-    with pytest.raises(UserError, match="holds no published index"):
-        search(tmp_path, "words", k=3)
-
-
 def test_the_exported_retriever_is_the_one_that_made_the_last_index(quiet_run, tmp_path):
     export(quiet_run, tmp_path / "out")
     store = VersionStore(quiet_run / "index")
@@ -83,13 +78,3 @@ def test_evaluate_measures_the_tuned_retriever_as_train_did(quiet_run, finish, t
     output = finish(run, command="evaluate")
     again = json.loads((run / "evaluation/results.json").read_text())
     assert again == json.loads((quiet_run / "results.json").read_text()), output
-
-
-def test_prepare_is_idempotent_and_refuses_another_setting(finish, tmp_path):
-    out = f"data.out={tmp_path / 'set'}"
-    first = finish(tmp_path / "run", out, command="prepare")
-    manifest = Path(tmp_path / "set/manifest.json").read_text()
-    assert json.loads(first.splitlines()[-1])["documents"] == json.loads(manifest)["counts"]["documents"]
-    finish(tmp_path / "run", out, command="prepare")
-    with pytest.raises(AssertionError, match=r"was prepared with data\.window=16, now it is 8"):
-        finish(tmp_path / "run", out, "data.window=8", command="prepare")

@@ -1,10 +1,8 @@
 """The small example of one's own data is what a run takes: read, proved disjoint, its gold documents found."""
 
 import json
-import shlex
 from pathlib import Path
 
-from replug.config.load import load_config
 from replug.data.store import PreparedSet
 from tests.support.command_line import ROOT, CommandLine
 
@@ -26,14 +24,6 @@ def test_the_example_is_sixty_rows_that_a_run_takes(tmp_path: Path, replug: Comm
     for window in made.heldout.windows():
         [document] = made.corpus.texts([made.corpus.rows_of(window.gold)[window.gold[0]]])
         assert window.continuation.split()[0] in document
-
-
-def test_the_command_that_the_example_prints_is_one(tmp_path: Path, replug: CommandLine) -> None:
-    printed = replug("prepare", "--example", tmp_path / "mine").output.splitlines()[-1]
-    words = shlex.split(printed)
-    assert words[:4] == ["now:", "replug", "train", "configs/own_data.yaml"]
-    config = load_config(ROOT / words[3], words[4:])
-    assert config.retrieve.k <= 30 and config.train.batch_size <= 16
 
 
 def test_a_folder_that_is_in_use_is_left_alone(tmp_path: Path, replug: CommandLine) -> None:

@@ -21,7 +21,6 @@ from replug.data.manifest import write_mark
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import Tokenizers, prepare_raw, prepare_rows
 from replug.data.rows import read_documents, read_windows
-from replug.data.sources.built_in_texts import PACKAGE_TEXTS
 from replug.data.store import PreparedSet
 from replug.data.tokenizing import word_tokenizer
 from replug.models.packaged import resolve_encoder_path, resolve_lm_path
@@ -236,24 +235,10 @@ def prepare_source(source: object, out: Path) -> PreparedSet:
         return prepare_raw(DataConfig(source=str(source)), 0, Tokenizers(word_tokenizer(r"\S+")), out, {}, pool)
 
 
-def test_a_text_file_that_is_not_utf8_is_named_with_the_byte(tmp_path):
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "cafe.txt").write_bytes(b"caf\xe9")
-    says = "cafe.txt: at byte 3; convert or remove the file (not_utf8)"
-    assert_says(lambda: prepare_source(tmp_path / "texts", tmp_path / "set"), says)
-
-
 @pytest.mark.parametrize("source", ["/no/such/file", "a/b/c"])
 def test_a_source_that_is_not_there_is_named(tmp_path, source):
     act = partial(prepare_source, source, tmp_path / "set")
     assert_says(act, f"data.source: {source} does not exist; expected a JSONL file, a folder")
-
-
-@pytest.mark.parametrize("names", ["nothing", "first+nothing"])
-def test_an_unknown_package_of_texts_is_named_with_the_known_ones(tmp_path, monkeypatch, names):
-    monkeypatch.setitem(PACKAGE_TEXTS, "first", lambda: iter([]))
-    act = partial(prepare_source, f"package:{names}", tmp_path / "set")
-    assert_says(act, "data.source: package:nothing is unknown", *PACKAGE_TEXTS)
 
 
 # Prepared sets ------------------------------------------------------------------------------------------
@@ -299,12 +284,6 @@ def test_a_folder_with_files_of_the_users_is_not_written_to(tmp_path):
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
-def test_a_file_where_the_set_should_go_is_named(tmp_path):
-    (tmp_path / "set").write_text("")
-    paths = write_three(tmp_path, {})
-    assert_says(lambda: import_rows(paths, tmp_path / "set"), "set", "data.out")
-
-
 def test_a_set_made_from_rows_that_have_changed_since_is_refused(debug_config, tmp_path):
     corpus, queries, heldout = map(str, write_three(tmp_path, {}))
     data = debug_config.data
@@ -312,12 +291,6 @@ def test_a_set_made_from_rows_that_have_changed_since_is_refused(debug_config, t
     prepared_set(debug_config, tmp_path / "set")
     write_three(tmp_path, {"queries": {"context": "ten"}})
     assert_says(lambda: prepared_set(debug_config, tmp_path / "set"), "prepared with data.queries (sha256)=")
-
-
-def test_a_set_cut_by_another_models_tokenizer_is_refused(debug_config, tmp_path):
-    prepared_set(debug_config, tmp_path / "set")
-    debug_config.lm.path = str(tmp_path / "another_lm")
-    assert_says(lambda: prepared_set(debug_config, tmp_path / "set"), "prepared with lm.path=stand_in")
 
 
 def test_a_set_made_from_a_raw_file_that_has_changed_since_is_refused(debug_config, tmp_path):
@@ -338,12 +311,6 @@ def test_a_gold_document_that_is_not_in_the_corpus_is_named(debug_config, tmp_pa
     data = import_rows(write_three(tmp_path, {"heldout": {"gold": ["d", "e"]}}), tmp_path / "set")
     spec = SimpleNamespace(max_tokens=None)
     assert_says(lambda: check_data(debug_config, data, spec), "text h names gold document 'e'", "not in the corpus")
-
-
-def test_a_corpus_smaller_than_k_is_refused(debug_config, tmp_path):
-    data = import_rows(write_three(tmp_path, {}), tmp_path / "set")
-    spec = SimpleNamespace(max_tokens=None)
-    assert_says(lambda: check_data(debug_config, data, spec), "retrieve.k", "8 documents", "corpus holds 1")
 
 
 def test_a_mistake_in_the_data_leaves_no_run_begun_whose_keys_could_not_be_fixed(debug_config, tmp_path):

@@ -9,7 +9,6 @@ import pytest
 
 from replug.config.errors import RunError
 from replug.config.schema import DataConfig
-from replug.data.manifest import read_mark, write_mark
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import Tokenizers, prepare_raw
 from replug.data.tokenizing import word_tokenizer
@@ -98,26 +97,6 @@ def test_another_key_over_a_set_is_refused_and_named(made, source, tmp_path, rep
     (tmp_path / "set/work/plan.json").write_text(json.dumps(origin))
     said = refused(replug, "prepare", *keys(source, tmp_path / "set", "data.window=8"))
     assert "was prepared with data.window=16, now it is 8" in said
-
-
-def test_a_folder_with_other_things_is_refused_and_they_stay(source, tmp_path, replug):
-    (tmp_path / "set/documents").mkdir(parents=True)
-    (tmp_path / "set/documents/thesis.pdf").write_text("mine")
-    said = refused(replug, "prepare", *keys(source, tmp_path / "set"))
-    assert "documents/thesis.pdf, which is no part of a prepared set" in said
-    assert contents(tmp_path / "set") == {"documents/thesis.pdf": b"mine"}
-
-
-def test_train_refuses_a_set_without_proof(made, tmp_path, replug):
-    manifest = read_mark(made[0] / "manifest.json")
-    for path in made[0].rglob("*"):
-        if path.is_file():
-            copy = tmp_path / "set" / path.relative_to(made[0])
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(path.read_bytes())
-    write_mark(tmp_path / "set/manifest.json", {k: v for k, v in manifest.items() if k != "disjoint"})
-    debug = [ROOT / "configs/debug.yaml", f"run_dir={tmp_path / 'run'}", "data.source=null"]
-    assert "holds no proof of disjointness" in refused(replug, "train", *debug, f"data.prepared={tmp_path / 'set'}")
 
 
 # A full disk --------------------------------------------------------------------------------------------

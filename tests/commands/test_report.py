@@ -7,8 +7,6 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.data.manifest import write_checksums
-from replug.evals.comparison import MOST_DIFFERENCES
-from replug.evals.results_files import joined_table
 from tests.support.command_line import CommandLine
 from tests.support.outcome_folders import made_up_rows, write_evaluation
 
@@ -52,13 +50,6 @@ def test_evaluations_of_several_lms_are_rows_of_one_table(replug: CommandLine, f
     assert "Verdicts: p < 0.05 after Holm's correction for 2 comparisons." in table
 
 
-def test_a_method_that_one_folder_lacks_is_an_empty_cell_and_many_folders_are_all_shown():
-    table = joined_table("lm", {"a": results(0.2, 0.3, 0.03), "b": {"none": results(0.4, 0.5, 0.5)["none"]}})
-    assert "| b | 0.4000 |  |" in table
-    many = {str(number): results(0.2, 0.3, 0.9) for number in range(MOST_DIFFERENCES + 1)}
-    assert joined_table("lm", many).count("of replug − none") == MOST_DIFFERENCES + 1
-
-
 @pytest.mark.parametrize(
     ("file", "change", "message"),
     [
@@ -74,11 +65,6 @@ def test_what_cannot_be_compared_is_refused_by_name(
     path.unlink() if change is None else path.write_text(json.dumps(change))
     ended = replug("report", *folders)
     assert ended.status == 2 and message in ended.errors and str(folders[1]) in ended.errors
-
-
-def test_an_evaluation_without_documents_stands_beside_one_with_them(replug: CommandLine, folders: list[Path]):
-    (folders[1] / "inputs.json").write_text(json.dumps({"texts": "t", "corpus": None}))
-    assert replug("report", *folders).status == 0
 
 
 def test_results_that_were_changed_afterwards_are_refused(replug: CommandLine, folders: list[Path]):

@@ -35,12 +35,6 @@ def test_a_run_from_somebody_else_names_neither_the_server_nor_the_key(tmp_path:
     assert config_of(tmp_path, ["lm.path=stand_in"]).lm.url is None
 
 
-def test_a_run_on_local_weights_is_asked_as_before_but_for_its_cache(tmp_path: Path) -> None:
-    write(tmp_path, GOOD + f"lm: {{path: stand_in, api_key_env: {SECRET}, cache: /tmp/theirs}}\n")
-    lm = config_of(tmp_path, []).lm
-    assert (lm.path, lm.api_key_env, lm.cache) == ("stand_in", "REPLUG_LM_API_KEY", None)
-
-
 @pytest.mark.parametrize("load", [load_config, load_evaluation_config])
 def test_a_configuration_may_name_our_own_variables_only_and_the_command_line_any(
     load: Callable, tmp_path: Path

@@ -9,7 +9,6 @@ import pytest
 from replug.commands.slurm import code_sha256, directives, freeze, job_state, render, run_slurm
 from replug.config.errors import UserError
 from replug.config.load import load_config
-from replug.slurm.ray_job import job_environment
 from replug.slurm.ray_node import ray_command
 
 ROOT = Path(__file__).parent.parent.parent
@@ -118,13 +117,6 @@ def test_a_finished_run_is_not_submitted_again(prints, tmp_path):
     assert "replug evaluate" in prints(job="evaluate")
 
 
-def test_where_there_is_no_slurm_submitting_says_so(prints, tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match="sbatch is not on PATH"):
-        prints(submit=True)
-    assert not (tmp_path / "run").exists()
-
-
 def fake_squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     """Squeue and sbatch of this test's own, first on PATH."""
     for name, text in (("squeue", script), ("sbatch", "echo 18")):
@@ -166,17 +158,6 @@ def test_what_is_frozen_is_whole_and_says_its_version(tmp_path):
     assert not list((tmp_path / "code").rglob("__pycache__"))
     assert code_sha256(tmp_path / "code") in (tmp_path / "version.json").read_text()
     freeze(config, tmp_path, "#!/bin/sh\n")  # again, over what is there
-
-
-def test_a_jobs_environment_says_where_the_token_is_and_not_what_it_is():
-    given = {"RAY_AUTH_MODE": "disabled", "PATH": "/bin"}
-    assert job_environment(given, Path("/tmp/j")) == {
-        "PATH": "/bin",
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": "/tmp/j/token",
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-    }
 
 
 def test_ray_takes_the_gpus_of_its_step_and_no_other_number(monkeypatch):
