@@ -33,7 +33,7 @@ configure_ray_environment(Config())  # before Ray is imported, which reads it on
 
 import ray  # noqa: E402
 
-from replug.data.records import SearchResult, Window  # noqa: E402
+from replug.data.records import Example, SearchResult  # noqa: E402
 from replug.data.sampling import QuerySampler  # noqa: E402
 from replug.index_workers.build_plan import IndexState  # noqa: E402
 from replug.models.black_box_lm import ContinuationScore  # noqa: E402
@@ -80,8 +80,8 @@ class TimedSource(StandInSource):
 class Texts:
     """Queries and documents of unequal length, made when they are read."""
 
-    def windows(self, rows: Sequence[int]) -> list[Window]:
-        return [Window(str(row), _text(row, 1, 16), _text(row, 2, 16), "") for row in rows]
+    def examples(self, rows: Sequence[int]) -> list[Example]:
+        return [Example(str(row), _text(row, 1, 16), _text(row, 2, 16), "") for row in rows]
 
     def texts(self, rows: Sequence[int]) -> list[str]:
         return [_text(row, 3, 20) for row in rows]

@@ -27,7 +27,7 @@ from benchmarks.machine import describe_machine
 from benchmarks.vector_index import BLOCK_DOCUMENTS, make_plan
 from replug.config.load import load_config
 from replug.data.files import write_json
-from replug.data.shards import DOCUMENT_SCHEMA, ROWS_PER_BATCH, ROWS_PER_SHARD, WINDOW_SCHEMA
+from replug.data.shards import DOCUMENT_SCHEMA, EXAMPLE_SCHEMA, ROWS_PER_BATCH, ROWS_PER_SHARD
 from replug.data.store import PreparedSet
 from replug.index_workers.bm25 import search_bm25
 from replug.index_workers.exact_search import ExactShard
@@ -225,18 +225,18 @@ def measure_check(vectors: np.ndarray, folder: Path) -> None:
     show("4,000 texts counted; 800,000", processor_seconds(lambda: check_data(config, few, source)), 200)
 
 
-def write_set(folder: Path, documents: int, windows: int, origin: dict[str, object]) -> None:
+def write_set(folder: Path, documents: int, examples: int, origin: dict[str, object]) -> None:
     """Documents of 60 letters, texts of 256 words; written by column, since a million objects take longer."""
     (folder / "documents").mkdir(parents=True)
     for number, start in enumerate(range(0, documents, ROWS_PER_SHARD)):
         ids = [f"text-{row // 9:08d}#{row % 9}" for row in range(start, min(start + ROWS_PER_SHARD, documents))]
         columns = [ids, ["w" * 60] * len(ids), ["all"] * len(ids), [one.partition("#")[0] for one in ids]]
         write_table(folder / f"documents/{number:05d}.arrow", DOCUMENT_SCHEMA, columns)
-    half = [f"{row:08d} " + "word " * 127 for row in range(windows)]
-    gold = [[f"text-{row // 9:08d}#{row % 9}"] if row % 100 == 0 else [] for row in range(windows)]
-    texts = [[str(row) for row in range(windows)], half, half, ["all"] * windows, ["s"] * windows, gold]
+    half = [f"{row:08d} " + "word " * 127 for row in range(examples)]
+    gold = [[f"text-{row // 9:08d}#{row % 9}"] if row % 100 == 0 else [] for row in range(examples)]
+    texts = [[str(row) for row in range(examples)], half, half, ["all"] * examples, ["s"] * examples, gold]
     for split in ("queries", "heldout"):
-        write_table(folder / f"{split}.arrow", WINDOW_SCHEMA, texts)
+        write_table(folder / f"{split}.arrow", EXAMPLE_SCHEMA, texts)
     files = {f"documents/{path.name}": "" for path in (folder / "documents").iterdir()}
     proof = {"shared_sources": [], "equal_texts": []}
     write_json(folder / "manifest.json", {"disjoint": proof, "files": files, "origin": origin})

@@ -20,8 +20,8 @@ from pathlib import Path
 from benchmarks.machine import describe_machine
 
 COMMON = {
-    "evaluate.max_windows": 1,
-    "evaluate.refresh_windows": 0,
+    "evaluate.max_examples": 1,
+    "evaluate.refresh_examples": 0,
     "evaluate.num_resamples": 10,
     "checkpoint.every_steps": 1000,
     "loss.beta": 0.5,
@@ -34,7 +34,7 @@ SETTINGS = {
         "lm.tokens_per_batch": 4,
         "data.num_documents": 600,
         "data.document_tokens": 12,
-        "data.window": 12,
+        "data.context_tokens": 12,
         "train.batch_size": 4,
         "retrieve.k": 16,
     },

@@ -36,7 +36,7 @@ SIZES = (50, 200, 1000)  # MB
 TOKENS = 128
 PROCESSES = 2
 PAPER_DOCUMENTS = 36_000_000
-OPTIONS = ("data.tokenizer=retriever", f"data.window={TOKENS}", f"data.num_workers={PROCESSES}", "seed=0")
+OPTIONS = ("data.tokenizer=retriever", f"data.context_tokens={TOKENS}", f"data.num_workers={PROCESSES}", "seed=0")
 
 
 def take(texts: Path, megabytes: int, out: Path) -> None:

@@ -21,8 +21,8 @@ SETTINGS = {
     "retrieve.k": 4,
     "train.precision": "float32",
     "loss.beta": 0.5,
-    "evaluate.max_windows": 1,
-    "evaluate.refresh_windows": 0,
+    "evaluate.max_examples": 1,
+    "evaluate.refresh_examples": 0,
     "checkpoint.every_steps": 1000,
 }
 

@@ -24,7 +24,7 @@ SETTINGS = {
     "retrieve.k": 4,
     "train.pipeline_depth": 1,
     "loss.beta": 0.5,
-    "evaluate.max_windows": 5,
+    "evaluate.max_examples": 5,
 }
 
 

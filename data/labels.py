@@ -28,7 +28,7 @@ from replug.config.errors import UserError
 from replug.data.files import file_sha256, writing
 from replug.data.manifest import read_mark, require_checksums, write_mark
 from replug.data.shards import in_batches
-from replug.data.store import PreparedSet, WindowStore
+from replug.data.store import ExampleStore, PreparedSet
 
 FORMAT = 1
 MARK = "labels.json"
@@ -169,12 +169,12 @@ def finish_labels(folder: Path, origin: LabelOrigin, counts: dict[str, int]) -> 
     write_mark(folder / MARK, content)
 
 
-def text_columns(store: WindowStore, rows: Sequence[int]) -> list[dict[str, Any]]:
+def text_columns(store: ExampleStore, rows: Sequence[int]) -> list[dict[str, Any]]:
     """The fields of each text that say what it is."""
-    return [{name: getattr(window, name) for name in TEXT_FIELDS} for window in store.windows(rows)]
+    return [{name: getattr(example, name) for name in TEXT_FIELDS} for example in store.examples(rows)]
 
 
-def labelled_store(data: PreparedSet, split: str) -> WindowStore:
+def labelled_store(data: PreparedSet, split: str) -> ExampleStore:
     """Where the texts of a split of labels are read."""
     return data.queries if split == "queries" else data.require_dev()
 

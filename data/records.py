@@ -16,7 +16,7 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class Example:
     """A text split in two: documents are retrieved for `context`, the LM is scored on `continuation`.
 
     `gold` are ids of documents known to be right; they only ever measure.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from replug.config.errors import UserError
-from replug.data.records import Document, Window
+from replug.data.records import Document, Example
 from replug.data.sources.lines import MAX_LINE_BYTES, json_object, table_cells
 
 
@@ -43,16 +43,16 @@ def _is_table(path: Path) -> bool:
     return path.name.endswith((".tsv", ".tsv.gz"))
 
 
-def read_windows(path: Path) -> list[Window]:
+def read_examples(path: Path) -> list[Example]:
     """Rows with `context`, `continuation`, optional `id`, `domain`, `source`, `gold`."""
-    windows: list[Window] = []
+    examples: list[Example] = []
     seen: set[str] = set()
     for number, (where, row) in enumerate(read_json_lines(path)):
-        windows.append(_window(row, where, number))
-        require_new(windows[-1].id, seen, where)
-    if not windows:
+        examples.append(_example(row, where, number))
+        require_new(examples[-1].id, seen, where)
+    if not examples:
         raise UserError(f"{path} holds no texts")
-    return windows
+    return examples
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -132,11 +132,11 @@ def require_new(identifier: str, seen: set[str], where: str) -> None:
     seen.add(identifier)
 
 
-def _window(row: dict[str, Any], where: str, number: int) -> Window:
+def _example(row: dict[str, Any], where: str, number: int) -> Example:
     gold = row.get("gold") or []
     if not isinstance(gold, list) or not all(isinstance(item, str | int) for item in gold):
         raise UserError(f"{where}: field 'gold' must be a list of document ids")
-    return Window(
+    return Example(
         id=_identifier(row, where) if "id" in row else str(number),
         context=_text(row, "context", where),
         continuation=_text(row, "continuation", where),

@@ -19,13 +19,13 @@ import numpy as np
 import pyarrow as pa
 
 from replug.data.files import file_sha256, replace_file, write_json, writing
-from replug.data.records import Document, Window
+from replug.data.records import Document, Example
 
 TOKEN_RULES = "tokens.json"
 ROWS_PER_BATCH = 1000
 ROWS_PER_SHARD = 1 << 16
 DOCUMENT_SCHEMA = pa.schema([(name, pa.string()) for name in ("id", "text", "domain", "source")])
-WINDOW_SCHEMA = pa.schema(
+EXAMPLE_SCHEMA = pa.schema(
     [(name, pa.string()) for name in ("id", "context", "continuation", "domain", "source")]
     + [("gold", pa.list_(pa.string()))]
 )
@@ -41,12 +41,12 @@ def write_documents(folder: Path, documents: Iterable[Document]) -> int:
     return count
 
 
-def write_windows(path: Path, windows: Iterable[Window]) -> int:
-    """Stream windows to an Arrow file; returns how many."""
-    return write_rows(path, WINDOW_SCHEMA, windows)
+def write_examples(path: Path, examples: Iterable[Example]) -> int:
+    """Stream examples to an Arrow file; returns how many."""
+    return write_rows(path, EXAMPLE_SCHEMA, examples)
 
 
-def write_rows(path: Path, schema: pa.Schema, rows: Iterable[Document] | Iterable[Window]) -> int:
+def write_rows(path: Path, schema: pa.Schema, rows: Iterable[Document] | Iterable[Example]) -> int:
     count = 0
     partial = path.with_name(path.name + ".partial")
     with writing(partial):
@@ -83,9 +83,9 @@ def read_documents_of(shard: Path) -> Iterator[Document]:
         yield from (Document(**row) for row in columns)
 
 
-def read_windows_of(path: Path) -> Iterator[Window]:
+def read_examples_of(path: Path) -> Iterator[Example]:
     for columns in _read_batches(path):
-        yield from (Window(**{**row, "gold": tuple(row["gold"])}) for row in columns)
+        yield from (Example(**{**row, "gold": tuple(row["gold"])}) for row in columns)
 
 
 def corpus_sha256(folder: Path) -> str:

@@ -22,12 +22,12 @@ from replug.config.errors import UserError
 from replug.data.files import reading, wrong_files
 from replug.data.manifest import FIX, CheckedFiles, read_mark
 from replug.data.progress import Progress
-from replug.data.records import Document, Window
+from replug.data.records import Document, Example
 from replug.data.shards import (
     DOCUMENT_SCHEMA,
+    EXAMPLE_SCHEMA,
     ROWS_PER_BATCH,
     TOKEN_RULES,
-    WINDOW_SCHEMA,
     combined_sha256,
     shard_paths,
     token_paths,
@@ -112,12 +112,12 @@ class CorpusStore:
         return dict(zip(column.take(pa.array(rows)).to_pylist(), rows.tolist(), strict=True))
 
 
-class WindowStore:
+class ExampleStore:
     """Training or held-out texts by row number. Raises UserError for a file that is not what its set says of it."""
 
     def __init__(self, path: Path) -> None:
         CheckedFiles(path.parent).require(path.name, WITHOUT_PROOF)
-        self._table = _open_table(path, WINDOW_SCHEMA)
+        self._table = _open_table(path, EXAMPLE_SCHEMA)
 
     def __len__(self) -> int:
         return len(self._table)
@@ -132,11 +132,11 @@ class WindowStore:
         texts = self._table.data.column("id").take(pc.list_parent_indices(lists))
         return dict(zip(pc.list_flatten(lists).to_pylist(), texts.to_pylist(), strict=True))
 
-    def windows(self, rows: Sequence[int] | np.ndarray | None = None) -> list[Window]:
+    def examples(self, rows: Sequence[int] | np.ndarray | None = None) -> list[Example]:
         """Texts in the order asked for; all of them by default."""
         columns = self._table[:] if rows is None else self._table[[int(row) for row in rows]]
-        fields = zip(*(columns[name] for name in WINDOW_SCHEMA.names), strict=True)
-        return [Window(*texts, tuple(gold)) for *texts, gold in fields]  # type: ignore[call-arg]
+        fields = zip(*(columns[name] for name in EXAMPLE_SCHEMA.names), strict=True)
+        return [Example(*texts, tuple(gold)) for *texts, gold in fields]  # type: ignore[call-arg]
 
 
 def _num_bytes(table: Dataset, column: str) -> np.ndarray:
@@ -212,15 +212,15 @@ class PreparedSet:
         self.manifest = read_manifest(folder)
         _require_files(folder, self.manifest)
         self.corpus = CorpusStore(self.corpus_path)
-        self.queries, self.heldout = (WindowStore(folder / name) for name in TEXTS)
-        self.dev = WindowStore(folder / DEV) if DEV in self.manifest["files"] else None
+        self.queries, self.heldout = (ExampleStore(folder / name) for name in TEXTS)
+        self.dev = ExampleStore(folder / DEV) if DEV in self.manifest["files"] else None
 
     @property
-    def texts(self) -> tuple[WindowStore, ...]:
+    def texts(self) -> tuple[ExampleStore, ...]:
         """Every split of texts that there is."""
         return (self.queries, self.heldout, *([self.dev] if self.dev is not None else []))
 
-    def require_dev(self) -> WindowStore:
+    def require_dev(self) -> ExampleStore:
         """The development texts. Raises UserError where the set has none."""
         if self.dev is None:
             raise UserError(

@@ -75,7 +75,7 @@ WATCHED_TEXTS = 64  # by which every refresh is measured: recall, overlap
 
 def watched_texts(data: PreparedSet) -> list[str]:
     """Return the first training texts' contexts, which measure every refresh."""
-    return [window.context for window in data.queries.windows(range(min(WATCHED_TEXTS, len(data.queries))))]
+    return [example.context for example in data.queries.examples(range(min(WATCHED_TEXTS, len(data.queries))))]
 
 
 def index_kind(config: Config, dim: int, num_documents: int) -> IndexKind:

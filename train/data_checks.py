@@ -13,9 +13,9 @@ from transformers import PreTrainedTokenizerBase
 from replug.config.choices import TooLong
 from replug.config.errors import UserError
 from replug.config.schema import Config
-from replug.data.prepare.disjoint import require_windows_apart
-from replug.data.records import Window
-from replug.data.store import PreparedSet, WindowStore
+from replug.data.prepare.disjoint import require_examples_apart
+from replug.data.records import Example
+from replug.data.store import ExampleStore, PreparedSet
 from replug.models.lm_source import LMSource
 from replug.models.preparing import tokens_at_most
 
@@ -44,10 +44,10 @@ def check_texts(config: Config, data: PreparedSet) -> None:
         raise UserError(
             f"text {named[doc]} names gold document {doc!r}, which is not in the corpus ({len(missing)} such ids)"
         )
-    require_windows_apart(_streamed(data.queries), _streamed(data.heldout))
+    require_examples_apart(_streamed(data.queries), _streamed(data.heldout))
     if data.dev is not None:
-        require_windows_apart(_streamed(data.queries), _streamed(data.dev), ("training", "development"))
-        require_windows_apart(_streamed(data.heldout), _streamed(data.dev), ("held-out", "development"))
+        require_examples_apart(_streamed(data.queries), _streamed(data.dev), ("training", "development"))
+        require_examples_apart(_streamed(data.heldout), _streamed(data.dev), ("held-out", "development"))
 
 
 class _LengthCheck:
@@ -62,9 +62,9 @@ class _LengthCheck:
     def run(self) -> None:
         """Raises UserError for a text or document that is too long."""
         if self._bound is not None:
-            document, window = self._bound
+            document, example = self._bound
             added = len(self._ids([""])[0])  # what begins and ends a text, which preparing does not count
-            if (window if self._cuts else document + 2 * window + 3 * added + self._between) < self._limit:
+            if (example if self._cuts else document + 2 * example + 3 * added + self._between) < self._limit:
                 return
         if self._cuts:
             self._check_continuations()
@@ -75,11 +75,11 @@ class _LengthCheck:
         """Documents and contexts are cut to fit, continuations never."""
         for store in self._data.texts:
             for rows in _batches(np.flatnonzero(store.num_bytes() >= self._limit)):
-                windows = store.windows(rows)
-                for window, ids in zip(windows, self._ids([w.continuation for w in windows]), strict=True):
+                examples = store.examples(rows)
+                for example, ids in zip(examples, self._ids([w.continuation for w in examples]), strict=True):
                     if len(ids) >= self._limit:
                         raise UserError(
-                            f"text {window.id}: its continuation alone fills the LM, which holds {self._limit} tokens"
+                            f"text {example.id}: its continuation alone fills the LM, which holds {self._limit} tokens"
                         )
 
     def _check_documents(self) -> None:
@@ -105,21 +105,21 @@ class _LengthCheck:
                 rows = rows[num_bytes[rows] > most]
                 if not len(rows):
                     break
-                windows = store.windows(rows)
-                contexts = self._ids([window.context for window in windows])
-                continuations = self._ids([window.continuation for window in windows])
-                rows_found = zip(contexts, continuations, windows, strict=True)
-                most, name = max((most, name), *((len(c) + len(y), window.id) for c, y, window in rows_found))
+                examples = store.examples(rows)
+                contexts = self._ids([example.context for example in examples])
+                continuations = self._ids([example.continuation for example in examples])
+                rows_found = zip(contexts, continuations, examples, strict=True)
+                most, name = max((most, name), *((len(c) + len(y), example.id) for c, y, example in rows_found))
         return most, name
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
         return self._tokenizer(texts, verbose=False, return_attention_mask=False)["input_ids"]
 
 
-def _streamed(store: WindowStore) -> Iterator[Window]:
+def _streamed(store: ExampleStore) -> Iterator[Example]:
     """All texts, a batch in memory at a time."""
     for rows in _batches(np.arange(len(store))):
-        yield from store.windows(rows)
+        yield from store.examples(rows)
 
 
 def _batches(rows: np.ndarray) -> Iterator[np.ndarray]:

@@ -23,7 +23,7 @@ from replug.config.methods import RANDOM, Method, parse_methods
 from replug.config.rules import FIT
 from replug.config.schema import Config
 from replug.data.files import write_json
-from replug.data.records import Window
+from replug.data.records import Example
 from replug.data.store import PreparedSet
 from replug.evals.comparison import Measurements
 from replug.evals.ensemble_temperatures import fit_ensemble
@@ -33,7 +33,7 @@ from replug.evals.loop import Task, outcome_rows, run_task
 from replug.evals.outcomes import Row, outcomes_of
 from replug.evals.outcomes import write_examples as write_outcomes
 from replug.evals.retrieval import RECALL_DEPTH, gold_rows
-from replug.evals.tasks.lm import BITS_PER_BYTE, LanguageModelling, window_examples
+from replug.evals.tasks.lm import BITS_PER_BYTE, LanguageModelling, items_of
 from replug.evals.tasks.retrieval import Retrieval
 from replug.index_workers.build import build_version, document_search
 from replug.index_workers.build_plan import IndexState
@@ -53,17 +53,17 @@ Found = Mapping[str, RetrievedDocuments]  # by method, for all held-out texts
 
 def evaluate_heldout(config: Config, data: PreparedSet, workers: Workers, found: Found, folder: Path) -> dict:
     """What results.json holds. Outcomes lie in `folder`: interrupted, it goes on after those that are there."""
-    everything = data.heldout.windows()
-    windows = everything[: config.evaluate.max_windows]
-    if len(windows) < len(everything):
+    everything = data.heldout.examples()
+    examples = everything[: config.evaluate.max_examples]
+    if len(examples) < len(everything):
         log.info(
-            f"bits per byte on the first {len(windows)} of {len(everything)} held-out texts (evaluate.max_windows)"
+            f"bits per byte on the first {len(examples)} of {len(everything)} held-out texts (evaluate.max_examples)"
         )
-    rows = _predict(config, data, workers, windows, found, folder / "lm")
+    rows = _predict(config, data, workers, examples, found, folder / "lm")
     results = bpb_results(rows, config.evaluate.num_resamples, config.seed)
     k = min(len(data.corpus), config.evaluate.k)
     results |= {"ensemble": ensemble_results(found, k), "headroom": headroom_results(rows, [*found], k)}
-    with_gold = [row for row, window in enumerate(everything) if window.gold]
+    with_gold = [row for row, example in enumerate(everything) if example.gold]
     if not with_gold:
         return results
     of_gold = {name: of.of(with_gold) for name, of in found.items()}
@@ -76,12 +76,12 @@ def heldout_bpb(config: Config, data: PreparedSet, workers: Workers, version: in
 
     The last ones, since the table at the end begins with the first.
     """
-    windows = data.heldout.windows(range(len(data.heldout) - count, len(data.heldout)))
+    examples = data.heldout.examples(range(len(data.heldout) - count, len(data.heldout)))
     encoder = load_encoder(config.retriever, workers.index.store.encoder_folder(version), config.index.dims)
-    searched = _search(config, data, workers.index, encoder, version, windows, config.evaluate.k)
+    searched = _search(config, data, workers.index, encoder, version, examples, config.evaluate.k)
     found = {"version": replace(searched, temperature=own_temperature(encoder))}
     book = EvidenceBook(_methods([*found], config.evaluate.k), data.corpus, found, [True] * count)
-    measured = Measurements(list(outcome_rows(LanguageModelling(workers.lm, workers.template, windows), book)))
+    measured = Measurements(list(outcome_rows(LanguageModelling(workers.lm, workers.template, examples), book)))
     return measured.value("version", BITS_PER_BYTE, measured.all)
 
 
@@ -91,52 +91,52 @@ def _search(
     index: IndexService,
     encoder: Encoder,
     version: int,
-    windows: Sequence[Window],
+    examples: Sequence[Example],
     k: int,
 ) -> RetrievedDocuments:
-    vectors = encoder.encode_query([window.context for window in windows]).numpy()
-    require_finite_vectors(vectors, [window.id for window in windows])
-    exclude = [window.source for window in windows] if config.retrieve.exclude_own_source else None
+    vectors = encoder.encode_query([example.context for example in examples]).numpy()
+    require_finite_vectors(vectors, [example.id for example in examples])
+    exclude = [example.source for example in examples] if config.retrieve.exclude_own_source else None
     found = document_search(config, encoder, data, index)(version, vectors, k, exclude)
     return RetrievedDocuments(found.doc_rows, found.similarities)
 
 
 def _predict(
-    config: Config, data: PreparedSet, workers: Workers, windows: Sequence[Window], found: Found, folder: Path
+    config: Config, data: PreparedSet, workers: Workers, examples: Sequence[Example], found: Found, folder: Path
 ) -> list[Row]:
     """Every method's prediction of every text. The LM and how it is prompted are part of what was measured."""
     k, lm = config.evaluate.k, config.lm
-    drawn = {RANDOM: random_documents(len(data.corpus), len(windows), k, config.seed)}
+    drawn = {RANDOM: random_documents(len(data.corpus), len(examples), k, config.seed)}
     methods = _methods(["none", RANDOM, *found], k)
-    book = EvidenceBook(methods, data.corpus, {**drawn, **found}, [True] * len(windows))
-    task = LanguageModelling(workers.lm, workers.template, windows, beta=config.loss.beta)
+    book = EvidenceBook(methods, data.corpus, {**drawn, **found}, [True] * len(examples))
+    task = LanguageModelling(workers.lm, workers.template, examples, beta=config.loss.beta)
     prompts = {
         "lm": workers.lm.identity,
         "separator": lm.separator,
         "too_long": lm.too_long.value,
         "beta": str(config.loss.beta),
     }
-    return _measure(task, book, folder, {**_identity(data, windows, book), **prompts}, "bits per byte")
+    return _measure(task, book, folder, {**_identity(data, examples, book), **prompts}, "bits per byte")
 
 
-def _retrieve(data: PreparedSet, windows: Sequence[Window], found: Found, folder: Path) -> list[Row]:
+def _retrieve(data: PreparedSet, examples: Sequence[Example], found: Found, folder: Path) -> list[Row]:
     """How each retriever ranks the gold documents."""
     k = min(of.doc_rows.shape[1] for of in found.values())
-    book = EvidenceBook(_methods([*found], k), data.corpus, found, [True] * len(windows))
+    book = EvidenceBook(_methods([*found], k), data.corpus, found, [True] * len(examples))
     task = Retrieval(
-        window_examples(windows),
-        gold_rows([window.gold for window in windows], data.corpus.rows_of(d for w in windows for d in w.gold)),
+        items_of(examples),
+        gold_rows([example.gold for example in examples], data.corpus.rows_of(d for w in examples for d in w.gold)),
         finds_all=k < RECALL_DEPTH,
     )
-    return _measure(task, book, folder, _identity(data, windows, book), "gold documents")
+    return _measure(task, book, folder, _identity(data, examples, book), "gold documents")
 
 
 def _methods(names: list[str], k: int) -> list[Method]:
     return parse_methods(names, k, dict.fromkeys(names, ""))
 
 
-def _identity(data: PreparedSet, windows: Sequence[Window], book: EvidenceBook) -> dict[str, str]:
-    texts = json.dumps([asdict(window) for window in windows])
+def _identity(data: PreparedSet, examples: Sequence[Example], book: EvidenceBook) -> dict[str, str]:
+    texts = json.dumps([asdict(example) for example in examples])
     return {
         "texts": hashlib.sha256(texts.encode()).hexdigest(),
         "corpus": data.corpus_sha256,
@@ -199,14 +199,14 @@ def found_by(
         build_version(config, encoder, data, workers.index, index)
     version, k = index.version if is_built else 0, min(len(data.corpus), config.evaluate.k)
     if config.ensemble.temperature == FIT:
-        windows = data.require_dev().windows()
-        found = _search(config, data, workers.index, encoder, version, windows, k)
+        examples = data.require_dev().examples()
+        found = _search(config, data, workers.index, encoder, version, examples, k)
         asked = PromptedLM(workers.lm, workers.template, workers.lm)
-        encoder.temperature = fit_ensemble(asked, windows, data.corpus, found, Method(name, name, k, False))
+        encoder.temperature = fit_ensemble(asked, examples, data.corpus, found, Method(name, name, k, False))
         if is_built:
             write_temperature(workers.index.store.encoder_folder(version), encoder.temperature, is_listed=False)
     most = min(len(data.corpus), max(config.evaluate.k, RECALL_DEPTH))  # as many as any measurement needs
-    found = _search(config, data, workers.index, encoder, version, data.heldout.windows(), most)
+    found = _search(config, data, workers.index, encoder, version, data.heldout.examples(), most)
     return replace(found, temperature=own_temperature(encoder))
 
 
@@ -215,9 +215,9 @@ def write_examples(run: RunDirectory, data: PreparedSet, before: RetrievedDocume
     is_same = before.doc_rows[:, 0] == after.doc_rows[:, 0]
     rows = np.argsort(is_same, kind="stable")[:NUM_EXAMPLES].tolist()
     examples = []
-    for row, window in zip(rows, data.heldout.windows(rows), strict=True):
+    for row, example in zip(rows, data.heldout.examples(rows), strict=True):
         found = {name: _shown(data, of, row) for name, of in (("before", before), ("after", after))}
-        examples.append({"context": window.context, "continuation": window.continuation, **found})
+        examples.append({"context": example.context, "continuation": example.continuation, **found})
     write_json(run.examples, examples)
 
 

@@ -158,8 +158,8 @@ def _changes(metrics: Sequence[dict], key: str) -> tuple[list[int], list[float]]
 
 
 def _running_mean(values: Sequence[float], width: int) -> list[float]:
-    windows = [values[max(0, i + 1 - width) : i + 1] for i in range(len(values))]
-    return [sum(window) / len(window) for window in windows]
+    examples = [values[max(0, i + 1 - width) : i + 1] for i in range(len(values))]
+    return [sum(example) / len(example) for example in examples]
 
 
 def _mark_swaps(axes: Axes, metrics: Sequence[dict]) -> None:

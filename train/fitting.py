@@ -235,7 +235,7 @@ def refresh_controller(
     publish = partial(publish_snapshot, config, module.encoder, data, workers.index.store)
     # Where documents stay as they are, the one version is of the weights before the first step.
     is_fixed = config.retriever.train is TrainedSide.query
-    count = 0 if is_fixed else min(config.evaluate.refresh_windows, len(data.heldout))
+    count = 0 if is_fixed else min(config.evaluate.refresh_examples, len(data.heldout))
 
     def measure(version: int, ready: "Future[Refreshed]") -> "Future[float | None]":
         def bpb() -> float | None:

@@ -200,7 +200,7 @@ def _bpb_table(results: dict) -> list[str]:
     methods = [method for method in METHODS if method in results["bpb"]["all"]]
     rows = ((plain_line(domain).replace("|", "\\|"), values) for domain, values in results["bpb"].items())
     return [
-        f"Bits per byte on {results['num_windows']} held-out texts, lower is better:",
+        f"Bits per byte on {results['num_examples']} held-out texts, lower is better:",
         "",
         f"| | {' | '.join(METHODS[method] for method in methods)} |",
         "|---" * (len(methods) + 1) + "|",

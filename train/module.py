@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from replug.config.errors import NotFiniteError
 from replug.data.datamodule import Position
 from replug.data.records import RetrievedBatch, ScoredBatch
-from replug.data.store import CorpusStore, WindowStore
+from replug.data.store import CorpusStore, ExampleStore
 from replug.models.encoder import Encoder, first_numbers
 from replug.models.hardware import to_device
 from replug.train.batch_broadcast import BatchSource, Share
@@ -54,7 +54,7 @@ class LSRModule(pl.LightningModule):
     def __init__(
         self,
         encoder: Encoder,
-        queries: WindowStore,
+        queries: ExampleStore,
         corpus: CorpusStore,
         loss: LossSettings,
         optimizer: OptimizerSettings,
@@ -212,7 +212,7 @@ class LSRModule(pl.LightningModule):
 
     def _encoded(self, batch: RetrievedBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Vectors of the queries [B, D], of the U documents [U, D], and which of these each query has [B, K]."""
-        contexts = [window.context for window in self._queries.windows(batch.query_rows)]
+        contexts = [example.context for example in self._queries.examples(batch.query_rows)]
         unique, place = np.unique(batch.doc_rows, return_inverse=True)
         side = self.encoder.of_queries
         ids = side.token_ids(contexts, side.prompts.query)
@@ -300,11 +300,13 @@ def rank_correlation(log_q: Tensor, log_p: Tensor) -> Tensor:
 CAUSES = "expected a finite number: is train.lr too high, or are loss.gamma and loss.beta too low?"
 
 
-def require_finite_losses(losses: np.ndarray, batch: RetrievedBatch, queries: WindowStore, corpus: CorpusStore) -> None:
+def require_finite_losses(
+    losses: np.ndarray, batch: RetrievedBatch, queries: ExampleStore, corpus: CorpusStore
+) -> None:
     """Of the texts of a batch [B]; the message names those that are not, and the documents of the first."""
     bad = np.flatnonzero(~np.isfinite(losses))
     if len(bad):
-        texts = [window.id for window in queries.windows(batch.query_rows[bad])]
+        texts = [example.id for example in queries.examples(batch.query_rows[bad])]
         documents = [document.id for document in corpus.documents(batch.doc_rows[bad[0]])]
         raise NotFiniteError(
             f"step {batch.step}: the loss of {len(bad)} of {len(losses)} texts is not finite ({losses[bad[0]]}): "
@@ -312,10 +314,10 @@ def require_finite_losses(losses: np.ndarray, batch: RetrievedBatch, queries: Wi
         )
 
 
-def require_finite_gradient(parameters: Iterable[Tensor], batch: RetrievedBatch, queries: WindowStore) -> None:
+def require_finite_gradient(parameters: Iterable[Tensor], batch: RetrievedBatch, queries: ExampleStore) -> None:
     """Before an optimizer takes it into the weights."""
     if not _are_finite([weight.grad for weight in parameters if weight.grad is not None]):
-        texts = ", ".join(window.id for window in queries.windows(batch.query_rows))
+        texts = ", ".join(example.id for example in queries.examples(batch.query_rows))
         raise NotFiniteError(f"step {batch.step}: the gradient is not finite; its texts are {texts}; {CAUSES}")
 
 

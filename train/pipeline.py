@@ -138,10 +138,10 @@ class BatchPipeline:
 
     def _begin(self, step: int, query_step: int, index: IndexState) -> _InFlight:
         rows = self._sampler.rows(step)
-        windows = self._queries.windows(rows)
-        vectors = self._retrieval.encode([window.context for window in windows])
-        require_finite_vectors(vectors, [window.id for window in windows])
-        exclude = [window.source for window in windows] if self._retrieval.exclude_own_source else None
+        examples = self._queries.examples(rows)
+        vectors = self._retrieval.encode([example.context for example in examples])
+        require_finite_vectors(vectors, [example.id for example in examples])
+        exclude = [example.source for example in examples] if self._retrieval.exclude_own_source else None
         given = (step, query_step, index, rows, vectors, exclude, self._last_search)
         self._last_search = self._retrieval.executor.submit(self._retrieve, *given)
         return self._submitted(self._last_search)
@@ -171,10 +171,10 @@ class BatchPipeline:
     def _ask(self, batch: RetrievedBatch) -> Scores:
         """One call for the whole batch, so that the pool can put pairs of similar length together."""
         prefixes, continuations = [], []
-        for window, doc_rows in zip(self._queries.windows(batch.query_rows), batch.doc_rows, strict=True):
+        for example, doc_rows in zip(self._queries.examples(batch.query_rows), batch.doc_rows, strict=True):
             for text in self._corpus.texts(doc_rows):
-                prefixes.append(self._template.prefix(text, window.context, window.continuation))
-                continuations.append(window.continuation)
+                prefixes.append(self._template.prefix(text, example.context, example.continuation))
+                continuations.append(example.continuation)
         return self._score(prefixes, continuations)
 
     def peek(self, step: int) -> ScoredBatch:
@@ -189,10 +189,10 @@ class BatchPipeline:
         bad = np.argwhere(~np.isfinite(sums))
         if len(bad):
             query, doc = bad[0]
-            window = self._queries.windows(retrieved.query_rows[[query]])[0]
+            example = self._queries.examples(retrieved.query_rows[[query]])[0]
             document = self._corpus.documents(retrieved.doc_rows[query, [doc]])[0]
             raise ScoreError(
-                f"the LM's score of text {window.id} after document {document.id} is {sums[query, doc]}; "
+                f"the LM's score of text {example.id} after document {document.id} is {sums[query, doc]}; "
                 f"expected a finite number (step {step})"
             )
         return ScoredBatch(retrieved, sums, counts)

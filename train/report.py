@@ -112,7 +112,7 @@ def _bpb_section(results: dict) -> str:
         drawings += f"<p class=muted>{HEADROOM_NOTE}</p>{drawing}"
     lines = "".join(f"<p>{escape(line)}</p>" for line in result_lines(results))
     return (
-        f"<h2>Bits per byte on {results['num_windows']} held-out texts</h2><p class=muted>Lower is better; "
+        f"<h2>Bits per byte on {results['num_examples']} held-out texts</h2><p class=muted>Lower is better; "
         f"the best of a row is bold. Intervals: paired bootstrap over the texts' sources.</p>"
         f"<table><tr><th></th>{head}</tr>{rows}</table>{lines}{drawings}"
     )
@@ -132,7 +132,7 @@ def _retrieval_section(results: dict) -> str:
 def _curves_section(metrics: Sequence[dict], is_online: bool) -> str:
     if not metrics:
         return ""
-    measures_heldout = any("heldout/bpb" in row for row in metrics)  # not with evaluate.refresh_windows=0
+    measures_heldout = any("heldout/bpb" in row for row in metrics)  # not with evaluate.refresh_examples=0
     of_index = (figures.draw_index_age, figures.draw_times)
     draws = (
         figures.draw_loss,

@@ -4,7 +4,7 @@ labels                        of a training on labels: the step at which it ende
                               development texts, and their bits per byte without documents
 weights                       steps of the weights that `lsr` and `best` are: `last`, and `best` with its bits per byte
                               on the held-out texts of the refreshes, where those were measured
-bpb, intervals, num_windows   bits per byte by domain and method; 95% intervals of two differences; texts measured
+bpb, intervals, num_examples   bits per byte by domain and method; 95% intervals of two differences; texts measured
 ensemble                      documents of each ensemble, and each retriever's temperature
 headroom                      bits per byte of each ensemble, and by two oracles on its documents (`evals/headroom.py`)
 retrieval                     before and after tuning: R@k, the share of texts with a gold document among the first k,
@@ -63,7 +63,7 @@ def bpb_results(rows: Sequence[Row], num_resamples: int, seed: int) -> dict[str,
         for name, (a, b) in DIFFERENCES.items()
         if a in methods and b in methods
     }
-    return {"bpb": table, "intervals": intervals, "num_windows": len(rows)}
+    return {"bpb": table, "intervals": intervals, "num_examples": len(rows)}
 
 
 def ensemble_results(found: Mapping[str, RetrievedDocuments], k: int) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def print_results(results: dict, console: Console | None = None) -> None:
     if "bpb" not in results:
         return
     methods = [method for method in METHODS if method in results["bpb"]["all"]]
-    table = Table(title=f"bits per byte on {results['num_windows']} held-out texts (lower is better)")
+    table = Table(title=f"bits per byte on {results['num_examples']} held-out texts (lower is better)")
     table.add_column("")
     for method in methods:
         table.add_column(METHODS[method], justify="right")

@@ -18,22 +18,22 @@ import pyarrow as pa
 from replug.data.files import file_sha256, write_json
 from replug.data.hashing import hash64
 from replug.data.prepare.cutting import SCHEMAS, iterate, read_range
-from replug.data.prepare.disjoint import OverlapFilter, prove_windows, write_overlap_filter
+from replug.data.prepare.disjoint import OverlapFilter, prove_examples, write_overlap_filter
 from replug.data.prepare.local_pool import Pool
 from replug.data.prepare.reading import Cut, SplitSizes
 from replug.data.prepare.work import WorkFolder, is_intact
 from replug.data.progress import Progress
-from replug.data.records import Document, Window
+from replug.data.records import Document, Example
 from replug.data.sampling import SPLITS, TEXT_SPLITS, key_ranges
 from replug.data.shards import (
     DOCUMENT_SCHEMA,
     read_documents_of,
-    read_windows_of,
+    read_examples_of,
     token_paths,
+    write_examples,
     write_rows,
     write_token_ids,
     write_token_rules,
-    write_windows,
 )
 from replug.data.tokenizing import TokenIds, ids_of_texts, load_plain
 
@@ -80,7 +80,7 @@ def write_shard(
 ) -> ShardReport:
     """Write the documents of a range of keys, at most `limit`, with their token ids; marked when whole."""
     rules, dropped = load_rules(rules_file), Counter[str]()
-    overlap_filter = OverlapFilter.load(Path(rules.overlap_filters) / "windows")
+    overlap_filter = OverlapFilter.load(Path(rules.overlap_filters) / "examples")
     chosen = [
         Document(row["id"], row["text"], row["domain"], row["source"])
         for row in chosen_pieces(rules, "documents", keys, overlap_filter, dropped)
@@ -114,14 +114,14 @@ def write_ids_of(shard: Path, documents: list[Document], rule: TokenIds) -> None
     write_token_ids(shard, ids, rule.dtype)
 
 
-def choose_windows(
+def choose_examples(
     rules: AssemblyRules,
     split: str,
     ranges: list[tuple[int, int]],
     asked: int,
     overlap_filter: OverlapFilter,
     dropped: Counter,
-) -> Iterator[Window]:
+) -> Iterator[Example]:
     """The first `asked` texts of a split, in the order of their keys."""
     found = 0
     for keys in ranges:
@@ -129,7 +129,7 @@ def choose_windows(
             if found == asked:
                 return
             found += 1
-            yield Window(row["id"], row["context"], row["continuation"], row["domain"], row["source"])
+            yield Example(row["id"], row["context"], row["continuation"], row["domain"], row["source"])
 
 
 def chosen_pieces(
@@ -218,20 +218,20 @@ def write_texts(
     paths = {split: work.out / f"{split}.arrow" for split in splits}
     for number, split in enumerate(splits):
         path, made = paths[split], work.folder / f"{split}.arrow"
-        write_windows(
-            made, choose_windows(rules, split, _ranges(cut, split), getattr(asked, split), overlap_filter, dropped)
+        write_examples(
+            made, choose_examples(rules, split, _ranges(cut, split), getattr(asked, split), overlap_filter, dropped)
         )
         if not path.is_file() or file_sha256(path) != file_sha256(made):  # one that is whole stays as it is
             made.replace(path)
-        for found, more in zip(proof, prove_windows(read_windows_of(path), overlap_filter, seed, split), strict=True):
+        for found, more in zip(proof, prove_examples(read_examples_of(path), overlap_filter, seed, split), strict=True):
             found += more
         so_far = [paths[before] for before in splits[: number + 1]]
         is_last = number == len(splits) - 1
-        folder = work.overlap_filters / ("windows" if is_last else split)
-        chosen = (window for path in so_far for window in read_windows_of(path))
+        folder = work.overlap_filters / ("examples" if is_last else split)
+        chosen = (example for path in so_far for example in read_examples_of(path))
         overlap_filter = write_overlap_filter(folder, chosen, ngram, seed)
     named = {split: paths[split] for split in SPLITS if split in paths}
-    domains = {split: Counter(window.domain for window in read_windows_of(path)) for split, path in named.items()}
+    domains = {split: Counter(example.domain for example in read_examples_of(path)) for split, path in named.items()}
     by_domain = {split: dict(sorted(count.items())) for split, count in domains.items()}
     return by_domain, {path.name: file_sha256(path) for path in named.values()}, proof
 

@@ -90,10 +90,10 @@ class LMBound:
 
     tokenizer: str  # the LM's own, as JSON
     document_tokens: int
-    window_tokens: int
+    context_tokens: int
 
     def tokens_of(self, split: str) -> int:
-        return self.document_tokens if split == "documents" else self.window_tokens
+        return self.document_tokens if split == "documents" else self.context_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +102,14 @@ class CutRules:
 
     fields: FieldMap
     tokenizer: str  # JSON
-    window: int
+    context_tokens: int
     document_tokens: int
     seed: int
     shares: Shares
     bound: LMBound | None = None
 
     def tokens_of(self, split: str) -> int:
-        return self.document_tokens if split == "documents" else self.window
+        return self.document_tokens if split == "documents" else self.context_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +229,7 @@ class _SourceShardCut:
             self.tokens += len(offsets)
             parts = self._bounded(split, split_text(text.text, offsets, self.rules.tokens_of(split)))
             self._keep(
-                split, list(self._documents(text, parts) if split == "documents" else self._windows(text, parts))
+                split, list(self._documents(text, parts) if split == "documents" else self._examples(text, parts))
             )
         if self.characters > RUN_CHARACTERS:
             self._write_runs()
@@ -275,11 +275,11 @@ class _SourceShardCut:
                 "version": version,
             }
 
-    def _windows(self, text: SourceText, parts: list[str]) -> Iterator[Piece]:
+    def _examples(self, text: SourceText, parts: list[str]) -> Iterator[Piece]:
         version = hash64(text.text)
         parts = parts[:-1]  # the last part is shorter than the rest
         if len(parts) < 2:
-            self.dropped["text shorter than two windows"] += 1
+            self.dropped["text shorter than two examples"] += 1
         for number, (context, continuation) in enumerate(zip(parts[::2], parts[1::2], strict=False)):
             if not context.strip() or not continuation.strip():
                 self.dropped["blank text"] += 1

@@ -1,12 +1,12 @@
 """The proof that what is retrieved, what is trained on and what is measured share no text.
 
 No source document serves two splits, and no text of one split equals a text of another (by content hash, white space
-and case aside). The windows' hashes are held in memory and the corpus streams past.
+and case aside). The examples' hashes are held in memory and the corpus streams past.
 
 What a split must not overlap lies in sorted files of hashes that all workers map, 8 bytes each, so that 800K texts take
 20 MB, and 1 GB more with their 13-grams:
 
-    FILTER/keys.u64      every window's whole text and its continuation alone
+    FILTER/keys.u64      every example's whole text and its continuation alone
     FILTER/sources.u64   what they were cut from
     FILTER/ngrams.u64    their n-grams of words, where these are compared
 """
@@ -20,7 +20,7 @@ import numpy as np
 from replug.config.errors import UserError
 from replug.data.files import replace_file, writing
 from replug.data.hashing import content_hash, hash64, ngram_hashes, overlaps
-from replug.data.records import Document, Window
+from replug.data.records import Document, Example
 from replug.data.sampling import piece_key
 from replug.data.shards import read_documents_of
 
@@ -59,24 +59,24 @@ class OverlapFilter:
         return overlaps(np.array([hash64(source)], np.uint64), self.sources)
 
 
-def write_overlap_filter(folder: Path, windows: Iterable[Window], n: int | None, seed: int) -> OverlapFilter:
-    """Write the hashes of windows; memory does not grow with their number."""
+def write_overlap_filter(folder: Path, examples: Iterable[Example], n: int | None, seed: int) -> OverlapFilter:
+    """Write the hashes of examples; memory does not grow with their number."""
     folder.mkdir(parents=True, exist_ok=True)
     keys, sources, ngrams = (SortedHashes(folder / f"{name}.u64") for name in ("keys", "sources", "ngrams"))
-    for window in windows:
-        keys.add(np.array(window_keys(window, seed), np.uint64))
-        sources.add(np.array([hash64(window.source or "")], np.uint64))
+    for example in examples:
+        keys.add(np.array(example_keys(example, seed), np.uint64))
+        sources.add(np.array([hash64(example.source or "")], np.uint64))
         if n is not None:
-            ngrams.add(ngram_hashes(window.context + window.continuation, n))
+            ngrams.add(ngram_hashes(example.context + example.continuation, n))
     for hashes in (keys, sources, ngrams):
         hashes.finish()
     replace_file(folder / "n", str(n or 0).encode())
     return OverlapFilter.load(folder)
 
 
-def window_keys(window: Window, seed: int) -> tuple[int, int]:
+def example_keys(example: Example, seed: int) -> tuple[int, int]:
     """What a document must not equal: the whole text, and the continuation that is to be predicted."""
-    texts = (window.context + window.continuation, window.continuation)
+    texts = (example.context + example.continuation, example.continuation)
     whole, tail = (piece_key(content_hash(text, seed)) for text in texts)
     return whole, tail
 
@@ -145,21 +145,23 @@ class DisjointProof:
         )
 
 
-def window_hashes(window: Window) -> tuple[bytes, bytes]:
+def example_hashes(example: Example) -> tuple[bytes, bytes]:
     """What a document must not equal: the whole text, and the continuation that is to be predicted."""
-    return content_hash(window.context + window.continuation), content_hash(window.continuation)
+    return content_hash(example.context + example.continuation), content_hash(example.continuation)
 
 
 def prove_disjoint(
-    documents: Iterable[Document], queries: Sequence[Window], heldout: Sequence[Window], dev: Sequence[Window] = ()
+    documents: Iterable[Document], queries: Sequence[Example], heldout: Sequence[Example], dev: Sequence[Example] = ()
 ) -> DisjointProof:
     """Compare every split with every other; documents are iterated once."""
-    windows = [*queries, *heldout, *dev]
-    by_source = {window.source: window.id for window in windows if window.source}
-    by_text = {digest: window.id for window in windows for digest in window_hashes(window)}
-    shared, equal = _between_windows(queries, heldout, ("query", "held-out text"))
+    examples = [*queries, *heldout, *dev]
+    by_source = {example.source: example.id for example in examples if example.source}
+    by_text = {digest: example.id for example in examples for digest in example_hashes(example)}
+    shared, equal = _between_examples(queries, heldout, ("query", "held-out text"))
     for others, name in ((queries, "query"), (heldout, "held-out text")):
-        for found, more in zip((shared, equal), _between_windows(others, dev, (name, "development text")), strict=True):
+        for found, more in zip(
+            (shared, equal), _between_examples(others, dev, (name, "development text")), strict=True
+        ):
             found += more
     count = 0
     for doc in documents:
@@ -171,19 +173,19 @@ def prove_disjoint(
     return DisjointProof(count, len(queries), len(heldout), tuple(shared), tuple(equal), len(dev))
 
 
-def prove_windows(
-    windows: Iterable[Window], before: OverlapFilter, seed: int, split: str = "queries"
+def prove_examples(
+    examples: Iterable[Example], before: OverlapFilter, seed: int, split: str = "queries"
 ) -> tuple[list[str], list[str]]:
     """Shared sources and equal texts of a split and what the overlap filter knows of those chosen before it."""
     shared, equal = [], []
     name, other = {"queries": "query"}.get(split, f"{split} text"), "a held-out or development text"
-    for window in windows:
-        if before.knows_source(window.source or ""):
-            shared.append(f"{name} {window.id} and {other} both come from source {window.source}")
-        if before.knows_text(*window_keys(window, seed)):
-            equal.append(f"{name} {window.id} equals {other} or its continuation")
-        if before.knows_ngram(window.context + window.continuation):
-            equal.append(f"{name} {window.id} shares {before.n} words with {other}")
+    for example in examples:
+        if before.knows_source(example.source or ""):
+            shared.append(f"{name} {example.id} and {other} both come from source {example.source}")
+        if before.knows_text(*example_keys(example, seed)):
+            equal.append(f"{name} {example.id} equals {other} or its continuation")
+        if before.knows_ngram(example.context + example.continuation):
+            equal.append(f"{name} {example.id} shares {before.n} words with {other}")
     return shared, equal
 
 
@@ -211,17 +213,17 @@ def require_disjoint(proof: DisjointProof) -> None:
         )
 
 
-def require_windows_apart(
-    queries: Iterable[Window], heldout: Iterable[Window], names: tuple[str, str] = ("training", "held-out")
+def require_examples_apart(
+    queries: Iterable[Example], heldout: Iterable[Example], names: tuple[str, str] = ("training", "held-out")
 ) -> None:
     """Raise UserError naming the first training texts that are held-out texts too, or come from a source of theirs.
 
     The held-out texts' hashes are held in memory and the queries stream past. `names` says what else they are.
     """
     measured = list(heldout)
-    sources = {window.source for window in measured if window.source}
-    texts = {window_hashes(window)[0] for window in measured}
-    found = [f"text {query.id}" for query in queries if query.source in sources or window_hashes(query)[0] in texts]
+    sources = {example.source for example in measured if example.source}
+    texts = {example_hashes(example)[0] for example in measured}
+    found = [f"text {query.id}" for query in queries if query.source in sources or example_hashes(query)[0] in texts]
     if found:
         named = f"{', '.join(found[:3])}{', ...' if len(found) > 3 else ''}"
         raise UserError(
@@ -230,19 +232,19 @@ def require_windows_apart(
         )
 
 
-def _between_windows(
-    first: Sequence[Window], second: Sequence[Window], names: tuple[str, str]
+def _between_examples(
+    first: Sequence[Example], second: Sequence[Example], names: tuple[str, str]
 ) -> tuple[list[str], list[str]]:
-    sources = {window.source: window.id for window in first if window.source}
-    texts = {window_hashes(window)[0]: window.id for window in first}
+    sources = {example.source: example.id for example in first if example.source}
+    texts = {example_hashes(example)[0]: example.id for example in first}
     shared = [
-        f"{names[0]} {sources[window.source]} and {names[1]} {window.id} both come from source {window.source}"
-        for window in second
-        if window.source in sources
+        f"{names[0]} {sources[example.source]} and {names[1]} {example.id} both come from source {example.source}"
+        for example in second
+        if example.source in sources
     ]
     equal = [
-        f"{names[0]} {texts[digest]} equals {names[1]} {window.id}"
-        for window in second
-        if (digest := window_hashes(window)[0]) in texts
+        f"{names[0]} {texts[digest]} equals {names[1]} {example.id}"
+        for example in second
+        if (digest := example_hashes(example)[0]) in texts
     ]
     return shared, equal

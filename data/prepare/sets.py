@@ -32,7 +32,7 @@ from replug.data.prepare.reading import Cut, SplitSizes, cut_source, reject_dupl
 from replug.data.prepare.work import WorkFolder
 from replug.data.progress import Progress
 from replug.data.records import Document
-from replug.data.rows import read_documents, read_windows
+from replug.data.rows import read_documents, read_examples
 from replug.data.sampling import Shares
 from replug.data.shards import (
     combined_sha256,
@@ -40,8 +40,8 @@ from replug.data.shards import (
     shard_paths,
     token_paths,
     write_documents,
+    write_examples,
     write_token_rules,
-    write_windows,
 )
 from replug.data.sources.records import FieldMap
 from replug.data.sources.shards import plan_source_shards
@@ -128,8 +128,8 @@ def _cut_rules(config: DataConfig, seed: int, tokenizers: Tokenizers) -> CutRule
     return CutRules(
         FieldMap(config.text_field, config.id_field, config.domain_field, config.new_text_at),
         tokenizers.cut,
-        config.window,
-        config.document_tokens or config.window,
+        config.context_tokens,
+        config.document_tokens or config.context_tokens,
         seed,
         Shares(config.query_share, config.heldout_share, config.corpus_share, DEV_SHARE if config.num_dev else 0.0),
         tokenizers.bound,
@@ -141,7 +141,7 @@ def _require_some(source: str, splits: Splits) -> None:
     if not all(splits.counts.values()):
         raise UserError(
             f"data.source: {source} gives {said}; expected some of each: give more or longer "
-            "texts, a smaller data.window, or other shares"
+            "texts, a smaller data.context_tokens, or other shares"
         )
     log.info(f"cut into {said}")
     if further := splits.cut.cut_further:
@@ -172,7 +172,7 @@ def _prove(work: WorkFolder, splits: Splits, seed: int, pool: Pool) -> DisjointP
     """Compare the files as they were written; raises UserError where they overlap."""
     sources, texts = (list(found) for found in splits.proof)
     paths = [work.documents / f"{report.number:05d}.arrow" for report in splits.shards]
-    overlap_filter = work.overlap_filters / "windows"
+    overlap_filter = work.overlap_filters / "examples"
     progress = Progress("proving that no text is in two splits", len(paths))
     for shared, equal in pool.run(prove_shard, ((path, overlap_filter, seed) for path in paths)):
         sources += shared
@@ -243,19 +243,19 @@ def prepare_rows(
 ) -> PreparedSet:
     """Check and import the user's own documents and texts; not one is dropped."""
     with WorkFolder(out, origin, go_on=False) as work:
-        windows = {"queries": read_windows(queries), "heldout": read_windows(heldout)}
-        windows |= {"dev": read_windows(dev)} if dev else {}
+        examples = {"queries": read_examples(queries), "heldout": read_examples(heldout)}
+        examples |= {"dev": read_examples(dev)} if dev else {}
         write_documents(work.documents, read_documents(corpus))
-        for split, rows in windows.items():
-            write_windows(out / f"{split}.arrow", rows)
-        proof = prove_disjoint(_documents_of(work.documents), **windows)
+        for split, rows in examples.items():
+            write_examples(out / f"{split}.arrow", rows)
+        proof = prove_disjoint(_documents_of(work.documents), **examples)
         log.info(str(proof))
         require_disjoint(proof)
         names = [path.relative_to(out) for path in shard_paths(work.documents)]
-        names += [*_write_ids(work, token_ids, pool), *(Path(f"{split}.arrow") for split in windows)]
-        domains = {split: dict(Counter(window.domain for window in rows)) for split, rows in windows.items()}
+        names += [*_write_ids(work, token_ids, pool), *(Path(f"{split}.arrow") for split in examples)]
+        domains = {split: dict(Counter(example.domain for example in rows)) for split, rows in examples.items()}
         manifest = {
-            "counts": {"documents": proof.num_documents, **{split: len(rows) for split, rows in windows.items()}},
+            "counts": {"documents": proof.num_documents, **{split: len(rows) for split, rows in examples.items()}},
             "domains": {"documents": dict(Counter(doc.domain for doc in _documents_of(work.documents))), **domains},
             "dropped": {},
             "rejected": {},

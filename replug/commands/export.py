@@ -103,7 +103,7 @@ def _best(config: Config, run: "RunDirectory") -> tuple["Encoder", str, Path | N
     known = run.best_weights()
     if known is None:
         raise UserError(
-            f"--best: {run.path} has measured no weights on held-out text (evaluate.refresh_windows is 0, or no index "
+            f"--best: {run.path} has measured no weights on held-out text (evaluate.refresh_examples is 0, or no index "
             "was served yet); leave it out"
         )
     weights = f"step {known['step']}, the best on held-out text while training"

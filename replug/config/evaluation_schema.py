@@ -20,7 +20,7 @@ from replug.config.schema import (
 @dataclass
 class TextsConfig:
     path: str | None = key(None, "raw texts, measured whole (default: the held-out texts of the prepared set)")
-    max_windows: int | None = key(
+    max_examples: int | None = key(
         200, "spans or held-out texts that are measured, drawn evenly over all by the seed; null for all", ABOVE_0
     )
     # Of `path`: what a token is scored after. Held-out texts come with their context.

@@ -48,9 +48,9 @@ class DataConfig:
     domain_field: str = key("domain", "field of a raw row that names its domain; dots reach into nested fields")
     new_text_at: str | None = key(None, "where rows or lines are parts of texts: what the first line of a text matches")
     max_rejected_share: float = key(0.01, "share of raw rows that may be unreadable before preparing stops", SHARE)
-    tokenizer: str = key("lm", "whose tokens `window` counts: lm, retriever, or a path")
-    document_tokens: int | None = key(None, "length of a corpus document in tokens (default: window)", ABOVE_0)
-    window: int = key(128, "length of a context, and of a continuation, in tokens (paper: 128)", ABOVE_0)
+    tokenizer: str = key("lm", "whose tokens `example` counts: lm, retriever, or a path")
+    document_tokens: int | None = key(None, "length of a corpus document in tokens (default: example)", ABOVE_0)
+    context_tokens: int = key(128, "length of a context, and of a continuation, in tokens (paper: 128)", ABOVE_0)
     num_documents: int | None = key(None, "corpus documents to keep (default: all)", ABOVE_0)
     num_queries: int = key(1000, "training texts to keep", ABOVE_0)
     num_heldout: int = key(100, "held-out texts to keep", ABOVE_0)
@@ -278,11 +278,11 @@ class CheckpointConfig:
 @dataclass
 class EvaluateConfig:
     k: int = key(10, "documents in the ensemble (paper: 10)", ABOVE_0)
-    max_windows: int | None = key(200, "held-out texts measured in bits per byte; null for all", ABOVE_0)
+    max_examples: int | None = key(200, "held-out texts measured in bits per byte; null for all", ABOVE_0)
     num_resamples: int = key(10000, "of the paired bootstrap", ABOVE_0, resumable=True)
     best: bool = key(False, "also measure the weights in RUN_DIR/best, for which the corpus is embedded once more")
     heldout: bool = key(True, "measure the held-out texts at the end; false, with train.labels: no LM is asked")
-    refresh_windows: int = key(16, "held-out texts measured at each refresh, the last of them; 0 for none", FROM_0)
+    refresh_examples: int = key(16, "held-out texts measured at each refresh, the last of them; 0 for none", FROM_0)
 
 
 @dataclass

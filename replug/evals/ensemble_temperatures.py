@@ -15,7 +15,7 @@ from replug.config.methods import Method
 from replug.config.rules import FIT
 from replug.data.manifest import read_mark, write_mark
 from replug.data.progress import Progress
-from replug.data.records import Window
+from replug.data.records import Example
 from replug.data.store import Corpus, CorpusStore, PreparedSet
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.folder import EvaluationFolder
@@ -77,14 +77,14 @@ def temperature_of(method: str, folder: EvaluationFolder) -> float:
 
 
 def fit_ensemble(
-    asked: PromptedLM, windows: Sequence[Window], corpus: CorpusStore, found: RetrievedDocuments, method: Method
+    asked: PromptedLM, examples: Sequence[Example], corpus: CorpusStore, found: RetrievedDocuments, method: Method
 ) -> EnsembleTemperature:
     """Of the method's retriever, by what it finds for development texts. Says what it is worth there."""
-    book = EvidenceBook([method], corpus, {method.source: found}, [True] * len(windows))
-    fit = fit_temperature(document_scores(asked, windows, book, method))
-    num_bytes = sum(len(window.continuation.encode()) for window in windows)
+    book = EvidenceBook([method], corpus, {method.source: found}, [True] * len(examples))
+    fit = fit_temperature(document_scores(asked, examples, book, method))
+    num_bytes = sum(len(example.continuation.encode()) for example in examples)
     log.info(
-        f"{method.source}: ensemble temperature {fit.temperature:g} by {len(windows)} development texts "
+        f"{method.source}: ensemble temperature {fit.temperature:g} by {len(examples)} development texts "
         f"({fit.bits / num_bytes:.4f} bits per byte, {fit.bits_at_1 / num_bytes:.4f} at 1)"
     )
     if fit.is_at_end:
@@ -92,15 +92,15 @@ def fit_ensemble(
             f"{method.source}: {fit.temperature:g} is an end of what was searched: the best ensemble has nearly even "
             "weights, or nearly the first document alone"
         )
-    return EnsembleTemperature(fit.temperature, asked.lm.identity, method.k, len(windows))
+    return EnsembleTemperature(fit.temperature, asked.lm.identity, method.k, len(examples))
 
 
 def document_scores(
-    asked: PromptedLM, windows: Sequence[Window], book: EvidenceBook, method: Method
+    asked: PromptedLM, examples: Sequence[Example], book: EvidenceBook, method: Method
 ) -> list[DocumentScores]:
     """Of every text in order: what each document of a method makes of it, before any mixing."""
-    task, scores = LanguageModelling(asked.lm, asked.template, windows, keeps_documents=True), []
-    progress = Progress(f"development texts with {method.source}", len(windows))
+    task, scores = LanguageModelling(asked.lm, asked.template, examples, keeps_documents=True), []
+    progress = Progress(f"development texts with {method.source}", len(examples))
     for row, outcome in enumerate(outcome_rows(task, book)):
         given = outcome["methods"][method.name]["detail"]["document_logprobs"]
         scores.append(DocumentScores(given, book.of(row)[method.name].similarities))
@@ -120,12 +120,12 @@ def _fitted(
             "ensemble.temperature is fit, and documents alone have no development texts; expected a prepared set with "
             "some (data.num_dev, data.dev), or a number"
         )
-    windows = corpus.require_dev().windows()
-    queries = [window.context for window in windows]
-    own = [window.source for window in windows]
+    examples = corpus.require_dev().examples()
+    queries = [example.context for example in examples]
+    own = [example.source for example in examples]
     found = find_all(config, corpus, queries, methods, folder.found, own=own, texts="development")
     return {
-        method.source: fit_ensemble(asked, windows, corpus.corpus, found[method.source], method) for method in methods
+        method.source: fit_ensemble(asked, examples, corpus.corpus, found[method.source], method) for method in methods
     }
 
 

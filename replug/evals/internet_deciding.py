@@ -34,7 +34,7 @@ from replug.evals.internet_costs import PASSAGES, AnswerCosts, MeasuredPassages,
 from replug.evals.internet_preparing import Prepared, is_validation
 from replug.evals.internet_sets import EXACT_MATCH, InternetQuestion
 from replug.evals.kinds import Finished
-from replug.evals.loop import Example, Metric
+from replug.evals.loop import Item, Metric
 from replug.evals.outcomes import OutcomeFile, Row
 from replug.evals.results_files import sweeps_of
 
@@ -60,11 +60,11 @@ Parameters = tuple[float | None, float | None]
 class DecidedAnswers:
     """A `Measured`: the test part. `metric` is what answers are judged by."""
 
-    def __init__(self, examples: Sequence[Example], metric: str) -> None:
+    def __init__(self, examples: Sequence[Item], metric: str) -> None:
         self.examples = list(examples)
         self.metrics: Mapping[str, Metric] = {metric: Metric(metric), **metrics_beside(metric)}
 
-    def groups(self, example: Example) -> tuple[str, ...]:
+    def groups(self, example: Item) -> tuple[str, ...]:
         return (example.group,)
 
 

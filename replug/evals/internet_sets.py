@@ -22,7 +22,7 @@ from typing import Any
 
 from replug.config.errors import UserError
 from replug.data.rows import read_json_array, read_json_lines
-from replug.evals.loop import Example
+from replug.evals.loop import Item
 from replug.evals.questions import (
     OpenQuestion,
     answers_field,
@@ -101,7 +101,7 @@ def _nq_question(row: Mapping[str, Any], where: str) -> InternetQuestion:
 
 
 def _hotpotqa_question(row: Mapping[str, Any], where: str) -> InternetQuestion:
-    example = Example(
+    example = Item(
         id=name_of(row, ("_id", "id"), where) or Path(where).name,
         query=text_of(row, "question", where),
         group=text_of(row, "type", where) if row.get("type") is not None else "all",
@@ -145,7 +145,7 @@ def _claim(row: Mapping[str, Any], where: str) -> InternetQuestion:
     if not isinstance(evidence, list) or not all(isinstance(one, list) for one in evidence):
         raise UserError(f"{where}: field 'evidence' must be a list of sets of evidence, as in FEVER's files")
     sets = [tuple(dict.fromkeys(_pages(one, where))) for one in evidence]
-    example = Example(
+    example = Item(
         id=name_of(row, ("id",), where) or Path(where).name,
         query=text_of(row, "claim", where),
         group=label,
@@ -172,7 +172,7 @@ def _strategyqa_question(row: Mapping[str, Any], where: str) -> InternetQuestion
     if not isinstance(answer, bool):
         raise UserError(f"{where}: field 'answer' must be true or false, found {answer!r}")
     identifier = name_of(row, ("qid", "id"), where) or Path(where).name
-    example = Example(identifier, text_of(row, "question", where), "all")
+    example = Item(identifier, text_of(row, "question", where), "all")
     evidence = given_evidence(row, where) or tuple(fact.strip() for fact in texts_of(row, "facts", where))
     return InternetQuestion(
         example, (STRATEGYQA_LABELS[0] if answer else STRATEGYQA_LABELS[1],), evidence, labels=STRATEGYQA_LABELS
@@ -196,7 +196,7 @@ def _situatedqa_question(row: Mapping[str, Any], where: str) -> InternetQuestion
                 f"{where}: date {row['date']!r} ends with no year; expected such as 2014 or December 13, 1999"
             )
         year = int(found[1])
-    example = Example(
+    example = Item(
         id=Path(where).name,
         query=text_of(row, "edited_question", where),
         group=GROUPS[None if year is None else year > LAST_YEAR],

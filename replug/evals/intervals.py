@@ -8,9 +8,9 @@ value = transform(sum of numerators / sum of denominators), so that long texts w
 
 An interval of a difference draws the same examples for both methods, which must have been measured on the same ones.
 
-Windows of one text are alike, so texts are drawn and not windows: 64 texts of 39 windows whose correlation is 0.2 have
-an interval of windows that covers the truth 57 times in 100 instead of 95 (`tests/evals/test_intervals.py`). Subjects
-that are given, as MMLU's, are strata: of each as many clusters are drawn as it has. With fewer than FEW_CLUSTERS the
+Examples of one text are alike, so texts are drawn and not examples: with 64 texts of 39 examples each and a correlation
+of 0.2, an interval of examples covers the truth 57 times in 100 instead of 95 (`tests/evals/test_intervals.py`).
+Subjects, as MMLU's, are strata: each keeps its number of clusters in every draw. With fewer than FEW_CLUSTERS the
 percentiles of a bootstrap are too narrow (Cameron, Gelbach and Miller 2008).
 """
 

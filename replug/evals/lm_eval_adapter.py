@@ -24,7 +24,7 @@ from replug.models.replug_lm import ReplugLM
 
 MAX_NEW_TOKENS = 256  # where a task does not say
 BETWEEN_SHOTS = "\n\n"  # the harness's own `fewshot_delimiter`
-WINDOW = 128  # tokens that documents are found by, and that are scored next (REPLUG, section 6.1)
+EXAMPLE = 128  # tokens that documents are found by, and that are scored next (REPLUG, section 6.1)
 
 Query = str | Callable[[Mapping[str, Any]], str]
 TextPair = tuple[str, str]  # what stands before, and what is scored
@@ -66,14 +66,14 @@ class HarnessModel(LM):
         """Log-probability of whole texts, every token once.
 
         Documents are found by the 128 tokens before each 128 that are scored after these. Without a retriever a text
-        that the LM does not hold is cut into windows as long as it holds, each after the last token of the one before,
+        that the LM does not hold is cut into examples as long as it holds, each after the last token of the one before,
         as the harness does it. Raises UnscorableText where that needs a tokenizer and there is none.
         """
         totals = []
         for request in requests:
-            windows = self._windows(request.args[0])
-            found = self._found([before for before, _ in windows])
-            totals.append(math.fsum(score.sum_logprob for score in self._scores(windows, found)))
+            examples = self._examples(request.args[0])
+            found = self._found([before for before, _ in examples])
+            totals.append(math.fsum(score.sum_logprob for score in self._scores(examples, found)))
         return totals
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -114,17 +114,19 @@ class HarnessModel(LM):
             return self._lm.score(contexts, continuations, found)
         return self._lm.score(contexts, continuations)
 
-    def _windows(self, text: str) -> list[TextPair]:
+    def _examples(self, text: str) -> list[TextPair]:
         retrieves = isinstance(self._lm, ReplugLM)
         if self._lm_tokenizer is None:
             if retrieves:
-                raise UnscorableText("whole texts are cut into windows by tokens: give HarnessModel the LM's tokenizer")
+                raise UnscorableText(
+                    "whole texts are cut into examples by tokens: give HarnessModel the LM's tokenizer"
+                )
             return [("", text)]  # which the LM refuses where it is too long
         # What stands between two tokens is the second's, with the blank before it.
         encoded = self._lm_tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         ends = [end for _, end in encoded["offset_mapping"]]
         if retrieves:
-            return _cut(text, ends, WINDOW, WINDOW)
+            return _cut(text, ends, EXAMPLE, EXAMPLE)
         limit = self._lm.max_tokens
         return [("", text)] if limit is None or len(ends) < limit else _cut(text, ends, limit - 1, 1)
 
@@ -137,14 +139,14 @@ class HarnessModel(LM):
 
 
 def _cut(text: str, ends: Sequence[int], num_scored: int, num_before: int) -> list[TextPair]:
-    """All of a text in windows of so many tokens, each after as many as are read before it."""
+    """All of a text in examples of so many tokens, each after as many as are read before it."""
     borders = [0, *ends[:-1], len(text)]
     starts = range(0, len(ends), num_scored)
-    windows = [
+    examples = [
         (
             text[borders[max(0, start - num_before)] : borders[start]],
             text[borders[start] : borders[min(start + num_scored, len(ends))]],
         )
         for start in starts
     ]
-    return [window for window in windows if window[1]]
+    return [example for example in examples if example[1]]

@@ -17,7 +17,7 @@ from replug.evals.outcomes import OutcomeFile, Row
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class Item:
     """One item of an evaluation set.
 
     Documents are retrieved for `query`. `group` is the domain or subject that figures are given by. `gold` are ids of
@@ -63,14 +63,14 @@ class Measured(Protocol):
     """What outcomes are of: examples, and the metrics that compare methods on them."""
 
     @property
-    def examples(self) -> Sequence[Example]: ...
+    def examples(self) -> Sequence[Item]: ...
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
         """The first is the one that methods are compared by."""
         ...
 
-    def groups(self, example: Example) -> tuple[str, ...]:
+    def groups(self, example: Item) -> tuple[str, ...]:
         """What figures are given for besides all examples, such as a domain."""
         ...
 
@@ -87,7 +87,7 @@ class Task(Measured, Protocol):
 class StratifiedTask(Protocol):
     """A task whose examples were chosen from strata, so many of each, such as subjects."""
 
-    def stratum(self, example: Example) -> str: ...
+    def stratum(self, example: Item) -> str: ...
 
 
 @runtime_checkable

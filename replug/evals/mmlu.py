@@ -21,7 +21,7 @@ import numpy as np
 
 from replug.config.errors import RunError, UserError
 from replug.evals.evidence import Evidence
-from replug.evals.loop import Example
+from replug.evals.loop import Item
 from replug.evals.questions import BETWEEN_BLOCKS, knowledge_line
 from replug.models.ensemble import log_softmax, mix_token_logprobs
 from replug.models.prompt import PromptTemplate
@@ -101,7 +101,7 @@ FIELDS = "question, A, B, C, D, answer"
 class MmluQuestion:
     """A question, `example.query`, of the subject `example.group`; `answer` is the right choice's place, 0 to 3."""
 
-    example: Example
+    example: Item
     choices: tuple[str, str, str, str]
     answer: int
 
@@ -211,7 +211,7 @@ def _question(where: str, row: list[str], answers: dict[str, int], subject: str,
         raise UserError(f"{where}: the question is empty")
     if answer not in answers:
         raise UserError(f"{where}: expected as answer one of {', '.join(answers)}, found {answer!r}")
-    return MmluQuestion(Example(identifier, question, subject), (a, b, c, d), answers[answer])
+    return MmluQuestion(Item(identifier, question, subject), (a, b, c, d), answers[answer])
 
 
 def _rows(path: Path) -> Iterator[tuple[str, list[str]]]:

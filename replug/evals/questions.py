@@ -22,7 +22,7 @@ from replug.config.methods import GENREAD, LONG_CONTEXT, Method
 from replug.config.rules import QUESTION
 from replug.data.rows import read_json_lines, require_new
 from replug.evals.answers import normalize_answer
-from replug.evals.loop import Example
+from replug.evals.loop import Item
 
 BETWEEN_BLOCKS = "\n\n"
 
@@ -45,7 +45,7 @@ STOP = "\n"
 class OpenQuestion:
     """A question, `example.query`, and every answer that is accepted; the first one is shown in demonstrations."""
 
-    example: Example
+    example: Item
     answers: tuple[str, ...]
 
 
@@ -120,7 +120,7 @@ def open_question(row: Mapping[str, Any], where: str, answers: str = "answers") 
     gold = row.get("gold") or []
     if not isinstance(gold, list) or not all(isinstance(item, str | int) for item in gold):
         raise UserError(f"{where}: field 'gold' must be a list of document ids")
-    example = Example(
+    example = Item(
         id=name_of(row, ("id",), where) or Path(where).name,
         query=text_of(row, "question", where),
         group=name_of(row, ("domain",), where) or "all",
@@ -232,7 +232,7 @@ def demonstration_seed(keys: QuestionsConfig, seed: int) -> int:
     return seed if keys.demonstration_seed is None else keys.demonstration_seed
 
 
-def queries_of(config: EvaluationConfig, examples: Iterable[Example]) -> list[str]:
+def queries_of(config: EvaluationConfig, examples: Iterable[Item]) -> list[str]:
     """The questions in the form of `questions.query`."""
     return [config.questions.query.replace(QUESTION, example.query) for example in examples]
 

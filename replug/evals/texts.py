@@ -16,7 +16,7 @@ from replug.data.sources.shards import of_split, plan_source_shards, read_source
 from replug.data.store import Corpus, PreparedSet
 from replug.data.tokenizing import load_plain, token_offsets
 from replug.evals.folder import EvaluationFolder
-from replug.evals.windows import (
+from replug.evals.spans import (
     MeasuredText,
     ScoredSpan,
     SpanRule,
@@ -37,14 +37,14 @@ SPLIT = "test"  # of a dataset on the hub that names none
 
 
 def read_spans(config: EvaluationConfig, corpus: Corpus | None) -> list[ScoredSpan]:
-    """`texts.max_windows` of them, drawn evenly by the seed."""
+    """`texts.max_examples` of them, drawn evenly by the seed."""
     if config.texts.path:
         spans = _spans_of_texts(config)
     else:
         out = EvaluationFolder(Path(config.out).expanduser())
         data = corpus if isinstance(corpus, PreparedSet) else prepared_set(config.run_config(), out.data)
-        rows = draw_evenly(len(data.heldout), config.texts.max_windows, config.seed)
-        spans = [scored_span(window) for window in data.heldout.windows(rows)]
+        rows = draw_evenly(len(data.heldout), config.texts.max_examples, config.seed)
+        spans = [scored_span(example) for example in data.heldout.examples(rows)]
     if alone := sum(not span.query.strip() for span in spans):
         log.info(f"{alone} of {len(spans)} spans have nothing before them: nothing is retrieved for them")
     return spans
@@ -75,7 +75,7 @@ def _spans_of_texts(config: EvaluationConfig) -> list[ScoredSpan]:
         as_read = detokenized_wikitext(one.text) if is_wikitext else (one.text, unit_starts(one.text))
         texts.append(MeasuredText(one.id, one.domain, *as_read))
     spans = [span for text in texts for span in spans_of(text, tokenizer, rule)]
-    drawn = [spans[row] for row in draw_evenly(len(spans), keys.max_windows, config.seed)]
+    drawn = [spans[row] for row in draw_evenly(len(spans), keys.max_examples, config.seed)]
     if not any(method.source == LONG_CONTEXT for method in evaluation_methods(config)):
         return drawn
     limit, own = _long_context_tokens(config), load_plain(lm_tokenizer_json(config.lm))

@@ -26,12 +26,12 @@ from replug.models.packaged import resolve_encoder_path, resolve_lm_path
 log = logging.getLogger(__name__)
 
 OF_THE_MODEL = 8  # tokens of an input that stand for no text: those that begin or end it, and what joins its parts
-LM_TOKENS = "lm tokens (document, window)"  # in a set's origin: no piece has more
+LM_TOKENS = "lm tokens (document, example)"  # in a set's origin: no piece has more
 RETOKENIZED = 2  # times as many tokens as it was cut by has no piece that is tokenized alone: it differs at its ends
 ROW_KEYS = ("corpus", "queries", "heldout")
 DEV_KEYS = ("num_dev",)  # of sets that have development texts
 RAW_KEYS = (
-    *("source", "text_field", "id_field", "domain_field", "tokenizer", "document_tokens", "window"),
+    *("source", "text_field", "id_field", "domain_field", "tokenizer", "document_tokens", "context_tokens"),
     *("num_documents", "num_queries", "num_heldout", "query_share", "heldout_share", "corpus_share"),
     *("new_text_at", "ngram_overlap"),
 )
@@ -107,10 +107,10 @@ def tokens_at_most(config: Config, prepared: PreparedSet) -> tuple[int, int] | N
     if origin.get("lm.path") != (config.lm.tokenizer or config.lm.path):
         return None
     if origin.get("data.tokenizer") == "lm":
-        window = origin["data.window"]
-        return RETOKENIZED * (origin["data.document_tokens"] or window), RETOKENIZED * window
-    document, window = origin[LM_TOKENS]
-    return document, window
+        example = origin["data.context_tokens"]
+        return RETOKENIZED * (origin["data.document_tokens"] or example), RETOKENIZED * example
+    document, example = origin[LM_TOKENS]
+    return document, example
 
 
 def _lm_limits(config: Config) -> tuple[int, int] | None:
@@ -124,15 +124,15 @@ def _lm_limits(config: Config) -> tuple[int, int] | None:
     room = limit - len(config.lm.separator.encode()) - OF_THE_MODEL
     if config.lm.too_long is TooLong.truncate:
         return room, room  # all but the continuation is cut where they do not fit together
-    document = data.document_tokens or data.window
-    parts = document + 2 * data.window
+    document = data.document_tokens or data.context_tokens
+    parts = document + 2 * data.context_tokens
     if room < parts:
         raise UserError(
-            f"data.window, data.document_tokens: a document of {document} tokens, a context and a continuation of "
-            f"{data.window} each do not fit the LM, which holds {limit}; expected shorter ones, an LM with a longer "
-            "context, or lm.too_long=truncate"
+            f"data.context_tokens, data.document_tokens: a document of {document} tokens, a context and a continuation "
+            f"of {data.context_tokens} each do not fit the LM, which holds {limit}; expected shorter ones, an LM with "
+            "a longer context, or lm.too_long=truncate"
         )
-    return room * document // parts, room * data.window // parts
+    return room * document // parts, room * data.context_tokens // parts
 
 
 def _tokenizers(config: Config) -> Tokenizers:

@@ -151,18 +151,18 @@ def _prompts_of_passages(
 
 def _query_tokens(config: EvaluationConfig) -> int:
     if config.evaluation in TEXTS:
-        return config.texts.query_tokens if config.texts.path else config.data.window
+        return config.texts.query_tokens if config.texts.path else config.data.context_tokens
     return QUESTION_TOKENS.get(config.evaluation, 20)
 
 
 def _text_tokens(config: EvaluationConfig) -> tuple[int, int]:
     """Return the tokens of an example's context, and of its continuation."""
-    texts, window = config.texts, config.data.window
-    return (texts.context_tokens, texts.scored_tokens) if texts.path else (window, window)
+    texts, length = config.texts, config.data.context_tokens
+    return (texts.context_tokens, texts.scored_tokens) if texts.path else (length, length)
 
 
 def _document_tokens(config: EvaluationConfig) -> int:
-    return config.data.document_tokens or config.data.window
+    return config.data.document_tokens or config.data.context_tokens
 
 
 def _num_shots(config: EvaluationConfig) -> int:
@@ -174,7 +174,7 @@ def count_examples(config: EvaluationConfig, given: int | None) -> int:
     if given is not None:
         return given
     is_text, questions, data = config.evaluation in TEXTS, config.questions, config.data
-    most = config.texts.max_windows if is_text else questions.max_questions
+    most = config.texts.max_examples if is_text else questions.max_questions
     if most is not None and config.evaluation == "mmlu":
         most *= SUBJECTS
     counts = [] if most is None else [most]
@@ -186,7 +186,7 @@ def count_examples(config: EvaluationConfig, given: int | None) -> int:
             manifest = _manifest(config)
             counts.append(int(manifest["counts"]["heldout"]) if manifest else data.num_heldout)
     if not counts:
-        key = "texts.max_windows" if is_text else "questions.max_questions"
+        key = "texts.max_examples" if is_text else "questions.max_questions"
         raise UserError(f"{key} is not set and no file is there to count; expected --examples N, such as 3610")
     return min(counts)
 
@@ -199,8 +199,10 @@ def _manifest(config: EvaluationConfig) -> dict[str, Any] | None:
 def plan_evaluation(config: EvaluationConfig, gpus: str | None, given: Assumptions = DEFAULTS) -> dict[str, Any]:
     """Plan an evaluation. Raises UserError for what cannot be planned, with the flag or key that fixes it."""
     devices = parse_devices(gpus, efficiency=given.efficiency)
-    if (manifest := _manifest(config)) and "data.window" in manifest["origin"]:  # the lengths that the set was cut to
-        config.data.window = manifest["origin"]["data.window"]
+    if (manifest := _manifest(config)) and "data.context_tokens" in manifest[
+        "origin"
+    ]:  # the lengths that the set was cut to
+        config.data.context_tokens = manifest["origin"]["data.context_tokens"]
         config.data.document_tokens = manifest["origin"]["data.document_tokens"]
     num, retrievers = count_examples(config, given.num_examples), _retrievers(config)
     needs_corpus = retrievers or any(method.takes_from_corpus for method in evaluation_methods(config))
@@ -303,7 +305,10 @@ def _notes(config: EvaluationConfig) -> Iterator[str]:
     """Yield what the reader should know before believing the figures."""
     document = f"a document for {_document_tokens(config)} (data.document_tokens)"
     if config.evaluation in TEXTS:
-        key, (before, scored) = "texts.context_tokens" if config.texts.path else "data.window", _text_tokens(config)
+        key, (before, scored) = (
+            "texts.context_tokens" if config.texts.path else "data.context_tokens",
+            _text_tokens(config),
+        )
         yield f"texts are taken for {before} + {scored} tokens ({key}), {document}"
     else:
         yield f"a question is taken for {_query_tokens(config)} tokens, {document}"

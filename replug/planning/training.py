@@ -145,7 +145,7 @@ def _notes(job: Job, devices: Devices, laid: LaidSplit) -> Iterator[str]:
     if job.config.lm.path is None:
         yield "the LM's server is counted as if it ran on the GPUs of the scoring role"
     if not job.config.data.source and not job.config.data.prepared:
-        yield "lengths of your rows are not read: they are taken to fill data.document_tokens and data.window"
+        yield "lengths of your rows are not read: they are taken to fill data.document_tokens and data.context_tokens"
 
 
 def memory_gb(job: Job, accelerator: DeviceModel, split: Split) -> dict[str, float]:

@@ -91,16 +91,16 @@ def shape_of(config: Config, num_documents: int | None = None) -> Shape:
         depth=train.pipeline_depth,
         micro_batches=train.micro_batches,
         chunk_tokens=train.chunk_tokens,
-        context=min(data.window, limit),
-        continuation=data.window,
-        document=min(data.document_tokens or data.window, limit),
+        context=min(data.context_tokens, limit),
+        continuation=data.context_tokens,
+        document=min(data.document_tokens or data.context_tokens, limit),
         num_documents=num_documents or count_documents(config),
         num_queries=data.num_queries,
         refresh=refresh_policy(config.refresh, train.max_steps, config.retriever.train is not TrainedSide.query),
         checkpoint_every=config.checkpoint.every_steps,
-        heldout=there if evaluate.max_windows is None else min(evaluate.max_windows, there),
+        heldout=there if evaluate.max_examples is None else min(evaluate.max_examples, there),
         heldout_k=evaluate.k,
-        refresh_heldout=min(evaluate.refresh_windows, there),
+        refresh_heldout=min(evaluate.refresh_examples, there),
     )
 
 
@@ -231,7 +231,7 @@ def prepared_bytes(shape: Shape, vocabulary: int) -> float:
     """Return the bytes of documents with their token ids and of training texts, by the lengths of the configuration."""
     texts = TEXT_BYTES_PER_TOKEN * shape.document
     documents = documents_bytes(shape.num_documents, texts, shape.document + SPECIAL_TOKENS, vocabulary)
-    return documents + windows_bytes(shape.num_queries, TEXT_BYTES_PER_TOKEN * (shape.context + shape.continuation))
+    return documents + examples_bytes(shape.num_queries, TEXT_BYTES_PER_TOKEN * (shape.context + shape.continuation))
 
 
 def documents_bytes(
@@ -242,9 +242,9 @@ def documents_bytes(
     return num_documents * (text_bytes + name_bytes + 4 * OFFSET_BYTES + tokens * id_bytes + TOKEN_END_BYTES)
 
 
-def windows_bytes(num_windows: int, text_bytes: float, name_bytes: float = NAME_BYTES) -> float:
+def examples_bytes(num_examples: int, text_bytes: float, name_bytes: float = NAME_BYTES) -> float:
     """Return the bytes of each example's id, context, continuation, domain, source and gold documents."""
-    return num_windows * (text_bytes + name_bytes + 6 * OFFSET_BYTES)
+    return num_examples * (text_bytes + name_bytes + 6 * OFFSET_BYTES)
 
 
 def version_bytes(

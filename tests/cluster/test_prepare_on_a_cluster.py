@@ -29,7 +29,13 @@ def write_source(folder: Path) -> Path:
 
 def begin(source: Path, out: Path, *options: str) -> subprocess.Popen:
     command = [sys.executable, "-m", "replug.commands.cli", "prepare", "configs/own_data.yaml", f"data.source={source}"]
-    options = ("retriever.path=stand_in", "data.tokenizer=retriever", f"data.out={out}", "data.window=16", *options)
+    options = (
+        "retriever.path=stand_in",
+        "data.tokenizer=retriever",
+        f"data.out={out}",
+        "data.context_tokens=16",
+        *options,
+    )
     return subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
 
 

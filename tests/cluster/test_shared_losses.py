@@ -18,7 +18,7 @@ SHARED = {"train": 1, "index": 2, "score": 2}
 
 def losses(address: str, run_dir: Path, resources: dict[str, float]) -> list[float]:
     keys = [f"resources.{role}={gpus}" for role, gpus in resources.items()]
-    keys += [f"ray.address={address}", f"run_dir={run_dir}", "train.max_steps=24", "evaluate.max_windows=4"]
+    keys += [f"ray.address={address}", f"run_dir={run_dir}", "train.max_steps=24", "evaluate.max_examples=4"]
     command = [sys.executable, "-m", "replug.commands.cli", "train", str(ROOT / "configs/debug.yaml"), *keys]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

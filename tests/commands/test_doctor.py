@@ -210,7 +210,7 @@ def test_gpus_whose_memory_does_not_hold_the_run_are_wrong_with_the_gigabytes(co
     assert found.state is State.ok
     assert "1 here; resources.train 1 x 0.25 GPU" in found.found and "of 20.6 GiB" in found.found
     large = config("lm.path=gpt2-xl", "retriever.path=facebook/contriever", "train.batch_size=64", "retrieve.k=20")
-    large.data.window = 128
+    large.data.context_tokens = 128
     found = doctor_config.gpus(large)
     assert found.state is State.wrong
     assert "a GPU has 22.1 GB to give" in found.found and "train.gradient_checkpointing=true" in found.found

@@ -18,12 +18,12 @@ def test_the_example_is_sixty_rows_that_a_run_takes(tmp_path: Path, replug: Comm
     assert prepared.status == 0, prepared.printed
     made = PreparedSet(tmp_path / "set")
     assert (len(made.corpus), len(made.queries), len(made.require_dev()), len(made.heldout)) == (30, 16, 4, 10)
-    windows = [one for store in (made.queries, made.require_dev(), made.heldout) for one in store.windows()]
-    gold = [doc for window in windows for doc in window.gold]
+    examples = [one for store in (made.queries, made.require_dev(), made.heldout) for one in store.examples()]
+    gold = [doc for example in examples for doc in example.gold]
     assert len(made.corpus.rows_of(gold)) == 30
-    for window in made.heldout.windows():
-        [document] = made.corpus.texts([made.corpus.rows_of(window.gold)[window.gold[0]]])
-        assert window.continuation.split()[0] in document
+    for example in made.heldout.examples():
+        [document] = made.corpus.texts([made.corpus.rows_of(example.gold)[example.gold[0]]])
+        assert example.continuation.split()[0] in document
 
 
 def test_a_folder_that_is_in_use_is_left_alone(tmp_path: Path, replug: CommandLine) -> None:

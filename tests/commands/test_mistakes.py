@@ -20,7 +20,7 @@ from replug.config.schema import DataConfig
 from replug.data.manifest import write_mark
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import Tokenizers, prepare_raw, prepare_rows
-from replug.data.rows import read_documents, read_windows
+from replug.data.rows import read_documents, read_examples
 from replug.data.store import PreparedSet
 from replug.data.tokenizing import word_tokenizer
 from replug.models.packaged import resolve_encoder_path, resolve_lm_path
@@ -168,7 +168,7 @@ def test_a_wrong_document_is_named_by_file_line_and_id(tmp_path, case):
 def test_a_wrong_text_is_named_by_file_and_line(tmp_path, case):
     _, content, *says = case
     path = write_rows(tmp_path, content, says)
-    assert_says(lambda: read_windows(path), *says)
+    assert_says(lambda: read_examples(path), *says)
 
 
 # Overlaps between the user's rows -----------------------------------------------------------------------
@@ -297,7 +297,7 @@ def test_a_set_made_from_a_raw_file_that_has_changed_since_is_refused(debug_conf
     raw = tmp_path / "raw.jsonl"
     texts = [" ".join(f"word{i}.{j}" for j in range(9)) for i in range(50)]
     raw.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    debug_config.data.source, debug_config.data.window = str(raw), 2
+    debug_config.data.source, debug_config.data.context_tokens = str(raw), 2
     prepared_set(debug_config, tmp_path / "set")
     raw.write_text(raw.read_text().replace("word", "wort"))
     assert_says(lambda: prepared_set(debug_config, tmp_path / "set"), "prepared with data.source (files)=")

@@ -77,7 +77,7 @@ def test_a_split_that_falls_short_is_said(tmp_path: Path, replug: CommandLine) -
     texts = tmp_path / "texts.jsonl"
     lines = [{"id": str(i), "text": " ".join(f"word{i} {j}" for j in range(80))} for i in range(40)]
     texts.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    given = [f"data.source={texts}", "data.num_queries=100000", "lm.path=stand_in", "data.window=8"]
+    given = [f"data.source={texts}", "data.num_queries=100000", "lm.path=stand_in", "data.context_tokens=8"]
     ended = replug("prepare", ROOT / "configs/own_data.yaml", *given, f"run_dir={tmp_path / 'run'}")
     assert ended.status == 0, ended.errors
     assert "warning: data.num_queries asks for 100,000, but the source gives " in ended.errors

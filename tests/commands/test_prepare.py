@@ -25,7 +25,12 @@ def refused(replug: CommandLine, *typed: object) -> str:
 
 def keys(source: Path, out: Path, *more: str) -> list[str]:
     own = str(ROOT / "configs/own_data.yaml")
-    names = ["data.tokenizer=retriever", "retriever.path=stand_in", "data.window=16", "data.max_rejected_share=1.0"]
+    names = [
+        "data.tokenizer=retriever",
+        "retriever.path=stand_in",
+        "data.context_tokens=16",
+        "data.max_rejected_share=1.0",
+    ]
     return [own, f"data.source={source}", f"data.out={out}", *names, *more]
 
 
@@ -95,15 +100,15 @@ def test_another_key_over_a_set_is_refused_and_named(made, source, tmp_path, rep
     (tmp_path / "set/work").mkdir(parents=True)
     origin = json.loads(before["manifest.json"])["origin"]
     (tmp_path / "set/work/plan.json").write_text(json.dumps(origin))
-    said = refused(replug, "prepare", *keys(source, tmp_path / "set", "data.window=8"))
-    assert "was prepared with data.window=16, now it is 8" in said
+    said = refused(replug, "prepare", *keys(source, tmp_path / "set", "data.context_tokens=8"))
+    assert "was prepared with data.context_tokens=16, now it is 8" in said
 
 
 # A full disk --------------------------------------------------------------------------------------------
 
 
 def prepare(out: Path, source: Path) -> None:
-    config = DataConfig(source=str(source), window=4, max_rejected_share=1.0)
+    config = DataConfig(source=str(source), context_tokens=4, max_rejected_share=1.0)
     prepare_raw(config, 0, Tokenizers(word_tokenizer(r"\s*\S+|\s+")), out, {"seed": 0}, LocalPool(1))
 
 

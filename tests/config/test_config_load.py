@@ -66,7 +66,7 @@ def test_an_override_beats_the_file_and_the_file_beats_the_default(tmp_path):
     ("yaml", "overrides", "left"),
     [
         ("data: {source: a}", ["data.corpus=c", "data.queries=q"], {"corpus": "c", "queries": "q"}),
-        ("data: {source: a, window: 7}", ["data.prepared=p"], {"prepared": "p", "window": 7}),
+        ("data: {source: a, context_tokens: 7}", ["data.prepared=p"], {"prepared": "p", "context_tokens": 7}),
         ("data: {corpus: c, queries: q, heldout: h}", ["data.source=s"], {"source": "s"}),
         (
             "data: {corpus: c, queries: q, heldout: h}",
@@ -74,7 +74,7 @@ def test_an_override_beats_the_file_and_the_file_beats_the_default(tmp_path):
             {"corpus": "d", "queries": "q", "heldout": "h"},
         ),
         ("data: {source: a}", ["data.corpus=null"], {"source": "a"}),
-        ("data: {source: a}", ["data.window=9"], {"source": "a", "window": 9}),
+        ("data: {source: a}", ["data.context_tokens=9"], {"source": "a", "context_tokens": 9}),
         ("seed: 1", ["data.source=s"], {"source": "s"}),
     ],
 )

@@ -60,7 +60,7 @@ def test_the_papers_setting_is_the_default():
         "train.lr": 2e-5,
         "train.warmup_ratio": 0.1,
         "evaluate.k": 10,
-        "data.window": 128,
+        "data.context_tokens": 128,
         "texts.scored_tokens": 128,
         "texts.context_tokens": 128,
         "texts.query_tokens": 128,

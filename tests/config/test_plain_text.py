@@ -50,7 +50,7 @@ def test_a_document_is_shown_by_search_as_it_is_written(name, monkeypatch, capsy
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_domain_is_a_cell_of_the_table_as_it_is_written(name):
-    results = {"num_windows": 3, "bpb": {"all": {"none": 1.0}, HOSTILE[name]: {"none": 2.0}}, "intervals": {}}
+    results = {"num_examples": 3, "bpb": {"all": {"none": 1.0}, HOSTILE[name]: {"none": 2.0}}, "intervals": {}}
     out = io.StringIO()
     print_results(results, Console(file=out, width=200))
     assert plain_line(HOSTILE[name]) in out.getvalue()

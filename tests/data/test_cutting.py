@@ -110,7 +110,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 def prepare(out: Path, source: Path, bound: LMBound | None) -> PreparedSet:
     """By words, eight to a piece."""
-    config = DataConfig(source=str(source), window=8, query_share=0.3, heldout_share=0.3, num_queries=9**6)
+    config = DataConfig(source=str(source), context_tokens=8, query_share=0.3, heldout_share=0.3, num_queries=9**6)
     return prepare_raw(config, 0, Tokenizers(WORDS, None, bound), out, {}, LocalPool(1))
 
 
@@ -127,9 +127,9 @@ def source(tmp_path: Path) -> Path:
 
 def test_no_piece_has_more_tokens_of_the_lm_than_it_holds(tmp_path, source):
     prepared = prepare(tmp_path / "set", source, LMBound(CHARACTERS, 80, 50))
-    windows = [*prepared.queries.windows(), *prepared.heldout.windows()]
+    examples = [*prepared.queries.examples(), *prepared.heldout.examples()]
     assert max(len(doc.text) for doc in prepared.corpus.iterate()) in range(60, 81)
-    assert max(len(text) for window in windows for text in (window.context, window.continuation)) in range(40, 51)
+    assert max(len(text) for example in examples for text in (example.context, example.continuation)) in range(40, 51)
     assert prepared.manifest["source"]["cut_further"] > 100
 
 
@@ -157,7 +157,7 @@ def held(monkeypatch):
 
 
 def by_retriever(*overrides: str) -> Config:
-    own = ("data.source=stand_in", "data.tokenizer=retriever", "data.window=128", "lm.path=gpt2-xl")
+    own = ("data.source=stand_in", "data.tokenizer=retriever", "data.context_tokens=128", "lm.path=gpt2-xl")
     return load_config(ROOT / "configs/debug.yaml", [*own, *overrides])
 
 
@@ -175,5 +175,7 @@ def test_a_document_and_a_text_share_what_the_lm_holds(held):
 
 def test_pieces_that_the_lm_could_not_hold_together_are_refused(held):
     held(384)
-    with pytest.raises(UserError, match=r"data.window, data.document_tokens: a document of 128 tokens.* holds 384"):
+    with pytest.raises(
+        UserError, match=r"data.context_tokens, data.document_tokens: a document of 128 tokens.* holds 384"
+    ):
         limits(by_retriever())

@@ -11,8 +11,8 @@ from replug.config.errors import UserError
 from replug.config.schema import Config
 from replug.data.files import file_sha256
 from replug.data.manifest import write_mark
-from replug.data.records import Document, Window
-from replug.data.shards import write_documents, write_windows
+from replug.data.records import Document, Example
+from replug.data.shards import write_documents, write_examples
 from replug.data.store import TEXTS, PreparedSet
 from replug.models.local.local_source import HuggingFaceSource
 from replug.models.preparing import LM_TOKENS
@@ -45,8 +45,8 @@ def config(debug_config: Config) -> Config:
 def prepared(folder: Path, document: str, context: str, continuation: str) -> PreparedSet:
     folder.mkdir()
     write_documents(folder / "documents", [Document("d", document, "all", "d")])
-    write_windows(folder / "queries.arrow", [Window("q", context, continuation, "all")])
-    write_windows(folder / "heldout.arrow", [])
+    write_examples(folder / "queries.arrow", [Example("q", context, continuation, "all")])
+    write_examples(folder / "heldout.arrow", [])
     return marked(folder)
 
 
@@ -97,8 +97,8 @@ def counting(source, monkeypatch) -> Counting:
     [
         ({LM_TOKENS: [20, 20]}, False),
         ({LM_TOKENS: [60, 40]}, True),
-        ({"data.tokenizer": "lm", "data.window": 16, "data.document_tokens": None}, False),
-        ({"data.tokenizer": "lm", "data.window": 16, "data.document_tokens": 32}, True),
+        ({"data.tokenizer": "lm", "data.context_tokens": 16, "data.document_tokens": None}, False),
+        ({"data.tokenizer": "lm", "data.context_tokens": 16, "data.document_tokens": 32}, True),
     ],
 )
 def test_what_preparing_has_bounded_is_not_counted(tmp_path, config, source, counting, cut, is_counted):
@@ -113,7 +113,7 @@ def test_what_preparing_has_bounded_is_not_counted(tmp_path, config, source, cou
 
 def test_a_gold_document_that_is_not_there_is_named_with_its_text(tmp_path, config, source):
     data = prepared(tmp_path / "set", words(5), words(2), " x")
-    rows = [Window("a", "x", " y", "all", "", ("d",)), Window("b", "x", " y", "all", "", ("d", "e"))]
-    write_windows(data.folder / "heldout.arrow", rows)
+    rows = [Example("a", "x", " y", "all", "", ("d",)), Example("b", "x", " y", "all", "", ("d", "e"))]
+    write_examples(data.folder / "heldout.arrow", rows)
     with pytest.raises(UserError, match=r"text b names gold document 'e', which is not in the corpus \(1 such"):
         check_data(config, marked(data.folder), source)

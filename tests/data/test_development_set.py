@@ -31,10 +31,10 @@ def test_asking_for_development_texts_leaves_training_and_held_out_texts_as_they
 
 
 def test_no_source_and_no_text_of_a_development_text_is_in_another_split(with_dev):
-    dev = with_dev.require_dev().windows()
-    others = {w.source for store in (with_dev.queries, with_dev.heldout) for w in store.windows()}
+    dev = with_dev.require_dev().examples()
+    others = {w.source for store in (with_dev.queries, with_dev.heldout) for w in store.examples()}
     others |= {doc.source for doc in with_dev.corpus.iterate()}
-    assert len(dev) == 10 and not {window.source for window in dev} & others
+    assert len(dev) == 10 and not {example.source for example in dev} & others
     assert with_dev.manifest["disjoint"]["num_dev"] == 10
     assert with_dev.manifest["counts"]["dev"] == 10 and "dev.arrow" in with_dev.manifest["files"]
 
@@ -55,10 +55,10 @@ def test_a_set_without_development_texts_says_so_where_they_are_asked_for(source
 
 
 def own_rows(folder: Path, dev_source: str) -> dict[str, Path]:
-    window = {"context": "a b", "continuation": "c d"}
+    example = {"context": "a b", "continuation": "c d"}
     rows = {
         "corpus": [{"id": "d", "text": "a document", "source": "s0"}],
-        "queries": [{"id": "q", **window, "source": "s1"}],
+        "queries": [{"id": "q", **example, "source": "s1"}],
         "heldout": [{"id": "h", "context": "e", "continuation": "f", "source": "s2"}],
         "dev": [{"id": "v", "context": "g", "continuation": "h", "source": dev_source}],
     }
@@ -67,7 +67,7 @@ def own_rows(folder: Path, dev_source: str) -> dict[str, Path]:
 
 def test_own_development_rows_are_imported_and_an_overlap_is_refused(tmp_path):
     made = prepare_rows(**own_rows(tmp_path, "s3"), out=tmp_path / "set", origin={}, pool=LocalPool(1))
-    assert [window.id for window in made.require_dev().windows()] == ["v"]
+    assert [example.id for example in made.require_dev().examples()] == ["v"]
     assert json.loads((tmp_path / "set/manifest.json").read_text())["counts"]["dev"] == 1
     with pytest.raises(UserError, match="query q and development text v both come from source s1"):
         prepare_rows(**own_rows(tmp_path, "s1"), out=tmp_path / "leak", origin={}, pool=LocalPool(1))

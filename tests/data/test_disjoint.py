@@ -8,34 +8,34 @@ from replug.config.errors import UserError
 from replug.data.hashing import content_hash
 from replug.data.prepare.disjoint import (
     prove_disjoint,
+    prove_examples,
     prove_shard,
-    prove_windows,
     require_disjoint,
     write_overlap_filter,
 )
-from replug.data.records import Document, Window
+from replug.data.records import Document, Example
 from replug.data.shards import write_documents
 
 DOCUMENTS = [Document("d1", "the first document", "all", "s1"), Document("d2", "the second document", "all", "s2")]
-QUERIES = [Window("q1", "one two", " three four", "all", "s3"), Window("q2", "five six", " seven eight", "all", "s4")]
-HELDOUT = [Window("h1", "nine ten", " eleven twelve", "all", "s5")]
+QUERIES = [Example("q1", "one two", " three four", "all", "s3"), Example("q2", "five six", " seven eight", "all", "s4")]
+HELDOUT = [Example("h1", "nine ten", " eleven twelve", "all", "s5")]
 
 
 def document(text: str = "another text", source: str = "s9") -> Document:
     return Document("planted", text, "all", source)
 
 
-def window(context: str = "some other", continuation: str = " words", source: str | None = "s9") -> Window:
-    return Window("planted", context, continuation, "all", source)
+def example(context: str = "some other", continuation: str = " words", source: str | None = "s9") -> Example:
+    return Example("planted", context, continuation, "all", source)
 
 
 def prove_files(folder: Path, documents: list, queries: list, heldout: list, n: int | None = None) -> tuple:
     """Shared sources and equal texts by the proof that needs no more memory for more texts, over written files."""
-    windows = write_overlap_filter(folder / "windows", [*queries, *heldout], n, seed=0)
-    assert len(windows.sources) == len({window.source or "" for window in [*queries, *heldout]})
-    between = prove_windows(queries, write_overlap_filter(folder / "heldout", heldout, n, seed=0), seed=0)
+    examples = write_overlap_filter(folder / "examples", [*queries, *heldout], n, seed=0)
+    assert len(examples.sources) == len({example.source or "" for example in [*queries, *heldout]})
+    between = prove_examples(queries, write_overlap_filter(folder / "heldout", heldout, n, seed=0), seed=0)
     write_documents(folder / "documents", documents)
-    within = prove_shard(folder / "documents" / "00000.arrow", folder / "windows", seed=0)
+    within = prove_shard(folder / "documents" / "00000.arrow", folder / "examples", seed=0)
     return between[0] + within[0], between[1] + within[1]
 
 
@@ -49,7 +49,7 @@ def test_the_proof_of_a_clean_set_holds_and_counts_what_was_compared():
 PLANTED = {
     "document and query of one source": ([document(source="s3")], [], [], "planted and text q1"),
     "document and held-out text of one source": ([document(source="s5")], [], [], "planted and text h1"),
-    "query and held-out text of one source": ([], [window(source="s5")], [], "planted and held-out text h1"),
+    "query and held-out text of one source": ([], [example(source="s5")], [], "planted and held-out text h1"),
 }
 
 
@@ -71,8 +71,8 @@ EQUAL = {
     "document equal to a query's continuation": ([document("seven eight")], [], [], "planted equals text q2"),
     "document equal to a held-out text": ([document("nine ten eleven twelve")], [], [], "planted equals text h1"),
     "document equal to a held-out continuation": ([document("Eleven  Twelve")], [], [], "planted equals text h1"),
-    "query equal to a held-out text": ([], [window("nine ten", " eleven twelve")], [], "planted equals held-out"),
-    "held-out text equal to a query": ([], [], [window("ONE", " two three  four")], "q1 equals held-out text planted"),
+    "query equal to a held-out text": ([], [example("nine ten", " eleven twelve")], [], "planted equals held-out"),
+    "held-out text equal to a query": ([], [], [example("ONE", " two three  four")], "q1 equals held-out text planted"),
 }
 
 

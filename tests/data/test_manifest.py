@@ -60,8 +60,8 @@ def flip(path: Path, place: float, bit: int = 0) -> None:
 def read_all(folder: Path) -> None:
     """All that a run reads."""
     prepared = PreparedSet(folder)
-    prepared.queries.windows()
-    prepared.heldout.windows()
+    prepared.queries.examples()
+    prepared.heldout.examples()
     prepared.corpus.texts(range(NUM_DOCUMENTS))
     prepared.corpus.token_ids(range(NUM_DOCUMENTS))
 

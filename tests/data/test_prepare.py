@@ -24,7 +24,7 @@ WORDS = Tokenizers(word_tokenizer(r"\s*\S+|\s+"))
 
 
 def prepare(out: Path, seed: int = 0, **keys: object) -> PreparedSet:
-    config = DataConfig(**{"source": "stand_in", "window": 16} | keys)
+    config = DataConfig(**{"source": "stand_in", "context_tokens": 16} | keys)
     with LocalPool() as pool:
         return prepare_raw(config, seed, WORDS, out, {"seed": seed}, pool)
 
@@ -37,7 +37,7 @@ def ids_of(split: str, count: int) -> list[str]:
 def prepare_texts(tmp_path: Path, texts: dict[str, str], **keys: object) -> PreparedSet:
     rows = [json.dumps({"id": name, "text": text}) for name, text in texts.items()]
     (tmp_path / "raw.jsonl").write_text("\n".join(rows))
-    return prepare(tmp_path / "set", source=str(tmp_path / "raw.jsonl"), **{"window": 2} | keys)
+    return prepare(tmp_path / "set", source=str(tmp_path / "raw.jsonl"), **{"context_tokens": 2} | keys)
 
 
 def contents(prepared: PreparedSet) -> dict[str, bytes]:
@@ -69,7 +69,7 @@ def test_no_source_is_in_two_splits_and_the_proof_says_so(tmp_path):
     prepared = prepare(tmp_path / "a")
     corpus, queries, heldout = (
         {row.source for row in rows}
-        for rows in (prepared.corpus.iterate(), prepared.queries.windows(), prepared.heldout.windows())
+        for rows in (prepared.corpus.iterate(), prepared.queries.examples(), prepared.heldout.examples())
     )
     assert corpus and queries and heldout
     assert not (corpus & queries or corpus & heldout or queries & heldout)
@@ -79,20 +79,20 @@ def test_no_source_is_in_two_splits_and_the_proof_says_so(tmp_path):
 
 
 def test_documents_and_texts_are_parts_of_their_source_and_as_long_as_asked(tmp_path):
-    prepared = prepare(tmp_path / "a", window=8, document_tokens=12)
+    prepared = prepare(tmp_path / "a", context_tokens=8, document_tokens=12)
     sources = {text.id: text for text in stand_in_texts()}
     for doc in prepared.corpus.iterate():
         assert doc.text in sources[doc.source].text
         assert (len(doc.text.split()) <= 12, doc.domain) == (True, sources[doc.source].domain)
-    for window in prepared.queries.windows() + prepared.heldout.windows():
-        assert window.context + window.continuation in sources[window.source].text
-        assert (len(window.context.split()), len(window.continuation.split())) == (8, 8)
-        assert window.domain == sources[window.source].domain
+    for example in prepared.queries.examples() + prepared.heldout.examples():
+        assert example.context + example.continuation in sources[example.source].text
+        assert (len(example.context.split()), len(example.continuation.split())) == (8, 8)
+        assert example.domain == sources[example.source].domain
 
 
 def test_a_smaller_set_is_a_part_of_the_larger_one(tmp_path):
     large, small = prepare(tmp_path / "a", num_queries=20), prepare(tmp_path / "b", num_queries=5)
-    assert small.queries.windows() == large.queries.windows()[:5]
+    assert small.queries.examples() == large.queries.examples()[:5]
 
 
 def test_texts_are_cut_into_documents_and_pairs_by_hand(tmp_path):
@@ -105,11 +105,11 @@ def test_texts_are_cut_into_documents_and_pairs_by_hand(tmp_path):
         (f"{doc}#2", " e"),
     ]
     # the last piece of a text is short, so no pair ends in it
-    assert sorted((w.id, w.context, w.continuation) for w in prepared.queries.windows()) == [
+    assert sorted((w.id, w.context, w.continuation) for w in prepared.queries.examples()) == [
         (f"{query}#0", "f g", " h i"),
         (f"{query}#1", " j k", " l m"),
     ]
-    assert [(w.context, w.continuation) for w in prepared.heldout.windows()] == [("o p", " q r")]
+    assert [(w.context, w.continuation) for w in prepared.heldout.examples()] == [("o p", " q r")]
 
 
 def test_planted_duplicates_are_dropped_and_counted(tmp_path):
@@ -128,8 +128,8 @@ def test_planted_duplicates_are_dropped_and_counted(tmp_path):
     }
     prepared = prepare_texts(tmp_path, texts)
     assert sorted(doc.text.strip().casefold() for doc in prepared.corpus.iterate()) == ["c d", "g h"]
-    assert {w.source for w in prepared.queries.windows()} == {queries[0], queries[2]}
-    assert {w.source for w in prepared.heldout.windows()} == set(helds)
+    assert {w.source for w in prepared.queries.examples()} == {queries[0], queries[2]}
+    assert {w.source for w in prepared.heldout.examples()} == set(helds)
     assert prepared.manifest["dropped"] == {
         "blank document": 1,
         "repeated document": 1,
@@ -147,8 +147,8 @@ def test_a_set_serves_only_what_it_was_made_from(tmp_path):
     require_same(origin, {"seed": 3}, prepared.folder)
     with pytest.raises(UserError, match="a was prepared with seed=3, now it is 4: remove the folder or give another"):
         require_same(origin, {"seed": 4}, prepared.folder)
-    with pytest.raises(UserError, match=r"prepared with data\.window=None, now it is 16"):
-        require_same(origin, {"seed": 3, "data.window": 16}, prepared.folder)
+    with pytest.raises(UserError, match=r"prepared with data\.context_tokens=None, now it is 16"):
+        require_same(origin, {"seed": 3, "data.context_tokens": 16}, prepared.folder)
 
 
 def killed_at_the_manifest(path: Path, content: dict) -> None:
@@ -196,9 +196,9 @@ def test_the_users_rows_come_back_as_they_were_with_titles_before_the_text(tmp_p
     assert first.text == "Title 中\ntext 🙂\r\n e\u0301 \u2028 end"
     assert (first.domain, first.source) == ("x", "s0")
     assert (second.id, second.text, second.domain, second.source) == ("d1", "  plain\t", "all", "d1")
-    (query,) = prepared.queries.windows()
+    (query,) = prepared.queries.examples()
     assert (query.context, query.continuation, query.gold) == ("Übung", " macht\n𝒳", ("d1", "d0"))
-    (held,) = prepared.heldout.windows()
+    (held,) = prepared.heldout.examples()
     assert (held.id, held.source, held.gold) == ("0", None, ())
 
 

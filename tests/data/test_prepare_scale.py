@@ -336,7 +336,7 @@ def test_thirteen_words_in_common_with_another_split_are_found(loses, wins, shar
     texts = {a: f"one two {common} three", b: f"a b c, {common.upper().replace(' ', ', ')}! And more"}
     rows = [{"id": name, "text": f"{text} {words('pad' + name, 48)}"} for name, text in texts.items()]
     source = write_jsonl(tmp_path / "a.jsonl", [*rows_of(200, seed=3, words=90), *rows])
-    prepared = prepare(tmp_path / "set", source, window=16, document_tokens=32, ngram_overlap=13)
+    prepared = prepare(tmp_path / "set", source, context_tokens=16, document_tokens=32, ngram_overlap=13)
     found = [split for split, texts in texts_of(prepared).items() if any("planted0" in t.casefold() for t in texts)]
     reason = f"{WHAT[loses]} that shares 13 words with another split's text"
     assert (found, prepared.manifest["dropped"].get(reason)) == (

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from replug.config.errors import UserError
-from replug.data.records import Window
-from replug.data.rows import read_documents, read_json_lines, read_windows
+from replug.data.records import Example
+from replug.data.rows import read_documents, read_examples, read_json_lines
 
 
 def write(path: Path, *rows: dict) -> Path:
@@ -25,12 +25,12 @@ def test_a_title_goes_before_the_text_on_a_line_of_its_own(tmp_path):
 
 def test_a_text_without_id_is_named_by_its_row(tmp_path):
     path = write(tmp_path / "a.jsonl", *({"context": f"one{i}", "continuation": " two"} for i in range(2)))
-    assert read_windows(path) == [Window("0", "one0", " two", "all"), Window("1", "one1", " two", "all")]
+    assert read_examples(path) == [Example("0", "one0", " two", "all"), Example("1", "one1", " two", "all")]
 
 
 def test_every_field_of_a_text_is_kept_and_gold_ids_become_strings(tmp_path):
     row = {"id": 5, "context": "one", "continuation": " two", "domain": "d", "source": "s", "gold": ["a", 9]}
-    assert read_windows(write(tmp_path / "a.jsonl", row)) == [Window("5", "one", " two", "d", "s", ("a", "9"))]
+    assert read_examples(write(tmp_path / "a.jsonl", row)) == [Example("5", "one", " two", "d", "s", ("a", "9"))]
 
 
 def test_a_gzip_file_reads_as_the_plain_one_does(tmp_path):

@@ -10,27 +10,27 @@ import replug.data.prepare.assembly
 import replug.data.prepare.sets
 from replug.config.errors import UserError
 from replug.data.manifest import read_mark, write_mark
-from replug.data.records import Document, Window
+from replug.data.records import Document, Example
 from replug.data.shards import (
     DOCUMENT_SCHEMA,
     read_documents_of,
     shard_paths,
     write_documents,
+    write_examples,
     write_rows,
     write_token_ids,
     write_token_rules,
-    write_windows,
 )
-from replug.data.store import CorpusStore, PreparedSet, WindowStore, verify_prepared
+from replug.data.store import CorpusStore, ExampleStore, PreparedSet, verify_prepared
 from replug.models.encoder import Encoder
 from replug.models.packaged import resolve_encoder_path
 from tests.support.preparing import contents, prepare, rows_of, write_jsonl
 
 DOCUMENTS = [Document(f"d{i}", f"text {i} 🙂", "odd" if i % 2 else "even", f"s{i // 2}") for i in range(5)]
-WINDOWS = [
-    Window("q0", "one", " two", "all", "s", ("d1", "d0")),
-    Window("q1", "three", " four\n", "all"),
-    Window("q2", "中", "🙂", "x", None, ("d2",)),
+EXAMPLES = [
+    Example("q0", "one", " two", "all", "s", ("d1", "d0")),
+    Example("q1", "three", " four\n", "all"),
+    Example("q2", "中", "🙂", "x", None, ("d2",)),
 ]
 
 
@@ -41,9 +41,9 @@ def corpus(tmp_path):
 
 
 @pytest.fixture
-def windows(tmp_path):
-    write_windows(tmp_path / "queries.arrow", WINDOWS)
-    return WindowStore(tmp_path / "queries.arrow")
+def examples(tmp_path):
+    write_examples(tmp_path / "queries.arrow", EXAMPLES)
+    return ExampleStore(tmp_path / "queries.arrow")
 
 
 def test_documents_come_in_the_order_asked_for_repeated_where_asked_twice(corpus):
@@ -53,10 +53,10 @@ def test_documents_come_in_the_order_asked_for_repeated_where_asked_twice(corpus
     assert corpus.texts([]) == []
 
 
-def test_texts_keep_every_field_in_the_order_asked_for(windows):
-    assert windows.windows() == WINDOWS
-    assert windows.windows([2, 0, 2]) == [WINDOWS[2], WINDOWS[0], WINDOWS[2]]
-    assert (len(windows), windows.windows(np.array([1]))[0].gold) == (3, ())
+def test_texts_keep_every_field_in_the_order_asked_for(examples):
+    assert examples.examples() == EXAMPLES
+    assert examples.examples([2, 0, 2]) == [EXAMPLES[2], EXAMPLES[0], EXAMPLES[2]]
+    assert (len(examples), examples.examples(np.array([1]))[0].gold) == (3, ())
 
 
 def test_an_open_corpus_holds_no_descriptors_however_many_shards_it_has(tmp_path):

@@ -63,7 +63,7 @@ def test_every_public_name_is_where_the_module_says_and_on_the_page() -> None:
 FENCE = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SHRUNK = {
     "lm.path=package:smollm2": "lm.path=stand_in",
-    "train.max_steps=10": "train.max_steps=2 train.batch_size=4 evaluate.refresh_windows=0 evaluate.max_windows=4",
+    "train.max_steps=10": "train.max_steps=2 train.batch_size=4 evaluate.refresh_examples=0 evaluate.max_examples=4",
     "label.dense=6": "label.dense=2",
     "num_train_epochs=3": "max_steps=2",
     "train.epochs=6": "train.epochs=1",

@@ -105,8 +105,8 @@ def test_each_retriever_is_fitted_by_its_largest_ensemble_on_development_texts_a
     monkeypatch.setattr(with_dev, "heldout", Untouchable())
     config, lm = config_of(tmp_path, "ensemble.temperature=fit"), ImmediateLM()
     fitted = settle(config, with_dev, tmp_path, lm)
-    windows = with_dev.require_dev().windows()
-    assert searched == [[*(window.context for window in windows), "development"]]
+    examples = with_dev.require_dev().examples()
+    assert searched == [[*(example.context for example in examples), "development"]]
     assert {source: (one.k, one.num_texts, one.lm) for source, one in fitted.items()} == {
         "replug": (2, 12, lm.identity),
         "lsr": (4, 12, lm.identity),
@@ -119,9 +119,9 @@ def test_each_retriever_is_fitted_by_its_largest_ensemble_on_development_texts_a
 
 def naive_scores(data: PreparedSet, found: RetrievedDocuments, k: int) -> list[DocumentScores]:
     lm, scores = ImmediateLM(), []
-    for row, window in enumerate(data.require_dev().windows()):
+    for row, example in enumerate(data.require_dev().examples()):
         texts = data.corpus.texts(found.doc_rows[row, :k])
-        given = [lm.score([f"{text}\n{window.context}"], [window.continuation])[0].token_logprobs for text in texts]
+        given = [lm.score([f"{text}\n{example.context}"], [example.continuation])[0].token_logprobs for text in texts]
         scores.append(DocumentScores(np.stack(given), found.similarities[row, :k]))
     return scores
 

@@ -269,7 +269,7 @@ def test_mmlu_by_subject_and_category(evaluate, tmp_path, corpus):
 
 @pytest.mark.slow
 def test_tokens_are_coloured(evaluate, tmp_path, quiet_run):
-    results, output = evaluate("tokens", tmp_path / "out", *on_run(quiet_run), "texts.max_windows=5", "k=5")
+    results, output = evaluate("tokens", tmp_path / "out", *on_run(quiet_run), "texts.max_examples=5", "k=5")
     gains = {name: entry for name, entry in results["replug"].items() if name.startswith("gain_bits/")}
     by_rarity = {name: entry for name, entry in gains.items() if not name.endswith(" - rest")}
     rows = [row for row in pq.read_table(tmp_path / "out/examples.parquet").to_pylist() if row["method"] == "replug"]

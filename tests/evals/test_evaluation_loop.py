@@ -13,7 +13,7 @@ from replug.config.methods import parse_methods
 from replug.evals.comparison import compare, markdown_table
 from replug.evals.evidence import NOTHING, Evidence, EvidenceBook, RetrievedDocuments, texts_of
 from replug.evals.folder import EvaluationFolder
-from replug.evals.loop import Example, Metric, Outcome, run_task
+from replug.evals.loop import Item, Metric, Outcome, run_task
 from replug.evals.outcomes import OutcomeFile, outcomes_of, write_examples
 from tests.support.known_lm import KnownTexts
 
@@ -71,7 +71,7 @@ class Lengths:
 
     def __init__(self, fails_at=None):
         self.fails_at, self.asked = fails_at, []
-        self.examples = [Example("a", "x", "left"), Example("b", "y", "right")]
+        self.examples = [Item("a", "x", "left"), Item("b", "y", "right")]
 
     def groups(self, example):
         return (example.group,)
@@ -109,7 +109,7 @@ class Numbered(Lengths):
 
     def __init__(self):
         super().__init__()
-        self.examples = [Example(f"e{number}", "q", "all") for number in range(40)]
+        self.examples = [Item(f"e{number}", "q", "all") for number in range(40)]
 
     def submit(self, row, evidence):
         self.asked.append(row)
@@ -138,7 +138,7 @@ def test_rows_of_other_examples_and_two_examples_of_one_id_are_refused(tmp_path)
     with pytest.raises(UserError, match=r"outcomes\.jsonl:1 is of id 'a', which is none of this evaluation's"):
         run_task(Numbered(), no_documents(), OutcomeFile(path), "numbers")
     twice = Lengths()
-    twice.examples = [Example("a", "x", "left"), Example("a", "y", "right")]
+    twice.examples = [Item("a", "x", "left"), Item("a", "y", "right")]
     with pytest.raises(UserError, match="two examples have the id 'a'"):
         run_task(twice, book(["none", "replug"]), OutcomeFile(tmp_path / "new.jsonl"), "lengths")
 
@@ -182,7 +182,7 @@ def test_results_hold_value_number_and_interval_by_method_and_metric(tmp_path):
 
 def test_a_group_called_as_a_difference_takes_the_place_of_none(tmp_path):
     task, file = Lengths(), OutcomeFile(tmp_path / "o.jsonl")
-    task.examples = [Example("a", "x", "left - none"), Example("b", "y", "right")]
+    task.examples = [Item("a", "x", "left - none"), Item("b", "y", "right")]
     run_task(task, book(["none", "replug"]), file, "lengths")
     results = compare(task, file.rows, PaperConfig(), 200, 0)
     assert "length/left – none" in results["none"]

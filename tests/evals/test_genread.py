@@ -12,7 +12,7 @@ from replug.config.methods import parse_methods
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
 from replug.evals.kinds import EvalDataset, PromptedLM
 from replug.evals.lm_passes import LatencyPass, write_documents
-from replug.evals.loop import Example, Outcome
+from replug.evals.loop import Item, Outcome
 from replug.evals.outcomes import OutcomeFile
 from replug.models.generation import Generated
 from replug.models.prompt import PromptTemplate
@@ -97,7 +97,7 @@ class Asking:
 
     def __init__(self, lm):
         self._lm = lm
-        self.examples = [Example(str(number), f"q{number}", "all") for number in range(3)]
+        self.examples = [Item(str(number), f"q{number}", "all") for number in range(3)]
 
     def submit(self, row, evidence):
         futures = [self._lm.submit_ensemble([str(one.texts[0])], [1.0], None) for one in evidence.values()]

@@ -19,7 +19,7 @@ import pytest
 from replug.config.load import load_evaluation_config
 from replug.evals.internet_preparing import is_validation
 from replug.evals.internet_sets import InternetQuestion
-from replug.evals.loop import Example
+from replug.evals.loop import Item
 from replug.evals.run import evaluate
 from replug.models.local.local_source import LocalSource
 from replug.models.score_cache import ScoreCache
@@ -92,7 +92,7 @@ def test_the_whole_grid_is_measured_in_one_pass(evaluate_here, tmp_path):
     value = {name: {metric: entry["value"] for metric, entry in of.items()} for name, of in results.items()}
     rows = [json.loads(line) for line in (out / "outcomes.jsonl").read_text().splitlines()]
     assert len(rows) == 24 - SHOTS
-    validation = [row["id"] for row in rows if is_validation(InternetQuestion(Example(row["id"], "", "all"), ("x",)))]
+    validation = [row["id"] for row in rows if is_validation(InternetQuestion(Item(row["id"], "", "all"), ("x",)))]
     assert results["poe@3"]["exact_match"]["n"] == len(rows) - len(validation)
     assert results["poe@3"]["validation"]["n"] == len(validation)
     assert set(results["poe@3"]["validation"]["weights"]) > {"passage", "answer_given_question"}

@@ -18,7 +18,7 @@ from replug.evals.internet_costs import LineTokens, measured_passages, passages_
 from replug.evals.internet_deciding import decide
 from replug.evals.internet_preparing import Prepared, is_validation
 from replug.evals.internet_sets import InternetQuestion
-from replug.evals.loop import Example
+from replug.evals.loop import Item
 from replug.web.records import Passage
 
 METHODS = parse_answering_methods(["none", "gold", "direct@1", "direct@2", "rag@2"], 10)
@@ -27,7 +27,7 @@ SIZES = (10.0, 1.0)
 
 
 def question(number: int, answer: str = "blue") -> InternetQuestion:
-    return InternetQuestion(Example(f"q{number}", f"what colour is {number}?", "all", ("d1", "d9")), (answer,))
+    return InternetQuestion(Item(f"q{number}", f"what colour is {number}?", "all", ("d1", "d9")), (answer,))
 
 
 QUESTIONS = [question(number) for number in range(60)]

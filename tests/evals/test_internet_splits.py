@@ -10,7 +10,7 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import QuestionsConfig
 from replug.evals.internet_preparing import gold_evidence, is_validation, plan_questions
 from replug.evals.internet_sets import QUESTION_SETS, InternetQuestion
-from replug.evals.loop import Example
+from replug.evals.loop import Item
 
 NQ, SITUATED = QUESTION_SETS["nq"], QUESTION_SETS["situatedqa"]
 
@@ -80,7 +80,7 @@ def test_situatedqas_shots_are_natural_questions_and_variants_are_on_one_side(qu
 
 
 def question(name: str, **of) -> InternetQuestion:
-    return InternetQuestion(Example(name, f"{name}?", "all"), ("x",), **of)
+    return InternetQuestion(Item(name, f"{name}?", "all"), ("x",), **of)
 
 
 def texts(ids):

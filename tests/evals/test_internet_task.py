@@ -13,7 +13,7 @@ from replug.evals.internet_deciding import decide
 from replug.evals.internet_preparing import Prepared, is_validation
 from replug.evals.internet_sets import InternetQuestion
 from replug.evals.kinds import PromptedLM
-from replug.evals.loop import Example
+from replug.evals.loop import Item
 from replug.evals.tasks.internet_qa import InternetQa
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.generation import Sampled
@@ -22,7 +22,7 @@ from replug.web.records import FoundEvidence, Passage
 
 TEXTS = ["Basel is a city.", "The Rhine flows through Basel.", "Nantes lies on the Loire."]
 SHOTS = tuple(Shot(f"who is {n}?", f"me {n}", f"it was me {n}") for n in range(3))
-NUMBER = next(n for n in range(99) if not is_validation(InternetQuestion(Example(f"q{n}", "", "all"), ("x",))))
+NUMBER = next(n for n in range(99) if not is_validation(InternetQuestion(Item(f"q{n}", "", "all"), ("x",))))
 
 
 class River:
@@ -61,7 +61,7 @@ def asked(lm: River, reranker: River | None = None) -> PromptedLM:
 
 
 def prepared(names: list[str], labels: tuple[str, ...] = (), answer: str = "the Rhine") -> Prepared:
-    example = Example(f"q{NUMBER}", "which river flows through basel", "all", ("d1",))
+    example = Item(f"q{NUMBER}", "which river flows through basel", "all", ("d1",))
     question = InternetQuestion(example, (answer,), labels=labels)
     passages = tuple(
         Passage(text, f"u{n}", "", None, n + 1, share, share, f"d{n}")

@@ -124,11 +124,11 @@ def test_a_share_has_wilsons_interval_which_has_a_width_where_all_examples_are_a
 # Clusters and strata --------------------------------------------------------------------------------------------------
 
 
-def windows_of_texts(seed: int, num_texts: int = 64, num_windows: int = 39, correlation: float = 0.2) -> np.ndarray:
-    """Values [texts, windows] of mean 0 and variance 1; those of one text are correlated."""
+def examples_of_texts(seed: int, num_texts: int = 64, num_examples: int = 39, correlation: float = 0.2) -> np.ndarray:
+    """Values [texts, examples] of mean 0 and variance 1; those of one text are correlated."""
     rng = np.random.default_rng(seed)
     of_text = rng.normal(size=(num_texts, 1)) * np.sqrt(correlation)
-    return of_text + rng.normal(size=(num_texts, num_windows)) * np.sqrt(1 - correlation)
+    return of_text + rng.normal(size=(num_texts, num_examples)) * np.sqrt(1 - correlation)
 
 
 def covers(values: np.ndarray, clusters: Clusters | None) -> bool:
@@ -136,10 +136,10 @@ def covers(values: np.ndarray, clusters: Clusters | None) -> bool:
     return found.low <= 0 <= found.high
 
 
-def test_the_interval_of_clusters_covers_the_truth_95_times_in_100_and_that_of_windows_does_not() -> None:
+def test_the_interval_of_clusters_covers_the_truth_95_times_in_100_and_that_of_examples_does_not() -> None:
     texts = Clusters.by_name(np.repeat(np.arange(64), 39).tolist())
-    assert 0.90 <= np.mean([covers(windows_of_texts(seed), texts) for seed in range(160)]) <= 0.98
-    assert np.mean([covers(windows_of_texts(seed), None) for seed in range(20)]) < 0.75
+    assert 0.90 <= np.mean([covers(examples_of_texts(seed), texts) for seed in range(160)]) <= 0.98
+    assert np.mean([covers(examples_of_texts(seed), None) for seed in range(20)]) < 0.75
 
 
 def test_clusters_of_one_example_each_have_the_interval_without_clusters(two_methods: tuple[Ratio, Ratio]) -> None:

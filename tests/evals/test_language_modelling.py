@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from replug.config.methods import parse_methods
-from replug.data.records import Document, Window
+from replug.data.records import Document, Example
 from replug.data.shards import write_documents
 from replug.data.store import CorpusStore
 from replug.evals.comparison import clusters_of
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, random_documents
 from replug.evals.loop import EXAMPLES_IN_FLIGHT, outcome_rows
+from replug.evals.spans import ScoredSpan
 from replug.evals.tasks.lm import LanguageModelling
-from replug.evals.windows import ScoredSpan
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
@@ -46,9 +46,9 @@ def corpus(tmp_path: Path) -> CorpusStore:
     return CorpusStore(path)
 
 
-def make_windows(count: int) -> list[Window]:
+def make_examples(count: int) -> list[Example]:
     endings = [" red sky", " the blue sea", " 日本 の 海 🙂", " green", " sea sea red"]
-    return [Window(f"w{i}", f"text {i} on the sea", endings[i % len(endings)], "x") for i in range(count)]
+    return [Example(f"w{i}", f"text {i} on the sea", endings[i % len(endings)], "x") for i in range(count)]
 
 
 def make_found(count: int) -> dict[str, RetrievedDocuments]:
@@ -60,23 +60,23 @@ def make_found(count: int) -> dict[str, RetrievedDocuments]:
 
 
 def measure_bits(
-    lm: StandInLM, corpus: CorpusStore, windows: list[Window], found: dict[str, RetrievedDocuments]
+    lm: StandInLM, corpus: CorpusStore, examples: list[Example], found: dict[str, RetrievedDocuments]
 ) -> dict[str, list[float]]:
-    """Bits of every window by method; `none` first."""
+    """Bits of every example by method; `none` first."""
     k = max(of.doc_rows.shape[1] for of in found.values())
     methods = parse_methods(["none", *found], k, dict.fromkeys(found, "path"))
-    book = EvidenceBook(methods, corpus, found, [True] * len(windows))
-    rows = list(outcome_rows(LanguageModelling(lm, PromptTemplate(SEPARATOR), windows), book))
-    assert [row["id"] for row in rows] == [window.id for window in windows]
+    book = EvidenceBook(methods, corpus, found, [True] * len(examples))
+    rows = list(outcome_rows(LanguageModelling(lm, PromptTemplate(SEPARATOR), examples), book))
+    assert [row["id"] for row in rows] == [example.id for example in examples]
     return {name: [row["methods"][name]["numbers"]["bits"] for row in rows] for name in ("none", *found)}
 
 
-def naive_bits(window: Window, documents: list[str], similarities: Sequence[float]) -> float:
+def naive_bits(example: Example, documents: list[str], similarities: Sequence[float]) -> float:
     """-log2 of the product over tokens of the weighted mean of their probabilities."""
     lm = StandInLM()
     weights = [math.exp(s) for s in similarities]
-    prefixes = [text + SEPARATOR + window.context for text in documents]
-    given = [lm.score([prefix], [window.continuation])[0].token_logprobs for prefix in prefixes]
+    prefixes = [text + SEPARATOR + example.context for text in documents]
+    given = [lm.score([prefix], [example.continuation])[0].token_logprobs for prefix in prefixes]
     bits = 0.0
     for token in range(len(given[0])):
         mixed = sum(w * math.exp(row[token]) for w, row in zip(weights, given, strict=True)) / sum(weights)
@@ -86,29 +86,29 @@ def naive_bits(window: Window, documents: list[str], similarities: Sequence[floa
 
 def test_bits_equal_a_naive_computation(corpus: CorpusStore) -> None:
     count = 2 * EXAMPLES_IN_FLIGHT + 3  # more than are under way at once
-    windows, found = make_windows(count), make_found(count)
-    bits = measure_bits(ImmediateLM(), corpus, windows, found)
+    examples, found = make_examples(count), make_found(count)
+    bits = measure_bits(ImmediateLM(), corpus, examples, found)
     assert list(bits) == ["none", "replug", "lsr"]
-    for row, window in enumerate(windows):
-        plain = StandInLM().score([window.context], [window.continuation])[0]
+    for row, example in enumerate(examples):
+        plain = StandInLM().score([example.context], [example.continuation])[0]
         assert bits["none"][row] == pytest.approx(-plain.sum_logprob / math.log(2))
         for name, of in found.items():
             chosen = [DOCUMENTS[doc] for doc in of.doc_rows[row]]
-            assert bits[name][row] == pytest.approx(naive_bits(window, chosen, of.similarities[row]))
+            assert bits[name][row] == pytest.approx(naive_bits(example, chosen, of.similarities[row]))
 
 
 def test_a_document_that_several_methods_chose_is_scored_once(corpus: CorpusStore) -> None:
-    lm, windows = ImmediateLM(), make_windows(2)
+    lm, examples = ImmediateLM(), make_examples(2)
     found = {
         "random": RetrievedDocuments(np.array([[0, 5], [1, 2]]), np.zeros((2, 2))),
         "replug": RetrievedDocuments(np.array([[5, 0], [2, 3]]), np.zeros((2, 2))),
         "lsr": RetrievedDocuments(np.array([[0, 1], [3, 1]]), np.zeros((2, 2))),
     }
-    bits = measure_bits(lm, corpus, windows, found)
-    for call, window, documents in zip(lm.calls, windows, ([0, 1, 5], [1, 2, 3]), strict=True):
-        expected = [window.context] + [DOCUMENTS[i] + SEPARATOR + window.context for i in documents]
+    bits = measure_bits(lm, corpus, examples, found)
+    for call, example, documents in zip(lm.calls, examples, ([0, 1, 5], [1, 2, 3]), strict=True):
+        expected = [example.context] + [DOCUMENTS[i] + SEPARATOR + example.context for i in documents]
         assert [prefix for prefix, _ in call] == expected, "by their rows, whatever the methods' order"
-        assert {continuation for _, continuation in call} == {window.continuation}
+        assert {continuation for _, continuation in call} == {example.continuation}
     assert bits["random"][0] == pytest.approx(bits["replug"][0])  # the same documents in another order
 
 
@@ -139,8 +139,8 @@ def test_a_long_context_is_read_without_a_document_and_beside_the_short_one(corp
 
 
 def test_rows_name_the_source_of_a_text_and_its_texts_are_one_cluster(corpus: CorpusStore) -> None:
-    windows = [Window(f"w{i}", "the sea", " red sky", "x", "a" if i < 3 else None) for i in range(5)]
+    examples = [Example(f"w{i}", "the sea", " red sky", "x", "a" if i < 3 else None) for i in range(5)]
     book = EvidenceBook(parse_methods(["none"], 1, {}), corpus, {}, [True] * 5)
-    rows = list(outcome_rows(LanguageModelling(ImmediateLM(), PromptTemplate(SEPARATOR), windows), book))
+    rows = list(outcome_rows(LanguageModelling(ImmediateLM(), PromptTemplate(SEPARATOR), examples), book))
     assert [row.get("source") for row in rows] == ["a", "a", "a", None, None]
     assert clusters_of(rows).of_example.tolist() == [0, 0, 0, 1, 2]

@@ -9,7 +9,7 @@ import pytest
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig, PaperConfig
 from replug.config.methods import parse_methods
-from replug.data.records import Document, Window
+from replug.data.records import Document, Example
 from replug.data.shards import write_documents
 from replug.data.store import CorpusStore
 from replug.evals.comparison import compare, markdown_table
@@ -110,29 +110,29 @@ def corpus(tmp_path):
     return Corpus()
 
 
-def windows(num: int = 4) -> list[Window]:
+def examples(num: int = 4) -> list[Example]:
     texts = [LONG, *(words(row + 200, 40) for row in range(1, num))]
-    return [Window(f"w{i}", text[:100], text[100:], "all", f"s{i}") for i, text in enumerate(texts)]
+    return [Example(f"w{i}", text[:100], text[100:], "all", f"s{i}") for i, text in enumerate(texts)]
 
 
-def task_of(of: list[Window]) -> LanguageModelling:
+def task_of(of: list[Example]) -> LanguageModelling:
     return LanguageModelling(StandInLM(), PromptTemplate("\n"), of)
 
 
 def test_what_was_found_is_kept_and_measured_again_for_other_texts(corpus, tmp_path):
     config, path = EvaluationConfig(evaluation="lm", out="x"), tmp_path / "found/overlaps.jsonl"
-    first = overlaps_with(config, corpus, task_of(windows()), path)
+    first = overlaps_with(config, corpus, task_of(examples()), path)
     assert first.reasons["w0"] == ["source", "equal text", "n-gram"] and first.num_documents == 30
     corpus.corpus = None  # is not read again
-    assert overlaps_with(config, corpus, task_of(windows()), path) == first
+    assert overlaps_with(config, corpus, task_of(examples()), path) == first
     with pytest.raises(TypeError):
-        overlaps_with(config, corpus, task_of(windows(3)), path)
+        overlaps_with(config, corpus, task_of(examples(3)), path)
     write_leakage(tmp_path / "leakage.json", first, ["w1", "w3"])
     assert '"share": 0.5' in (tmp_path / "leakage.json").read_text()
 
 
 def test_every_figure_is_given_with_and_without_what_the_corpus_holds():
-    task = task_of(windows())
+    task = task_of(examples())
     numbers = [{"bits": bits, "bytes": 10.0, "tokens": 5.0, "words": 2.0} for bits in (1.0, 10.0, 20.0, 30.0)]
     rows = [
         {"id": f"w{i}", "methods": {name: {"numbers": of, "detail": {}} for name in ("none", "replug")}}

@@ -123,28 +123,28 @@ def test_a_question_is_searched_for_without_its_demonstrations(lm):
         HarnessModel(ReplugLM(lm, Recorded(), k=1), query="{passage}").loglikelihood([request])
 
 
-def test_long_texts_are_cut_into_windows_that_hold_every_token_once(lm):
+def test_long_texts_are_cut_into_examples_that_hold_every_token_once(lm):
     text = " ".join(f"word{number} and" for number in range(60))
     with pytest.raises(UnscorableText, match="the LM holds 128"):
         HarnessModel(lm).loglikelihood_rolling(requests("loglikelihood_rolling", [(text,)]))
     model = HarnessModel(lm, tokenizer=lm.tokenizer)
-    windows = model._windows(text)
-    assert "".join(scored for _, scored in windows) == text and len(windows) > 2
-    assert windows[0][0] == "" and all(before and text.count(before) for before, _ in windows[1:])
-    by_hand = [lm.score([before], [scored])[0] for before, scored in windows]
+    examples = model._examples(text)
+    assert "".join(scored for _, scored in examples) == text and len(examples) > 2
+    assert examples[0][0] == "" and all(before and text.count(before) for before, _ in examples[1:])
+    by_hand = [lm.score([before], [scored])[0] for before, scored in examples]
     [total] = model.loglikelihood_rolling(requests("loglikelihood_rolling", [(text,)]))
     assert total == pytest.approx(sum(score.sum_logprob for score in by_hand), abs=1e-3)
     assert sum(score.num_tokens for score in by_hand) == pytest.approx(len(lm.tokenizer(text)["input_ids"]), abs=4)
 
 
-def test_documents_of_a_long_text_are_found_by_what_stands_before_each_window(lm, monkeypatch):
-    monkeypatch.setattr("replug.evals.lm_eval_adapter.WINDOW", 20)
+def test_documents_of_a_long_text_are_found_by_what_stands_before_each_example(lm, monkeypatch):
+    monkeypatch.setattr("replug.evals.lm_eval_adapter.EXAMPLE", 20)
     text, retriever = " ".join(f"word{number}" for number in range(30)), Recorded()
     model = HarnessModel(ReplugLM(lm, retriever, k=1), tokenizer=lm.tokenizer)
     model.loglikelihood_rolling(requests("loglikelihood_rolling", [(text,)]))
-    windows = model._windows(text)
-    assert retriever.queries == [before for before, _ in windows[1:]], "nothing stands before the first"
-    assert all(before == scored for (_, scored), (before, _) in itertools.pairwise(windows))
+    examples = model._examples(text)
+    assert retriever.queries == [before for before, _ in examples[1:]], "nothing stands before the first"
+    assert all(before == scored for (_, scored), (before, _) in itertools.pairwise(examples))
     with pytest.raises(UnscorableText, match="give HarnessModel the LM's tokenizer"):
         HarnessModel(ReplugLM(lm, retriever, k=1)).loglikelihood_rolling(requests("loglikelihood_rolling", [(text,)]))
 

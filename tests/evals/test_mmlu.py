@@ -14,7 +14,7 @@ from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
 from replug.config.methods import Method
 from replug.evals.evidence import NOTHING, Evidence
 from replug.evals.kinds import Finished, PromptedLM
-from replug.evals.loop import Example
+from replug.evals.loop import Item
 from replug.evals.mmlu import (
     CATEGORIES,
     CATEGORY_OF,
@@ -38,7 +38,7 @@ TEST = "asked?,1,2,3,4,B\n"
 
 
 def question(text: str) -> MmluQuestion:
-    return MmluQuestion(Example(text, text, "anatomy"), ("p", "q", "r", "s"), 0)
+    return MmluQuestion(Item(text, text, "anatomy"), ("p", "q", "r", "s"), 0)
 
 
 SHOTS = [question(f"shot {number}") for number in range(5)]
@@ -147,7 +147,7 @@ WITH_HEADER = "question,choice0,choice1,choice2,choice3,answer\n" + OFFICIAL.rep
 
 def make_question(query: str, choices: str, answer: int) -> MmluQuestion:
     a, b, c, d = choices.split(", ")
-    return MmluQuestion(Example("q", query, "high_school_geography"), (a, b, c, d), answer)
+    return MmluQuestion(Item("q", query, "high_school_geography"), (a, b, c, d), answer)
 
 
 RIVER = make_question("Which is the longest river?", "Nile, Rhine, Thames, Seine", 0)
@@ -185,7 +185,7 @@ def test_official_files_and_files_with_a_header_give_the_same_questions(tmp_path
     questions = read_mmlu(write_set(tmp_path, test), num_demonstrations=2).questions
     assert [question.answer for question in questions] == [0, 3]
     assert [question.choices for question in questions] == [("1", "2", "3", "4")] * 2
-    assert questions[0].example == Example("anatomy/test/0", "Which is 1?", "anatomy")
+    assert questions[0].example == Item("anatomy/test/0", "Which is 1?", "anatomy")
     assert questions[1].example.query.replace("\r", "") == 'Which, of "these",\nis 4?'
 
 

@@ -12,7 +12,7 @@ from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import load_evaluation_config
 from replug.evals.evidence import NOTHING
 from replug.evals.kinds import check_evaluation
-from replug.evals.loop import Example
+from replug.evals.loop import Item
 from replug.evals.questions import (
     OpenQuestion,
     draw_demonstrations,
@@ -28,7 +28,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def make_question(query: str, *answers: str, identifier: str | None = None, group: str = "all") -> OpenQuestion:
-    return OpenQuestion(Example(identifier or query, query, group), answers or ("x",))
+    return OpenQuestion(Item(identifier or query, query, group), answers or ("x",))
 
 
 FRANCE = make_question("what is the capital of france", "Paris", "City of Paris")
@@ -52,8 +52,8 @@ def test_fields_that_are_not_there_have_their_defaults(tmp_path: Path) -> None:
         {"id": 7, "question": "why?", "answers": ["so"], "gold": ["p1", 2], "domain": "reasons"},
     ]
     first, second = read_questions(write(tmp_path / "questions.jsonl", rows))
-    assert first == OpenQuestion(Example("questions.jsonl:1", "who?", "all"), ("me", "I"))
-    assert second == OpenQuestion(Example("7", "why?", "reasons", ("p1", "2")), ("so",))
+    assert first == OpenQuestion(Item("questions.jsonl:1", "who?", "all"), ("me", "I"))
+    assert second == OpenQuestion(Item("7", "why?", "reasons", ("p1", "2")), ("so",))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.evals.answers import answer_tokens
-from replug.evals.loop import Example
+from replug.evals.loop import Item
 from replug.evals.popqa import (
     TEMPLATES,
     PopQuestion,
@@ -162,7 +162,7 @@ def write(path: Path, *rows: dict) -> Path:
 
 def question(relation: str, number: int) -> PopQuestion:
     subject = f"subject {number}"
-    example = Example(f"{relation} {number}", question_of(relation, subject), relation)
+    example = Item(f"{relation} {number}", question_of(relation, subject), relation)
     return PopQuestion(example, ("x",), subject, f"object {number}", 10.0)
 
 
@@ -172,7 +172,7 @@ def pool(num_relations: int, each: int) -> list[PopQuestion]:
 
 def test_published_fields_are_read_and_the_question_follows_from_them(tmp_path):
     [found] = read_popqa(write(tmp_path / "q.jsonl", ROW))
-    example = Example("1", "What is Ada's occupation?", "occupation")
+    example = Item("1", "What is Ada's occupation?", "occupation")
     assert found == PopQuestion(example, ("writer", "author"), "Ada", "writer", 142.0, 25692.0)
     assert found.relation == "occupation"
 
@@ -251,7 +251,7 @@ def entity_questions(folder: Path) -> None:
 def test_entity_questions_have_their_relation_by_the_file_and_their_subject_by_its_template(tmp_path):
     entity_questions(tmp_path)
     ada, bo, chad = read_popqa(tmp_path)
-    example = Example("P19.test.json:1", "Where was Ada born?", "P19")
+    example = Item("P19.test.json:1", "Where was Ada born?", "P19")
     assert ada == PopQuestion(example, ("Adatown", "x"), "Ada", "Adatown")
     assert (bo.subject, chad.subject, chad.relation) == ("Bo", "Chad", "P36")
     assert read_popqa(tmp_path / "P36.test.json") == [chad]

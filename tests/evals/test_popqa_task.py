@@ -11,7 +11,7 @@ from replug.config.methods import parse_methods
 from replug.evals.comparison import compare
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
 from replug.evals.intervals import wilson_interval
-from replug.evals.loop import Example
+from replug.evals.loop import Item
 from replug.evals.outcomes import Row
 from replug.evals.popqa import PopQuestion, PopShot
 from replug.evals.tasks.popqa import Asked, PopQa, add_popqa_findings
@@ -41,7 +41,7 @@ class Poet:
 
 
 def question(number: int, relation: str, popularity: float | None, answer: str = "poet") -> PopQuestion:
-    example = Example(str(number), f"question {number}?", relation)
+    example = Item(str(number), f"question {number}?", relation)
     return PopQuestion(example, (answer, "bard"), f"subject {number}", answer, popularity)
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from replug.config.evaluation_schema import PaperConfig
-from replug.data.records import Window
+from replug.data.records import Example
 from replug.evals.comparison import compare
 from replug.evals.evidence import NOTHING, Evidence
-from replug.evals.loop import Example
+from replug.evals.loop import Item
 from replug.evals.mmlu import MmluPrompts, MmluQuestion
 from replug.evals.questions import OpenQuestion
 from replug.evals.tasks.lm import LanguageModelling
@@ -22,8 +22,8 @@ from tests.support.known_lm import KnownLM, outcome_rows
 
 def test_bits_per_byte_and_perplexity_of_a_known_distribution_are_exact():
     lm = KnownLM(lambda prefix, continuation: [math.log(1 / 8)] * 4)
-    windows = [Window("a", "x ", "ab cd ef", "d"), Window("b", "x ", "äö gh", "d")]
-    task = LanguageModelling(lm, PromptTemplate("\n"), windows)
+    examples = [Example("a", "x ", "ab cd ef", "d"), Example("b", "x ", "äö gh", "d")]
+    task = LanguageModelling(lm, PromptTemplate("\n"), examples)
     results = compare(task, outcome_rows(task, {"none": NOTHING}), PaperConfig(), 100, 0)["none"]
     assert results["bpb"]["value"] == pytest.approx(24 / (8 + 7), rel=1e-6)  # 2 texts x 4 tokens x 3 bits
     assert results["token_perplexity"]["value"] == pytest.approx(8, rel=1e-6)
@@ -32,7 +32,7 @@ def test_bits_per_byte_and_perplexity_of_a_known_distribution_are_exact():
 
 def test_documents_are_mixed_as_probabilities_and_each_is_scored_once():
     lm = KnownLM(lambda prefix, continuation: [math.log({"good": 0.5, "bad": 0.1}[prefix.split("\n")[0]])])
-    task = LanguageModelling(lm, PromptTemplate("\n"), [Window("a", "x", "y", "d")])
+    task = LanguageModelling(lm, PromptTemplate("\n"), [Example("a", "x", "y", "d")])
     evidence = {
         "even": Evidence(("good", "bad"), np.zeros(2)),
         "weighted": Evidence(("good", "bad"), np.array([math.log(3), 0.0])),
@@ -45,7 +45,7 @@ def test_documents_are_mixed_as_probabilities_and_each_is_scored_once():
 
 
 def question(subject, number, answer):
-    return MmluQuestion(Example(f"{subject}{number}", f"question {number}", subject), ("p", "q", "r", "s"), answer)
+    return MmluQuestion(Item(f"{subject}{number}", f"question {number}", subject), ("p", "q", "r", "s"), answer)
 
 
 def unprompted(*subjects, methods=("none",)):
@@ -79,8 +79,8 @@ def test_letters_are_asked_in_the_order_of_documents():
 
 
 def test_an_open_question_is_asked_with_its_methods_documents_and_demonstrations():
-    shots = [OpenQuestion(Example("s", "who?", "all"), ("me",))]
-    asked = OpenQuestion(Example("q", "what colour?", "all"), ("Blue",))
+    shots = [OpenQuestion(Item("s", "who?", "all"), ("me",))]
+    asked = OpenQuestion(Item("q", "what colour?", "all"), ("Blue",))
     lm = KnownLM(lambda prompt, _: " blue." if "blue" in prompt else " no idea")
     task = OpenQa(lm, PromptTemplate("\n"), [asked], shots, {"none": None, "replug": ["of me"]}, 8)
     evidence = {"none": NOTHING, "replug": Evidence(("red", "it is blue"), np.array([0.0, 1.0]))}
@@ -97,7 +97,7 @@ def test_an_open_question_is_asked_with_its_methods_documents_and_demonstrations
 
 
 def test_retrieval_finds_gold_rows_and_calls_the_mean_reciprocal_rank_so():
-    examples = [Example("a", "x", "all", ("d7",)), Example("b", "y", "all", ("d2",))]
+    examples = [Item("a", "x", "all", ("d7",)), Item("b", "y", "all", ("d2",))]
     task = Retrieval(examples, [{7}, {2}])
     evidence = {"replug": Evidence(("",) * 20, np.zeros(20), tuple(range(20)))}
     of = compare(task, outcome_rows(task, evidence), PaperConfig(), 100, 0)["replug"]

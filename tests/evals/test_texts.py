@@ -10,8 +10,8 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import load_evaluation_config
 from replug.evals.kinds import check_evaluation
+from replug.evals.spans import ROOM
 from replug.evals.texts import read_spans
-from replug.evals.windows import ROOM
 from tests.support.tiny_lms import write_gpt2, write_tokenizer
 
 LONG_WORDS = " ".join(f"word{number:05d}" for number in range(40))
@@ -33,25 +33,25 @@ def texts(tmp_path) -> str:
     return f"texts.path={tmp_path / 'texts'}"
 
 
-def test_a_few_windows_are_of_all_texts_and_not_of_the_first(tmp_path, texts):
-    spans = read_spans(config_of(tmp_path, texts, "texts.max_windows=8"), None)
+def test_a_few_examples_are_of_all_texts_and_not_of_the_first(tmp_path, texts):
+    spans = read_spans(config_of(tmp_path, texts, "texts.max_examples=8"), None)
     assert [span.source for span in spans] == [f"{number}.txt" for number in range(8)]
-    others = read_spans(config_of(tmp_path, texts, "texts.max_windows=8", "seed=1"), None)
+    others = read_spans(config_of(tmp_path, texts, "texts.max_examples=8", "seed=1"), None)
     assert [span.id for span in others] != [span.id for span in spans]
 
 
 def test_lms_are_asked_the_same_spans_where_one_tokenizer_cuts_them(tmp_path, texts):
     write_tokenizer(tmp_path / "gpt2")
     write_gpt2(tmp_path / "gpt2")
-    keys = [texts, "texts.max_windows=9", "texts.tokenizer=stand_in"]
+    keys = [texts, "texts.max_examples=9", "texts.tokenizer=stand_in"]
     a, b = (read_spans(config_of(tmp_path, *keys, f"lm.path={lm}"), None) for lm in ("stand_in", tmp_path / "gpt2"))
     assert a == b
-    alone = read_spans(config_of(tmp_path, texts, f"lm.path={tmp_path / 'gpt2'}", "texts.max_windows=9"), None)
+    alone = read_spans(config_of(tmp_path, texts, f"lm.path={tmp_path / 'gpt2'}", "texts.max_examples=9"), None)
     assert [span.continuation for span in alone] != [span.continuation for span in a], "its own tokens cut words"
 
 
 def test_a_long_context_is_as_long_as_the_lm_holds(tmp_path, texts, monkeypatch):
-    methods = ["methods=[none,long_context]", texts, "texts.max_windows=null"]
+    methods = ["methods=[none,long_context]", texts, "texts.max_examples=null"]
     whole = [span for span in read_spans(config_of(tmp_path, *methods), None) if span.source == "3.txt"]
     text = (tmp_path / "texts/3.txt").read_text()
     assert all(span.long_context == text[: span.start] for span in whole), "the stand-in has no limit"

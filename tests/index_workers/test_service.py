@@ -51,7 +51,7 @@ def encoder(debug_config: Config) -> Encoder:
 @pytest.fixture(scope="module")
 def service(folder: Path, data: PreparedSet, ray_session: None) -> Iterator[IndexService]:
     """One for all tests, since actors take seconds to start; each test takes `versions` of its own."""
-    texts = [window.context for window in data.queries.windows(range(16))]
+    texts = [example.context for example in data.queries.examples(range(16))]
     index = IndexConfig(num_shards=2, num_builders=2)
     service = IndexService(folder / "index", index, texts, watched_k=10)
     yield service
@@ -101,7 +101,7 @@ def test_search_over_shards_equals_brute_force(debug_config, data, encoder, serv
     version = next(versions)
     service.build(publish(debug_config, encoder, data, service, version)).result(300)
     service.prepare(version)
-    queries = encoder.encode([window.context for window in data.heldout.windows()]).numpy()
+    queries = encoder.encode([example.context for example in data.heldout.examples()]).numpy()
     found = service.search(version, queries, 10)
     assert found.index_version == version
     same = [set(a) == set(b) for a, b in zip(found.doc_rows, exact(encoder, data, queries, 10), strict=True)]
@@ -209,7 +209,7 @@ def test_a_lossy_kind_is_measured_against_the_exact_answer(debug_config, data, e
     plan = replace(publish(debug_config, encoder, data, service, fine, every_list), quantizer_from=coarse)
     whole = service.refresh(plan, coarse).result(300)
     assert whole.measures.recall == 1
-    queries = encoder.encode([window.context for window in data.heldout.windows()]).numpy()
+    queries = encoder.encode([example.context for example in data.heldout.examples()]).numpy()
     ours, exactly = service.search(fine, queries, 10), service.search(old, queries, 10)
     assert ours.doc_rows.tolist() == exactly.doc_rows.tolist()
     assert ours.similarities.tolist() == exactly.similarities.tolist()
@@ -302,7 +302,7 @@ def test_a_version_that_was_loaded_in_part_does_not_answer_for_the_next_of_its_n
 
 @pytest.mark.slow
 def test_blue_green_serves_each_version_with_searchers_of_its_own(debug_config, data, encoder, folder):
-    texts = [window.context for window in data.queries.windows(range(8))]
+    texts = [example.context for example in data.queries.examples(range(8))]
     index = IndexConfig(swap=SwapMode.blue_green)
     service = IndexService(folder / "blue_green", index, texts, watched_k=10)
     try:

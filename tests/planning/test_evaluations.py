@@ -140,13 +140,13 @@ def test_examples_are_counted_in_files_else_by_keys_else_the_flag_is_named(tmp_p
 
 
 def test_a_prepared_set_tells_its_texts_and_their_lengths(tmp_path: Path) -> None:
-    origin = {"data.window": 64, "data.document_tokens": 100}
+    origin = {"data.context_tokens": 64, "data.document_tokens": 100}
     manifest = {"counts": {"documents": 9, "heldout": 50}, "origin": origin}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     own = [*OWN[2:], "data.source=null", f"data.prepared={tmp_path}", "methods=[none]"]
     plan = plan_evaluation(load_evaluation_config(ROOT / "configs/eval_lm.yaml", own), "1xA100")
     assert (plan["examples"], plan["tokens"]["score"]) == (50, 50 * 128)
-    assert "64 + 64 tokens (data.window), a document for 100" in plan["notes"][0]
+    assert "64 + 64 tokens (data.context_tokens), a document for 100" in plan["notes"][0]
 
 
 def test_what_is_assumed_is_what_the_evaluations_have() -> None:

@@ -59,7 +59,7 @@ def config(folder: str, debug_config: Config) -> Config:
     return replace(
         config,
         retriever=replace(config.retriever, path=folder, max_tokens=TOKENS),
-        data=replace(config.data, window=TOKENS, document_tokens=TOKENS),
+        data=replace(config.data, context_tokens=TOKENS, document_tokens=TOKENS),
         retrieve=replace(config.retrieve, k=DOCUMENTS),
         train=replace(config.train, batch_size=4, precision=type(config.train.precision).bf16_mixed),
     )
@@ -81,9 +81,9 @@ def with_keys(config: Config, **keys: Any) -> Config:
 def module_of(config: Config) -> LSRModule:
     """Whose texts all have 128 tokens."""
     text = " ".join(["mida"] * WORDS)
-    windows = SimpleNamespace(windows=lambda rows: [SimpleNamespace(context=text)] * len(rows))
+    examples = SimpleNamespace(examples=lambda rows: [SimpleNamespace(context=text)] * len(rows))
     corpus = SimpleNamespace(tokens_by=None, texts=lambda rows: [text] * len(rows))
-    stores = cast(Any, SimpleNamespace(queries=windows, corpus=corpus))
+    stores = cast(Any, SimpleNamespace(queries=examples, corpus=corpus))
     return lsr_module(config, load_encoder(config.retriever), stores)
 
 

@@ -33,7 +33,6 @@ from replug.planning.workload import (
     index_size,
     most_versions,
     version_bytes,
-    windows_bytes,
 )
 from replug.train.refresh import RefreshController
 from replug.train.step_metrics import StepClock
@@ -42,10 +41,10 @@ ROOT = Path(__file__).parents[2]
 SETTINGS = [
     "data.source=package:numpy_docstrings",
     "data.document_tokens=64",
-    "data.window=32",
+    "data.context_tokens=32",
     "data.num_queries=400",
     "index.block_documents=256",
-    "evaluate.refresh_windows=0",
+    "evaluate.refresh_examples=0",
 ]
 
 
@@ -82,10 +81,10 @@ def test_a_prepared_corpus_takes_the_bytes_estimated(prepared: PreparedSet, conf
 
 
 def test_prepared_training_texts_take_the_bytes_estimated(prepared: PreparedSet) -> None:
-    windows = prepared.queries.windows()
-    texts = np.mean([utf8(one.context, one.continuation) for one in windows])
-    names = np.mean([utf8(one.id, one.domain, one.source) for one in windows])
-    estimated = windows_bytes(len(windows), float(texts), float(names))
+    examples = prepared.queries.examples()
+    texts = np.mean([utf8(one.context, one.continuation) for one in examples])
+    names = np.mean([utf8(one.id, one.domain, one.source) for one in examples])
+    estimated = examples_bytes(len(examples), float(texts), float(names))
     assert estimated == pytest.approx(num_bytes(prepared.folder / "queries.arrow"), rel=0.03)
 
 

@@ -39,7 +39,7 @@ PAPERS = (
     *("train.batch_size=64", "train.micro_batches=2", "train.pipeline_depth=2", "retrieve.k=20"),
 )
 # Of the stand-ins: few short texts in many files.
-SMALL = (*("data.num_queries=1600", "data.num_heldout=8", "index.block_documents=16", "evaluate.max_windows=4"),)
+SMALL = (*("data.num_queries=1600", "data.num_heldout=8", "index.block_documents=16", "evaluate.max_examples=4"),)
 
 
 def papers_layout(nodes: int, gpus_of_node: int, resources: Sequence[str]) -> Layout:

@@ -41,7 +41,7 @@ def write_stand_in_labels(
     counts = {"queries": len(data.queries), "dev": len(data.dev) if data.dev else 0}
     for split in [split for split, count in counts.items() if count]:
         store = labelled_store(data, split)
-        similarities = encoder.encode([window.context for window in store.windows()]).numpy() @ vectors.T
+        similarities = encoder.encode([example.context for example in store.examples()]).numpy() @ vectors.T
         dense = np.argsort(-similarities, axis=1, kind="stable")[:, : config.label.dense]
         none = np.empty((len(store), 0), np.int64)
         candidates = mix_candidates(

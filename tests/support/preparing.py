@@ -37,8 +37,8 @@ def prepare(
     token_ids: TokenIds | None = None,
     **keys: object,
 ) -> PreparedSet:
-    """By words, four to a window; `keys` are those of the schema's `data`."""
-    config = DataConfig(**{"source": str(source), "window": 4} | keys)
+    """By words, four to an example; `keys` are those of the schema's `data`."""
+    config = DataConfig(**{"source": str(source), "context_tokens": 4} | keys)
     return prepare_raw(config, seed, Tokenizers(tokenizer, token_ids), out, {"seed": seed}, pool or LocalPool(1))
 
 
@@ -74,8 +74,8 @@ def ids_on(split: str | None, count: int, shares: Shares = SHARES) -> list[str]:
 
 def texts_of(prepared: PreparedSet) -> dict[str, list[str]]:
     """The texts of each split, in the order of the rows."""
-    windows = {"queries": prepared.queries.windows(), "heldout": prepared.heldout.windows()}
-    said = {split: [window.context + window.continuation for window in rows] for split, rows in windows.items()}
+    examples = {"queries": prepared.queries.examples(), "heldout": prepared.heldout.examples()}
+    said = {split: [example.context + example.continuation for example in rows] for split, rows in examples.items()}
     return {"documents": [doc.text for doc in prepared.corpus.iterate()], **said}
 
 

@@ -25,7 +25,7 @@ from tests.support.runs import metrics, wait_for_step, what_must_be_equal
 
 SHORT = (
     *("train.max_steps=8", "checkpoint.every_steps=2", "refresh.every_steps=3", "refresh.lag_steps=1"),
-    *("data.num_queries=80", "data.num_heldout=8", "evaluate.refresh_windows=0", "evaluate.max_windows=4"),
+    *("data.num_queries=80", "data.num_heldout=8", "evaluate.refresh_examples=0", "evaluate.max_examples=4"),
 )
 SAVED = 4  # the newest step when a run is broken off: a version behind a refresh
 QUERY = "mida furo"

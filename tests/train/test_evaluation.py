@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from replug.config.schema import Config
-from replug.data.records import Document, Window
-from replug.data.shards import corpus_sha256, write_documents, write_windows
-from replug.data.store import CorpusStore, WindowStore
+from replug.data.records import Document, Example
+from replug.data.shards import corpus_sha256, write_documents, write_examples
+from replug.data.store import CorpusStore, ExampleStore
 from replug.evals.evidence import RetrievedDocuments
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.ensemble_temperature import EnsembleTemperature
@@ -46,20 +46,20 @@ class Data:
     """What the evaluation asks of a prepared set."""
 
     corpus: CorpusStore
-    heldout: WindowStore
+    heldout: ExampleStore
     corpus_sha256: str
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Data:
     documents = [Document(f"d{i}", f"thing{i} is red{i % 3} red{i % 3}", "x", f"s{i}") for i in range(NUM_DOCUMENTS)]
-    windows = [
-        Window(f"w{i}", f"look at thing{i}", f" red{i % 3} sea", "ab"[i % 2], gold=(f"d{i}",) if i % 2 else ())
+    examples = [
+        Example(f"w{i}", f"look at thing{i}", f" red{i % 3} sea", "ab"[i % 2], gold=(f"d{i}",) if i % 2 else ())
         for i in range(COUNT)
     ]
     write_documents(tmp_path / "documents", documents)
-    write_windows(tmp_path / "heldout.arrow", windows)
-    corpus, heldout = CorpusStore(tmp_path / "documents"), WindowStore(tmp_path / "heldout.arrow")
+    write_examples(tmp_path / "heldout.arrow", examples)
+    corpus, heldout = CorpusStore(tmp_path / "documents"), ExampleStore(tmp_path / "heldout.arrow")
     return Data(corpus, heldout, corpus_sha256(tmp_path / "documents"))
 
 
@@ -83,10 +83,10 @@ def evaluate(config: Config, data: Data, lm: CountingLM, folder: Path, shift: in
 
 def test_results_have_the_table_and_the_recall_before_and_after(config, data, tmp_path):
     results = evaluate(config, data, CountingLM(), tmp_path / "out")
-    assert list(results) == ["bpb", "intervals", "num_windows", "ensemble", "headroom", "retrieval"]
+    assert list(results) == ["bpb", "intervals", "num_examples", "ensemble", "headroom", "retrieval"]
     assert list(results["bpb"]) == ["all", "a", "b"]
     assert list(results["bpb"]["all"]) == ["none", "random", "replug", "lsr"]
-    assert results["num_windows"] == COUNT
+    assert results["num_examples"] == COUNT
     assert results["retrieval"] == {
         "before": {"R@1": 0.0, "R@5": 0.0, "R@20": 1.0},
         "after": {"R@1": 1.0, "R@5": 1.0, "R@20": 1.0},
@@ -116,10 +116,10 @@ def test_each_retrievers_ensemble_has_its_own_temperature_and_its_headroom(confi
 
 
 def test_bits_are_of_the_first_texts_and_recall_of_all(config, data, tmp_path):
-    config.evaluate.max_windows = 4
+    config.evaluate.max_examples = 4
     lm = CountingLM()
     results = evaluate(config, data, lm, tmp_path / "out")
-    assert results["num_windows"] == lm.calls == 4
+    assert results["num_examples"] == lm.calls == 4
     examples = pq.read_table(tmp_path / "out/lm/examples.parquet").to_pylist()
     assert len(examples) == 4 * 4
     assert examples[0]["question"] == "look at thing0"

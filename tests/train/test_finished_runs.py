@@ -26,7 +26,7 @@ def config_of(run: Path, *overrides: str):
     [
         ("seed=7", "seed is 7, but the finished run in"),
         ("train.lr=0.5", "train.lr is 0.5, but the finished run in"),
-        ("data.window=12", "data.window is 12"),
+        ("data.context_tokens=12", "data.context_tokens is 12"),
         ("lm.separator=x", "lm.separator is x"),
         (f"train.max_steps={STEPS - 1}", f"train.max_steps is {STEPS - 1}, but the finished run"),
     ],

@@ -30,7 +30,7 @@ def test_a_loss_that_is_no_number_is_named_with_its_text_and_its_documents(modul
     scored = advanced(module, data)
     whole = module.similarities
     module.similarities = lambda batch: whole(batch).index_put((torch.tensor([2]),), torch.tensor(torch.nan))
-    text = data.queries.windows(scored.retrieved.query_rows[[2]])[0].id
+    text = data.queries.examples(scored.retrieved.query_rows[[2]])[0].id
     documents = ", ".join(document.id for document in data.corpus.documents(scored.retrieved.doc_rows[2]))
     said = rf"^step 0: the loss of 1 of 4 texts is not finite \(nan\): {text}; documents of the first: {documents};"
     module.training_step(Position(0), 0).backward()
@@ -47,7 +47,7 @@ def test_a_gradient_that_is_no_number_is_named_with_the_texts_of_its_batch(modul
     module.on_before_optimizer_step(optimizer)  # finite: nothing is said
     weight = next(weight for weight in module.encoder.parameters() if weight.grad is not None)
     weight.grad.view(-1)[-1] = value
-    texts = ", ".join(window.id for window in data.queries.windows(scored.retrieved.query_rows))
+    texts = ", ".join(example.id for example in data.queries.examples(scored.retrieved.query_rows))
     with pytest.raises(NotFiniteError, match=rf"^step 0: the gradient is not finite; its texts are {texts};"):
         module.on_before_optimizer_step(optimizer)
 

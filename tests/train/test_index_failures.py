@@ -87,7 +87,7 @@ class Trainer:
 
     def new_control(self) -> RefreshController:
         workers = SimpleNamespace(index=self.service)
-        self.config.evaluate.refresh_windows = 0  # there is no LM
+        self.config.evaluate.refresh_examples = 0  # there is no LM
         parts = (self.config, SimpleNamespace(encoder=self.encoder), self.data, workers)
         return refresh_controller(*parts, StepClock(), settle=lambda: None, check=lambda: None)
 

@@ -19,7 +19,7 @@ def test_a_run_ends_with_everything_a_user_is_promised(quiet_run):
     assert set(results["bpb"]["all"]) == {"none", "random", "replug", "lsr"}
     assert set(results["bpb"]) == {"all", "even", "odd"}
     assert set(results["intervals"]) == {"lsr_minus_replug", "replug_minus_none"}
-    assert results["num_windows"] == 40
+    assert results["num_examples"] == 40
     for name in ("config.yaml", "environment.json", "report.html", "retriever/model.safetensors", "metrics.jsonl"):
         assert (quiet_run / name).is_file()
     assert [row["step"] for row in metrics(quiet_run)] == list(range(STEPS))

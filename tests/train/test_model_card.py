@@ -27,7 +27,7 @@ RESULTS = {
         "a|b": {"none": 2.1, "replug": 1.9, "lsr": 1.6},
     },
     "intervals": {"lsr_minus_replug": [-0.2, -0.05]},
-    "num_windows": 12,
+    "num_examples": 12,
     "weights": {"last": {"step": 30}, "best": {"step": 10, "heldout_bpb": 1.6}},
 }
 

@@ -121,7 +121,7 @@ def test_restored_batches_are_scored_as_before(module, data):
 def test_a_score_that_is_no_number_is_refused_with_the_ids(module, data):
     pipeline = pipeline_for(module, data, NanLM())
     pipeline.advance(0, IndexState(0, 0))
-    first = data.queries.windows(pipeline.state()[0].query_rows[:1])[0].id
+    first = data.queries.examples(pipeline.state()[0].query_rows[:1])[0].id
     with pytest.raises(ScoreError, match=rf"text {first} after document text-\d+#\d+ is nan"):
         pipeline.take(0)
 

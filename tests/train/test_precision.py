@@ -66,7 +66,7 @@ def test_similarities_of_the_real_encoder_are_float32_and_tell_documents_apart(m
 
 
 def test_query_vectors_do_not_depend_on_autocast(module, data):
-    texts = [window.context for window in data.queries.windows(range(20))]
+    texts = [example.context for example in data.queries.examples(range(20))]
     expected = module.encode_queries(texts)
     with autocast():
         assert np.array_equal(module.encode_queries(texts), expected)
@@ -74,7 +74,7 @@ def test_query_vectors_do_not_depend_on_autocast(module, data):
 
 
 def test_query_precision_makes_products_in_bfloat16_and_vectors_stay_float32(module, data):
-    texts = [window.context for window in data.queries.windows(range(20))]
+    texts = [example.context for example in data.queries.examples(range(20))]
     exact, found = module.encode_queries(texts), module.encode_queries(texts, autocast=True)
     assert found.dtype == np.float32 and not np.array_equal(found, exact)
     assert (found * exact).sum(1) == pytest.approx(np.ones(20), abs=1e-3)

@@ -51,7 +51,7 @@ def first_gradient(finish, tmp_path, monkeypatch) -> Callable[..., dict[str, tor
         monkeypatch.setattr(LSRModule, "on_before_optimizer_step", take)
         given = ["data.source=null", f"data.prepared={tmp_path / 'data'}"]
         run = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
-        finish(run, "train.max_steps=1", "evaluate.max_windows=2", *given, *overrides)
+        finish(run, "train.max_steps=1", "evaluate.max_examples=2", *given, *overrides)
         return taken
 
     return first_gradient

@@ -16,7 +16,7 @@ RESULTS = {
         "a & <b>": {"none": 2.0, "random": 2.1, "replug": 1.8, "lsr": 1.9},
     },
     "intervals": {"lsr_minus_replug": [-0.2, -0.05], "replug_minus_none": [-0.3, 0.1]},
-    "num_windows": 12,
+    "num_examples": 12,
     "retrieval": {
         "before": {"R@1": 0.1, "R@5": 0.2, "R@20": 0.3},
         "after": {"R@1": 0.4, "R@5": 0.5, "R@20": 0.625},

@@ -46,7 +46,7 @@ def test_bits_per_byte_are_given_over_all_texts_and_by_domain(results: dict) -> 
     assert results["bpb"]["all"] == pytest.approx({"none": 2, "random": 2, "replug": 30 / 18, "lsr": 25.5 / 18})
     assert results["bpb"]["wiki"] == pytest.approx({"none": 2, "random": 2, "replug": 1.5, "lsr": 1.25})
     assert results["bpb"]["code"] == pytest.approx({"none": 2, "random": 2, "replug": 2, "lsr": 1.75})
-    assert results["num_windows"] == 3
+    assert results["num_examples"] == 3
     assert json.loads(json.dumps(results)) == results
 
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from replug.config.errors import UserError
 from replug.config.schema import Config, LabelConfig
-from replug.data.records import Window
-from replug.data.store import CorpusStore, PreparedSet, WindowStore
+from replug.data.records import Example
+from replug.data.store import CorpusStore, ExampleStore, PreparedSet
 from replug.index_workers.bm25 import search_bm25
 from replug.index_workers.service import IndexService
 from replug.index_workers.vectors import BlockVectors
@@ -122,40 +122,40 @@ class Finder:
     encoder: Encoder
     tuned: Encoder | None = None
 
-    def find(self, store: WindowStore) -> tuple[Candidates, np.ndarray]:
+    def find(self, store: ExampleStore) -> tuple[Candidates, np.ndarray]:
         """Return the candidates of all texts and their similarities [N, K] float32."""
-        windows = store.windows()
-        vectors = self._query_vectors(windows, self.encoder)
-        candidates = self._candidates(windows, vectors)
+        examples = store.examples()
+        vectors = self._query_vectors(examples, self.encoder)
+        candidates = self._candidates(examples, vectors)
         versions = self.index.store
         plan = versions.plan(0)
         stored = BlockVectors(0, versions.open_vectors(plan, range(plan.num_files)), plan.dim)
         return candidates, similarities(vectors, candidates.doc_rows, stored)
 
-    def _query_vectors(self, windows: list[Window], encoder: Encoder) -> np.ndarray:
+    def _query_vectors(self, examples: list[Example], encoder: Encoder) -> np.ndarray:
         """[N, D], some texts at a time, by their places in the set."""
         parts = []
-        for start in range(0, len(windows), TEXTS_PER_SEARCH):
-            some = windows[start : start + TEXTS_PER_SEARCH]
-            parts.append(encoder.encode_query([window.context for window in some]).numpy())
-            require_finite_vectors(parts[-1], [window.id for window in some])
+        for start in range(0, len(examples), TEXTS_PER_SEARCH):
+            some = examples[start : start + TEXTS_PER_SEARCH]
+            parts.append(encoder.encode_query([example.context for example in some]).numpy())
+            require_finite_vectors(parts[-1], [example.id for example in some])
         return np.concatenate(parts)
 
-    def _candidates(self, windows: list[Window], vectors: np.ndarray) -> Candidates:
+    def _candidates(self, examples: list[Example], vectors: np.ndarray) -> Candidates:
         label, corpus = self.config.label, self.data.corpus
         depth = label.dense + label.tuned + label.bm25
         if len(corpus) < (total := depth + label.random):
             raise UserError(f"label: {total} candidates of a text are wanted, but the corpus has {len(corpus)}")
         allowed: Allowed = any_document
         if self.config.retrieve.exclude_own_source:
-            allowed = other_sources(corpus.sources, [window.source for window in windows])
-        tuned = np.empty((len(windows), 0), np.int64)
+            allowed = other_sources(corpus.sources, [example.source for example in examples])
+        tuned = np.empty((len(examples), 0), np.int64)
         if self.tuned is not None:  # as many as are new for each text, whichever the untuned queries found
-            tuned = self._nearest(windows, self._query_vectors(windows, self.tuned), label.dense + label.tuned)
+            tuned = self._nearest(examples, self._query_vectors(examples, self.tuned), label.dense + label.tuned)
         mix = partial(
             mix_candidates,
             label,
-            dense=self._nearest(windows, vectors, label.dense),
+            dense=self._nearest(examples, vectors, label.dense),
             tuned=tuned,
             num_documents=len(corpus),
             seed=self.config.seed,
@@ -163,27 +163,27 @@ class Finder:
         )
         while True:
             try:
-                return mix(bm25=self._bm25(windows, min(depth, len(corpus))))
+                return mix(bm25=self._bm25(examples, min(depth, len(corpus))))
             except TooFewFound as error:
                 if depth >= len(corpus):
                     raise UserError(f"label.bm25: {error}; expected a larger corpus, or fewer") from error
                 depth *= 2
 
-    def _nearest(self, windows: list[Window], vectors: np.ndarray, k: int) -> np.ndarray:
+    def _nearest(self, examples: list[Example], vectors: np.ndarray, k: int) -> np.ndarray:
         if not k:
-            return np.empty((len(windows), 0), np.int64)
+            return np.empty((len(examples), 0), np.int64)
         parts = []
-        for start in range(0, len(windows), TEXTS_PER_SEARCH):
+        for start in range(0, len(examples), TEXTS_PER_SEARCH):
             some = slice(start, start + TEXTS_PER_SEARCH)
             own = self.config.retrieve.exclude_own_source
-            exclude = [window.source for window in windows[some]] if own else None
+            exclude = [example.source for example in examples[some]] if own else None
             parts.append(self.index.search(0, vectors[some], k, exclude).doc_rows)
         return np.concatenate(parts)
 
-    def _bm25(self, windows: list[Window], depth: int) -> np.ndarray:
+    def _bm25(self, examples: list[Example], depth: int) -> np.ndarray:
         if not self.config.label.bm25:
-            return np.empty((len(windows), 0), np.int64)
-        return search_bm25(partial(_texts, self.data.corpus), [window.context for window in windows], depth)[0]
+            return np.empty((len(examples), 0), np.int64)
+        return search_bm25(partial(_texts, self.data.corpus), [example.context for example in examples], depth)[0]
 
 
 def similarities(queries: np.ndarray, doc_rows: np.ndarray, vectors: BlockVectors) -> np.ndarray:

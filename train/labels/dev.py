@@ -21,7 +21,7 @@ from torch import Tensor
 from replug.data.datamodule import Position
 from replug.data.files import write_json, writing
 from replug.data.labels import LabelledTexts
-from replug.data.store import CorpusStore, WindowStore
+from replug.data.store import CorpusStore, ExampleStore
 from replug.evals.intervals import bits_of
 from replug.evals.temperature_fit import DocumentScores, ensemble_bits, fit_temperature
 from replug.models.encoder import Encoder
@@ -54,16 +54,16 @@ class DevTexts:
     def __init__(
         self,
         texts: LabelledTexts,
-        store: WindowStore,
+        store: ExampleStore,
         corpus: CorpusStore,
         loss: LossSettings,
         k: int,
         temperature: float | None = None,
     ) -> None:
         self._texts, self._corpus, self._loss = texts, corpus, loss
-        windows = store.windows()
-        self._contexts = [window.context for window in windows]
-        self._bytes = sum(len(window.continuation.encode()) for window in windows)
+        examples = store.examples()
+        self._contexts = [example.context for example in examples]
+        self._bytes = sum(len(example.continuation.encode()) for example in examples)
         self.k, self._temperature = min(k, texts.doc_rows.shape[1]), temperature
         self.rows, places = np.unique(texts.doc_rows, return_inverse=True)
         self._places = places.reshape(texts.doc_rows.shape)

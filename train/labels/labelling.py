@@ -42,8 +42,8 @@ from replug.data.labels import (
     write_labels,
 )
 from replug.data.progress import Progress
-from replug.data.records import Window
-from replug.data.store import CorpusStore, PreparedSet, WindowStore
+from replug.data.records import Example
+from replug.data.store import CorpusStore, ExampleStore, PreparedSet
 from replug.index_workers.build import build_version
 from replug.index_workers.build_plan import IndexState, check_faiss, reading_identity
 from replug.index_workers.service import IndexService
@@ -169,7 +169,7 @@ class LabelScorer:
     check: Callable[[], None]
 
     def rows(
-        self, split: str, store: WindowStore, candidates: Candidates, similarities: np.ndarray
+        self, split: str, store: ExampleStore, candidates: Candidates, similarities: np.ndarray
     ) -> Iterator[dict[str, Any]]:
         """A row of the labels for each text, in order. Development texts have the log-probs of their tokens too."""
         progress = Progress(f"scoring candidates ({split})", len(store))
@@ -178,31 +178,31 @@ class LabelScorer:
             progress.advance(len(texts), f"{len(texts) * (candidates.doc_rows.shape[1] + 1):,} pairs a call")
 
     def _scored(
-        self, store: WindowStore, candidates: Candidates, with_tokens: bool
+        self, store: ExampleStore, candidates: Candidates, with_tokens: bool
     ) -> Iterator[tuple[range, list[Score]]]:
         """Some texts and the scores of their pairs, each text's own without a document first."""
         waiting: deque[tuple[range, Future[list[Score]]]] = deque()
         for start in range(0, len(store), TEXTS_PER_CALL):
             texts = range(start, min(start + TEXTS_PER_CALL, len(store)))
-            waiting.append((texts, self._submit(store.windows(texts), candidates.doc_rows[texts], with_tokens)))
+            waiting.append((texts, self._submit(store.examples(texts), candidates.doc_rows[texts], with_tokens)))
             if len(waiting) == CALLS_IN_FLIGHT:
                 texts, under_way = waiting.popleft()
                 yield texts, wait_for(under_way, self.check)
         for texts, under_way in waiting:
             yield texts, wait_for(under_way, self.check)
 
-    def _submit(self, windows: Sequence[Window], doc_rows: np.ndarray, with_tokens: bool) -> Future:
+    def _submit(self, examples: Sequence[Example], doc_rows: np.ndarray, with_tokens: bool) -> Future:
         prefixes, continuations = [], []
-        for window, rows in zip(windows, doc_rows, strict=True):
+        for example, rows in zip(examples, doc_rows, strict=True):
             for text in (None, *self.corpus.texts(rows)):
-                prefixes.append(self.template.prefix(text, window.context, window.continuation))
-                continuations.append(window.continuation)
+                prefixes.append(self.template.prefix(text, example.context, example.continuation))
+                continuations.append(example.continuation)
         submit: Callable[..., Future] = self.lm.submit if with_tokens else self.lm.submit_sums
         return submit(prefixes, continuations)
 
     def _rows_of(
         self,
-        store: WindowStore,
+        store: ExampleStore,
         texts: range,
         scores: list[Score],
         candidates: Candidates,

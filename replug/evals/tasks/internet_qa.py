@@ -43,7 +43,7 @@ from replug.evals.internet_preparing import (
 )
 from replug.evals.internet_sets import QUESTION_SETS, InternetQuestion
 from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM
-from replug.evals.loop import Example, Measured, Metric, Outcome, Outcomes, Task
+from replug.evals.loop import Item, Measured, Metric, Outcome, Outcomes, Task
 from replug.evals.outcomes import Row
 from replug.evals.questions import queries_of, question_problems
 from replug.planning.model_sizes import lm_size
@@ -72,7 +72,7 @@ class InternetQa:
             **metrics_beside(prepared.metric),
         }
 
-    def groups(self, example: Example) -> tuple[str, ...]:
+    def groups(self, example: Item) -> tuple[str, ...]:
         return (example.group,)
 
     def compared(self, row: int) -> tuple[str, ...]:

@@ -8,15 +8,15 @@ import numpy as np
 
 from replug.config.evaluation_schema import EvaluationConfig, TextsConfig
 from replug.config.methods import LONG_CONTEXT, REPLUG, WITHOUT_RETRIEVER, Method
-from replug.data.records import Window
+from replug.data.records import Example
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook, texts_of
 from replug.evals.headroom import BETA, ORACLES, Headroom, headroom_lines, oracle_bits
 from replug.evals.intervals import bits_of
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
-from replug.evals.loop import Example, Metric, Outcome, Outcomes
+from replug.evals.loop import Item, Metric, Outcome, Outcomes
 from replug.evals.questions import unasked_problems
-from replug.evals.windows import ScoredSpan, scored_span
+from replug.evals.spans import ScoredSpan, scored_span
 from replug.models.black_box_lm import AsyncLM, ContinuationScore
 from replug.models.ensemble import mix_token_logprobs
 from replug.models.prompt import PromptTemplate
@@ -25,7 +25,7 @@ BITS_PER_BYTE = Metric("bits", "bytes")
 
 
 class LanguageModelling:
-    """A `Task`: continuations of windows, after their contexts. A document that several methods use is scored once."""
+    """A `Task`: continuations of examples, after their contexts. A document that several methods use is scored once."""
 
     metrics: Mapping[str, Metric] = {
         "bpb": BITS_PER_BYTE,
@@ -38,7 +38,7 @@ class LanguageModelling:
         self,
         lm: AsyncLM,
         template: PromptTemplate,
-        windows: Sequence[Window],
+        examples: Sequence[Example],
         tokens_of: Callable[[str], list[str]] | None = None,
         keeps_documents: bool = False,
         beta: float = BETA,
@@ -50,10 +50,10 @@ class LanguageModelling:
         """
         self._lm, self._template, self._tokens_of = lm, template, tokens_of
         self._keeps_documents, self._beta = keeps_documents, beta
-        self._spans = [scored_span(window) for window in windows]
-        self.examples = window_examples(self._spans)
+        self._spans = [scored_span(example) for example in examples]
+        self.examples = items_of(self._spans)
 
-    def groups(self, example: Example) -> tuple[str, ...]:
+    def groups(self, example: Item) -> tuple[str, ...]:
         return (example.group,)
 
     def compared(self, row: int) -> tuple[str, ...]:
@@ -107,9 +107,9 @@ class LanguageModelling:
         return Outcome(numbers, {**tokens, **documents, "token_logprobs": [round(float(value), 6) for value in mixed]})
 
 
-def window_examples(windows: Sequence[Window]) -> list[Example]:
+def items_of(examples: Sequence[Example]) -> list[Item]:
     """What is retrieved for is the context, or the end of it that is a span's query."""
-    return [Example(w.id, w.query, w.domain, w.gold, w.source) for w in map(scored_span, windows)]
+    return [Item(w.id, w.query, w.domain, w.gold, w.source) for w in map(scored_span, examples)]
 
 
 def lm_dataset(config: EvaluationConfig, corpus: Corpus | None, with_tokens: bool = False) -> EvalDataset:
@@ -167,7 +167,7 @@ def text_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterat
 
 def _heldout_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
     """Held-out texts are measured as they were cut."""
-    usual = TextsConfig(max_windows=config.texts.max_windows, entities=config.texts.entities)
+    usual = TextsConfig(max_examples=config.texts.max_examples, entities=config.texts.entities)
     for field in fields(TextsConfig):
         if getattr(config.texts, field.name) != getattr(usual, field.name):
             yield f"texts.{field.name} is set, but held-out texts are measured as they are; expected it with texts.path"

@@ -15,7 +15,7 @@ from replug.config.evaluation_schema import EvaluationConfig
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
-from replug.evals.loop import Example, Metric, Outcome, Outcomes
+from replug.evals.loop import Item, Metric, Outcome, Outcomes
 from replug.evals.mmlu import (
     CATEGORY_OF,
     CONTINUATIONS,
@@ -51,10 +51,10 @@ class Mmlu:
         self._sizes = Counter([*subjects, *(CATEGORY_OF[subject] for subject in subjects)])
         self.examples = [question.example for question in questions]
 
-    def groups(self, example: Example) -> tuple[str, ...]:
+    def groups(self, example: Item) -> tuple[str, ...]:
         return (CATEGORY_OF[example.group], example.group)
 
-    def stratum(self, example: Example) -> str:
+    def stratum(self, example: Item) -> str:
         return example.group
 
     def compared(self, row: int) -> tuple[str, ...]:

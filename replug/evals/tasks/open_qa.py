@@ -9,7 +9,7 @@ from replug.data.store import Corpus
 from replug.evals.answers import exact_match, has_answer, token_f1
 from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM
-from replug.evals.loop import Example, Metric, Outcome, Outcomes
+from replug.evals.loop import Item, Metric, Outcome, Outcomes
 from replug.evals.questions import (
     NUM_DEMONSTRATIONS,
     STOP,
@@ -60,7 +60,7 @@ class OpenQa:
         }
         self.examples = [question.example for question in questions]
 
-    def groups(self, example: Example) -> tuple[str, ...]:
+    def groups(self, example: Item) -> tuple[str, ...]:
         return (example.group,)
 
     def compared(self, row: int) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.folder import EvaluationFolder
 from replug.evals.intervals import wilson_interval
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
-from replug.evals.loop import Example, Metric, Outcome, Outcomes
+from replug.evals.loop import Item, Metric, Outcome, Outcomes
 from replug.evals.outcomes import Row
 from replug.evals.popqa import (
     DOCUMENTS,
@@ -117,7 +117,7 @@ class PopQa:
         self._popularity = {one.question.example.id: one.popularity for one in asked}
         self.examples = [one.question.example for one in asked]
 
-    def groups(self, example: Example) -> tuple[str, ...]:
+    def groups(self, example: Item) -> tuple[str, ...]:
         return (example.group, popularity_bin(self._popularity[example.id]))
 
     def compared(self, row: int) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from replug.config.methods import Method
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence
 from replug.evals.kinds import EvalDataset, EvaluationKind
-from replug.evals.loop import Example, Metric, Outcome, Outcomes
+from replug.evals.loop import Item, Metric, Outcome, Outcomes
 from replug.evals.questions import draw_questions, queries_of, question_problems, read_questions, unasked_problems
 from replug.evals.retrieval import RANKED_AT, RECALL_AT, RECALL_DEPTH, gold_rows, retrieval_metrics
 
@@ -31,10 +31,10 @@ class Retrieval:
 
     metrics: Mapping[str, Metric] = {("M" if name.startswith("RR") else "") + name: Metric(name) for name in _NAMES}
 
-    def __init__(self, examples: Sequence[Example], gold: Sequence[set[int]], finds_all: bool = False) -> None:
+    def __init__(self, examples: Sequence[Item], gold: Sequence[set[int]], finds_all: bool = False) -> None:
         self.examples, self._gold, self._finds_all = list(examples), gold, finds_all
 
-    def groups(self, example: Example) -> tuple[str, ...]:
+    def groups(self, example: Item) -> tuple[str, ...]:
         return (example.group,)
 
     def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:

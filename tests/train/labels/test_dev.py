@@ -63,8 +63,8 @@ def test_both_exports_have_every_text_with_its_documents_and_the_lms_distributio
     rows = [json.loads(line) for line in (tmp_path / "fe.jsonl").read_text().splitlines()]
     table = pq.read_table(tmp_path / "st.parquet")
     assert table.column_names == ["query", *(f"passage_{n}" for n in range(1, 6)), "label"]
-    for at, (row, window) in enumerate(zip(rows, data.queries.windows(), strict=True)):
-        assert row["query"] == table["query"][at].as_py() == window.context
+    for at, (row, example) in enumerate(zip(rows, data.queries.examples(), strict=True)):
+        assert row["query"] == table["query"][at].as_py() == example.context
         documents = data.corpus.texts(texts.doc_rows[at])
         best = int(q[at].argmax())
         assert row["pos"] == [documents[best]] and sorted(row["pos"] + row["neg"]) == sorted(documents)

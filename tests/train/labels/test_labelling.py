@@ -78,7 +78,7 @@ def test_a_score_that_is_no_number_and_one_of_other_tokens_are_refused_with_the_
         def score(self, prefixes, continuations):
             return [ContinuationScore(np.full(1 + row % 2, -1, np.float32)) for row in range(len(prefixes))]
 
-    text, document = data.queries.windows([0])[0].id, data.corpus.documents([0])[0].id
+    text, document = data.queries.examples([0])[0].id, data.corpus.documents([0])[0].id
     with pytest.raises(ScoreError, match=f"text {text} without a document is nan"):
         next(rows_of(NanLM(), data))
     with pytest.raises(ScoreError, match=f"2 tokens of text {text} after document {document}, and 1 without one"):

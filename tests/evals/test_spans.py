@@ -1,12 +1,12 @@
-"""Words of a text, and the windows that are measured."""
+"""Words of a text, and the examples that are measured."""
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replug.data.records import Window
+from replug.data.records import Example
 from replug.data.tokenizing import load_plain, word_tokenizer
-from replug.evals.windows import (
+from replug.evals.spans import (
     ROOM,
     MeasuredText,
     SpanRule,
@@ -97,7 +97,7 @@ def test_the_words_and_line_ends_of_all_spans_are_those_of_the_text_whatever_the
 
 
 def test_a_held_out_text_counts_the_words_that_begin_in_its_continuation():
-    span = scored_span(Window("w", "half a wo", "rd and\nmore", "x"))
+    span = scored_span(Example("w", "half a wo", "rd and\nmore", "x"))
     assert (span.query, span.num_words) == ("half a wo", 3)
     assert scored_span(span) is span
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from tokenizers import Tokenizer
 
-from replug.data.records import Window
+from replug.data.records import Example
 from replug.data.tokenizing import TokenOffsets, token_offsets
 
 WORD = re.compile(r"\S+")
@@ -102,8 +102,8 @@ class MeasuredText:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredSpan(Window):
-    """A window whose `query` documents are retrieved for; `context` is what the LM reads before, `source` the text.
+class ScoredSpan(Example):
+    """An example whose `query` documents are retrieved for; `context` is what the LM reads before, `source` the text.
 
     `num_words` words and line ends begin in it. `start` is its place in the text, in characters. `long_context` is as
     much of the text before as the LM holds, where a method reads that.
@@ -153,20 +153,20 @@ class TokenBorders:
         return bisect_right(self._ends, place)
 
 
-def scored_span(window: Window) -> ScoredSpan:
-    """A window that is measured as it is: retrieved for is the whole context."""
-    if isinstance(window, ScoredSpan):
-        return window
-    begun = unit_starts(window.context + window.continuation)
-    num_words = sum(start >= len(window.context) for start in begun)
+def scored_span(example: Example) -> ScoredSpan:
+    """An example that is measured as it is: retrieved for is the whole context."""
+    if isinstance(example, ScoredSpan):
+        return example
+    begun = unit_starts(example.context + example.continuation)
+    num_words = sum(start >= len(example.context) for start in begun)
     return ScoredSpan(
-        window.id,
-        window.context,
-        window.continuation,
-        window.domain,
-        window.source,
-        window.gold,
-        query=window.context,
+        example.id,
+        example.context,
+        example.continuation,
+        example.domain,
+        example.source,
+        example.gold,
+        query=example.context,
         num_words=num_words,
     )
 
