@@ -30,6 +30,7 @@ from replug.planning.workload import (
     NAME_BYTES,
     SCORE_BYTES,
     documents_bytes,
+    examples_bytes,
     index_size,
     most_versions,
     version_bytes,
