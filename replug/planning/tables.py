@@ -59,20 +59,19 @@ def evaluation_lines(plan: Plan) -> list[str]:
 def print_comparison(plans: Sequence[tuple[str, Plan]]) -> None:
     """Print a row for each named plan: when it ends, the GPUs of each role, the GPU hours of each, dollars."""
     roles = [role for role in ROLE_NAMES if role in plans[0][1]["hours"] and role != "search"]
-    names = ("wall", "GPUs", *(f"{role} h" for role in roles), "dollars")
-    table = Table(Column("run", overflow="fold"), *names)
+    table = Table(Column("run", overflow="fold"), "wall", "GPUs", *(f"{role} h" for role in roles))
+    if has_price := plans[0][1]["dollars"] is not None:
+        table.add_column("dollars")
     for name, plan in plans:
         gpus = " / ".join(f"{plan['split'][role]:g}" for role in roles) if "split" in plan else plan["devices"]
-        table.add_row(
-            name, hours(plan["wall_hours"]), gpus, *(f"{plan['hours'][role]:.3g}" for role in roles), _dollars(plan)
-        )
+        cells = [hours(plan["wall_hours"]), gpus, *(f"{plan['hours'][role]:.3g}" for role in roles)]
+        table.add_row(name, *cells, *([_dollars(plan)] if has_price else []))
     Console().print(table)
 
 
 def _dollars(plan: Plan) -> str:
-    """In whole dollars from ten on; empty without a price."""
-    value = plan["dollars"]
-    return "" if value is None else f"{value:,.0f}" if value >= 10 else f"{value:.2f}"
+    """Return whole dollars from ten on, cents below."""
+    return f"{plan['dollars']:,.0f}" if plan["dollars"] >= 10 else f"{plan['dollars']:.2f}"
 
 
 def hours(value: float) -> str:
