@@ -81,10 +81,10 @@ class Devices:
 
 def parse_devices(text: str | None, nodes: int | None = None, efficiency: float | None = None) -> Devices:
     """Read `8xA100` over `nodes` (default: eight GPUs to a node). Raises UserError, which names the flag."""
-    if text is None:
-        raise UserError("--gpus is missing; expected such as --gpus 8xA100")
     if efficiency is not None and not 0 < efficiency <= 1:
         raise UserError(f"--efficiency is {efficiency:g}; expected a share of the peak above 0 and up to 1")
+    if text is None:
+        raise UserError("--gpus is missing; expected such as --gpus 8xA100")
     found = re.fullmatch(r"(\d+)\s*[x×*]\s*(\S+)", text.strip())
     if not found or int(found.group(1)) == 0:
         raise UserError(f"--gpus is {text!r}; expected COUNTxTYPE with a count of 1 or more, such as 8xA100")

@@ -20,7 +20,6 @@ BASE = [
     "evaluate.num_resamples=200",
     "train.pipeline_depth=2",
 ]
-ON_RAY = {"train", "evaluate", "--index", "--labels"}
 
 
 def arguments(run: Path, overrides: tuple[str, ...], command: str, config: str) -> list[str]:
@@ -76,6 +75,10 @@ class Ended:
     printed: str
 
 
+def _wants_ray(command: str, *typed: object) -> bool:
+    return command in ("train", "evaluate") or (command == "prepare" and bool({"--index", "--labels"} & set(typed)))
+
+
 class CommandLine:
     """`replug(...)` as if typed; a command that wants Ray joins the cluster at `address()`."""
 
@@ -85,7 +88,7 @@ class CommandLine:
     def __call__(self, command: str, *typed: object) -> Ended:
         from replug.commands.cli import main
 
-        joined = [f"ray.address={self._address()}"] if ON_RAY & {command, *map(str, typed)} else []
+        joined = [f"ray.address={self._address()}"] if _wants_ray(command, *typed) else []
         argv = ["replug", command, *map(str, typed), *joined]
         status: object = 0
         with mock.patch.object(sys, "argv", argv), _as_before(), _printed() as (output, errors, printed):
