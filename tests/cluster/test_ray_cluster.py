@@ -84,28 +84,11 @@ def test_auto_fits_whatever_there_is_and_leaves_nothing_unused(count):
     assert found.num_waiting == 0 and all(gpu.actors for gpu in found.gpus)
 
 
-def test_a_large_lm_takes_several_gpus_for_each_replica():
-    found = lay_out(configured("resources.score=6", "lm.gpus_per_replica=2"), gpus(8)).config
-    assert (found.lm.num_replicas, found.lm.gpus_per_replica) == (3, 2)
-    reason = refused(configured("resources.score=1", "lm.gpus_per_replica=2"), gpus(8))
-    assert "resources.score is 1, less than the 2 GPUs of lm.gpus_per_replica" in reason
-    config, sizes = paper("lm.path=llama-3-70b")
-    assert by_key(lay_out(config, gpus(8, num_bytes=A100), sizes))[SCORER] == (2, 2.0)  # 143 GB with a pass, of 147
-
-
 def test_without_gpus_numbers_are_of_processes_and_a_share_is_refused():
     found = lay_out(configured("resources.train=2", "resources.score=3", "resources.index=2"), cpus(99)).config
     assert (num_ranks(found), found.lm.num_replicas, found.index.num_builders) == (2, 3, 2)
     reason = refused(configured("resources.score=0.5"), cpus(99))
     assert "resources.score is 0.5, a share of a GPU, but the cluster has no GPU" in reason
-
-
-@pytest.mark.parametrize("nodes", [cpus(99), gpus(8)], ids=["processors", "gpus"])
-def test_keys_that_are_set_stay_as_they_are(nodes):
-    keys = ["lm.num_replicas=3", "lm.gpus_per_replica=0", "index.num_builders=2", "index.num_shards=3"]
-    config = configured(*keys, "index.gpus_per_searcher=0", "index.gpus_per_builder=0", "resources.index=1")
-    found = lay_out(config, nodes).config
-    assert (found.lm, found.index) == (config.lm, config.index)
 
 
 def test_rank_0_takes_its_gpu_on_the_commands_node_before_anybody_else():

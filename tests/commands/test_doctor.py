@@ -124,26 +124,6 @@ def test_a_cluster_is_joined_and_says_how_a_run_would_be_laid_out_on_it(config, 
     assert not sys.modules["ray"].is_initialized()
 
 
-def test_a_run_directory_that_nobody_may_write_is_wrong(config, monkeypatch):
-    def refused(**_: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    assert doctor_config.run_dir(config()).state is State.ok
-    monkeypatch.setattr(doctor_config.tempfile, "TemporaryFile", refused)
-    check = doctor_config.run_dir(config())
-    assert check.state is State.wrong and "Permission denied" in check.found
-
-
-def test_a_run_directory_of_one_machine_is_a_warning_on_a_cluster(config, monkeypatch):
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    assert doctor_config.shared_files(config()) is None
-    on_cluster = config("ray.address=head:6379")
-    monkeypatch.setattr(doctor_config, "shared_file_system", lambda path: None)
-    assert doctor_config.shared_files(on_cluster).state is State.warning
-    monkeypatch.setattr(doctor_config, "shared_file_system", lambda path: "nfs4")
-    assert doctor_config.shared_files(on_cluster).state is State.ok
-
-
 def test_models_are_found_by_folder_package_and_name(config, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     folder = tmp_path / "encoder"
@@ -191,17 +171,6 @@ def one_gpu(monkeypatch):
     properties = type("Properties", (), {"total_memory": 24e9})
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda number: properties)
-
-
-@pytest.mark.usefixtures("one_gpu")
-def test_gpus_that_are_not_there_are_wrong(config):
-    alone = ("train.accelerator=cpu", "index.gpus_per_builder=0")
-    shards = ("index.gpus_per_searcher=1", "index.num_shards=2", "lm.gpus_per_replica=0")
-    assert doctor_config.gpus(config(*alone, *shards)).state is State.wrong
-    scorers = (*alone, "index.gpus_per_searcher=0", "lm.gpus_per_replica=1")
-    assert doctor_config.gpus(config(*scorers, "lm.num_replicas=2")).state is State.warning
-    assert doctor_config.gpus(config(*scorers)).state is State.ok
-    assert doctor_config.gpus(config(*scorers, "ray.address=head:1")) is None  # the cluster is asked instead
 
 
 @pytest.mark.usefixtures("one_gpu")

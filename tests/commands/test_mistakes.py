@@ -50,7 +50,6 @@ OVERRIDES = [
     # wrong types
     ("train.lr=fast", "train.lr: ", "'fast'", "expected float"),
     ("train.epochs=many", "train.epochs: ", "expected int | None"),
-    ("retriever.dropout=maybe", "retriever.dropout: ", "'maybe'", "expected bool"),
     ("train=fast", "train: ", "expected keys of this section"),
     # values that are none of the choices
     ("loss.direction=kl", "loss.direction: ", "'kl'", "kl_lm_retriever, kl_retriever_lm"),
@@ -58,15 +57,11 @@ OVERRIDES = [
     ("train.max_steps=-1", "train.max_steps is -1; expected a number above 0"),
     ("train.warmup_ratio=1.5", "train.warmup_ratio is 1.5; expected a share between 0 and 1"),
     ("retrieve.k=1", "retrieve.k is 1; expected at least 2"),
-    ("run_dir=''", "run_dir is empty; expected"),
-    ("index.gpus_per_searcher=2", "index.gpus_per_searcher is 2.0; expected at most 1: take more builders or shards"),
     # the LM: local weights or a server
     ("lm.url=http://h:1/v1", "lm.path and lm.url are both set"),
     ("lm.path=null lm.url=http://h:1/v1", "lm.model is missing; expected the name"),
     ("lm.path=null lm.url=h:1 lm.model=m", "lm.url is h:1; expected http://HOST:PORT/v1"),
     ("lm.path=null lm.url=http://u:p@h/v1 lm.model=m", "lm.url holds a secret", "the key in $REPLUG_LM_API_KEY"),
-    ("lm.path=null lm.url=http://h/v1 lm.model=m lm.api=prompt_logprobs", "lm.tokenizer is missing"),
-    ("lm.tokenizer=somewhere", "lm.tokenizer is set, but lm.path has the LM itself"),
     ("lm.gpus_per_replica=1.5", "lm.gpus_per_replica is 1.5; expected a share of one GPU, or whole GPUs"),
     # combinations
     ("data.query_share=0.9 data.heldout_share=0.1", "data.query_share + data.heldout_share is 1; expected less than 1"),
@@ -98,14 +93,9 @@ FILES = [
     ("no run_dir", GOOD.replace("run_dir: run", "seed: 0"), "run_dir is missing: set it in", "run_dir=VALUE"),
     ("no retriever", GOOD.replace("retriever:", "# "), "retriever.path is missing", "retriever.path=VALUE"),
     ("no lm", GOOD.replace("lm: {path: stand_in}", ""), "lm.path is missing", "lm.path=DIR"),
-    ("nothing", "", "retriever.path is missing"),
-    ("a list", "- train\n- data\n", "config.yaml: expected sections such as `train:` at the top, found a list"),
-    ("an open bracket", GOOD + "train: [1, 2\n", "config.yaml is not valid YAML", "line 5"),
     ("a key twice", GOOD + "seed: 1\nseed: 2\n", "config.yaml is not valid YAML", "duplicate key seed", "line 6"),
-    ("Latin-1", (GOOD + "# caf\xe9").encode("latin-1"), "config.yaml is not valid YAML", "utf-8"),
     ("an unknown key", GOOD + "train: {max_step: 5}", "train.max_step: unknown key; did you mean train.max_steps?"),
     ("a section that is a word", GOOD + "train: fast", "train: ", "expected keys of this section"),
-    ("a dotted key", GOOD + "train.lr: 1", "train.lr: ", "under `train:`"),
     ("a value of two lines", GOOD + "seed: |\n  a\n  b\n", "seed: ", "could not be converted", "expected int"),
 ]
 
@@ -129,14 +119,10 @@ ZIPPED = gzip.compress(DOC.encode() + json.dumps({"id": "b", "text": "x" * 10_00
 
 DOCUMENTS = [
     ("broken JSON", DOC + '{"id": "b", \n', "rows.jsonl:2: not valid JSON", "column"),
-    ("a list", '["a", "one"]\n', "rows.jsonl:1: expected a JSON object, found list"),
-    ("no id", '{"text": "one"}\n', "rows.jsonl:1: field 'id' must be a string or an integer, found None"),
     ("an id twice", DOC + "\n" + DOC, "rows.jsonl:3: ", "id 'a' occurs twice"),
     ("no text", '{"id": "a", "body": "one"}\n', "rows.jsonl:1 (id a): field 'text' is missing", "id, body"),
     ("an empty text", DOC + '{"id": "b", "text": " \\n"}\n', "rows.jsonl:2 (id b): field 'text' is empty"),
     ("a title that is a list", DOC[:-2] + ', "title": ["x"]}', "rows.jsonl:1: field 'title' must be a string"),
-    ("Latin-1", DOC.encode() + b'{"id": "b", "text": "\xe9"}\n', "rows.jsonl", "not UTF-8", "convert the file"),
-    ("nested too deeply", "[" * 100_000, "rows.jsonl:1: not valid JSON"),
     ("no rows", "\n\n", "rows.jsonl holds no documents"),
     ("half a gzip file", ZIPPED[:-20], "rows.jsonl.gz: not a whole gzip file after line"),
 ]

@@ -35,8 +35,6 @@ TYPED = [
     # folders and files
     ("train {config} run_dir={config}", "run_dir: {config} is a file; expected a folder, or a name that is free"),
     ("export {tmp} --out {config}", "--out: {config} is a file; expected a folder"),
-    ("export {tmp} --out {tmp}/out", "is no run directory (config.yaml is missing)"),
-    ("export {tmp} --out {tmp}/out --public", "expected --push OWNER/NAME beside it"),
     ("report {tmp}", "holds no finished run (results.json is missing)"),
     ("search {tmp} words", "holds no published index"),
     ("doctor {tmp}/no", "does not exist; expected a YAML file, an index"),
@@ -44,12 +42,8 @@ TYPED = [
     ("prepare {config} --flagembedding {tmp}/f", "--flagembedding writes labels in another form; expected --labels"),
     # models
     ("train {config} lm.path={tmp}/no", "lm.path: {tmp}/no does not exist"),
-    ("train {config} retriever.path={tmp}", "has no config.json; expected a folder written by save_pretrained"),
     # data
     ("prepare {config} lm.path=null", "lm.path is missing: data.tokenizer is lm, so texts are cut by the LM's tokens"),
-    ("prepare {config} data.source=null data.corpus={tmp}", "data.corpus: {tmp} is a folder; expected a file"),
-    ("train {config} lm.cache={tmp}", "lm.cache: {tmp} is a folder; expected a file in it"),
-    ("train {config} run_dir = x", "override 'run_dir' is not of the form key=value"),
     ("evaluate " + str(ROOT / "configs/eval_lm.yaml") + " lm.path=stand_in", "since retriever.path is missing"),
     ("evaluate " + str(ROOT / "configs/eval_open_qa.yaml") + " retriever.path=stand_in", "data.corpus is missing"),
     ("ask hello --index {tmp}", "lm.path is missing; expected lm.path=DIR"),

@@ -13,9 +13,7 @@ import pytest
 
 from replug.commands.checks.stored import verify_scores
 from replug.config.errors import RunError
-from replug.models.answer_table import GenerationCache
 from replug.models.black_box_lm import ContinuationScore
-from replug.models.generation import Generated
 from replug.models.score_cache import NewScore, ScoreCache
 
 ROOT = Path(__file__).parents[2]
@@ -81,16 +79,6 @@ def test_the_table_has_a_line_for_each_lm_and_its_name_as_it_is(path: Path, caps
 
 
 # Checking -----------------------------------------------------------------------------------------------
-
-
-def test_answers_are_counted_too(path: Path, capsys: pytest.CaptureFixture) -> None:
-    cache = ScoreCache(path)
-    answer = Generated("said", np.array([-1.0], np.float32), None, 1, 3)
-    GenerationCache(cache).store("llama#[bold]", {number.to_bytes(16, "big"): answer for number in range(4)})
-    cache.close()
-    answers = shown(path, capsys)
-    assert (answers["rows"], answers["generations"]) == (1000, 4)
-    assert [use["generations"] for use in answers["models"]] == [4, 0]
 
 
 def test_a_damaged_file_is_to_be_removed(path: Path, capsys: pytest.CaptureFixture) -> None:

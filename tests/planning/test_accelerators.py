@@ -1,7 +1,7 @@
 import pytest
 
 from replug.config.errors import UserError
-from replug.planning.accelerators import ACCELERATORS, parse_devices
+from replug.planning.accelerators import parse_devices
 
 
 def test_a_count_and_a_type_are_devices_in_any_spelling_of_the_type() -> None:
@@ -27,13 +27,6 @@ def test_nodes_that_do_not_divide_the_gpus_are_an_error() -> None:
         parse_devices("8xA100", nodes=3)
     with pytest.raises(UserError, match="--nodes is 0"):
         parse_devices("8xA100", nodes=0)
-
-
-def test_auto_is_bfloat16_only_where_it_is_native() -> None:
-    assert ACCELERATORS["A100"].resolve_dtype("auto") == "bfloat16"
-    assert ACCELERATORS["V100"].resolve_dtype("auto") == "float32"
-    assert ACCELERATORS["V100"].peak("float16") == 125e12
-    assert ACCELERATORS["V100"].peak(ACCELERATORS["V100"].resolve_dtype("bf16_mixed")) == 15.7e12
 
 
 def test_an_efficiency_is_a_share_of_the_peak() -> None:

@@ -21,8 +21,7 @@ from replug.planning.accelerators import ACCELERATORS
 from replug.planning.memory import layer_bytes, train_bytes, trained_part, whole
 from replug.planning.model_sizes import ModelSize, encoder_size, transformer
 from replug.planning.pace import Split, job_of
-from replug.planning.tables import plan_lines
-from replug.planning.training import Assumptions, memory_gb, plan_training
+from replug.planning.training import memory_gb
 from replug.planning.workload import shape_of
 from replug.train.fitting import lsr_module
 from replug.train.module import LSRModule
@@ -151,13 +150,6 @@ def test_the_papers_step_holds_what_was_measured_at_its_size() -> None:
     assert 104.992e9 <= planned_bytes(with_keys(config, precision="float32"), size) <= 1.01 * 104.992e9
 
 
-def test_ranks_share_the_batch_and_each_sums_gradients(config: Config) -> None:
-    size = encoder_size("facebook/contriever")
-    one, two = (planned_bytes(config, size, ranks) for ranks in (1, 2))
-    assert one / 2 < two < one
-    assert planned_bytes(with_keys(config, micro_batches=2), size) < two  # the same tokens at a time
-
-
 def test_a_gated_layer_keeps_more_than_one_of_the_same_width() -> None:
     """Measured of Qwen3: 87.5 bytes for each token, layer and unit of width, BERT's are 41."""
     qwen = transformer(4, 1024, 3072, 16, 30_000, gated=True, kv_heads=8, head_width=128)
@@ -191,24 +183,6 @@ def test_weights_gradients_and_moments_are_those_that_torch_has(debug_config: Co
     assert own.num_bytes == sum(tensor.nbytes for tensor in held)
     assert planned.learning == pytest.approx(count, rel=0 if lora.rank else 0.02)
     assert planned.parameters == pytest.approx(own.parameters, rel=0.05)  # a table of positions that is small elsewhere
-
-
-def test_adapters_and_frozen_layers_take_less_memory_and_the_plan_says_so(paper: Config) -> None:
-    """Half of the layers, which keep 30 bytes of a token for each unit of width where whole ones keep 41."""
-    keys = replace(paper.retriever, frozen_layers=6)
-    adapted = replace(paper, lora=LoRAConfig(rank=16), retriever=keys)
-    split = Assumptions(split="5/2/1")
-    plans = {
-        name: plan_training(config, "8xA100", given=split) for name, config in (("whole", paper), ("part", adapted))
-    }
-    learning = 6 * 16 * 2 * (768 + 768)
-    assert plans["part"]["retriever"]["learning"] == learning
-    whole, part = (plan["memory_gb"]["train"] for plan in plans.values())
-    weights = encoder_size("facebook/contriever").parameters
-    kept = part - 4e-9 * (weights + learning) - 12e-9 * learning
-    assert whole - 16e-9 * weights == pytest.approx(2 * 41 / 30 * kept, rel=0.05)
-    assert plans["part"]["disk_gb"]["checkpoints"] == pytest.approx(3 * 12e-9 * learning)
-    assert any(line.startswith(f"{learning:,} weights of the retriever learn") for line in plan_lines(plans["part"]))
 
 
 def test_sizes_that_the_plan_cannot_know_are_refused_by_their_keys(paper: Config) -> None:

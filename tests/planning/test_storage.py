@@ -175,8 +175,3 @@ def test_as_many_versions_are_counted_as_the_trainer_leaves(
 def test_the_papers_run_holds_three_versions_of_its_vectors(paper: Config) -> None:
     """55.3 GB of float16 numbers each, with 0.4 GB of weights: live, the one before, and the one under way."""
     assert disk_gb(job_of(paper))["index_versions"] == pytest.approx(3 * (55.3 + 0.45), rel=0.002)
-
-
-def test_a_set_that_is_prepared_elsewhere_takes_nothing(paper: Config) -> None:
-    paper.data.source, paper.data.prepared = None, "elsewhere"
-    assert disk_gb(job_of(paper, num_documents=1000))["prepared_set"] == 0

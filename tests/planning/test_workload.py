@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.config.refresh_policy import RefreshPolicy
 from replug.config.schema import Config
@@ -96,12 +95,6 @@ def test_a_vector_takes_the_bytes_of_its_kind(paper: Config, kind: str, per_vect
     assert index_size(paper, 768, 36_000_000).bytes_per_vector == per_vector
 
 
-def test_a_kind_of_unknown_bytes_is_an_error(paper: Config) -> None:
-    paper.index.kind = "LSH"
-    with pytest.raises(UserError, match=r"index\.kind is LSH"):
-        index_size(paper, 768, 1000)
-
-
 def test_documents_are_counted_in_a_file_or_a_prepared_set(tmp_path: Path, paper: Config) -> None:
     corpus, prepared = tmp_path / "docs.jsonl", tmp_path / "set"
     corpus.write_text('{"id": 1}\n\n{"id": 2}\n')
@@ -115,9 +108,3 @@ def test_documents_are_counted_in_a_file_or_a_prepared_set(tmp_path: Path, paper
     paper.data.source, paper.data.prepared = None, str(prepared)
     assert shape_of(paper).num_documents == 7
     assert shape_of(paper, num_documents=5).num_documents == 5
-
-
-def test_a_corpus_of_unknown_length_is_an_error_that_names_the_key(tmp_path: Path, paper: Config) -> None:
-    paper.data.num_documents = None
-    with pytest.raises(UserError, match=r"data\.num_documents is not set"):
-        shape_of(paper)
