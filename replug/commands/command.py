@@ -24,7 +24,7 @@ class Group(Enum):
     train = "Train"
     evaluate = "Evaluate"
     use = "Use"
-    look = "Look and plan"
+    look = "Plan and check"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ def test_help_shows_the_commands_in_groups_the_main_ones_first() -> None:
         *("Train", "train", "prepare", "slurm"),
         *("Evaluate", "evaluate", "report", "adapt"),
         *("Use", "search", "ask", "export", "serve"),
-        *("Look and plan", "plan", "doctor", "keys"),
+        *("Plan and check", "plan", "doctor", "keys"),
     ]
 
 
