@@ -128,7 +128,8 @@ def _notes(job: Job, devices: Devices, laid: LaidSplit) -> Iterator[str]:
     """Yield what the reader should know before believing the figures."""
     found, split, refresh = laid.estimate, laid.estimate.split, job.shape.refresh
     yield from laid.layout.notes
-    if found.waits > 0.02 * 3600 * found.wall_hours and (refresh.lag_steps or 0) < refresh.every_steps:
+    lag = refresh.every_steps if refresh.lag_steps is None else refresh.lag_steps
+    if found.waits > 0.02 * 3600 * found.wall_hours and lag < refresh.every_steps:
         yield f"the trainer waits for refreshes; refresh.lag_steps={refresh.every_steps} gives them longest"
     if (search := found.seconds.search) >= found.step and not split.search_on_gpu:
         yield (
