@@ -30,7 +30,9 @@ class LocalIndex:
         store = VersionStore(root.absolute())
         versions = store.published()
         if not versions:
-            raise UserError(f"{root} holds no published index; expected RUN_DIR of `replug prepare --index`")
+            raise UserError(
+                f"{root} holds no published index; expected a run directory, as `replug prepare --index` writes it"
+            )
         self.plan = store.plan(versions[-1])
         store.check_encoder(self.plan.version)
         self.encoder_folder = store.encoder_folder(self.plan.version)

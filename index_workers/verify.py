@@ -21,7 +21,8 @@ def verify_index(root: Path) -> tuple[list[str], list[str]]:
     store = VersionStore(root.absolute())
     versions = store.versions()
     lines: list[str] = []
-    problems = [] if versions else [f"{root} holds no index; expected RUN_DIR of `replug prepare --index`"]
+    missing = f"{root} holds no index; expected a run directory, as `replug prepare --index` writes it"
+    problems = [] if versions else [missing]
     for version in versions:
         if not store.is_published(version):
             lines.append(f"v{version:06d}: unfinished, not searched")
