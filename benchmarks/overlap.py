@@ -10,6 +10,7 @@ so its documents differ a little. All steps count, also the last, whose training
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -35,7 +36,6 @@ SETTINGS = {
         "data.context_tokens": 12,
         "train.batch_size": 4,
         "retrieve.k": 16,
-        "train.threads": 1,
     },
     "smollm2": {"data.num_documents": 600, "train.batch_size": 2, "retrieve.k": 20},
 }
@@ -47,7 +47,11 @@ def run(folder: Path, lm: str, depth: int, steps: int) -> list[dict]:
     settings = {**COMMON, **SETTINGS[lm], "train.max_steps": steps, "train.pipeline_depth": depth}
     settings |= {"refresh.every_steps": 10 * steps, "data.out": folder / "data", "run_dir": folder / f"depth-{depth}"}
     command = [sys.executable, "-m", "replug.commands.cli", "train", "configs/quickstart_online.yaml"]
-    subprocess.run([*command, *(f"{key}={value}" for key, value in settings.items())], check=True)
+    subprocess.run(
+        [*command, *(f"{key}={value}" for key, value in settings.items())],
+        check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     lines = (folder / f"depth-{depth}" / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 

@@ -5,6 +5,7 @@ python -m benchmarks.ranks
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -18,9 +19,7 @@ SETTINGS = {
     "data.num_documents": 600,
     "train.batch_size": 8,
     "retrieve.k": 4,
-    "train.threads": 1,
     "train.precision": "float32",
-    "index.threads_per_worker": 1,
     "loss.beta": 0.5,
     "evaluate.max_examples": 1,
     "checkpoint.every_steps": 1000,
@@ -31,7 +30,11 @@ def run(folder: Path, ranks: int, steps: int) -> list[dict]:
     settings = {**SETTINGS, "train.max_steps": steps, "refresh.every_steps": 10 * steps, "resources.train": ranks}
     settings |= {"data.out": folder / "data", "run_dir": folder / f"{ranks}-ranks"}
     command = [sys.executable, "-m", "replug.commands.cli", "train", "configs/quickstart_online.yaml"]
-    subprocess.run([*command, *(f"{key}={value}" for key, value in settings.items())], check=True)
+    subprocess.run(
+        [*command, *(f"{key}={value}" for key, value in settings.items())],
+        check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     lines = (folder / f"{ranks}-ranks/metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 

@@ -8,6 +8,7 @@ that nothing hides what the trainer loses. MiniLM, real texts, refreshes one aft
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -19,10 +20,8 @@ from benchmarks.machine import describe_machine
 SETTINGS = {
     "lm.path": "stand_in",
     "data.num_documents": 600,
-    "index.threads_per_worker": 1,
     "train.batch_size": 2,  # short steps, so that many of them fall into one refresh
     "retrieve.k": 4,
-    "train.threads": 1,
     "train.pipeline_depth": 1,
     "loss.beta": 0.5,
     "evaluate.max_examples": 5,
@@ -34,7 +33,7 @@ def run(folder: Path, steps: int, every: int) -> list[dict]:
     settings = {**SETTINGS, "train.max_steps": steps, "refresh.every_steps": every, "refresh.lag_steps": every - 1}
     command = [sys.executable, "-m", "replug.commands.cli", "train", "configs/quickstart_online.yaml"]
     given = [f"{key}={value}" for key, value in {"run_dir": folder, **settings}.items()]
-    subprocess.run([*command, *given], check=True)
+    subprocess.run([*command, *given], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 

@@ -85,7 +85,8 @@ def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
 @contextmanager
 def serving(root: Path, threads: int) -> Iterator[IndexService]:
     """A service with one searcher over the versions under `root`; Ray must have been started."""
-    service = IndexService(root, IndexConfig(threads_per_worker=threads))
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # of the searcher
+    service = IndexService(root, IndexConfig())
     ray.get(service.searchers[0].held.remote())  # until it is there
     try:
         yield service

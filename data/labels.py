@@ -1,4 +1,4 @@
-"""What an LM says of candidate documents, written down once: `replug label` makes it, `train.labels` trains on it.
+"""What an LM says of candidate documents, written down once by `replug prepare --labels` for `train.labels`.
 
 LABELS/queries.parquet   a row for each training text, in the order of the prepared set
 LABELS/dev.parquet       the same of its development texts, where it has any, with the log-prob of every token, also
@@ -54,7 +54,7 @@ TOKEN_FIELDS = [
     ("token_logprobs_alone", pa.list_(pa.float32())),
 ]
 DEV_SCHEMA = pa.schema([*SCHEMA, *(pa.field(*field) for field in TOKEN_FIELDS)])
-AGAIN = "run `replug label` again in an empty folder"
+AGAIN = "run `replug prepare --labels` again in an empty folder"
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ def main(npm: Path, out: Path, num_texts: int = 400) -> None:
 def prepare(name: str, source: str, out: Path, num_texts: int) -> PreparedSet:
     """The quickstart's pieces, with a split of sources that has room for every split of a small domain."""
     keys = {"num_documents": NUM_DOCUMENTS, "num_queries": num_texts, "num_heldout": NUM_HELDOUT, "num_dev": NUM_DEV}
-    data = [f"data.{key}={value}" for key, value in {**keys, "source": source, "dev_share": 0.1}.items()]
+    data = [f"data.{key}={value}" for key, value in {**keys, "source": source}.items()]
     return prepared_set(load_config(CONFIG, [f"run_dir={out / 'sets' / name}", *data]), out / "sets" / name)
 
 

@@ -85,7 +85,7 @@ def index_kind(config: Config, dim: int, num_documents: int) -> IndexKind:
     """
     index = config.index
     stored = index.rerank is Rerank.stored
-    kind = resolve_kind(index.kind, dim, num_documents, index.nprobe, stored, index.overretrieve)
+    kind = resolve_kind(index.kind, dim, num_documents, index.nprobe, stored)
     check_kind(kind, dim, num_documents, _documents_asked_for(config) if index.gpus_per_searcher else None)
     return kind
 
@@ -93,7 +93,7 @@ def index_kind(config: Config, dim: int, num_documents: int) -> IndexKind:
 def _documents_asked_for(config: Config) -> int:
     """Return the documents that one search of the index asks for."""
     live = config.index.rerank is Rerank.live
-    k = config.retrieve.k * ((config.index.overretrieve or LIVE_OVERRETRIEVE) if live else 1)
+    k = config.retrieve.k * (LIVE_OVERRETRIEVE if live else 1)
     return k + (MORE if config.retrieve.exclude_own_source else 0)
 
 
@@ -108,7 +108,6 @@ def build_plan(
     config: Config, encoder: Encoder, data: Corpus, store: VersionStore, index: IndexState, weights_sha256: str
 ) -> BuildPlan:
     kind = index_kind(config, encoder.dim, len(data.corpus))
-    retrain = config.index.retrain_every is not None and index.version % config.index.retrain_every == 0
     return BuildPlan(
         version=index.version,
         step=index.step,
@@ -132,7 +131,7 @@ def build_plan(
         kind=kind,
         # Any number of searchers share exact vectors.
         num_shards=1 if kind.is_exact else index_actors(config.index).num_shards,
-        quantizer_from=None if retrain else store.latest_quantizer(kind.factory, index.version),
+        quantizer_from=store.latest_quantizer(kind.factory, index.version),
     )
 
 
@@ -154,6 +153,4 @@ def document_search(config: Config, encoder: Encoder, data: PreparedSet, index: 
     """Return the index's answer, or the live encoder's order of it."""
     if config.index.rerank is not Rerank.live:
         return index.search
-    return LiveReranker(
-        index.search, encoder.encode_document, data.corpus, config.index.overretrieve or LIVE_OVERRETRIEVE
-    )
+    return LiveReranker(index.search, encoder.encode_document, data.corpus, LIVE_OVERRETRIEVE)

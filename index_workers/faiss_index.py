@@ -68,7 +68,7 @@ def _check_on_gpu(kind: IndexKind, index: faiss.Index, k: int) -> None:
             f"index.kind is {kind.factory}, which FAISS cannot hold on a GPU ({reason}); set index.gpus_per_searcher=0 "
             "to search it on processors, or expected flat_fp16, ivf_sq8 or IVF...,PQm with m sub-vectors of 8 bits"
         )
-    for key, number in (("index.nprobe", kind.nprobe), ("retrieve.k times index.overretrieve", k * kind.overretrieve)):
+    for key, number in (("index.nprobe", kind.nprobe), ("retrieve.k times its candidates", k * kind.overretrieve)):
         if number > MOST_ON_GPU:
             raise UserError(
                 f"{key} is {number}; expected at most {MOST_ON_GPU}, which is what FAISS looks for on a GPU: lower it, "

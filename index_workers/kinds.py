@@ -50,16 +50,14 @@ class IndexKind:
         return self.is_exact or self.rerank
 
 
-def resolve_kind(
-    name: str, dim: int, num_documents: int, nprobe: int | None, rerank: bool, overretrieve: int | None
-) -> IndexKind:
+def resolve_kind(name: str, dim: int, num_documents: int, nprobe: int | None, rerank: bool) -> IndexKind:
     """Return the kind that a configuration names, for vectors [num_documents, dim]. None means the kind's default."""
     if name == EXACT:
         return IndexKind()
     factory = PRESETS[name](dim, preset_lists(num_documents)) if name in PRESETS else name
     lists = num_lists(factory)
     probes = min(nprobe or default_nprobe(factory), lists)
-    return IndexKind(factory, probes, rerank, (overretrieve or default_overretrieve(factory)) if rerank else 1)
+    return IndexKind(factory, probes, rerank, default_overretrieve(factory) if rerank else 1)
 
 
 def preset_lists(num_documents: int) -> int:

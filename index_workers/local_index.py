@@ -28,7 +28,9 @@ class LocalIndex:
         store = VersionStore(root.absolute())
         versions = store.published()
         if not versions:
-            raise UserError(f"{root} holds no published index; expected a run directory or what `replug index` wrote")
+            raise UserError(
+                f"{root} holds no published index; expected a run directory, as `replug prepare --index` writes it"
+            )
         self.plan = store.plan(versions[-1])
         store.check_encoder(self.plan.version)
         self.encoder_folder = store.encoder_folder(self.plan.version)

@@ -150,8 +150,8 @@ class SearcherGroup:
                 return ray.get(references, timeout=self._timeout)
         except (GetTimeoutError, RayActorError) as error:
             raise RunError(
-                f"the index's searchers do not answer ({type(error).__name__}, after at most {self._timeout:g} s, "
-                "index.timeout_seconds): is there room in the cluster for index.num_shards of them?"
+                f"the index's searchers do not answer ({type(error).__name__}, after at most {self._timeout:g} s): "
+                "is there room in the cluster for index.num_shards of them?"
             ) from error
 
     def _again(self, actor: Any, reference: Any, call: Callable[[Any], Any]) -> Any:

@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
+TIMEOUT_SECONDS = 3600.0  # of a file of vectors, a step of a lossy kind's build, loading a version
 BUILDER_CALLS = 2  # of one builder at once: while one file is computed, the next is read and the last written
 
 # What a dropped version and a search took goes back to the system, whichever thread it was of: else the C library
@@ -74,7 +75,7 @@ class IndexService:
         self.store = VersionStore(root.absolute())
         self._index, self._actors = index, index_actors(index)
         self._watched_texts, self._watched_k = watched_texts, watched_k
-        self._threads = index.threads_per_worker or available_cores()
+        self._threads = available_cores()
         self._builders: ActorPool | None = None
         self._corpus: CorpusStore | None = None  # one for all versions
         self._groups: dict[int, SearcherGroup] = {}  # by version
@@ -92,7 +93,7 @@ class IndexService:
                 "index builder",
                 max_in_flight=BUILDER_CALLS,
                 max_attempts=self._index.max_attempts,
-                timeout_seconds=self._index.timeout_seconds,
+                timeout_seconds=TIMEOUT_SECONDS,
             )
         return self._builders
 
@@ -291,7 +292,7 @@ class IndexService:
         return self._make_group()
 
     def _make_group(self) -> SearcherGroup:
-        return SearcherGroup(self._make_searcher, self._actors.num_shards, self._index.timeout_seconds)
+        return SearcherGroup(self._make_searcher, self._actors.num_shards, TIMEOUT_SECONDS)
 
     def _make_searcher(self, shard: int) -> Any:
         gpus, env = self._actors.gpus_per_searcher, {**thread_env(self._threads)["env_vars"], **RETURN_MEMORY}

@@ -1,4 +1,4 @@
-"""`replug verify`: is every file of an index what its manifest says?"""
+"""`replug doctor`: is every file of an index what its manifest says?"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,8 @@ def verify_index(root: Path) -> tuple[list[str], list[str]]:
     store = VersionStore(root.absolute())
     versions = store.versions()
     lines: list[str] = []
-    problems = [] if versions else [f"{root} holds no index; expected a run directory or what `replug index` wrote"]
+    missing = f"{root} holds no index; expected a run directory, as `replug prepare --index` writes it"
+    problems = [] if versions else [missing]
     for version in versions:
         if not store.is_published(version):
             lines.append(f"v{version:06d}: unfinished, not searched")

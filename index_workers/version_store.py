@@ -106,7 +106,7 @@ class VersionStore:
             self._version(version).require(INPUTS)
         inputs = self._inputs(version)
         if (problem := plan_problem(inputs, files)) is not None:
-            raise UserError(f"{path.parent} is not what `replug index` writes: {problem}; remove it")
+            raise UserError(f"{path.parent} is not what `replug prepare --index` writes: {problem}; remove it")
         needed = self.files(plan_from_json(inputs))
         if missing := [path.name for path in needed if path.name not in files]:
             raise UserError(f"{path} lists no {missing[0]} ({len(missing)} such files)")
@@ -335,7 +335,7 @@ class VersionStore:
     def _version(self, version: int) -> Folder:
         """The folder of a version; marks of files and the snapshot lie there before its plan."""
         others = (ENCODER, "*.json", "*.partial")
-        return Folder(self.folder(version), "index version", key="index.out", mend=MEND, others=others, format=FORMAT)
+        return Folder(self.folder(version), "index version", key="run_dir", mend=MEND, others=others, format=FORMAT)
 
 
 def weights_sha256(folder: Path) -> str:

@@ -1,6 +1,6 @@
 """One job: Ray over the nodes that SLURM gave, one `replug` command on it, and back into the queue when interrupted.
 
-    python -m replug.slurm.ray_job train CONFIG [KEY=VALUE ...]        what the job scripts beside this file run
+    python -m replug.slurm.ray_job train CONFIG [KEY=VALUE ...]        what slurm/job.sbatch runs
 
 It runs on the allocation's first node. Ray of each node is one step (`slurm.ray_node`), `replug` is another, on the
 first node: so `scancel --signal=USR1 JOB`, which reaches steps only, reaches `replug`, and what SLURM sends to the
@@ -98,7 +98,7 @@ class StopRequest:
 def main() -> int:
     """Exit status of the `replug` command; 75 puts the job back into the queue."""
     if "SLURM_JOB_NODELIST" not in os.environ:
-        sys.exit("replug job: this is no SLURM job; submit slurm/train.sbatch with sbatch, or use `replug slurm`")
+        sys.exit("replug job: this is no SLURM job; submit slurm/job.sbatch with sbatch, or use `replug slurm`")
     asked = StopRequest()
     for name in FOREIGN:
         os.environ.pop(name, None)
@@ -199,7 +199,7 @@ def start_node(
 
 def wait_for_nodes(nodes: list[JobNode], address: str, environment: dict[str, str], asked: StopRequest) -> bool:
     """Whether all have joined; not so where the job was asked to stop. Raises JobError for a node that cannot."""
-    command = [sys.executable, "-m", "replug.slurm.wait_for_nodes", address, str(len(nodes))]
+    command = [sys.executable, "-m", "replug.slurm.ray_node", "--wait", address, str(len(nodes))]
     end = time.monotonic() + JOIN_SECONDS
     probe = subprocess.Popen(command, env=environment, start_new_session=True)
     try:

@@ -1,28 +1,36 @@
 """Ray on one node of a job: what each step but `replug`'s own runs.
 
     python -m replug.slurm.ray_node FOLDER HOST:PORT [--head]        the token, one line, on standard input
+    python -m replug.slurm.ray_node --wait HOST:PORT NODES           ends when so many nodes have joined
 
 Ray ends when standard input does, which `slurm.ray_job` holds open, and by no other signal than SIGKILL: pre-emption
 sends SIGTERM, and `scancel --signal` any signal, to every process of every step at once, while `replug` still needs its
 actors to save its step. No user's other Ray is touched.
 """
 
+import contextlib
+import logging
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 from replug.slurm.gpu_options import gpus_of_step
 
 OBJECT_STORE_BYTES = 2**30  # ids, queries and answers pass through it, vectors and weights do not
+LOOK_SECONDS = 0.3
 SHIELDED = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT}
 
 
 def main() -> int:
     """Exit status of `ray start`, or 0 when it was told to end."""
+    if sys.argv[1] == "--wait":
+        return wait_for_nodes(sys.argv[2], int(sys.argv[3]))
     folder, address, *rest = sys.argv[1:]
     is_first_here = not Path(folder).exists()  # where it is there, another process of the job made it, and removes it
     write_token(Path(folder), sys.stdin.readline().strip())
@@ -82,6 +90,25 @@ def stop_at_end_of_input(ray: subprocess.Popen, asked: threading.Event) -> None:
     sys.stdin.read()
     asked.set()
     os.killpg(ray.pid, signal.SIGKILL)
+
+
+def wait_for_nodes(address: str, wanted: int) -> int:
+    """Wait until so many nodes have joined; `slurm.ray_job` sets the limit.
+
+    Ray itself goes on trying for minutes where nothing listens yet, so the port is asked first.
+    """
+    import ray  # only here: to start Ray on a node takes none of it
+
+    host, _, port = address.rpartition(":")
+    while True:
+        with contextlib.suppress(OSError):
+            socket.create_connection((host, int(port)), timeout=5).close()
+            break
+        time.sleep(LOOK_SECONDS)
+    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    while sum(node["Alive"] for node in ray.nodes()) < wanted:
+        time.sleep(LOOK_SECONDS)
+    return 0
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("RAY_health_check_timeout_ms", "60000")
 os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "600")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of every role: other test processes want the cores too
 # As the command line has it, before transformers is imported.
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

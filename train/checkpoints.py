@@ -24,6 +24,8 @@ from replug.train.step_metrics import StepClock
 
 log = logging.getLogger(__name__)
 
+KEPT_CHECKPOINTS = 2  # while training
+
 
 class CheckpointWriter:
     """Writes one checkpoint at a time; a context, which waits for the last one. `newest_step` is the newest marked."""

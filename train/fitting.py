@@ -23,8 +23,9 @@ from replug.config.schema import Config
 from replug.data.store import PreparedSet
 from replug.models.build import load_encoder, located
 from replug.models.encoder import Encoder
+from replug.models.hardware import available_cores
 from replug.train.callbacks import OwnSettings, StepBoundary, TemperatureCheck
-from replug.train.checkpoints import Checkpointer, CheckpointWriter
+from replug.train.checkpoints import KEPT_CHECKPOINTS, Checkpointer, CheckpointWriter
 from replug.train.development import Watch
 from replug.train.module import LSRModule
 from replug.train.ranks import NoOthers, OtherRanks, RankEnvironment, other_ranks
@@ -32,7 +33,7 @@ from replug.train.run_dir import CheckpointMark, RunDirectory
 from replug.train.sources import BatchChannel, BatchSource
 from replug.train.step_metrics import DeviceShares, StepClock
 from replug.train.trained_weights import choose_trained_weights, freeze_sides
-from replug.train.trainer import lightning_trainer, quieten_lightning, require_all_steps, run_trainer, trainer_threads
+from replug.train.trainer import lightning_trainer, quieten_lightning, require_all_steps, run_trainer
 
 log = logging.getLogger(__name__)
 
@@ -55,9 +56,9 @@ def fit(
     `check` raises what ends the run. Raises Interrupted where a signal asked for it, RunError where the run cannot go
     on; both have saved the step.
     """
-    with CheckpointWriter(run, config.checkpoint.keep_last, newest.step if newest else 0) as writer:
+    with CheckpointWriter(run, KEPT_CHECKPOINTS, newest.step if newest else 0) as writer:
         callbacks = [  # in the order they act
-            OwnSettings(interruption.install, trainer_threads(config)),
+            OwnSettings(interruption.install, available_cores()),
             StepBoundary(source, clock, check),
             watch,
             *([DeviceShares(run.device_use, config.train.max_steps, others.devices)] if others.devices() else []),
@@ -94,7 +95,7 @@ def started_ranks(
         newest.path.absolute() if newest else None,
     )
     gpus = min(1.0, float(config.resources.train)) if trains_on_gpu(config, num_gpus() > 0) else 0.0
-    with other_ranks(fit_other, num_ranks(config), gpus, trainer_threads(config)) as others:
+    with other_ranks(fit_other, num_ranks(config), gpus, available_cores()) as others:
         yield others
 
 
@@ -103,12 +104,12 @@ def fit_as_other_rank(
 ) -> None:
     """Run the same fit in an actor of `ranks`, fed by rank 0. If rank 0 ends early, the actor is killed."""
     quieten_lightning()
-    torch.set_num_threads(trainer_threads(config))
+    torch.set_num_threads(available_cores())
     encoder = load_encoder(config.retriever, dims=config.index.dims)
     module = lsr_module(config, encoder, PreparedSet(prepared))
     channel = BatchChannel()
     module.attach(channel)
-    callbacks = [OwnSettings(ignore_signals, trainer_threads(config)), channel]
+    callbacks = [OwnSettings(ignore_signals, available_cores()), channel]
     run_trainer(lightning_trainer(config, run, callbacks, [], environment), config, module, checkpoint)
 
 
@@ -124,8 +125,7 @@ def lsr_module(config: Config, encoder: Encoder, data: PreparedSet) -> LSRModule
     if config.loss.lm_score is LMScore.probability:
         log.warning("loss.lm_score=probability underflows beyond a few tokens and makes Q uniform; try mean_logprob")
     train = config.train
-    adapter_dropout = config.lora.rank is not None and config.lora.dropout > 0
-    memory = (train.gradient_checkpointing, train.compile, adapter_dropout, train.chunk_tokens)
+    memory = (train.gradient_checkpointing, False, False, train.chunk_tokens)
     encoder.prepare_training(config.retriever.dropout, *memory)
     choose_trained_weights(config, encoder)
     searched = [config.index.dims] if config.index.dims is not None else []

@@ -38,8 +38,8 @@ DATA_KEYS = ("source", "corpus", "queries", "heldout", "dev", "prepared")
 SETTINGS = (
     *("loss.gamma", "loss.beta", "loss.lm_score", "loss.direction", "loss.contrastive", "retrieve.k"),
     *("retriever.similarity", "retriever.max_tokens", "retriever.train", "train.max_steps", "train.epochs"),
-    *("retriever.frozen_layers", "retriever.dims", "index.dims", "lora.rank", "lora.alpha", "lora.dropout"),
-    *("lora.targets", "train.batch_size", "train.lr", "train.optimizer", "train.warmup_ratio", "train.labels"),
+    *("retriever.frozen_layers", "retriever.dims", "index.dims", "lora.rank"),
+    *("train.batch_size", "train.lr", "train.warmup_ratio", "train.labels"),
     *("refresh.every_steps", "seed"),
 )
 SIDES = {
@@ -143,8 +143,8 @@ def _adapter(folder: Path, lora: LoRAConfig) -> str:
     """As peft has written it, which knows the targets where none were asked for."""
     found = sorted(folder.glob(f"*{ADAPTER}/adapter_config.json"))
     written = json.loads(found[0].read_text()) if found else {}
-    targets = sorted(written.get("target_modules") or lora.targets)
-    alpha = written.get("lora_alpha") or lora.alpha
+    targets = sorted(written.get("target_modules") or [])
+    alpha = written.get("lora_alpha")
     scale = f" and alpha {alpha}" if alpha else ""
     return f"adapters of rank {lora.rank}{scale} on {_listed(targets) or 'the default layers'}"
 

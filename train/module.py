@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from replug.config.choices import OptimizerKind
 from replug.config.errors import NotFiniteError
 from replug.config.schema import LossConfig, TrainConfig
 from replug.data.datamodule import Position
@@ -231,9 +230,8 @@ class LSRModule(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         settings = self._train
-        kind = {OptimizerKind.adamw: torch.optim.AdamW, OptimizerKind.adam: torch.optim.Adam}[settings.optimizer]
         trained = [weight for weight in self.encoder.parameters() if weight.requires_grad]
-        optimizer = kind(trained, lr=settings.lr, weight_decay=settings.weight_decay)
+        optimizer = torch.optim.AdamW(trained, lr=settings.lr, weight_decay=settings.weight_decay)
         schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, settings))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

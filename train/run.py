@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from pytorch_lightning.loggers.logger import Logger
 
 from replug.cluster.interruption import Interruption
@@ -142,8 +141,6 @@ def _train(config: Config, run: RunDirectory, labels: Labels | None, interruptio
     # Only now: a mistake that was fixed above must not be a changed key of an unfinished run.
     lm_identity = lm.identity if lm else labels.origin.lm if labels else ""
     run.claim(config, lm_identity, data.folder, labels.folder if labels else None)
-    if config.train.threads:
-        torch.set_num_threads(config.train.threads)
     loggers = loggers_of(config, run)
     results: dict = {}
     roles = ("train", "index") if is_live(config) else ("index",)

@@ -8,7 +8,7 @@ data/              the prepared set (unless `data.prepared` names another)
 index/             index versions
 checkpoints/       step-000100.ckpt with its mark step-000100.json, which holds its checksum; removed at the end
 best_weights/      the weights that do best on development texts, with their look; removed at the end
-labels/            of train.labels=auto, what `replug label` writes
+labels/            of train.labels=auto, what `replug prepare --labels` writes
 first/             there with label.tuned, the run of the first training, whose queries find candidates
 metrics.jsonl      one object for every logged step
 device_use.jsonl   seconds that each device was busy, by role; one object for some steps

@@ -295,7 +295,7 @@ def batch_pipeline(
 ) -> BatchPipeline:
     is_live = config.index.rerank is Rerank.live
     retrieval = RetrievalStage(
-        partial(module.encode_queries, autocast=uses_bf16(config.train.query_precision)),
+        partial(module.encode_queries, autocast=uses_bf16(config.train.precision)),
         document_search(config, module.encoder, data, workers.index),
         executor=InlineExecutor() if is_live else background,  # live: its weights are those of the boundary
         k=config.retrieve.k,

@@ -16,7 +16,7 @@ from replug.config.choices import Precision
 from replug.config.errors import RunError
 from replug.config.schema import Config
 from replug.data.datamodule import StepDataModule
-from replug.models.hardware import available_cores, multiplies_bfloat16
+from replug.models.hardware import multiplies_bfloat16
 from replug.train.module import LSRModule
 from replug.train.ranks import COLLECTIVE_PATIENCE, RankEnvironment
 from replug.train.run_dir import RunDirectory
@@ -79,10 +79,6 @@ class _OwnStoreDDP(DDPStrategy):
         super().setup_distributed()
 
 
-def trainer_threads(config: Config) -> int:
-    return config.train.threads or available_cores()
-
-
 def uses_bf16(precision: Precision) -> bool:
     """Return whether products are in bfloat16 on this hardware."""
     return precision is Precision.bf16_mixed or (precision is Precision.auto and multiplies_bfloat16())
@@ -103,7 +99,7 @@ def require_all_steps(trainer: pl.Trainer, config: Config) -> None:
 
 
 def loggers_of(config: Config, run: RunDirectory) -> list[Logger]:
-    """Return the loggers: metrics.jsonl always, W&B if `wandb.mode` asks for it."""
+    """Return the loggers of a run: metrics.jsonl always, W&B if `wandb.mode` is not off."""
     loggers: list[Logger] = [JsonLinesLogger(run.metrics)]
     if config.wandb.mode.value != "off":
         from replug.train.wandb_logger import wandb_logger

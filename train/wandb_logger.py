@@ -1,9 +1,11 @@
 """Weights & Biases by way of Lightning's logger: off, offline (no account, no network) or online.
 
-Only rank 0 has loggers. A run directory has one W&B run, however often it is resumed.
+Only rank 0 has loggers. A run directory has one W&B run, however often it is resumed. W&B reads its own variables,
+such as WANDB_PROJECT, WANDB_ENTITY and WANDB_RUN_GROUP.
 """
 
 import json
+import os
 import secrets
 from collections.abc import Sequence
 
@@ -24,10 +26,8 @@ def wandb_logger(config: Config, run: RunDirectory) -> WandbLogger:
     if not path.exists():
         write_json(path, {"id": secrets.token_hex(4)})
     return WandbLogger(
-        project=config.wandb.project,
-        entity=config.wandb.entity,
-        name=config.wandb.name or run.path.name,
-        group=config.wandb.group,
+        project=os.environ.get("WANDB_PROJECT", "replug"),
+        name=os.environ.get("WANDB_NAME", run.path.name),
         id=json.loads(path.read_text())["id"],
         resume="allow",
         save_dir=run.path,

@@ -1,4 +1,4 @@
-"""Jobs on several processes of this machine; on a cluster Ray takes its place (`cluster/task_pool.py`)."""
+"""Jobs on several processes of this machine; on a cluster Ray takes its place (`cluster/ray_cluster.py`)."""
 
 import os
 import threading

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from replug.config.errors import UserError
-from replug.config.schema import DataConfig
+from replug.config.schema import DEV_SHARE, DataConfig
 from replug.data.files import file_sha256, write_json
 from replug.data.folder import file_sum, sole_writer
 from replug.data.prepare.assembly import ShardReport, forget_other_ids, write_ids_of_shard, write_shards, write_texts
@@ -107,9 +107,9 @@ def _make_splits(work: WorkFolder, config: DataConfig, seed: int, pool: Pool, to
 
 def _rules(config: DataConfig, seed: int, tokenizers: Tokenizers) -> Rules:
     names = (config.text_field, config.id_field, config.domain_field)
-    shares = (config.query_share, config.heldout_share, config.corpus_share, config.dev_share if config.num_dev else 0)
+    shares = (config.query_share, config.heldout_share, config.corpus_share, DEV_SHARE if config.num_dev else 0)
     return Rules(
-        fields=FieldMap(*names, config.new_text_at, config.max_text_characters),
+        fields=FieldMap(*names, config.new_text_at),
         shares=Shares(*shares),
         seed=seed,
         context_tokens=config.context_tokens,
@@ -132,7 +132,7 @@ def _require_some(source: str, splits: Splits) -> None:
 
 def _say_short(splits: Splits) -> None:
     """Fewer than asked for is no mistake: it may be all that there is."""
-    shares = {"queries": "query_share", "heldout": "heldout_share", "dev": "dev_share"}
+    shares = {"queries": "query_share", "heldout": "heldout_share"}
     for split, wanted in splits.cut.asked.items():
         found = splits.counts[split]
         if wanted is not None and found < wanted:
@@ -246,7 +246,7 @@ def prepare_rows(
 
 def import_corpus(corpus: Path, out: Path) -> Corpus:
     """Import the user's own documents alone, for an index without training; what was imported before serves again."""
-    folder, inputs = prepared_folder(out, key="index.out"), {"data.corpus (sha256)": file_sha256(corpus)}
+    folder, inputs = prepared_folder(out, key="run_dir"), {"data.corpus (sha256)": file_sha256(corpus)}
     folder.check(inputs)
     if not folder.is_finished:
         with sole_writer(out):

@@ -229,7 +229,7 @@ def _whole(name: str, root: str, fields: FieldMap) -> SourceText | Rejected:
     with open_file(Path(name)) as file:
         content = file.read(most + 1)
     if len(content) > most:
-        return Rejected(Reason.too_long, name, 0, f"over {most} bytes, more than data.max_text_characters can be")
+        return Rejected(Reason.too_long, name, 0, f"over {most} bytes, more than a text may have")
     return checked_text(_named(name, root, content.decode("utf-8-sig")), fields, name, 0)
 
 

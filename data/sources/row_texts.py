@@ -81,7 +81,7 @@ def checked_text(text: SourceText, fields: FieldMap, name: str, line: int) -> So
 
 
 def too_long(name: str, line: int, num_characters: int) -> Rejected:
-    return Rejected(Reason.too_long, name, line, f"{num_characters} characters, more than data.max_text_characters")
+    return Rejected(Reason.too_long, name, line, f"{num_characters} characters, more than a text may have")
 
 
 def joined_texts(rows: Iterator[Row], fields: FieldMap, name: str, new_text_at: str) -> Iterator[Item]:

@@ -27,15 +27,14 @@ LONGEST_PARENT = 20  # characters of the folder above the private one
 
 
 def configure_ray_environment(config: Config | EvaluationConfig) -> None:
-    """Set authentication and, for a cluster that is yet to be started, loopback. What the user has set stays."""
+    """Ask for a token and, for a cluster that is yet to be started, loopback; unless RAY_AUTH_MODE is set."""
     if "RAY_AUTH_MODE" in os.environ:
         return
     assert "ray" not in sys.modules, "Ray has read its environment already"
-    os.environ["RAY_AUTH_MODE"] = config.ray.auth.value
+    os.environ["RAY_AUTH_MODE"] = "token"
     if config.ray.address is None:
         os.environ.update(LOOPBACK_ONLY)
-        if config.ray.auth.value == "token":
-            os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(_write_token()))
+        os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(_write_token()))
 
 
 @cache

@@ -10,7 +10,7 @@ import math
 import os
 import secrets
 import socket
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from replug.cluster.layout import Layout, NoRoom
 from replug.cluster.packing import Node
 from replug.config.errors import UserError
 from replug.config.schema import Config
+from replug.data.prepare.local_pool import Job
 
 NAME = "this machine"
 
@@ -238,3 +239,40 @@ def _require_answer(address: str) -> None:
             return grpc.channel_ready_future(channel).result(timeout=ANSWER_SECONDS)
         except grpc.FutureTimeoutError as error:
             raise OSError(f"what listens there is no Ray ({ANSWER_SECONDS:g} s without an answer)") from error
+
+
+def _in_folder(folder: Path, function: Callable, *job: Any) -> Any:
+    """Where the command runs, which paths without a folder are of; a worker of a joined cluster runs elsewhere."""
+    with contextlib.chdir(folder):
+        return function(*job)
+
+
+class RayPool:
+    """Prepare on a cluster, as `data.prepare.local_pool` does it here: `num_workers` tasks at a time, a core each.
+
+    A task whose node is lost runs again elsewhere. Any node that sees the same files takes part.
+    """
+
+    def __init__(self, config: Config, num_workers: int) -> None:
+        self._cluster = ray_cluster(config, roles=(), num_tasks=num_workers)
+        self._num_workers = num_workers
+
+    def __enter__(self) -> "RayPool":
+        self._cluster.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._cluster.__exit__(*error)
+
+    def run(self, function: Callable, jobs: Iterable[Job]) -> Iterator[Any]:
+        task = ray.remote(num_cpus=1, max_retries=5)(_in_folder)
+        task, here = task.options(name=function.__name__), Path.cwd()
+        drawn = iter(jobs)
+        running: list[ray.ObjectRef] = []
+        while True:
+            while len(running) < self._num_workers and (job := next(drawn, None)) is not None:
+                running.append(task.remote(here, function, *job))
+            if not running:
+                return
+            done, running = ray.wait(running)
+            yield from ray.get(done)

@@ -21,11 +21,10 @@ from replug.config.schema import Config
 class Group(Enum):
     """Of the commands in `replug --help`, in its order."""
 
-    prepare = "Prepare"
     train = "Train"
     evaluate = "Evaluate"
     use = "Use"
-    look = "Look and plan"
+    look = "Plan and check"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +51,15 @@ Overrides = Annotated[
 ]
 
 
-def load_for_run(path: Path, overrides: list[str] | None, corpus_only: bool = False) -> Config:
-    """The configuration of a command that starts Ray, with its local paths checked before heavy imports."""
-    config = load_config(path, overrides or [], needs_lm=not corpus_only)
+def load_for_run(
+    path: Path,
+    overrides: list[str] | None,
+    needs_lm: bool = True,
+    needs_retriever: bool = True,
+    corpus_only: bool = False,
+) -> Config:
+    """Load the configuration of a command that starts Ray, and check its local paths before heavy imports."""
+    config = load_config(path, overrides or [], needs_lm, needs_retriever)
     check_paths(config, corpus_only)
     configure_ray_environment(config)
     return config

@@ -1,4 +1,4 @@
-"""`replug doctor [CONFIG]`: the checks of `commands.checks.machine` and `commands.checks.configuration`, printed."""
+"""`replug doctor`: is this machine ready, is a configuration, is what a command wrote still whole?"""
 
 import dataclasses
 import json
@@ -13,17 +13,37 @@ from replug.commands.checks.machine import Check, Checks, State, machine_checks,
 from replug.commands.command import Command, Group, Overrides
 from replug.config.errors import UserError
 from replug.config.load import load_config
+from replug.config.paths import find_config
 
 MARKS = {State.ok: ("✓", "green"), State.warning: ("!", "yellow"), State.wrong: ("✗", "red")}
 
 
 def doctor(
-    config: Annotated[Path | None, typer.Argument(help="A YAML file; left out: this machine only.")] = None,
+    what: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A YAML file, a folder that replug wrote, or a cache of LM scores; left out: this machine only.",
+            metavar="[CONFIG|FOLDER|CACHE]",
+            parser=find_config,
+        ),
+    ] = None,
     overrides: Overrides = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON list.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Look at this machine, and at what a configuration needs of it; exits with 1 where something is wrong."""
-    raise typer.Exit(run_doctor(config, overrides or [], as_json))
+    """Check this machine and what a configuration needs of it, or every checksum of a folder; exit with 1 if wrong.
+
+    A folder is a run directory, prepared set, labels, index or encoder. For a cache (RUN_DIR/scores.sqlite) the command
+    also shows what the file holds, by LM.
+
+    replug doctor configs/quickstart.yaml
+    """
+    if what is None or what.suffix in (".yaml", ".yml"):
+        raise typer.Exit(run_doctor(what, overrides or [], as_json))
+    from replug.commands.checks.stored import verify
+
+    if overrides:
+        raise UserError(f"{overrides[0]} is given with {what}, which is no configuration; leave it out")
+    verify(what, as_json)
 
 
 def run_doctor(path: Path | None, overrides: Sequence[str], as_json: bool) -> int:

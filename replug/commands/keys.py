@@ -13,22 +13,22 @@ def keys(section: Annotated[str, typer.Argument(help="Only keys that begin so, s
     """List every key of a configuration with its default and what it means; those of evaluations at the end."""
     from replug.config.evaluation_schema import EvaluationConfig
     from replug.config.keys import key_descriptions
-    from replug.config.load import SYNONYMS
     from replug.config.schema import Config
 
-    of_runs = list(key_descriptions(Config))
-    of_evaluations = [row for row in key_descriptions(EvaluationConfig) if row not in of_runs]
-    shown = [row for row in of_runs + of_evaluations if row[0].startswith(section)]
+    listed: dict[str, tuple[str, str]] = {}
+    for key, default, meaning in [*key_descriptions(Config), *key_descriptions(EvaluationConfig)]:
+        if not key.startswith("rerank_lm."):
+            listed.setdefault(key, (default, meaning))
+    listed["rerank_lm.*"] = ("lm.*", "the keys of lm, of another LM that reranks answers (default: the LM itself)")
+    shown = [key for key in listed if key.startswith(section)]
     if not shown:
-        names = [row[0] for row in of_runs]
-        sections = dict.fromkeys(name.partition(".")[0] for name in names)
-        close = SYNONYMS.get(section.rpartition(".")[2].lower()) or difflib.get_close_matches(
-            section, [*sections, *names], n=1
-        )
+        names = [*dict.fromkeys(name.partition(".")[0] for name in listed), *listed]
+        close = difflib.get_close_matches(section, names, n=1)
         meant = f"did you mean {close[0]}?" if close else "`replug keys` lists them all"
         raise UserError(f"no key begins with {section!r}; {meant}")
-    for key, default, description in shown:
-        print(f"{key}={default}".ljust(44), description)
+    for key in shown:
+        default, meaning = listed[key]
+        print(f"{key}={default}".ljust(44), meaning)
 
 
-COMMAND = Command(keys, Group.look, place=4)
+COMMAND = Command(keys, Group.look, place=3)

@@ -9,8 +9,8 @@ from replug.commands.command import Command, ConfigFile, Group, Overrides
 from replug.config.errors import UserError
 from replug.config.load import load_config, load_evaluation_config, names_evaluation
 from replug.planning.evaluations import plan_evaluation
-from replug.planning.plans import Assumptions, plan_training
 from replug.planning.tables import print_comparison, print_plan
+from replug.planning.training import Assumptions, plan_training
 
 SAME = "as given"
 

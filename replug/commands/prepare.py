@@ -1,27 +1,148 @@
-"""`replug prepare`: raw texts to a prepared set."""
+"""`replug prepare`: what can be made before a training: a prepared set, an index, labels; or rows as an example."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from replug.commands.command import Command, ConfigFile, Group, Overrides
-from replug.config.load import load_config
-from replug.config.paths import check_paths
+import typer
+
+from replug.commands.command import Command, Group, Overrides, load_for_run
+from replug.config.errors import UserError
+from replug.config.paths import find_config, require_folder
+from replug.config.schema import Config
+
+if TYPE_CHECKING:  # brings torch
+    from replug.data.labels import Labels
 
 
-def prepare(config: ConfigFile, overrides: Overrides = None) -> None:
-    """Cut raw texts into a corpus store, training texts and held-out texts, and prove them disjoint.
+def prepare(
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="A YAML file, or the name of a shipped one.", metavar="CONFIG", parser=find_config),
+    ] = None,
+    overrides: Overrides = None,
+    index: Annotated[bool, typer.Option("--index", help="Embed the corpus into RUN_DIR/index; asks no LM.")] = False,
+    labels: Annotated[
+        Path | None, typer.Option(help="Have the LM score candidates of every text into this folder.")
+    ] = None,
+    flagembedding: Annotated[
+        Path | None, typer.Option(help="Also write the labels as JSONL with teacher scores for FlagEmbedding.")
+    ] = None,
+    sentence_transformers: Annotated[
+        Path | None, typer.Option(help="Also write the labels as Parquet for sentence-transformers' DistillKLDivLoss.")
+    ] = None,
+    example: Annotated[
+        Path | None, typer.Option(help="Write sixty rows in the form of your own data into this folder.")
+    ] = None,
+) -> None:
+    """Cut raw texts into a corpus, training, development and held-out texts; embed them; label them.
 
-    Goes on where it was interrupted.
+    An interrupted command resumes. `replug train` makes by itself what is missing.
 
     replug prepare configs/own_data.yaml data.source=PATH_OR_HUB_NAME data.out=OUT data.tokenizer=retriever
+
+    replug prepare configs/own_data.yaml --index retriever.path=DIR data.corpus=docs.jsonl run_dir=DIR
+
+    replug prepare configs/own_data_online.yaml --labels labels/mine label.dense=16 lm.path=DIR retriever.path=DIR
     """
-    loaded = load_config(config, overrides or [], needs_lm=False, needs_retriever=False)
-    check_paths(loaded)
+    if example is not None:
+        _write_example(example)
+        return
+    if config is None:
+        raise UserError("CONFIG is missing; expected a YAML file or the name of a shipped one, or --example DIR")
+    exports = {"--flagembedding": flagembedding, "--sentence-transformers": sentence_transformers}
+    for option, path in exports.items():
+        if path is not None and labels is None:
+            raise UserError(f"{option} writes labels in another form; expected --labels DIR too")
+    loaded = load_for_run(
+        config,
+        overrides,
+        needs_lm=labels is not None,
+        needs_retriever=index or labels is not None,
+        corpus_only=index and labels is None,
+    )
+    if labels is not None:
+        require_folder("--labels", labels)
+    if index:
+        make_index(loaded)
+    if labels is not None:
+        _make_labels(loaded, labels.expanduser(), flagembedding, sentence_transformers)
+    elif not index:
+        from replug.models.preparing import prepared_set
+        from replug.train.run_dir import RunDirectory
+
+        prepared = prepared_set(loaded, RunDirectory(Path(loaded.run_dir).expanduser()).data)
+        print(json.dumps({"prepared": str(prepared.folder), **prepared.manifest["counts"]}))
+
+
+def make_index(config: Config) -> None:
+    """Embed the corpus as version 0 of RUN_DIR/index; another kind of index is built from the same vectors."""
+    from replug.cluster.ray_cluster import ray_cluster
+    from replug.data.folder import sole_writer
+    from replug.index_workers.build import build_version, require_same_index
+    from replug.index_workers.build_plan import IndexState, check_faiss
+    from replug.index_workers.service import IndexService
+    from replug.index_workers.version_store import VersionStore
+    from replug.models.build import load_encoder
+    from replug.models.hardware import check_gpus, multiplies_bfloat16
+    from replug.models.preparing import corpus_to_index
+    from replug.planning.memory import run_sizes
+    from replug.train.run_dir import RunDirectory
+
+    check_faiss()
+    check_gpus()
+    run = RunDirectory(Path(config.run_dir).expanduser())
+    with sole_writer(run.path, run.index):
+        data = corpus_to_index(config, run.data, run.index)
+        encoder = load_encoder(config.retriever, dims=config.index.dims)
+        require_same_index(config, encoder, data, VersionStore(run.index.absolute()))
+        sizes = run_sizes(config, len(data.corpus), multiplies_bfloat16())
+        with ray_cluster(config, roles=["index"], sizes=sizes) as laid_out:
+            service = IndexService(run.index, laid_out.index)
+            build_version(laid_out, encoder, data, service, IndexState(0, 0))
+            service.close()
+    print(json.dumps({"index": str(run.index), "documents": len(data.corpus), "kind": config.index.kind}))
+
+
+def _make_labels(config: Config, out: Path, flagembedding: Path | None, sentence_transformers: Path | None) -> None:
+    from replug.train.labels.exports import write_distill_kl, write_flagembedding
+    from replug.train.labels.labelling import label
+
+    labels = label(config, out)
+    print(f"labels: {labels.folder}")
+    if flagembedding is not None:
+        _export(write_flagembedding, flagembedding, labels, config)
+    if sentence_transformers is not None:
+        _export(write_distill_kl, sentence_transformers, labels, config)
+
+
+def _export(write: Callable[..., None], path: Path, labels: "Labels", config: Config) -> None:
     from replug.models.preparing import prepared_set
     from replug.train.run_dir import RunDirectory
 
-    prepared = prepared_set(loaded, RunDirectory(Path(loaded.run_dir).expanduser()).data)
-    print(json.dumps({"prepared": str(prepared.folder), **prepared.manifest["counts"]}))
+    data = prepared_set(config, RunDirectory(Path(config.run_dir).expanduser()).data)
+    write(path, labels, data.corpus, config.loss)
+    print(f"exported: {path}")
 
 
-COMMAND = Command(prepare, Group.prepare, place=1)
+def _write_example(out: Path) -> None:
+    """Write JSON Lines in the form of a user's own data, and print the command that trains on them."""
+    from replug.data.files import replace_file
+    from replug.data.sources.built_in_texts import example_rows
+
+    require_folder("--example", out)
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"{out} is not empty; give a new folder")
+    out.mkdir(parents=True, exist_ok=True)
+    for name, rows in example_rows().items():
+        replace_file(out / f"{name}.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows).encode())
+        print(f"{name}: {out / name}.jsonl, {len(rows)} rows")
+    data = " ".join(f"data.{name}={out / name}.jsonl" for name in example_rows())
+    print(
+        f"now: replug train configs/own_data.yaml {data} retriever.path=package:minilm lm.path=package:smollm2 "
+        f"run_dir={out / 'run'}"
+    )
+
+
+COMMAND = Command(prepare, Group.train, place=2)

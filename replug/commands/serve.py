@@ -10,7 +10,7 @@ from replug.commands.command import Command, Group, Overrides
 from replug.config.errors import UserError, require_extra
 
 # Keys of an LM that only matter for Ray or a cache, or that the server decides by itself.
-UNUSED_LM_KEYS = ("num_replicas", "threads_per_replica", "cache", "too_long")
+UNUSED_LM_KEYS = ("num_replicas", "cache", "too_long")
 
 
 def serve(
@@ -66,7 +66,7 @@ def serve(
 def _require_known(directory: Path, overrides: list[str]) -> None:
     """Raise UserError for a directory that is missing, and for keys that have no effect."""
     if not directory.is_dir():
-        raise UserError(f"{directory} is not a folder; expected a run directory or what `replug index` wrote")
+        raise UserError(f"{directory} is not a folder; expected a run directory or what `replug prepare --index` wrote")
     for override in overrides:
         name = override.partition("=")[0]
         if not name.startswith("lm.") and name != "ensemble.temperature":

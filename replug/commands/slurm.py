@@ -3,7 +3,7 @@
     RUN_DIR/submitted/JOB/config.yaml     the resolved configuration
                           code/           the packages as they were
                           version.json    commit, whether it had changes, package versions, a hash of the code
-                          job.sbatch      slurm/JOB.sbatch with this job's options
+                          job.sbatch      slurm/job.sbatch with this job's options
                           job.json        the job's number
                           JOBNUMBER.log   what the job prints
 
@@ -18,7 +18,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -52,36 +51,6 @@ TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IG
 OPTION = re.compile(r"--[a-z][a-z-]*(=.+)?")
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmRequest:
-    """What is asked of SLURM; None leaves it to the job script. `extra` holds further options of sbatch."""
-
-    job: str = "train"
-    nodes: int | None = None
-    gpus_per_node: str | None = None
-    cpus_per_task: int | None = None
-    time: str | None = None
-    partition: str | None = None
-    account: str | None = None
-    extra: tuple[str, ...] = ()
-
-    def options(self) -> dict[str, str]:
-        """By sbatch's names. Raises UserError for an extra option that is none."""
-        names = ("nodes", "gpus_per_node", "cpus_per_task", "time", "partition", "account")
-        given = {name.replace("_", "-"): getattr(self, name) for name in names}
-        options = {name: str(value) for name, value in given.items() if value is not None}
-        if self.time is not None and not TIME.fullmatch(self.time):
-            raise UserError(
-                f"--time: {self.time!r} is no time limit; expected one such as 24:00:00, 2-12 or 90 (minutes)"
-            )
-        for option in self.extra:
-            if not OPTION.fullmatch(option):
-                raise UserError(f"--sbatch: {option!r} is no option of sbatch; expected one such as --sbatch=--mem=64G")
-            name, _, value = option.removeprefix("--").partition("=")
-            options[name] = value
-        return options
-
-
 def slurm(
     config: ConfigFile,
     overrides: Overrides = None,
@@ -104,35 +73,45 @@ def slurm(
 
     replug slurm configs/paper.yaml --nodes 2 --gpus-per-node 4 --partition gpu --submit
     """
-    request = SlurmRequest(job, nodes, gpus_per_node, cpus_per_task, time, partition, account, tuple(sbatch or ()))
+    if time is not None and not TIME.fullmatch(time):
+        raise UserError(f"--time: {time!r} is no time limit; expected one such as 24:00:00, 2-12 or 90 (minutes)")
+    given = {"nodes": nodes, "gpus-per-node": gpus_per_node, "cpus-per-task": cpus_per_task, "time": time}
+    given |= {"partition": partition, "account": account}
+    options = {name: str(value) for name, value in given.items() if value is not None}
+    for option in sbatch or ():
+        if not OPTION.fullmatch(option):
+            raise UserError(f"--sbatch: {option!r} is no option of sbatch; expected one such as --sbatch=--mem=64G")
+        name, _, value = option.removeprefix("--").partition("=")
+        options[name] = value
     split = settings_of_plan(plan) if plan is not None else []
-    run_slurm(config, [*split, *(overrides or [])], request, submit)
+    run_slurm(config, [*split, *(overrides or [])], job, options, submit)
 
 
-def run_slurm(path: Path, overrides: Sequence[str], request: SlurmRequest, submit: bool) -> None:
-    """Print the job of a configuration; with `submit`, freeze it and put it into the queue."""
-    if request.job not in JOBS:
-        raise UserError(f"--job: expected one of {', '.join(JOBS)}, found {request.job}")
-    needed = request.job != "prepare"
+def run_slurm(path: Path, overrides: Sequence[str], job: str, asked: Mapping[str, str], submit: bool) -> None:
+    """Print the job of a configuration; with `submit`, freeze it and put it into the queue. `asked` is of sbatch."""
+    if job not in JOBS:
+        raise UserError(f"--job: expected one of {', '.join(JOBS)}, found {job}")
+    needed = job != "prepare"
     config = load_config(path, overrides, needs_lm=needed, needs_retriever=needed)
     check_paths(config)
     run = RunDirectory(Path(config.run_dir).expanduser().absolute())
-    folder = run.path / "submitted" / request.job
-    template = (CODE / "slurm" / f"{request.job}.sbatch").read_text()
-    script = render(template, request, folder, Path.cwd(), sys.executable, _on_the_command_line(config))
+    folder = run.path / "submitted" / job
+    # A configuration's file may not say which key is sent to the server (`config.load`): the user says it here.
+    key = [f"lm.api_key_env={config.lm.api_key_env}"] if config.lm.url else []
+    script = render(job, asked, folder, Path.cwd(), sys.executable, key)
     options = directives(script)
-    actors = _layout(config, request.job, options).describe()
-    if request.job == "train":  # a run goes on with the configuration it was begun with
+    actors = _layout(config, job, options).describe()
+    if job == "train":  # a run goes on with the configuration it was begun with
         if run.is_finished:
             raise UserError(f"run_dir: {run.path} holds a finished run; give another run_dir to train again")
         run.require_config(config)
-    print(_summary(path, request.job, options, actors, folder))
+    print(_summary(path, job, options, actors, folder))
     if not submit:
         print(f"\n{script}\nNothing is written or submitted yet: add --submit.")
         return
     if shutil.which("sbatch") is None:
         raise UserError("sbatch is not on PATH; expected the login node of a SLURM cluster")
-    _require_idle(run, request)
+    _require_idle(run, job, waits="dependency" in asked)
     with sole_writer(folder):
         freeze(config, folder, script)
         number = _sbatch(folder)
@@ -156,60 +135,44 @@ def settings_of_plan(path: Path) -> list[str]:
     return settings
 
 
-def _on_the_command_line(config: Config) -> list[str]:
-    """Return what a configuration's file may not say (`config.load`), as the user said it here."""
-    return [f"lm.api_key_env={config.lm.api_key_env}"] if config.lm.url else []
-
-
 def render(
-    template: str,
-    request: SlurmRequest,
-    folder: Path,
-    submitted_from: Path,
-    python: str,
-    overrides: Sequence[str] = (),
+    job: str, asked: Mapping[str, str], folder: Path, submitted_from: Path, python: str, overrides: Sequence[str] = ()
 ) -> str:
-    """The job script: the template's options replaced or added to, its variables set to what is frozen in `folder`."""
-    options = {"output": str(folder).replace("%", "%%") + "/%j.log", **request.options()}
-    lines = template.splitlines()
-    last = max(row for row, line in enumerate(lines) if line.startswith("#SBATCH"))
-    present = {_option_name(line) for line in lines}
-    added = [_directive(name, value) for name, value in options.items() if name not in present]
-    replaced = [_directive(name, options[name]) if (name := _option_name(line)) in options else line for line in lines]
+    """Return the job script: slurm/job.sbatch with other options, its variables set to what is frozen in `folder`."""
+    template = (CODE / "slurm/job.sbatch").read_text()
+    own = {"job-name": f"replug-{job}", "output": str(folder).replace("%", "%%") + "/%j.log"}
+    options = {**directives(template), **own, **asked}
     variables = {
         "folder": shlex.quote(str(submitted_from)),
         "code": shlex.quote(str(folder / "code")),
         "python": shlex.quote(python),
-        "arguments": f"({shlex.join([str(folder / 'config.yaml'), *overrides])})",
+        "arguments": f"({shlex.join([job, str(folder / 'config.yaml'), *overrides])})",
     }
-    body = []
-    for line in [*replaced[: last + 1], *added, *replaced[last + 1 :]]:
+    first, *body = (line for line in template.splitlines() if not line.startswith("#SBATCH"))
+    lines = [first, *(_directive(name, value) for name, value in options.items())]
+    for line in body:
         name, equals, _ = line.partition("=")
-        body.append(f"{name}={variables[name]}" if equals and name in variables else line)
-    return "\n".join(body) + "\n"
+        lines.append(f"{name}={variables[name]}" if equals and name in variables else line)
+    return "\n".join(lines) + "\n"
 
 
-def _option_name(line: str) -> str:
-    return _read_directive(line)[0] if line.startswith("#SBATCH") else ""
-
-
-def _read_directive(line: str) -> tuple[str, str]:
-    """Name and value of `#SBATCH --name=value` or `--name value`. Raises UserError for another form, such as `-N 2`."""
-    words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
-    name, equals, value = words[0].partition("=") if words else ("", "", "")
-    if not OPTION.fullmatch(name) or len(words) > (1 if equals else 2):
-        raise UserError(f"{line!r} of the job script cannot be read; expected one such as #SBATCH --gpus-per-node=4")
-    return name.removeprefix("--"), value if equals else " ".join(words[1:])
+def directives(script: str) -> dict[str, str]:
+    """Return the options that a job script asks SLURM for. Raises UserError for a line such as `#SBATCH -N 2`."""
+    found = {}
+    for line in (line for line in script.splitlines() if line.startswith("#SBATCH")):
+        words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
+        name, equals, value = words[0].partition("=") if words else ("", "", "")
+        if not OPTION.fullmatch(name) or len(words) > (1 if equals else 2):
+            raise UserError(
+                f"{line!r} of the job script cannot be read; expected one such as #SBATCH --gpus-per-node=4"
+            )
+        found[name.removeprefix("--")] = value if equals else " ".join(words[1:])
+    return found
 
 
 def _directive(name: str, value: str) -> str:
     quoted = f'"{value}"' if " " in value else value  # SLURM reads quotes there as a shell does
     return f"#SBATCH --{name}={quoted}" if value else f"#SBATCH --{name}"
-
-
-def directives(script: str) -> dict[str, str]:
-    """The options that a job script asks SLURM for."""
-    return dict(_read_directive(line) for line in script.splitlines() if line.startswith("#SBATCH"))
 
 
 def freeze(config: Config, folder: Path, script: str) -> None:
@@ -267,7 +230,7 @@ def _summary(path: Path, job: str, options: Mapping[str, str], actors: str, fold
     commit = version["git_commit"] or "no git checkout"
     rows = {
         "job": f"replug {job} {path}",
-        "of SLURM": "  ".join([*(f"{name} {options[name]}" for name in known if name in options), *others]),
+        "SLURM": "  ".join([*(f"{name} {options[name]}" for name in known if name in options), *others]),
         "actors": actors or "none",
         "run directory": f"{folder.parent.parent} (all nodes must see it)",
         "Python": f"{sys.executable} (all nodes must see it)",
@@ -277,15 +240,15 @@ def _summary(path: Path, job: str, options: Mapping[str, str], actors: str, fold
     return "\n".join(f"{name:<16} {value}" for name, value in rows.items())
 
 
-def _require_idle(run: RunDirectory, request: SlurmRequest) -> None:
-    """No two jobs write one run directory at once. One of another kind may be waited for in the queue."""
+def _require_idle(run: RunDirectory, asked: str, waits: bool) -> None:
+    """Refuse a second job on a run directory. One of another kind may wait for it in the queue."""
     for job in JOBS:
         record = run.path / "submitted" / job / "job.json"
         number = json.loads(record.read_text())["job_id"] if record.is_file() else None
         state = job_state(number, record.with_name("job.sbatch")) if number else None
-        if state is None or (job != request.job and "dependency" in request.options()):
+        if state is None or (job != asked and waits):
             continue
-        also = f", or begin after it with --sbatch=--dependency=afterok:{number}" if job != request.job else ""
+        also = f", or begin after it with --sbatch=--dependency=afterok:{number}" if job != asked else ""
         raise UserError(
             f"run_dir: {job} job {number} of {run.path} is {state}; wait for its end, or `scancel {number}`{also}"
         )
@@ -311,4 +274,4 @@ def _sbatch(folder: Path) -> str:
     return number
 
 
-COMMAND = Command(slurm, Group.train, place=2)
+COMMAND = Command(slurm, Group.train, place=3)

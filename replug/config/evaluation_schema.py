@@ -27,10 +27,6 @@ class TextsConfig:
     scored_tokens: int = key(128, "tokens that are scored together, a span (paper: 128)", ABOVE_0)
     context_tokens: int = key(128, "tokens of the text before a span that the LM reads (paper: 128)", ABOVE_0)
     query_tokens: int = key(128, "tokens before a span that documents are retrieved for (paper: 128)", ABOVE_0)
-    stride_tokens: int | None = key(None, "from span to span (default: scored_tokens, so each token counts)", ABOVE_0)
-    long_context_tokens: int | None = key(
-        None, "tokens of an input of the method long_context (default: what the LM holds)", ABOVE_0
-    )
     tokenizer: str | None = key(None, "LM whose tokens are counted, as lm.path (default: the LM)")
     detokenize: Detokenize = key(Detokenize.none, "wikitext: read in usual writing, words counted over the original")
     entities: str | None = key(
@@ -86,12 +82,9 @@ class WebConfig:
 @dataclass
 class PaperConfig:
     table: str | None = key(None, "where the paper has these figures")
-    values: dict[str, float] = key({}, "the paper's figure by method, shown beside ours")
+    values: dict[str, float] = key({}, "the paper's figures by method, beside ours; those by other names stand below")
     groups: dict[str, dict[str, float]] = key(
         {}, "the same by group, such as a category of MMLU: {STEM: {none: 0.578}}"
-    )
-    others: dict[str, float] = key(
-        {}, "figures of others in the same table, such as Atlas 11B: 0.479; shown below ours"
     )
 
 

@@ -43,7 +43,6 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("fp16", "bf16", "amp", "mixed_precision"), ("train.precision",)),
     **dict.fromkeys(("device", "gpu"), ("train.accelerator",)),
     **dict.fromkeys(("gpus", "devices", "num_gpus", "world_size"), ("resources.train", "resources.score")),
-    **dict.fromkeys(("optim",), ("train.optimizer",)),
     **dict.fromkeys(("output_dir", "output", "out_dir", "save_dir", "work_dir", "logdir"), ("run_dir", "out")),
     **dict.fromkeys(("top_k", "topk", "num_documents_retrieved", "n_docs", "num_docs"), ("retrieve.k", "k")),
     **dict.fromkeys(("temperature", "tau", "temp"), ("loss.gamma", "loss.beta", "ensemble.temperature")),

@@ -23,7 +23,7 @@ RERANKER@10       the best by direct, rag, rag_full, noisy_channel or poe of wha
 
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from replug.config.errors import UserError
@@ -43,7 +43,8 @@ METHOD = re.compile(rf"(?P<source>[A-Za-z0-9_.-]+)(@(?P<k>[0-9]+))?(/(?P<way>{CO
 class Method:
     """`source` is none, long_context, random, bm25, genread or a retriever's name; `k` documents, 0 for none.
 
-    `weighting` is even or softmax where the name says so. Of a reranked method's documents one is read.
+    `weighting` is even or softmax where the name says so. Of a reranked method's documents one is read. A method of
+    `evaluation=internet_qa` reads passages that a search engine found: its source is none, gold or a reranker.
     """
 
     name: str
@@ -52,16 +53,17 @@ class Method:
     is_concatenated: bool
     weighting: str | None = None
     is_reranked: bool = False
+    reads_passages: bool = False
 
     @property
     def takes_from_corpus(self) -> bool:
         """Whether its documents are those of a corpus."""
-        return self.source not in (NONE, LONG_CONTEXT, GENREAD)
+        return not self.reads_passages and self.source not in (NONE, LONG_CONTEXT, GENREAD)
 
     @property
     def is_weighted(self) -> bool:
         """Whether similarities weigh the documents; else all weigh the same."""
-        if self.is_concatenated or self.is_reranked:
+        if self.is_concatenated or self.is_reranked or self.reads_passages:
             return False
         return self.weighting == SOFTMAX if self.weighting else self.source not in WITHOUT_RETRIEVER
 
@@ -82,14 +84,17 @@ class Method:
 
 
 def parse_methods(names: list[str], k: int, retrievers: Mapping[str, str]) -> list[Method]:
-    """In the order given. Raises UserError for a name that is not of the form above, unknown, or there twice."""
+    """Return the methods in order. Raises UserError for a name that is of another form, unknown, or there twice."""
+    _require_different(names, (NONE, RANDOM, BM25, REPLUG))
+    return [_parse(name, k, retrievers) for name in names]
+
+
+def _require_different(names: list[str], known: Sequence[str]) -> None:
     if not names:
-        raise UserError("methods is empty; expected some of none, random, bm25, replug")
-    methods = [_parse(name, k, retrievers) for name in names]
-    for method in methods:
-        if names.count(method.name) > 1:
-            raise UserError(f"methods names {method.name} twice")
-    return methods
+        raise UserError(f"methods is empty; expected some of {', '.join(known)}")
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"methods names {name} twice")
 
 
 def _parse(name: str, k: int, retrievers: Mapping[str, str]) -> Method:
@@ -125,28 +130,9 @@ def _parse(name: str, k: int, retrievers: Mapping[str, str]) -> Method:
     return Method(name, source, read, way == CONCAT, weighting, way == RERANK)
 
 
-@dataclass(frozen=True, slots=True)
-class AnsweringMethod(Method):
-    """One of `evaluation=internet_qa`: `source` is none, gold or a reranker; `k` passages that an engine found."""
-
-    @property
-    def takes_from_corpus(self) -> bool:
-        """Never: a search engine gives the passages, also where it is a local one."""
-        return False
-
-    @property
-    def is_weighted(self) -> bool:
-        """Never by similarities: a reranker has weights of its own."""
-        return False
-
-
 def parse_answering_methods(names: list[str], k: int) -> list[Method]:
-    """In the order given. Raises UserError for a name that is no answering method, or there twice."""
-    if not names:
-        raise UserError(f"methods is empty; expected some of {', '.join((NONE, GOLD, *RERANKERS))}")
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"methods names {name} twice")
+    """Return the methods of `internet_qa` in order. Raises UserError for a name that is unknown, or there twice."""
+    _require_different(names, (NONE, GOLD, *RERANKERS))
     methods = [_parse_answering(name, k) for name in names]
     for first, second in itertools.combinations(methods, 2):
         if (first.source, first.k) == (second.source, second.k):
@@ -164,7 +150,7 @@ def _parse_answering(name: str, k: int) -> Method:
     if source in (NONE, GOLD):
         if at:
             raise UserError(f"methods: {name}; `{source}` reads no passages, so expected no number")
-        return AnsweringMethod(name, source, 0, False)
+        return Method(name, source, 0, False, reads_passages=True)
     if at and (not number.isdecimal() or int(number) < 1):
         raise UserError(f"methods: {name}; expected a number of passages, 1 or more, such as {source}@10")
-    return AnsweringMethod(name, source, int(number) if at else k, False)
+    return Method(name, source, int(number) if at else k, False, reads_passages=True)

@@ -39,7 +39,7 @@ def require_picture(option: str, path: Path) -> None:
 def check_paths(config: Config, corpus_only: bool = False) -> None:
     """Raise UserError for the first path that is missing or cannot be written; an index is of the corpus only."""
     data = config.data
-    for key, folder in (("run_dir", config.run_dir), ("data.out", data.out), ("index.out", config.index.out)):
+    for key, folder in (("run_dir", config.run_dir), ("data.out", data.out)):
         if folder:
             require_folder(key, Path(folder).expanduser())
     if config.lm.cache and Path(config.lm.cache).expanduser().is_dir():

@@ -24,7 +24,7 @@ from replug.config.methods import (
     parse_methods,
 )
 from replug.config.refresh_policy import refresh_problems
-from replug.config.schema import Config, DataConfig, EnsembleConfig, LMConfig, LoRAConfig, RetrieverConfig
+from replug.config.schema import DEV_SHARE, Config, DataConfig, EnsembleConfig, LMConfig, RetrieverConfig
 
 HOST_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -199,7 +199,7 @@ def _data_problems(data: DataConfig) -> Iterator[str]:
     ways = [[f"data.{name}" for name in way if getattr(data, name)] for way in WAYS_OF_DATA]
     if len(both := [names[0] for names in ways if names]) > 1:
         yield f"{both[0]} and {both[1]} are both set; expected one way of giving the data"
-    dev_share, and_dev = (data.dev_share, " + data.dev_share") if data.num_dev else (0.0, "")
+    dev_share, and_dev = (DEV_SHARE, f" + {DEV_SHARE:g} for data.num_dev") if data.num_dev else (0.0, "")
     if (total := data.query_share + data.heldout_share + dev_share) >= 1:
         yield (
             f"data.query_share + data.heldout_share{and_dev} is {total:g}; expected less than "
@@ -255,15 +255,7 @@ def _training_problems(config: Config) -> Iterator[str]:
         )
     if config.retriever.train is TrainedSide.query and config.index.rerank is Rerank.live:
         yield "index.rerank is live with retriever.train=query; expected stored or none: documents stay as they are"
-    lora, dims = config.lora, config.retriever.dims
-    if lora.rank is None:
-        for key in ("alpha", "dropout", "targets"):
-            if getattr(lora, key) != getattr(LoRAConfig(), key):
-                yield f"lora.{key} is set, but lora.rank is not; expected lora.rank too, such as lora.rank=16"
-    if lora.dropout == 1:
-        yield "lora.dropout is 1, which leaves the adapters nothing; expected a share below 1"
-    if any(not target.strip() for target in lora.targets) or len(set(lora.targets)) < len(lora.targets):
-        yield f"lora.targets is {lora.targets}; expected different names, such as [query,value]"
+    dims = config.retriever.dims
     if any(count < 1 for count in dims) or len(set(dims)) < len(dims):
         yield f"retriever.dims is {dims}; expected different numbers above 0, such as [384,128]"
 
@@ -288,7 +280,7 @@ def _without_labels(config: Config) -> Iterator[str]:
     for key, value in asked.items():
         if value:
             instead = "train.max_steps, or " if key == "train.epochs" else ""
-            yield f"{key} is set, but train.labels is not; expected {instead}train.labels=DIR (of `replug label`)"
+            yield f"{key} is set, but train.labels is not; expected {instead}train.labels=DIR"
 
 
 def is_live(config: Config) -> bool:
@@ -316,7 +308,7 @@ def _with_labels(config: Config) -> Iterator[str]:
 
 
 def labelling_problems(config: Config, makes_first: bool = False) -> Iterator[str]:
-    """Check the keys of `replug label`. `makes_first`: a first training is made, whose queries find `label.tuned`."""
+    """Check the keys of labels. `makes_first`: a first training is made, whose queries find `label.tuned`."""
     label = config.label
     if (count := label.dense + label.tuned + label.bm25 + label.random) < 2:
         yield f"label.dense + .tuned + .bm25 + .random is {count}; expected at least 2: one alone teaches nothing"

@@ -16,9 +16,7 @@ from replug.config.choices import (
     Direction,
     DType,
     LMScore,
-    OptimizerKind,
     Precision,
-    RayAuth,
     Rerank,
     ServerAPI,
     Similarity,
@@ -28,7 +26,8 @@ from replug.config.choices import (
     WandbMode,
 )
 from replug.config.keys import ABOVE_0, FROM_0, RULED, SHARE, key, section
-from replug.config.refresh_policy import Adopt, RefreshMode
+
+DEV_SHARE = 0.1  # of the source documents, for development texts
 
 
 @dataclass
@@ -48,7 +47,6 @@ class DataConfig:
     id_field: str = key("id", "field of a raw row that names the source document")
     domain_field: str = key("domain", "field of a raw row that names its domain; dots reach into nested fields")
     new_text_at: str | None = key(None, "where rows or lines are parts of texts: what the first line of a text matches")
-    max_text_characters: int = key(16777216, "longer raw texts are rejected", ABOVE_0)
     max_rejected_share: float = key(0.01, "share of raw rows that may be unreadable before preparing stops", SHARE)
     tokenizer: str = key("lm", "whose tokens `example` counts: lm, retriever, or a path")
     document_tokens: int | None = key(None, "length of a corpus document in tokens (default: example)", ABOVE_0)
@@ -59,7 +57,6 @@ class DataConfig:
     num_dev: int = key(0, "development texts to keep, by which settings and weights are chosen; 0 for none", FROM_0)
     query_share: float = key(0.2, "share of the source documents that serve training texts", SHARE)
     heldout_share: float = key(0.1, "share of the source documents that serve held-out texts", SHARE)
-    dev_share: float = key(0.1, "share that serves development texts, where data.num_dev asks for any", SHARE)
     corpus_share: float | None = key(
         None, "share that serves the corpus; what is left serves nothing (default: the rest)", SHARE
     )
@@ -93,9 +90,6 @@ class LoRAConfig:
     """Adapters learn instead of the retriever's own weights (Hu et al. 2021), by peft."""
 
     rank: int | None = key(None, "of the adapters, such as 16 (default: none, all weights learn)", ABOVE_0)
-    alpha: int | None = key(None, "adapters are scaled by alpha / rank (default: twice the rank)", ABOVE_0)
-    dropout: float = key(0.0, "of what goes into the adapters while training", SHARE)
-    targets: list[str] = key([], "linear layers with an adapter, by the last part of their names (default: peft's)")
 
 
 @dataclass
@@ -111,9 +105,6 @@ class LMConfig:
     )
     num_replicas: int | None = key(
         None, "scorer actors (default: by resources.score); those without room yet join later", ABOVE_0, resumable=True
-    )
-    threads_per_replica: int | None = key(
-        None, "CPU threads of each scorer (default: cores / replicas)", ABOVE_0, resumable=True
     )
     gpus_per_replica: float | None = key(
         None,
@@ -132,7 +123,6 @@ class LMConfig:
     )
     max_concurrency: int = key(16, "requests to the server open at once", ABOVE_0, resumable=True)
     prompts_per_request: int = key(4, "inputs in one request", ABOVE_0)
-    max_requests: int | None = key(None, "the run stops before it sends more requests", ABOVE_0, resumable=True)
     max_tokens_sent: int | None = key(None, "the run stops before it sends more tokens", ABOVE_0, resumable=True)
     # Both kinds.
     separator: str = key("\n", "stands between the document and the context")
@@ -150,7 +140,7 @@ class RetrieveConfig:
 
 @dataclass
 class LabelConfig:
-    # Candidates of each text that `replug label` has scored; a document that two of them give counts once.
+    # Candidates of each text that `replug prepare --labels` has scored; a document that two of them give counts once.
     dense: int = key(20, "the retriever's nearest documents", FROM_0, resumable=True)
     bm25: int = key(0, "BM25's best documents that are not among these", FROM_0, resumable=True)
     random: int = key(0, "documents drawn at random from the rest", FROM_0, resumable=True)
@@ -188,9 +178,11 @@ class LossConfig:
 @dataclass
 class RefreshConfig:
     every_steps: int = key(3000, "steps between two re-embeddings of the corpus (paper: 3,000)", ABOVE_0)
-    mode: RefreshMode = key(RefreshMode["async"], "async trains on meanwhile; sync waits for the new index")
-    adopt: Adopt = key(Adopt.at_lag, "at_lag: exactly lag_steps after the trigger; when_ready: reproducible no more")
-    lag_steps: int | None = key(None, "steps from trigger to adoption (default: half of every_steps)", RULED)
+    lag_steps: int | str | None = key(
+        None,
+        "steps from trigger to adoption, 0 to wait, or when_ready, not reproducible (default: half of every_steps)",
+        RULED,
+    )
     max_age_steps: int | None = key(
         None, "training stops when the index is older (default: 3 x every_steps)", ABOVE_0, resumable=True
     )
@@ -201,10 +193,6 @@ class IndexConfig:
     kind: str = key("flat_fp16", "flat_fp16 (exact), sq8, pq, ivf_sq8, ivf_pq, or a FAISS factory string")
     nprobe: int | None = key(None, "lists that a search of an IVF kind looks into (default: by kind)", ABOVE_0)
     rerank: Rerank = key(Rerank.stored, "order a lossy kind's candidates by the stored vectors, by live ones, or not")
-    overretrieve: int | None = key(None, "candidates to order for each document asked for (default: by kind)", ABOVE_0)
-    retrain_every: int | None = key(
-        None, "refreshes between trainings of a lossy kind (default: trained once)", ABOVE_0
-    )
     dims: int | None = key(
         None, "searches by so many first numbers of the vectors, which alone are stored (default: all)", ABOVE_0
     )
@@ -221,9 +209,6 @@ class IndexConfig:
     tokens_per_batch: int | None = key(
         None, "padded tokens in one forward pass (default: 2,048; builders on a GPU 32,768)", ABOVE_0
     )
-    threads_per_worker: int | None = key(
-        None, "CPU threads of each actor (default: all cores)", ABOVE_0, resumable=True
-    )
     gpus_per_builder: float | None = key(
         None, "share of a GPU of each builder (default: by resources.index); 0: CPU", FROM_0, resumable=True
     )
@@ -238,13 +223,9 @@ class IndexConfig:
         "double: searchers hold two versions; blue_green: new searchers take the builders' place",
         resumable=True,
     )
-    timeout_seconds: float = key(
-        3600.0, "for a file of vectors, a step of a lossy kind's build, loading a version", ABOVE_0, resumable=True
-    )
     max_attempts: int = key(
         3, "times each of these is tried before the refresh counts as failed", ABOVE_0, resumable=True
     )
-    out: str | None = key(None, "where `replug index` writes (default: RUN_DIR/index)")
 
 
 @dataclass
@@ -268,24 +249,19 @@ class TrainConfig:
         1, "parts of a rank's share of the batch, over which the gradient is accumulated", ABOVE_0, resumable=True
     )
     lr: float = key(2e-5, "peak learning rate (paper: 2e-5)", ABOVE_0)
-    optimizer: OptimizerKind = key(OptimizerKind.adamw, "paper: adam")
     weight_decay: float = key(0.0, "of AdamW", FROM_0)
     warmup_ratio: float = key(0.1, "share of the steps with rising rate (paper: 0.1), linear decay after", SHARE)
     gradient_clip: float | None = key(None, "largest gradient norm (default: no clipping)", ABOVE_0)
     precision: Precision = key(Precision.float32, "auto: bf16_mixed where the hardware has it")
-    query_precision: Precision = key(
-        Precision.float32, "in which a batch's queries are encoded to search for their documents"
-    )
     gradient_checkpointing: bool = key(False, "compute activations twice instead of keeping them")
     chunk_tokens: int | None = key(
         None, "keep activations of so many padded tokens at a time, and compute chunks twice (default: of all)", ABOVE_0
     )
-    compile: bool = key(False, "torch.compile of the retriever; needs a C++ compiler on a CPU", resumable=True)
     pipeline_depth: int = key(1, "batches retrieved and scored ahead; 0 is the strictly sequential method", FROM_0)
-    threads: int | None = key(None, "CPU threads of the trainer (default: all cores)", ABOVE_0, resumable=True)
     accelerator: Accelerator = key(Accelerator.auto, "where the trainer runs; auto takes a GPU where there is one")
     labels: str | None = key(
-        None, "train on scores that the LM gave once: a folder of `replug label`, or auto, which makes RUN_DIR/labels"
+        None,
+        "train on scores that the LM gave once: a folder of `prepare --labels`, or auto, which makes RUN_DIR/labels",
     )
     epochs: int | None = key(None, "passes over the labelled texts, instead of max_steps", ABOVE_0)
     label_steps: int | None = key(None, "first steps on labels; later batches are live (default: all steps)", ABOVE_0)
@@ -298,7 +274,6 @@ class TrainConfig:
 @dataclass
 class CheckpointConfig:
     every_steps: int = key(100, "steps between two checkpoints", ABOVE_0, resumable=True)
-    keep_last: int = key(2, "checkpoints kept while training", ABOVE_0, resumable=True)
 
 
 @dataclass
@@ -312,10 +287,6 @@ class EvaluateConfig:
 @dataclass
 class WandbConfig:
     mode: WandbMode = key(WandbMode.off, "offline needs neither network nor account", resumable=True)
-    project: str = key("replug", "W&B project", resumable=True)
-    entity: str | None = key(None, "W&B user or team (default: the account's own)", resumable=True)
-    name: str | None = key(None, "default: the run directory's name", resumable=True)
-    group: str | None = key(None, "runs that belong together (default: none)", resumable=True)
 
 
 @dataclass
@@ -323,7 +294,6 @@ class RayConfig:
     address: str | None = key(
         None, "of a running cluster (default: start one on this machine, on loopback)", resumable=True
     )
-    auth: RayAuth = key(RayAuth.token, "token: actors refuse other users' commands", resumable=True)
 
 
 @dataclass

@@ -225,16 +225,12 @@ def _spans_of_texts(config: EvaluationConfig) -> list[ScoredSpan]:
 
 
 def _long_context_tokens(config: EvaluationConfig) -> int | None:
-    """Return the tokens that the LM holds, or as many as the user has it read."""
+    """Return the tokens of the LM's longest input. None means that it has no limit. Raises UserError for a server."""
     from replug.models.build import lm_max_tokens
 
-    held, given = lm_max_tokens(config.lm), config.texts.long_context_tokens
-    if held is None and given is None and config.lm.url:
-        raise UserError(
-            "texts.long_context_tokens is missing: how many tokens the server's LM holds is not known; expected it for "
-            f"the method {LONG_CONTEXT}"
-        )
-    return min((limit for limit in (held, given) if limit is not None), default=None)
+    if config.lm.url:
+        raise UserError(f"methods: {LONG_CONTEXT} needs the length of the LM's longest input; expected lm.path=DIR")
+    return lm_max_tokens(config.lm)
 
 
 def _texts(config: EvaluationConfig) -> Iterator["SourceText"]:
@@ -242,7 +238,7 @@ def _texts(config: EvaluationConfig) -> Iterator["SourceText"]:
     from replug.data.sources.shards import of_split, plan_source_shards, read_source_shard
 
     data = config.data
-    fields = FieldMap(data.text_field, data.id_field, data.domain_field, data.new_text_at, data.max_text_characters)
+    fields = FieldMap(data.text_field, data.id_field, data.domain_field, data.new_text_at)
     try:
         shards = plan_source_shards(of_split(str(config.texts.path), SPLIT), in_one_piece=data.new_text_at is not None)
     except UserError as error:
@@ -306,11 +302,6 @@ def text_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterat
         yield "texts.path is missing; expected texts to measure, or held-out ones: data.prepared or data.source"
     if not keys.path:
         yield from _heldout_problems(config, methods)
-    if keys.stride_tokens is not None and keys.stride_tokens < keys.scored_tokens:
-        yield (
-            f"texts.stride_tokens is {keys.stride_tokens}, less than texts.scored_tokens, {keys.scored_tokens}: tokens "
-            "would count twice; expected as many or more"
-        )
 
 
 def _heldout_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:

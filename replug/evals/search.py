@@ -242,6 +242,5 @@ def index_of(config: EvaluationConfig, source: str, out: Path) -> Path:
 
 
 def _root(config: EvaluationConfig, source: str, out: Path) -> Path:
-    """Return `index.out` for retriever.path, which `replug index` may have made; others have a folder here."""
-    given = config.index.out if source == REPLUG else None
-    return Path(given).expanduser() if given else out / "index" / source
+    """Return the folder of the index that the evaluation makes for a retriever."""
+    return out / "index" / source

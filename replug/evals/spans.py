@@ -165,7 +165,7 @@ def scored_span(example: Example) -> ScoredSpan:
 def spans_of(text: MeasuredText, tokenizer: Tokenizer, keys: TextsConfig) -> Iterator[ScoredSpan]:
     """Yield the spans of a text in order, each called by its place in the text; the last may be shorter."""
     borders, starts = TokenBorders.of(tokenizer, text.text), np.array(text.unit_starts)
-    for first in range(0, max(1, len(borders)), keys.stride_tokens or keys.scored_tokens):
+    for first in range(0, max(1, len(borders)), keys.scored_tokens):
         start, end = borders.before(first), borders.before(first + keys.scored_tokens)
         if end > start:
             yield ScoredSpan(

@@ -187,7 +187,7 @@ def paper_tables(results: Results, paper: PaperConfig) -> list[Table]:
             gains = _gain(ours, method, main), _gain(values, method, main)
             label = f"{method}, {group}" if group else method
             rows.append([label, f"{ours[method]:.4f}", f"{values[method]:g}", *gains])
-    rows += [[name, "", f"{value:g}", "", ""] for name, value in paper.others.items()]
+    rows += [[name, "", f"{value:g}", "", ""] for name, value in paper.values.items() if name not in results]
     head = [f"{main}, {paper.table or 'the paper'}", "ours", "paper", "gain, ours", "gain, paper"]
     return [Table(head, rows)] if rows else []
 

@@ -77,8 +77,8 @@ class HostCopy:
 
 
 def available_cores() -> int:
-    """Return the cores this process may use: in a container or a SLURM step fewer than the machine has."""
-    return len(os.sched_getaffinity(0))
+    """Return the cores that this process may use: OMP_NUM_THREADS, else those of its container or SLURM step."""
+    return int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
 
 
 def default_device() -> torch.device:

@@ -14,7 +14,7 @@ import copy
 import itertools
 import re
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,7 @@ WEIGHTS = "adapter_model.safetensors"
 NAME = "default"  # peft's name of an adapter where there is one
 INSIDE_PEFT = "base_model.model."  # where a PeftModel has the model that it wraps
 POOLER = r"pooler\..*"
-DEFAULT_SCALE = 2  # alpha / rank
+SCALE = 2  # alpha / rank
 
 
 def add_adapters(backbone: PreTrainedModel, lora: LoRAConfig, frozen_layers: int, seed: int) -> None:
@@ -54,7 +54,7 @@ def add_adapters(backbone: PreTrainedModel, lora: LoRAConfig, frozen_layers: int
 
 
 def adapter_settings(backbone: PreTrainedModel, lora: LoRAConfig, frozen_layers: int) -> "LoraConfig":
-    """In peft's words. Raises UserError where peft is missing, or a target is none of the model's linear layers."""
+    """Return peft's settings. Raises UserError where peft is missing or does not know the architecture."""
     assert lora.rank is not None
     frozen_part(backbone, frozen_layers)  # whether there are so many
     require_extra("lora", "peft", what="lora.rank")
@@ -66,9 +66,8 @@ def adapter_settings(backbone: PreTrainedModel, lora: LoRAConfig, frozen_layers:
         excluded = rf"{POOLER}|{re.escape(layers_of(backbone)[0])}\.({frozen})\..*"
     return LoraConfig(
         r=lora.rank,
-        lora_alpha=lora.alpha if lora.alpha is not None else DEFAULT_SCALE * lora.rank,
-        lora_dropout=lora.dropout,
-        target_modules=_targets(backbone, lora.targets),
+        lora_alpha=SCALE * lora.rank,
+        target_modules=_targets(backbone),
         exclude_modules=excluded,
         task_type="FEATURE_EXTRACTION",
         base_model_name_or_path=backbone.name_or_path,
@@ -130,30 +129,14 @@ def keep_adapters(source: Path, target: Path, prefix: str = "") -> None:
         write_checksums(target)
 
 
-def _targets(backbone: PreTrainedModel, asked: list[str]) -> list[str]:
-    """The last parts of names of linear layers: those asked for, else peft's for the architecture."""
+def _targets(backbone: PreTrainedModel) -> list[str]:
+    """Return the linear layers that peft adapts in the architecture, by the last part of their names."""
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as DEFAULTS
 
-    # Of layers that a vector depends on.
-    names = (name for name, part in backbone.named_modules() if isinstance(part, nn.Linear))
-    linear = {name.rpartition(".")[2] for name in names if not name.startswith("pooler.")}
-    kind = backbone.config.model_type
-    targets = asked or list(DEFAULTS.get(kind, []))
+    targets = DEFAULTS.get(kind := backbone.config.model_type)
     if not targets:
-        raise UserError(
-            f"lora.targets is missing, and peft has no default for {kind}; expected some of {_listed(linear)}"
-        )
-    for target in targets:
-        if target not in linear:
-            raise UserError(
-                f"lora.targets: {target} is no linear layer of {type(backbone).__name__}; expected some of "
-                f"{_listed(linear)}"
-            )
-    return targets
-
-
-def _listed(names: Collection[str]) -> str:
-    return ", ".join(sorted(names))
+        raise UserError(f"lora.rank is set, but peft does not know which layers of {kind} to adapt; leave it out")
+    return list(targets)
 
 
 KEY = "retriever.frozen_layers"

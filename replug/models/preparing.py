@@ -6,7 +6,7 @@ It stands in this package because texts are cut by the tokens of the LM or the r
 import logging
 from pathlib import Path
 
-from replug.cluster.task_pool import RayPool
+from replug.cluster.ray_cluster import RayPool
 from replug.config.choices import TooLong
 from replug.config.errors import UserError
 from replug.config.paths import check_paths
@@ -29,11 +29,11 @@ OF_THE_MODEL = 8  # tokens of an input that stand for no text: those that begin 
 LM_TOKENS = "lm tokens (document, example)"  # in a set's inputs: no piece has more
 RETOKENIZED = 2  # times as many tokens as it was cut by has no piece that is tokenized alone: it differs at its ends
 ROW_KEYS = ("corpus", "queries", "heldout")
-DEV_KEYS = ("num_dev", "dev_share")  # of sets that have development texts
+DEV_KEYS = ("num_dev",)  # of sets that have development texts
 RAW_KEYS = (
     *("source", "text_field", "id_field", "domain_field", "tokenizer", "document_tokens", "context_tokens"),
     *("num_documents", "num_queries", "num_heldout", "query_share", "heldout_share", "corpus_share"),
-    *("new_text_at", "max_text_characters", "ngram_overlap"),
+    *("new_text_at", "ngram_overlap"),
 )
 
 

@@ -325,7 +325,7 @@ def _switch_journal(database: sqlite3.Connection, mode: str) -> None:
 
 def _explain(path: Path, error: Exception) -> str:
     if _is_damage(error):
-        return f"{path} is damaged: {error}; `replug verify {path}` says more"
+        return f"{path} is damaged: {error}; `replug doctor {path}` says more"
     return f"{path}: the cache of scores cannot be used: {error}; what it holds stays, run again when this is fixed"
 
 

@@ -34,10 +34,6 @@ class DeviceModel:
         native: float = getattr(self, dtype)
         return native or self.float32
 
-    def rate(self, dtype: str, efficiency: float | None = None) -> float:
-        """FLOP/s that a configured precision reaches."""
-        return (efficiency or EFFICIENCY) * self.peak(self.resolve_dtype(dtype))
-
 
 def _tera(name: str, bfloat16: float, float16: float, float32: float, memory_gb: float, gb_s: float) -> DeviceModel:
     return DeviceModel(name, bfloat16 * 1e12, float16 * 1e12, float32 * 1e12, memory_gb, gb_s * 1e9)
@@ -68,18 +64,27 @@ ACCELERATORS = {
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """So many of one accelerator over so many nodes."""
+    """So many of one accelerator over so many nodes, which reach the share `efficiency` of their peak."""
 
     accelerator: DeviceModel
     count: int
     nodes: int
+    efficiency: float = EFFICIENCY
 
     def __str__(self) -> str:
         return f"{self.count}x{self.accelerator.name}"
 
+    def rate(self, dtype: str) -> float:
+        """Return the FLOP/s that one of them reaches in a configured precision."""
+        return self.efficiency * self.accelerator.peak(self.accelerator.resolve_dtype(dtype))
 
-def parse_devices(text: str, nodes: int | None = None) -> Devices:
-    """`8xA100` over `nodes` (default: eight GPUs to a node). Raises UserError, which names the flag."""
+
+def parse_devices(text: str | None, nodes: int | None = None, efficiency: float | None = None) -> Devices:
+    """Read `8xA100` over `nodes` (default: eight GPUs to a node). Raises UserError, which names the flag."""
+    if efficiency is not None and not 0 < efficiency <= 1:
+        raise UserError(f"--efficiency is {efficiency:g}; expected a share of the peak above 0 and up to 1")
+    if text is None:
+        raise UserError("--gpus is missing; expected such as --gpus 8xA100")
     found = re.fullmatch(r"(\d+)\s*[x×*]\s*(\S+)", text.strip())
     if not found or int(found.group(1)) == 0:
         raise UserError(f"--gpus is {text!r}; expected COUNTxTYPE with a count of 1 or more, such as 8xA100")
@@ -93,10 +98,4 @@ def parse_devices(text: str, nodes: int | None = None) -> Devices:
         nodes = 1 if count % GPUS_PER_NODE else count // GPUS_PER_NODE
     if nodes < 1 or count % nodes:
         raise UserError(f"--nodes is {nodes}; expected a divisor of the {count} devices of --gpus {text}")
-    return Devices(by_name[name.lower()], count, nodes)
-
-
-def check_efficiency(share: float | None) -> None:
-    """Raise UserError for a number that is not a share of the peak. None is the default."""
-    if share is not None and not 0 < share <= 1:
-        raise UserError(f"--efficiency is {share:g}; expected a share of the peak above 0 and up to 1")
+    return Devices(by_name[name.lower()], count, nodes, efficiency or EFFICIENCY)

@@ -1,12 +1,11 @@
 """What an evaluation costs: tokens that LMs read and write, GPU hours of LMs and of embedding, dollars.
 
-Rates are those of a training plan: a share of the peak, and for answers, which are generated token by token, no less
-than the time to read the LM's weights for each token. Lengths that no key tells are assumed. Documents of different
-retrievers are taken to differ. Local weights read what prompts share once, which is little, and is not counted.
+Rates are those of a training plan. Answers are generated token by token, and no token takes less than the time to read
+the LM's weights. Lengths that no key tells are assumed. Documents of different retrievers are taken to differ.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,11 @@ from replug.config.rules import evaluation_methods, has_rerank_lm, lm_problems
 from replug.config.schema import LMConfig
 from replug.data.files import read_json
 from replug.data.rows import count_rows
-from replug.data.shards import prepared_folder
 from replug.index_workers.build_plan import newest_encoder
-from replug.planning.accelerators import Devices, check_efficiency, parse_devices
-from replug.planning.memory import DTYPE_BYTES, gpus_for, scoring_bytes
+from replug.planning.accelerators import Devices, parse_devices
+from replug.planning.memory import DTYPE_BYTES, gpus_for, known, scoring_bytes
 from replug.planning.model_sizes import ModelSize, encoder_size, lm_size
-from replug.planning.plans import DEFAULTS, GPUS_MISSING, Assumptions
+from replug.planning.training import DEFAULTS, Assumptions
 from replug.planning.workload import count_documents
 
 TEXTS, QUESTIONS = ("language_modelling", "token_gain"), ("mmlu", "open_qa", "popqa")
@@ -40,7 +38,7 @@ ANSWER_TOKENS, LONG_CONTEXT_TOKENS, SENTENCE_TOKENS = 5, 1024, 25
 class Prompts:
     """`count` prompts of an `opening`, which many share, and a `prefix`, after which `ends` continuations are scored.
 
-    Local weights read a prefix once for all its ends; a server reads all of each. Then `samples` answers of
+    The opening is read once, which is not counted, and a prefix once for all its ends. Then `samples` answers of
     `new_tokens` are generated; prompts of one of the `calls` are decoded together.
     """
 
@@ -53,82 +51,82 @@ class Prompts:
     samples: int = 1
     calls: int = 0
 
-    def tokens_read(self, is_server: bool) -> int:
-        if is_server:
-            return self.count * self.ends * (self.opening + self.prefix + self.end_tokens)
+    @property
+    def tokens_read(self) -> int:
         return self.count * (self.prefix + self.ends * self.end_tokens)
 
     @property
     def tokens_generated(self) -> int:
         return self.count * self.samples * self.new_tokens
 
-    def flop(self, size: ModelSize, is_server: bool) -> tuple[float, float]:
-        """FLOP of reading, and of generating."""
+    def flop(self, size: ModelSize) -> tuple[float, float]:
+        """Return the FLOP of reading and of generating."""
         token = size.flop_per_token(self.opening + self.prefix + self.end_tokens + self.new_tokens)
         predicted = self.count * self.ends * self.end_tokens * size.flop_per_prediction
-        return self.tokens_read(is_server) * token + predicted, self.tokens_generated * (
-            token + size.flop_per_prediction
-        )
+        generating = self.tokens_generated * (token + size.flop_per_prediction)
+        return self.tokens_read * token + predicted, generating
 
 
 def prompts_of(config: EvaluationConfig, num: int) -> list[Prompts]:
     """Return the prompts that `lm` reads for `num` examples. Raises UserError for an unknown evaluation."""
-    methods, kind = evaluation_methods(config), config.evaluation
-    document, query = _document_tokens(config), query_tokens(config)
+    methods, kind, document = evaluation_methods(config), config.evaluation, _document_tokens(config)
     if kind == "retrieval":
         return []
     if kind == "internet_qa":
         asked, scored = _prompts_of_passages(config, methods, num)
         return asked if has_rerank_lm(config) else [*asked, *scored]
     if kind not in (*TEXTS, *QUESTIONS):
-        known = ", ".join((*TEXTS, *QUESTIONS, "internet_qa", "retrieval"))
-        raise UserError(f"evaluation: no plan is known of {kind!r}; expected one of {known}")
-    found = [Prompts(num * method.k, document, end_tokens=query) for method in methods if method.is_reranked]
-    if kind in TEXTS:
-        return found + list(_prompts_of_texts(config, methods, num))
-    if any(method.source == GENREAD for method in methods):
-        found.append(Prompts(num, query, new_tokens=WRITTEN_TOKENS, calls=num))
-    for method in methods:
-        count, documents = (1, method.k) if method.is_concatenated or not method.k else (method.num_read, 1)
-        each = WRITTEN_TOKENS if method.source == GENREAD else document
-        in_shot = each if method.k and config.questions.documents_in_shots else 0
-        opening = _num_shots(config) * (query + ANSWER_TOKENS + in_shot)
-        prefix = query + documents * each
-        if kind == "mmlu":  # the letters of a prompt are scored together
-            found.append(Prompts(num * count, prefix, opening, LETTERS, end_tokens=1))
-        else:  # answers are taken to be as long as they may be
-            new_tokens = config.questions.max_new_tokens
-            found.append(Prompts(num * count, prefix, opening, new_tokens=new_tokens, calls=num))
-    return found
+        expected = ", ".join((*TEXTS, *QUESTIONS, "internet_qa", "retrieval"))
+        raise UserError(f"evaluation: no plan is known of {kind!r}; expected one of {expected}")
+    query = _query_tokens(config)
+    reranked = [Prompts(num * method.k, document, end_tokens=query) for method in methods if method.is_reranked]
+    of_methods = _prompts_of_texts if kind in TEXTS else _prompts_of_questions
+    return [*reranked, *of_methods(config, methods, num)]
 
 
 def _prompts_of_texts(config: EvaluationConfig, methods: Sequence[Method], num: int) -> Iterator[Prompts]:
-    """A document that several methods of one source read is scored once."""
-    (before, scored), document = text_tokens(config), _document_tokens(config)
+    """Yield the prompts of language modelling: a document that several methods of one source read is scored once."""
+    (before, scored), document = _text_tokens(config), _document_tokens(config)
     if any(method.source == LONG_CONTEXT for method in methods):
-        whole = config.texts.long_context_tokens or LONG_CONTEXT_TOKENS
-        yield Prompts(num, max(0, whole - scored), end_tokens=scored)
+        yield Prompts(num, max(0, LONG_CONTEXT_TOKENS - scored), end_tokens=scored)
     if any(method.source == NONE for method in methods):
         yield Prompts(num, before, end_tokens=scored)
-    alone = [method for method in methods if method.takes_from_corpus and not method.is_concatenated]
-    for source in sorted({method.found_by for method in alone}):
-        most = max(method.num_read for method in alone if method.found_by == source)
-        yield Prompts(num * most, before + document, end_tokens=scored)
+    most: dict[str, int] = {}  # documents by the source that finds them
     for method in methods:
         if method.is_concatenated:
             yield Prompts(num, before + method.k * document, end_tokens=scored)
+        elif method.takes_from_corpus:
+            most[method.found_by] = max(method.num_read, most.get(method.found_by, 0))
+    for count in most.values():
+        yield Prompts(num * count, before + document, end_tokens=scored)
+
+
+def _prompts_of_questions(config: EvaluationConfig, methods: Sequence[Method], num: int) -> Iterator[Prompts]:
+    """Yield the prompts of questions: letters of MMLU are scored, other answers are as long as they may be."""
+    query = _query_tokens(config)
+    if any(method.source == GENREAD for method in methods):
+        yield Prompts(num, query, new_tokens=WRITTEN_TOKENS, calls=num)
+    for method in methods:
+        count, documents = (1, method.k) if method.is_concatenated or not method.k else (method.num_read, 1)
+        each = WRITTEN_TOKENS if method.source == GENREAD else _document_tokens(config)
+        in_shot = each if method.k and config.questions.documents_in_shots else 0
+        opening, prefix = _num_shots(config) * (query + ANSWER_TOKENS + in_shot), query + documents * each
+        if config.evaluation == "mmlu":
+            yield Prompts(num * count, prefix, opening, LETTERS, end_tokens=1)
+        else:
+            yield Prompts(num * count, prefix, opening, new_tokens=config.questions.max_new_tokens, calls=num)
 
 
 def _prompts_of_passages(
     config: EvaluationConfig, methods: Sequence[Method], num: int
 ) -> tuple[list[Prompts], list[Prompts]]:
-    """Prompts that are asked for answers, and prompts that are scored, which `rerank_lm` takes where it is set.
+    """Return prompts that are asked for answers, and prompts that are scored, which `rerank_lm` takes where it is set.
 
     `evals/internet_costs.py` counts the same: every factor is asked for, and no two samples are alike.
     """
     labels = LABELS.get(str(config.questions.dataset), 0)
-    query, answer, passage = query_tokens(config), ANSWER_TOKENS, SENTENCE_TOKENS * config.web.sentences_per_passage
-    alone, open_book = (_num_shots(config) * (query + answer + of) for of in (0, passage))
+    query, answer, passage = _query_tokens(config), ANSWER_TOKENS, SENTENCE_TOKENS * config.web.sentences_per_passage
+    alone, open_book = (_num_shots(config) * (query + answer + evidence) for evidence in (0, passage))
     asked: list[Prompts] = []
     scored: list[Prompts] = []
     for source, opening, prefix in ((NONE, alone, query), (GOLD, open_book, passage + query)):
@@ -140,8 +138,7 @@ def _prompts_of_passages(
     if passages := max((method.k for method in methods), default=0):
         count, candidates = num * passages, labels or SAMPLES
         if not labels:
-            sampled = {"new_tokens": answer, "samples": SAMPLES, "calls": count}
-            asked.append(Prompts(count, passage + query, open_book, **sampled))
+            asked.append(Prompts(count, passage + query, open_book, new_tokens=answer, samples=SAMPLES, calls=count))
         every = passages if any(method.source == "rag_full" for method in methods) else 1
         scored += [
             Prompts(count, passage + query, open_book, candidates * every, answer),
@@ -152,17 +149,16 @@ def _prompts_of_passages(
     return asked, scored
 
 
-def query_tokens(config: EvaluationConfig) -> int:
-    """Tokens of what is searched for."""
+def _query_tokens(config: EvaluationConfig) -> int:
     if config.evaluation in TEXTS:
         return config.texts.query_tokens if config.texts.path else config.data.context_tokens
     return QUESTION_TOKENS.get(config.evaluation, 20)
 
 
-def text_tokens(config: EvaluationConfig) -> tuple[int, int]:
-    """Tokens of the context of an example of language modelling, and of its continuation."""
-    texts, example = config.texts, config.data.context_tokens
-    return (texts.context_tokens, texts.scored_tokens) if texts.path else (example, example)
+def _text_tokens(config: EvaluationConfig) -> tuple[int, int]:
+    """Return the tokens of an example's context, and of its continuation."""
+    texts, length = config.texts, config.data.context_tokens
+    return (texts.context_tokens, texts.scored_tokens) if texts.path else (length, length)
 
 
 def _document_tokens(config: EvaluationConfig) -> int:
@@ -178,21 +174,21 @@ def count_examples(config: EvaluationConfig, given: int | None) -> int:
     if given is not None:
         return given
     is_text, questions, data = config.evaluation in TEXTS, config.questions, config.data
-    most, there = (config.texts.max_examples if is_text else questions.max_questions), None
+    most = config.texts.max_examples if is_text else questions.max_questions
+    if most is not None and config.evaluation == "mmlu":
+        most *= SUBJECTS
+    counts = [] if most is None else [most]
     path = data.heldout if is_text else questions.path
     if not (is_text and config.texts.path):  # whole texts are not cut here, so their number is not known
         if path and Path(path).expanduser().is_file():
-            there = count_rows(Path(path).expanduser())
+            counts.append(count_rows(Path(path).expanduser()))
         elif is_text:
             manifest = _manifest(config)
-            there = int(manifest["counts"]["heldout"]) if manifest else data.num_heldout
-    if there is None and most is not None and config.evaluation == "mmlu":
-        most *= SUBJECTS
-    known = [number for number in (most, there) if number is not None]
-    if not known:
+            counts.append(int(manifest["counts"]["heldout"]) if manifest else data.num_heldout)
+    if not counts:
         key = "texts.max_examples" if is_text else "questions.max_questions"
         raise UserError(f"{key} is not set and no file is there to count; expected --examples N, such as 3610")
-    return min(known)
+    return min(counts)
 
 
 def _manifest(config: EvaluationConfig) -> dict[str, Any] | None:
@@ -202,20 +198,18 @@ def _manifest(config: EvaluationConfig) -> dict[str, Any] | None:
 
 def plan_evaluation(config: EvaluationConfig, gpus: str | None, given: Assumptions = DEFAULTS) -> dict[str, Any]:
     """Plan an evaluation. Raises UserError for what cannot be planned, with the flag or key that fixes it."""
-    if gpus is None:
-        raise UserError(GPUS_MISSING)
-    check_efficiency(given.efficiency)
-    made_from = prepared_folder(Path(config.data.prepared).expanduser()).inputs if config.data.prepared else None
-    if made_from and "data.context_tokens" in made_from:  # the lengths that the set was cut to
-        config.data.context_tokens = made_from["data.context_tokens"]
-        config.data.document_tokens = made_from["data.document_tokens"]
-    devices, num = parse_devices(gpus), count_examples(config, given.num_examples)
-    methods = evaluation_methods(config)
-    needs_corpus = _retrievers(config) or any(method.takes_from_corpus for method in methods)
+    devices = parse_devices(gpus, efficiency=given.efficiency)
+    if (manifest := _manifest(config)) and "data.context_tokens" in manifest[
+        "origin"
+    ]:  # the lengths that the set was cut to
+        config.data.context_tokens = manifest["origin"]["data.context_tokens"]
+        config.data.document_tokens = manifest["origin"]["data.document_tokens"]
+    num, retrievers = count_examples(config, given.num_examples), _retrievers(config)
+    needs_corpus = retrievers or any(method.takes_from_corpus for method in evaluation_methods(config))
     documents = (given.num_documents or count_documents(config.run_config())) if needs_corpus else 0
     lms = list(_lm_costs(config, devices, num, given))
-    retrievers = list(_embedding_costs(config, devices, num, documents, given))
-    hours = {"score": sum(one["hours"] for one in lms), "embed": sum(one["hours"] for one in retrievers)}
+    embedded = [_embedding_cost(config, devices, named, num, documents, given) for named in retrievers.items()]
+    hours = {"score": sum(one["hours"] for one in lms), "embed": sum(one["hours"] for one in embedded)}
     total = sum(hours.values())
     return {
         "devices": str(devices),
@@ -223,36 +217,36 @@ def plan_evaluation(config: EvaluationConfig, gpus: str | None, given: Assumptio
         "examples": num,
         "documents": documents,
         "lms": lms,
-        "retrievers": retrievers,
+        "retrievers": embedded,
         "tokens": {
             "score": sum(one["tokens_read"] + one["tokens_generated"] for one in lms),
-            "embed": sum(one["tokens"] for one in retrievers),
+            "embed": sum(one["tokens"] for one in embedded),
         },
         "hours": hours,
         "gpu_hours": total,
         "wall_hours": total / devices.count,
         "price": given.price,
         "dollars": None if given.price is None else total * given.price,
-        "notes": list(_notes(config, lms, retrievers)),
+        "notes": list(_notes(config)),
     }
 
 
 def _lm_costs(config: EvaluationConfig, devices: Devices, num: int, given: Assumptions) -> Iterator[dict[str, Any]]:
-    """The cost of each LM; one of several GPUs holds them all while one works."""
+    """Yield the cost of each LM; one of several GPUs holds them all while one works."""
     prompts = prompts_of(config, num)
     for problem in lm_problems(config.lm) if config.evaluation != "retrieval" else ():
         raise UserError(problem)
     if prompts:
-        yield _lm_cost(str(config.lm.path or config.lm.model), config.lm, prompts, devices, given)
+        yield _lm_cost(config.lm, prompts, devices, given)
     if config.evaluation == "internet_qa" and has_rerank_lm(config):
-        keys, (_, scored) = config.rerank_lm, _prompts_of_passages(config, evaluation_methods(config), num)
-        yield _lm_cost(str(keys.path or keys.model), keys, scored, devices, given)
+        yield _lm_cost(
+            config.rerank_lm, _prompts_of_passages(config, evaluation_methods(config), num)[1], devices, given
+        )
 
 
-def _lm_cost(
-    path: str, keys: LMConfig, prompts: Sequence[Prompts], devices: Devices, given: Assumptions
-) -> dict[str, Any]:
-    size, gpu, is_server = _known_or_given(lm_size, path, given.lm_parameters), devices.accelerator, bool(keys.url)
+def _lm_cost(keys: LMConfig, prompts: Sequence[Prompts], devices: Devices, given: Assumptions) -> dict[str, Any]:
+    path, gpu = str(keys.path or keys.model), devices.accelerator
+    size = known(lm_size, path) or lm_size(path, given.lm_parameters)
     num_bytes = scoring_bytes(keys, size, gpu.resolve_dtype)
     gpus = max(gpus_for(num_bytes, gpu.memory_gb), math.ceil(keys.gpus_per_replica or 1))
     if gpus > devices.count:
@@ -260,59 +254,46 @@ def _lm_cost(
             f"--gpus is {devices}, but {size.name} takes {gpus} of them ({num_bytes / 1e9:.0f} GB); expected such as "
             f"--gpus {gpus}x{gpu.name}"
         )
-    rate = gpu.rate(keys.dtype.value, given.efficiency)
+    rate = devices.rate(keys.dtype.value)
     reading_weights = size.parameters * DTYPE_BYTES[gpu.resolve_dtype(keys.dtype.value)] / gpu.bandwidth
     flop = seconds = 0.0
     for one in prompts:
-        reading, writing = one.flop(size, is_server)
+        reading, writing = one.flop(size)
         flop += reading + writing
         seconds += reading / rate + max(writing / rate, one.calls * one.new_tokens * reading_weights)
     return {
         "name": size.name,
         "parameters": size.parameters,
         "gpus": gpus,
-        "tokens_read": sum(one.tokens_read(is_server) for one in prompts),
+        "tokens_read": sum(one.tokens_read for one in prompts),
         "tokens_generated": sum(one.tokens_generated for one in prompts),
         "flop": flop,
         "hours": gpus * seconds / 3600,
     }
 
 
-def _embedding_costs(
-    config: EvaluationConfig, devices: Devices, num: int, documents: int, given: Assumptions
-) -> Iterator[dict[str, Any]]:
-    """The cost of each retriever; a run or an index holds the vectors of its documents."""
-    rate = devices.accelerator.rate(config.index.dtype.value, given.efficiency)
-    for name, path in _retrievers(config).items():
-        encoder = newest_encoder(Path(path).expanduser())
-        size = _known_or_given(encoder_size, str(encoder or path), given.retriever_parameters)
-        texts = [(0 if encoder else documents, _document_tokens(config)), (num, query_tokens(config))]
-        flop = sum(count * length * size.flop_per_token(length) for count, length in texts)
-        yield {
-            "name": name,
-            "path": path,
-            "parameters": size.parameters,
-            "is_indexed": bool(encoder),
-            "tokens": sum(count * length for count, length in texts),
-            "flop": flop,
-            "hours": flop / rate / 3600,
-        }
-
-
-def _known_or_given(
-    size_of: Callable[[str, float | None], ModelSize], path: str, parameters: float | None
-) -> ModelSize:
-    """A known size comes first: the parameters are those of the models that are not known."""
-    try:
-        return size_of(path, None)
-    except UserError:
-        if parameters is None:
-            raise
-        return size_of(path, parameters)
+def _embedding_cost(
+    config: EvaluationConfig, devices: Devices, named: tuple[str, str], num: int, documents: int, given: Assumptions
+) -> dict[str, Any]:
+    """Return the cost of a retriever; a run or an index holds the vectors of its documents."""
+    name, path = named
+    encoder = newest_encoder(Path(path).expanduser())
+    size = known(encoder_size, str(encoder or path)) or encoder_size(str(encoder or path), given.retriever_parameters)
+    texts = [(0 if encoder else documents, _document_tokens(config)), (num, _query_tokens(config))]
+    flop = sum(count * length * size.flop_per_token(length) for count, length in texts)
+    return {
+        "name": name,
+        "path": path,
+        "parameters": size.parameters,
+        "is_indexed": bool(encoder),
+        "tokens": sum(count * length for count, length in texts),
+        "flop": flop,
+        "hours": flop / devices.rate(config.index.dtype.value) / 3600,
+    }
 
 
 def _retrievers(config: EvaluationConfig) -> dict[str, str]:
-    """The retrievers that some method asks, by name; a local search engine asks `replug` where it has a path."""
+    """Return the retrievers that some method asks, by name; a local search engine asks `replug` where it has a path."""
     paths = {**({REPLUG: config.retriever.path} if config.retriever.path else {}), **config.retrievers}
     if config.evaluation == "internet_qa":
         return {name: path for name, path in paths.items() if name == REPLUG}
@@ -320,26 +301,18 @@ def _retrievers(config: EvaluationConfig) -> dict[str, str]:
     return {name: path for name, path in paths.items() if name in asked}
 
 
-def _notes(
-    config: EvaluationConfig, lms: Sequence[dict[str, Any]], retrievers: Sequence[dict[str, Any]]
-) -> Iterator[str]:
+def _notes(config: EvaluationConfig) -> Iterator[str]:
     """Yield what the reader should know before believing the figures."""
     document = f"a document for {_document_tokens(config)} (data.document_tokens)"
     if config.evaluation in TEXTS:
         key, (before, scored) = (
             "texts.context_tokens" if config.texts.path else "data.context_tokens",
-            text_tokens(config),
+            _text_tokens(config),
         )
         yield f"texts are taken for {before} + {scored} tokens ({key}), {document}"
     else:
-        yield f"a question is taken for {query_tokens(config)} tokens, {document}"
-    for one in retrievers:
-        if not one["is_indexed"]:
-            yield f"the documents of {one['path']} are counted as embedded; a run or an index would bring their vectors"
+        yield f"a question is taken for {_query_tokens(config)} tokens, {document}"
     if any(method.source == BM25 for method in evaluation_methods(config)):
         yield "BM25 works on the processor and is not counted"
-    for lm in lms:
-        if lm["gpus"] > 1:
-            yield f"{lm['name']} is spread over {lm['gpus']} GPUs, one at work at a time; the hours are of all of them"
     if config.lm.url or (has_rerank_lm(config) and config.rerank_lm.url):
-        yield "the LM's server is counted as if it ran on these GPUs and read each prompt whole"
+        yield "the LM's server is counted as if it ran on these GPUs and read shared beginnings of prompts once"

@@ -9,6 +9,7 @@ and each linear layer keeps a copy of its own input in 16 bits.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from replug.cluster.gpu_shares import Sizes
 from replug.cluster.packing import USABLE
@@ -28,19 +29,7 @@ TOKENS_PER_PASS_WITH_GRADIENT = 8192  # where no key says otherwise (models/enco
 ROW_BYTES = 4  # of a unit of width in what goes into a layer, which is float32 under autocast too
 PASSING_BYTES = 20  # that a pass has in hand in its last layer and does not keep, for each token and unit of width
 UNCOUNTED = 1.003  # biases and norms, which a ModelSize leaves out
-
-# Linear layers of a layer by their names in the architectures of BERT, Qwen and Gemma.
-_IN_ATTENTION = {
-    **dict.fromkeys(("query", "q_proj", "q_lin", "q"), "q"),
-    **dict.fromkeys(("key", "k_proj", "k_lin", "k", "value", "v_proj", "v_lin", "v"), "kv"),
-}
-_OTHERS = {
-    **dict.fromkeys(("o_proj", "out_lin", "o"), "o"),
-    **dict.fromkeys(("gate_proj", "up_proj", "lin1"), "up"),
-    **dict.fromkeys(("down_proj", "lin2"), "down"),
-    "dense": "o up down",
-}
-DEFAULT_TARGETS = ("query", "value")  # peft's own
+ADAPTED_LAYERS = 2  # linear layers of a layer that peft adapts: query and value
 
 Resolve = Callable[[str], str]  # what `auto` and `bf16_mixed` come to on the hardware
 
@@ -54,16 +43,17 @@ def resolve_dtype(name: str, has_bfloat16: bool) -> str:
 
 def run_sizes(config: Config, num_documents: int | None, has_bfloat16: bool) -> Sizes:
     """Return what the actors of a run hold on GPUs. A size that no table and no file tells is None."""
-    resolve = partial(resolve_dtype, has_bfloat16=has_bfloat16)
+    lm = known(lm_size, config.lm.path) if config.lm.path else None
+    retriever = known(retriever_size, config.retriever) if config.retriever.path else None
+    return sizes_of(config, retriever, lm, num_documents, partial(resolve_dtype, has_bfloat16=has_bfloat16))
+
+
+def known(size_of: Callable[[Any], ModelSize], model: Any) -> ModelSize | None:
+    """Return the size of a model; None for one that no table and no file tells."""
     try:
-        lm = lm_size(config.lm.path) if config.lm.path else None
+        return size_of(model)
     except UserError:
-        lm = None
-    try:
-        retriever = retriever_size(config.retriever) if config.retriever.path else None
-    except UserError:
-        retriever = None
-    return sizes_of(config, retriever, lm, num_documents, resolve)
+        return None
 
 
 def sizes_of(
@@ -73,11 +63,11 @@ def sizes_of(
     scoring = scoring_bytes(config.lm, lm, resolve) if lm else None
     if retriever is None:
         return Sizes(scoring=scoring)
-    trained, vectors = known_trained_part(config, retriever), None
+    trained, vectors = trained_part(config, retriever), None
     shape, dtype = shape_of(config, num_documents or 1), resolve(config.train.precision.value)
 
-    def rank_bytes(ranks: int, part: TrainedPart) -> float:
-        return train_bytes(retriever, shape, ranks, dtype, config.train.gradient_checkpointing, part)
+    def rank_bytes(ranks: int) -> float:
+        return train_bytes(retriever, shape, ranks, dtype, config.train.gradient_checkpointing, trained)
 
     if num_documents:
         width = searched_width(config, retriever.dim)
@@ -89,7 +79,7 @@ def sizes_of(
         vectors=vectors,
         embedding=embedding_bytes(config, retriever, resolve),
         scoring=scoring,
-        training=partial(rank_bytes, part=trained) if trained else None,
+        training=rank_bytes,
     )
 
 
@@ -116,11 +106,6 @@ def embedding_bytes(config: Config, retriever: ModelSize, resolve: Resolve) -> f
     return retriever.parameters * DTYPE_BYTES[dtype] + pass_bytes(retriever, tokens, dtype)
 
 
-def search_bytes(num_documents: int, bytes_per_vector: float, two_versions: bool) -> float:
-    """All vectors, and those of the next version beside them while it is swapped in."""
-    return num_documents * bytes_per_vector * (2 if two_versions else 1)
-
-
 def gpus_for(num_bytes: float, memory_gb: float) -> int:
     """Return the GPUs that hold so many bytes together."""
     return max(1, -int(-num_bytes // (USABLE * memory_gb * 1e9)))
@@ -128,18 +113,12 @@ def gpus_for(num_bytes: float, memory_gb: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TrainedPart:
-    """Weights that a training rank holds, those of them that learn, and the share of the layers that these are in.
-
-    `adapted_inputs` are the linear layers of a layer that keep their input for adapters, where adapters are in no
-    others than those of queries, keys and values and drop nothing; None: every linear layer keeps its input.
-    """
+    """The weights that a training rank holds, those that learn, and the share of the layers that these are in."""
 
     parameters: int
     learning: int
     layers_share: float = 1.0
     adapted: bool = False  # adapters learn, the other weights do not
-    adapted_inputs: int | None = None
-    drops_out: bool = False  # whether steps have the encoder's own dropout
     side: TrainedSide = TrainedSide.both
 
     @property
@@ -161,10 +140,9 @@ def whole(retriever: ModelSize) -> TrainedPart:
 def trained_part(config: Config, retriever: ModelSize) -> TrainedPart:
     """Return what of the retriever learns: all of it, adapters alone (`lora`), or what is above frozen layers.
 
-    Raises UserError for more frozen layers than there are, and for targets of unknown size. Adapters of a linear layer
-    are rank * (in + out) weights.
+    Raises UserError for more frozen layers than there are. Adapters of a linear layer are rank * (in + out) weights.
     """
-    frozen, lora = config.retriever.frozen_layers, config.lora
+    frozen, rank = config.retriever.frozen_layers, config.lora.rank
     if frozen and frozen >= retriever.layers:
         raise UserError(
             f"retriever.frozen_layers is {frozen}, but the retriever has {retriever.layers}; expected fewer"
@@ -177,48 +155,13 @@ def trained_part(config: Config, retriever: ModelSize) -> TrainedPart:
         retriever.parameters * (2 if is_copied else 1),
         round(retriever.layer_parameters * share) if frozen else retriever.parameters,
         share,
-        drops_out=config.retriever.dropout,
         side=config.retriever.train,
     )
-    if lora.rank is None:
+    if rank is None:
         return part
-    targets = lora.targets or DEFAULT_TARGETS
-    adapters = layers * lora.rank * sum(_in_and_out(retriever, target) for target in targets)
-    few = not lora.dropout and all(target in _IN_ATTENTION for target in targets)
-    return replace(
-        part,
-        parameters=part.parameters + adapters,
-        learning=adapters,
-        adapted=True,
-        adapted_inputs=len(targets) if few else None,
-    )
-
-
-def known_trained_part(config: Config, retriever: ModelSize) -> TrainedPart | None:
-    """Return what learns; None where adapters are of a size that is not known here."""
-    try:
-        return trained_part(config, retriever)
-    except UserError:
-        return None
-
-
-def _in_and_out(retriever: ModelSize, target: str) -> int:
-    """Return the widths of input and output of a layer's linear layers of this name, together."""
-    width, inner = retriever.attention_width, retriever.intermediate
-    sums = {
-        "q": retriever.hidden + width,
-        "kv": retriever.hidden + (retriever.kv_width or width),
-        "o": width + retriever.hidden,
-        "up": retriever.hidden + inner,
-        "down": inner + retriever.hidden,
-    }
-    kinds = (_IN_ATTENTION | _OTHERS).get(target)
-    if kinds is None:
-        raise UserError(
-            f"lora.targets: the plan does not know the size of {target}; expected some of "
-            f"{', '.join(sorted(_IN_ATTENTION | _OTHERS))}"
-        )
-    return sum(sums[kind] for kind in kinds.split())
+    width = retriever.attention_width
+    adapters = layers * rank * (2 * retriever.hidden + width + (retriever.kv_width or width))
+    return replace(part, parameters=part.parameters + adapters, learning=adapters, adapted=True)
 
 
 def train_bytes(
@@ -282,11 +225,10 @@ def layer_bytes(model: ModelSize, dtype: str, length: int, part: TrainedPart) ->
         attention, norms = (4 + 5 * size) * width + (4 + size) * keys, 27 * model.hidden
         return fused + attention + norms + 4 * size * model.intermediate
     attention, norms = 2 * size * (width + keys), 8 * model.hidden + 16
-    if part.adapted_inputs is not None:
-        inputs = part.adapted_inputs if size == 2 else 1
+    if part.adapted:
+        inputs = ADAPTED_LAYERS if size == 2 else 1
         return fused + attention + norms + size * (inputs * model.hidden + model.intermediate)
-    inputs = 8 + 4 * part.adapted + 2 * part.drops_out
-    return fused + attention + norms + inputs * model.hidden + 2 * size * model.intermediate
+    return fused + attention + norms + 8 * model.hidden + 2 * size * model.intermediate
 
 
 def token_bytes(model: ModelSize, dtype: str, length: int, part: TrainedPart, checkpointed: bool) -> float:
@@ -294,6 +236,5 @@ def token_bytes(model: ModelSize, dtype: str, length: int, part: TrainedPart, ch
     row = ROW_BYTES * model.hidden
     if checkpointed:
         return row * (model.layers + (2 if part.adapted else 1)) + length
-    has_embeddings = part.layers_share == 1 and not part.adapted
-    embeddings = (row + part.drops_out * model.hidden) * has_embeddings
+    embeddings = row if part.layers_share == 1 and not part.adapted else 0
     return model.layers * part.layers_share * layer_bytes(model, dtype, length, part) + embeddings + length

@@ -54,64 +54,42 @@ class ModelSize:
         return 2.0 * self.hidden * self.vocabulary
 
 
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """What a config.json says. `kv_heads` share keys and values (None: as many as heads).
-
-    Heads are of `head_width` (None: hidden / heads). A `gated` layer has three matrices of `intermediate`. There are
-    two `tables` of the vocabulary where the output layer has its own weights.
-    """
-
-    layers: int
-    hidden: int
-    intermediate: int
-    heads: int
-    vocabulary: int
-    positions: int = 0
-    gated: bool = False
-    tables: int = 1
-    kv_heads: int | None = None
-    head_width: int | None = None
-
-    def size(self, name: str) -> ModelSize:
-        head_width = self.head_width or self.hidden // self.heads
-        width, kv_width = self.heads * head_width, (self.kv_heads or self.heads) * head_width
-        feed_forward = (3 if self.gated else 2) * self.hidden * self.intermediate
-        in_layers = self.layers * (2 * self.hidden * (width + kv_width) + feed_forward)
-        embeddings = self.hidden * (self.tables * self.vocabulary + self.positions)
-        return ModelSize(
-            name,
-            self.layers,
-            self.hidden,
-            self.intermediate,
-            self.vocabulary,
-            width,
-            in_layers,
-            in_layers + embeddings,
-            kv_width,
-            gated=self.gated,
-        )
-
-
-def _bert(layers: int, hidden: int, vocabulary: int = ENCODER_VOCABULARY) -> Architecture:
-    return Architecture(layers, hidden, 4 * hidden, hidden // 64, vocabulary, 512)
-
-
-def _gpt(layers: int, hidden: int, vocabulary: int = 50_257, positions: int = 0, tables: int = 1) -> Architecture:
-    return Architecture(layers, hidden, 4 * hidden, hidden // 64, vocabulary, positions, tables=tables)
-
-
-def _llama(
+def transformer(
     layers: int,
     hidden: int,
     intermediate: int,
     heads: int,
-    kv_heads: int,
     vocabulary: int,
-    tables: int = 2,
+    positions: int = 0,
+    gated: bool = False,
+    tables: int = 1,
+    kv_heads: int | None = None,
     head_width: int | None = None,
-) -> Architecture:
-    return Architecture(layers, hidden, intermediate, heads, vocabulary, 0, True, tables, kv_heads, head_width)
+) -> ModelSize:
+    """Return the size of what a config.json says. `kv_heads` share keys and values (None: as many as heads).
+
+    Heads are of `head_width` (None: hidden / heads). A `gated` layer has three matrices of `intermediate`. There are
+    two `tables` of the vocabulary where the output layer has its own weights.
+    """
+    head_width = head_width or hidden // heads
+    width, kv_width = heads * head_width, (kv_heads or heads) * head_width
+    in_layers = layers * (2 * hidden * (width + kv_width) + (3 if gated else 2) * hidden * intermediate)
+    whole = in_layers + hidden * (tables * vocabulary + positions)
+    return ModelSize("", layers, hidden, intermediate, vocabulary, width, in_layers, whole, kv_width, gated=gated)
+
+
+def _bert(layers: int, hidden: int, vocabulary: int = ENCODER_VOCABULARY) -> ModelSize:
+    return transformer(layers, hidden, 4 * hidden, hidden // 64, vocabulary, 512)
+
+
+def _gpt(layers: int, hidden: int, vocabulary: int = 50_257, positions: int = 0, tables: int = 1) -> ModelSize:
+    return transformer(layers, hidden, 4 * hidden, hidden // 64, vocabulary, positions, tables=tables)
+
+
+def _llama(
+    layers: int, hidden: int, inner: int, heads: int, kv: int, vocabulary: int, tables: int = 2, each: int | None = None
+) -> ModelSize:
+    return transformer(layers, hidden, inner, heads, vocabulary, 0, True, tables, kv, each)
 
 
 _SMALL, _BASE, _LARGE = _bert(12, 384), _bert(12, 768), _bert(24, 1024)
@@ -135,7 +113,7 @@ ENCODERS = {
     "multilingual-e5-base": _bert(12, 768, _XLM),
     "multilingual-e5-large": _bert(24, 1024, _XLM),
     "bge-m3": _bert(24, 1024, _XLM),
-    "stand_in": Architecture(2, 32, 64, 2, 292, 128),
+    "stand_in": transformer(2, 32, 64, 2, 292, 128),
 }
 
 LMS = {
@@ -193,14 +171,13 @@ def encoder_size(path: str, parameters: float | None = None) -> ModelSize:
     if parameters is not None:
         return _of_count(path, parameters, ENCODER_ASPECT, ENCODER_VOCABULARY, "--retriever-parameters")
     if (folder := _folder(path)) is not None:
-        transformer = next((inner for kind, inner in _modules(folder) if kind == "Transformer"), folder)
-        size = read_architecture(transformer, "retriever.path").size(path)
+        size = read_size(folder, "retriever.path")
         width, dense = head_size(folder, size.hidden)
-        return replace(size, parameters=size.parameters + dense, vector_width=width)
+        return replace(size, name=path, parameters=size.parameters + dense, vector_width=width)
     known = ENCODERS.get(path) or ENCODERS.get(_last_part(path))
     if known is None:
         raise UserError(_unknown("retriever.path", path, "--retriever-parameters 110e6", "facebook/contriever"))
-    return known.size(path)
+    return replace(known, name=path)
 
 
 def retriever_size(retriever: RetrieverConfig, parameters: float | None = None) -> ModelSize:
@@ -220,17 +197,17 @@ def lm_size(path: str, parameters: float | None = None) -> ModelSize:
     if path.partition(":")[0] == "stand_in":  # no weights: a nominal size, so that its work grows with the texts
         return ModelSize(path, 1, 1, 1, 1, 0, 1000, 1000)
     if (folder := _folder(path)) is not None:
-        return read_architecture(folder, "lm.path").size(path)
+        return replace(read_size(folder, "lm.path"), name=path)
     name = re.sub(SUFFIXES, "", _last_part(path))
     for prefix, renamed in LM_RELEASES.items():
         name = renamed + name.removeprefix(prefix) if name.startswith(prefix) else name
     known = LMS.get(path) or LMS.get(name)
     if known is None:
         raise UserError(_unknown("lm.path", path, "--lm-parameters 7e9", "gpt2-xl"))
-    return known.size(path)
+    return replace(known, name=path)
 
 
-def read_architecture(folder: Path, key: str) -> Architecture:
+def read_size(folder: Path, key: str) -> ModelSize:
     """Read a folder's config.json, whatever its family calls the fields. Raises UserError where one is missing."""
     file = folder / "config.json"
     found = _read_json(file, key, {})
@@ -248,7 +225,7 @@ def read_architecture(folder: Path, key: str) -> Architecture:
 
     hidden = required("hidden_size", "n_embd", "d_model", "dim")
     is_rotary = bool({"rope_theta", "rope_parameters"} & found.keys())
-    return Architecture(
+    return transformer(
         layers=required("num_hidden_layers", "n_layer", "n_layers"),
         hidden=hidden,
         intermediate=optional("intermediate_size", "n_inner", "ffn_dim", "hidden_dim") or 4 * hidden,

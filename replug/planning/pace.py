@@ -13,7 +13,7 @@ from replug.config.schema import Config
 from replug.index_workers.kinds import IndexKind, bytes_per_vector, num_lists
 from replug.models.batching import LMShape, tokens_per_unit
 from replug.planning.accelerators import Devices
-from replug.planning.memory import GRADIENT_BYTES, trained_part
+from replug.planning.memory import GRADIENT_BYTES, TrainedPart, trained_part
 from replug.planning.model_sizes import ModelSize, lm_size, retriever_size
 from replug.planning.workload import IndexSize, Shape, Workload, index_size, searched_width, shape_of, work_of
 
@@ -40,6 +40,7 @@ class Job:
     config: Config
     shape: Shape
     retriever: ModelSize
+    trained: TrainedPart
     lm: ModelSize
     index: IndexSize
     work: Workload
@@ -57,10 +58,9 @@ def job_of(
     lm = lm_size(str(config.lm.path or config.lm.model), lm_parameters)
     searched = searched_width(config, retriever.dim)
     index = index_size(config, searched, shape.num_documents)
-    flop_factor = trained_part(config, retriever).flop_factor
-    return Job(
-        config, shape, retriever, lm, index, work_of(shape, retriever, lm, index.probed_share, searched, flop_factor)
-    )
+    trained = trained_part(config, retriever)
+    work = work_of(shape, retriever, lm, index.probed_share, searched, trained.flop_factor)
+    return Job(config, shape, retriever, trained, lm, index, work)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,28 +119,27 @@ class Seconds:
     def exchange(self, job: Job, devices: Devices, ranks: int) -> float:
         """Gradients summed over ranks in a ring: each sends and receives twice its share of the others'."""
         speed = RING_WITHIN if ranks <= devices.count / devices.nodes else RING_BETWEEN
-        learning = trained_part(job.config, job.retriever).learning
-        return 2 * GRADIENT_BYTES * learning * (ranks - 1) / ranks / speed
+        return 2 * GRADIENT_BYTES * job.trained.learning * (ranks - 1) / ranks / speed
 
 
-def seconds_of(job: Job, devices: Devices, split: Split, efficiency: float | None = None) -> Seconds:
+def seconds_of(job: Job, devices: Devices, split: Split) -> Seconds:
     """Divide the work by the rates that the GPUs reach in the configuration's precisions."""
-    config, shape, work, gpu = job.config, job.shape, job.work, devices.accelerator
-    pair = work.pair / gpu.rate(config.lm.dtype.value, efficiency)
+    config, shape, work = job.config, job.shape, job.work
+    pair = work.pair / devices.rate(config.lm.dtype.value)
     unit = tokens_per_unit(LMShape(job.lm.layers, job.lm.hidden), True, config.lm.tokens_per_batch)
     again = 1 + (split.recompute + (shape.chunk_tokens is not None)) * (RECOMPUTED - 1)
     return Seconds(
         pair=pair,
         score=shape.pairs * pair,
         units=-(-shape.pairs // max(1, unit // shape.pair)),
-        build=shape.num_documents * work.document / gpu.rate(config.index.dtype.value, efficiency),
-        train=again * work.train_step / gpu.rate(config.train.precision.value, efficiency),
-        encode=work.encode_batch / gpu.rate(config.train.query_precision.value, efficiency),
-        search=search_seconds(job, devices, split, efficiency),
+        build=shape.num_documents * work.document / devices.rate(config.index.dtype.value),
+        train=again * work.train_step / devices.rate(config.train.precision.value),
+        encode=work.encode_batch / devices.rate(config.train.precision.value),
+        search=search_seconds(job, devices, split),
     )
 
 
-def search_seconds(job: Job, devices: Devices, split: Split, efficiency: float | None = None) -> float:
+def search_seconds(job: Job, devices: Devices, split: Split) -> float:
     """A batch of queries over parts of the index side by side: the products, or the reading of the vectors.
 
     GPUs read the vectors that one query looks into. A processor reads what any of the queries looks into once.
@@ -149,7 +148,7 @@ def search_seconds(job: Job, devices: Devices, split: Split, efficiency: float |
     share = index.probed_share if split.search_on_gpu else min(1.0, shape.batch_size * index.probed_share)
     read = shape.num_documents * index.bytes_per_vector * share / parts
     if split.search_on_gpu:
-        return max(job.work.search_batch / parts / gpu.rate("float16", efficiency), read / gpu.bandwidth)
+        return max(job.work.search_batch / parts / devices.rate("float16"), read / gpu.bandwidth)
     width = searched_width(job.config, job.retriever.dim)
     cores = core_seconds(index.kind, width, shape.num_documents, shape.batch_size, shape.k, parts) / HOST_CORES
     return max(cores, read / HOST_BANDWIDTH)
@@ -192,9 +191,9 @@ class Estimate:
         return sum(self.stages.values())
 
 
-def estimate(job: Job, devices: Devices, split: Split, efficiency: float | None = None) -> Estimate:
+def estimate(job: Job, devices: Devices, split: Split) -> Estimate:
     """Estimate the run on a split: first index, training, last index, measurements of held-out texts."""
-    shape, seconds = job.shape, seconds_of(job, devices, split, efficiency)
+    shape, seconds = job.shape, seconds_of(job, devices, split)
     step, waits = (
         (pace_of_shared(job, devices, split, seconds), 0.0)
         if split.shares(devices)
@@ -248,7 +247,7 @@ def pace_of_split(job: Job, devices: Devices, split: Split, seconds: Seconds) ->
     latency = (step + seconds.search - (-units // split.replicas) * unit) / (shape.depth + 1)
     together = step + score if {"score", "train"} <= set(split.shared) else 0.0
     pace = max(step, score, seconds.search, latency, together)
-    late = seconds.build / split.builders - (0 if split.shared else (shape.refresh.fixed_lag or 0) * pace)
+    late = seconds.build / split.builders - (0 if split.shared else (shape.refresh.lag_steps or 0) * pace)
     return pace, shape.refresh.num_starts * max(0.0, late)
 
 
@@ -269,7 +268,7 @@ def pace_of_shared(job: Job, devices: Devices, split: Split, seconds: Seconds) -
         beside = [(seconds.score, score)] if score > others else []
         beside += [(embed, index)] if index > others else []
         pace = _pace_beside(chain, least, beside)
-    lag = 1.0 if refresh.fixed_lag is None else refresh.fixed_lag / refresh.every_steps
+    lag = 1.0 if refresh.lag_steps is None else refresh.lag_steps / refresh.every_steps
     late = max(0.0, embed / index - lag * pace / 2)
     return max(pace + late * (1 - index / count), seconds.search)
 

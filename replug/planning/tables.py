@@ -1,4 +1,4 @@
-"""Plans as tables for a terminal."""
+"""Plans as tables and sentences for a terminal."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,8 +8,6 @@ from rich.table import Column, Table
 
 Plan = dict[str, Any]
 ROLE_NAMES = {"score": "LM scoring", "embed": "embedding", "train": "training", "search": "search"}
-COMPARED = ("run", "wall", "GPUs score/embed/train", "score h", "embed h", "train h", "dominates", "dollars")
-COMPARED_EVALUATIONS = ("run", "examples", "LM tokens", "LM h", "embedding tokens", "embedding h", "GPU h", "dollars")
 
 
 def print_plan(title: str, plan: Plan) -> None:
@@ -22,7 +20,7 @@ def print_plan(title: str, plan: Plan) -> None:
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """The sentences under the table of a training."""
+    """Return the sentences under the table of a training."""
     refreshes, memory = plan["refreshes"], plan["memory_gb"]
     stages = ", ".join(f"{name.replace('_', ' ')} {hours(value)}" for name, value in plan["wall"].items())
     lines = [
@@ -44,13 +42,13 @@ def plan_lines(plan: Plan) -> list[str]:
         roles = " + ".join(kind["roles"]) or "idle"
         lines.append(f"{kind['count']} {gpus} on {where}: {roles}, {kind['gb']:.1f} of {kind['limit_gb']:.1f} GB{each}")
     if plan["dollars"] is not None:
-        lines.append(f"{dollars(plan)} dollars, at {plan['price']:g} for an hour of one of {plan['devices']}")
+        lines.append(f"{_dollars(plan)} dollars, at {plan['price']:g} for an hour of one of {plan['devices']}")
     return [*lines, f"to run it so: {' '.join(plan['settings'])}", *(f"note: {note}" for note in plan["notes"])]
 
 
 def evaluation_lines(plan: Plan) -> list[str]:
-    """The sentences under the table of an evaluation."""
-    cost = "" if plan["dollars"] is None else f", {dollars(plan)} dollars"
+    """Return the sentences under the table of an evaluation."""
+    cost = "" if plan["dollars"] is None else f", {_dollars(plan)} dollars"
     return [
         f"{plan['examples']:,} examples, {plan['documents']:,} documents: {plan['gpu_hours']:.3g} GPU hours{cost}",
         f"on {plan['devices']} at least {hours(plan['wall_hours'])}: embedding, and the LMs one after the other",
@@ -59,48 +57,32 @@ def evaluation_lines(plan: Plan) -> list[str]:
 
 
 def print_comparison(plans: Sequence[tuple[str, Plan]]) -> None:
-    """Print a row for each named plan."""
-    first = plans[0][1]
-    names: tuple[str, ...] = COMPARED if "wall" in first else COMPARED_EVALUATIONS
-    if first["dollars"] is None:  # a price is one of all plans
-        names = names[:-1]
-    table = Table(Column(names[0], overflow="fold"), *names[1:])
+    """Print a row for each named plan: when it ends, the GPUs of each role, the GPU hours of each, dollars."""
+    roles = [role for role in ROLE_NAMES if role in plans[0][1]["hours"] and role != "search"]
+    table = Table(Column("run", overflow="fold"), "wall", "GPUs", *(f"{role} h" for role in roles))
+    if has_price := plans[0][1]["dollars"] is not None:
+        table.add_column("dollars")
     for name, plan in plans:
-        table.add_row(*_row(name, plan)[: len(names)])
+        gpus = " / ".join(f"{plan['split'][role]:g}" for role in roles) if "split" in plan else plan["devices"]
+        cells = [hours(plan["wall_hours"]), gpus, *(f"{plan['hours'][role]:.3g}" for role in roles)]
+        table.add_row(name, *cells, *([_dollars(plan)] if has_price else []))
     Console().print(table)
 
 
-def _row(name: str, plan: Plan) -> tuple[str, ...]:
-    of = plan["hours"]
-    if "wall" not in plan:
-        tokens = plan["tokens"]
-        counts = (f"{tokens['score']:.3g}", f"{of['score']:.2g}", f"{tokens['embed']:.3g}", f"{of['embed']:.2g}")
-        return (name, f"{plan['examples']:,}", *counts, f"{plan['gpu_hours']:.2g}", dollars(plan))
-    return (
-        name,
-        hours(plan["wall_hours"]),
-        " / ".join(f"{plan['split'][role]:g}" for role in ("score", "embed", "train")),
-        *(f"{of[role]:.3g}" for role in ("score", "embed", "train")),
-        plan["dominates"],
-        dollars(plan),
-    )
-
-
-def dollars(plan: Plan) -> str:
-    """In whole dollars from ten on; empty without a price."""
-    value = plan["dollars"]
-    return "" if value is None else f"{value:,.0f}" if value >= 10 else f"{value:.2f}"
+def _dollars(plan: Plan) -> str:
+    """Return whole dollars from ten on, cents below."""
+    return f"{plan['dollars']:,.0f}" if plan["dollars"] >= 10 else f"{plan['dollars']:.2f}"
 
 
 def hours(value: float) -> str:
-    """With the unit that reads best."""
+    """Return hours in the unit that reads best."""
     if value >= 1:
         return f"{value:.1f} h"
     return f"{60 * value:.1f} min" if value >= 1 / 60 else f"{3600 * value:.3g} s"
 
 
 def gigabytes(value: float) -> str:
-    """With the unit that reads best."""
+    """Return GB in the unit that reads best."""
     for unit, size in (("TB", 1000.0), ("GB", 1.0), ("MB", 0.001)):
         if value >= size:
             return f"{value / size:.3g} {unit}"
@@ -125,12 +107,9 @@ def _roles_table(title: str, plan: Plan) -> Table:
 
 
 def _models_table(title: str, plan: Plan) -> Table:
-    table = Table("role", "model", "GPUs", "tokens", "FLOP", "GPU hours", title=title)
-    for lm in plan["lms"]:
-        tokens = lm["tokens_read"] + lm["tokens_generated"]
-        table.add_row("LM", lm["name"], str(lm["gpus"]), f"{tokens:.3g}", f"{lm['flop']:.2g}", f"{lm['hours']:.3g}")
-    for one in plan["retrievers"]:
-        role = "queries" if one["is_indexed"] else "embedding"
-        cells = (f"{one['tokens']:.3g}", f"{one['flop']:.2g}", f"{one['hours']:.3g}")
-        table.add_row(f"{role} ({one['name']})", one["path"], "1", *cells)
+    table = Table("model", "GPUs", "tokens", "FLOP", "GPU hours", title=title)
+    lms = ((lm["name"], lm["gpus"], lm["tokens_read"] + lm["tokens_generated"], lm) for lm in plan["lms"])
+    encoders = ((f"{one['path']} ({one['name']})", 1, one["tokens"], one) for one in plan["retrievers"])
+    for name, gpus, tokens, cost in (*lms, *encoders):
+        table.add_row(name, str(gpus), f"{tokens:.3g}", f"{cost['flop']:.2g}", f"{cost['hours']:.3g}")
     return table

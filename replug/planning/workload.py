@@ -1,20 +1,35 @@
-"""What a run computes and reads: tokens, FLOP, and the bytes of its index. Pure but for `count_documents`.
+"""What a run computes and stores: tokens, FLOP, bytes of its index and on disk. Pure but for `count_documents`.
 
-Texts are taken to fill their examples, a document that several queries found is counted for each of them, and a token
-of the retriever is taken for one of the LM.
+Texts fill their windows, a document that several queries found counts for each of them, and a token of the retriever
+is one of the LM. Tests compare the bytes on disk with the files that the stores write.
 """
 
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
+from replug.cluster.layout import index_actors
 from replug.config.choices import Rerank, TrainedSide
 from replug.config.errors import UserError
-from replug.config.refresh_policy import RefreshPolicy, refresh_policy
+from replug.config.refresh_policy import RefreshPolicy, Start, refresh_policy
 from replug.config.schema import Config
 from replug.data.rows import count_rows
+from replug.index_workers.build_plan import rows_per_file
 from replug.index_workers.kinds import IndexKind, bytes_per_vector, num_lists, resolve_kind
 from replug.planning.model_sizes import ModelSize
+
+FLOAT32, FLOAT16 = 4, 2
+ADAM_STATES = 2  # first and second moment, as large as the weights
+TEXT_BYTES_PER_TOKEN = 4.0  # of English prose; program code has about 3
+NAME_BYTES = 60.0  # a row's id, domain and source together
+OFFSET_BYTES = 4  # where a string of a row ends
+TOKEN_END_BYTES = 8  # where a document's token ids end
+SPECIAL_TOKENS = 2  # the retriever's, round a document's own
+SMALL_VOCABULARY = 1 << 16  # token ids below it take two bytes, others four
+FILE_BYTES = 350  # beside the vectors in a file: header, mark, entry in the manifest
+KEPT_CHECKPOINTS = 2  # train/checkpoints.py
+SCORE_BYTES = 45  # a row of the cache: key, sum and counts, in pages that random keys fill to two thirds
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +201,7 @@ def index_size(config: Config, dim: int, num_documents: int) -> IndexSize:
     """Return the size of the configured index. Raises UserError for a kind whose bytes are not known."""
     index = config.index
     rerank = index.rerank is Rerank.stored
-    kind = resolve_kind(index.kind, dim, num_documents, index.nprobe, rerank, index.overretrieve)
+    kind = resolve_kind(index.kind, dim, num_documents, index.nprobe, rerank)
     if kind.is_exact or kind.factory is None:
         return IndexSize(2.0 * dim, 1.0, True)
     lists, size = num_lists(kind.factory), bytes_per_vector(kind.factory, dim, num_documents)
@@ -195,3 +210,90 @@ def index_size(config: Config, dim: int, num_documents: int) -> IndexSize:
             f"index.kind is {kind.factory}; its bytes for each vector are not known here: expected a preset, such as pq"
         )
     return IndexSize(size, kind.nprobe / lists if lists else 1.0, is_exact=False, num_lists=lists, kind=kind)
+
+
+def run_bytes(config: Config, shape: Shape, retriever: ModelSize, learning: int, index: IndexSize) -> dict[str, float]:
+    """Return the most that a run directory holds, by part. A set that is prepared elsewhere takes nothing.
+
+    `learning` are the weights that learn, which checkpoints hold with their moments.
+    """
+    versions = most_versions(shape.refresh, shape.checkpoint_every, KEPT_CHECKPOINTS)
+    dim, shards = searched_width(config, retriever.dim), index_actors(config.index).num_shards
+    version = version_bytes(shape.num_documents, dim, retriever.parameters, config.index.block_documents, index, shards)
+    return {
+        "prepared_set": 0.0 if config.data.prepared else prepared_bytes(shape, retriever.vocabulary),
+        # With development texts the chosen weights may be others than the last, and have an index of their own.
+        "index_versions": (versions + bool(shape.num_dev)) * version,
+        "checkpoints": float((KEPT_CHECKPOINTS + 1) * FLOAT32 * (1 + ADAM_STATES) * learning),
+        "scores": float(shape.steps * shape.pairs * SCORE_BYTES),
+    }
+
+
+def prepared_bytes(shape: Shape, vocabulary: int) -> float:
+    """Return the bytes of documents with their token ids and of training texts, by the lengths of the configuration."""
+    texts = TEXT_BYTES_PER_TOKEN * shape.document
+    documents = documents_bytes(shape.num_documents, texts, shape.document + SPECIAL_TOKENS, vocabulary)
+    return documents + examples_bytes(shape.num_queries, TEXT_BYTES_PER_TOKEN * (shape.context + shape.continuation))
+
+
+def documents_bytes(
+    num_documents: int, text_bytes: float, tokens: float, vocabulary: int, name_bytes: float = NAME_BYTES
+) -> float:
+    """Return the bytes of each document's id, text, domain, source and token ids, and of where they end."""
+    id_bytes = FLOAT16 if vocabulary < SMALL_VOCABULARY else FLOAT32
+    return num_documents * (text_bytes + name_bytes + 4 * OFFSET_BYTES + tokens * id_bytes + TOKEN_END_BYTES)
+
+
+def examples_bytes(num_examples: int, text_bytes: float, name_bytes: float = NAME_BYTES) -> float:
+    """Return the bytes of each example's id, context, continuation, domain, source and gold documents."""
+    return num_examples * (text_bytes + name_bytes + 6 * OFFSET_BYTES)
+
+
+def version_bytes(
+    num_documents: int, dim: int, parameters: int, block_documents: int, index: IndexSize, num_shards: int = 1
+) -> float:
+    """Return the bytes of an index version: its encoder, its float16 vectors, and a lossy kind's codes.
+
+    Centroids are in the quantizer's file and in that of every shard.
+    """
+    files = -(-num_documents // rows_per_file(num_documents, block_documents)) * FILE_BYTES
+    codes = 0.0 if index.is_exact else index.bytes_per_vector
+    centroids = (num_shards + 1) * index.num_lists * FLOAT32 * dim
+    return num_documents * (FLOAT16 * dim + codes) + files + centroids + FLOAT32 * parameters
+
+
+class _Version(NamedTuple):
+    number: int
+    step: int
+
+
+def most_versions(policy: RefreshPolicy, checkpoint_every: int, keep_last: int) -> int:
+    """Index versions that are on disk at once, where every refresh takes `lag_steps`.
+
+    Versions are removed when a checkpoint is written. What stays is the live one, the one before it, the one under way,
+    and what the kept checkpoints name. After training one more is built before any other is removed.
+    """
+    live, pending = _Version(0, 0), None
+    there, most = {0}, 1
+    marks: list[set[int]] = []  # what each kept checkpoint names
+    for step in range(policy.max_steps):
+        live, pending = _after_boundary(policy, step, live, pending)
+        in_use = {max(0, live.number - 1), live.number, (pending or live).number}
+        there |= in_use
+        most = max(most, len(there))
+        if (step + 1) % checkpoint_every == 0:
+            marks = [*marks, in_use][-keep_last:]
+            there &= set().union(*marks)
+    return max(most, len(there | {(pending or live).number + 1}))
+
+
+def _after_boundary(
+    policy: RefreshPolicy, step: int, live: _Version, pending: _Version | None
+) -> tuple[_Version, _Version | None]:
+    """The live version and the one under way, where a refresh is ready after `lag_steps`."""
+    lag = policy.every_steps // 2 if policy.lag_steps is None else policy.lag_steps
+    if pending and policy.is_due(step, live.step, pending.step, is_ready=step >= pending.step + lag):
+        live, pending = pending, None
+    if policy.start(step, live.step, pending.step if pending else None) is Start.begin:
+        pending = _Version(live.number + 1, step)
+    return (pending, None) if pending and policy.adopts_at_start else (live, pending)

@@ -84,7 +84,7 @@ def state_of(root: Path) -> State:
     versions = store.published()
     if not versions:
         raise UserError(
-            f"{root} holds no published index; expected a run directory or what `replug prepare --index` wrote"
+            f"{root} holds no published index; expected a run directory, as `replug prepare --index` writes it"
         )
     own, encoder = query_encoder_folder(root), store.encoder_folder(versions[-1])
     files = [encoder / TEMPERATURE, *([own / CHECKSUMS, own / TEMPERATURE] if own else [])]

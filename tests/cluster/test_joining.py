@@ -125,7 +125,7 @@ def test_a_token_that_is_not_the_clusters(tmp_path):
         line = refused_process(tmp_path / "run", f"ray.address={address}", environment=wrong)
         assert "the token may be another or have expired" in line
         assert other.read_text() not in line
-        without = refused_process(tmp_path / "run", f"ray.address={address}", "ray.auth=disabled")
+        without = refused_process(tmp_path / "run", f"ray.address={address}", environment={"RAY_AUTH_MODE": "disabled"})
         assert "RAY_AUTH_MODE is disabled" in without
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from replug.cluster.actor_pool import ActorPool
 from replug.cluster.layout import lay_out, nodes_of
 from replug.cluster.packing import BUILDER, CONTEXT_BYTES, SCORER, SEARCHER, TRAINER
 from replug.cluster.ray_cluster import ray_cluster
-from replug.config.errors import RunError, UserError
+from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.config.schema import Config
 from replug.index_workers.service import IndexService
@@ -99,26 +98,10 @@ def check_layout(address: str, folder: Path, *overrides: str) -> dict[tuple[str,
 
 
 @pytest.mark.slow
-def test_one_node_of_eight(cluster, tmp_path):
-    found = check_layout(cluster(8), tmp_path)
-    assert found[SEARCHER, 0] == found[BUILDER, 0] != found[SEARCHER, 1] == found[BUILDER, 1]
-    assert len({found[SCORER, number][1] for number in range(5)}) == 5
-
-
-@pytest.mark.slow
 def test_two_nodes_of_four(cluster, tmp_path):
     found = check_layout(cluster(4, 4), tmp_path, "resources.train=2", "resources.score=4", "resources.index=2")
     assert found[SEARCHER, 0] == found[BUILDER, 0] != found[SEARCHER, 1] == found[BUILDER, 1]
     assert found[TRAINER, 0][0] == found[TRAINER, 1][0]
-
-
-@pytest.mark.nightly
-def test_eight_nodes_of_eight(cluster, tmp_path):
-    """Two index GPUs: a builder and a searcher import torch, and eight of each would take minutes on two cores."""
-    keys = ["resources.train=8", "resources.score=54", "resources.index=2"]
-    found = check_layout(cluster(*[8] * 8), tmp_path, *keys)
-    assert len({found[TRAINER, number][:1] for number in range(8)}) == 1
-    assert len({found[SCORER, number][:2] for number in range(54)}) == 54
 
 
 @pytest.mark.slow
@@ -192,35 +175,6 @@ def connected(address: str) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-@pytest.mark.slow
-def test_a_node_says_what_its_gpus_hold(cluster, monkeypatch):
-    """Fake GPUs: torch sees none on the nodes, so what they say is that they do not know."""
-    ask = places.gpu_bytes
-    address = cluster(4, 4)
-    monkeypatch.undo()
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    with connected(address):
-        nodes = list(nodes_of(ray.nodes(), "", {}))
-        assert ask is not places.gpu_bytes
-        assert places.gpu_bytes(nodes) == {}
-        monkeypatch.setattr(places, "_own_gpu_bytes", lambda: 80e9)
-        assert places.gpu_bytes(nodes) == {node.name: 80e9 for node in nodes}
-
-
-def test_a_place_of_rank_0_that_does_not_answer_is_named(monkeypatch):
-    """Without Ray: on a busy machine a process may take minutes to start, and then the run says so."""
-
-    def late(reference: object, timeout: float) -> None:
-        assert timeout == 600
-        raise ray.exceptions.GetTimeoutError("Get timed out: some object(s) not ready.")
-
-    task = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: None))
-    monkeypatch.setattr(places.ray, "remote", lambda **_: lambda function: task)
-    monkeypatch.setattr(places.ray, "get", late)
-    with pytest.raises(RunError, match=r"held for trainer rank 0 cannot be asked for: no answer within 600 s; "):
-        places.gpu_of_rank_0(1.0)
 
 
 def gpu(uuid: str) -> Any:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from replug.cluster.background import start_ray_thread, wait_for_ray_threads
-from replug.cluster.device_use import Busy, DeviceUse, devices_of
+from replug.cluster.device_use import Busy, DeviceUse
 from replug.cluster.environment import VARIABLES, interface_of, use_interface_of
 from replug.cluster.interruption import kill, ray_children
 from replug.cluster.ray_cluster import ray_cluster
@@ -103,8 +103,3 @@ def test_seconds_add_up_by_device_and_role_and_are_taken_once() -> None:
         use.note(role, busy)
     assert use.take() == {"a:0": {"score": 3.0}, "a:1": {"score": 1.0}}
     assert use.take() == {}
-
-
-def test_a_process_without_a_gpu_works_on_its_nodes_processors() -> None:
-    assert devices_of("a", ["0", "1"]) == ("a:0", "a:1")
-    assert devices_of("a", []) == ("a:cpu",)

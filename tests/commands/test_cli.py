@@ -19,10 +19,10 @@ def test_help_shows_the_commands_in_groups_the_main_ones_first() -> None:
     printed = run(ROOT / "python", "-m", "replug.commands.cli", "--help")
     named = re.findall(r"^(?:╭─ (?!Options)([\w ]+?) ─|│ ([a-z]+) )", printed, re.MULTILINE)
     assert [group or command for group, command in named] == [
-        *("Prepare", "prepare", "index", "example", "label", "Train", "train", "slurm"),
+        *("Train", "train", "prepare", "slurm"),
         *("Evaluate", "evaluate", "report"),
         *("Use", "search", "ask", "export", "serve"),
-        *("Look and plan", "plan", "doctor", "verify", "keys"),
+        *("Plan and check", "plan", "doctor", "keys"),
     ]
 
 

@@ -26,19 +26,14 @@ def test_search_shows_what_the_tuned_retriever_finds(quiet_run, capsys):
 
 @pytest.mark.slow
 def test_two_retrievers_are_shown_side_by_side(quiet_run, finish, tmp_path, capsys):
-    finish(tmp_path / "base", f"index.out={tmp_path / 'index'}", command="index")
+    finish(tmp_path / "base", "--index", command="prepare")
     example = json.loads((quiet_run / "examples.json").read_text())[0]
-    search(tmp_path / "index", example["context"], k=3, against=quiet_run, as_json=True)
+    search(tmp_path / "base", example["context"], k=3, against=quiet_run, as_json=True)
     before, after = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert [doc["id"] for doc in before["found"]] == [doc["id"] for doc in example["before"]]
     assert [doc["id"] for doc in after["found"]] == [doc["id"] for doc in example["after"]]
-    search(tmp_path / "index", example["context"], k=2, against=quiet_run)
+    search(tmp_path / "base", example["context"], k=2, against=quiet_run)
     assert before["found"][0]["id"] in capsys.readouterr().out
-
-
-def test_search_without_an_index_says_so(tmp_path):
-    with pytest.raises(UserError, match="holds no published index"):
-        search(tmp_path, "words", k=3)
 
 
 def test_the_exported_retriever_is_the_one_that_made_the_last_index(quiet_run, tmp_path):
@@ -83,13 +78,3 @@ def test_evaluate_measures_the_tuned_retriever_as_train_did(quiet_run, finish, t
     output = finish(run, command="evaluate")
     again = json.loads((run / "evaluation/results.json").read_text())
     assert again == json.loads((quiet_run / "results.json").read_text()), output
-
-
-def test_prepare_is_idempotent_and_refuses_another_setting(finish, tmp_path):
-    out = f"data.out={tmp_path / 'set'}"
-    first = finish(tmp_path / "run", out, command="prepare")
-    manifest = Path(tmp_path / "set/manifest.json").read_text()
-    assert json.loads(first.splitlines()[-1])["documents"] == json.loads(manifest)["counts"]["documents"]
-    finish(tmp_path / "run", out, command="prepare")
-    with pytest.raises(AssertionError, match=r"data\.context_tokens is 8, but the prepared set"):
-        finish(tmp_path / "run", out, "data.context_tokens=8", command="prepare")

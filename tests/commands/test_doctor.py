@@ -14,7 +14,6 @@ from replug.commands.checks.machine import Check, State, run_checks
 from replug.commands.doctor import run_doctor
 from replug.config.choices import WandbMode
 from replug.config.load import load_config
-from replug.config.schema import RayConfig, WandbConfig
 
 ROOT = Path(__file__).parent.parent.parent
 DEBUG = ROOT / "configs/debug.yaml"
@@ -35,16 +34,10 @@ def states(path: Path | None, *overrides: str, capsys) -> tuple[int, dict[str, d
 
 
 def test_the_debug_configuration_is_well_here(tmp_path, capsys):
-    status, found = states(DEBUG, f"run_dir={tmp_path / 'run'}", "ray.auth=token", capsys=capsys)
+    status, found = states(DEBUG, f"run_dir={tmp_path / 'run'}", capsys=capsys)
     assert status == 0, found
-    assert {"Python", "torch", "FAISS", "configuration", "retriever", "LM", "run_dir", "disk", "W&B"} <= set(found)
+    assert {"Python", "packages", "FAISS", "configuration", "retriever", "LM", "run_dir", "disk", "W&B"} <= set(found)
     assert not (tmp_path / "run").exists()
-
-
-def test_without_a_configuration_only_the_machine_is_looked_at(capsys):
-    status, found = states(None, capsys=capsys)
-    assert status == 0, found
-    assert "configuration" not in found and "disk" not in found
 
 
 def test_a_configuration_that_does_not_load_is_wrong_and_named(capsys):
@@ -52,13 +45,6 @@ def test_a_configuration_that_does_not_load_is_wrong_and_named(capsys):
     assert status == 1
     assert "train.max_stepz" in found["configuration"]["found"]
     assert found["Python"]["state"] == "ok"  # the machine is looked at nevertheless
-
-
-def test_a_kind_that_cannot_be_built_or_searched_is_wrong(config):
-    assert doctor_config.index(config("index.kind=ivf_sq8")).state is State.ok
-    assert doctor_config.index(config("index.kind=sq7")).state is State.wrong
-    on_gpu = doctor_config.index(config("index.kind=sq8", "index.gpus_per_searcher=0.5"))
-    assert on_gpu.state is State.wrong and "FAISS cannot hold on a GPU" in on_gpu.found
 
 
 def test_lines_read_without_colour(capsys):
@@ -85,19 +71,10 @@ def test_a_check_that_hangs_is_left_after_its_time():
     assert found[1] is well
 
 
-def test_a_check_that_fails_is_wrong_and_the_others_go_on():
-    def fails() -> None:
-        raise PermissionError("not yours")
-
-    found = run_checks([("a", fails), ("b", lambda: None)])
-    assert [(check.name, check.state) for check in found] == [("a", State.wrong)]
-    assert "not yours" in found[0].found
-
-
 def test_a_version_out_of_its_range_says_what_to_install(monkeypatch):
     monkeypatch.setattr(doctor, "_version", lambda name: "1.0")
-    check = doctor.package("torch")
-    assert check.state is State.wrong and "1.0, expected" in check.found and "pip install 'torch" in check.fix
+    check = doctor.packages()
+    assert check.state is State.wrong and "torch 1.0, expected" in check.found and "'torch<2.15" in check.fix
 
 
 @pytest.mark.parametrize(
@@ -114,18 +91,18 @@ def test_a_token_that_others_can_read_is_wrong(monkeypatch, tmp_path):
     token.chmod(0o644)
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
-    check = doctor.ray_token(RayConfig())
+    check = doctor.ray_token()
     assert check.state is State.wrong and check.fix == f"chmod 600 {token}" and "secret" not in check.found
     token.chmod(0o600)
-    assert doctor.ray_token(RayConfig()).state is State.ok
+    assert doctor.ray_token().state is State.ok
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "gone"))
-    assert doctor.ray_token(RayConfig()).state is State.wrong
+    assert doctor.ray_token().state is State.wrong
 
 
 def test_online_wandb_wants_a_login_and_never_shows_it(monkeypatch, tmp_path):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    online = WandbConfig(mode=WandbMode.online)
+    online = WandbMode.online
     assert doctor.wandb(online).state is State.wrong
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password hunter2\n")
     check = doctor.wandb(online)
@@ -147,26 +124,6 @@ def test_a_cluster_is_joined_and_says_how_a_run_would_be_laid_out_on_it(config, 
     assert not sys.modules["ray"].is_initialized()
 
 
-def test_a_run_directory_that_nobody_may_write_is_wrong(config, monkeypatch):
-    def refused(**_: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    assert doctor_config.run_dir(config()).state is State.ok
-    monkeypatch.setattr(doctor_config.tempfile, "TemporaryFile", refused)
-    check = doctor_config.run_dir(config())
-    assert check.state is State.wrong and "Permission denied" in check.found
-
-
-def test_a_run_directory_of_one_machine_is_a_warning_on_a_cluster(config, monkeypatch):
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    assert doctor_config.shared_files(config()) is None
-    on_cluster = config("ray.address=head:6379")
-    monkeypatch.setattr(doctor_config, "shared_file_system", lambda path: None)
-    assert doctor_config.shared_files(on_cluster).state is State.warning
-    monkeypatch.setattr(doctor_config, "shared_file_system", lambda path: "nfs4")
-    assert doctor_config.shared_files(on_cluster).state is State.ok
-
-
 def test_models_are_found_by_folder_package_and_name(config, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     folder = tmp_path / "encoder"
@@ -176,19 +133,11 @@ def test_models_are_found_by_folder_package_and_name(config, tmp_path, monkeypat
     (folder / "model.safetensors").write_bytes(bytes(400))
     found = config(f"retriever.path={folder}")
     assert doctor_config.retriever(found).state is State.ok
-    stored = doctor_config.stored_retriever(found)
-    assert stored.dim == 32 and stored.parameters == 100
     assert doctor_config.retriever(config("retriever.path=/no/such")).state is State.wrong
     offline = doctor_config.retriever(config("retriever.path=nobody/nothing"))
     assert offline.state is State.wrong and "hf download nobody/nothing" in offline.fix
     monkeypatch.delenv("HF_HUB_OFFLINE")
     assert doctor_config.retriever(config("retriever.path=nobody/nothing")).state is State.warning
-
-
-def test_a_server_that_is_not_there_is_wrong(config):
-    server = config("lm.path=null", "lm.url=http://127.0.0.1:1/v1", "lm.model=m")
-    check = doctor_config.language_model(server)
-    assert check.state is State.wrong and "127.0.0.1:1" in check.found
 
 
 def test_documents_are_counted_by_manifest_by_key_or_by_size(config, tmp_path):
@@ -225,17 +174,6 @@ def one_gpu(monkeypatch):
 
 
 @pytest.mark.usefixtures("one_gpu")
-def test_gpus_that_are_not_there_are_wrong(config):
-    alone = ("train.accelerator=cpu", "index.gpus_per_builder=0")
-    shards = ("index.gpus_per_searcher=1", "index.num_shards=2", "lm.gpus_per_replica=0")
-    assert doctor_config.gpus(config(*alone, *shards)).state is State.wrong
-    scorers = (*alone, "index.gpus_per_searcher=0", "lm.gpus_per_replica=1")
-    assert doctor_config.gpus(config(*scorers, "lm.num_replicas=2")).state is State.warning
-    assert doctor_config.gpus(config(*scorers)).state is State.ok
-    assert doctor_config.gpus(config(*scorers, "ray.address=head:1")) is None  # the cluster is asked instead
-
-
-@pytest.mark.usefixtures("one_gpu")
 def test_gpus_whose_memory_does_not_hold_the_run_are_wrong_with_the_gigabytes(config):
     found = doctor_config.gpus(config())
     assert found.state is State.ok
@@ -245,9 +183,3 @@ def test_gpus_whose_memory_does_not_hold_the_run_are_wrong_with_the_gigabytes(co
     found = doctor_config.gpus(large)
     assert found.state is State.wrong
     assert "a GPU has 22.1 GB to give" in found.found and "train.gradient_checkpointing=true" in found.found
-
-
-def test_a_trainer_that_must_have_a_gpu_and_finds_none_is_wrong(config, monkeypatch):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    assert doctor_config.gpus(config("train.accelerator=gpu")).state is State.wrong
-    assert doctor_config.gpus(config()) is None

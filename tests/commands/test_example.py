@@ -1,16 +1,14 @@
 """The small example of one's own data is what a run takes: read, proved disjoint, its gold documents found."""
 
 import json
-import shlex
 from pathlib import Path
 
-from replug.config.load import load_config
 from replug.data.store import PreparedSet
 from tests.support.command_line import ROOT, CommandLine
 
 
 def test_the_example_is_sixty_rows_that_a_run_takes(tmp_path: Path, replug: CommandLine) -> None:
-    ended = replug("example", tmp_path / "mine")
+    ended = replug("prepare", "--example", tmp_path / "mine")
     assert ended.status == 0, ended.printed
     paths = {name: tmp_path / f"mine/{name}.jsonl" for name in ("corpus", "queries", "dev", "heldout")}
     rows = [json.loads(line) for path in paths.values() for line in path.read_text().splitlines()]
@@ -28,16 +26,8 @@ def test_the_example_is_sixty_rows_that_a_run_takes(tmp_path: Path, replug: Comm
         assert example.continuation.split()[0] in document
 
 
-def test_the_command_that_the_example_prints_is_one(tmp_path: Path, replug: CommandLine) -> None:
-    printed = replug("example", tmp_path / "mine").output.splitlines()[-1]
-    words = shlex.split(printed)
-    assert words[:4] == ["now:", "replug", "train", "configs/own_data.yaml"]
-    config = load_config(ROOT / words[3], words[4:])
-    assert config.retrieve.k <= 30 and config.train.batch_size <= 16
-
-
 def test_a_folder_that_is_in_use_is_left_alone(tmp_path: Path, replug: CommandLine) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    ended = replug("example", tmp_path)
+    ended = replug("prepare", "--example", tmp_path)
     assert (ended.status, "is not empty; give a new folder" in ended.errors) == (2, True)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

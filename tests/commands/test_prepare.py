@@ -1,4 +1,4 @@
-"""`replug prepare` and `replug verify` as a user types them, and what a full disk does to them."""
+"""`replug prepare` and `replug doctor` as a user types them, and what a full disk does to them."""
 
 import json
 import random
@@ -9,7 +9,6 @@ import pytest
 
 from replug.config.errors import RunError
 from replug.config.schema import DataConfig
-from replug.data.folder import read_mark, write_mark
 from replug.data.prepare.cutting import Tokenizers
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import prepare_raw
@@ -79,7 +78,7 @@ def test_it_says_what_it_made_and_how_far_it_was(made):
 def test_one_process_makes_the_same_bytes_and_verify_is_content(made, source, tmp_path, replug):
     replug("prepare", *keys(source, tmp_path / "set"))
     assert contents(tmp_path / "set") == contents(made[0])
-    assert "all intact" in replug("verify", tmp_path / "set").output
+    assert "all intact" in replug("doctor", tmp_path / "set").output
 
 
 def test_verify_names_what_is_damaged_and_prepare_refuses_it(made, source, tmp_path, replug):
@@ -87,7 +86,7 @@ def test_verify_names_what_is_damaged_and_prepare_refuses_it(made, source, tmp_p
     shard = out / "documents/00000.tokens.npy"
     shard.write_bytes(shard.read_bytes()[:-1] + b"\xaa")
     (out / "heldout.arrow").unlink()
-    ended = replug("verify", out)
+    ended = replug("doctor", out)
     assert ended.status == 1
     assert f"WRONG: {shard} is damaged: its checksum differs" in ended.printed
     assert f"WRONG: {out / 'heldout.arrow'} is missing" in ended.printed
@@ -103,26 +102,6 @@ def test_another_key_over_a_set_is_refused_and_named(made, source, tmp_path, rep
     (tmp_path / "set/inputs.json").write_bytes(before["inputs.json"])
     said = refused(replug, "prepare", *keys(source, tmp_path / "set", "data.context_tokens=8"))
     assert "data.context_tokens is 8, but the unfinished prepared set in" in said
-
-
-def test_a_folder_with_other_things_is_refused_and_they_stay(source, tmp_path, replug):
-    (tmp_path / "set/documents").mkdir(parents=True)
-    (tmp_path / "set/documents/thesis.pdf").write_text("mine")
-    said = refused(replug, "prepare", *keys(source, tmp_path / "set"))
-    assert "holds documents, which is not part of a prepared set" in said
-    assert contents(tmp_path / "set") == {"documents/thesis.pdf": b"mine"}
-
-
-def test_train_refuses_a_set_without_proof(made, tmp_path, replug):
-    manifest = read_mark(made[0] / "manifest.json", "")
-    for path in made[0].rglob("*"):
-        if path.is_file():
-            copy = tmp_path / "set" / path.relative_to(made[0])
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(path.read_bytes())
-    write_mark(tmp_path / "set/manifest.json", {k: v for k, v in manifest.items() if k != "disjoint"})
-    debug = [ROOT / "configs/debug.yaml", f"run_dir={tmp_path / 'run'}", "data.source=null"]
-    assert "holds no proof of disjointness" in refused(replug, "train", *debug, f"data.prepared={tmp_path / 'set'}")
 
 
 # A full disk --------------------------------------------------------------------------------------------

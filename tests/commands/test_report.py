@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from replug.config.errors import UserError
-from replug.evals.tables import MOST_DIFFERENCES, joined_blocks, to_markdown
 from replug.train.run_dir import RunDirectory
 from tests.support.command_line import CommandLine
 from tests.support.outcome_folders import made_up_rows, write_evaluation
@@ -48,14 +47,6 @@ def test_evaluations_of_several_lms_are_rows_of_one_table(replug: CommandLine, f
     assert "Verdicts: p < 0.05 after Holm's correction for 2 comparisons." in table
 
 
-def test_a_method_that_one_folder_lacks_is_an_empty_cell_and_many_folders_are_all_shown():
-    of = {"a": results(0.2, 0.3, 0.03), "b": {"none": results(0.4, 0.5, 0.5)["none"]}}
-    table = to_markdown(joined_blocks("lm", of))
-    assert "| b | 0.4000 |  |" in table
-    many = {str(number): results(0.2, 0.3, 0.9) for number in range(MOST_DIFFERENCES + 1)}
-    assert to_markdown(joined_blocks("lm", many)).count("of replug − none") == MOST_DIFFERENCES + 1
-
-
 @pytest.mark.parametrize(
     ("other", "message"),
     [
@@ -73,14 +64,6 @@ def test_what_cannot_be_compared_is_refused_by_name(
         (path / "manifest.json").unlink()
     ended = replug("report", *folders, path)
     assert ended.status == 2 and message in ended.errors and str(path) in ended.errors
-
-
-def test_an_evaluation_without_documents_stands_beside_one_with_them(
-    replug: CommandLine, folders: list[Path], tmp_path: Path
-):
-    of = {"popqa": results(0.5, 0.6, 0.04)}
-    alone = write_evaluation(tmp_path / "alone", made_up_rows(4), lm="alone", results=of, corpus=None)
-    assert replug("report", *folders, alone).status == 0
 
 
 def test_results_that_were_changed_afterwards_are_refused(replug: CommandLine, folders: list[Path]):

@@ -1,4 +1,4 @@
-"""`replug verify` of a cache of scores: what it shows, and the statuses it ends with."""
+"""`replug doctor` of a cache of scores: what it shows, and the statuses it ends with."""
 
 import json
 import os
@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.commands.checks.scores import verify_scores
+from replug.commands.checks.stored import verify_scores
 from replug.config.errors import RunError
 from replug.models.black_box_lm import ContinuationScore
-from replug.models.generation import Generated
 from replug.models.score_cache import ScoreCache
 
 ROOT = Path(__file__).parents[2]
@@ -76,32 +75,7 @@ def test_the_table_has_a_line_for_each_lm_and_its_name_as_it_is(path: Path, caps
     assert time.strftime("%Y-%m-%d", time.localtime(time.time() - 3 * DAY)) in printed
 
 
-def test_an_lm_without_rows_has_no_dates(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    cache = ScoreCache(tmp_path / "scores.sqlite")
-    cache.store("lm", {})
-    cache.close()
-    (use,) = shown(tmp_path / "scores.sqlite", capsys)["models"]
-    assert (use["oldest"], use["newest"]) == (None, None)
-    verify_scores(tmp_path / "scores.sqlite", as_json=False)
-
-
-def test_showing_changes_nothing(path: Path, capsys: pytest.CaptureFixture) -> None:
-    before = path.read_bytes()
-    shown(path, capsys)
-    assert path.read_bytes() == before
-
-
 # Checking -----------------------------------------------------------------------------------------------
-
-
-def test_answers_are_counted_too(path: Path, capsys: pytest.CaptureFixture) -> None:
-    cache = ScoreCache(path)
-    answer = Generated("said", np.array([-1.0], np.float32), None, 1, 3)
-    cache.store("llama#[bold]", {number.to_bytes(16, "little"): answer for number in range(2000, 2004)})
-    cache.close()
-    answers = shown(path, capsys)
-    assert (answers["rows"], answers["generations"]) == (1000, 4)
-    assert [use["generations"] for use in answers["models"]] == [4, 0]
 
 
 def test_a_damaged_file_is_to_be_removed(path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -118,7 +92,7 @@ def test_a_damaged_file_is_to_be_removed(path: Path, capsys: pytest.CaptureFixtu
 
 def replug_verify(*arguments: object) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "replug.commands.cli", "verify", *map(str, arguments)],
+        [sys.executable, "-m", "replug.commands.cli", "doctor", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=60,
@@ -136,5 +110,5 @@ def test_the_command_ends_with_0_1_and_2(path: Path) -> None:
     assert (wrong.returncode, wrong.stdout, wrong.stderr.count("\n")) == (1, "", 1)
     missing = replug_verify(path.parent / "no.sqlite")
     assert (missing.returncode, missing.stdout, missing.stderr.count("\n")) == (2, "", 1)
-    assert "no.sqlite does not exist; expected an index, a prepared set, a run directory or a cache" in missing.stderr
+    assert "no.sqlite does not exist; expected a YAML file, an index" in missing.stderr
     assert not (path.parent / "no.sqlite").exists()

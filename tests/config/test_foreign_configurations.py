@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from replug.commands.ask import config_of
-from replug.commands.slurm import _on_the_command_line
 from replug.config.errors import UserError
 from replug.config.load import config_to_yaml, load_ask_config, load_config, load_evaluation_config, names_evaluation
 from replug.train.run_dir import RunDirectory
@@ -36,12 +35,6 @@ def test_a_run_from_somebody_else_names_neither_the_server_nor_the_key(tmp_path:
     assert config_of(tmp_path, ["lm.path=stand_in"]).lm.url is None
 
 
-def test_a_run_on_local_weights_is_asked_as_before_but_for_its_cache(tmp_path: Path) -> None:
-    write(tmp_path, GOOD + f"lm: {{path: stand_in, api_key_env: {SECRET}, cache: /tmp/theirs}}\n")
-    lm = config_of(tmp_path, []).lm
-    assert (lm.path, lm.api_key_env, lm.cache) == ("stand_in", "REPLUG_LM_API_KEY", None)
-
-
 @pytest.mark.parametrize("load", [load_config, load_evaluation_config])
 def test_a_configuration_may_name_our_own_variables_only_and_the_command_line_any(
     load: Callable, tmp_path: Path
@@ -61,7 +54,6 @@ def test_a_run_that_was_begun_with_a_key_of_the_users_choice_goes_on(tmp_path: P
     (tmp_path / "manifest.json").write_text("of the prepared set")
     for _ in range(2):
         RunDirectory(tmp_path / "run").claim(config, "lm", tmp_path)
-    assert _on_the_command_line(config) == ["lm.api_key_env=OPENAI_API_KEY"], "a job's file may not say it"
 
 
 @pytest.mark.parametrize(
@@ -78,10 +70,10 @@ def test_a_run_that_was_begun_with_a_key_of_the_users_choice_goes_on(tmp_path: P
     ],
 )
 def test_nothing_but_other_keys_stands_in_for_a_value(value: str, tmp_path: Path) -> None:
-    text = GOOD + f'lm: {{path: stand_in}}\nwandb: {{name: "{value}"}}\n'
+    text = GOOD + f'lm: {{path: stand_in, separator: "{value}"}}\n'
     for load in (
         lambda: load_config(write(tmp_path, text)),
-        lambda: load_config(write(tmp_path, GOOD + "lm: {path: stand_in}"), [f"wandb.name={value}"]),
+        lambda: load_config(write(tmp_path, GOOD + "lm: {path: stand_in}"), [f"lm.separator={value}"]),
         lambda: load_ask_config([f"lm.path={value}"]),
         lambda: load_evaluation_config(write(tmp_path, "evaluation: language_modelling\n"), [f"out={value}"]),
     ):
@@ -91,8 +83,8 @@ def test_nothing_but_other_keys_stands_in_for_a_value(value: str, tmp_path: Path
 
 
 def test_another_key_may_stand_in_for_a_value(tmp_path: Path) -> None:
-    config = load_config(write(tmp_path, GOOD + "lm: {path: stand_in}\nwandb: {name: 'a-${run_dir}-${train.lr}'}\n"))
-    assert config.wandb.name == "a-run-2e-05"
+    config = load_config(write(tmp_path, GOOD + "lm: {path: stand_in, separator: 'a-${run_dir}-${train.lr}'}\n"))
+    assert config.lm.separator == "a-run-2e-05"
     assert "hunter2" not in config_to_yaml(config)
 
 

@@ -12,13 +12,9 @@ from replug.evals.tables import Table, print_blocks
 
 HOSTILE = {
     "a closing tag": "[/INST] and [/]",
-    "a tag": "a[index] and [bold red]b[/bold red]",
     "a link": "[link=https://example.com]here[/link]",
     "a colour": "\x1b[31mred\x1b[0m",
-    "a title": "\x1b]0;owned\x07",
-    "C1": "\x9b2J\x9d0;owned\x9c",
     "backwards": "abc\u202edcba\u2066",
-    "carriage": "safe\rWRONG",
     "backspace": "ok\x08\x08no",
     "emoji names": ":smile: :skull:",
 }

@@ -2,21 +2,21 @@
 
 import pytest
 
-from replug.config.refresh_policy import Adopt, AtLag, RefreshMode, RefreshPolicy, Start, WhenReady, refresh_problems
+from replug.config.refresh_policy import RefreshPolicy, Start, refresh_problems
 from replug.config.schema import RefreshConfig
 
-AT_LAG = AtLag(every_steps=10, lag_steps=3, max_age_steps=30, max_steps=40)
-WHEN_READY = WhenReady(every_steps=10, lag_steps=5, max_age_steps=30, max_steps=40)
+AT_LAG = RefreshPolicy(every_steps=10, lag_steps=3, max_age_steps=30, max_steps=40)
+WHEN_READY = RefreshPolicy(every_steps=10, lag_steps=None, max_age_steps=30, max_steps=40)
 
 
 @pytest.mark.parametrize(
     ("policy", "steps"),
     [
         (AT_LAG, [10, 20, 30]),
-        (AtLag(10, 10, 30, 40), [10, 20]),  # one begun at 30 would be adopted at 40, after the last step
-        (AtLag(10, 0, 30, 31), [10, 20, 30]),
+        (RefreshPolicy(10, 10, 30, 40), [10, 20]),  # one begun at 30 would be adopted at 40, after the last step
+        (RefreshPolicy(10, 0, 30, 31), [10, 20, 30]),
         (WHEN_READY, [10, 20, 30]),
-        (AtLag(50, 1, 150, 40), []),
+        (RefreshPolicy(50, 1, 150, 40), []),
     ],
 )
 def test_a_refresh_starts_at_every_multiple_that_leaves_time_to_adopt_it(
@@ -48,7 +48,7 @@ def test_when_ready_a_refresh_is_due_once_it_is_ready_or_the_live_index_at_its_a
 
 
 def test_training_waits_at_the_start_only_where_the_lag_is_zero() -> None:
-    assert AtLag(10, 0, 30, 40).adopts_at_start
+    assert RefreshPolicy(10, 0, 30, 40).adopts_at_start
     assert not AT_LAG.adopts_at_start and not WHEN_READY.adopts_at_start
 
 
@@ -62,5 +62,4 @@ def test_problems_name_the_key_and_what_was_expected() -> None:
     assert "refresh.lag_steps is 11; expected 0 to refresh.every_steps (10)" in next(refresh_problems(late))
     young = RefreshConfig(every_steps=10, lag_steps=5, max_age_steps=14)
     assert "refresh.max_age_steps is 14; expected at least" in next(refresh_problems(young))
-    both = RefreshConfig(mode=RefreshMode["sync"], adopt=Adopt.when_ready)
-    assert "refresh.adopt is when_ready but refresh.mode is sync" in next(refresh_problems(both))
+    assert "expected a number of steps, or when_ready" in next(refresh_problems(RefreshConfig(lag_steps="soon")))

@@ -16,12 +16,8 @@ CONTRADICTING = {
     "train.labels=auto label.tuned=4": "label.tuned is 4 with retriever.train=both; expected query",
     "train.labels=auto label.tuned_path=x": "label.tuned_path is x, but label.tuned is 0",
     "train.labels=auto label.tuned=4 retriever.train=query retriever.query_path=x": "expected one encoder, and no pair",
-    "data.num_dev=5 data.query_share=0.6 data.heldout_share=0.2 data.dev_share=0.2": "data.dev_share is 1",
+    "data.num_dev=5 data.query_share=0.6 data.heldout_share=0.4": "for data.num_dev is 1.1; expected less",
     "evaluate.heldout=false": r"evaluate\.heldout=false is set, but train\.labels is not",
-    "lora.alpha=8": "lora.alpha is set, but lora.rank is not; expected lora.rank too",
-    "lora.targets=[query]": "lora.targets is set, but lora.rank is not; expected lora.rank too",
-    "lora.rank=2 lora.dropout=1": "lora.dropout is 1, which leaves the adapters nothing",
-    "lora.rank=2 lora.targets=[query,query]": "lora.targets is .*; expected different names",
     "retriever.dims=[8,8]": "retriever.dims is .*; expected different numbers above 0",
 }
 

@@ -52,7 +52,7 @@ BAD_LINES = {
     "empty text": (as_json(text=""), "text_empty"),
     "a number as text": (as_json(text=7), "text_not_a_string"),
     "a NUL character": (as_json(text="a\0b"), "nul_character"),
-    "a text that is too long": (as_json(text="word " * 200), "too_long"),
+    "a text that is too long": (as_json(text="word " * (4 << 20)), "too_long"),
     "a list as id": (as_json(id=["a"]), "id_not_a_string"),
     "an empty id": (as_json(id=""), "id_empty"),
     "a list as domain": (as_json(domain=["a"]), "domain_not_a_string"),
@@ -64,7 +64,7 @@ BAD_LINES = {
 def test_a_bad_line_is_counted_and_listed_with_its_place_and_the_others_are_taken(what, tmp_path):
     line, reason = BAD_LINES[what]
     (tmp_path / "raw.jsonl").write_bytes(with_bad(line))
-    prepared = prepare_all(tmp_path, tmp_path / "raw.jsonl", max_text_characters=999)
+    prepared = prepare_all(tmp_path, tmp_path / "raw.jsonl")
     assert prepared.manifest["rejected"] == {reason: 1}
     assert prepared.manifest["source"]["texts"] == len(GOOD) + (reason == "duplicate_id")
     (case,) = listed(prepared.folder)
@@ -225,7 +225,7 @@ BAD_TEXTS = {
     "a program": (b"\x7fELF\x02\x01\x01\0\0\0", "nul_character"),
     "a picture": (b"\x89PNG\r\n\x1a\n\0\0", "not_utf8"),
     "UTF-16": ("some words".encode("utf-16"), "not_utf8"),
-    "a text that is too long": (b"word " * 200, "too_long"),
+    "a text that is too long": (b"word " * (4 << 20), "too_long"),
 }
 
 
@@ -236,7 +236,7 @@ def test_a_bad_file_in_a_tree_of_texts_is_named_and_the_others_are_taken(what, t
         (tmp_path / "raw/deep").mkdir(parents=True, exist_ok=True)
         (tmp_path / "raw/deep" / f"{row['id']}.txt").write_text(row["text"])
     (tmp_path / "raw/deep/bad.txt").write_bytes(content)
-    prepared = prepare_all(tmp_path, tmp_path / "raw", max_text_characters=999)
+    prepared = prepare_all(tmp_path, tmp_path / "raw")
     assert prepared.manifest["rejected"] == {reason: 1}
     assert listed(prepared.folder) == [(reason, "bad.txt", None)]
     assert prepared.manifest["source"]["texts"] == len(GOOD)

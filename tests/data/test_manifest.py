@@ -1,4 +1,4 @@
-"""One flipped bit in a file that has a checksum: whoever reads the file names it, and `replug verify` does too."""
+"""One flipped bit in a file that has a checksum: whoever reads the file names it, and `replug doctor` does too."""
 
 import json
 import shutil

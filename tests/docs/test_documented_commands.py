@@ -25,9 +25,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 HELP = sorted((ROOT / "replug/commands").rglob("*.py"))
-WITHOUT_LM = ("index",)  # as the commands have it
-WITHOUT_BOTH = ("prepare",)
-TAKES_CONFIG = ("train", "evaluate", "index", "prepare", "plan", "slurm")
+TAKES_CONFIG = ("train", "evaluate", "prepare", "plan", "slurm")
 
 
 def of_comments(path: Path) -> Iterator[list[str]]:
@@ -74,15 +72,15 @@ def compose(words: list[str]) -> None:
         engines = [f"web.engine={words[place + 1]}" for place, word in enumerate(words) if word == "--engine"]
         load_ask_config([*overrides, *engines])
     elif name in TAKES_CONFIG and len(words) > 1 and (path := ROOT / find_config(words[1])).is_file():
-        compose_file(name, path, overrides)
+        compose_file(words, path, overrides)
 
 
-def compose_file(name: str, path: Path, overrides: list[str]) -> None:
+def compose_file(words: list[str], path: Path, overrides: list[str]) -> None:
     if names_evaluation(path):
         check_evaluation(load_evaluation_config(path, overrides))
         return
-    needs_retriever = name not in WITHOUT_BOTH
-    load_config(path, overrides, needs_lm=needs_retriever and name not in WITHOUT_LM, needs_retriever=needs_retriever)
+    needs_lm = words[0] != "prepare" or "--labels" in words  # as the commands have it
+    load_config(path, overrides, needs_lm=needs_lm, needs_retriever=needs_lm or "--index" in words)
 
 
 @pytest.mark.parametrize("where", COMMANDS, ids=range(len(COMMANDS)))
@@ -92,7 +90,7 @@ def test_a_documented_command_has_a_configuration_that_is_not_refused(where: str
 
 def test_commands_of_every_kind_are_looked_at() -> None:
     names = [words[0] for words in COMMANDS.values() if len(words) > 1]
-    assert {"train", "evaluate", "index", "prepare", "plan", "slurm", "ask"} <= set(names)
+    assert {"train", "evaluate", "prepare", "plan", "slurm", "ask"} <= set(names)
     assert sum(name == "evaluate" for name in names) > 25
 
 

@@ -116,7 +116,7 @@ def test_a_corpus_is_labelled_and_trained_on_as_the_page_shows(
     monkeypatch.chdir(reader)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # the trainer writes a card, for which it asks the hub
     if not (reader / "mine").exists():
-        type_in("replug example mine", replug)
+        type_in("replug prepare --example mine", replug)
     for language, text in blocks("Label a corpus, and train with sentence-transformers alone"):
         here = text.replace("sentence-transformers/all-MiniLM-L6-v2", real_encoder())
         type_in(here, replug) if language == "bash" else exec(here, {})
@@ -131,7 +131,7 @@ def test_settings_are_searched_for_as_the_page_shows(
     real_encoder()
     monkeypatch.chdir(reader)
     if not (reader / "mine").exists():
-        type_in("replug example mine", replug)
+        type_in("replug prepare --example mine", replug)
     for language, text in blocks("Search for settings"):
         type_in(text, replug) if language == "bash" else exec(text, {})
     assert re.search(r"\{'train.lr': [\d.e-]+, 'loss.gamma': 0\.\d+\}", capsys.readouterr().out)

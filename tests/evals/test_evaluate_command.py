@@ -124,7 +124,7 @@ def questions(tmp_path) -> Path:
 
 
 def common(corpus: Path) -> list[str]:
-    return [f"data.corpus={corpus}", "retriever.path=stand_in", "index.threads_per_worker=1", "index.dtype=float32"]
+    return [f"data.corpus={corpus}", "retriever.path=stand_in", "index.dtype=float32"]
 
 
 def test_retrieval_needs_no_lm(evaluate, tmp_path, corpus, questions):

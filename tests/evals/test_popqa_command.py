@@ -57,7 +57,6 @@ def with_corpus(data: Path) -> list[str]:
     return [
         f"data.corpus={data / 'corpus.jsonl'}",
         "retriever.path=stand_in",
-        "index.threads_per_worker=1",
         "index.dtype=float32",
         f"methods=[{','.join(METHODS)}]",
     ]

@@ -11,6 +11,7 @@ from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import load_evaluation_config
 from replug.evals.kinds import check_evaluation
 from replug.evals.language_modelling import read_spans
+from replug.evals.spans import ROOM
 from tests.support.tiny_lms import write_gpt2, write_tokenizer
 
 LONG_WORDS = " ".join(f"word{number:05d}" for number in range(40))
@@ -50,6 +51,18 @@ def test_lms_are_asked_the_same_spans_where_one_tokenizer_cuts_them(tmp_path, te
     assert [span.continuation for span in alone] != [span.continuation for span in a], "its own tokens cut words"
 
 
+def test_a_long_context_is_as_long_as_the_lm_holds(tmp_path, texts, monkeypatch):
+    methods = ["methods=[none,long_context]", texts, "texts.max_examples=null"]
+    whole = [span for span in read_spans(config_of(tmp_path, *methods), None) if span.source == "3.txt"]
+    text = (tmp_path / "texts/3.txt").read_text()
+    assert all(span.long_context == text[: span.start] for span in whole), "the stand-in has no limit"
+    monkeypatch.setattr("replug.models.build.lm_max_tokens", lambda lm: 30)
+    some = read_spans(config_of(tmp_path, *methods), None)
+    lengths = {len(str(span.long_context).split()) for span in some if len(span.continuation.split()) == 5}
+    assert max(lengths) == 30 - ROOM - 5
+    assert read_spans(config_of(tmp_path, texts), None)[0].long_context is None
+
+
 def test_wikitexts_words_are_counted_over_the_original(tmp_path):
     article = " = Title = \n \n He said ( 1 @,@ 000 @-@ odd ) . \n"
     (tmp_path / "wiki.jsonl").write_text(json.dumps({"id": "w", "text": article}) + "\n")
@@ -82,7 +95,6 @@ def test_texts_of_the_hub_are_its_test_split_and_none_else_is_read_for_it(tmp_pa
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["texts.stride_tokens=4"], "texts.stride_tokens is 4, less than texts.scored_tokens, 5"),
         (["texts.path=null", "data.prepared=x"], "texts.scored_tokens is set, but held-out texts are measured as they"),
         (
             ["texts.path=null", "texts.scored_tokens=128", "data.prepared=x", "methods=[none,long_context]"],

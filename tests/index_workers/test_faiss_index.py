@@ -127,7 +127,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, folder: Path, kind: IndexKind) -> Fa
         (["index.kind=pq"], "IndexPQFastScan is not there"),
         (["index.kind=ivf_pq"], "IndexIVFPQFastScan is not there"),
         (["index.kind=ivf_sq8", "index.nprobe=4096"], "index.nprobe is 4096; expected at most 2048"),
-        (["index.kind=ivf_sq8", "retrieve.k=600"], "retrieve.k times index.overretrieve is 2400; expected at most"),
+        (["index.kind=ivf_sq8", "retrieve.k=600"], "retrieve.k times its candidates is 2400; expected at most"),
         (["index.kind=ivf_sq8", "retrieve.k=600", "index.rerank=live"], "is 2400; expected at most 2048"),
         (["index.kind=ivf_sq8", "retrieve.k=505", "retrieve.exclude_own_source=true"], "is 2052; expected at most"),
     ],

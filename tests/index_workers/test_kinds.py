@@ -6,13 +6,14 @@ from replug.index_workers.kinds import (
     POINTS_PER_LIST,
     IndexKind,
     default_nprobe,
+    default_overretrieve,
     preset_lists,
     resolve_kind,
 )
 
 
 def resolve(name: str, num_documents: int = 100_000, nprobe: int | None = None, rerank: bool = True) -> IndexKind:
-    return resolve_kind(name, 384, num_documents, nprobe, rerank, overretrieve=6)
+    return resolve_kind(name, 384, num_documents, nprobe, rerank)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ def resolve(name: str, num_documents: int = 100_000, nprobe: int | None = None, 
     ],
 )
 def test_a_preset_becomes_a_factory_string_and_any_other_name_is_one(name: str, factory: str, nprobe: int) -> None:
-    assert resolve(name) == IndexKind(factory, nprobe, rerank=True, overretrieve=6)
+    assert resolve(name) == IndexKind(factory, nprobe, rerank=True, overretrieve=default_overretrieve(factory))
 
 
 @pytest.mark.parametrize("documents", [1, 38, 39, 78, 1000, 10_000, 1_000_000, 36_000_000])

@@ -59,7 +59,7 @@ def test_a_moved_run_directory_is_searched_where_it_lies_now(store: VersionStore
 def test_nothing_published_is_refused(store: VersionStore, tmp_path: Path) -> None:
     (store.folder(0) / "manifest.json").unlink()
     for folder in (store.root, tmp_path / "gone"):
-        with pytest.raises(UserError, match=f"{folder} holds no published index; expected a run directory or"):
+        with pytest.raises(UserError, match=f"{folder} holds no published index; expected a run directory"):
             LocalIndex(folder, threads=1)
 
 
@@ -91,7 +91,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedSet:
 
 
 def build(config: Config, data: PreparedSet, root: Path, dims: int | None, kind: str) -> LocalIndex:
-    config = replace(config, index=replace(config.index, dims=dims, kind=kind, overretrieve=len(data.corpus)))
+    config = replace(config, index=replace(config.index, dims=dims, kind=kind))
     store, builder = VersionStore(root), Builder(root, threads=1)
     root.mkdir()
     plan = publish_snapshot(config, load_encoder(config.retriever, dims=dims), data, store, IndexState(0, 0))

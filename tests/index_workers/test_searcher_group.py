@@ -33,7 +33,7 @@ def test_loading_has_the_time_of_the_configuration_and_is_named_by_its_key(monke
         raise GetTimeoutError
 
     monkeypatch.setattr(searcher_group.ray, "get", never)
-    says = r"do not answer \(GetTimeoutError, after at most 7200 s, index\.timeout_seconds\): is there room"
+    says = r"do not answer \(GetTimeoutError, after at most 7200 s\): is there room"
     for ask in (lambda of: of.load(1, 10), lambda of: of.search(1, None, 3), lambda of: of.release([1])):
         with pytest.raises(RunError, match=says):
             ask(group(7200.0))

@@ -52,7 +52,7 @@ def encoder(debug_config: Config) -> Encoder:
 def service(folder: Path, data: PreparedSet, ray_session: None) -> Iterator[IndexService]:
     """One for all tests, since actors take seconds to start; each test takes `versions` of its own."""
     texts = [example.context for example in data.queries.examples(range(16))]
-    index = IndexConfig(num_shards=2, num_builders=2, threads_per_worker=1)
+    index = IndexConfig(num_shards=2, num_builders=2)
     service = IndexService(folder / "index", index, texts, watched_k=10)
     yield service
     service.close()
@@ -303,7 +303,7 @@ def test_a_version_that_was_loaded_in_part_does_not_answer_for_the_next_of_its_n
 @pytest.mark.slow
 def test_blue_green_serves_each_version_with_searchers_of_its_own(debug_config, data, encoder, folder):
     texts = [example.context for example in data.queries.examples(range(8))]
-    index = IndexConfig(threads_per_worker=1, swap=SwapMode.blue_green)
+    index = IndexConfig(swap=SwapMode.blue_green)
     service = IndexService(folder / "blue_green", index, texts, watched_k=10)
     try:
         assert service.searchers == []

@@ -138,7 +138,7 @@ def test_an_unfinished_version_beside_a_published_one_is_noted_and_not_wrong(sto
 def test_a_folder_without_an_index_is_wrong(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     folder = tmp_path / name
-    says = f"{folder} holds no index; expected a run directory or what `replug index` wrote"
+    says = f"{folder} holds no index; expected a run directory, as `replug prepare --index` writes it"
     assert verify_index(folder) == ([], [says])
 
 

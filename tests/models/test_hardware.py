@@ -7,7 +7,7 @@ import torch
 
 import replug.models.hardware
 from replug.commands.checks.machine import State, cuda
-from replug.commands.index import run_index
+from replug.commands.prepare import make_index
 from replug.config.choices import Accelerator
 from replug.config.errors import UserError
 from replug.config.schema import Config
@@ -87,7 +87,7 @@ def test_a_process_that_was_given_a_gpu_does_not_work_on_the_cpu_instead(driver,
 def test_no_command_begins_beside_gpus_that_torch_cannot_use(driver, debug_config: Config, tmp_path):
     driver()
     debug_config.run_dir = str(tmp_path / "run")
-    for command in (train, run_index):
+    for command in (train, make_index):
         with pytest.raises(UserError, match="wants a driver"):
             command(debug_config)
     assert not (tmp_path / "run").exists()

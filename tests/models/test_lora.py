@@ -117,20 +117,13 @@ def test_there_are_no_adapters_in_frozen_layers(encoder_folder):
     assert names and all(".layer.1." in name for name in names)
 
 
-def test_targets_are_pefts_or_those_asked_for(encoder_folder):
-    backbone = Encoder(str(encoder_folder)).backbones[0]
-    assert set(adapter_settings(backbone, LoRAConfig(rank=2), 0).target_modules) == {"query", "value"}
-    settings = adapter_settings(backbone, LoRAConfig(rank=2, targets=["dense", "key"]), 0)
-    assert set(settings.target_modules) == {"dense", "key"} and settings.lora_alpha == 4
-    assert not [
-        name for name in trained(adapted(encoder_folder, LoRAConfig(rank=2, targets=["dense"]))) if "pooler" in name
-    ]
-    with pytest.raises(UserError, match=r"lora.targets: q_proj is no linear layer of BertModel; .*dense, key, query"):
-        adapter_settings(backbone, LoRAConfig(rank=2, targets=["q_proj"]), 0)
+def test_targets_are_pefts(encoder_folder):
+    settings = adapter_settings(Encoder(str(encoder_folder)).backbones[0], LoRAConfig(rank=2))
+    assert set(settings.target_modules) == {"query", "value"} and settings.lora_alpha == 4
 
 
-def test_an_architecture_without_a_default_is_refused_with_the_names_of_its_linear_layers():
-    with pytest.raises(UserError, match=r"peft has no default for mpnet; expected some of dense, k, o, q, v$"):
+def test_an_architecture_that_peft_does_not_know_is_refused():
+    with pytest.raises(UserError, match="peft does not know which layers of mpnet to adapt"):
         adapter_settings(mpnet(), LoRAConfig(rank=2), 0)
 
 

@@ -57,7 +57,7 @@ def test_the_wheel_of_the_sdist_is_the_wheel_of_the_checkout(wheel: Path, tmp_pa
     assert {
         "replug/train/loss.py",
         "replug/configs/debug.yaml",
-        "replug/slurm/train.sbatch",
+        "replug/slurm/job.sbatch",
         "replug/py.typed",
     } <= names[0]
     assert not [name for name in names[0] if name.split("/")[0] not in ("replug", "replug-0.1.0.dist-info")]

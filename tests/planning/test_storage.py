@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from replug.config.load import load_config
-from replug.config.refresh_policy import AtLag, RefreshPolicy
+from replug.config.refresh_policy import RefreshPolicy
 from replug.config.schema import Config
 from replug.data.store import PreparedSet
 from replug.index_workers.answers import Measures
@@ -25,17 +25,16 @@ from replug.models.preparing import prepared_set
 from replug.models.score_cache import ScoreCache
 from replug.planning.model_sizes import encoder_size
 from replug.planning.pace import job_of
-from replug.planning.plans import disk_gb
-from replug.planning.storage import (
+from replug.planning.training import disk_gb
+from replug.planning.workload import (
     NAME_BYTES,
     SCORE_BYTES,
-    StoredRetriever,
     documents_bytes,
     examples_bytes,
+    index_size,
     most_versions,
     version_bytes,
 )
-from replug.planning.workload import index_size
 from replug.train.refresh import RefreshController
 from replug.train.step_metrics import StepClock
 
@@ -89,7 +88,7 @@ def test_prepared_training_texts_take_the_bytes_estimated(prepared: PreparedSet)
     assert estimated == pytest.approx(num_bytes(prepared.folder / "queries.arrow"), rel=0.03)
 
 
-@pytest.mark.parametrize("kind", ["flat_fp16", "sq8", "pq", "ivf_sq8", "ivf_pq"])
+@pytest.mark.parametrize("kind", ["flat_fp16", "pq", "ivf_sq8"])
 def test_an_index_version_takes_the_bytes_estimated(
     kind: str, prepared: PreparedSet, config: Config, tmp_path: Path
 ) -> None:
@@ -110,14 +109,13 @@ def test_an_index_version_takes_the_bytes_estimated(
     for shard in missing.shards:
         Builder(store.root, 1).build_shard(plan, shard)
     store.publish(plan)
-    retriever = StoredRetriever(dim, sum(weight.numel() for weight in encoder.parameters()), vocabulary=292)
-    codes = 0.0 if size.is_exact else size.bytes_per_vector
-    estimated = version_bytes(rows, retriever, config.index.block_documents, codes, size.num_lists, shards)
+    parameters = sum(weight.numel() for weight in encoder.parameters())
+    estimated = version_bytes(rows, dim, parameters, config.index.block_documents, size, shards)
     assert estimated == pytest.approx(num_bytes(store.folder(0)), rel=0.03)
 
 
 def resolved_factory(config: Config, dim: int, rows: int) -> str | None:
-    return resolve_kind(config.index.kind, dim, rows, None, True, None).factory
+    return resolve_kind(config.index.kind, dim, rows, None, True).factory
 
 
 def test_the_cache_of_scores_takes_the_bytes_estimated(tmp_path: Path) -> None:
@@ -164,12 +162,12 @@ def versions_of_a_run(policy: RefreshPolicy, checkpoint_every: int, keep_last: i
     return max(most, len(there | {max(there) + 1}))
 
 
-@pytest.mark.parametrize(("every", "lag"), [(10, 3), (10, 10), (10, 0), (4, 2), (300, 100)])
-@pytest.mark.parametrize(("checkpoint_every", "keep_last"), [(5, 2), (1, 1), (50, 1), (50, 3), (1000, 2)])
+@pytest.mark.parametrize(("every", "lag"), [(10, 3), (10, 0), (4, 2)])
+@pytest.mark.parametrize(("checkpoint_every", "keep_last"), [(5, 2), (1, 1), (50, 3), (1000, 2)])
 def test_as_many_versions_are_counted_as_the_trainer_leaves(
     every: int, lag: int, checkpoint_every: int, keep_last: int
 ) -> None:
-    policy = AtLag(every, lag, 3 * every, 403)
+    policy = RefreshPolicy(every, lag, 3 * every, 403)
     left = versions_of_a_run(policy, checkpoint_every, keep_last)
     assert most_versions(policy, checkpoint_every, keep_last) == left
 
@@ -177,8 +175,3 @@ def test_as_many_versions_are_counted_as_the_trainer_leaves(
 def test_the_papers_run_holds_three_versions_of_its_vectors(paper: Config) -> None:
     """55.3 GB of float16 numbers each, with 0.4 GB of weights: live, the one before, and the one under way."""
     assert disk_gb(job_of(paper))["index_versions"] == pytest.approx(3 * (55.3 + 0.45), rel=0.002)
-
-
-def test_a_set_that_is_prepared_elsewhere_takes_nothing(paper: Config) -> None:
-    paper.data.source, paper.data.prepared = None, "elsewhere"
-    assert disk_gb(job_of(paper, num_documents=1000))["prepared_set"] == 0

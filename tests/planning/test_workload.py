@@ -5,18 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from replug.config.errors import UserError
 from replug.config.load import load_config
-from replug.config.refresh_policy import AtLag
+from replug.config.refresh_policy import RefreshPolicy
 from replug.config.schema import Config
-from replug.planning.accelerators import ACCELERATORS
+from replug.planning.accelerators import parse_devices
 from replug.planning.model_sizes import encoder_size, lm_size
 from replug.planning.pace import job_of
 from replug.planning.workload import Shape, index_size, shape_of, total_flop, total_tokens, work_of
 
 
 def hours(flop: float, name: str) -> float:
-    return flop / ACCELERATORS[name].rate("bfloat16") / 3600
+    return flop / parse_devices(f"1x{name}").rate("bfloat16") / 3600
 
 
 @pytest.mark.parametrize(
@@ -75,7 +74,7 @@ def small_shape() -> Shape:
         document=4,
         num_documents=100,
         num_queries=20,
-        refresh=AtLag(every_steps=4, lag_steps=2, max_age_steps=12, max_steps=10),
+        refresh=RefreshPolicy(every_steps=4, lag_steps=2, max_age_steps=12, max_steps=10),
         checkpoint_every=5,
     )
 
@@ -84,11 +83,8 @@ def small_shape() -> Shape:
     ("kind", "per_vector"),
     [
         ("flat_fp16", 1536),
-        ("Flat", 3072),
-        ("sq8", 768),
         ("ivf_sq8", 776),
         ("pq", 96),
-        ("PQ64", 64),
         ("OPQ64_256,IVF65536,PQ64", 72),
         ("HNSW32,Flat", 3344),
         ("IVF4096_HNSW32,Flat", 3080),  # the graph is of the lists
@@ -97,12 +93,6 @@ def small_shape() -> Shape:
 def test_a_vector_takes_the_bytes_of_its_kind(paper: Config, kind: str, per_vector: int) -> None:
     paper.index.kind = kind
     assert index_size(paper, 768, 36_000_000).bytes_per_vector == per_vector
-
-
-def test_a_kind_of_unknown_bytes_is_an_error(paper: Config) -> None:
-    paper.index.kind = "LSH"
-    with pytest.raises(UserError, match=r"index\.kind is LSH"):
-        index_size(paper, 768, 1000)
 
 
 def test_documents_are_counted_in_a_file_or_a_prepared_set(tmp_path: Path, paper: Config) -> None:
@@ -118,9 +108,3 @@ def test_documents_are_counted_in_a_file_or_a_prepared_set(tmp_path: Path, paper
     paper.data.source, paper.data.prepared = None, str(prepared)
     assert shape_of(paper).num_documents == 7
     assert shape_of(paper, num_documents=5).num_documents == 5
-
-
-def test_a_corpus_of_unknown_length_is_an_error_that_names_the_key(tmp_path: Path, paper: Config) -> None:
-    paper.data.num_documents = None
-    with pytest.raises(UserError, match=r"data\.num_documents is not set"):
-        shape_of(paper)

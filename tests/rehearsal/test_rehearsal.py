@@ -24,7 +24,7 @@ from replug.config.load import load_config
 from replug.config.refresh_policy import refresh_policy
 from replug.config.schema import Config
 from replug.planning.memory import run_sizes
-from replug.planning.storage import most_versions
+from replug.planning.workload import most_versions
 from tests.support.command_line import ROOT
 from tests.support.fake_cluster import FakeActor, FakeCluster, fake_cluster
 
@@ -39,10 +39,7 @@ PAPERS = (
     *("train.batch_size=64", "train.micro_batches=2", "train.pipeline_depth=2", "retrieve.k=20"),
 )
 # Of the stand-ins: few short texts in many files.
-SMALL = (
-    *("data.num_queries=1600", "data.num_heldout=8", "index.block_documents=16", "evaluate.max_examples=4"),
-    *("lm.threads_per_replica=1", "index.threads_per_worker=1", "train.threads=1"),
-)
+SMALL = (*("data.num_queries=1600", "data.num_heldout=8", "index.block_documents=16", "evaluate.max_examples=4"),)
 
 
 def papers_layout(nodes: int, gpus_of_node: int, resources: Sequence[str]) -> Layout:

@@ -22,7 +22,7 @@ STEPS = 16
 OPTIONS = ["--nodes=2", "--cpus-per-task=4", "--submit", "--sbatch=--hold"]
 OVERRIDES = [
     *(f"train.max_steps={STEPS}", "refresh.every_steps=6", "refresh.lag_steps=3", "checkpoint.every_steps=4"),
-    *("train.threads=1", "index.threads_per_worker=1", "lm.threads_per_replica=1", "evaluate.num_resamples=200"),
+    "evaluate.num_resamples=200",
 ]
 
 

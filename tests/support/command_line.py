@@ -19,10 +19,7 @@ BASE = [
     "checkpoint.every_steps=4",
     "evaluate.num_resamples=200",
     "train.pipeline_depth=2",
-    "index.threads_per_worker=1",
-    "train.threads=1",
 ]
-ON_RAY = ("train", "index", "evaluate", "label")
 
 
 def arguments(run: Path, overrides: tuple[str, ...], command: str, config: str) -> list[str]:
@@ -41,17 +38,19 @@ def clean_environment() -> dict[str, str]:
 
 def start(run: Path, *overrides: str, command: str = "train", config: str = "debug") -> subprocess.Popen:
     """The real command line in a session of its own, on a Ray of its own."""
-    return start_process(*arguments(run, overrides, command, config))
+    joins = any(override.startswith("ray.address=") for override in overrides)
+    environment = {"RAY_AUTH_MODE": "disabled"} if joins else {}  # the tests' own clusters have no token
+    return start_process(*arguments(run, overrides, command, config), **environment)
 
 
-def start_process(*typed: object) -> subprocess.Popen:
+def start_process(*typed: object, **environment: str) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-m", "replug.commands.cli", *map(str, typed)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env=clean_environment(),
+        env={**clean_environment(), **environment},
         cwd=ROOT,
     )
 
@@ -76,6 +75,10 @@ class Ended:
     printed: str
 
 
+def _wants_ray(command: str, *typed: object) -> bool:
+    return command in ("train", "evaluate") or (command == "prepare" and bool({"--index", "--labels"} & set(typed)))
+
+
 class CommandLine:
     """`replug(...)` as if typed; a command that wants Ray joins the cluster at `address()`."""
 
@@ -85,7 +88,7 @@ class CommandLine:
     def __call__(self, command: str, *typed: object) -> Ended:
         from replug.commands.cli import main
 
-        joined = [f"ray.address={self._address()}"] if command in ON_RAY else []
+        joined = [f"ray.address={self._address()}"] if _wants_ray(command, *typed) else []
         argv = ["replug", command, *map(str, typed), *joined]
         status: object = 0
         with mock.patch.object(sys, "argv", argv), _as_before(), _printed() as (output, errors, printed):

@@ -18,7 +18,6 @@ def on_run(run: Path) -> list[str]:
         "retriever.path=stand_in",
         f"retrievers.lsr={run / 'retriever'}",
         "lm.path=stand_in",
-        "index.threads_per_worker=1",
         "index.dtype=float32",
     ]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from replug.commands.slurm import SlurmRequest, render
+from replug.commands.slurm import render
 from replug.slurm.ray_job import INTERRUPTED
 from tests.support.local_slurm import LocalSlurm
 
@@ -74,8 +74,7 @@ def submit(slurm: LocalSlurm, folder: Path, replug: str = WAITING, on_nodes: str
     (package / "commands/cli.py").write_text(replug)
     ray_node = package / "slurm/ray_node.py"
     ray_node.write_text(f"{on_nodes}\n{ray_node.read_text()}")
-    request = SlurmRequest(nodes=2, cpus_per_task=2)
-    script = render((ROOT / "slurm/train.sbatch").read_text(), request, folder, folder, sys.executable)
+    script = render("train", {"nodes": "2", "cpus-per-task": "2"}, folder, folder, sys.executable)
     (folder / "job.sbatch").write_text(script)
     return Job(slurm.run("sbatch", "--parsable", str(folder / "job.sbatch")), folder)
 

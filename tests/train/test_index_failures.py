@@ -55,7 +55,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedSet:
 @pytest.fixture(scope="module")
 def service(disk: SmallDisk, ray_session: None) -> Iterator[IndexService]:
     """One for all tests, since actors take seconds to start; each test takes `versions` of its own."""
-    index = IndexConfig(num_shards=2, num_builders=2, threads_per_worker=1)
+    index = IndexConfig(num_shards=2, num_builders=2)
     service = IndexService(disk.folder, index, watched_texts=["a text"], watched_k=5)
     yield service
     service.close()

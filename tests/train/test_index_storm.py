@@ -93,7 +93,7 @@ class Killer(threading.Thread):
 
 def run_on(cluster: RayCluster, run: Path, killer: Killer | None = None) -> tuple[str, float]:
     """What a run that joins the cluster prints, and its seconds from the first step to the end."""
-    process = start(run, *OVERRIDES, f"ray.address={cluster.address}", "ray.auth=disabled")
+    process = start(run, *OVERRIDES, f"ray.address={cluster.address}")
     try:
         while process.poll() is None and not (run / "index/v000000/inputs.json").exists():
             time.sleep(0.05)
@@ -199,7 +199,7 @@ def searcher_memory(service: IndexService) -> tuple[float, set[str]]:
 @pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize("kind", [IndexKind(), IndexKind("IVF16,SQ8", 4, True, 4)], ids=["flat_fp16", "ivf_sq8"])
 def test_memory_does_not_grow_with_the_number_of_swaps(tmp_path, kind):
-    service = IndexService(tmp_path / "index", IndexConfig(num_shards=2, num_builders=1, threads_per_worker=1))
+    service = IndexService(tmp_path / "index", IndexConfig(num_shards=2, num_builders=1))
     queries = np.random.default_rng(0).normal(size=(16, DIM)).astype(np.float32)
     memory, threads = [], []
     try:

@@ -88,7 +88,7 @@ def test_query_precision_makes_products_in_bfloat16_and_vectors_stay_float32(mod
 def test_the_pipeline_encodes_queries_as_the_key_says(key, autocast, debug_config, module, data, monkeypatch):
     given = []
     monkeypatch.setattr(module, "encode_queries", lambda texts, autocast: given.append(autocast))
-    config = replace(debug_config, train=replace(debug_config.train, query_precision=Precision(key)))
+    config = replace(debug_config, train=replace(debug_config.train, precision=Precision(key)))
     workers = SimpleNamespace(index=SimpleNamespace(search=None), lm=SimpleNamespace(submit_sums=None), template=None)
     pipeline = batch_pipeline(config, module, data, workers, InlineExecutor(), StepClock(), lambda: None)
     pipeline._retrieval.encode(["a"])

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from replug.config.errors import Interrupted, RunError
-from replug.config.refresh_policy import AtLag, WhenReady
+from replug.config.refresh_policy import RefreshPolicy
 from replug.index_workers.answers import Measures
 from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import Refreshed
@@ -69,7 +69,7 @@ def controller(
     look_at: Callable[[IndexState, Future], Future] = looked_at_once,
     clock: StepClock | None = None,
 ) -> RefreshController:
-    policy = WhenReady(every, 0, max_age, max_steps) if lag is None else AtLag(every, lag, max_age, max_steps)
+    policy = RefreshPolicy(every, lag, max_age, max_steps)
     return RefreshController(service, policy, publish, look_at, clock or StepClock())
 
 

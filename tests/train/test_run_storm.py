@@ -75,8 +75,7 @@ class Storm:
 
     def _start(self) -> subprocess.Popen:
         self.starts += 1
-        joined = (f"ray.address={self._cluster.address}", "ray.auth=disabled")
-        process = start(self._run, *self._overrides, *joined)
+        process = start(self._run, *self._overrides, f"ray.address={self._cluster.address}")
         assert process.stdout is not None
         threading.Thread(target=process.stdout.read, daemon=True).start()  # a pipe that nobody reads would stop it
         return process

@@ -65,15 +65,14 @@ def test_a_budget_stops_the_run_before_it_is_passed_and_only_a_larger_one_and_th
 ):
     run = tmp_path / "run"
     with FaultServer() as server:
-        process = start(run, *served(server, quiet_run, "lm.max_requests=60"))
+        process = start(run, *served(server, quiet_run, "lm.max_tokens_sent=20000"))
         output, _ = process.communicate(timeout=120)
         assert process.returncode == 1, output
-        assert "lm.max_requests" in output.splitlines()[-1]
-        assert 50 <= server.requests <= 60
+        assert "lm.max_tokens_sent" in output.splitlines()[-1]
         spent = json.loads((run / "lm_spent.json").read_text())
         assert spent["requests"] == server.requests
-        assert_another_lm_is_refused(run, served(server, quiet_run, "lm.max_requests=100000"))
-        finish(run, *served(server, quiet_run, "lm.max_requests=100000"))
+        assert_another_lm_is_refused(run, served(server, quiet_run, "lm.max_tokens_sent=100000000"))
+        finish(run, *served(server, quiet_run, "lm.max_tokens_sent=100000000"))
     assert losses(run) == losses(quiet_run)
 
 

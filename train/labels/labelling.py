@@ -1,4 +1,4 @@
-"""The composition root of `replug label`: from configuration to a finished folder of labels, each stage a call.
+"""The composition root of labels: from configuration to a finished folder of labels, each stage a call.
 
 OUT/queries.parquet, dev.parquet   the labels (`data.labels`), with inputs.json and manifest.json
 OUT/scores.sqlite   what the LM has said so far, unless `lm.cache` names another file; a training may read it too

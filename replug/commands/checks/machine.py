@@ -5,11 +5,11 @@ model or downloads anything; a cluster that runs is joined, to ask its nodes. No
 unreachable file system is found, not waited for. The checks of a configuration are in `commands.checks.configuration`.
 """
 
+import contextlib
 import importlib.metadata
 import os
 import platform
 import shutil
-import socket
 import stat
 import threading
 from collections.abc import Callable, Sequence
@@ -18,11 +18,11 @@ from enum import Enum
 from netrc import NetrcParseError, netrc
 from pathlib import Path
 
+import psutil
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from replug.config.choices import RayAuth, WandbMode
-from replug.config.schema import RayConfig, WandbConfig
+from replug.config.choices import WandbMode
 from replug.slurm.ray_node import OBJECT_STORE_BYTES
 
 LIMIT_SECONDS = 30.0
@@ -79,45 +79,42 @@ def machine_checks() -> Checks:
     """What every run needs, whatever its configuration."""
     return [
         ("Python", python),
-        *((library, lambda library=library: package(library)) for library in LIBRARIES),
-        ("other packages", other_packages),
+        ("packages", packages),
         ("CUDA", cuda),
         ("FAISS", faiss),
-        ("Ray token", lambda: ray_token(RayConfig())),
+        ("Ray token", ray_token),
         ("Ray here", running_ray),
         ("shared memory", shared_memory),
-        ("SLURM", slurm),
-        ("W&B", lambda: wandb(WandbConfig())),
+        ("W&B", lambda: wandb(WandbMode.off)),
     ]
 
 
 def python() -> Check:
-    wanted = _metadata_field("Requires-Python") or ">=3.11"
+    try:
+        wanted = importlib.metadata.metadata("replug")["Requires-Python"]
+    except importlib.metadata.PackageNotFoundError:
+        wanted = ">=3.11"
     version = platform.python_version()
     if SpecifierSet(wanted).contains(version):
         return Check("Python", State.ok, version)
     return Check("Python", State.wrong, f"{version}, expected {wanted}", "make clean install PYTHON=python3.12")
 
 
-def package(name: str) -> Check:
-    """One library against the range that the project asks for."""
-    version, wanted = _version(name), _requirements().get(name)
-    if version is None:
-        return Check(name, State.wrong, "not installed", REINSTALL)
-    if wanted is None:
-        return Check(name, State.warning, f"{version}; replug is not installed, its ranges are not known", REINSTALL)
-    if not wanted.contains(version, prereleases=True):
-        return Check(name, State.wrong, f"{version}, expected {wanted}", f"pip install '{name}{wanted}'")
-    return Check(name, State.ok, version)
-
-
-def other_packages() -> Check:
-    """The project's other dependencies in one line."""
-    checks = [package(name) for name in _requirements() if name not in LIBRARIES]
-    bad = [check for check in checks if check.state is not State.ok]
-    if bad:
-        return Check("other packages", State.wrong, "; ".join(f"{c.name}: {c.found}" for c in bad), bad[0].fix)
-    return Check("other packages", State.ok, f"{len(checks)} as asked for")
+def packages() -> Check:
+    """Compare the project's dependencies with the ranges that it asks for; the main ones are shown."""
+    wanted = _requirements()
+    if not wanted:
+        return Check("packages", State.warning, "replug is not installed, its ranges are not known", REINSTALL)
+    versions = {name: _version(name) for name in wanted}
+    wrong = {
+        name: f"{name} {version or 'is not installed'}, expected {wanted[name]}"
+        for name, version in versions.items()
+        if version is None or not wanted[name].contains(version, prereleases=True)
+    }
+    if wrong:
+        fix = "pip install " + " ".join(f"'{name}{wanted[name]}'" for name in wrong)
+        return Check("packages", State.wrong, "; ".join(wrong.values()), fix)
+    return Check("packages", State.ok, ", ".join(f"{name} {versions[name]}" for name in LIBRARIES if name in versions))
 
 
 def cuda() -> Check:
@@ -143,38 +140,34 @@ def faiss() -> Check:
     return Check("FAISS", State.ok, " ".join(next(iter(found.items()))))
 
 
-def ray_token(ray: RayConfig) -> Check:
-    """How Ray authenticates: the environment goes before the configuration. The token itself is never read."""
-    mode = os.environ.get("RAY_AUTH_MODE") or ray.auth.value
-    where = "from RAY_AUTH_MODE" if "RAY_AUTH_MODE" in os.environ else "from ray.auth"
-    if mode != RayAuth.token.value:
-        fix = "unset RAY_AUTH_MODE, or ray.auth=token"
-        return Check("Ray token", State.warning, f"{mode} ({where}): whoever reaches its ports runs code", fix)
+def ray_token() -> Check:
+    """Check how Ray authenticates; the token itself is never read."""
+    if (mode := os.environ.get("RAY_AUTH_MODE", "token")) != "token":
+        said = f"RAY_AUTH_MODE={mode}: whoever reaches Ray's ports runs code"
+        return Check("Ray token", State.warning, said, "unset RAY_AUTH_MODE")
     path = os.environ.get("RAY_AUTH_TOKEN_PATH")
     if path is None:
-        return Check("Ray token", State.ok, f"token ({where})")
+        return Check("Ray token", State.ok, "every run has a token of its own")
     if not Path(path).is_file():
         return Check("Ray token", State.wrong, f"RAY_AUTH_TOKEN_PATH: {path} does not exist", "name the token's file")
     if stat.S_IMODE(Path(path).stat().st_mode) & 0o077:
         return Check("Ray token", State.wrong, f"{path} can be read by others", f"chmod 600 {path}")
-    return Check("Ray token", State.ok, f"token ({where}), in a file of this user's alone")
+    return Check("Ray token", State.ok, f"in {path}, which this user alone reads")
 
 
 def running_ray() -> Check:
-    """Clusters of this user on this machine: one that was left behind holds memory."""
-    heads = [path.parent.name for path in Path("/proc").glob("[0-9]*/comm") if _is_own_head(path)]
+    """Look for clusters of this user on this machine: one that was left behind holds memory."""
+    heads = [
+        str(process.pid)
+        for process in psutil.process_iter(["name", "uids", "status"])
+        if process.info["name"] == "gcs_server"
+        and process.info["status"] != psutil.STATUS_ZOMBIE
+        and process.info["uids"].real == os.getuid()
+    ]
     if not heads:
         return Check("Ray here", State.ok, "no cluster of this user runs on this machine")
-    found = f"clusters of this user run here: {len(heads)} (gcs_server {', '.join(sorted(heads, key=int))})"
+    found = f"clusters of this user run here: {len(heads)} (gcs_server {', '.join(heads)})"
     return Check("Ray here", State.warning, found, "if no run of yours needs them: ray stop, which ends all of them")
-
-
-def _is_own_head(comm: Path) -> bool:
-    try:
-        is_alive = "\nState:\tZ" not in (comm.parent / "status").read_text()
-        return comm.read_text().strip() == "gcs_server" and comm.parent.stat().st_uid == os.getuid() and is_alive
-    except OSError:  # it has ended meanwhile
-        return False
 
 
 def shared_memory() -> Check | None:
@@ -188,42 +181,16 @@ def shared_memory() -> Check | None:
     return Check("shared memory", State.ok, f"{free / GIB:.1f} GiB free in /dev/shm")
 
 
-def slurm() -> Check:
-    if job := os.environ.get("SLURM_JOB_ID"):
-        nodes = os.environ.get("SLURM_JOB_NODELIST", "?")
-        return Check("SLURM", State.ok, f"in job {job} on {nodes}")
-    if shutil.which("sbatch"):
-        return Check("SLURM", State.ok, "sbatch is here: `replug slurm CONFIG` shows a job")
-    return Check("SLURM", State.ok, "not on this machine")
-
-
-def wandb(config: WandbConfig) -> Check:
-    """Whether an online run would find a login; the key is never shown."""
-    login = wandb_login()
-    if config.mode is WandbMode.online and login is None:
-        return Check("W&B", State.wrong, "wandb.mode=online, but no login", "wandb login, or wandb.mode=offline")
-    said = f"wandb.mode={'off' if config.mode is WandbMode.off else config.mode.value}"
-    return Check("W&B", State.ok, f"{said}, {f'login from {login}' if login else 'no login'}")
-
-
-def wandb_login() -> str | None:
-    """Where the key would come from."""
-    if os.environ.get("WANDB_API_KEY"):
-        return "WANDB_API_KEY"
+def wandb(mode: WandbMode) -> Check:
+    """Check whether an online run would find a login; the key is never shown."""
+    login = "WANDB_API_KEY" if os.environ.get("WANDB_API_KEY") else None
     path = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
-    try:
-        return str(path) if path.is_file() and netrc(path).authenticators(WANDB_HOST) else None
-    except NetrcParseError:
-        return None
-
-
-def can_connect(host: str, port: int, seconds: float = 5.0) -> str | None:
-    """None, or why not."""
-    try:
-        socket.create_connection((host, port), timeout=seconds).close()
-    except OSError as error:
-        return error.strerror or str(error)
-    return None
+    with contextlib.suppress(NetrcParseError):
+        if login is None and path.is_file() and netrc(path).authenticators(WANDB_HOST):
+            login = str(path)
+    if mode is WandbMode.online and login is None:
+        return Check("W&B", State.wrong, "wandb.mode=online, but no login", "wandb login, or wandb.mode=offline")
+    return Check("W&B", State.ok, f"wandb.mode={mode.value}, {f'login from {login}' if login else 'no login'}")
 
 
 def _requirements() -> dict[str, SpecifierSet]:
@@ -234,13 +201,6 @@ def _requirements() -> dict[str, SpecifierSet]:
         return {}
     parsed = [Requirement(line) for line in lines]
     return {wanted.name: wanted.specifier for wanted in parsed if wanted.marker is None or wanted.marker.evaluate()}
-
-
-def _metadata_field(name: str) -> str | None:
-    try:
-        return importlib.metadata.metadata("replug")[name]
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _version(name: str) -> str | None:

@@ -182,7 +182,7 @@ class ServerSource:
 
     def __init__(self, lm: LMConfig) -> None:
         self._spec = server_spec(lm)
-        self._limits = lm.max_requests, lm.max_tokens_sent
+        self._max_tokens_sent = lm.max_tokens_sent
         self._server: HttpLM | None = None
 
     @property
@@ -201,7 +201,7 @@ class ServerSource:
     def connect(self, budget_file: Path | None = None, cache: Path | None = None) -> None:
         if self._server is not None:
             return
-        server = connect(self._spec, RequestBudget(budget_file, *self._limits))
+        server = connect(self._spec, RequestBudget(budget_file, max_tokens=self._max_tokens_sent))
         if cache is not None:
             with closing(ScoreCache(cache)) as scores:
                 server.identity = scores.identity_like(self._spec.model, server.fingerprint)

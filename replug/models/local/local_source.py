@@ -54,7 +54,7 @@ class LocalSource(ABC):
         from replug.models.scorer_pool import ScorerPool  # imports Ray, which `open_here` does without
 
         replicas, gpus = scorers(lm)
-        return ScorerPool(self, replicas, lm.threads_per_replica, gpus, lm.timeout_seconds, lm.max_attempts)
+        return ScorerPool(self, replicas, None, gpus, lm.timeout_seconds, lm.max_attempts)
 
     def open_here(self) -> AsyncLM:
         return InProcessLM(self.load(), self.tokens_per_unit(on_gpu=False))

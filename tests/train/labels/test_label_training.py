@@ -31,7 +31,7 @@ from tests.support.packages import ROOT
 
 KEYS = (
     *("label.dense=5", "label.random=2", "data.num_queries=24", "data.num_dev=10", "data.num_heldout=10"),
-    *("train.batch_size=8", "train.threads=1", "checkpoint.every_steps=2", "evaluate.heldout=false"),
+    *("train.batch_size=8", "checkpoint.every_steps=2", "evaluate.heldout=false"),
 )
 
 
@@ -112,7 +112,6 @@ def test_an_interrupted_training_goes_on_to_the_same_losses_and_weights(
 ADAPTERS = (
     "lora.rank=2",
     "train.lr=1.0e-2",
-    "lora.dropout=0.5",
     "retriever.frozen_layers=1",
     "train.gradient_checkpointing=true",
 )

@@ -128,8 +128,8 @@ def test_another_runs_queries_are_refused(tmp_path: Path, side: TrainedSide, mov
 
 
 SET = ("data.num_queries=60", "data.num_dev=12", "data.num_heldout=10")
-LABEL = (*SET, "label.dense=4", "label.bm25=2", "label.random=1", "index.threads_per_worker=1")
-TRAIN = (*SET, "train.epochs=2", "train.batch_size=8", "train.threads=1", "evaluate.heldout=false")
+LABEL = (*SET, "label.dense=4", "label.bm25=2", "label.random=1")
+TRAIN = (*SET, "train.epochs=2", "train.batch_size=8", "evaluate.heldout=false")
 
 
 def num_scored(cache: Path) -> int:
@@ -154,7 +154,7 @@ def until(holds: Callable[[], bool], process: subprocess.Popen) -> None:
 def test_killed_and_run_again_no_pair_is_scored_twice_and_a_training_on_the_labels_resumes_exactly(tmp_path):
     config, out = ROOT / "configs/debug.yaml", tmp_path / "labels"
     run, twin = tmp_path / "run", tmp_path / "twin"
-    label = ("label", config, "--out", out, f"run_dir={run}", f"data.out={tmp_path}/set", *LABEL)
+    label = ("prepare", config, "--labels", out, f"run_dir={run}", f"data.out={tmp_path}/set", *LABEL)
     slow = start_process(*label, "lm.path=stand_in:0.3")
     until(lambda: num_scored(out / "scores.sqlite") > 0, slow)
     slow.kill()

@@ -17,8 +17,8 @@ OWN = ("train.epochs=2", "train.batch_size=4", "label.dense=3", "label.bm25=1")
 
 
 def typed(folder: Path, replug: CommandLine, *others: str) -> list[str]:
-    """The command that `replug example` prints, with stand-ins for its models."""
-    words = shlex.split(replug("example", folder / "mine").output.splitlines()[-1])[2:]
+    """The command that `replug prepare --example` prints, with stand-ins for its models."""
+    words = shlex.split(replug("prepare", "--example", folder / "mine").output.splitlines()[-1])[2:]
     given = ("retriever.path", "lm.path")
     kept = [word for word in words[2:] if not word.startswith(given)]
     return [words[0], str(CONFIG), *kept, *STAND_INS, *OWN, *others]
@@ -36,7 +36,7 @@ def test_a_set_without_development_texts_is_refused_before_anything_is_scored(
 
 def test_a_labelling_alone_has_no_tuned_queries_but_those_that_are_named(tmp_path: Path, replug: CommandLine) -> None:
     command = typed(tmp_path, replug)
-    ended = replug("label", *command[1:], "--out", tmp_path / "labels")
+    ended = replug("prepare", *command[1:], "--labels", tmp_path / "labels")
     assert ended.status == 2 and "label.tuned is 8; expected label.tuned_path" in ended.errors
     assert not (tmp_path / "labels").exists()
 

@@ -1,0 +1,110 @@
+"""Is what a command wrote still whole? Checksums, counts and dimensions of folders; SQLite's own check of a cache."""
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from replug.config.errors import RunError, UserError
+from replug.config.plain_text import plain_line
+from replug.data.folder import CHECKSUMS, Folder, checksum_problems, kind_of
+from replug.data.labels import labels_folder
+from replug.data.store import verify_prepared
+from replug.evals.folder import EvaluationFolder
+from replug.index_workers.build_plan import index_folder, version_numbers
+from replug.models.score_cache import ModelUse, ScoreCache
+
+
+def verify(path: Path, as_json: bool) -> None:
+    """Print what is there and what is wrong. Raises UserError if replug did not write it, RunError if it is damaged."""
+    if not path.exists():
+        raise UserError(
+            f"{path} does not exist; expected a YAML file, an index, a prepared set, a run directory or a cache of "
+            "scores"
+        )
+    if path.is_file():
+        verify_scores(path, as_json)
+        return
+    if as_json:
+        raise UserError(f"{path} is a folder; expected --json with a cache of scores or a configuration")
+    found, problems = _verify_folder(path)
+    for line in found:
+        print(plain_line(line))
+    for problem in problems:
+        print(f"WRONG: {plain_line(problem)}")
+    if problems:
+        raise RunError(f"{path} is wrong in {len(problems)} places, first: {problems[0]}")
+
+
+def _verify_folder(directory: Path) -> tuple[list[str], list[str]]:
+    """Return what is there and what is wrong, in a folder with a manifest or in a run directory with all it holds."""
+    from replug.index_workers.verify import verify_index  # imports FAISS
+    from replug.train.run_dir import MEND
+
+    if kind_of(directory) == "prepared set":
+        return verify_prepared(directory)
+    is_prepared = kind_of(directory / "data") == "prepared set"
+    found, problems = verify_prepared(directory / "data") if is_prepared else ([], [])
+    checked: dict[Path, list[str]] = {}
+    for folder in (directory, directory / "retriever"):
+        if (folder / CHECKSUMS).is_file():
+            checked[folder] = checksum_problems(folder)
+    for folder in (directory, directory / "labels"):
+        run = Folder(folder, "run", key="run_dir", mend=MEND, others=("*",))  # which may hold a user's own files
+        evaluation = EvaluationFolder(folder).folder
+        made = {"run": run, "set of labels": labels_folder(folder), "evaluation": evaluation}.get(kind_of(folder) or "")
+        if made is not None and made.is_finished:
+            checked[folder] = made.verify()
+    for folder, wrong in checked.items():
+        found.append(f"{folder}: {'all intact' if not wrong else f'wrong in {len(wrong)} places'}")
+        problems += wrong
+    if version_numbers(index_folder(directory)) or not found:
+        of_index = verify_index(index_folder(directory))
+        found, problems = of_index[0] + found, of_index[1] + problems
+    return found, problems
+
+
+def verify_scores(path: Path, as_json: bool) -> None:
+    """Check the file, then show what it holds. Raises UserError if it is not a cache, RunError if it is damaged."""
+    if not path.stat().st_size:  # opening it would make a cache of it
+        raise UserError(f"{path} is empty; expected a cache of scores, such as RUN_DIR/scores.sqlite")
+    cache = ScoreCache(path)
+    try:
+        if (damage := cache.damage()) is not None:
+            raise RunError(f"{path} is damaged ({damage}): remove it, and its scores are computed again")
+        models = cache.models()
+        counts = ("rows", "rows_with_tokens", "generations", "samples")
+        held = {name: sum(getattr(use, name) for use in models) for name in counts}
+        if as_json:
+            whole = {"file": str(path), "bytes": cache.num_bytes(), **held, "models": [asdict(use) for use in models]}
+            print(json.dumps(whole, ensure_ascii=False))
+            return
+        print(
+            f"{path}: {cache.num_bytes() / 1e6:.1f} MB, {held['rows']} rows, {held['rows_with_tokens']} of them with "
+            f"their tokens, {held['generations']} answers, samples of {held['samples']} prompts"
+        )
+        Console(width=120).print(_table(models))
+    finally:
+        cache.close()
+
+
+def _table(models: list[ModelUse]) -> Table:
+    table = Table()
+    table.add_column("LM", overflow="fold")
+    for name in ("rows", "with tokens", "answers", "sampled", "oldest", "newest"):
+        table.add_column(name, justify="right")
+    for use in models:
+        table.add_row(
+            escape(use.identity),
+            *(str(number) for number in (use.rows, use.rows_with_tokens, use.generations, use.samples)),
+            *(_date(seconds) for seconds in (use.oldest, use.newest)),
+        )
+    return table
+
+
+def _date(seconds: int | None) -> str:
+    return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
