@@ -25,7 +25,7 @@ def search(
     from rich.panel import Panel
     from rich.text import Text
 
-    answers = [(place, _search(place, text, k)) for place in (directory, against) if place is not None]
+    answers = [(place, _search_one(place, text, k)) for place in (directory, against) if place is not None]
     if as_json:
         for place, found in answers:
             print(plain_json({"index": str(place), "query": text, "found": found}))
@@ -42,7 +42,7 @@ def search(
     console.print(Columns(panels))
 
 
-def _search(directory: Path, text: str, k: int) -> list[dict]:
+def _search_one(directory: Path, text: str, k: int) -> list[dict]:
     """Search the newest published version."""
     from replug.index_workers.build_plan import index_folder
     from replug.index_workers.local_index import LocalIndex

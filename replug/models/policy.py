@@ -232,5 +232,5 @@ def _read(path: Path) -> dict[str, Any]:
             f"{path} is not valid JSON ({error}); expected what `replug report --policies` writes"
         ) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise UserError(f"{path} is no policy of format {FORMAT}; `replug report --policies` writes it anew")
+        raise UserError(f"{path} is not a policy of format {FORMAT}; write it again with `replug report --policies`")
     return content

@@ -15,8 +15,8 @@ from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import BM25, GENREAD, GOLD, LONG_CONTEXT, NONE, REPLUG, WITHOUT_RETRIEVER, Method
 from replug.config.rules import evaluation_methods, has_rerank_lm, lm_problems
 from replug.config.schema import LMConfig
-from replug.data.files import read_json
 from replug.data.rows import count_rows
+from replug.data.shards import prepared_folder
 from replug.index_workers.build_plan import newest_encoder
 from replug.planning.accelerators import Devices, parse_devices
 from replug.planning.memory import DTYPE_BYTES, gpus_for, known, scoring_bytes
@@ -183,27 +183,24 @@ def count_examples(config: EvaluationConfig, given: int | None) -> int:
         if path and Path(path).expanduser().is_file():
             counts.append(count_rows(Path(path).expanduser()))
         elif is_text:
-            manifest = _manifest(config)
-            counts.append(int(manifest["counts"]["heldout"]) if manifest else data.num_heldout)
+            prepared = prepared_folder(Path(data.prepared).expanduser()) if data.prepared else None
+            if prepared is not None and prepared.is_finished:
+                counts.append(int(prepared.manifest()["counts"]["heldout"]))
+            else:
+                counts.append(data.num_heldout)
     if not counts:
         key = "texts.max_examples" if is_text else "questions.max_questions"
         raise UserError(f"{key} is not set and no file is there to count; expected --examples N, such as 3610")
     return min(counts)
 
 
-def _manifest(config: EvaluationConfig) -> dict[str, Any] | None:
-    path = Path(config.data.prepared).expanduser() / "manifest.json" if config.data.prepared else None
-    return read_json(path, "prepare the set again") if path is not None and path.is_file() else None
-
-
 def plan_evaluation(config: EvaluationConfig, gpus: str | None, given: Assumptions = DEFAULTS) -> dict[str, Any]:
     """Plan an evaluation. Raises UserError for what cannot be planned, with the flag or key that fixes it."""
     devices = parse_devices(gpus, efficiency=given.efficiency)
-    if (manifest := _manifest(config)) and "data.context_tokens" in manifest[
-        "origin"
-    ]:  # the lengths that the set was cut to
-        config.data.context_tokens = manifest["origin"]["data.context_tokens"]
-        config.data.document_tokens = manifest["origin"]["data.document_tokens"]
+    made_from = prepared_folder(Path(config.data.prepared).expanduser()).inputs if config.data.prepared else None
+    if made_from and "data.context_tokens" in made_from:  # the lengths that the set was cut to
+        config.data.context_tokens = made_from["data.context_tokens"]
+        config.data.document_tokens = made_from["data.document_tokens"]
     num, retrievers = count_examples(config, given.num_examples), _retrievers(config)
     needs_corpus = retrievers or any(method.takes_from_corpus for method in evaluation_methods(config))
     documents = (given.num_documents or count_documents(config.run_config())) if needs_corpus else 0

@@ -171,7 +171,8 @@ def encoder_size(path: str, parameters: float | None = None) -> ModelSize:
     if parameters is not None:
         return _of_count(path, parameters, ENCODER_ASPECT, ENCODER_VOCABULARY, "--retriever-parameters")
     if (folder := _folder(path)) is not None:
-        size = read_size(folder, "retriever.path")
+        transformer = next((inner for kind, inner in _modules(folder) if kind == "Transformer"), folder)
+        size = read_size(transformer, "retriever.path")
         width, dense = head_size(folder, size.hidden)
         return replace(size, name=path, parameters=size.parameters + dense, vector_width=width)
     known = ENCODERS.get(path) or ENCODERS.get(_last_part(path))

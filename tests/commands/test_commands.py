@@ -69,7 +69,7 @@ def test_the_report_is_made_again_with_a_picture(quiet_run, tmp_path, capsys):
     run_report([run], tmp_path / "overview.png")
     assert "3 hot swaps" in (run / "report.html").read_text()
     assert (tmp_path / "overview.png").read_bytes().startswith(b"\x89PNG")
-    assert "bits per byte on 40 held-out texts" in capsys.readouterr().out
+    assert "language_modelling, n = 40" in capsys.readouterr().out
 
 
 @pytest.mark.slow

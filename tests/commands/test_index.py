@@ -71,7 +71,7 @@ def test_verify_names_the_file_that_is_damaged(index, tmp_path, replug):
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     ended = replug("doctor", copy)
     assert ended.status == 1
-    problem = f"{path} is damaged, its checksum differs from manifest.json's; {MEND}"
+    problem = f"{path} is damaged: its checksum differs; {MEND}"
     assert ended.output.splitlines() == ["v000000: wrong in 1 places", f"WRONG: {problem}"]
     assert ended.errors.splitlines()[-1] == f"replug: {copy} is wrong in 1 places, first: {problem}"
 

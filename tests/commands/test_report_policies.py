@@ -110,7 +110,6 @@ def evaluated(replug: CommandLine, tmp_path_factory: pytest.TempPathFactory) -> 
         "data.corpus": root / "corpus.jsonl",
         "retriever.path": "stand_in",
         "lm.path": "stand_in",
-        "index.threads_per_worker": 1,
         "index.dtype": "float32",
         "num_resamples": 200,
         "methods": "[none,bm25@1,replug@2,genread]",

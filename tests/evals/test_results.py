@@ -54,7 +54,7 @@ def test_a_group_called_as_a_difference_takes_the_place_of_none():
 
 
 def test_the_table_shows_differences_groups_and_the_papers_figures():
-    paper = PaperConfig("table 9", {"replug": 1.5}, {"left": {"replug": 2.5}, "law": {"none": 1}}, {"Atlas 11B": 0.479})
+    paper = PaperConfig("table 9", {"replug": 1.5, "Atlas 11B": 0.479}, {"left": {"replug": 2.5}, "law": {"none": 1}})
     results = results_of(paper=paper)
     table = to_markdown(result_blocks(results, "lengths", paper))
     assert "paper, table 9" in table and "| 1.5 |" in table

@@ -152,7 +152,7 @@ def test_the_newest_quantizer_of_the_same_kind_is_found(store: VersionStore) -> 
     ],
 )
 def test_an_index_of_other_vectors_is_refused_by_what_differs(store: VersionStore, change: dict, says: str) -> None:
-    with pytest.raises(UserError, match=rf"{says}: give the same value or another index\.out"):
+    with pytest.raises(UserError, match=rf"{says}: give the same value or another run_dir"):
         store.require_same_vectors(replace(PLAN, **change))
 
 

@@ -37,7 +37,7 @@ def bits(lm: AsyncLM) -> list[bytes]:
 
 
 def test_the_path_names_the_backend(with_toy: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HuggingFaceSource, "connect", lambda self: None)  # there is no such name on the hub
+    monkeypatch.setattr(HuggingFaceSource, "connect", lambda *_: None)  # there is no such name on the hub
 
     def source(path: str) -> object:
         return lm_source(lm_section(f"lm.path={path}"), tmp_path / "budget.json", tmp_path / "scores.sqlite")

@@ -118,7 +118,7 @@ def test_there_are_no_adapters_in_frozen_layers(encoder_folder):
 
 
 def test_targets_are_pefts(encoder_folder):
-    settings = adapter_settings(Encoder(str(encoder_folder)).backbones[0], LoRAConfig(rank=2))
+    settings = adapter_settings(Encoder(str(encoder_folder)).backbones[0], LoRAConfig(rank=2), 0)
     assert set(settings.target_modules) == {"query", "value"} and settings.lora_alpha == 4
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast, masking_utils
 
-from replug.models.black_box_lm import ContinuationScore, LaunchingLM, Pending, UnscorableText
+from replug.models.black_box_lm import ContinuationScore, LaunchingLM, Pending, ScoreCall, UnscorableText
 from replug.models.local import hf_lm
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.output_layer import continuation_positions
@@ -125,7 +125,7 @@ def test_a_replica_tokenizes_the_next_call_while_its_device_is_at_one() -> None:
     replica, slow = Scorer(StandInSource(), threads=1), SlowLM()
     replica._lm = slow
     with ThreadPoolExecutor(2) as calls:  # as many as a pool gives it at once
-        answers = list(calls.map(replica.score, [["a b"], ["c d"]], [[" b"], [" d"]]))
+        answers = list(calls.map(replica.score, [ScoreCall(["a b"], [" b"]), ScoreCall(["c d"], [" d"])]))
     plain = StandInLM()
     assert [bits(answer.scores) for answer in answers] == [
         bits(plain.score(["a b"], [" b"])),
@@ -139,8 +139,8 @@ def test_what_tokenizing_refuses_reaches_the_caller_and_the_next_call_is_answere
     replica = Scorer(StandInSource(), threads=1)
     replica._lm = lm
     with pytest.raises(UnscorableText, match="continuation 0 is empty"):
-        replica.score(["a"], [""])
-    assert bits(replica.score(["a"], [" b"]).scores) == bits(lm.score(["a"], [" b"]))
+        replica.score(ScoreCall(["a"], [""]))
+    assert bits(replica.score(ScoreCall(["a"], [" b"])).scores) == bits(lm.score(["a"], [" b"]))
 
 
 class BehindLM(SlowLM):
@@ -165,7 +165,8 @@ def test_a_replica_launches_the_next_call_behind_the_one_that_its_device_is_at()
     replica._lm = behind
     with ThreadPoolExecutor(2) as calls:
         first, second = sorted(
-            calls.map(replica.score, [["a b"], ["c d"]], [[" b"], [" d"]]), key=lambda answer: answer.began
+            calls.map(replica.score, [ScoreCall(["a b"], [" b"]), ScoreCall(["c d"], [" d"])]),
+            key=lambda answer: answer.began,
         )
     assert len(behind.launched) == 2
     assert second.began == pytest.approx(first.began + first.seconds)  # not when it was launched
