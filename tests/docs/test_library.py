@@ -106,7 +106,7 @@ def test_a_tuned_model_is_loaded_back_as_the_page_shows(
     basel = re.search(r"\[\[([\d.]+), ([\d.]+)\]\]", capsys.readouterr().out)
     assert basel and float(basel[2]) > float(basel[1])
     card = ModelCard.load(reader / "models/mine/README.md")
-    assert card.data.license == "apache-2.0" and "| all |" in card.text and "95% interval" in card.text
+    assert card.data.license == "apache-2.0" and "| lsr |" in card.text and "95% interval" in card.text
 
 
 @pytest.mark.slow
