@@ -28,6 +28,10 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def json_sha256(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
 def write_json(path: Path, content: object) -> None:
     """Replace a file by this content; half a surrogate pair is escaped, as JSON has it."""
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"

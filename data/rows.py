@@ -48,8 +48,19 @@ def read_examples(path: Path) -> list[Example]:
     examples: list[Example] = []
     seen: set[str] = set()
     for number, (where, row) in enumerate(read_json_lines(path)):
-        examples.append(_example(row, where, number))
-        require_new(examples[-1].id, seen, where)
+        gold = row.get("gold") or []
+        if not isinstance(gold, list) or not all(isinstance(item, str | int) for item in gold):
+            raise UserError(f"{where}: field 'gold' must be a list of document ids")
+        example = Example(
+            id=_identifier(row, where) if "id" in row else str(number),
+            context=_text(row, "context", where),
+            continuation=_text(row, "continuation", where),
+            domain=_optional(row, "domain", where) or "all",
+            source=_optional(row, "source", where),
+            gold=tuple(str(item) for item in gold),
+        )
+        require_new(example.id, seen, where)
+        examples.append(example)
     if not examples:
         raise UserError(f"{path} holds no texts")
     return examples
@@ -58,7 +69,12 @@ def read_examples(path: Path) -> list[Example]:
 def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each object with where it stands (`file:line`); blank lines are passed over."""
     for where, line in _lines(path, "a file of JSON Lines"):
-        yield where, _object(line, where)
+        row = json_object(line)
+        if isinstance(row, tuple):
+            raise UserError(f"{where}: {row[1]}")
+        if b"\\ud" in line.lower():
+            _require_whole_characters(row, where)
+        yield where, row
 
 
 def read_table(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -109,15 +125,6 @@ def read_json_array(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"{path}, question {number}", row
 
 
-def _object(line: bytes, where: str) -> dict[str, Any]:
-    row = json_object(line)
-    if isinstance(row, tuple):
-        raise UserError(f"{where}: {row[1]}")
-    if b"\\ud" in line.lower():
-        _require_whole_characters(row, where)
-    return row
-
-
 def _require_whole_characters(row: dict[str, Any], where: str) -> None:
     for name, value in row.items():
         try:
@@ -130,20 +137,6 @@ def require_new(identifier: str, seen: set[str], where: str) -> None:
     if identifier in seen:
         raise UserError(f"{where}: id {identifier!r} occurs twice; ids must be unique")
     seen.add(identifier)
-
-
-def _example(row: dict[str, Any], where: str, number: int) -> Example:
-    gold = row.get("gold") or []
-    if not isinstance(gold, list) or not all(isinstance(item, str | int) for item in gold):
-        raise UserError(f"{where}: field 'gold' must be a list of document ids")
-    return Example(
-        id=_identifier(row, where) if "id" in row else str(number),
-        context=_text(row, "context", where),
-        continuation=_text(row, "continuation", where),
-        domain=_optional(row, "domain", where) or "all",
-        source=_optional(row, "source", where),
-        gold=tuple(str(item) for item in gold),
-    )
 
 
 def _identifier(row: dict[str, Any], where: str) -> str:

@@ -59,12 +59,6 @@ def buckets(keys: np.ndarray) -> np.ndarray:
     return exponent * BUCKETS_PER_OCTAVE + ((mantissa - 0.5) * 2 * BUCKETS_PER_OCTAVE).astype(np.int64)
 
 
-def bucket_end(bucket: int) -> int:
-    """Return the smallest key of the buckets after this one."""
-    exponent, part = divmod(bucket + 1, BUCKETS_PER_OCTAVE)
-    return min(math.ceil(np.ldexp(0.5 + part / (2 * BUCKETS_PER_OCTAVE), exponent)), 2**64)
-
-
 class KeyCounts:
     """How many pieces of one split have been seen in each bucket of keys."""
 
@@ -94,7 +88,8 @@ class KeyCounts:
 
     def end(self) -> int:
         """Return the smallest key above the limit."""
-        return bucket_end(self.limit)
+        exponent, part = divmod(self.limit + 1, BUCKETS_PER_OCTAVE)
+        return min(math.ceil(np.ldexp(0.5 + part / (2 * BUCKETS_PER_OCTAVE), exponent)), 2**64)
 
 
 def key_ranges(end: int, candidates: int, per_range: int) -> list[tuple[int, int]]:

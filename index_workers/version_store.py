@@ -30,13 +30,12 @@ from uuid import uuid4
 import numpy as np
 
 from replug.config.errors import RunError, UserError
-from replug.data.files import file_sha256, read_json, reading, writing
+from replug.data.files import file_sha256, json_sha256, read_json, reading, writing
 from replug.data.folder import INPUTS, MANIFEST, FileSum, Folder, file_sum
 from replug.data.shards import shard_paths
 from replug.index_workers.build_plan import (
     ENCODER,
     BuildPlan,
-    json_sha256,
     plan_from_json,
     plan_problem,
     version_folder,
