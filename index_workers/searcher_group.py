@@ -1,7 +1,7 @@
 """One searcher actor for each shard, asked together: an answer comes from all of them or not at all.
 
-An actor that hangs answers no `ping` beside its work. Ray itself waits for a process that is stopped. Only an actor that
-answered before counts as silent: one that waits for room, or imports, does not yet.
+An actor that hangs answers no `ping` beside its work; Ray itself waits for a process that is stopped. Only an actor
+that answered before counts as silent: one that waits for room, or imports, does not yet.
 """
 
 import logging

@@ -8,7 +8,6 @@ import numpy as np
 from replug.config.errors import UserError
 from replug.data.shards import corpus_sha256, shard_paths
 from replug.data.store import CorpusStore
-from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.faiss_index import count_vectors
 from replug.index_workers.version_store import VersionStore, weights_sha256
 

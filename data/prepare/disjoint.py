@@ -1,10 +1,7 @@
 """The proof that what is retrieved, what is trained on and what is measured share no text.
 
 No source document serves two splits, and no text of one split equals a text of another (by content hash, white space
-and case aside). The examples' hashes are held in memory and the corpus streams past.
-
-What a split must not overlap lies in sorted files of hashes that all workers map, 8 bytes each, so that 800K texts take
-20 MB, and 1 GB more with their 13-grams:
+and case aside). All workers map what a split must not overlap, in sorted files of hashes of 8 bytes:
 
     FILTER/keys.u64      every example's whole text and its continuation alone
     FILTER/sources.u64   what they were cut from
@@ -12,7 +9,7 @@ What a split must not overlap lies in sorted files of hashes that all workers ma
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -75,9 +72,8 @@ def write_overlap_filter(folder: Path, examples: Iterable[Example], n: int | Non
 
 def example_keys(example: Example, seed: int = 0) -> tuple[int, int]:
     """Return the keys of a whole text and of its continuation alone, which no document may equal."""
-    texts = (example.context + example.continuation, example.continuation)
-    whole, tail = (piece_key(content_hash(text, seed)) for text in texts)
-    return whole, tail
+    tail = piece_key(content_hash(example.continuation, seed))
+    return piece_key(content_hash(example.context + example.continuation, seed)), tail
 
 
 class SortedHashes:
@@ -123,8 +119,8 @@ class DisjointProof:
     num_documents: int
     num_queries: int
     num_heldout: int
-    shared_sources: tuple[str, ...] = field(default=())
-    equal_texts: tuple[str, ...] = field(default=())
+    shared_sources: tuple[str, ...] = ()
+    equal_texts: tuple[str, ...] = ()
     num_dev: int = 0
     ngram: int | None = None  # words of an n-gram that no document shares with a text, where this was compared
 
