@@ -98,11 +98,6 @@ def search(store: VersionStore, queries: np.ndarray, num_shards: int) -> tuple[n
     return merge_top_k([searcher.search(0, queries, K) for searcher in searchers], K)
 
 
-def test_the_index_holds_the_encoders_vectors_rounded_to_float16(store: VersionStore, encoder: Encoder) -> None:
-    held = np.concatenate(store.open_vectors(store.plan(0), range(6)))
-    np.testing.assert_allclose(held, encoder.encode(TEXTS).numpy(), atol=1e-3)
-
-
 @pytest.mark.parametrize("num_shards", [1, 3])
 def test_a_search_over_any_shards_is_a_brute_force_product(
     store: VersionStore, encoder: Encoder, num_shards: int
@@ -199,15 +194,3 @@ def test_an_encoder_whose_arithmetic_float16_cannot_hold_is_refused_with_the_key
             continue
         with pytest.raises(ValueError, match=message):
             Builder(store.root, threads=1).embed_file(plan, 0)
-
-
-def test_a_searcher_refuses_a_damaged_block_by_name(encoder: Encoder, corpus: Path, tmp_path: Path) -> None:
-    store = VersionStore(tmp_path / "index")
-    plan = make_plan(store, encoder, corpus)
-    build(store, plan)
-    path = store.folder(0) / "vectors-00003.npy"
-    content = bytearray(path.read_bytes())
-    content[200] ^= 4
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=str(path)):
-        Searcher(store.root, 0, 1, threads=1).load(0)

@@ -56,13 +56,6 @@ def test_a_moved_run_directory_is_searched_where_it_lies_now(store: VersionStore
     assert len(index.corpus) == ROWS
 
 
-def test_nothing_published_is_refused(store: VersionStore, tmp_path: Path) -> None:
-    (store.folder(0) / "manifest.json").unlink()
-    for folder in (store.root, tmp_path / "gone"):
-        with pytest.raises(UserError, match=f"{folder} holds no published index; expected a run directory"):
-            LocalIndex(folder, threads=1)
-
-
 def test_damage_is_refused_by_the_name_of_the_file(store: VersionStore) -> None:
     flip(store.vectors_path(0, 2), -1)
     with pytest.raises(UserError, match=rf"{store.vectors_path(0, 2)} is damaged, its checksum differs"):
