@@ -1,19 +1,19 @@
 """The user's own rows: JSON Lines of documents and of texts, checked field by field as they are read.
 
 Documents may also be a table such as DPR's `psgs_w100.tsv`: a header, tabs, quotes doubled within quotes, a row on each
-line. Every error names file, line and id. Plain and gzip files are read.
+line. Every error names file, line and id. Files may be compressed as sources may be.
 """
 
-import gzip
 import json
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from replug.config.errors import UserError
 from replug.data.records import Document, Example
-from replug.data.sources.lines import MAX_LINE_BYTES, json_object, table_cells
+from replug.data.sources.formats import ROWS
+from replug.data.sources.lines import json_object, read_lines
+from replug.data.sources.records import FieldMap, Rejected, SourceShard
 
 
 def read_documents(path: Path) -> Iterator[Document]:
@@ -79,39 +79,31 @@ def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def read_table(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each row of a table with tabs as a dict by its header, with where it stands; skip blank lines."""
-    header: list[str] | None = None
-    for where, line in _lines(path, "a table with a header and tabs"):
-        cells = table_cells(line)
-        if isinstance(cells, tuple):
-            raise UserError(f"{where}: {cells[1]}")
-        if header is None:
-            header = cells
-        elif len(cells) != len(header):
-            raise UserError(f"{where}: expected {len(header)} columns ({', '.join(header)}), found {len(cells)}")
-        else:
-            yield where, dict(zip(header, cells, strict=True))
+    _require_file(path, "a table with a header and tabs")
+    for number, row in ROWS["tsv"](SourceShard("tsv", (str(path),)), FieldMap()):
+        if isinstance(row, Rejected):
+            raise UserError(f"{path}:{number}: {row.detail}")
+        if row is not None:
+            yield f"{path}:{number}", row
 
 
 def _lines(path: Path, expected: str) -> Iterator[tuple[str, bytes]]:
+    _require_file(path, expected)
+    for number, line in read_lines(SourceShard("jsonl", (str(path),))):
+        if isinstance(line, Rejected):
+            raise UserError(f"{path}:{number}: {line.detail}")
+        if line is not None:
+            yield f"{path}:{number}", line
+
+
+def _require_file(path: Path, expected: str) -> None:
     if not path.is_file():
         raise UserError(f"{path} does not exist; expected {expected}")
-    opener = gzip.open if path.suffix == ".gz" else open
-    number = 0
-    try:
-        with opener(path, "rb") as file:
-            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES), b""), start=1):
-                if len(line) == MAX_LINE_BYTES:
-                    raise UserError(f"{path}:{number}: the line is longer than {MAX_LINE_BYTES} bytes")
-                if line.strip():
-                    yield f"{path}:{number}", line
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: not a whole gzip file after line {number}: {error}") from error
 
 
 def read_json_array(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the objects of a JSON array, named by their places."""
-    if not path.is_file():
-        raise UserError(f"{path} does not exist; expected a JSON array of questions")
+    _require_file(path, "a JSON array of questions")
     try:
         rows = json.loads(path.read_text(encoding="utf-8-sig"))
     except ValueError as error:  # also of what is not UTF-8

@@ -12,6 +12,7 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.data import rows
+from replug.data.sources import lines
 from replug.data.sources.records import FieldMap, Rejected, SourceText
 from replug.data.sources.shards import plan_source_shards, read_source_shard
 from tests.support.command_line import ROOT
@@ -87,7 +88,7 @@ def test_a_byte_that_is_no_utf8_is_found_wherever_it_stands(at, tmp_path):
 
 
 def test_a_line_of_own_rows_has_a_bound(tmp_path, monkeypatch):
-    monkeypatch.setattr(rows, "MAX_LINE_BYTES", 100)
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 100)
     path = tmp_path / "docs.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"id": 1, "text": "short"}\n' + b'{"id": 2, "text": "' + b"x" * 10**6 + b'"}\n'))
     with pytest.raises(UserError, match=r"docs\.jsonl\.gz:2: the line is longer than 100 bytes"):

@@ -3,19 +3,23 @@
 import hashlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from replug.config.errors import UserError
 from replug.config.schema import DataConfig
+from replug.data.datamodule import Position, Positions, StepDataModule
 from replug.data.files import file_sha256
 from replug.data.prepare.cutting import Tokenizers
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import prepare_raw, prepare_rows
-from replug.data.sampling import Shares, split_of
+from replug.data.sampling import QuerySampler, Shares, split_of
 from replug.data.sources.built_in_texts import stand_in_texts
 from replug.data.store import PreparedSet
 from replug.data.tokenizing import word_tokenizer
+from tests.support.preparing import ids_on
 
 SHARES = Shares(0.2, 0.1, None)  # the schema's
 WORDS = Tokenizers(word_tokenizer(r"\s*\S+|\s+"))
@@ -25,11 +29,6 @@ def prepare(out: Path, seed: int = 0, **keys: object) -> PreparedSet:
     config = DataConfig(**{"source": "stand_in", "context_tokens": 16} | keys)
     with LocalPool() as pool:
         return prepare_raw(config, seed, WORDS, out, {"seed": seed}, pool)
-
-
-def ids_of(split: str, count: int) -> list[str]:
-    """Ids of source texts that fall to a split with seed 0."""
-    return [name for name in map(str, range(1000)) if split_of(name, 0, SHARES) == split][:count]
 
 
 def prepare_texts(tmp_path: Path, texts: dict[str, str], **keys: object) -> PreparedSet:
@@ -94,7 +93,7 @@ def test_a_smaller_set_is_a_part_of_the_larger_one(tmp_path):
 
 
 def test_texts_are_cut_into_documents_and_pairs_by_hand(tmp_path):
-    (doc,), (query,), (held,) = ids_of("documents", 1), ids_of("queries", 1), ids_of("heldout", 1)
+    (doc,), (query,), (held,) = ids_on("documents", 1), ids_on("queries", 1), ids_on("heldout", 1)
     texts = {doc: "a b c d e", query: "f g h i j k l m n", held: "o p q r s"}
     prepared = prepare_texts(tmp_path, texts)
     assert sorted((d.id, d.text) for d in prepared.corpus.iterate()) == [
@@ -111,7 +110,7 @@ def test_texts_are_cut_into_documents_and_pairs_by_hand(tmp_path):
 
 
 def test_planted_duplicates_are_dropped_and_counted(tmp_path):
-    docs, queries, helds = ids_of("documents", 3), ids_of("queries", 4), ids_of("heldout", 3)
+    docs, queries, helds = ids_on("documents", 3), ids_on("queries", 4), ids_on("heldout", 3)
     texts = {
         docs[0]: "a b c d",  # a b | c d, the first is a query's continuation
         docs[1]: "C  D e f",  # the first repeats c d, the second is a held-out continuation
@@ -175,3 +174,34 @@ def test_a_refused_overlap_leaves_no_set_and_the_mended_rows_go_there(tmp_path):
     with pytest.raises(UserError, match="holds no finished prepared set"):
         PreparedSet(tmp_path / "set")
     assert len(prepare_own(tmp_path, ROWS).corpus) == 2
+
+
+# Which texts make up a step ------------------------------------------------------------------------------
+
+
+def drawn(num_queries: int, batch_size: int, seed: int, steps: int) -> list[int]:
+    sampler = QuerySampler(num_queries, batch_size, seed)
+    return np.concatenate([sampler.rows(step) for step in range(steps)]).tolist()
+
+
+def test_rows_follow_from_seed_and_step_whatever_was_asked_before():
+    fresh, used = QuerySampler(10, 4, seed=7), QuerySampler(10, 4, seed=7)
+    for step in (5, 0, 9, 2):
+        used.rows(step)
+    assert [fresh.rows(step).tolist() for step in range(10)] == [used.rows(step).tolist() for step in range(10)]
+
+
+@pytest.mark.parametrize(("num_queries", "batch_size"), [(12, 4), (10, 4), (7, 3), (3, 8), (1, 2)])
+def test_each_pass_takes_every_text_once_though_batches_run_over_its_end(num_queries, batch_size):
+    rows = drawn(num_queries, batch_size, seed=0, steps=20)
+    passes = [rows[i : i + num_queries] for i in range(0, len(rows) - num_queries + 1, num_queries)]
+    assert len(passes) >= 2
+    assert all(sorted(one) == list(range(num_queries)) for one in passes)
+
+
+def test_the_loader_yields_bare_positions_from_the_trainers_own_step():
+    module = StepDataModule(max_steps=5)
+    assert list(module.train_dataloader()) == [Position(step) for step in range(5)]
+    module.trainer = SimpleNamespace(global_step=3)
+    assert list(module.train_dataloader()) == [Position(3), Position(4)]
+    assert len(Positions(first=3, max_steps=7, parts=1)) == 7  # the whole run, as Lightning counts

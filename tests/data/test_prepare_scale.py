@@ -215,7 +215,7 @@ def test_a_killed_worker_is_one_clear_line_and_the_rerun_goes_on(small, tmp_path
         count.append(keys)
         if len(count) == 3:
             workers = [p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())]
-            workers[-1].kill()
+            max(workers, key=psutil.Process.create_time).kill()  # not one of the pool that other tests share
 
     with monkeypatch.context() as patch:
         patch.setattr(replug.data.prepare.reading.Progress, "advance", kill_one)

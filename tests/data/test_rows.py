@@ -44,7 +44,7 @@ def test_dprs_passages_of_wikipedia_are_a_corpus_as_they_are(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ("id\ttext\ttitle\n1\tno title\n", r":2: expected 3 columns \(id, text, title\), found 2"),
+        ("id\ttext\ttitle\n1\tno title\n", ":2: 2 columns, the header has 3"),
         ('id\ttext\n1\t"open\n', ":2: not valid TSV"),
         ("id\tpassage\n1\tx\n", r"field 'text' is missing; the fields here are id, passage"),
         ("id\ttext\n", "holds no documents"),
