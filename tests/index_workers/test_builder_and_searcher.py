@@ -14,10 +14,9 @@ import torch
 from replug.config.errors import UserError
 from replug.data.prepare.assembly import write_ids_of_shard
 from replug.data.records import Document
-from replug.data.shards import corpus_sha256, write_documents, write_token_rules
+from replug.data.shards import write_documents, write_token_rules
 from replug.data.sources.built_in_texts import stand_in_texts
 from replug.data.store import CorpusStore
-from replug.data.tokenizing import TokenIds
 from replug.index_workers.answers import merge_top_k
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.builder import Builder
@@ -25,6 +24,7 @@ from replug.index_workers.searcher import Searcher
 from replug.index_workers.version_store import VersionStore
 from replug.models.encoder import Encoder
 from replug.models.stand_in_encoder import write_stand_in_encoder
+from tests.support.index_versions import begin_of
 
 K, NUM_DOCUMENTS, BLOCK_DOCUMENTS = 7, 62, 12  # six blocks in as many files, the last of two documents
 TEXTS = [text.text for text, _ in zip(stand_in_texts(), range(NUM_DOCUMENTS), strict=False)]
@@ -54,28 +54,8 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
     return Encoder(str(folder), max_tokens=100)
 
 
-def make_plan(
-    store: VersionStore, encoder: Encoder, corpus: Path, version: int = 0, dtype: str = "float32"
-) -> BuildPlan:
-    plan = BuildPlan(
-        version=version,
-        step=0,
-        weights_sha256=store.save_snapshot(version, encoder.save),
-        corpus_path=str(corpus),
-        corpus_sha256=corpus_sha256(corpus),
-        num_documents=len(CorpusStore(corpus)),
-        block_documents=BLOCK_DOCUMENTS,
-        similarity=encoder.similarity,
-        max_tokens=encoder.max_tokens,
-        dim=encoder.dim,
-        modules=encoder.pooling,
-        query_prompt=encoder.prompt("query"),
-        document_prompt=encoder.prompt("document"),
-        dtype=dtype,
-        tokens_per_batch=512,
-    )
-    store.begin(plan)
-    return plan
+def make_plan(store: VersionStore, encoder: Encoder, corpus: Path, dtype: str = "float32") -> BuildPlan:
+    return begin_of(store, encoder, corpus, block_documents=BLOCK_DOCUMENTS, dtype=dtype)
 
 
 def build(store: VersionStore, plan: BuildPlan, files: list[int] | None = None) -> None:
@@ -135,18 +115,12 @@ def test_two_calls_at_once_give_the_bytes_that_one_after_the_other_give(
         assert other.vectors_path(0, file).read_bytes() == store.vectors_path(0, file).read_bytes()
 
 
-def copy_with_token_ids(corpus: Path, folder: Path, rule: TokenIds) -> Path:
-    """The corpus as `replug prepare` leaves it for a retriever."""
-    shutil.copytree(corpus, folder)
-    write_ids_of_shard(folder / "00000.arrow", rule)
-    write_token_rules(folder, rule.fingerprint)
-    return folder
-
-
 def test_token_ids_that_were_prepared_are_embedded_without_tokenizing(
     store: VersionStore, encoder: Encoder, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepared = copy_with_token_ids(corpus, tmp_path / "documents", encoder.token_rule)
+    prepared = Path(shutil.copytree(corpus, tmp_path / "documents"))  # as `replug prepare` leaves it for a retriever
+    write_ids_of_shard(prepared / "00000.arrow", encoder.token_rule)
+    write_token_rules(prepared, encoder.token_rule.fingerprint)
     ids = CorpusStore(prepared).token_ids(range(NUM_DOCUMENTS))
     for found, expected in zip(ids, encoder.token_ids(TEXTS), strict=True):
         np.testing.assert_array_equal(found, expected)
