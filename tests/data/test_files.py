@@ -1,6 +1,7 @@
 """Files are replaced whole, beside and renamed, and nothing that lies in the way is written through."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,15 +25,14 @@ def test_json_that_is_none_is_named(tmp_path: Path) -> None:
         read_json(tmp_path / "lm.json", "mend it")
 
 
-MOUNTINFO = """\
-21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
-22 21 0:5 / /home rw,relatime shared:2 master:1 - nfs4 server:/home rw,vers=4.2
-23 22 0:6 / /home/local rw - xfs /dev/nvme0n1 rw
-24 21 0:7 / /scratch rw - lustre 10.0.0.1@tcp:/scratch rw
-25 21 0:8 / /with\\040blank rw - fuse.sshfs me@host:/ rw
-26 21 0:9 / /over rw - nfs server:/over rw
-27 26 0:10 / /over rw - tmpfs tmpfs rw
-"""
+MOUNTS = [
+    ("/", "ext4"),
+    ("/home", "nfs4"),
+    ("/home/local", "xfs"),
+    ("/scratch", "lustre"),
+    ("/with blank", "fuse.sshfs"),
+]
+MOUNTS += [("/over", "nfs"), ("/over", "tmpfs")]
 
 
 @pytest.mark.parametrize(
@@ -48,10 +48,10 @@ MOUNTINFO = """\
     ],
 )
 def test_the_mount_nearest_above_a_path_says_what_it_lies_on(
-    path: str, kind: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: str, kind: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "MOUNTS", tmp_path / "mountinfo")
-    files.MOUNTS.write_text(MOUNTINFO)
+    mounts = [SimpleNamespace(mountpoint=place, fstype=found) for place, found in MOUNTS]
+    monkeypatch.setattr(files.psutil, "disk_partitions", lambda all: mounts)
     assert shared_file_system(Path(path)) == kind
 
 
