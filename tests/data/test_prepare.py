@@ -1,6 +1,5 @@
 """Raw texts and the user's rows to a prepared set: the same every time, and disjoint."""
 
-import hashlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,48 +8,23 @@ import numpy as np
 import pytest
 
 from replug.config.errors import UserError
-from replug.config.schema import DataConfig
 from replug.data.datamodule import Position, Positions, StepDataModule
 from replug.data.files import file_sha256
-from replug.data.prepare.cutting import Tokenizers
 from replug.data.prepare.local_pool import LocalPool
-from replug.data.prepare.sets import prepare_raw, prepare_rows
-from replug.data.sampling import QuerySampler, Shares, split_of
+from replug.data.prepare.sets import prepare_rows
+from replug.data.sampling import QuerySampler, split_of
 from replug.data.sources.built_in_texts import stand_in_texts
 from replug.data.store import PreparedSet
-from replug.data.tokenizing import word_tokenizer
-from tests.support.preparing import ids_on
-
-SHARES = Shares(0.2, 0.1, None)  # the schema's
-WORDS = Tokenizers(word_tokenizer(r"\s*\S+|\s+"))
-
-
-def prepare(out: Path, seed: int = 0, **keys: object) -> PreparedSet:
-    config = DataConfig(**{"source": "stand_in", "context_tokens": 16} | keys)
-    with LocalPool() as pool:
-        return prepare_raw(config, seed, WORDS, out, {"seed": seed}, pool)
+from tests.support.preparing import SHARES, ids_on, prepare
 
 
 def prepare_texts(tmp_path: Path, texts: dict[str, str], **keys: object) -> PreparedSet:
     rows = [json.dumps({"id": name, "text": text}) for name, text in texts.items()]
     (tmp_path / "raw.jsonl").write_text("\n".join(rows))
-    return prepare(tmp_path / "set", source=str(tmp_path / "raw.jsonl"), **{"context_tokens": 2} | keys)
-
-
-def contents(prepared: PreparedSet) -> dict[str, bytes]:
-    files = (path for path in prepared.folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(prepared.folder)): path.read_bytes() for path in files}
+    return prepare(tmp_path / "set", tmp_path / "raw.jsonl", **{"context_tokens": 2} | keys)
 
 
 # Which split a text serves -------------------------------------------------------------------------------
-
-
-def test_the_split_is_a_keyed_hash_of_the_id():
-    for name in ("a", "text-7", "中🙂"):
-        digest = hashlib.blake2b(name.encode(), digest_size=8, key=b"side:3").digest()
-        point = int.from_bytes(digest, "big") / 2**64
-        expected = "queries" if point < 0.5 else "heldout" if point < 0.75 else "documents"
-        assert split_of(name, 3, Shares(0.5, 0.25, None)) == expected
 
 
 def test_texts_are_dealt_as_they_always_were():
@@ -63,7 +37,7 @@ def test_texts_are_dealt_as_they_always_were():
 
 
 def test_no_source_is_in_two_splits_and_the_proof_says_so(tmp_path):
-    prepared = prepare(tmp_path / "a")
+    prepared = prepare(tmp_path / "a", "stand_in", context_tokens=16)
     corpus, queries, heldout = (
         {row.source for row in rows}
         for rows in (prepared.corpus.iterate(), prepared.queries.examples(), prepared.heldout.examples())
@@ -76,7 +50,7 @@ def test_no_source_is_in_two_splits_and_the_proof_says_so(tmp_path):
 
 
 def test_documents_and_texts_are_parts_of_their_source_and_as_long_as_asked(tmp_path):
-    prepared = prepare(tmp_path / "a", context_tokens=8, document_tokens=12)
+    prepared = prepare(tmp_path / "a", "stand_in", context_tokens=8, document_tokens=12)
     sources = {text.id: text for text in stand_in_texts()}
     for doc in prepared.corpus.iterate():
         assert doc.text in sources[doc.source].text
@@ -85,11 +59,6 @@ def test_documents_and_texts_are_parts_of_their_source_and_as_long_as_asked(tmp_
         assert example.context + example.continuation in sources[example.source].text
         assert (len(example.context.split()), len(example.continuation.split())) == (8, 8)
         assert example.domain == sources[example.source].domain
-
-
-def test_a_smaller_set_is_a_part_of_the_larger_one(tmp_path):
-    large, small = prepare(tmp_path / "a", num_queries=20), prepare(tmp_path / "b", num_queries=5)
-    assert small.queries.examples() == large.queries.examples()[:5]
 
 
 def test_texts_are_cut_into_documents_and_pairs_by_hand(tmp_path):

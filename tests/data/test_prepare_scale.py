@@ -124,20 +124,6 @@ def quiet(tmp_path: Path) -> tuple[Path, dict[str, bytes], float]:
     return source, contents(tmp_path / "quiet"), time.monotonic() - start
 
 
-def are_gone(processes: list[psutil.Process]) -> bool:
-    """True when all have ended, within seconds."""
-    _, alive = psutil.wait_procs([process for process in processes if process.is_running()], timeout=10)
-    return not any(map(is_there, alive))
-
-
-def is_there(process: psutil.Process) -> bool:
-    """Whether it has not ended; one that has may still be a name in the table of processes, or be gone by now."""
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def kill_after(process: BaseProcess, seconds: float, whole_group: bool) -> bool:
     """Kill -9, and see to it that nothing of it is left; False where it had ended by itself."""
     process.join(seconds)
@@ -153,7 +139,8 @@ def kill_after(process: BaseProcess, seconds: float, whole_group: bool) -> bool:
     except ProcessLookupError:  # it has no group yet
         process.kill()
     process.join()
-    assert are_gone(workers)
+    _, alive = psutil.wait_procs(workers, timeout=10)
+    assert all(not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE for worker in alive)
     return True
 
 

@@ -10,7 +10,6 @@ import random
 import time
 from pathlib import Path
 
-import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -59,24 +58,6 @@ def test_texts_of_a_package_carry_its_name_and_short_ones_are_left_out(monkeypat
     assert read("package:two+one") == [SourceText("two/a", long, "two"), SourceText("one/a", long, "one")]
 
 
-def test_a_dataset_of_the_hub_is_streamed_with_its_nested_fields(tmp_path, monkeypatch):
-    """Rows in the Pile's form, from a local file in place of the hub; the loading is the library's own."""
-    rows = [{"text": f"text {i}", "meta": {"pile_set_name": name}} for i, name in enumerate(("ArXiv", "Github"))]
-    path = tmp_path / "pile.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    asked, load = [], datasets.load_dataset
-
-    def load_local(name, configuration=None, **options):
-        asked.append((name, configuration, options))
-        return load("json", data_files=str(path), cache_dir=str(tmp_path / "cache"), **options)
-
-    monkeypatch.setattr(datasets, "load_dataset", load_local)
-    texts = read("monology/pile-uncopyrighted", FieldMap(domain="meta.pile_set_name"))
-    assert asked[0] == ("monology/pile-uncopyrighted", None, {"streaming": True})
-    assert asked == asked[:1] * len(asked)  # once to count its shards, once for each
-    assert texts == [unnamed("text 0", "ArXiv"), unnamed("text 1", "Github")]
-
-
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REPLUG_CACHE", str(tmp_path / "cache"))
@@ -114,7 +95,6 @@ def test_a_large_file_is_read_again_only_where_it_may_have_changed(
 # Forms of sources ---------------------------------------------------------------------------------------
 
 ROWS = rows_of(150)
-JSONL = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
 
 
 @pytest.mark.parametrize("name", ["wiki.txt.gz", "wiki.txt.zst", "wiki.txt.bz2"])
@@ -153,9 +133,7 @@ def tsv(rows: list[dict]) -> bytes:
 
 
 FORMS = {
-    "gzip": {"a.jsonl.gz": gzip.compress(JSONL)},
     "Parquet of many row groups": {"a.parquet": table(ROWS, row_group_size=7)},
-    "tsv": {"a.tsv": tsv(ROWS)},
     "all kinds": {
         "z.parquet": table(ROWS[:50]),
         "y.tsv": tsv(ROWS[50:90]),
@@ -222,11 +200,9 @@ def hub(tmp_path, monkeypatch) -> Path:
     return tmp_path / "corpus"
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_a_dataset_of_the_hub_gives_the_same_set_as_its_rows_in_a_file(kind, hub, tmp_path):
+def test_a_dataset_of_the_hub_gives_the_same_set_as_its_rows_in_a_file(hub, tmp_path):
     for number, rows in enumerate((ROWS[:80], ROWS[80:])):
-        content = table(rows) if kind == "parquet" else "".join(json.dumps(row) + "\n" for row in rows).encode()
-        write_form(hub, {f"train-0000{number}-of-00002.{kind}": content})
+        write_form(hub, {f"train-0000{number}-of-00002.parquet": table(rows)})
     source_shards = plan_source_shards("corpus")
     assert [(source_shard.kind, source_shard.start) for source_shard in source_shards] == [("hub", 0), ("hub", 1)]
     prepared = prepare(tmp_path / "a", "corpus")

@@ -56,9 +56,9 @@ def test_an_open_corpus_holds_no_descriptors_however_many_shards_it_has(tmp_path
 ODD = ["[SEP] a [MASK] b", "é e\u0301 中文 🙂", "\u200d\ufeff x", "UPPER lower", "bada gafu \x01 kelo"]
 
 
-@pytest.fixture(scope="module", params=["stand_in", "package:minilm"])
-def encoder(request) -> Encoder:
-    return Encoder(resolve_encoder_path(request.param))
+@pytest.fixture(scope="module")
+def encoder() -> Encoder:
+    return Encoder(resolve_encoder_path("package:minilm"))
 
 
 @pytest.fixture
@@ -86,16 +86,15 @@ def test_token_ids_are_those_of_the_encoder_over_all_shards(made, encoder):
         assert all(row.dtype == np.uint16 for row in found)
 
 
-@pytest.mark.parametrize("limit", [3, 5, 128])
-def test_token_ids_are_cut_as_the_encoder_cuts(limit, tmp_path, rows):
-    encoder = Encoder(resolve_encoder_path("stand_in"), max_tokens=limit)
+def test_token_ids_are_cut_as_the_encoder_cuts(tmp_path, rows):
+    encoder = Encoder(resolve_encoder_path("stand_in"), max_tokens=5)
     source = write_jsonl(tmp_path / "raw.jsonl", rows)
     corpus = prepare(tmp_path / "set", source, token_ids=encoder.token_rule, document_tokens=30).corpus
     found = corpus.token_ids(range(len(corpus)))
     assert [row.tolist() for row in found] == [
         row.tolist() for row in encoder.token_ids(corpus.texts(range(len(corpus))))
     ]
-    assert max(map(len, found)) == min(limit, max(map(len, found)))
+    assert max(map(len, found)) == 5
 
 
 def test_texts_sources_and_documents_come_in_the_order_asked_for_over_all_shards(made):
