@@ -1,10 +1,8 @@
 """Deal texts to splits by keyed hashes: pure, and the same in any order, on any worker, after any restart.
 
 A source text's split follows from its id. A piece's place in its split follows from its own words (`piece_key`): the
-set holds the pieces of smallest keys, in their order, so equal pieces are neighbours and cutting to a number is exact.
-While a corpus far larger than the set is read, `KeyCounts` says which keys can no longer be among the smallest.
-
-Which training texts make up which step is a pure function of seed and step too, so resuming needs no state.
+set holds the pieces of smallest keys, in their order, so equal pieces are neighbours. `KeyCounts` says which keys can
+no longer be among the smallest. The training texts of a step follow from seed and step, so resuming needs no state.
 """
 
 import hashlib

@@ -1,8 +1,7 @@
-"""From a source shard to sorted runs of pieces: the first half of preparing, on any worker, in any order.
+"""Cut a source shard into sorted runs of pieces: the first half of preparing, on any worker, in any order.
 
-A source shard writes a sorted run of each split for about every six million characters, so that none is ever in memory
-as a whole, and any range of keys can be read alone. It also registers every text as (hash of its id, hash of its words,
-line), by which `reading` finds ids that occur twice.
+A source shard writes a sorted run of each split for every six million characters, so any range of keys can be read
+alone. It also registers every text, by which `reading` finds ids that occur twice.
 """
 
 import json
