@@ -1,7 +1,7 @@
-"""Writing files so that a reader sees all of the old or all of the new; a full disk, or a limit, is named.
+"""Write files so that a reader sees all of the old or all of the new; name a full disk, or a limit.
 
-Linux says what kind of file system a path lies on. One that several machines share has no memory that is shared
-between them, which SQLite's write-ahead log needs. What is neither known as such nor mounted through FUSE is local.
+A file system that several machines share has no memory that is shared between them, which SQLite's write-ahead log
+needs. One that is neither known as such nor mounted through FUSE counts as local.
 """
 
 import hashlib
@@ -15,6 +15,8 @@ from errno import EMFILE, ENFILE, ENOMEM
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from replug.config.errors import RunError, UserError
 
 SYSTEM_LIMIT = (
@@ -26,6 +28,10 @@ SYSTEM_LIMIT = (
 def file_sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def json_sha256(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def write_json(path: Path, content: object) -> None:
@@ -96,7 +102,6 @@ def cache_dir() -> Path:
     return Path(os.environ.get("REPLUG_CACHE") or Path(base) / "replug")
 
 
-MOUNTS = Path("/proc/self/mountinfo")
 SHARED = (
     "9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "ocfs2", "orangefs",
     "panfs", "pvfs2", "smb3", "smbfs", "virtiofs", "weka",
@@ -110,17 +115,10 @@ def shared_file_system(path: Path) -> str | None:
 
 
 def file_system(path: Path) -> str:
-    """Return the type of the mount nearest above a path, there or not; of several at one place the last hides the
-    others. Empty where the system has no table of them.
-    """
-    if not MOUNTS.exists():  # another system than Linux
-        return ""
-    real = path.resolve()
-    nearest, kind = Path("/"), ""
-    for line in MOUNTS.read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        name = before.split(" ")[4]  # blanks and backslashes are written in octal
-        place = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), name))
+    """Return the type of the mount nearest above a path, there or not; of several there the last hides others."""
+    real, nearest, kind = path.resolve(), Path("/"), ""
+    for mount in psutil.disk_partitions(all=True):
+        place = Path(mount.mountpoint)
         if real.is_relative_to(place) and len(place.parts) >= len(nearest.parts):
-            nearest, kind = place, after.split(" ")[0]
+            nearest, kind = place, mount.fstype
     return kind

@@ -4,15 +4,10 @@
     FOLDER/manifest.json   written last: the bytes and the sha256 of each file
     FOLDER/.writer.json    locked while a process writes the folder; it names the process
 
-A command locks the folder (`sole_writer`), claims it for its inputs, writes its files and finishes it. The same command
-goes on where an interrupted one stopped; one with other inputs is refused. The operating system frees the lock when the
-process ends, also after kill -9. Both JSON files hold a checksum of themselves, so a flipped bit in them is noticed.
-
-Folders of encoders are written for other libraries too: `checksums.json` lists their files, and a folder without it is
-taken as it is.
+Both JSON files hold a checksum of themselves. The operating system frees the lock when the process ends, also after
+kill -9. Folders of encoders are written for other libraries too: `checksums.json` lists their files instead.
 """
 
-import hashlib
 import json
 import os
 import socket
@@ -27,7 +22,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from replug.config.errors import UserError
-from replug.data.files import file_sha256, write_json
+from replug.data.files import file_sha256, json_sha256, read_json, write_json
 from replug.data.progress import Progress
 
 INPUTS, MANIFEST, LOCK, CHECKSUMS = "inputs.json", "manifest.json", ".writer.json", "checksums.json"
@@ -70,9 +65,20 @@ class Folder:
 
         Inputs that are not given are compared only if the given ones `are_all`.
         """
-        before = self._require_ours()
-        if before is not None:
-            self._compare({name: before[name] for name in before if are_all or name in inputs}, inputs, may_change)
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"{self.key}: {self.path} is a file; expected a folder")
+        before = self.inputs
+        if before is None:
+            self._require_ours()
+            return
+        now = _as_json(inputs)
+        for name in {**before, **now} if are_all else now:
+            if name not in may_change and before.get(name) != now.get(name):
+                state = "" if self.is_finished else "unfinished "
+                raise UserError(
+                    f"{name} is {now.get(name)!r}, but the {state}{self.kind} in {self.path} was made with "
+                    f"{before.get(name)!r}: give the same value or another {self.key}, or remove the folder"
+                )
 
     def claim(self, inputs: Mapping[str, Any], may_change: Collection[str] = ()) -> None:
         """Begin the folder, or go on with it. The caller holds its lock. Inputs are values of JSON by name.
@@ -158,32 +164,17 @@ class Folder:
             )
         return content
 
-    def _require_ours(self) -> dict[str, Any] | None:
-        """Return the inputs. Raises UserError if the folder was not claimed and holds files of somebody else."""
-        if self.path.exists() and not self.path.is_dir():
-            raise UserError(f"{self.key}: {self.path} is a file; expected a folder")
-        before = self.inputs
-        names = sorted(path.name for path in self.path.iterdir()) if before is None and self.path.exists() else []
-        for name in names:
+    def _require_ours(self) -> None:
+        """Raise UserError if the folder, which nobody claimed, holds files of somebody else."""
+        for name in sorted(path.name for path in self.path.iterdir()) if self.path.exists() else ():
             if not self._is_other(name):
                 kind = _a(self.kind)
                 raise UserError(
                     f"{self.key}: {self.path} holds {name}, which is not part of {kind}; give another {self.key}"
                 )
-        return before
 
     def _is_other(self, name: str) -> bool:
         return any(fnmatch(Path(name).parts[0], pattern) for pattern in self._others)
-
-    def _compare(self, before: Mapping[str, Any], inputs: Mapping[str, Any], may_change: Collection[str]) -> None:
-        now = _as_json(inputs)
-        for name in {**before, **now}:
-            if name not in may_change and before.get(name) != now.get(name):
-                state = "" if self.is_finished else "unfinished "
-                raise UserError(
-                    f"{name} is {now.get(name)!r}, but the {state}{self.kind} in {self.path} was made with "
-                    f"{before.get(name)!r}: give the same value or another {self.key}, or remove the folder"
-                )
 
 
 def _a(kind: str) -> str:
@@ -224,22 +215,15 @@ def file_problems(folder: Path, files: Mapping[str, FileSum]) -> list[str]:
 
 def write_mark(path: Path, content: Mapping[str, Any]) -> None:
     """Write JSON with its own checksum."""
-    write_json(path, {**content, OWN: _own_sha256(content)})
+    write_json(path, {**content, OWN: json_sha256(content)})
 
 
 def read_mark(path: Path, mend: str) -> dict[str, Any]:
     """Return the content of a mark, without its checksum. Raises UserError, with how to `mend` it, if it is damaged."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is damaged, it is not valid JSON ({error}); {mend}") from error
-    if not isinstance(content, dict) or content.pop(OWN, None) != _own_sha256(content):
+    content = read_json(path, mend)
+    if not isinstance(content, dict) or content.pop(OWN, None) != json_sha256(content):
         raise UserError(f"{path} is damaged: its content differs from its own checksum; {mend}")
     return content
-
-
-def _own_sha256(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 # Folders of encoders -------------------------------------------------------------------------------------
@@ -315,7 +299,9 @@ def _locked(what: Path, record: Path) -> Iterator[None]:
         raise UserError(f"{what} cannot be written: {reason}; give another one") from error
     try:
         with suppress(OSError):  # a full disk: the lock holds without its record
-            record.write_text(json.dumps(_this_process()))
+            since, command = time.strftime("%Y-%m-%d %H:%M:%S"), " ".join(["replug", *sys.argv[1:]])[:200]
+            holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": since, "command": command}
+            record.write_text(json.dumps(holder))
         yield
     finally:
         record.unlink(missing_ok=True)
@@ -335,16 +321,6 @@ def _is_locked(record: Path) -> bool:
             return False
     except Timeout:
         return True
-
-
-def _this_process() -> dict[str, object]:
-    command = " ".join(["replug", *sys.argv[1:]])[:200]
-    return {
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "since": time.strftime("%Y-%m-%d %H:%M:%S"),
-        "command": command,
-    }
 
 
 def _holder(record: Path) -> str:

@@ -26,8 +26,7 @@ def hash64(text: str) -> int:
 
 
 WORD = re.compile(r"\w+")
-MULTIPLIER = 0x9E3779B97F4A7C15  # odd, so that every word of an n-gram reaches all 64 bits
-ROUNDS = ((np.uint64(33), np.uint64(0xFF51AFD7ED558CCD)), (np.uint64(33), np.uint64(0xC4CEB9FE1A85EC53)))
+_word_hash = functools.lru_cache(1 << 17)(hash64)
 
 
 def ngram_hashes(text: str, n: int) -> np.ndarray:
@@ -36,7 +35,11 @@ def ngram_hashes(text: str, n: int) -> np.ndarray:
     if len(words) < n:
         return np.empty(0, np.uint64)
     windows = np.lib.stride_tricks.sliding_window_view(words, n)
-    return _mix((windows * _powers(n)).sum(axis=1, dtype=np.uint64))
+    powers = np.array([pow(0x9E3779B97F4A7C15, i, 2**64) for i in range(n)], np.uint64)  # odd: all words reach 64 bits
+    hashes = (windows * powers).sum(axis=1, dtype=np.uint64)
+    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+        hashes = (hashes ^ (hashes >> np.uint64(33))) * np.uint64(factor)
+    return hashes
 
 
 def overlaps(hashes: np.ndarray, known: np.ndarray) -> bool:
@@ -50,19 +53,3 @@ def is_known(hashes: np.ndarray, known: np.ndarray) -> np.ndarray:
         return np.zeros(len(hashes), bool)
     places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
     return known[places] == hashes
-
-
-@functools.lru_cache(1 << 17)
-def _word_hash(word: str) -> int:
-    return hash64(word)
-
-
-@functools.cache
-def _powers(n: int) -> np.ndarray:
-    return np.array([pow(MULTIPLIER, i, 2**64) for i in range(n)], np.uint64)
-
-
-def _mix(hashes: np.ndarray) -> np.ndarray:
-    for shift, factor in ROUNDS:
-        hashes = (hashes ^ (hashes >> shift)) * factor
-    return hashes

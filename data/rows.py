@@ -1,19 +1,19 @@
 """The user's own rows: JSON Lines of documents and of texts, checked field by field as they are read.
 
 Documents may also be a table such as DPR's `psgs_w100.tsv`: a header, tabs, quotes doubled within quotes, a row on each
-line. Every error names file, line and id. Plain and gzip files are read.
+line. Every error names file, line and id. Files may be compressed as sources may be.
 """
 
-import gzip
 import json
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from replug.config.errors import UserError
 from replug.data.records import Document, Example
-from replug.data.sources.lines import MAX_LINE_BYTES, json_object, table_cells
+from replug.data.sources.formats import ROWS
+from replug.data.sources.lines import json_object, read_lines
+from replug.data.sources.records import FieldMap, Rejected, SourceShard
 
 
 def read_documents(path: Path) -> Iterator[Document]:
@@ -48,8 +48,19 @@ def read_examples(path: Path) -> list[Example]:
     examples: list[Example] = []
     seen: set[str] = set()
     for number, (where, row) in enumerate(read_json_lines(path)):
-        examples.append(_example(row, where, number))
-        require_new(examples[-1].id, seen, where)
+        gold = row.get("gold") or []
+        if not isinstance(gold, list) or not all(isinstance(item, str | int) for item in gold):
+            raise UserError(f"{where}: field 'gold' must be a list of document ids")
+        example = Example(
+            id=_identifier(row, where) if "id" in row else str(number),
+            context=_text(row, "context", where),
+            continuation=_text(row, "continuation", where),
+            domain=_optional(row, "domain", where) or "all",
+            source=_optional(row, "source", where),
+            gold=tuple(str(item) for item in gold),
+        )
+        require_new(example.id, seen, where)
+        examples.append(example)
     if not examples:
         raise UserError(f"{path} holds no texts")
     return examples
@@ -58,44 +69,41 @@ def read_examples(path: Path) -> list[Example]:
 def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each object with where it stands (`file:line`); blank lines are passed over."""
     for where, line in _lines(path, "a file of JSON Lines"):
-        yield where, _object(line, where)
+        row = json_object(line)
+        if isinstance(row, tuple):
+            raise UserError(f"{where}: {row[1]}")
+        if b"\\ud" in line.lower():
+            _require_whole_characters(row, where)
+        yield where, row
 
 
 def read_table(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each row of a table with tabs as a dict by its header, with where it stands; skip blank lines."""
-    header: list[str] | None = None
-    for where, line in _lines(path, "a table with a header and tabs"):
-        cells = table_cells(line)
-        if isinstance(cells, tuple):
-            raise UserError(f"{where}: {cells[1]}")
-        if header is None:
-            header = cells
-        elif len(cells) != len(header):
-            raise UserError(f"{where}: expected {len(header)} columns ({', '.join(header)}), found {len(cells)}")
-        else:
-            yield where, dict(zip(header, cells, strict=True))
+    _require_file(path, "a table with a header and tabs")
+    for number, row in ROWS["tsv"](SourceShard("tsv", (str(path),)), FieldMap()):
+        if isinstance(row, Rejected):
+            raise UserError(f"{path}:{number}: {row.detail}")
+        if row is not None:
+            yield f"{path}:{number}", row
 
 
 def _lines(path: Path, expected: str) -> Iterator[tuple[str, bytes]]:
+    _require_file(path, expected)
+    for number, line in read_lines(SourceShard("jsonl", (str(path),))):
+        if isinstance(line, Rejected):
+            raise UserError(f"{path}:{number}: {line.detail}")
+        if line is not None:
+            yield f"{path}:{number}", line
+
+
+def _require_file(path: Path, expected: str) -> None:
     if not path.is_file():
         raise UserError(f"{path} does not exist; expected {expected}")
-    opener = gzip.open if path.suffix == ".gz" else open
-    number = 0
-    try:
-        with opener(path, "rb") as file:
-            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES), b""), start=1):
-                if len(line) == MAX_LINE_BYTES:
-                    raise UserError(f"{path}:{number}: the line is longer than {MAX_LINE_BYTES} bytes")
-                if line.strip():
-                    yield f"{path}:{number}", line
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: not a whole gzip file after line {number}: {error}") from error
 
 
 def read_json_array(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the objects of a JSON array, named by their places."""
-    if not path.is_file():
-        raise UserError(f"{path} does not exist; expected a JSON array of questions")
+    _require_file(path, "a JSON array of questions")
     try:
         rows = json.loads(path.read_text(encoding="utf-8-sig"))
     except ValueError as error:  # also of what is not UTF-8
@@ -107,15 +115,6 @@ def read_json_array(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             raise UserError(f"{path}, question {number}: expected an object, found {type(row).__name__}")
         _require_whole_characters(row, f"{path}, question {number}")
         yield f"{path}, question {number}", row
-
-
-def _object(line: bytes, where: str) -> dict[str, Any]:
-    row = json_object(line)
-    if isinstance(row, tuple):
-        raise UserError(f"{where}: {row[1]}")
-    if b"\\ud" in line.lower():
-        _require_whole_characters(row, where)
-    return row
 
 
 def _require_whole_characters(row: dict[str, Any], where: str) -> None:
@@ -130,20 +129,6 @@ def require_new(identifier: str, seen: set[str], where: str) -> None:
     if identifier in seen:
         raise UserError(f"{where}: id {identifier!r} occurs twice; ids must be unique")
     seen.add(identifier)
-
-
-def _example(row: dict[str, Any], where: str, number: int) -> Example:
-    gold = row.get("gold") or []
-    if not isinstance(gold, list) or not all(isinstance(item, str | int) for item in gold):
-        raise UserError(f"{where}: field 'gold' must be a list of document ids")
-    return Example(
-        id=_identifier(row, where) if "id" in row else str(number),
-        context=_text(row, "context", where),
-        continuation=_text(row, "continuation", where),
-        domain=_optional(row, "domain", where) or "all",
-        source=_optional(row, "source", where),
-        gold=tuple(str(item) for item in gold),
-    )
 
 
 def _identifier(row: dict[str, Any], where: str) -> str:

@@ -1,10 +1,8 @@
 """Deal texts to splits by keyed hashes: pure, and the same in any order, on any worker, after any restart.
 
 A source text's split follows from its id. A piece's place in its split follows from its own words (`piece_key`): the
-set holds the pieces of smallest keys, in their order, so equal pieces are neighbours and cutting to a number is exact.
-While a corpus far larger than the set is read, `KeyCounts` says which keys can no longer be among the smallest.
-
-Which training texts make up which step is a pure function of seed and step too, so resuming needs no state.
+set holds the pieces of smallest keys, in their order, so equal pieces are neighbours. `KeyCounts` says which keys can
+no longer be among the smallest. The training texts of a step follow from seed and step, so resuming needs no state.
 """
 
 import hashlib
@@ -59,12 +57,6 @@ def buckets(keys: np.ndarray) -> np.ndarray:
     return exponent * BUCKETS_PER_OCTAVE + ((mantissa - 0.5) * 2 * BUCKETS_PER_OCTAVE).astype(np.int64)
 
 
-def bucket_end(bucket: int) -> int:
-    """Return the smallest key of the buckets after this one."""
-    exponent, part = divmod(bucket + 1, BUCKETS_PER_OCTAVE)
-    return min(math.ceil(np.ldexp(0.5 + part / (2 * BUCKETS_PER_OCTAVE), exponent)), 2**64)
-
-
 class KeyCounts:
     """How many pieces of one split have been seen in each bucket of keys."""
 
@@ -94,7 +86,8 @@ class KeyCounts:
 
     def end(self) -> int:
         """Return the smallest key above the limit."""
-        return bucket_end(self.limit)
+        exponent, part = divmod(self.limit + 1, BUCKETS_PER_OCTAVE)
+        return min(math.ceil(np.ldexp(0.5 + part / (2 * BUCKETS_PER_OCTAVE), exponent)), 2**64)
 
 
 def key_ranges(end: int, candidates: int, per_range: int) -> list[tuple[int, int]]:

@@ -8,17 +8,15 @@
 Workers write them; nothing here loads `datasets`, whose import takes longer than a shard.
 """
 
-import hashlib
 import io
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from replug.data.files import file_sha256, replace_file, write_json, writing
+from replug.data.files import file_sha256, json_sha256, replace_file, write_json, writing
 from replug.data.folder import Folder
 from replug.data.records import Document, Example
 
@@ -102,7 +100,7 @@ def corpus_sha256(folder: Path) -> str:
 
 def combined_sha256(shards: dict[str, str]) -> str:
     """Return the hash of a corpus by its shards' names and hashes, so that no text need be read again."""
-    return hashlib.sha256(json.dumps(sorted(shards.items())).encode()).hexdigest()
+    return json_sha256(sorted(shards.items()))
 
 
 def write_token_rules(folder: Path, fingerprint: str) -> None:

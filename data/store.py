@@ -56,7 +56,11 @@ class CorpusStore:
             raise UserError(f"{folder} holds {found} documents, but {written} were written; {FIX}")
         self._table = concatenate_datasets(tables)
         self._starts = np.cumsum([0, *map(len, tables)])
-        self.tokens_by = _token_rules(folder)  # fingerprint of the tokenizer whose ids are there, if any are
+        rules = folder / TOKEN_RULES
+        try:  # the fingerprint of the tokenizer whose ids lie in the folder. None if it holds none
+            self.tokens_by: str | None = json.loads(rules.read_text())["fingerprint"] if rules.is_file() else None
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{rules} is damaged ({error}); {FIX}") from error
         pairs = map(token_paths, shards) if self.tokens_by is not None else ()
         self._tokens = [(_open_array(tokens), _open_array(ends)) for tokens, ends in pairs]
 
@@ -145,14 +149,6 @@ def _num_bytes(table: Dataset, column: str) -> np.ndarray:
     return pc.binary_length(table.data.column(column)).to_numpy()
 
 
-def _token_rules(folder: Path) -> str | None:
-    path = folder / TOKEN_RULES
-    try:
-        return json.loads(path.read_text())["fingerprint"] if path.is_file() else None
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({error}); {FIX}") from error
-
-
 def _open_array(path: Path) -> np.ndarray:
     """Mapped by Arrow, which keeps no descriptor: numpy would keep two for each shard of a corpus."""
     try:
@@ -203,8 +199,15 @@ class PreparedSet(Corpus):
     """A finished prepared set. Raises UserError for one whose texts are not proven disjoint."""
 
     def __init__(self, folder: Path) -> None:
-        _require_proof(folder)
         super().__init__(folder)
+        proof = self.manifest.get("disjoint")
+        if not isinstance(proof, dict) or not {"shared_sources", "equal_texts"} <= proof.keys():
+            raise UserError(f"{folder}/manifest.json holds no proof of disjointness; {FIX}")
+        if proof["shared_sources"] or proof["equal_texts"]:
+            raise UserError(f"{folder}/manifest.json says that corpus and texts overlap; {FIX}")
+        for name in TEXTS:  # without their checksums the proof is about other texts
+            if name not in self.manifest["files"]:
+                raise UserError(f"{folder}/manifest.json has no checksum of {name}; {FIX}")
         self.inputs = prepared_folder(folder).inputs or {}
         self.queries, self.heldout = (ExampleStore(folder / name) for name in TEXTS)
         self.dev = ExampleStore(folder / DEV) if DEV in self.manifest["files"] else None
@@ -222,18 +225,6 @@ class PreparedSet(Corpus):
                 "(your own rows)"
             )
         return self.dev
-
-
-def _require_proof(folder: Path) -> None:
-    manifest = prepared_folder(folder).manifest()
-    proof = manifest.get("disjoint")
-    if not isinstance(proof, dict) or not {"shared_sources", "equal_texts"} <= proof.keys():
-        raise UserError(f"{folder}/manifest.json holds no proof of disjointness; {FIX}")
-    if proof["shared_sources"] or proof["equal_texts"]:
-        raise UserError(f"{folder}/manifest.json says that corpus and texts overlap; {FIX}")
-    for name in TEXTS:  # without their checksums the proof is about other texts
-        if name not in manifest["files"]:
-            raise UserError(f"{folder}/manifest.json has no checksum of {name}; {FIX}")
 
 
 def verify_prepared(folder: Path) -> tuple[list[str], list[str]]:

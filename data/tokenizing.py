@@ -7,38 +7,25 @@ before a word belongs to that word, as byte-level tokenizers have it.
 """
 
 import bisect
-import hashlib
 import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 from tokenizers import Encoding, Regex, Tokenizer, models, pre_tokenizers
 
-
-class Offsets(Protocol):
-    """(start, end) characters of each token."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, token: int, /) -> tuple[int, int]: ...
+from replug.data.files import json_sha256
 
 
-def cut_positions(offsets: Offsets, tokens_per_piece: int) -> list[int]:
-    """Return character positions between pieces of `tokens_per_piece` tokens, given each token's (start, end).
+def split_text(text: str, offsets: "Sequence[tuple[int, int]] | TokenOffsets", tokens_per_piece: int) -> list[str]:
+    """Return pieces of `tokens_per_piece` tokens, given each token's (start, end); their concatenation is the text.
 
     A character that several tokens share stays whole, in the earlier piece.
     """
-    ends = [offsets[i - 1][1] for i in range(tokens_per_piece, len(offsets), tokens_per_piece)]
-    return sorted(set(ends))
-
-
-def split_text(text: str, offsets: Offsets, tokens_per_piece: int) -> list[str]:
-    """Return pieces of a text; their concatenation is the text."""
-    cuts = [0, *(cut for cut in cut_positions(offsets, tokens_per_piece) if 0 < cut < len(text)), len(text)]
+    ends = {offsets[i - 1][1] for i in range(tokens_per_piece, len(offsets), tokens_per_piece)}
+    cuts = [0, *sorted(end for end in ends if 0 < end < len(text)), len(text)]
     return [text[start:end] for start, end in itertools.pairwise(cuts) if end > start]
 
 
@@ -83,16 +70,12 @@ class TokenOffsets:
         return self._starts[part] + start, self._starts[part] + end
 
 
-def plain_rules(tokenizer: str) -> dict:
-    """Return a tokenizer's JSON without truncation and padding, which record the last call and say nothing of it."""
-    rules = json.loads(tokenizer)
-    return {name: value for name, value in rules.items() if name not in ("truncation", "padding")}
-
-
 @lru_cache(4)  # a tokenizer's JSON is megabytes
 def _fingerprint(tokenizer: str, max_tokens: int, prompt: str) -> str:
-    parts = [plain_rules(tokenizer), max_tokens, *([prompt] if prompt else [])]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    rules = json.loads(tokenizer)
+    for of_the_last_call in ("truncation", "padding"):
+        rules.pop(of_the_last_call, None)
+    return json_sha256([rules, max_tokens, *([prompt] if prompt else [])])[:16]
 
 
 def load_plain(tokenizer: str) -> Tokenizer:

@@ -37,7 +37,8 @@ def search_excluding(
     wanted = k + MORE
     while True:
         rows, similarities = search(queries, wanted)
-        allowed = _allowed(rows, sources_of, exclude)
+        sources = np.array(sources_of(rows.ravel()), dtype=object).reshape(rows.shape)
+        allowed = sources != np.array(exclude, dtype=object)[:, None]
         if (allowed.sum(axis=1) >= k).all():
             return _first_k(rows, allowed, k), _first_k(similarities, allowed, k)
         if rows.shape[1] < wanted:  # that was the whole corpus
@@ -48,13 +49,6 @@ def search_excluding(
             k = int(counts.min())
         else:
             wanted *= 2
-
-
-def _allowed(
-    rows: np.ndarray, sources_of: Callable[[np.ndarray], list[str]], exclude: Sequence[str | None]
-) -> np.ndarray:
-    sources = np.array(sources_of(rows.ravel()), dtype=object).reshape(rows.shape)
-    return sources != np.array(exclude, dtype=object)[:, None]
 
 
 def _first_k(values: np.ndarray, allowed: np.ndarray, k: int) -> np.ndarray:

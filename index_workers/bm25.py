@@ -5,18 +5,13 @@ The formula is Lucene's, with k1 = 1.5 and b = 0.75, the defaults of bm25s (Kamp
     score(q, d) = sum over the words w of q of  log(1 + (N - n_w + 0.5) / (n_w + 0.5))
                                                * f_wd / (f_wd + k1 (1 - b + b |d| / mean |d|))
 
-Words, as `bm25s` finds them, are runs of two or more letters, digits or underscores, in lower case, without its 33
-English stop words and not stemmed. A word that a query repeats counts each time.
-
-An index of bm25s holds 2 KiB for each document of 80 words while it is built, 72 GB for 36M. Here the documents are
-read twice, some in memory at a time: once for the numbers of the whole corpus, once for the scores, of the queries'
-words alone. The scores are those of bm25s to the last bit.
+`bm25s` finds the words. Its index takes 2 KiB for each document of 80 words, 72 GB for 36M, so `search_bm25` reads the
+documents twice, a chunk in memory at a time, and gives the scores of bm25s to the last bit.
 """
 
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import bm25s
 import numpy as np
@@ -27,16 +22,6 @@ STOP_WORDS = "english"
 K1, B = 1.5, 0.75
 CHUNK_DOCUMENTS = 50_000
 NO_WORD = "the corpus holds no word that BM25 could search by; expected documents with English words"
-
-
-@dataclass(frozen=True, slots=True)
-class _Counts:
-    """Counts of a chunk of documents: `frequencies` f_wd of queries' words, ordered by word, then document."""
-
-    lengths: np.ndarray  # of the documents, in words
-    words: np.ndarray
-    documents: np.ndarray
-    frequencies: np.ndarray
 
 
 def search_bm25(texts: Callable[[], Iterable[str]], queries: Sequence[str], k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -52,10 +37,11 @@ def search_bm25(texts: Callable[[], Iterable[str]], queries: Sequence[str], k: i
     num_documents, containing, mean_length = _count_corpus(texts(), numbers)
     best = [(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32))] * len(queries)
     start = 0
+    weights = [math.log(1 + (num_documents - c + 0.5) / (c + 0.5)) for c in containing.tolist()]
     for counts in _count_chunks(texts(), numbers):
-        scores_of = _scorer(counts, num_documents, containing, mean_length)
+        scores_of = _scorer(counts, np.array(weights, dtype=np.float32), mean_length)
         best = [_better(found, scores_of(of), start, k) for found, of in zip(best, asked, strict=True)]
-        start += len(counts.lengths)
+        start += len(counts[0])
     found = min(k, num_documents)
     rows = np.array([rows for rows, _ in best], dtype=np.int64).reshape(len(queries), found)
     return rows, np.array([scores for _, scores in best], dtype=np.float32).reshape(len(queries), found)
@@ -86,49 +72,50 @@ def _words_of(query: str) -> list[str]:
 
 
 def _count_corpus(texts: Iterable[str], numbers: dict[str, int]) -> tuple[int, np.ndarray, float]:
-    """N, n_w of the queries' words, and mean |d|."""
+    """Return N, n_w of the queries' words, and mean |d|."""
     num_documents = num_words = 0
     containing = np.zeros(len(numbers), dtype=np.int64)
-    for counts in _count_chunks(texts, numbers):
-        num_documents += len(counts.lengths)
-        num_words += int(counts.lengths.sum())
-        containing += np.bincount(counts.words, minlength=len(numbers))
+    for lengths, words, *_ in _count_chunks(texts, numbers):
+        num_documents += len(lengths)
+        num_words += int(lengths.sum())
+        containing += np.bincount(words, minlength=len(numbers))
     if not num_words:
         raise UserError(NO_WORD)
     return num_documents, containing, num_words / num_documents
 
 
-def _count_chunks(texts: Iterable[str], numbers: dict[str, int]) -> Iterator[_Counts]:
+def _count_chunks(texts: Iterable[str], numbers: dict[str, int]) -> Iterator[tuple[np.ndarray, ...]]:
+    """Yield of each chunk the documents' lengths in words; then words, documents and frequencies f_wd.
+
+    The three latter are of the queries' words alone, ordered by word, then document.
+    """
     documents = iter(texts)
     while chunk := list(itertools.islice(documents, CHUNK_DOCUMENTS)):
-        yield _count(chunk, numbers)
-
-
-def _count(texts: list[str], numbers: dict[str, int]) -> _Counts:
-    ids, vocabulary = bm25s.tokenize(texts, stopwords=STOP_WORDS, show_progress=False)
-    lengths = np.array([len(of) for of in ids], dtype=np.int64)
-    number_of = np.array([numbers.get(word, -1) for word in vocabulary], dtype=np.int64)  # in the order of their ids
-    words = number_of[np.fromiter(itertools.chain.from_iterable(ids), dtype=np.int64, count=int(lengths.sum()))]
-    places = words * len(texts) + np.repeat(np.arange(len(texts)), lengths)
-    found, frequencies = np.unique(places[words >= 0], return_counts=True)
-    return _Counts(lengths, *np.divmod(found, len(texts)), frequencies)
+        ids, vocabulary = bm25s.tokenize(chunk, stopwords=STOP_WORDS, show_progress=False)
+        lengths = np.array([len(of) for of in ids], dtype=np.int64)
+        number_of = np.array(
+            [numbers.get(word, -1) for word in vocabulary], dtype=np.int64
+        )  # in the order of their ids
+        words = number_of[np.fromiter(itertools.chain.from_iterable(ids), dtype=np.int64, count=int(lengths.sum()))]
+        places = words * len(chunk) + np.repeat(np.arange(len(chunk)), lengths)
+        found, frequencies = np.unique(places[words >= 0], return_counts=True)
+        yield lengths, *np.divmod(found, len(chunk)), frequencies
 
 
 def _scorer(
-    counts: _Counts, n: int, containing: np.ndarray, mean_length: float
+    counts: tuple[np.ndarray, ...], weights: np.ndarray, mean_length: float
 ) -> Callable[[Sequence[int]], np.ndarray]:
-    """Scores [documents of the chunk] of a query by the numbers of its words."""
-    weights = np.array([math.log(1 + (n - c + 0.5) / (c + 0.5)) for c in containing.tolist()], dtype=np.float32)
-    saturation = K1 * ((1 - B) + B * counts.lengths / mean_length)
-    parts = weights[counts.words] * (counts.frequencies / (saturation[counts.documents] + counts.frequencies))
-    parts = parts.astype(np.float32)
-    bounds = np.searchsorted(counts.words, np.arange(len(weights) + 1))
+    """Return what gives the scores [documents of the chunk] of a query by the numbers of its words."""
+    lengths, words, documents, frequencies = counts
+    saturation = K1 * ((1 - B) + B * lengths / mean_length)
+    parts = (weights[words] * (frequencies / (saturation[documents] + frequencies))).astype(np.float32)
+    bounds = np.searchsorted(words, np.arange(len(weights) + 1))
 
-    def scores_of(words: Sequence[int]) -> np.ndarray:
-        scores = np.zeros(len(counts.lengths), dtype=np.float32)
-        for word in words:
+    def scores_of(query: Sequence[int]) -> np.ndarray:
+        scores = np.zeros(len(lengths), dtype=np.float32)
+        for word in query:
             here = slice(bounds[word], bounds[word + 1])
-            scores[counts.documents[here]] += parts[here]
+            scores[documents[here]] += parts[here]
         return scores
 
     return scores_of

@@ -1,17 +1,13 @@
-"""The plan of an index version: its documents, its weights, and how its rows lie in files and shards.
+"""The plan of an index version: its documents, its weights, and how its rows lie in files and shards. Pure.
 
-Pure. Two equal plans give the same bytes.
-
-A file of vectors is the unit of a build: what a builder is given, what has a checksum, and what an interrupted build
-has lost at most for each call under way. So a small corpus has many files of a block each, which share out evenly, and
-a large one has few: 36 million documents make 550 files, not 35,157.
+Two equal plans give the same bytes. A builder embeds a file of vectors at a time; each file has a checksum. A small
+corpus has many files of one block, which share out evenly; 36 million documents make 550 files.
 """
 
-import hashlib
 import importlib.metadata
-import json
 import re
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from replug.config.errors import UserError
+from replug.data.files import json_sha256
 from replug.data.folder import MANIFEST
 from replug.index_workers.kinds import IndexKind
 
@@ -57,8 +54,7 @@ def newest_encoder(directory: Path) -> Path | None:
     return next((folder / ENCODER for folder in folders if (folder / MANIFEST).is_file()), None)
 
 
-SIZES = ("num_documents", "block_documents", "max_tokens", "dim", "tokens_per_batch", "num_shards")
-MOST, MOST_FILES = 10**12, 10**6  # of any of them; of what they come to
+MOST, MOST_FILES = 10**12, 10**6  # of any size in a plan; of its files and shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +108,11 @@ class BuildPlan:
 
     @property
     def num_files(self) -> int:
-        """Return files of vectors."""
         return -(-self.num_documents // self.rows_per_file)
 
     def rows_of_file(self, file: int) -> range:
-        return self._rows_of_files(range(file, file + 1))
+        """Return the rows of the corpus that a file of vectors holds."""
+        return range(file * self.rows_per_file, min((file + 1) * self.rows_per_file, self.num_documents))
 
     def blocks_of_file(self, file: int) -> list[range]:
         """Return the rows of each block: what is embedded together is the same however many of them a file holds."""
@@ -129,9 +125,8 @@ class BuildPlan:
         return range(bounds[shard], bounds[shard + 1])
 
     def rows_of_shard(self, shard: int, num_shards: int | None = None) -> range:
-        return self._rows_of_files(self.files_of_shard(shard, num_shards))
-
-    def _rows_of_files(self, files: range) -> range:
+        """Return the contiguous rows that a shard serves."""
+        files = self.files_of_shard(shard, num_shards)
         start, stop = (min(file * self.rows_per_file, self.num_documents) for file in (files.start, files.stop))
         return range(start, stop)
 
@@ -155,8 +150,8 @@ def plan_problem(inputs: dict[str, Any], files: Collection[str]) -> str | None:
         plan = plan_from_json(inputs)
     except (KeyError, TypeError) as error:
         return str(error)
-    sizes = {name: getattr(plan, name) for name in SIZES}
-    for name, value in sizes.items():
+    for name in ("num_documents", "block_documents", "max_tokens", "dim", "tokens_per_batch", "num_shards"):
+        value = getattr(plan, name)
         if type(value) is not int or not 0 < value <= MOST:
             return f"{name} is {value!r}"
     if plan.num_shards > plan.num_documents:
@@ -174,20 +169,12 @@ def reading_identity(modules: str, query_prompt: str, document_prompt: str) -> s
     return "" if reading == ["mean", "", ""] else f":{json_sha256({'reading': reading})[:8]}"
 
 
-def json_sha256(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
 def check_faiss() -> None:
     """Raise UserError unless exactly one of faiss-cpu and faiss-gpu is there: both write the same files."""
-    found = [name for name in ("faiss-cpu", "faiss-gpu") if _version(name)]
+    found = []
+    for name in ("faiss-cpu", "faiss-gpu"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found.append(importlib.metadata.version(name))
     if len(found) != 1:
         what = "both faiss-cpu and faiss-gpu are" if found else "neither faiss-cpu nor faiss-gpu is"
         raise UserError(f"{what} installed; expected one: pip uninstall -y faiss-cpu faiss-gpu; pip install faiss-cpu")
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -7,7 +7,6 @@ processor, by `order_exactly`, whatever found the candidates.
 """
 
 from collections.abc import Iterator
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -33,20 +32,8 @@ CANDIDATE_NUMBERS = 1 << 25
 NEAR_ROWS, ORDERED_ROWS = 16_384, 1_024
 
 
-class Vectors(Protocol):
-    """Vectors [rows, D] float16 where they are multiplied. `is_split`: as they are, by queries in two parts."""
-
-    device: torch.device
-    is_split: bool
-    blocks: list[Tensor]
-
-    def take(self, places: Tensor) -> Tensor:
-        """Return vectors [..., D] of places [...], there."""
-        ...
-
-
 class MappedVectors:
-    """Files that stay mapped, multiplied by the CPU."""
+    """Vectors [rows, D] float16 in files that stay mapped; the CPU multiplies them in float32."""
 
     device, is_split = torch.device("cpu"), False
 
@@ -59,7 +46,7 @@ class MappedVectors:
 
 
 class CopiedVectors:
-    """One matrix on a device; of the files nothing is kept."""
+    """Vectors [rows, D] float16 as one matrix on a device, multiplied as they are by queries in two parts."""
 
     is_split = True
 
@@ -84,7 +71,7 @@ class ExactShard:
     def __init__(self, vectors: BlockVectors, device: torch.device) -> None:
         self._first_row, self._rows, self._dim = vectors.first_row, len(vectors), vectors.dim
         on_cpu = device.type == "cpu"
-        self._vectors: Vectors = MappedVectors(vectors) if on_cpu else CopiedVectors(vectors, device)
+        self._vectors = MappedVectors(vectors) if on_cpu else CopiedVectors(vectors, device)
         self._device = self._vectors.device
         self._max_length: float | None = None
         self._chunk_rows = CHUNK_ROWS if on_cpu else CHUNK_ROWS_GPU
@@ -159,10 +146,10 @@ class ExactShard:
         return best, places
 
     def _products(self, queries: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """First place and products [rows, B] of each stretch of chunks; the buffer is used again for the next."""
-        return self._split_products(queries) if self._vectors.is_split else self._float32_products(queries)
-
-    def _split_products(self, queries: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Yield first place and products [rows, B] of each stretch of chunks; the buffer is used again for the next."""
+        if not self._vectors.is_split:
+            yield from self._float32_products(queries)
+            return
         split, start = SplitQueries(queries), 0
         for piece in self._pieces():
             yield start, split.products(piece)

@@ -79,29 +79,20 @@ def _check_on_gpu(kind: IndexKind, index: faiss.Index, k: int) -> None:
 def refused_on_gpu(index: faiss.Index) -> str | None:
     """Return why `faiss.index_cpu_to_gpu` refuses such an index; None if it copies it."""
     index = _without_transforms(index)
-    if isinstance(index, faiss.IndexIVF):
-        return _list_refused(index) or _codes_refused(index)
-    whole = isinstance(index, faiss.IndexScalarQuantizer) and index.sq.qtype == faiss.ScalarQuantizer.QT_fp16
-    return None if whole or type(index) in FLAT else f"{type(index).__name__} is not there"
-
-
-def _list_refused(index: faiss.IndexIVF) -> str | None:
-    quantizer = faiss.downcast_index(index.quantizer)
-    return None if type(quantizer) in FLAT else f"lists found by {type(quantizer).__name__} are not there"
-
-
-def _codes_refused(index: faiss.IndexIVF) -> str | None:
-    if type(index) is faiss.IndexIVFFlat:
-        return None
+    name = type(index).__name__
+    if not isinstance(index, faiss.IndexIVF):
+        whole = isinstance(index, faiss.IndexScalarQuantizer) and index.sq.qtype == faiss.ScalarQuantizer.QT_fp16
+        return None if whole or type(index) in FLAT else f"{name} is not there"
+    if type(quantizer := faiss.downcast_index(index.quantizer)) not in FLAT:
+        return f"lists found by {type(quantizer).__name__} are not there"
     if type(index) is faiss.IndexIVFScalarQuantizer:
         known = index.sq.qtype in SCALARS_ON_GPU and index.d <= SCALAR_DIMS_ON_GPU
         return None if known else f"its scalar quantizer of {index.d} dimensions is not there"
     if type(index) is faiss.IndexIVFPQ:
-        known = index.pq.nbits == 8 and index.pq.M in CODES_ON_GPU
-        return (
-            None if known else f"{index.pq.M} sub-vectors of {index.pq.nbits} bits: 8 bits and {CODES_ON_GPU} are there"
-        )
-    return f"{type(index).__name__} is not there"
+        codes, bits = index.pq.M, index.pq.nbits
+        known = bits == 8 and codes in CODES_ON_GPU
+        return None if known else f"{codes} sub-vectors of {bits} bits: 8 bits and {CODES_ON_GPU} are there"
+    return None if type(index) is faiss.IndexIVFFlat else f"{name} is not there"
 
 
 def _without_transforms(index: faiss.Index) -> faiss.Index:

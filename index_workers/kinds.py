@@ -44,11 +44,6 @@ class IndexKind:
     def is_exact(self) -> bool:
         return self.factory is None
 
-    @property
-    def uses_vectors(self) -> bool:
-        """Return whether a search reads the float16 vectors."""
-        return self.is_exact or self.rerank
-
 
 def resolve_kind(name: str, dim: int, num_documents: int, nprobe: int | None, rerank: bool) -> IndexKind:
     """Return the kind that a configuration names, for vectors [num_documents, dim]. None means the kind's default."""

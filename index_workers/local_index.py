@@ -35,7 +35,12 @@ class LocalIndex:
         store.check_encoder(self.plan.version)
         self.encoder_folder = store.encoder_folder(self.plan.version)
         self.query_encoder_folder = query_encoder_folder(root) or self.encoder_folder
-        self.corpus = _open_corpus(store.corpus_path(self.plan), self.plan.num_documents)
+        path, expected = store.corpus_path(self.plan), self.plan.num_documents
+        if not shard_paths(path):
+            raise UserError(f"the index's corpus {path} is gone; bring it back, or build the index again")
+        self.corpus = CorpusStore(path)
+        if len(self.corpus) != expected:
+            raise UserError(f"{path} holds {len(self.corpus)} documents, the index {expected}; build the index again")
         num_shards = self.plan.num_shards
         self._shards = [open_shard(store, self.plan, shard, num_shards) for shard in range(num_shards)]
         self.is_independent = all(shard.is_independent for shard in self._shards)  # as `searcher.Shard` has it
@@ -60,15 +65,6 @@ def retriever_identity(plan: BuildPlan, root: Path) -> str:
     """Identify the retriever that searches an index: equal ones find the same documents."""
     own = query_encoder_folder(root)
     return plan.retriever + (f":queries by {weights_sha256(own)[:16]}" if own else "")
-
-
-def _open_corpus(path: Path, num_documents: int) -> CorpusStore:
-    if not shard_paths(path):
-        raise UserError(f"the index's corpus {path} is gone; bring it back, or build the index again")
-    corpus = CorpusStore(path)
-    if len(corpus) != num_documents:
-        raise UserError(f"{path} holds {len(corpus)} documents, the index {num_documents}; build the index again")
-    return corpus
 
 
 class IndexRetriever:

@@ -148,7 +148,7 @@ def open_shard(store: VersionStore, plan: BuildPlan, shard: int, num_shards: int
     """Open one shard of a published version, in main memory or on `cuda`. Raises UserError naming a damaged file."""
     if not plan.kind.is_exact and num_shards != plan.num_shards:
         raise UserError(f"index version {plan.version} has {plan.num_shards} shards, asked for {num_shards}")
-    files = plan.files_of_shard(shard, num_shards) if plan.kind.uses_vectors else range(0)
+    files = plan.files_of_shard(shard, num_shards) if plan.kind.is_exact or plan.kind.rerank else range(0)
     if not plan.kind.is_exact:  # before FAISS reads it, which trusts its files
         store.check(plan.version, [store.shard_path(plan.version, shard)])
     with store.checking(plan.version, store.vectors_paths(plan, files)):

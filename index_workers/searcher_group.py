@@ -1,8 +1,7 @@
 """One searcher actor for each shard, asked together: an answer comes from all of them or not at all.
 
-An actor that hangs answers no `ping` beside its work. A process that is stopped, or whose machine is gone, keeps its
-connections, and Ray waits for it. Only an actor that answered before counts as silent: one that waits for room, or
-imports, does not yet.
+An actor that hangs answers no `ping` beside its work; Ray itself waits for a process that is stopped. Only an actor
+that answered before counts as silent: one that waits for room, or imports, does not yet.
 """
 
 import logging
@@ -49,21 +48,16 @@ class Liveness:
             self._asked[place] = self._ping(place), None
         ping, heard = self._asked[place]
         if ray.wait([ping], timeout=0)[0]:
-            heard = now if _is_answer(ping) else None
+            try:
+                ray.get(ping)
+                heard = now
+            except RayError:  # the actor has died: it is being started again, and has not answered since
+                heard = None
             self._asked[place] = self._ping(place), heard
         return 0.0 if heard is None else now - heard
 
     def _ping(self, place: int) -> Any:
         return self._actors[place].ping.options(concurrency_group="ping", max_task_retries=0).remote()
-
-
-def _is_answer(reference: Any) -> bool:
-    """Not where the actor has died: it is being started again, and has not answered since."""
-    try:
-        ray.get(reference)
-    except RayError:
-        return False
-    return True
 
 
 log = logging.getLogger(__name__)
@@ -83,7 +77,7 @@ class SearcherGroup:
         self._timeout = timeout_seconds
         self._lock = threading.Lock()
         self._in_flight, self._is_retired = 0, False
-        self._num_waiting, self._closed = 0, threading.Event()
+        self._closed = threading.Event()
         start_ray_thread(self._watch, name="searchers")
 
     def load(self, version: int, num_documents: int) -> None:
@@ -94,8 +88,7 @@ class SearcherGroup:
 
     def search(self, version: int, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return rows and similarities [B, k], best first, merged from every shard."""
-        with self._flight():
-            parts = self._ask(lambda actor: actor.search_timed.remote(version, queries, k))
+        parts = self._ask(lambda actor: actor.search_timed.remote(version, queries, k))
         for _, busy in parts:
             USE.note("search", busy)
         return merge_top_k([found for found, _ in parts], k)
@@ -129,25 +122,24 @@ class SearcherGroup:
                     self.close()
 
     def _ask(self, call: Callable[[Any], Any]) -> list[Any]:
-        """Every answer; raises what an actor says without Ray's traceback round it."""
-        references = [call(actor) for actor in self.actors]
-        for _ in range(MAX_FAULTS - 1):
-            try:
-                return self._answers(references)
-            except RayTaskError as error:
-                if not is_device_fault(error.cause):
-                    raise _without_traceback(error) from None
-                log.warning(f"the GPU of an index searcher failed ({_first_line(error)}); starting it anew")
-            references = [self._again(*asked, call) for asked in zip(self.actors, references, strict=True)]
-        try:
-            return self._answers(references)
-        except RayTaskError as error:
-            raise _without_traceback(error) from None
+        """Return every answer. Raises what an actor says without Ray's traceback round it."""
+        with self._flight():
+            references = [call(actor) for actor in self.actors]
+            for faults in range(1, MAX_FAULTS + 1):
+                try:
+                    return self._answers(references)
+                except RayTaskError as error:
+                    if not is_device_fault(error.cause):
+                        raise (error.cause if isinstance(error.cause, UserError | RunError) else error) from None
+                    fault = str(error.cause).strip().splitlines()[0]  # CUDA puts advice behind what happened
+                if faults < MAX_FAULTS:
+                    log.warning(f"the GPU of an index searcher failed ({fault}); starting it anew")
+                    references = [self._again(*asked, call) for asked in zip(self.actors, references, strict=True)]
+        raise RunError(f"the GPU of an index searcher failed {MAX_FAULTS} times: {fault}")
 
     def _answers(self, references: list[Any]) -> list[Any]:
         try:
-            with self._watched():
-                return ray.get(references, timeout=self._timeout)
+            return ray.get(references, timeout=self._timeout)
         except (GetTimeoutError, RayActorError) as error:
             raise RunError(
                 f"the index's searchers do not answer ({type(error).__name__}, after at most {self._timeout:g} s): "
@@ -164,31 +156,9 @@ class SearcherGroup:
                 return call(actor)
         return reference
 
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
-        with self._lock:
-            self._num_waiting += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._num_waiting -= 1
-
     def _watch(self) -> None:
         """While somebody waits for the searchers, replace those that hang."""
         liveness = Liveness(self.actors)
         while not self._closed.wait(LOOK_SECONDS):
-            for shard in liveness.replace_silent() if self._num_waiting else []:
+            for shard in liveness.replace_silent() if self._in_flight else []:
                 log.warning(f"the searcher of shard {shard} gives no sign of life; starting it again")
-
-
-def _without_traceback(error: RayTaskError) -> Exception:
-    """Return what a user is to read; a GPU that fails again and again ends the run, which saves its step."""
-    if is_device_fault(error.cause):
-        return RunError(f"the GPU of an index searcher failed {MAX_FAULTS} times: {_first_line(error)}")
-    return error.cause if isinstance(error.cause, UserError | RunError) else error
-
-
-def _first_line(error: RayTaskError) -> str:
-    """CUDA puts advice behind what happened."""
-    return f"{str(error.cause).strip().splitlines()[0]}"

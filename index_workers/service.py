@@ -1,9 +1,8 @@
 """The index as one service: builders that embed new versions beside searchers that serve the live one.
 
 A swap has two phases. `refresh` embeds, publishes and loads the new version on every searcher while searches go on;
-then the caller begins to name that version in its searches, and `commit` frees the one before. Every search
-names its version and reaches every shard, so an answer never mixes versions and never comes from fewer shards than
-there are.
+then the caller begins to name that version in its searches, and `commit` frees the one before. Every search names its
+version and reaches every shard, so an answer never mixes versions.
 """
 
 import logging
@@ -140,7 +139,13 @@ class IndexService:
         group = self._groups[version]
         if exclude is None:
             return SearchResult(*group.search(version, queries, k), version)
-        found = self._search_others(group, version, queries, k, exclude, at_least or k)
+        if self._corpus is None:
+            self._corpus = CorpusStore(self.store.corpus_path(self.store.plan(version)))
+        search = partial(group.search, version)
+        try:
+            found = search_excluding(search, self._corpus.sources, queries, k, exclude, at_least or k)
+        except ValueError as error:
+            raise UserError(f"retrieve.exclude_own_source: {error}; ask for fewer by retrieve.k") from error
         return SearchResult(*found, version)
 
     def commit(self, version: int) -> None:
@@ -164,23 +169,6 @@ class IndexService:
             self._builders.close()
         for group in {*self._groups.values(), *filter(None, [self._shared])}:
             group.close()
-
-    def _search_others(
-        self,
-        group: SearcherGroup,
-        version: int,
-        queries: np.ndarray,
-        k: int,
-        exclude: Sequence[str | None],
-        at_least: int,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        if self._corpus is None:
-            self._corpus = CorpusStore(self.store.corpus_path(self.store.plan(version)))
-        search = partial(group.search, version)
-        try:
-            return search_excluding(search, self._corpus.sources, queries, k, exclude, at_least)
-        except ValueError as error:
-            raise UserError(f"retrieve.exclude_own_source: {error}; ask for fewer by retrieve.k") from error
 
     def _refresh(self, plan: BuildPlan, missing: Missing, previous: int) -> Refreshed:
         start = time.monotonic()
@@ -267,7 +255,11 @@ class IndexService:
             return Measures
         queries = self.builders.submit("encode", plan, texts).result()
         drift = self.builders.submit("drift", self.store.plan(previous), plan).result()
-        exact = None if plan.kind.is_exact else self._search_exactly(plan, queries, k)
+        exact = None
+        if not plan.kind.is_exact:  # by the float16 vectors, each builder a part of them
+            parts = self._actors.num_builders
+            found = [self.builders.submit("search_exactly", plan, part, parts, queries, k) for part in range(parts)]
+            exact, _ = merge_top_k([part.result() for part in found], k)
 
         def ask() -> Measures:
             rows = self.search(plan.version, queries, k).doc_rows
@@ -275,12 +267,6 @@ class IndexService:
             return Measures(1.0 if exact is None else top_k_overlap(exact, rows), top_k_overlap(before, rows), drift)
 
         return ask
-
-    def _search_exactly(self, plan: BuildPlan, queries: np.ndarray, k: int) -> np.ndarray:
-        """Rows [B, k] by the float16 vectors of a version, whatever its kind, each builder a part of them."""
-        parts = self._actors.num_builders
-        found = [self.builders.submit("search_exactly", plan, part, parts, queries, k) for part in range(parts)]
-        return merge_top_k([part.result() for part in found], k)[0]
 
     def _make_green(self) -> SearcherGroup:
         """Searchers of one version, where the builders were; these come back for the next build, on the other side."""
@@ -314,11 +300,10 @@ class IndexService:
 
 
 def _build_in_background(work: Callable[[], Result]) -> "Future[Result]":
+    def warn(done: Future) -> None:
+        if error := done.exception():
+            log.warning(f"building the index failed: {error}")
+
     done = in_background(work, "index-build")
-    done.add_done_callback(_say_failed_build)
+    done.add_done_callback(warn)
     return done
-
-
-def _say_failed_build(done: Future) -> None:
-    if error := done.exception():
-        log.warning(f"building the index failed: {error}")

@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -36,13 +35,22 @@ def map_vectors(path: Path, shape: tuple[int, int]) -> np.ndarray:
     By torch, since Python's own maps each keep a descriptor for as long as they live.
     """
     with _reading(path), path.open("rb") as file:
-        found, dtype = _read_header(path, file)
+        try:
+            if (version := np.lib.format.read_magic(file)) != (1, 0):
+                raise ValueError(f"format {version}")
+            found, _, dtype = np.lib.format.read_array_header_1_0(file)
+        except ValueError as error:
+            raise UserError(f"{path} is damaged, it holds no vectors ({error}); {MEND}") from error
         start, size = file.tell(), os.fstat(file.fileno()).st_size
     if found != shape or dtype != np.float16:
         raise UserError(f"{path} holds {dtype} {list(found)}, expected float16 {list(shape)}; {MEND}")
     if size != start + ITEM_BYTES * math.prod(shape):
         raise UserError(f"{path} is damaged, it has {size} bytes; {MEND}")
-    return _map(path, size)[start // ITEM_BYTES :].view(shape).numpy()
+    try:  # private and writable, though nobody writes: torch warns of arrays that are not
+        whole = torch.from_file(str(path), shared=False, size=size // ITEM_BYTES, dtype=torch.float16)
+    except RuntimeError as error:  # the file was read a moment ago: what fails here is the system
+        raise RunError(f"{path} cannot be mapped: {str(error).rpartition(': ')[2]}; {SYSTEM_LIMIT}") from error
+    return whole[start // ITEM_BYTES :].view(shape).numpy()
 
 
 def require_intact(path: Path, known: FileSum) -> None:
@@ -62,22 +70,3 @@ def _reading(path: Path) -> Iterator[None]:
         raise UserError(
             f"{path} is missing; run the command that built the index: only what is missing is made"
         ) from None
-
-
-def _read_header(path: Path, file: BinaryIO) -> tuple[tuple[int, ...], np.dtype]:
-    try:
-        version = np.lib.format.read_magic(file)
-        if version != (1, 0):
-            raise ValueError(f"format {version}")
-        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    except ValueError as error:
-        raise UserError(f"{path} is damaged, it holds no vectors ({error}); {MEND}") from error
-    return shape, dtype
-
-
-def _map(path: Path, size: int) -> torch.Tensor:
-    """Private and writable, though nobody writes: torch warns of arrays that are not."""
-    try:
-        return torch.from_file(str(path), shared=False, size=size // ITEM_BYTES, dtype=torch.float16)
-    except RuntimeError as error:  # the file was read a moment ago: what fails here is the system
-        raise RunError(f"{path} cannot be mapped: {str(error).rpartition(': ')[2]}; {SYSTEM_LIMIT}") from error

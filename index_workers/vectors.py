@@ -73,12 +73,9 @@ class SplitQueries:
 
     def products(self, vectors: Tensor) -> Tensor:
         """Return inner products [rows, B] float32 with vectors [rows, D] float16."""
-        high, low = _summed_in_float32(vectors, self._halves).chunk(2, dim=1)
+        if vectors.device.type == "cpu":  # which has no such product, and float32 holds those of float16 numbers
+            products = vectors.float() @ self._halves.float()
+        else:
+            products = torch.mm(vectors, self._halves, out_dtype=torch.float32)
+        high, low = products.chunk(2, dim=1)
         return high.add_(low, alpha=1 / LOW).mul_(self._scale)
-
-
-def _summed_in_float32(vectors: Tensor, halves: Tensor) -> Tensor:
-    """A processor has no such product, and float32 holds those of float16 numbers."""
-    if vectors.device.type == "cpu":
-        return vectors.float() @ halves.float()
-    return torch.mm(vectors, halves, out_dtype=torch.float32)

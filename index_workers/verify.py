@@ -8,7 +8,6 @@ import numpy as np
 from replug.config.errors import UserError
 from replug.data.shards import corpus_sha256, shard_paths
 from replug.data.store import CorpusStore
-from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.faiss_index import count_vectors
 from replug.index_workers.version_store import VersionStore, weights_sha256
 
@@ -52,7 +51,13 @@ def _problems(store: VersionStore, version: int) -> Iterator[str]:
     weights = store.encoder_folder(version) / "model.safetensors"
     if weights.is_file() and weights_sha256(weights.parent) != plan.weights_sha256:
         yield f"{weights} is not of the encoder that embedded this version"
-    yield from _corpus_problems(store.corpus_path(plan), plan)
+    corpus = store.corpus_path(plan)
+    if not shard_paths(corpus):
+        yield f"the corpus {corpus} is gone"
+    elif corpus_sha256(corpus) != plan.corpus_sha256:
+        yield f"the corpus {corpus} is not the one that was embedded: its checksum differs"
+    elif (found := len(CorpusStore(corpus))) != plan.num_documents:
+        yield f"the corpus {corpus} holds {found} documents, the index {plan.num_documents}"
     if damaged:
         return
     for file in range(plan.num_files):
@@ -65,12 +70,3 @@ def _problems(store: VersionStore, version: int) -> Iterator[str]:
         held, expected = count_vectors(store.shard_path(version, shard)), len(plan.rows_of_shard(shard))
         if held != expected:
             yield f"{store.shard_path(version, shard)} holds {held} vectors, expected {expected}"
-
-
-def _corpus_problems(path: Path, plan: BuildPlan) -> Iterator[str]:
-    if not shard_paths(path):
-        yield f"the corpus {path} is gone"
-    elif corpus_sha256(path) != plan.corpus_sha256:
-        yield f"the corpus {path} is not the one that was embedded: its checksum differs"
-    elif len(CorpusStore(path)) != plan.num_documents:
-        yield f"the corpus {path} holds {len(CorpusStore(path))} documents, the index {plan.num_documents}"

@@ -9,11 +9,9 @@
     INDEX/v000003/manifest.json       written when everything is there: the version is published
     INDEX/v000002.0a1b.stale/         what nothing needs any more, until someone has the time to remove it
 
-What is not published is never searched. A build that was interrupted goes on after its last marked file,
-if it is by the same weights over the same corpus; otherwise it starts anew.
-
-What a training step waits for (`save_snapshot`, `begin`, `set_aside_all_but`) lists and renames folders; it reads,
-writes and removes no file of vectors, of which a large corpus has hundreds.
+What is not published is never searched. A build that was interrupted goes on after its last marked file if its weights
+and corpus are the same. What a training step waits for (`save_snapshot`, `begin`, `set_aside_all_but`) lists and
+renames folders, and reads, writes or removes no file of vectors.
 """
 
 import json
@@ -30,13 +28,12 @@ from uuid import uuid4
 import numpy as np
 
 from replug.config.errors import RunError, UserError
-from replug.data.files import file_sha256, read_json, reading, writing
+from replug.data.files import file_sha256, json_sha256, read_json, reading, writing
 from replug.data.folder import INPUTS, MANIFEST, FileSum, Folder, file_sum
 from replug.data.shards import shard_paths
 from replug.index_workers.build_plan import (
     ENCODER,
     BuildPlan,
-    json_sha256,
     plan_from_json,
     plan_problem,
     version_folder,
@@ -143,11 +140,9 @@ class VersionStore:
         shutil.rmtree(partial, ignore_errors=True)
         target = self.encoder_folder(version)
         with writing(partial):
-            # Raise OSError for what the disk does not take: safetensors and tokenizers have error classes of their
-            # own
             try:
                 save(partial)
-            except Exception as error:
+            except Exception as error:  # safetensors and tokenizers have error classes of their own for a full disk
                 if "os error" in str(error):
                     raise OSError(str(error)) from error
                 raise
@@ -288,7 +283,7 @@ class VersionStore:
     def _sums(self, version: int) -> Callable[[Path], FileSum]:
         """Return what looks a file's checksum up: in the manifest, or in its own mark while the version is built."""
         if not self.is_published(version):
-            return lambda path: _read_mark(path)
+            return _read_mark
         files = self.manifest(version)
         return lambda path: files[path.name]
 

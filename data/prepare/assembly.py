@@ -28,6 +28,7 @@ from replug.data.records import Document, Example
 from replug.data.sampling import SPLITS, TEXT_SPLITS, key_ranges
 from replug.data.shards import (
     DOCUMENT_SCHEMA,
+    TOKEN_RULES,
     read_documents_of,
     read_examples_of,
     token_paths,
@@ -143,18 +144,18 @@ _loaded_tokenizer = lru_cache(1)(load_plain)  # not those of `cutting`, which do
 
 def forget_other_ids(work: WorkFolder, token_ids: TokenIds | None) -> None:
     """Have shards written again that an earlier run wrote with the token ids of another retriever."""
-    path, fingerprint = work.documents / "tokens.json", token_ids.fingerprint if token_ids else None
+    path, fingerprint = work.documents / TOKEN_RULES, token_ids.fingerprint if token_ids else None
     try:
         before = json.loads(path.read_text())["fingerprint"]
-    except (OSError, ValueError):  # damaged; the shards have checksums of their own
+    except (OSError, ValueError):
         before = None
-    for report in _shard_reports(work):
-        has_ids = len(report.files) > 1
-        if has_ids != (fingerprint is not None) or (has_ids and before not in (None, fingerprint)):
-            work.shard_mark(report.number).unlink()
+    if before == fingerprint and path.is_file() == (fingerprint is not None):
+        return
+    for mark in work.path.glob("shards/*.json"):
+        mark.unlink()
     if fingerprint is None:
         path.unlink(missing_ok=True)
-    elif before != fingerprint:
+    else:
         write_token_rules(work.documents, fingerprint)
 
 
@@ -204,7 +205,7 @@ def write_shards(work: WorkFolder, cut: Cut, pool: Pool) -> list[ShardReport]:
         done[report.number] = report
         progress.advance(note=f"{sum(report.kept for report in done.values()):,} documents")
     shards = _trimmed(work, done, ranges, asked)
-    names = {name for report in shards for name in report.files} | {"tokens.json"}
+    names = {name for report in shards for name in report.files} | {TOKEN_RULES}
     for path in work.documents.iterdir():
         if path.name not in names:  # an interrupted run wrote and did not mark it, or it is not needed
             path.unlink()

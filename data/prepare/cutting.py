@@ -1,8 +1,7 @@
-"""From a source shard to sorted runs of pieces: the first half of preparing, on any worker, in any order.
+"""Cut a source shard into sorted runs of pieces: the first half of preparing, on any worker, in any order.
 
-A source shard writes a sorted run of each split for about every six million characters, so that none is ever in memory
-as a whole, and any range of keys can be read alone. It also registers every text as (hash of its id, hash of its words,
-line), by which `reading` finds ids that occur twice.
+A source shard writes a sorted run of each split for every six million characters, so any range of keys can be read
+alone. It also registers every text, by which `reading` finds ids that occur twice.
 """
 
 import json
@@ -81,6 +80,7 @@ def iterate(table: pa.Table) -> Iterator[dict]:
         yield from batch.to_pylist()
 
 
+# The texts that were read: hash of the id, hash of the words, line, and whether the id was given.
 REGISTRY = np.dtype([("id", np.uint64), ("version", np.uint64), ("line", np.int64), ("named", np.bool_)])
 CHARACTERS_AT_A_TIME = 1 << 19  # texts that are tokenized together
 RUN_CHARACTERS = 6 << 20  # of pieces in memory: a worker never holds more, however much a source shard gives
@@ -232,7 +232,9 @@ class _SourceShardCut:
             if pieces:
                 write_run(self._folder / f"{split}-{self._runs:04d}.arrow", pieces, SCHEMAS[split])
                 self._pieces[split] = []
-        write_registry(self._folder / f"texts-{self._runs:04d}.npy", self._registry)
+        registry = np.sort(np.array(self._registry, REGISTRY), order=("id", "version", "line"))
+        with writing(path := self._folder / f"texts-{self._runs:04d}.npy"):
+            np.save(path, registry, allow_pickle=False)
         for path in self._folder.glob(f"*-{self._runs:04d}.*"):
             self.report.files[path.name] = file_sum(path)
         self._registry, self._characters = [], 0
@@ -283,10 +285,3 @@ class _SourceShardCut:
         self._pieces[split] += kept
         parts = ("text",) if split == "documents" else ("context", "continuation")
         self._characters += sum(len(piece[part]) for piece in kept for part in parts)
-
-
-def write_registry(path: Path, texts: Sequence[tuple[int, int, int, bool]]) -> None:
-    """Write the texts that were read: hash of the id, hash of the words, line, and whether the id was given."""
-    registry = np.sort(np.array(list(texts), REGISTRY), order=("id", "version", "line"))
-    with writing(path):
-        np.save(path, registry, allow_pickle=False)

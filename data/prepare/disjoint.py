@@ -1,10 +1,7 @@
 """The proof that what is retrieved, what is trained on and what is measured share no text.
 
 No source document serves two splits, and no text of one split equals a text of another (by content hash, white space
-and case aside). The examples' hashes are held in memory and the corpus streams past.
-
-What a split must not overlap lies in sorted files of hashes that all workers map, 8 bytes each, so that 800K texts take
-20 MB, and 1 GB more with their 13-grams:
+and case aside). All workers map what a split must not overlap, in sorted files of hashes of 8 bytes:
 
     FILTER/keys.u64      every example's whole text and its continuation alone
     FILTER/sources.u64   what they were cut from
@@ -12,7 +9,7 @@ What a split must not overlap lies in sorted files of hashes that all workers ma
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -54,9 +51,6 @@ class OverlapFilter:
     def knows_ngram(self, text: str) -> bool:
         return self.n is not None and overlaps(ngram_hashes(text, self.n), self.ngrams)
 
-    def knows_source(self, source: str) -> bool:
-        return overlaps(np.array([hash64(source)], np.uint64), self.sources)
-
 
 def write_overlap_filter(folder: Path, examples: Iterable[Example], n: int | None, seed: int) -> OverlapFilter:
     """Write the hashes of examples; memory does not grow with their number."""
@@ -75,9 +69,8 @@ def write_overlap_filter(folder: Path, examples: Iterable[Example], n: int | Non
 
 def example_keys(example: Example, seed: int = 0) -> tuple[int, int]:
     """Return the keys of a whole text and of its continuation alone, which no document may equal."""
-    texts = (example.context + example.continuation, example.continuation)
-    whole, tail = (piece_key(content_hash(text, seed)) for text in texts)
-    return whole, tail
+    tail = piece_key(content_hash(example.continuation, seed))
+    return piece_key(content_hash(example.context + example.continuation, seed)), tail
 
 
 class SortedHashes:
@@ -123,8 +116,8 @@ class DisjointProof:
     num_documents: int
     num_queries: int
     num_heldout: int
-    shared_sources: tuple[str, ...] = field(default=())
-    equal_texts: tuple[str, ...] = field(default=())
+    shared_sources: tuple[str, ...] = ()
+    equal_texts: tuple[str, ...] = ()
     num_dev: int = 0
     ngram: int | None = None  # words of an n-gram that no document shares with a text, where this was compared
 
@@ -176,34 +169,40 @@ def prove_examples(
     examples: Iterable[Example], before: OverlapFilter, seed: int, split: str = "queries"
 ) -> tuple[list[str], list[str]]:
     """Return shared sources and equal texts of a split and of those chosen before it, which the filter knows."""
-    shared, equal = [], []
-    name, other = {"queries": "query"}.get(split, f"{split} text"), "a held-out or development text"
-    for example in examples:
-        text, keys = example.context + example.continuation, example_keys(example, seed)
-        found = _overlaps(before, f"{name} {example.id}", other, example.source or "", keys, text)
-        shared += found[0]
-        equal += found[1]
-    return shared, equal
+    name = {"queries": "query"}.get(split, f"{split} text")
+    texts = (
+        (
+            f"{name} {example.id}",
+            example.source or "",
+            example_keys(example, seed),
+            example.context + example.continuation,
+        )
+        for example in examples
+    )
+    return _overlaps(before, "a held-out or development text", texts)
 
 
 def prove_shard(shard: Path, filter_folder: Path, seed: int) -> tuple[list[str], list[str]]:
     """Return shared sources and equal texts of the documents in a file and of the filter's queries and other texts."""
-    shared, equal = [], []
-    known, other = OverlapFilter.load(filter_folder), "a query or held-out text"
-    for doc in read_documents_of(shard):
-        key = piece_key(content_hash(doc.text, seed))
-        found = _overlaps(known, f"document {doc.id}", other, doc.source, (key,), doc.text)
-        shared += found[0]
-        equal += found[1]
-    return shared, equal
+    texts = (
+        (f"document {doc.id}", doc.source, (piece_key(content_hash(doc.text, seed)),), doc.text)
+        for doc in read_documents_of(shard)
+    )
+    return _overlaps(OverlapFilter.load(filter_folder), "a query or held-out text", texts)
 
 
 def _overlaps(
-    known: OverlapFilter, name: str, other: str, source: str, keys: tuple[int, ...], text: str
+    known: OverlapFilter, other: str, texts: Iterable[tuple[str, str, tuple[int, ...], str]]
 ) -> tuple[list[str], list[str]]:
-    shared = [f"{name} and {other} both come from source {source}"] if known.knows_source(source) else []
-    equal = [f"{name} equals {other} or its continuation"] if known.knows_text(*keys) else []
-    equal += [f"{name} shares {known.n} words with {other}"] if known.knows_ngram(text) else []
+    """Compare texts, each with its name, source and keys."""
+    shared, equal = [], []
+    for name, source, keys, text in texts:
+        if overlaps(np.array([hash64(source)], np.uint64), known.sources):
+            shared.append(f"{name} and {other} both come from source {source}")
+        if known.knows_text(*keys):
+            equal.append(f"{name} equals {other} or its continuation")
+        if known.knows_ngram(text):
+            equal.append(f"{name} shares {known.n} words with {other}")
     return shared, equal
 
 

@@ -63,13 +63,13 @@ def _in_flight(executor: ProcessPoolExecutor, function: Callable, jobs: Iterator
 
 
 def _begin(parent: int) -> None:
-    """One core for each process, and none stays behind when the parent is killed."""
+    """Give each process one core, and let none stay behind when the parent is killed."""
+
+    def end_with_parent() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
     os.environ["RAYON_NUM_THREADS"] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-
-
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
+    threading.Thread(target=end_with_parent, daemon=True).start()

@@ -63,23 +63,20 @@ class Cut:
 
     def absolute(self, source_shard: int, line: int) -> int:
         """Return a line of a source shard as the file counts it; 0 stays 0."""
-        before = 0
-        while (
-            line
-            and source_shard
-            and self.source_shards[source_shard - 1].names == self.source_shards[source_shard].names
-        ):
+        names = self.source_shards[source_shard].names
+        while line and source_shard and self.source_shards[source_shard - 1].names == names:
             source_shard -= 1
-            before += self.reports[source_shard].lines
-        return line + before
+            line += self.reports[source_shard].lines
+        return line
 
     def examples(self) -> Iterator[Rejected]:
         """Yield the listed cases in the order of the files; lines are counted as far as the shards before are known."""
         known = True
         for source_shard in self.source_shards:
             known = known and source_shard.number in self.reports
-            for case in self.reports[source_shard.number].examples if source_shard.number in self.reports else ():
-                yield replace(case, line=self.absolute(source_shard.number, case.line)) if known else case
+            if (report := self.reports.get(source_shard.number)) is not None:
+                for case in report.examples:
+                    yield replace(case, line=self.absolute(source_shard.number, case.line)) if known else case
 
 
 def cut_source(
@@ -90,8 +87,12 @@ def cut_source(
     Raises UserError if more than a share `max_rejected` of the source was rejected.
     """
     cut = Cut(source_shards, asked, work.margin)
-    for report in _finished(work, len(source_shards)):
-        cut.add(report)
+    for number in range(len(source_shards)):
+        folder = work.source_shard(number)
+        if (mark := folder / "report.json").is_file():
+            report = SourceShardReport.read(mark)
+            if is_intact(folder, report.files):  # a damaged one is named and cut again
+                cut.add(report)
     progress = Progress("cutting the source", len(source_shards), len(cut.reports))
     todo = [source_shard for source_shard in source_shards if source_shard.number not in cut.reports]
     jobs = ((work, source_shard, cut.limits()) for source_shard in todo)  # limits as they are by then
@@ -103,16 +104,6 @@ def cut_source(
     _require_few(work, cut, cut.examples(), max_rejected)
     _reject_duplicates(work, cut, max_rejected)
     return cut
-
-
-def _finished(work: WorkFolder, count: int) -> Iterator[SourceShardReport]:
-    """Reports of source shards that need not be cut again; a damaged one is named and cut again."""
-    for number in range(count):
-        mark = work.source_shard(number) / "report.json"
-        if mark.is_file():
-            report = SourceShardReport.read(mark)
-            if is_intact(work.source_shard(number), report.files):
-                yield report
 
 
 def _require_few(work: WorkFolder, cut: Cut, examples: Iterable[Rejected], max_rejected: float) -> None:
@@ -149,18 +140,17 @@ def find_duplicates(folders: Sequence[Path], num_texts: int, out: Path) -> tuple
     Returns how many texts came again under an id that was given, how many without one (their words are their id), and
     source shard and line of the first hundred of the former.
     """
-    registers = [
-        (source_shard, path)
-        for source_shard, folder in enumerate(folders)
-        for path in sorted(folder.glob("texts-*.npy"))
-    ]
+    registers = [(number, path) for number, folder in enumerate(folders) for path in sorted(folder.glob("texts-*.npy"))]
     number = max(1, -(-num_texts // TEXTS_AT_A_TIME))
     kept, places, again = [], [], [0, 0]
     for part in range(number):
         low, high = 2**64 * part // number, 2**64 * (part + 1) // number
         rows = _rows_between(registers, low, high)
         repeated = np.flatnonzero(rows["id"][1:] == rows["id"][:-1]) + 1
-        kept.append(_first_versions(rows, repeated))
+        ids = np.unique(rows["id"][repeated])
+        first = np.empty(len(ids), KEPT)  # versions: rows are sorted
+        first["id"], first["version"] = ids, rows["version"][np.searchsorted(rows["id"], ids)]
+        kept.append(first)
         named = rows["named"][repeated]
         again[0] += int(named.sum())
         again[1] += int((~named).sum())
@@ -185,12 +175,3 @@ def _rows_between(registers: list[tuple[int, Path]], low: int, high: int) -> np.
         part["source_shard"] = source_shard
         parts.append(part)
     return np.sort(np.concatenate(parts), order=("id", "version", "source_shard", "line"))
-
-
-def _first_versions(rows: np.ndarray, repeated: np.ndarray) -> np.ndarray:
-    """For each id that occurs again its first version; rows are sorted."""
-    ids = np.unique(rows["id"][repeated])
-    first = np.searchsorted(rows["id"], ids)
-    kept = np.empty(len(ids), KEPT)
-    kept["id"], kept["version"] = ids, rows["version"][first]
-    return kept

@@ -77,7 +77,17 @@ def prepare_raw(
     Raises UserError where too much of the source is unreadable, or it gives nothing for a split.
     """
     with preparing(out, inputs) as work:
-        write_json(work.rules, asdict(_rules(config, seed, tokenizers)))
+        rules = Rules(
+            fields=FieldMap(config.text_field, config.id_field, config.domain_field, config.new_text_at),
+            shares=Shares(
+                config.query_share, config.heldout_share, config.corpus_share, DEV_SHARE if config.num_dev else 0
+            ),
+            seed=seed,
+            context_tokens=config.context_tokens,
+            document_tokens=config.document_tokens or config.context_tokens,
+            tokenizers=tokenizers,
+        )
+        write_json(work.rules, asdict(rules))
         splits = _make_splits(work, config, seed, pool, tokenizers.token_ids)
         while splits.fall_short():  # most of what was kept repeated or overlapped the rest
             work.widen()
@@ -105,22 +115,13 @@ def _make_splits(work: WorkFolder, config: DataConfig, seed: int, pool: Pool, to
     return Splits(cut, domains, proof, shards, dropped)
 
 
-def _rules(config: DataConfig, seed: int, tokenizers: Tokenizers) -> Rules:
-    names = (config.text_field, config.id_field, config.domain_field)
-    shares = (config.query_share, config.heldout_share, config.corpus_share, DEV_SHARE if config.num_dev else 0)
-    return Rules(
-        fields=FieldMap(*names, config.new_text_at),
-        shares=Shares(*shares),
-        seed=seed,
-        context_tokens=config.context_tokens,
-        document_tokens=config.document_tokens or config.context_tokens,
-        tokenizers=tokenizers,
-    )
-
-
 def _require_some(source: str, splits: Splits) -> None:
-    said = _counts(splits.counts, splits.dropped)
-    if not all(splits.counts.values()):
+    counts = splits.counts
+    said = f"{counts['documents']} documents, {counts['queries']} queries, {counts['heldout']} held-out texts"
+    said += f", {counts['dev']} development texts" if "dev" in counts else ""
+    if reasons := ", ".join(f"{count} {reason}" for reason, count in sorted(splits.dropped.items()) if count):
+        said += f" (dropped: {reasons})"
+    if not all(counts.values()):
         raise UserError(
             f"data.source: {source} gives {said}; expected some of each: give more or longer "
             "texts, a smaller data.context_tokens, or other shares"
@@ -141,13 +142,6 @@ def _say_short(splits: Splits) -> None:
                 f"data.num_{split} asks for {wanted:,}, but the source gives {found:,}: give more texts{share}, or ask "
                 "for fewer"
             )
-
-
-def _counts(counts: dict[str, int], dropped: Counter) -> str:
-    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()) if count)
-    said = f"{counts['documents']} documents, {counts['queries']} queries, {counts['heldout']} held-out texts"
-    said += f", {counts['dev']} development texts" if "dev" in counts else ""
-    return f"{said} (dropped: {reasons})" if reasons else said
 
 
 def _prove(work: WorkFolder, splits: Splits, seed: int, pool: Pool) -> DisjointProof:
@@ -178,7 +172,6 @@ def _finish(work: WorkFolder, splits: Splits, proof: DisjointProof) -> None:
         documents.update(report.domains)
         files |= {f"documents/{name}": known for name, known in report.files.items()}
     domains = {"documents": dict(sorted(documents.items())), **splits.domains}
-    _say_domains(cut, domains)
     pieces = {split: dict(sorted(cut.domains[split].items())) for split in splits.counts}
     content = {
         "counts": splits.counts,
@@ -189,18 +182,6 @@ def _finish(work: WorkFolder, splits: Splits, proof: DisjointProof) -> None:
         "disjoint": asdict(proof),
     }
     work.finish(files, content)
-
-
-def _say_domains(cut: Cut, domains: dict[str, dict[str, int]]) -> None:
-    """How far the domains kept their proportions."""
-    for split in domains:
-        before, after = cut.domains[split].total(), sum(domains[split].values())
-        if len(cut.domains[split]) > 1:
-            parts = (
-                f"{name} {100 * domains[split].get(name, 0) / after:.1f}% ({100 * count / before:.1f}%)"
-                for name, count in cut.domains[split].most_common(10)
-            )
-            log.info(f"{split} by domain, in brackets of what the source gives: {', '.join(parts)}")
 
 
 # The user's own rows ------------------------------------------------------------------------------------

@@ -72,7 +72,9 @@ def numpy_docstrings() -> Iterator[tuple[str, str]]:
     root = _package_folder("numpy")
     for folder in NUMPY_FOLDERS:
         for path in sorted((root / folder).glob("*.py")):
-            yield str(path.relative_to(root)), _docstrings(path.read_text(encoding="utf-8"))
+            nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            pairs = ((n.name, ast.get_docstring(n)) for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef))
+            yield str(path.relative_to(root)), "\n\n".join(f"{name}\n{text}" for name, text in pairs if text)
 
 
 def transformers_code() -> Iterator[tuple[str, str]]:
@@ -105,12 +107,6 @@ def _package_folder(name: str) -> Path:
     spec = importlib.util.find_spec(name)
     assert spec is not None and spec.origin is not None, f"{name} is a dependency of ours"
     return Path(spec.origin).parent
-
-
-def _docstrings(code: str) -> str:
-    nodes = (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.FunctionDef | ast.ClassDef))
-    pairs = ((node.name, ast.get_docstring(node) or "") for node in nodes)
-    return "\n\n".join(f"{name}\n{doc}" for name, doc in pairs if doc)
 
 
 # Templates, tables, references and tags of wikitext; what stays is prose.
@@ -146,28 +142,19 @@ Row = dict[str, str | list[str]]
 
 def example_rows() -> dict[str, list[Row]]:
     """Return 30, 16, 4 and 10 rows of `corpus`, `queries`, `dev` and `heldout`; no text is in two of them."""
-    texts, chosen = list(_texts()), NUM_QUERIES + NUM_DEV
-    splits = {"queries": texts[:NUM_QUERIES], "dev": texts[NUM_QUERIES:chosen], "heldout": texts[chosen:]}
-    return {"corpus": list(_documents()), **splits}
-
-
-def _documents() -> Iterator[Row]:
+    corpus, texts = list[Row](), list[Row]()
     for number, town in enumerate(TOWNS):
+        day = DAYS[(number * 5 + number // len(DAYS)) % len(DAYS)]
         place, goods = PLACES[number % len(PLACES)], GOODS[number % len(GOODS)]
-        text = f"The market of {town} is held every {_day(number)} {place}. People come to buy {goods}."
-        yield {"id": f"market-{number:02d}", "title": town, "text": text}
-
-
-def _texts() -> Iterator[Row]:
-    for number, town in enumerate(TOWNS):
+        text = f"The market of {town} is held every {day} {place}. People come to buy {goods}."
+        corpus.append({"id": f"market-{number:02d}", "title": town, "text": text})
         context = f"If you would like to see the market of {town}, come to the town on a"
-        yield {
-            "id": f"visit-{number:02d}",
-            "context": context,
-            "continuation": f" {_day(number)} morning.",
-            "gold": [f"market-{number:02d}"],
-        }
-
-
-def _day(number: int) -> str:
-    return DAYS[(number * 5 + number // len(DAYS)) % len(DAYS)]
+        gold, continuation = [f"market-{number:02d}"], f" {day} morning."
+        texts.append({"id": f"visit-{number:02d}", "context": context, "continuation": continuation, "gold": gold})
+    chosen = NUM_QUERIES + NUM_DEV
+    return {
+        "corpus": corpus,
+        "queries": texts[:NUM_QUERIES],
+        "dev": texts[NUM_QUERIES:chosen],
+        "heldout": texts[chosen:],
+    }

@@ -9,7 +9,7 @@ import codecs
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import httpx
 import pyarrow as pa
@@ -93,7 +93,10 @@ def _jsonl_rows(source_shard: SourceShard, fields: FieldMap) -> Iterator[Row]:
 def _tsv_rows(source_shard: SourceShard, fields: FieldMap) -> Iterator[Row]:
     """Yield the rows of a table as DPR's psgs_w100.tsv: a header, tabs, quotes doubled within quotes."""
     name = source_shard.names[0]
-    header = _header(source_shard) if source_shard.start else None  # the first source shard passes it over as a line
+    header: list[str] | None = None
+    if source_shard.start:  # the first source shard passes the header over as a line
+        lines = (line for _, line in read_lines(replace(source_shard, start=0, stop=None)) if isinstance(line, bytes))
+        header = next((cells for line in lines if isinstance(cells := table_cells(line), list)), None)
     for number, line in read_lines(source_shard):
         if not isinstance(line, bytes):
             yield number, line
@@ -109,12 +112,6 @@ def _tsv_rows(source_shard: SourceShard, fields: FieldMap) -> Iterator[Row]:
             yield number, Rejected(Reason.wrong_columns, name, number, detail)
         else:
             yield number, dict(zip(header, cells, strict=True))
-
-
-def _header(source_shard: SourceShard) -> list[str] | None:
-    """The first line of the file that is a row."""
-    lines = (line for _, line in read_lines(replace(source_shard, start=0, stop=None)) if isinstance(line, bytes))
-    return next((cells for line in lines if isinstance(cells := table_cells(line), list)), None)
 
 
 def _plan_parquet(path: str, shard_bytes: int | None) -> Iterator[SourceShard]:
@@ -151,19 +148,11 @@ def _parquet_rows(source_shard: SourceShard, fields: FieldMap) -> Iterator[Row]:
         file = pq.ParquetFile(name, read_dictionary=strings)
         stop = file.num_row_groups if source_shard.stop is None else source_shard.stop
         groups = list(range(source_shard.start, stop))
-        # So few that BATCH_BYTES hold them, though each had the largest value that a column within others can hold
-        chunks = [
-            file.metadata.row_group(group).column(i) for group in groups for i in range(file.metadata.num_columns)
-        ]
-        largest = max(
-            (
-                chunk.total_uncompressed_size
-                for chunk in chunks
-                if chunk.path_in_schema in [leaf.path for leaf in leaves if "." in leaf.path]
-            ),
-            default=0,
-        )
-        count = max(1, min(ROWS_AT_A_TIME, BATCH_BYTES // max(largest, 1)))
+        # So few rows that BATCH_BYTES hold them, though each had the largest value that a nested column can hold
+        nested, columns = {leaf.path for leaf in leaves if "." in leaf.path}, range(file.metadata.num_columns)
+        chunks = [file.metadata.row_group(group).column(i) for group in groups for i in columns]
+        sizes = (chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in nested)
+        count = max(1, min(ROWS_AT_A_TIME, BATCH_BYTES // max([1, *sizes])))
         for batch in file.iter_batches(count, row_groups=groups, columns=[leaf.path for leaf in leaves]):
             for row in range(batch.num_rows):
                 number += 1
@@ -230,7 +219,9 @@ def _whole(name: str, root: str, fields: FieldMap) -> SourceText | Rejected:
         content = file.read(most + 1)
     if len(content) > most:
         return Rejected(Reason.too_long, name, 0, f"over {most} bytes, more than a text may have")
-    return checked_text(_named(name, root, content.decode("utf-8-sig")), fields, name, 0)
+    label = Path(name).relative_to(root) if root else Path(Path(name).name)
+    domain = label.parts[0] if len(label.parts) > 1 else "all"
+    return checked_text(SourceText(str(label), content.decode("utf-8-sig"), domain), fields, name, 0)
 
 
 def _text_lines(name: str, max_characters: int) -> Iterator[Row]:
@@ -245,35 +236,25 @@ def _text_lines(name: str, max_characters: int) -> Iterator[Row]:
             yield number, {"text": line.decode("utf-8-sig" if number == 1 else "utf-8", errors="ignore")}
 
 
-def _named(name: str, root: str, text: str) -> SourceText:
-    label = Path(name).relative_to(root) if root else Path(Path(name).name)
-    return SourceText(str(label), text, label.parts[0] if len(label.parts) > 1 else "all")
-
-
 def _file_problem(name: str) -> Rejected | None:
-    """Why a file is no text, found without holding it."""
+    """Return why a file is not a text, found without holding it."""
+    decoder, done = codecs.getincrementaldecoder("utf-8")(), 0
     try:
         with open_file(Path(name)) as file:
-            return _not_utf8(file, name)
+            while True:
+                part = file.read(READ_BYTES)
+                if done == 0 and part.startswith((b"\xff\xfe", b"\xfe\xff")):
+                    return Rejected(Reason.not_utf8, name, 0, "UTF-16; convert or remove the file")
+                waiting = len(decoder.getstate()[0])
+                decoder.decode(part, final=not part)
+                if not part:
+                    return None
+                done += len(part)
+    except UnicodeDecodeError as error:
+        at = done - waiting + error.start
+        return Rejected(Reason.not_utf8, name, 0, f"at byte {at}; convert or remove the file")
     except UNREADABLE as error:
         return Rejected(Reason.unreadable_file, name, 0, getattr(error, "strerror", None) or str(error))
-
-
-def _not_utf8(file: BinaryIO, name: str) -> Rejected | None:
-    decoder, done = codecs.getincrementaldecoder("utf-8")(), 0
-    while True:
-        part = file.read(READ_BYTES)
-        if done == 0 and part.startswith((b"\xff\xfe", b"\xfe\xff")):
-            return Rejected(Reason.not_utf8, name, 0, "UTF-16; convert or remove the file")
-        waiting = len(decoder.getstate()[0])
-        try:
-            decoder.decode(part, final=not part)
-        except UnicodeDecodeError as error:
-            at = done - waiting + error.start
-            return Rejected(Reason.not_utf8, name, 0, f"at byte {at}; convert or remove the file")
-        if not part:
-            return None
-        done += len(part)
 
 
 def plan_hub(name: str) -> Iterator[SourceShard]:

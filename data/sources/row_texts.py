@@ -21,8 +21,7 @@ def texts_of_rows(rows: Iterator[Row], fields: FieldMap, name: str) -> Iterator[
 
 def _text_of_row(row: dict[str, Any], fields: FieldMap, name: str, line: int) -> SourceText | Rejected:
     if problem := _text_problem(row, fields) or _name_problem(row, fields):
-        reason, detail = problem
-        return Rejected(reason, name, line, detail)
+        return Rejected(problem[0], name, line, problem[1])
     text, identifier, domain = (_nested(row, path) for path in (fields.text, fields.id, fields.domain))
     domain = "all" if domain in (None, "") else str(domain)
     made = _unnamed(text, domain) if identifier is None else SourceText(str(identifier), text, domain)
@@ -35,7 +34,7 @@ def _text_problem(row: dict[str, Any], fields: FieldMap) -> tuple[Reason, str] |
         there = ", ".join(map(str, row)) or "none"
         return Reason.text_missing, f"field '{fields.text}' (data.text_field) is missing; the fields: {there}"
     if not isinstance(text, str):
-        return Reason.text_not_a_string, f"field '{fields.text}' must be a string, found {_type(text)}"
+        return Reason.text_not_a_string, f"field '{fields.text}' must be a string, found {type(text).__name__}"
     return None
 
 
@@ -44,9 +43,12 @@ def _name_problem(row: dict[str, Any], fields: FieldMap) -> tuple[Reason, str] |
     if identifier == "":
         return Reason.id_empty, f"field '{fields.id}' (data.id_field) is empty"
     if not _is_name(identifier):
-        return Reason.id_not_a_string, f"field '{fields.id}' must be a string or an integer, found {_type(identifier)}"
+        return (
+            Reason.id_not_a_string,
+            f"field '{fields.id}' must be a string or an integer, found {type(identifier).__name__}",
+        )
     if not _is_name(domain):
-        return Reason.domain_not_a_string, f"field '{fields.domain}' must be a string, found {_type(domain)}"
+        return Reason.domain_not_a_string, f"field '{fields.domain}' must be a string, found {type(domain).__name__}"
     for field, value in ((fields.id, identifier), (fields.domain, domain)):
         if isinstance(value, str) and len(value) > MAX_NAME_CHARACTERS:
             return Reason.too_long, f"field '{field}' has {len(value)} characters, more than {MAX_NAME_CHARACTERS}"
@@ -55,10 +57,6 @@ def _name_problem(row: dict[str, Any], fields: FieldMap) -> tuple[Reason, str] |
 
 def _is_name(value: Any) -> bool:
     return value is None or (isinstance(value, str | int) and not isinstance(value, bool))
-
-
-def _type(value: Any) -> str:
-    return type(value).__name__
 
 
 def _unnamed(text: str, domain: str) -> SourceText:

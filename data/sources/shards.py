@@ -1,16 +1,8 @@
 """Source shards of about 16 MB, found without reading the source, that any worker can read alone.
 
-| source | a source shard is |
-|---|---|
-| `.jsonl`, `.tsv` | a range of bytes of one file |
-| `.jsonl.gz`, `.jsonl.zst`, `.jsonl.bz2`, the same of `.tsv` | a file |
-| `.parquet` | some of a file's row groups |
-| a tree of text files, plain or compressed as above | some of the files |
-| a dataset on the hub | one of its shards, streamed |
-| `package:NAME`, `stand_in` | all of it |
-
-A folder, or a pattern with `*`, of nothing but files of rows is read as rows; any other folder is a tree of texts. The
-formats are those of `data/sources/formats.py`.
+A source shard is a range of bytes of a `.jsonl` or `.tsv` file, a compressed file, some row groups of a Parquet file,
+some files of a tree of texts, one shard of a dataset on the hub, or all of a built-in source. A folder, or a pattern
+with `*`, of nothing but files of rows is read as rows; any other folder is a tree of texts.
 
 A source is known by the hash of its files' whole content. A large file is not read again while its inode, size and
 times are those it was hashed with: the time of its last change (ctime) is the system's, which no program sets back.
@@ -137,12 +129,8 @@ def content_sha256(path: Path) -> str:
 
 def _stamp(path: Path) -> dict[str, int]:
     status = path.stat()
-    return {
-        "inode": status.st_ino,
-        "size": status.st_size,
-        "modified_ns": status.st_mtime_ns,
-        "changed_ns": status.st_ctime_ns,
-    }
+    times = {"modified_ns": status.st_mtime_ns, "changed_ns": status.st_ctime_ns}
+    return {"inode": status.st_ino, "size": status.st_size, **times}
 
 
 def _read(path: Path) -> dict | None:

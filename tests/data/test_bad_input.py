@@ -42,12 +42,9 @@ def as_json(**fields: object) -> bytes:
 BAD_LINES = {
     "broken JSON": (b'{"text": "a" "b"}', "invalid_json"),
     "brackets thousands deep": (b"[" * 100_000, "invalid_json"),
-    "a number of thousands of digits": (b'{"text": "a b", "id": ' + b"7" * 5000 + b"}", "invalid_json"),
     "a list": (b'["some", "words"]', "not_an_object"),
     "latin-1": ('{"id": "bad", "text": "caf\xe9"}'.encode("latin-1"), "not_utf8"),
-    "raw half a surrogate pair": (b'{"text": "a \xed\xa0\x80 b"}', "not_utf8"),
     "half a surrogate pair in the text": (b'{"id": "bad", "text": "words \\ud83d"}', "half_surrogate"),
-    "half a surrogate pair in the id": (b'{"id": "\\udc00", "text": "words"}', "half_surrogate"),
     "no text": (b'{"id": "bad"}', "text_missing"),
     "empty text": (as_json(text=""), "text_empty"),
     "a number as text": (as_json(text=7), "text_not_a_string"),
@@ -79,9 +76,7 @@ FINE = {
     "no line end at the end": with_bad().rstrip(),
     "an integer as id": with_bad(as_json(id=0), as_json(id=-5, text="other words"), as_json(id=7**99, text="words")),
     "null as id and domain": with_bad(as_json(id=None, domain=None)),
-    "an empty domain": with_bad(as_json(domain="")),
     "a whole surrogate pair": with_bad(b'{"id": "fine", "text": "a \\ud83d\\ude42"}'),
-    "other fields, deep ones too": with_bad(as_json(meta={"a": [1, {"b": None}]}, label=2.5)),
 }
 
 
@@ -101,8 +96,7 @@ def test_a_line_that_is_longer_than_memory_should_hold_is_passed_over_in_parts(t
     assert prepared.manifest["source"]["texts"] == len(GOOD)
 
 
-@pytest.mark.parametrize("blank", [b"", b"\n" * 40])
-@pytest.mark.parametrize("shard_bytes", [200, 1000, 5000])
+@pytest.mark.parametrize(("blank", "shard_bytes"), [(b"", 200), (b"\n" * 40, 1000)])
 def test_lines_are_counted_from_the_beginning_of_the_file_in_whatever_source_shards_it_is_read(
     blank, shard_bytes, tmp_path, monkeypatch
 ):
@@ -138,17 +132,11 @@ def zstd(content: bytes) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def flipped(content: bytes, place: int) -> bytes:
-    return content[:place] + bytes([content[place] ^ 255]) + content[place + 1 :]
-
-
 PACKED, ZSTD = gzip.compress(with_bad(), mtime=0), zstd(with_bad())
 BAD_FILES = {
     "a gzip file cut short": ("b.jsonl.gz", PACKED[: len(PACKED) // 2], "damaged_file"),
-    "a gzip file with a wrong checksum": ("b.jsonl.gz", flipped(PACKED, -6), "damaged_file"),
     "a gzip file with rubbish behind": ("b.jsonl.gz", PACKED + b"rubbish", "damaged_file"),
     "a zstd file cut short": ("b.jsonl.zst", ZSTD[: len(ZSTD) // 2], "damaged_file"),
-    "text called bzip2": ("b.jsonl.bz2", with_bad(), "damaged_file"),
     "text called Parquet": ("b.parquet", with_bad(), "damaged_file"),
 }
 
@@ -182,33 +170,10 @@ def test_a_parquet_file_damaged_in_a_row_group_is_named_and_other_row_groups_are
     assert prepared.manifest["source"]["texts"] == 40
 
 
-@pytest.mark.parametrize(
-    ("rows", "reason"),
-    [
-        ([{"id": "a", "body": "words"}] * 5, "text_missing"),
-        ([{"id": i + 0.5, "text": "words"} for i in range(5)], "id_not_a_string"),
-    ],
-)
-def test_rows_of_parquet_that_hold_no_text_are_counted_one_by_one(rows, reason, tmp_path):
-    write_jsonl(tmp_path / "raw/a.jsonl", GOOD)
-    (tmp_path / "raw/b.parquet").write_bytes(parquet(rows))
-    prepared = prepare_all(tmp_path, tmp_path / "raw")
-    assert prepared.manifest["rejected"] == {reason: 5}
-    assert listed(prepared.folder) == [(reason, "b.parquet", i + 1) for i in range(5)]
-
-
 TSV = ["id\ttext\ttitle", *(f"{row['id']}\t{row['text']}\tT" for row in GOOD)]
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        (b"7\twords", "wrong_columns"),
-        (b'7\t"words\tT', "invalid_tsv"),
-        (b"7\tcaf\xe9\tT", "invalid_tsv"),
-        (b"7\t\tT", "text_empty"),
-    ],
-)
+@pytest.mark.parametrize(("line", "reason"), [(b"7\twords", "wrong_columns"), (b'7\t"words\tT', "invalid_tsv")])
 @pytest.mark.parametrize("shard_bytes", [500, 1 << 20])
 def test_a_bad_line_of_a_table_is_counted_and_listed_with_its_place(line, reason, shard_bytes, tmp_path, monkeypatch):
     monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", shard_bytes)
@@ -244,24 +209,15 @@ def test_a_bad_file_in_a_tree_of_texts_is_named_and_the_others_are_taken(what, t
 
 # Fields within fields -----------------------------------------------------------------------------------
 
-PILE = {"text_field": "body.text", "id_field": "meta.id", "domain_field": "meta.pile_set_name"}
 
-
-def pile_row(row: dict, **meta: object) -> dict:
-    return {"body": {"text": row["text"]}, "meta": {"id": row["id"], "pile_set_name": row["domain"], **meta}}
-
-
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        ({"body": "words", "meta": {"id": "x"}}, "text_missing"),
-        ({"body": {"text": "words"}, "meta": {"pile_set_name": ["Books"]}}, "domain_not_a_string"),
-    ],
-)
-def test_fields_within_fields_are_checked_like_others(row, reason, tmp_path):
-    write_jsonl(tmp_path / "raw.jsonl", [*map(pile_row, GOOD), row])
-    prepared = prepare_all(tmp_path, tmp_path / "raw.jsonl", **PILE)
-    assert listed(prepared.folder) == [(reason, "raw.jsonl", 61)]
+def test_fields_within_fields_are_checked_like_others(tmp_path):
+    rows = [{"body": {"text": r["text"]}, "meta": {"id": r["id"], "pile_set_name": r["domain"]}} for r in GOOD]
+    rows += [{"body": "words", "meta": {"id": "x"}}, {"body": {"text": "words"}, "meta": {"pile_set_name": ["Books"]}}]
+    write_jsonl(tmp_path / "raw.jsonl", rows)
+    fields = {"text_field": "body.text", "id_field": "meta.id", "domain_field": "meta.pile_set_name"}
+    prepared = prepare_all(tmp_path, tmp_path / "raw.jsonl", **fields)
+    reasons = [("text_missing", "raw.jsonl", 61), ("domain_not_a_string", "raw.jsonl", 62)]
+    assert listed(prepared.folder) == reasons
     assert set(prepared.manifest["domains"]["documents"]) == {"books", "news", "web"}
 
 
@@ -275,16 +231,6 @@ def test_a_source_with_too_many_bad_rows_stops_and_names_the_first_of_each_kind(
     for place in ("raw.jsonl:11: not valid JSON", "raw.jsonl:12: expected a JSON object", "raw.jsonl:14: field 'text'"):
         assert place in str(error.value)
     assert len(listed(tmp_path / "set")) == 5
-
-
-@pytest.mark.parametrize(("share", "stops"), [(0.04, True), (0.05, False)])
-def test_the_share_that_may_be_rejected_is_of_all_rows(share, stops, tmp_path):
-    (tmp_path / "raw.jsonl").write_bytes(with_bad(b"{", b"{", b"{"))  # 3 of 63
-    if stops:
-        with pytest.raises(UserError, match="3 of 63 rows"):
-            prepare(tmp_path / "set", tmp_path / "raw.jsonl", max_rejected_share=share)
-    else:
-        prepare(tmp_path / "set", tmp_path / "raw.jsonl", max_rejected_share=share)
 
 
 @pytest.mark.parametrize("name", ["raw.jsonl", "raw.tsv", "raw.parquet"])

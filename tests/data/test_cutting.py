@@ -17,8 +17,7 @@ from replug.config.schema import Config, DataConfig
 from replug.data.prepare.cutting import LMBound, Tokenizers
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import prepare_raw
-from replug.data.store import PreparedSet
-from replug.data.tokenizing import cut_positions, split_text, word_tokenizer
+from replug.data.tokenizing import split_text, word_tokenizer
 from replug.models.local.local_source import HuggingFaceSource
 from replug.models.preparing import LM_TOKENS, data_inputs
 from tests.support.preparing import WORDS, write_jsonl
@@ -95,46 +94,27 @@ def test_white_space_goes_with_the_word_after_it():
 def test_a_character_that_tokens_share_stays_whole_in_the_earlier_piece():
     # "a" is one token and the face four, so the third token ends inside it
     assert split_text("a🙂b", BYTE_LEVEL.encode("a🙂b").offsets, 3) == ["a🙂", "b"]
-    assert cut_positions([(0, 1), (1, 2), (1, 2), (1, 2), (1, 2), (2, 3)], 2) == [2]
-
-
-def test_a_text_shorter_than_a_piece_stays_whole_and_an_empty_one_gives_none():
-    assert split_text("one two", words("one two"), 5) == ["one two"]
-    assert split_text("one two", words("one two"), 2) == ["one two"]
-    assert split_text("", [], 3) == []
 
 
 CHARACTERS = word_tokenizer(r"[\s\S]")
 ROOT = Path(__file__).parent.parent.parent
 
 
-def prepare(out: Path, source: Path, bound: LMBound | None) -> PreparedSet:
-    """By words, eight to a piece."""
-    config = DataConfig(source=str(source), context_tokens=8, query_share=0.3, heldout_share=0.3, num_queries=9**6)
-    return prepare_raw(config, 0, Tokenizers(WORDS, None, bound), out, {}, LocalPool(1))
-
-
-def long_words(seed: int, count: int) -> str:
-    rng = random.Random(seed)
-    return " ".join("".join(rng.choices("abcdefgh", k=rng.choice([3, 5, 7, 90]))) for _ in range(count))
-
-
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    rows = [{"id": str(i), "text": long_words(i, 60)} for i in range(40)]
-    return write_jsonl(tmp_path / "raw.jsonl", rows)
+    rng = random.Random(0)
+    texts = [["".join(rng.choices("abcdefgh", k=rng.choice([3, 5, 7, 90]))) for _ in range(60)] for _ in range(40)]
+    return write_jsonl(tmp_path / "raw.jsonl", [{"id": str(i), "text": " ".join(t)} for i, t in enumerate(texts)])
 
 
-def test_no_piece_has_more_tokens_of_the_lm_than_it_holds(tmp_path, source):
-    prepared = prepare(tmp_path / "set", source, LMBound(CHARACTERS, 80, 50))
+def test_no_piece_has_more_tokens_of_the_lm_than_it_holds_and_all_join_back_to_the_text(tmp_path, source):
+    config = DataConfig(source=str(source), context_tokens=8, query_share=0.3, heldout_share=0.3, num_queries=9**6)
+    tokenizers = Tokenizers(WORDS, None, LMBound(CHARACTERS, 80, 50))
+    prepared = prepare_raw(config, 0, tokenizers, tmp_path / "set", {}, LocalPool(1))
     examples = [*prepared.queries.examples(), *prepared.heldout.examples()]
+    assert prepared.manifest["source"]["cut_further"] > 100
     assert max(len(doc.text) for doc in prepared.corpus.iterate()) in range(60, 81)
     assert max(len(text) for example in examples for text in (example.context, example.continuation)) in range(40, 51)
-    assert prepared.manifest["source"]["cut_further"] > 100
-
-
-def test_what_is_cut_further_still_joins_back_to_the_text(tmp_path, source):
-    prepared = prepare(tmp_path / "set", source, LMBound(CHARACTERS, 80, 50))
     whole = {row["id"]: row["text"] for row in map(json.loads, source.read_text().splitlines())}
     joined: dict[str, dict[int, str]] = {}
     for doc in prepared.corpus.iterate():

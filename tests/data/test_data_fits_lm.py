@@ -13,7 +13,6 @@ from replug.data.records import Document, Example
 from replug.data.shards import prepared_folder, write_documents, write_examples
 from replug.data.store import TEXTS, PreparedSet
 from replug.models.local.local_source import HuggingFaceSource
-from replug.models.preparing import LM_TOKENS
 from replug.train.data_checks import check_data
 
 
@@ -70,43 +69,6 @@ def test_where_documents_are_cut_only_a_continuation_that_fills_the_lm_is_refuse
     check_data(config, prepared(tmp_path / "set", words(500), words(90), " " + words(50)), source)
     with pytest.raises(UserError, match="text q: its continuation alone fills the LM, which holds 100 tokens"):
         check_data(config, prepared(tmp_path / "other", words(5), words(5), " " + words(100)), source)
-
-
-class Counting:
-    """A tokenizer that counts the texts it is given."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        self.tokenizer, self.num_texts = tokenizer, 0
-
-    def __call__(self, texts: list[str], **options: object) -> dict:
-        self.num_texts += len(texts)
-        return self.tokenizer(texts, **options)
-
-
-@pytest.fixture
-def counting(source, monkeypatch) -> Counting:
-    counter = Counting(source.tokenizer())
-    monkeypatch.setattr(Source, "tokenizer", lambda self: counter)
-    return counter
-
-
-@pytest.mark.parametrize(
-    ("cut", "is_counted"),
-    [
-        ({LM_TOKENS: [20, 20]}, False),
-        ({LM_TOKENS: [60, 40]}, True),
-        ({"data.tokenizer": "lm", "data.context_tokens": 16, "data.document_tokens": None}, False),
-        ({"data.tokenizer": "lm", "data.context_tokens": 16, "data.document_tokens": 32}, True),
-    ],
-)
-def test_what_preparing_has_bounded_is_not_counted(tmp_path, config, source, counting, cut, is_counted):
-    data = prepared(tmp_path / "set", words(20), words(20), " " + words(20))
-    data.inputs = {"lm.path": config.lm.path, **cut}
-    check_data(config, data, source)
-    assert (counting.num_texts > 2) == is_counted  # more than the separator and nothing
-    counting.num_texts, config.lm.path = 0, "another"  # whose tokens nobody has counted
-    check_data(config, data, source)
-    assert counting.num_texts > 2
 
 
 def test_a_gold_document_that_is_not_there_is_named_with_its_text(tmp_path, config, source):

@@ -27,7 +27,8 @@ def test_asking_for_development_texts_leaves_training_and_held_out_texts_as_they
     before, after = texts_of(without), texts_of(with_dev)
     assert before["queries"] == after["queries"] and before["heldout"] == after["heldout"]
     assert len(after["documents"]) < len(before["documents"])
-    assert without.dev is None and "dev" not in without.manifest["counts"]
+    with pytest.raises(UserError, match=r"no development texts; prepare a set with data\.num_dev"):
+        without.require_dev()
 
 
 def test_no_source_and_no_text_of_a_development_text_is_in_another_split(with_dev):
@@ -46,12 +47,6 @@ def test_a_development_text_that_shares_words_with_a_held_out_text_is_dropped(tm
     source = write_jsonl(tmp_path / "texts.jsonl", rows)
     made = prepare(tmp_path / "set", source, num_dev=1000, num_heldout=1000, ngram_overlap=3)
     assert made.manifest["dropped"]["development text that shares 3 words with another split's text"] > 5
-
-
-def test_a_set_without_development_texts_says_so_where_they_are_asked_for(source, tmp_path):
-    made = prepare(tmp_path, source, num_queries=20, num_heldout=10)
-    with pytest.raises(UserError, match=r"no development texts; prepare a set with data\.num_dev"):
-        made.require_dev()
 
 
 def own_rows(folder: Path, dev_source: str) -> dict[str, Path]:

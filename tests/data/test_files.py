@@ -1,11 +1,12 @@
 """Files are replaced whole, beside and renamed, and nothing that lies in the way is written through."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from replug.config.errors import UserError
-from replug.data import files
+from replug.data import files, progress
 from replug.data.files import read_json, replace_file, shared_file_system
 
 
@@ -24,21 +25,14 @@ def test_json_that_is_none_is_named(tmp_path: Path) -> None:
         read_json(tmp_path / "lm.json", "mend it")
 
 
-MOUNTINFO = """\
-21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
-22 21 0:5 / /home rw,relatime shared:2 master:1 - nfs4 server:/home rw,vers=4.2
-23 22 0:6 / /home/local rw - xfs /dev/nvme0n1 rw
-24 21 0:7 / /scratch rw - lustre 10.0.0.1@tcp:/scratch rw
-25 21 0:8 / /with\\040blank rw - fuse.sshfs me@host:/ rw
-26 21 0:9 / /over rw - nfs server:/over rw
-27 26 0:10 / /over rw - tmpfs tmpfs rw
-"""
-
-
-@pytest.fixture(autouse=True)
-def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MOUNTS", tmp_path / "mountinfo")
-    files.MOUNTS.write_text(MOUNTINFO)
+MOUNTS = [
+    ("/", "ext4"),
+    ("/home", "nfs4"),
+    ("/home/local", "xfs"),
+    ("/scratch", "lustre"),
+    ("/with blank", "fuse.sshfs"),
+]
+MOUNTS += [("/over", "nfs"), ("/over", "tmpfs")]
 
 
 @pytest.mark.parametrize(
@@ -53,5 +47,21 @@ def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("/over/x", None),  # what was mounted last hides the other
     ],
 )
-def test_the_mount_nearest_above_a_path_says_what_it_lies_on(path: str, kind: str | None) -> None:
+def test_the_mount_nearest_above_a_path_says_what_it_lies_on(
+    path: str, kind: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = [SimpleNamespace(mountpoint=place, fstype=found) for place, found in MOUNTS]
+    monkeypatch.setattr(files.psutil, "disk_partitions", lambda all: mounts)
     assert shared_file_system(Path(path)) == kind
+
+
+def test_progress_tells_the_time_left_keeps_its_distance_and_always_tells_the_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    cutting = progress.Progress("cutting", total=10)
+    for seconds, units, note in ((6, 2, "books"), (2, 1, ""), (4, 7, "")):  # 3 s each, 8 left
+        now[0] += seconds
+        cutting.advance(units, note)
+    assert capsys.readouterr().err == "cutting: 2/10 · 0:24 left · books\ncutting: 10/10 · took 0:12\n"

@@ -73,16 +73,6 @@ def test_a_lock_on_a_file_that_its_holder_removed_is_taken_anew(
         assert f"process {os.getpid()}" in refused(tmp_path)
 
 
-def test_a_folder_named_twice_is_locked_once_and_all_are_freed_where_one_is_taken(tmp_path: Path) -> None:
-    free, taken = tmp_path / "free", tmp_path / "taken"
-    with sole_writer(free, free):
-        pass
-    with sole_writer(taken), pytest.raises(UserError), sole_writer(free, taken):
-        pass
-    with sole_writer(free):
-        pass
-
-
 def test_a_link_in_the_place_of_the_record_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("precious")
     (tmp_path / "run").mkdir()

@@ -1,57 +1,30 @@
 """Raw texts and the user's rows to a prepared set: the same every time, and disjoint."""
 
-import hashlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from replug.config.errors import UserError
-from replug.config.schema import DataConfig
+from replug.data.datamodule import Position, Positions, StepDataModule
 from replug.data.files import file_sha256
-from replug.data.prepare.cutting import Tokenizers
 from replug.data.prepare.local_pool import LocalPool
-from replug.data.prepare.sets import prepare_raw, prepare_rows
-from replug.data.sampling import Shares, split_of
+from replug.data.prepare.sets import prepare_rows
+from replug.data.sampling import QuerySampler, split_of
 from replug.data.sources.built_in_texts import stand_in_texts
 from replug.data.store import PreparedSet
-from replug.data.tokenizing import word_tokenizer
-
-SHARES = Shares(0.2, 0.1, None)  # the schema's
-WORDS = Tokenizers(word_tokenizer(r"\s*\S+|\s+"))
-
-
-def prepare(out: Path, seed: int = 0, **keys: object) -> PreparedSet:
-    config = DataConfig(**{"source": "stand_in", "context_tokens": 16} | keys)
-    with LocalPool() as pool:
-        return prepare_raw(config, seed, WORDS, out, {"seed": seed}, pool)
-
-
-def ids_of(split: str, count: int) -> list[str]:
-    """Ids of source texts that fall to a split with seed 0."""
-    return [name for name in map(str, range(1000)) if split_of(name, 0, SHARES) == split][:count]
+from tests.support.preparing import SHARES, ids_on, prepare
 
 
 def prepare_texts(tmp_path: Path, texts: dict[str, str], **keys: object) -> PreparedSet:
     rows = [json.dumps({"id": name, "text": text}) for name, text in texts.items()]
     (tmp_path / "raw.jsonl").write_text("\n".join(rows))
-    return prepare(tmp_path / "set", source=str(tmp_path / "raw.jsonl"), **{"context_tokens": 2} | keys)
-
-
-def contents(prepared: PreparedSet) -> dict[str, bytes]:
-    files = (path for path in prepared.folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(prepared.folder)): path.read_bytes() for path in files}
+    return prepare(tmp_path / "set", tmp_path / "raw.jsonl", **{"context_tokens": 2} | keys)
 
 
 # Which split a text serves -------------------------------------------------------------------------------
-
-
-def test_the_split_is_a_keyed_hash_of_the_id():
-    for name in ("a", "text-7", "中🙂"):
-        digest = hashlib.blake2b(name.encode(), digest_size=8, key=b"side:3").digest()
-        point = int.from_bytes(digest, "big") / 2**64
-        expected = "queries" if point < 0.5 else "heldout" if point < 0.75 else "documents"
-        assert split_of(name, 3, Shares(0.5, 0.25, None)) == expected
 
 
 def test_texts_are_dealt_as_they_always_were():
@@ -64,7 +37,7 @@ def test_texts_are_dealt_as_they_always_were():
 
 
 def test_no_source_is_in_two_splits_and_the_proof_says_so(tmp_path):
-    prepared = prepare(tmp_path / "a")
+    prepared = prepare(tmp_path / "a", "stand_in", context_tokens=16)
     corpus, queries, heldout = (
         {row.source for row in rows}
         for rows in (prepared.corpus.iterate(), prepared.queries.examples(), prepared.heldout.examples())
@@ -77,7 +50,7 @@ def test_no_source_is_in_two_splits_and_the_proof_says_so(tmp_path):
 
 
 def test_documents_and_texts_are_parts_of_their_source_and_as_long_as_asked(tmp_path):
-    prepared = prepare(tmp_path / "a", context_tokens=8, document_tokens=12)
+    prepared = prepare(tmp_path / "a", "stand_in", context_tokens=8, document_tokens=12)
     sources = {text.id: text for text in stand_in_texts()}
     for doc in prepared.corpus.iterate():
         assert doc.text in sources[doc.source].text
@@ -88,13 +61,8 @@ def test_documents_and_texts_are_parts_of_their_source_and_as_long_as_asked(tmp_
         assert example.domain == sources[example.source].domain
 
 
-def test_a_smaller_set_is_a_part_of_the_larger_one(tmp_path):
-    large, small = prepare(tmp_path / "a", num_queries=20), prepare(tmp_path / "b", num_queries=5)
-    assert small.queries.examples() == large.queries.examples()[:5]
-
-
 def test_texts_are_cut_into_documents_and_pairs_by_hand(tmp_path):
-    (doc,), (query,), (held,) = ids_of("documents", 1), ids_of("queries", 1), ids_of("heldout", 1)
+    (doc,), (query,), (held,) = ids_on("documents", 1), ids_on("queries", 1), ids_on("heldout", 1)
     texts = {doc: "a b c d e", query: "f g h i j k l m n", held: "o p q r s"}
     prepared = prepare_texts(tmp_path, texts)
     assert sorted((d.id, d.text) for d in prepared.corpus.iterate()) == [
@@ -111,7 +79,7 @@ def test_texts_are_cut_into_documents_and_pairs_by_hand(tmp_path):
 
 
 def test_planted_duplicates_are_dropped_and_counted(tmp_path):
-    docs, queries, helds = ids_of("documents", 3), ids_of("queries", 4), ids_of("heldout", 3)
+    docs, queries, helds = ids_on("documents", 3), ids_on("queries", 4), ids_on("heldout", 3)
     texts = {
         docs[0]: "a b c d",  # a b | c d, the first is a query's continuation
         docs[1]: "C  D e f",  # the first repeats c d, the second is a held-out continuation
@@ -175,3 +143,34 @@ def test_a_refused_overlap_leaves_no_set_and_the_mended_rows_go_there(tmp_path):
     with pytest.raises(UserError, match="holds no finished prepared set"):
         PreparedSet(tmp_path / "set")
     assert len(prepare_own(tmp_path, ROWS).corpus) == 2
+
+
+# Which texts make up a step ------------------------------------------------------------------------------
+
+
+def drawn(num_queries: int, batch_size: int, seed: int, steps: int) -> list[int]:
+    sampler = QuerySampler(num_queries, batch_size, seed)
+    return np.concatenate([sampler.rows(step) for step in range(steps)]).tolist()
+
+
+def test_rows_follow_from_seed_and_step_whatever_was_asked_before():
+    fresh, used = QuerySampler(10, 4, seed=7), QuerySampler(10, 4, seed=7)
+    for step in (5, 0, 9, 2):
+        used.rows(step)
+    assert [fresh.rows(step).tolist() for step in range(10)] == [used.rows(step).tolist() for step in range(10)]
+
+
+@pytest.mark.parametrize(("num_queries", "batch_size"), [(12, 4), (10, 4), (7, 3), (3, 8), (1, 2)])
+def test_each_pass_takes_every_text_once_though_batches_run_over_its_end(num_queries, batch_size):
+    rows = drawn(num_queries, batch_size, seed=0, steps=20)
+    passes = [rows[i : i + num_queries] for i in range(0, len(rows) - num_queries + 1, num_queries)]
+    assert len(passes) >= 2
+    assert all(sorted(one) == list(range(num_queries)) for one in passes)
+
+
+def test_the_loader_yields_bare_positions_from_the_trainers_own_step():
+    module = StepDataModule(max_steps=5)
+    assert list(module.train_dataloader()) == [Position(step) for step in range(5)]
+    module.trainer = SimpleNamespace(global_step=3)
+    assert list(module.train_dataloader()) == [Position(3), Position(4)]
+    assert len(Positions(first=3, max_steps=7, parts=1)) == 7  # the whole run, as Lightning counts

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -14,7 +15,6 @@ import pytest
 import replug.data.prepare.assembly
 import replug.data.prepare.cutting
 import replug.data.prepare.reading
-import replug.data.prepare.sets
 import replug.data.sources.shards
 from replug.config.errors import RunError
 from replug.data.folder import read_mark
@@ -54,21 +54,18 @@ def dealt(folder: Path, rows: list[dict], seed: int) -> Path:
 # The same bytes -----------------------------------------------------------------------------------------
 
 KEYS = {
-    "all": {},
     "few documents": {"num_documents": 300},
     "few of each": {"num_documents": 37, "num_queries": 11, "num_heldout": 3},
     "n-grams": {"ngram_overlap": 5, "num_documents": 450, "document_tokens": 7},
-    "a part": {"corpus_share": 0.3, "query_share": 0.3, "num_queries": 60},
 }
 REPEATED = [*ROWS, *({**row, "id": f"again-{row['id']}"} for row in ROWS[:40]), *rows_of(20, seed=7), *ROWS[50:70]]
 UNNAMED = [{"text": row["text"], "domain": row["domain"]} for row in [*ROWS, *ROWS[:30]]]
 
 
-@pytest.mark.parametrize("keys", ["few documents", "n-grams"])
-def test_one_worker_and_four_give_the_same_bytes(keys, four, small, tmp_path):
+def test_one_worker_and_four_give_the_same_bytes(four, small, tmp_path):
     source = write_jsonl(tmp_path / "raw.jsonl", REPEATED)
-    one = prepare(tmp_path / "one", source, max_rejected_share=1.0, **KEYS[keys])
-    many = prepare(tmp_path / "many", source, four, max_rejected_share=1.0, **KEYS[keys])
+    one = prepare(tmp_path / "one", source, max_rejected_share=1.0, **KEYS["n-grams"])
+    many = prepare(tmp_path / "many", source, four, max_rejected_share=1.0, **KEYS["n-grams"])
     assert contents(many.folder) == contents(one.folder)
     assert not (one.folder / "work").exists()
 
@@ -95,17 +92,13 @@ def without_names(folder: Path) -> dict[str, object]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_of_texts_with_one_id_the_same_is_kept_whatever_the_order(seed, tmp_path):
+def test_of_texts_with_one_id_the_same_is_kept_whatever_the_order(tmp_path):
     rows = [*ROWS, *({**row, "id": f"{i % 9}"} for i, row in enumerate(rows_of(60, seed=5)))]
-    shuffled = dealt(tmp_path / "raw", rows, seed)
+    shuffled = dealt(tmp_path / "raw", rows, seed=0)
     prepared = prepare(tmp_path / "a", shuffled, max_rejected_share=1.0)
     plain = prepare(tmp_path / "b", write_jsonl(tmp_path / "raw.jsonl", rows), max_rejected_share=1.0)
     assert texts_of(prepared) == texts_of(plain)
     assert prepared.manifest["rejected"] == {"duplicate_id": 51}
-    versions = {row["text"] for row in rows if "-" not in row["id"]}
-    kept = {text for text in versions for doc in prepared.corpus.iterate() if doc.source == "3" and doc.text in text}
-    assert len(kept) <= 1
 
 
 # Interruptions ------------------------------------------------------------------------------------------
@@ -131,20 +124,6 @@ def quiet(tmp_path: Path) -> tuple[Path, dict[str, bytes], float]:
     return source, contents(tmp_path / "quiet"), time.monotonic() - start
 
 
-def are_gone(processes: list[psutil.Process]) -> bool:
-    """True when all have ended, within seconds."""
-    _, alive = psutil.wait_procs([process for process in processes if process.is_running()], timeout=10)
-    return not any(map(is_there, alive))
-
-
-def is_there(process: psutil.Process) -> bool:
-    """Whether it has not ended; one that has may still be a name in the table of processes, or be gone by now."""
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def kill_after(process: BaseProcess, seconds: float, whole_group: bool) -> bool:
     """Kill -9, and see to it that nothing of it is left; False where it had ended by itself."""
     process.join(seconds)
@@ -160,7 +139,8 @@ def kill_after(process: BaseProcess, seconds: float, whole_group: bool) -> bool:
     except ProcessLookupError:  # it has no group yet
         process.kill()
     process.join()
-    assert are_gone(workers)
+    _, alive = psutil.wait_procs(workers, timeout=10)
+    assert all(not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE for worker in alive)
     return True
 
 
@@ -207,14 +187,8 @@ def test_a_run_stopped_after_every_write_ends_with_the_bytes_of_a_quiet_one(smal
         except KeyboardInterrupt:
             pass
     left[0] = -1
-    assert contents(prepare_again(tmp_path / "set", source, keys)) == expected
+    assert contents(tmp_path / "set") == expected
     assert number > 5
-
-
-def prepare_again(out: Path, source: Path, keys: dict) -> Path:
-    if not (out / "manifest.json").is_file():
-        prepare(out, source, **keys)
-    return out
 
 
 def test_a_killed_worker_is_one_clear_line_and_the_rerun_goes_on(small, tmp_path, monkeypatch):
@@ -228,7 +202,7 @@ def test_a_killed_worker_is_one_clear_line_and_the_rerun_goes_on(small, tmp_path
         count.append(keys)
         if len(count) == 3:
             workers = [p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())]
-            workers[-1].kill()
+            max(workers, key=psutil.Process.create_time).kill()  # not one of the pool that other tests share
 
     with monkeypatch.context() as patch:
         patch.setattr(replug.data.prepare.reading.Progress, "advance", kill_one)
@@ -240,63 +214,21 @@ def test_a_killed_worker_is_one_clear_line_and_the_rerun_goes_on(small, tmp_path
     assert contents(tmp_path / "set") == expected
 
 
-def test_finished_source_shards_and_shards_are_not_made_again(small, tmp_path, monkeypatch):
-    source = write_jsonl(tmp_path / "raw.jsonl", ROWS)
-    quiet = contents(prepare(tmp_path / "quiet", source).folder)
-    with monkeypatch.context() as patch:
-        patch.setattr(replug.data.prepare.sets, "_prove", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            prepare(tmp_path / "set", source)
-    patterns = ("work/source_shards/*/*", "documents/*.arrow", "documents/*.npy")
-    paths = [path for pattern in patterns for path in (tmp_path / "set").glob(pattern)]
-    before = {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in paths}
-    monkeypatch.setattr(
-        replug.data.prepare.reading,
-        "_reject_duplicates",
-        checked(before, replug.data.prepare.reading._reject_duplicates),
-    )
-    assert contents(prepare(tmp_path / "set", source).folder) == quiet
-    after = {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in before if path.exists()}
-    assert len(after) >= 5 and all(before[path] == now for path, now in after.items())
-
-
-def interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
-def checked(before: dict, then):  # type: ignore[no-untyped-def]
-    def check(*arguments: object) -> object:
-        assert all((path.stat().st_ino, path.stat().st_mtime_ns) == now for path, now in before.items())
-        return then(*arguments)
-
-    return check
-
-
 @pytest.mark.parametrize(
-    "what",
-    [
-        "source_shards/00003/report.json",
-        "source_shards/00003/texts-0000.npy",
-        "source_shards/00003/documents-0000.arrow",
-    ],
+    ("name", "damage"), [("report.json", "missing"), ("texts-0000.npy", "flipped"), ("documents-0000.arrow", "cut")]
 )
-def test_what_of_an_unfinished_run_is_missing_or_damaged_is_made_again(what, small, tmp_path, monkeypatch):
+def test_what_of_an_unfinished_run_is_missing_or_damaged_is_made_again(name, damage, small, tmp_path, monkeypatch):
     source = write_jsonl(tmp_path / "raw.jsonl", ROWS)
     quiet = contents(prepare(tmp_path / "quiet", source).folder)
-    for damage in ("missing", "flipped", "cut"):
-        with monkeypatch.context() as patch:
-            patch.setattr(replug.data.prepare.reading, "_reject_duplicates", interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                prepare(tmp_path / damage, source)
-        path = tmp_path / damage / "work" / what
-        content = path.read_bytes()
-        if damage == "missing":
-            path.unlink()
-        elif not what.endswith("report.json"):
-            path.write_bytes(
-                content[:-9] if damage == "cut" else content[:90] + bytes([content[90] ^ 1]) + content[91:]
-            )
-        assert contents(prepare(tmp_path / damage, source).folder) == quiet
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(replug.data.prepare.reading, "_reject_duplicates", Mock(side_effect=KeyboardInterrupt))
+        prepare(tmp_path / "set", source)
+    path = tmp_path / "set/work/source_shards/00003" / name
+    content = path.read_bytes()
+    path.write_bytes(content[:-9] if damage == "cut" else content[:90] + bytes([content[90] ^ 1]) + content[91:])
+    if damage == "missing":
+        path.unlink()
+    assert contents(prepare(tmp_path / "set", source).folder) == quiet
 
 
 # Nothing in two splits -----------------------------------------------------------------------------------
@@ -308,21 +240,15 @@ def words(prefix: str, count: int = 8) -> str:
     return " ".join(f"{prefix}{i}" for i in range(count))
 
 
-def changed(text: str) -> str:
-    """The same up to white space and case."""
-    return text.upper().replace(" ", " \n ")
-
-
 PAIRS = [("documents", "queries"), ("documents", "heldout"), ("queries", "heldout")]
 WHAT = {"documents": "document", "queries": "query", "heldout": "held-out text"}
 
 
 @pytest.mark.parametrize(("loses", "wins"), PAIRS)
-@pytest.mark.parametrize("change", [str, changed])
-def test_an_equal_text_in_another_split_is_dropped_and_counted(loses, wins, change, small, tmp_path):
+def test_an_equal_text_in_another_split_is_dropped_and_counted(loses, wins, small, tmp_path):
     (a,), (b,) = ids_on(loses, 1), ids_on(wins, 1)
     planted = words("planted")
-    lost = change(planted) + " and its rest"
+    lost = planted.upper().replace(" ", " \n ") + " and its rest"
     source = write_jsonl(
         tmp_path / "a.jsonl", [*BASE, {"id": a, "text": lost}, {"id": b, "text": planted + " rest of it"}]
     )
@@ -354,7 +280,7 @@ def test_thirteen_words_in_common_with_another_split_are_found(loses, wins, shar
 # Sampling -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("documents", "queries", "heldout"), [(1, 1, 1), (299, 77, 31), (900, 100, 50)])
+@pytest.mark.parametrize(("documents", "queries", "heldout"), [(1, 1, 1), (299, 77, 31)])
 def test_each_split_has_exactly_the_number_asked_for(documents, queries, heldout, small, tmp_path):
     keys = {"num_documents": documents, "num_queries": queries, "num_heldout": heldout}
     source = write_jsonl(tmp_path / "raw.jsonl", ROWS)

@@ -11,7 +11,6 @@ import pytest
 
 from replug.config.errors import RunError, UserError
 from replug.config.load import load_config
-from replug.index_workers import faiss_index
 from replug.index_workers.build import index_kind
 from replug.index_workers.faiss_index import (
     FaissShard,
@@ -21,7 +20,14 @@ from replug.index_workers.faiss_index import (
     train_quantizer,
     two_level_centroids,
 )
-from replug.index_workers.kinds import IndexKind
+from replug.index_workers.kinds import (
+    POINTS_PER_LIST,
+    IndexKind,
+    default_nprobe,
+    default_overretrieve,
+    preset_lists,
+    resolve_kind,
+)
 from replug.index_workers.vectors import BlockVectors
 from replug.index_workers.version_store import VersionStore
 from replug.models.hardware import available_cores
@@ -75,29 +81,18 @@ def test_a_name_that_faiss_does_not_know_is_refused_with_its_reason(factory: str
     assert reason in message and "for 16 dimensions" in message and "Error" not in message
 
 
-@pytest.mark.parametrize(
-    ("factory", "least"),
-    [("IVF64,SQ8", 64), ("OPQ4_16,IVF16,PQ4", 256), ("PQ4x4fs", 16), ("IVF32,PQ4x4fs", 32)],
-)
-def test_a_corpus_too_small_to_train_on_is_refused_with_both_numbers(factory: str, least: int) -> None:
-    says = f"index.kind is {factory}, which needs {least} documents to be trained; the corpus has {least - 1}"
-    with pytest.raises(UserError, match=says):
-        check_kind(IndexKind(factory), DIM, least - 1)
-    check_kind(IndexKind(factory), DIM, least)
-
-
 @pytest.mark.parametrize("factory", ["IDMap,Flat", "IVF16,SQ8,RFlat", "IVF4,PQ4x12"])
 def test_what_could_not_be_filled_or_searched_is_refused_beforehand(factory: str) -> None:
     with pytest.raises(UserError, match=f"index.kind is {factory}"):
         check_kind(IndexKind(factory), DIM, ROWS)
+    with pytest.raises(UserError, match="needs 64 documents to be trained; the corpus has 63"):
+        check_kind(IndexKind("IVF64,SQ8"), DIM, 63)
+    check_kind(IndexKind("IVF64,SQ8"), DIM, 64)
 
 
 # What a GPU can hold --------------------------------------------------------------------------------------
 
-# What `faiss.index_cpu_to_gpu` of FAISS 1.15 copies: classes by its GpuCloner.cpp, tried with faiss-gpu 1.15.1, and the
-# rules of GpuIndexIVFPQ and GpuIndexIVFScalarQuantizer.
-COPIED = ["Flat", "SQfp16", "IVF16,Flat", "IVF16,SQ8", "IVF16,SQ4", "IVF16,SQ6", "IVF16,SQfp16", "IVF16,PQ16"]
-COPIED += ["IVF16,PQ96", "OPQ16_64,IVF16,PQ16", "PCA32,IVF16,SQ8", "PCAR32,Flat", "IVF16,PQ48np"]
+# By the GpuCloner.cpp of FAISS 1.15, tried with faiss-gpu 1.15.1, and the rules of GpuIndexIVFPQ and its like.
 REFUSED = ["SQ8", "SQ4", "SQbf16", "PQ16", "PQ16np", "PQ16x4", "PQ16x4fs", "IVF16,PQ16x4", "IVF16,PQ16x4fs"]
 REFUSED += ["IVF16,PQ32x6", "IVF16,PQ6", "IVF16,PQ192", "IVF16,SQbf16", "IVF16,FlatDedup", "HNSW8", "NSG16"]
 REFUSED += ["IVF16_HNSW8,SQ8", "IVF16,RaBitQ", "IVF16,RaBitQfs", "PCA32,SQ8", "OPQ16_64,PQ16", "IVF256(RCQ2x4),SQ8"]
@@ -111,24 +106,12 @@ def test_what_faiss_does_not_copy_to_a_gpu_is_refused_with_what_would_do(factory
     assert f"index.kind is {factory}" in str(caught.value) and "set index.gpus_per_searcher=0" in str(caught.value)
 
 
-def on_gpu(monkeypatch: pytest.MonkeyPatch, folder: Path, kind: IndexKind) -> FaissShard:
-    """Whose index refuses as one on a GPU does more than a hundred documents or four lists."""
-    monkeypatch.setattr(faiss_index, "MOST_ON_GPU", 100)
-    monkeypatch.setattr(faiss_index, "_to_gpu", lambda index: index)
-    make_shard(folder, kind)
-    vectors = BlockVectors(FIRST_ROW, BLOCKS, DIM) if kind.rerank else None
-    return FaissShard(folder / "shard.faiss", FIRST_ROW, kind, vectors, on_gpu=True)
-
-
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
         (["index.kind=sq8"], "index.kind is SQ8, which FAISS cannot hold on a GPU (IndexScalarQuantizer is not there)"),
-        (["index.kind=pq"], "IndexPQFastScan is not there"),
-        (["index.kind=ivf_pq"], "IndexIVFPQFastScan is not there"),
         (["index.kind=ivf_sq8", "index.nprobe=4096"], "index.nprobe is 4096; expected at most 2048"),
         (["index.kind=ivf_sq8", "retrieve.k=600"], "retrieve.k times its candidates is 2400; expected at most"),
-        (["index.kind=ivf_sq8", "retrieve.k=600", "index.rerank=live"], "is 2400; expected at most 2048"),
         (["index.kind=ivf_sq8", "retrieve.k=505", "retrieve.exclude_own_source=true"], "is 2052; expected at most"),
     ],
 )
@@ -180,14 +163,12 @@ TINY = np.concatenate([1 + 1e-3 * RNG.standard_normal((2390, DIM)), 100 * RNG.st
 DEGENERATE = {
     "clusters": CLUSTERED,
     "all equal": np.ones((2400, DIM)),
-    "half equal": np.concatenate([np.ones((1200, DIM)), RNG.standard_normal((1200, DIM))]),
-    "five": np.repeat(RNG.standard_normal((5, DIM)), 480, axis=0),
     "a few far away": TINY,
 }
 
 
 @pytest.mark.parametrize("name", DEGENERATE)
-@pytest.mark.parametrize("count", [1, 60, 2400])
+@pytest.mark.parametrize("count", [60, 2400])
 def test_two_levels_give_as_many_centroids_as_asked_for(name: str, count: int) -> None:
     vectors = DEGENERATE[name] / np.linalg.norm(DEGENERATE[name], axis=1, keepdims=True)
     centroids = two_level_centroids(vectors.astype(np.float32), count, 3, spherical=True)
@@ -218,3 +199,40 @@ def test_an_index_file_that_the_disk_does_not_take_is_an_error_that_names_it(tmp
         store.write_marked(path, lambda partial: fill(quantizer, BLOCKS, partial))
     assert [found.name for found in tmp_path.glob("shard-*")] == []
     store.write_marked(path, lambda partial: fill(quantizer, BLOCKS, partial))
+
+
+# The kind that a name in the configuration becomes ---------------------------------------------------------
+
+
+def resolve(name: str, num_documents: int = 100_000, nprobe: int | None = None, rerank: bool = True) -> IndexKind:
+    return resolve_kind(name, 384, num_documents, nprobe, rerank)
+
+
+@pytest.mark.parametrize(
+    ("name", "factory", "nprobe"),
+    [
+        ("sq8", "SQ8", 0),
+        ("pq", "PQ96x4fs", 0),
+        ("ivf_sq8", "IVF2048,SQ8", 64),
+        ("ivf_pq", "IVF2048,PQ192x4fs", 64),
+        ("IVF512,PQ48", "IVF512,PQ48", 16),
+        ("HNSW32", "HNSW32", 0),
+    ],
+)
+def test_a_preset_becomes_a_factory_string_and_any_other_name_is_one(name: str, factory: str, nprobe: int) -> None:
+    assert resolve(name) == IndexKind(factory, nprobe, rerank=True, overretrieve=default_overretrieve(factory))
+
+
+@pytest.mark.parametrize("documents", [1, 38, 39, 78, 1000, 10_000, 1_000_000, 36_000_000])
+def test_the_lists_of_a_preset_are_a_power_of_two_that_can_be_trained(documents: int) -> None:
+    lists = preset_lists(documents)
+    assert lists >= 1 and lists & (lists - 1) == 0
+    assert lists == 1 or lists * POINTS_PER_LIST <= documents
+    assert lists <= max(1, 8 * documents**0.5)
+    assert lists == 1 or 2 * lists > min(8 * documents**0.5, documents / POINTS_PER_LIST)
+
+
+@pytest.mark.parametrize(("codes", "nprobe"), [("SQ8", [8, 8, 32, 2048]), ("PQ8x4fs", [8, 8, 32, 2048])])
+def test_nprobe_is_by_default_a_32nd_of_the_lists_and_eight_at_least(codes: str, nprobe: list[int]) -> None:
+    assert [default_nprobe(f"IVF{lists},{codes}") for lists in (1, 128, 1024, 65536)] == nprobe
+    assert default_nprobe(codes) == 0

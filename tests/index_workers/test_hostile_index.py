@@ -34,17 +34,14 @@ def sign(root: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 PLANS: dict[str, dict[str, Any]] = {
     "a trillion documents": {"num_documents": 10**12},
-    "less than none": {"num_documents": -1},
     "a text for a number": {"num_documents": "many"},
     "blocks of none": {"block_documents": 0},
-    "vectors of no numbers": {"dim": 0},
     "vectors of too many": {"dim": 10**9},
     "no shards": {"num_shards": 0},
     "a million shards": {"num_shards": 10**6},
     "a key too many": {"command": "rm"},
     "another corpus": {"corpus_path": "/etc", "corpus_relative": "../../../../../../etc"},
     "a kind that is none": {"kind": {"factory": "import os", "rerank": True}},
-    "a kind without fields": {"kind": []},
 }
 
 

@@ -9,10 +9,9 @@ import torch
 
 from replug.config.errors import UserError
 from replug.config.schema import Config
-from replug.data.prepare.assembly import write_ids_of_shard
 from replug.data.records import Document
-from replug.data.shards import corpus_sha256, write_documents, write_token_rules
-from replug.data.store import CorpusStore, PreparedSet
+from replug.data.shards import write_documents
+from replug.data.store import PreparedSet
 from replug.index_workers.build import publish_snapshot, require_same_index
 from replug.index_workers.build_plan import BuildPlan, IndexState
 from replug.index_workers.builder import Builder
@@ -21,7 +20,7 @@ from replug.index_workers.version_store import VersionStore
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from tests.support.encoder_folders import write_chain, write_encoder
-from tests.support.index_versions import ROWS, VECTORS, begin, flip, publish, write_corpus
+from tests.support.index_versions import ROWS, VECTORS, begin, begin_of, flip, publish, write_corpus
 from tests.support.preparing import debug_set
 
 QUERIES = np.random.default_rng(1).standard_normal((3, VECTORS.shape[1])).astype(np.float32)
@@ -54,13 +53,6 @@ def test_a_moved_run_directory_is_searched_where_it_lies_now(store: VersionStore
     index = LocalIndex(tmp_path / "moved" / "index", threads=1)
     np.testing.assert_array_equal(index.search(QUERIES, 3)[0], brute_force(VECTORS, 3))
     assert len(index.corpus) == ROWS
-
-
-def test_nothing_published_is_refused(store: VersionStore, tmp_path: Path) -> None:
-    (store.folder(0) / "manifest.json").unlink()
-    for folder in (store.root, tmp_path / "gone"):
-        with pytest.raises(UserError, match=f"{folder} holds no published index; expected a run directory"):
-            LocalIndex(folder, threads=1)
 
 
 def test_damage_is_refused_by_the_name_of_the_file(store: VersionStore) -> None:
@@ -145,31 +137,11 @@ def encoder(tmp_path: Path) -> Encoder:
     return Encoder(str(tmp_path / "encoder"))
 
 
-def built(root: Path, encoder: Encoder, has_token_ids: bool) -> tuple[VersionStore, BuildPlan]:
+def built(root: Path, encoder: Encoder) -> tuple[VersionStore, BuildPlan]:
     corpus = root / "documents"
     write_documents(corpus, [Document(f"d{row}", text, "x", "s") for row, text in enumerate(TEXTS)])
-    if has_token_ids:
-        write_ids_of_shard(corpus / "00000.arrow", encoder.token_rule)
-        write_token_rules(corpus, encoder.token_rule.fingerprint)
     store = VersionStore(root / "index")
-    plan = BuildPlan(
-        version=0,
-        step=0,
-        weights_sha256=store.save_snapshot(0, encoder.save),
-        corpus_path=str(corpus),
-        corpus_sha256=corpus_sha256(corpus),
-        num_documents=len(TEXTS),
-        block_documents=4,
-        similarity=encoder.similarity,
-        max_tokens=encoder.max_tokens,
-        dim=encoder.dim,
-        modules=encoder.pooling,
-        query_prompt=encoder.prompt("query"),
-        document_prompt=encoder.prompt("document"),
-        dtype="float32",
-        tokens_per_batch=64,
-    )
-    store.begin(plan)
+    plan = begin_of(store, encoder, corpus, tokens_per_batch=64)
     threads, builder = torch.get_num_threads(), Builder(store.root, threads=1)
     for file in range(plan.num_files):
         builder.embed_file(plan, file)
@@ -179,10 +151,8 @@ def built(root: Path, encoder: Encoder, has_token_ids: bool) -> tuple[VersionSto
     return store, plan
 
 
-@pytest.mark.parametrize("has_token_ids", [False, True], ids=["texts", "prepared tokens"])
-def test_documents_and_queries_have_each_their_prompt(tmp_path: Path, encoder: Encoder, has_token_ids: bool) -> None:
-    store, plan = built(tmp_path, encoder, has_token_ids)
-    assert (CorpusStore(tmp_path / "documents").tokens_by is not None) is has_token_ids
+def test_documents_and_queries_have_each_their_prompt(tmp_path: Path, encoder: Encoder) -> None:
+    store, plan = built(tmp_path, encoder)
     held = np.concatenate(store.open_vectors(plan, range(plan.num_files)))
     np.testing.assert_allclose(held, encoder.encode_document(TEXTS), atol=1e-3)
     [found] = IndexRetriever(LocalIndex(store.root, threads=1)).retrieve(["w3 w9"], 2)
@@ -194,7 +164,7 @@ def test_documents_and_queries_have_each_their_prompt(tmp_path: Path, encoder: E
 
 @pytest.mark.parametrize("change", [{"document_prompt": "x"}, {"query_prompt": ""}, {"modules": "mean"}])
 def test_another_prompt_or_chain_is_another_index(tmp_path: Path, encoder: Encoder, change: dict[str, str]) -> None:
-    store, plan = built(tmp_path, encoder, has_token_ids=False)
+    store, plan = built(tmp_path, encoder)
     other = replace(plan, **change)  # type: ignore[arg-type]
     assert other.retriever != plan.retriever
     [(name, value)] = change.items()

@@ -61,12 +61,6 @@ def test_candidates_are_ordered_by_their_live_vectors(parts):
     assert found.similarities.dtype == np.float32
 
 
-def test_what_is_excluded_is_left_to_the_index(parts):
-    exclude = ["a", None, "b", None, None]
-    parts.reranker(2)(1, QUERIES, 3, exclude)
-    assert parts.asked == [(1, 6, exclude, 3)]
-
-
 def test_a_corpus_with_enough_documents_but_fewer_candidates_of_other_sources_is_enough(parts):
     def sources_of(rows) -> list[str]:
         return ["own" if row < 10 else "other" for row in rows]

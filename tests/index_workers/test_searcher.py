@@ -5,7 +5,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from replug.index_workers.answers import merge_top_k
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.builder import Builder
 from replug.index_workers.kinds import IndexKind
-from replug.index_workers.searcher import Found, LoadedShard, Searcher
+from replug.index_workers.searcher import Found, Searcher
 from replug.index_workers.version_store import VersionStore
 from tests.support import index_versions
 from tests.support.index_versions import PLAN, save_weights
@@ -125,47 +124,6 @@ def test_an_error_reaches_every_caller_of_its_batch_and_no_other(recording) -> N
     assert searcher.search(0, query(5), 1)[0].tolist() == [[0]]
 
 
-LOSSY = {
-    "reordered, other k": (IndexKind("IVF16,SQ8", nprobe=1, rerank=True, overretrieve=2), 1, 80),
-    "rotated, same k": (IndexKind("OPQ4_16,IVF16,SQ8", nprobe=2), 32, 5),
-}
-
-
-@pytest.mark.parametrize(("kind", "other_rows", "other_k"), LOSSY.values(), ids=LOSSY)
-def test_a_lossy_answer_does_not_depend_on_who_else_asked(store, kind, other_rows, other_k) -> None:
-    publish(store, replace(EXACT, version=1, kind=kind))
-    searcher = Searcher(store.root, 0, 1, threads=1)
-    searcher.load(1)
-    alone = [searcher.search(1, QUERIES[i : i + 1], 5) for i in range(8)]
-    begun, let_on = hold_back(searcher._versions[1])
-    with ThreadPoolExecutor(10) as threads:
-        threads.submit(searcher.search, 1, QUERIES[:1], 3)
-        assert begun.wait(20)
-        others = threads.submit(searcher.search, 1, QUERIES[:other_rows], other_k)
-        found = [threads.submit(searcher.search, 1, QUERIES[i : i + 1], 5) for i in range(8)]
-        while len(searcher._versions[1]._waiting) < 9:
-            threading.Event().wait(0.001)
-        let_on.set()
-        together = [future.result(20) for future in found]
-        others.result(20)
-    for ours, other in zip(together, alone, strict=True):
-        np.testing.assert_array_equal(ours[0], other[0])
-        np.testing.assert_array_equal(ours[1], other[1])
-
-
-def hold_back(loaded: LoadedShard) -> tuple[threading.Event, threading.Event]:
-    """Says when a search has begun, and lets it go on when it is told to; what comes meanwhile waits."""
-    begun, let_on, shard = threading.Event(), threading.Event(), loaded.shard
-
-    def search(queries: np.ndarray, k: int) -> Found:
-        begun.set()
-        assert let_on.wait(20)
-        return shard.search(queries, k)
-
-    loaded.shard = SimpleNamespace(is_independent=shard.is_independent, search=search)
-    return begun, let_on
-
-
 # Versions -------------------------------------------------------------------------------------------------
 
 
@@ -190,16 +148,6 @@ def test_a_version_that_was_built_anew_is_loaded_anew(store: VersionStore) -> No
 
 
 # What is built of the vectors -----------------------------------------------------------------------------
-
-
-def test_a_quantizer_is_taken_over_byte_by_byte_or_trained_anew(store: VersionStore) -> None:
-    kind = IndexKind("IVF8,SQ8", nprobe=8)
-    publish(store, replace(EXACT, version=1, kind=kind))
-    moved = VECTORS + 0.3 * RNG.standard_normal(VECTORS.shape).astype(np.float32)
-    publish(store, replace(EXACT, version=2, kind=kind, quantizer_from=1), moved)
-    publish(store, replace(EXACT, version=3, kind=kind, quantizer_from=None), moved)
-    first, taken, trained = (store.quantizer_path(version).read_bytes() for version in (1, 2, 3))
-    assert first == taken != trained
 
 
 def test_the_exact_answer_of_parts_is_that_of_the_whole_whatever_the_kind(store: VersionStore) -> None:

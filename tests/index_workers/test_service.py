@@ -91,43 +91,6 @@ def exact(encoder: Encoder, data: PreparedSet, queries: np.ndarray, k: int) -> n
     return np.argsort(-similarities, axis=1, kind="stable")[:, :k]
 
 
-def held(service: IndexService) -> list[list[int]]:
-    """The versions in each searcher's memory."""
-    return ray.get([actor.held.remote() for actor in service.searchers], timeout=300)
-
-
-@pytest.mark.slow
-def test_search_over_shards_equals_brute_force(debug_config, data, encoder, service, versions):
-    version = next(versions)
-    service.build(publish(debug_config, encoder, data, service, version)).result(300)
-    service.prepare(version)
-    queries = encoder.encode([example.context for example in data.heldout.examples()]).numpy()
-    found = service.search(version, queries, 10)
-    assert found.index_version == version
-    same = [set(a) == set(b) for a, b in zip(found.doc_rows, exact(encoder, data, queries, 10), strict=True)]
-    assert np.mean(same) > 0.95  # float16 ties at the border may fall either way
-    assert (np.diff(found.similarities, axis=1) <= 0).all()
-
-
-@pytest.mark.slow
-def test_no_text_gets_a_document_of_its_own_source(debug_config, data, encoder, service, versions):
-    version = next(versions)
-    service.build(publish(debug_config, encoder, data, service, version)).result(300)
-    documents = data.corpus.documents(range(0, len(data.corpus), 40))
-    queries = encoder.encode([doc.text for doc in documents]).numpy()
-    plain = service.search(version, queries, 5)
-    sources = [doc.source for doc in documents]
-    assert all(own in data.corpus.sources(rows) for own, rows in zip(sources, plain.doc_rows, strict=True))
-    found = service.search(version, queries, 5, exclude=[None, *sources[1:]])
-    assert found.doc_rows[0].tolist() == plain.doc_rows[0].tolist()
-    order = service.search(version, queries, len(data.corpus)).doc_rows
-    for query, own in enumerate(sources[1:], start=1):
-        others = [
-            row for row, source in zip(order[query], data.corpus.sources(order[query]), strict=True) if source != own
-        ]
-        assert found.doc_rows[query].tolist() == others[:5]
-
-
 def test_a_corpus_with_too_little_of_other_sources_is_refused_by_the_key_or_gives_all_it_has(
     debug_config, data, encoder, service, versions
 ):

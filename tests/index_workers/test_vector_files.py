@@ -74,17 +74,6 @@ for ask in (lambda: store.open_vectors(plan, [7]), lambda: require_intact(store.
         ask()
     except RunError as error:
         print(error)
-held.clear()
-
-mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (mapped + 2**16, resource.RLIM_INFINITY))
-try:
-    while True:
-        held.append(store.open_vectors(plan, [8]))
-except RunError as error:
-    message = str(error)
-resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-print(message)
 """
 
 
@@ -95,12 +84,11 @@ def test_more_files_than_descriptors_are_served_and_a_limit_of_the_system_is_cal
     environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT, env=environment)
     lines = done.stdout.splitlines()
-    assert len(lines) == 4, done.stdout + done.stderr
+    assert len(lines) == 3, done.stdout + done.stderr
     assert re.fullmatch(r"\(1, 1600\) \d\d?", lines[0])
     for line, said in (
         (lines[1], "cannot be read: Too many open files"),
         (lines[2], "cannot be read: Too many open"),
-        (lines[3], r"cannot be (mapped|read): Cannot allocate memory"),
     ):
         assert re.search(rf"vectors-0000[78]\.npy {said}", line), line
         assert "this is a limit of the system and the file may be whole: see `ulimit -n`" in line

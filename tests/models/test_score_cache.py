@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -206,9 +207,8 @@ def test_a_folder_and_a_path_below_a_file_are_refused(path: Path) -> None:
 @pytest.fixture
 def network(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test's folder lies on NFS, by what the system says."""
-    mounts = path.parent / "mountinfo"
-    mounts.write_text(f"1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 0:5 / {path.parent} rw - nfs4 server:/x rw\n")
-    monkeypatch.setattr(files, "MOUNTS", mounts)
+    mounts = [SimpleNamespace(mountpoint=str(path.parent), fstype="nfs4")]
+    monkeypatch.setattr(files.psutil, "disk_partitions", lambda all: mounts)
     monkeypatch.setattr(score_cache, "SECONDS_TO_WAIT_FOR_WRITERS", 0.1)
 
 

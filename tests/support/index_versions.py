@@ -11,10 +11,12 @@ import numpy as np
 
 from replug.data.records import Document
 from replug.data.shards import corpus_sha256, write_documents
+from replug.data.store import CorpusStore
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.builder import Builder
 from replug.index_workers.kinds import IndexKind
 from replug.index_workers.version_store import VersionStore
+from replug.models.encoder import Encoder
 from tests.support.small_disk import space_of
 
 PLAN = BuildPlan(
@@ -60,7 +62,8 @@ def write_corpus(path: Path, rows: int = ROWS) -> Path:
 
 def begin(store: VersionStore, version: int = 0, **changes: object) -> BuildPlan:
     corpus = store.root.parent / "data" / "documents"
-    plan = BuildPlan(
+    plan = replace(
+        PLAN,
         version=version,
         step=7,
         weights_sha256=store.save_snapshot(version, save_encoder),
@@ -68,14 +71,30 @@ def begin(store: VersionStore, version: int = 0, **changes: object) -> BuildPlan
         corpus_relative=os.path.relpath(corpus, store.root),
         corpus_sha256=corpus_sha256(corpus),
         num_documents=ROWS,
-        block_documents=4,
-        similarity="cosine",
-        max_tokens=64,
         dim=DIM,
-        dtype="float32",
-        tokens_per_batch=512,
     )
     plan = replace(plan, **changes)
+    store.begin(plan)
+    return plan
+
+
+def begin_of(store: VersionStore, encoder: Encoder, corpus: Path, **changes: object) -> BuildPlan:
+    """A version that is begun by an encoder's weights over the documents of a corpus."""
+    plan = replace(
+        PLAN,
+        version=0,
+        weights_sha256=store.save_snapshot(0, encoder.save),
+        corpus_path=str(corpus),
+        corpus_sha256=corpus_sha256(corpus),
+        num_documents=len(CorpusStore(corpus)),
+        similarity=encoder.similarity,
+        max_tokens=encoder.max_tokens,
+        dim=encoder.dim,
+        modules=encoder.pooling,
+        query_prompt=encoder.prompt("query"),
+        document_prompt=encoder.prompt("document"),
+    )
+    plan = replace(plan, **changes)  # type: ignore[arg-type]
     store.begin(plan)
     return plan
 
@@ -102,10 +121,7 @@ def written_before(store: VersionStore, plan: BuildPlan, name: str) -> int:
     folder = store.folder(plan.version)
     files = [folder / "encoder", folder / "inputs.json"]
     for path in store.files(plan):
-        files += [path, store_mark(path)]
+        mark = path.with_name(path.name + ".json") if path.suffix == ".faiss" else path.with_suffix(".json")
+        files += [path, mark]
     files.append(folder / "manifest.json")
     return space_of(itertools.takewhile(lambda path: path.name != name, files))
-
-
-def store_mark(path: Path) -> Path:
-    return path.with_name(path.name + ".json") if path.suffix == ".faiss" else path.with_suffix(".json")
