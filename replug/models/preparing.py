@@ -47,7 +47,8 @@ def prepared_set(config: Config, default_out: Path) -> PreparedSet:
     if (folder := prepared_folder(out)).is_finished:
         folder.check(inputs)
         return PreparedSet(out)
-    with preparing_pool(config) as pool:
+    workers = data.num_workers
+    with LocalPool(workers) if config.ray.address is None else RayPool(config, workers) as pool:
         if data.source:
             return prepare_raw(data, config.seed, _tokenizers(config), out, inputs, pool)
         return prepare_rows(**_row_files(config), out=out, inputs=inputs, pool=pool, token_ids=_token_ids(config))
@@ -80,13 +81,6 @@ def _row_files(config: Config) -> dict[str, Path]:
     """Return the user's own files, by key."""
     names = (*ROW_KEYS, *(["dev"] if config.data.dev else []))
     return {name: Path(getattr(config.data, name)).expanduser() for name in names}
-
-
-def preparing_pool(config: Config) -> LocalPool | RayPool:
-    """Return processes of this machine, or tasks of the Ray cluster that the configuration names."""
-    if config.ray.address is None:
-        return LocalPool(config.data.num_workers)
-    return RayPool(config, config.data.num_workers)
 
 
 def corpus_to_index(config: Config, default_out: Path, index_root: Path) -> Corpus:

@@ -120,13 +120,6 @@ def test_texts_that_do_not_fit_are_cut_by_the_template(lm: HuggingFaceLM) -> Non
     assert len(ReplugLM(lm, Shelf(long), template=room).generate(CONTEXTS, GREEDY)) == 3
 
 
-def test_all_pairs_of_a_call_are_one_call_of_local_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    lm, calls = StandInLM(), []
-    monkeypatch.setattr(lm, "score", lambda *texts: calls.append(texts) or StandInLM().score(*texts))
-    ReplugLM(lm, Shelf(found())).score(CONTEXTS, CONTINUATIONS)
-    assert [(len(prefixes), len(continuations)) for prefixes, continuations in calls] == [(12, 12)]
-
-
 def test_the_ensemble_takes_one_text_as_one_and_a_list_as_a_list(encoder: Encoder) -> None:
     lm = ReplugLM(StandInLM(), EncoderRetriever(encoder, ["a text", "b text"]), k=2)
     one, many = lm.score("a b", " text"), lm.score(["a b", "b"], [" text", " c"])
@@ -150,15 +143,6 @@ def test_answers_are_the_mixtures(lm: HuggingFaceLM) -> None:
         ids, logprobs, _ = reference(lm, [f"{text}\n{context}" for text in TEXTS], weights, 8)
         assert answer.text == lm.tokenizer.decode(ids, skip_special_tokens=True)
         np.testing.assert_allclose(answer.token_logprobs, logprobs, atol=1e-4)
-
-
-def test_samples_and_stops_are_those_of_the_options(lm: HuggingFaceLM) -> None:
-    replug = ReplugLM(lm, Shelf(found()))
-    one, again, other = (
-        replug.generate(["the cat"], GenerationOptions(12, temperature=1.0, seed=seed))[0].text for seed in (1, 1, 2)
-    )
-    assert one == again != other
-    assert "the" not in texts_of(replug, ["the cat"], 12, stop="the")[0]
 
 
 def test_a_stream_is_the_answer_in_pieces(lm: HuggingFaceLM) -> None:
@@ -238,15 +222,6 @@ def test_queries_may_have_an_encoder_of_their_own(encoder: Encoder, tmp_path: Pa
     assert [found["sky"], found["sea"]] == pytest.approx(similarities.tolist(), abs=1e-5)
     with pytest.raises(ValueError, match="queries have 64 numbers, documents 32"):
         EncoderRetriever(encoder, ["sky"], query_encoder=Encoder(str(tmp_path / "wider")))
-
-
-def test_the_library_from_texts_to_an_answer(lm: HuggingFaceLM, encoder: Encoder) -> None:
-    replug = ReplugLM(lm, EncoderRetriever(encoder, TEXTS), k=3)
-    (documents,) = replug.retrieve(["the cat sat"])
-    weights = document_weights([document.similarity for document in documents])
-    (answer,) = replug.generate(["the cat sat"], GREEDY, documents=[documents])
-    ids, *_ = reference(lm, [f"{document.text}\nthe cat sat" for document in documents], weights.tolist(), 8)
-    assert answer.text == lm.tokenizer.decode(ids, skip_special_tokens=True)
 
 
 # Round a pool and a server ---------------------------------------------------------------------------------------

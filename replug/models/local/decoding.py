@@ -1,13 +1,10 @@
 """The model's own cache of keys and values: prompts that grow token by token, and prefixes they share.
 
-Prompts are padded on the left, so that the last position of all is the last column, and distances between tokens are
-those between columns. A mask hides the padding, and positions are counted by the mask. Some architectures count
-otherwise, so the loader tries all of this on the model; where it fails, whole inputs are read again for every token,
-which is slow and right for every causal model.
-
-A prefix that all inputs of a call share is computed once. Few-shot demonstrations are the case: sixteen of them are
-thousands of tokens before ten documents. Where a prefix ends follows from a call's texts alone: kept or computed again,
-it gives the same numbers. The documents of one query share nothing, since the document comes first.
+Prompts are padded on the left; a mask hides the padding, and positions are counted by the mask. Some architectures
+count otherwise, so the loader tries all of this on the model; where it fails, whole inputs are read again for every
+token, which is slow and right for every causal model. A prefix that all inputs of a call share, such as few-shot
+demonstrations, is computed once. Its end follows from a call's texts alone: kept or computed again, it gives the same
+numbers.
 """
 
 import copy

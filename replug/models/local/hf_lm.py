@@ -1,9 +1,7 @@
 """The local language model: any Hugging Face causal LM, scored in right-padded batches of similar length.
 
-With a causal model and right padding no mask is needed, and left padding without position ids is silently wrong for
-some models, so scored inputs are padded on the right. Only the positions that predict the continuation reach the output
-layer; logits and log-softmax are float32, whatever the LM's dtype. Prefix and continuation are tokenized apart: the
-continuation has the same tokens after every document. `models.local.decoding` continues prompts.
+A causal model needs no mask with right padding. Only the positions that predict the continuation reach the output
+layer; logits and log-softmax are float32, whatever the LM's dtype. `models.local.decoding` continues prompts.
 """
 
 import logging
