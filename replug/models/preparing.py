@@ -138,18 +138,13 @@ def _tokenizers(config: Config) -> Tokenizers:
         cut = ids.tokenizer
     else:
         cut = str(load_tokenizer(resolve_lm_path(name), "data.tokenizer").backend_tokenizer.to_str())
-    return Tokenizers(cut, ids, _lm_bound(config))
-
-
-def _lm_bound(config: Config) -> LMBound | None:
-    if (limits := _lm_limits(config)) is not None:
-        return LMBound(lm_tokenizer_json(config.lm), *limits)
-    if config.lm.path is None:
+    limits = _lm_limits(config)
+    if limits is None and config.lm.path is None:
         log.warning(
-            f"data.tokenizer is {config.data.tokenizer}, and what the LM can hold is not known here: a piece with very "
-            "long words may have more of its tokens than it takes. Give lm.path, or a server's lm.tokenizer"
+            f"data.tokenizer is {name}, and what the LM can hold is not known here: a piece with very long words may "
+            "have more of its tokens than it takes. Give lm.path, or a server's lm.tokenizer"
         )
-    return None
+    return Tokenizers(cut, ids, None if limits is None else LMBound(lm_tokenizer_json(config.lm), *limits))
 
 
 def _token_ids(config: Config) -> TokenIds | None:

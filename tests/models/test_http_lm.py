@@ -131,9 +131,6 @@ def test_it_waits_as_long_as_the_server_asks(opened: Opened, fault: str) -> None
     assert 0.9 < server.times[1] - server.times[0] < 4  # dates have whole seconds
 
 
-FAR = ("Mon, 01 Jan 0001 00:00:00 +2359",)
-
-
 def test_times_to_retry_are_read_from_seconds_and_dates_and_nonsense_is_none() -> None:
     def seconds(value: str) -> float:
         return server_connection.retry_after(httpx.Response(429, headers={"Retry-After": value}))
@@ -141,7 +138,7 @@ def test_times_to_retry_are_read_from_seconds_and_dates_and_nonsense_is_none() -
     assert seconds("7") == 7
     soon = datetime.now(UTC) + timedelta(seconds=30)
     assert 28 < seconds(format_datetime(soon, usegmt=True)) <= 30
-    for nothing in ("", "-3", "soon", "Wed, 99 Foo 2026", "Sun, 06 Nov 1994 08:49:37 GMT", "6 Nov 2094 08:49:37", *FAR):
+    for nothing in ("", "-3", "soon", "Sun, 06 Nov 1994 08:49:37 GMT", "Mon, 01 Jan 0001 00:00:00 +2359"):
         assert seconds(nothing) == 0
     assert server_connection.retry_after(httpx.Response(429)) == 0
 

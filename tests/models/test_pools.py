@@ -162,15 +162,6 @@ def test_a_replica_that_cannot_start_or_fails_its_probe_is_quarantined_and_the_o
     pool.close()
 
 
-def test_with_no_replica_left_calls_fail_with_every_reason():
-    pool = picky_pool([1, 2])
-    with pytest.raises(ActorPoolError, match=r"all replicas are quarantined .*no weights in /lm.*-3\.1"):
-        pool.submit("who").result(300)
-    with pytest.raises(ActorPoolError, match="all replicas are quarantined"):
-        pool.submit("who").result(10)
-    pool.close()
-
-
 def test_calls_that_find_no_replica_up_end_after_a_while():
     pool = ActorPool(
         lambda number: ray.remote(Worker).options(num_cpus=1000).remote(), 1, "worker", start_timeout_seconds=1.0

@@ -102,13 +102,6 @@ def test_without_documents_it_is_the_plain_lm(lm: HuggingFaceLM, shelf: Shelf) -
     assert mixed(replug, CONTEXTS[:2], [0.5, 0.5], GREEDY).text == (mixed(lm, CONTEXTS[:2], [0.5, 0.5], GREEDY).text)
 
 
-def test_one_document_equals_plain_prompting_with_it(lm: HuggingFaceLM) -> None:
-    replug = ReplugLM(lm, Shelf(found()), k=1, template=PromptTemplate(" -- "))
-    prefixes = [f"{TEXTS[0]} -- {context}" for context in CONTEXTS]
-    assert_same_scores(replug.score(CONTEXTS, CONTINUATIONS), lm.score(prefixes, CONTINUATIONS))
-    assert texts_of(replug, CONTEXTS, 8) == texts_of(lm, prefixes, 8)
-
-
 def test_texts_that_do_not_fit_are_cut_by_the_template(lm: HuggingFaceLM) -> None:
     long = [Retrieved("the mat " * 200, 0.5, "long"), *found(1)]
     with pytest.raises(UnscorableText, match="but the LM holds"):

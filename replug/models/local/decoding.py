@@ -91,7 +91,7 @@ class CachedPrompts:
     the tokens before `rows` that all prompts begin with.
     """
 
-    logits: Tensor
+    logits: Tensor  # [K, V] of the token after each prompt
 
     def __init__(
         self,
@@ -120,6 +120,7 @@ class CachedPrompts:
             self.logits = self.logits[owner]
 
     def append(self, tokens: Sequence[int], kept: Sequence[int]) -> None:
+        """Make the prompts `kept` (their numbers among those under way) longer by a token each; the others are done."""
         if len(kept) < len(self._seen):
             self._select(kept)
         column = torch.tensor(tokens, device=self._model.device)[:, None]

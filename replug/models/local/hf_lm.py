@@ -38,7 +38,7 @@ from replug.models.local.decoding import (
     same_direction,
     shared_tokens,
 )
-from replug.models.local.mixtures import GrowingPrompts, MixedAnswer, continue_answers
+from replug.models.local.mixtures import MixedAnswer, continue_answers
 from replug.models.local.output_layer import (
     PassScores,
     PendingScores,
@@ -260,7 +260,7 @@ class HuggingFaceLM:
     def _decode(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
-    def _grow(self, rows: Rows, opening: str) -> GrowingPrompts:
+    def _grow(self, rows: Rows, opening: str) -> CachedPrompts | RecomputedPrompts:
         """Return the prompts by the cheapest way that is right for this model."""
         is_even, use = len({len(row) for row in rows}) == 1, self._cache_use
         if not (use.unpadded if is_even else use.padded):
