@@ -100,15 +100,6 @@ def test_the_second_call_is_a_hit_with_the_same_bits(path: Path) -> None:
     assert (cached.num_hits, cached.num_misses) == (2, 2)
 
 
-def test_only_what_is_missing_is_asked_for_in_the_order_given(path: Path) -> None:
-    lm = CountingLM()
-    cached = CachingLM(lm, path)
-    cached.score(["b"], ["y"])
-    scores = cached.score(["a", "b", "c"], ["y", "y", "y"])
-    assert lm.calls == [[("b", "y")], [("a", "y"), ("c", "y")]]
-    assert bits(scores) == bits([lm.answers[1][0], lm.answers[0][0], lm.answers[1][1]])
-
-
 def test_duplicates_within_a_call_are_scored_once(path: Path) -> None:
     lm = CountingLM()
     cached = CachingLM(lm, path)
@@ -227,18 +218,6 @@ def test_a_sum_asked_for_while_its_tokens_are_under_way_waits_for_them(path: Pat
 
 
 # Units --------------------------------------------------------------------------------------------------
-
-
-def test_a_call_is_computed_unit_by_unit_and_answered_whole_and_in_order(path: Path) -> None:
-    lm = CountingLM(held=True, unit_size=2)
-    cached = CachingLM(lm, path)
-    call = cached.submit(list("abcde"), ["y"] * 5)
-    assert lm.calls == [[("a", "y"), ("b", "y")], [("c", "y"), ("d", "y")], [("e", "y")]]
-    for unit in (2, 0):
-        lm.finish(unit)
-    assert not call.done()
-    lm.finish(1)
-    assert bits(call.result(1)) == bits([score for answer in lm.answers for score in answer])
 
 
 def stored_texts(path: Path, texts: str, at_least: int) -> set[str]:

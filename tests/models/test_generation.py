@@ -13,8 +13,6 @@ import torch
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
-    CohereConfig,
-    CohereForCausalLM,
     GPT2LMHeadModel,
     GPTNeoConfig,
     GPTNeoForCausalLM,
@@ -66,11 +64,6 @@ def write_bloom(folder: Path) -> None:
     BloomForCausalLM(BloomConfig(**SMALL, initializer_range=0.3)).save_pretrained(folder)
 
 
-def write_cohere(folder: Path) -> None:
-    config = CohereConfig(**SMALL, intermediate_size=64, logit_scale=0.25, initializer_range=0.3)
-    CohereForCausalLM(config).save_pretrained(folder)
-
-
 def write_mistral(folder: Path) -> None:
     config = MistralConfig(
         **SMALL, intermediate_size=64, num_key_value_heads=2, sliding_window=40, initializer_range=0.3
@@ -94,7 +87,7 @@ def write_mamba(folder: Path) -> None:
     MambaForCausalLM(config).save_pretrained(folder)
 
 
-PADDED = [write_gpt2, write_llama, write_opt, write_bloom, write_cohere]
+PADDED = [write_gpt2, write_llama, write_opt, write_bloom]
 OTHERS = [write_mistral, write_gpt_neo, write_mamba]
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from replug.config.errors import UserError
-from replug.models.black_box_lm import BlackBoxLM, ContinuationScore, UnscorableText
+from replug.models.black_box_lm import ContinuationScore, UnscorableText
 from replug.models.encoder import Encoder
 from replug.models.encoder_retriever import EncoderRetriever
 from replug.models.ensemble import Retrieved, document_weights, mix_token_logprobs
@@ -73,14 +73,6 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
     folder = tmp_path_factory.mktemp("encoder")
     write_stand_in_encoder(folder)
     return Encoder(str(folder))
-
-
-def test_it_is_a_language_model_as_the_one_it_wraps(lm: HuggingFaceLM) -> None:
-    replug = ReplugLM(lm, Shelf(found()))
-    assert isinstance(replug, BlackBoxLM)
-    assert replug.max_tokens == lm.max_tokens
-    assert replug.identity != ReplugLM(lm, Shelf(found())).identity  # nothing tells that they find the same
-    assert replug.score([], []) == replug.generate([], GREEDY) == []
 
 
 # Scores ----------------------------------------------------------------------------------------------------------
