@@ -164,6 +164,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceLM:
 def folder(local: HuggingFaceLM, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("tokenizer")
     local.tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text("{}")
     return str(folder)
 
 

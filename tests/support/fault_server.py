@@ -79,6 +79,7 @@ def write_word_tokenizer(folder: Path, texts: Sequence[str]) -> str:
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=START))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORD.pattern), "isolated")
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=START).save_pretrained(folder)
+    (folder / "config.json").write_text("{}")  # so that it is a model's folder
     return str(folder)
 
 
