@@ -36,7 +36,7 @@ from replug.index_workers.searcher import open_shard
 from replug.index_workers.vectors import BlockVectors
 from replug.index_workers.version_store import VersionStore
 from replug.models.local.local_source import HuggingFaceSource
-from replug.models.local.weights import hashed_files
+from replug.models.local.weights import lm_identity
 from replug.models.packaged import resolve_lm_path
 from replug.models.preparing import LM_TOKENS
 from replug.train.data_checks import check_data
@@ -250,17 +250,14 @@ def write_table(path: Path, schema: pa.Schema, columns: Sequence[Sequence[object
 
 
 def measure_weights(vectors: np.ndarray, folder: Path) -> None:
-    """Of an LM with 13 billion weights in 16 bits, from the page cache: once for a run, and by each of its replicas."""
+    """Of an LM with 13 billion weights in 16 bits, from the page cache: once for a run."""
     (folder / "lm").mkdir()
     with (folder / "lm/model.safetensors").open("wb") as file:
         file.truncate(2 << 30)
     grown = 26e9 / (2 << 30)
     of = str(folder / "lm")
-    seconds = processor_seconds(lambda: hashed_files(of))
+    seconds = processor_seconds(lambda: lm_identity(of, torch.float16))
     print(f"hashing the weights of an LM: {seconds:.2f} s for 2 GiB; of 26 GB: {seconds * grown:.0f} s", flush=True)
-    known = hashed_files(of)
-    seconds = median_seconds(lambda: hashed_files(of, known))
-    print(f"a replica's look at them: {1e6 * seconds:.0f} microseconds, whatever their size", flush=True)
 
 
 PARTS = {

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.workloads import Pairs
-from replug.models.http.connection import ServerSpec
+from replug.config.schema import LMConfig
 from replug.models.http.http_lm import HttpLM
 from replug.models.http.request_budget import RequestBudget
 
@@ -55,7 +55,7 @@ def rates_of_vllm(
 ) -> tuple[list[float], list[np.ndarray]]:
     """Tokens a second of each round, and the log-probs; the same token ids as the other ways."""
     with vllm_server(python, model) as url:
-        lm = HttpLM(ServerSpec(url, "lm", tokenizer=model), RequestBudget(None))
+        lm = HttpLM(LMConfig(url=url, model="lm", tokenizer=model), RequestBudget(None))
         lm.score(texts.prefixes[:8], texts.continuations[:8])  # warm
         rates = []
         for _ in range(rounds):

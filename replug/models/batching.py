@@ -1,13 +1,10 @@
 """Decide which texts are computed together, and how many tokens in one pass of an LM. Imports no torch.
 
 Batches follow from the lengths alone. A unit is what a replica scores in one call: pairs of similar length, so many
-tokens by their bytes, the longest first, and every unit full but the last. Units do not follow from the size of the
-call: taking some out would change the others.
-
+tokens by their bytes, the longest first. Taking units out leaves the others as they were.
 A CPU is busy with few tokens, and few rows of similar length are padded little. A GPU wants enough arithmetic in a pass
-to hide what launching it costs: 7 ms of a core for GPT-2 XL's 48 layers, whatever their width. A larger unit only means
-fewer of them, and replicas that wait for the last one of a step. So a GPU's units follow from the LM's size, and never
-from the number of replicas: a resumed run may have another, and its numbers stay the same.
+to hide what launching it costs. So a GPU's units follow from the LM's size, and never from the number of replicas: a
+resumed run may have another, and its numbers stay the same.
 """
 
 import math

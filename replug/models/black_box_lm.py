@@ -5,8 +5,11 @@ Only text crosses the border, never another tokenizer's ids. Local weights, serv
 the cache and a server implement its one `submit_call`.
 """
 
+import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
@@ -54,9 +57,9 @@ class ContinuationScore:
         return len(self.token_logprobs)
 
 
-def sums_of(scores: Sequence[ContinuationScore]) -> np.ndarray:
-    """Return sums of log-probs (nats) and numbers of tokens, float64 [N, 2]: what training needs of scores."""
-    sums = [(score.sum_logprob, score.num_tokens) for score in scores]
+def sums_of(scores: "Sequence[ContinuationScore | tuple[float, int]]") -> np.ndarray:
+    """Return sums of log-probs (nats) and numbers of tokens, float64 [N, 2], of scores and of sums that are known."""
+    sums = [score if isinstance(score, tuple) else (score.sum_logprob, score.num_tokens) for score in scores]
     return np.array(sums, dtype=np.float64).reshape(len(sums), 2)
 
 
@@ -70,6 +73,25 @@ class PassCounts:
     def add(self, tokens: int, padded_tokens: int) -> None:
         self.tokens += tokens
         self.padded_tokens += padded_tokens
+
+
+class Meter:
+    """Adds up what calls cost, by name; `read` gives the sums since the last read. Safe among threads."""
+
+    def __init__(self) -> None:
+        self._lock, self._since, self._sums = threading.Lock(), time.monotonic(), Counter[str]()
+
+    def add(self, **amounts: float) -> None:
+        with self._lock:
+            self._sums.update(amounts)
+
+    def read(self, at_once: int) -> tuple[dict[str, float], Mapping[str, float]]:
+        """Return rates of `tokens` and `busy_seconds`, of which `at_once` pass in a second at most, and the sums."""
+        with self._lock:
+            seconds, sums = max(time.monotonic() - self._since, 1e-9), self._sums
+            self._since, self._sums = time.monotonic(), Counter()
+        busy_share = min(1.0, sums["busy_seconds"] / (seconds * max(1, at_once)))
+        return {"tokens_per_second": sums["tokens"] / seconds, "busy_share": busy_share}, sums
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ def _named_source(lm: LMConfig) -> LMSource:
 
 
 def load_encoder(retriever: RetrieverConfig, path: str | Path | None = None, dims: int | None = None) -> Encoder:
-    """The retriever of the configuration, or another one of its kind, which has both encoders of a pair.
+    """Load the retriever of the configuration, or another of its kind, which has both encoders of a pair.
 
     `dims` is `index.dims`. Where documents alone are trained it is a pair: queries have the weights as they were.
     """
@@ -111,16 +111,12 @@ def load_encoder(retriever: RetrieverConfig, path: str | Path | None = None, dim
 
 
 def located(retriever: RetrieverConfig) -> RetrieverConfig:
-    """The same encoders for processes elsewhere: by absolute paths where they are folders."""
-    queries = retriever.query_path
-    return replace(
-        retriever,
-        path=encoder_location(retriever.path),
-        query_path=None if queries is None else encoder_location(queries),
-    )
+    """Return the same encoders for processes elsewhere: by absolute paths where they are folders."""
+    queries = None if retriever.query_path is None else encoder_location(retriever.query_path)
+    return replace(retriever, path=encoder_location(retriever.path), query_path=queries)
 
 
 def encoder_location(path: str) -> str:
-    """What an encoder's path means, absolute where it is a folder."""
+    """Return what an encoder's path means, absolute where it is a folder."""
     location = resolve_encoder_path(path)
     return str(Path(location).absolute()) if Path(location).exists() else location

@@ -1,16 +1,10 @@
 """A disk cache of scores and answers round any LM: what it said once is never asked again.
 
-Scores do not depend on the retriever, so runs of several retrievers read most of them from here. A result is read from
-the file, awaited where a call under way has asked for the same, or computed.
-
-The same pair scored in another company may differ in its last bits, so which company computes a pair must not depend on
-timing: calls reserve their keys in the order they are submitted, and a key that an earlier call reserved is awaited.
-What a call has to compute is split into units, and whole units are stored, before anyone has their results: after
-kill -9 the same units are left to do.
-
-A thread of its own writes. It writes a training step's units in one transaction when the step's last one is there: they
-touch the same pages of the file. It writes what comes without an end in sight, such as the pairs of a long file, every
-few seconds.
+A result is read from the file, awaited where a call under way has asked for the same, or computed. The last bits of a
+score follow from the company in which it is computed, so that company must not depend on timing: calls reserve their
+keys in the order they are submitted, and what a call has to compute is split into units. Whole units are stored before
+anyone has their results, so after kill -9 the same units are left to do. A thread of its own writes a call's units in
+one transaction when the last one is there, and in any case every few seconds.
 """
 
 import queue
@@ -26,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from replug.cluster.background import attempt, outcome
-from replug.models.black_box_lm import AsyncLM, Call, ScoreCall, mapped, require_texts
+from replug.models.black_box_lm import AsyncLM, Call, ScoreCall, mapped, require_texts, sums_of
 from replug.models.score_cache import Key, ScoreCache, Stored, call_keys
 
 SECONDS_BETWEEN_WRITES = 5.0  # what kill -9 may cost where no call ends
@@ -81,7 +75,7 @@ class CachingLM(AsyncLM):
         require_texts(prefixes, "prefixes")
         require_texts(continuations, "continuations")
         results = self._look_up(ScoreCall(prefixes, continuations, sums_only=True), self._file.sums)
-        return mapped(gather(results), _as_sums)
+        return mapped(gather(results), sums_of)
 
     def metrics(self) -> dict[str, float]:
         """Return the LM's own metrics, and hits, misses and the share of hits since the start."""
@@ -193,12 +187,6 @@ class CachingLM(AsyncLM):
             deadline = min(deadline, time.monotonic() + SECONDS_BETWEEN_WRITES)
             if item[2] and self._queue.empty():
                 return units
-
-
-def _as_sums(results: list[Any]) -> np.ndarray:
-    """Return [N, 2] of stored sums and of scores that were computed."""
-    rows = [row if isinstance(row, tuple) else (row.sum_logprob, row.num_tokens) for row in results]
-    return np.array(rows, dtype=np.float64).reshape(len(rows), 2)
 
 
 def gather(results: "Sequence[Any | Future[Any]]") -> "Future[list[Any]]":

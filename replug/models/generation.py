@@ -47,11 +47,11 @@ class GenerationOptions:
 
     def draws(self, prompt: str) -> list["GenerationOptions"]:
         """Return the options of each sample after a prompt: each has a seed of its own [num_samples]."""
-        return [replace(self, seed=self._seed(prompt, number), num_samples=1) for number in range(self.num_samples)]
-
-    def _seed(self, prompt: str, number: int) -> int:
-        digest = hashlib.blake2b(f"{self.seed} {number} {prompt}".encode("utf-8", "surrogatepass"), digest_size=8)
-        return int.from_bytes(digest.digest()) >> 1  # below 2**63
+        texts = [
+            f"{self.seed} {number} {prompt}".encode("utf-8", "surrogatepass") for number in range(self.num_samples)
+        ]
+        digests = [hashlib.blake2b(text, digest_size=8).digest() for text in texts]
+        return [replace(self, seed=int.from_bytes(digest) >> 1, num_samples=1) for digest in digests]  # below 2**63
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,7 @@ def one_per_thread(run: Callable[[list[int]], None], batches: list[list[int]]) -
 
 @cache
 def _single_threads(count: int) -> ThreadPoolExecutor:
-    """Threads that compute alone. What one of them sets holds for all threads to come, so it is put back at once."""
+    """Make threads that compute alone. What one of them sets holds for all to come, so it is put back at once."""
     threads, started = torch.get_num_threads(), Barrier(count + 1)
 
     def begin() -> None:

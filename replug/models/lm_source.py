@@ -4,7 +4,7 @@ Local weights, servers and stand-ins are backends. Each is a module that offers 
 them is in `models/build.py`. Nothing else asks which backend it is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -57,12 +57,8 @@ class LMSource(Protocol):
         ...
 
 
-class Backend(Protocol):
-    """A way of having an LM."""
-
-    def __call__(self, lm: LMConfig) -> LMSource | None:
-        """Return the source that the section names; None where another backend is meant."""
-        ...
+# Returns the source that the section names; None where another backend is meant.
+Backend = Callable[[LMConfig], LMSource | None]
 
 
 class InProcessLM(AsyncLM):

@@ -47,7 +47,8 @@ def prepared_set(config: Config, default_out: Path) -> PreparedSet:
     if (folder := prepared_folder(out)).is_finished:
         folder.check(inputs)
         return PreparedSet(out)
-    with preparing_pool(config) as pool:
+    workers = data.num_workers
+    with LocalPool(workers) if config.ray.address is None else RayPool(config, workers) as pool:
         if data.source:
             return prepare_raw(data, config.seed, _tokenizers(config), out, inputs, pool)
         return prepare_rows(**_row_files(config), out=out, inputs=inputs, pool=pool, token_ids=_token_ids(config))
@@ -80,13 +81,6 @@ def _row_files(config: Config) -> dict[str, Path]:
     """Return the user's own files, by key."""
     names = (*ROW_KEYS, *(["dev"] if config.data.dev else []))
     return {name: Path(getattr(config.data, name)).expanduser() for name in names}
-
-
-def preparing_pool(config: Config) -> LocalPool | RayPool:
-    """Return processes of this machine, or tasks of the Ray cluster that the configuration names."""
-    if config.ray.address is None:
-        return LocalPool(config.data.num_workers)
-    return RayPool(config, config.data.num_workers)
 
 
 def corpus_to_index(config: Config, default_out: Path, index_root: Path) -> Corpus:
@@ -144,18 +138,13 @@ def _tokenizers(config: Config) -> Tokenizers:
         cut = ids.tokenizer
     else:
         cut = str(load_tokenizer(resolve_lm_path(name), "data.tokenizer").backend_tokenizer.to_str())
-    return Tokenizers(cut, ids, _lm_bound(config))
-
-
-def _lm_bound(config: Config) -> LMBound | None:
-    if (limits := _lm_limits(config)) is not None:
-        return LMBound(lm_tokenizer_json(config.lm), *limits)
-    if config.lm.path is None:
+    limits = _lm_limits(config)
+    if limits is None and config.lm.path is None:
         log.warning(
-            f"data.tokenizer is {config.data.tokenizer}, and what the LM can hold is not known here: a piece with very "
-            "long words may have more of its tokens than it takes. Give lm.path, or a server's lm.tokenizer"
+            f"data.tokenizer is {name}, and what the LM can hold is not known here: a piece with very long words may "
+            "have more of its tokens than it takes. Give lm.path, or a server's lm.tokenizer"
         )
-    return None
+    return Tokenizers(cut, ids, None if limits is None else LMBound(lm_tokenizer_json(config.lm), *limits))
 
 
 def _token_ids(config: Config) -> TokenIds | None:

@@ -1,16 +1,11 @@
-"""The file of an LM's scores and answers: what was computed, and by which model.
+"""The file of an LM's scores and answers, in SQLite.
 
-A run of the paper's size asks for 32 million pairs, of which training needs the sum and the length only: a row
-without its tokens takes 45 bytes. Prompts are not stored, only a hash of all that a score or an answer follows from;
-answers are, since they are read back.
-The file is SQLite, and kill -9 loses at most the transactions under way. On a disk of this machine it has a
-write-ahead log, so several processes may write. That needs memory which they share, so on a network file system it
-has a rollback journal instead, and one process at a time has the file to itself.
-A stored row is replaced only when its tokens join it: what one process has read, another reads too. Numbers that are
-not finite are never stored; the caller that asked for them names the text.
-
-Keys of one continuation begin alike, so that the rows of one query lie side by side: a training step of 64 queries
-of 20 documents changes some 64 pages of the file, where random keys changed 1,280.
+Training needs the sum and the length of a score only: a row without its tokens takes 45 bytes. A key is a hash of all
+that a score or an answer follows from. Keys of one continuation begin alike, so the rows of one query lie side by side:
+a training step of 64 queries of 20 documents changes some 64 pages of the file, where random keys changed 1,280.
+On a disk of this machine the file has a write-ahead log, so several processes may write. On a network file system it
+has a rollback journal, and one process at a time has the file to itself. kill -9 loses the transactions under way.
+A stored row is replaced only when its tokens join it: what one process has read, another reads too.
 """
 
 import hashlib

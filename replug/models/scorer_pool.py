@@ -23,7 +23,17 @@ from replug.cluster.gpus import keep_to_memory_share
 from replug.cluster.packing import SCORER
 from replug.cluster.places import place
 from replug.models.batching import units_of_similar_length
-from replug.models.black_box_lm import AsyncLM, Call, ContinuationScore, LaunchingLM, LocalLM, Pending, ScoreCall
+from replug.models.black_box_lm import (
+    AsyncLM,
+    Call,
+    ContinuationScore,
+    LaunchingLM,
+    LocalLM,
+    Meter,
+    Pending,
+    ScoreCall,
+    mapped,
+)
 from replug.models.hardware import available_cores
 from replug.models.local.local_source import LocalSource
 
@@ -126,7 +136,7 @@ class ScorerPool(AsyncLM):
         self._unit_tokens = lm.tokens_per_unit(on_gpu=gpus > 0)
         threads = threads or max(1, available_cores() // num_replicas)
         env, actor = thread_env(threads)["env_vars"], ray.remote(Scorer)
-        self._meter = PoolMeter()
+        self._meter = Meter()
         self._reference: list[np.ndarray] | None = None
         self.pool = ActorPool(
             lambda number: actor.options(**place(SCORER, number, gpus, env), max_concurrency=CALLS_AT_ONCE).remote(
@@ -147,16 +157,15 @@ class ScorerPool(AsyncLM):
         """Have one replica compute the call in one piece, so that its numbers do not depend on load."""
         if not isinstance(call, ScoreCall):
             return self.pool.submit("run", call)
-        scores: Future[list[ContinuationScore]] = Future()
-        answer = self.pool.submit("score", call)
-        answer.add_done_callback(lambda done: self._hand_out(done, scores))
-        return scores
+        return mapped(self.pool.submit("score", call), self._note)
 
     def metrics(self) -> dict[str, float]:
         """Return rates and shares since the last call, and counts since the start."""
         counts, num_up = self.pool.counts, self.pool.num_up
+        rates, sums = self._meter.read(num_up)
         return {
-            **self._meter.read(num_up),
+            **rates,
+            "batch_fill": sums["tokens"] / sums["padded_tokens"] if sums["padded_tokens"] else 1.0,
             "replicas": float(num_up),
             "respawns": float(counts.respawns),
             "retries": float(counts.retries),
@@ -167,16 +176,10 @@ class ScorerPool(AsyncLM):
     def close(self) -> None:
         self.pool.close()
 
-    def _hand_out(self, done: "Future[TimedScores]", scores: "Future[list[ContinuationScore]]") -> None:
-        if not scores.set_running_or_notify_cancel():  # the caller does not want them any more
-            return None
-        error = done.exception()
-        if error is not None:
-            return scores.set_exception(error)
-        answer = done.result()
-        self._meter.add(answer)
+    def _note(self, answer: TimedScores) -> list[ContinuationScore]:
+        self._meter.add(tokens=answer.tokens, padded_tokens=answer.padded_tokens, busy_seconds=answer.seconds)
         USE.note("score", Busy(answer.seconds, answer.devices))
-        return scores.set_result(answer.scores)
+        return answer.scores
 
     def _validate(self, number: int, probe: list[np.ndarray]) -> str | None:
         """Compare a replica with the first that came up; return what is wrong with it, or None."""
@@ -191,28 +194,3 @@ class ScorerPool(AsyncLM):
         if differences.max() > most or differences.mean() > mean:
             return f"log-probs up to {differences.max():.2f} nats away from the other replicas'"
         return None
-
-
-class PoolMeter:
-    """Adds up what replicas report; `read` gives the rates since the last call."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._since, self._busy_seconds, self._tokens, self._padded = time.monotonic(), 0.0, 0, 0
-
-    def add(self, answer: TimedScores) -> None:
-        with self._lock:
-            self._busy_seconds += answer.seconds
-            self._tokens += answer.tokens
-            self._padded += answer.padded_tokens
-
-    def read(self, num_up: int) -> dict[str, float]:
-        with self._lock:
-            seconds = time.monotonic() - self._since
-            rates = {
-                "tokens_per_second": self._tokens / seconds,
-                "busy_share": min(1.0, self._busy_seconds / (seconds * max(1, num_up))),
-                "batch_fill": self._tokens / self._padded if self._padded else 1.0,
-            }
-            self._since, self._busy_seconds, self._tokens, self._padded = time.monotonic(), 0.0, 0, 0
-        return rates

@@ -1,7 +1,6 @@
 """Answers behind the cache: the LM is asked once for each, whoever comes, and whatever is killed."""
 
-import time
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from replug.models.local.stand_in_lm import StandInLM
 from replug.models.score_cache import ScoreCache
 from tests.support.fault_server import FaultServer, server_spec
 from tests.support.lm_answers import mixed
-from tests.support.processes import PROCESSES
 from tests.support.tiny_lms import load, write_llama
 
 PROMPTS, WEIGHTS, OPTIONS = ["the cat sat", "on the mat the cat"], [0.25, 0.75], GenerationOptions(6)
@@ -77,43 +75,6 @@ def test_an_equal_call_is_not_asked_twice_nor_after_the_file_was_opened_again(pa
 
 
 # Killed -------------------------------------------------------------------------------------------------
-
-
-def ask_for_ever(path: Path, seen: Path) -> None:
-    """Ask for an answer after another, several at once, and report each that came."""
-    cached = CachingLM(InProcessLM(StandInLM()), path)
-    with seen.open("a") as report:
-        for start in range(0, 10**9, 4):
-            futures = {
-                cached.submit_ensemble([f"prompt {number}"], [1.0], OPTIONS): number
-                for number in range(start, start + 4)
-            }
-            wait(futures)
-            report.writelines(f"{number}\n" for number in futures.values())
-            report.flush()
-
-
-@pytest.mark.slow
-def test_what_a_killed_process_was_answered_is_read_by_the_next(path: Path, tmp_path: Path) -> None:
-    seen = tmp_path / "seen"
-    for kill_after in (1, 40, 200):
-        process = PROCESSES.Process(target=ask_for_ever, args=(path, seen), daemon=True)
-        process.start()
-        end = time.monotonic() + 120
-        while not seen.exists() or len(seen.read_text().splitlines()) < kill_after:
-            assert time.monotonic() < end, "waited in vain"
-            time.sleep(0.005)
-        process.kill()
-        process.join(20)
-        lines = seen.read_text().splitlines(keepends=True)
-        numbers = {int(line) for line in lines if line.endswith("\n")}
-        lm = AskedLM()
-        cached = CachingLM(lm, path)
-        for number in numbers:
-            prompt = f"prompt {number}"
-            assert bits(mixed(cached, [prompt], [1.0], OPTIONS)) == bits(mixed(StandInLM(), [prompt], [1.0], OPTIONS))
-        assert lm.calls == []
-        cached.close()
 
 
 # Behind real backends -----------------------------------------------------------------------------------

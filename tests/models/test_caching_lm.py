@@ -13,7 +13,7 @@ import pytest
 
 from replug.config.errors import RunError
 from replug.models import caching_lm
-from replug.models.black_box_lm import AsyncLM, BlackBoxLM, Call, ContinuationScore, ScoreCall, sums_of
+from replug.models.black_box_lm import AsyncLM, Call, ContinuationScore, ScoreCall, sums_of
 from replug.models.caching_lm import CachingLM
 from replug.models.score_cache import ScoreCache, pair_key
 
@@ -88,15 +88,6 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "deeper" / "scores.sqlite"
 
 
-def test_it_is_the_language_model_that_it_wraps(path: Path) -> None:
-    cached = CachingLM(CountingLM(), path)
-    assert isinstance(cached, BlackBoxLM)
-    assert (cached.identity, cached.max_tokens) == ("fake", None)
-    assert cached.score([], []) == []
-    assert cached.submit_sums([], []).result().shape == (0, 2)
-    assert cached.units(["a", "b"], ["y", "y"]) == [[0, 1]]
-
-
 def test_the_second_call_is_a_hit_with_the_same_bits(path: Path) -> None:
     lm = CountingLM()
     cached = CachingLM(lm, path)
@@ -107,15 +98,6 @@ def test_the_second_call_is_a_hit_with_the_same_bits(path: Path) -> None:
     assert again[0].token_logprobs.dtype == np.float32
     assert len(lm.calls) == 1
     assert (cached.num_hits, cached.num_misses) == (2, 2)
-
-
-def test_only_what_is_missing_is_asked_for_in_the_order_given(path: Path) -> None:
-    lm = CountingLM()
-    cached = CachingLM(lm, path)
-    cached.score(["b"], ["y"])
-    scores = cached.score(["a", "b", "c"], ["y", "y", "y"])
-    assert lm.calls == [[("b", "y")], [("a", "y"), ("c", "y")]]
-    assert bits(scores) == bits([lm.answers[1][0], lm.answers[0][0], lm.answers[1][1]])
 
 
 def test_duplicates_within_a_call_are_scored_once(path: Path) -> None:
@@ -166,15 +148,6 @@ def test_an_error_raised_at_once_leaves_nothing_behind(path: Path, monkeypatch: 
         with pytest.raises(ZeroDivisionError):
             cached.submit(["a"], ["y"]).result(1)
     assert bits(cached.submit(["a"], ["y"]).result(1)) == bits(lm.answers[0])
-
-
-def test_an_answer_of_the_wrong_length_is_an_error(path: Path) -> None:
-    lm = CountingLM(held=True)
-    cached = CachingLM(lm, path)
-    waiting = cached.submit(["a", "b"], ["y", "y"])
-    lm.futures[0].set_result(lm.answers[0][:1])
-    with pytest.raises(ValueError):
-        waiting.result(1)
 
 
 def test_another_prefix_continuation_or_model_is_another_key(path: Path) -> None:
@@ -244,30 +217,7 @@ def test_a_sum_asked_for_while_its_tokens_are_under_way_waits_for_them(path: Pat
     assert totals.result(1).tolist() == sums(scores.result(1)) == sums(lm.answers[1])
 
 
-def test_a_score_that_is_not_finite_is_handed_on_and_never_stored(path: Path) -> None:
-    lm = CountingLM(held=True)
-    cached = CachingLM(lm, path)
-    totals = cached.submit_sums(["a", "b", "c"], ["yy", "yy", "yy"])
-    for row, value in ((0, np.nan), (1, -np.inf)):
-        lm.answers[0][row].token_logprobs[0] = value
-    lm.finish(0)
-    assert np.isfinite(totals.result(1)[:, 0]).tolist() == [False, False, True]
-    assert rows_with_tokens(path) == (1, 0)
-
-
 # Units --------------------------------------------------------------------------------------------------
-
-
-def test_a_call_is_computed_unit_by_unit_and_answered_whole_and_in_order(path: Path) -> None:
-    lm = CountingLM(held=True, unit_size=2)
-    cached = CachingLM(lm, path)
-    call = cached.submit(list("abcde"), ["y"] * 5)
-    assert lm.calls == [[("a", "y"), ("b", "y")], [("c", "y"), ("d", "y")], [("e", "y")]]
-    for unit in (2, 0):
-        lm.finish(unit)
-    assert not call.done()
-    lm.finish(1)
-    assert bits(call.result(1)) == bits([score for answer in lm.answers for score in answer])
 
 
 def stored_texts(path: Path, texts: str, at_least: int) -> set[str]:
@@ -309,23 +259,6 @@ def test_the_units_of_a_call_are_one_transaction_and_nobody_has_a_score_before_i
         lm.finish(unit)
     assert len(call.result(10)) == 5
     assert written == [5]
-
-
-def test_who_computes_does_not_wait_for_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lm = CountingLM(held=True)
-    cached = CachingLM(lm, path)
-    disk, store = threading.Event(), cached._file.store
-
-    def slow(*arguments: object) -> None:
-        disk.wait(30)
-        store(*arguments)
-
-    monkeypatch.setattr(cached._file, "store", slow)
-    call = cached.submit(["a"], ["y"])
-    lm.finish(0)  # as the pool's dispatcher does
-    assert not call.done()
-    disk.set()
-    assert bits(call.result(10)) == bits(lm.answers[0])
 
 
 def test_closing_writes_what_waits(path: Path) -> None:
@@ -383,29 +316,6 @@ def test_an_error_of_one_unit_leaves_the_others_stored(path: Path) -> None:
     scores = cached.score(list("abcd"), ["y"] * 4)
     assert lm.calls[2:] == [[("a", "y"), ("b", "y")]]
     assert bits(scores) == bits([*lm.answers[2], *lm.answers[1]])
-
-
-@pytest.mark.parametrize("units", [[[0]], [[0, 1], [1]], [[0, 1, 2]], []], ids=str)
-def test_units_that_leave_a_row_out_are_an_error_and_leave_nothing_behind(
-    path: Path, monkeypatch: pytest.MonkeyPatch, units: list[list[int]]
-) -> None:
-    lm = CountingLM()
-    cached = CachingLM(lm, path)
-    with monkeypatch.context() as patch:
-        patch.setattr(lm, "units", lambda prefixes, continuations: units)
-        with pytest.raises(ValueError, match="units do not hold each of 2 rows once"):
-            cached.submit(["a", "b"], ["y", "y"]).result(1)
-    assert len(cached.score(["a", "b"], ["y", "y"])) == 2
-
-
-def test_a_cancelled_unit_is_an_error_and_leaves_nothing_behind(path: Path) -> None:
-    lm = CountingLM(held=True)
-    cached = CachingLM(lm, path)
-    call = cached.submit(["a"], ["y"])
-    lm.futures[0].cancel()
-    assert call.exception(1) is not None
-    lm.held = False
-    assert len(cached.score(["a"], ["y"])) == 1
 
 
 def test_a_file_that_cannot_be_written_is_an_error_to_all_who_wait(path: Path) -> None:

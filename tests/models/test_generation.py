@@ -13,8 +13,6 @@ import torch
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
-    CohereConfig,
-    CohereForCausalLM,
     GPT2LMHeadModel,
     GPTNeoConfig,
     GPTNeoForCausalLM,
@@ -29,7 +27,7 @@ from transformers import (
 from replug.config.errors import RunError
 from replug.models.black_box_lm import Mixture, UnscorableText, pieces
 from replug.models.generation import Generated, GenerationOptions, before_stop
-from replug.models.local import decoding, mixtures
+from replug.models.local import mixtures
 from replug.models.local.decoding import CacheUse, find_cache_use
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.mixtures import TokenChooser, entropy, mix_next_token, nucleus
@@ -66,11 +64,6 @@ def write_bloom(folder: Path) -> None:
     BloomForCausalLM(BloomConfig(**SMALL, initializer_range=0.3)).save_pretrained(folder)
 
 
-def write_cohere(folder: Path) -> None:
-    config = CohereConfig(**SMALL, intermediate_size=64, logit_scale=0.25, initializer_range=0.3)
-    CohereForCausalLM(config).save_pretrained(folder)
-
-
 def write_mistral(folder: Path) -> None:
     config = MistralConfig(
         **SMALL, intermediate_size=64, num_key_value_heads=2, sliding_window=40, initializer_range=0.3
@@ -94,7 +87,7 @@ def write_mamba(folder: Path) -> None:
     MambaForCausalLM(config).save_pretrained(folder)
 
 
-PADDED = [write_gpt2, write_llama, write_opt, write_bloom, write_cohere]
+PADDED = [write_gpt2, write_llama, write_opt, write_bloom]
 OTHERS = [write_mistral, write_gpt_neo, write_mamba]
 
 
@@ -152,10 +145,6 @@ def test_a_prompt_of_no_weight_counts_for_nothing_and_half_precision_is_mixed_in
     torch.testing.assert_close(mixed, logits[0].float().log_softmax(-1))
 
 
-def test_greedy_takes_the_likeliest_token_and_the_first_of_equals() -> None:
-    assert TokenChooser(GREEDY).choose(torch.tensor([-3.0, -1.0, -1.0])) == 1
-
-
 def test_the_entropy_is_the_naive_one_and_what_has_no_probability_adds_nothing() -> None:
     probabilities = [0.5, 0.25, 0.25, 0.0]
     assert entropy(torch.tensor(probabilities).log()) == pytest.approx(1.5 * math.log(2))
@@ -187,13 +176,9 @@ def test_the_nucleus_holds_the_fewest_tokens_with_enough_probability() -> None:
     [
         ({"max_new_tokens": 0}, "max_new_tokens is 0; expected 1 or more"),
         ({"stop": ""}, "stop is ''; expected a text"),
-        ({"stop": ["\n", ""]}, "list of texts of one character or more"),
         ({"stop": ["\n", 7]}, r"stop is \['\\n', 7\]; expected a text, or a list of texts"),
-        ({"temperature": -1.0}, r"temperature is -1.0; expected 0 \(greedy\) or more"),
         ({"temperature": math.nan}, "temperature is nan"),
         ({"top_p": 0.0}, "top_p is 0.0; expected above 0 and at most 1"),
-        ({"top_p": 1.1}, "top_p is 1.1"),
-        ({"seed": -1}, "seed is -1"),
     ],
 )
 def test_options_that_cannot_be_meant_are_value_errors(options: dict, message: str) -> None:
@@ -227,7 +212,7 @@ def test_one_prompt_equals_plain_generation_and_transformers_own(lm: HuggingFace
 # Slices, shared prefixes and models that cannot be padded --------------------------------------------------------
 
 
-@pytest.mark.parametrize("tokens_per_batch", [1, 20, 64])
+@pytest.mark.parametrize("tokens_per_batch", [1, 20])
 @pytest.mark.parametrize("prompts", [PROMPTS[:3], FEW_SHOT])
 def test_passes_of_any_size_give_the_same_answer(
     llama_folder: Path, llama: HuggingFaceLM, tokens_per_batch: int, prompts: list[str]
@@ -235,20 +220,6 @@ def test_passes_of_any_size_give_the_same_answer(
     small = HuggingFaceLM(str(llama_folder), tokens_per_batch=tokens_per_batch)
     weights = [0.5, 0.2, 0.3]
     assert_same(mixed(small, prompts, weights, GREEDY), mixed(llama, prompts, weights, GREEDY))
-
-
-def test_a_shared_prefix_is_computed_once_and_changes_nothing(
-    llama: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weights = [0.5, 0.2, 0.3]
-    before = llama.counts.tokens
-    shared = mixed(llama, FEW_SHOT, weights, GREEDY)
-    spent = llama.counts.tokens - before
-    monkeypatch.setattr(decoding, "MIN_SHARED_TOKENS", 10**6)
-    before = llama.counts.tokens
-    apart = mixed(llama, FEW_SHOT, weights, GREEDY)
-    assert llama.counts.tokens - before - spent >= 2 * 64
-    assert_same(shared, apart)
 
 
 def test_an_opening_is_read_once_for_all_calls_and_changes_no_answer(llama: HuggingFaceLM) -> None:
@@ -264,18 +235,16 @@ def test_an_opening_is_read_once_for_all_calls_and_changes_no_answer(llama: Hugg
     assert llama.counts.tokens - before - plain <= plain - 64
 
 
-@pytest.mark.parametrize("write", PADDED)
-def test_these_models_are_padded_and_cached(write: Callable[[Path], None], tmp_path: Path) -> None:
-    assert load(write, tmp_path)._cache_use == CacheUse(True, True, True)
-
-
-@pytest.mark.parametrize("write", [write_mistral, write_gpt_neo])
-def test_models_with_windows_are_not_padded_in_the_middle(write: Callable[[Path], None], tmp_path: Path) -> None:
-    assert load(write, tmp_path)._cache_use == CacheUse(True, True, False)
-
-
-def test_a_model_without_keys_and_values_is_read_anew(tmp_path: Path) -> None:
-    assert load(write_mamba, tmp_path)._cache_use == CacheUse(False, False, False)
+@pytest.mark.parametrize(
+    ("write", "use"),
+    [
+        *((write, CacheUse(True, True, True)) for write in PADDED),
+        *((write, CacheUse(True, True, False)) for write in (write_mistral, write_gpt_neo)),  # which have windows
+        (write_mamba, CacheUse(False, False, False)),
+    ],
+)
+def test_what_keys_and_values_are_kept_for(write: Callable[[Path], None], use: CacheUse, tmp_path: Path) -> None:
+    assert load(write, tmp_path)._cache_use == use
 
 
 class WithoutPositions(GPT2LMHeadModel):
@@ -297,15 +266,6 @@ def test_a_model_that_counts_padding_as_positions_is_found_out_and_read_anew(tmp
     assert find_cache_use(lm.model) == CacheUse(True, False, False)
     assert_equals_reference(lm, mixed(lm, PROMPTS, WEIGHTS, GREEDY), PROMPTS, WEIGHTS)
     assert_equals_reference(lm, mixed(lm, PROMPTS[:1], [1.0], GREEDY), PROMPTS[:1], [1.0])
-
-
-def test_reading_anew_gives_the_same_answers_in_passes_of_any_size(
-    llama_folder: Path, llama: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for tokens_per_batch in (1, 30, 1000):
-        lm = HuggingFaceLM(str(llama_folder), tokens_per_batch=tokens_per_batch)
-        lm.__dict__["_cache_use"] = CacheUse()
-        assert_same(mixed(lm, PROMPTS, WEIGHTS, GREEDY), mixed(llama, PROMPTS, WEIGHTS, GREEDY))
 
 
 # Where answers end -----------------------------------------------------------------------------------------------
@@ -343,15 +303,14 @@ def test_equal_stops_are_one_form() -> None:
         assert GenerationOptions(3, stop).stop == GenerationOptions(3, stop, num_samples=2).stop == form
 
 
-@pytest.mark.parametrize("as_list", [False, True])
 def test_an_answer_ends_at_every_end_token_of_the_models_configuration(
-    llama_folder: Path, llama: HuggingFaceLM, tmp_path: Path, as_list: bool
+    llama_folder: Path, llama: HuggingFaceLM, tmp_path: Path
 ) -> None:
     ids, logprobs, _ = reference(llama, PROMPTS, WEIGHTS, 12)
     number = next(n for n, token in enumerate(ids) if n >= 2 and token not in ids[:n] and token != 1)
     shutil.copytree(llama_folder, tmp_path, dirs_exist_ok=True)
     path = tmp_path / "generation_config.json"
-    named = json.loads(path.read_text()) | {"eos_token_id": [VOCABULARY - 1, ids[number]] if as_list else ids[number]}
+    named = json.loads(path.read_text()) | {"eos_token_id": [VOCABULARY - 1, ids[number]]}
     path.write_text(json.dumps(named))
     found = mixed(HuggingFaceLM(str(tmp_path)), PROMPTS, WEIGHTS, GREEDY)
     assert found.text == llama.tokenizer.decode(ids[:number], skip_special_tokens=True)
@@ -485,9 +444,7 @@ def test_prompts_that_do_not_fit_with_the_new_tokens_are_unscorable(llama: Huggi
     [
         (["a"], [0.5], "sum to 0.5; expected 0 or more, sum 1"),
         (["a", "b"], [1.5, -0.5], "expected 0 or more"),
-        (["a", "b"], [math.nan, 1.0], "sum to nan"),
         (["a", "b"], [1.0], "2 prompts but 1 weights"),
-        ([], [], "0 prompts but 0 weights; expected as many, and one at least"),
     ],
 )
 def test_weights_that_are_no_distribution_are_value_errors(
@@ -495,9 +452,6 @@ def test_weights_that_are_no_distribution_are_value_errors(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         mixed(llama, prompts, weights, GREEDY)
-
-
-# Sampling --------------------------------------------------------------------------------------------------------
 
 
 # A real LM -------------------------------------------------------------------------------------------------------

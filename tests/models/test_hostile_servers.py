@@ -3,6 +3,8 @@
 import gzip
 import json
 import resource
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -18,10 +20,77 @@ from replug.models.http.request_budget import RequestBudget
 from replug.models.http.server_source import connect
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.model_files import load_tokenizer
-from tests.support.fault_server import FaultServer, server_spec, write_word_tokenizer
+from tests.support.fault_server import MODEL, FaultServer, server_spec, write_word_tokenizer
 from tests.support.lm_answers import texts_of
-from tests.support.raw_server import MODELS, RawServer, http_answer
 from tests.support.real_models import real_lm
+
+MODELS = {"object": "list", "data": [{"id": MODEL, "object": "model"}]}
+
+
+def http_answer(content: object, *headers: str, status: str = "200 OK") -> bytes:
+    """An answer with this content: bytes as they are, anything else as JSON."""
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+
+class RawServer:
+    """`answer(number, payload)` gives the bytes for completion `number`; `models` are those for `GET /models`.
+
+    Serves from threads while the `with` block lasts.
+    """
+
+    def __init__(self, answer: Callable[[int, dict], bytes], models: bytes | None = None) -> None:
+        self._answer, self._models = answer, models or http_answer(MODELS)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._lock = threading.Lock()
+        self.requests = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._listener.getsockname()[1]}/v1"
+
+    def __enter__(self) -> "RawServer":
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # closed
+                return
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as lines:
+            try:
+                while head := self._head(lines):
+                    connection.sendall(self._bytes(head, lines))
+            except OSError:  # the client left
+                return
+
+    def _head(self, lines: object) -> str:
+        found = b""
+        while not found.endswith(b"\r\n\r\n"):
+            line = lines.readline()  # type: ignore[attr-defined]
+            if not line:
+                return ""
+            found += line
+        return found.decode("latin-1")
+
+    def _bytes(self, head: str, lines: object) -> bytes:
+        if head.startswith("GET"):
+            return self._models
+        length = next(line.split(":")[1] for line in head.lower().splitlines() if line.startswith("content-length"))
+        payload = json.loads(lines.read(int(length)))  # type: ignore[attr-defined]
+        with self._lock:
+            number, self.requests = self.requests, self.requests + 1
+        return self._answer(number, payload)
+
 
 WORDS = ["red", "blue", "green", "the", "boat", "of", "日本語", "🙂", "was", "new"]
 WAYS = [("echo", False), ("echo", True), ("prompt_logprobs", True)]
@@ -35,6 +104,7 @@ Answer = Callable[[int, dict], bytes]
 @pytest.fixture(autouse=True)
 def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_connection, "BACKOFF_SECONDS", 0.01)
+    monkeypatch.setenv("REPLUG_LM_API_KEY", SECRET)
 
 
 @pytest.fixture(scope="module")
@@ -127,25 +197,15 @@ def set_values(value: object) -> Callable[[dict], None]:
     return change
 
 
-def nested(depth: int) -> bytes:
-    return b"[" * depth + b"]" * depth
-
-
 RAW_ANSWERS: dict[str, Answer] = {
     "zeros": altered(set_values(0.0)),
-    "one value": altered(set_values(-9999.0)),
-    "false": altered(set_values(False)),
     "huge integers": altered(set_values(-(10**400))),
-    "deep JSON": lambda n, p: http_answer(nested(100_000)),
-    "deep JSON in an index": altered(lambda body: body["choices"][0].update(index=json.loads(nested(300)))),
-    "an index that is true": altered(lambda body: body["choices"][1].update(index=True)),
+    "deep JSON": lambda n, p: http_answer(b"[" * 100_000 + b"]" * 100_000),
     "not UTF-8": lambda n, p: http_answer(b'{"choices": "\xff\xfe"}'),
     "compressed": lambda n, p: http_answer(gzip.compress(json.dumps(honest(p)).encode()), "Content-Encoding: gzip"),
-    "an odd encoding": lambda n, p: http_answer(honest(p), "Content-Encoding: zstd, br, x"),
     "a dangling length": lambda n, p: b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n" + b" " * (20 << 20),
     "no HTTP": lambda n, p: b"SSH-2.0-OpenSSH_9.6\r\n",
     "endless headers": lambda n, p: b"HTTP/1.1 200 OK\r\n" + b"X-Pad: 0123456789\r\n" * 200_000,
-    "endless interim answers": lambda n, p: b"HTTP/1.1 103 Early Hints\r\n\r\n" * 200_000,
 }
 
 
@@ -183,9 +243,7 @@ def quoted_in_values(body: dict) -> None:
 
 KEY_ANSWERS: dict[str, Answer] = {
     "the reason": lambda n, p: http_answer({}, status=f"500 Bearer {SECRET}"),
-    "the reason of a refusal": lambda n, p: http_answer({}, status=f"400 Bearer {SECRET}"),
     "a status line": lambda n, p: f"HTTP/9.9 {SECRET} {SECRET}\r\n\r\n".encode(),
-    "a header's name": lambda n, p: f"HTTP/1.1 200 OK\r\n {SECRET}\r\n\r\n".encode(),
     "a log-prob": altered(quoted_in_values),
     "escapes": lambda n, p: http_answer(
         b'{"error": {"message": "key \\u0073k-very-secret-1234"}}', status="400 Bad Request"
@@ -197,7 +255,7 @@ KEY_ANSWERS: dict[str, Answer] = {
 @pytest.mark.parametrize("where", KEY_ANSWERS)
 def test_the_key_is_shown_in_no_message(asked: Asked, where: str) -> None:
     with RawServer(KEY_ANSWERS[where]) as server, pytest.raises(RunError) as caught:
-        asked(server, api_key=SECRET, max_attempts=1).score(PREFIXES, CONTINUATIONS)
+        asked(server, max_attempts=1).score(PREFIXES, CONTINUATIONS)
     error: BaseException | None = caught.value
     while error is not None:  # a log shows the causes too
         assert SECRET not in str(error).lower()
@@ -209,13 +267,13 @@ def test_a_served_models_name_is_shown_without_the_key_and_without_escapes(asked
     names = [{"id": f"{SECRET}\x1b[31m"}, {"id": [[]]}, {"id": "x" * 5000}]
     served = RawServer(lambda n, p: b"", http_answer({"data": names}))
     with served as server, pytest.raises(UserError, match="does not serve words") as caught:
-        asked(server, api_key=SECRET)
+        asked(server)
     assert SECRET not in str(caught.value)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 700
 
 
-@pytest.mark.parametrize("length", [0, -5, 10**30, True, "many", 1.5])
+@pytest.mark.parametrize("length", [0, 10**30, True, "many"])
 def test_a_length_of_context_that_is_none_is_the_servers_mistake(asked: Asked, length: object) -> None:
     models = {"data": [MODELS["data"][0] | {"max_model_len": length}]}  # type: ignore[index]
     served = RawServer(lambda n, p: b"", http_answer(models))
@@ -223,26 +281,14 @@ def test_a_length_of_context_that_is_none_is_the_servers_mistake(asked: Asked, l
         asked(server)
 
 
-def test_a_servers_words_reach_the_terminal_as_plain_text(asked: Asked) -> None:
-    said = "\x1b]0;owned\x07 \x1b[2J\u202e reversed \x9b31m"
-    speaking = RawServer(lambda n, p: http_answer({"error": said}, status="400 Bad\x1b[5m"))
-    with speaking as server, pytest.raises(ServerError, match="reversed") as caught:
-        asked(server).score(PREFIXES, CONTINUATIONS)
-    assert str(caught.value).isprintable()
-
-
-@pytest.mark.parametrize("total", [0, 1, -1, None, True, "7", 10**400, 1.5])
+@pytest.mark.parametrize("total", [0, None, "7", 10**400])
 def test_a_server_cannot_talk_the_budget_down_or_out(asked: Asked, tokenizer: str, total: object) -> None:
     for folder in (None, tokenizer):
-        spoilt = altered(lambda body: body.update(usage={"total_tokens": total}))
-        with RawServer(spoilt if folder is None else _spoilt_ids(tokenizer, total)) as server:
+        usage = {"usage": {"total_tokens": total}}
+        with RawServer(lambda n, p: http_answer(honest(p, folder) | usage)) as server:  # noqa: B023
             lm = asked(server, tokenizer=folder)
             lm.score(PREFIXES, CONTINUATIONS)
             assert 12 <= lm.metrics()["tokens_sent"] <= 200
-
-
-def _spoilt_ids(tokenizer: str, total: object) -> Answer:
-    return lambda number, payload: http_answer(honest(payload, tokenizer) | {"usage": {"total_tokens": total}})
 
 
 def test_half_a_surrogate_pair_is_no_answer(asked: Asked) -> None:
@@ -251,7 +297,7 @@ def test_half_a_surrogate_pair_is_no_answer(asked: Asked) -> None:
         texts_of(asked(server), ["red red"], 2)
 
 
-@pytest.mark.parametrize("then", ["constant", "shifted", "other_model", "no_echo", "one_input", "down", "moved"])
+@pytest.mark.parametrize("then", ["constant", "other_model", "one_input", "moved"])
 def test_a_server_that_goes_wrong_after_the_probe_gives_no_scores(then: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its scores of a whole call are given out only while the server is the one that was probed."""
     monkeypatch.setattr("replug.models.http.http_lm.REQUESTS_BETWEEN_LOOKS", 1)

@@ -1,26 +1,20 @@
 """The served LM against a server on loopback: the same bits as its own scores, whatever happens on the way."""
 
 import logging
-import os
 import re
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from pathlib import Path
 
 import httpx
 import numpy as np
-import psutil
 import pytest
 
 from replug.config.errors import RunError, UserError
-from replug.models.black_box_lm import AsyncLM, ContinuationScore
+from replug.models.black_box_lm import ContinuationScore
 from replug.models.generation import GenerationOptions
 from replug.models.http import connection as server_connection
 from replug.models.http import http_lm
@@ -32,12 +26,11 @@ from replug.models.http.completions_api import (
     read_generated,
     read_scores,
 )
-from replug.models.http.connection import ServerError, ServerSpec
+from replug.models.http.connection import ServerError
 from replug.models.http.http_lm import HttpLM, _check_same_tokens
 from replug.models.http.request_budget import BudgetSpent, RequestBudget
 from replug.models.local.stand_in_lm import WORD, StandInLM
 from tests.support.fault_server import (
-    MODEL,
     THROTTLED,
     TRANSIENT,
     FaultServer,
@@ -93,15 +86,6 @@ def opened() -> Iterator[Opened]:
         lm.close()
 
 
-def test_it_is_a_language_model_that_takes_work_without_waiting(opened: Opened) -> None:
-    with FaultServer() as server:
-        lm = opened(server)
-        assert isinstance(lm, AsyncLM)
-        assert (lm.identity, lm.max_tokens) == (MODEL, None)
-        assert lm.score([], []) == []
-        assert lm.units(["p"] * 6, ["c"] * 6) == [[0, 1, 2, 3], [4, 5]]
-
-
 @pytest.mark.parametrize(("api", "with_ids"), WAYS)
 def test_scores_are_those_of_the_model_and_in_order(opened: Opened, tokenizer: str, api: str, with_ids: bool) -> None:
     prefixes, continuations = pairs(30)
@@ -127,13 +111,12 @@ def test_no_more_requests_are_open_than_allowed_and_connections_stay_open(opened
         assert len(server.connections) <= 3
 
 
-@pytest.mark.parametrize("api", ["echo", "prompt_logprobs"])
 @pytest.mark.parametrize("fault", TRANSIENT)
-def test_a_fault_that_passes_costs_one_more_attempt(opened: Opened, tokenizer: str, api: str, fault: str) -> None:
+def test_a_fault_that_passes_costs_one_more_attempt(opened: Opened, tokenizer: str, fault: str) -> None:
     prefixes, continuations = pairs(4)
     with FaultServer(first_faults=1, kinds=[fault], tokenizer=tokenizer) as server:
         patience = 1.0 if fault in ("hang", "drip") else 60.0
-        lm = opened(server, api=api, tokenizer=tokenizer, timeout_seconds=patience)
+        lm = opened(server, tokenizer=tokenizer, timeout_seconds=patience)
         assert bits(lm.score(prefixes, continuations)) == bits(StandInLM().score(prefixes, continuations))
         attempts = 1 if fault == "reordered" else 2  # an order that the indices tell is no fault
         assert server.requests == attempts
@@ -148,15 +131,6 @@ def test_it_waits_as_long_as_the_server_asks(opened: Opened, fault: str) -> None
     assert 0.9 < server.times[1] - server.times[0] < 4  # dates have whole seconds
 
 
-def test_it_waits_no_longer_than_a_request_may_take(opened: Opened) -> None:
-    with FaultServer(first_faults=1, kinds=["throttled_seconds"], retry_after="3600") as server:
-        opened(server, timeout_seconds=0.3).score(["a"], [" b"])
-    assert 0.3 <= server.times[1] - server.times[0] < 3
-
-
-FAR = ("Mon, 01 Jan 0001 00:00:00 +2359",)
-
-
 def test_times_to_retry_are_read_from_seconds_and_dates_and_nonsense_is_none() -> None:
     def seconds(value: str) -> float:
         return server_connection.retry_after(httpx.Response(429, headers={"Retry-After": value}))
@@ -164,7 +138,7 @@ def test_times_to_retry_are_read_from_seconds_and_dates_and_nonsense_is_none() -
     assert seconds("7") == 7
     soon = datetime.now(UTC) + timedelta(seconds=30)
     assert 28 < seconds(format_datetime(soon, usegmt=True)) <= 30
-    for nothing in ("", "-3", "soon", "Wed, 99 Foo 2026", "Sun, 06 Nov 1994 08:49:37 GMT", "6 Nov 2094 08:49:37", *FAR):
+    for nothing in ("", "-3", "soon", "Sun, 06 Nov 1994 08:49:37 GMT", "Mon, 01 Jan 0001 00:00:00 +2359"):
         assert seconds(nothing) == 0
     assert server_connection.retry_after(httpx.Response(429)) == 0
 
@@ -173,10 +147,7 @@ def test_times_to_retry_are_read_from_seconds_and_dates_and_nonsense_is_none() -
     ("mode", "kind", "last"),
     [
         ("down", "none", "503 Service Unavailable: it is down"),
-        ("honest", "hang", "no answer within 0.3 s"),
         ("honest", "drip", "no answer within 0.3 s"),
-        ("honest", "drop", "ReadError|RemoteProtocolError"),
-        ("honest", "throttled", "429 Too Many Requests: it is throttled"),
         ("honest", "nan", "not finite"),
         ("honest", "wrong_count", "5 choices where 4 were wanted"),
     ],
@@ -230,20 +201,10 @@ def test_an_unreachable_server_a_wrong_address_and_an_unknown_model_are_the_user
             HttpLM(server_spec(nobody, max_attempts=2), RequestBudget(None))
     with FaultServer() as server:
         with pytest.raises(UserError, match=r"404 Not Found: .*; expected lm.url to be such as http://HOST:PORT/v1"):
-            HttpLM(ServerSpec(server.url.removesuffix("/v1"), MODEL), RequestBudget(None))
+            HttpLM(server_spec(server.url.removesuffix("/v1")), RequestBudget(None))
         with pytest.raises(UserError, match=r"lm\.model: the server does not serve gpt-5; expected one of: words"):
-            HttpLM(ServerSpec(server.url, "gpt-5"), RequestBudget(None))
+            HttpLM(server_spec(server.url, model="gpt-5"), RequestBudget(None))
     assert "http-lm" not in [thread.name for thread in threading.enumerate()]
-
-
-def test_a_server_that_accepts_and_says_nothing_does_not_hold_up_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_connection, "SECONDS_TO_LIST_MODELS", 0.2)
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
-        with pytest.raises(UserError, match=r"did not answer GET /models in 2 attempts; last: no answer within 0\.2 s"):
-            HttpLM(server_spec(url, max_attempts=2), RequestBudget(None))
 
 
 def test_a_proxy_is_not_asked_for_this_machines_own_servers(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,32 +216,37 @@ def test_a_proxy_is_not_asked_for_this_machines_own_servers(opened: Opened, monk
         assert opened(server).score(["a"], [" b"])[0].num_tokens == 1
 
 
-def test_the_key_is_sent_and_shown_nowhere(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_key_is_sent_and_shown_nowhere(
+    opened: Opened, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caplog.set_level(logging.DEBUG)
     with FaultServer(api_key=SECRET) as server:
-        lm = opened(server, api_key=SECRET, api_key_env="MY_KEY")
+        monkeypatch.setenv("MY_KEY", SECRET)
+        lm = opened(server, api_key_env="MY_KEY")
         lm.score(["a"], [" b"])
         server.api_key = "another"  # the server quotes the key that it was given, over two lines
         with pytest.raises(
             ServerError, match=r"401 Unauthorized: Invalid key: Bearer \*\*\*; .* variable MY_KEY"
         ) as info:
             lm.score(["a"], [" b"])
-    shown = [str(info.value), repr(info.value), repr(lm), repr(lm.spec), str(lm.spec), caplog.text]
+    shown = [str(info.value), repr(info.value), repr(lm), caplog.text]
     assert not any(SECRET in text for text in shown)
 
 
-def test_a_missing_or_wrong_key_names_the_environment_variable() -> None:
+def test_a_missing_or_wrong_key_names_the_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     with FaultServer(api_key=SECRET) as server:
-        for key in (None, "sk-wrong"):
+        for key in ("", "sk-wrong"):
+            monkeypatch.setenv("MY_KEY", key)
             with pytest.raises(UserError, match=r"401 Unauthorized: .* environment variable MY_KEY") as info:
-                HttpLM(ServerSpec(server.url, MODEL, api_key=key, api_key_env="MY_KEY"), RequestBudget(None))
+                HttpLM(server_spec(server.url, api_key_env="MY_KEY"), RequestBudget(None))
             assert "sk-wrong" not in str(info.value)
 
 
-@pytest.mark.parametrize("key", ["sk-1\n", "sk 1", "sk-…", "sk\x00"])
-def test_a_key_that_no_header_may_hold_is_refused_without_quoting_it(key: str) -> None:
+@pytest.mark.parametrize("key", ["sk-1\n", "sk 1", "sk-…"])
+def test_a_key_that_no_header_may_hold_is_refused_without_quoting_it(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", key)
     with pytest.raises(UserError, match=r"the key in \$MY_KEY has white space or characters") as info:
-        ServerSpec("http://x/v1", MODEL, api_key=key, api_key_env="MY_KEY")
+        HttpLM(server_spec("http://x/v1", api_key_env="MY_KEY"), RequestBudget(None))
     assert "sk" not in str(info.value).replace("MY_KEY", "")
 
 
@@ -347,7 +313,7 @@ def test_the_heaviest_answer_of_several_prompts_is_the_answer(opened: Opened, to
         assert mixed(lm, prompts, weights, GenerationOptions(2, stop=" fin")).text == " red"
 
 
-@pytest.mark.parametrize("said", [None, {}, {"prompt_tokens": 0}, {"prompt_tokens": "3"}], ids=str)
+@pytest.mark.parametrize("said", [None, {"prompt_tokens": 0}], ids=str)
 def test_a_server_that_does_not_count_has_its_tokenizer_count_and_nobody_guesses(
     opened: Opened, tokenizer: str, monkeypatch: pytest.MonkeyPatch, said: dict | None
 ) -> None:
@@ -406,19 +372,6 @@ def test_closing_breaks_off_what_is_under_way(opened: Opened) -> None:
     assert "http-lm" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_the_budget_of_requests_is_kept_and_more_of_it_goes_on(opened: Opened, tmp_path: Path) -> None:
-    prefixes, continuations = pairs(40)
-    path = tmp_path / "budget.json"
-    with FaultServer() as server:
-        lm = opened(server, RequestBudget(path, max_requests=7))
-        with pytest.raises(BudgetSpent, match=r"lm\.max_requests=7 is spent"):
-            lm.score(prefixes, continuations)
-        assert server.requests <= 7
-        spent = RequestBudget(path).requests
-        more = opened(server, RequestBudget(path, max_requests=spent + 10))
-        assert len(more.score(prefixes, continuations)) == 40
-
-
 def test_the_budget_of_tokens_is_used_up_though_bounds_are_reserved_first(opened: Opened) -> None:
     """A text may have a token for each byte, so three quarters of what is reserved comes back."""
     prefixes, continuations = pairs(40)
@@ -441,42 +394,6 @@ def test_what_a_throttled_server_did_not_read_costs_no_tokens(opened: Opened) ->
         assert (budget.requests, budget.tokens) == (4, server.tokens)
 
 
-@pytest.mark.slow
-def test_a_server_killed_and_started_again_in_the_middle_of_a_call_is_not_noticed(opened: Opened) -> None:
-    prefixes, continuations = pairs(300)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = start_server(port)
-    try:
-        spec = server_spec(f"http://127.0.0.1:{port}/v1", max_attempts=200, timeout_seconds=5, max_concurrency=4)
-        lm = HttpLM(spec, RequestBudget(None))
-        opened.lms.append(lm)
-        answer = lm.submit(prefixes, continuations)
-        time.sleep(0.4)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        assert not answer.done()
-        time.sleep(0.3)
-        process = start_server(port)
-        assert bits(answer.result(40)) == bits(StandInLM().score(prefixes, continuations))
-        assert lm.metrics()["retries"] > 0
-    finally:
-        process.kill()
-        process.wait()
-
-
-def start_server(port: int) -> subprocess.Popen:
-    script = Path(__file__).parents[1] / "support/fault_server.py"
-    process = subprocess.Popen([sys.executable, str(script), str(port)])
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and process.poll() is None:
-        if any(c.laddr.port == port and c.status == "LISTEN" for c in psutil.Process(process.pid).net_connections()):
-            return process
-        time.sleep(0.05)
-    raise AssertionError("the server did not start")
-
-
 PAIR = Pair(3, "the", " cat", None)
 IDS = Pair(3, "the", " cat", ([1], [2]))
 
@@ -490,16 +407,11 @@ def answer(**logprobs: object) -> dict:
     [
         None,
         {},
-        {"choices": []},
-        {"choices": [None]},
         {"choices": [{"index": [0], "logprobs": {}}]},
         {"choices": [{"index": 0}, {"index": 0}]},
         {"choices": [{"index": 0, "logprobs": [1, 2]}]},
-        answer(token_logprobs=[None, -1.0]),
         answer(tokens=["the"], token_logprobs=[None, -1.0]),
-        answer(tokens=["the", " cat"], token_logprobs=[None, None]),
         answer(tokens=["the", " cat"], token_logprobs=[None, float("nan")]),
-        answer(tokens=["the", " cat"], token_logprobs=[None, float("-inf")]),
         answer(tokens=["the", " cat"], token_logprobs=[None, 0.5]),
         answer(tokens=["the", " cat"], token_logprobs=[None, "x"]),
     ],

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 from replug.models.http import connection as server_connection
-from replug.models.http.connection import ServerSpec
 from replug.models.http.http_lm import HttpLM
 from replug.models.http.request_budget import BudgetSpent, RequestBudget
 from replug.models.local.stand_in_lm import StandInLM
-from tests.support.fault_server import MODEL, TRANSIENT, FaultServer
+from tests.support.fault_server import TRANSIENT, FaultServer, server_spec
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]  # a request that is late would be sent again, and counted
 
@@ -32,7 +31,7 @@ def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def storm(url: str, budget: RequestBudget) -> HttpLM:
     limits = {"max_concurrency": 64, "prompts_per_request": PROMPTS_PER_REQUEST, "max_attempts": 40}
-    return HttpLM(ServerSpec(url, MODEL, timeout_seconds=2.0, **limits), budget)
+    return HttpLM(server_spec(url, timeout_seconds=2.0, **limits), budget)
 
 
 def pairs(number: int) -> tuple[list[str], list[str]]:

@@ -67,18 +67,6 @@ def lm(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyP
         yield HuggingFaceLM(str(folder), dtype, spread=True)
 
 
-def test_its_layers_lie_on_both(lm: HuggingFaceLM) -> None:
-    assert {str(weight.device) for weight in lm.model.parameters()} == {"cuda:0", "cuda:1"}
-    assert lm._head is not None
-    assert lm._shares
-    assert isinstance(lm._head, Float32Head) is (lm.model.dtype == torch.bfloat16)
-
-
-def test_it_scores(lm: HuggingFaceLM) -> None:
-    scores = lm.score(PREFIXES, CONTINUATIONS)
-    assert len(scores) == len(PREFIXES)
-
-
 def test_it_scores_after_a_prefix_that_all_share(lm: HuggingFaceLM) -> None:
     prefixes = [f"{DEMONSTRATIONS}{text}" for text in ("a mat", "x", "the cat slept, and")]
     before = lm.counts.tokens

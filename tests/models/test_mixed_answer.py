@@ -2,21 +2,80 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from replug.models.generation import GenerationOptions
 from replug.models.http.completions_api import ServerText
 from replug.models.http.http_lm import HttpLM
-from replug.models.http.mixed_answer import TokenNames, TopTokens, contenders, is_likeliest, mixed_logprob, not_shown
+from replug.models.http.mixed_answer import TokenNames, TopTokens, contenders
 from replug.models.http.request_budget import RequestBudget
 from replug.models.local.hf_lm import HuggingFaceLM
-from tests.support.fault_server import server_spec
-from tests.support.hf_server import HFServer
+from tests.support.fault_server import FaultServer, server_spec
 from tests.support.lm_answers import mixed, texts_of
 from tests.support.tiny_lms import MAX_TOKENS, load_that_speaks
+
+
+class HFServer(FaultServer):
+    """A FaultServer whose answers are those of `model`; `num_tops` limits what it shows (None: what is asked for)."""
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, num_tops: int | None = None, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self._model, self._tokenizer, self._num_tops = model, tokenizer, num_tops
+
+    def _split(self, prompt: str | list[int]) -> list[Any]:
+        return self._tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
+
+    def _choice(self, index: int, words: list[Any], payload: dict, sample: int) -> dict:
+        new = self._continue(words, payload["max_tokens"])
+        echo = bool(payload.get("echo"))
+        shown = [*words, *new] if echo else new
+        by_id = payload.get("return_tokens_as_token_ids", False)
+        logprobs = self._logprobs([*words, *new])  # [T, V]
+        first = 0 if echo else len(words)
+        rows = [None if place == 0 else logprobs[place - 1] for place in range(first, first + len(shown))]
+        choice = {
+            "index": index,
+            "text": self._tokenizer.decode(shown, skip_special_tokens=True),
+            "finish_reason": "length" if len(new) == payload["max_tokens"] else "stop",
+            "logprobs": {
+                "tokens": [self._name(token, by_id) for token in shown],
+                "token_logprobs": [None if row is None else float(row[t]) for row, t in zip(rows, shown, strict=True)],
+                "top_logprobs": [
+                    self._tops(row, t, payload.get("logprobs", 1), by_id) for row, t in zip(rows, shown, strict=True)
+                ],
+            },
+        }
+        if "prompt_logprobs" in payload:
+            entries = [{str(t): {"logprob": float(row[t])}} for row, t in zip(logprobs, words[1:], strict=False)]
+            return choice | {"prompt_logprobs": [None, *entries]}
+        return choice
+
+    def _continue(self, ids: list[int], number: int) -> list[int]:
+        new: list[int] = []
+        while len(new) < number and self._tokenizer.eos_token_id not in new:
+            new.append(int(self._logprobs([*ids, *new])[-1].argmax()))
+        return new
+
+    def _logprobs(self, ids: list[int]) -> torch.Tensor:
+        with torch.inference_mode():
+            return self._model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+
+    def _name(self, token: int, by_id: bool) -> str:
+        return f"token_id:{token}" if by_id else str(self._tokenizer.decode([token]))
+
+    def _tops(self, row: torch.Tensor | None, chosen: int, number: int, by_id: bool) -> dict[str, float] | None:
+        if row is None:
+            return None
+        top = row.topk(min(number, self._num_tops or number)).indices.tolist()
+        return {self._name(token, by_id): float(row[token]) for token in dict.fromkeys([*top, chosen])}
+
 
 PROMPTS = ["the cat sat on the mat", "a much longer prefix of the cat", "x", "the beginning of a text: the cat"]
 WEIGHTS = [0.4, 0.3, 0.2, 0.1]
@@ -31,8 +90,6 @@ def top(others: float, **probabilities: float) -> TopTokens:
 def test_a_token_that_all_others_stay_below_is_the_likeliest() -> None:
     parts = [top(0.1, t1=0.7, t2=0.2), top(0.1, t1=0.6, t3=0.3)]
     assert contenders(parts, [0.5, 0.5]) == [1]
-    assert is_likeliest(parts, [0.5, 0.5], 1)
-    assert mixed_logprob(parts, [0.5, 0.5], 1) == pytest.approx(math.log(0.65))
 
 
 def test_tokens_that_some_part_does_not_show_are_asked_for_where_they_may_win() -> None:
@@ -41,15 +98,8 @@ def test_tokens_that_some_part_does_not_show_are_asked_for_where_they_may_win() 
     parts = [top(0.2, t1=0.5, t2=0.3), top(0.3, t3=0.4, t4=0.3)]  # t1: 0.25 to 0.4, t3: 0.2 to 0.3
     some = contenders(parts, [0.5, 0.5])
     assert some == [1, 3, 2, 4] or set(some) == {1, 2, 3, 4}
-    assert (0, 3) in not_shown(parts, some) and (1, 1) in not_shown(parts, some)
-    scored = [parts[0].with_scores({3: math.log(0.2), 4: math.log(0.01)}), parts[1].with_scores({1: -9.0, 2: -9.0})]
-    assert contenders(scored, [0.5, 0.5])[0] == 3
-
-
-def test_a_token_that_no_part_shows_may_be_the_likeliest() -> None:
-    parts = [top(0.3, t1=0.4, t2=0.3), top(0.3, t3=0.4, t4=0.3)]
-    scored = [part.with_scores({token: math.log(0.01) for token in (1, 2, 3, 4)}) for part in parts]
-    assert not is_likeliest(scored, [0.5, 0.5], contenders(scored, [0.5, 0.5])[0])
+    parts = [top(0.2, t1=0.5, t2=0.3, t3=0.2, t4=0.01), top(0.3, t1=1e-4, t2=1e-4, t3=0.4, t4=0.3)]
+    assert contenders(parts, [0.5, 0.5])[0] == 3
 
 
 class Words:
@@ -114,6 +164,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceLM:
 def folder(local: HuggingFaceLM, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("tokenizer")
     local.tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text("{}")
     return str(folder)
 
 

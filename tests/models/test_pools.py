@@ -18,7 +18,7 @@ from replug.models.black_box_lm import AsyncLM, UnscorableText
 from replug.models.generation import GenerationOptions
 from replug.models.local.stand_in_lm import StandInLM, StandInSource
 from replug.models.scorer_pool import ScorerPool
-from tests.support.lm_answers import mixed, texts_of
+from tests.support.lm_answers import texts_of
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
@@ -115,22 +115,6 @@ def test_the_scorer_pool_answers_as_the_lm_itself():
     pool.close()
 
 
-def test_the_scorer_pool_answers_from_several_prompts_as_the_lm_itself():
-    pool = ScorerPool(StandInSource(), num_replicas=2, threads=1)
-    prompts, weights = ["a b c", "c d"], [0.3, 0.7]
-    asked = [GenerationOptions(4, temperature=1.0, seed=seed) for seed in range(6)]
-    expected = [mixed(StandInLM(), prompts, weights, options) for options in asked]
-    found = [future.result(300) for future in [pool.submit_ensemble(prompts, weights, options) for options in asked]]
-    assert [answer.text for answer in found] == [answer.text for answer in expected]
-    assert [answer.token_entropies.tolist() for answer in found] == [a.token_entropies.tolist() for a in expected]
-    assert {(answer.num_prompts, answer.prompt_tokens) for answer in found} == {(2, 5)}
-    assert [a.token_logprobs.tolist() for a in found] == [a.token_logprobs.tolist() for a in expected]
-    assert mixed(pool, prompts, weights, asked[0]).text == expected[0].text
-    with pytest.raises(ValueError, match=r"weights of 2 prompts sum to 0\.5"):
-        mixed(pool, prompts, [0.5, 0.0], asked[0])
-    pool.close()
-
-
 def test_ray_listens_on_loopback_only():
     listening = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
     ours = {p.pid for p in psutil.Process().children(recursive=True)}
@@ -175,15 +159,6 @@ def test_a_replica_that_cannot_start_or_fails_its_probe_is_quarantined_and_the_o
     assert "no weights in /lm" in pool.quarantined[1]
     assert "-3.1" in pool.quarantined[2]
     assert pool.num_up == 2
-    pool.close()
-
-
-def test_with_no_replica_left_calls_fail_with_every_reason():
-    pool = picky_pool([1, 2])
-    with pytest.raises(ActorPoolError, match=r"all replicas are quarantined .*no weights in /lm.*-3\.1"):
-        pool.submit("who").result(300)
-    with pytest.raises(ActorPoolError, match="all replicas are quarantined"):
-        pool.submit("who").result(10)
     pool.close()
 
 
@@ -254,13 +229,6 @@ def test_a_fault_of_the_gpu_replaces_the_replica_and_the_call_is_done_again(tmp_
     pool.close()
 
 
-def test_a_fault_that_comes_wherever_the_call_is_done_ends_in_an_error(tmp_path):
-    pool = loading_pool([0], tmp_path, max_attempts=2)
-    with pytest.raises(ActorPoolError, match="fault failed 2 times; last: CUDA error: an illegal memory access"):
-        pool.submit("fault", ILLEGAL, 9).result(300)
-    pool.close()
-
-
 @pytest.mark.parametrize(
     ("error", "is_fault"),
     [
@@ -298,23 +266,6 @@ def test_a_dispatcher_that_fails_fails_its_calls_and_later_ones_with_the_cause()
         assert isinstance(caught.value.__cause__, KeyError)
     with pytest.raises(ActorPoolError, match="the pool failed"):
         pool.submit("who").result(0)
-    pool.close()
-
-
-def test_an_actor_that_cannot_be_made_again_fails_the_calls_in_hand():
-    made = []
-
-    def make(number: int) -> object:
-        if made:
-            raise OSError("the cluster is gone")
-        made.append(ray.remote(Worker).options(num_cpus=0).remote())
-        return made[0]
-
-    pool = ActorPool(make, 1, "worker")
-    calls = [pool.submit("die"), pool.submit("square", 3, 60.0), pool.submit("square", 4)]
-    for call in calls:
-        with pytest.raises(ActorPoolError, match="the cluster is gone"):
-            call.result(60)
     pool.close()
 
 

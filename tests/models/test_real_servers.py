@@ -23,9 +23,10 @@ import numpy as np
 import pytest
 import torch
 
+from replug.config.choices import ServerAPI
 from replug.config.errors import UserError
+from replug.config.schema import LMConfig
 from replug.models.generation import GenerationOptions
-from replug.models.http.connection import ServerSpec
 from replug.models.http.http_lm import HttpLM
 from replug.models.http.request_budget import RequestBudget
 from replug.models.http.server_source import connect
@@ -128,8 +129,10 @@ def vllm(smollm2: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rea
 
 
 @pytest.fixture(scope="module")
-def spec(vllm: RealServer) -> ServerSpec:
-    return ServerSpec(vllm.url, "smollm2", api_key=KEY, api_key_env="MY_KEY", timeout_seconds=PATIENT)
+def spec(vllm: RealServer) -> Iterator[LMConfig]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MY_KEY", KEY)
+        yield LMConfig(url=vllm.url, model="smollm2", api_key_env="MY_KEY", timeout_seconds=PATIENT)
 
 
 @pytest.fixture(scope="module")
@@ -151,9 +154,9 @@ def assert_close(scores: list[np.ndarray], local: list[np.ndarray]) -> str:
 
 @pytest.mark.parametrize(("api", "with_ids"), [("echo", True), ("prompt_logprobs", True), ("echo", False)])
 def test_vllm_passes_the_probe_and_gives_what_local_weights_give(
-    spec: ServerSpec, smollm2: str, local: list[np.ndarray], api: str, with_ids: bool
+    spec: LMConfig, smollm2: str, local: list[np.ndarray], api: str, with_ids: bool
 ) -> None:
-    lm = connect(replace(spec, api=api, tokenizer=smollm2 if with_ids else None), RequestBudget(None))
+    lm = connect(replace(spec, api=ServerAPI(api), tokenizer=smollm2 if with_ids else None), RequestBudget(None))
     scores = [score.token_logprobs for score in lm.score(PREFIXES, AFTER)]
     assert lm.max_tokens == MAX_MODEL_LEN - 1
     print(f"vLLM, {api}, {'ids' if with_ids else 'text'}, {lm.identity}: {assert_close(scores, local)}")
@@ -162,11 +165,11 @@ def test_vllm_passes_the_probe_and_gives_what_local_weights_give(
 
 
 @pytest.mark.parametrize("api", ["echo", "prompt_logprobs"])
-def test_vllm_answers_several_prompts_as_local_weights_do(spec: ServerSpec, smollm2: str, api: str) -> None:
+def test_vllm_answers_several_prompts_as_local_weights_do(spec: LMConfig, smollm2: str, api: str) -> None:
     """Those that are found token by token. Of two tokens nearer than bfloat16's rounding either may be chosen."""
     shots = "Question: What is the capital of Spain?\nAnswer: Madrid\n\n"
     asked = ["What is the capital of France?", "Which river flows through Paris?", "What do leaves make sugar from?"]
-    lm, here = HttpLM(replace(spec, api=api, tokenizer=smollm2), RequestBudget(None)), HuggingFaceLM(smollm2)
+    lm, here = HttpLM(replace(spec, api=ServerAPI(api), tokenizer=smollm2), RequestBudget(None)), HuggingFaceLM(smollm2)
     options, weights = GenerationOptions(8, stop="\n"), [0.4, 0.3, 0.1, 0.1, 0.1]
     answers = []
     for question in asked:
@@ -189,5 +192,5 @@ def test_llama_cpp_python_is_refused_for_its_shifted_log_probs(smollm2: str, tmp
     serve = [python, "-m", "llama_cpp.server", "--model", model, "--model_alias", "smollm2", "--logits_all", "true"]
     with RealServer(serve, tmp_path / "log") as server:
         with pytest.raises(UserError, match=r"12 tokens that it generated with .* \(llama-cpp-python, for one") as info:
-            connect(ServerSpec(server.url, "smollm2", timeout_seconds=PATIENT), RequestBudget(None))
+            connect(LMConfig(url=server.url, model="smollm2", timeout_seconds=PATIENT), RequestBudget(None))
         print(info.value)

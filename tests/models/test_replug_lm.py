@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from replug.config.errors import UserError
-from replug.models.black_box_lm import BlackBoxLM, ContinuationScore, UnscorableText
+from replug.models.black_box_lm import ContinuationScore, UnscorableText
 from replug.models.encoder import Encoder
 from replug.models.encoder_retriever import EncoderRetriever
-from replug.models.ensemble import Retrieved, document_weights
+from replug.models.ensemble import Retrieved, document_weights, mix_token_logprobs
 from replug.models.generation import GenerationOptions
 from replug.models.http.http_lm import HttpLM
 from replug.models.http.request_budget import RequestBudget
@@ -75,14 +75,6 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
     return Encoder(str(folder))
 
 
-def test_it_is_a_language_model_as_the_one_it_wraps(lm: HuggingFaceLM) -> None:
-    replug = ReplugLM(lm, Shelf(found()))
-    assert isinstance(replug, BlackBoxLM)
-    assert replug.max_tokens == lm.max_tokens
-    assert replug.identity != ReplugLM(lm, Shelf(found())).identity  # nothing tells that they find the same
-    assert replug.score([], []) == replug.generate([], GREEDY) == []
-
-
 # Scores ----------------------------------------------------------------------------------------------------------
 
 
@@ -102,13 +94,6 @@ def test_without_documents_it_is_the_plain_lm(lm: HuggingFaceLM, shelf: Shelf) -
     assert mixed(replug, CONTEXTS[:2], [0.5, 0.5], GREEDY).text == (mixed(lm, CONTEXTS[:2], [0.5, 0.5], GREEDY).text)
 
 
-def test_one_document_equals_plain_prompting_with_it(lm: HuggingFaceLM) -> None:
-    replug = ReplugLM(lm, Shelf(found()), k=1, template=PromptTemplate(" -- "))
-    prefixes = [f"{TEXTS[0]} -- {context}" for context in CONTEXTS]
-    assert_same_scores(replug.score(CONTEXTS, CONTINUATIONS), lm.score(prefixes, CONTINUATIONS))
-    assert texts_of(replug, CONTEXTS, 8) == texts_of(lm, prefixes, 8)
-
-
 def test_texts_that_do_not_fit_are_cut_by_the_template(lm: HuggingFaceLM) -> None:
     long = [Retrieved("the mat " * 200, 0.5, "long"), *found(1)]
     with pytest.raises(UnscorableText, match="but the LM holds"):
@@ -118,13 +103,6 @@ def test_texts_that_do_not_fit_are_cut_by_the_template(lm: HuggingFaceLM) -> Non
     assert template.num_truncated == 3
     room = PromptTemplate("\n", lm.tokenizer, lm.max_tokens - 8)
     assert len(ReplugLM(lm, Shelf(long), template=room).generate(CONTEXTS, GREEDY)) == 3
-
-
-def test_all_pairs_of_a_call_are_one_call_of_local_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    lm, calls = StandInLM(), []
-    monkeypatch.setattr(lm, "score", lambda *texts: calls.append(texts) or StandInLM().score(*texts))
-    ReplugLM(lm, Shelf(found())).score(CONTEXTS, CONTINUATIONS)
-    assert [(len(prefixes), len(continuations)) for prefixes, continuations in calls] == [(12, 12)]
 
 
 def test_the_ensemble_takes_one_text_as_one_and_a_list_as_a_list(encoder: Encoder) -> None:
@@ -150,15 +128,6 @@ def test_answers_are_the_mixtures(lm: HuggingFaceLM) -> None:
         ids, logprobs, _ = reference(lm, [f"{text}\n{context}" for text in TEXTS], weights, 8)
         assert answer.text == lm.tokenizer.decode(ids, skip_special_tokens=True)
         np.testing.assert_allclose(answer.token_logprobs, logprobs, atol=1e-4)
-
-
-def test_samples_and_stops_are_those_of_the_options(lm: HuggingFaceLM) -> None:
-    replug = ReplugLM(lm, Shelf(found()))
-    one, again, other = (
-        replug.generate(["the cat"], GenerationOptions(12, temperature=1.0, seed=seed))[0].text for seed in (1, 1, 2)
-    )
-    assert one == again != other
-    assert "the" not in texts_of(replug, ["the cat"], 12, stop="the")[0]
 
 
 def test_a_stream_is_the_answer_in_pieces(lm: HuggingFaceLM) -> None:
@@ -240,15 +209,6 @@ def test_queries_may_have_an_encoder_of_their_own(encoder: Encoder, tmp_path: Pa
         EncoderRetriever(encoder, ["sky"], query_encoder=Encoder(str(tmp_path / "wider")))
 
 
-def test_the_library_from_texts_to_an_answer(lm: HuggingFaceLM, encoder: Encoder) -> None:
-    replug = ReplugLM(lm, EncoderRetriever(encoder, TEXTS), k=3)
-    (documents,) = replug.retrieve(["the cat sat"])
-    weights = document_weights([document.similarity for document in documents])
-    (answer,) = replug.generate(["the cat sat"], GREEDY, documents=[documents])
-    ids, *_ = reference(lm, [f"{document.text}\nthe cat sat" for document in documents], weights.tolist(), 8)
-    assert answer.text == lm.tokenizer.decode(ids, skip_special_tokens=True)
-
-
 # Round a pool and a server ---------------------------------------------------------------------------------------
 
 
@@ -274,3 +234,47 @@ def test_round_a_server_scores_are_mixed_and_answers_are_weighed() -> None:
         weights = document_weights([0.0, *SIMILARITIES[:2]]).tolist()
         assert texts_of(replug, CONTEXTS[:1], 3) == [mixed(lm, prompts, weights, GenerationOptions(3)).text]
         lm.close()
+
+
+LOG_3 = math.log(3)
+
+
+def test_the_mixture_equals_the_one_computed_by_hand() -> None:
+    given = np.log([[0.5, 0.2], [0.1, 0.4]])  # two documents, two tokens
+    mixed = mix_token_logprobs(given, np.array([LOG_3, 0.0]))  # weights 3/4 and 1/4
+    np.testing.assert_allclose(np.exp(mixed), [0.4, 0.25])
+
+
+def test_probabilities_are_mixed_and_not_logits() -> None:
+    # A word of logit log 99 against 0 has p = 0.99; of logit 0 against 0, p = 0.5. The mean of the logits
+    # gives sqrt(99) / (1 + sqrt(99)) = 0.909, and the mean of the log-probs sqrt(0.99 * 0.5) = 0.704.
+    mixed = mix_token_logprobs(np.log([[0.99], [0.5]]), np.zeros(2))
+    assert math.exp(mixed[0]) == pytest.approx((0.99 + 0.5) / 2)
+
+
+@pytest.mark.parametrize("similarity", [-50.0, 900.0])
+def test_one_document_gives_its_own_log_probs_whatever_its_similarity(similarity: float) -> None:
+    given = np.log([[0.5, 0.001, 0.9]])
+    np.testing.assert_allclose(mix_token_logprobs(given, np.array([similarity])), given[0])
+
+
+def test_tiny_probabilities_do_not_underflow() -> None:
+    mixed = mix_token_logprobs(np.array([[-2000.0, -5.0], [-2001.0, -2000.0]]), np.zeros(2))
+    np.testing.assert_allclose(mixed, [-2000 + math.log((1 + math.exp(-1)) / 2), -5 - math.log(2)], rtol=0, atol=1e-9)
+
+
+# Weights, and answers of which nothing is seen but themselves -----------------------------------------------------
+
+
+def test_document_weights_are_the_softmax_of_the_similarities() -> None:
+    np.testing.assert_allclose(document_weights([LOG_3, 0.0]), [0.75, 0.25])
+    weights = document_weights(np.array([900.0, -900.0, 899.0], dtype=np.float32))
+    assert weights.sum() == 1
+    assert document_weights([0.3]).tolist() == [1.0]
+    assert document_weights([]).tolist() == []
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_similarities_that_are_not_finite_are_value_errors(wrong: float) -> None:
+    with pytest.raises(ValueError, match="expected finite numbers"):
+        document_weights([0.1, wrong])

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -49,12 +48,6 @@ def test_it_goes_on_where_it_was_when_it_is_opened_again(path: Path) -> None:
     assert raised.requests == 3
 
 
-def test_what_was_in_flight_when_the_process_ended_counts_in_full(path: Path) -> None:
-    first = RequestBudget(path)
-    assert first.reserve(20)
-    assert RequestBudget(path).tokens == 20
-
-
 def test_a_reservation_that_may_fit_later_waits_and_one_that_cannot_says_what_is_spent() -> None:
     budget = RequestBudget(None, max_tokens=100)
     assert budget.reserve(60)
@@ -74,42 +67,6 @@ def test_a_file_that_is_no_budget_file_is_refused_and_left_alone(path: Path, con
     with pytest.raises(UserError, match="is not a budget file;"):
         RequestBudget(path)
     assert path.read_text(encoding="latin-1") == content
-
-
-def test_threads_together_never_pass_the_limits(path: Path) -> None:
-    budget = RequestBudget(path, max_tokens=3000)
-    sent: list[int] = []
-
-    def spend() -> None:
-        try:
-            while True:
-                if budget.reserve(10):
-                    sent.append(7)
-                    budget.settle(10, 7)
-        except BudgetSpent:
-            return
-
-    threads = [threading.Thread(target=spend) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert 3000 - 10 < sum(sent) <= 3000
-    assert spent(path) == {"requests": len(sent), "tokens": sum(sent)}
-
-
-def test_two_runs_on_one_file_spend_it_once(path: Path) -> None:
-    one, other = (RequestBudget(path, max_requests=5, max_tokens=100) for _ in range(2))
-    for budget in (one, other, one, other):
-        assert budget.reserve(10)
-        budget.settle(10, 8)
-    assert (one.requests, other.requests) == (3, 4)  # each as of when it last counted
-    assert spent(path) == {"requests": 4, "tokens": 32}
-    with pytest.raises(BudgetSpent, match=r"lm\.max_tokens_sent=100 .*: 32 tokens are spent and it may take 69"):
-        one.reserve(69)
-    assert other.reserve(10)
-    with pytest.raises(BudgetSpent, match=r"lm\.max_requests=5 is spent"):
-        one.reserve(1)
 
 
 def test_processes_at_once_never_pass_the_limit_and_lose_no_count(path: Path) -> None:

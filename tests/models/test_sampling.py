@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from replug.config.errors import RunError, UserError
-from replug.models.black_box_lm import UnscorableText
+from replug.config.errors import UserError
 from replug.models.caching_lm import CachingLM
 from replug.models.ensemble import Retrieved
 from replug.models.generation import Generated, GenerationOptions
@@ -122,12 +121,6 @@ def test_an_opening_is_read_once_and_each_prompt_once_for_all_its_samples(lm: Hu
     assert new + own <= lm.counts.tokens - before <= new + own + 3 * 33  # a prefix ends at a multiple of 32
 
 
-def test_a_prompt_that_leaves_no_room_for_its_answer_is_refused(lm: HuggingFaceLM) -> None:
-    with pytest.raises(UnscorableText, match="the LM holds 128"):
-        lm.sample(["the " * 60], replace(OPTIONS, max_new_tokens=100))
-    assert lm.sample([], OPTIONS) == []
-
-
 # Other backends ---------------------------------------------------------------------------------------------------
 
 
@@ -176,22 +169,12 @@ def test_a_server_draws_n_answers_by_one_request(opened: Callable[..., HttpLM]) 
         lm.close()
 
 
-def test_a_server_that_ignores_n_or_gives_another_number_is_refused(opened: Callable[..., HttpLM]) -> None:
+def test_a_server_that_ignores_n_is_refused(opened: Callable[..., HttpLM]) -> None:
     with FaultServer(mode="ignores_n") as server:
         lm = opened(server)
         with pytest.raises(UserError, match="one answer after a prompt where n=4 were asked for"):
             lm.sample(["red", "blue"], OPTIONS)
         assert server.requests == 1  # it would come again
-        lm.close()
-    with FaultServer(fault_share=1.0, kinds=["wrong_count"]) as server:
-        lm = opened(server, max_attempts=2)
-        with pytest.raises(RunError, match="9 choices where 8 were wanted"):
-            lm.sample(["red", "blue"], OPTIONS)
-        lm.close()
-    with FaultServer(mode="no_logprobs") as server:
-        lm = opened(server)
-        with pytest.raises(RunError, match="gives no log-probs of what it generates"):
-            lm.sample(["red"], OPTIONS)
         lm.close()
 
 

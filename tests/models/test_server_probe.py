@@ -9,7 +9,6 @@ import pytest
 from replug.config.errors import UserError
 from replug.models.http import connection as server_connection
 from replug.models.http import server_source as server_probe
-from replug.models.http.connection import ServerSpec
 from replug.models.http.request_budget import BudgetSpent, RequestBudget
 from replug.models.http.server_source import connect
 from tests.support.fault_server import MODEL, FaultServer, server_spec, write_word_tokenizer
@@ -43,9 +42,9 @@ def refusal(server: FaultServer, **changes: object) -> str:
 def test_an_honest_server_passes_and_gets_a_fingerprint(tokenizer: str, api: str, with_ids: bool) -> None:
     folder = tokenizer if with_ids else None
     with FaultServer(tokenizer=folder) as server:
-        lm = connect(ServerSpec(server.url, MODEL, api, folder), RequestBudget(None))
+        lm = connect(server_spec(server.url, api=api, tokenizer=folder), RequestBudget(None))
         lm.close()
-        again = connect(ServerSpec(server.url, MODEL), RequestBudget(None))
+        again = connect(server_spec(server.url), RequestBudget(None))
         again.close()
     assert lm.fingerprint.dtype == np.float32
     assert lm.fingerprint.ndim == 1
@@ -87,32 +86,28 @@ def test_a_shifted_server_is_refused_with_ids_too(tokenizer: str) -> None:
 
 def test_a_budget_that_does_not_hold_the_probe_is_named() -> None:
     with FaultServer() as server, pytest.raises(BudgetSpent, match=r"lm\.max_requests=3"):
-        connect(ServerSpec(server.url, MODEL), RequestBudget(None, max_requests=3))
+        connect(server_spec(server.url), RequestBudget(None, max_requests=3))
 
 
-def test_scores_in_a_longer_text_may_differ_by_roundings_and_not_by_more() -> None:
-    short = -np.arange(1, 21, dtype=np.float32)
-    rounded = np.concatenate([short + 0.1, [-1.0]])
-    assert server_probe.length_shortcoming(short, rounded) is None
-    assert server_probe.length_shortcoming(short, rounded[:20]) is not None  # not longer
-    assert server_probe.length_shortcoming(short, np.concatenate([short + 0.2, [-1.0]])) is not None
-    one_wrong = rounded.copy()
-    one_wrong[7] -= 1.5
-    assert server_probe.length_shortcoming(short, one_wrong) is not None
+RIGHT, PLAIN = -np.arange(1, 21, dtype=np.float32), np.full(20, -30.0)
+LONG = np.concatenate([RIGHT + 0.1, [-1.0]])  # as rounding may move it
 
 
-def test_generated_texts_that_come_back_in_other_tokens_do_not_count() -> None:
-    right, wrong = np.full(4, -0.5), np.full(4, -9.0)
-    assert server_probe.generation_shortcoming([right, right], [right + 0.05, np.full(3, -9.0)]) is None
-    assert "-0.50 nats each have -9.00 when sent back" in str(server_probe.generation_shortcoming([right], [wrong]))
-    nothing = "generates nothing that can be sent back"
-    assert nothing in str(server_probe.generation_shortcoming([], []))
-    assert nothing in str(server_probe.generation_shortcoming([np.zeros(0)], [np.zeros(0)]))
-    assert nothing in str(server_probe.generation_shortcoming([right], [np.full(3, -0.5)]))
-
-
-def test_a_document_must_help_the_text_it_holds() -> None:
-    helped, plain = np.full(5, -1.0), np.full(5, -4.0)
-    assert server_probe.help_shortcoming(helped, [plain, plain - 1]) is None
-    assert "only 0.40 nats" in str(server_probe.help_shortcoming(helped, [plain, helped - 0.4]))
-    assert server_probe.help_shortcoming(plain, [helped]) is not None
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, "None"),
+        ({"long": LONG[:20]}, "in a longer text"),  # which is not longer
+        ({"long": LONG + 0.1}, "in a longer text"),
+        ({"long": LONG - 1.5 * np.eye(21)[7]}, "in a longer text"),  # one token is far away
+        ({"others": [PLAIN[1:], PLAIN]}, "different tokens after different documents"),
+        ({"echoed": [RIGHT - 8.5, RIGHT]}, "nats each have -14.75 when sent back"),
+        ({"echoed": [RIGHT[1:] - 8.5, RIGHT]}, "None"),  # what comes back in other tokens does not count
+        ({"echoed": [RIGHT[1:], RIGHT[1:]]}, "generates nothing that can be sent back"),
+        ({"others": [PLAIN, RIGHT - 0.4]}, "only 0.40 nats"),
+    ],
+)
+def test_a_shortcoming_is_found_in_arrays(changes: dict, says: str) -> None:
+    answers = {"generated": [RIGHT, RIGHT], "echoed": [RIGHT, RIGHT]}
+    honest = {"short": RIGHT, "long": LONG, "others": [PLAIN, PLAIN - 1], **answers}
+    assert says in str(server_probe.find_shortcoming(**honest | changes))

@@ -38,13 +38,6 @@ def test_generation_repeats_the_most_frequent_word_until_the_stop() -> None:
     assert texts_of(LM, ["b a b"], 3, stop=["x", " "]) == ["b"]
 
 
-def test_an_answer_has_the_log_probs_that_scoring_gives_it() -> None:
-    prompt = "red blue red  green\n"
-    found = mixed(LM, [prompt], [1.0], GenerationOptions(4, temperature=1.0, seed=5))
-    np.testing.assert_allclose(found.token_logprobs, LM.score([prompt], [f" {found.text}"])[0].token_logprobs)
-    assert found.token_logprobs.dtype == np.float32
-
-
 def test_the_entropies_of_an_answer_are_those_of_the_words_that_it_chooses_from() -> None:
     found = mixed(LM, ["aa bb aa", "bb"], [0.75, 0.25], GenerationOptions(2))
     words, counts, expected = ["aa", "bb"], [["aa", "bb", "aa"], ["bb"]], []

@@ -55,19 +55,6 @@ def test_a_unit_of_a_gpu_has_so_much_arithmetic_and_an_unpadded_pass_holds_two()
     assert (tokens_per_pass(GPT2_XL, on_gpu=False), tokens_per_unit(GPT2_XL, on_gpu=False)) == (1024, 8192)
 
 
-def test_the_users_size_of_a_pass_is_kept() -> None:
-    assert tokens_per_pass(GPT2_XL, True, 500) == tokens_per_unit(GPT2_XL, True, 500) == 500
-    assert (tokens_per_pass(GPT2_XL, False, 500), tokens_per_unit(GPT2_XL, False, 500)) == (500, 4000)
-
-
-def test_a_step_of_the_paper_has_work_for_a_hundred_replicas() -> None:
-    """64 queries with 20 documents, 384 tokens a pair; at depth 2 three steps are in flight."""
-    prefixes = [f"{row:08}" + "word " * 200 for row in range(1280)]
-    units = units_of_similar_length(prefixes, [" word" * 105] * 1280, tokens_per_unit(GPT2_XL, on_gpu=True))
-    assert len(units) > 100
-    assert {len(unit) for unit in units[:-1]} == {len(units[0])}
-
-
 def test_a_models_layers_and_width_are_read_from_its_configuration(tmp_path: Path) -> None:
     assert lm_shape(GPT2Config(n_layer=48, n_embd=1600)) == GPT2_XL
     assert lm_shape(LlamaConfig()) == LLAMA_7B

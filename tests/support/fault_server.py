@@ -2,13 +2,12 @@
 
 It speaks both wire forms, with text or with ids of a tokenizer whose tokens are the stand-in's words.
 `fault_share` of the completions go wrong by a seeded generator; a `mode` is wrong for good. It counts what it was
-asked for, so that a test need not believe its client. `python fault_server.py PORT` serves an honest one.
+asked for, so that a test need not believe its client.
 """
 
 import asyncio
 import json
 import math
-import sys
 import threading
 import time
 from collections import Counter
@@ -22,7 +21,8 @@ from aiohttp import web
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from replug.models.http.connection import ServerSpec
+from replug.config.choices import ServerAPI
+from replug.config.schema import LMConfig
 from replug.models.local.stand_in_lm import CACHE_SHARE, WORD
 
 MODEL = "words"
@@ -46,9 +46,9 @@ TRANSIENT = [
 ]
 
 
-def server_spec(url: str, **changes: Any) -> ServerSpec:
-    """How a client asks for MODEL; `changes` are fields of the spec. It waits 10 s for an answer."""
-    return ServerSpec(url, MODEL, **{"timeout_seconds": 10.0} | changes)
+def server_spec(url: str, api: str = "echo", **changes: Any) -> LMConfig:
+    """How a client asks for MODEL; `changes` are keys of `lm`. It waits 10 s for an answer."""
+    return LMConfig(**{"url": url, "model": MODEL, "api": ServerAPI(api), "timeout_seconds": 10.0} | changes)
 
 
 def word_logprobs(words: Sequence[str]) -> list[float]:
@@ -79,6 +79,7 @@ def write_word_tokenizer(folder: Path, texts: Sequence[str]) -> str:
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=START))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORD.pattern), "isolated")
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=START).save_pretrained(folder)
+    (folder / "config.json").write_text("{}")  # so that it is a model's folder
     return str(folder)
 
 
@@ -97,7 +98,6 @@ class FaultServer:
         max_model_len: int | None = None,
         retry_after: str = "0",
         first_faults: int = 0,
-        port: int = 0,
     ) -> None:
         self.fault_share, self.kinds, self.mode, self.first_faults = fault_share, list(kinds), mode, first_faults
         self.seconds, self.api_key, self.max_model_len = seconds, api_key, max_model_len
@@ -108,7 +108,7 @@ class FaultServer:
         self.answered: Counter[str] = Counter()
         self.payloads: list[dict] = []
         self.times: list[float] = []
-        self.port = port
+        self.port = 0
         self._rng = np.random.default_rng(seed)
         self._words = _words_by_id(tokenizer) if tokenizer else []
         self._loop = asyncio.new_event_loop()
@@ -308,12 +308,3 @@ def _refusal(fault: str, retry_after: str) -> web.Response:
 def _words_by_id(folder: str) -> list[str]:
     vocabulary = PreTrainedTokenizerFast.from_pretrained(folder).get_vocab()
     return sorted(vocabulary, key=lambda word: vocabulary[word])
-
-
-async def _serve(port: int) -> None:
-    await FaultServer(seconds=0.05, port=port).start()
-    await asyncio.Event().wait()
-
-
-if __name__ == "__main__":
-    asyncio.run(_serve(int(sys.argv[1])))

@@ -1,13 +1,8 @@
-"""The OpenAI-compatible completions API, as far as scoring needs it: what is asked, and how an answer is read.
+"""The OpenAI-compatible completions API, as far as scoring needs it: the requests, and how an answer is read.
 
-Nothing here waits or retries. An answer is trusted in nothing: choices are ordered by their index, its
-tokens must be those that were sent, and counts, lengths and numbers are checked. One that is not well formed is an
-`IllFormed` fault, which the caller may ask again; a border inside a token is an UnscorableText, which would come
-again. No message here quotes an answer, since a server may repeat the key.
-
-`TokenForms` knows how the tokens that were sent may be shown: answers get mixed up on the way, and a tokenizer may be
-another model's. Servers show a token decoded, as the vocabulary has it, or by its id; the blank before a word may be
-missing, and a part of a character is shown as a broken one, as nothing, or as what it becomes with its neighbours.
+No answer is trusted: choices are ordered by their index, the tokens must be those that were sent, and counts, lengths
+and numbers are checked. `IllFormed` is a fault that may pass; a border inside a token is an UnscorableText, which would
+come again. No message here quotes an answer, since a server may repeat the key.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +28,10 @@ BROKEN = "\ufffd"  # how a part of a character is shown
 
 
 class TokenForms:
-    """How the tokens of a tokenizer may be shown."""
+    """The texts as which servers show a tokenizer's tokens: decoded, as the vocabulary has them, or by id.
+
+    The blank before a word may be missing, and a part of a character is a broken one, nothing, or the whole character.
+    """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
@@ -176,11 +174,6 @@ def most_tokens(payload: dict[str, Any]) -> int:
     prompts = payload["prompt"]
     lengths = [len(prompt.encode()) + 2 if isinstance(prompt, str) else len(prompt) for prompt in prompts]
     return sum(lengths) + len(prompts) * int(payload.get("n", 1)) * int(payload["max_tokens"])
-
-
-def most_answer_bytes(payload: dict[str, Any]) -> int:
-    """Bound the answer that is read at all."""
-    return MOST_OTHER_ANSWER_BYTES + MOST_ANSWER_BYTES_PER_TOKEN * most_tokens(payload)
 
 
 def tokens_used(body: Any, payload: dict[str, Any]) -> int:
@@ -346,7 +339,10 @@ def _by_text(pair: Pair, tokens: list[str], values: list[float | None]) -> Serve
     text = pair.prefix + pair.continuation
     opening = 0 if tokens[0] == BROKEN or text.startswith(tokens[0]) else 1  # a start token of the server's own
     joined = "".join(tokens[opening:])[: len(text)]
-    if not _joins_to(joined, text[: len(joined)], len(pair.prefix)):
+    # vLLM shows a first character of several tokens as a broken one, harmless off the border.
+    far, wanted = max(0, len(pair.prefix) - 1), text[: len(joined)]
+    same = all(shown in (real, BROKEN) for shown, real in zip(joined[:far], wanted[:far], strict=True))
+    if not same or joined[far:] != wanted[far:]:
         if BROKEN not in joined and "" not in tokens:
             raise IllFormed(f"the answer's tokens are not those sent: they make another text than input {pair.row}")
         raise UnscorableText(f"input {pair.row}: the server's tokens do not join to the text; {USE_IDS}")
@@ -361,10 +357,3 @@ def _by_text(pair: Pair, tokens: list[str], values: list[float | None]) -> Serve
         raise UnscorableText(f"input {pair.row} has an empty prefix, and the first token has no log-prob; {USE_IDS}")
     _require_varied(tokens[: part.stop], values[: part.stop])
     return ServerText(pair.continuation, _checked(values[part]), tuple(tokens[part]))
-
-
-def _joins_to(joined: str, text: str, border: int) -> bool:
-    """Compare the texts. vLLM shows a first character of several tokens as a broken one, harmless off the border."""
-    far = max(0, border - 1)
-    same = (shown in (real, BROKEN) for shown, real in zip(joined[:far], text[:far], strict=True))
-    return joined[far:] == text[far:] and all(same)

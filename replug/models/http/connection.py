@@ -1,10 +1,8 @@
 """One exchange with an HTTP server, and when it is tried again.
 
-Servers throttle, time out, break off and answer nonsense. What may pass is a `ServerFault` and is tried
-again, `max_attempts` times, after a random and growing wait or the one that the server asks for; what will
-come again is a `ServerError` at once, with the server's own words. No wait is without a bound, and no answer is read
-beyond one. The key travels in a header and is shown nowhere, not even where the server quotes it.
-
+What may pass is a `ServerFault` and is tried again, `max_attempts` times, after a random and growing wait or the one
+that the server asks for; what will come again is a `ServerError` at once, with the server's own words. Waits and
+answers have bounds. The key travels in a header and is shown nowhere, not even where the server quotes it.
 An answer that cannot be compared with its request comes on a connection of its own: on one that is kept, what a server
 or a proxy had sent too much is taken for the answer to the next request.
 """
@@ -12,9 +10,9 @@ or a proxy had sent too much is taken for the answer to the next request.
 import asyncio
 import ipaddress
 import json
+import os
 import re
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
@@ -25,6 +23,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 
 from replug.config.errors import RunError, UserError
 from replug.config.plain_text import plain_line
+from replug.config.schema import LMConfig
 
 T = TypeVar("T")
 
@@ -54,39 +53,17 @@ class ServerError(RunError):
     """The server refused a request, or answered it well in none of its attempts; its cause is the last fault."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerSpec:
-    """A server and how to ask it: the values of the keys under `lm` of the same names.
-
-    `api_key` comes from the environment variable named `api_key_env`.
-    """
-
-    url: str
-    model: str
-    api: str = "echo"
-    tokenizer: str | None = None
-    api_key: str | None = field(default=None, repr=False)
-    api_key_env: str = "REPLUG_LM_API_KEY"
-    max_concurrency: int = 16
-    prompts_per_request: int = 4
-    timeout_seconds: float = 600.0
-    max_attempts: int = 5
-
-    def __post_init__(self) -> None:
-        require_header_value(self.api_key or "", self.api_key_env)
-        if self.api != "echo" and not self.tokenizer:
-            raise UserError(f"lm.tokenizer is missing; lm.api={self.api} sends token ids")
-
-
 class ServerConnection:
-    """Connections to `spec.url` that stay open, for at most `max_concurrency` exchanges at once.
+    """Connections to `lm.url` that stay open, for at most `max_concurrency` exchanges at once.
 
-    `on_retry` is called before each further attempt.
+    `on_retry` is called before each further attempt. Raises UserError for a key that no header can hold.
     """
 
-    def __init__(self, spec: ServerSpec, on_retry: Callable[[], None]) -> None:
-        self._spec, self._on_retry = spec, on_retry
-        self._clients = _clients(spec)
+    def __init__(self, lm: LMConfig, on_retry: Callable[[], None]) -> None:
+        self._lm, self._on_retry = lm, on_retry
+        self._url, self._key = str(lm.url), os.environ.get(lm.api_key_env)
+        require_header_value(self._key or "", lm.api_key_env)
+        self._clients = _clients(self._url, self._key, lm.max_concurrency)
         self._free = [clients for clients in self._clients for _ in range(CONNECTIONS_PER_CLIENT)]
 
     async def close(self) -> None:
@@ -97,7 +74,7 @@ class ServerConnection:
     async def retrying(self, what: str, attempt: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return the result of the first attempt without a ServerFault. Raises ServerError with `what` was asked."""
         attempts = AsyncRetrying(
-            stop=stop_after_attempt(self._spec.max_attempts),
+            stop=stop_after_attempt(self._lm.max_attempts),
             wait=self._seconds_to_wait,
             retry=retry_if_exception_type(ServerFault),
             before_sleep=lambda state: self._on_retry(),
@@ -106,8 +83,8 @@ class ServerConnection:
         try:
             return await attempts(attempt)
         except ServerFault as fault:
-            tried = f"in {self._spec.max_attempts} attempts"
-            raise ServerError(f"{self._spec.url} did not answer {what} {tried}; last: {fault}") from fault
+            tried = f"in {self._lm.max_attempts} attempts"
+            raise ServerError(f"{self._url} did not answer {what} {tried}; last: {fault}") from fault
 
     async def exchange(
         self,
@@ -123,13 +100,13 @@ class ServerConnection:
         """
         clients = self._free.pop()  # of which there are as many as the caller opens exchanges
         client = clients[0 if is_compared else 1]
-        patience = self._spec.timeout_seconds
+        patience = self._lm.timeout_seconds
         seconds = patience if payload else min(patience, SECONDS_TO_LIST_MODELS)
         try:
             # httpx has time-outs for each read only: an answer that drips would never end.
             async with (
                 asyncio.timeout(seconds),
-                client.stream(method, self._spec.url.rstrip("/") + path, json=payload) as response,
+                client.stream(method, self._url.rstrip("/") + path, json=payload) as response,
             ):
                 if response.status_code != httpx.codes.OK:
                     raise self._refusal(response, await _beginning(response), payload)
@@ -145,38 +122,38 @@ class ServerConnection:
 
     def words(self, said: str) -> str:
         """Return the server's words without the key."""
-        return shown_words(said, self._spec.api_key)
+        return shown_words(said, self._key)
 
     def _seconds_to_wait(self, state: RetryCallState) -> float:
         backoff = wait_random_exponential(multiplier=BACKOFF_SECONDS, max=LONGEST_BACKOFF_SECONDS)(state)
         fault = state.outcome.exception() if state.outcome else None
         asked_for = fault.retry_after if isinstance(fault, ServerFault) else 0.0
-        return backoff + min(asked_for, self._spec.timeout_seconds)
+        return backoff + min(asked_for, self._lm.timeout_seconds)
 
     def _refusal(self, response: httpx.Response, content: bytes, payload: dict[str, Any] | None) -> Exception:
         status = response.status_code
         said = self.words(f"{status} {response.reason_phrase}: {_message(content)}")
         if status in (408, 429) or status >= 500:
             return ServerFault(said, retry_after(response), unread=status == 429)
-        return ServerError(f"{self._spec.url} refuses the request: {said}{self._hint(status, payload)}")
+        return ServerError(f"{self._url} refuses the request: {said}{self._hint(status, payload)}")
 
     def _hint(self, status: int, payload: dict[str, Any] | None) -> str:
         if status in (401, 403):
-            return f"; expected its key in the environment variable {self._spec.api_key_env}"
+            return f"; expected its key in the environment variable {self._lm.api_key_env}"
         if status == 404:
             return "; expected lm.url to be such as http://HOST:PORT/v1"
         lengths = [len(prompt) for prompt in (payload or {}).get("prompt", []) if isinstance(prompt, list)]
         return f"; the longest input of the request has {max(lengths)} tokens" if lengths else ""
 
 
-def _clients(spec: ServerSpec) -> list[tuple[httpx.AsyncClient, httpx.AsyncClient]]:
+def _clients(url: str, key: str | None, number: int) -> list[tuple[httpx.AsyncClient, httpx.AsyncClient]]:
     """Return pairs of clients: one keeps its connections for the next request, one sends each over its own.
 
     Several pairs, since httpx looks at all pairs of a client's connections for each request that it sends.
     """
-    trust_env = not is_loopback(httpx.URL(spec.url).host)  # no proxy reaches this machine's own servers
+    trust_env = not is_loopback(httpx.URL(url).host)  # no proxy reaches this machine's own servers
     certificates = httpx.create_ssl_context(trust_env=trust_env)  # slow to read, so shared
-    authorization = {"Authorization": f"Bearer {spec.api_key}"} if spec.api_key else {}
+    authorization = {"Authorization": f"Bearer {key}"} if key else {}
 
     def client(num_kept: int) -> httpx.AsyncClient:
         return httpx.AsyncClient(
@@ -187,8 +164,7 @@ def _clients(spec: ServerSpec) -> list[tuple[httpx.AsyncClient, httpx.AsyncClien
             verify=certificates,
         )
 
-    number = range(0, spec.max_concurrency, CONNECTIONS_PER_CLIENT)
-    return [(client(CONNECTIONS_PER_CLIENT), client(0)) for _ in number]
+    return [(client(CONNECTIONS_PER_CLIENT), client(0)) for _ in range(0, number, CONNECTIONS_PER_CLIENT)]
 
 
 async def _whole(response: httpx.Response, most_bytes: int) -> bytes:

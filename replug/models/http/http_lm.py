@@ -1,13 +1,10 @@
 """The language model behind somebody's HTTP server: an `AsyncLM` whose answers are whole and in order, or an error.
 
-A call is cut into requests of `prompts_per_request` inputs, of which `max_concurrency` are under way at once.
-A request keeps its place while it waits to be tried again, so a server that is down ends the run soon and
-one that throttles is not pressed. The most that a request can cost is taken from the budget before it is sent.
-With a tokenizer the server gets the very token ids that local weights would get; without one it gets
-text, and finds the border between prefix and continuation in its own tokens.
-Servers are restarted, moved and replaced while a run goes on: every so many requests, and after a fault, a text of the
-probe is scored again, and a call's answers are given out only where that has the scores it had.
-All requests live on one event loop, in a thread of its own.
+A call is cut into requests of `prompts_per_request` inputs, of which `max_concurrency` are under way at once, all on
+one event loop in a thread of its own. A request keeps its place while it waits to be tried again, and its largest cost
+is taken from the budget before it is sent. With a tokenizer the server gets token ids; without one it gets text, and
+finds the border between prefix and continuation in its own tokens. Every so many requests, and after a fault, a text
+of the probe is scored again: a call's answers are given out only where that has the scores it had.
 """
 
 import asyncio
@@ -21,10 +18,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from replug.config.errors import RunError, UserError
+from replug.config.schema import LMConfig
 from replug.models.black_box_lm import (
     AsyncLM,
     Call,
     ContinuationScore,
+    Meter,
     Mixture,
     SampleCall,
     ScoreCall,
@@ -34,9 +33,10 @@ from replug.models.black_box_lm import (
 from replug.models.generation import Generated, GenerationOptions, Stop, before_stop
 from replug.models.http import completions_api as api
 from replug.models.http.completions_api import Pair, ServerText, TokenForms
-from replug.models.http.connection import IllFormed, ServerConnection, ServerError, ServerFault, ServerSpec
+from replug.models.http.connection import IllFormed, ServerConnection, ServerError, ServerFault
 from replug.models.http.mixed_answer import ServerMixture, TokenNames
-from replug.models.http.request_budget import RequestBudget, RequestMeter
+from replug.models.http.request_budget import RequestBudget
+from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import check_lengths, pair_token_ids
 
 T = TypeVar("T")
@@ -45,35 +45,34 @@ REQUESTS_BETWEEN_LOOKS = 256  # at the model that was probed: one in so many, sh
 
 
 class HttpLM(AsyncLM):
-    """An `AsyncLM` at `spec.url`; a server that does not answer, or does not serve the model, is a UserError at once.
+    """An `AsyncLM` at `lm.url`; a server that does not answer, or does not serve the model, is a UserError at once.
 
     `max_tokens` leaves room for the one token that every request must generate, and is None where the server
     does not say. `identity` is the model's name until a probe has given a `fingerprint`
     (`models.http.server_source.connect`). `budget` is this LM's alone.
     """
 
-    def __init__(self, spec: ServerSpec, budget: RequestBudget) -> None:
-        self.spec = spec
-        self.identity = spec.model
+    def __init__(self, lm: LMConfig, budget: RequestBudget) -> None:
+        self.url, self.model, self.api = str(lm.url), str(lm.model), lm.api.value
+        self.identity = self.model
+        self._prompts_per_request = lm.prompts_per_request
         self.fingerprint = np.empty(0, dtype=np.float32)
         self._tokenizer: Any = None
         self._forms: TokenForms | None = None
         self.names: TokenNames | None = None
-        if spec.tokenizer:
-            from replug.models.model_files import load_tokenizer  # seconds to import, which text alone can do without
-
-            self._tokenizer = load_tokenizer(spec.tokenizer, "lm.tokenizer")
-            if self._tokenizer.eos_token_id is None and self._tokenizer.bos_token_id is None:
+        if tokenizer := server_tokenizer(lm):
+            if tokenizer.eos_token_id is None and tokenizer.bos_token_id is None:
                 raise UserError(
-                    f"lm.tokenizer: the tokenizer of {spec.tokenizer} has neither a start nor an end token; set one"
+                    f"lm.tokenizer: the tokenizer of {lm.tokenizer} has neither a start nor an end token; set one"
                 )
+            self._tokenizer = tokenizer
             self._forms, self.names = TokenForms(self._tokenizer), TokenNames(self._tokenizer)
-        self._look: Callable[[], Coroutine[Any, Any, str | None]] | None = None
+        self._look: Callable[[], Coroutine[Any, Any, bool]] | None = None
         self._requests_since_look, self._is_doubtful = 0, False
         self._budget, self._settled = budget, asyncio.Event()
-        self._slots = asyncio.Semaphore(spec.max_concurrency)
-        self._meter = RequestMeter(spec.max_concurrency)
-        self._connection = ServerConnection(spec, partial(self._meter.add, retries=1))
+        self._slots = asyncio.Semaphore(lm.max_concurrency)
+        self._meter, self._max_concurrency, self._num_retries = Meter(), lm.max_concurrency, 0
+        self._connection = ServerConnection(lm, self._count_retry)
         self._lock, self._closed = threading.Lock(), False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="http-lm", daemon=True)
@@ -84,15 +83,12 @@ class HttpLM(AsyncLM):
             self.close()
             raise
 
-    def look_again_at(self, prefix: str, continuation: str, shortcoming: Callable[[np.ndarray], str | None]) -> None:
-        """Check from now on whether the server is the one that was probed.
-
-        `shortcoming` says what is wrong with the pair's log-probs, float32 [T].
-        """
+    def look_again_at(self, prefix: str, continuation: str, is_same: Callable[[np.ndarray], bool]) -> None:
+        """Check from now on by the pair's log-probs, float32 [T], whether the server is the one that was probed."""
         pair = self.pair(0, prefix, continuation)
 
-        async def look() -> str | None:
-            return shortcoming((await self._score_request([pair]))[0].logprobs)
+        async def look() -> bool:
+            return is_same((await self._score_request([pair]))[0].logprobs)
 
         self._look, self._requests_since_look = look, 0
 
@@ -123,7 +119,9 @@ class HttpLM(AsyncLM):
     def metrics(self) -> dict[str, float]:
         """Return requests and tokens counted by the budget, retries of this process, and rates since the last call."""
         totals = {"requests": float(self._budget.requests), "tokens_sent": float(self._budget.tokens)}
-        return totals | self._meter.read()
+        rates, sums = self._meter.read(self._max_concurrency)
+        waited = sums["waited_seconds"] / max(1, sums["waits"])
+        return totals | rates | {"retries": float(self._num_retries), "queue_wait_seconds": waited}
 
     def close(self) -> None:
         """Break off what is under way, which raises RunError, and end the thread."""
@@ -138,7 +136,7 @@ class HttpLM(AsyncLM):
         self._loop.close()
 
     def _chunks(self, rows: list[T]) -> list[list[T]]:
-        size = self.spec.prompts_per_request
+        size = self._prompts_per_request
         return [rows[start : start + size] for start in range(0, len(rows), size)]
 
     def pair(self, row: int, prefix: str, continuation: str) -> Pair:
@@ -155,13 +153,13 @@ class HttpLM(AsyncLM):
             if not self._closed:
                 return asyncio.run_coroutine_threadsafe(self._unless_closed(work), self._loop)
         work.close()
-        raise RunError(f"the connection to {self.spec.url} is closed")
+        raise RunError(f"the connection to {self.url} is closed")
 
     async def _unless_closed(self, work: Coroutine[Any, Any, T]) -> T:
         try:
             return await work
         except asyncio.CancelledError:
-            raise RunError(f"the connection to {self.spec.url} was closed before its work was done") from None
+            raise RunError(f"the connection to {self.url} was closed before its work was done") from None
 
     async def _shut_down(self) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -176,7 +174,7 @@ class HttpLM(AsyncLM):
             body = await self._connection.retrying("GET /models", partial(self._connection.exchange, "GET", "/models"))
         except ServerError as error:
             raise UserError(f"lm.url: {error}") from error
-        context = api.context_length(body, self.spec.model, self._connection.words)
+        context = api.context_length(body, self.model, self._connection.words)
         return context - 1 if context is not None else None
 
     async def score_pairs(self, pairs: list[Pair]) -> list[ContinuationScore]:
@@ -186,8 +184,8 @@ class HttpLM(AsyncLM):
         return [ContinuationScore(score.logprobs) for score in scores]
 
     async def _score_request(self, pairs: list[Pair]) -> list[ServerText]:
-        payload = api.score_payload(self.spec.api, pairs)
-        read = partial(api.read_scores, self.spec.api, pairs, forms=self._forms)
+        payload = api.score_payload(self.api, pairs)
+        read = partial(api.read_scores, self.api, pairs, forms=self._forms)
         return await self._ask(pairs, payload, read, is_compared=True)
 
     async def _sample(self, pairs: list[Pair], options: GenerationOptions) -> list[list[Generated]]:
@@ -226,7 +224,7 @@ class HttpLM(AsyncLM):
         async def ask(chunk: list[Pair]) -> list[tuple[list[ServerText], int | None]]:
             payload = api.generate_payload(chunk, max_new_tokens, stop)
             if with_tops:
-                payload = api.show_payload(self.spec.api, chunk, max_new_tokens)
+                payload = api.show_payload(self.api, chunk, max_new_tokens)
             return [await self._ask(chunk, payload, partial(api.read_generated, chunk, with_tops=with_tops))]
 
         parts = await _all(ask(chunk) for chunk in self._chunks(pairs))
@@ -240,7 +238,7 @@ class HttpLM(AsyncLM):
         """Raise RunError for a text without as much as one log-prob."""
         if any(answer and not num_logprobs for answer, num_logprobs in answers):
             raise RunError(
-                f"{self.spec.url} gives no log-probs of what it generates, so its answers cannot be weighed; expected "
+                f"{self.url} gives no log-probs of what it generates, so its answers cannot be weighed; expected "
                 "completions with logprobs"
             )
 
@@ -249,33 +247,35 @@ class HttpLM(AsyncLM):
         if self._look is None or not (self._is_doubtful or self._requests_since_look >= REQUESTS_BETWEEN_LOOKS):
             return
         since, self._requests_since_look, self._is_doubtful = self._requests_since_look, 0, False
-        if shortcoming := await self._look():
+        if not await self._look():
             self._is_doubtful = True  # for the calls that are under way
             raise ServerError(
-                f"{self.spec.url} is not the model that was probed at the start: it {shortcoming}; what its last "
-                f"{since} requests brought may be another model's, and what of it an earlier call has put into the "
-                "cache of scores stays there: move that file away before you go on"
+                f"{self.url} is not the model that was probed at the start: it gives a text other log-probs; what its "
+                f"last {since} requests brought may be another model's, and what of it an earlier call has put into "
+                "the cache of scores stays there: move that file away before you go on"
             )
 
     async def _ask(
         self, pairs: list[Pair], payload: dict[str, Any], read: Callable[[Any], T], is_compared: bool = False
     ) -> T:
         """Send one request until `read` accepts its answer, which by `is_compared` tells it from others'."""
-        payload = {"model": self.spec.model, **payload}
+        payload = {"model": self.model, **payload}
         begun = time.monotonic()
         async with self._slots:
-            self._meter.add(waits=[time.monotonic() - begun])
+            self._meter.add(waits=1, waited_seconds=time.monotonic() - begun)
             what = f"rows {pairs[0].row} to {pairs[-1].row} of a call"
             return await self._connection.retrying(what, partial(self._attempt, payload, read, is_compared))
 
     async def _attempt(self, payload: dict[str, Any], read: Callable[[Any], T], is_compared: bool) -> T:
         """Send once: reserved in the budget before, settled after. What breaks off half-way counts in full."""
         most = spent = api.most_tokens(payload)
-        await self._reserve(most)
+        while not self._budget.reserve(most):
+            self._settled.clear()
+            await self._settled.wait()
         self._requests_since_look += 1
         begun = time.monotonic()
         try:
-            most_bytes = api.most_answer_bytes(payload)
+            most_bytes = api.MOST_OTHER_ANSWER_BYTES + api.MOST_ANSWER_BYTES_PER_TOKEN * most
             body = await self._connection.exchange("POST", "/completions", payload, most_bytes, is_compared)
             spent = api.tokens_used(body, payload)
             return read(body)
@@ -285,13 +285,11 @@ class HttpLM(AsyncLM):
             raise
         finally:
             self._budget.settle(most, spent)
-            self._meter.add(spent, busy_seconds=time.monotonic() - begun)
+            self._meter.add(tokens=spent, busy_seconds=time.monotonic() - begun)
             self._settled.set()
 
-    async def _reserve(self, tokens: int) -> None:
-        while not self._budget.reserve(tokens):
-            self._settled.clear()
-            await self._settled.wait()
+    def _count_retry(self) -> None:
+        self._num_retries += 1
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, list[T]]]) -> list[T]:
@@ -302,6 +300,13 @@ async def _all(work: Iterable[Coroutine[Any, Any, list[T]]]) -> list[T]:
     finally:
         for task in tasks:
             task.cancel()
+
+
+def server_tokenizer(lm: LMConfig) -> Any:
+    """Load the server's tokenizer; None where none is given."""
+    from replug.models.model_files import load_tokenizer  # seconds to import, which text alone can do without
+
+    return load_tokenizer(resolve_lm_path(lm.tokenizer, "lm.tokenizer"), "lm.tokenizer") if lm.tokenizer else None
 
 
 def require_greedy(options: GenerationOptions) -> None:

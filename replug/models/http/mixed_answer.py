@@ -1,13 +1,10 @@
 """One answer from several prompts of a server, which shows answers and a few likeliest tokens, and no distributions.
 
-Token by token, as local weights choose it (REPLUG, section 3.2): each prompt's own greedy answer comes with the
-likeliest tokens at each place, and holds as long as the mixture chooses the same; a prompt that would have gone on
-otherwise is asked again. Where those few tokens do not settle the mixture's choice, the tokens in question are scored
-after every prompt. That needs the server's tokenizer. A token that a prompt does not show is at most as likely as the
-least of those it shows, so the likeliest is known where all others, with the most that they can have, stay below.
-
-Else whole answers: every prompt's own answer is a candidate, and each is scored after every prompt. Its probability is
-that of the mixture at each of its tokens, up to the stop. The likeliest candidate is the answer.
+With the server's tokenizer it is decoded token by token, as local weights do it (REPLUG, section 3.2). Each prompt's
+own greedy answer comes with the likeliest tokens at each place, and holds as long as the mixture chooses the same; a
+prompt that would have gone on otherwise is asked again. Where the shown tokens do not settle the choice, the tokens in
+question are scored after every prompt: a token that is not shown is at most as likely as the least of those shown.
+Else every prompt's own whole answer is scored after every prompt, and the likeliest one by the mixture is the answer.
 """
 
 import math
@@ -46,10 +43,6 @@ class TopTokens:
     most_of_others: float
     own: int
 
-    def with_scores(self, logprobs: Mapping[int, float]) -> "TopTokens":
-        """Add the log-probs of tokens that were asked for."""
-        return replace(self, logprobs={**logprobs, **self.logprobs})
-
 
 def contenders(parts: Sequence[TopTokens], weights: Sequence[float]) -> list[int]:
     """Return the shown tokens that may be the mixture's likeliest, the likeliest so far first, then by lower id."""
@@ -58,22 +51,6 @@ def contenders(parts: Sequence[TopTokens], weights: Sequence[float]) -> list[int
     best = max(least.values())
     some = [token for token in shown if _probability(parts, weights, token, others=True) >= best]
     return sorted(some, key=lambda token: -least[token])
-
-
-def not_shown(parts: Sequence[TopTokens], tokens: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the place of each part and the tokens that it does not show, as pairs."""
-    return [(place, token) for token in tokens for place, part in enumerate(parts) if token not in part.logprobs]
-
-
-def is_likeliest(parts: Sequence[TopTokens], weights: Sequence[float], token: int) -> bool:
-    """Return whether the token is likelier than all that no part shows."""
-    unseen = np.dot(weights, np.exp([part.most_of_others for part in parts]))
-    return bool(unseen < _probability(parts, weights, token, others=False))
-
-
-def mixed_logprob(parts: Sequence[TopTokens], weights: Sequence[float], token: int) -> float:
-    """Return the log-prob (nats) of a token that all parts show."""
-    return float(np.log(np.dot(weights, np.exp([part.logprobs[token] for part in parts]))))
 
 
 def _probability(parts: Sequence[TopTokens], weights: Sequence[float], token: int, others: bool) -> float:
@@ -142,7 +119,7 @@ class ServerMixture:
 
     def __init__(self, lm: "HttpLM", prompts: list[Pair], weights: Sequence[float], options: GenerationOptions) -> None:
         self._lm, self._prompts, self._weights, self._options = lm, prompts, weights, options
-        self._num_tops = num_tops(lm.spec.api)
+        self._num_tops = num_tops(lm.api)
 
     async def find(self) -> Generated:
         """Return the mixture's answer. Raises as the server's calls do."""
@@ -189,21 +166,17 @@ class ServerMixture:
         some = contenders(parts, self._weights)
         if len(some) > MOST_CONTENDERS:
             return None
-        if wanted := not_shown(parts, some):
-            parts = await self._scored(parts, wanted, chosen)
+        wanted = [(place, token) for token in some for place, part in enumerate(parts) if token not in part.logprobs]
+        if wanted:
+            pairs = [self._longer(row, place, chosen, [token]) for row, (place, token) in enumerate(wanted)]
+            found = [dict(part.logprobs) for part in parts]
+            for (place, token), score in zip(wanted, await self._lm.score_pairs(pairs), strict=True):
+                found[place][token] = score.sum_logprob
+            parts = [replace(part, logprobs=shown) for part, shown in zip(parts, found, strict=True)]
             some = contenders(parts, self._weights)
-        if not is_likeliest(parts, self._weights, some[0]):
-            return None
-        return some[0], mixed_logprob(parts, self._weights, some[0])
-
-    async def _scored(
-        self, parts: Sequence[TopTokens], wanted: Sequence[tuple[int, int]], chosen: list[int]
-    ) -> list[TopTokens]:
-        pairs = [self._longer(row, place, chosen, [token]) for row, (place, token) in enumerate(wanted)]
-        found: list[dict[int, float]] = [{} for _ in parts]
-        for (place, token), score in zip(wanted, await self._lm.score_pairs(pairs), strict=True):
-            found[place][token] = score.sum_logprob
-        return [part.with_scores(scores) for part, scores in zip(parts, found, strict=True)]
+        mass = _probability(parts, self._weights, some[0], others=False)  # exact: all parts show the token now
+        unseen = float(np.dot(self._weights, np.exp([part.most_of_others for part in parts])))
+        return (some[0], float(np.log(mass))) if unseen < mass else None
 
     def _longer(self, row: int, place: int, chosen: list[int], after: list[int]) -> Pair:
         """Return a prompt with the tokens chosen so far behind it, and those to score after these."""

@@ -1,18 +1,15 @@
-"""The budget of requests to a server that may cost money. Its limits are never passed, also over several runs.
+"""The budget of requests to a server that may cost money, over all runs that share its file.
 
-A request is reserved with the most tokens that it can cost before it is sent, and settled with what it did cost, so
-the limits hold whatever is in flight. What is spent is kept in the budget file: one line of fixed width, overwritten in
-place by one system call. kill -9 leaves the old line or the new one, and what was in flight counts in full.
-Several processes may use one file at once: each reads it anew, alone, before it counts. A meter counts retries, how
-busy the server is, and how long work waits.
+A request is reserved with the most tokens that it can cost before it is sent, and settled with what it did cost. The
+file is one line of fixed width, overwritten by one system call under a lock: kill -9 leaves the old line or the new
+one, and what was in flight counts in full.
 """
 
 import fcntl
 import json
 import os
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -128,37 +125,3 @@ def _parsed(text: str, path: Path) -> tuple[int, int]:
             f'{path} is not a budget file; expected one line such as {{"requests": 12, "tokens": 3456}}: '
             "write what was spent so far, or remove the file to begin at 0"
         ) from None
-
-
-class RequestMeter:
-    """Adds up what requests cost; `read` gives rates since the last call. Safe among threads."""
-
-    def __init__(self, max_concurrency: int) -> None:
-        self._max_concurrency, self._retries = max_concurrency, 0
-        self._lock = threading.Lock()
-        self._restart()
-
-    def add(self, tokens: int = 0, retries: int = 0, busy_seconds: float = 0.0, waits: Sequence[float] = ()) -> None:
-        """Count tokens, retries, the seconds of a request, and the seconds that requests waited for their place."""
-        with self._lock:
-            self._tokens += tokens
-            self._retries += retries
-            self._busy_seconds += busy_seconds
-            self._waits += waits
-
-    def read(self) -> dict[str, float]:
-        """Return retries, tokens a second, the busy share of the allowed concurrency, and the mean wait (s)."""
-        with self._lock:
-            seconds = max(time.monotonic() - self._since, 1e-9)
-            rates = {
-                "retries": float(self._retries),
-                "tokens_per_second": self._tokens / seconds,
-                "busy_share": min(1.0, self._busy_seconds / seconds / self._max_concurrency),
-                "queue_wait_seconds": sum(self._waits) / max(1, len(self._waits)),
-            }
-            self._restart()
-            return rates
-
-    def _restart(self) -> None:
-        self._since, self._tokens, self._busy_seconds = time.monotonic(), 0, 0.0
-        self._waits: list[float] = []

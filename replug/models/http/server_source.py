@@ -1,17 +1,13 @@
 """A server as a backend (`lm.url`, `lm.model`), and the probe that it must pass before a run begins.
 
 Some servers give no log-probabilities for a prompt, and some give finite, plausible, wrong ones, which no later stage
-would notice. A dozen short requests find out: scores are the same in a short and in a long text, what the server
-generates has the log-probs it had when it was generated, a document helps the text it holds, and inputs that share a
-request do not disturb each other. The scores of fixed texts are the server's fingerprint, by which a cache knows the
-model again.
+would notice. A dozen short requests find out. The scores of fixed texts are the server's fingerprint, by which a cache
+knows the model again.
 """
 
 import hashlib
-import os
 from collections.abc import Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,10 +17,9 @@ from replug.config.errors import RunError, UserError
 from replug.config.schema import LMConfig
 from replug.models.generation import GenerationOptions
 from replug.models.http.completions_api import NoPromptLogprobs
-from replug.models.http.connection import ServerError, ServerSpec
-from replug.models.http.http_lm import HttpLM
+from replug.models.http.connection import ServerError
+from replug.models.http.http_lm import HttpLM, server_tokenizer
 from replug.models.http.request_budget import RequestBudget
-from replug.models.packaged import resolve_lm_path
 from replug.models.score_cache import ScoreCache
 
 if TYPE_CHECKING:  # seconds to import
@@ -55,19 +50,19 @@ BEGINNINGS = [
 NUM_GENERATED = 4
 
 
-def connect(spec: ServerSpec, budget: RequestBudget) -> HttpLM:
+def connect(config: LMConfig, budget: RequestBudget) -> HttpLM:
     """Return the LM of a server that passed the probe, with its fingerprint and an identity made of it.
 
     Raises UserError for a server that does not pass, and BudgetSpent.
     """
-    lm = HttpLM(spec, budget)
+    lm = HttpLM(config, budget)
     try:
         lm.fingerprint = probe(lm)
     except (UserError, RunError):
         lm.close()
         raise
-    lm.look_again_at(HELPFUL, TEXT, partial(change_shortcoming, lm.fingerprint))
-    lm.identity = f"{spec.model}#{hashlib.blake2b(lm.fingerprint.tobytes(), digest_size=4).hexdigest()}"
+    lm.look_again_at(HELPFUL, TEXT, lambda again: len(again) > 0 and agree(lm.fingerprint[: len(again)], again))
+    lm.identity = f"{lm.model}#{hashlib.blake2b(lm.fingerprint.tobytes(), digest_size=4).hexdigest()}"
     return lm
 
 
@@ -79,27 +74,25 @@ def probe(lm: HttpLM) -> np.ndarray:
         answers = [lm.generate([beginning], GenerationOptions(NUM_GENERATED))[0] for beginning in BEGINNINGS]
         said = [(beginning, answer) for beginning, answer in zip(BEGINNINGS, answers, strict=True) if answer.text]
         echoed = _alone(lm, [beginning for beginning, _ in said], [answer.text for _, answer in said])
-        shortcoming = (
-            length_shortcoming(short, long)
-            or count_shortcoming([short, *others])
-            or generation_shortcoming([answer.token_logprobs for _, answer in said], echoed)
-            or help_shortcoming(short, others)
-        )
+        shortcoming = find_shortcoming(short, long, others, [answer.token_logprobs for _, answer in said], echoed)
     except (ServerError, ValueError) as error:
         if not isinstance(error.__cause__, NoPromptLogprobs):
-            raise UserError(f"lm.url: {lm.spec.url} does not pass the first look: {error}") from error
+            raise UserError(f"lm.url: {lm.url} does not pass the first look: {error}") from error
         raise UserError(
-            f"lm.url: {lm.spec.url} gives no log-probs of the prompt ({error.__cause__}); expected completions with "
+            f"lm.url: {lm.url} gives no log-probs of the prompt ({error.__cause__}); expected completions with "
             "echo and logprobs, or vLLM and lm.api=prompt_logprobs; llama.cpp's own server and chat APIs have neither"
         ) from error
     if shortcoming is None:
         try:
             together = lm.score([HELPFUL, *OTHERS], [TEXT] * (1 + len(OTHERS)))
-            shortcoming = company_shortcoming([short, *others], [score.token_logprobs for score in together])
+            if not all(agree(a, b.token_logprobs) for a, b in zip([short, *others], together, strict=True)):
+                shortcoming = (
+                    "gives inputs that share a request other log-probs than alone; set lm.prompts_per_request=1"
+                )
         except (ServerError, ValueError) as error:
             shortcoming = f"answers inputs alone, but not several of them ({error}); set lm.prompts_per_request=1"
     if shortcoming:
-        raise UserError(f"lm.url: {lm.spec.url} {shortcoming}")
+        raise UserError(f"lm.url: {lm.url} {shortcoming}")
     return np.concatenate(scores)
 
 
@@ -111,57 +104,38 @@ def agree(one: np.ndarray, other: np.ndarray) -> bool:
     return bool(difference.mean() <= MEAN_TOLERANCE_NATS and difference.max() <= TOLERANCE_NATS)
 
 
-def change_shortcoming(fingerprint: np.ndarray, again: np.ndarray) -> str | None:
-    """Compare scores `again` [T] of a text with the fingerprint that begins with them."""
-    if len(again) == 0 or not agree(fingerprint[: len(again)], again):
-        return "gives a text of the probe other log-probs than then"
-    return None
+def find_shortcoming(
+    short: np.ndarray,
+    long: np.ndarray,
+    others: Sequence[np.ndarray],
+    generated: Sequence[np.ndarray],
+    echoed: Sequence[np.ndarray],
+) -> str | None:
+    """Return what is wrong with log-probs [T], or None.
 
-
-def length_shortcoming(short: np.ndarray, long: np.ndarray) -> str | None:
-    """Compare scores of a text [T] with those of a longer one [T + M] that begins with it."""
+    They are those of a text after a document that holds it, the same with more text behind it, the text after other
+    documents, answers as they were generated, and the same sent back; answers that were cut otherwise do not count.
+    """
     if len(long) <= len(short) or not agree(short, long[: len(short)]):
         return "gives the same tokens other log-probs in a longer text: a token may depend on those before it only"
-    return None
-
-
-def count_shortcoming(scores: Sequence[np.ndarray]) -> str | None:
-    """Compare the numbers of tokens of one text after different documents."""
-    counts = [len(score) for score in scores]
+    counts = [len(score) for score in (short, *others)]
     if len(set(counts)) > 1:
         return f"cuts one text into different tokens after different documents ({counts} tokens); set lm.tokenizer=DIR"
-    return None
-
-
-def generation_shortcoming(generated: Sequence[np.ndarray], echoed: Sequence[np.ndarray]) -> str | None:
-    """Compare generated tokens with the same texts sent back; texts that were cut otherwise do not count."""
     pairs = [(g, e) for g, e in zip(generated, echoed, strict=True) if len(g) == len(e) > 0]
     if not pairs:
         return "generates nothing that can be sent back to see whether its log-probs are right"
     new, again = (np.concatenate(side) for side in zip(*pairs, strict=True))
-    if agree(new, again):
-        return None
-    return (
-        f"gives a prompt's tokens the wrong log-probs: {len(new)} tokens that it generated with {new.mean():.2f} nats "
-        f"each have {again.mean():.2f} when sent back (llama-cpp-python, for one, is off by a position)"
-    )
-
-
-def help_shortcoming(helped: np.ndarray, others: Sequence[np.ndarray]) -> str | None:
-    """Compare scores of a text after a document that holds it, and after others that do not."""
-    gain = float(helped.mean() - max(other.mean() for other in others))
+    if not agree(new, again):
+        return (
+            f"gives a prompt's tokens the wrong log-probs: {len(new)} tokens that it generated with {new.mean():.2f} "
+            f"nats each have {again.mean():.2f} when sent back (llama-cpp-python, for one, is off by a position)"
+        )
+    gain = float(short.mean() - max(other.mean() for other in others))
     if gain < LEAST_HELP_NATS:
         return (
             f"gives log-probs that do not follow the text: a document that holds the very text makes it only "
             f"{gain:.2f} nats a token more likely than one that does not, expected {LEAST_HELP_NATS:g}"
         )
-    return None
-
-
-def company_shortcoming(alone: Sequence[np.ndarray], together: Sequence[np.ndarray]) -> str | None:
-    """Compare scores of the same inputs, each in a request of its own and all in one."""
-    if not all(agree(a, b) for a, b in zip(alone, together, strict=True)):
-        return "gives inputs that share a request other log-probs than alone; set lm.prompts_per_request=1"
     return None
 
 
@@ -181,8 +155,7 @@ class ServerSource:
     roles = ()
 
     def __init__(self, lm: LMConfig) -> None:
-        self._spec = server_spec(lm)
-        self._max_tokens_sent = lm.max_tokens_sent
+        self._config = lm
         self._server: HttpLM | None = None
 
     @property
@@ -194,17 +167,15 @@ class ServerSource:
         return self._connected().max_tokens
 
     def tokenizer(self) -> "PreTrainedTokenizerBase | None":
-        from replug.models.model_files import load_tokenizer  # seconds to import, which text alone can do without
-
-        return load_tokenizer(self._spec.tokenizer, "lm.tokenizer") if self._spec.tokenizer else None
+        return server_tokenizer(self._config)
 
     def connect(self, budget_file: Path | None = None, cache: Path | None = None) -> None:
         if self._server is not None:
             return
-        server = connect(self._spec, RequestBudget(budget_file, max_tokens=self._max_tokens_sent))
+        server = connect(self._config, RequestBudget(budget_file, max_tokens=self._config.max_tokens_sent))
         if cache is not None:
             with closing(ScoreCache(cache)) as scores:
-                server.identity = scores.identity_like(self._spec.model, server.fingerprint)
+                server.identity = scores.identity_like(server.model, server.fingerprint)
         self._server = server
 
     def open(self, lm: LMConfig) -> HttpLM:
@@ -218,18 +189,3 @@ class ServerSource:
         self.connect()
         assert self._server is not None
         return self._server
-
-
-def server_spec(lm: LMConfig) -> ServerSpec:
-    return ServerSpec(
-        url=str(lm.url),
-        model=str(lm.model),
-        api=lm.api.value,
-        tokenizer=resolve_lm_path(lm.tokenizer, "lm.tokenizer") if lm.tokenizer else None,
-        api_key=os.environ.get(lm.api_key_env),
-        api_key_env=lm.api_key_env,
-        max_concurrency=lm.max_concurrency,
-        prompts_per_request=lm.prompts_per_request,
-        timeout_seconds=lm.timeout_seconds,
-        max_attempts=lm.max_attempts,
-    )

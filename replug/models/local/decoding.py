@@ -1,13 +1,10 @@
 """The model's own cache of keys and values: prompts that grow token by token, and prefixes they share.
 
-Prompts are padded on the left, so that the last position of all is the last column, and distances between tokens are
-those between columns. A mask hides the padding, and positions are counted by the mask. Some architectures count
-otherwise, so the loader tries all of this on the model; where it fails, whole inputs are read again for every token,
-which is slow and right for every causal model.
-
-A prefix that all inputs of a call share is computed once. Few-shot demonstrations are the case: sixteen of them are
-thousands of tokens before ten documents. Where a prefix ends follows from a call's texts alone: kept or computed again,
-it gives the same numbers. The documents of one query share nothing, since the document comes first.
+Prompts are padded on the left; a mask hides the padding, and positions are counted by the mask. Some architectures
+count otherwise, so the loader tries all of this on the model; where it fails, whole inputs are read again for every
+token, which is slow and right for every causal model. A prefix that all inputs of a call share, such as few-shot
+demonstrations, is computed once. Its end follows from a call's texts alone: kept or computed again, it gives the same
+numbers.
 """
 
 import copy
@@ -94,7 +91,7 @@ class CachedPrompts:
     the tokens before `rows` that all prompts begin with.
     """
 
-    logits: Tensor
+    logits: Tensor  # [K, V] of the token after each prompt
 
     def __init__(
         self,
@@ -123,6 +120,7 @@ class CachedPrompts:
             self.logits = self.logits[owner]
 
     def append(self, tokens: Sequence[int], kept: Sequence[int]) -> None:
+        """Make the prompts `kept` (their numbers among those under way) longer by a token each; the others are done."""
         if len(kept) < len(self._seen):
             self._select(kept)
         column = torch.tensor(tokens, device=self._model.device)[:, None]

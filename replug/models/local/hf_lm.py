@@ -1,9 +1,7 @@
 """The local language model: any Hugging Face causal LM, scored in right-padded batches of similar length.
 
-With a causal model and right padding no mask is needed, and left padding without position ids is silently wrong for
-some models, so scored inputs are padded on the right. Only the positions that predict the continuation reach the output
-layer; logits and log-softmax are float32, whatever the LM's dtype. Prefix and continuation are tokenized apart: the
-continuation has the same tokens after every document. `models.local.decoding` continues prompts.
+A causal model needs no mask with right padding. Only the positions that predict the continuation reach the output
+layer; logits and log-softmax are float32, whatever the LM's dtype. `models.local.decoding` continues prompts.
 """
 
 import logging
@@ -40,7 +38,7 @@ from replug.models.local.decoding import (
     same_direction,
     shared_tokens,
 )
-from replug.models.local.mixtures import GrowingPrompts, MixedAnswer, continue_answers
+from replug.models.local.mixtures import MixedAnswer, continue_answers
 from replug.models.local.output_layer import (
     PassScores,
     PendingScores,
@@ -262,7 +260,7 @@ class HuggingFaceLM:
     def _decode(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
-    def _grow(self, rows: Rows, opening: str) -> GrowingPrompts:
+    def _grow(self, rows: Rows, opening: str) -> CachedPrompts | RecomputedPrompts:
         """Return the prompts by the cheapest way that is right for this model."""
         is_even, use = len({len(row) for row in rows}) == 1, self._cache_use
         if not (use.unpadded if is_even else use.padded):

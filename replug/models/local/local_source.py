@@ -1,6 +1,6 @@
 """LMs that compute on our own machines, on replicas of Ray or in this process: a folder, a file or a hub name."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,29 +10,19 @@ from replug.config.schema import LMConfig
 from replug.models.batching import LMShape, tokens_per_unit
 from replug.models.black_box_lm import AsyncLM, LocalLM
 from replug.models.hardware import DTYPES, default_device, dtype_name
-from replug.models.lm_source import InProcessLM
-from replug.models.local.weights import HashedFiles, hashed_files, lm_identity
+from replug.models.lm_source import InProcessLM, LMSource
+from replug.models.local.weights import lm_identity
 from replug.models.packaged import resolve_lm_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class LocalSource(ABC):
+class LocalSource(LMSource):
     """An `LMSource` for whatever `load` loads. Subclasses are records that travel to actors by pickle."""
 
     roles = ("score",)
     tokens_per_batch: int | None  # padded tokens in one pass; None for a default by hardware and size
-
-    @property
-    @abstractmethod
-    def identity(self) -> str:
-        """Return what the loaded LM would, without loading it."""
-
-    @property
-    @abstractmethod
-    def max_tokens(self) -> int | None:
-        """Return what the loaded LM would, without loading it."""
 
     @property
     def shape(self) -> LMShape:
@@ -40,14 +30,10 @@ class LocalSource(ABC):
         return LMShape()
 
     @abstractmethod
-    def tokenizer(self) -> "PreTrainedTokenizerBase | None":
-        """Return the LM's own tokenizer."""
-
-    @abstractmethod
     def load(self, spread: bool = False) -> LocalLM:
         """Load the LM in this process; `spread` lays its layers over all visible GPUs."""
 
-    def connect(self, budget_file: Path | None = None, cache: Path | None = None) -> None:  # noqa: B027
+    def connect(self, budget_file: Path | None = None, cache: Path | None = None) -> None:
         """Do nothing: weights are read when they are loaded."""
 
     def open(self, lm: LMConfig) -> AsyncLM:
@@ -80,18 +66,18 @@ def source(lm: LMConfig) -> "HuggingFaceSource | None":
 class HuggingFaceSource(LocalSource):
     """Weights in a folder, or under a hub name. hf_lm.py takes seconds to import, so methods do it.
 
-    `hashed` is what the files held when the run was started, for replicas, which then need not read them twice.
+    `known_identity` is what the process that starts a run found, so that its replicas need not hash the files.
     """
 
     path: str
     dtype: str = "float32"
     tokens_per_batch: int | None = None
     attention: str = "sdpa"
-    hashed: HashedFiles | None = None
+    known_identity: str | None = None
 
     @property
     def identity(self) -> str:
-        return lm_identity(self.path, DTYPES[self.dtype], self.hashed)
+        return self.known_identity or lm_identity(self.path, DTYPES[self.dtype])
 
     @property
     def max_tokens(self) -> int | None:
@@ -128,4 +114,4 @@ class HuggingFaceSource(LocalSource):
         )
 
     def open(self, lm: LMConfig) -> AsyncLM:
-        return LocalSource.open(replace(self, hashed=hashed_files(self.path, self.hashed)), lm)
+        return LocalSource.open(replace(self, known_identity=self.identity), lm)

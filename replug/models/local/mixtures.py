@@ -7,13 +7,16 @@ prompt is a mixture of that prompt. K prompts of an answer, R prompts of all ans
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from replug.models.generation import Generated, GenerationOptions, before_stop
+
+if TYPE_CHECKING:  # seconds to import
+    from replug.models.local.decoding import CachedPrompts, RecomputedPrompts
 
 # The nucleus is sought among so many likeliest tokens before all are sorted, which takes ten times as long.
 LIKELIEST_TOKENS = 512
@@ -106,17 +109,7 @@ class MixedAnswer:
         return Generated(self.text, said, unsure, len(self.rows), sum(map(len, self.rows)))
 
 
-class GrowingPrompts(Protocol):
-    """Prompts [R] that grow token by token; `logits` [R, V] are those of the token after each."""
-
-    logits: Tensor
-
-    def append(self, tokens: Sequence[int], kept: Sequence[int]) -> None:
-        """Make the prompts `kept` (their numbers among those under way) longer by a token each; the others are done."""
-        ...
-
-
-def continue_answers(prompts: GrowingPrompts, answers: Sequence[MixedAnswer]) -> Iterator[None]:
+def continue_answers(prompts: "CachedPrompts | RecomputedPrompts", answers: Sequence[MixedAnswer]) -> Iterator[None]:
     """Lengthen each answer until it ends, a token of all at a time; yields after each.
 
     `prompts` are those of the first answer, then those of the second, and so on.

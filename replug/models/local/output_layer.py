@@ -1,14 +1,10 @@
 """From hidden states to the log-probabilities of tokens, without a vocabulary's worth of float32 for all of them.
 
 Only positions that predict a token of a continuation come here. The output layer runs on a few hundred of them at a
-time, and the softmax on so few that their float32 logits stay in the processor's cache: on a CPU that is four times
-faster than a logsumexp over the same chunk, which is a quarter of a small LM's whole time.
-
+time, and the softmax on so few that their float32 logits stay in the processor's cache.
 A half-precision LM gets an output layer with float32 logits, `Float32Head`: a logit of 20 in bfloat16 is wrong by up to
-0.06, and a log-probability by 5% of what documents differ in. It takes a linear layer's place in the model, so what the
-model does to its logits afterwards (soft-capping, a scale) is done to float32 too, and holds that layer's weights, no
-copy. It goes through many positions and a piece of the vocabulary after another: on a CPU the float32 weights and
-logits of a piece stay in cache, and on a GPU products are aligned. Models in float32 keep their layer.
+0.06, and a log-probability by 5% of what documents differ in. It takes a linear layer's place in the model and holds
+that layer's weights, no copy, so what the model does to its logits afterwards is done to float32 too.
 """
 
 import logging

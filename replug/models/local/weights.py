@@ -1,9 +1,5 @@
 """The weights of a causal LM: loaded, looked at, and hashed once in a run by the process that starts it.
 
-A hash reads every byte, which for a 13B model is 26 GB. Replicas get it with the names, sizes and times of change of
-the files. A replica that finds the same files has the same weights; another one, such as a node with a copy of its own,
-reads them.
-
 Weights with another model's tokenizer, or with layers that were never trained, give finite scores like any other. But
 to them a sentence is no likelier than its words in another order, which it is by nats a token to any LM that read its
 language. An LM that looks ahead, as an encoder does, scores a text by what stands after it. `require_sense` asks.
@@ -13,7 +9,6 @@ import hashlib
 import logging
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -36,28 +31,14 @@ LARGE_BYTES = 10**9  # worth a line in the log
 Stamp = tuple[str, int, int]  # name, bytes and time of change (ns) of a file: known without reading it
 
 
-@dataclass(frozen=True, slots=True)
-class HashedFiles:
-    """The hash of a folder's configuration, tokenizer and weights, and the files it was made from."""
-
-    stamps: tuple[Stamp, ...]
-    digest: str
-
-
-def hashed_files(path: str, known: HashedFiles | None = None) -> HashedFiles | None:
-    """Return the hash of the files, `known` if they are those it was made from; None for a hub name."""
-    folder = Path(path)
-    if not folder.is_dir():
-        return None
-    files = sorted([*folder.glob("*.json"), *folder.glob("*.safetensors")])
-    stamps = tuple((file.name, (status := file.stat()).st_size, status.st_mtime_ns) for file in files)
-    return known if known is not None and known.stamps == stamps else HashedFiles(stamps, _digest(folder, stamps))
-
-
-def lm_identity(path: str, dtype: torch.dtype, known: HashedFiles | None = None) -> str:
-    """Return the hash of a local model's configuration, tokenizer and weights, with its dtype."""
-    files = hashed_files(path, known)
-    return f"{files.digest if files else path}:{str(dtype).removeprefix('torch.')}"
+def lm_identity(path: str, dtype: torch.dtype) -> str:
+    """Return the hash of a folder's configuration, tokenizer and weights, or a hub name, with the dtype."""
+    folder, name = Path(path), path
+    if folder.is_dir():
+        files = sorted([*folder.glob("*.json"), *folder.glob("*.safetensors")])
+        stamps = tuple((file.name, (status := file.stat()).st_size, status.st_mtime_ns) for file in files)
+        name = _digest(folder, stamps)
+    return f"{name}:{str(dtype).removeprefix('torch.')}"
 
 
 @lru_cache(maxsize=8)  # a process asks for an identity more than once
