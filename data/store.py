@@ -199,15 +199,16 @@ class PreparedSet(Corpus):
     """A finished prepared set. Raises UserError for one whose texts are not proven disjoint."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        proof = self.manifest.get("disjoint")
+        manifest = prepared_folder(folder).manifest()
+        proof = manifest.get("disjoint")
         if not isinstance(proof, dict) or not {"shared_sources", "equal_texts"} <= proof.keys():
             raise UserError(f"{folder}/manifest.json holds no proof of disjointness; {FIX}")
         if proof["shared_sources"] or proof["equal_texts"]:
             raise UserError(f"{folder}/manifest.json says that corpus and texts overlap; {FIX}")
         for name in TEXTS:  # without their checksums the proof is about other texts
-            if name not in self.manifest["files"]:
+            if name not in manifest["files"]:
                 raise UserError(f"{folder}/manifest.json has no checksum of {name}; {FIX}")
+        super().__init__(folder)
         self.inputs = prepared_folder(folder).inputs or {}
         self.queries, self.heldout = (ExampleStore(folder / name) for name in TEXTS)
         self.dev = ExampleStore(folder / DEV) if DEV in self.manifest["files"] else None

@@ -125,7 +125,7 @@ DOCUMENTS = [
     ("an empty text", DOC + '{"id": "b", "text": " \\n"}\n', "rows.jsonl:2 (id b): field 'text' is empty"),
     ("a title that is a list", DOC[:-2] + ', "title": ["x"]}', "rows.jsonl:1: field 'title' must be a string"),
     ("no rows", "\n\n", "rows.jsonl holds no documents"),
-    ("half a gzip file", ZIPPED[:-20], "unreadable after this line: Compressed file ended"),
+    ("half a gzip file", ZIPPED[:-20], "rows.jsonl.gz:", "unreadable after this line"),
 ]
 
 TEXTS = [
