@@ -38,7 +38,7 @@ VectorsOf = Callable[[np.ndarray], Tensor]  # [U, D] of the corpus' rows [U]
 
 
 class LSRModule(pl.LightningModule):
-    """Trains `encoder` on what a source of batches delivers. `attach` comes later: the source may need its weights."""
+    """Trains `encoder` on what `batches` delivers, which is set later: the source may need the weights."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class LSRModule(pl.LightningModule):
         self._frozen = [documents] if documents is not None else []  # a list: not a part of this module
         self._queries, self._corpus = queries, corpus
         self._loss, self._train, self._dims, self._seed = loss, train, dims, seed
-        self.vectors_of: VectorsOf | None = None  # where documents stay as they are and are not encoded in every step
+        self.vectors_of: VectorsOf | None = None  # for documents that stay as they are, instead of encoding them
         self.batches: Batches | None = None
         self.batch: ScoredBatch | None = None  # of the step that is under way
         self._is_last = False  # whether the newest of its micro-batches is the last
@@ -78,14 +78,6 @@ class LSRModule(pl.LightningModule):
     def documents(self) -> Encoder:
         """Return the encoder of documents."""
         return self.frozen_documents or self.encoder
-
-    def attach(self, batches: Batches) -> None:
-        self.batches = batches
-
-    def look_documents_up(self, vectors_of: VectorsOf) -> None:
-        """Take documents' vectors from there, where they stay as they are, instead of encoding them in every step."""
-        assert self._frozen, "documents are trained, so their vectors change"
-        self.vectors_of = vectors_of
 
     def encode_queries(self, texts: Sequence[str], autocast: bool = False) -> np.ndarray:
         """Return vectors [B, D] by the weights as they are, without gradient or dropout.
@@ -105,7 +97,7 @@ class LSRModule(pl.LightningModule):
         The backbone may run under autocast. Similarities and loss are computed in float32. Nothing here waits for the
         device: it would stand idle until the backward pass is launched.
         """
-        assert self.batches is not None, "attach a source of batches first"
+        assert self.batches is not None, "set a source of batches first"
         if position.is_first:
             self.batch, self._metrics, self._losses = self.batches.take(position.step), [], []
         assert self.batch is not None

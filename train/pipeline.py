@@ -50,20 +50,10 @@ class _InFlight:
     scores: Future[Scores]
 
 
-@dataclass(frozen=True, slots=True)
-class RetrievalStage:
-    """Finds documents: `encode` maps texts to vectors [B, D] by the live weights, `executor` runs `search`."""
-
-    encode: Callable[[Sequence[str]], np.ndarray]
-    search: Search
-    executor: Executor
-    k: int
-    exclude_own_source: bool = False
-
-
 class BatchPipeline:
     """Keeps `depth` batches in flight, and no more: so the LM's pool never has more than that to do.
 
+    `encode` maps texts to vectors [B, D] by the live weights, `executor` runs `search` for `k` documents of each, and
     `score` takes prefixes and continuations. There is no batch after step `max_steps`. `check` is called while a step
     waits, to raise what should end the wait.
     """
@@ -72,20 +62,25 @@ class BatchPipeline:
         self,
         sampler: QuerySampler,
         data: PreparedSet,
-        retrieval: RetrievalStage,
         *,
+        encode: Callable[[Sequence[str]], np.ndarray],
+        search: Search,
+        executor: Executor,
+        k: int,
         score: Callable[[Sequence[str], Sequence[str]], Scores],
         template: PromptTemplate,
         depth: int,
         max_steps: int,
         clock: StepClock,
+        exclude_own_source: bool = False,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self._sampler, self._queries, self._corpus = sampler, data.queries, data.corpus
-        self._retrieval, self._score, self._template = retrieval, score, template
+        self._encode, self._search, self._executor, self._k = encode, search, executor, k
+        self._exclude_own_source, self._score, self._template = exclude_own_source, score, template
         self._depth, self._max_steps = depth, max_steps
         self._clock, self._check_run = clock, check
-        self.pairs_per_step = sampler.batch_size * retrieval.k
+        self.pairs_per_step = sampler.batch_size * k
         self._in_flight: dict[int, _InFlight] = {}
         self._last_search: Future[RetrievedBatch] | None = None
 
@@ -159,16 +154,16 @@ class BatchPipeline:
     def _begin(self, step: int, query_step: int, index: IndexState) -> _InFlight:
         rows = self._sampler.rows(step)
         examples = self._queries.examples(rows)
-        vectors = self._retrieval.encode([example.context for example in examples])
+        vectors = self._encode([example.context for example in examples])
         require_finite_vectors(vectors, [example.id for example in examples])
-        exclude = [example.source for example in examples] if self._retrieval.exclude_own_source else None
+        exclude = [example.source for example in examples] if self._exclude_own_source else None
         given = (step, query_step, index, rows, vectors, exclude, self._last_search)
-        self._last_search = self._retrieval.executor.submit(self._retrieve, *given)
+        self._last_search = self._executor.submit(self._retrieve, *given)
         return self._submitted(self._last_search)
 
     def _submitted(self, search: Future[RetrievedBatch]) -> _InFlight:
         """Ask the LM after the search. If that fails, the documents are known and a checkpoint keeps them."""
-        return _InFlight(search, self._retrieval.executor.submit(lambda: self._ask(search.result())))
+        return _InFlight(search, self._executor.submit(lambda: self._ask(search.result())))
 
     def _retrieve(
         self,
@@ -184,7 +179,7 @@ class BatchPipeline:
         if previous is not None:
             previous.result()
         with self._clock.measure("search"):
-            found = self._retrieval.search(index.version, vectors, self._retrieval.k, exclude)
+            found = self._search(index.version, vectors, self._k, exclude)
         seen = (step, query_step, found.index_version, index.step)
         return RetrievedBatch(*seen, rows, found.doc_rows, found.similarities)
 

@@ -36,7 +36,7 @@ from replug.models.preparing import data_folder, prepared_set
 from replug.train.data_checks import check_data, check_texts
 from replug.train.development import Watch, describe_weights
 from replug.train.evaluation import evaluate_heldout, found_before, found_by, measured_encoder, write_examples
-from replug.train.fitting import fit, lsr_module, started_ranks
+from replug.train.fitting import fit, lsr_module, quieten_lightning, started_ranks
 from replug.train.labels.labelling import label, label_origin
 from replug.train.model_card import write_model_card
 from replug.train.module import LSRModule
@@ -51,9 +51,8 @@ from replug.train.sources import (
     look_at_last,
     version_after,
 )
-from replug.train.step_metrics import StepClock
+from replug.train.step_metrics import StepClock, loggers_of, publish_results
 from replug.train.trained_weights import check_training, save_retriever
-from replug.train.trainer import loggers_of, publish, quieten_lightning
 from replug.train.workers import Workers, start_workers
 
 log = logging.getLogger(__name__)
@@ -163,7 +162,7 @@ def _train(config: Config, run: RunDirectory, labels: Labels | None, interruptio
     results["weights"] = weights
     write_model_card(run.retriever, config, describe_weights(weights), run.provenance(), results)
     run.finish(results)
-    publish(config, loggers, run, results)
+    publish_results(loggers, run, results)
     run.remove_work_files()
 
 

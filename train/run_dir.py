@@ -29,8 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from replug.config.errors import RunError, UserError
-from replug.config.keys import keys_of
-from replug.config.load import config_to_yaml, flatten, load_stored_config
+from replug.config.load import config_to_yaml, inputs_of, load_stored_config
 from replug.config.paths import require_folder
 from replug.config.schema import Config
 from replug.data.files import file_sha256, read_json, replace_file, write_json
@@ -39,7 +38,6 @@ from replug.train.environment import describe_environment, provenance_lines
 
 log = logging.getLogger(__name__)
 
-RESUMABLE = frozenset(key.path for key in keys_of(Config) if key.resumable)
 CHECKPOINT_FORMAT = 4  # of what the callbacks put into a checkpoint
 MEND = "bring it back, or run `replug train` in another run_dir"
 # What a run directory holds beside its finished files, and what other commands leave where a run is to begin.
@@ -96,7 +94,7 @@ class RunDirectory:
     def require(self, inputs: Mapping[str, Any]) -> None:
         """Raise UserError if the run was made from another value of one of these inputs, or is not a run."""
         require_folder("run_dir", self.path)
-        self.folder.check(inputs, RESUMABLE, are_all=False)
+        self.folder.check(inputs, are_all=False)
 
     def begun_with(self) -> Config | None:
         """Return the configuration of the run that is here, finished or not."""
@@ -107,7 +105,7 @@ class RunDirectory:
         """Begin the run, or check that it was begun with the same configuration, LM, prepared set and labels."""
         made_from = {LM: lm_identity, SET: manifest_sha256(prepared)}
         made_from |= {LABELS: manifest_sha256(labels)} if labels is not None else {}
-        self.folder.claim({**_inputs_of(config), **made_from}, RESUMABLE)
+        self.folder.claim({**_inputs_of(config), **made_from})
         replace_file(self.path / "config.yaml", config_to_yaml(config).encode())
         write_json(self.path / "environment.json", describe_environment())
 
@@ -206,7 +204,7 @@ class RunDirectory:
 
 def _inputs_of(config: Config) -> dict[str, Any]:
     """Return the keys that a run is made from. Epochs take the place of steps, whose number follows from the labels."""
-    keys = flatten(config)
+    keys = inputs_of(config)
     if config.train.epochs is not None:
         del keys["train.max_steps"]
     return keys

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from replug.cluster.background import InlineExecutor, in_background, note_ray_thread
-from replug.config.choices import Rerank, TrainedSide
+from replug.config.choices import Precision, Rerank, TrainedSide
 from replug.config.refresh_policy import refresh_policy
 from replug.config.schema import Config
 from replug.data.labels import Labels
@@ -35,12 +34,12 @@ from replug.index_workers.build import build_version, document_search, publish_s
 from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import Refreshed
 from replug.index_workers.version_store import VersionStore
+from replug.models.hardware import multiplies_bfloat16
 from replug.train.development import DevLook, LabelledDevTexts, SearchedDevTexts, Watch, embedded
 from replug.train.module import Batches, LSRModule
-from replug.train.pipeline import BatchPipeline, RetrievalStage
+from replug.train.pipeline import BatchPipeline
 from replug.train.refresh import RefreshController
 from replug.train.step_metrics import StepClock
-from replug.train.trainer import uses_bf16
 from replug.train.workers import Workers
 
 log = logging.getLogger(__name__)
@@ -152,7 +151,7 @@ class LiveBatches:
     def _record(self) -> None:
         look, store = self._refresh.look, self._workers.index.store
         if look is not None:
-            self._watch.record(look, partial(_copy_snapshot, store.encoder_folder(self._refresh.live.version)))
+            self._watch.record(look, partial(shutil.copytree, store.encoder_folder(self._refresh.live.version)))
 
     def _say_swapped(self, step: int) -> None:
         live, measures, look = self._refresh.live, self._refresh.last.measures, self._refresh.look
@@ -192,7 +191,7 @@ class LabelledBatches:
         self.dev = LabelledDevTexts(config, labels, data) if watch is not None and labels.has_dev else None
         if (documents := module.frozen_documents) is not None:
             rows = np.union1d(self._scores.retrieved.doc_rows, self.dev.rows if self.dev else [])
-            module.look_documents_up(vectors_once(partial(embedded, documents, data.corpus), rows))
+            module.vectors_of = vectors_once(partial(embedded, documents, data.corpus), rows)
 
     def start(self, state: dict[str, Any] | None) -> None:
         """Look at the development texts; a run that was resumed has done so."""
@@ -294,17 +293,14 @@ def batch_pipeline(
     check: Callable[[], None],
 ) -> BatchPipeline:
     is_live = config.index.rerank is Rerank.live
-    retrieval = RetrievalStage(
-        partial(module.encode_queries, autocast=uses_bf16(config.train.precision)),
-        document_search(config, module.encoder, data, workers.index),
-        executor=InlineExecutor() if is_live else background,  # live: its weights are those of the boundary
-        k=config.retrieve.k,
-        exclude_own_source=config.retrieve.exclude_own_source,
-    )
     return BatchPipeline(
         QuerySampler(len(data.queries), config.train.batch_size, config.seed),
         data,
-        retrieval,
+        encode=partial(module.encode_queries, autocast=uses_bf16(config.train.precision)),
+        search=document_search(config, module.encoder, data, workers.index),
+        executor=InlineExecutor() if is_live else background,  # live: its weights are those of the boundary
+        k=config.retrieve.k,
+        exclude_own_source=config.retrieve.exclude_own_source,
         score=workers.lm.submit_sums,
         template=workers.template,
         depth=config.train.pipeline_depth,
@@ -312,6 +308,11 @@ def batch_pipeline(
         clock=clock,
         check=check,
     )
+
+
+def uses_bf16(precision: Precision) -> bool:
+    """Return whether products are in bfloat16 on this hardware."""
+    return precision is Precision.bf16_mixed or (precision is Precision.auto and multiplies_bfloat16())
 
 
 def refresh_controller(
@@ -356,10 +357,6 @@ def version_after(store: VersionStore, step: int) -> int:
     """
     last = max(store.versions(), default=0)
     return last if last and store.can_be_built(last) and store.pending_plan(last).step == step else last + 1
-
-
-def _copy_snapshot(snapshot: Path, folder: Path) -> None:
-    shutil.copytree(snapshot, folder)
 
 
 @contextmanager

@@ -1,6 +1,8 @@
-"""What a run logs of its steps: their time by cause, the work of each device, and the rows of metrics.jsonl."""
+"""What a run logs of its steps: their time by cause, the work of each device, the rows of metrics.jsonl, and W&B."""
 
 import json
+import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,12 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.loggers.logger import Logger, rank_zero_experiment
 from pytorch_lightning.utilities import rank_zero_only
 
 from replug.cluster.device_use import USE, Busy, BusySeconds, DeviceUse, add_seconds
+from replug.config.choices import WandbMode
 from replug.config.errors import RunError
+from replug.config.load import flatten
+from replug.config.schema import Config
 from replug.data.datamodule import Position
+from replug.data.files import write_json
+from replug.train.run_dir import RunDirectory
 
 ROWS = 100  # of a run's device_use.jsonl, at least: few enough to look at, and small where there are many devices
 CAUSES = ("retrieve", "wait_scores", "wait_index", "refresh", "checkpoint")  # of the main thread; the rest is training
@@ -37,10 +45,6 @@ class StepClock:
         finally:
             with self._lock:
                 self._seconds[cause] = self._seconds.get(cause, 0.0) + time.monotonic() - start
-
-    def start(self) -> None:
-        """Begin a step now."""
-        self.read()
 
     def read(self) -> dict[str, float]:
         """Return `time/CAUSE_seconds` of the step that ends now, its length, and shares spent waiting and at work."""
@@ -141,6 +145,49 @@ class JsonLinesLogger(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         append_row(self._path, {"step": step, **{k: v for k, v in metrics.items() if k != "epoch"}})
+
+
+def loggers_of(config: Config, run: RunDirectory) -> list[Logger]:
+    """Return the loggers of a run: metrics.jsonl always, W&B if `wandb.mode` is not off.
+
+    A run directory has one W&B run, however often it is resumed; its id is kept there.
+    """
+    loggers: list[Logger] = [JsonLinesLogger(run.metrics)]
+    if config.wandb.mode is WandbMode.off:
+        return loggers
+    path = run.path / "wandb.json"
+    if not path.exists():
+        write_json(path, {"id": secrets.token_hex(4)})
+    wandb_logger = WandbLogger(
+        project=os.environ.get("WANDB_PROJECT", "replug"),
+        name=os.environ.get("WANDB_NAME", run.path.name),
+        id=json.loads(path.read_text())["id"],
+        resume="allow",
+        save_dir=run.path,
+        offline=config.wandb.mode is WandbMode.offline,
+        config=flatten(config),
+    )
+    return [*loggers, wandb_logger]
+
+
+def publish_results(loggers: Sequence[Logger], run: RunDirectory, results: dict[str, Any]) -> None:
+    """Write results into the W&B run's summary by method and metric, and the tuned retriever as an artifact."""
+    evaluations = [results[name] for name in ("language_modelling", "retrieval") if name in results]
+    summary = {
+        f"results/{method}/{metric}": entry["value"]
+        for evaluated in evaluations
+        for method, of in evaluated.items()
+        for metric, entry in of.items()
+    }
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            import wandb  # takes seconds
+
+            logger.experiment.summary.update(summary)
+            artifact = wandb.Artifact(f"retriever-{logger.version}", type="model")
+            artifact.add_dir(str(run.retriever))
+            logger.experiment.log_artifact(artifact)
+            wandb.finish()
 
 
 def append_row(path: Path, row: dict[str, Any]) -> None:

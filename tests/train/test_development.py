@@ -11,7 +11,7 @@ import pytest
 from replug.evals.temperature_fit import ensemble_bits
 from replug.models.preparing import prepared_set
 from replug.train.development import DevLook, Watch, document_scores, nearest, scored_share
-from replug.train.labels.exports import write_distill_kl, write_flagembedding
+from replug.train.labels.labelling import write_distill_kl, write_flagembedding
 from tests.support.labels import write_stand_in_labels
 
 

@@ -10,8 +10,8 @@ from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 from replug.cluster import gpus
 from replug.config.load import load_config
 from replug.config.schema import Config
+from replug.train.fitting import lightning_trainer
 from replug.train.ranks import COLLECTIVE_PATIENCE, RankEnvironment
-from replug.train.trainer import lightning_trainer
 from tests.support.command_line import ROOT
 
 

@@ -24,7 +24,7 @@ def advanced(module, data):
     pipeline.advance(0, IndexState(0, 0))
     module.log_dict = lambda *args, **kwargs: None
     scored = pipeline.take(0)
-    module.attach(Given(scored))
+    module.batches = Given(scored)
     return scored
 
 

@@ -76,7 +76,7 @@ def gradient(module: LSRModule, parts: int = 1) -> dict[str, torch.Tensor]:
 def test_a_gradient_added_up_over_parts_or_computed_again_is_that_of_the_whole_batch(module, data):
     pipeline = pipeline_for(module, data, InlineLM())
     pipeline.advance(0, IndexState(0, 0))
-    module.attach(Given(pipeline.take(0)))
+    module.batches = Given(pipeline.take(0))
     whole = gradient(module)
     largest = max(float(values.abs().max()) for values in whole.values())
     in_parts = gradient(module, parts=4)
@@ -90,7 +90,7 @@ def test_the_loss_is_that_of_the_formula(module, data):
     pipeline = pipeline_for(module, data, InlineLM())
     pipeline.advance(0, IndexState(0, 0))
     scored = pipeline.take(0)
-    module.attach(Given(scored))
+    module.batches = Given(scored)
     log_q = log_likelihood(torch.tensor(scored.sum_logprobs / scored.num_tokens[:, None]).float(), 0.5)
     log_p = log_likelihood(module.similarities(scored.retrieved).detach(), 0.02)
     expected = text_losses(log_q, log_p, "kl_lm_retriever").mean()

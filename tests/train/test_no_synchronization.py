@@ -69,7 +69,7 @@ def unseen(found: list[str], forward, given: dict):
 def stepping(module, data):
     pipeline = pipeline_for(module, data, InlineLM())
     pipeline.advance(0, IndexState(0, 0))
-    module.attach(Given(pipeline.take(0)))
+    module.batches = Given(pipeline.take(0))
     module.logged = {}
     module.log_dict = module.logged.update
     return module

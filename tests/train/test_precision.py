@@ -28,7 +28,7 @@ def scored(module, data):
     pipeline = pipeline_for(module, data, InlineLM())
     pipeline.advance(0, IndexState(0, 0))
     scored = pipeline.take(0)
-    module.attach(Given(scored))
+    module.batches = Given(scored)
     return scored
 
 
@@ -91,7 +91,7 @@ def test_the_pipeline_encodes_queries_as_the_key_says(key, autocast, debug_confi
     config = replace(debug_config, train=replace(debug_config.train, precision=Precision(key)))
     workers = SimpleNamespace(index=SimpleNamespace(search=None), lm=SimpleNamespace(submit_sums=None), template=None)
     pipeline = batch_pipeline(config, module, data, workers, InlineExecutor(), StepClock(), lambda: None)
-    pipeline._retrieval.encode(["a"])
+    pipeline._encode(["a"])
     assert given == [autocast]
 
 

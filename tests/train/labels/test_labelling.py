@@ -27,7 +27,7 @@ from replug.models.local.stand_in_lm import StandInLM
 from replug.models.preparing import prepared_set
 from replug.models.prompt import PromptTemplate
 from replug.train.labels.candidates import Candidates
-from replug.train.labels.labelling import LabelScorer, load_tuned_queries
+from replug.train.labels.labelling import label_rows, load_tuned_queries
 from replug.train.pipeline import EXAMPLES_PER_CALL, ScoreError
 from replug.train.run_dir import RunDirectory
 from replug.train.trained_weights import save_retriever
@@ -50,10 +50,10 @@ def candidates_of(data: PreparedSet) -> Candidates:
 
 
 def rows_of(lm: object, data: PreparedSet):
-    scorer = LabelScorer(lm, PromptTemplate("\n"), data.corpus, lambda: None)  # type: ignore[arg-type]
     candidates = candidates_of(data)
     similarities = np.zeros(candidates.doc_rows.shape, np.float32)
-    return scorer.rows(data.queries, candidates, similarities, with_tokens=False)
+    given = (data.queries, candidates, similarities, False)
+    return label_rows(lm, PromptTemplate("\n"), data.corpus, lambda: None, *given)  # type: ignore[arg-type]
 
 
 def test_what_was_scored_before_an_interruption_is_not_scored_again(data, tmp_path):
