@@ -68,10 +68,3 @@ def test_a_rehearsal_trains_on_the_processor(paper: Config, tmp_path: Path, monk
     assert isinstance(trainer.strategy, DDPStrategy)
     assert trainer.strategy.root_device == torch.device("cpu")
     assert trainer.strategy.process_group_backend == "gloo"
-
-
-def test_a_trainer_that_is_told_to_use_the_processor_leaves_the_gpus(paper: Config, tmp_path: Path) -> None:
-    config = load_config(ROOT / "configs/paper.yaml", ["train.accelerator=cpu", "train.precision=float32"])
-    trainer = lightning_trainer(config, tmp_path, [], [], RankEnvironment(0, 1, "10.0.0.1", 1234))
-    assert trainer.strategy.root_device == torch.device("cpu")
-    assert trainer.precision == "32-true"

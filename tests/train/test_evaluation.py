@@ -150,11 +150,3 @@ def test_other_documents_another_lm_or_another_prompt_are_measured_anew(config, 
     config.lm = replace(config.lm, separator=" ")
     evaluate(config, data, lm, tmp_path / "out", shift=3)
     assert lm.calls == 3 * COUNT
-
-
-def test_fewer_documents_than_recall_is_of_are_all_there_are(config, data, tmp_path):
-    few = {name: RetrievedDocuments(of.doc_rows[:, :4], of.similarities[:, :4]) for name, of in
-           (("replug", found(7)), ("lsr", found(3)))}  # fmt: skip
-    workers = Workers(lm=CountingLM(), index=None, template=PromptTemplate("\n"))
-    results = evaluate_heldout(config, data, workers, few, tmp_path / "out")
-    assert success(results) == {"replug": [0.0, 0.0, 0.0], "lsr": [0.0, 1.0, 1.0]}

@@ -9,7 +9,6 @@ import time
 import psutil
 import pytest
 
-from replug.commands.export import export
 from tests.support.command_line import STEPS, start, wait_for
 from tests.support.runs import descendants, metrics, name_of, wait_for_step, what_must_be_equal
 
@@ -84,21 +83,3 @@ def test_ctrl_c_saves_the_step_and_the_same_command_goes_on_with_the_same_losses
     assert not (run / "results.json").exists(), "the run ended before it was interrupted"
     assert f"resuming at step {saved}" in finish(run, only_by_signal)
     assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
-
-
-@pytest.mark.nightly
-def test_killed_again_and_again_the_resumed_run_has_the_same_losses(quiet_run, finish, tmp_path):
-    """Before the first checkpoint, with a refresh under way (7, 13), and just after a swap (16)."""
-    run = tmp_path / "run"
-    for killed_after, by in ((1, signal.SIGKILL), (7, signal.SIGKILL), (13, signal.SIGTERM), (16, signal.SIGKILL)):
-        process = start(run)
-        wait_for_step(run, killed_after, process)
-        os.kill(process.pid, by)
-        wait_for(process, status=75 if by == signal.SIGTERM else -by)
-        assert not (run / "results.json").exists(), "the run ended before it was killed"
-    export(run, tmp_path / "so-far")  # a run that is unfinished has a retriever too
-    assert (tmp_path / "so-far/model.safetensors").is_file()
-    output = finish(run)
-    assert "resuming at step" in output
-    assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
-    assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()

@@ -91,10 +91,9 @@ def test_licence_and_language_are_the_bases_unless_a_licence_is_given(tmp_path: 
         require_license("Apache 2")
 
 
-@pytest.mark.parametrize("broken", ["---\n: [\n---\n", "---\n- a list\n---\n", "# no front matter\n"])
-def test_a_base_whose_card_cannot_be_read_has_an_unknown_licence(tmp_path: Path, broken: str) -> None:
+def test_a_base_whose_card_cannot_be_read_has_an_unknown_licence(tmp_path: Path) -> None:
     base = base_folder(tmp_path)
-    (base / "README.md").write_text(broken)
+    (base / "README.md").write_text("---\n: [\n---\n")
     assert card_of(tmp_path, f"retriever.path={base}").data.license == "unknown"
 
 

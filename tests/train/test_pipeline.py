@@ -67,20 +67,6 @@ def test_a_resumed_run_searches_again_and_the_batch_says_with_which_weights(modu
     assert resumed.take(2).retrieved.query_step == 1
 
 
-def test_after_a_search_that_failed_no_further_one_waits_for_its_own_time_limit(module, data):
-    searches = Searches(module, data, fails=2)
-    pipeline = pipeline_for(module, data, InlineLM(), depth=6, steps=9, search=searches)
-    pipeline.advance(0, LIVE)
-    assert [batch.step for batch in pipeline.state()] == [0]
-    assert searches.calls == 2
-
-
-def test_a_search_that_failed_does_not_break_a_switch_of_the_index(module, data):
-    pipeline = pipeline_for(module, data, InlineLM(), search=Searches(module, data, fails=1))
-    pipeline.advance(0, LIVE)
-    pipeline.settle()
-
-
 def test_a_switch_waits_for_the_search_under_way(module, data):
     search, begin = exact_search(module, data), threading.Event()
 

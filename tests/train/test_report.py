@@ -101,12 +101,6 @@ def test_the_numbers_are_in_the_page(page: str) -> None:
     assert "9 logged steps in 18 s (30.0 a minute), 25% of it waiting for LM scores; 2 hot swaps" in page
 
 
-def test_a_run_without_training_examples_or_gold_documents_has_a_page_too(tmp_path: Path) -> None:
-    page = write(tmp_path, {"language_modelling": RESULTS["language_modelling"]}, [], None)
-    assert page.count("<svg") == 2
-    assert "Gold documents" not in page
-
-
 ON_LABELS = [{"step": 1, "train/loss": 0.5, "dev/bpb": 1.8, "dev/kl": 0.4}]
 
 

@@ -1,7 +1,6 @@
 """A training on labels: neither Ray nor an LM at work, to the end, interrupted, stopped early, and refused."""
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -154,13 +153,6 @@ def test_training_ends_where_development_texts_get_no_better_and_a_finished_fit_
     assert train(config)["weights"] == weights
 
 
-def test_the_contrastive_term_is_trained_on_labels_and_no_lm_is_needed(labelled, tmp_path):
-    keys = ("loss.contrastive=0.1", "loss.in_batch=true", "train.max_steps=1", "lm.path=null")
-    train(configured(labelled, tmp_path / "run", *keys))
-    [row] = metrics(tmp_path / "run")
-    assert row["train/contrastive"] > 0 and row["lm/entropy"] > 0
-
-
 def test_queries_tuned_alone_are_a_pair_with_the_documents_encoder_as_it_was(labelled, tmp_path, interrupted):
     train(configured(labelled, tmp_path / "run", "retriever.train=query", "train.max_steps=2"))
     tuned, base, texts = Encoder(str(tmp_path / "run")), Encoder("stand_in"), ["mida furo", "x"]
@@ -203,13 +195,3 @@ def test_labels_of_another_prompt_lm_or_set_are_refused_by_name(labelled, debug_
     with pytest.raises(UserError, match="data: the prepared set is another than"):
         keys = [f"run_dir={tmp_path}/run2", f"train.labels={labelled}/labels", "evaluate.heldout=false"]
         train(load_config(ROOT / "configs/debug.yaml", keys))
-
-
-def test_a_flipped_bit_in_the_labels_is_named(labelled, tmp_path):
-    shutil.copytree(labelled / "labels", tmp_path / "labels")
-    path = tmp_path / "labels/queries.parquet"
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=r"queries\.parquet is damaged"):
-        Labels(tmp_path / "labels").scores("queries")
