@@ -51,7 +51,7 @@ class StepBoundary(pl.Callback):
         if not batch.is_last:
             return
         times = self._clock.read()
-        pl_module.log_dict({**times, **self._source.end(batch.step, times["time/step_seconds"])})
+        pl_module.log_dict({**times, **self._source.end(batch.step)})
         assert self._progress is not None
         self._progress.advance(note=_progress_note(trainer.callback_metrics))
 

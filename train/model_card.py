@@ -19,7 +19,7 @@ from replug.config.choices import TrainedSide
 from replug.config.errors import UserError
 from replug.config.load import flatten
 from replug.config.plain_text import plain_line
-from replug.config.schema import Config, LoRAConfig
+from replug.config.schema import Config
 from replug.data.files import replace_file
 from replug.evals.tables import to_markdown
 from replug.models.ensemble_temperature import PAPER, temperature_in
@@ -126,10 +126,8 @@ def _what_it_is(folder: Path, config: Config, weights: str) -> Iterator[str]:
 def _what_learnt(folder: Path, config: Config) -> Iterator[str]:
     """Where it was not all of the weights, or not whole vectors alone."""
     if config.lora.rank is not None:
-        kept = (
-            _listed(f"`{path.relative_to(folder)}/`" for path in sorted(folder.glob(f"*{ADAPTER}"))) or f"`{ADAPTER}/`"
-        )
-        yield f"Learnt by LoRA, {_adapter(folder, config.lora)}: merged into these weights, and kept in {kept}."
+        kept = _listed(f"`{path.name}/`" for path in sorted(folder.glob(f"*{ADAPTER}"))) or f"`{ADAPTER}/`"
+        yield f"Learnt by LoRA, adapters of rank {config.lora.rank}: merged into these weights, and kept in {kept}."
     if frozen := config.retriever.frozen_layers:
         yield f"Embeddings and the first {frozen} of the layers stayed as they were."
     if dims := config.retriever.dims:
@@ -137,16 +135,6 @@ def _what_learnt(folder: Path, config: Config) -> Iterator[str]:
         yield f"The loss was taken at the first {lengths} numbers: a vector may be cut there."
     if config.index.dims is not None:
         yield f"The run searched by the first {config.index.dims} numbers (`truncate_dim={config.index.dims}`)."
-
-
-def _adapter(folder: Path, lora: LoRAConfig) -> str:
-    """As peft has written it, which knows the targets where none were asked for."""
-    found = sorted(folder.glob(f"*{ADAPTER}/adapter_config.json"))
-    written = json.loads(found[0].read_text()) if found else {}
-    targets = sorted(written.get("target_modules") or [])
-    alpha = written.get("lora_alpha")
-    scale = f" and alpha {alpha}" if alpha else ""
-    return f"adapters of rank {lora.rank}{scale} on {_listed(targets) or 'the default layers'}"
 
 
 def _listed(of: Iterable[object]) -> str:

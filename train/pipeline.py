@@ -38,10 +38,6 @@ EXAMPLES_PER_CALL = 16
 Scores = Future[np.ndarray]  # sums of log-probs and numbers of tokens [B * K, 2], a query's documents in a row
 
 
-class ScoreError(RunError):
-    """The LM's answer cannot be trained on; the message names the example and the document."""
-
-
 @dataclass(frozen=True, slots=True)
 class _InFlight:
     """Holds a batch whose documents are searched, and then put to the LM."""
@@ -80,7 +76,6 @@ class BatchPipeline:
         self._exclude_own_source, self._score, self._template = exclude_own_source, score, template
         self._depth, self._max_steps = depth, max_steps
         self._clock, self._check_run = clock, check
-        self.pairs_per_step = sampler.batch_size * k
         self._in_flight: dict[int, _InFlight] = {}
         self._last_search: Future[RetrievedBatch] | None = None
 
@@ -105,7 +100,7 @@ class BatchPipeline:
             query, doc = bad[0]
             example = self._queries.examples(retrieved.query_rows[[query]])[0]
             document = self._corpus.documents(retrieved.doc_rows[query, [doc]])[0]
-            raise ScoreError(
+            raise RunError(
                 f"the LM's score of text {example.id} after document {document.id} is {sums[query, doc]}; "
                 f"expected a finite number (step {step})"
             )

@@ -62,8 +62,8 @@ class BatchSource(Batches, Protocol):
         """Do what is due at the boundary before a step."""
         ...
 
-    def end(self, step: int, seconds: float) -> dict[str, float]:
-        """Return the metrics of a step that has ended after so many seconds."""
+    def end(self, step: int) -> dict[str, float]:
+        """Return the metrics of a step that has ended."""
         ...
 
     def state(self) -> dict[str, Any]: ...
@@ -110,7 +110,7 @@ class LiveBatches:
         self._say_swapped(step)
         self._record()
 
-    def end(self, step: int, seconds: float) -> dict[str, float]:
+    def end(self, step: int) -> dict[str, float]:
         """Return what serves now, how it was made and what it is like, and the refreshes that failed.
 
         Logged at every step: Lightning would repeat a value that is logged now and then.
@@ -129,7 +129,6 @@ class LiveBatches:
             "index/swap_ms": refresh.swap_ms,
             "index/refreshes_skipped": float(refresh.num_skipped),
             "index/refreshes_failed": float(refresh.num_failed),
-            "throughput/pairs_per_second": self._pipeline.pairs_per_step / seconds,
             **{f"scoring/{name}": value for name, value in lm.items()},
         }
 
@@ -206,7 +205,7 @@ class LabelledBatches:
         batch = self._scores.take(self._sampler.rows(step))
         return replace(batch, retrieved=replace(batch.retrieved, step=step, query_step=step))
 
-    def end(self, step: int, seconds: float) -> dict[str, float]:
+    def end(self, step: int) -> dict[str, float]:
         """Look at the development texts where that is due."""
         done = step + 1
         if done % self._every == 0 or done == self._max_steps:

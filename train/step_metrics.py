@@ -47,18 +47,14 @@ class StepClock:
                 self._seconds[cause] = self._seconds.get(cause, 0.0) + time.monotonic() - start
 
     def read(self) -> dict[str, float]:
-        """Return `time/CAUSE_seconds` of the step that ends now, its length, and shares spent waiting and at work."""
+        """Return `time/CAUSE_seconds` of the step that ends now, and its length."""
         now = time.monotonic()
         with self._lock:
             seconds, self._seconds = self._seconds, {}
             whole, self._began = now - self._began, now
         causes = {cause: seconds.get(cause, 0.0) for cause in CAUSES}
-        waited, retrieved = causes["wait_scores"] + causes["wait_index"], causes["retrieve"]
         causes |= {"train": max(0.0, whole - sum(causes.values())), "search": seconds.get("search", 0.0), "step": whole}
-        shares = {"waiting_share": waited / whole, "busy_share": (causes["train"] + retrieved) / whole}
-        return {f"time/{cause}_seconds": value for cause, value in causes.items()} | {
-            f"time/{name}": value for name, value in shares.items()
-        }
+        return {f"time/{cause}_seconds": value for cause, value in causes.items()}
 
 
 class DeviceShares(pl.Callback):

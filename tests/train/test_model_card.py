@@ -124,7 +124,7 @@ def test_the_card_says_what_of_the_retriever_learnt(tmp_path: Path) -> None:
     text = card_of(tmp_path, *keys, "retriever.train=documents").text
     for said in (
         "Tuned for documents alone: queries are embedded by the retriever as it was.",
-        "Learnt by LoRA, adapters of rank 4 and alpha 8 on query, value: merged into these weights, and kept in",
+        "Learnt by LoRA, adapters of rank 4: merged into these weights, and kept in",
         "Embeddings and the first 1 of the layers stayed as they were.",
         "The loss was taken at the first 16, 8 numbers: a vector may be cut there.",
         "The run searched by the first 8 numbers (`truncate_dim=8`).",

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from replug.config.errors import RunError
 from replug.config.schema import Config, TrainConfig
 from replug.data.datamodule import Position
 from replug.data.store import PreparedSet
@@ -12,7 +13,6 @@ from replug.models.black_box_lm import ContinuationScore
 from replug.models.encoder import first_numbers
 from replug.train.loss import log_likelihood, text_losses
 from replug.train.module import LSRModule, learning_rate_factor
-from replug.train.pipeline import ScoreError
 from tests.support.training import Given, InlineLM, batch_of, module_given, pipeline_for
 
 
@@ -108,7 +108,7 @@ def test_a_score_that_is_no_number_is_refused_with_the_ids(module, data):
     pipeline = pipeline_for(module, data, NanLM())
     pipeline.advance(0, IndexState(0, 0))
     first = data.queries.examples(pipeline.state()[0].query_rows[:1])[0].id
-    with pytest.raises(ScoreError, match=rf"text {first} after document text-\d+#\d+ is nan"):
+    with pytest.raises(RunError, match=rf"text {first} after document text-\d+#\d+ is nan"):
         pipeline.take(0)
 
 

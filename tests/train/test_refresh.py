@@ -12,7 +12,7 @@ from replug.index_workers.answers import Measures
 from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import Refreshed
 from replug.train.development import DevLook
-from replug.train.refresh import RefreshController, StaleIndexError
+from replug.train.refresh import RefreshController
 from replug.train.step_metrics import StepClock
 
 
@@ -121,7 +121,7 @@ def test_a_failed_refresh_leaves_the_live_index_until_it_is_too_old():
     for step in range(11, 16):
         control.at_boundary(step)
         assert control.live.version == 0
-    with pytest.raises(StaleIndexError, match=r"16 steps old.*refresh\.max_age_steps \(15\).*disk full"):
+    with pytest.raises(RunError, match=r"16 steps old.*refresh\.max_age_steps \(15\).*disk full"):
         control.at_boundary(16)
 
 
@@ -165,7 +165,7 @@ def test_an_index_of_the_weights_at_a_boundary_is_waited_for_and_made_once():
     control.renew(7)  # as a run does that was interrupted at this boundary
     assert control.live == IndexState(1, 7)
     service.refresh = lambda version, previous: _failed("disk full")
-    with pytest.raises(StaleIndexError, match="step 9: no index of these weights could be built: disk full"):
+    with pytest.raises(RunError, match="step 9: no index of these weights could be built: disk full"):
         control.renew(9)
 
 
@@ -181,7 +181,7 @@ def failed_at_13(max_age: int = 15) -> RefreshController:
 @pytest.mark.parametrize("works", [True, False])
 def test_a_run_resumed_with_an_index_that_is_too_old_waits_for_a_new_one(works):
     control, service = failed_at_13(), FakeService()
-    with pytest.raises(StaleIndexError):
+    with pytest.raises(RunError):
         control.at_boundary(16)
     resumed = controller(service, max_age=15)
     resumed.restore(control.state())
@@ -192,7 +192,7 @@ def test_a_run_resumed_with_an_index_that_is_too_old_waits_for_a_new_one(works):
         walk(resumed, service, range(17, 24))
         assert resumed.live == IndexState(2, 20)
     else:
-        with pytest.raises(StaleIndexError, match=r"step 16: .*still full"):
+        with pytest.raises(RunError, match=r"step 16: .*still full"):
             resumed.at_boundary(16)
         assert resumed.num_failed == 2
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from replug.cluster.interruption import Interruption
 from replug.cluster.ray_cluster import ray_cluster, require_seen_by_all
-from replug.config.errors import UserError
+from replug.config.errors import RunError, UserError
 from replug.config.rules import labelling_problems
 from replug.config.schema import Config, LossConfig
 from replug.data.files import file_sha256, writing
@@ -58,7 +58,7 @@ from replug.planning.memory import run_sizes
 from replug.train.data_checks import check_data
 from replug.train.development import document_scores
 from replug.train.labels.candidates import Candidates, find_candidates
-from replug.train.pipeline import ScoreError, score_in_calls
+from replug.train.pipeline import score_in_calls
 from replug.train.run_dir import RunDirectory
 from replug.train.workers import local_models
 
@@ -188,14 +188,14 @@ def _score_columns(corpus: CorpusStore, text: str, doc_rows: np.ndarray, scores:
 
 
 def _require_comparable(text: str, documents: Sequence[str], sums: np.ndarray) -> None:
-    """Raise ScoreError for a score that is not a number, or is of other tokens than the text's other scores."""
+    """Raise RunError for a score that is not a number, or is of other tokens than the text's other scores."""
     places = ["without a document"] * (len(sums) - len(documents))
     places += [f"after document {document}" for document in documents]
     for place, (total, num_tokens) in zip(places, sums.tolist(), strict=True):
         if not np.isfinite(total):
-            raise ScoreError(f"the LM's score of text {text} {place} is {total}; expected a finite number")
+            raise RunError(f"the LM's score of text {text} {place} is {total}; expected a finite number")
         if num_tokens != sums[0, 1]:
-            raise ScoreError(
+            raise RunError(
                 f"the LM counts {num_tokens:.0f} tokens of text {text} {place}, and {sums[0, 1]:.0f} {places[0]}; "
                 "expected the same tokens, whose scores can be compared"
             )
