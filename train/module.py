@@ -170,11 +170,8 @@ class LSRModule(pl.LightningModule):
     def _by_prefix(self, batch: RetrievedBatch) -> list[tuple[Tensor, Tensor | None]]:
         """Return similarities [B, K] at each prefix, the longest first; with `in_batch` those of others [B, U] too.
 
-        The loss is the mean over the prefixes n of that by the first n numbers of the vectors (Matryoshka
-        Representation Learning, Kusupati et al. 2022). Each prefix is a retriever of its own: with cosine similarity
-        its vectors have the length 1 again, so that P_R is that of an index of the first n dimensions. All weigh alike,
-        as in sentence-transformers' MatryoshkaLoss, which takes their sum where this takes their mean, so that a
-        learning rate suits any number of them. Of others, a query's own documents have minus infinity.
+        The loss is the mean over prefixes of the vectors (Matryoshka Representation Learning, Kusupati et al. 2022).
+        With cosine similarity a prefix has the length 1 again. A query's own documents are minus infinity among others.
         """
         if not self._dims and not self._loss.in_batch:
             return [(self.similarities(batch), None)]

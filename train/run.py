@@ -22,7 +22,7 @@ from replug.config.rules import FIT, OWN_LABELS, is_live
 from replug.config.schema import Config
 from replug.data.files import read_json, write_json
 from replug.data.folder import sole_writer
-from replug.data.labels import Labels, require_labels_of
+from replug.data.labels import Labels
 from replug.data.store import PreparedSet
 from replug.evals.evidence import RetrievedDocuments
 from replug.index_workers.build import index_kind
@@ -176,7 +176,7 @@ def _require_fitting(
     check_training(config, encoder)
     if labels is not None:
         asked = label_origin(config, data, lm.identity if lm else labels.origin.lm, encoder)
-        require_labels_of(labels.origin, asked, labels.folder)
+        labels.require(asked)
 
 
 def _require_dev_texts(config: Config, data: PreparedSet) -> None:

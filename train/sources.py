@@ -187,7 +187,7 @@ class LabelledBatches:
         self._sampler = QuerySampler(len(data.queries), config.train.batch_size, config.seed)
         self._max_steps = config.train.max_steps
         self._every = config.train.dev_every_steps or math.ceil(len(data.queries) / config.train.batch_size)
-        self.dev = LabelledDevTexts(config, labels, data) if watch is not None and labels.has_dev else None
+        self.dev = LabelledDevTexts(config, labels, data) if watch is not None and labels.counts.get("dev") else None
         if (documents := module.frozen_documents) is not None:
             rows = np.union1d(self._scores.retrieved.doc_rows, self.dev.rows if self.dev else [])
             module.vectors_of = vectors_once(partial(embedded, documents, data.corpus), rows)

@@ -60,12 +60,9 @@ class StepClock:
 class DeviceShares(pl.Callback):
     """Writes what each device did meanwhile to `device_use.jsonl`, and the metrics `devices/...`. Rank 0's.
 
-    A row of the file is of some steps: the last of them, their seconds, and of those the busy ones by device and role.
-    Work counts in the steps in which its result arrived. So a file of vectors that took longer than these steps is more
-    than they have room for, and the shares of a long run are right where those of a single step are not. Roles that
-    take turns on a GPU are each busy until their work is done, with the turns of the others in it: their shares may add
-    up above 1. All ranks are taken to be at work as long as rank 0 trains, which ends with the slowest; it alone
-    encodes queries. `ranks` gives the devices of each rank, rank 0's first. The state is what is not written yet.
+    A row of the file covers some steps: the last one, their seconds, and the busy seconds by device and role. Work
+    counts in the steps in which its result arrived. Roles that take turns on a GPU may add up above 1. All ranks count
+    as working while rank 0 trains. `ranks` gives the devices of each rank, rank 0's first.
     """
 
     def __init__(

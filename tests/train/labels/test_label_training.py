@@ -181,7 +181,7 @@ def test_documents_that_stay_as_they_are_are_embedded_once_with_the_vectors_that
 
 
 def test_labels_of_another_prompt_lm_or_set_are_refused_by_name(labelled, debug_config, tmp_path):
-    with pytest.raises(UserError, match=r"lm\.separator is another than that of the labels"):
+    with pytest.raises(UserError, match=r"separator is ' ', but the set of labels in"):
         train(configured(labelled, tmp_path / "run", "lm.separator=' '"))
 
     class OtherLM(LabellingLM):
@@ -190,8 +190,8 @@ def test_labels_of_another_prompt_lm_or_set_are_refused_by_name(labelled, debug_
     config = configured(labelled, tmp_path / "run")
     data = prepared_set(config, tmp_path / "data")
     write_stand_in_labels(tmp_path / "labels", config, data, OtherLM())
-    with pytest.raises(UserError, match=r"lm: another LM than .*'another' there"):
+    with pytest.raises(UserError, match=r"lm is .*, but the set of labels in .* was made with 'another'"):
         train(configured(labelled, tmp_path / "run", f"train.labels={tmp_path}/labels"))
-    with pytest.raises(UserError, match="data: the prepared set is another than"):
+    with pytest.raises(UserError, match=r"set_sha256 is .*, but the set of labels"):
         keys = [f"run_dir={tmp_path}/run2", f"train.labels={labelled}/labels", "evaluate.heldout=false"]
         train(load_config(ROOT / "configs/debug.yaml", keys))
