@@ -98,16 +98,6 @@ def test_a_checkpoint_holds_the_state_of_its_step_and_its_mark_the_checksum(run)
     assert saved["optimizer"] == [{0: {"step": torch.tensor(1.0)}}]
 
 
-def test_only_the_last_few_checkpoints_stay_and_their_versions_are_known(run):
-    with CheckpointWriter(run, keep_last=2, newest_step=0) as writer:
-        for step in (4, 8, 12):
-            writer.begin(step, state(step), {step})
-            writer.finish()
-        assert writer.versions() == {8, 12}
-    files = sorted(path.name for path in run.checkpoints.iterdir())
-    assert files == [f"step-{step:06d}.{kind}" for step in (8, 12) for kind in ("ckpt", "json")]
-
-
 def test_the_steps_go_on_while_a_checkpoint_is_written(run, monkeypatch):
     written, save = threading.Event(), torch.save
     monkeypatch.setattr(torch, "save", lambda *given: written.wait(30) and save(*given))

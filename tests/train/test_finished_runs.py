@@ -15,7 +15,6 @@ from replug.models.build import lm_source
 from replug.models.preparing import prepared_set
 from replug.train.data_checks import check_data
 from replug.train.run import train
-from replug.train.run_dir import RunDirectory
 from tests.support.command_line import BASE, ROOT, STEPS, CommandLine, arguments
 from tests.support.preparing import prepare
 
@@ -70,11 +69,6 @@ def test_a_finished_run_of_another_lm_or_set_is_not_shown_as_this_one(quiet_run:
         write_mark(run / "inputs.json", {**content, "inputs": {**content["inputs"], name: "other"}})
         with pytest.raises(UserError, match=rf"{name} is .*, but the run in .* was made with 'other'"):
             train(config_of(run))
-
-
-def test_a_finished_run_keeps_neither_checkpoints_nor_the_weights_it_chose_from(quiet_run: Path) -> None:
-    run = RunDirectory(quiet_run)
-    assert not run.checkpoints.exists() and not run.best_weights.exists()
 
 
 def test_a_run_dir_that_cannot_be_one_is_named_before_anything_starts(tmp_path: Path, replug: CommandLine) -> None:

@@ -14,20 +14,10 @@ from replug.index_workers.build_plan import IndexState
 from replug.train.pipeline import BatchPipeline
 from replug.train.run_dir import RunDirectory
 from tests.support.command_line import BASE, ROOT
-from tests.support.training import Given, InlineLM, pipeline_for
+from tests.support.training import InlineLM, pipeline_for
 
 
-def advanced(module, data):
-    pipeline = pipeline_for(module, data, InlineLM())
-    pipeline.advance(0, IndexState(0, 0))
-    module.log_dict = lambda *args, **kwargs: None
-    scored = pipeline.take(0)
-    module.batches = Given(scored)
-    return scored
-
-
-def test_a_loss_that_is_no_number_is_named_with_its_text_and_its_documents(module, data):
-    scored = advanced(module, data)
+def test_a_loss_that_is_no_number_is_named_with_its_text_and_its_documents(module, data, scored):
     whole = module.similarities
     module.similarities = lambda batch: whole(batch).index_put((torch.tensor([2]),), torch.tensor(torch.nan))
     text = data.queries.examples(scored.retrieved.query_rows[[2]])[0].id
@@ -38,8 +28,7 @@ def test_a_loss_that_is_no_number_is_named_with_its_text_and_its_documents(modul
         module.on_after_backward()
 
 
-def test_a_gradient_that_is_no_number_is_named_with_the_texts_of_its_batch(module, data):
-    scored = advanced(module, data)
+def test_a_gradient_that_is_no_number_is_named_with_the_texts_of_its_batch(module, data, scored):
     loss = module.training_step(Position(0), 0)
     loss.backward()
     optimizer = module.configure_optimizers()["optimizer"]

@@ -1,6 +1,5 @@
 """One flipped bit in the files of a run and of an index: caught by name, or without effect. Never another answer."""
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +9,6 @@ import pytest
 
 from replug.config.errors import RunError, UserError
 from replug.data.files import file_sha256
-from replug.evals.evidence import RetrievedDocuments
 from replug.index_workers.local_index import LocalIndex
 from replug.index_workers.version_store import VersionStore
 from replug.train.run_dir import CheckpointMark, RunDirectory
@@ -60,17 +58,6 @@ def test_an_index_answers_the_same_or_not_at_all(changes: dict, tmp_path: Path) 
     assert of_use.keys() & {"vectors-00000.npy", "shard-00000.faiss"}, found
 
 
-def test_what_was_found_is_the_same_or_refused(tmp_path: Path) -> None:
-    found = RetrievedDocuments(np.arange(24).reshape(4, 6), np.linspace(0, 1, 24).reshape(4, 6))
-    found.save(tmp_path / "found.npz")
-
-    def load() -> list:
-        read = RetrievedDocuments.load(tmp_path / "found.npz")
-        return [read.doc_rows.tolist(), read.similarities.tolist()]
-
-    assert outcomes(tmp_path / "found.npz", load)[0] > 0
-
-
 def test_a_checkpoints_mark_leads_to_a_whole_checkpoint_or_to_none(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     write_corpus(run.data / "documents")
@@ -86,23 +73,3 @@ def test_a_checkpoints_mark_leads_to_a_whole_checkpoint_or_to_none(tmp_path: Pat
         assert newest.sha256 == file_sha256(run.checkpoint(newest.step))
     newest = run.newest_checkpoint()
     assert newest is not None and newest.step == 8
-
-
-def test_a_finished_runs_results_are_shown_as_they_were_or_not_at_all(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    shown = (
-        "config.yaml",
-        "environment.json",
-        "fitted.json",
-        "metrics.jsonl",
-        "examples.json",
-    )
-    for name in shown:
-        (tmp_path / name).write_text(f"content of {name}")
-    run.finish({"language_modelling": {"none": 0.931}})
-    for name in (*shown, "results.json"):
-        for _ in flipped(tmp_path / name, 5):
-            with pytest.raises(UserError, match=f"{name} is damaged: its checksum differs; bring it back, or run"):
-                RunDirectory(tmp_path).folder.require()
-    RunDirectory(tmp_path).folder.require()
-    assert json.loads(run.results.read_text())["language_modelling"]["none"] == 0.931

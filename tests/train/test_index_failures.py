@@ -196,12 +196,11 @@ def test_damage_between_building_and_loading_is_named_and_never_served(
     assert trainer.serves_its_files()
 
 
-@pytest.mark.parametrize("failures", [2, 3])
 def test_a_version_that_could_not_be_loaded_is_loaded_again_without_embedding(
-    tmp_path, data, service, versions, monkeypatch, failures
+    tmp_path, data, service, versions, monkeypatch
 ):
     trainer = trainer_of(tmp_path, data, service, version := next(versions))
-    prepare, left, stamps = service.prepare, [failures], []
+    prepare, left, stamps = service.prepare, [2], []
 
     def prepare_at_last(number: int) -> None:
         paths = service.store.vectors_paths(plan := service.store.plan(number), range(plan.num_files))
@@ -215,10 +214,7 @@ def test_a_version_that_could_not_be_loaded_is_loaded_again_without_embedding(
     trainer.step_to(10, 13)
     monkeypatch.undo()
     assert len(stamps) == 3 and stamps[0] == stamps[1] == stamps[2]
-    assert trainer.control.num_failed == (failures == 3)
-    assert trainer.control.live.version == version + (failures < 3)
-    if failures == 3:  # for good: its files stay
-        assert service.store.begin(service.store.pending_plan(version + 1)) == Missing([], False, [])
+    assert (trainer.control.num_failed, trainer.control.live.version) == (0, version + 1)
     assert trainer.serves_its_files()
 
 
@@ -311,8 +307,8 @@ def synthetic_version(service: IndexService, version: int, kind: IndexKind) -> B
         dtype="float32",
         tokens_per_batch=8,
         kind=kind,
-        num_shards=1 if kind.is_exact else 2,
-        quantizer_from=None if kind.is_exact or not version else version - 1,
+        num_shards=2,
+        quantizer_from=version - 1 if version else None,
     )
     service.store.folder(version).mkdir(parents=True)
     service.store.begin(plan)
@@ -332,8 +328,8 @@ def searcher_memory(service: IndexService) -> tuple[float, set[str]]:
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("ray_session")
-@pytest.mark.parametrize("kind", [IndexKind(), IndexKind("IVF16,SQ8", 4, True, 4)], ids=["flat_fp16", "ivf_sq8"])
-def test_memory_does_not_grow_with_the_number_of_swaps(tmp_path, kind):
+def test_memory_does_not_grow_with_the_number_of_swaps(tmp_path):
+    kind = IndexKind("IVF16,SQ8", 4, True, 4)
     service = IndexService(tmp_path / "index", IndexConfig(num_shards=2, num_builders=1))
     queries = np.random.default_rng(0).normal(size=(16, DIM)).astype(np.float32)
     memory, threads = [], []
@@ -351,6 +347,5 @@ def test_memory_does_not_grow_with_the_number_of_swaps(tmp_path, kind):
             threads.append(threading.active_count())
     finally:
         service.close()
-    print(f"\n{kind.factory or 'flat_fp16'}: searcher MB after each swap: {[round(m) for m in memory]}")
     assert max(memory[4:]) - memory[4] < 2 * MEGABYTES
     assert threads[-1] <= threads[4]

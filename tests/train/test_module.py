@@ -13,7 +13,7 @@ from replug.models.black_box_lm import ContinuationScore
 from replug.models.encoder import first_numbers
 from replug.train.loss import log_likelihood, text_losses
 from replug.train.module import LSRModule, learning_rate_factor
-from tests.support.training import Given, InlineLM, batch_of, module_given, pipeline_for
+from tests.support.training import InlineLM, batch_of, module_given, pipeline_for
 
 
 class NanLM(InlineLM):
@@ -22,7 +22,6 @@ class NanLM(InlineLM):
 
 
 def one_step(module: LSRModule) -> torch.Tensor:
-    module.log_dict = lambda *args, **kwargs: None
     optimizer = module.configure_optimizers()["optimizer"]
     loss = module.training_step(Position(0), 0)
     loss.backward()
@@ -30,8 +29,7 @@ def one_step(module: LSRModule) -> torch.Tensor:
     return loss
 
 
-def test_every_weight_that_should_move_has_moved_after_one_step(module, data):
-    pipeline_for(module, data, InlineLM()).advance(0, IndexState(0, 0))
+def test_every_weight_that_should_move_has_moved_after_one_step(module, scored):
     before = {name: weight.clone() for name, weight in module.encoder.named_parameters()}
     one_step(module)
     # A bias on the keys shifts all of a query's attention scores alike, so softmax cancels it: its gradient is 0.
@@ -41,27 +39,22 @@ def test_every_weight_that_should_move_has_moved_after_one_step(module, data):
         assert moved or any(part in name for part in idle), name
 
 
-def test_similarities_equal_one_by_one_encoding(module, data):
-    pipeline = pipeline_for(module, data, InlineLM())
-    pipeline.advance(0, IndexState(0, 0))
-    batch = pipeline.take(0).retrieved
-    fresh = module.similarities(batch).detach().numpy()
-    np.testing.assert_allclose(fresh, batch.similarities, atol=1e-5)  # the index was made by the same weights
+def test_similarities_equal_one_by_one_encoding(module, scored):
+    fresh = module.similarities(scored.retrieved).detach().numpy()
+    np.testing.assert_allclose(
+        fresh, scored.retrieved.similarities, atol=1e-5
+    )  # the index was made by the same weights
 
 
 def gradient(module: LSRModule, parts: int = 1) -> dict[str, torch.Tensor]:
     """Of the mean over the parts of a batch."""
-    module.log_dict = lambda *args, **kwargs: None
     module.zero_grad()
     for part in range(parts):
         (module.training_step(Position(0, part, parts), part) / parts).backward()
     return {name: weight.grad.clone() for name, weight in module.encoder.named_parameters() if weight.grad is not None}
 
 
-def test_a_gradient_added_up_over_parts_or_computed_again_is_that_of_the_whole_batch(module, data):
-    pipeline = pipeline_for(module, data, InlineLM())
-    pipeline.advance(0, IndexState(0, 0))
-    module.batches = Given(pipeline.take(0))
+def test_a_gradient_added_up_over_parts_or_computed_again_is_that_of_the_whole_batch(module, scored):
     whole = gradient(module)
     largest = max(float(values.abs().max()) for values in whole.values())
     in_parts = gradient(module, parts=4)
@@ -71,11 +64,7 @@ def test_a_gradient_added_up_over_parts_or_computed_again_is_that_of_the_whole_b
             torch.testing.assert_close(other[name], values, rtol=1e-4, atol=1e-5 * largest)
 
 
-def test_the_loss_is_that_of_the_formula(module, data):
-    pipeline = pipeline_for(module, data, InlineLM())
-    pipeline.advance(0, IndexState(0, 0))
-    scored = pipeline.take(0)
-    module.batches = Given(scored)
+def test_the_loss_is_that_of_the_formula(module, scored):
     log_q = log_likelihood(torch.tensor(scored.sum_logprobs / scored.num_tokens[:, None]).float(), 0.5)
     log_p = log_likelihood(module.similarities(scored.retrieved).detach(), 0.02)
     expected = text_losses(log_q, log_p, "kl_lm_retriever").mean()
@@ -92,16 +81,6 @@ def test_depth_changes_only_which_weights_encoded_the_query(module, data):
     pipeline.take(1)
     pipeline.advance(2, IndexState(7, 1))
     assert [batch.step for batch in pipeline.state()] == [2, 3], "nothing beyond the last step"
-
-
-def test_restored_batches_are_scored_as_before(module, data):
-    pipeline = pipeline_for(module, data, InlineLM(), depth=1)
-    pipeline.advance(0, IndexState(0, 0))
-    state, expected = pipeline.state(), [pipeline.take(step).sum_logprobs for step in (0, 1)]
-    other = pipeline_for(module, data, InlineLM(), depth=1)
-    other.restore(state)
-    for step, sums in enumerate(expected):
-        np.testing.assert_array_equal(other.take(step).sum_logprobs, sums)
 
 
 def test_a_score_that_is_no_number_is_refused_with_the_ids(module, data):

@@ -1,7 +1,6 @@
 """Who can reach a run from outside: the ranks' store listens on one address, Ray's files are this user's alone."""
 
 import os
-import stat
 import subprocess
 import sys
 
@@ -9,7 +8,6 @@ import psutil
 import pytest
 from torch.distributed import TCPStore
 
-from replug.cluster import environment
 from replug.train.ranks import open_store
 from tests.support.command_line import ROOT, clean_environment
 
@@ -45,17 +43,6 @@ def test_the_store_of_the_ranks_listens_on_its_address_alone():
     other.set("a", "b")
     assert store.get("a") == b"b"
     assert addresses() - before <= {"127.0.0.1"}
-
-
-def test_the_private_folder_is_this_users_alone_and_short_enough_for_sockets(monkeypatch, tmp_path):
-    environment.private_folder.cache_clear()
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / ("deep" * 20)))
-    try:
-        folder = environment.private_folder()
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        assert len(str(folder)) < 35
-    finally:
-        environment.private_folder.cache_clear()
 
 
 @pytest.mark.slow

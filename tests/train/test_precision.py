@@ -6,23 +6,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from replug.data.datamodule import Position
-from replug.index_workers.build_plan import IndexState
 from replug.train.loss import log_likelihood, text_losses
 from replug.train.module import inner_products
-from tests.support.training import Given, InlineLM, pipeline_for
 
 
 def autocast() -> torch.autocast:
     return torch.autocast("cpu", dtype=torch.bfloat16)
-
-
-@pytest.fixture
-def scored(module, data):
-    pipeline = pipeline_for(module, data, InlineLM())
-    pipeline.advance(0, IndexState(0, 0))
-    scored = pipeline.take(0)
-    module.batches = Given(scored)
-    return scored
 
 
 @pytest.fixture

@@ -4,18 +4,16 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
 
 import numpy as np
 import psutil
 import pytest
-import torch
 
 from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.data.datamodule import Position
 from replug.data.records import RetrievedBatch, ScoredBatch
-from replug.train.module import LSRModule, share_of
+from replug.train.module import share_of
 from replug.train.run import train
 from tests.support.command_line import ROOT, start
 from tests.support.runs import descendants, metrics, name_of, wait_for_step, what_must_be_equal
@@ -34,38 +32,6 @@ def test_two_ranks_begin_as_one_does_and_see_the_same_versions(quiet_run, two_ra
     assert scores[1] == pytest.approx(scores[0], abs=2e-5), "other documents"
     same = ("index/version", "index/age_steps", "index/live_version", "index/swapped", "pipeline/query_age_steps")
     assert [[row[key] for key in same] for row in two] == [[row[key] for key in same] for row in one]
-
-
-@pytest.fixture
-def first_gradient(finish, tmp_path, monkeypatch) -> Callable[..., dict[str, torch.Tensor]]:
-    """What the optimizer is given at the first step of a run on the same texts; rank 0 is this process."""
-    finish(tmp_path / "set", f"data.out={tmp_path / 'data'}", command="prepare")
-
-    def first_gradient(*overrides: str) -> dict[str, torch.Tensor]:
-        taken: dict[str, torch.Tensor] = {}
-
-        def take(module: LSRModule, optimizer: object) -> None:
-            weights = module.encoder.named_parameters()
-            taken.update({name: weight.grad.clone() for name, weight in weights if weight.grad is not None})
-
-        monkeypatch.setattr(LSRModule, "on_before_optimizer_step", take)
-        given = ["data.source=null", f"data.prepared={tmp_path / 'data'}"]
-        run = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
-        finish(run, "train.max_steps=1", "evaluate.max_examples=2", *given, *overrides)
-        return taken
-
-    return first_gradient
-
-
-@pytest.mark.nightly
-def test_ranks_parts_and_checkpointing_change_the_gradient_by_rounding_alone(first_gradient):
-    whole = first_gradient()
-    largest = max(float(gradient.abs().max()) for gradient in whole.values())
-    for key in (TWO, "train.micro_batches=4", "train.gradient_checkpointing=true"):
-        other = first_gradient(key)
-        assert other.keys() == whole.keys()
-        for name, gradient in whole.items():
-            torch.testing.assert_close(other[name], gradient, rtol=1e-4, atol=1e-5 * largest, msg=f"{key}: {name}")
 
 
 @pytest.mark.slow

@@ -216,17 +216,6 @@ def test_a_measurement_that_fails_is_said_and_the_version_serves_without_one(cap
     assert "index v1 could not be measured on development texts: the LM refused" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("look_at", "look"), [(looked_at_once, DevLook(0, 2.0, 1.0)), (failing(RunError("refused")), None)]
-)
-def test_the_first_version_is_looked_at_before_training_and_serves_where_that_fails(look_at, look):
-    service = FakeService()
-    service.refresh = lambda version, previous: _done(version)
-    control = controller(service, look_at=look_at)
-    control.start()
-    assert (control.look, control.last, control.live) == (look, refreshed(0), IndexState(0, 0))
-
-
 def test_an_interruption_of_a_measurement_interrupts_the_run_and_the_version_stays_pending():
     service = FakeService()
     control = controller(service, look_at=failing(Interrupted("interrupted by SIGTERM")))
@@ -246,17 +235,3 @@ def _failed(cause: str) -> Future:
     future: Future = Future()
     future.set_exception(OSError(cause))
     return future
-
-
-def test_an_interruption_just_before_the_switch_leaves_the_refresh_under_way():
-    def interrupted() -> None:
-        raise Interrupted("SIGUSR1")
-
-    service = FakeService()
-    control = controller(service)
-    walk(control, service, range(13))
-    control._before_switch = interrupted
-    with pytest.raises(Interrupted):
-        control.at_boundary(13)
-    state = control.state()
-    assert (state["live_version"], state["pending_version"], state["adopted_step"]) == (0, 1, 0)
