@@ -11,7 +11,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, wait
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,12 +37,7 @@ EXAMPLES_PER_CALL = 16
 Scores = Future[np.ndarray]  # sums of log-probs and numbers of tokens [B * K, 2], a query's documents in a row
 
 
-@dataclass(frozen=True, slots=True)
-class _InFlight:
-    """Holds a batch whose documents are searched, and then put to the LM."""
-
-    retrieved: Future[RetrievedBatch]
-    scores: Future[Scores]
+_InFlight = tuple[Future[RetrievedBatch], Future[Scores]]  # the documents of a batch, and then their scores
 
 
 class BatchPipeline:
@@ -88,10 +82,10 @@ class BatchPipeline:
 
     def take(self, step: int) -> ScoredBatch:
         """Return the scored batch of a step, waiting for the LM if it is late; a failed one stays in flight."""
-        batch = self._in_flight[step]
+        search, asked = self._in_flight[step]
         with self._clock.measure("wait_scores"):
-            retrieved = wait_for(batch.retrieved, self._check_run)
-            scores = wait_for(wait_for(batch.scores, self._check_run), self._check_run)
+            retrieved = wait_for(search, self._check_run)
+            scores = wait_for(wait_for(asked, self._check_run), self._check_run)
         shape = retrieved.doc_rows.shape
         sums = scores[:, 0].reshape(shape)
         counts = scores[:, 1].astype(np.int64).reshape(shape)[:, 0]
@@ -126,8 +120,7 @@ class BatchPipeline:
         except RuntimeError:  # whatever ends the run is raised at its next boundary too
             self._searching(SEARCH_SECONDS_AT_THE_END)  # a searcher that hangs holds it up for a moment only
         found = []
-        for step, batch in sorted(self._in_flight.items()):
-            search = batch.retrieved
+        for step, (search, _) in sorted(self._in_flight.items()):
             why = search.exception() if search.done() else "the searchers do not answer"
             if why is None:
                 found.append(search.result())
@@ -144,7 +137,7 @@ class BatchPipeline:
 
     def _searching(self, seconds: float) -> bool:
         """Return whether a search is still under way after so many seconds at most."""
-        return bool(wait([batch.retrieved for batch in self._in_flight.values()], timeout=seconds).not_done)
+        return bool(wait([search for search, _ in self._in_flight.values()], timeout=seconds).not_done)
 
     def _begin(self, step: int, query_step: int, index: IndexState) -> _InFlight:
         rows = self._sampler.rows(step)
@@ -158,7 +151,7 @@ class BatchPipeline:
 
     def _submitted(self, search: Future[RetrievedBatch]) -> _InFlight:
         """Ask the LM after the search. If that fails, the documents are known and a checkpoint keeps them."""
-        return _InFlight(search, self._executor.submit(lambda: self._ask(search.result())))
+        return search, self._executor.submit(lambda: self._ask(search.result()))
 
     def _retrieve(
         self,

@@ -48,10 +48,6 @@ NOTICE_SECONDS = 60.0  # for rank 0 to notice by its connections that the others
 FINISH_SECONDS = 120.0  # for the others to end after rank 0 did
 
 
-class RankDied(RuntimeError):
-    """Another rank ended: nothing can be saved together any more, the newest checkpoint is what counts."""
-
-
 class RankEnvironment(ClusterEnvironment):
     """Tells Lightning which rank this process is; `device` is its GPU among those that it sees."""
 
@@ -155,9 +151,9 @@ class OtherRanks:
         return [self._own_devices, *(asked.result() for asked in up)]
 
     def check(self) -> None:
-        """Raise RankDied where one has ended by an error, or is silent."""
+        """Raise RuntimeError where one has ended by an error, or is silent: the newest checkpoint is what counts."""
         if problem := self._problem():
-            raise RankDied(problem)
+            raise RuntimeError(problem)
 
     def finish(self) -> None:
         """Wait for the others, which end with rank 0."""
@@ -252,7 +248,7 @@ def other_ranks(fit: Callable[[RankEnvironment], None], ranks: int, gpus: float,
         others.finish()
     except RunError:
         raise
-    except RuntimeError as error:  # what torch says of a lost connection, or RankDied
+    except RuntimeError as error:  # what torch says of a lost connection, or `check`
         raise others.explain(error) from error
     finally:
         others.close()
