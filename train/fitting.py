@@ -5,8 +5,8 @@ Rank 0 has the source and the files. The other ranks have the module and the dat
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -90,10 +90,9 @@ def fit(
     return trainer.global_step
 
 
-@contextmanager
 def started_ranks(
     config: Config, run: RunDirectory, data: PreparedSet, newest: CheckpointMark | None
-) -> Iterator[OtherRanks]:
+) -> AbstractContextManager[OtherRanks]:
     """Start the other ranks, which wait for batches; Ray must run. Paths are absolute, for other machines."""
     fit_other = partial(
         fit_as_other_rank,
@@ -103,8 +102,7 @@ def started_ranks(
         newest.path.absolute() if newest else None,
     )
     gpus = min(1.0, float(config.resources.train)) if trains_on_gpu(config, num_gpus() > 0) else 0.0
-    with other_ranks(fit_other, num_ranks(config), gpus, available_cores()) as others:
-        yield others
+    return other_ranks(fit_other, num_ranks(config), gpus, available_cores())
 
 
 def fit_as_other_rank(

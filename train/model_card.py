@@ -27,6 +27,8 @@ from replug.models.lora import ADAPTER
 from replug.models.packaged import resolve_encoder_path
 from replug.train.report import run_blocks
 
+log = logging.getLogger(__name__)
+
 FILE = "README.md"
 UNKNOWN = "unknown"  # a licence id of the hub: that the field is empty is said, not left out
 TAGS = ["sentence-transformers", "sentence-similarity", "feature-extraction", "replug-lsr"]
@@ -141,9 +143,6 @@ def _listed(of: Iterable[object]) -> str:
     return ", ".join(plain_line(str(one)) for one in of)
 
 
-log = logging.getLogger(__name__)
-
-
 def card_metadata(config: Config, license_id: str | None) -> ModelCardData:
     """Return the card's front matter, with `license_id` instead of the base's licence, where it is given.
 
@@ -151,25 +150,20 @@ def card_metadata(config: Config, license_id: str | None) -> ModelCardData:
     this machine. Licence and language are the base's own, where its folder or the hub's cache holds its card. Nothing
     is fetched: a card is written at the end of a run too, which no network may break.
     """
-    source = (config.data.source or "").partition(":")[0]
+    path, source = config.retriever.path, (config.data.source or "").partition(":")[0]
+    is_own = Path(path).expanduser().exists() or ":" in path or path == "stand_in"
     is_dataset = HUB_NAME.fullmatch(source) and not Path(source).expanduser().exists()
-    base = _of_the_base(config.retriever.path)
+    base = _of_the_base(path)
     said: dict[str, Any] = {"license": license_id} if license_id else {name: base.get(name) for name in OF_THE_BASE[:3]}
     return ModelCardData(
         **{**said, "license": said["license"] or UNKNOWN},
         language=base.get("language"),
         library_name="sentence-transformers",
         pipeline_tag="sentence-similarity",
-        base_model=base_name(config),
+        base_model=None if is_own else path,
         datasets=[source] if is_dataset else None,
         tags=TAGS,
     )
-
-
-def base_name(config: Config) -> str | None:
-    """The name on the hub of the retriever that was tuned."""
-    path = config.retriever.path
-    return None if Path(path).expanduser().exists() or ":" in path or path == "stand_in" else path
 
 
 def _of_the_base(path: str) -> Mapping[str, Any]:

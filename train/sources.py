@@ -9,7 +9,7 @@ import logging
 import math
 import shutil
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -78,13 +78,7 @@ class BatchSource(Batches, Protocol):
 class LiveBatches:
     """Batches that the retriever finds in an index that is refreshed, and that the LM scores ahead of their steps."""
 
-    def __init__(
-        self,
-        refresh: RefreshController,
-        pipeline: BatchPipeline,
-        workers: Workers,
-        watch: Watch,
-    ) -> None:
+    def __init__(self, refresh: RefreshController, pipeline: BatchPipeline, workers: Workers, watch: Watch) -> None:
         self._refresh, self._pipeline, self._workers, self._watch = refresh, pipeline, workers, watch
         self.take = pipeline.take
 
@@ -275,29 +269,15 @@ def live_batches(
     clock: StepClock,
     check: Callable[[], None],
 ) -> Iterator[LiveBatches]:
-    """Make the live source; its thread ends with the block."""
-    with _one_thread("retrieve") as background:
-        pipeline = batch_pipeline(config, module, data, workers, background, clock, check)
-        refresh = refresh_controller(config, module, data, workers, clock, pipeline.settle, check)
-        yield LiveBatches(refresh, pipeline, workers, watch)
-
-
-def batch_pipeline(
-    config: Config,
-    module: LSRModule,
-    data: PreparedSet,
-    workers: Workers,
-    background: Executor,
-    clock: StepClock,
-    check: Callable[[], None],
-) -> BatchPipeline:
+    """Make the live source. Its thread ends with the block, after an error with the searchers that Ray kills."""
+    executor = ThreadPoolExecutor(1, thread_name_prefix="retrieve", initializer=note_ray_thread)
     is_live = config.index.rerank is Rerank.live
-    return BatchPipeline(
+    pipeline = BatchPipeline(
         QuerySampler(len(data.queries), config.train.batch_size, config.seed),
         data,
         encode=partial(module.encode_queries, autocast=uses_bf16(config.train.precision)),
         search=document_search(config, module.encoder, data, workers.index),
-        executor=InlineExecutor() if is_live else background,  # live: its weights are those of the boundary
+        executor=InlineExecutor() if is_live else executor,  # live: its weights are those of the boundary
         k=config.retrieve.k,
         exclude_own_source=config.retrieve.exclude_own_source,
         score=workers.lm.submit_sums,
@@ -307,6 +287,13 @@ def batch_pipeline(
         clock=clock,
         check=check,
     )
+    refresh = refresh_controller(config, module, data, workers, clock, pipeline.settle, check)
+    try:
+        yield LiveBatches(refresh, pipeline, workers, watch)
+    except BaseException:
+        executor.shutdown(wait=False, cancel_futures=True)
+        raise
+    executor.shutdown()
 
 
 def uses_bf16(precision: Precision) -> bool:
@@ -356,18 +343,6 @@ def version_after(store: VersionStore, step: int) -> int:
     """
     last = max(store.versions(), default=0)
     return last if last and store.can_be_built(last) and store.pending_plan(last).step == step else last + 1
-
-
-@contextmanager
-def _one_thread(name: str) -> Iterator[Executor]:
-    """Run work in one thread. After an error it ends with the searchers, which are killed at the end of Ray."""
-    executor = ThreadPoolExecutor(1, thread_name_prefix=name, initializer=note_ray_thread)
-    try:
-        yield executor
-    except BaseException:
-        executor.shutdown(wait=False, cancel_futures=True)
-        raise
-    executor.shutdown()
 
 
 class BatchChannel(pl.Callback):
