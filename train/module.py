@@ -145,7 +145,10 @@ class LSRModule(pl.LightningModule):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Require a finite gradient. It is that of all ranks, so all end here; weights are as they were."""
         assert self.batch is not None
-        require_finite_gradient(self.encoder.parameters(), self.batch.retrieved, self._queries)
+        batch = self.batch.retrieved
+        if not _are_finite([weight.grad for weight in self.encoder.parameters() if weight.grad is not None]):
+            texts = ", ".join(example.id for example in self._queries.examples(batch.query_rows))
+            raise NotFiniteError(f"step {batch.step}: the gradient is not finite; its texts are {texts}; {CAUSES}")
 
     @property
     def _num_ranks(self) -> int:
@@ -192,16 +195,14 @@ class LSRModule(pl.LightningModule):
         contexts = [example.context for example in self._queries.examples(batch.query_rows)]
         unique, place = np.unique(batch.doc_rows, return_inverse=True)
         query_vectors = self.encoder.encode_with_gradient(self.encoder.token_ids(contexts, "query"), task="query")
-        doc_vectors = self._document_vectors(unique)  # [U, D]
+        if self.vectors_of is not None:
+            doc_vectors = self.vectors_of(unique).to(self.device)
+        else:
+            with torch.set_grad_enabled(not self._frozen):  # without gradient if documents stay as they are
+                ids = self.documents.document_ids(self._corpus, unique)
+                doc_vectors = self.documents.encode_with_gradient(ids)
         places = to_device(torch.from_numpy(place.reshape(batch.doc_rows.shape)), doc_vectors.device)
         return query_vectors, doc_vectors, places
-
-    def _document_vectors(self, rows: np.ndarray) -> Tensor:
-        """Return vectors [U, D], with gradient unless documents stay as they are."""
-        if self.vectors_of is not None:
-            return self.vectors_of(rows).to(self.device)
-        with torch.set_grad_enabled(not self._frozen):
-            return self.documents.encode_with_gradient(self.documents.document_ids(self._corpus, rows))
 
     def _terms(self, similarities: Tensor, others: Tensor | None, log_q: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return each text's loss and its contrastive term [B]; None where that is not asked for."""
@@ -293,13 +294,6 @@ def require_finite_losses(
             f"step {batch.step}: the loss of {len(bad)} of {len(losses)} texts is not finite ({losses[bad[0]]}): "
             f"{', '.join(texts)}; documents of the first: {', '.join(documents)}; {CAUSES}"
         )
-
-
-def require_finite_gradient(parameters: Iterable[Tensor], batch: RetrievedBatch, queries: ExampleStore) -> None:
-    """Raise NotFiniteError for a gradient that an optimizer must not take into the weights."""
-    if not _are_finite([weight.grad for weight in parameters if weight.grad is not None]):
-        texts = ", ".join(example.id for example in queries.examples(batch.query_rows))
-        raise NotFiniteError(f"step {batch.step}: the gradient is not finite; its texts are {texts}; {CAUSES}")
 
 
 def require_finite_weights(parameters: Iterable[Tensor], step: int) -> None:

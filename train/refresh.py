@@ -76,7 +76,9 @@ class RefreshController:
 
         Returns whether another version is live now.
         """
-        is_adopted = self._recover(step) or self._adopt(step)
+        is_resumed, self._is_resumed = self._is_resumed, False
+        is_old = self._last_error is not None and self._policy.is_too_old(step, self.live.step)
+        is_adopted = (is_resumed and is_old and self._serve_now(step)) or self._adopt(step)
         pending = self._pending.index if self._pending else None
         start = self._policy.start(step, self.live.step, pending.step if pending else None)
         if start is Start.skip and pending:
@@ -164,11 +166,6 @@ class RefreshController:
     def _begin(self, index: IndexState, plan: BuildPlan) -> _Pending:
         ready = self._service.refresh(plan, self.live.version)
         return _Pending(index, ready, self._look_at(index, ready))
-
-    def _recover(self, step: int) -> bool:
-        is_resumed, self._is_resumed = self._is_resumed, False
-        is_due = is_resumed and self._last_error is not None and self._policy.is_too_old(step, self.live.step)
-        return is_due and self._serve_now(step)
 
     def _serve_now(self, step: int) -> bool:
         """Wait for the refresh under way, or for a new one; returns whether its version is live."""

@@ -89,13 +89,14 @@ def write_report(
     """
     examples = json.loads(examples_path.read_text()) if examples_path.exists() else []
     config = escape(config_path.read_text())
+    shares = [[name, *(f"{share:.1%}" for share in of.values())] for name, of in device_shares(device_use).items()]
     heldout = results.get(LANGUAGE_MODELLING)
     sections: dict[str, Sequence[Block]] = {
         "": [*made_by, *weights_lines(results)],
         "Held-out texts": _heldout_blocks(heldout, with_figures=True) if heldout else [],
         "Gold documents": result_blocks(results[RETRIEVAL], RETRIEVAL) if RETRIEVAL in results else [],
         "Training": _training_blocks(metrics, is_online=any("index/live_version" in row for row in metrics)),
-        "Devices": [DEVICES_NOTE, _device_table(device_use)] if device_use else [],
+        "Devices": [DEVICES_NOTE, Table(["device", *ROLES, "idle"], shares)] if device_use else [],
         "The index": _index_blocks(metrics),
         "What each retriever finds first": _example_blocks(examples),
         "Configuration": [Html(f"<details><summary>resolved</summary><pre>{config}</pre></details>")],
@@ -254,12 +255,6 @@ def device_shares(rows: Rows) -> dict[str, dict[str, float]]:
         shares = {role: busy[role] / seconds for role in ROLES}
         found[device] = {**shares, "idle": max(0.0, 1.0 - sum(shares.values()))}
     return found
-
-
-def _device_table(rows: Rows) -> Table:
-    shares = device_shares(rows)
-    head = ["device", *next(iter(shares.values()), {})]
-    return Table(head, [[device, *(f"{share:.1%}" for share in of.values())] for device, of in shares.items()])
 
 
 def _index_blocks(metrics: Rows) -> list[Block]:

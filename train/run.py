@@ -163,7 +163,6 @@ def _train(config: Config, run: RunDirectory, labels: Labels | None, interruptio
     write_model_card(run.retriever, config, describe_weights(weights), run.provenance(), results)
     run.finish(results)
     publish_results(loggers, run, results)
-    run.remove_work_files()
 
 
 def _require_fitting(

@@ -110,11 +110,13 @@ class RunDirectory:
         write_json(self.path / "environment.json", describe_environment())
 
     def finish(self, results: dict) -> None:
-        """Write results.json, and the manifest, which says that the run is finished."""
+        """Write results.json and the manifest, which says that the run is finished; remove what only an unfinished one needs."""
         write_json(self.results, results)
         names = ("config.yaml", "environment.json", "fitted.json")
         files = [*(self.path / name for name in names), self.metrics, self.device_use, self.examples, self.results]
         self.folder.finish([path.name for path in files if path.is_file()])
+        for folder in (self.checkpoints, self.best_weights):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step-{step:06d}.ckpt"
@@ -195,11 +197,6 @@ class RunDirectory:
             return []
         known = read_json(environment, MEND) if environment.is_file() else {}
         return provenance_lines(config, known, (self.folder.inputs or {}).get(LM))
-
-    def remove_work_files(self) -> None:
-        """Remove what only an unfinished run needs."""
-        for folder in (self.checkpoints, self.best_weights):
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _inputs_of(config: Config) -> dict[str, Any]:

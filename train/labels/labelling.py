@@ -215,7 +215,9 @@ def load_tuned_queries(config: Config, encoder: Encoder) -> Encoder | None:
             "retriever.train=query"
         )
     tuned = load_encoder(config.retriever, run.retriever, config.index.dims)
-    if not _encode_documents_alike(tuned, encoder):
+    (reading, weights), (other_reading, others) = _documents_of(tuned), _documents_of(encoder)
+    is_read_alike = reading == other_reading and weights.keys() == others.keys()
+    if not is_read_alike or not all(weights[name].equal(others[name]) for name in weights):
         raise UserError(
             f"label.tuned_path: the documents of {run.path} are encoded by another encoder than retriever.path; "
             "expected a run that began with this one"
@@ -232,14 +234,8 @@ def retriever_identity(encoder: Encoder) -> str:
         return f"{weights_sha256(Path(folder))[:16]}:{encoder.similarity}:{encoder.max_tokens}{reading}{dims}"
 
 
-def _encode_documents_alike(first: Encoder, other: Encoder) -> bool:
-    """Return whether both encode documents alike, to the last bit, and compare them alike."""
-    (reading, weights), (other_reading, others) = _documents_of(first), _documents_of(other)
-    is_read_alike = reading == other_reading and weights.keys() == others.keys()
-    return is_read_alike and all(weights[name].equal(others[name]) for name in weights)
-
-
 def _documents_of(encoder: Encoder) -> tuple[tuple[object, ...], dict[str, Tensor]]:
+    """Return how an encoder reads documents and compares them, and its weights by name."""
     prompt, modules = encoder.prompt("document"), enumerate(encoder.modules_of("document"))
     how = (encoder.describe("document"), encoder.similarity, prompt, encoder.max_tokens, encoder.dims)
     return how, {f"{place}.{name}": value for place, part in modules for name, value in part.state_dict().items()}
