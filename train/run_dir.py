@@ -110,7 +110,7 @@ class RunDirectory:
         write_json(self.path / "environment.json", describe_environment())
 
     def finish(self, results: dict) -> None:
-        """Write results.json and the manifest, which says that the run is finished; remove what only an unfinished one needs."""
+        """Write results.json and the manifest, which ends the run; remove what only an unfinished run needs."""
         write_json(self.results, results)
         names = ("config.yaml", "environment.json", "fitted.json")
         files = [*(self.path / name for name in names), self.metrics, self.device_use, self.examples, self.results]

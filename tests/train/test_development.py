@@ -137,13 +137,6 @@ def test_a_run_that_fits_saves_the_temperature_with_the_tuned_retriever(
     assert measured["lsr"]["bpb"]["value"] == pytest.approx(results["lsr"]["bpb"]["value"], abs=1e-6)
     assert "Headroom of lsr: " in (out / "table.md").read_text()
 
-    fitted = tmp_path / "fitted"
-    again = typed("lm", f"out={fitted}", *on_run(run), "methods=[none,replug,lsr]", "k=5", "ensemble.temperature=fit")
-    assert replug(*again).status == 0
-    measured = json.loads((fitted / "results.json").read_text())["language_modelling"]
-    for name in ("replug", "lsr"):
-        assert measured[name]["temperature"]["value"] == pytest.approx(said[name], rel=1e-2)
-
     ended = replug("export", run, "--out", tmp_path / "exported")
     assert ended.status == 0
     assert Encoder(str(tmp_path / "exported")).temperature == tuned

@@ -62,15 +62,12 @@ def looked_at_once(index: IndexState, ready: Future) -> Future:
 def controller(
     service: FakeService,
     lag: int | None = 3,
-    every: int = 10,
     max_age: int = 30,
-    max_steps: int = 100,
     publish: Callable[[IndexState], int] = lambda index: index.version,
     look_at: Callable[[IndexState, Future], Future] = looked_at_once,
-    clock: StepClock | None = None,
 ) -> RefreshController:
-    policy = RefreshPolicy(every, lag, max_age, max_steps)
-    return RefreshController(service, policy, publish, look_at, clock or StepClock())
+    policy = RefreshPolicy(10, lag, max_age, 100)
+    return RefreshController(service, policy, publish, look_at, StepClock())
 
 
 def walk(control: RefreshController, service: FakeService, steps: range, ready: bool = True) -> list[int]:
