@@ -9,11 +9,7 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.config.load import load_config
-from replug.data.folder import FileSum, file_sum, read_mark, write_mark
-from replug.data.store import PreparedSet
-from replug.models.build import lm_source
-from replug.models.preparing import prepared_set
-from replug.train.data_checks import check_data
+from replug.data.folder import file_sum, read_mark, write_mark
 from replug.train.run import train
 from tests.support.command_line import BASE, ROOT, STEPS, CommandLine, arguments
 from tests.support.preparing import prepare
@@ -88,35 +84,14 @@ def test_a_foreign_run_dir_is_refused_before_anything_is_written_into_it(tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-# Replaced texts ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
+def test_texts_that_were_replaced_with_their_manifest_are_compared_themselves(tmp_path: Path) -> None:
     rows = [{"id": str(i), "text": " ".join(f"w{i}x{word}" for word in range(40))} for i in range(60)]
     (tmp_path / "raw.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return prepare(tmp_path / "set", tmp_path / "raw.jsonl").folder
-
-
-def opened(data: Path) -> PreparedSet:
-    return prepared_set(
-        load_config(ROOT / "configs/debug.yaml", [f"run_dir={data.parent / 'run'}", *given(data)]), data
-    )
-
-
-def given(data: Path) -> list[str]:
-    return ["data.source=null", f"data.prepared={data}", "retrieve.k=2", "evaluate.k=2"]
-
-
-def write_manifest(data: Path, files: dict[str, FileSum]) -> None:
-    write_mark(data / "manifest.json", {**read_mark(data / "manifest.json", ""), "files": files})
-
-
-def test_where_the_manifest_was_changed_with_them_the_texts_themselves_are_compared(data: Path) -> None:
-    files = PreparedSet(data).manifest["files"]
+    data = prepare(tmp_path / "set", tmp_path / "raw.jsonl").folder
     shutil.copy(data / "heldout.arrow", data / "queries.arrow")
-    write_manifest(data, {**files, "queries.arrow": file_sum(data / "queries.arrow")})
-    config = load_config(ROOT / "configs/debug.yaml", [f"run_dir={data.parent / 'run'}", *given(data)])
-    lm = lm_source(config.lm, data.parent / "spent.json", data.parent / "scores.sqlite")
+    content = read_mark(data / "manifest.json", "")
+    files = {**content["files"], "queries.arrow": file_sum(data / "queries.arrow")}
+    write_mark(data / "manifest.json", {**content, "files": files})
+    keys = ["data.source=null", f"data.prepared={data}", "retrieve.k=2", "evaluate.k=2"]
     with pytest.raises(UserError, match=r"\d+ training texts are held-out texts.* would be a leak: text "):
-        check_data(config, opened(data), lm)
+        train(load_config(ROOT / "configs/debug.yaml", [f"run_dir={tmp_path / 'run'}", *keys]))

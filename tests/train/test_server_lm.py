@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from replug.data.folder import read_mark, write_mark
 from tests.support.command_line import start
 from tests.support.fault_server import FaultServer
 from tests.support.runs import heldout_bits
@@ -34,9 +33,7 @@ def test_a_run_through_a_faulty_server_has_the_losses_of_the_lm_itself(quiet_run
 
 
 @pytest.mark.nightly
-def test_a_budget_stops_the_run_before_it_is_passed_and_only_a_larger_one_and_the_same_lm_go_on(
-    quiet_run, finish, tmp_path
-):
+def test_a_budget_stops_the_run_before_it_is_passed_and_only_a_larger_one_goes_on(quiet_run, finish, tmp_path):
     run = tmp_path / "run"
     with FaultServer() as server:
         process = start(run, *served(server, quiet_run, "lm.max_tokens_sent=20000"))
@@ -45,20 +42,5 @@ def test_a_budget_stops_the_run_before_it_is_passed_and_only_a_larger_one_and_th
         assert "lm.max_tokens_sent" in output.splitlines()[-1]
         spent = json.loads((run / "lm_spent.json").read_text())
         assert spent["requests"] == server.requests
-        assert_another_lm_is_refused(run, served(server, quiet_run, "lm.max_tokens_sent=100000000"))
         finish(run, *served(server, quiet_run, "lm.max_tokens_sent=100000000"))
     assert losses(run) == losses(quiet_run)
-
-
-def assert_another_lm_is_refused(run: Path, overrides: list[str]) -> None:
-    """As if the server had served another model under this name when the run began."""
-    mark = run / "inputs.json"
-    begun = mark.read_text()
-    content = read_mark(mark, "")
-    assert content["inputs"]["lm.identity"].startswith("words#")
-    write_mark(mark, {**content, "inputs": {**content["inputs"], "lm.identity": "words#00000000"}})
-    process = start(run, *overrides)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 2
-    assert "lm.identity is " in output.splitlines()[-1]
-    mark.write_text(begun)
