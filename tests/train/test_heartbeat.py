@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import time
 from datetime import timedelta
 from functools import partial
@@ -75,43 +74,21 @@ def test_a_rank_that_hangs_or_fails_ends_a_collective_and_is_named(ray_session, 
             dist.all_reduce(torch.ones(1))
 
 
-# Actors --------------------------------------------------------------------------------------------------------
-
-
-BY = "checkpoint.every_steps=100"  # so that nothing is saved but by the signal
-SLOW = ("lm.path=stand_in:0.2", BY)  # so that the signal comes in the middle
-
-
-def stop(process: subprocess.Popen, part_of_name: str) -> list[psutil.Process]:
-    found = [child for child in descendants(process.pid) if part_of_name in name_of(child)]
-    assert found, [name_of(child)[:60] for child in descendants(process.pid)]
-    for child in found:
-        child.suspend()
-    return found
-
-
-def ended(process: subprocess.Popen) -> tuple[str, float]:
-    """What it said, and the seconds from SIGTERM on; nothing that it started may be left."""
+@pytest.mark.parametrize("name", ["Searcher", pytest.param("gcs_server", marks=pytest.mark.nightly)])
+def test_sigterm_ends_a_run_of_which_something_hangs_in_30_seconds(begin, tmp_path, name):
+    """Nothing is saved but by the signal, which comes in the middle of a slow step, and no process is left."""
+    run = tmp_path / "run"
+    process = begin(run, "lm.path=stand_in:0.2", "checkpoint.every_steps=100")
+    wait_for_step(run, 3, process)
     children = descendants(process.pid)
+    hung = [child for child in children if name in name_of(child)]
+    assert hung, [name_of(child)[:60] for child in children]
+    for child in hung:
+        child.suspend()
+    time.sleep(3)  # until everything that can waits for it
     begun = time.monotonic()
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
-    seconds = time.monotonic() - begun
-    assert process.returncode == 75, output
-    _, left = psutil.wait_procs(children, timeout=10)
-    assert not left, [name_of(child) for child in left]
-    return output, seconds
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["Searcher", pytest.param("gcs_server", marks=pytest.mark.nightly)])
-def test_sigterm_ends_a_run_of_which_something_hangs_in_30_seconds(begin, tmp_path, name):
-    run = tmp_path / "run"
-    process = begin(run, *SLOW)
-    wait_for_step(run, 3, process)
-    stop(process, name)
-    time.sleep(3)  # until everything that can waits for it
-    output, seconds = ended(process)
-    assert seconds < 30
-    saved = len(metrics(run))
-    assert f"saved step {saved}: the same command goes on from there" in output
+    assert process.returncode == 75 and time.monotonic() - begun < 30, output
+    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert f"saved step {len(metrics(run))}: the same command goes on from there" in output

@@ -318,12 +318,10 @@ def synthetic_version(service: IndexService, version: int, kind: IndexKind) -> B
     return plan
 
 
-def searcher_memory(service: IndexService) -> tuple[float, set[str]]:
-    """Megabytes of the largest searcher, and the version folders that any of them still has files of mapped."""
+def searcher_memory(service: IndexService) -> float:
+    """Megabytes of the largest searcher."""
     pids = [ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=300) for actor in service.searchers]
-    mapped = [Path(f"/proc/{pid}/maps").read_text() for pid in pids]
-    folders = {match for text in mapped for match in re.findall(r"/(v\d{6})/", text)}
-    return max(psutil.Process(pid).memory_info().rss for pid in pids) / 2**20, folders
+    return max(psutil.Process(pid).memory_info().rss for pid in pids) / 2**20
 
 
 @pytest.mark.nightly
@@ -341,9 +339,7 @@ def test_memory_does_not_grow_with_the_number_of_swaps(tmp_path):
             service.commit(version)
             service.search(version, queries, 10)
             service.store.remove_all_but({version, version - 1})
-            megabytes, folders = searcher_memory(service)
-            assert folders == {f"v{version:06d}"}
-            memory.append(megabytes)
+            memory.append(searcher_memory(service))
             threads.append(threading.active_count())
     finally:
         service.close()
