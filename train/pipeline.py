@@ -166,8 +166,7 @@ class BatchPipeline:
         """Search, unless the previous search failed: the run ends at its step, and each search may take minutes."""
         if previous is not None:
             previous.result()
-        with self._clock.measure("search"):
-            found = self._search(index.version, vectors, self._k, exclude)
+        found = self._search(index.version, vectors, self._k, exclude)
         seen = (step, query_step, found.index_version, index.step)
         return RetrievedBatch(*seen, rows, found.doc_rows, found.similarities)
 

@@ -3,7 +3,6 @@
 import json
 import os
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,10 +29,9 @@ CAUSES = ("retrieve", "wait_scores", "wait_index", "refresh", "checkpoint")  # o
 
 
 class StepClock:
-    """Counts seconds by cause since the last `read`. Threads may measure at once."""
+    """Counts seconds of the main thread by cause since the last `read`."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._seconds: dict[str, float] = {}
         self._began = time.monotonic()
 
@@ -43,17 +41,15 @@ class StepClock:
         try:
             yield
         finally:
-            with self._lock:
-                self._seconds[cause] = self._seconds.get(cause, 0.0) + time.monotonic() - start
+            self._seconds[cause] = self._seconds.get(cause, 0.0) + time.monotonic() - start
 
     def read(self) -> dict[str, float]:
         """Return `time/CAUSE_seconds` of the step that ends now, and its length."""
         now = time.monotonic()
-        with self._lock:
-            seconds, self._seconds = self._seconds, {}
-            whole, self._began = now - self._began, now
+        seconds, self._seconds = self._seconds, {}
+        whole, self._began = now - self._began, now
         causes = {cause: seconds.get(cause, 0.0) for cause in CAUSES}
-        causes |= {"train": max(0.0, whole - sum(causes.values())), "search": seconds.get("search", 0.0), "step": whole}
+        causes |= {"train": max(0.0, whole - sum(causes.values())), "step": whole}
         return {f"time/{cause}_seconds": value for cause, value in causes.items()}
 
 

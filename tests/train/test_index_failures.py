@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,7 +36,7 @@ from replug.train.refresh import RefreshController
 from replug.train.sources import refresh_controller
 from replug.train.step_metrics import StepClock
 from tests.support.command_line import ROOT
-from tests.support.index_versions import flip, written_before
+from tests.support.index_versions import PLAN, flip, written_before
 from tests.support.small_disk import SmallDisk, small_disk
 
 pytestmark = pytest.mark.slow
@@ -293,19 +294,14 @@ MEGABYTES = DOCUMENTS * DIM * 2 / 2 / 2**20  # of one shard's float16 vectors
 
 def synthetic_version(service: IndexService, version: int, kind: IndexKind) -> BuildPlan:
     """A version whose blocks are there already, by no encoder."""
-    plan = BuildPlan(
+    plan = replace(
+        PLAN,
         version=version,
-        step=version,
         weights_sha256=f"{version}",
-        corpus_path="none",
-        corpus_sha256="none",
         num_documents=DOCUMENTS,
         block_documents=BLOCK,
         similarity="dot",
-        max_tokens=8,
         dim=DIM,
-        dtype="float32",
-        tokens_per_batch=8,
         kind=kind,
         num_shards=2,
         quantizer_from=version - 1 if version else None,
