@@ -21,12 +21,8 @@ from tests.support.preparing import debug_set
 from tests.support.training import InlineLM, module_given, pipeline_for
 
 
-def module_of(
-    config: Config, data: PreparedSet, lora: LoRAConfig | None = None, frozen_layers: int = 0, recompute: bool = False
-) -> LSRModule:
-    config = replace(config, lora=lora or LoRAConfig())
-    frozen, recomputed = {"frozen_layers": frozen_layers}, {"gradient_checkpointing": recompute}
-    return module_given(config, data, retriever=frozen, train=recomputed)
+def module_of(config: Config, data: PreparedSet, lora: LoRAConfig | None = None, frozen_layers: int = 0) -> LSRModule:
+    return module_given(replace(config, lora=lora or LoRAConfig()), data, retriever={"frozen_layers": frozen_layers})
 
 
 @pytest.fixture(scope="module")
