@@ -42,7 +42,7 @@ from replug.models.local.stand_in_lm import StandInLM, StandInSource  # noqa: E4
 from replug.models.pair_tokens import TokenizedCall  # noqa: E402
 from replug.models.prompt import PromptTemplate  # noqa: E402
 from replug.models.scorer_pool import ScorerPool, TimedScores  # noqa: E402
-from replug.train.pipeline import BatchPipeline, RetrievalStage  # noqa: E402
+from replug.train.pipeline import BatchPipeline  # noqa: E402
 from replug.train.step_metrics import StepClock  # noqa: E402
 
 K = 20
@@ -137,13 +137,15 @@ def measure(pool: ScorerPool, case: Case, steps: int, file: Path) -> tuple[float
     pool._note = lambda answer: answers.append(answer) or answer.scores  # type: ignore
     lm = CachingLM(pool, file)
     with ThreadPoolExecutor(1) as executor:
-        retrieval = RetrievalStage(encode, search, executor, K)
         max_steps = steps + case.depth + 1
         sampler = QuerySampler(case.queries * max_steps, case.queries, 0)
         pipeline = BatchPipeline(
             sampler,
             Data,
-            retrieval,
+            encode=encode,
+            search=search,
+            executor=executor,
+            k=K,
             score=lm.submit_sums,
             template=PromptTemplate(""),
             depth=case.depth,

@@ -401,7 +401,7 @@ def describe_gpus() -> dict[str, object]:
     """Processor, GPUs, driver and versions: what a report must say to be read elsewhere."""
     import torch
 
-    from replug.train.environment import describe_environment
+    from replug.train.run_dir import describe_environment
 
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     found = subprocess.run(query, capture_output=True, text=True).stdout if shutil.which(query[0]) else ""

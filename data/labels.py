@@ -83,7 +83,7 @@ class LabelOrigin:
 def labels_folder(path: Path) -> Folder:
     """Return the folder of labels: claimed for a `LabelOrigin`, finished with the `counts` of its splits."""
     others = ("index", "scores.sqlite*", "lm_spent.json", "*.partial")
-    return Folder(path, "set of labels", key="--out or run_dir", mend=AGAIN, others=others)
+    return Folder(path, "set of labels", key="--labels or train.labels", mend=AGAIN, others=others)
 
 
 class Labels:
@@ -117,9 +117,10 @@ class Labels:
             for batch in file.iter_batches(ROWS_PER_GROUP):
                 yield from batch.to_pylist()
 
-    @property
-    def has_dev(self) -> bool:
-        return bool(self.counts.get("dev"))
+    def require(self, asked: LabelOrigin) -> None:
+        """Raise UserError if the labels are of another LM, prompt, set or corpus than a training asks for."""
+        names = ("set_sha256", "corpus_sha256", "lm", "separator", "too_long", "exclude_own_source")
+        self._files.check({name: getattr(asked, name) for name in names}, are_all=False)
 
     def _table(self, split: str, columns: list[str]) -> pa.Table:
         name = f"{split}.parquet"
@@ -130,25 +131,6 @@ class Labels:
             )
         self._files.require(name)
         return pq.read_table(self.folder / name, columns=columns)
-
-
-def require_labels_of(origin: LabelOrigin, asked: LabelOrigin, folder: Path) -> None:
-    """Raise UserError for the first thing that labels are of and a training is not."""
-    named = {
-        "set_sha256": "data: the prepared set is another than",
-        "corpus_sha256": "data: the corpus is another than",
-        "lm": "lm: another LM than",
-        "separator": "lm.separator is another than",
-        "too_long": "lm.too_long is another than",
-        "exclude_own_source": "retrieve.exclude_own_source is another than",
-    }
-    for name, said in named.items():
-        labelled, now = getattr(origin, name), getattr(asked, name)
-        if labelled != now:
-            raise UserError(
-                f"{said} that of the labels in {folder} ({labelled!r} there, {now!r} here): give that one, or label "
-                "anew"
-            )
 
 
 def write_labels(path: Path, rows: Iterable[dict[str, Any]], schema: pa.Schema) -> int:

@@ -36,7 +36,7 @@ class StepBoundary(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._source.start(self._restored)
         self._progress = Progress("training", trainer.max_steps, done=trainer.global_step)
-        self._clock.start()
+        self._clock.read()  # a step begins now
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Position, batch_idx: int
@@ -51,7 +51,7 @@ class StepBoundary(pl.Callback):
         if not batch.is_last:
             return
         times = self._clock.read()
-        pl_module.log_dict({**times, **self._source.end(batch.step, times["time/step_seconds"])})
+        pl_module.log_dict({**times, **self._source.end(batch.step)})
         assert self._progress is not None
         self._progress.advance(note=_progress_note(trainer.callback_metrics))
 

@@ -4,11 +4,9 @@ The step's thread copies the state to host memory. A thread of its own writes th
 the disk, marks it and removes what is too old. No other rank takes part, so none waits where a disk is full.
 """
 
-import hashlib
 import logging
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -16,7 +14,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 
 from replug.config.errors import NotFiniteError, RunError, UserError
 from replug.data.datamodule import Position
-from replug.data.files import persist, writing
+from replug.data.files import file_sha256, persist, writing
 from replug.train.module import require_finite_weights
 from replug.train.run_dir import CheckpointMark, RunDirectory
 from replug.train.sources import BatchSource
@@ -69,8 +67,10 @@ class CheckpointWriter:
         path.parent.mkdir(exist_ok=True)
         partial = path.with_suffix(".partial")
         with writing(partial):
-            sha256 = _save(state, partial)
+            with partial.open("wb") as file:
+                torch.save(state, file)
             persist(partial)
+            sha256 = file_sha256(partial)
         self._run.unmark(step)  # where the same step is saved again: else the old mark would be of the new file
         partial.replace(path)
         self._run.mark(CheckpointMark(path, step, tuple(sorted(versions)), sha256))
@@ -78,28 +78,6 @@ class CheckpointWriter:
         for old in self._run.checkpoint_marks()[: -self._keep]:
             self._run.unmark(old.step)
             old.path.unlink()
-
-
-class _HashedFile:
-    """Computes the checksum of a file while it is written."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self.sha256 = file, hashlib.sha256()
-
-    def write(self, content: bytes) -> int:
-        self.sha256.update(content)
-        return self._file.write(content)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-
-def _save(state: dict[str, Any], path: Path) -> str:
-    """Write the state; returns the file's checksum."""
-    with path.open("wb") as file:
-        hashed = _HashedFile(file)
-        torch.save(state, hashed)  # type: ignore[arg-type] # it asks for no more than the two methods
-    return hashed.sha256.hexdigest()
 
 
 class Checkpointer(pl.Callback):

@@ -30,10 +30,10 @@ from replug.data.records import Example, ScoredBatch
 from replug.data.store import CorpusStore, PreparedSet
 from replug.evals.intervals import bits_of
 from replug.evals.temperature_fit import DocumentScores, ensemble_bits, fit_temperature
-from replug.index_workers.build import document_search
 from replug.index_workers.build_plan import IndexState
 from replug.models.build import load_encoder
-from replug.models.encoder import Encoder, require_finite_vectors
+from replug.models.encoder import Encoder
+from replug.train.evaluation import search_examples
 from replug.train.loss import lm_scores, log_likelihood, text_losses
 from replug.train.module import VectorsOf
 from replug.train.pipeline import score_in_calls
@@ -149,12 +149,9 @@ class SearchedDevTexts:
         """Look by an encoder with the weights of `step`, which searches an index version."""
         encoder.eval()
         config, examples = self._config, self._examples
-        vectors = encoder.encode_query([example.context for example in examples]).numpy()
-        require_finite_vectors(vectors, [example.id for example in examples])
-        exclude = [example.source for example in examples] if config.retrieve.exclude_own_source else None
-        search = document_search(config, encoder, self._data, self._workers.index)
-        found = search(version, vectors, min(len(self._data.corpus), config.evaluate.k), exclude)
         workers, corpus, scores = self._workers, self._data.corpus, []
+        k = min(len(corpus), config.evaluate.k)
+        found = search_examples(config, self._data, workers.index, encoder, version, examples, k)
         k = found.doc_rows.shape[1]
 
         def load(rows: range) -> tuple[list[Example], list[list[str]]]:

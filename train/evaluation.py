@@ -72,7 +72,7 @@ def evaluate_heldout(
     return results
 
 
-def _search(
+def search_examples(
     config: Config,
     data: PreparedSet,
     index: IndexService,
@@ -81,6 +81,7 @@ def _search(
     examples: Sequence[Example],
     k: int,
 ) -> RetrievedDocuments:
+    """Return the `k` nearest documents of every example's context in an index version."""
     vectors = encoder.encode_query([example.context for example in examples]).numpy()
     require_finite_vectors(vectors, [example.id for example in examples])
     exclude = [example.source for example in examples] if config.retrieve.exclude_own_source else None
@@ -177,13 +178,13 @@ def found_by(
     version, k = index.version if is_built else 0, min(len(data.corpus), config.evaluate.k)
     if config.ensemble.temperature == FIT:
         examples = data.require_dev().examples()
-        found = _search(config, data, workers.index, encoder, version, examples, k)
+        found = search_examples(config, data, workers.index, encoder, version, examples, k)
         asked = PromptedLM(workers.lm, workers.template, workers.lm)
         encoder.temperature = fit_ensemble(asked, examples, data.corpus, found, Method(name, name, k, False))
         if is_built:
             write_temperature(workers.index.store.encoder_folder(version), encoder.temperature, is_listed=False)
     most = min(len(data.corpus), max(config.evaluate.k, RECALL_DEPTH))  # as many as any measurement needs
-    found = _search(config, data, workers.index, encoder, version, data.heldout.examples(), most)
+    found = search_examples(config, data, workers.index, encoder, version, data.heldout.examples(), most)
     return replace(found, temperature=own_temperature(encoder))
 
 

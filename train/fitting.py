@@ -4,22 +4,28 @@ Rank 0 has the source and the files. The other ranks have the module and the dat
 """
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import pytorch_lightning as pl
 import torch
+import torch.distributed as dist
 from pytorch_lightning.loggers.logger import Logger
+from pytorch_lightning.plugins.environments import LightningEnvironment
+from pytorch_lightning.strategies import DDPStrategy
 
 from replug.cluster.gpu_shares import trains_on_gpu
-from replug.cluster.gpus import num_gpus
+from replug.cluster.gpus import num_gpus, torch_device
 from replug.cluster.interruption import Interruption, ignore_signals
 from replug.cluster.layout import num_ranks
 from replug.config.choices import LMScore
-from replug.config.errors import UserError
+from replug.config.errors import RunError, UserError
 from replug.config.schema import Config
+from replug.data.datamodule import StepDataModule
 from replug.data.store import PreparedSet
 from replug.models.build import load_encoder, located
 from replug.models.encoder import Encoder
@@ -28,12 +34,11 @@ from replug.train.callbacks import OwnSettings, StepBoundary, TemperatureCheck
 from replug.train.checkpoints import KEPT_CHECKPOINTS, Checkpointer, CheckpointWriter
 from replug.train.development import Watch
 from replug.train.module import LSRModule
-from replug.train.ranks import NoOthers, OtherRanks, RankEnvironment, other_ranks
+from replug.train.ranks import COLLECTIVE_PATIENCE, NoOthers, OtherRanks, RankEnvironment, other_ranks
 from replug.train.run_dir import CheckpointMark, RunDirectory
-from replug.train.sources import BatchChannel, BatchSource
+from replug.train.sources import BatchChannel, BatchSource, uses_bf16
 from replug.train.step_metrics import DeviceShares, StepClock
 from replug.train.trained_weights import choose_trained_weights, freeze_sides
-from replug.train.trainer import lightning_trainer, quieten_lightning, require_all_steps, run_trainer
 
 log = logging.getLogger(__name__)
 
@@ -65,27 +70,29 @@ def fit(
             TemperatureCheck(config.loss),
             Checkpointer(writer, source, config.checkpoint.every_steps, clock),
         ]
-        module.attach(source)
+        module.batches = source
         if others.num_others:
             channel = BatchChannel(source)
             callbacks.append(channel)
-            module.attach(channel)
+            module.batches = channel
         trainer = lightning_trainer(config, run.path, callbacks, loggers, others.environment)
         run.forget_after(newest.step if newest else 0)
         if newest:
             log.info(f"resuming at step {newest.step}")
-        with interruption.deferred(lambda: f"{others.silence}step {writer.newest_step} is the newest that is saved"):
+        with interruption.deferred(lambda: f"step {writer.newest_step} is the newest that is saved"):
             run_trainer(trainer, config, module, newest.path if newest else None)
-            if not watch.is_over:
-                require_all_steps(trainer, config)
+            if not watch.is_over and trainer.global_step != config.train.max_steps:
+                raise RunError(
+                    f"training ended after step {trainer.global_step} of {config.train.max_steps} without an error; "
+                    "what is saved stays: run the same command again, or give another run_dir"
+                )
             interruption.check()  # a signal that came during the last step; its checkpoint is there
     return trainer.global_step
 
 
-@contextmanager
 def started_ranks(
     config: Config, run: RunDirectory, data: PreparedSet, newest: CheckpointMark | None
-) -> Iterator[OtherRanks]:
+) -> AbstractContextManager[OtherRanks]:
     """Start the other ranks, which wait for batches; Ray must run. Paths are absolute, for other machines."""
     fit_other = partial(
         fit_as_other_rank,
@@ -95,8 +102,7 @@ def started_ranks(
         newest.path.absolute() if newest else None,
     )
     gpus = min(1.0, float(config.resources.train)) if trains_on_gpu(config, num_gpus() > 0) else 0.0
-    with other_ranks(fit_other, num_ranks(config), gpus, available_cores()) as others:
-        yield others
+    return other_ranks(fit_other, num_ranks(config), gpus, available_cores())
 
 
 def fit_as_other_rank(
@@ -108,7 +114,7 @@ def fit_as_other_rank(
     encoder = load_encoder(config.retriever, dims=config.index.dims)
     module = lsr_module(config, encoder, PreparedSet(prepared))
     channel = BatchChannel()
-    module.attach(channel)
+    module.batches = channel
     callbacks = [OwnSettings(ignore_signals, available_cores()), channel]
     run_trainer(lightning_trainer(config, run, callbacks, [], environment), config, module, checkpoint)
 
@@ -131,3 +137,66 @@ def lsr_module(config: Config, encoder: Encoder, data: PreparedSet) -> LSRModule
     searched = [config.index.dims] if config.index.dims is not None else []
     dims = sorted(config.retriever.dims, reverse=True) or searched
     return LSRModule(encoder, data.queries, data.corpus, config.loss, train, dims, config.seed, documents)
+
+
+def quieten_lightning() -> None:
+    """Silence its banners and its advice against what is meant: eval mode without dropout, a sized iterable."""
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="(pytorch_lightning|lightning_fabric)")
+
+
+def lightning_trainer(
+    config: Config, folder: Path, callbacks: list[pl.Callback], loggers: list[Logger], environment: RankEnvironment
+) -> pl.Trainer:
+    """Return a trainer of one rank, on the GPU of its environment or on the processor."""
+    train, ranks = config.train, environment.world_size()
+    on_gpu = torch_device(trains_on_gpu(config, num_gpus() > 0)) == "cuda"
+    strategy: str | DDPStrategy = "auto"
+    if ranks > 1:
+        strategy = _OwnStoreDDP(
+            cluster_environment=environment,
+            process_group_backend="nccl" if on_gpu else "gloo",
+            timeout=COLLECTIVE_PATIENCE,
+            broadcast_buffers=False,  # the encoder has none that training changes
+        )
+    return pl.Trainer(
+        accelerator="gpu" if on_gpu else "cpu",
+        devices=[environment.device] if on_gpu else 1,
+        num_nodes=ranks,
+        strategy=strategy,
+        precision="bf16-mixed" if uses_bf16(train.precision) else "32-true",
+        max_steps=train.max_steps,
+        max_epochs=1,
+        accumulate_grad_batches=train.micro_batches,
+        gradient_clip_val=train.gradient_clip,
+        log_every_n_steps=1,
+        logger=loggers or False,
+        callbacks=callbacks,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        # Under SLURM too one rank is a process of ours, not one that srun made.
+        plugins=[] if ranks > 1 else [LightningEnvironment()],
+        num_sanity_val_steps=0,
+    )
+
+
+class _OwnStoreDDP(DDPStrategy):
+    """DDP whose ranks meet in the store of `ranks`, which listens on one address only."""
+
+    def setup_distributed(self) -> None:
+        """Join the process group, which Lightning then uses."""
+        environment, device = self.cluster_environment, self.root_device
+        assert isinstance(environment, RankEnvironment)
+        if not dist.is_initialized():
+            environment.join(
+                self._get_process_group_backend(), COLLECTIVE_PATIENCE, device if device.type == "cuda" else None
+            )
+        super().setup_distributed()
+
+
+def run_trainer(trainer: pl.Trainer, config: Config, module: LSRModule, checkpoint: Path | None) -> None:
+    """Run all steps, from a checkpoint where one is given."""
+    steps = StepDataModule(config.train.max_steps, config.train.micro_batches)
+    trainer.fit(module, datamodule=steps, ckpt_path=checkpoint, weights_only=True)

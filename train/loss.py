@@ -43,19 +43,14 @@ def log_likelihood(scores: Tensor, temperature: float) -> Tensor:
     return log_softmax(scores / temperature, dim=-1)
 
 
-def kl_divergence(log_a: Tensor, log_b: Tensor) -> Tensor:
-    """Return KL(A || B) of distributions [B, K], nats [B]."""
-    return (log_a.exp() * (log_a - log_b)).sum(-1)
-
-
 def kl_lm_retriever(log_q: Tensor, log_p: Tensor) -> Tensor:
     """Return KL(Q || P_R) of each query, nats [B]: the retriever covers what the LM finds likely."""
-    return kl_divergence(log_q, log_p)
+    return (log_q.exp() * (log_q - log_p)).sum(-1)
 
 
 def kl_retriever_lm(log_q: Tensor, log_p: Tensor) -> Tensor:
     """Return KL(P_R || Q) of each query, nats [B]."""
-    return kl_divergence(log_p, log_q)
+    return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
 # Of log Q and log P_R [B, K], a loss for each query [B].

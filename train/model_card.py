@@ -19,13 +19,15 @@ from replug.config.choices import TrainedSide
 from replug.config.errors import UserError
 from replug.config.load import flatten
 from replug.config.plain_text import plain_line
-from replug.config.schema import Config, LoRAConfig
+from replug.config.schema import Config
 from replug.data.files import replace_file
 from replug.evals.tables import to_markdown
 from replug.models.ensemble_temperature import PAPER, temperature_in
 from replug.models.lora import ADAPTER
 from replug.models.packaged import resolve_encoder_path
 from replug.train.report import run_blocks
+
+log = logging.getLogger(__name__)
 
 FILE = "README.md"
 UNKNOWN = "unknown"  # a licence id of the hub: that the field is empty is said, not left out
@@ -126,10 +128,8 @@ def _what_it_is(folder: Path, config: Config, weights: str) -> Iterator[str]:
 def _what_learnt(folder: Path, config: Config) -> Iterator[str]:
     """Where it was not all of the weights, or not whole vectors alone."""
     if config.lora.rank is not None:
-        kept = (
-            _listed(f"`{path.relative_to(folder)}/`" for path in sorted(folder.glob(f"*{ADAPTER}"))) or f"`{ADAPTER}/`"
-        )
-        yield f"Learnt by LoRA, {_adapter(folder, config.lora)}: merged into these weights, and kept in {kept}."
+        kept = _listed(f"`{path.name}/`" for path in sorted(folder.glob(f"*{ADAPTER}"))) or f"`{ADAPTER}/`"
+        yield f"Learnt by LoRA, adapters of rank {config.lora.rank}: merged into these weights, and kept in {kept}."
     if frozen := config.retriever.frozen_layers:
         yield f"Embeddings and the first {frozen} of the layers stayed as they were."
     if dims := config.retriever.dims:
@@ -139,21 +139,8 @@ def _what_learnt(folder: Path, config: Config) -> Iterator[str]:
         yield f"The run searched by the first {config.index.dims} numbers (`truncate_dim={config.index.dims}`)."
 
 
-def _adapter(folder: Path, lora: LoRAConfig) -> str:
-    """As peft has written it, which knows the targets where none were asked for."""
-    found = sorted(folder.glob(f"*{ADAPTER}/adapter_config.json"))
-    written = json.loads(found[0].read_text()) if found else {}
-    targets = sorted(written.get("target_modules") or [])
-    alpha = written.get("lora_alpha")
-    scale = f" and alpha {alpha}" if alpha else ""
-    return f"adapters of rank {lora.rank}{scale} on {_listed(targets) or 'the default layers'}"
-
-
 def _listed(of: Iterable[object]) -> str:
     return ", ".join(plain_line(str(one)) for one in of)
-
-
-log = logging.getLogger(__name__)
 
 
 def card_metadata(config: Config, license_id: str | None) -> ModelCardData:
@@ -163,25 +150,20 @@ def card_metadata(config: Config, license_id: str | None) -> ModelCardData:
     this machine. Licence and language are the base's own, where its folder or the hub's cache holds its card. Nothing
     is fetched: a card is written at the end of a run too, which no network may break.
     """
-    source = (config.data.source or "").partition(":")[0]
+    path, source = config.retriever.path, (config.data.source or "").partition(":")[0]
+    is_own = Path(path).expanduser().exists() or ":" in path or path == "stand_in"
     is_dataset = HUB_NAME.fullmatch(source) and not Path(source).expanduser().exists()
-    base = _of_the_base(config.retriever.path)
+    base = _of_the_base(path)
     said: dict[str, Any] = {"license": license_id} if license_id else {name: base.get(name) for name in OF_THE_BASE[:3]}
     return ModelCardData(
         **{**said, "license": said["license"] or UNKNOWN},
         language=base.get("language"),
         library_name="sentence-transformers",
         pipeline_tag="sentence-similarity",
-        base_model=base_name(config),
+        base_model=None if is_own else path,
         datasets=[source] if is_dataset else None,
         tags=TAGS,
     )
-
-
-def base_name(config: Config) -> str | None:
-    """The name on the hub of the retriever that was tuned."""
-    path = config.retriever.path
-    return None if Path(path).expanduser().exists() or ":" in path or path == "stand_in" else path
 
 
 def _of_the_base(path: str) -> Mapping[str, Any]:

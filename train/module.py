@@ -38,7 +38,7 @@ VectorsOf = Callable[[np.ndarray], Tensor]  # [U, D] of the corpus' rows [U]
 
 
 class LSRModule(pl.LightningModule):
-    """Trains `encoder` on what a source of batches delivers. `attach` comes later: the source may need its weights."""
+    """Trains `encoder` on what `batches` delivers, which is set later: the source may need the weights."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class LSRModule(pl.LightningModule):
         self._frozen = [documents] if documents is not None else []  # a list: not a part of this module
         self._queries, self._corpus = queries, corpus
         self._loss, self._train, self._dims, self._seed = loss, train, dims, seed
-        self.vectors_of: VectorsOf | None = None  # where documents stay as they are and are not encoded in every step
+        self.vectors_of: VectorsOf | None = None  # for documents that stay as they are, instead of encoding them
         self.batches: Batches | None = None
         self.batch: ScoredBatch | None = None  # of the step that is under way
         self._is_last = False  # whether the newest of its micro-batches is the last
@@ -78,14 +78,6 @@ class LSRModule(pl.LightningModule):
     def documents(self) -> Encoder:
         """Return the encoder of documents."""
         return self.frozen_documents or self.encoder
-
-    def attach(self, batches: Batches) -> None:
-        self.batches = batches
-
-    def look_documents_up(self, vectors_of: VectorsOf) -> None:
-        """Take documents' vectors from there, where they stay as they are, instead of encoding them in every step."""
-        assert self._frozen, "documents are trained, so their vectors change"
-        self.vectors_of = vectors_of
 
     def encode_queries(self, texts: Sequence[str], autocast: bool = False) -> np.ndarray:
         """Return vectors [B, D] by the weights as they are, without gradient or dropout.
@@ -105,7 +97,7 @@ class LSRModule(pl.LightningModule):
         The backbone may run under autocast. Similarities and loss are computed in float32. Nothing here waits for the
         device: it would stand idle until the backward pass is launched.
         """
-        assert self.batches is not None, "attach a source of batches first"
+        assert self.batches is not None, "set a source of batches first"
         if position.is_first:
             self.batch, self._metrics, self._losses = self.batches.take(position.step), [], []
         assert self.batch is not None
@@ -153,7 +145,10 @@ class LSRModule(pl.LightningModule):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Require a finite gradient. It is that of all ranks, so all end here; weights are as they were."""
         assert self.batch is not None
-        require_finite_gradient(self.encoder.parameters(), self.batch.retrieved, self._queries)
+        batch = self.batch.retrieved
+        if not _are_finite([weight.grad for weight in self.encoder.parameters() if weight.grad is not None]):
+            texts = ", ".join(example.id for example in self._queries.examples(batch.query_rows))
+            raise NotFiniteError(f"step {batch.step}: the gradient is not finite; its texts are {texts}; {CAUSES}")
 
     @property
     def _num_ranks(self) -> int:
@@ -178,11 +173,8 @@ class LSRModule(pl.LightningModule):
     def _by_prefix(self, batch: RetrievedBatch) -> list[tuple[Tensor, Tensor | None]]:
         """Return similarities [B, K] at each prefix, the longest first; with `in_batch` those of others [B, U] too.
 
-        The loss is the mean over the prefixes n of that by the first n numbers of the vectors (Matryoshka
-        Representation Learning, Kusupati et al. 2022). Each prefix is a retriever of its own: with cosine similarity
-        its vectors have the length 1 again, so that P_R is that of an index of the first n dimensions. All weigh alike,
-        as in sentence-transformers' MatryoshkaLoss, which takes their sum where this takes their mean, so that a
-        learning rate suits any number of them. Of others, a query's own documents have minus infinity.
+        The loss is the mean over prefixes of the vectors (Matryoshka Representation Learning, Kusupati et al. 2022).
+        With cosine similarity a prefix has the length 1 again. A query's own documents are minus infinity among others.
         """
         if not self._dims and not self._loss.in_batch:
             return [(self.similarities(batch), None)]
@@ -203,16 +195,14 @@ class LSRModule(pl.LightningModule):
         contexts = [example.context for example in self._queries.examples(batch.query_rows)]
         unique, place = np.unique(batch.doc_rows, return_inverse=True)
         query_vectors = self.encoder.encode_with_gradient(self.encoder.token_ids(contexts, "query"), task="query")
-        doc_vectors = self._document_vectors(unique)  # [U, D]
+        if self.vectors_of is not None:
+            doc_vectors = self.vectors_of(unique).to(self.device)
+        else:
+            with torch.set_grad_enabled(not self._frozen):  # without gradient if documents stay as they are
+                ids = self.documents.document_ids(self._corpus, unique)
+                doc_vectors = self.documents.encode_with_gradient(ids)
         places = to_device(torch.from_numpy(place.reshape(batch.doc_rows.shape)), doc_vectors.device)
         return query_vectors, doc_vectors, places
-
-    def _document_vectors(self, rows: np.ndarray) -> Tensor:
-        """Return vectors [U, D], with gradient unless documents stay as they are."""
-        if self.vectors_of is not None:
-            return self.vectors_of(rows).to(self.device)
-        with torch.set_grad_enabled(not self._frozen):
-            return self.documents.encode_with_gradient(self.documents.document_ids(self._corpus, rows))
 
     def _terms(self, similarities: Tensor, others: Tensor | None, log_q: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return each text's loss and its contrastive term [B]; None where that is not asked for."""
@@ -304,13 +294,6 @@ def require_finite_losses(
             f"step {batch.step}: the loss of {len(bad)} of {len(losses)} texts is not finite ({losses[bad[0]]}): "
             f"{', '.join(texts)}; documents of the first: {', '.join(documents)}; {CAUSES}"
         )
-
-
-def require_finite_gradient(parameters: Iterable[Tensor], batch: RetrievedBatch, queries: ExampleStore) -> None:
-    """Raise NotFiniteError for a gradient that an optimizer must not take into the weights."""
-    if not _are_finite([weight.grad for weight in parameters if weight.grad is not None]):
-        texts = ", ".join(example.id for example in queries.examples(batch.query_rows))
-        raise NotFiniteError(f"step {batch.step}: the gradient is not finite; its texts are {texts}; {CAUSES}")
 
 
 def require_finite_weights(parameters: Iterable[Tensor], step: int) -> None:

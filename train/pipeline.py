@@ -11,7 +11,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, wait
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,32 +37,13 @@ EXAMPLES_PER_CALL = 16
 Scores = Future[np.ndarray]  # sums of log-probs and numbers of tokens [B * K, 2], a query's documents in a row
 
 
-class ScoreError(RunError):
-    """The LM's answer cannot be trained on; the message names the example and the document."""
-
-
-@dataclass(frozen=True, slots=True)
-class _InFlight:
-    """Holds a batch whose documents are searched, and then put to the LM."""
-
-    retrieved: Future[RetrievedBatch]
-    scores: Future[Scores]
-
-
-@dataclass(frozen=True, slots=True)
-class RetrievalStage:
-    """Finds documents: `encode` maps texts to vectors [B, D] by the live weights, `executor` runs `search`."""
-
-    encode: Callable[[Sequence[str]], np.ndarray]
-    search: Search
-    executor: Executor
-    k: int
-    exclude_own_source: bool = False
+_InFlight = tuple[Future[RetrievedBatch], Future[Scores]]  # the documents of a batch, and then their scores
 
 
 class BatchPipeline:
     """Keeps `depth` batches in flight, and no more: so the LM's pool never has more than that to do.
 
+    `encode` maps texts to vectors [B, D] by the live weights, `executor` runs `search` for `k` documents of each, and
     `score` takes prefixes and continuations. There is no batch after step `max_steps`. `check` is called while a step
     waits, to raise what should end the wait.
     """
@@ -72,20 +52,24 @@ class BatchPipeline:
         self,
         sampler: QuerySampler,
         data: PreparedSet,
-        retrieval: RetrievalStage,
         *,
+        encode: Callable[[Sequence[str]], np.ndarray],
+        search: Search,
+        executor: Executor,
+        k: int,
         score: Callable[[Sequence[str], Sequence[str]], Scores],
         template: PromptTemplate,
         depth: int,
         max_steps: int,
         clock: StepClock,
+        exclude_own_source: bool = False,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self._sampler, self._queries, self._corpus = sampler, data.queries, data.corpus
-        self._retrieval, self._score, self._template = retrieval, score, template
+        self._encode, self._search, self._executor, self._k = encode, search, executor, k
+        self._exclude_own_source, self._score, self._template = exclude_own_source, score, template
         self._depth, self._max_steps = depth, max_steps
         self._clock, self._check_run = clock, check
-        self.pairs_per_step = sampler.batch_size * retrieval.k
         self._in_flight: dict[int, _InFlight] = {}
         self._last_search: Future[RetrievedBatch] | None = None
 
@@ -98,10 +82,10 @@ class BatchPipeline:
 
     def take(self, step: int) -> ScoredBatch:
         """Return the scored batch of a step, waiting for the LM if it is late; a failed one stays in flight."""
-        batch = self._in_flight[step]
+        search, asked = self._in_flight[step]
         with self._clock.measure("wait_scores"):
-            retrieved = wait_for(batch.retrieved, self._check_run)
-            scores = wait_for(wait_for(batch.scores, self._check_run), self._check_run)
+            retrieved = wait_for(search, self._check_run)
+            scores = wait_for(wait_for(asked, self._check_run), self._check_run)
         shape = retrieved.doc_rows.shape
         sums = scores[:, 0].reshape(shape)
         counts = scores[:, 1].astype(np.int64).reshape(shape)[:, 0]
@@ -110,7 +94,7 @@ class BatchPipeline:
             query, doc = bad[0]
             example = self._queries.examples(retrieved.query_rows[[query]])[0]
             document = self._corpus.documents(retrieved.doc_rows[query, [doc]])[0]
-            raise ScoreError(
+            raise RunError(
                 f"the LM's score of text {example.id} after document {document.id} is {sums[query, doc]}; "
                 f"expected a finite number (step {step})"
             )
@@ -136,8 +120,7 @@ class BatchPipeline:
         except RuntimeError:  # whatever ends the run is raised at its next boundary too
             self._searching(SEARCH_SECONDS_AT_THE_END)  # a searcher that hangs holds it up for a moment only
         found = []
-        for step, batch in sorted(self._in_flight.items()):
-            search = batch.retrieved
+        for step, (search, _) in sorted(self._in_flight.items()):
             why = search.exception() if search.done() else "the searchers do not answer"
             if why is None:
                 found.append(search.result())
@@ -154,21 +137,21 @@ class BatchPipeline:
 
     def _searching(self, seconds: float) -> bool:
         """Return whether a search is still under way after so many seconds at most."""
-        return bool(wait([batch.retrieved for batch in self._in_flight.values()], timeout=seconds).not_done)
+        return bool(wait([search for search, _ in self._in_flight.values()], timeout=seconds).not_done)
 
     def _begin(self, step: int, query_step: int, index: IndexState) -> _InFlight:
         rows = self._sampler.rows(step)
         examples = self._queries.examples(rows)
-        vectors = self._retrieval.encode([example.context for example in examples])
+        vectors = self._encode([example.context for example in examples])
         require_finite_vectors(vectors, [example.id for example in examples])
-        exclude = [example.source for example in examples] if self._retrieval.exclude_own_source else None
+        exclude = [example.source for example in examples] if self._exclude_own_source else None
         given = (step, query_step, index, rows, vectors, exclude, self._last_search)
-        self._last_search = self._retrieval.executor.submit(self._retrieve, *given)
+        self._last_search = self._executor.submit(self._retrieve, *given)
         return self._submitted(self._last_search)
 
     def _submitted(self, search: Future[RetrievedBatch]) -> _InFlight:
         """Ask the LM after the search. If that fails, the documents are known and a checkpoint keeps them."""
-        return _InFlight(search, self._retrieval.executor.submit(lambda: self._ask(search.result())))
+        return search, self._executor.submit(lambda: self._ask(search.result()))
 
     def _retrieve(
         self,
@@ -183,8 +166,7 @@ class BatchPipeline:
         """Search, unless the previous search failed: the run ends at its step, and each search may take minutes."""
         if previous is not None:
             previous.result()
-        with self._clock.measure("search"):
-            found = self._retrieval.search(index.version, vectors, self._retrieval.k, exclude)
+        found = self._search(index.version, vectors, self._k, exclude)
         seen = (step, query_step, found.index_version, index.step)
         return RetrievedBatch(*seen, rows, found.doc_rows, found.similarities)
 

@@ -45,12 +45,7 @@ SILENT_SECONDS = 120.0  # of a rank that counted before: a loaded machine delays
 CONNECT = timedelta(minutes=10)  # until rank 0 has opened the store
 LOOK_SECONDS = 1.0
 NOTICE_SECONDS = 60.0  # for rank 0 to notice by its connections that the others were killed; a GPU's may not tell
-QUIET_SECONDS = 10.0  # of a rank that beats every few: worth a word where a run ends before it is sure
 FINISH_SECONDS = 120.0  # for the others to end after rank 0 did
-
-
-class RankDied(RuntimeError):
-    """Another rank ended: nothing can be saved together any more, the newest checkpoint is what counts."""
 
 
 class RankEnvironment(ClusterEnvironment):
@@ -145,7 +140,6 @@ class OtherRanks:
         }
         self._heartbeats: Heartbeats | None = None
         self._silence: str | None = None  # what is said of a rank that was killed because of it
-        self.silence = ""  # of the rank that is silent the longest, as the beginning of a sentence
         self._closed = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True, name="ranks")
         if self._fits:
@@ -157,9 +151,9 @@ class OtherRanks:
         return [self._own_devices, *(asked.result() for asked in up)]
 
     def check(self) -> None:
-        """Raise RankDied where one has ended by an error, or is silent."""
+        """Raise RuntimeError where one has ended by an error, or is silent: the newest checkpoint is what counts."""
         if problem := self._problem():
-            raise RankDied(problem)
+            raise RuntimeError(problem)
 
     def finish(self) -> None:
         """Wait for the others, which end with rank 0."""
@@ -224,9 +218,9 @@ class OtherRanks:
         silent = {self._fits[fit]: self._heartbeats.silent_seconds(self._fits[fit]) for fit in running}
         rank = max(sorted(silent), key=lambda rank: silent[rank], default=0)
         seconds = silent.get(rank, 0.0)
-        said = f"trainer rank {rank} hangs: no sign of life for {seconds:.0f} s"
-        self.silence = f"{said}; " if seconds > QUIET_SECONDS else ""
-        return said if seconds > SILENT_SECONDS else None
+        if seconds <= SILENT_SECONDS:
+            return None
+        return f"trainer rank {rank} hangs: no sign of life for {seconds:.0f} s"
 
     def _kill(self) -> None:
         for actor in self._actors:
@@ -236,16 +230,13 @@ class OtherRanks:
 class NoOthers:
     """Stands for `OtherRanks` in a training on one rank without Ray."""
 
-    num_others, silence = 0, ""
+    num_others = 0
 
     def __init__(self) -> None:
         self.environment = RankEnvironment(0, 1, "", 0)
 
     def devices(self) -> list[tuple[str, ...]]:
         return []
-
-    def check(self) -> None:
-        """Do nothing: there is no other process."""
 
 
 @contextmanager
@@ -257,7 +248,7 @@ def other_ranks(fit: Callable[[RankEnvironment], None], ranks: int, gpus: float,
         others.finish()
     except RunError:
         raise
-    except RuntimeError as error:  # what torch says of a lost connection, or RankDied
+    except RuntimeError as error:  # what torch says of a lost connection, or `check`
         raise others.explain(error) from error
     finally:
         others.close()

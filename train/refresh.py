@@ -25,10 +25,6 @@ from replug.train.step_metrics import StepClock
 log = logging.getLogger(__name__)
 
 
-class StaleIndexError(RunError):
-    """The index is older than `refresh.max_age_steps` allows, because refreshes failed."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Pending:
     """Holds a refresh under way: when it is ready, and the look at development texts with it."""
@@ -80,7 +76,9 @@ class RefreshController:
 
         Returns whether another version is live now.
         """
-        is_adopted = self._recover(step) or self._adopt(step)
+        is_resumed, self._is_resumed = self._is_resumed, False
+        is_old = self._last_error is not None and self._policy.is_too_old(step, self.live.step)
+        is_adopted = (is_resumed and is_old and self._serve_now(step)) or self._adopt(step)
         pending = self._pending.index if self._pending else None
         start = self._policy.start(step, self.live.step, pending.step if pending else None)
         if start is Start.skip and pending:
@@ -91,7 +89,7 @@ class RefreshController:
         if self._policy.adopts_at_start:
             is_adopted = self._adopt(step) or is_adopted
         if self._last_error is not None and self._policy.is_too_old(step, self.live.step):
-            raise StaleIndexError(
+            raise RunError(
                 f"step {step}: index v{self.live.version} is {step - self.live.step} steps old, more than "
                 f"refresh.max_age_steps ({self._policy.max_age_steps}), because its refresh failed: {self._last_error}"
             ) from self._last_error
@@ -106,13 +104,11 @@ class RefreshController:
         self.look = _look_of(pending)
 
     def renew(self, step: int) -> None:
-        """Serve an index of the weights as they are at this boundary, and wait for it. Raises StaleIndexError."""
+        """Serve an index of the weights as they are at this boundary, and wait for it. Raises RunError."""
         if self.live.step == step:
             return
-        if self._pending is None:
-            self._start(IndexState(self.live.version + 1, step))
-        if self._pending is None or not self._adopt_pending(self._pending, step):
-            raise StaleIndexError(f"step {step}: no index of these weights could be built: {self._last_error}")
+        if not self._serve_now(step):
+            raise RunError(f"step {step}: no index of these weights could be built: {self._last_error}")
 
     def state(self) -> dict[str, Any]:
         """Return the live version and the refresh under way, for a checkpoint."""
@@ -171,10 +167,8 @@ class RefreshController:
         ready = self._service.refresh(plan, self.live.version)
         return _Pending(index, ready, self._look_at(index, ready))
 
-    def _recover(self, step: int) -> bool:
-        is_resumed, self._is_resumed = self._is_resumed, False
-        if not is_resumed or self._last_error is None or not self._policy.is_too_old(step, self.live.step):
-            return False
+    def _serve_now(self, step: int) -> bool:
+        """Wait for the refresh under way, or for a new one; returns whether its version is live."""
         if self._pending is None:
             self._start(IndexState(self.live.version + 1, step))
         return self._pending is not None and self._adopt_pending(self._pending, step)

@@ -49,21 +49,6 @@ CURVES = (
         },
     ),
 )
-# The metrics under `scoring/` that say how the LM was used, with their texts.
-SCORING_MEANS = {
-    "tokens_per_second": "{:,.0f} tokens a second",
-    "busy_share": "busy {:.0%} of the time",
-    "batch_fill": "{:.1%} of what it computed was text, the rest padding",
-}
-SCORING_COUNTS = {
-    "misses": "pairs scored",
-    "hits": "pairs found in the cache",
-    "requests": "requests",
-    "tokens_sent": "tokens sent",
-    "retries": "calls done again",
-    "respawns": "replicas replaced",
-    "truncated": "inputs truncated",
-}
 INDEX_COLUMNS = (
     ("version", "index/live_version", "v{:.0f}"),
     ("first seen at step", "step", "{:.0f}"),
@@ -104,13 +89,14 @@ def write_report(
     """
     examples = json.loads(examples_path.read_text()) if examples_path.exists() else []
     config = escape(config_path.read_text())
+    shares = [[name, *(f"{share:.1%}" for share in of.values())] for name, of in device_shares(device_use).items()]
     heldout = results.get(LANGUAGE_MODELLING)
     sections: dict[str, Sequence[Block]] = {
         "": [*made_by, *weights_lines(results)],
         "Held-out texts": _heldout_blocks(heldout, with_figures=True) if heldout else [],
         "Gold documents": result_blocks(results[RETRIEVAL], RETRIEVAL) if RETRIEVAL in results else [],
         "Training": _training_blocks(metrics, is_online=any("index/live_version" in row for row in metrics)),
-        "Devices": [DEVICES_NOTE, _device_table(device_use)] if device_use else [],
+        "Devices": [DEVICES_NOTE, Table(["device", *ROLES, "idle"], shares)] if device_use else [],
         "The index": _index_blocks(metrics),
         "What each retriever finds first": _example_blocks(examples),
         "Configuration": [Html(f"<details><summary>resolved</summary><pre>{config}</pre></details>")],
@@ -245,32 +231,18 @@ def _training_blocks(metrics: Rows, is_online: bool) -> list[Block]:
     known = set().union(*metrics)
     curves = [of for of in CURVES if of[1].keys() & known and (is_online or "index/age_steps" not in of[1])]
     draws = [partial(draw_curve, metrics=metrics, title=title, names=names) for title, names in curves]
-    said = [_throughput_line(metrics) if is_online else "", _scoring_line(metrics)]
-    return [grid([figure(to_svg(draw)) for draw in draws]), *(line for line in said if line)]
+    curves_block = grid([figure(to_svg(draw)) for draw in draws])
+    return [curves_block, *([_throughput_line(metrics)] if is_online else [])]
 
 
 def _throughput_line(metrics: Rows) -> str:
     seconds = sum(row.get("time/step_seconds", 0.0) for row in metrics)
     waited = sum(row.get("time/wait_scores_seconds", 0.0) for row in metrics)
-    if not seconds:
-        return ""
     swaps = sum(bool(row.get("index/swapped")) for row in metrics)
     return (
         f"{len(metrics)} logged steps in {seconds:.0f} s ({60 * len(metrics) / seconds:.1f} a minute), "
         f"{waited / seconds:.0%} of it waiting for LM scores; {swaps} hot swaps of the index."
     )
-
-
-def _scoring_line(metrics: Rows) -> str:
-    """Say what the LM did meanwhile: means over the steps that used it, and counts at the end."""
-    busy = [row for row in metrics if row.get("scoring/busy_share")]
-    if not busy:
-        return ""
-    known = {f"scoring/{key}": text for key, text in SCORING_MEANS.items() if f"scoring/{key}" in busy[0]}
-    means = [text.format(sum(row[key] for row in busy) / len(busy)) for key, text in known.items()]
-    numbers = {text: metrics[-1].get(f"scoring/{key}") for key, text in SCORING_COUNTS.items()}
-    counts = [f"{number:,.0f} {text}" for text, number in numbers.items() if number]
-    return f"The LM: {'; '.join(means + counts)}."
 
 
 def device_shares(rows: Rows) -> dict[str, dict[str, float]]:
@@ -283,12 +255,6 @@ def device_shares(rows: Rows) -> dict[str, dict[str, float]]:
         shares = {role: busy[role] / seconds for role in ROLES}
         found[device] = {**shares, "idle": max(0.0, 1.0 - sum(shares.values()))}
     return found
-
-
-def _device_table(rows: Rows) -> Table:
-    shares = device_shares(rows)
-    head = ["device", *next(iter(shares.values()), {})]
-    return Table(head, [[device, *(f"{share:.1%}" for share in of.values())] for device, of in shares.items()])
 
 
 def _index_blocks(metrics: Rows) -> list[Block]:

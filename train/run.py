@@ -22,7 +22,7 @@ from replug.config.rules import FIT, OWN_LABELS, is_live
 from replug.config.schema import Config
 from replug.data.files import read_json, write_json
 from replug.data.folder import sole_writer
-from replug.data.labels import Labels, require_labels_of
+from replug.data.labels import Labels
 from replug.data.store import PreparedSet
 from replug.evals.evidence import RetrievedDocuments
 from replug.index_workers.build import index_kind
@@ -36,7 +36,7 @@ from replug.models.preparing import data_folder, prepared_set
 from replug.train.data_checks import check_data, check_texts
 from replug.train.development import Watch, describe_weights
 from replug.train.evaluation import evaluate_heldout, found_before, found_by, measured_encoder, write_examples
-from replug.train.fitting import fit, lsr_module, started_ranks
+from replug.train.fitting import fit, lsr_module, quieten_lightning, started_ranks
 from replug.train.labels.labelling import label, label_origin
 from replug.train.model_card import write_model_card
 from replug.train.module import LSRModule
@@ -51,9 +51,8 @@ from replug.train.sources import (
     look_at_last,
     version_after,
 )
-from replug.train.step_metrics import StepClock
+from replug.train.step_metrics import StepClock, loggers_of, publish_results
 from replug.train.trained_weights import check_training, save_retriever
-from replug.train.trainer import loggers_of, publish, quieten_lightning
 from replug.train.workers import Workers, start_workers
 
 log = logging.getLogger(__name__)
@@ -163,8 +162,7 @@ def _train(config: Config, run: RunDirectory, labels: Labels | None, interruptio
     results["weights"] = weights
     write_model_card(run.retriever, config, describe_weights(weights), run.provenance(), results)
     run.finish(results)
-    publish(config, loggers, run, results)
-    run.remove_work_files()
+    publish_results(loggers, run, results)
 
 
 def _require_fitting(
@@ -177,7 +175,7 @@ def _require_fitting(
     check_training(config, encoder)
     if labels is not None:
         asked = label_origin(config, data, lm.identity if lm else labels.origin.lm, encoder)
-        require_labels_of(labels.origin, asked, labels.folder)
+        labels.require(asked)
 
 
 def _require_dev_texts(config: Config, data: PreparedSet) -> None:

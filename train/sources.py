@@ -9,12 +9,11 @@ import logging
 import math
 import shutil
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from replug.cluster.background import InlineExecutor, in_background, note_ray_thread
-from replug.config.choices import Rerank, TrainedSide
+from replug.config.choices import Precision, Rerank, TrainedSide
 from replug.config.refresh_policy import refresh_policy
 from replug.config.schema import Config
 from replug.data.labels import Labels
@@ -35,12 +34,12 @@ from replug.index_workers.build import build_version, document_search, publish_s
 from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import Refreshed
 from replug.index_workers.version_store import VersionStore
+from replug.models.hardware import multiplies_bfloat16
 from replug.train.development import DevLook, LabelledDevTexts, SearchedDevTexts, Watch, embedded
 from replug.train.module import Batches, LSRModule
-from replug.train.pipeline import BatchPipeline, RetrievalStage
+from replug.train.pipeline import BatchPipeline
 from replug.train.refresh import RefreshController
 from replug.train.step_metrics import StepClock
-from replug.train.trainer import uses_bf16
 from replug.train.workers import Workers
 
 log = logging.getLogger(__name__)
@@ -63,8 +62,8 @@ class BatchSource(Batches, Protocol):
         """Do what is due at the boundary before a step."""
         ...
 
-    def end(self, step: int, seconds: float) -> dict[str, float]:
-        """Return the metrics of a step that has ended after so many seconds."""
+    def end(self, step: int) -> dict[str, float]:
+        """Return the metrics of a step that has ended."""
         ...
 
     def state(self) -> dict[str, Any]: ...
@@ -79,13 +78,7 @@ class BatchSource(Batches, Protocol):
 class LiveBatches:
     """Batches that the retriever finds in an index that is refreshed, and that the LM scores ahead of their steps."""
 
-    def __init__(
-        self,
-        refresh: RefreshController,
-        pipeline: BatchPipeline,
-        workers: Workers,
-        watch: Watch,
-    ) -> None:
+    def __init__(self, refresh: RefreshController, pipeline: BatchPipeline, workers: Workers, watch: Watch) -> None:
         self._refresh, self._pipeline, self._workers, self._watch = refresh, pipeline, workers, watch
         self.take = pipeline.take
 
@@ -111,7 +104,7 @@ class LiveBatches:
         self._say_swapped(step)
         self._record()
 
-    def end(self, step: int, seconds: float) -> dict[str, float]:
+    def end(self, step: int) -> dict[str, float]:
         """Return what serves now, how it was made and what it is like, and the refreshes that failed.
 
         Logged at every step: Lightning would repeat a value that is logged now and then.
@@ -130,7 +123,6 @@ class LiveBatches:
             "index/swap_ms": refresh.swap_ms,
             "index/refreshes_skipped": float(refresh.num_skipped),
             "index/refreshes_failed": float(refresh.num_failed),
-            "throughput/pairs_per_second": self._pipeline.pairs_per_step / seconds,
             **{f"scoring/{name}": value for name, value in lm.items()},
         }
 
@@ -152,7 +144,7 @@ class LiveBatches:
     def _record(self) -> None:
         look, store = self._refresh.look, self._workers.index.store
         if look is not None:
-            self._watch.record(look, partial(_copy_snapshot, store.encoder_folder(self._refresh.live.version)))
+            self._watch.record(look, partial(shutil.copytree, store.encoder_folder(self._refresh.live.version)))
 
     def _say_swapped(self, step: int) -> None:
         live, measures, look = self._refresh.live, self._refresh.last.measures, self._refresh.look
@@ -189,10 +181,10 @@ class LabelledBatches:
         self._sampler = QuerySampler(len(data.queries), config.train.batch_size, config.seed)
         self._max_steps = config.train.max_steps
         self._every = config.train.dev_every_steps or math.ceil(len(data.queries) / config.train.batch_size)
-        self.dev = LabelledDevTexts(config, labels, data) if watch is not None and labels.has_dev else None
+        self.dev = LabelledDevTexts(config, labels, data) if watch is not None and labels.counts.get("dev") else None
         if (documents := module.frozen_documents) is not None:
             rows = np.union1d(self._scores.retrieved.doc_rows, self.dev.rows if self.dev else [])
-            module.look_documents_up(vectors_once(partial(embedded, documents, data.corpus), rows))
+            module.vectors_of = vectors_once(partial(embedded, documents, data.corpus), rows)
 
     def start(self, state: dict[str, Any] | None) -> None:
         """Look at the development texts; a run that was resumed has done so."""
@@ -207,7 +199,7 @@ class LabelledBatches:
         batch = self._scores.take(self._sampler.rows(step))
         return replace(batch, retrieved=replace(batch.retrieved, step=step, query_step=step))
 
-    def end(self, step: int, seconds: float) -> dict[str, float]:
+    def end(self, step: int) -> dict[str, float]:
         """Look at the development texts where that is due."""
         done = step + 1
         if done % self._every == 0 or done == self._max_steps:
@@ -277,34 +269,17 @@ def live_batches(
     clock: StepClock,
     check: Callable[[], None],
 ) -> Iterator[LiveBatches]:
-    """Make the live source; its thread ends with the block."""
-    with _one_thread("retrieve") as background:
-        pipeline = batch_pipeline(config, module, data, workers, background, clock, check)
-        refresh = refresh_controller(config, module, data, workers, clock, pipeline.settle, check)
-        yield LiveBatches(refresh, pipeline, workers, watch)
-
-
-def batch_pipeline(
-    config: Config,
-    module: LSRModule,
-    data: PreparedSet,
-    workers: Workers,
-    background: Executor,
-    clock: StepClock,
-    check: Callable[[], None],
-) -> BatchPipeline:
+    """Make the live source. Its thread ends with the block, after an error with the searchers that Ray kills."""
+    executor = ThreadPoolExecutor(1, thread_name_prefix="retrieve", initializer=note_ray_thread)
     is_live = config.index.rerank is Rerank.live
-    retrieval = RetrievalStage(
-        partial(module.encode_queries, autocast=uses_bf16(config.train.precision)),
-        document_search(config, module.encoder, data, workers.index),
-        executor=InlineExecutor() if is_live else background,  # live: its weights are those of the boundary
-        k=config.retrieve.k,
-        exclude_own_source=config.retrieve.exclude_own_source,
-    )
-    return BatchPipeline(
+    pipeline = BatchPipeline(
         QuerySampler(len(data.queries), config.train.batch_size, config.seed),
         data,
-        retrieval,
+        encode=partial(module.encode_queries, autocast=uses_bf16(config.train.precision)),
+        search=document_search(config, module.encoder, data, workers.index),
+        executor=InlineExecutor() if is_live else executor,  # live: its weights are those of the boundary
+        k=config.retrieve.k,
+        exclude_own_source=config.retrieve.exclude_own_source,
         score=workers.lm.submit_sums,
         template=workers.template,
         depth=config.train.pipeline_depth,
@@ -312,6 +287,18 @@ def batch_pipeline(
         clock=clock,
         check=check,
     )
+    refresh = refresh_controller(config, module, data, workers, clock, pipeline.settle, check)
+    try:
+        yield LiveBatches(refresh, pipeline, workers, watch)
+    except BaseException:
+        executor.shutdown(wait=False, cancel_futures=True)
+        raise
+    executor.shutdown()
+
+
+def uses_bf16(precision: Precision) -> bool:
+    """Return whether products are in bfloat16 on this hardware."""
+    return precision is Precision.bf16_mixed or (precision is Precision.auto and multiplies_bfloat16())
 
 
 def refresh_controller(
@@ -356,22 +343,6 @@ def version_after(store: VersionStore, step: int) -> int:
     """
     last = max(store.versions(), default=0)
     return last if last and store.can_be_built(last) and store.pending_plan(last).step == step else last + 1
-
-
-def _copy_snapshot(snapshot: Path, folder: Path) -> None:
-    shutil.copytree(snapshot, folder)
-
-
-@contextmanager
-def _one_thread(name: str) -> Iterator[Executor]:
-    """Run work in one thread. After an error it ends with the searchers, which are killed at the end of Ray."""
-    executor = ThreadPoolExecutor(1, thread_name_prefix=name, initializer=note_ray_thread)
-    try:
-        yield executor
-    except BaseException:
-        executor.shutdown(wait=False, cancel_futures=True)
-        raise
-    executor.shutdown()
 
 
 class BatchChannel(pl.Callback):

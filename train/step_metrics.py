@@ -1,7 +1,8 @@
-"""What a run logs of its steps: their time by cause, the work of each device, and the rows of metrics.jsonl."""
+"""What a run logs of its steps: their time by cause, the work of each device, the rows of metrics.jsonl, and W&B."""
 
 import json
-import threading
+import os
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,22 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.loggers.logger import Logger, rank_zero_experiment
 from pytorch_lightning.utilities import rank_zero_only
 
 from replug.cluster.device_use import USE, Busy, BusySeconds, DeviceUse, add_seconds
+from replug.config.choices import WandbMode
 from replug.config.errors import RunError
+from replug.config.load import flatten
+from replug.config.schema import Config
 from replug.data.datamodule import Position
+from replug.data.files import write_json
+from replug.train.run_dir import RunDirectory
 
 ROWS = 100  # of a run's device_use.jsonl, at least: few enough to look at, and small where there are many devices
 CAUSES = ("retrieve", "wait_scores", "wait_index", "refresh", "checkpoint")  # of the main thread; the rest is training
 
 
 class StepClock:
-    """Counts seconds by cause since the last `read`. Threads may measure at once."""
+    """Counts seconds of the main thread by cause since the last `read`."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._seconds: dict[str, float] = {}
         self._began = time.monotonic()
 
@@ -35,37 +41,24 @@ class StepClock:
         try:
             yield
         finally:
-            with self._lock:
-                self._seconds[cause] = self._seconds.get(cause, 0.0) + time.monotonic() - start
-
-    def start(self) -> None:
-        """Begin a step now."""
-        self.read()
+            self._seconds[cause] = self._seconds.get(cause, 0.0) + time.monotonic() - start
 
     def read(self) -> dict[str, float]:
-        """Return `time/CAUSE_seconds` of the step that ends now, its length, and shares spent waiting and at work."""
+        """Return `time/CAUSE_seconds` of the step that ends now, and its length."""
         now = time.monotonic()
-        with self._lock:
-            seconds, self._seconds = self._seconds, {}
-            whole, self._began = now - self._began, now
+        seconds, self._seconds = self._seconds, {}
+        whole, self._began = now - self._began, now
         causes = {cause: seconds.get(cause, 0.0) for cause in CAUSES}
-        waited, retrieved = causes["wait_scores"] + causes["wait_index"], causes["retrieve"]
-        causes |= {"train": max(0.0, whole - sum(causes.values())), "search": seconds.get("search", 0.0), "step": whole}
-        shares = {"waiting_share": waited / whole, "busy_share": (causes["train"] + retrieved) / whole}
-        return {f"time/{cause}_seconds": value for cause, value in causes.items()} | {
-            f"time/{name}": value for name, value in shares.items()
-        }
+        causes |= {"train": max(0.0, whole - sum(causes.values())), "step": whole}
+        return {f"time/{cause}_seconds": value for cause, value in causes.items()}
 
 
 class DeviceShares(pl.Callback):
     """Writes what each device did meanwhile to `device_use.jsonl`, and the metrics `devices/...`. Rank 0's.
 
-    A row of the file is of some steps: the last of them, their seconds, and of those the busy ones by device and role.
-    Work counts in the steps in which its result arrived. So a file of vectors that took longer than these steps is more
-    than they have room for, and the shares of a long run are right where those of a single step are not. Roles that
-    take turns on a GPU are each busy until their work is done, with the turns of the others in it: their shares may add
-    up above 1. All ranks are taken to be at work as long as rank 0 trains, which ends with the slowest; it alone
-    encodes queries. `ranks` gives the devices of each rank, rank 0's first. The state is what is not written yet.
+    A row of the file covers some steps: the last one, their seconds, and the busy seconds by device and role. Work
+    counts in the steps in which its result arrived. Roles that take turns on a GPU may add up above 1. All ranks count
+    as working while rank 0 trains. `ranks` gives the devices of each rank, rank 0's first.
     """
 
     def __init__(
@@ -141,6 +134,49 @@ class JsonLinesLogger(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         append_row(self._path, {"step": step, **{k: v for k, v in metrics.items() if k != "epoch"}})
+
+
+def loggers_of(config: Config, run: RunDirectory) -> list[Logger]:
+    """Return the loggers of a run: metrics.jsonl always, W&B if `wandb.mode` is not off.
+
+    A run directory has one W&B run, however often it is resumed; its id is kept there.
+    """
+    loggers: list[Logger] = [JsonLinesLogger(run.metrics)]
+    if config.wandb.mode is WandbMode.off:
+        return loggers
+    path = run.path / "wandb.json"
+    if not path.exists():
+        write_json(path, {"id": secrets.token_hex(4)})
+    wandb_logger = WandbLogger(
+        project=os.environ.get("WANDB_PROJECT", "replug"),
+        name=os.environ.get("WANDB_NAME", run.path.name),
+        id=json.loads(path.read_text())["id"],
+        resume="allow",
+        save_dir=run.path,
+        offline=config.wandb.mode is WandbMode.offline,
+        config=flatten(config),
+    )
+    return [*loggers, wandb_logger]
+
+
+def publish_results(loggers: Sequence[Logger], run: RunDirectory, results: dict[str, Any]) -> None:
+    """Write results into the W&B run's summary by method and metric, and the tuned retriever as an artifact."""
+    evaluations = [results[name] for name in ("language_modelling", "retrieval") if name in results]
+    summary = {
+        f"results/{method}/{metric}": entry["value"]
+        for evaluated in evaluations
+        for method, of in evaluated.items()
+        for metric, entry in of.items()
+    }
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            import wandb  # takes seconds
+
+            logger.experiment.summary.update(summary)
+            artifact = wandb.Artifact(f"retriever-{logger.version}", type="model")
+            artifact.add_dir(str(run.retriever))
+            logger.experiment.log_artifact(artifact)
+            wandb.finish()
 
 
 def append_row(path: Path, row: dict[str, Any]) -> None:

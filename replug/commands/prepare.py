@@ -106,8 +106,7 @@ def make_index(config: Config) -> None:
 
 
 def _make_labels(config: Config, out: Path, flagembedding: Path | None, sentence_transformers: Path | None) -> None:
-    from replug.train.labels.exports import write_distill_kl, write_flagembedding
-    from replug.train.labels.labelling import label
+    from replug.train.labels.labelling import label, write_distill_kl, write_flagembedding
 
     labels = label(config, out)
     print(f"labels: {labels.folder}")

@@ -35,8 +35,7 @@ from replug.config.schema import Config
 from replug.data.files import replace_file, write_json, writing
 from replug.data.folder import sole_writer
 from replug.slurm.gpu_options import gpus_per_node
-from replug.train.environment import describe_environment
-from replug.train.run_dir import RunDirectory
+from replug.train.run_dir import RunDirectory, describe_environment
 
 CODE = Path(__file__).parents[1]  # the package, whose folders may be links
 ROLES = {"train": ALL_ROLES, "prepare": (), "evaluate": ("score", "index")}

@@ -14,7 +14,7 @@ from replug.models.black_box_lm import ContinuationScore
 from replug.models.build import load_encoder
 from replug.models.prompt import PromptTemplate
 from replug.train.labels.candidates import any_document, mix_candidates
-from replug.train.labels.labelling import LabelScorer, label_origin
+from replug.train.labels.labelling import label_origin, label_rows
 from tests.support.training import InlineLM
 
 
@@ -36,7 +36,7 @@ def write_stand_in_labels(
     """By `label.dense` nearest documents of the configured encoder and `label.random` others."""
     lm, encoder = lm or LabellingLM(), load_encoder(config.retriever)
     vectors = encoder.encode([document.text for document in data.corpus.iterate()]).numpy()
-    scorer = LabelScorer(lm, PromptTemplate(config.lm.separator), data.corpus, check)  # type: ignore[arg-type]
+    template = PromptTemplate(config.lm.separator)
     made = labels_folder(folder)
     made.claim(asdict(label_origin(config, data, lm.identity, encoder)))
     stores = {"queries": data.queries, **({"dev": data.dev} if data.dev else {})}
@@ -55,7 +55,7 @@ def write_stand_in_labels(
             allowed=any_document,
         )
         own = np.take_along_axis(similarities, candidates.doc_rows, axis=1)
-        rows = scorer.rows(store, candidates, own, with_tokens=split == "dev")
+        rows = label_rows(lm, template, data.corpus, check, store, candidates, own, split == "dev")  # type: ignore[arg-type]
         write_labels(folder / f"{split}.parquet", rows, DEV_SCHEMA if split == "dev" else SCHEMA)
     made.finish([f"{split}.parquet" for split in stores], {"counts": counts})
     return Labels(folder)

@@ -17,7 +17,7 @@ from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
 from replug.train.fitting import lsr_module
 from replug.train.module import LSRModule
-from replug.train.pipeline import BatchPipeline, RetrievalStage
+from replug.train.pipeline import BatchPipeline
 from replug.train.step_metrics import StepClock
 
 
@@ -55,14 +55,17 @@ def pipeline_for(
     pipeline = BatchPipeline(
         QuerySampler(len(data.queries), 4, 0),
         data,
-        RetrievalStage(module.encode_queries, search or exact_search(module, data), executor or InlineExecutor(), k=5),
+        encode=module.encode_queries,
+        search=search or exact_search(module, data),
+        executor=executor or InlineExecutor(),
+        k=5,
         score=lm.submit_sums,
         template=PromptTemplate("\n"),
         depth=depth,
         max_steps=steps,
         clock=StepClock(),
     )
-    module.attach(pipeline)
+    module.batches = pipeline
     return pipeline
 
 
@@ -71,7 +74,7 @@ def module_given(config: Config, data: PreparedSet, batch: ScoredBatch | None = 
     changed = {name: replace(getattr(config, name), **keys) for name, keys in sections.items()}
     config = replace(config, **changed)
     module = lsr_module(config, load_encoder(config.retriever, dims=config.index.dims), data)
-    module.attach(Given(batch or batch_of()))
+    module.batches = Given(batch or batch_of())
     module.log_dict = lambda *args, **kwargs: None  # type: ignore[method-assign]
     return module
 

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from replug.config.schema import Config
+from replug.data.records import ScoredBatch
 from replug.data.store import PreparedSet
+from replug.index_workers.build_plan import IndexState
 from replug.models.build import load_encoder
 from replug.models.preparing import prepared_set
 from replug.train.fitting import lsr_module
@@ -18,6 +20,7 @@ from replug.train.module import LSRModule
 from tests.support.command_line import start
 from tests.support.made_once import made_once
 from tests.support.runs import descendants, name_of, wait_for_step
+from tests.support.training import Given, InlineLM, pipeline_for
 
 
 @pytest.fixture
@@ -29,6 +32,17 @@ def data(debug_config: Config, tmp_path: Path) -> PreparedSet:
 def module(debug_config: Config, data: PreparedSet) -> LSRModule:
     torch.manual_seed(0)
     return lsr_module(debug_config, load_encoder(debug_config.retriever), data)
+
+
+@pytest.fixture
+def scored(module: LSRModule, data: PreparedSet) -> ScoredBatch:
+    """The first batch, found and scored by the module itself, which gets it at every step and logs nothing."""
+    pipeline = pipeline_for(module, data, InlineLM())
+    pipeline.advance(0, IndexState(0, 0))
+    batch = pipeline.take(0)
+    module.batches = Given(batch)
+    module.log_dict = lambda *args, **kwargs: None  # type: ignore[method-assign]
+    return batch
 
 
 @pytest.fixture(scope="session")

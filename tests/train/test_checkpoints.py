@@ -3,7 +3,6 @@
 import errno
 import os
 import shutil
-import signal
 import threading
 from pathlib import Path
 
@@ -14,12 +13,11 @@ from replug.config.errors import RunError, UserError
 from replug.data.files import file_sha256
 from replug.data.folder import read_mark, write_mark
 from replug.index_workers.version_store import VersionStore
-from replug.train import checkpoints
 from replug.train.checkpoints import CheckpointWriter
 from replug.train.run_dir import CheckpointMark, RunDirectory
-from tests.support.command_line import BASE, ROOT, start
+from tests.support.command_line import BASE, ROOT
 from tests.support.index_versions import begin, write_corpus
-from tests.support.runs import metrics, wait_for_step, what_must_be_equal
+from tests.support.runs import metrics
 
 
 def checkpoint(run: RunDirectory, step: int) -> Path:
@@ -78,25 +76,6 @@ def test_where_no_checkpoint_is_whole_the_run_does_not_silently_begin_anew(run):
         run.newest_checkpoint()
 
 
-@pytest.mark.nightly
-def test_a_torn_checkpoint_costs_steps_and_no_loss(quiet_run, finish, tmp_path):
-    """With the newest one cut short, as a disk that lost its last blocks has it, the one before is gone on from."""
-    run = tmp_path / "run"
-    process = start(run)
-    wait_for_step(run, 13, process)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=30)
-    marks = RunDirectory(run).checkpoint_marks()
-    assert len(marks) == 2
-    with marks[-1].path.open("r+b") as file:
-        file.truncate(marks[-1].path.stat().st_size // 2)
-    output = finish(run)
-    assert f"{marks[-1].path} is torn" in output
-    assert f"resuming at step {marks[0].step}" in output
-    assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
-    assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()
-
-
 def state(value: float) -> dict:
     return {"weights": {"a": torch.full((1000,), value)}, "optimizer": [{0: {"step": torch.tensor(value)}}], "epoch": 0}
 
@@ -119,19 +98,9 @@ def test_a_checkpoint_holds_the_state_of_its_step_and_its_mark_the_checksum(run)
     assert saved["optimizer"] == [{0: {"step": torch.tensor(1.0)}}]
 
 
-def test_only_the_last_few_checkpoints_stay_and_their_versions_are_known(run):
-    with CheckpointWriter(run, keep_last=2, newest_step=0) as writer:
-        for step in (4, 8, 12):
-            writer.begin(step, state(step), {step})
-            writer.finish()
-        assert writer.versions() == {8, 12}
-    files = sorted(path.name for path in run.checkpoints.iterdir())
-    assert files == [f"step-{step:06d}.{kind}" for step in (8, 12) for kind in ("ckpt", "json")]
-
-
 def test_the_steps_go_on_while_a_checkpoint_is_written(run, monkeypatch):
-    written, save = threading.Event(), checkpoints._save
-    monkeypatch.setattr(checkpoints, "_save", lambda *given: written.wait(30) and save(*given))
+    written, save = threading.Event(), torch.save
+    monkeypatch.setattr(torch, "save", lambda *given: written.wait(30) and save(*given))
     with CheckpointWriter(run, keep_last=2, newest_step=0) as writer:
         writer.begin(4, state(1.0), {0})
         assert not writer.collect()
@@ -163,19 +132,16 @@ def arguments(run: Path, *overrides: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120, func_only=True)
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_a_disk_that_is_full_at_a_checkpoint_ends_every_rank_and_the_same_command_goes_on(
-    replug, finish, quiet_run, tmp_path, monkeypatch, ranks
+    replug, finish, tmp_path, monkeypatch
 ):
     """Rank 0 is this process. The checkpoint of step 4 is there, those of step 8 and of the end are not."""
     run, save = tmp_path / "run", torch.save
     with monkeypatch.context() as patched:
         patched.setattr(torch, "save", lambda what, *to: full() if what["global_step"] > 4 else save(what, *to))
-        ended = replug(*arguments(run, f"resources.train={ranks}"))
+        ended = replug(*arguments(run, "resources.train=2"))
     assert ended.status == 1, ended.printed
     assert "step-000008.partial cannot be written: No space left on device" in ended.errors.splitlines()[-1]
     assert "is not saved, step 4 is: " in ended.printed and "Traceback" not in ended.printed
-    assert "resuming at step 4" in finish(run, *([] if ranks == 1 else ["train.micro_batches=2"]))
+    assert "resuming at step 4" in finish(run, "train.micro_batches=2")
     assert [row["step"] for row in metrics(run)] == list(range(24))
-    if ranks == 1:
-        assert what_must_be_equal(run) == what_must_be_equal(quiet_run)

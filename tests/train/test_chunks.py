@@ -32,7 +32,7 @@ def make(debug_config: Config, data: PreparedSet):
         module.log_dict = lambda *args, **kwargs: None
         pipeline = pipeline_for(module, data, InlineLM())
         pipeline.advance(0, IndexState(0, 0))
-        module.attach(Given(pipeline.take(0)))
+        module.batches = Given(pipeline.take(0))
         return module
 
     return make

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from replug.evals.temperature_fit import ensemble_bits
+from replug.index_workers.local_index import IndexRetriever, LocalIndex
+from replug.models.encoder import Encoder
+from replug.models.local.stand_in_lm import StandInLM
 from replug.models.preparing import prepared_set
+from replug.models.replug_lm import ReplugLM
 from replug.train.development import DevLook, Watch, document_scores, nearest, scored_share
-from replug.train.labels.exports import write_distill_kl, write_flagembedding
+from replug.train.labels.labelling import write_distill_kl, write_flagembedding
+from tests.support.command_line import CommandLine
+from tests.support.evaluating import on_run, typed
 from tests.support.labels import write_stand_in_labels
 
 
@@ -98,3 +105,38 @@ def test_both_exports_have_every_text_with_its_documents_and_the_lms_distributio
         np.testing.assert_allclose(softmax(given), -np.sort(-q[at]), atol=1e-6)
         assert [table[f"passage_{n}"][at].as_py() for n in range(1, 6)] == documents
         np.testing.assert_allclose(softmax(np.array(table["label"][at].as_py()) / loss.gamma), q[at], atol=1e-5)
+
+
+# The ensemble's temperature ------------------------------------------------------------------------------------
+
+
+NUM_DEV = 20
+
+
+@pytest.mark.slow
+def test_a_run_that_fits_saves_the_temperature_with_the_tuned_retriever(
+    finish: Callable[..., str], replug: CommandLine, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    printed = finish(run, "ensemble.temperature=fit", f"data.num_dev={NUM_DEV}", "train.max_steps=10")
+    results = json.loads((run / "results.json").read_text())["language_modelling"]
+    said = {name: results[name]["temperature"]["value"] for name in ("replug", "lsr")}
+    tuned = Encoder(str(run)).temperature
+    assert tuned is not None and tuned.num_texts == NUM_DEV and tuned.k == 5
+    assert said["lsr"] == tuned.value != said["replug"] != 1
+    assert "Headroom of replug" in " ".join(printed.split())
+    assert "best document alone" in (run / "report.html").read_text()
+    retriever = IndexRetriever(LocalIndex(run / "index", 1))
+    assert retriever.temperature == tuned
+    assert ReplugLM(StandInLM(), retriever, 5).temperature == tuned.value
+
+    out = tmp_path / "own"
+    assert replug(*typed("lm", f"out={out}", *on_run(run), "methods=[none,replug,lsr]", "k=5")).status == 0
+    measured = json.loads((out / "results.json").read_text())["language_modelling"]
+    assert measured["lsr"]["temperature"]["value"] == tuned.value and measured["replug"]["temperature"]["value"] == 1
+    assert measured["lsr"]["bpb"]["value"] == pytest.approx(results["lsr"]["bpb"]["value"], abs=1e-6)
+    assert "Headroom of lsr: " in (out / "table.md").read_text()
+
+    ended = replug("export", run, "--out", tmp_path / "exported")
+    assert ended.status == 0
+    assert Encoder(str(tmp_path / "exported")).temperature == tuned

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from replug.config.schema import Config
@@ -112,20 +111,6 @@ def test_each_retrievers_ensemble_has_its_own_temperature_and_its_headroom(confi
     assert text.count("- Headroom of ") == 3 and "lsr gets " in text
 
 
-def test_bits_are_of_the_first_texts_and_recall_of_all(config, data, tmp_path):
-    config.evaluate.max_examples = 4
-    lm = CountingLM()
-    results = evaluate(config, data, lm, tmp_path / "out")
-    assert results["language_modelling"]["none"]["bpb"]["n"] == lm.calls == 4
-    examples = pq.read_table(tmp_path / "out/language_modelling/examples.parquet").to_pylist()
-    assert len(examples) == 4 * 4
-    assert examples[0]["question"] == "look at thing0"
-    assert examples[0]["references"] == [" red0 sea"]
-    assert [example["prompt"].endswith(example["question"]) for example in examples] == [True] * 16
-    assert {example["prompt"] == example["question"] for example in examples if example["method"] == "none"} == {True}
-    assert len(pq.read_table(tmp_path / "out/retrieval/examples.parquet")) == COUNT // 2 * 2
-
-
 def test_an_interrupted_evaluation_goes_on_and_ends_alike(config, data, tmp_path):
     whole = evaluate(config, data, CountingLM(), tmp_path / "whole")
     with pytest.raises(RuntimeError, match="killed"):
@@ -150,11 +135,3 @@ def test_other_documents_another_lm_or_another_prompt_are_measured_anew(config, 
     config.lm = replace(config.lm, separator=" ")
     evaluate(config, data, lm, tmp_path / "out", shift=3)
     assert lm.calls == 3 * COUNT
-
-
-def test_fewer_documents_than_recall_is_of_are_all_there_are(config, data, tmp_path):
-    few = {name: RetrievedDocuments(of.doc_rows[:, :4], of.similarities[:, :4]) for name, of in
-           (("replug", found(7)), ("lsr", found(3)))}  # fmt: skip
-    workers = Workers(lm=CountingLM(), index=None, template=PromptTemplate("\n"))
-    results = evaluate_heldout(config, data, workers, few, tmp_path / "out")
-    assert success(results) == {"replug": [0.0, 0.0, 0.0], "lsr": [0.0, 1.0, 1.0]}

@@ -1,6 +1,5 @@
 """Whole runs whose refreshes fail: full disks, kill -9, builders that stand still."""
 
-import json
 import re
 import subprocess
 import time
@@ -82,26 +81,6 @@ def test_a_run_whose_disk_fills_up_stops_with_the_cause_and_goes_on_when_there_i
         assert sorted(path.name for path in (run / "index").glob("v*")) == ["v000003", "v000004"]
 
 
-def test_a_run_killed_before_the_refresh_that_failed_was_due_has_the_losses_of_a_quiet_one(
-    begin, finish, quiet_run, tmp_path
-):
-    run, keys = tmp_path / "run", [SLOW, "checkpoint.every_steps=1"]
-    with small_disk(run / "index", megabytes=4) as disk:
-        process = begin(run, *keys)
-        wait_until(process, lambda: steps_done(run) >= 2)
-        disk.leave(
-            written_before(VersionStore(run / "index"), VersionStore(run / "index").plan(0), "vectors-00004.npy")
-        )
-        wait_until(process, lambda: steps_done(run) >= 8)
-        kill(process)
-        assert json.loads(sorted(run.glob("checkpoints/*.json"))[-1].read_text())["versions"] == [0, 1]
-        assert not (run / "index/v000001/manifest.json").exists()
-        disk.free()
-        finish(run, *keys)
-        assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
-        assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()
-
-
 LOSSY_KEYS = [SLOW, "index.kind=IVF8,SQ8", "index.num_shards=2", "index.num_builders=2"]
 
 
@@ -129,11 +108,3 @@ def test_killed_in_a_refresh_of_a_lossy_kind_the_resumed_run_has_the_same_losses
     assert "resuming at step" in finish(run, *LOSSY_KEYS)
     assert what_must_be_equal(run) == what_must_be_equal(quiet)
     assert (run / "results.json").read_text() == (quiet / "results.json").read_text()
-
-
-def test_a_blue_green_run_has_the_losses_of_a_double_one(quiet_run, finish, tmp_path):
-    """With fewer builders than shards: the new searchers need more room than the builders leave."""
-    run = tmp_path / "run"
-    finish(run, "index.swap=blue_green", "index.num_shards=2")
-    assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
-    assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()

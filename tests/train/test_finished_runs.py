@@ -9,10 +9,10 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.config.load import load_config
-from replug.data.folder import read_mark, write_mark
+from replug.data.folder import file_sum, read_mark, write_mark
 from replug.train.run import train
-from replug.train.run_dir import RunDirectory
 from tests.support.command_line import BASE, ROOT, STEPS, CommandLine, arguments
+from tests.support.preparing import prepare
 
 
 def config_of(run: Path, *overrides: str):
@@ -23,9 +23,6 @@ def config_of(run: Path, *overrides: str):
     ("override", "says"),
     [
         ("seed=7", "seed is 7, but the run in"),
-        ("train.lr=0.5", "train.lr is 0.5, but the run in"),
-        ("data.context_tokens=12", "data.context_tokens is 12"),
-        ("lm.separator=x", "lm.separator is 'x'"),
         (f"train.max_steps={STEPS + 6}", f"train.max_steps is {STEPS + 6}, but the run"),
     ],
 )
@@ -45,10 +42,6 @@ def test_an_unfinished_run_of_other_keys_does_not_go_on(quiet_run: Path, tmp_pat
     ended = replug(*arguments(tmp_path, ("loss.beta=0.7",), "train", "debug"))
     assert ended.status == 2
     assert ended.errors.splitlines()[-1].startswith("replug: loss.beta is 0.7, but the unfinished run in")
-
-
-def test_the_same_command_shows_the_finished_run(quiet_run: Path, finish: Callable[..., str]) -> None:
-    assert "holds a finished run; give another run_dir to train again" in finish(quiet_run)
 
 
 def test_the_table_and_the_report_say_which_weights_they_are_of(quiet_run: Path, finish: Callable[..., str]) -> None:
@@ -74,17 +67,9 @@ def test_a_finished_run_of_another_lm_or_set_is_not_shown_as_this_one(quiet_run:
             train(config_of(run))
 
 
-def test_a_finished_run_keeps_neither_checkpoints_nor_the_weights_it_chose_from(quiet_run: Path) -> None:
-    run = RunDirectory(quiet_run)
-    assert not run.checkpoints.exists() and not run.best_weights.exists()
-
-
-@pytest.mark.parametrize("place", ["file", "file/run"])
-def test_a_run_dir_that_cannot_be_one_is_named_before_anything_starts(
-    tmp_path: Path, replug: CommandLine, place: str
-) -> None:
+def test_a_run_dir_that_cannot_be_one_is_named_before_anything_starts(tmp_path: Path, replug: CommandLine) -> None:
     (tmp_path / "file").write_text("mine")
-    ended = replug("train", ROOT / "configs/debug.yaml", f"run_dir={tmp_path / place}")
+    ended = replug("train", ROOT / "configs/debug.yaml", f"run_dir={tmp_path / 'file/run'}")
     assert (ended.status, ended.errors) == (
         2,
         f"replug: run_dir: {tmp_path / 'file'} is a file; expected a folder, or a name that is free\n",
@@ -97,3 +82,16 @@ def test_a_foreign_run_dir_is_refused_before_anything_is_written_into_it(tmp_pat
     assert ended.status == 2
     assert "holds thesis.tex, which is not part of" in ended.errors
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_texts_that_were_replaced_with_their_manifest_are_compared_themselves(tmp_path: Path) -> None:
+    rows = [{"id": str(i), "text": " ".join(f"w{i}x{word}" for word in range(40))} for i in range(60)]
+    (tmp_path / "raw.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = prepare(tmp_path / "set", tmp_path / "raw.jsonl").folder
+    shutil.copy(data / "heldout.arrow", data / "queries.arrow")
+    content = read_mark(data / "manifest.json", "")
+    files = {**content["files"], "queries.arrow": file_sum(data / "queries.arrow")}
+    write_mark(data / "manifest.json", {**content, "files": files})
+    keys = ["data.source=null", f"data.prepared={data}", "retrieve.k=2", "evaluate.k=2"]
+    with pytest.raises(UserError, match=r"\d+ training texts are held-out texts.* would be a leak: text "):
+        train(load_config(ROOT / "configs/debug.yaml", [f"run_dir={tmp_path / 'run'}", *keys]))

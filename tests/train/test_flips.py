@@ -1,6 +1,5 @@
 """One flipped bit in the files of a run and of an index: caught by name, or without effect. Never another answer."""
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +9,6 @@ import pytest
 
 from replug.config.errors import RunError, UserError
 from replug.data.files import file_sha256
-from replug.evals.evidence import RetrievedDocuments
 from replug.index_workers.local_index import LocalIndex
 from replug.index_workers.version_store import VersionStore
 from replug.train.run_dir import CheckpointMark, RunDirectory
@@ -29,9 +27,9 @@ def flipped(path: Path, count: int = FLIPS) -> Iterator[None]:
     path.write_bytes(whole)
 
 
-def outcomes(path: Path, read: Callable[[], object]) -> tuple[int, int]:
-    """How many flips were caught and how many changed nothing; any other answer fails."""
-    before, caught, harmless = read(), 0, 0
+def num_caught(path: Path, read: Callable[[], object]) -> int:
+    """How many flips were caught; the others must change nothing."""
+    before, caught = read(), 0
     for _ in flipped(path):
         try:
             after = read()
@@ -39,8 +37,7 @@ def outcomes(path: Path, read: Callable[[], object]) -> tuple[int, int]:
             caught += 1
         else:
             assert after == before, path
-            harmless += 1
-    return caught, harmless
+    return caught
 
 
 @pytest.mark.parametrize("changes", [{}, LOSSY], ids=["exact", "lossy"])
@@ -54,21 +51,9 @@ def test_an_index_answers_the_same_or_not_at_all(changes: dict, tmp_path: Path) 
         return [found.tolist() for found in LocalIndex(tmp_path / "index", 1).search(queries, 4)]
 
     files = [path for path in sorted((tmp_path / "index").rglob("*")) if path.is_file()]
-    found = {path.name: outcomes(path, search) for path in files}
-    of_use = {name: of for name, of in found.items() if of[0]}
-    assert {"manifest.json", "model.safetensors", "tokenizer.json", "config.json"} <= of_use.keys(), found
-    assert of_use.keys() & {"vectors-00000.npy", "shard-00000.faiss"}, found
-
-
-def test_what_was_found_is_the_same_or_refused(tmp_path: Path) -> None:
-    found = RetrievedDocuments(np.arange(24).reshape(4, 6), np.linspace(0, 1, 24).reshape(4, 6))
-    found.save(tmp_path / "found.npz")
-
-    def load() -> list:
-        read = RetrievedDocuments.load(tmp_path / "found.npz")
-        return [read.doc_rows.tolist(), read.similarities.tolist()]
-
-    assert outcomes(tmp_path / "found.npz", load)[0] > 0
+    caught = {path.name for path in files if num_caught(path, search)}
+    assert {"manifest.json", "model.safetensors", "tokenizer.json", "config.json"} <= caught
+    assert caught & {"vectors-00000.npy", "shard-00000.faiss"}
 
 
 def test_a_checkpoints_mark_leads_to_a_whole_checkpoint_or_to_none(tmp_path: Path) -> None:
@@ -86,23 +71,3 @@ def test_a_checkpoints_mark_leads_to_a_whole_checkpoint_or_to_none(tmp_path: Pat
         assert newest.sha256 == file_sha256(run.checkpoint(newest.step))
     newest = run.newest_checkpoint()
     assert newest is not None and newest.step == 8
-
-
-def test_a_finished_runs_results_are_shown_as_they_were_or_not_at_all(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    shown = (
-        "config.yaml",
-        "environment.json",
-        "fitted.json",
-        "metrics.jsonl",
-        "examples.json",
-    )
-    for name in shown:
-        (tmp_path / name).write_text(f"content of {name}")
-    run.finish({"language_modelling": {"none": 0.931}})
-    for name in (*shown, "results.json"):
-        for _ in flipped(tmp_path / name, 5):
-            with pytest.raises(UserError, match=f"{name} is damaged: its checksum differs; bring it back, or run"):
-                RunDirectory(tmp_path).folder.require()
-    RunDirectory(tmp_path).folder.require()
-    assert json.loads(run.results.read_text())["language_modelling"]["none"] == 0.931

@@ -2,12 +2,12 @@
 
 import os
 import signal
-import threading
 import time
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from replug.config.errors import RunError
 from replug.train import ranks
 from replug.train.ranks import Heartbeats, beating, other_ranks
+from tests.support.runs import descendants, metrics, name_of, wait_for_step
 
 pytestmark = pytest.mark.slow
 
@@ -34,18 +35,6 @@ def test_a_rank_is_silent_from_its_last_beat_on(monkeypatch):
     heard.silent_seconds(1)
     time.sleep(0.2)
     assert heard.silent_seconds(1) > 0.15
-
-
-def test_a_rank_whose_store_is_gone_stops_counting_without_a_word(monkeypatch):
-    monkeypatch.setattr(ranks, "BEAT_SECONDS", 0.01)
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    with beating(1, "127.0.0.1", store.port):
-        thread = next(thread for thread in threading.enumerate() if thread.name == "heartbeat")
-        while not store.check(["replug/heartbeat/1"]):
-            time.sleep(0.01)
-        del store
-        thread.join(30)
-        assert not thread.is_alive()
 
 
 @pytest.mark.timeout(120, func_only=True)
@@ -83,3 +72,23 @@ def test_a_rank_that_hangs_or_fails_ends_a_collective_and_is_named(ray_session, 
             os.kill(int((tmp_path / "pid").read_text()), signal.SIGSTOP)
         while True:
             dist.all_reduce(torch.ones(1))
+
+
+@pytest.mark.parametrize("name", ["Searcher", pytest.param("gcs_server", marks=pytest.mark.nightly)])
+def test_sigterm_ends_a_run_of_which_something_hangs_in_30_seconds(begin, tmp_path, name):
+    """Nothing is saved but by the signal, which comes in the middle of a slow step, and no process is left."""
+    run = tmp_path / "run"
+    process = begin(run, "lm.path=stand_in:0.2", "checkpoint.every_steps=100")
+    wait_for_step(run, 3, process)
+    children = descendants(process.pid)
+    hung = [child for child in children if name in name_of(child)]
+    assert hung, [name_of(child)[:60] for child in children]
+    for child in hung:
+        child.suspend()
+    time.sleep(3)  # until everything that can waits for it
+    begun = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 75 and time.monotonic() - begun < 30, output
+    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert f"saved step {len(metrics(run))}: the same command goes on from there" in output

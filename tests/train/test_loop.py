@@ -1,17 +1,23 @@
-"""The whole loop on stand-ins, driven as a user drives it: determinism, kill -9 and resume, failures."""
+"""The whole loop, driven as a user drives it: determinism, kill -9 and resume, a faulty server, real models."""
 
 import contextlib
 import json
+import math
 import os
 import signal
 import time
+from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from transformers import AutoModel
 
-from replug.commands.export import export
+from replug.models.encoder import Encoder
 from tests.support.command_line import STEPS, start, wait_for
-from tests.support.runs import descendants, metrics, name_of, wait_for_step, what_must_be_equal
+from tests.support.fault_server import FaultServer
+from tests.support.real_models import real_encoder, real_lm
+from tests.support.runs import descendants, heldout_bits, metrics, name_of, wait_for_step, what_must_be_equal
 
 
 def test_a_run_ends_with_everything_a_user_is_promised(quiet_run):
@@ -86,19 +92,88 @@ def test_ctrl_c_saves_the_step_and_the_same_command_goes_on_with_the_same_losses
     assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
 
 
+# A server as LM, which scores as the stand-in does -------------------------------------------------------------
+
+
+SERVER = ["lm.path=null", "lm.model=words", "data.source=null", "lm.prompts_per_request=8", "lm.max_concurrency=8"]
+
+
+def served(server: FaultServer, quiet_run: Path, *more: str) -> list[str]:
+    return [*SERVER, f"lm.url={server.url}", f"data.prepared={quiet_run / 'data'}", *more]
+
+
+def losses(run: Path) -> list[float]:
+    return [json.loads(line)["train/loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_a_run_through_a_faulty_server_has_the_losses_of_the_lm_itself(quiet_run, finish, tmp_path):
+    with FaultServer(fault_share=0.2) as server:
+        finish(tmp_path / "run", *served(server, quiet_run, "lm.timeout_seconds=2", "lm.max_attempts=10"))
+        assert sum(server.faults.values()) > 10
+    assert losses(tmp_path / "run") == losses(quiet_run)
+    assert heldout_bits(tmp_path / "run") == heldout_bits(quiet_run)
+
+
+@pytest.mark.slow
 @pytest.mark.nightly
-def test_killed_again_and_again_the_resumed_run_has_the_same_losses(quiet_run, finish, tmp_path):
-    """Before the first checkpoint, with a refresh under way (7, 13), and just after a swap (16)."""
+def test_a_budget_stops_the_run_before_it_is_passed_and_only_a_larger_one_goes_on(quiet_run, finish, tmp_path):
     run = tmp_path / "run"
-    for killed_after, by in ((1, signal.SIGKILL), (7, signal.SIGKILL), (13, signal.SIGTERM), (16, signal.SIGKILL)):
-        process = start(run)
-        wait_for_step(run, killed_after, process)
-        os.kill(process.pid, by)
-        wait_for(process, status=75 if by == signal.SIGTERM else -by)
-        assert not (run / "results.json").exists(), "the run ended before it was killed"
-    export(run, tmp_path / "so-far")  # a run that is unfinished has a retriever too
-    assert (tmp_path / "so-far/model.safetensors").is_file()
-    output = finish(run)
-    assert "resuming at step" in output
-    assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
-    assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()
+    with FaultServer() as server:
+        process = start(run, *served(server, quiet_run, "lm.max_tokens_sent=20000"))
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 1, output
+        assert "lm.max_tokens_sent" in output.splitlines()[-1]
+        spent = json.loads((run / "lm_spent.json").read_text())
+        assert spent["requests"] == server.requests
+        finish(run, *served(server, quiet_run, "lm.max_tokens_sent=100000000"))
+    assert losses(run) == losses(quiet_run)
+
+
+# Both quickstarts, made very small: real weights, real text ----------------------------------------------------
+
+
+SMALL = [
+    "data.num_documents=150",
+    "data.num_queries=16",
+    "data.num_heldout=4",
+    "retrieve.k=3",
+    "evaluate.k=2",
+    "train.batch_size=2",
+    "index.block_documents=64",
+    "evaluate.num_resamples=100",
+]
+ONLINE = [*SMALL, "train.max_steps=4", "refresh.every_steps=1", "refresh.lag_steps=1"]
+ON_LABELS = [*SMALL, "data.num_dev=4", "label.dense=2", "label.bm25=1", "label.tuned=1", "train.epochs=1"]
+
+
+def require_measured(run: Path) -> None:
+    bits = heldout_bits(run)
+    assert set(bits) == {"none", "random", "replug", "lsr"}
+    assert all(0 < value < 8 and math.isfinite(value) for value in bits.values())
+
+
+@pytest.mark.slow
+def test_the_papers_loop_tunes_a_real_retriever_to_a_real_lm(finish, tmp_path):
+    encoder, _ = real_encoder(), real_lm()
+    run = tmp_path / "run"
+    output = finish(run, *ONLINE, config="quickstart_online")
+    assert "0 shared sources, 0 equal texts" in output and "swapped to index v1" in output
+    require_measured(run)
+    before = AutoModel.from_pretrained(encoder)
+    after = AutoModel.from_pretrained(run / "retriever")
+    assert not torch.equal(before.embeddings.word_embeddings.weight, after.embeddings.word_embeddings.weight)
+    assert not torch.equal(before.encoder.layer[0].output.dense.weight, after.encoder.layer[0].output.dense.weight)
+
+
+@pytest.mark.slow
+def test_the_quickstart_tunes_real_queries_twice_on_a_real_lms_labels(finish, tmp_path):
+    encoder, _ = real_encoder(), real_lm()
+    run = tmp_path / "run"
+    output = finish(run, *ON_LABELS, config="quickstart")
+    assert "0 shared sources, 0 equal texts" in output
+    require_measured(run)
+    texts = ["a boat", "a ship"]
+    before, first, tuned = (Encoder(str(path)) for path in (encoder, run / "first", run))
+    assert tuned.encode_document(texts).equal(before.encode_document(texts))
+    assert not first.encode_query(texts).equal(before.encode_query(texts))

@@ -13,8 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from replug.config.schema import LossConfig
 from replug.data.datamodule import Position
-from replug.index_workers.build_plan import IndexState
-from tests.support.training import Given, InlineLM, pipeline_for
 
 WAITING = ("_local_scalar_dense", "nonzero", "_unique2", "unique_dim", "masked_select", "equal", "is_nonzero")
 TO_HOST = ("cpu", "numpy", "tolist", "item", "__array__")
@@ -66,10 +64,7 @@ def unseen(found: list[str], forward, given: dict):
 
 
 @pytest.fixture
-def stepping(module, data):
-    pipeline = pipeline_for(module, data, InlineLM())
-    pipeline.advance(0, IndexState(0, 0))
-    module.attach(Given(pipeline.take(0)))
+def stepping(module, scored):
     module.logged = {}
     module.log_dict = module.logged.update
     return module

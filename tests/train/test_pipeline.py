@@ -28,18 +28,14 @@ class Searches:
 
 
 class SilentLM(InlineLM):
-    """Its answers to a call after the first are errors, which come later or at once."""
+    """Its answers to a call after the first are errors."""
 
-    def __init__(self, at_once: bool) -> None:
-        super().__init__()
-        self._at_once, self._calls = at_once, 0
+    _calls = 0
 
     def submit_sums(self, prefixes, continuations):
         self._calls += 1
         if self._calls == 1:
             return super().submit_sums(prefixes, continuations)
-        if self._at_once:
-            raise RunError("the LM is gone")
         failed: Future = Future()
         failed.set_exception(RunError("the LM is gone"))
         return failed
@@ -65,20 +61,6 @@ def test_a_resumed_run_searches_again_and_the_batch_says_with_which_weights(modu
     resumed.advance(1, LIVE)
     assert [(batch.step, batch.query_step) for batch in resumed.state()] == [(0, 0), (1, 0), (2, 1), (3, 1)]
     assert resumed.take(2).retrieved.query_step == 1
-
-
-def test_after_a_search_that_failed_no_further_one_waits_for_its_own_time_limit(module, data):
-    searches = Searches(module, data, fails=2)
-    pipeline = pipeline_for(module, data, InlineLM(), depth=6, steps=9, search=searches)
-    pipeline.advance(0, LIVE)
-    assert [batch.step for batch in pipeline.state()] == [0]
-    assert searches.calls == 2
-
-
-def test_a_search_that_failed_does_not_break_a_switch_of_the_index(module, data):
-    pipeline = pipeline_for(module, data, InlineLM(), search=Searches(module, data, fails=1))
-    pipeline.advance(0, LIVE)
-    pipeline.settle()
 
 
 def test_a_switch_waits_for_the_search_under_way(module, data):
@@ -124,9 +106,8 @@ def test_a_search_that_hangs_does_not_hold_up_a_run_that_is_to_end(module, data,
     assert "step 1: its search failed, a resumed run searches again with newer weights" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("at_once", [False, True])
-def test_documents_that_the_lm_failed_on_are_kept(module, data, at_once):
-    pipeline = pipeline_for(module, data, SilentLM(at_once), depth=1)
+def test_documents_that_the_lm_failed_on_are_kept(module, data):
+    pipeline = pipeline_for(module, data, SilentLM(), depth=1)
     pipeline.advance(0, LIVE)
     assert [batch.step for batch in pipeline.state()] == [0, 1]
     pipeline.take(0)

@@ -1,35 +1,17 @@
 """Under the trainer's autocast only the backbone computes in bfloat16: vectors, similarities and loss are float32."""
 
-from dataclasses import replace
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from replug.cluster.background import InlineExecutor
-from replug.config.choices import Precision
 from replug.data.datamodule import Position
-from replug.index_workers.build_plan import IndexState
 from replug.train.loss import log_likelihood, text_losses
 from replug.train.module import inner_products
-from replug.train.sources import batch_pipeline
-from replug.train.step_metrics import StepClock
-from tests.support.training import Given, InlineLM, pipeline_for
 
 
 def autocast() -> torch.autocast:
     return torch.autocast("cpu", dtype=torch.bfloat16)
-
-
-@pytest.fixture
-def scored(module, data):
-    pipeline = pipeline_for(module, data, InlineLM())
-    pipeline.advance(0, IndexState(0, 0))
-    scored = pipeline.take(0)
-    module.attach(Given(scored))
-    return scored
 
 
 @pytest.fixture
@@ -43,12 +25,6 @@ def same_vectors(module):
     module.encoder.encode_with_gradient = encode
 
 
-def test_similarities_are_those_of_float32_to_the_last_bit(module, scored, same_vectors):
-    expected = module.similarities(scored.retrieved)
-    with autocast():
-        assert torch.equal(module.similarities(scored.retrieved), expected)
-
-
 def test_the_loss_is_that_of_float32_to_the_last_bit(module, scored, same_vectors):
     module.log_dict = lambda *args, **kwargs: None
     log_q = log_likelihood(torch.tensor(scored.sum_logprobs / scored.num_tokens[:, None]).float(), 0.5)
@@ -57,14 +33,6 @@ def test_the_loss_is_that_of_float32_to_the_last_bit(module, scored, same_vector
         loss = module.training_step(Position(0), 0)
     assert loss.dtype == torch.float32
     assert loss.item() == text_losses(log_q, log_p, "kl_lm_retriever").mean().item()
-
-
-def test_similarities_of_the_real_encoder_are_float32_and_tell_documents_apart(module, scored):
-    exact = module.similarities(scored.retrieved)
-    with autocast():
-        found = module.similarities(scored.retrieved)
-    assert found.dtype == torch.float32
-    assert [len(set(row.tolist())) for row in found] == [len(set(row.tolist())) for row in exact]
 
 
 def test_query_vectors_do_not_depend_on_autocast(module, data):
@@ -82,17 +50,6 @@ def test_query_precision_makes_products_in_bfloat16_and_vectors_stay_float32(mod
     assert (found * exact).sum(1) == pytest.approx(np.ones(20), abs=1e-3)
     assert np.array_equal(module.encode_queries(texts, autocast=True), found)
     assert np.array_equal(module.encode_queries(texts), exact)
-
-
-@pytest.mark.parametrize(("key", "autocast"), [("float32", False), ("bf16_mixed", True)])
-def test_the_pipeline_encodes_queries_as_the_key_says(key, autocast, debug_config, module, data, monkeypatch):
-    given = []
-    monkeypatch.setattr(module, "encode_queries", lambda texts, autocast: given.append(autocast))
-    config = replace(debug_config, train=replace(debug_config.train, precision=Precision(key)))
-    workers = SimpleNamespace(index=SimpleNamespace(search=None), lm=SimpleNamespace(submit_sums=None), template=None)
-    pipeline = batch_pipeline(config, module, data, workers, InlineExecutor(), StepClock(), lambda: None)
-    pipeline._retrieval.encode(["a"])
-    assert given == [autocast]
 
 
 def test_inner_products_are_float32_under_the_autocast_of_a_gpu():

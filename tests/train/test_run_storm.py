@@ -2,7 +2,7 @@
 
 A run of two trainer ranks on a cluster of nodes, with refreshes. Who dies is drawn: rank 0 (the command itself), the
 other rank, a scorer, an embedder, a searcher, or a whole node with all that is on it. Where the run ended, the same
-command goes on. Only at full size, in `make storm`.
+command goes on. `make storm` runs it at full size.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from tests.support.command_line import start
 from tests.support.ray_nodes import RayCluster
 from tests.support.runs import what_must_be_equal
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 FULL = os.environ.get("REPLUG_STORM") == "full"
 KINDS = ["rank 0", "TrainerRank", "Scorer", "Builder", "Searcher", "node"]
@@ -100,8 +100,7 @@ class Storm:
             print(f"{self.killed.total()} kills; the run is at step {self._hit_at}", flush=True)
 
 
-@pytest.mark.skipif(not FULL, reason="minutes of whole runs: make storm")
-@pytest.mark.timeout(5400)
+@pytest.mark.timeout(5400 if FULL else 900)
 def test_whoever_is_killed_the_losses_are_the_quiet_runs(finish, tmp_path):
     quiet, run = tmp_path / "quiet", tmp_path / "run"
     finish(quiet, *OVERRIDES)

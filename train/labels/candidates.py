@@ -112,78 +112,67 @@ def _drawn(num_documents: int, count: int, rng: np.random.Generator) -> Iterator
         yield rng.integers(num_documents, size=2 * count)
 
 
-@dataclass(frozen=True, slots=True)
-class Finder:
-    """Finds candidates in index version 0, of `encoder`; queries are encoded by it, and by `tuned` if there is one."""
+def find_candidates(
+    config: Config, data: PreparedSet, index: IndexService, encoder: Encoder, tuned: Encoder | None, store: ExampleStore
+) -> tuple[Candidates, np.ndarray]:
+    """Return the candidates of all texts and their similarities [N, K] float32 to `encoder`'s queries.
 
-    config: Config
-    data: PreparedSet
-    index: IndexService
-    encoder: Encoder
-    tuned: Encoder | None = None
+    Index version 0 is that of `encoder`. `tuned` encodes the queries too, if there is one.
+    """
+    label, corpus, examples = config.label, data.corpus, store.examples()
+    depth = label.dense + label.tuned + label.bm25
+    if len(corpus) < (total := depth + label.random):
+        raise UserError(f"label: {total} candidates of a text are wanted, but the corpus has {len(corpus)}")
+    exclude = [example.source for example in examples] if config.retrieve.exclude_own_source else None
+    vectors = _query_vectors(examples, encoder)
+    by_tuned = np.empty((len(examples), 0), np.int64)
+    if tuned is not None:  # as many as are new for each text, whichever the untuned queries found
+        by_tuned = _nearest(index, _query_vectors(examples, tuned), label.dense + label.tuned, exclude)
+    mix = partial(
+        mix_candidates,
+        label,
+        dense=_nearest(index, vectors, label.dense, exclude),
+        tuned=by_tuned,
+        num_documents=len(corpus),
+        seed=config.seed,
+        allowed=any_document if exclude is None else other_sources(corpus.sources, exclude),
+    )
+    candidates = None
+    while candidates is None:
+        bm25 = np.empty((len(examples), 0), np.int64)
+        if label.bm25:
+            contexts = [example.context for example in examples]
+            bm25 = search_bm25(partial(_texts, corpus), contexts, min(depth, len(corpus)))[0]
+        try:
+            candidates = mix(bm25=bm25)
+        except TooFewFound as error:
+            if depth >= len(corpus):
+                raise UserError(f"label.bm25: {error}; expected a larger corpus, or fewer") from error
+            depth *= 2
+    plan = index.store.plan(0)
+    stored = BlockVectors(0, index.store.open_vectors(plan, range(plan.num_files)), plan.dim)
+    return candidates, similarities(vectors, candidates.doc_rows, stored)
 
-    def find(self, store: ExampleStore) -> tuple[Candidates, np.ndarray]:
-        """Return the candidates of all texts and their similarities [N, K] float32."""
-        examples = store.examples()
-        vectors = self._query_vectors(examples, self.encoder)
-        candidates = self._candidates(examples, vectors)
-        versions = self.index.store
-        plan = versions.plan(0)
-        stored = BlockVectors(0, versions.open_vectors(plan, range(plan.num_files)), plan.dim)
-        return candidates, similarities(vectors, candidates.doc_rows, stored)
 
-    def _query_vectors(self, examples: list[Example], encoder: Encoder) -> np.ndarray:
-        """Return vectors [N, D], computed a few texts at a time."""
-        parts = []
-        for start in range(0, len(examples), TEXTS_PER_SEARCH):
-            some = examples[start : start + TEXTS_PER_SEARCH]
-            parts.append(encoder.encode_query([example.context for example in some]).numpy())
-            require_finite_vectors(parts[-1], [example.id for example in some])
-        return np.concatenate(parts)
+def _query_vectors(examples: list[Example], encoder: Encoder) -> np.ndarray:
+    """Return vectors [N, D], computed a few texts at a time."""
+    parts = []
+    for start in range(0, len(examples), TEXTS_PER_SEARCH):
+        batch = examples[start : start + TEXTS_PER_SEARCH]
+        parts.append(encoder.encode_query([example.context for example in batch]).numpy())
+        require_finite_vectors(parts[-1], [example.id for example in batch])
+    return np.concatenate(parts)
 
-    def _candidates(self, examples: list[Example], vectors: np.ndarray) -> Candidates:
-        label, corpus = self.config.label, self.data.corpus
-        depth = label.dense + label.tuned + label.bm25
-        if len(corpus) < (total := depth + label.random):
-            raise UserError(f"label: {total} candidates of a text are wanted, but the corpus has {len(corpus)}")
-        allowed: Allowed = any_document
-        if self.config.retrieve.exclude_own_source:
-            allowed = other_sources(corpus.sources, [example.source for example in examples])
-        tuned = np.empty((len(examples), 0), np.int64)
-        if self.tuned is not None:  # as many as are new for each text, whichever the untuned queries found
-            tuned = self._nearest(examples, self._query_vectors(examples, self.tuned), label.dense + label.tuned)
-        mix = partial(
-            mix_candidates,
-            label,
-            dense=self._nearest(examples, vectors, label.dense),
-            tuned=tuned,
-            num_documents=len(corpus),
-            seed=self.config.seed,
-            allowed=allowed,
-        )
-        while True:
-            try:
-                return mix(bm25=self._bm25(examples, min(depth, len(corpus))))
-            except TooFewFound as error:
-                if depth >= len(corpus):
-                    raise UserError(f"label.bm25: {error}; expected a larger corpus, or fewer") from error
-                depth *= 2
 
-    def _nearest(self, examples: list[Example], vectors: np.ndarray, k: int) -> np.ndarray:
-        if not k:
-            return np.empty((len(examples), 0), np.int64)
-        parts = []
-        for start in range(0, len(examples), TEXTS_PER_SEARCH):
-            some = slice(start, start + TEXTS_PER_SEARCH)
-            own = self.config.retrieve.exclude_own_source
-            exclude = [example.source for example in examples[some]] if own else None
-            parts.append(self.index.search(0, vectors[some], k, exclude).doc_rows)
-        return np.concatenate(parts)
-
-    def _bm25(self, examples: list[Example], depth: int) -> np.ndarray:
-        if not self.config.label.bm25:
-            return np.empty((len(examples), 0), np.int64)
-        return search_bm25(partial(_texts, self.data.corpus), [example.context for example in examples], depth)[0]
+def _nearest(index: IndexService, vectors: np.ndarray, k: int, exclude: list[str | None] | None) -> np.ndarray:
+    """Return the rows [N, k] of the nearest documents that are not of the text's own source."""
+    if not k:
+        return np.empty((len(vectors), 0), np.int64)
+    parts = []
+    for start in range(0, len(vectors), TEXTS_PER_SEARCH):
+        part = slice(start, start + TEXTS_PER_SEARCH)
+        parts.append(index.search(0, vectors[part], k, None if exclude is None else exclude[part]).doc_rows)
+    return np.concatenate(parts)
 
 
 def similarities(queries: np.ndarray, doc_rows: np.ndarray, vectors: BlockVectors) -> np.ndarray:

@@ -8,24 +8,26 @@ OUT/lm_spent.json   what a server was sent
 Every stage is passed over where its result is there, so the same command goes on where an interrupted one stopped.
 """
 
+import json
 import logging
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from torch import Tensor
 
 from replug.cluster.interruption import Interruption
 from replug.cluster.ray_cluster import ray_cluster, require_seen_by_all
-from replug.config.errors import UserError
+from replug.config.errors import RunError, UserError
 from replug.config.rules import labelling_problems
-from replug.config.schema import Config
-from replug.data.files import file_sha256
+from replug.config.schema import Config, LossConfig
+from replug.data.files import file_sha256, writing
 from replug.data.folder import sole_writer
 from replug.data.labels import (
     DEV_SCHEMA,
@@ -54,8 +56,9 @@ from replug.models.preparing import prepared_set
 from replug.models.prompt import PromptTemplate
 from replug.planning.memory import run_sizes
 from replug.train.data_checks import check_data
-from replug.train.labels.candidates import Candidates, Finder
-from replug.train.pipeline import ScoreError, score_in_calls
+from replug.train.development import document_scores
+from replug.train.labels.candidates import Candidates, find_candidates
+from replug.train.pipeline import score_in_calls
 from replug.train.run_dir import RunDirectory
 from replug.train.workers import local_models
 
@@ -100,12 +103,12 @@ def _label(config: Config, out: Path, index: Path) -> Labels:
             opened_lm(laid_out.lm, source, out / "scores.sqlite") as lm,
         ):
             build_version(laid_out, encoder, data, service, IndexState(0, 0))
-            scorer = LabelScorer(lm, prompt_template(laid_out.lm, source), data.corpus, interruption.check)
-            finder = Finder(laid_out, data, service, encoder, tuned)
+            template = prompt_template(laid_out.lm, source)
             for split, store in (("queries", data.queries), ("dev", data.dev)):
                 path, is_dev = out / f"{split}.parquet", split == "dev"
                 if store is not None and not path.is_file():  # one that is there is whole
-                    rows = scorer.rows(store, *finder.find(store), with_tokens=is_dev)
+                    found = find_candidates(laid_out, data, service, encoder, tuned, store)
+                    rows = label_rows(lm, template, data.corpus, interruption.check, store, *found, is_dev)
                     write_labels(path, rows, DEV_SCHEMA if is_dev else SCHEMA)
             log.info(f"{lm.num_misses:,} pairs were scored, {lm.num_hits:,} were found in the cache")
     counts = {"queries": len(data.queries), "dev": len(data.dev) if data.dev is not None else 0}
@@ -135,64 +138,64 @@ def label_origin(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class LabelScorer:
-    """Has the LM score texts after their candidates; `check` is called while waiting, to raise what ends it."""
+def label_rows(
+    lm: CachingLM,
+    template: PromptTemplate,
+    corpus: CorpusStore,
+    check: Callable[[], None],
+    store: ExampleStore,
+    candidates: Candidates,
+    similarities: np.ndarray,
+    with_tokens: bool,
+) -> Iterator[dict[str, Any]]:
+    """Let the LM score texts after their candidates, and yield a row of the labels for each text, in order.
 
-    lm: CachingLM
-    template: PromptTemplate
-    corpus: CorpusStore
-    check: Callable[[], None]
+    `with_tokens`: those of development texts, which have the log-probs of their tokens, also without a document.
+    `check` is called while waiting, to raise what ends it.
+    """
+    alone: list[str | None] = [None] if with_tokens else []
 
-    def rows(
-        self, store: ExampleStore, candidates: Candidates, similarities: np.ndarray, with_tokens: bool
-    ) -> Iterator[dict[str, Any]]:
-        """Yield a row of the labels for each text, in order.
+    def load(rows: range) -> tuple[Sequence[Example], list[list[str | None]]]:
+        return store.examples(rows), [[*alone, *corpus.texts(candidates.doc_rows[row])] for row in rows]
 
-        `with_tokens`: those of development texts, which have the log-probs of their tokens, also without a document.
-        """
-        alone: list[str | None] = [None] if with_tokens else []
+    submit: Callable[..., Future] = lm.submit if with_tokens else lm.submit_sums
+    calls = score_in_calls(submit, template, len(store), load, CALLS_IN_FLIGHT, check)
+    progress = Progress(f"scoring candidates ({'dev' if with_tokens else 'queries'})", len(store))
+    for rows, scores in calls:
+        per_text = len(scores) // len(rows)
+        for place, (row, example) in enumerate(zip(rows, store.examples(rows), strict=True)):
+            own = scores[place * per_text : (place + 1) * per_text]
+            yield {
+                **{name: getattr(example, name) for name in TEXT_FIELDS},
+                **_score_columns(corpus, example.id, candidates.doc_rows[row], own),
+                "given_by": [GIVERS[giver] for giver in candidates.given_by[row]],
+                "ranks": candidates.ranks[row],
+                "similarities": similarities[row],
+            }
+        progress.advance(len(rows), f"{len(scores):,} pairs a call")
 
-        def load(rows: range) -> tuple[Sequence[Example], list[list[str | None]]]:
-            return store.examples(rows), [[*alone, *self.corpus.texts(candidates.doc_rows[row])] for row in rows]
 
-        submit: Callable[..., Future] = self.lm.submit if with_tokens else self.lm.submit_sums
-        calls = score_in_calls(submit, self.template, len(store), load, CALLS_IN_FLIGHT, self.check)
-        progress = Progress(f"scoring candidates ({'dev' if with_tokens else 'queries'})", len(store))
-        for rows, scores in calls:
-            per_text = len(scores) // len(rows)
-            for place, (row, example) in enumerate(zip(rows, store.examples(rows), strict=True)):
-                own = scores[place * per_text : (place + 1) * per_text]
-                yield {
-                    **{name: getattr(example, name) for name in TEXT_FIELDS},
-                    **self._scores(example.id, candidates.doc_rows[row], own),
-                    "given_by": [GIVERS[giver] for giver in candidates.given_by[row]],
-                    "ranks": candidates.ranks[row],
-                    "similarities": similarities[row],
-                }
-            progress.advance(len(rows), f"{len(scores):,} pairs a call")
-
-    def _scores(self, text: str, doc_rows: np.ndarray, scores: Scores) -> dict[str, Any]:
-        """Return the columns of one text's scores, which begin with the one without a document if there is one."""
-        ids = [document.id for document in self.corpus.documents(doc_rows)]
-        sums = scores if isinstance(scores, np.ndarray) else sums_of(scores)
-        _require_comparable(text, ids, sums)
-        columns: dict[str, Any] = {"num_tokens": int(sums[0, 1]), "doc_ids": ids, "doc_rows": doc_rows}
-        if not isinstance(scores, np.ndarray):
-            alone, *tokens = (score.token_logprobs for score in scores)
-            columns |= {"token_logprobs": tokens, "token_logprobs_alone": alone}
-        return {**columns, "sum_logprobs": sums[-len(ids) :, 0].tolist()}
+def _score_columns(corpus: CorpusStore, text: str, doc_rows: np.ndarray, scores: Scores) -> dict[str, Any]:
+    """Return the columns of one text's scores, which begin with the one without a document if there is one."""
+    ids = [document.id for document in corpus.documents(doc_rows)]
+    sums = scores if isinstance(scores, np.ndarray) else sums_of(scores)
+    _require_comparable(text, ids, sums)
+    columns: dict[str, Any] = {"num_tokens": int(sums[0, 1]), "doc_ids": ids, "doc_rows": doc_rows}
+    if not isinstance(scores, np.ndarray):
+        alone, *tokens = (score.token_logprobs for score in scores)
+        columns |= {"token_logprobs": tokens, "token_logprobs_alone": alone}
+    return {**columns, "sum_logprobs": sums[-len(ids) :, 0].tolist()}
 
 
 def _require_comparable(text: str, documents: Sequence[str], sums: np.ndarray) -> None:
-    """Raise ScoreError for a score that is not a number, or is of other tokens than the text's other scores."""
+    """Raise RunError for a score that is not a number, or is of other tokens than the text's other scores."""
     places = ["without a document"] * (len(sums) - len(documents))
     places += [f"after document {document}" for document in documents]
     for place, (total, num_tokens) in zip(places, sums.tolist(), strict=True):
         if not np.isfinite(total):
-            raise ScoreError(f"the LM's score of text {text} {place} is {total}; expected a finite number")
+            raise RunError(f"the LM's score of text {text} {place} is {total}; expected a finite number")
         if num_tokens != sums[0, 1]:
-            raise ScoreError(
+            raise RunError(
                 f"the LM counts {num_tokens:.0f} tokens of text {text} {place}, and {sums[0, 1]:.0f} {places[0]}; "
                 "expected the same tokens, whose scores can be compared"
             )
@@ -212,7 +215,9 @@ def load_tuned_queries(config: Config, encoder: Encoder) -> Encoder | None:
             "retriever.train=query"
         )
     tuned = load_encoder(config.retriever, run.retriever, config.index.dims)
-    if not _encode_documents_alike(tuned, encoder):
+    (reading, weights), (other_reading, others) = _documents_of(tuned), _documents_of(encoder)
+    is_read_alike = reading == other_reading and weights.keys() == others.keys()
+    if not is_read_alike or not all(weights[name].equal(others[name]) for name in weights):
         raise UserError(
             f"label.tuned_path: the documents of {run.path} are encoded by another encoder than retriever.path; "
             "expected a run that began with this one"
@@ -229,14 +234,54 @@ def retriever_identity(encoder: Encoder) -> str:
         return f"{weights_sha256(Path(folder))[:16]}:{encoder.similarity}:{encoder.max_tokens}{reading}{dims}"
 
 
-def _encode_documents_alike(first: Encoder, other: Encoder) -> bool:
-    """Return whether both encode documents alike, to the last bit, and compare them alike."""
-    (reading, weights), (other_reading, others) = _documents_of(first), _documents_of(other)
-    is_read_alike = reading == other_reading and weights.keys() == others.keys()
-    return is_read_alike and all(weights[name].equal(others[name]) for name in weights)
-
-
 def _documents_of(encoder: Encoder) -> tuple[tuple[object, ...], dict[str, Tensor]]:
+    """Return how an encoder reads documents and compares them, and its weights by name."""
     prompt, modules = encoder.prompt("document"), enumerate(encoder.modules_of("document"))
     how = (encoder.describe("document"), encoder.similarity, prompt, encoder.max_tokens, encoder.dims)
     return how, {f"{place}.{name}": value for place, part in modules for name, value in part.state_dict().items()}
+
+
+# What other trainers read ------------------------------------------------------------------------------------------
+
+
+def write_distill_kl(path: Path, labels: Labels, corpus: CorpusStore, loss: LossConfig) -> None:
+    """Write the training texts for sentence-transformers' `DistillKLDivLoss`: Parquet, a column for each passage.
+
+        query, passage_1, …, passage_K, label (the K teacher scores)
+
+    Passages stand in the candidates' order. That loss divides both sides by its temperature before the softmax, so a
+    score is gamma * z / beta: with `temperature=gamma` and `similarity_fct=pairwise_cos_sim` the teacher is Q and the
+    student P_R (REPLUG, section 4), and the loss ours times gamma².
+    """
+    passages = [f"passage_{number}" for number in range(1, labels.origin.num_candidates + 1)]
+    scores = document_scores(labels.scores("queries"), loss.lm_score.value) * loss.gamma / loss.beta
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for row, of in zip(labels.rows("queries"), scores, strict=True):
+            texts = corpus.texts(np.array(row["doc_rows"]))
+            yield {"query": row["context"], **dict(zip(passages, texts, strict=True)), "label": of}
+
+    texts = [(name, pa.string()) for name in ("query", *passages)]
+    write_labels(path, rows(), pa.schema([*texts, ("label", pa.list_(pa.float32()))]))
+
+
+def write_flagembedding(path: Path, labels: Labels, corpus: CorpusStore, loss: LossConfig) -> None:
+    """Write the training texts for FlagEmbedding's `knowledge_distillation`: JSON Lines with teacher scores.
+
+        {"query": …, "pos": [document], "neg": [documents], "pos_scores": [score], "neg_scores": [scores]}
+
+    The positive is the document that the LM finds best, the others follow in the LM's order. A score is z / beta
+    (REPLUG, section 4), so the softmax that FlagEmbedding takes over a row's scores is Q.
+    """
+    scores = document_scores(labels.scores("queries"), loss.lm_score.value) / loss.beta
+    partial = path.with_name(path.name + ".partial")
+    with writing(partial):
+        with partial.open("w", encoding="utf-8") as file:
+            for row, of in zip(labels.rows("queries"), scores, strict=True):
+                order = np.argsort(-of, kind="stable")
+                texts = corpus.texts(np.array(row["doc_rows"])[order])
+                best, *others = of[order].tolist()
+                line = {"query": row["context"], "pos": texts[:1], "neg": texts[1:]}
+                line |= {"pos_scores": [best], "neg_scores": others}
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        partial.replace(path)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from replug.config.choices import TrainedSide
-from replug.config.errors import UserError
+from replug.config.errors import RunError, UserError
 from replug.config.load import load_config
 from replug.config.schema import Config
 from replug.data.labels import GIVERS, Labels
@@ -27,8 +27,8 @@ from replug.models.local.stand_in_lm import StandInLM
 from replug.models.preparing import prepared_set
 from replug.models.prompt import PromptTemplate
 from replug.train.labels.candidates import Candidates
-from replug.train.labels.labelling import LabelScorer, load_tuned_queries
-from replug.train.pipeline import EXAMPLES_PER_CALL, ScoreError
+from replug.train.labels.labelling import label_rows, load_tuned_queries
+from replug.train.pipeline import EXAMPLES_PER_CALL
 from replug.train.run_dir import RunDirectory
 from replug.train.trained_weights import save_retriever
 from tests.support.command_line import ROOT, start_process, wait_for
@@ -50,10 +50,10 @@ def candidates_of(data: PreparedSet) -> Candidates:
 
 
 def rows_of(lm: object, data: PreparedSet):
-    scorer = LabelScorer(lm, PromptTemplate("\n"), data.corpus, lambda: None)  # type: ignore[arg-type]
     candidates = candidates_of(data)
     similarities = np.zeros(candidates.doc_rows.shape, np.float32)
-    return scorer.rows(data.queries, candidates, similarities, with_tokens=False)
+    given = (data.queries, candidates, similarities, False)
+    return label_rows(lm, PromptTemplate("\n"), data.corpus, lambda: None, *given)  # type: ignore[arg-type]
 
 
 def test_what_was_scored_before_an_interruption_is_not_scored_again(data, tmp_path):
@@ -80,11 +80,9 @@ def test_a_score_that_is_no_number_and_one_of_other_tokens_are_refused_with_the_
             return [ContinuationScore(np.full(1 + row % 2, -1, np.float32)) for row in range(len(prefixes))]
 
     text, document = data.queries.examples([0])[0].id, data.corpus.documents([0])[0].id
-    with pytest.raises(ScoreError, match=f"text {text} after document {document} is nan"):
+    with pytest.raises(RunError, match=f"text {text} after document {document} is nan"):
         next(rows_of(NanLM(), data))
-    with pytest.raises(
-        ScoreError, match=rf"2 tokens of text {text} after document \S+, and 1 after document {document}"
-    ):
+    with pytest.raises(RunError, match=rf"2 tokens of text {text} after document \S+, and 1 after document {document}"):
         next(rows_of(OtherTokensLM(), data))
 
 

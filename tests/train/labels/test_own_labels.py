@@ -4,12 +4,16 @@ import json
 import re
 import shlex
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 
+from replug.config.errors import UserError
+from replug.config.load import load_config
 from replug.data.labels import Labels
-from tests.support.command_line import ROOT, CommandLine, start_process, wait_for
+from tests.support.command_line import ROOT, CommandLine, start, start_process, wait_for
+from tests.support.runs import metrics, wait_for_step, what_must_be_equal
 
 STAND_INS = ("retriever.path=stand_in", "lm.path=stand_in")
 CONFIG = ROOT / "configs/own_data.yaml"
@@ -58,3 +62,45 @@ def test_the_examples_command_labels_trains_and_measures(tmp_path: Path, replug:
     assert again.status == 0 and "pairs were scored" not in again.printed, again.printed
     shutil.rmtree(run / "labels")
     assert "holds no finished labels" in replug(*command).errors
+
+
+# Labels, then live ---------------------------------------------------------------------------------------------
+
+
+TO_LIVE = (
+    *("train.labels=auto", "label.dense=8", "label.random=2", "train.label_steps=8", "train.max_steps=16"),
+    *("data.num_queries=60", "data.num_dev=12", "data.num_heldout=10"),
+)
+
+
+@pytest.mark.slow
+def test_the_index_is_of_the_weights_at_the_hand_over_and_a_killed_run_has_the_same_losses(tmp_path: Path) -> None:
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    wait_for(start(whole, *TO_LIVE))
+    rows = metrics(whole)
+    assert [row["step"] for row in rows] == list(range(16))
+    assert not any("index/version" in row for row in rows[:8])
+    # Adopted: the hand-over's index at step 8, and a refresh of step 12, three steps later.
+    assert [row["index/live_version"] for row in rows] == [0] * 8 + [1] * 7 + [2]
+    assert [row["index/live_step"] for row in rows[7:9]] == [0, 8]
+    assert [row["pipeline/query_age_steps"] for row in rows[8:12]] == [0, 1, 2, 2]
+    looks = {row["dev/step"]: row["dev/bpb"] for row in rows}
+    assert set(looks) == {0, 8, 12}
+    weights = json.loads((whole / "results.json").read_text())["weights"]
+    assert weights["steps"] == 16 and weights["best"]["bpb"] <= min(looks.values()) + 1e-6
+    assert Labels(whole / "labels").origin.num_candidates == 10
+
+    for step in (5, 10):  # on labels; live, from the checkpoint at the hand-over
+        killed = start(run, *TO_LIVE, "lm.path=stand_in:0.01")
+        wait_for_step(run, step, killed)
+        killed.kill()
+        wait_for(killed, status=-signal.SIGKILL)
+    assert "resuming at step" in wait_for(start(run, *TO_LIVE, "lm.path=stand_in:0.01"))
+    assert what_must_be_equal(run) == what_must_be_equal(whole)
+    assert json.loads((run / "results.json").read_text())["weights"] == weights
+
+
+def test_a_hand_over_at_the_last_step_is_refused() -> None:
+    keys = ["run_dir=x", "train.labels=x", "train.max_steps=16", "train.label_steps=16"]
+    with pytest.raises(UserError, match=r"train\.label_steps is 16 of train\.max_steps=16; expected fewer"):
+        load_config(ROOT / "configs/debug.yaml", keys)
