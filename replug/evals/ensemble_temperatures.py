@@ -23,7 +23,7 @@ from replug.evals.kinds import PromptedLM
 from replug.evals.language_modelling import LanguageModelling
 from replug.evals.loop import outcome_rows
 from replug.evals.search import find_all, query_folder
-from replug.evals.temperature_fit import DocumentScores, fit_temperature
+from replug.evals.temperature_fit import DocumentScores, ensemble_bits, fit_temperature
 from replug.models.ensemble_temperature import PAPER, EnsembleTemperature, temperature_in
 
 log = logging.getLogger(__name__)
@@ -81,17 +81,13 @@ def fit_ensemble(
 ) -> EnsembleTemperature:
     """Fit the temperature of a method's retriever to what it finds for development texts, and log its worth there."""
     book = EvidenceBook([method], corpus, {method.source: found}, [True] * len(examples))
-    fit = fit_temperature(document_scores(asked, examples, book, method))
+    scores = document_scores(asked, examples, book, method)
+    fit = fit_temperature(scores)
     num_bytes = sum(len(example.continuation.encode()) for example in examples)
     log.info(
         f"{method.source}: ensemble temperature {fit.temperature:g} by {len(examples)} development texts "
-        f"({fit.bits / num_bytes:.4f} bits per byte, {fit.bits_at_1 / num_bytes:.4f} at 1)"
+        f"({fit.bits / num_bytes:.4f} bits per byte, {ensemble_bits(scores, 1.0) / num_bytes:.4f} at 1)"
     )
-    if fit.is_at_end:
-        log.warning(
-            f"{method.source}: {fit.temperature:g} is an end of what was searched: the best ensemble has nearly even "
-            "weights, or nearly the first document alone"
-        )
     return EnsembleTemperature(fit.temperature, asked.lm.identity, method.k, len(examples))
 
 

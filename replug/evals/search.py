@@ -33,16 +33,10 @@ from replug.models.encoder import Encoder, require_finite_vectors
 from replug.models.hardware import available_cores
 from replug.models.packaged import resolve_encoder_path
 
+log = logging.getLogger(__name__)
+
 Find = Callable[[int], RetrievedDocuments]  # the k best documents of every example
-
-
-def require_sources(ids: Sequence[str], sources: Sequence[str | None]) -> None:
-    """Raise UserError where an example names no source: what is its own would not be known."""
-    if unknown := [identifier for identifier, source in zip(ids, sources, strict=True) if not source]:
-        raise UserError(
-            f"exclude_own_source is set, but {len(unknown)} of {len(ids)} texts name no source, {unknown[0]} for one; "
-            "expected a source of each: the field `source` of held-out rows"
-        )
+Embed = Callable[[Encoder], np.ndarray]  # vectors [B, D] of the queries, given the encoder of the documents
 
 
 def find_others(find: Find, corpus: Corpus, own: Sequence[str | None], k: int, at_least: int) -> RetrievedDocuments:
@@ -59,9 +53,6 @@ def find_others(find: Find, corpus: Corpus, own: Sequence[str | None], k: int, a
         return RetrievedDocuments(*search_excluding(search, corpus.corpus.sources, np.empty(0), k, own, at_least))
     except ValueError as error:
         raise UserError(f"exclude_own_source: {error}; ask for fewer by k") from error
-
-
-log = logging.getLogger(__name__)
 
 
 def find_all(
@@ -188,9 +179,6 @@ def needs_building(config: EvaluationConfig, source: str) -> bool:
 def _is_indexed(path: str) -> bool:
     """Whether a retriever's path is a run directory or an index's folder, which hold its vectors as well."""
     return bool(VersionStore(index_folder(Path(path).expanduser())).published())
-
-
-Embed = Callable[[Encoder], np.ndarray]  # vectors [B, D] of the queries, given the encoder of the documents
 
 
 def _find_in_index(

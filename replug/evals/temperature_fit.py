@@ -33,12 +33,10 @@ class DocumentScores:
 
 @dataclass(frozen=True, slots=True)
 class TemperatureFit:
-    """The best temperature, the bits of all texts at it and at 1, and whether it is an end of what was searched."""
+    """The best temperature, and the bits of all texts at it."""
 
     temperature: float
     bits: float
-    bits_at_1: float
-    is_at_end: bool
 
 
 def ensemble_bits(texts: Sequence[DocumentScores], temperature: float) -> float:
@@ -55,9 +53,8 @@ def fit_temperature(texts: Sequence[DocumentScores]) -> TemperatureFit:
         raise ValueError("there are no texts to fit a temperature to")
     # The mean over texts of the standard deviation of a text's similarities.
     spread = float(np.mean([np.std(np.asarray(text.similarities, dtype=np.float64)) for text in texts]))
-    bits_at_1 = ensemble_bits(texts, 1.0)
     if not spread:
-        return TemperatureFit(1.0, bits_at_1, bits_at_1, is_at_end=False)
+        return TemperatureFit(1.0, ensemble_bits(texts, 1.0))
 
     def bits(log2: float) -> float:
         return ensemble_bits(texts, spread * 2.0**log2)
@@ -67,7 +64,7 @@ def fit_temperature(texts: Sequence[DocumentScores]) -> TemperatureFit:
     best = int(np.argmin(values))
     low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
     temperature = float(f"{spread * 2.0 ** golden_section(bits, low, high, TOLERANCE):.{DIGITS}g}")
-    return TemperatureFit(temperature, ensemble_bits(texts, temperature), bits_at_1, best in (0, len(grid) - 1))
+    return TemperatureFit(temperature, ensemble_bits(texts, temperature))
 
 
 def golden_section(function: Callable[[float], float], low: float, high: float, tolerance: float) -> float:

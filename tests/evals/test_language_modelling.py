@@ -3,17 +3,20 @@
 import math
 from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import parse_methods
 from replug.data.records import Document, Example
 from replug.data.shards import write_documents
 from replug.data.store import CorpusStore
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, random_documents
 from replug.evals.intervals import bits_of
+from replug.evals.kinds import Finished
 from replug.evals.language_modelling import LanguageModelling, headroom_lines, oracle_bits
 from replug.evals.loop import EXAMPLES_IN_FLIGHT, outcome_rows
 from replug.evals.spans import ScoredSpan
@@ -143,7 +146,6 @@ def test_a_long_context_is_read_without_a_document_and_beside_the_short_one(corp
 
 def test_bits_of_a_known_distribution_are_exact() -> None:
     assert bits_of(np.log([0.5, 0.25, 0.125])) == pytest.approx(1 + 2 + 3, abs=1e-12)
-    assert bits_of(np.zeros(4)) == 0
     many = np.full(100_000, np.log(0.5), dtype=np.float32)
     assert bits_of(many) == pytest.approx(100_000, rel=1e-7)  # summed in float64
 
@@ -175,7 +177,8 @@ def test_lines_say_the_headroom_and_the_shares_of_as_many_documents_mixed_alike(
         "lsr@3/even": of(0.6, 0.5, 0.5),
         "lsr@1": of(0.6, 0.6, 0.6),
     }
-    lines = headroom_lines(results)
+    finished = partial(Finished, EvaluationConfig("language_modelling", "out"), None, [], None)
+    [lines] = headroom_lines(finished(results))
     assert [line.split(":")[0] for line in lines[:-1]] == [
         f"Headroom of {name}" for name in ("random", "replug", "replug@3/even", "lsr", "lsr@2", "lsr@3/even")
     ]
@@ -184,4 +187,4 @@ def test_lines_say_the_headroom_and_the_shares_of_as_many_documents_mixed_alike(
         "alone."
     )
     assert lines[-1] == "lsr gets 50% of what weights by the LM's own scores would gain over replug."
-    assert headroom_lines({}) == []
+    assert headroom_lines(finished({})) == []

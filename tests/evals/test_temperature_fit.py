@@ -30,8 +30,7 @@ def test_no_temperature_of_a_fine_grid_predicts_better(spread: float) -> None:
     fit = fit_temperature(texts)
     finest = min(ensemble_bits(texts, spread * 2.0**power) for power in np.arange(-6, 10, 0.1))
     assert fit.bits <= finest + 1e-6 * finest
-    assert fit.bits <= fit.bits_at_1 == ensemble_bits(texts, 1.0)
-    assert not fit.is_at_end
+    assert fit.bits == ensemble_bits(texts, fit.temperature) <= ensemble_bits(texts, 1.0)
 
 
 def test_the_temperature_follows_the_unit_of_similarities() -> None:
@@ -43,9 +42,9 @@ def test_the_temperature_follows_the_unit_of_similarities() -> None:
 def test_a_search_that_is_always_right_or_wrong_ends_at_an_end(sign: int, low: float, high: float) -> None:
     logprobs = np.log(np.array([[0.9, 0.9], [0.1, 0.1]]))
     fit = fit_temperature([DocumentScores(logprobs, sign * np.array([1.0, 0.0]))] * 3)
-    assert fit.is_at_end and low < fit.temperature < high
+    assert low < fit.temperature < high
 
 
 def test_where_all_documents_are_equally_similar_it_is_1() -> None:
     fit = fit_temperature([DocumentScores(np.log([[0.5], [0.1]]), np.zeros(2))])
-    assert (fit.temperature, fit.bits) == (1.0, fit.bits_at_1)
+    assert (fit.temperature, fit.bits) == (1.0, pytest.approx(-math.log2(0.3)))
