@@ -90,11 +90,6 @@ class Clusters:
         """Add up values [N, M] by cluster, [C, M]."""
         return np.stack([np.bincount(self.of_example, column, len(self)) for column in values.T], axis=1)
 
-    @property
-    def are_single(self) -> bool:
-        """Whether each example is drawn by itself, from all."""
-        return len(self) == len(self.of_example) and not self.strata.any()
-
 
 @dataclass(frozen=True, slots=True)
 class Interval:
@@ -151,21 +146,15 @@ def interval_of_shares(
 
     Wilson's takes examples for independent, so clusters and strata have a bootstrap's, unless that has no width.
     """
-    if is_share(ratio) and (clusters is None or clusters.are_single):
-        return wilson_interval(float(np.sum(ratio.numerators)), len(ratio.numerators))
-    interval = interval_of(ratio, num_resamples, seed, clusters)
-    if not is_share(ratio) or interval.low < interval.high:
-        return interval
-    return wilson_interval(float(np.sum(ratio.numerators)), len(ratio.numerators))
-
-
-def is_share(ratio: Ratio) -> bool:
-    """Whether the metric is how many of all examples have something."""
-    return (
-        ratio.transform is identity
-        and bool(np.all(ratio.denominators == 1))
-        and bool(np.isin(ratio.numerators, (0, 1)).all())
+    is_share = (
+        ratio.transform is identity and np.all(ratio.denominators == 1) and np.isin(ratio.numerators, (0, 1)).all()
     )
+    is_independent = clusters is None or (len(clusters) == len(clusters.of_example) and not clusters.strata.any())
+    if not (is_share and is_independent):
+        interval = interval_of(ratio, num_resamples, seed, clusters)
+        if not is_share or interval.low < interval.high:
+            return interval
+    return wilson_interval(float(np.sum(ratio.numerators)), len(ratio.numerators))
 
 
 def difference_and_p(

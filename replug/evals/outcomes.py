@@ -38,20 +38,18 @@ class OutcomeFile:
         self.path = path
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         self.rows: list[Row] = []
-        whole, damaged = [], []
+        whole = []
         for number, line in enumerate(lines, start=1):
             try:
                 row = json.loads(line) if line.endswith(b"\n") else None
             except ValueError:
                 row = None
-            if row is None:
-                damaged.append(number)
-            else:
+            if row is not None:
                 self.rows.append(row)
                 whole.append(line)
-        if damaged:
-            if damaged[0] < len(lines):  # the last one alone is what a kill leaves
-                log.warning(f"{path}:{damaged[0]} is damaged, and what it says is done again")
+            elif number < len(lines):  # the last one alone is what a kill leaves
+                log.warning(f"{path}:{number} is damaged, and what it says is done again")
+        if len(whole) < len(lines):
             replace_file(path, b"".join(whole))
 
     def append(self, row: Row) -> None:

@@ -30,7 +30,6 @@ from replug.evals.intervals import (
     difference_and_p,
     holm,
     interval_of_shares,
-    value_of,
     wilson_interval,
 )
 from replug.evals.loop import Metric, Task
@@ -126,10 +125,6 @@ class Measurements:
         if metric.may_be_unknown and metric.numerator not in self.numbers[method]:
             return False
         return metric.denominator is None or bool(self.numbers[method][metric.denominator][among].any())
-
-    def value(self, method: str, metric: Metric, among: np.ndarray) -> float:
-        """Return a metric without its interval."""
-        return value_of(self._ratio(method, metric, among))
 
     def metric(self, method: str, metric: Metric, among: np.ndarray) -> Entry:
         """Return a metric with its interval."""

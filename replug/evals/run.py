@@ -1,20 +1,8 @@
-"""`replug evaluate` for evaluations: from a configuration to results, a table and a figure, each stage a call.
+"""`replug evaluate`: from a configuration to results, a table and a figure, each stage a call.
 
 Stages leave what they found under `out` and are passed over when it is there, so the same command goes on where an
-interrupted one stopped. Beside results.json lie
-
-config.yaml            what is measured
-inputs.json            the configuration, LM, texts and documents; others under the same names are refused
-manifest.json          written last: checksums of what is shown
-found/                 what every source of documents finds for every example, and the indexes of the retrievers;
-                       genread.jsonl, the documents that the LM wrote; frequencies.json, documents that name a subject;
-                       overlaps.jsonl, which examples the corpus holds
-scores.sqlite          what the LM said (`lm.cache` names another, which several evaluations may share);
-                       rerank_scores.sqlite, what the LM of `rerank_lm` said
-temperatures.json      by which the similarities of each retriever are divided, and how they came to be
-snapshot/              what a search engine answered, and the pages (`web.snapshot` names another)
-outcomes.jsonl         every example under every method as it came; at the end examples.parquet
-latency.jsonl          the same of `questions.latency_questions`: the seconds that each took by itself
+interrupted one stopped. docs/evaluation.md says what the files are. manifest.json, with the checksums of what is shown,
+is written last.
 """
 
 import logging

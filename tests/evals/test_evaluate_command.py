@@ -154,18 +154,3 @@ def test_tokens_are_coloured(evaluate, tmp_path, quiet_run):
     assert "mean gain, bits" in output
     page = (tmp_path / "out/tokens.html").read_text()
     assert "By rarity of the word" in page and "rgba(" in page
-
-
-@pytest.mark.slow
-def test_whole_texts_are_scored_with_every_token_once(evaluate, tmp_path, corpus):
-    text = " ".join(f"word{i}" for i in range(50))
-    (tmp_path / "text.txt").write_text(text)
-    lengths = [f"texts.{name}_tokens=16" for name in ("scored", "context", "query")]
-    settings = [f"texts.path={tmp_path / 'text.txt'}", *lengths, "lm.path=stand_in", "k=2"]
-    results, output = evaluate("lm", tmp_path / "out", *common(corpus), *settings, "methods=[none,long_context,replug]")
-    assert "1 of 4 spans have nothing before them: nothing is retrieved for them" in output
-    assert results["long_context"]["bpb"]["clusters"] == 1
-    rows = [row for row in pq.read_table(tmp_path / "out/examples.parquet").to_pylist() if row["method"] == "replug"]
-    assert sum(row["words"] for row in rows) == 50
-    assert sum(row["bytes"] for row in rows) == len(text.encode())
-    assert [len(row["documents"]) for row in rows] == [0, 2, 2, 2]

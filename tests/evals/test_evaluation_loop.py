@@ -9,7 +9,7 @@ import pytest
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import parse_methods
-from replug.evals.evidence import NOTHING, Evidence, EvidenceBook, RetrievedDocuments, texts_of
+from replug.evals.evidence import EvidenceBook, RetrievedDocuments, texts_of
 from replug.evals.folder import EvaluationFolder
 from replug.evals.loop import Item, Metric, Outcome, Task, run_task
 from replug.evals.outcomes import OutcomeFile, outcomes_of
@@ -34,13 +34,6 @@ def test_each_method_gets_its_documents():
     assert of["replug@3/concat"].doc_rows == (3, 1, 2)
     assert list(texts_of(of)) == [None, "one", "two", "three", "two\none\nthree"], "every text once, by its row"
     assert [text for text, is_concatenated in texts_of(of).items() if is_concatenated] == ["two\none\nthree"]
-
-
-def test_what_the_lm_wrote_comes_between_no_document_and_those_that_were_found():
-    of = book(["replug"]).of(0)
-    written = {"genread": Evidence(("written",), np.zeros(1)), "none": NOTHING}
-    for evidence in ({**of, **written}, {**written, **of}):
-        assert list(texts_of(evidence)) == [None, "written", "one", "three"]
 
 
 def test_the_digest_tells_which_documents_were_measured():

@@ -15,7 +15,6 @@ from replug.data.records import Document, Example
 from replug.data.shards import write_documents
 from replug.data.store import CorpusStore
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, random_documents
-from replug.evals.intervals import bits_of
 from replug.evals.kinds import Finished
 from replug.evals.language_modelling import LanguageModelling, headroom_lines, oracle_bits
 from replug.evals.loop import EXAMPLES_IN_FLIGHT, outcome_rows
@@ -142,12 +141,6 @@ def test_a_long_context_is_read_without_a_document_and_beside_the_short_one(corp
 
 
 # Headroom ------------------------------------------------------------------------------------------------------------
-
-
-def test_bits_of_a_known_distribution_are_exact() -> None:
-    assert bits_of(np.log([0.5, 0.25, 0.125])) == pytest.approx(1 + 2 + 3, abs=1e-12)
-    many = np.full(100_000, np.log(0.5), dtype=np.float32)
-    assert bits_of(many) == pytest.approx(100_000, rel=1e-7)  # summed in float64
 
 
 LOGPROBS = np.log(np.array([[0.5, 0.25], [0.25, 0.125]]))  # the first document's text has 3 bits, the second's 5

@@ -2,7 +2,6 @@
 
 import json
 import re
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,17 +9,15 @@ import pytest
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import load_evaluation_config
-from replug.evals.evidence import NOTHING
 from replug.evals.kinds import check_evaluation
 from replug.evals.loop import Item
-from replug.evals.open_qa import open_qa_dataset, open_qa_outcome, open_qa_prompt
+from replug.evals.open_qa import open_qa_dataset, open_qa_prompt
 from replug.evals.questions import (
     OpenQuestion,
     draw_demonstrations,
     hold_out_demonstrations,
     read_questions,
 )
-from tests.support.shared_data import shared
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -58,10 +55,7 @@ def test_fields_that_are_not_there_have_their_defaults(tmp_path: Path) -> None:
     ("row", "message"),
     [
         ({"answers": ["a"]}, "questions.jsonl:2: field 'question' must be a text, found None"),
-        ({"question": " ", "answers": ["a"]}, ":2: field 'question' must be a text, found ' '"),
         ({"question": "q", "answers": "a"}, ":2: field 'answers' must be a list of texts, at least one, found 'a'"),
-        ({"question": "q", "answer": True}, ":2: field 'answers' must be a list of texts"),
-        ({"question": "q", "answers": []}, ":2: field 'answers' must be a list of texts"),
         ({"question": "q", "answers": ["a", ""]}, ":2: field 'answers' must be a list of texts"),
         ({"question": "q", "answers": ["a"], "gold": "p1"}, ":2: field 'gold' must be a list of document ids"),
         ({"question": "q", "answers": ["a"], "id": True}, ":2: field 'id' must be a string or an integer, found True"),
@@ -107,24 +101,6 @@ def test_questions_of_the_same_file_are_demonstrations_or_evaluated_and_never_bo
         assert rest == [question for question in pool if question in rest]
     with pytest.raises(UserError, match="leave none of 40 questions"):
         hold_out_demonstrations(MANY, 40, 0)
-
-
-def test_only_the_first_line_of_what_the_lm_wrote_is_its_answer() -> None:
-    asked = partial(open_qa_outcome, FRANCE, NOTHING)
-    assert asked(" the city of Paris.\nQuestion: who").detail == {"answer": "the city of Paris."}
-    assert asked(" Paris, France").numbers == {"exact_match": 0, "f1": pytest.approx(2 / 3), "answer_recall": 0}
-    assert asked(" PARIS").numbers["exact_match"] == 1
-    assert asked("\nParis").numbers["exact_match"] == 0
-
-
-@pytest.mark.parametrize(("name", "count"), [("nq_open_gold.jsonl.gz", 1700), ("popqa.jsonl.gz", 600)])
-def test_the_real_files_are_read(name: str, count: int) -> None:
-    questions = read_questions(shared(name))
-    assert len(questions) == count
-    assert all(question.example.gold for question in questions)
-    demonstrations, evaluated = hold_out_demonstrations(questions, 16, 0)
-    assert len(demonstrations) == 16 and count - 40 < len(evaluated) <= count - 16
-    assert open_qa_prompt(evaluated[0], demonstrations).count("\nAnswer: ") == 16
 
 
 def open_qa_config(tmp_path: Path, *overrides: str) -> EvaluationConfig:

@@ -14,7 +14,6 @@ from replug.evals.mmlu import Mmlu, MmluPrompts, MmluQuestion
 from replug.evals.open_qa import OpenQa
 from replug.evals.questions import OpenQuestion
 from replug.evals.results import compare
-from replug.evals.retrieval import Retrieval
 from replug.models.prompt import PromptTemplate
 from tests.support.known_lm import KnownLM, outcome_rows
 
@@ -80,7 +79,7 @@ def test_letters_are_asked_in_the_order_of_documents():
 def test_an_open_question_is_asked_with_its_methods_documents_and_demonstrations():
     shots = [OpenQuestion(Item("s", "who?", "all"), ("me",))]
     asked = OpenQuestion(Item("q", "what colour?", "all"), ("Blue",))
-    lm = KnownLM(lambda prompt, _: " blue." if "blue" in prompt else " no idea")
+    lm = KnownLM(lambda prompt, _: " blue.\nQuestion: red?" if "blue" in prompt else " no idea")
     task = OpenQa(lm, PromptTemplate("\n"), [asked], shots, {"none": None, "replug": ["of me"]}, 8)
     evidence = {"none": NOTHING, "replug": Evidence(("red", "it is blue"), np.array([0.0, 1.0]))}
     outcomes = task.submit(0, evidence)()
@@ -93,12 +92,3 @@ def test_an_open_question_is_asked_with_its_methods_documents_and_demonstrations
     ]
     assert outcomes["none"].numbers == {"exact_match": 0.0, "f1": 0.0, "answer_recall": 0.0}
     assert outcomes["replug"].numbers == {"exact_match": 1.0, "f1": 1.0, "answer_recall": 1.0}
-
-
-def test_retrieval_finds_gold_rows_and_calls_the_mean_reciprocal_rank_so():
-    examples = [Item("a", "x", "all", ("d7",)), Item("b", "y", "all", ("d2",))]
-    task = Retrieval(examples, [{7}, {2}])
-    evidence = {"replug": Evidence(("",) * 20, np.zeros(20), tuple(range(20)))}
-    of = compare(task, outcome_rows(task, evidence), PaperConfig(), 100, 0)["replug"]
-    assert of["Success@1"]["value"] == 0 and of["Success@5"]["value"] == 0.5 and of["Success@20"]["value"] == 1
-    assert of["MRR@10"]["value"] == pytest.approx((1 / 8 + 1 / 3) / 2)

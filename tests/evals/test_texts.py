@@ -100,8 +100,6 @@ def test_texts_of_the_hub_are_its_test_split_and_none_else_is_read_for_it(tmp_pa
             ["texts.path=null", "texts.scored_tokens=128", "data.prepared=x", "methods=[none,long_context]"],
             "methods: long_context reads on in whole texts",
         ),
-        (["evaluation=mmlu", "questions.path=x", "methods=[long_context]"], "evaluation=mmlu asks questions"),
-        (["methods=[long_context@3]"], "`long_context` has no documents"),
     ],
 )
 def test_lengths_that_do_not_fit_are_refused(tmp_path, overrides, message):
