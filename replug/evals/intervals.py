@@ -1,17 +1,11 @@
 """Metrics as ratios of sums over examples, and their 95% intervals by a paired bootstrap over clusters. Pure.
 
-value = transform(sum of numerators / sum of denominators), so that long texts weigh more where they should:
+value = transform(sum of numerators / sum of denominators), so that long texts weigh more where they should. An interval
+of a difference draws the same examples for both methods.
 
-    bits per byte     Ratio(bits, num_bytes)
-    perplexity        Ratio(bits, num_tokens, np.exp2)
-    accuracy, F1      Ratio(values, np.ones(N))
-
-An interval of a difference draws the same examples for both methods, which must have been measured on the same ones.
-
-Examples of one text are alike, so texts are drawn and not examples: with 64 texts of 39 examples each and a correlation
-of 0.2, an interval of examples covers the truth 57 times in 100 instead of 95 (`tests/evals/test_intervals.py`).
-Subjects, as MMLU's, are strata: each keeps its number of clusters in every draw. With fewer than FEW_CLUSTERS the
-percentiles of a bootstrap are too narrow (Cameron, Gelbach and Miller 2008).
+Examples of one text are alike, so texts are drawn and not examples (`tests/evals/test_intervals.py`). Subjects, as
+MMLU's, are strata: each keeps its number of clusters in every draw. With fewer than FEW_CLUSTERS the percentiles of a
+bootstrap are too narrow (Cameron, Gelbach and Miller 2008).
 """
 
 import math

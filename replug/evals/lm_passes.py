@@ -1,14 +1,9 @@
 """Passes of the LM over the questions beside answering them: it writes documents, reranks them, and is timed.
 
-GenRead: the LM writes a document for a question, and reads it as if it was retrieved (Yu et al. 2023).
-
-Reranking orders documents by how likely the LM finds the query after each (Ram et al. 2023, zero-shot reranking). The
-likelihood is that of the whole query, a context or a question, as Sachan et al. 2022 have it for questions. Ram et al.
-take the last 16 tokens of a context. It takes no training. Scores lie in the LM's cache, so an interrupted evaluation
-finds those it has.
-
-Latency is what a question takes, retriever and LM together: asked one at a time, without a cache. The loop keeps
-several questions in flight, and answers from the cache, so its clock says nothing of a single question.
+GenRead: the LM writes a document for a question, and reads it as if it was retrieved (Yu et al. 2023). Reranking orders
+documents by how likely the LM finds the whole query after each (Ram et al. 2023, who take the last 16 tokens of a
+context). Latency is what a question takes, retriever and LM together: asked one at a time, without a
+cache, since the loop keeps several questions in flight.
 """
 
 import time

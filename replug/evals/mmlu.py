@@ -1,17 +1,11 @@
 """MMLU (Hendrycks et al. 2021) as REPLUG asks it: five demonstrations, a retrieved document, the letter's probability.
 
-Each demonstration has the first document found for it before it (REPLUG, section 6.2, and the appendix's prompt).
-
-The questions are files `dev/<subject>_dev.csv` and `test/<subject>_test.csv` of question, four choices and answer: the
-official ones without a header and with letters, or with a header row and the answer as a letter or as 0 to 3.
-Given K documents, the LM's probability of each letter is mixed over them (`models.ensemble`); the largest answers.
+Each demonstration has the first document found for it before it (REPLUG, section 6.2, and the appendix's prompt). The
+LM's probability of each letter is mixed over K documents (`models.ensemble`); the largest answers.
 
 Where the LM holds fewer tokens, the last demonstrations are dropped until all prompts of a question fit, as Hendrycks
-et al.'s code does. Only where none is left is a document cut (`lm.too_long`). All documents of a question stand behind
-the same demonstrations: the ensemble mixes what documents change, and nothing else.
-
-The paper's "All" is called the mean of four categories, which is 69.75 for Codex and not the 68.3 that is printed. So
-there are three means, each under its own name.
+et al.'s code does. Only where none is left is a document cut (`lm.too_long`). The paper's "All" is called the mean of
+four categories, which is 69.75 for Codex and not the 68.3 that is printed: so there are three means.
 """
 
 import csv

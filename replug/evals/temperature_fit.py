@@ -2,10 +2,9 @@
 
     bits(T) = - sum over texts and tokens t of log2 sum over d of softmax_d(similarity_d / T) p(y_t | d, x, y_<t)
 
-The loss has one parameter and, in log T, one valley in all that was measured; but nothing proves that. So a grid over
-log T comes first, from nearly the first document alone to nearly even weights, and a golden section then searches
-between the neighbours of the best grid point (Kiefer 1953). The grid's unit is how far similarities of a text are
-apart, which is 0.01 for a tuned encoder with cosines and 10 for one with inner products.
+A grid over log T, from nearly the first document alone to nearly even weights, finds the valley, and a golden section
+searches between the neighbours of the best grid point (Kiefer 1953). The grid's unit is how far similarities of a text
+are apart, which is 0.01 for a tuned encoder with cosines and 10 for one with inner products.
 """
 
 import math

@@ -1,7 +1,6 @@
 """Each retriever of an evaluation has its own temperature: given, saved, or fitted on development texts alone."""
 
 import random
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,28 +20,14 @@ from replug.evals.kinds import PromptedLM
 from replug.evals.temperature_fit import DocumentScores, fit_temperature
 from replug.models.encoder import Encoder
 from replug.models.ensemble_temperature import PAPER, EnsembleTemperature
-from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
 from replug.models.stand_in_encoder import write_stand_in_encoder
 from tests.support.command_line import ROOT
+from tests.support.known_lm import ImmediateLM
 from tests.support.preparing import prepare, write_jsonl
 
 WORDS = [f"word{number}" for number in range(40)]
 NAMES = ["none", "random", "replug@2", "lsr@4", "lsr@2", "lsr/concat"]
-
-
-class ImmediateLM(StandInLM):
-    """The stand-in, whose answers are there at once; it counts what it is asked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def submit(self, prefixes: list[str], continuations: list[str]) -> Future:
-        self.calls += 1
-        future: Future = Future()
-        future.set_result(self.score(prefixes, continuations))
-        return future
 
 
 @pytest.fixture(scope="module")

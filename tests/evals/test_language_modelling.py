@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
@@ -19,26 +18,12 @@ from replug.evals.kinds import Finished
 from replug.evals.language_modelling import LanguageModelling, headroom_lines, oracle_bits
 from replug.evals.loop import EXAMPLES_IN_FLIGHT, outcome_rows
 from replug.evals.spans import ScoredSpan
-from replug.models.black_box_lm import ContinuationScore
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
+from tests.support.known_lm import ImmediateLM
 
 SEPARATOR = "\n\n"
 DOCUMENTS = ["red sky", "blue sea and red sky", "a green tree", "日本 の 空", "the sea the sea", "red red red"]
-
-
-class ImmediateLM(StandInLM):
-    """The stand-in as an `AsyncLM` whose futures are done at once; records what it is asked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[list[tuple[str, str]]] = []
-
-    def submit(self, prefixes: Sequence[str], continuations: Sequence[str]) -> Future:
-        self.calls.append(list(zip(prefixes, continuations, strict=True)))
-        future: Future[list[ContinuationScore]] = Future()
-        future.set_result(self.score(prefixes, continuations))
-        return future
 
 
 @pytest.fixture

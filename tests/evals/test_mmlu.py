@@ -171,13 +171,6 @@ def test_official_files_and_files_with_a_header_give_the_same_questions(tmp_path
     assert questions[1].example.query.replace("\r", "") == 'Which, of "these",\nis 4?'
 
 
-def test_demonstrations_are_the_first_of_dev_in_order_and_never_of_test(tmp_path: Path) -> None:
-    dev = "".join(f"Question {i}?,1,2,3,4,B\n" for i in range(7))
-    questions, demonstrations = read_mmlu(write_set(tmp_path, OFFICIAL, dev))
-    assert [shot.example.query for shot in demonstrations["anatomy"]] == [f"Question {i}?" for i in range(5)]
-    assert not {q.example.id for q in questions} & {shot.example.id for shot in demonstrations["anatomy"]}
-
-
 @pytest.mark.parametrize(
     ("test", "message"),
     [
