@@ -12,7 +12,6 @@ Both know the text that they predict, and no retriever can. So some of what they
 nothing of a text, the best still fits it better than the mean. `random` documents show how much.
 """
 
-import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
@@ -193,15 +192,14 @@ def read_spans(config: EvaluationConfig, corpus: Corpus | None) -> list[ScoredSp
 
 def token_texts(config: EvaluationConfig) -> Callable[[str], list[str]]:
     """Return what cuts a text into the texts of the LM's tokens, which join to it."""
-    from replug.data.tokenizing import load_plain, token_offsets
+    from replug.data.tokenizing import load_plain
     from replug.models.build import lm_tokenizer_json
 
     tokenizer = load_plain(lm_tokenizer_json(config.lm))
 
     def cut(text: str) -> list[str]:
-        [offsets] = token_offsets(tokenizer, [text])
-        borders = [0, *(offsets[token][1] for token in range(len(offsets)))]
-        return [text[start:end] for start, end in itertools.pairwise(borders)]
+        borders = TokenBorders.of(tokenizer, text)
+        return [text[borders.before(token) : borders.before(token + 1)] for token in range(len(borders))]
 
     return cut
 

@@ -68,10 +68,8 @@ def reranked(
     """Return what each reranked method reads: its source's first k documents, the likeliest query first."""
     ordered = {}
     for method in (method for method in methods if method.is_reranked):
-        rows, progress = (
-            found[method.source].doc_rows[:, : method.k],
-            Progress(f"reranking: {method.name}", len(queries)),
-        )
+        rows = found[method.source].doc_rows[:, : method.k]
+        progress = Progress(f"reranking: {method.name}", len(queries))
         begun = (
             _begin_scoring(asked, corpus.texts(documents), query)
             for documents, query in zip(rows, queries, strict=True)

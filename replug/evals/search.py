@@ -16,7 +16,7 @@ from replug.config.choices import Similarity
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import BM25, RANDOM, REPLUG, WITHOUT_RETRIEVER, Method
-from replug.config.schema import RetrieveConfig, RetrieverConfig
+from replug.config.schema import RetrieveConfig
 from replug.data.folder import sole_writer
 from replug.data.store import Corpus
 from replug.evals.evidence import RetrievedDocuments, random_documents
@@ -95,10 +95,7 @@ def _find(
     path = _retriever_path(config, source)
     embed = partial(_query_vectors, queries, config.query_encoders.get(source))
     if _is_indexed(path):
-        directory = Path(path).expanduser()
-        if source == REPLUG:
-            _require_as_asked(config.retriever, directory)
-        return _find_in_index(corpus, embed, k, directory, config.similarities.get(source), config.index.dims)
+        return _find_in_index(config, corpus, source, embed, k)
     own = replace(config.retriever, similarity=config.similarities.get(source, config.retriever.similarity))
     if source != REPLUG:  # prompts and query_path are of retriever.path alone
         own = replace(own, path=path, query_path=None, query_prompt=None, document_prompt=None)
@@ -109,20 +106,6 @@ def _find(
         build_version(run, encoder, corpus, index, IndexState(0, 0))
         result = index.search(0, embed(encoder), k)
     return RetrievedDocuments(result.doc_rows, result.similarities)
-
-
-def _require_as_asked(retriever: RetrieverConfig, directory: Path) -> None:
-    """Raise UserError for a key of `retriever` that says otherwise than the index, which has an encoder of its own."""
-    store = VersionStore(index_folder(directory).absolute())
-    plan = store.plan(store.published()[-1])
-    asked = {name: getattr(retriever, name) for name in ("similarity", "query_prompt", "document_prompt")}
-    asked["similarity"] = retriever.similarity.value if retriever.similarity else None
-    different = [name for name, value in asked.items() if value not in (None, getattr(plan, name))]
-    for name in [*different, *(["query_path"] if retriever.query_path is not None else [])]:
-        raise UserError(
-            f"retriever.{name}: the index in {directory} has an encoder, prompts and a similarity of its own; leave "
-            "the key out, or name the retriever's own folder instead"
-        )
 
 
 def _texts(corpus: Corpus) -> Iterator[str]:
@@ -181,32 +164,39 @@ def _is_indexed(path: str) -> bool:
     return bool(VersionStore(index_folder(Path(path).expanduser())).published())
 
 
-def _find_in_index(
-    corpus: Corpus, embed: Embed, k: int, directory: Path, similarity: Similarity | None, dims: int | None
-) -> RetrievedDocuments:
+def _find_in_index(config: EvaluationConfig, corpus: Corpus, source: str, embed: Embed, k: int) -> RetrievedDocuments:
     """Search the newest version with the encoder that made it: only the queries are embedded.
 
-    Raises UserError where a similarity or `index.dims` is given, and the index has another.
+    Raises UserError for a key that says otherwise than the index, which has an encoder of its own.
     """
+    directory = Path(_retriever_path(config, source)).expanduser()
     index = LocalIndex(index_folder(directory), available_cores())
-    if dims not in (None, index.plan.dim):
+    plan, retriever = index.plan, config.retriever
+    asked: dict[str, tuple[object, object]] = {
+        "index.dims": (config.index.dims, plan.dim),
+        "similarities": (config.similarities.get(source), plan.similarity),
+    }
+    if source == REPLUG:
+        asked |= {
+            "retriever.similarity": (retriever.similarity, plan.similarity),
+            "retriever.query_prompt": (retriever.query_prompt, plan.query_prompt),
+            "retriever.document_prompt": (retriever.document_prompt, plan.document_prompt),
+            "retriever.query_path": (retriever.query_path, None),
+        }
+    for key, (value, own) in asked.items():
+        given = value.value if isinstance(value, Similarity) else value
+        if given not in (None, own):
+            raise UserError(
+                f"{key} is {given}, but the index in {directory} was made with {own}; leave the key out, or name the "
+                "retriever's own folder instead"
+            )
+    if plan.corpus_sha256 != corpus.corpus_sha256:
         raise UserError(
-            f"index.dims is {dims}, but the index in {directory} holds {index.plan.dim} numbers of each vector; "
-            "leave it out, or name the retriever's own folder instead"
-        )
-    if similarity is not None and similarity.value != index.plan.similarity:
-        raise UserError(
-            f"similarities: the index in {directory} has {index.plan.similarity} similarity, found {similarity.value}; "
-            "leave its name out, or name the retriever's own folder instead"
-        )
-    if index.plan.corpus_sha256 != corpus.corpus_sha256:
-        raise UserError(
-            f"the index in {directory} holds {index.plan.num_documents} documents that are not the evaluation's "
+            f"the index in {directory} holds {plan.num_documents} documents that are not the evaluation's "
             f"{len(corpus.corpus)}; name the retriever's own folder instead (RUN_DIR/retriever, of a training run)"
         )
-    log.info(f"{directory}: index version {index.plan.version}, by the weights of step {index.plan.step}")
-    encoder = index.query_encoder()
-    return RetrievedDocuments(*index.search(embed(encoder), k))
+    log.info(f"{directory}: index version {plan.version}, by the weights of step {plan.step}")
+    return RetrievedDocuments(*index.search(embed(index.query_encoder()), k))
 
 
 def _retriever_path(config: EvaluationConfig, source: str) -> str:

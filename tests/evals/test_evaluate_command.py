@@ -141,16 +141,3 @@ def test_questions_are_searched_for_in_the_form_that_is_asked_for(evaluate, tmp_
     evaluate("retrieval", tmp_path / "out", *common(corpus), f"questions.path={questions}", form, "methods=[bm25]")
     rows = pq.read_table(tmp_path / "out/examples.parquet").to_pylist()
     assert all(row["documents"][0] == "d3" for row in rows), "the word that is in every query weighs most"
-
-
-@pytest.mark.slow
-def test_tokens_are_coloured(evaluate, tmp_path, quiet_run):
-    results, output = evaluate("tokens", tmp_path / "out", *on_run(quiet_run), "texts.max_examples=5", "k=5")
-    gains = {name: entry for name, entry in results["replug"].items() if name.startswith("gain_bits/")}
-    by_rarity = {name: entry for name, entry in gains.items() if not name.endswith(" - rest")}
-    rows = [row for row in pq.read_table(tmp_path / "out/examples.parquet").to_pylist() if row["method"] == "replug"]
-    assert all(len(row["token_texts"]) == row["tokens"] for row in rows)
-    assert sum(entry["n"] for entry in by_rarity.values()) == sum(row["tokens"] for row in rows)
-    assert "mean gain, bits" in output
-    page = (tmp_path / "out/tokens.html").read_text()
-    assert "By rarity of the word" in page and "rgba(" in page

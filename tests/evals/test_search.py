@@ -34,7 +34,9 @@ def test_a_key_that_says_otherwise_than_the_index_is_refused(tmp_path: Path, key
     ]
     config = load_evaluation_config("configs/eval_lm.yaml", [*keys, f"data.corpus={index}", "texts.path=stand_in"])
     corpus = cast(Any, SimpleNamespace(corpus=[0, 1]))
-    with pytest.raises(UserError, match=rf"retriever.{key.partition('=')[0]}: the index in .* leave the key out"):
+    with pytest.raises(
+        UserError, match=rf"retriever.{key.partition('=')[0]} is .*, but the index in .* leave the key out"
+    ):
         find_all(config, corpus, ["mida"], evaluation_methods(config), tmp_path / "found")
 
 
