@@ -127,10 +127,8 @@ def mmlu_choice(question: MmluQuestion, letter_logprobs: np.ndarray, similaritie
 
     From log-probs [K, 4] of CONTINUATIONS (nats) and similarities [K] of K documents; without documents K is 1. The
     letters' raw probabilities are mixed, and normalised only after; of equal ones the first letter is taken. Raises
-    ValueError for other shapes, RunError for log-probs that are not finite.
+    RunError for log-probs that are not finite.
     """
-    if letter_logprobs.shape != (len(similarities), len(LETTERS)):
-        raise ValueError(f"{letter_logprobs.shape} log-probs of four letters for {len(similarities)} documents")
     if not np.isfinite(letter_logprobs).all():
         raise RunError(f"{question.example.id}: the LM gave a letter a log-probability that is not finite")
     mixed = mix_token_logprobs(letter_logprobs, similarities)  # [4]

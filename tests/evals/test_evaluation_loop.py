@@ -87,43 +87,17 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(tmp_path):
     run_task(Lengths(fails_at=0), methods, OutcomeFile(path), "lengths")  # nothing is left to do
 
 
-class Numbered(Lengths):
-    """Forty examples."""
-
-    def __init__(self):
-        super().__init__()
-        self.examples = [Item(f"e{number}", "q", "all") for number in range(40)]
-
-    def submit(self, row, evidence):
-        self.asked.append(row)
-        return lambda: {"none": Outcome({"characters": float(row), "two": 2.0})}
-
-
-def no_documents():
-    return EvidenceBook(parse_methods(["none"], 2, {}), None, {}, [True] * 40)
-
-
-def test_a_file_that_two_processes_wrote_gives_every_example_once_and_in_order(tmp_path):
-    """As two of them left it that were killed: some rows twice, in two orders, and others missing."""
-    path, whole = tmp_path / "outcomes.jsonl", tmp_path / "whole.jsonl"
-    expected = run_task(Numbered(), no_documents(), OutcomeFile(whole), "numbers")
-    lines = whole.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([*lines[:9], *lines[20:31], *lines[4:15], *lines[22:31]]))
-    task = Numbered()
-    rows = run_task(task, no_documents(), OutcomeFile(path), "numbers")
-    assert rows == expected and len({row["id"] for row in rows}) == 40
-    assert task.asked == [*range(15, 20), *range(31, 40)], "only what nobody measured"
-
-
 def test_rows_of_other_examples_and_two_examples_of_one_id_are_refused(tmp_path):
     path = tmp_path / "outcomes.jsonl"
     run_task(Lengths(), book(["none", "replug"]), OutcomeFile(path), "lengths")
-    with pytest.raises(UserError, match=r"outcomes\.jsonl:1 is of id 'a', which is none of this evaluation's"):
-        run_task(Numbered(), no_documents(), OutcomeFile(path), "numbers")
-    twice = Lengths()
-    twice.examples = [Item("a", "x", "left"), Item("a", "y", "right")]
-    with pytest.raises(UserError, match="two examples have the id 'a'"):
-        run_task(twice, book(["none", "replug"]), OutcomeFile(tmp_path / "new.jsonl"), "lengths")
+    for names, message in (
+        ("cd", r"outcomes\.jsonl:1 is of id 'a', which is none"),
+        ("aa", "two .* the id 'a'"),
+    ):
+        other = Lengths()
+        other.examples = [Item(name, "x", "all") for name in names]
+        with pytest.raises(UserError, match=message):
+            run_task(other, book(["none", "replug"]), OutcomeFile(path), "lengths")
 
 
 def test_other_texts_or_documents_under_the_same_names_are_refused(tmp_path):

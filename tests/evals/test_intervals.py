@@ -107,16 +107,6 @@ def test_the_interval_of_clusters_covers_the_truth_95_times_in_100_and_that_of_e
     assert np.mean([covers(examples_of_texts(seed), None) for seed in range(20)]) < 0.75
 
 
-def test_clusters_are_numbered_as_they_come_and_examples_taken_from_them_keep_theirs() -> None:
-    clusters = Clusters.by_name(["b", "a", "b", "c"], ["x", "y", "x", "x"])
-    assert clusters.of_example.tolist() == [0, 1, 0, 2] and clusters.strata.tolist() == [0, 1, 0]
-    assert clusters.sums(np.array([[1.0], [2.0], [3.0], [4.0]])).ravel().tolist() == [4, 2, 4]
-    some = clusters.among(np.array([1, 3]))
-    assert some.of_example.tolist() == [0, 1] and some.strata.tolist() == [1, 0]
-    with pytest.raises(ValueError, match="cluster 'a' is in the strata 'x' and 'y'"):
-        Clusters.by_name(["a", "a"], ["x", "y"])
-
-
 def test_what_differs_between_strata_alone_does_not_widen_the_interval() -> None:
     right = np.array([1.0] * 50 + [0.0] * 49 + [1.0])
     subjects = Clusters.by_name(list(range(100)), ["easy"] * 50 + ["hard"] * 50)

@@ -84,26 +84,9 @@ def test_bits_equal_a_naive_computation(corpus: CorpusStore) -> None:
             assert bits[name][row] == pytest.approx(naive_bits(example, chosen, of.similarities[row]))
 
 
-def test_a_document_that_several_methods_chose_is_scored_once(corpus: CorpusStore) -> None:
-    lm, examples = ImmediateLM(), make_examples(2)
-    found = {
-        "random": RetrievedDocuments(np.array([[0, 5], [1, 2]]), np.zeros((2, 2))),
-        "replug": RetrievedDocuments(np.array([[5, 0], [2, 3]]), np.zeros((2, 2))),
-        "lsr": RetrievedDocuments(np.array([[0, 1], [3, 1]]), np.zeros((2, 2))),
-    }
-    bits = measure_bits(lm, corpus, examples, found)
-    for call, example, documents in zip(lm.calls, examples, ([0, 1, 5], [1, 2, 3]), strict=True):
-        expected = [example.context] + [DOCUMENTS[i] + SEPARATOR + example.context for i in documents]
-        assert [prefix for prefix, _ in call] == expected, "by their rows, whatever the methods' order"
-        assert {continuation for _, continuation in call} == {example.continuation}
-    assert bits["random"][0] == pytest.approx(bits["replug"][0])  # the same documents in another order
-
-
 def test_random_documents_are_distinct_and_the_same_for_the_same_seed() -> None:
     rows = random_documents(num_documents=9, num_examples=200, k=4, seed=1).doc_rows
-    assert rows.shape == (200, 4)
-    assert all(len(set(row)) == 4 for row in rows.tolist())
-    assert set(rows.ravel().tolist()) == set(range(9))
+    assert rows.shape == (200, 4) and all(len(set(row)) == 4 for row in rows.tolist())
     np.testing.assert_array_equal(rows, random_documents(9, 200, 4, seed=1).doc_rows)
     assert (rows != random_documents(9, 200, 4, seed=2).doc_rows).any()
 

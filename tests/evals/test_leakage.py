@@ -1,7 +1,6 @@
 """What the corpus holds of examples, against documents made for it."""
 
 import random
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig, PaperConfig
-from replug.config.methods import parse_methods
 from replug.data.records import Document, Example
 from replug.data.shards import write_documents
 from replug.data.store import CorpusStore
@@ -17,7 +15,6 @@ from replug.evals.language_modelling import LanguageModelling, require_sources
 from replug.evals.leakage import find_overlaps, overlap_line, overlaps_with, write_leakage
 from replug.evals.loop import Item
 from replug.evals.results import compare
-from replug.evals.search import find_all
 from replug.evals.tables import result_blocks, to_markdown
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
@@ -119,18 +116,6 @@ def test_every_figure_is_given_with_and_without_what_the_corpus_holds():
     assert {"token_perplexity/not in the corpus", "word_perplexity/not in the corpus"} <= results["none"].keys()
     assert "| not in the corpus | 3 | 2.0000 | 2.0000 |" in to_markdown(result_blocks(results, "lm"))
     assert "bpb/not in the corpus" not in compare(task, rows, PaperConfig(), 100, 0, np.ones(4, bool))["none"]
-
-
-def test_no_method_finds_a_document_of_a_texts_own_source(corpus, tmp_path):
-    config = EvaluationConfig(evaluation="lm", out="x", exclude_own_source=True)
-    methods = parse_methods(["random@5", "bm25@5"], 5, {})
-    found = find_all(config, corpus, [LONG, words(60, 20)], methods, tmp_path / "found", own=["s0", "s1"])
-    for of in found.values():
-        assert of.doc_rows.shape == (2, 20) and all(len(set(rows)) == 20 for rows in of.doc_rows.tolist())
-        sources = [corpus.corpus.sources(rows) for rows in of.doc_rows]
-        assert "s0" not in sources[0] and "s1" not in sources[1] and "s0" in sources[1]
-    with_own = find_all(replace(config, exclude_own_source=False), corpus, [LONG], methods, tmp_path / "other")
-    assert with_own["bm25"].doc_rows[0, 0] == 0
 
 
 def test_a_text_without_a_source_is_refused_where_its_own_documents_are_left_out():

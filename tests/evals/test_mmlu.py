@@ -176,7 +176,6 @@ def test_official_files_and_files_with_a_header_give_the_same_questions(tmp_path
     [
         ("Which?,1,2,3,A\n", "test/anatomy_test.csv:1: expected 6 fields (question, A, B, C, D, answer), found 5"),
         (OFFICIAL + "Which?,1,2,3,4,E\n", ":4: expected as answer one of A, B, C, D, found 'E'"),
-        (WITH_HEADER + "Which?,1,2,3,4,4\n", ":5: expected as answer one of A, B, C, D, 0, 1, 2, 3, found '4'"),
         (OFFICIAL + " ,1,2,3,4,A\n", ":4: the question is empty"),
         (OFFICIAL + '"Which?,1,2,3,4,A\n', ":4: not valid CSV"),
         ("", "holds no questions"),
@@ -200,21 +199,6 @@ def test_missing_and_unknown_files_are_named(tmp_path: Path) -> None:
         read_mmlu(tmp_path, 2)
 
 
-def test_the_prompt_with_a_document_is_the_golden_one() -> None:
-    document = "Mount Everest\nMount Everest is 8,849 m high.\n\nIt lies between Nepal and China.\n"
-    assert mmlu_prompt(MOUNTAIN, [RIVER, DESERT], document) == golden("mmlu_with_document")
-    assert CONTINUATIONS == (" A", " B", " C", " D")
-
-
-def test_the_prompt_without_document_or_demonstrations_is_the_golden_one() -> None:
-    assert mmlu_prompt(MOUNTAIN, []) == golden("mmlu_without_document")
-
-
-def test_demonstrations_have_a_document_only_where_one_is_given() -> None:
-    prompt = mmlu_prompt(MOUNTAIN, [RIVER, DESERT], "Everest is high.", ["The Nile is long.", None])
-    assert prompt == golden("mmlu_demonstrations_with_documents")
-
-
 def test_probabilities_are_mixed_and_not_logits_or_normalised_ones() -> None:
     # The first document is sure of B, but holds any letter improbable: as raw probabilities it hardly counts.
     probabilities = np.array([[1e-6, 1e-3, 1e-6, 1e-6], [0.3, 0.1, 0.2, 0.1]])
@@ -227,9 +211,19 @@ def test_probabilities_are_mixed_and_not_logits_or_normalised_ones() -> None:
     assert (np.log(probabilities) * [[0.75], [0.25]]).sum(0).argmax() == 1  # and what mixing logits would have
 
 
-def test_a_document_without_its_scores_and_scores_that_are_no_numbers_are_refused() -> None:
-    with pytest.raises(ValueError, match="for 2 documents"):
-        mmlu_choice(RIVER, np.zeros((1, 4)), np.zeros(2))
+EVEREST = "Mount Everest\nMount Everest is 8,849 m high.\n\nIt lies between Nepal and China.\n"
+
+
+def test_prompts_are_the_golden_ones() -> None:
+    shots, documents = [RIVER, DESERT], ["The Nile is long.", None]
+    assert mmlu_prompt(MOUNTAIN, shots, EVEREST) == golden("mmlu_with_document")
+    assert mmlu_prompt(MOUNTAIN, []) == golden("mmlu_without_document")
+    with_all = mmlu_prompt(MOUNTAIN, shots, "Everest is high.", documents)
+    assert with_all == golden("mmlu_demonstrations_with_documents")
+    assert CONTINUATIONS == (" A", " B", " C", " D")
+
+
+def test_scores_that_are_no_numbers_are_refused() -> None:
     for bad in (np.nan, -np.inf):
         with pytest.raises(RunError, match="q: the LM gave a letter"):
             mmlu_choice(RIVER, np.array([[0.0, bad, 0.0, 0.0]]), np.zeros(1))

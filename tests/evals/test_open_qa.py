@@ -68,13 +68,10 @@ def test_a_wrong_row_is_named_with_its_line_and_what_was_expected(tmp_path: Path
         read_questions(path)
 
 
-def test_the_prompt_with_documents_is_the_golden_one() -> None:
+def test_prompts_are_the_golden_ones() -> None:
     documents = ["Paris\nParis is the capital of France.", "Mozart was born in  Salzburg in 1756."]
     prompt = open_qa_prompt(CAIRO, [FRANCE, MOZART], "The Nile\nflows through Egypt.\n", documents)
     assert prompt == golden("open_qa_with_documents")
-
-
-def test_the_prompt_without_documents_is_the_golden_one() -> None:
     assert open_qa_prompt(CAIRO, [FRANCE, MOZART]) == golden("open_qa_without_documents")
 
 

@@ -1,7 +1,6 @@
 """Gains of tokens by hand, words and rarity, and a page that trusts no text."""
 
 import json
-import math
 import re
 
 import numpy as np
@@ -90,12 +89,6 @@ def test_a_bin_is_compared_with_all_other_tokens_over_the_same_resamples() -> No
     rest = entries["gain_bits/1-9 - rest"]
     assert rest["value"] == pytest.approx(2, abs=0.1) and rest["interval"][0] > 1.9 and rest["p_holm"] < 0.05
     assert all(entries[f"gain_bits/{name} - rest"]["interval"][1] < 0 for name in ("10-99", "1000-9999"))
-
-
-def test_the_mean_over_all_bins_is_the_difference_in_bits_of_the_text() -> None:
-    bins = rarity_gains([token_gains(*TEXT, COUNTS)])
-    total = sum(mean["n"] * mean["value"] for mean, _ in bins.values())
-    assert total == pytest.approx((TEXT[2] - TEXT[1]).sum() / math.log(2))
 
 
 ATTACK = "<script>alert('x')</script>"
