@@ -14,7 +14,7 @@ import itertools
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -148,16 +148,8 @@ def scored_span(example: Example) -> ScoredSpan:
         return example
     begun = unit_starts(example.context + example.continuation)
     num_words = sum(start >= len(example.context) for start in begun)
-    return ScoredSpan(
-        example.id,
-        example.context,
-        example.continuation,
-        example.domain,
-        example.source,
-        example.gold,
-        query=example.context,
-        num_words=num_words,
-    )
+    own = {field.name: getattr(example, field.name) for field in fields(Example)}
+    return ScoredSpan(**own, query=example.context, num_words=num_words)
 
 
 def spans_of(text: MeasuredText, tokenizer: Tokenizer, keys: TextsConfig) -> Iterator[ScoredSpan]:

@@ -2,19 +2,16 @@
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import parse_methods
 from replug.data.records import Document, Example
 from replug.data.shards import write_documents
 from replug.data.store import CorpusStore
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, random_documents
-from replug.evals.kinds import Finished
 from replug.evals.language_modelling import LanguageModelling, headroom_lines, oracle_bits
 from replug.evals.loop import EXAMPLES_IN_FLIGHT, outcome_rows
 from replug.evals.spans import ScoredSpan
@@ -138,8 +135,7 @@ def test_lines_say_the_headroom_and_the_shares_of_as_many_documents_mixed_alike(
         "lsr@3/even": of(0.6, 0.5, 0.5),
         "lsr@1": of(0.6, 0.6, 0.6),
     }
-    finished = partial(Finished, EvaluationConfig("language_modelling", "out"), None, [], None)
-    [lines] = headroom_lines(finished(results))
+    lines = headroom_lines(results)
     assert [line.split(":")[0] for line in lines[:-1]] == [
         f"Headroom of {name}" for name in ("random", "replug", "replug@3/even", "lsr", "lsr@2", "lsr@3/even")
     ]
@@ -148,4 +144,4 @@ def test_lines_say_the_headroom_and_the_shares_of_as_many_documents_mixed_alike(
         "alone."
     )
     assert lines[-1] == "lsr gets 50% of what weights by the LM's own scores would gain over replug."
-    assert headroom_lines(finished({})) == []
+    assert headroom_lines({}) == []
