@@ -134,10 +134,3 @@ def test_retrieval_needs_no_lm(evaluate, tmp_path, corpus, questions):
     assert results["random"]["Success@1"]["value"] < 0.5
     assert {"Success@20", "R@5", "MRR@10", "nDCG@10"} <= results["replug"].keys()
     assert results["replug"]["Success@1"]["n"] == 30
-
-
-def test_questions_are_searched_for_in_the_form_that_is_asked_for(evaluate, tmp_path, corpus, questions):
-    form = 'questions.query="thing3 thing3 thing3 {question}"'
-    evaluate("retrieval", tmp_path / "out", *common(corpus), f"questions.path={questions}", form, "methods=[bm25]")
-    rows = pq.read_table(tmp_path / "out/examples.parquet").to_pylist()
-    assert all(row["documents"][0] == "d3" for row in rows), "the word that is in every query weighs most"

@@ -1,7 +1,6 @@
 """The loop of all evaluations, and what it makes of interruptions."""
 
 import json
-from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import parse_methods
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, texts_of
 from replug.evals.folder import EvaluationFolder
-from replug.evals.loop import Item, Metric, Outcome, Task, run_task
+from replug.evals.loop import Item, Outcome, Task, run_task
 from replug.evals.outcomes import OutcomeFile, outcomes_of
 from tests.support.known_lm import KnownTexts
 
@@ -48,12 +47,7 @@ def test_the_digest_tells_which_documents_were_measured():
 
 
 class Lengths(Task):
-    """A task whose outcome is the number of characters of a method's texts; `fails_at` breaks off."""
-
-    metrics: Mapping[str, Metric] = {
-        "length": Metric("characters"),
-        "share": Metric("characters", "two", np.exp2),
-    }
+    """A task whose outcome is the number of a method's texts; `fails_at` breaks off."""
 
     def __init__(self, fails_at=None):
         self.fails_at, self.asked = fails_at, []
@@ -65,10 +59,7 @@ class Lengths(Task):
         def finish():
             if row == self.fails_at:
                 raise RuntimeError("killed")
-            return {
-                name: Outcome({"characters": float(sum(len(t or "") for t in one.texts)), "two": 2.0})
-                for name, one in evidence.items()
-            }
+            return {name: Outcome({"texts": float(len(one.texts))}) for name, one in evidence.items()}
 
         return finish
 

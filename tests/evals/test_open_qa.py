@@ -117,3 +117,8 @@ def test_demonstrations_change_by_a_seed_of_their_own_and_the_questions_stay(tmp
     assert drawn[0] == drawn[1]
     assert len({tuple(queries[:4]) for queries in drawn}) == 1
     assert len({tuple(queries[4:]) for queries in drawn}) == 3
+
+
+def test_questions_are_searched_for_in_the_form_that_is_asked_for(tmp_path: Path) -> None:
+    config = open_qa_config(tmp_path, 'questions.query="all about {question}"')
+    assert open_qa_dataset(config, None).queries[0].startswith("all about asked ")
