@@ -143,15 +143,10 @@ def open_searches(
 
 def _open_search(config: EvaluationConfig, corpus: Corpus, source: str, out: Path) -> Callable[[str, int], object]:
     if source == BM25:
-        index = BM25Index(_texts(corpus))
-        return lambda text, k: index.search(text, k)
-    path = _retriever_path(config, source)
-    dense = LocalIndex(
-        index_folder(Path(path).expanduser()) if _is_indexed(path) else _root(config, source, out), available_cores()
-    )
-    encoder = dense.query_encoder()
-    own = _query_encoder(config.query_encoders.get(source), encoder)
-    return lambda text, k: dense.search(own.encode_query([text]).numpy(), k)
+        return BM25Index(_texts(corpus)).search
+    index = LocalIndex(index_of(config, source, out), available_cores())
+    encoder = _query_encoder(config.query_encoders.get(source), index.query_encoder())
+    return lambda text, k: index.search(encoder.encode_query([text]).numpy(), k)
 
 
 def needs_building(config: EvaluationConfig, source: str) -> bool:
