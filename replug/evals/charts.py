@@ -80,19 +80,18 @@ def bars(
     names = list(dict.fromkeys(name for of in groups.values() for name in of))
     width = 0.82 / max(map(len, groups.values()))
     for name, colour in colours_of(names).items():
-        shown = [(row, list(of), _interval(of[name])) for row, of in enumerate(groups.values()) if name in of]
+        shown = [(row, list(of), of[name]) for row, of in enumerate(groups.values()) if name in of]
         places = [row + (own.index(name) - (len(own) - 1) / 2) * width for row, own, _ in shown]
         values = [value for _, _, value in shown]
         look: Any = {"color": colour, "label": name, "error_kw": {"lw": 0.9}}
         if name in hatched:
             look |= {"hatch": "////", "edgecolor": "white", "lw": 0}
-        heights, errors = [of.value for of in values], _errors(values)
+        heights, errors = [_middle(value) for value in values], _errors(values)
         if horizontal:
             axes.barh(places, heights, width * 0.92, xerr=errors, **look)
         else:
             axes.bar(places, heights, width * 0.92, yerr=errors, **look)
-    drawn = [_interval(value) for of in groups.values() for value in of.values()]
-    ends = [end for of in drawn for end in (of.low, of.high)]
+    ends = [end for of in groups.values() for value in of.values() for end in _ends(value)]
     margin = 0.25 * (max(ends) - min(ends)) or 0.1
     limits = (max(0.0, min(ends) - margin), max(ends) + margin)
     rows, labels = range(len(groups)), [name.replace("_", " ") for name in groups]
@@ -132,11 +131,11 @@ def lines(
         if name in levels:
             axes.axhline(levels[name], color=colour, linestyle="--", label=name)
             continue
-        values = [_interval(value) for _, value in points[name]]
+        values = [value for _, value in points[name]]
         look: Any = {"marker": marker, "ms": 4, "lw": 1.5, "elinewidth": 0.8, "color": colour, "label": name}
         if name in dashed:
             look |= {"ls": "--", "mfc": "white"}
-        axes.errorbar([x for x, _ in points[name]], [of.value for of in values], _errors(values), **look)
+        axes.errorbar([x for x, _ in points[name]], [_middle(value) for value in values], _errors(values), **look)
     for mark in marks:
         axes.axvline(mark, color="black", alpha=0.4, linewidth=0.8, linestyle=":")
     if log_x:
@@ -166,15 +165,19 @@ def legend(axes: Axes) -> None:
     axes.legend(frameon=False, ncols=columns, loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=9)
 
 
-def _interval(value: Value) -> Interval:
-    return value if isinstance(value, Interval) else Interval(value, value, value)
+def _middle(value: Value) -> float:
+    return value.value if isinstance(value, Interval) else value
 
 
-def _errors(values: Sequence[Interval]) -> list[list[float]] | None:
-    """Return the lengths of error bars below and above; a percentile may miss the value."""
-    if all(of.low == of.high for of in values):
+def _ends(value: Value) -> tuple[float, float]:
+    return (value.low, value.high) if isinstance(value, Interval) else (value, value)
+
+
+def _errors(values: Sequence[Value]) -> list[list[float]] | None:
+    if not any(isinstance(value, Interval) for value in values):
         return None
-    return [[max(of.value - of.low, 0.0) for of in values], [max(of.high - of.value, 0.0) for of in values]]
+    spreads = [(_middle(value) - _ends(value)[0], _ends(value)[1] - _middle(value)) for value in values]
+    return [[max(spread[side], 0.0) for spread in spreads] for side in (0, 1)]  # a percentile may miss the value
 
 
 # The figures of results ------------------------------------------------------------------------------------------
