@@ -116,7 +116,7 @@ def _retrieve(config: Config, data: PreparedSet, examples: Sequence[Example], fo
     book = EvidenceBook(_methods([*found], k), data.corpus, found, [True] * len(examples))
     rows_of = data.corpus.rows_of(doc for example in examples for doc in example.gold)
     gold = gold_rows([example.gold for example in examples], rows_of)
-    task = Retrieval(items_of(examples), gold, finds_all=k < RECALL_DEPTH)
+    task = Retrieval(items_of(examples), gold)
     return _measure(config, task, book, folder, _identity(data, examples, book), "gold documents")
 
 

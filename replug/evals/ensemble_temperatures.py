@@ -23,7 +23,7 @@ from replug.evals.kinds import PromptedLM
 from replug.evals.language_modelling import LanguageModelling
 from replug.evals.loop import outcome_rows
 from replug.evals.search import find_all, query_folder
-from replug.evals.temperature_fit import DocumentScores, fit_temperature
+from replug.evals.temperature_fit import DocumentScores, ensemble_bits, fit_temperature
 from replug.models.ensemble_temperature import PAPER, EnsembleTemperature, temperature_in
 
 log = logging.getLogger(__name__)
@@ -51,8 +51,19 @@ def settled_temperatures(
             largest[method.source] = max(largest.get(method.source, method), method, key=lambda one: one.k)
     given = config.ensemble.temperature
     if given == FIT and largest:
-        assert asked is not None and corpus is not None, "what fits asks an LM, and has documents"
-        found = _fitted(config, corpus, list(largest.values()), asked, folder)
+        assert asked is not None, "what fits asks an LM"
+        if not isinstance(corpus, PreparedSet):
+            raise UserError(
+                "ensemble.temperature is fit, and documents alone have no development texts; expected a prepared set "
+                "with some (data.num_dev, data.dev), or a number"
+            )
+        examples = corpus.require_dev().examples()
+        queries, own = [example.context for example in examples], [example.source for example in examples]
+        searched = find_all(config, corpus, queries, [*largest.values()], folder.found, own=own, texts="development")
+        found = {
+            source: fit_ensemble(asked, examples, corpus.corpus, searched[source], method)
+            for source, method in largest.items()
+        }
     elif given is None:
         found = {source: temperature_in(query_folder(config, source)) or PAPER for source in largest}
     else:
@@ -81,52 +92,19 @@ def fit_ensemble(
 ) -> EnsembleTemperature:
     """Fit the temperature of a method's retriever to what it finds for development texts, and log its worth there."""
     book = EvidenceBook([method], corpus, {method.source: found}, [True] * len(examples))
-    fit = fit_temperature(document_scores(asked, examples, book, method))
-    num_bytes = sum(len(example.continuation.encode()) for example in examples)
-    log.info(
-        f"{method.source}: ensemble temperature {fit.temperature:g} by {len(examples)} development texts "
-        f"({fit.bits / num_bytes:.4f} bits per byte, {fit.bits_at_1 / num_bytes:.4f} at 1)"
-    )
-    if fit.is_at_end:
-        log.warning(
-            f"{method.source}: {fit.temperature:g} is an end of what was searched: the best ensemble has nearly even "
-            "weights, or nearly the first document alone"
-        )
-    return EnsembleTemperature(fit.temperature, asked.lm.identity, method.k, len(examples))
-
-
-def document_scores(
-    asked: PromptedLM, examples: Sequence[Example], book: EvidenceBook, method: Method
-) -> list[DocumentScores]:
-    """Score every text given each document of a method, before any mixing."""
     task, scores = LanguageModelling(asked.lm, asked.template, examples, keeps_documents=True), []
     progress = Progress(f"development texts with {method.source}", len(examples))
     for row, outcome in enumerate(outcome_rows(task, book)):
         given = outcome["methods"][method.name]["detail"]["document_logprobs"]
         scores.append(DocumentScores(given, book.of(row)[method.name].similarities))
         progress.advance()
-    return scores
-
-
-def _fitted(
-    config: EvaluationConfig,
-    corpus: Corpus,
-    methods: Sequence[Method],
-    asked: PromptedLM,
-    folder: EvaluationFolder,
-) -> dict[str, EnsembleTemperature]:
-    if not isinstance(corpus, PreparedSet):
-        raise UserError(
-            "ensemble.temperature is fit, and documents alone have no development texts; expected a prepared set with "
-            "some (data.num_dev, data.dev), or a number"
-        )
-    examples = corpus.require_dev().examples()
-    queries = [example.context for example in examples]
-    own = [example.source for example in examples]
-    found = find_all(config, corpus, queries, methods, folder.found, own=own, texts="development")
-    return {
-        method.source: fit_ensemble(asked, examples, corpus.corpus, found[method.source], method) for method in methods
-    }
+    fit = fit_temperature(scores)
+    num_bytes = sum(len(example.continuation.encode()) for example in examples)
+    log.info(
+        f"{method.source}: ensemble temperature {fit.temperature:g} by {len(examples)} development texts "
+        f"({fit.bits / num_bytes:.4f} bits per byte, {ensemble_bits(scores, 1.0) / num_bytes:.4f} at 1)"
+    )
+    return EnsembleTemperature(fit.temperature, asked.lm.identity, method.k, len(examples))
 
 
 def _read(path: Path) -> dict[str, EnsembleTemperature]:

@@ -49,6 +49,10 @@ class EvaluationFolder:
         self.figure = path / "figure.svg"
         self.flop_figure = path / "flop.svg"
         self.tokens = path / "tokens.html"
+        self._shown = (
+            *(self.results, self.examples, self.figure, self.flop_figure, self.weights),
+            *(self.tokens, self.latency, self.leakage),
+        )
 
     @property
     def is_finished(self) -> bool:
@@ -66,10 +70,7 @@ class EvaluationFolder:
         """
         self.require_finished()
         print_markdown(self.table.read_text())
-        for path in (
-            *(self.results, self.examples, self.figure, self.flop_figure, self.weights),
-            *(self.tokens, self.latency, self.leakage),
-        ):
+        for path in self._shown:
             if path.exists():
                 print(f"{path.stem}: {path}")
         results: dict[str, Any] = json.loads(self.results.read_text())
@@ -97,8 +98,5 @@ class EvaluationFolder:
 
     def finish(self) -> None:
         """Write the manifest, which says that the evaluation is finished."""
-        files = (
-            *(self.config, self.table, self.examples, self.outcomes, self.latency, self.leakage, self.temperatures),
-            *(self.weights, self.figure, self.flop_figure, self.tokens, self.results),
-        )
+        files = (*self._shown, self.config, self.table, self.outcomes, self.temperatures)
         self.folder.finish([path.name for path in files if path.is_file()])

@@ -5,7 +5,7 @@ The key `evaluation` names the module, so an evaluation is added by its module, 
 
 import importlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
@@ -44,9 +44,6 @@ class PromptedLM:
     uncached: AsyncLM
     source: LMSource | None = None
     reranker: "PromptedLM | None" = None
-
-    def without_cache(self) -> "PromptedLM":
-        return replace(self, lm=self.uncached)
 
 
 @dataclass(frozen=True, slots=True)

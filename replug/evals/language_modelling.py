@@ -12,7 +12,6 @@ Both know the text that they predict, and no retriever can. So some of what they
 nothing of a text, the best still fits it better than the mean. `random` documents show how much.
 """
 
-import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
@@ -153,8 +152,6 @@ def items_of(examples: Sequence[Example]) -> list[Item]:
 
 def lm_dataset(config: EvaluationConfig, corpus: Corpus | None, with_tokens: bool = False) -> EvalDataset:
     """Read the texts; outcomes hold the texts of tokens where they are asked for."""
-    from replug.evals.search import require_sources  # brings torch: only once the configuration is checked
-
     spans = read_spans(config, corpus)
     tokens_of = token_texts(config) if with_tokens else None
 
@@ -167,6 +164,15 @@ def lm_dataset(config: EvaluationConfig, corpus: Corpus | None, with_tokens: boo
         require_sources([span.id for span in spans], sources)
     predicted = [span.continuation for span in spans]
     return EvalDataset([span.query for span in spans], make_task, sources=sources, predicted=predicted)
+
+
+def require_sources(ids: Sequence[str], sources: Sequence[str | None]) -> None:
+    """Raise UserError where an example names no source: what is its own would not be known."""
+    if unknown := [identifier for identifier, source in zip(ids, sources, strict=True) if not source]:
+        raise UserError(
+            f"exclude_own_source is set, but {len(unknown)} of {len(ids)} texts name no source, {unknown[0]} for one; "
+            "expected a source of each: the field `source` of held-out rows"
+        )
 
 
 def read_spans(config: EvaluationConfig, corpus: Corpus | None) -> list[ScoredSpan]:
@@ -187,22 +193,21 @@ def read_spans(config: EvaluationConfig, corpus: Corpus | None) -> list[ScoredSp
 
 def token_texts(config: EvaluationConfig) -> Callable[[str], list[str]]:
     """Return what cuts a text into the texts of the LM's tokens, which join to it."""
-    from replug.data.tokenizing import load_plain, token_offsets
+    from replug.data.tokenizing import load_plain
     from replug.models.build import lm_tokenizer_json
 
     tokenizer = load_plain(lm_tokenizer_json(config.lm))
 
     def cut(text: str) -> list[str]:
-        [offsets] = token_offsets(tokenizer, [text])
-        borders = [0, *(offsets[token][1] for token in range(len(offsets)))]
-        return [text[start:end] for start, end in itertools.pairwise(borders)]
+        borders = TokenBorders.of(tokenizer, text)
+        return [text[borders.before(token) : borders.before(token + 1)] for token in range(len(borders))]
 
     return cut
 
 
 def _spans_of_texts(config: EvaluationConfig) -> list[ScoredSpan]:
     from replug.data.tokenizing import load_plain
-    from replug.models.build import lm_tokenizer_json
+    from replug.models.build import lm_max_tokens, lm_tokenizer_json
 
     keys = config.texts
     counted_by = config.lm
@@ -218,19 +223,12 @@ def _spans_of_texts(config: EvaluationConfig) -> list[ScoredSpan]:
     drawn = [spans[row] for row in draw_evenly(len(spans), keys.max_examples, config.seed)]
     if not any(method.source == LONG_CONTEXT for method in evaluation_methods(config)):
         return drawn
-    limit, own = _long_context_tokens(config), load_plain(lm_tokenizer_json(config.lm))
+    if config.lm.url:
+        raise UserError(f"methods: {LONG_CONTEXT} needs the length of the LM's longest input; expected lm.path=DIR")
+    limit, own = lm_max_tokens(config.lm), load_plain(lm_tokenizer_json(config.lm))
     measured = {span.source for span in drawn}
     known = {text.id: (text.text, TokenBorders.of(own, text.text)) for text in texts if text.id in measured}
     return [replace(span, long_context=long_context(*known[str(span.source)], span, limit)) for span in drawn]
-
-
-def _long_context_tokens(config: EvaluationConfig) -> int | None:
-    """Return the tokens of the LM's longest input. None means that it has no limit. Raises UserError for a server."""
-    from replug.models.build import lm_max_tokens
-
-    if config.lm.url:
-        raise UserError(f"methods: {LONG_CONTEXT} needs the length of the LM's longest input; expected lm.path=DIR")
-    return lm_max_tokens(config.lm)
 
 
 def _texts(config: EvaluationConfig) -> Iterator["SourceText"]:
@@ -289,29 +287,25 @@ def headroom_lines(results: Results) -> list[str]:
     return lines
 
 
-def headroom_blocks(finished: Finished) -> list[Block]:
-    """Return what oracles would gain; the numbers themselves are metrics already."""
-    lines = headroom_lines(finished.results)
-    return [lines] if lines else []
-
-
 def text_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
     yield from unasked_problems(config, methods)
     data, keys = config.data, config.texts
     if not (keys.path or data.source or data.prepared or (data.queries and data.heldout)):
         yield "texts.path is missing; expected texts to measure, or held-out ones: data.prepared or data.source"
-    if not keys.path:
-        yield from _heldout_problems(config, methods)
-
-
-def _heldout_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
-    """Yield keys that do not apply to held-out texts, which are measured as they were cut."""
-    usual = TextsConfig(max_examples=config.texts.max_examples, entities=config.texts.entities)
+    if keys.path:
+        return
+    usual = TextsConfig(max_examples=keys.max_examples, entities=keys.entities)
     for field in fields(TextsConfig):
-        if getattr(config.texts, field.name) != getattr(usual, field.name):
+        if getattr(keys, field.name) != getattr(usual, field.name):
             yield f"texts.{field.name} is set, but held-out texts are measured as they are; expected it with texts.path"
     if any(method.source == LONG_CONTEXT for method in methods):
         yield "methods: long_context reads on in whole texts, and held-out ones have no more; expected texts.path"
 
 
-EVALUATION = EvaluationKind(lm_dataset, text_problems, add_findings=headroom_blocks, has_sources=True)
+def add_headroom(finished: Finished) -> list[Block]:
+    """Return what oracles would gain as blocks of the table; the numbers are metrics already."""
+    lines = headroom_lines(finished.results)
+    return [lines] if lines else []
+
+
+EVALUATION = EvaluationKind(lm_dataset, text_problems, add_findings=add_headroom, has_sources=True)

@@ -5,12 +5,8 @@ aside), or shares as many words in a row with one, as preparing a set has it (`d
 words (Brown et al. 2020); a text of fewer words, down to 8, is compared whole. What is compared is the task's to say:
 an example with its continuation, a question, its choices, its answers.
 
-The hashes of the examples are held in memory, and the corpus streams past once.
-
-The overlap of an evaluation with its corpus, measured once and kept: the whole corpus is read for it.
-
-found/overlaps.jsonl   what was found, as JSON; of other texts or documents it is measured again
-leakage.json           the same of the examples that results are of
+The hashes of the examples are held in memory, and the corpus streams past once. found/overlaps.jsonl keeps what was
+found, and leakage.json holds it for the examples of the results.
 """
 
 import hashlib
@@ -27,7 +23,7 @@ from replug.data.hashing import WORD, content_hash, is_known, ngram_hashes
 from replug.data.progress import Progress
 from replug.data.records import Document
 from replug.data.store import Corpus
-from replug.evals.loop import Task
+from replug.evals.loop import Item, Task
 
 MOST_WORDS, LEAST_WORDS = 13, 8  # of an n-gram
 SOURCE, EQUAL, NGRAM = "source", "equal text", "n-gram"
@@ -35,29 +31,18 @@ REASONS = (SOURCE, EQUAL, NGRAM)
 
 
 @dataclass(frozen=True, slots=True)
-class ComparedTexts:
-    """An example: texts that no document should hold, and the text that it was cut from, where that is known."""
-
-    id: str
-    texts: tuple[str, ...]
-    source: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class Overlaps:
     """Why examples are in the corpus, by their ids; those that are not are left out.
 
-    `num_with_source` of `num_examples` name a source, and `num_short` are too short for n-grams. `num_named` of
-    `num_documents` come from a source of another name than their own id. `num_own` examples come from the source of a
-    document; with `excludes_own` such documents count for nothing, since the example cannot retrieve them.
+    `num_with_source` of `num_examples` name a source, and `num_short` are too short for n-grams. `num_own` examples
+    come from the source of a document; with `excludes_own` such documents count for nothing, since the example cannot
+    retrieve them.
     """
 
     reasons: Mapping[str, Sequence[str]]
     num_examples: int
     num_with_source: int
     num_short: int
-    num_documents: int
-    num_named: int
     num_own: int = 0
     excludes_own: bool = False
 
@@ -86,18 +71,21 @@ class _Rows:
 
 
 def find_overlaps(
-    examples: Sequence[ComparedTexts], documents: Iterable[Document], excludes_own: bool = False
+    examples: Sequence[Item],
+    texts: Sequence[Sequence[str]],
+    documents: Iterable[Document],
+    excludes_own: bool = False,
 ) -> Overlaps:
-    """Compare every example with every document; documents are iterated once."""
+    """Compare every example with every document. `texts` are those of each example that no document should hold."""
     by_source: dict[str, list[int]] = {}
     by_text: dict[bytes, list[int]] = {}
     hashes: dict[int, list[tuple[np.ndarray, int]]] = {}
-    num_short = num_documents = num_named = 0
-    for row, example in enumerate(examples):
+    num_short = 0
+    for row, (example, own) in enumerate(zip(examples, texts, strict=True)):
         if example.source:
             by_source.setdefault(example.source, []).append(row)
         is_short = True
-        for text in example.texts:
+        for text in own:
             by_text.setdefault(content_hash(text), []).append(row)
             n = min(MOST_WORDS, len(WORD.findall(text.casefold())))
             if n >= LEAST_WORDS:
@@ -112,19 +100,13 @@ def find_overlaps(
         alike = [(NGRAM, rows.of(ngram_hashes(document.text, n))) for n, rows in by_ngram.items()]
         for reason, rows in [(EQUAL, equal), *alike]:
             found[reason].update(row for row in rows if not (excludes_own and examples[row].source == document.source))
-        num_documents += 1
-        num_named += document.source != document.id
     counted = REASONS[1:] if excludes_own else REASONS
-    reasons = {
-        example.id: [reason for reason in counted if row in found[reason]] for row, example in enumerate(examples)
-    }
+    reasons = {e.id: [reason for reason in counted if row in found[reason]] for row, e in enumerate(examples)}
     return Overlaps(
-        reasons={identifier: own for identifier, own in reasons.items() if own},
+        reasons={name: some for name, some in reasons.items() if some},
         num_examples=len(examples),
         num_with_source=sum(bool(example.source) for example in examples),
         num_short=num_short,
-        num_documents=num_documents,
-        num_named=num_named,
         num_own=len(found[SOURCE]),
         excludes_own=excludes_own,
     )
@@ -151,24 +133,18 @@ def overlap_line(overlaps: Overlaps, ids: Sequence[str]) -> str:
         )
     elif not overlaps.num_with_source:
         lines.append("Sources are not compared: no example names one.")
-    elif overlaps.num_with_source < overlaps.num_examples or not overlaps.num_named:
-        lines.append(
-            f"{overlaps.num_with_source} of {overlaps.num_examples} examples name a source, and "
-            f"{overlaps.num_named} of {overlaps.num_documents} documents one that is not their id."
-        )
+    elif overlaps.num_with_source < overlaps.num_examples:
+        lines.append(f"{overlaps.num_with_source} of {overlaps.num_examples} examples name a source.")
     if overlaps.num_short:
         lines.append(f"{overlaps.num_short} have fewer than {LEAST_WORDS} words: only documents equal to them count.")
     return " ".join(lines)
 
 
-DOCUMENTS_PER_STEP = 1024
-
-
 def overlaps_with(config: EvaluationConfig, corpus: Corpus, task: Task, path: Path) -> Overlaps:
     """Compare every example of a task with the corpus, or read what the file has of the same comparison."""
-    examples = compared_examples(task)
-    compared = [[example.id, example.texts, example.source] for example in examples]
-    inputs = json.dumps([compared, corpus.corpus_sha256, config.exclude_own_source])
+    texts = [task.compared(row) for row in range(len(task.examples))]
+    compared = [[example.id, own, example.source] for example, own in zip(task.examples, texts, strict=True)]
+    inputs = json.dumps([compared, corpus.corpus_sha256, config.exclude_own_source, MOST_WORDS, LEAST_WORDS])
     digest = hashlib.sha256(inputs.encode()).hexdigest()
     kept = read_json(path, "remove it") if path.is_file() else None
     if kept is not None and kept.pop("digest", None) == digest:
@@ -176,20 +152,14 @@ def overlaps_with(config: EvaluationConfig, corpus: Corpus, task: Task, path: Pa
     progress = Progress("comparing with the corpus", len(corpus.corpus))
 
     def documents() -> Iterator[Document]:
-        for number, document in enumerate(corpus.corpus.iterate(), start=1):
+        for document in corpus.corpus.iterate():
             yield document
-            if number % DOCUMENTS_PER_STEP == 0:
-                progress.advance(DOCUMENTS_PER_STEP)
+            progress.advance()
 
-    found = find_overlaps(examples, documents(), config.exclude_own_source)
+    found = find_overlaps(task.examples, texts, documents(), config.exclude_own_source)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {"digest": digest, **asdict(found)})
     return found
-
-
-def compared_examples(task: Task) -> list[ComparedTexts]:
-    """Return what the task says of each example."""
-    return [ComparedTexts(example.id, task.compared(row), example.source) for row, example in enumerate(task.examples)]
 
 
 def write_leakage(path: Path, overlaps: Overlaps, ids: Sequence[str]) -> None:

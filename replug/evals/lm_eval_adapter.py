@@ -10,8 +10,7 @@ tokens where the continuation begins with a space.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
@@ -26,12 +25,11 @@ MAX_NEW_TOKENS = 256  # where a task does not say
 BETWEEN_SHOTS = "\n\n"  # the harness's own `fewshot_delimiter`
 EXAMPLE = 128  # tokens that documents are found by, and that are scored next (REPLUG, section 6.1)
 
-Query = str | Callable[[Mapping[str, Any]], str]
 TextPair = tuple[str, str]  # what stands before, and what is scored
 
 
 class HarnessModel(LM):
-    """`query` is a template of the document's fields, such as "{question}", or a function of it.
+    """`query` is a template of the document's fields, such as "{question}".
 
     By default it is what stands behind the last blank line of the context: the question, where demonstrations are apart
     from it by blank lines and it holds none. `greedy`: also say whether each continuation is what the LM would write,
@@ -43,7 +41,7 @@ class HarnessModel(LM):
         self,
         lm: BlackBoxLM,
         greedy: bool = False,
-        query: Query | None = None,
+        query: str | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         super().__init__()
@@ -91,8 +89,6 @@ class HarnessModel(LM):
     def _query_of(self, request: Instance) -> str:
         if self._query is None:
             return str(request.args[0]).rstrip().rpartition(BETWEEN_SHOTS)[2]
-        if callable(self._query):
-            return self._query(request.doc)
         try:
             return self._query.format_map(request.doc)
         except KeyError as error:

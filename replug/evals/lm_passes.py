@@ -1,19 +1,14 @@
 """Passes of the LM over the questions beside answering them: it writes documents, reranks them, and is timed.
 
-GenRead: the LM writes a document for a question, and reads it as if it was retrieved (Yu et al. 2023).
-
-Reranking orders documents by how likely the LM finds the query after each (Ram et al. 2023, zero-shot reranking). The
-likelihood is that of the whole query, a context or a question, as Sachan et al. 2022 have it for questions. Ram et al.
-take the last 16 tokens of a context. It takes no training. Scores lie in the LM's cache, so an interrupted evaluation
-finds those it has.
-
-Latency is what a question takes, retriever and LM together: asked one at a time, without a cache. The loop keeps
-several questions in flight, and answers from the cache, so its clock says nothing of a single question.
+GenRead: the LM writes a document for a question, and reads it as if it was retrieved (Yu et al. 2023). Reranking orders
+documents by how likely the LM finds the whole query after each (Ram et al. 2023, who take the last 16 tokens of a
+context). Latency is what a question takes, retriever and LM together: asked one at a time, without a
+cache, since the loop keeps several questions in flight.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +24,7 @@ from replug.evals.popqa_sets import first_line, genread_prompt
 from replug.models.generation import GenerationOptions
 
 MAX_NEW_TOKENS = 150
-FIELDS = [field.name for field in fields(WrittenDocument)]
+FIELDS = ("text", "prompt_tokens", "generated_tokens")  # of a written document
 
 
 def write_documents(lm: PromptedLM, questions: Sequence[str], path: Path) -> list[WrittenDocument]:
@@ -46,7 +41,7 @@ def write_documents(lm: PromptedLM, questions: Sequence[str], path: Path) -> lis
         known[question] = {"question": question, **asdict(document)}
         file.append(known[question])
         progress.advance()
-    return [WrittenDocument(**{name: known[question][name] for name in FIELDS}) for question in questions]
+    return [WrittenDocument(*(known[question][name] for name in FIELDS)) for question in questions]
 
 
 def _begin_writing(lm: PromptedLM, question: str) -> Callable[[], WrittenDocument]:
@@ -73,10 +68,8 @@ def reranked(
     """Return what each reranked method reads: its source's first k documents, the likeliest query first."""
     ordered = {}
     for method in (method for method in methods if method.is_reranked):
-        rows, progress = (
-            found[method.source].doc_rows[:, : method.k],
-            Progress(f"reranking: {method.name}", len(queries)),
-        )
+        rows = found[method.source].doc_rows[:, : method.k]
+        progress = Progress(f"reranking: {method.name}", len(queries))
         begun = (
             _begin_scoring(asked, corpus.texts(documents), query)
             for documents, query in zip(rows, queries, strict=True)
@@ -102,46 +95,46 @@ SECONDS = Metric("seconds")
 Search = Callable[[str, int], object]  # for the k nearest documents of a text
 
 
-class LatencyPass:
-    """Asks the first questions again, each method in turn; `lm.lm` is to be an LM without a cache.
+def measure_latencies(
+    dataset: EvalDataset,
+    lm: PromptedLM,
+    book: EvidenceBook,
+    searches: Mapping[str, Search],
+    file: OutcomeFile,
+    num_questions: int,
+) -> list[Row]:
+    """Return the seconds of the first questions; those that the file lacks are asked again, each method in turn.
 
-    The documents that are read are those of the evaluation; searching for them again is what is timed. Each method's
-    first question is asked once before, untimed: what begins all prompts is computed then, and never again.
+    `lm.lm` is to be an LM without a cache. The documents that are read are those of the evaluation; searching for them
+    again is what is timed. Each method's first question is asked once before, untimed: what begins all prompts is
+    computed then, and never again.
     """
+    task = dataset.make_task(lm, book)
 
-    def __init__(
-        self, dataset: EvalDataset, lm: PromptedLM, book: EvidenceBook, searches: Mapping[str, Search]
-    ) -> None:
-        self._dataset, self._lm, self._book, self._searches = dataset, lm, book, searches
-        self._task = dataset.make_task(lm, book)
-
-    def run(self, file: OutcomeFile, num_questions: int) -> list[Row]:
-        """Return rows of the first questions; those that the file lacks are measured."""
-        asked = [example.id for example in self._task.examples[:num_questions]]
-        known = file.by("id", {example.id for example in self._task.examples})
-        progress = Progress("latency", len(asked), sum(name in known for name in asked))
-        if not known.keys() >= set(asked):
-            self._measure(0)
-        for row, name in enumerate(asked):
-            if name not in known:
-                known[name] = self._measure(row)
-                file.append(known[name])
-                progress.advance()
-        return [known[name] for name in asked]
-
-    def _measure(self, row: int) -> Row:
-        example = self._task.examples[row]
-        timed = {method.name: {"numbers": self._time(method, row), "detail": {}} for method in self._book.methods}
+    def measure(row: int) -> Row:
+        example = task.examples[row]
+        timed = {method.name: {"numbers": time_method(method, row), "detail": {}} for method in book.methods}
         return {"id": example.id, "group": example.group, "methods": timed}
 
-    def _time(self, method: Method, row: int) -> dict[str, float]:
-        """Measure the seconds until the documents are there, and until the answer is."""
-        evidence, query = {method.name: self._book.of(row)[method.name]}, self._dataset.queries[row]
+    def time_method(method: Method, row: int) -> dict[str, float]:
+        evidence, query = {method.name: book.of(row)[method.name]}, dataset.queries[row]
         begin = time.perf_counter()
-        if method.source in self._searches and query.strip():
-            self._searches[method.source](query, method.k)
+        if method.source in searches and query.strip():
+            searches[method.source](query, method.k)
         if method.source == GENREAD:
-            _begin_writing(self._lm, self._dataset.questions[row])()
+            _begin_writing(lm, dataset.questions[row])()
         found = time.perf_counter()
-        self._task.submit(row, evidence)()
+        task.submit(row, evidence)()
         return {"seconds": time.perf_counter() - begin, "evidence_seconds": found - begin}
+
+    asked = [example.id for example in task.examples[:num_questions]]
+    known = file.by("id", {example.id for example in task.examples})
+    progress = Progress("latency", len(asked), sum(name in known for name in asked))
+    if not known.keys() >= set(asked):
+        measure(0)
+    for row, name in enumerate(asked):
+        if name not in known:
+            known[name] = measure(row)
+            file.append(known[name])
+            progress.advance()
+    return [known[name] for name in asked]

@@ -1,20 +1,15 @@
 """MMLU (Hendrycks et al. 2021) as REPLUG asks it: five demonstrations, a retrieved document, the letter's probability.
 
-Each demonstration has the first document found for it before it (REPLUG, section 6.2, and the appendix's prompt).
-
-The questions are files `dev/<subject>_dev.csv` and `test/<subject>_test.csv` of question, four choices and answer: the
-official ones without a header and with letters, or with a header row and the answer as a letter or as 0 to 3.
-Given K documents, the LM's probability of each letter is mixed over them (`models.ensemble`); the largest answers.
+Each demonstration has the first document found for it before it (REPLUG, section 6.2, and the appendix's prompt). The
+LM's probability of each letter is mixed over K documents (`models.ensemble`); the largest answers.
 
 Where the LM holds fewer tokens, the last demonstrations are dropped until all prompts of a question fit, as Hendrycks
-et al.'s code does. Only where none is left is a document cut (`lm.too_long`). All documents of a question stand behind
-the same demonstrations: the ensemble mixes what documents change, and nothing else.
-
-The paper's "All" is called the mean of four categories, which is 69.75 for Codex and not the 68.3 that is printed. So
-there are three means, each under its own name.
+et al.'s code does. Only where none is left is a document cut (`lm.too_long`). The paper's "All" is called the mean of
+four categories, which is 69.75 for Codex and not the 68.3 that is printed: so there are three means.
 """
 
 import csv
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,21 +71,15 @@ class MmluQuestion:
     answer: int
 
 
-@dataclass(frozen=True, slots=True)
-class MmluSet:
-    """The questions that are asked, in the order of subjects and files, and each subject's demonstrations."""
-
-    questions: tuple[MmluQuestion, ...]
-    demonstrations: dict[str, tuple[MmluQuestion, ...]]
-
-
-def read_mmlu(folder: Path, num_demonstrations: int = NUM_DEMONSTRATIONS) -> MmluSet:
-    """Read every subject that `test/` holds, with the first questions of its `dev/` file as demonstrations.
+def read_mmlu(
+    folder: Path, num_demonstrations: int = NUM_DEMONSTRATIONS
+) -> tuple[list[MmluQuestion], dict[str, tuple[MmluQuestion, ...]]]:
+    """Read the questions of every subject that `test/` holds, and demonstrations, the first of its `dev/` file.
 
     Raises UserError with file and line where a file is missing, has another form, or holds too few demonstrations.
     """
     questions: list[MmluQuestion] = []
-    demonstrations = {}
+    demonstrations: dict[str, tuple[MmluQuestion, ...]] = {}
     paths = sorted((folder / "test").glob("*_test.csv"))
     if not paths:
         raise UserError(f"{folder} holds no MMLU: expected files test/<subject>_test.csv and dev/<subject>_dev.csv")
@@ -99,8 +88,14 @@ def read_mmlu(folder: Path, num_demonstrations: int = NUM_DEMONSTRATIONS) -> Mml
         if subject not in CATEGORY_OF:
             raise UserError(f"{path}: {subject!r} is none of MMLU's 57 subjects; rename the file or take it away")
         questions += _read_file(path, subject, "test")
-        demonstrations[subject] = _read_demonstrations(folder, subject, num_demonstrations)
-    return MmluSet(tuple(questions), demonstrations)
+        dev = folder / "dev" / f"{subject}_dev.csv"
+        shots = _read_file(dev, subject, "dev") if num_demonstrations else []
+        if len(shots) < num_demonstrations:
+            raise UserError(
+                f"{dev} holds {len(shots)} questions, {num_demonstrations} demonstrations are asked for; ask for fewer"
+            )
+        demonstrations[subject] = tuple(shots[:num_demonstrations])
+    return questions, demonstrations
 
 
 def mmlu_prompt(
@@ -132,10 +127,8 @@ def mmlu_choice(question: MmluQuestion, letter_logprobs: np.ndarray, similaritie
 
     From log-probs [K, 4] of CONTINUATIONS (nats) and similarities [K] of K documents; without documents K is 1. The
     letters' raw probabilities are mixed, and normalised only after; of equal ones the first letter is taken. Raises
-    ValueError for other shapes, RunError for log-probs that are not finite.
+    RunError for log-probs that are not finite.
     """
-    if letter_logprobs.shape != (len(similarities), len(LETTERS)):
-        raise ValueError(f"{letter_logprobs.shape} log-probs of four letters for {len(similarities)} documents")
     if not np.isfinite(letter_logprobs).all():
         raise RunError(f"{question.example.id}: the LM gave a letter a log-probability that is not finite")
     mixed = mix_token_logprobs(letter_logprobs, similarities)  # [4]
@@ -145,16 +138,6 @@ def mmlu_choice(question: MmluQuestion, letter_logprobs: np.ndarray, similaritie
 def _block(question: MmluQuestion, document: str | None) -> str:
     choices = "".join(f"{letter}. {choice}\n" for letter, choice in zip(LETTERS, question.choices, strict=True))
     return f"{knowledge_line(document)}Question: {question.example.query}\n{choices}Answer:"
-
-
-def _read_demonstrations(folder: Path, subject: str, num: int) -> tuple[MmluQuestion, ...]:
-    if num == 0:
-        return ()
-    path = folder / "dev" / f"{subject}_dev.csv"
-    questions = _read_file(path, subject, "dev")
-    if len(questions) < num:
-        raise UserError(f"{path} holds {len(questions)} questions, {num} demonstrations are asked for; ask for fewer")
-    return tuple(questions[:num])
 
 
 def _read_file(path: Path, subject: str, split: str) -> list[MmluQuestion]:
@@ -233,20 +216,14 @@ class MmluPrompts:
     def of(self, question: MmluQuestion, method: str, evidence: Evidence) -> MmluAsked:
         """Return a question's prompts under a method. Raises UnscorableText where the question alone does not fit."""
         subject = question.example.group
-        shots, given = self._demonstrations[subject], self._documents[method][subject]
-        num = next(num for num in range(len(shots), -1, -1) if num == 0 or self._fit(question, evidence, num, method))
-        shots, given = shots[:num], given and given[:num]
-        build = partial(mmlu_prompt, question, shots, demonstration_documents=given)
+        all_shots, documents = self._demonstrations[subject], self._documents[method][subject]
+        for num in range(len(all_shots), -1, -1):
+            shots, given = all_shots[:num], documents and documents[:num]
+            build = partial(mmlu_prompt, question, shots, demonstration_documents=given)
+            if all(self._counting.holds(build(text), ROOM) for text in evidence.texts):
+                break
         prompts = [self._template.fit(text, build, ROOM, evidence.is_concatenated) for text in evidence.texts]
         return MmluAsked(mmlu_opening(subject, shots, given), tuple(prompts), num)
-
-    def _fit(self, question: MmluQuestion, evidence: Evidence, num: int, method: str) -> bool:
-        subject = question.example.group
-        shots, given = self._demonstrations[subject][:num], self._documents[method][subject]
-        return all(
-            self._counting.holds(mmlu_prompt(question, shots, text, given and given[:num]), ROOM)
-            for text in evidence.texts
-        )
 
 
 class Mmlu(Task):
@@ -337,40 +314,32 @@ class Mmlu(Task):
 
 def mmlu_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
     """Read the first questions of every subject; the demonstrations are searched for behind them."""
-    mmlu = read_mmlu(Path(str(config.questions.path)).expanduser(), _num_shots(config))
-    by_subject = {name: [q for q in mmlu.questions if q.example.group == name] for name in mmlu.demonstrations}
+    asked_for, demonstrations = read_mmlu(Path(str(config.questions.path)).expanduser(), _num_shots(config))
+    by_subject = {name: [q for q in asked_for if q.example.group == name] for name in demonstrations}
     questions = [question for some in by_subject.values() for question in some[: config.questions.max_questions]]
 
     def make_task(asked: PromptedLM | None, book: EvidenceBook) -> Mmlu:
         from replug.models.build import counting_template  # brings torch: only once the configuration is checked
 
         assert asked is not None
-        documents = _shot_documents(book, mmlu, len(questions), config.questions.documents_in_shots)
-        prompts = MmluPrompts(asked.template, counting_template(asked.source), mmlu.demonstrations, documents)
+        row, wanted = itertools.count(len(questions)), config.questions.documents_in_shots
+        places = {subject: [next(row) for _ in shots] for subject, shots in demonstrations.items()}
+        documents = {
+            method.name: {
+                name: [book.nearest(method, at) for at in of] if wanted else None for name, of in places.items()
+            }
+            for method in book.methods
+        }
+        prompts = MmluPrompts(asked.template, counting_template(asked.source), demonstrations, documents)
         return Mmlu(asked.lm, prompts, questions)
 
-    shots = [shot for some in mmlu.demonstrations.values() for shot in some]
+    shots = [shot for some in demonstrations.values() for shot in some]
     examples = [question.example for question in (*questions, *shots)]
     return EvalDataset(queries_of(config, examples), make_task, [example.query for example in examples])
 
 
 def _num_shots(config: EvaluationConfig) -> int:
     return NUM_DEMONSTRATIONS if config.questions.shots is None else config.questions.shots
-
-
-def _shot_documents(book: EvidenceBook, mmlu: MmluSet, first: int, wanted: bool) -> ShotDocuments:
-    """Return the nearest document of each demonstration, whose rows begin at `first`, in the order of subjects."""
-    places: dict[str, range] = {}
-    at = first
-    for subject, shots in mmlu.demonstrations.items():
-        places[subject] = range(at, at + len(shots))
-        at += len(shots)
-    return {
-        method.name: {
-            subject: [book.nearest(method, place) for place in of] if wanted else None for subject, of in places.items()
-        }
-        for method in book.methods
-    }
 
 
 def dropped_shots(finished: Finished) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
+from replug.config.evaluation_schema import EvaluationConfig
 from replug.data.store import Corpus
 from replug.evals.answers import exact_match, has_answer, token_f1
 from replug.evals.evidence import Evidence, EvidenceBook
@@ -136,9 +136,17 @@ def open_qa_outcome(question: OpenQuestion, evidence: Evidence, text: str) -> Ou
 
 
 def open_qa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
-    """Draw questions; those that demonstrations are made of are searched for behind them."""
+    """Draw questions and demonstrations, which are searched for behind them."""
     keys = config.questions
-    questions, demonstrations = _drawn(keys, config.seed)
+    shots = NUM_DEMONSTRATIONS if keys.shots is None else keys.shots
+    pool = read_questions(Path(str(keys.path)).expanduser())
+    if keys.demonstrations:
+        questions = draw_questions(pool, keys.max_questions, config.seed)
+        shown = read_questions(Path(keys.demonstrations).expanduser())
+        demonstrations = draw_demonstrations(shown, questions, shots, demonstration_seed(keys, config.seed))
+    else:
+        demonstrations, rest = hold_out_demonstrations(pool, shots, config.seed)
+        questions = draw_questions(rest, keys.max_questions, config.seed)
 
     def make_task(asked: PromptedLM | None, book: EvidenceBook) -> OpenQa:
         assert asked is not None
@@ -151,18 +159,6 @@ def open_qa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalData
 
     asked_for = [question.example for question in [*questions, *demonstrations]]
     return EvalDataset(queries_of(config, asked_for), make_task, [example.query for example in asked_for])
-
-
-def _drawn(keys: QuestionsConfig, seed: int) -> tuple[list[OpenQuestion], list[OpenQuestion]]:
-    """Draw questions and demonstrations."""
-    shots = NUM_DEMONSTRATIONS if keys.shots is None else keys.shots
-    pool = read_questions(Path(str(keys.path)).expanduser())
-    if keys.demonstrations:
-        questions = draw_questions(pool, keys.max_questions, seed)
-        shown = read_questions(Path(keys.demonstrations).expanduser())
-        return questions, draw_demonstrations(shown, questions, shots, demonstration_seed(keys, seed))
-    demonstrations, rest = hold_out_demonstrations(pool, shots, seed)
-    return draw_questions(rest, keys.max_questions, seed), demonstrations
 
 
 EVALUATION = EvaluationKind(open_qa_dataset, question_problems)

@@ -8,7 +8,7 @@ examples.parquet   a row for each example and method: question, references, gold
 
 import json
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,20 +38,18 @@ class OutcomeFile:
         self.path = path
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         self.rows: list[Row] = []
-        whole, damaged = [], []
+        whole = []
         for number, line in enumerate(lines, start=1):
             try:
                 row = json.loads(line) if line.endswith(b"\n") else None
             except ValueError:
                 row = None
-            if row is None:
-                damaged.append(number)
-            else:
+            if row is not None:
                 self.rows.append(row)
                 whole.append(line)
-        if damaged:
-            if damaged[0] < len(lines):  # the last one alone is what a kill leaves
-                log.warning(f"{path}:{damaged[0]} is damaged, and what it says is done again")
+            elif number < len(lines):  # the last one alone is what a kill leaves
+                log.warning(f"{path}:{number} is damaged, and what it says is done again")
+        if len(whole) < len(lines):
             replace_file(path, b"".join(whole))
 
     def append(self, row: Row) -> None:
@@ -88,32 +86,28 @@ def outcomes_of(folder: Path, measured: str) -> OutcomeFile:
     return OutcomeFile(path)
 
 
-def write_examples(path: Path, rows: Sequence[Row], book: EvidenceBook, task: "Task | None" = None) -> None:
+def write_examples(path: Path, rows: Sequence[Row], book: EvidenceBook, task: "Task") -> None:
     """Write as Parquet what was asked, what is right, what the LM read, and what it said."""
-    partial, written = path.with_suffix(".partial"), list(_example_rows(rows, book, task))
+    written: list[Row] = []
+    for place, (row, example) in enumerate(zip(rows, task.examples, strict=True)):
+        of = book.of(place)
+        for method, outcome in row["methods"].items():
+            written.append(
+                {
+                    "id": row["id"],
+                    "group": row["group"],
+                    "method": method,
+                    "question": example.query,
+                    "gold": list(example.gold),
+                    **task.shown(place, method, of[method]),
+                    "documents": book.ids(of[method].doc_rows),
+                    "weights": [float(weight) for weight in document_weights(of[method].logits)],
+                    **outcome["numbers"],
+                    **outcome["detail"],
+                }
+            )
     # A column for every name, null where a row has no such number: Arrow would take those of the first row alone.
-    names = dict.fromkeys(name for row in written for name in row)
+    names, partial = dict.fromkeys(name for row in written for name in row), path.with_suffix(".partial")
     with writing(partial):
         pq.write_table(pa.table({name: [row.get(name) for row in written] for name in names}), partial)
         partial.replace(path)
-
-
-def _example_rows(rows: Sequence[Row], book: EvidenceBook, task: "Task | None") -> Iterator[dict[str, Any]]:
-    for place, row in enumerate(rows):
-        evidence = book.of(place)
-        for method, outcome in row["methods"].items():
-            asked: dict[str, Any] = {}
-            if task:
-                example = task.examples[place]
-                shown = task.shown(place, method, evidence[method])
-                asked = {"question": example.query, "gold": list(example.gold), **shown}
-            yield {
-                "id": row["id"],
-                "group": row["group"],
-                "method": method,
-                **asked,
-                "documents": book.ids(evidence[method].doc_rows),
-                "weights": [float(weight) for weight in document_weights(evidence[method].logits)],
-                **outcome["numbers"],
-                **outcome["detail"],
-            }

@@ -2,17 +2,10 @@
 
     {"mmlu": {"none": {"accuracy": {"value": 0.46, "n": 285, "interval": [0.41, 0.52]}}, "replug": {...}}}
 
-results.json maps evaluation -> method -> metric -> entry, for `replug evaluate` and for a training run alike. A metric
-by group is `metric/group`; `metric - OTHER` is the difference from another method on the same examples, and
-`metric/group - OTHER` that on the examples of a group. An entry has
-
-value, n, interval   the metric, its number of examples, and its 95% interval: a bootstrap over clusters, which are the
-                     sources of examples; Wilson's for shares
-clusters             the number of clusters, where it is smaller than n
-p, p_holm            of a difference over all examples: the p-value of no difference, alone and corrected for all
-                     comparisons of the table
-paper                the paper's figure, which is of the paper's LM, texts and corpus: where ours are others, only the
-                     signs of gains compare
+A metric by group is `metric/group`; `metric - OTHER` is the difference from another method on the same examples, with
+the p-value of no difference, alone (`p`) and corrected for all comparisons of the table (`p_holm`). `interval` is a 95%
+bootstrap over `clusters`, the sources of examples, or Wilson's for shares. `paper` is the paper's figure: where its LM,
+texts and corpus are others, only the signs of gains compare.
 """
 
 import itertools
@@ -30,7 +23,6 @@ from replug.evals.intervals import (
     difference_and_p,
     holm,
     interval_of_shares,
-    value_of,
     wilson_interval,
 )
 from replug.evals.loop import Metric, Task
@@ -126,10 +118,6 @@ class Measurements:
         if metric.may_be_unknown and metric.numerator not in self.numbers[method]:
             return False
         return metric.denominator is None or bool(self.numbers[method][metric.denominator][among].any())
-
-    def value(self, method: str, metric: Metric, among: np.ndarray) -> float:
-        """Return a metric without its interval."""
-        return value_of(self._ratio(method, metric, among))
 
     def metric(self, method: str, metric: Metric, among: np.ndarray) -> Entry:
         """Return a metric with its interval."""

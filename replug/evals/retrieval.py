@@ -24,28 +24,22 @@ from replug.evals.questions import draw_questions, queries_of, question_problems
 RECALL_AT = (1, 5, 20)
 RANKED_AT = 10
 RECALL_DEPTH = max(RECALL_AT)  # documents that recall needs
-_NAMES = [
-    *(f"Success@{k}" for k in RECALL_AT),
-    *(f"R@{k}" for k in RECALL_AT),
-    f"RR@{RANKED_AT}",
-    f"nDCG@{RANKED_AT}",
-]
+_MEASURES = [*(measure @ k for measure in (Success, R) for k in RECALL_AT), RR @ RANKED_AT, nDCG @ RANKED_AT]
 
 
 class Retrieval(Task):
-    """`gold` are the rows of each example's gold documents.
+    """Measures what was found by `gold`, the rows of each example's gold documents."""
 
-    `finds_all` says that there are no more documents to find than were found, be they fewer than the measures are of.
-    """
+    metrics: Mapping[str, Metric] = {
+        ("M" if name.startswith("RR") else "") + name: Metric(name) for name in map(str, _MEASURES)
+    }
 
-    metrics: Mapping[str, Metric] = {("M" if name.startswith("RR") else "") + name: Metric(name) for name in _NAMES}
-
-    def __init__(self, examples: Sequence[Item], gold: Sequence[set[int]], finds_all: bool = False) -> None:
-        self.examples, self._gold, self._finds_all = list(examples), gold, finds_all
+    def __init__(self, examples: Sequence[Item], gold: Sequence[set[int]]) -> None:
+        self.examples, self._gold = list(examples), gold
 
     def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
         found = np.array([one.doc_rows for one in evidence.values()])
-        values = retrieval_metrics(found, [self._gold[row]] * len(found), finds_all=self._finds_all)
+        values = retrieval_metrics(found, [self._gold[row]] * len(found))
         outcomes = {
             name: Outcome({metric: float(of[place]) for metric, of in values.items()})
             for place, name in enumerate(evidence)
@@ -76,37 +70,20 @@ def retrieval_problems(config: EvaluationConfig, methods: Sequence[Method]) -> I
     yield from question_problems(config, methods)
 
 
-def retrieval_metrics(
-    found: np.ndarray,
-    gold: Sequence[Collection[int]],
-    recall_at: Sequence[int] = RECALL_AT,
-    ranked_at: int = RANKED_AT,
-    finds_all: bool = False,
-) -> dict[str, np.ndarray]:
-    """Return values [N] of `Success@k`, `R@k`, `RR@10` and `nDCG@10` for rows [N, K], best first.
+def retrieval_metrics(found: np.ndarray, gold: Sequence[Collection[int]]) -> dict[str, np.ndarray]:
+    """Return values [N] of every measure for rows [N, K], best first.
 
     A gold document counts 1, any other 0. A query without gold documents gets 0 by every measure. Gold documents
     that are not in the corpus are negative numbers, one for each (`gold_rows`): they count, and are never found.
-    `finds_all` says that there are no other documents to find, so that K may be below a cutoff. Raises ValueError
-    where it is without that, a row occurs twice for a query, or is negative.
     """
-    cutoff = 0 if finds_all else max([*recall_at, ranked_at])
-    if len(found) != len(gold):
-        raise ValueError(f"rows for {len(found)} queries, gold documents for {len(gold)}")
-    if found.shape[1] < cutoff:
-        raise ValueError(f"measures of the first {cutoff} need as many rows for each query, found {found.shape[1]}")
-    ordered = np.sort(found, axis=1)
-    if (ordered[:, 1:] == ordered[:, :-1]).any() or (ordered[:, :1] < 0).any():
-        raise ValueError("each query's rows must be different documents, none negative")
-    measures = [*(Success @ k for k in recall_at), *(R @ k for k in recall_at), RR @ ranked_at, nDCG @ ranked_at]
     qrels = {str(query): dict.fromkeys(map(str, rows), 1) for query, rows in enumerate(gold) if rows}
-    values = {str(measure): np.zeros(len(gold)) for measure in measures}
+    values = {str(measure): np.zeros(len(gold)) for measure in _MEASURES}
     # `ir-measures` orders by score, so scores must not be equal: they are the ranks.
     run = {
         str(query): {str(row): -float(rank) for rank, row in enumerate(rows)}
         for query, rows in enumerate(found.tolist())
     }
-    for metric in ir_measures.iter_calc(measures, qrels, run) if qrels else ():
+    for metric in ir_measures.iter_calc(_MEASURES, qrels, run) if qrels else ():
         values[str(metric.measure)][int(metric.query_id)] = metric.value
     return values
 

@@ -1,20 +1,8 @@
-"""`replug evaluate` for evaluations: from a configuration to results, a table and a figure, each stage a call.
+"""`replug evaluate`: from a configuration to results, a table and a figure, each stage a call.
 
 Stages leave what they found under `out` and are passed over when it is there, so the same command goes on where an
-interrupted one stopped. Beside results.json lie
-
-config.yaml            what is measured
-inputs.json            the configuration, LM, texts and documents; others under the same names are refused
-manifest.json          written last: checksums of what is shown
-found/                 what every source of documents finds for every example, and the indexes of the retrievers;
-                       genread.jsonl, the documents that the LM wrote; frequencies.json, documents that name a subject;
-                       overlaps.jsonl, which examples the corpus holds
-scores.sqlite          what the LM said (`lm.cache` names another, which several evaluations may share);
-                       rerank_scores.sqlite, what the LM of `rerank_lm` said
-temperatures.json      by which the similarities of each retriever are divided, and how they came to be
-snapshot/              what a search engine answered, and the pages (`web.snapshot` names another)
-outcomes.jsonl         every example under every method as it came; at the end examples.parquet
-latency.jsonl          the same of `questions.latency_questions`: the seconds that each took by itself
+interrupted one stopped. docs/evaluation.md says what the files are. manifest.json, with the checksums of what is shown,
+is written last.
 """
 
 import logging
@@ -38,7 +26,7 @@ from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocum
 from replug.evals.folder import EvaluationFolder
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM, check_evaluation
 from replug.evals.leakage import Overlaps, overlap_line, overlaps_with, write_leakage
-from replug.evals.lm_passes import SECONDS, LatencyPass, reranked, write_documents
+from replug.evals.lm_passes import SECONDS, measure_latencies, reranked, write_documents
 from replug.evals.loop import Task, run_task
 from replug.evals.outcomes import OutcomeFile, Row, write_examples
 from replug.evals.results import Measurements, add_temperatures, compare, main_metric
@@ -85,13 +73,17 @@ def _evaluate(config: EvaluationConfig, folder: EvaluationFolder, kind: Evaluati
     check_gpus()
     with evaluation_cluster(config, methods, source, len(corpus.corpus) if corpus else None) as run_config:
         found = find_all(config, corpus, dataset.queries, methods, folder.found, own=dataset.sources) if corpus else {}
-        with opened_lm(run_config, source, folder) as lm, opened_reranker(config, reranker, folder, lm) as asked:
+        with opened_lms(config, run_config, source, reranker, folder) as asked:
             temperatures = settled_temperatures(config, corpus, methods, asked, folder)
             book = evidence_book(methods, corpus, dataset, with_temperatures(found, temperatures), asked, folder)
             task = dataset.make_task(asked, book)
             overlaps = overlaps_with(config, corpus, task, folder.overlaps) if corpus else None
             rows = run_task(task, book, OutcomeFile(folder.outcomes), config.evaluation)
-            latencies = measure_latency(config, corpus, dataset, book, asked, folder)
+            latencies: list[Row] = []
+            if asked and (num := config.questions.latency_questions):
+                searches = open_searches(config, corpus, methods, folder.found) if corpus else {}
+                file, uncached = OutcomeFile(folder.latency), replace(asked, lm=asked.uncached)
+                latencies = measure_latencies(dataset, uncached, book, searches, file, num)
     measured, compared = kind.settle(config, folder, task, rows)
     write_results(config, folder, kind, measured, book, compared, latencies, overlaps)
     return folder.show()
@@ -115,23 +107,6 @@ def evidence_book(
     return EvidenceBook(methods, corpus.corpus if corpus else None, found, retrieves, written)
 
 
-def measure_latency(
-    config: EvaluationConfig,
-    corpus: Corpus | None,
-    dataset: EvalDataset,
-    book: EvidenceBook,
-    asked: PromptedLM | None,
-    folder: EvaluationFolder,
-) -> list[Row]:
-    """Return the rows of latency.jsonl; none where no question is to be timed."""
-    num_questions = config.questions.latency_questions
-    if not num_questions or asked is None:
-        return []
-    file = OutcomeFile(folder.latency)
-    searches = open_searches(config, corpus, book.methods, folder.found) if corpus else {}
-    return LatencyPass(dataset, asked.without_cache(), book, searches).run(file, num_questions)
-
-
 @contextmanager
 def evaluation_cluster(
     config: EvaluationConfig, methods: Sequence[Method], source: LMSource | None, num_documents: int | None
@@ -146,27 +121,25 @@ def evaluation_cluster(
 
 
 @contextmanager
-def opened_lm(config: Config, source: LMSource | None, folder: EvaluationFolder) -> Iterator[PromptedLM | None]:
-    """Open the LM behind its cache; None where no LM takes part."""
+def opened_lms(
+    config: EvaluationConfig,
+    run_config: Config,
+    source: LMSource | None,
+    reranker: LMSource | None,
+    folder: EvaluationFolder,
+) -> Iterator[PromptedLM | None]:
+    """Open the LM behind its cache, and that of `rerank_lm` in this process; None where no LM takes part."""
     if source is None:
         yield None
         return
-    with build.opened_lm(config.lm, source, folder.scores) as lm:
-        yield PromptedLM(lm, prompt_template(config.lm, source), lm.uncached, source)
-
-
-@contextmanager
-def opened_reranker(
-    config: EvaluationConfig, source: LMSource | None, folder: EvaluationFolder, asked: PromptedLM | None
-) -> Iterator[PromptedLM | None]:
-    """Add the LM of `rerank_lm`, the smaller one, which works in this process."""
-    if source is None:
-        yield asked
-        return
-    assert asked is not None, "what reranks asks an LM"
-    with closing(CachingLM(source.open_here(), cache_path(config.rerank_lm, folder.rerank_scores))) as lm:
-        template = prompt_template(config.rerank_lm, source)
-        yield replace(asked, reranker=PromptedLM(lm, template, lm.uncached, source))
+    with build.opened_lm(run_config.lm, source, folder.scores) as lm:
+        asked = PromptedLM(lm, prompt_template(run_config.lm, source), lm.uncached, source)
+        if reranker is None:
+            yield asked
+            return
+        with closing(CachingLM(reranker.open_here(), cache_path(config.rerank_lm, folder.rerank_scores))) as other:
+            template = prompt_template(config.rerank_lm, reranker)
+            yield replace(asked, reranker=PromptedLM(other, template, other.uncached, reranker))
 
 
 def write_results(

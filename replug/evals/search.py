@@ -16,7 +16,7 @@ from replug.config.choices import Similarity
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import BM25, RANDOM, REPLUG, WITHOUT_RETRIEVER, Method
-from replug.config.schema import RetrieveConfig, RetrieverConfig
+from replug.config.schema import RetrieveConfig
 from replug.data.folder import sole_writer
 from replug.data.store import Corpus
 from replug.evals.evidence import RetrievedDocuments, random_documents
@@ -33,16 +33,10 @@ from replug.models.encoder import Encoder, require_finite_vectors
 from replug.models.hardware import available_cores
 from replug.models.packaged import resolve_encoder_path
 
+log = logging.getLogger(__name__)
+
 Find = Callable[[int], RetrievedDocuments]  # the k best documents of every example
-
-
-def require_sources(ids: Sequence[str], sources: Sequence[str | None]) -> None:
-    """Raise UserError where an example names no source: what is its own would not be known."""
-    if unknown := [identifier for identifier, source in zip(ids, sources, strict=True) if not source]:
-        raise UserError(
-            f"exclude_own_source is set, but {len(unknown)} of {len(ids)} texts name no source, {unknown[0]} for one; "
-            "expected a source of each: the field `source` of held-out rows"
-        )
+Embed = Callable[[Encoder], np.ndarray]  # vectors [B, D] of the queries, given the encoder of the documents
 
 
 def find_others(find: Find, corpus: Corpus, own: Sequence[str | None], k: int, at_least: int) -> RetrievedDocuments:
@@ -59,9 +53,6 @@ def find_others(find: Find, corpus: Corpus, own: Sequence[str | None], k: int, a
         return RetrievedDocuments(*search_excluding(search, corpus.corpus.sources, np.empty(0), k, own, at_least))
     except ValueError as error:
         raise UserError(f"exclude_own_source: {error}; ask for fewer by k") from error
-
-
-log = logging.getLogger(__name__)
 
 
 def find_all(
@@ -104,10 +95,7 @@ def _find(
     path = _retriever_path(config, source)
     embed = partial(_query_vectors, queries, config.query_encoders.get(source))
     if _is_indexed(path):
-        directory = Path(path).expanduser()
-        if source == REPLUG:
-            _require_as_asked(config.retriever, directory)
-        return _find_in_index(corpus, embed, k, directory, config.similarities.get(source), config.index.dims)
+        return _find_in_index(config, corpus, source, embed, k)
     own = replace(config.retriever, similarity=config.similarities.get(source, config.retriever.similarity))
     if source != REPLUG:  # prompts and query_path are of retriever.path alone
         own = replace(own, path=path, query_path=None, query_prompt=None, document_prompt=None)
@@ -118,20 +106,6 @@ def _find(
         build_version(run, encoder, corpus, index, IndexState(0, 0))
         result = index.search(0, embed(encoder), k)
     return RetrievedDocuments(result.doc_rows, result.similarities)
-
-
-def _require_as_asked(retriever: RetrieverConfig, directory: Path) -> None:
-    """Raise UserError for a key of `retriever` that says otherwise than the index, which has an encoder of its own."""
-    store = VersionStore(index_folder(directory).absolute())
-    plan = store.plan(store.published()[-1])
-    asked = {name: getattr(retriever, name) for name in ("similarity", "query_prompt", "document_prompt")}
-    asked["similarity"] = retriever.similarity.value if retriever.similarity else None
-    different = [name for name, value in asked.items() if value not in (None, getattr(plan, name))]
-    for name in [*different, *(["query_path"] if retriever.query_path is not None else [])]:
-        raise UserError(
-            f"retriever.{name}: the index in {directory} has an encoder, prompts and a similarity of its own; leave "
-            "the key out, or name the retriever's own folder instead"
-        )
 
 
 def _texts(corpus: Corpus) -> Iterator[str]:
@@ -169,15 +143,10 @@ def open_searches(
 
 def _open_search(config: EvaluationConfig, corpus: Corpus, source: str, out: Path) -> Callable[[str, int], object]:
     if source == BM25:
-        index = BM25Index(_texts(corpus))
-        return lambda text, k: index.search(text, k)
-    path = _retriever_path(config, source)
-    dense = LocalIndex(
-        index_folder(Path(path).expanduser()) if _is_indexed(path) else _root(config, source, out), available_cores()
-    )
-    encoder = dense.query_encoder()
-    own = _query_encoder(config.query_encoders.get(source), encoder)
-    return lambda text, k: dense.search(own.encode_query([text]).numpy(), k)
+        return BM25Index(_texts(corpus)).search
+    index = LocalIndex(index_of(config, source, out), available_cores())
+    encoder = _query_encoder(config.query_encoders.get(source), index.query_encoder())
+    return lambda text, k: index.search(encoder.encode_query([text]).numpy(), k)
 
 
 def needs_building(config: EvaluationConfig, source: str) -> bool:
@@ -190,35 +159,39 @@ def _is_indexed(path: str) -> bool:
     return bool(VersionStore(index_folder(Path(path).expanduser())).published())
 
 
-Embed = Callable[[Encoder], np.ndarray]  # vectors [B, D] of the queries, given the encoder of the documents
-
-
-def _find_in_index(
-    corpus: Corpus, embed: Embed, k: int, directory: Path, similarity: Similarity | None, dims: int | None
-) -> RetrievedDocuments:
+def _find_in_index(config: EvaluationConfig, corpus: Corpus, source: str, embed: Embed, k: int) -> RetrievedDocuments:
     """Search the newest version with the encoder that made it: only the queries are embedded.
 
-    Raises UserError where a similarity or `index.dims` is given, and the index has another.
+    Raises UserError for a key that says otherwise than the index, which has an encoder of its own.
     """
+    directory = Path(_retriever_path(config, source)).expanduser()
     index = LocalIndex(index_folder(directory), available_cores())
-    if dims not in (None, index.plan.dim):
+    plan, retriever = index.plan, config.retriever
+    asked: dict[str, tuple[object, object]] = {
+        "index.dims": (config.index.dims, plan.dim),
+        "similarities": (config.similarities.get(source), plan.similarity),
+    }
+    if source == REPLUG:
+        asked |= {
+            "retriever.similarity": (retriever.similarity, plan.similarity),
+            "retriever.query_prompt": (retriever.query_prompt, plan.query_prompt),
+            "retriever.document_prompt": (retriever.document_prompt, plan.document_prompt),
+            "retriever.query_path": (retriever.query_path, None),
+        }
+    for key, (value, own) in asked.items():
+        given = value.value if isinstance(value, Similarity) else value
+        if given not in (None, own):
+            raise UserError(
+                f"{key} is {given}, but the index in {directory} was made with {own}; leave the key out, or name the "
+                "retriever's own folder instead"
+            )
+    if plan.corpus_sha256 != corpus.corpus_sha256:
         raise UserError(
-            f"index.dims is {dims}, but the index in {directory} holds {index.plan.dim} numbers of each vector; "
-            "leave it out, or name the retriever's own folder instead"
-        )
-    if similarity is not None and similarity.value != index.plan.similarity:
-        raise UserError(
-            f"similarities: the index in {directory} has {index.plan.similarity} similarity, found {similarity.value}; "
-            "leave its name out, or name the retriever's own folder instead"
-        )
-    if index.plan.corpus_sha256 != corpus.corpus_sha256:
-        raise UserError(
-            f"the index in {directory} holds {index.plan.num_documents} documents that are not the evaluation's "
+            f"the index in {directory} holds {plan.num_documents} documents that are not the evaluation's "
             f"{len(corpus.corpus)}; name the retriever's own folder instead (RUN_DIR/retriever, of a training run)"
         )
-    log.info(f"{directory}: index version {index.plan.version}, by the weights of step {index.plan.step}")
-    encoder = index.query_encoder()
-    return RetrievedDocuments(*index.search(embed(encoder), k))
+    log.info(f"{directory}: index version {plan.version}, by the weights of step {plan.step}")
+    return RetrievedDocuments(*index.search(embed(index.query_encoder()), k))
 
 
 def _retriever_path(config: EvaluationConfig, source: str) -> str:

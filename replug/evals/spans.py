@@ -4,19 +4,17 @@ A span's tokens are scored after `context_tokens` of the text before, and docume
 `query_tokens` of it (In-Context RALM's query length; REPLUG has 128 of each). The first span of a text has nothing
 before it: nothing can be retrieved for it, so it is scored without documents under every method, and counted.
 
-Words and line ends of a text, by which the literature divides its perplexity, and where they are in what LMs read.
-
-Wikitext's perplexity by word (Merity et al. 2016) counts the words of the text as it is published, which stand between
-white space, and each line's end, its `<eos>`; an LM with tokens of its own reads the text with the spaces of usual
-writing, and its bits are still divided by the words of the original (Radford et al. 2019, section 3.1; Shoeybi et al.
-2019). A word that is read in two pieces counts once, where its first character is. Pure.
+Wikitext's perplexity by word (Merity et al. 2016) counts the words of the text as it is published, and each line's end,
+its `<eos>`. An LM with tokens of its own reads the text with the spaces of usual writing, and its bits are divided by
+the words of the original (Radford et al. 2019, section 3.1). A word that is read in two pieces counts once, where its
+first character is. Pure.
 """
 
 import itertools
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -150,16 +148,8 @@ def scored_span(example: Example) -> ScoredSpan:
         return example
     begun = unit_starts(example.context + example.continuation)
     num_words = sum(start >= len(example.context) for start in begun)
-    return ScoredSpan(
-        example.id,
-        example.context,
-        example.continuation,
-        example.domain,
-        example.source,
-        example.gold,
-        query=example.context,
-        num_words=num_words,
-    )
+    own = {field.name: getattr(example, field.name) for field in fields(Example)}
+    return ScoredSpan(**own, query=example.context, num_words=num_words)
 
 
 def spans_of(text: MeasuredText, tokenizer: Tokenizer, keys: TextsConfig) -> Iterator[ScoredSpan]:

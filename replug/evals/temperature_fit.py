@@ -2,10 +2,9 @@
 
     bits(T) = - sum over texts and tokens t of log2 sum over d of softmax_d(similarity_d / T) p(y_t | d, x, y_<t)
 
-The loss has one parameter and, in log T, one valley in all that was measured; but nothing proves that. So a grid over
-log T comes first, from nearly the first document alone to nearly even weights, and a golden section then searches
-between the neighbours of the best grid point (Kiefer 1953). The grid's unit is how far similarities of a text are
-apart, which is 0.01 for a tuned encoder with cosines and 10 for one with inner products.
+A grid over log T, from nearly the first document alone to nearly even weights, finds the valley, and a golden section
+searches between the neighbours of the best grid point (Kiefer 1953). The grid's unit is how far similarities of a text
+are apart, which is 0.01 for a tuned encoder with cosines and 10 for one with inner products.
 """
 
 import math
@@ -33,12 +32,10 @@ class DocumentScores:
 
 @dataclass(frozen=True, slots=True)
 class TemperatureFit:
-    """The best temperature, the bits of all texts at it and at 1, and whether it is an end of what was searched."""
+    """The best temperature, and the bits of all texts at it."""
 
     temperature: float
     bits: float
-    bits_at_1: float
-    is_at_end: bool
 
 
 def ensemble_bits(texts: Sequence[DocumentScores], temperature: float) -> float:
@@ -55,9 +52,8 @@ def fit_temperature(texts: Sequence[DocumentScores]) -> TemperatureFit:
         raise ValueError("there are no texts to fit a temperature to")
     # The mean over texts of the standard deviation of a text's similarities.
     spread = float(np.mean([np.std(np.asarray(text.similarities, dtype=np.float64)) for text in texts]))
-    bits_at_1 = ensemble_bits(texts, 1.0)
     if not spread:
-        return TemperatureFit(1.0, bits_at_1, bits_at_1, is_at_end=False)
+        return TemperatureFit(1.0, ensemble_bits(texts, 1.0))
 
     def bits(log2: float) -> float:
         return ensemble_bits(texts, spread * 2.0**log2)
@@ -67,7 +63,7 @@ def fit_temperature(texts: Sequence[DocumentScores]) -> TemperatureFit:
     best = int(np.argmin(values))
     low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
     temperature = float(f"{spread * 2.0 ** golden_section(bits, low, high, TOLERANCE):.{DIGITS}g}")
-    return TemperatureFit(temperature, ensemble_bits(texts, temperature), bits_at_1, best in (0, len(grid) - 1))
+    return TemperatureFit(temperature, ensemble_bits(texts, temperature))
 
 
 def golden_section(function: Callable[[float], float], low: float, high: float, tolerance: float) -> float:

@@ -24,7 +24,7 @@ from replug.config.methods import Method
 from replug.data.files import replace_file
 from replug.data.store import Corpus
 from replug.evals.evidence import EvidenceBook
-from replug.evals.intervals import Clusters, Interval, Ratio, difference_and_p, interval_of
+from replug.evals.intervals import Clusters, Ratio, difference_and_p, interval_of
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished
 from replug.evals.language_modelling import lm_dataset, text_problems
 from replug.evals.outcomes import Row
@@ -39,6 +39,9 @@ BIN_TITLES = ("tokens", "sources", "mean gain, bits", "95% interval", "minus all
 RARITY, POPULARITY = "times in the corpus", "popularity of the name"
 _WORD = re.compile(r"\w+")
 Words = tuple[str, ...]
+# By name of a bin, the mean gain of its tokens in bits, of so many `clusters`, and its difference from the mean of all
+# other tokens; None where there are no others.
+Bins = Mapping[str, tuple[Entry, Entry | None]]
 Mention = tuple[str, int, int]  # a name in a text, from one character to another
 TOKEN_CSS = """
 .text { white-space: pre-wrap; background: #fff; border: 1px solid #ddd; padding: .6rem .8rem; border-radius: 6px; }
@@ -54,31 +57,6 @@ class TokenGain:
     probability_without: float
     probability_with: float
     gain_bits: float
-
-
-@dataclass(frozen=True, slots=True)
-class Bin:
-    """Tokens of one kind, and their mean gain in bits with its interval; `num_sources` texts hold them.
-
-    `from_rest` is the difference from the mean gain of all other tokens, as an entry of `results.json`; None where
-    there are no others.
-    """
-
-    name: str
-    num_tokens: int
-    num_sources: int
-    gain: Interval
-    from_rest: Entry | None
-
-    def entry(self) -> Entry:
-        """Return the mean gain as an entry of `results.json`."""
-        interval = [self.gain.low, self.gain.high]
-        return {"value": self.gain.value, "n": self.num_tokens, "clusters": self.num_sources, "interval": interval}
-
-
-def count_words(texts: Iterable[str]) -> Counter[str]:
-    """Count each word of texts, as `token_gains` cuts words: runs of word characters in lower case."""
-    return Counter(word.lower() for text in texts for word in _WORD.findall(text))
 
 
 def token_gains(
@@ -122,7 +100,7 @@ def mean_gains(
     num_resamples: int = 10_000,
     seed: int = 0,
     clusters: Clusters | None = None,
-) -> list[Bin]:
+) -> Bins:
     """Return the mean gain of the tokens of each name, which `names` gives for every token of every text.
 
     Intervals are of a bootstrap over `clusters` of texts, by default each by itself: the tokens of a text are not
@@ -138,11 +116,12 @@ def mean_gains(
             bits.setdefault(name, []).append(gain.gain_bits)
         for name, values in bits.items():
             sums[name][row], counts[name][row] = math.fsum(values), len(values)
-    bins = []
+    bins: dict[str, tuple[Entry, Entry | None]] = {}
     for name in sorted(found, key=_rank):
         rows = np.flatnonzero(counts[name])
         of_these, num_tokens = clusters.among(rows), int(counts[name].sum())
         mean = interval_of(Ratio(sums[name][rows], counts[name][rows]), num_resamples, seed, of_these)
+        entry = {"value": mean.value, "n": num_tokens, "clusters": len(of_these), "interval": [mean.low, mean.high]}
         from_rest = None
         if rest := [other for other in sums if other != name]:
             others = Ratio(np.sum([sums[o] for o in rest], axis=0), np.sum([counts[o] for o in rest], axis=0))
@@ -150,8 +129,8 @@ def mean_gains(
             difference, p = difference_and_p(own_ratio, others, num_resamples, seed, clusters)
             interval = [difference.low, difference.high]
             from_rest = {"value": difference.value, "n": num_tokens, "interval": interval, "p": p}
-        bins.append(Bin(name, num_tokens, len(of_these), mean, from_rest))
-    correct_for_many([one.from_rest for one in bins if one.from_rest is not None])
+        bins[name] = entry, from_rest
+    correct_for_many([rest for _, rest in bins.values() if rest is not None])
     return bins
 
 
@@ -171,34 +150,32 @@ def rarities(gains: Sequence[TokenGain]) -> list[str]:
     return names
 
 
-def bin_table(title: str, bins: Sequence[Bin], more: Mapping[str, Mapping[str, int]] | None = None) -> list[Block]:
+def bin_table(title: str, bins: Bins, more: Mapping[str, Mapping[str, int]] | None = None) -> list[Block]:
     """Return bins as a table; `more` are further columns of counts, by title and bin."""
     more = more or {}
     rows = [
         [
-            one.name,
-            *(f"{counts.get(one.name, 0):,}" for counts in more.values()),
-            *(f"{one.num_tokens:,}", f"{one.num_sources:,}", f"{one.gain.value:+.3f}"),
-            f"{one.gain.low:+.3f} to {one.gain.high:+.3f}",
-            "" if one.from_rest is None else difference_text(one.from_rest),
+            name,
+            *(f"{counts.get(name, 0):,}" for counts in more.values()),
+            *(f"{mean['n']:,}", f"{mean['clusters']:,}", f"{mean['value']:+.3f}"),
+            "{:+.3f} to {:+.3f}".format(*mean["interval"]),
+            "" if rest is None else difference_text(rest),
         ]
-        for one in bins
+        for name, (mean, rest) in bins.items()
     ]
     foot = f"Verdicts on differences: Holm's correction for {len(bins)} comparisons."
     return [Table((title, *more, *BIN_TITLES), rows), foot]
 
 
-def bin_entries(metric: str, bins: Iterable[Bin]) -> dict[str, Entry]:
+def bin_entries(metric: str, bins: Bins) -> dict[str, Entry]:
     """Return entries of `results.json`: `gain_bits/1-9` -> value, n (tokens), interval, and `gain_bits/1-9 - rest`."""
     entries: dict[str, Entry] = {}
-    for one in bins:
-        entries[f"{metric}/{one.name}"] = one.entry()
-        if one.from_rest is not None:
-            entries[f"{metric}/{one.name} - rest"] = one.from_rest
+    for name, (mean, rest) in bins.items():
+        entries |= {f"{metric}/{name}": mean} | ({f"{metric}/{name} - rest": rest} if rest else {})
     return entries
 
 
-def token_gain_page(ids: Sequence[str], by_text: Sequence[Sequence[TokenGain]], bins: Sequence[Bin]) -> str:
+def token_gain_page(ids: Sequence[str], by_text: Sequence[Sequence[TokenGain]], bins: Bins) -> str:
     """Return one self-contained page: gain by rarity, and every text with coloured tokens."""
     coloured = [
         Html(f"<h3>{escape(name)}</h3><div class=text>{''.join(map(_span, gains))}</div>")
@@ -302,19 +279,19 @@ def add_gains(finished: Finished) -> list[Block]:
         mentions = [names.mentions("".join(gain.token for gain in gains)) for gains in by_text]
         labels = [popularities(gains, own, popularity) for gains, own in zip(by_text, mentions, strict=True)]
         bins = mean_gains(by_text, labels, *resampling)
-        results |= bin_entries("entity_gain_bits", bins)
         found = [(popularity_bin(popularity[name]), name) for own in mentions for name, _, _ in own]
         counts = {"mentions": Counter(name for name, _ in found), "names": Counter(name for name, _ in set(found))}
+        blocks += bin_table(POPULARITY, bins, counts)
+        results |= bin_entries("entity_gain_bits", bins)
         for name, number in counts["mentions"].items():
             results[f"entity_gain_bits/{name}"]["n"] = number
-        blocks += bin_table(POPULARITY, bins, counts)
     return blocks
 
 
 def _gains_by_text(rows: Sequence[Row], book: EvidenceBook) -> list[list[TokenGain]]:
     """Compare the first method's probabilities with the second's."""
     before, after = (method.name for method in book.methods)
-    counts = count_words(book.all_texts())
+    counts = Counter(word.lower() for text in book.all_texts() for word in _WORD.findall(text))
     gains = []
     for row in rows:
         first, second = row["methods"][before]["detail"], row["methods"][after]["detail"]

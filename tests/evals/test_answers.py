@@ -16,7 +16,6 @@ from replug.evals.answers import (
     [
         ("The Eiffel  Tower!", "eiffel tower"),
         ("an  apple a day", "apple day"),
-        ("U.S.A.", "usa"),
         ("A", ""),
         ("don't", "dont"),
     ],
@@ -25,16 +24,9 @@ def test_answers_are_normalised_as_in_squad(text: str, expected: str) -> None:
     assert normalize_answer(text) == expected
 
 
-def test_exact_match_takes_any_of_the_answers() -> None:
-    assert exact_match("the Beatles.", ["Rolling Stones", "Beatles"]) == 1
-    assert exact_match("Beatles band", ["Rolling Stones", "Beatles"]) == 0
-    assert exact_match("", ["Beatles"]) == 0
-
-
 def test_f1_is_over_words_and_the_best_of_the_answers() -> None:
     assert token_f1("New York City", ["New York"]) == pytest.approx(2 * (2 / 3) * 1 / (2 / 3 + 1))
     assert token_f1("New York City", ["Boston", "New York", "the New York City"]) == 1
-    assert token_f1("York", ["Boston"]) == 0
     assert token_f1("", ["Boston"]) == 0
     assert token_f1("red red blue", ["red blue blue"]) == pytest.approx(2 / 3)  # words count as often as they occur
     assert token_f1("the", ["a"]) == exact_match("the", ["a"]) == 1
@@ -46,12 +38,9 @@ def test_f1_is_over_words_and_the_best_of_the_answers() -> None:
         ("He was born in Tappahannock, Virginia.", ["tappahannock, virginia"], True),
         ("He was born in Tappahannock Virginia.", ["Tappahannock, Virginia"], False),  # the comma is a token
         ("the category theory", ["cat"], False),  # whole tokens
-        ("a Cat.", ["dog", "cat"], True),
         ("the cafe\u0301 opened", ["caf\u00e9"], True),  # one character, or two
         ("the cafe opened", ["caf\u00e9"], False),
-        ("state-of-the-art", ["of the"], False),
         ("anything", ["", "\u200b"], False),
-        ("", ["word"], False),
         ("\u6771\u4eac \u30bf\u30ef\u30fc", ["\u6771\u4eac"], True),
     ],
 )
@@ -64,15 +53,12 @@ def test_a_document_holds_an_answer_as_dpr_has_it(document: str, answers: list[s
     [
         ("He was a politician.", ["politician"], True, True),
         ("POLITICIAN", ["politician"], False, True),  # neither as written, nor lower, nor capitalised
-        ("politician", ["Politician"], True, True),
         ("Stuttgart", ["art"], True, False),  # inside a word
         ("the Hague", ["The Hague"], False, True),  # its lower case is "the hague"
-        ("Hague", ["The Hague"], False, False),  # an article is part of the answer
         ("Washington DC", ["Washington, D.C."], False, False),  # punctuation is part of the answer
         ("Jose\u0301", ["Jos\u00e9"], False, True),  # the same letter composed otherwise
         ("istanbul", ["İstanbul"], False, False),  # lower() of the dotted capital has two characters
         ("日本の東京", ["東京"], True, False),  # one run of letters
-        ("", ["x"], False, False),
     ],
 )
 def test_a_prediction_contains_an_answer_as_popqas_code_has_it_and_as_dpr_has_it(

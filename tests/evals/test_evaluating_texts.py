@@ -80,3 +80,16 @@ def test_documents_of_a_texts_own_source_are_left_out_and_said(tmp_path, config)
     found = {row["id"][0]: set(row["documents"]) for row in rows if row["documents"]}
     assert "own" not in found["a"] and "copy" in found["b"]
     assert "not retrieved, and not compared: 3 of 9 have some." in (tmp_path / "out/table.md").read_text()
+
+
+def test_tokens_gain_by_the_rarity_of_their_word_and_the_popularity_of_their_name(tmp_path, config):
+    row = {"subj": "a7", "prop": "occupation", "obj": "poet", "possible_answers": ["poet"], "s_pop": 50}
+    (tmp_path / "popqa.jsonl").write_text(json.dumps(row) + "\n")
+    own = ["evaluation=token_gain", "methods=[none,bm25]", f"texts.entities={tmp_path / 'popqa.jsonl'}"]
+    gains = run.evaluate(load_evaluation_config(tmp_path / "evaluation.yaml", [*config, *own]))["token_gain"]["bm25"]
+    of_words = [of["n"] for name, of in gains.items() if name.startswith("gain_bits/") and not name.endswith(" - rest")]
+    assert sum(of_words) == 180
+    assert gains["entity_gain_bits/popularity 10^1-10^2"]["n"] == 1 and gains["entity_gain_bits/no entity"]["n"] == 179
+    assert "| popularity 10^1-10^2 | 1 | 1 | 1 | 1 | " in (tmp_path / "out/table.md").read_text()
+    page = (tmp_path / "out/tokens.html").read_text()
+    assert "By rarity of the word" in page and "rgba(" in page

@@ -1,7 +1,6 @@
 """The loop of all evaluations, and what it makes of interruptions."""
 
 import json
-from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -9,9 +8,9 @@ import pytest
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import parse_methods
-from replug.evals.evidence import NOTHING, Evidence, EvidenceBook, RetrievedDocuments, texts_of
+from replug.evals.evidence import EvidenceBook, RetrievedDocuments, texts_of
 from replug.evals.folder import EvaluationFolder
-from replug.evals.loop import Item, Metric, Outcome, Task, run_task
+from replug.evals.loop import Item, Outcome, Task, run_task
 from replug.evals.outcomes import OutcomeFile, outcomes_of
 from tests.support.known_lm import KnownTexts
 
@@ -36,13 +35,6 @@ def test_each_method_gets_its_documents():
     assert [text for text, is_concatenated in texts_of(of).items() if is_concatenated] == ["two\none\nthree"]
 
 
-def test_what_the_lm_wrote_comes_between_no_document_and_those_that_were_found():
-    of = book(["replug"]).of(0)
-    written = {"genread": Evidence(("written",), np.zeros(1)), "none": NOTHING}
-    for evidence in ({**of, **written}, {**written, **of}):
-        assert list(texts_of(evidence)) == [None, "written", "one", "three"]
-
-
 def test_the_digest_tells_which_documents_were_measured():
     assert book(["none", "replug"]).digest() == book(["none", "replug"]).digest()
     others = [
@@ -55,12 +47,7 @@ def test_the_digest_tells_which_documents_were_measured():
 
 
 class Lengths(Task):
-    """A task whose outcome is the number of characters of a method's texts; `fails_at` breaks off."""
-
-    metrics: Mapping[str, Metric] = {
-        "length": Metric("characters"),
-        "share": Metric("characters", "two", np.exp2),
-    }
+    """A task whose outcome is the number of a method's texts; `fails_at` breaks off."""
 
     def __init__(self, fails_at=None):
         self.fails_at, self.asked = fails_at, []
@@ -72,10 +59,7 @@ class Lengths(Task):
         def finish():
             if row == self.fails_at:
                 raise RuntimeError("killed")
-            return {
-                name: Outcome({"characters": float(sum(len(t or "") for t in one.texts)), "two": 2.0})
-                for name, one in evidence.items()
-            }
+            return {name: Outcome({"texts": float(len(one.texts))}) for name, one in evidence.items()}
 
         return finish
 
@@ -94,43 +78,17 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(tmp_path):
     run_task(Lengths(fails_at=0), methods, OutcomeFile(path), "lengths")  # nothing is left to do
 
 
-class Numbered(Lengths):
-    """Forty examples."""
-
-    def __init__(self):
-        super().__init__()
-        self.examples = [Item(f"e{number}", "q", "all") for number in range(40)]
-
-    def submit(self, row, evidence):
-        self.asked.append(row)
-        return lambda: {"none": Outcome({"characters": float(row), "two": 2.0})}
-
-
-def no_documents():
-    return EvidenceBook(parse_methods(["none"], 2, {}), None, {}, [True] * 40)
-
-
-def test_a_file_that_two_processes_wrote_gives_every_example_once_and_in_order(tmp_path):
-    """As two of them left it that were killed: some rows twice, in two orders, and others missing."""
-    path, whole = tmp_path / "outcomes.jsonl", tmp_path / "whole.jsonl"
-    expected = run_task(Numbered(), no_documents(), OutcomeFile(whole), "numbers")
-    lines = whole.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([*lines[:9], *lines[20:31], *lines[4:15], *lines[22:31]]))
-    task = Numbered()
-    rows = run_task(task, no_documents(), OutcomeFile(path), "numbers")
-    assert rows == expected and len({row["id"] for row in rows}) == 40
-    assert task.asked == [*range(15, 20), *range(31, 40)], "only what nobody measured"
-
-
 def test_rows_of_other_examples_and_two_examples_of_one_id_are_refused(tmp_path):
     path = tmp_path / "outcomes.jsonl"
     run_task(Lengths(), book(["none", "replug"]), OutcomeFile(path), "lengths")
-    with pytest.raises(UserError, match=r"outcomes\.jsonl:1 is of id 'a', which is none of this evaluation's"):
-        run_task(Numbered(), no_documents(), OutcomeFile(path), "numbers")
-    twice = Lengths()
-    twice.examples = [Item("a", "x", "left"), Item("a", "y", "right")]
-    with pytest.raises(UserError, match="two examples have the id 'a'"):
-        run_task(twice, book(["none", "replug"]), OutcomeFile(tmp_path / "new.jsonl"), "lengths")
+    for names, message in (
+        ("cd", r"outcomes\.jsonl:1 is of id 'a', which is none"),
+        ("aa", "two .* the id 'a'"),
+    ):
+        other = Lengths()
+        other.examples = [Item(name, "x", "all") for name in names]
+        with pytest.raises(UserError, match=message):
+            run_task(other, book(["none", "replug"]), OutcomeFile(path), "lengths")
 
 
 def test_other_texts_or_documents_under_the_same_names_are_refused(tmp_path):

@@ -1,6 +1,5 @@
 """Documents that the LM writes: each question once, kept as they come; and the seconds of a question."""
 
-import json
 import time
 from concurrent.futures import Future
 
@@ -10,7 +9,7 @@ import pytest
 from replug.config.methods import parse_methods
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
 from replug.evals.kinds import EvalDataset, PromptedLM
-from replug.evals.lm_passes import LatencyPass, write_documents
+from replug.evals.lm_passes import measure_latencies, write_documents
 from replug.evals.loop import Item, Outcome
 from replug.evals.outcomes import OutcomeFile
 from replug.models.generation import Generated
@@ -96,18 +95,19 @@ def test_seconds_are_of_evidence_and_answer_each_question_and_method_by_itself(t
         time.sleep(0.05)
 
     dataset = EvalDataset([f"query {n}" for n in range(3)], lambda asked, book: Asking(asked.lm), ["who is q1?"] * 3)
-    latency = LatencyPass(dataset, prompted(lm), book(), {"bm25": search})
-    file = OutcomeFile(tmp_path / "latency.jsonl")
-    latency.run(file, 2)
-    timed = [{name: of["numbers"] for name, of in row["methods"].items()} for row in file.rows]
-    assert [row["id"] for row in file.rows] == ["0", "1"]
+
+    def measure(num: int) -> list[dict]:
+        file = OutcomeFile(tmp_path / "latency.jsonl")
+        return measure_latencies(dataset, prompted(lm), book(), {"bm25": search}, file, num)
+
+    rows = measure(2)
+    timed = [{name: of["numbers"] for name, of in row["methods"].items()} for row in rows]
+    assert [row["id"] for row in rows] == ["0", "1"]
     for of in timed:
         assert of["none"]["seconds"] >= 0.02 and of["none"]["evidence_seconds"] < 0.02
         assert of["bm25@1"]["seconds"] >= 0.07 and of["bm25@1"]["evidence_seconds"] >= 0.05
         assert of["genread"]["seconds"] >= 0.04 and of["genread"]["evidence_seconds"] >= 0.02
     assert searched == [("query 0", 1), ("query 0", 1), ("query 1", 1)], "once untimed, then each question"
-    latency.run(OutcomeFile(tmp_path / "latency.jsonl"), 2)
+    measure(2)
     assert len(searched) == 3, "what was measured is not measured again"
-    latency.run(OutcomeFile(tmp_path / "latency.jsonl"), 9)
-    lines = (tmp_path / "latency.jsonl").read_text().splitlines()
-    assert [json.loads(line)["id"] for line in lines] == ["0", "1", "2"]
+    assert [row["id"] for row in measure(9)] == ["0", "1", "2"]

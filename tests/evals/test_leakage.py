@@ -1,27 +1,20 @@
 """What the corpus holds of examples, against documents made for it."""
 
 import random
-from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig, PaperConfig
-from replug.config.methods import parse_methods
 from replug.data.records import Document, Example
 from replug.data.shards import write_documents
 from replug.data.store import CorpusStore
-from replug.evals.language_modelling import LanguageModelling
-from replug.evals.leakage import (
-    ComparedTexts,
-    find_overlaps,
-    overlap_line,
-    overlaps_with,
-    write_leakage,
-)
+from replug.evals.language_modelling import LanguageModelling, require_sources
+from replug.evals.leakage import find_overlaps, overlap_line, overlaps_with, write_leakage
+from replug.evals.loop import Item
 from replug.evals.results import compare
-from replug.evals.search import find_all, require_sources
 from replug.evals.tables import result_blocks, to_markdown
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
@@ -38,17 +31,17 @@ def document(name: str, text: str, source: str | None = None) -> Document:
 
 LONG, OTHER, SHORT = words(1, 40), words(2, 40), words(3, 9)
 EXAMPLES = [
-    ComparedTexts("copied", (LONG,), "a"),
-    ComparedTexts("free", (OTHER,), "b"),
-    ComparedTexts("question", (SHORT, "Paris"), None),
-    ComparedTexts("tiny", ("who is it",), None),
+    Item("copied", "", "all", source="a"),
+    Item("free", "", "all", source="b"),
+    Item("question", "", "all"),
+    Item("tiny", "", "all"),
 ]
+TEXTS = [(LONG,), (OTHER,), (SHORT, "Paris"), ("who is it",)]
 
 
 def test_a_short_text_is_compared_whole_and_a_shorter_one_as_an_equal_text_alone():
-    found = find_overlaps(
-        EXAMPLES, [document("d1", f"x {SHORT} y"), document("d2", "Who is  IT"), document("d3", "in Paris")]
-    )
+    documents = [document("d1", f"x {SHORT} y"), document("d2", "Who is  IT"), document("d3", "in Paris")]
+    found = find_overlaps(EXAMPLES, TEXTS, documents)
     assert found.reasons == {"question": ["n-gram"], "tiny": ["equal text"]}
     assert found.num_short == 1
     assert "1 have fewer than 8 words: only documents equal to them count." in overlap_line(found, ["tiny"])
@@ -56,12 +49,12 @@ def test_a_short_text_is_compared_whole_and_a_shorter_one_as_an_equal_text_alone
 
 def test_a_document_of_the_same_source_is_found_unless_it_is_not_retrieved():
     documents = [document("d1", words(9, 30), source="a"), document("d2", LONG, source="a")]
-    assert find_overlaps(EXAMPLES, documents).reasons == {"copied": ["source", "equal text", "n-gram"]}
-    own = find_overlaps(EXAMPLES, documents, excludes_own=True)
+    assert find_overlaps(EXAMPLES, TEXTS, documents).reasons == {"copied": ["source", "equal text", "n-gram"]}
+    own = find_overlaps(EXAMPLES, TEXTS, documents, excludes_own=True)
     assert own.reasons == {}
     assert "own source are not retrieved, and not compared: 1 of 4 have some." in overlap_line(own, ["copied"])
     copy = document("d3", LONG, source="elsewhere")
-    assert find_overlaps(EXAMPLES, [*documents, copy], True).reasons == {"copied": ["equal text", "n-gram"]}
+    assert find_overlaps(EXAMPLES, TEXTS, [*documents, copy], True).reasons == {"copied": ["equal text", "n-gram"]}
 
 
 def test_overlaps_are_those_of_a_naive_search():
@@ -69,7 +62,8 @@ def test_overlaps_are_those_of_a_naive_search():
     vocabulary = [f"w{number}" for number in range(2)]
     texts = [" ".join(rng.choices(vocabulary, k=rng.randint(5, 18))) for _ in range(60)]
     documents = [document(f"d{row}", " ".join(rng.choices(vocabulary, k=60))) for row in range(40)]
-    found = find_overlaps([ComparedTexts(str(row), (text,), None) for row, text in enumerate(texts)], documents)
+    items = [Item(str(row), "", "all") for row in range(len(texts))]
+    found = find_overlaps(items, [(text,) for text in texts], documents)
     for row, text in enumerate(texts):
         parts = text.split()
         n = min(13, len(parts))
@@ -81,16 +75,9 @@ def test_overlaps_are_those_of_a_naive_search():
 
 @pytest.fixture
 def corpus(tmp_path):
-    class Corpus:
-        def __init__(self):
-            documents = [
-                document("d0", LONG, "s0"),
-                *(document(f"d{i}", words(i + 50, 20), f"s{i % 3}") for i in range(1, 30)),
-            ]
-            write_documents(tmp_path / "documents", documents)
-            self.corpus, self.corpus_sha256 = CorpusStore(tmp_path / "documents"), "abc"
-
-    return Corpus()
+    documents = [document(f"d{i}", words(i + 50, 20) if i else LONG, f"s{i % 3}") for i in range(30)]
+    write_documents(tmp_path / "documents", documents)
+    return SimpleNamespace(corpus=CorpusStore(tmp_path / "documents"), corpus_sha256="abc")
 
 
 def examples(num: int = 4) -> list[Example]:
@@ -105,10 +92,10 @@ def task_of(of: list[Example]) -> LanguageModelling:
 def test_what_was_found_is_kept_and_measured_again_for_other_texts(corpus, tmp_path):
     config, path = EvaluationConfig(evaluation="lm", out="x"), tmp_path / "found/overlaps.jsonl"
     first = overlaps_with(config, corpus, task_of(examples()), path)
-    assert first.reasons["w0"] == ["source", "equal text", "n-gram"] and first.num_documents == 30
+    assert first.reasons["w0"] == ["source", "equal text", "n-gram"]
     corpus.corpus = None  # is not read again
     assert overlaps_with(config, corpus, task_of(examples()), path) == first
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError):  # of other texts it would be read
         overlaps_with(config, corpus, task_of(examples(3)), path)
     write_leakage(tmp_path / "leakage.json", first, ["w1", "w3"])
     assert '"share": 0.5' in (tmp_path / "leakage.json").read_text()
@@ -131,19 +118,6 @@ def test_every_figure_is_given_with_and_without_what_the_corpus_holds():
     assert "bpb/not in the corpus" not in compare(task, rows, PaperConfig(), 100, 0, np.ones(4, bool))["none"]
 
 
-def test_no_method_finds_a_document_of_a_texts_own_source(corpus, tmp_path):
-    config = EvaluationConfig(evaluation="lm", out="x", exclude_own_source=True)
-    methods = parse_methods(["random@5", "bm25@5"], 5, {})
-    found = find_all(config, corpus, [LONG, words(60, 20)], methods, tmp_path / "found", own=["s0", "s1"])
-    for of in found.values():
-        assert of.doc_rows.shape == (2, 20) and all(len(set(rows)) == 20 for rows in of.doc_rows.tolist())
-        sources = [corpus.corpus.sources(rows) for rows in of.doc_rows]
-        assert "s0" not in sources[0] and "s1" not in sources[1] and "s0" in sources[1]
-    with_own = find_all(replace(config, exclude_own_source=False), corpus, [LONG], methods, tmp_path / "other")
-    assert with_own["bm25"].doc_rows[0, 0] == 0
-
-
 def test_a_text_without_a_source_is_refused_where_its_own_documents_are_left_out():
-    require_sources(["a"], ["s"])
     with pytest.raises(UserError, match="exclude_own_source is set, but 1 of 2 texts name no source, b for one"):
         require_sources(["a", "b"], ["s", None])

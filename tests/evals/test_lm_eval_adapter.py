@@ -44,16 +44,6 @@ class Recorded:
         return [[Retrieved(f"about {query}", 0.0, "d")] for query in queries]
 
 
-class Fixed:
-    """Always finds the same document."""
-
-    def __init__(self, *texts: str) -> None:
-        self.texts = texts
-
-    def retrieve(self, queries, k):
-        return [[Retrieved(text, 0.0, str(row)) for row, text in enumerate(self.texts)][:k] for _ in queries]
-
-
 @pytest.fixture(scope="module")
 def lm(tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceLM:
     folder = tmp_path_factory.mktemp("lm")
@@ -104,11 +94,7 @@ def of_document(doc: dict, *arguments: object) -> Instance:
 
 def test_a_question_is_searched_for_without_its_demonstrations(lm):
     request = of_document({"question": "who?", "place": "here"}, "Q: one\nA: two\n\nQ: who?\nA:", " me")
-    for query, expected in (
-        (None, "Q: who?\nA:"),
-        ("{question} {place}", "who? here"),
-        (lambda doc: doc["place"], "here"),
-    ):
+    for query, expected in ((None, "Q: who?\nA:"), ("{question} {place}", "who? here")):
         retriever = Recorded()
         HarnessModel(ReplugLM(lm, retriever, k=1), query=query).loglikelihood([request])
         assert retriever.queries == [expected]

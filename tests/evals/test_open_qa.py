@@ -2,7 +2,6 @@
 
 import json
 import re
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,17 +9,15 @@ import pytest
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import load_evaluation_config
-from replug.evals.evidence import NOTHING
 from replug.evals.kinds import check_evaluation
 from replug.evals.loop import Item
-from replug.evals.open_qa import open_qa_dataset, open_qa_outcome, open_qa_prompt
+from replug.evals.open_qa import open_qa_dataset, open_qa_prompt
 from replug.evals.questions import (
     OpenQuestion,
     draw_demonstrations,
     hold_out_demonstrations,
     read_questions,
 )
-from tests.support.shared_data import shared
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -58,10 +55,7 @@ def test_fields_that_are_not_there_have_their_defaults(tmp_path: Path) -> None:
     ("row", "message"),
     [
         ({"answers": ["a"]}, "questions.jsonl:2: field 'question' must be a text, found None"),
-        ({"question": " ", "answers": ["a"]}, ":2: field 'question' must be a text, found ' '"),
         ({"question": "q", "answers": "a"}, ":2: field 'answers' must be a list of texts, at least one, found 'a'"),
-        ({"question": "q", "answer": True}, ":2: field 'answers' must be a list of texts"),
-        ({"question": "q", "answers": []}, ":2: field 'answers' must be a list of texts"),
         ({"question": "q", "answers": ["a", ""]}, ":2: field 'answers' must be a list of texts"),
         ({"question": "q", "answers": ["a"], "gold": "p1"}, ":2: field 'gold' must be a list of document ids"),
         ({"question": "q", "answers": ["a"], "id": True}, ":2: field 'id' must be a string or an integer, found True"),
@@ -74,13 +68,10 @@ def test_a_wrong_row_is_named_with_its_line_and_what_was_expected(tmp_path: Path
         read_questions(path)
 
 
-def test_the_prompt_with_documents_is_the_golden_one() -> None:
+def test_prompts_are_the_golden_ones() -> None:
     documents = ["Paris\nParis is the capital of France.", "Mozart was born in  Salzburg in 1756."]
     prompt = open_qa_prompt(CAIRO, [FRANCE, MOZART], "The Nile\nflows through Egypt.\n", documents)
     assert prompt == golden("open_qa_with_documents")
-
-
-def test_the_prompt_without_documents_is_the_golden_one() -> None:
     assert open_qa_prompt(CAIRO, [FRANCE, MOZART]) == golden("open_qa_without_documents")
 
 
@@ -109,24 +100,6 @@ def test_questions_of_the_same_file_are_demonstrations_or_evaluated_and_never_bo
         hold_out_demonstrations(MANY, 40, 0)
 
 
-def test_only_the_first_line_of_what_the_lm_wrote_is_its_answer() -> None:
-    asked = partial(open_qa_outcome, FRANCE, NOTHING)
-    assert asked(" the city of Paris.\nQuestion: who").detail == {"answer": "the city of Paris."}
-    assert asked(" Paris, France").numbers == {"exact_match": 0, "f1": pytest.approx(2 / 3), "answer_recall": 0}
-    assert asked(" PARIS").numbers["exact_match"] == 1
-    assert asked("\nParis").numbers["exact_match"] == 0
-
-
-@pytest.mark.parametrize(("name", "count"), [("nq_open_gold.jsonl.gz", 1700), ("popqa.jsonl.gz", 600)])
-def test_the_real_files_are_read(name: str, count: int) -> None:
-    questions = read_questions(shared(name))
-    assert len(questions) == count
-    assert all(question.example.gold for question in questions)
-    demonstrations, evaluated = hold_out_demonstrations(questions, 16, 0)
-    assert len(demonstrations) == 16 and count - 40 < len(evaluated) <= count - 16
-    assert open_qa_prompt(evaluated[0], demonstrations).count("\nAnswer: ") == 16
-
-
 def open_qa_config(tmp_path: Path, *overrides: str) -> EvaluationConfig:
     asked = write(tmp_path / "asked.jsonl", [{"question": f"asked {i}?", "answers": ["x"]} for i in range(9)])
     shown = write(tmp_path / "shown.jsonl", [{"question": f"shown {i}?", "answers": ["x"]} for i in range(40)])
@@ -144,3 +117,8 @@ def test_demonstrations_change_by_a_seed_of_their_own_and_the_questions_stay(tmp
     assert drawn[0] == drawn[1]
     assert len({tuple(queries[:4]) for queries in drawn}) == 1
     assert len({tuple(queries[4:]) for queries in drawn}) == 3
+
+
+def test_questions_are_searched_for_in_the_form_that_is_asked_for(tmp_path: Path) -> None:
+    config = open_qa_config(tmp_path, 'questions.query="all about {question}"')
+    assert open_qa_dataset(config, None).queries[0].startswith("all about asked ")

@@ -84,7 +84,7 @@ def test_a_number_that_some_examples_lack_is_empty_there_and_a_metric_of_it_is_l
         for name, of in zip("ab", numbers, strict=True)
     ]
     book = EvidenceBook(parse_methods(["none"], 2, {}), None, {}, [True, True])
-    write_examples(tmp_path / "examples.parquet", rows, book)
+    write_examples(tmp_path / "examples.parquet", rows, book, Lengths())
     assert pq.read_table(tmp_path / "examples.parquet").column("margin").to_pylist() == [None, 0.5]
     task = Lengths()
     task.metrics["margin"] = Metric("margin", may_be_unknown=True)

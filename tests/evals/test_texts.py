@@ -34,13 +34,6 @@ def texts(tmp_path) -> str:
     return f"texts.path={tmp_path / 'texts'}"
 
 
-def test_a_few_examples_are_of_all_texts_and_not_of_the_first(tmp_path, texts):
-    spans = read_spans(config_of(tmp_path, texts, "texts.max_examples=8"), None)
-    assert [span.source for span in spans] == [f"{number}.txt" for number in range(8)]
-    others = read_spans(config_of(tmp_path, texts, "texts.max_examples=8", "seed=1"), None)
-    assert [span.id for span in others] != [span.id for span in spans]
-
-
 def test_lms_are_asked_the_same_spans_where_one_tokenizer_cuts_them(tmp_path, texts):
     write_tokenizer(tmp_path / "gpt2")
     write_gpt2(tmp_path / "gpt2")
@@ -100,8 +93,6 @@ def test_texts_of_the_hub_are_its_test_split_and_none_else_is_read_for_it(tmp_pa
             ["texts.path=null", "texts.scored_tokens=128", "data.prepared=x", "methods=[none,long_context]"],
             "methods: long_context reads on in whole texts",
         ),
-        (["evaluation=mmlu", "questions.path=x", "methods=[long_context]"], "evaluation=mmlu asks questions"),
-        (["methods=[long_context@3]"], "`long_context` has no documents"),
     ],
 )
 def test_lengths_that_do_not_fit_are_refused(tmp_path, overrides, message):

@@ -8,6 +8,7 @@ import numpy as np
 from replug.data.records import Document
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.generation import Generated
+from replug.models.local.stand_in_lm import StandInLM
 
 
 class KnownLM:
@@ -37,6 +38,20 @@ class KnownLM:
         said = self.rule(prompts[int(np.argmax(weights))], "")
         done.set_result(Generated(said, np.zeros(1), np.zeros(1), len(prompts), sum(map(len, prompts))))
         return done
+
+
+class ImmediateLM(StandInLM):
+    """The stand-in, whose answers are there at once; keeps what it was asked."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def submit(self, prefixes, continuations):
+        self.calls.append(list(zip(prefixes, continuations, strict=True)))
+        future = Future()
+        future.set_result(self.score(prefixes, continuations))
+        return future
 
 
 def outcome_rows(task, evidence):
