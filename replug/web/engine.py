@@ -185,34 +185,6 @@ class BraveEngine(ApiEngine):
         return asked
 
 
-class GoogleEngine(ApiEngine):
-    """Google Programmable Search, closed to new customers: https://developers.google.com/custom-search/v1/reference"""
-
-    url = "https://customsearch.googleapis.com/customsearch/v1"
-    refused = "expected its engine at web.google_cx, and a key of Programmable Search in the environment variable"
-    key_header = "X-Goog-Api-Key"
-    page_size, max_pages = 10, 10
-    path, fields = ("items",), ("link", "title", "")
-
-    def __init__(self, web: WebConfig, budget: RequestBudget) -> None:
-        self.identity = f"google {web.google_cx} site:{web.site} before:{web.before}"
-        super().__init__(web, budget)
-
-    def parameters(self, query: str, num_results: int, page: int) -> dict[str, str | int]:
-        start = page * self.page_size + 1
-        asked: dict[str, str | int] = {
-            "q": query,
-            "cx": str(self._web.google_cx),
-            "num": self.page_size,
-            "start": start,
-        }
-        if self._web.site:
-            asked |= {"siteSearch": self._web.site, "siteSearchFilter": "i"}
-        if self._web.before:
-            asked["sort"] = f"date:r:{FIRST_DAY:%Y%m%d}:{_day_before(self._web.before):%Y%m%d}"
-        return asked
-
-
 class DdgsEngine:
     """Several public engines without a key, by the package `ddgs`, an extra: pip install "replug[ddgs]".
 
@@ -243,7 +215,6 @@ class DdgsEngine:
 ENGINES: dict[str, Callable[[WebConfig, RequestBudget], SearchEngine]] = {
     "brave": BraveEngine,
     "ddgs": DdgsEngine,
-    "google": GoogleEngine,
     "searxng": SearxngEngine,
 }
 

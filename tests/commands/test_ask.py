@@ -306,7 +306,7 @@ LOCAL = ["--engine", "local", *CORPUS]
         ([], "there is nothing to search, and no runs/quickstart; expected --index RUN_DIR, --engine local with"),
         (["--index", "gone"], "--index: gone does not exist"),
         (["--index", "."], "lm.path is missing; expected lm.path=DIR for local weights"),
-        (["--engine", "altavista"], "--engine is altavista; expected one of brave, ddgs, google, local, searxng"),
+        (["--engine", "altavista"], "--engine is altavista; expected one of brave, ddgs, local, searxng"),
         (["--engine", "searxng", "--index", "."], "--index and --engine searxng are both given; expected one of them"),
         ([*LOCAL, "--rerank", "best"], "--rerank is best; expected one of replug, direct, rag, rag_full"),
         ([*LOCAL, "--template", "Q:"], "--template is 'Q:'; expected a text with {question} in it"),
