@@ -20,7 +20,7 @@ evaluation writes them as a file of JSON, which `replug ask --weights` reads:
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from replug.config.errors import UserError
 from replug.data.files import read_json, write_json
 
 Weights = Mapping[str, float]  # by factor
+GradedQuestion = tuple[Factors, Mapping[str, float]]  # with the gain of each answer (exact match or accuracy, 0 to 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,68 +132,38 @@ FIELDS = {"lm", "reranker", "methods"}
 MAX_ROUNDS = 10  # through all factors; it ends earlier where a round changes nothing
 
 
-@dataclass(frozen=True, slots=True)
-class GradedQuestion:
-    """A validation question: its factors, and what each answer would gain (exact match or accuracy, 0 to 1).
-
-    A question without candidates gains nothing by any weights, and counts.
-    """
-
-    factors: Factors
-    gains: Mapping[str, float]
+def write_weights(path: Path, lm: str, reranker: str, methods: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write the weights by method, such as poe@10, and how well they did, with the LMs that they belong to."""
+    write_json(path, {"format": FORMAT, "lm": lm, "reranker": reranker, "methods": methods})
 
 
-@dataclass(frozen=True, slots=True)
-class FittedWeights:
-    """Weights by factor, the mean gain with them and with the defaults, and the number of questions."""
-
-    weights: Mapping[str, float]
-    gain: float
-    default_gain: float
-    num_questions: int
-
-
-@dataclass(frozen=True, slots=True)
-class WeightsFile:
-    """A file of weights, and the LMs that they belong to: the one that samples, and the one that gives factors."""
-
-    path: Path
-    lm: str
-    reranker: str
-
-    def write(self, fitted: Mapping[str, FittedWeights]) -> None:
-        """Write the weights by method, such as poe@10."""
-        methods = {name: {**asdict(method), "weights": dict(method.weights)} for name, method in fitted.items()}
-        write_json(self.path, {"format": FORMAT, "lm": self.lm, "reranker": self.reranker, "methods": methods})
-
-    def read(self, method: str) -> Weights:
-        """Return the weights of a method. Raises UserError for another file, other LMs, or a missing method."""
-        kept = read_json(self.path, "give the weights.json of an evaluation=internet_qa")
-        if not isinstance(kept, dict) or kept.get("format") != FORMAT or not kept.keys() >= FIELDS:
-            raise UserError(f"{self.path} holds no weights; expected the weights.json of an evaluation=internet_qa")
-        for role, identity in (("lm", self.lm), ("reranker", self.reranker)):
-            if kept[role] != identity:
-                raise UserError(f"{self.path} was fitted with the {role} {kept[role]}, not {identity}; fit others")
-        if method not in kept["methods"]:
-            known = ", ".join(kept["methods"]) or "none"
-            raise UserError(f"{self.path} has no weights of {method}; expected --rerank and --k of one of: {known}")
-        weights, factors = kept["methods"][method].get("weights"), RERANKERS[method.partition("@")[0]].factors
-        is_whole = isinstance(weights, dict) and set(weights) == set(factors) and all(map(_is_weight, weights.values()))
-        if not is_whole:
-            expected = "expected a number of 0 or more for each factor"
-            raise UserError(f"{self.path}: {method} has the weights {weights}; {expected}")
-        return {name: float(weight) for name, weight in weights.items()}
+def read_weights(path: Path, lm: str, reranker: str, method: str) -> Weights:
+    """Return the weights of a method. Raises UserError for another file, other LMs, or a missing method."""
+    kept = read_json(path, "give the weights.json of an evaluation=internet_qa")
+    if not isinstance(kept, dict) or kept.get("format") != FORMAT or not kept.keys() >= FIELDS:
+        raise UserError(f"{path} holds no weights; expected the weights.json of an evaluation=internet_qa")
+    for role, identity in (("lm", lm), ("reranker", reranker)):
+        if kept[role] != identity:
+            raise UserError(f"{path} was fitted with the {role} {kept[role]}, not {identity}; fit others")
+    if method not in kept["methods"]:
+        known = ", ".join(kept["methods"]) or "none"
+        raise UserError(f"{path} has no weights of {method}; expected --rerank and --k of one of: {known}")
+    weights, factors = kept["methods"][method].get("weights"), RERANKERS[method.partition("@")[0]].factors
+    if not isinstance(weights, dict) or set(weights) != set(factors) or not all(map(_is_weight, weights.values())):
+        expected = "expected a number of 0 or more for each factor"
+        raise UserError(f"{path}: {method} has the weights {weights}; {expected}")
+    return {name: float(weight) for name, weight in weights.items()}
 
 
 def _is_weight(weight: Any) -> bool:
     return isinstance(weight, int | float) and not isinstance(weight, bool) and 0 <= weight < np.inf
 
 
-def fit_weights(reranker: Reranker, questions: Sequence[GradedQuestion]) -> FittedWeights:
-    """Return the weights of the largest mean gain, found from the defaults by changing one at a time.
+def fit_weights(reranker: Reranker, questions: Sequence[GradedQuestion]) -> tuple[Weights, float, float]:
+    """Return the weights of the largest mean gain, that gain, and the mean gain of the default weights.
 
-    Of equal gains the weights closest to the defaults are taken, so nothing changes for nothing; without questions the
-    weights are the defaults. Raises ValueError for a question whose gains lack an answer.
+    The search begins at the defaults and changes one weight at a time. Of equal gains it takes the weights closest to
+    the defaults; without questions it returns these.
     """
     weights, start = reranker.default_weights, _mean_gain(reranker, questions, reranker.default_weights)
     gain = start
@@ -205,7 +176,7 @@ def fit_weights(reranker: Reranker, questions: Sequence[GradedQuestion]) -> Fitt
             )
         if weights == before:
             break
-    return FittedWeights(weights, gain, start, len(questions))
+    return weights, gain, start
 
 
 def _variants(weights: Weights, factor: str) -> list[dict[str, float]]:
@@ -221,10 +192,9 @@ def _distance(reranker: Reranker, weights: Weights) -> float:
 
 
 def _mean_gain(reranker: Reranker, questions: Sequence[GradedQuestion], weights: Weights) -> float:
-    gains = []
-    for question in questions:
-        best = best_answer(reranker.score(question.factors, weights))
-        if best and best not in question.gains:
-            raise ValueError(f"the gains of a question lack its answer {best!r}; expected every candidate's")
-        gains.append(question.gains[best] if best else 0.0)
-    return float(np.mean(gains)) if gains else 0.0
+    """Return the mean gain of the best answers; a question without candidates gains nothing, and counts."""
+    gained = []
+    for factors, gains in questions:
+        best = best_answer(reranker.score(factors, weights))
+        gained.append(gains[best] if best else 0.0)
+    return float(np.mean(gained)) if gained else 0.0

@@ -27,7 +27,7 @@ import numpy as np
 
 from replug.answering.answerer import Answered, Answerer, AnsweringOptions
 from replug.answering.factors import Factors
-from replug.answering.rerankers import RERANKERS, GradedQuestion, WeightsFile, best_answer, fit_weights
+from replug.answering.rerankers import RERANKERS, best_answer, fit_weights, write_weights
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import BM25, GOLD, NONE, REPLUG, Method
@@ -319,8 +319,8 @@ def answer_numbers(metric: str, answer: str, question: InternetQuestion) -> dict
     return {metric: gain(answer, question), "f1": token_f1(answer, question.answers) if answer else 0.0}
 
 
-def decide(prepared: Prepared, rows: Sequence[Row], file: WeightsFile) -> tuple[Task, list[Row]]:
-    """Fit weights on the validation part and write them; return the test part with the answers of every method.
+def decide(prepared: Prepared, rows: Sequence[Row], path: Path, lm: str, reranker: str) -> tuple[Task, list[Row]]:
+    """Fit weights on the validation part and write them to `path`; return the test part with every method's answers.
 
     Raises UserError where no question is in the test part.
     """
@@ -334,15 +334,21 @@ def decide(prepared: Prepared, rows: Sequence[Row], file: WeightsFile) -> tuple[
             f"all {len(rows)} questions are in the validation part, which weights are fitted on; expected more "
             "(questions.max_questions)"
         )
-    fitted = {}
+    fitted: dict[str, dict[str, Any]] = {}
     for method in (method for method in prepared.methods if method.k):
         graded = []
         for question, _, factors in validation:
             assert factors is not None
             read = factors.of_first(method.k)
-            graded.append(GradedQuestion(read, {answer: gain(answer, question) for answer in read.distinct}))
-        fitted[method.name] = fit_weights(RERANKERS[method.source], graded)
-    file.write(fitted)
+            graded.append((read, {answer: gain(answer, question) for answer in read.distinct}))
+        weights, best, default = fit_weights(RERANKERS[method.source], graded)
+        fitted[method.name] = {
+            "weights": weights,
+            "gain": best,
+            "default_gain": default,
+            "num_questions": len(validation),
+        }
+    write_weights(path, lm, reranker, fitted)
     decided = []
     for question, row, factors in test:
         outcomes = {}
@@ -350,7 +356,7 @@ def decide(prepared: Prepared, rows: Sequence[Row], file: WeightsFile) -> tuple[
             outcome = row["methods"][method.name]
             if method.k:
                 assert factors is not None
-                scores = RERANKERS[method.source].score(factors.of_first(method.k), fitted[method.name].weights)
+                scores = RERANKERS[method.source].score(factors.of_first(method.k), fitted[method.name]["weights"])
                 answer = best_answer(scores)
                 numbers = answer_numbers(prepared.metric, answer, question)
                 if prepared.metric == EXACT_MATCH:
@@ -369,7 +375,7 @@ def settle(
     config: EvaluationConfig, folder: EvaluationFolder, task: Task, rows: Sequence[Row]
 ) -> tuple[Task, Sequence[Row]]:
     assert isinstance(task, InternetQa)
-    return decide(task.prepared, rows, WeightsFile(folder.weights, task.lm, task.reranker))
+    return decide(task.prepared, rows, folder.weights, task.lm, task.reranker)
 
 
 def add_internet_findings(finished: Finished) -> list[Block]:

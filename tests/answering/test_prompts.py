@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from replug.answering.prompts import AnswerPrompts, PromptForm, Shot, fit_shots, read_shots
+from replug.answering.prompts import AnswerPrompts, Shot, fit_shots, read_shots
 from replug.config.errors import UserError
 from tests.support.answering_questions import PROMPTS, QUESTION, SHOTS, TEXTS
 
 GOLDEN = Path(__file__).parent / "golden"
-SWAPPED = AnswerPrompts(PromptForm(question_first=True), SHOTS)
-CLAIMS = AnswerPrompts(PromptForm(question_label="Claim", answer_label="Verdict"), SHOTS)
+SWAPPED = AnswerPrompts(SHOTS, question_first=True)
 BORDER = "█"  # between a prefix and its continuation
 
 
@@ -23,7 +22,6 @@ def texts() -> dict[str, str]:
         "question_alone": PROMPTS.question_alone(QUESTION, TEXTS[1]),
         "closed_book": PROMPTS.answer_given_question("the Rhine", QUESTION, None),
         "question_first": SWAPPED.answer_given_question("the Rhine", QUESTION, TEXTS[1]),
-        "other_labels": CLAIMS.answer_given_question("true", "the Rhine is long", TEXTS[1]),
     }
     return {name: f"{part.prefix}{BORDER}{part.continuation}" for name, part in parts.items()}
 
@@ -46,7 +44,7 @@ def test_every_prefix_begins_with_its_opening_and_factors_share_two_of_them() ->
 
 
 def test_a_shot_without_evidence_is_for_closed_books_only() -> None:
-    prompts = AnswerPrompts(PromptForm(), [Shot("a?", "b")])
+    prompts = AnswerPrompts([Shot("a?", "b")])
     assert prompts.ask("c?", None) == "Question: a?\nAnswer: b\n\nQuestion: c?\nAnswer:"
     with pytest.raises(UserError, match=r"the shot 'a\?' has no evidence"):
         prompts.ask("c?", "evidence")
@@ -68,7 +66,7 @@ def test_the_earliest_shots_go_until_every_prompt_fits_and_all_have_the_same() -
     whole = longest(PROMPTS, asked)
     assert fit_shots(PROMPTS, asked, num_words, whole + 10 + 2, 10).shots == tuple(SHOTS)
     assert fit_shots(PROMPTS, asked, num_words, whole + 10 + 1, 10).shots == tuple(SHOTS[1:])
-    alone = longest(AnswerPrompts(PromptForm(), ()), asked)
+    alone = longest(AnswerPrompts(()), asked)
     assert fit_shots(PROMPTS, asked, num_words, alone + 12, 10).shots == ()
     assert fit_shots(PROMPTS, asked, num_words, None, 10) is PROMPTS
     assert fit_shots(PROMPTS, [], num_words, 1, 10).shots == tuple(SHOTS)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.answering.prompts import AnswerPrompts, PromptForm, Shot
+from replug.answering.prompts import AnswerPrompts, Shot
 
 GOLDEN = Path(__file__).parent / "golden"
 SHOTS = {
@@ -24,7 +24,7 @@ ASKED = {
 
 def prompts(dataset: str, question_first: bool) -> AnswerPrompts:
     shots = [Shot(question, answers[0], evidence) for question, answers, evidence in SHOTS[dataset]]
-    return AnswerPrompts(PromptForm(question_first=question_first), shots)
+    return AnswerPrompts(shots, question_first)
 
 
 @pytest.mark.parametrize("dataset", SHOTS)

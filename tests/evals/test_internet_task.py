@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from replug.answering.prompts import PromptForm, Shot
-from replug.answering.rerankers import WeightsFile
+from replug.answering.prompts import Shot
 from replug.config.methods import parse_answering_methods
 from replug.evals.internet_qa import InternetQa, decide
 from replug.evals.internet_sets import InternetQuestion, Prepared, is_validation
@@ -71,7 +70,7 @@ def prepared(names: list[str], labels: tuple[str, ...] = (), answer: str = "the 
         (question,),
         SHOTS,
         "accuracy" if labels else "exact_match",
-        PromptForm(),
+        False,
         {example.id: "It is the Rhine."} if "gold" in names else {},
         {example.id: found} if found else {},
     )
@@ -102,7 +101,7 @@ def test_one_pass_asks_closed_book_gold_and_as_many_passages_as_any_method_reads
 def test_every_method_of_the_grid_is_decided_from_that_pass(tmp_path):
     of = prepared(["none", "gold", "direct@1", "direct@2", "rag@3", "noisy_channel@3", "poe@3"])
     _, row = outcomes(of, River())
-    task, [decided] = decide(of, [row], WeightsFile(tmp_path / "weights.json", "lm", "lm"))
+    task, [decided] = decide(of, [row], tmp_path / "weights.json", "lm", "lm")
     right = {name: one["numbers"]["exact_match"] for name, one in decided["methods"].items()}
     assert right == dict.fromkeys(right, 1) | {"none": 0, "direct@1": 0}
     assert task.examples[0].id == decided["id"]
@@ -123,7 +122,7 @@ def test_in_classification_every_label_is_a_candidate_and_nothing_is_sampled(tmp
     _, row = outcomes(of, lm, sizes=(None, None))
     assert not lm.sampled and row["methods"]["gold"]["detail"]["answer"] == "Rhine"
     assert row["methods"]["passages"]["detail"]["factors"]["answers"] == ["Rhine", "Loire"] * 3
-    _, [decided] = decide(of, [row], WeightsFile(tmp_path / "weights.json", "lm", "lm"))
+    _, [decided] = decide(of, [row], tmp_path / "weights.json", "lm", "lm")
     numbers = decided["methods"]["direct@3"]["numbers"]
     assert numbers["accuracy"] == 1.0 and numbers["generated_tokens"] == 0.0 and "flop" not in numbers
     assert decided["methods"]["gold"]["numbers"]["lm_calls"] == 2.0

@@ -148,12 +148,9 @@ def test_site_and_date_are_asked_for_where_an_engine_can(site: WebSite) -> None:
 
 def test_a_local_engine_finds_documents_with_their_text() -> None:
     documents = [Document(f"d{n}", text, "", "") for n, text in enumerate(["red fox", "a hen", "red red fox den"])]
-    made = LocalEngine(BM25Retriever(documents), titles={"d0": "Fox"})
+    made = LocalEngine(BM25Retriever(documents))
     results = made.search("where is the fox", 5)
-    assert [(r.doc_id, r.text, r.rank, r.title) for r in results] == [
-        ("d0", "red fox", 1, "Fox"),
-        ("d2", "red red fox den", 2, ""),
-    ]
+    assert [(r.doc_id, r.text, r.rank) for r in results] == [("d0", "red fox", 1), ("d2", "red red fox den", 2)]
     assert made.search("zebra", 5) == []
     assert made.identity == LocalEngine(BM25Retriever(documents)).identity
     assert made.identity != LocalEngine(BM25Retriever(documents[:2])).identity
