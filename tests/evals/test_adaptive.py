@@ -23,7 +23,6 @@ from replug.evals.adaptive import (
     retriever_identity,
     with_dollars,
 )
-from replug.evals.adaptive_report import relative_popularity
 from replug.evals.folder import EvaluationFolder
 from replug.evals.thresholds import fit_thresholds, rule_by
 from replug.index_workers.version_store import VersionStore
@@ -122,11 +121,6 @@ def test_documents_that_were_counted_are_no_page_views(tmp_path):
     [answered] = read(write_evaluation(tmp_path / "one", counted_in_documents(made_up_rows(30))))
     assert answered.popularity_signal == "frequency"
     assert "frequency" in answered.signals(PAIR) and "popularity" not in answered.signals(PAIR)
-
-
-def test_relative_popularity_is_in_its_relations_standard_deviations():
-    relative = relative_popularity(np.array([0, 100, 1, 1000, 7.0]), ["a", "a", "b", "b", "c"])
-    assert relative.tolist() == pytest.approx([-1, 1, -1, 1, 0])
 
 
 # Costs ------------------------------------------------------------------------------------------------------------

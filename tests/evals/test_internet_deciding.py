@@ -71,7 +71,7 @@ def row(question: InternetQuestion, of: Answered, prepared: Prepared, lines=(LIN
 
 def prepared(questions=QUESTIONS, metric="exact_match", methods=METHODS) -> Prepared:
     found = {one.example.id: FoundEvidence("", (), {}) for one in questions}
-    return Prepared(tuple(methods), tuple(questions), (), metric(), {}, found)
+    return Prepared(tuple(methods), tuple(questions), (), metric, False, {}, found)
 
 
 def decided(tmp_path, questions=QUESTIONS, of: Answered | None = None, lines=(LINES, LINES), **settings):
