@@ -31,18 +31,6 @@ def test_prompts_equal_golden_files(name: str) -> None:
     assert texts()[name] == (GOLDEN / f"{name}.txt").read_text()
 
 
-def test_every_prefix_begins_with_its_opening_and_factors_share_two_of_them() -> None:
-    parts = [
-        PROMPTS.answer_given_question("a", QUESTION, TEXTS[0]),
-        PROMPTS.question_alone(QUESTION, TEXTS[0]),
-        PROMPTS.answer_alone("a", TEXTS[0]),
-        PROMPTS.question_given_answer(QUESTION, "a", TEXTS[0]),
-    ]
-    assert all(part.prefix.startswith(part.opening) for part in parts)
-    assert parts[0].opening == parts[1].opening != parts[2].opening == parts[3].opening
-    assert {part.opening for part in parts} == set(PROMPTS.openings(has_evidence=True))
-
-
 def test_a_shot_without_evidence_is_for_closed_books_only() -> None:
     prompts = AnswerPrompts([Shot("a?", "b")])
     assert prompts.ask("c?", None) == "Question: a?\nAnswer: b\n\nQuestion: c?\nAnswer:"
@@ -89,8 +77,6 @@ def test_rows_are_shots_in_their_order(tmp_path):
     ("row", "message"),
     [
         ({**ROW, "evidence": None}, "shots.jsonl:1: field 'evidence' must be a text, found None"),
-        ({**ROW, "answer": ["a"]}, "shots.jsonl:1: field 'answer' must be a text, found .'a'."),
-        ({**ROW, "question": " "}, "shots.jsonl:1: field 'question' must be a text, found ' '"),
         (None, "shots.jsonl holds no shots; expected rows of question, answer, evidence"),
     ],
 )

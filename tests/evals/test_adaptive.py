@@ -16,7 +16,6 @@ from replug.evals.adaptive import (
     MethodOutcomes,
     compare_policies,
     fit_policy,
-    full_name,
     oriented,
     policy_costs,
     read_answered,
@@ -88,18 +87,11 @@ def change(path, old, new):
     ("file", "old", "new", "message"),
     [
         ("outcomes.jsonl", '"accuracy": 0.0, "popularity": 7', '"accuracy": 1.0, "popularity": 7', "answers different"),
-        ("outcomes.jsonl", '"popularity": 7.0', '"popularity": 8.0', "two has other popularities than .*one"),
         (
             "config.yaml",
             "query: '{question}'",
             "query: 'Q: {question}'",
             r"questions\.query is \{question\} in .*one, ",
-        ),
-        (
-            "config.yaml",
-            "evaluation: popqa",
-            "evaluation: open_qa",
-            "two is of evaluation=open_qa; policies are fitted",
         ),
     ],
 )
@@ -243,11 +235,3 @@ def test_what_needs_no_index_is_known_by_its_documents_or_by_its_name(tmp_path):
     corpus = import_corpus(tmp_path / "corpus.jsonl", folder.data / "corpus")
     assert retriever_identity("bm25@1", config, folder) == f"bm25:{corpus.corpus_sha256[:16]}"
     assert retriever_identity("genread", config, folder) == "genread"
-
-
-@pytest.mark.parametrize(
-    ("method", "name"),
-    [("bm25/softmax", "bm25@7/softmax"), ("replug@3/concat", "replug@3/concat"), ("none", "none")],
-)
-def test_a_method_is_named_with_its_number_of_documents(method, name):
-    assert full_name(method, 7) == name

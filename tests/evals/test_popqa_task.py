@@ -96,12 +96,6 @@ def test_every_method_asks_with_its_documents_after_the_shots_of_the_relation():
     }
 
 
-def test_zero_shot_answers_are_read_past_the_first_newline():
-    lm = Poet()
-    task(lm, shots=[]).submit(0, book().of(0))()
-    assert {options.stop for _, _, options in lm.asked} == {None}
-
-
 def test_an_outcome_holds_rightness_costs_and_signals():
     [first, second] = measured()
     numbers = {name: of["numbers"] for name, of in first["methods"].items()}
@@ -204,9 +198,3 @@ def test_results_have_wilsons_intervals_the_most_frequent_answer_and_the_correla
     assert "monthly page views" in lines
     assert "| all | 6 | 0.500 (0.188 to 0.812) | 0.333 |" in lines
     assert "| mother | 3 | 0.667 (0.208 to 0.939) | 0.333 (mother's) |" in lines
-
-
-def test_results_say_where_popularity_was_counted_and_leave_out_a_correlation_that_is_none():
-    of, lines = findings([3, 3, 3, 3], [0, 1, 0, 1], source="corpus")
-    assert "correlation" not in of
-    assert "Popularity is the number of documents in the corpus that name the subject" in lines

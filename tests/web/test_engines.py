@@ -68,12 +68,11 @@ def test_twenty_results_are_gathered_in_order(site: WebSite, name: str, per_page
     assert all(request.query["q"] == "who wrote faust" for request in site.seen)
 
 
-@pytest.mark.parametrize("name", PATHS)
-def test_429_is_waited_for_as_long_as_it_asks(site: WebSite, name: str) -> None:
-    busy, fine = answer(b"{}", "429 Too Many", more=["Retry-After: 1"]), paged(name, 20, 5)
-    site.routes[PATHS[name]] = lambda send, request: (busy if len(site.seen) == 1 else fine)(send, request)
+def test_429_is_waited_for_as_long_as_it_asks(site: WebSite) -> None:
+    busy, fine = answer(b"{}", "429 Too Many", more=["Retry-After: 1"]), paged("searxng", 20, 5)
+    site.routes["/search"] = lambda send, request: (busy if len(site.seen) == 1 else fine)(send, request)
     begun = time.monotonic()
-    assert len(engine(site, name).search("q", 5)) == 5
+    assert len(engine(site, "searxng").search("q", 5)) == 5
     assert time.monotonic() - begun >= 1
 
 
@@ -118,7 +117,7 @@ def test_a_key_goes_in_a_header_and_is_shown_nowhere(site: WebSite) -> None:
     assert "REPLUG_SEARCH_API_KEY" in str(refused.value)
 
 
-@pytest.mark.parametrize("key, message", [("", "needs a key"), ("a b", "no header may hold"), ("a\nb", "no header")])
+@pytest.mark.parametrize("key, message", [("", "needs a key"), ("a\nb", "no header may hold")])
 def test_a_key_that_is_missing_or_cannot_be_sent_is_refused_first(
     site: WebSite, monkeypatch: pytest.MonkeyPatch, key: str, message: str
 ) -> None:
@@ -198,9 +197,3 @@ def test_ddgs_is_an_engine_with_the_same_refusals(monkeypatch: pytest.MonkeyPatc
     made.search("q", 2)
     with pytest.raises(BudgetSpent):
         made.search("q", 2)
-
-
-def test_without_the_package_ddgs_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ddgs", None)
-    with pytest.raises(UserError, match=r"web.engine=ddgs needs ddgs: pip install 'replug\[ddgs\]'"):
-        make_engine(WebConfig(engine="ddgs"), RequestBudget(None), None)
