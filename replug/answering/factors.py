@@ -1,13 +1,10 @@
-"""Candidates for an answer, and the factors that an LM gives them and rerankers combine.
+"""Sample candidates for an answer, and score the factors that rerankers combine (Lazaridou et al. 2022, 2.3 and 2.4).
 
-Lazaridou et al. 2022, sections 2.3 and 2.4. Four candidates are sampled for each passage, and equal ones of a passage
-are one. In classification the labels are every passage's candidates. Without a choice of passages (closed book, gold
-evidence) fifty are sampled and the likeliest is the answer.
+Four candidates are sampled for each passage, and equal ones of a passage are one. In classification the labels are
+every passage's candidates. Factors are natural logarithms of probabilities of whole texts with their end, float64. The
+LM that gives them may be smaller than the one that samples.
 
-C candidates, P passages, A distinct answers. Factors are natural logarithms of probabilities of whole texts with their
-end, float64. The LM that gives them may be smaller than the one that samples.
-
-A call of the LM holds several passages in one order of lines: they share the opening, which local weights read once.
+Letters: C candidates, P passages, A distinct answers.
 """
 
 from collections.abc import Callable, Iterator, Sequence

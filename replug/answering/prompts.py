@@ -1,19 +1,13 @@
-"""Prompts: shots of evidence, question and answer, then what is asked, in the order of each factor.
+"""Build prompts: shots of evidence, question and answer, then what is asked, in the order of each factor.
 
     Evidence: The Loire flows through Nantes.
     Question: Which river flows through Nantes?
     Answer: The Loire
 
-Blocks are separated by an empty line, and each of their lines is one label (Lazaridou et al. 2022, section 2.2).
-A prompt ends after a label, and what follows it begins with a space and ends with the line: `" The Loire\\n"`. So an
-answer's probability counts its end, and a long answer is not less likely than its own beginning for nothing.
-
-There are two orders of a block with evidence. The one that answers are sampled from gives p(a|q,p). Where evidence
-comes first it gives p(q|p) too. The order evidence, answer, question gives p(a|p) and p(q|a,p). The shots of a factor
-are in the order of its block, whole, so factors of one order share their opening, which an LM reads once.
-
-Shots for `replug ask` are a user's own file, or a few of ours that show an LM how short an answer is. Ours have a
-person, a date, a number and a place as answers, and evidence that holds more than the answer.
+An empty line separates blocks, and each line of a block has one label (Lazaridou et al. 2022, section 2.2). A prompt
+ends after a label. What follows it begins with a space and ends with the line, `" The Loire\\n"`, so an answer's
+probability counts its end. The shots of a factor have the order of its block, so factors of one order share their
+opening, which an LM reads once. Evidence first gives p(q|p) too; evidence, answer, question gives p(a|p) and p(q|a,p).
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,17 +1,13 @@
-"""From factors to scores of answers: pure arithmetic on numpy arrays (Lazaridou et al. 2022, section 2.4).
+"""Score answers from factors (Lazaridou et al. 2022, section 2.4), and fit the weights of factors.
 
-A reranker is a function of factors and weights. Its score of an answer is a logarithm, of any scale: only the order
-counts. An answer that several passages gave has the score of the best of these candidates, or the sum of all where
-the reranker says so. Weights w are exponents; each is 1 where nothing was fitted.
+A score is a logarithm of any scale: only the order counts. An answer that several passages gave has the score of its
+best candidate, or the sum of all where the reranker says so. Weights w are exponents, 1 by default.
 
     direct         p(a|q,p), of the passage that gave the answer
     rag            the sum of p_tfidf(p|q)^w p(a|q,p)^w over the passages that gave the answer
     rag_full       the same sum over all passages
-    noisy_channel  p(q|a,p)^w p(a|p)^w p(a|q,p)^w / p(q|p)^w
+    noisy_channel  p(q|a,p)^w p(a|p)^w p(a|q,p)^w / p(q|p)^w (Bayes' rule times p(a|q,p), as the paper's footnote)
     poe            the product of experts: p_tfidf(p|q)^w times the noisy channel's
-
-The noisy channel proper is Bayes' rule, p(q|a,p) p(a|p) / p(q|p). The paper's footnote multiplies it by p(a|q,p),
-which is the same quantity as the LM says it directly.
 
 Weights are fitted on the validation part of a set only, by a deterministic coordinate search over a fixed grid. An
 evaluation writes them as a file of JSON, which `replug ask --weights` reads:

@@ -1,16 +1,12 @@
 """Answer questions from searched passages (Lazaridou et al. 2022): closed book, with gold evidence, by rerankers.
 
-Every question is searched for before the LM is opened: by an engine on the web, or among the documents of a corpus.
-What engines answered is kept in a snapshot, so an interrupted search asks nothing twice. One pass over the questions
-then measures what all methods need: a method that reads N passages has the candidates and factors of the first N.
+Every question is searched for before the LM is opened, on the web or in a corpus. One pass over the questions then
+measures what all methods need: a method that reads N passages has the candidates and factors of the first N.
 
 A row of outcomes.jsonl holds the answers of `none` and `gold`, what each reranking method costs, and `passages`: the
-factors of all candidates from as many passages as any method reads. When all is measured, weights are fitted on the
-validation part, and every method is decided by them without asking again. The results are of the test part.
-
-The results get more than metrics: an entry `validation` of each method that reranks says which weights were fitted, on
-how many questions, and what the metric was there with them and with the default weights. Entries of shares get
-`wilson`. The table gets the weights and the failures of the search, and flop.svg is drawn.
+factors of all candidates. When all is measured, weights are fitted on the validation part, and every method is decided
+by them without asking again. The results are of the test part; an entry `validation` of each method that reranks says
+which weights were fitted, on how many questions, and what the metric was there with them and with the default weights.
 """
 
 import json
