@@ -168,11 +168,6 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
                 continue  # try the next one of the same answer
         raise FetchFailed("no_connection")
 
-    async def connect_unix_socket(
-        self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
-    ) -> httpcore.AsyncNetworkStream:
-        raise FetchFailed("forbidden_address")
-
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 

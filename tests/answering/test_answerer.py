@@ -16,7 +16,7 @@ from replug.models.generation import Generated
 from replug.models.lm_source import InProcessLM
 from replug.models.local.stand_in_lm import StandInLM
 from tests.support.answering_questions import PASSAGES, PROMPTS, QUESTION, SHOTS, TEXTS, CountingLM
-from tests.support.tiny_lms import load, write_llama
+from tests.support.tiny_lms import load, random_lms_need_make_no_sense, write_llama  # noqa: F401
 
 OPTIONS = AnsweringOptions(rerankers=tuple(RERANKERS), max_new_tokens=5)
 LABELS = replace(OPTIONS, labels=("true", "false", "the Rhine"))

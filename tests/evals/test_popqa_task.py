@@ -154,8 +154,8 @@ def test_popularity_that_no_question_tells_is_the_frequency_in_the_corpus():
     assert task(Poet(), asked=asked).groups(asked[0].question.example) == ("occupation", "popularity 10^1-10^2")
 
 
-def findings(popularity: list[float], right: list[int], source="s_pop") -> tuple[dict, str]:
-    """The results of one method, and the lines of the table."""
+def test_results_have_wilsons_intervals_the_most_frequent_answer_and_the_correlation():
+    popularity, right = [1, 10, 100, 1000, 5, 50], [0, 0, 1, 1, 0, 1]
     asked = [Asked(question(n, "mother" if n % 2 else "father", p), 0, "poet") for n, p in enumerate(popularity)]
     rows = [
         {
@@ -170,7 +170,7 @@ def findings(popularity: list[float], right: list[int], source="s_pop") -> tuple
                     },
                     "detail": {
                         "relation": one.question.relation,
-                        "popularity_from": source,
+                        "popularity_from": "s_pop",
                         "most_frequent_answer": f"{one.question.relation}'s",
                     },
                 }
@@ -181,18 +181,15 @@ def findings(popularity: list[float], right: list[int], source="s_pop") -> tuple
     by_method = {("none", relation): [] for relation in ("mother", "father")}
     some = PopQa(Poet(), PromptTemplate("\n"), asked, by_method, book(["none"]), 15)
     results = compare(some, rows, PaperConfig(), 100, 0)
-    return results["none"], to_markdown(add_popqa_findings(SimpleNamespace(rows=rows, results=results)))
-
-
-def test_results_have_wilsons_intervals_the_most_frequent_answer_and_the_correlation():
-    of, lines = findings([1, 10, 100, 1000, 5, 50], [0, 0, 1, 1, 0, 1])
+    lines = to_markdown(add_popqa_findings(SimpleNamespace(rows=rows, results=results)))
+    of = results["none"]
     interval = wilson_interval(3, 6)
     assert of["accuracy"]["wilson"] == [interval.low, interval.high]
     assert of["accuracy/father"]["n"] == 3 and of["accuracy/popularity 10^0-10^1"]["n"] == 2
     assert of["accuracy/popularity 10^0-10^1"]["wilson"] == [0.0, wilson_interval(0, 2).high]
     assert of["accuracy"]["most_frequent_answer"] == pytest.approx(2 / 6)
-    logs = np.log10([1, 10, 100, 1000, 5, 50])
-    assert of["correlation"]["value"] == pytest.approx(np.corrcoef(logs, [0, 0, 1, 1, 0, 1])[0, 1])
+    logs = np.log10(popularity)
+    assert of["correlation"]["value"] == pytest.approx(np.corrcoef(logs, right)[0, 1])
     assert of["correlation/mother"]["n"] == 3
     assert not any("wilson" in entry for name, entry in of.items() if name.startswith("lm_calls"))
     assert "monthly page views" in lines
