@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from replug.answering.prompts import Shot
 from replug.config.errors import UserError
 from replug.data.progress import Progress
 from replug.data.rows import read_json_array, read_json_lines
@@ -94,15 +95,6 @@ TEMPLATES = POPQA_TEMPLATES | ENTITY_QUESTIONS_TEMPLATES
 GENREAD_TEMPLATE = "Generate a background document from Wikipedia to answer the given question. {}"
 
 
-@dataclass(frozen=True, slots=True)
-class PopShot:
-    """A question shown with its answer, and with its own passage where the method has passages."""
-
-    question: str
-    answer: str
-    passage: str | None = None
-
-
 def question_of(relation: str, subject: str) -> str:
     """Return the question that asks for a subject's relation, a key of TEMPLATES."""
     before, after = TEMPLATES[relation].split("{}")
@@ -116,14 +108,14 @@ def subject_of(relation: str, question: str) -> str | None:
     return subject if subject.strip() and question == f"{before}{subject}{after}" else None
 
 
-def popqa_prompt(question: str, passage: str | None, shots: Sequence[PopShot] = ()) -> str:
+def popqa_prompt(question: str, passage: str | None, shots: Sequence[Shot] = ()) -> str:
     """Return what the LM continues: the shots, the passage, the question."""
     return popqa_opening(shots) + _block(question, passage)
 
 
-def popqa_opening(shots: Sequence[PopShot]) -> str:
+def popqa_opening(shots: Sequence[Shot]) -> str:
     """Return what the prompts of all questions of a relation begin with."""
-    return "".join(f"{_block(shot.question, shot.passage)} {one_line(shot.answer)}{BETWEEN_BLOCKS}" for shot in shots)
+    return "".join(f"{_block(shot.question, shot.evidence)} {one_line(shot.answer)}{BETWEEN_BLOCKS}" for shot in shots)
 
 
 def genread_prompt(question: str) -> str:

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from replug.answering.prompts import Shot
 from replug.config.errors import UserError
 from replug.evals.answers import answer_tokens
 from replug.evals.loop import Item
 from replug.evals.popqa_sets import (
     TEMPLATES,
     PopQuestion,
-    PopShot,
     document_frequencies,
     first_line,
     genread_prompt,
@@ -32,8 +32,8 @@ from tests.support.shared_data import shared
 GOLDEN = Path(__file__).parent / "golden"
 ASKED = "What is Ada Lovelace's occupation?"
 SHOTS = [
-    PopShot("In what city was Frédéric Chopin born?", "Żelazowa Wola"),
-    PopShot("What is the capital of Chad?", "N'Djamena"),
+    Shot("In what city was Frédéric Chopin born?", "Żelazowa Wola"),
+    Shot("What is the capital of Chad?", "N'Djamena"),
 ]
 PASSAGES = ["Fryderyk Chopin\nChopin was born in Żelazowa Wola.\n", "N'Djamena is the capital of Chad."]
 
@@ -48,7 +48,7 @@ PASSAGES = ["Fryderyk Chopin\nChopin was born in Żelazowa Wola.\n", "N'Djamena 
             popqa_prompt(
                 ASKED,
                 "Ada Lovelace\nAda was a mathematician.",
-                [PopShot(shot.question, shot.answer, text) for shot, text in zip(SHOTS, PASSAGES, strict=True)],
+                [Shot(shot.question, shot.answer, text) for shot, text in zip(SHOTS, PASSAGES, strict=True)],
             ),
         ),
         ("genread", genread_prompt(ASKED)),

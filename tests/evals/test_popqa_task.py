@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from replug.answering.prompts import Shot
 from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import parse_methods
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
@@ -13,7 +14,7 @@ from replug.evals.intervals import wilson_interval
 from replug.evals.loop import Item
 from replug.evals.outcomes import Row
 from replug.evals.popqa import Asked, PopQa, add_popqa_findings
-from replug.evals.popqa_sets import PopQuestion, PopShot
+from replug.evals.popqa_sets import PopQuestion
 from replug.evals.results import compare
 from replug.evals.tables import to_markdown
 from replug.models.generation import Generated
@@ -22,7 +23,7 @@ from tests.support.known_lm import KnownTexts
 
 TEXTS = ["Ada was a poet.", "Ada was a baker.", "Chad's capital is N'Djamena."]
 METHODS = ["none", "bm25@1", "replug", "genread", "random"]
-SHOTS = [PopShot("In what city was Bo born?", "Rome")]
+SHOTS = [Shot("In what city was Bo born?", "Rome")]
 
 
 class Poet:
