@@ -161,30 +161,22 @@ def fit_weights(reranker: Reranker, questions: Sequence[GradedQuestion]) -> tupl
     The search begins at the defaults and changes one weight at a time. Of equal gains it takes the weights closest to
     the defaults; without questions it returns these.
     """
-    weights, start = reranker.default_weights, _mean_gain(reranker, questions, reranker.default_weights)
-    gain = start
+    defaults = reranker.default_weights
+
+    def quality(weights: Weights) -> tuple[float, float]:
+        distance = sum(abs(weights[factor] - defaults[factor]) for factor in reranker.factors)
+        return _mean_gain(reranker, questions, weights), -distance
+
+    weights = defaults
     for _ in range(MAX_ROUNDS):
-        before = dict(weights)
+        before = weights
         for factor in reranker.factors:
-            gain, weights = max(
-                ((_mean_gain(reranker, questions, tried), tried) for tried in _variants(weights, factor)),
-                key=lambda found: (found[0], -_distance(reranker, found[1])),
-            )
+            values = dict.fromkeys([weights[factor], *GRID])  # max takes the first of equals
+            variants = [{**weights, factor: value} for value in values]
+            weights = max((variant for variant in variants if any(variant.values())), key=quality)
         if weights == before:
             break
-    return weights, gain, start
-
-
-def _variants(weights: Weights, factor: str) -> list[dict[str, float]]:
-    """Return the weights themselves, then with every other value of one; never all 0, which would rank nothing."""
-    values = dict.fromkeys([weights[factor], *GRID])
-    variants = [{**weights, factor: value} for value in values]
-    return [variant for variant in variants if any(variant.values())]
-
-
-def _distance(reranker: Reranker, weights: Weights) -> float:
-    defaults = reranker.default_weights
-    return sum(abs(weights[factor] - defaults[factor]) for factor in reranker.factors)
+    return weights, quality(weights)[0], quality(defaults)[0]
 
 
 def _mean_gain(reranker: Reranker, questions: Sequence[GradedQuestion], weights: Weights) -> float:

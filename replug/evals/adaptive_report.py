@@ -44,7 +44,7 @@ from replug.evals.intervals import Interval, wilson_interval
 from replug.evals.popqa_sets import popularity_correlation
 from replug.evals.tables import Block, Blocks, Html, Table, figure, grid, html_page
 from replug.evals.thresholds import NUM_RESAMPLES
-from replug.models.policy import SIGNALS, Threshold
+from replug.models.policy import SIGNALS
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,15 @@ def write_report(
         measured[answered.name] = _measure_lm(answered, prices)
         for pair in answered.pairs():
             compared, better = compare_policies(answered, pair, num_resamples, prices)
-            measured[answered.name]["ways"][pair_name(pair)] = _measure_pair(answered, pair, compared, better)
+            measured[answered.name]["ways"][pair_name(pair)] = {
+                "closed": pair[0],
+                "augmented": pair[1],
+                "help and harm": help_and_harm(answered, pair),
+                "popularity": policy_by_popularity(answered, pair),
+                "thresholds by popularity": thresholds_of(answered, pair, answered.popularity_signal)[0],
+                "better": better,
+                "policies": compared,
+            }
             _write_policies(answered, pair, compared, out / "policies" / slug(answered.name))
             progress.advance()
 
@@ -103,11 +111,15 @@ def write_report(
         sections[answered.name] = [shown(figures_of_lm(answered.name, lm, answered.popularity_signal))]
         for name, way in lm["ways"].items():
             title = f"{answered.name}: {way['closed']} or {way['augmented']}"
+            rules = [
+                f"{relation}: {rule if isinstance(rule, str) else f'below {rule:g}'}"
+                for relation, rule in way["thresholds by popularity"].items()
+            ]
             sections[title] = [
                 *_help_and_harm_blocks(way),
                 shown(figures_of_way(answered, name, way)),
                 comparison_table(way),
-                _rule_line(way["thresholds by popularity"], answered.popularity_signal),
+                f"The policy by {answered.popularity_signal} retrieves by relation: {'; '.join(rules)}.",
                 NOTE,
             ]
     sections["Signals"] = [_signals_table(measured)]
@@ -128,18 +140,6 @@ def _measure_lm(answered: AnsweredQuestions, prices: Prices | None) -> Measured:
         "relations": accuracy_by_relation(answered),
         "costs": {name: method.mean_costs(prices) for name, method in answered.methods.items()},
         "ways": {},
-    }
-
-
-def _measure_pair(answered: AnsweredQuestions, pair: Pair, compared: Sequence[Compared], better: str) -> Measured:
-    return {
-        "closed": pair[0],
-        "augmented": pair[1],
-        "help and harm": help_and_harm(answered, pair),
-        "popularity": policy_by_popularity(answered, pair),
-        "thresholds by popularity": thresholds_of(answered, pair, answered.popularity_signal)[0],
-        "better": better,
-        "policies": list(compared),
     }
 
 
@@ -280,13 +280,6 @@ def _help_and_harm_blocks(way: Measured) -> list[Block]:
         "davinci-003, closed book and with Contriever's first document."
     )
     return [Table(head, rows), note]
-
-
-def _rule_line(thresholds: Mapping[str, Threshold], signal: str) -> str:
-    rules = (
-        f"{relation}: {rule if isinstance(rule, str) else f'below {rule:g}'}" for relation, rule in thresholds.items()
-    )
-    return f"The policy by {signal} retrieves by relation: {'; '.join(rules)}."
 
 
 def _signals_table(measured: Mapping[str, Measured]) -> Table:
