@@ -69,8 +69,7 @@ def _rag(factors: Factors, weights: Weights) -> dict[str, float]:
 
 
 def _rag_full(factors: Factors, weights: Weights) -> dict[str, float]:
-    if factors.answer_by_passage is None:
-        raise ValueError("rag_full needs the factors of every answer given every passage; expected answer_by_passage")
+    assert factors.answer_by_passage is not None, "rag_full needs the factors of every answer given every passage"
     shares = _power(factors.passage, weights[PASSAGE])
     joint = shares + _power(factors.answer_by_passage, weights[ANSWER_GIVEN_QUESTION])
     return {answer: float(np.logaddexp.reduce(row)) for answer, row in zip(factors.distinct, joint, strict=True)}

@@ -152,17 +152,9 @@ def test_the_same_seed_gives_the_same_answers(kind: str, llama: InProcessLM, tmp
     assert other.candidates != first.candidates
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"rerankers": ("poe", "best")}, "rerankers hold best; expected some of direct, rag"),
-        ({"labels": ("yes",)}, "expected two or more different ones"),
-        ({"num_samples": 0}, "num_samples is 0"),
-    ],
-)
-def test_options_that_cannot_be_meant_are_refused(change: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        replace(OPTIONS, **change)
+def test_options_that_cannot_be_meant_are_refused() -> None:
+    with pytest.raises(ValueError, match="num_samples is 0"):
+        replace(OPTIONS, num_samples=0)
 
 
 # Candidates --------------------------------------------------------------------------------------------------------

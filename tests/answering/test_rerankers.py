@@ -76,11 +76,6 @@ def test_a_passage_of_no_probability_gives_its_answers_none_unless_it_weighs_not
     assert RERANKERS["rag"].score(factors, {"passage": 1.0, "answer_given_question": 1.0})["c"] == -math.inf
 
 
-def test_all_passages_are_needed_where_a_reranker_sums_over_them() -> None:
-    with pytest.raises(ValueError, match="expected answer_by_passage"):
-        RERANKERS["rag_full"].score(factors_of(None), RERANKERS["rag_full"].default_weights)
-
-
 # Factors ---------------------------------------------------------------------------------------------------------
 
 

@@ -27,7 +27,7 @@ from replug.evals.thresholds import fit_thresholds, rule_by
 from replug.index_workers.version_store import VersionStore
 from replug.models.policy import load_policy
 from tests.support.index_versions import begin, publish, write_corpus
-from tests.support.outcome_folders import counted_in_documents, made_up_rows, row, write_evaluation
+from tests.support.outcome_folders import made_up_rows, row, write_evaluation
 
 NONE = {"accuracy": 1.0, "popularity": 50.0, "mean_logprob": -0.5, "lm_calls": 1, "retriever_calls": 0}
 BM25 = {"accuracy": 0.0, "popularity": 50.0, "top_score": 3.0, "lm_calls": 1, "retriever_calls": 1}
@@ -107,12 +107,6 @@ def test_outcomes_that_no_policy_can_be_fitted_to_are_refused(tmp_path):
         read(write_evaluation(tmp_path / "alone", [row("a", "x", none=NONE), row("b", "x", none=NONE)]))
     with pytest.raises(UserError, match="asked one question; expected two or more"):
         read(write_evaluation(tmp_path / "one", two_rows()[:1]))
-
-
-def test_documents_that_were_counted_are_no_page_views(tmp_path):
-    [answered] = read(write_evaluation(tmp_path / "one", counted_in_documents(made_up_rows(30))))
-    assert answered.popularity_signal == "frequency"
-    assert "frequency" in answered.signals(PAIR) and "popularity" not in answered.signals(PAIR)
 
 
 # Costs ------------------------------------------------------------------------------------------------------------
