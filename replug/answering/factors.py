@@ -192,19 +192,13 @@ def _asked(
 
 
 def normalized_over_labels(factors: Factors) -> Factors:
-    """Return the factors of a classification, whose answers' probabilities are shares of the labels in each passage.
-
-    Raises ValueError if a passage does not have every label once.
-    """
+    """Return the factors of a classification, whose answers' probabilities are shares of the labels in each passage."""
     if not factors.answers:  # no passages
         return factors
-    labels = factors.distinct
     whole = factors.answer_by_passage
-    own = [factors.passages == passage for passage in range(len(factors.passage))]
-    if any(sorted(np.array(factors.answers)[mine]) != sorted(labels) for mine in own):
-        raise ValueError(f"the candidates of a passage are not the labels {', '.join(labels)}, each once")
     given, alone = factors.answer_given_question.copy(), factors.answer_alone.copy()
-    for mine in own:
+    for passage in range(len(factors.passage)):
+        mine = factors.passages == passage
         given[mine], alone[mine] = log_softmax(given[mine]), log_softmax(alone[mine])
     return replace(
         factors,
