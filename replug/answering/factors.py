@@ -1,13 +1,10 @@
-"""Candidates for an answer, and the factors that an LM gives them and rerankers combine.
+"""Sample candidates for an answer, and score the factors that rerankers combine (Lazaridou et al. 2022, 2.3 and 2.4).
 
-Lazaridou et al. 2022, sections 2.3 and 2.4. Four candidates are sampled for each passage, and equal ones of a passage
-are one. In classification the labels are every passage's candidates. Without a choice of passages (closed book, gold
-evidence) fifty are sampled and the likeliest is the answer.
+Four candidates are sampled for each passage, and equal ones of a passage are one. In classification the labels are
+every passage's candidates. Factors are natural logarithms of probabilities of whole texts with their end, float64. The
+LM that gives them may be smaller than the one that samples.
 
-C candidates, P passages, A distinct answers. Factors are natural logarithms of probabilities of whole texts with their
-end, float64. The LM that gives them may be smaller than the one that samples.
-
-A call of the LM holds several passages in one order of lines: they share the opening, which local weights read once.
+Letters: C candidates, P passages, A distinct answers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -195,19 +192,13 @@ def _asked(
 
 
 def normalized_over_labels(factors: Factors) -> Factors:
-    """Return the factors of a classification, whose answers' probabilities are shares of the labels in each passage.
-
-    Raises ValueError if a passage does not have every label once.
-    """
+    """Return the factors of a classification, whose answers' probabilities are shares of the labels in each passage."""
     if not factors.answers:  # no passages
         return factors
-    labels = factors.distinct
     whole = factors.answer_by_passage
-    own = [factors.passages == passage for passage in range(len(factors.passage))]
-    if any(sorted(np.array(factors.answers)[mine]) != sorted(labels) for mine in own):
-        raise ValueError(f"the candidates of a passage are not the labels {', '.join(labels)}, each once")
     given, alone = factors.answer_given_question.copy(), factors.answer_alone.copy()
-    for mine in own:
+    for passage in range(len(factors.passage)):
+        mine = factors.passages == passage
         given[mine], alone[mine] = log_softmax(given[mine]), log_softmax(alone[mine])
     return replace(
         factors,

@@ -1,19 +1,13 @@
-"""Prompts: shots of evidence, question and answer, then what is asked, in the order of each factor.
+"""Build prompts: shots of evidence, question and answer, then what is asked, in the order of each factor.
 
     Evidence: The Loire flows through Nantes.
     Question: Which river flows through Nantes?
     Answer: The Loire
 
-Blocks are separated by an empty line, and each of their lines is one label (Lazaridou et al. 2022, section 2.2).
-A prompt ends after a label, and what follows it begins with a space and ends with the line: `" The Loire\\n"`. So an
-answer's probability counts its end, and a long answer is not less likely than its own beginning for nothing.
-
-There are two orders of a block with evidence. The one that answers are sampled from gives p(a|q,p). Where evidence
-comes first it gives p(q|p) too. The order evidence, answer, question gives p(a|p) and p(q|a,p). The shots of a factor
-are in the order of its block, whole, so factors of one order share their opening, which an LM reads once.
-
-Shots for `replug ask` are a user's own file, or a few of ours that show an LM how short an answer is. Ours have a
-person, a date, a number and a place as answers, and evidence that holds more than the answer.
+An empty line separates blocks, and each line of a block has one label (Lazaridou et al. 2022, section 2.2). A prompt
+ends after a label. What follows it begins with a space and ends with the line, `" The Loire\\n"`, so an answer's
+probability counts its end. The shots of a factor have the order of its block, so factors of one order share their
+opening, which an LM reads once. Evidence first gives p(q|p) too; evidence, answer, question gives p(a|p) and p(q|a,p).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +19,7 @@ from replug.data.rows import read_json_lines
 
 STOP = "\n"  # where an answer ends
 BETWEEN_BLOCKS = "\n\n"
-EVIDENCE, QUESTION, ANSWER = "evidence", "question", "answer"
+EVIDENCE, QUESTION, ANSWER = "Evidence", "Question", "Answer"  # the labels of lines
 
 Order = tuple[str, ...]  # of a block's lines
 CLOSED_BOOK: Order = (QUESTION, ANSWER)
@@ -45,19 +39,6 @@ class Shot:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptForm:
-    """The labels of a block's lines, and whether its question stands before its evidence."""
-
-    evidence_label: str = "Evidence"
-    question_label: str = "Question"
-    answer_label: str = "Answer"
-    question_first: bool = False
-
-    def label(self, part: str) -> str:
-        return {EVIDENCE: self.evidence_label, QUESTION: self.question_label, ANSWER: self.answer_label}[part]
-
-
-@dataclass(frozen=True, slots=True)
 class ScoredPart:
     """A text to score: `continuation` after `prefix`, which begins with `opening`."""
 
@@ -67,13 +48,14 @@ class ScoredPart:
 
 
 class AnswerPrompts:
-    """The prompts of one set of questions: all have the same shots.
+    """Build the prompts of one set of questions, which have the same shots.
 
-    Raises UserError for a shot without evidence if a prompt has evidence.
+    `question_first` puts the question before its evidence. Raises UserError for a shot without evidence if a prompt
+    has evidence.
     """
 
-    def __init__(self, form: PromptForm, shots: Sequence[Shot]) -> None:
-        self.form, self.shots = form, tuple(shots)
+    def __init__(self, shots: Sequence[Shot], question_first: bool = False) -> None:
+        self.shots, self.question_first = tuple(shots), question_first
         self._openings: dict[Order, str] = {}
 
     def opening(self, has_evidence: bool) -> str:
@@ -108,7 +90,7 @@ class AnswerPrompts:
 
     @property
     def _asked_order(self) -> Order:
-        return QUESTION_FIRST if self.form.question_first else EVIDENCE_FIRST
+        return QUESTION_FIRST if self.question_first else EVIDENCE_FIRST
 
     def _opening(self, order: Order) -> str:
         if order not in self._openings:
@@ -122,13 +104,13 @@ class AnswerPrompts:
         if shot.evidence is None and EVIDENCE in order:
             raise UserError(f"the shot {shot.question!r} has no evidence; expected some for prompts with evidence")
         parts = {EVIDENCE: shot.evidence or "", QUESTION: shot.question, ANSWER: shot.answer}
-        return STOP.join(f"{self.form.label(part)}: {one_line(parts[part])}" for part in order)
+        return STOP.join(f"{part}: {one_line(parts[part])}" for part in order)
 
     def _prefix(self, order: Order, end: str, given: dict[str, str]) -> str:
         """Return the opening and the block's lines up to the label of `end`."""
         before = order[: order.index(end)]
-        lines = [f"{self.form.label(part)}: {one_line(given[part])}" for part in before]
-        return self._opening(order) + STOP.join([*lines, f"{self.form.label(end)}:"])
+        lines = [f"{part}: {one_line(given[part])}" for part in before]
+        return self._opening(order) + STOP.join([*lines, f"{end}:"])
 
 
 def fit_shots(
@@ -145,14 +127,14 @@ def fit_shots(
     """
     if max_tokens is None:
         return prompts
-    bare = AnswerPrompts(prompts.form, ())
+    bare = AnswerPrompts((), prompts.question_first)
     longest: dict[bool, tuple[int, str]] = {}  # with evidence, and closed book
     for question, evidence in asked:
         own = num_tokens(bare.ask(question, evidence)), question
         longest[evidence is not None] = max(longest.get(evidence is not None, (0, "")), own)
     room = max_tokens - max_new_tokens - LINE_ENDS
     for first in range(len(prompts.shots) + 1):
-        fewer = AnswerPrompts(prompts.form, prompts.shots[first:])
+        fewer = AnswerPrompts(prompts.shots[first:], prompts.question_first)
         if all(_fits(fewer, has_evidence, length, num_tokens, room) for has_evidence, (length, _) in longest.items()):
             return fewer
     length, question = max(longest.values())

@@ -1,17 +1,13 @@
-"""From factors to scores of answers: pure arithmetic on numpy arrays (Lazaridou et al. 2022, section 2.4).
+"""Score answers from factors (Lazaridou et al. 2022, section 2.4), and fit the weights of factors.
 
-A reranker is a function of factors and weights. Its score of an answer is a logarithm, of any scale: only the order
-counts. An answer that several passages gave has the score of the best of these candidates, or the sum of all where
-the reranker says so. Weights w are exponents; each is 1 where nothing was fitted.
+A score is a logarithm of any scale: only the order counts. An answer that several passages gave has the score of its
+best candidate, or the sum of all where the reranker says so. Weights w are exponents, 1 by default.
 
     direct         p(a|q,p), of the passage that gave the answer
     rag            the sum of p_tfidf(p|q)^w p(a|q,p)^w over the passages that gave the answer
     rag_full       the same sum over all passages
-    noisy_channel  p(q|a,p)^w p(a|p)^w p(a|q,p)^w / p(q|p)^w
+    noisy_channel  p(q|a,p)^w p(a|p)^w p(a|q,p)^w / p(q|p)^w (Bayes' rule times p(a|q,p), as the paper's footnote)
     poe            the product of experts: p_tfidf(p|q)^w times the noisy channel's
-
-The noisy channel proper is Bayes' rule, p(q|a,p) p(a|p) / p(q|p). The paper's footnote multiplies it by p(a|q,p),
-which is the same quantity as the LM says it directly.
 
 Weights are fitted on the validation part of a set only, by a deterministic coordinate search over a fixed grid. An
 evaluation writes them as a file of JSON, which `replug ask --weights` reads:
@@ -20,7 +16,7 @@ evaluation writes them as a file of JSON, which `replug ask --weights` reads:
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +34,7 @@ from replug.config.errors import UserError
 from replug.data.files import read_json, write_json
 
 Weights = Mapping[str, float]  # by factor
+GradedQuestion = tuple[Factors, Mapping[str, float]]  # with the gain of each answer (exact match or accuracy, 0 to 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +69,7 @@ def _rag(factors: Factors, weights: Weights) -> dict[str, float]:
 
 
 def _rag_full(factors: Factors, weights: Weights) -> dict[str, float]:
-    if factors.answer_by_passage is None:
-        raise ValueError("rag_full needs the factors of every answer given every passage; expected answer_by_passage")
+    assert factors.answer_by_passage is not None, "rag_full needs the factors of every answer given every passage"
     shares = _power(factors.passage, weights[PASSAGE])
     joint = shares + _power(factors.answer_by_passage, weights[ANSWER_GIVEN_QUESTION])
     return {answer: float(np.logaddexp.reduce(row)) for answer, row in zip(factors.distinct, joint, strict=True)}
@@ -131,100 +127,61 @@ FIELDS = {"lm", "reranker", "methods"}
 MAX_ROUNDS = 10  # through all factors; it ends earlier where a round changes nothing
 
 
-@dataclass(frozen=True, slots=True)
-class GradedQuestion:
-    """A validation question: its factors, and what each answer would gain (exact match or accuracy, 0 to 1).
-
-    A question without candidates gains nothing by any weights, and counts.
-    """
-
-    factors: Factors
-    gains: Mapping[str, float]
+def write_weights(path: Path, lm: str, reranker: str, methods: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write the weights by method, such as poe@10, and how well they did, with the LMs that they belong to."""
+    write_json(path, {"format": FORMAT, "lm": lm, "reranker": reranker, "methods": methods})
 
 
-@dataclass(frozen=True, slots=True)
-class FittedWeights:
-    """Weights by factor, the mean gain with them and with the defaults, and the number of questions."""
-
-    weights: Mapping[str, float]
-    gain: float
-    default_gain: float
-    num_questions: int
-
-
-@dataclass(frozen=True, slots=True)
-class WeightsFile:
-    """A file of weights, and the LMs that they belong to: the one that samples, and the one that gives factors."""
-
-    path: Path
-    lm: str
-    reranker: str
-
-    def write(self, fitted: Mapping[str, FittedWeights]) -> None:
-        """Write the weights by method, such as poe@10."""
-        methods = {name: {**asdict(method), "weights": dict(method.weights)} for name, method in fitted.items()}
-        write_json(self.path, {"format": FORMAT, "lm": self.lm, "reranker": self.reranker, "methods": methods})
-
-    def read(self, method: str) -> Weights:
-        """Return the weights of a method. Raises UserError for another file, other LMs, or a missing method."""
-        kept = read_json(self.path, "give the weights.json of an evaluation=internet_qa")
-        if not isinstance(kept, dict) or kept.get("format") != FORMAT or not kept.keys() >= FIELDS:
-            raise UserError(f"{self.path} holds no weights; expected the weights.json of an evaluation=internet_qa")
-        for role, identity in (("lm", self.lm), ("reranker", self.reranker)):
-            if kept[role] != identity:
-                raise UserError(f"{self.path} was fitted with the {role} {kept[role]}, not {identity}; fit others")
-        if method not in kept["methods"]:
-            known = ", ".join(kept["methods"]) or "none"
-            raise UserError(f"{self.path} has no weights of {method}; expected --rerank and --k of one of: {known}")
-        weights, factors = kept["methods"][method].get("weights"), RERANKERS[method.partition("@")[0]].factors
-        is_whole = isinstance(weights, dict) and set(weights) == set(factors) and all(map(_is_weight, weights.values()))
-        if not is_whole:
-            expected = "expected a number of 0 or more for each factor"
-            raise UserError(f"{self.path}: {method} has the weights {weights}; {expected}")
-        return {name: float(weight) for name, weight in weights.items()}
+def read_weights(path: Path, lm: str, reranker: str, method: str) -> Weights:
+    """Return the weights of a method. Raises UserError for another file, other LMs, or a missing method."""
+    kept = read_json(path, "give the weights.json of an evaluation=internet_qa")
+    if not isinstance(kept, dict) or kept.get("format") != FORMAT or not kept.keys() >= FIELDS:
+        raise UserError(f"{path} holds no weights; expected the weights.json of an evaluation=internet_qa")
+    for role, identity in (("lm", lm), ("reranker", reranker)):
+        if kept[role] != identity:
+            raise UserError(f"{path} was fitted with the {role} {kept[role]}, not {identity}; fit others")
+    if method not in kept["methods"]:
+        known = ", ".join(kept["methods"]) or "none"
+        raise UserError(f"{path} has no weights of {method}; expected --rerank and --k of one of: {known}")
+    weights, factors = kept["methods"][method].get("weights"), RERANKERS[method.partition("@")[0]].factors
+    if not isinstance(weights, dict) or set(weights) != set(factors) or not all(map(_is_weight, weights.values())):
+        expected = "expected a number of 0 or more for each factor"
+        raise UserError(f"{path}: {method} has the weights {weights}; {expected}")
+    return {name: float(weight) for name, weight in weights.items()}
 
 
 def _is_weight(weight: Any) -> bool:
     return isinstance(weight, int | float) and not isinstance(weight, bool) and 0 <= weight < np.inf
 
 
-def fit_weights(reranker: Reranker, questions: Sequence[GradedQuestion]) -> FittedWeights:
-    """Return the weights of the largest mean gain, found from the defaults by changing one at a time.
+def fit_weights(reranker: Reranker, questions: Sequence[GradedQuestion]) -> tuple[Weights, float, float]:
+    """Return the weights of the largest mean gain, that gain, and the mean gain of the default weights.
 
-    Of equal gains the weights closest to the defaults are taken, so nothing changes for nothing; without questions the
-    weights are the defaults. Raises ValueError for a question whose gains lack an answer.
+    The search begins at the defaults and changes one weight at a time. Of equal gains it takes the weights closest to
+    the defaults; without questions it returns these.
     """
-    weights, start = reranker.default_weights, _mean_gain(reranker, questions, reranker.default_weights)
-    gain = start
+    defaults = reranker.default_weights
+
+    def quality(weights: Weights) -> tuple[float, float]:
+        distance = sum(abs(weights[factor] - defaults[factor]) for factor in reranker.factors)
+        return _mean_gain(reranker, questions, weights), -distance
+
+    weights = defaults
     for _ in range(MAX_ROUNDS):
-        before = dict(weights)
+        before = weights
         for factor in reranker.factors:
-            gain, weights = max(
-                ((_mean_gain(reranker, questions, tried), tried) for tried in _variants(weights, factor)),
-                key=lambda found: (found[0], -_distance(reranker, found[1])),
-            )
+            values = dict.fromkeys([weights[factor], *GRID])  # max takes the first of equals
+            variants = [{**weights, factor: value} for value in values]
+            weights = max((variant for variant in variants if any(variant.values())), key=quality)
         if weights == before:
             break
-    return FittedWeights(weights, gain, start, len(questions))
-
-
-def _variants(weights: Weights, factor: str) -> list[dict[str, float]]:
-    """Return the weights themselves, then with every other value of one; never all 0, which would rank nothing."""
-    values = dict.fromkeys([weights[factor], *GRID])
-    variants = [{**weights, factor: value} for value in values]
-    return [variant for variant in variants if any(variant.values())]
-
-
-def _distance(reranker: Reranker, weights: Weights) -> float:
-    defaults = reranker.default_weights
-    return sum(abs(weights[factor] - defaults[factor]) for factor in reranker.factors)
+    return weights, quality(weights)[0], quality(defaults)[0]
 
 
 def _mean_gain(reranker: Reranker, questions: Sequence[GradedQuestion], weights: Weights) -> float:
-    gains = []
-    for question in questions:
-        best = best_answer(reranker.score(question.factors, weights))
-        if best and best not in question.gains:
-            raise ValueError(f"the gains of a question lack its answer {best!r}; expected every candidate's")
-        gains.append(question.gains[best] if best else 0.0)
-    return float(np.mean(gains)) if gains else 0.0
+    """Return the mean gain of the best answers; a question without candidates gains nothing, and counts."""
+    gained = []
+    for factors, gains in questions:
+        best = best_answer(reranker.score(factors, weights))
+        gained.append(gains[best] if best else 0.0)
+    return float(np.mean(gained)) if gained else 0.0

@@ -66,7 +66,7 @@ def ask(
         Path | None, typer.Option(help="A run directory or an index directory. [default: runs/quickstart]")
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="A search engine: local, searxng, brave, google or ddgs; keys are under web.")
+        str | None, typer.Option(help="A search engine: local, searxng, brave or ddgs; keys are under web.")
     ] = None,
     corpus: Annotated[
         Path | None, typer.Option(help="JSONL of id and text, which --engine local searches by BM25.")

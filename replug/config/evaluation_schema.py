@@ -60,12 +60,9 @@ class QuestionsConfig:
 class WebConfig:
     """Where evidence for a question is searched for, and what of it is kept."""
 
-    engine: str = key("local", "local (documents of a corpus), searxng, brave, google or ddgs")
+    engine: str = key("local", "local (documents of a corpus), searxng, brave or ddgs")
     url: str | None = key(None, "of a SearXNG, such as http://127.0.0.1:8888")
-    google_cx: str | None = key(None, "id of a Google Programmable Search Engine")
-    api_key_env: str = key(
-        "REPLUG_SEARCH_API_KEY", "environment variable that holds the key of brave or google", resumable=True
-    )
+    api_key_env: str = key("REPLUG_SEARCH_API_KEY", "environment variable that holds the key of brave", resumable=True)
     num_results: int = key(20, "pages of an engine's answer (paper: 20)", ABOVE_0)
     max_passages: int = key(50, "passages of all pages that are kept, the nearest to the question (paper: 50)", ABOVE_0)
     sentences_per_passage: int = key(6, "of a page's text (paper: 6)", ABOVE_0)

@@ -120,10 +120,9 @@ def _ensemble_problems(ensemble: EnsembleConfig) -> Iterator[str]:
 
 def web_problems(web: WebConfig) -> Iterator[str]:
     """Of the search for evidence."""
-    for key, engine in (("url", "searxng"), ("google_cx", "google")):
-        value = (getattr(web, key) or "").strip()
-        if bool(value) != (web.engine == engine):
-            yield f"web.{key} is {'set' if value else 'missing'} with web.engine={web.engine}; {engine} alone wants it"
+    is_given = bool((web.url or "").strip())
+    if is_given != (web.engine == "searxng"):
+        yield f"web.url is {'set' if is_given else 'missing'} with web.engine={web.engine}; searxng alone wants it"
     if web.url:
         parts = urlsplit(web.url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:

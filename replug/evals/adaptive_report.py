@@ -44,7 +44,7 @@ from replug.evals.intervals import Interval, wilson_interval
 from replug.evals.popqa_sets import popularity_correlation
 from replug.evals.tables import Block, Blocks, Html, Table, figure, grid, html_page
 from replug.evals.thresholds import NUM_RESAMPLES
-from replug.models.policy import SIGNALS, Threshold
+from replug.models.policy import SIGNALS
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,6 @@ PAPER_HELP_AND_HARM = {
     (False, True): (0.17, 0.88),
     (False, False): (0.49, 0.11),
 }
-PAPER_RAREST_SHARE = 4000 / 14267
 
 
 def write_report(
@@ -83,7 +82,15 @@ def write_report(
         measured[answered.name] = _measure_lm(answered, prices)
         for pair in answered.pairs():
             compared, better = compare_policies(answered, pair, num_resamples, prices)
-            measured[answered.name]["ways"][pair_name(pair)] = _measure_pair(answered, pair, compared, better)
+            measured[answered.name]["ways"][pair_name(pair)] = {
+                "closed": pair[0],
+                "augmented": pair[1],
+                "help and harm": help_and_harm(answered, pair),
+                "popularity": policy_by_popularity(answered, pair),
+                "thresholds by popularity": thresholds_of(answered, pair, answered.popularity_signal)[0],
+                "better": better,
+                "policies": compared,
+            }
             _write_policies(answered, pair, compared, out / "policies" / slug(answered.name))
             progress.advance()
 
@@ -104,11 +111,15 @@ def write_report(
         sections[answered.name] = [shown(figures_of_lm(answered.name, lm, answered.popularity_signal))]
         for name, way in lm["ways"].items():
             title = f"{answered.name}: {way['closed']} or {way['augmented']}"
+            rules = [
+                f"{relation}: {rule if isinstance(rule, str) else f'below {rule:g}'}"
+                for relation, rule in way["thresholds by popularity"].items()
+            ]
             sections[title] = [
                 *_help_and_harm_blocks(way),
                 shown(figures_of_way(answered, name, way)),
                 comparison_table(way),
-                _rule_line(way["thresholds by popularity"], answered.popularity_signal),
+                f"The policy by {answered.popularity_signal} retrieves by relation: {'; '.join(rules)}.",
                 NOTE,
             ]
     sections["Signals"] = [_signals_table(measured)]
@@ -121,30 +132,14 @@ def write_report(
 
 
 def _measure_lm(answered: AnsweredQuestions, prices: Prices | None) -> Measured:
-    everything, rarest = np.ones(len(answered.ids), dtype=bool), _rarest(answered.popularity)
     return {
         "identity": answered.identity,
         "n": len(answered.ids),
-        "accuracy": accuracies(answered, everything),
-        "accuracy of the rarest 28%": accuracies(answered, rarest),
-        "accuracy of the others": accuracies(answered, ~rarest),
+        "accuracy": accuracies(answered, np.ones(len(answered.ids), dtype=bool)),
         "popularity": [{**ends, "accuracy": accuracies(answered, own)} for ends, own in _half_powers(answered)],
-        "relative popularity": accuracy_by_relative_popularity(answered),
         "relations": accuracy_by_relation(answered),
         "costs": {name: method.mean_costs(prices) for name, method in answered.methods.items()},
         "ways": {},
-    }
-
-
-def _measure_pair(answered: AnsweredQuestions, pair: Pair, compared: Sequence[Compared], better: str) -> Measured:
-    return {
-        "closed": pair[0],
-        "augmented": pair[1],
-        "help and harm": help_and_harm(answered, pair),
-        "popularity": policy_by_popularity(answered, pair),
-        "thresholds by popularity": thresholds_of(answered, pair, answered.popularity_signal)[0],
-        "better": better,
-        "policies": list(compared),
     }
 
 
@@ -197,27 +192,6 @@ def policy_by_popularity(answered: AnsweredQuestions, pair: Pair) -> list[dict[s
     return bins
 
 
-def accuracy_by_relative_popularity(answered: AnsweredQuestions) -> list[dict[str, Any]]:
-    """Return accuracies among the questions of their own relation, in half standard deviations (figure 7)."""
-    relative = relative_popularity(answered.popularity, answered.relations)
-    edges = np.arange(np.floor(2 * relative.min()), np.floor(2 * relative.max()) + 2) / 2
-    return [{**ends, "accuracy": accuracies(answered, own)} for ends, own in _binned(relative, edges)]
-
-
-def relative_popularity(popularity: np.ndarray, relations: Sequence[str]) -> np.ndarray:
-    """Return log10 popularity [N] less its relation's mean, in the relation's standard deviations.
-
-    A popularity below 1 counts as 1. 0 for a relation whose questions are all equally popular.
-    """
-    logs, names = np.log10(np.maximum(np.asarray(popularity, dtype=np.float64), 1.0)), np.asarray(relations)
-    relative = np.zeros(len(logs))
-    for relation in set(relations):
-        own = names == relation
-        if np.ptp(logs[own]) > 0:
-            relative[own] = (logs[own] - logs[own].mean()) / logs[own].std()
-    return relative
-
-
 def accuracy_by_relation(answered: AnsweredQuestions) -> list[dict[str, Any]]:
     """Return by relation the accuracy of each method, and its correlation with log popularity (figure 4)."""
     relations, found = np.array(answered.relations), []
@@ -232,24 +206,14 @@ def accuracy_by_relation(answered: AnsweredQuestions) -> list[dict[str, Any]]:
     return found
 
 
-def _rarest(popularity: np.ndarray) -> np.ndarray:
-    """Return which questions are the rarest 28%, as the paper's 4,000 of 14,267, bool [N]; at least one is not."""
-    rarest = np.zeros(len(popularity), dtype=bool)
-    num = min(max(round(PAPER_RAREST_SHARE * len(popularity)), 1), len(popularity) - 1)
-    rarest[np.argsort(popularity, kind="stable")[:num]] = True
-    return rarest
-
-
 def _half_powers(answered: AnsweredQuestions) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """Yield bins of half powers of ten that hold questions; a popularity below 1 counts as 1 (figures 1 and 5)."""
+    """Yield bins of half powers of ten that hold questions: both ends, their number, and which they are, bool [N].
+
+    A popularity below 1 counts as 1 (figures 1 and 5).
+    """
     popularity = np.maximum(answered.popularity, 1)
     edges = 10 ** (np.arange(0, 2 * np.ceil(np.log10(popularity.max() + 1)) + 1) / 2)
-    return _binned(popularity, edges)
-
-
-def _binned(values: np.ndarray, edges: np.ndarray) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """Yield both ends and the number of values of each bin that has some, and which values it has, bool [N]."""
-    places = np.searchsorted(edges, values, side="right") - 1
+    places = np.searchsorted(edges, popularity, side="right") - 1
     for place in np.unique(places):
         own = places == place
         yield {"low": float(edges[place]), "high": float(edges[place + 1]), "n": int(own.sum())}, own
@@ -316,13 +280,6 @@ def _help_and_harm_blocks(way: Measured) -> list[Block]:
         "davinci-003, closed book and with Contriever's first document."
     )
     return [Table(head, rows), note]
-
-
-def _rule_line(thresholds: Mapping[str, Threshold], signal: str) -> str:
-    rules = (
-        f"{relation}: {rule if isinstance(rule, str) else f'below {rule:g}'}" for relation, rule in thresholds.items()
-    )
-    return f"The policy by {signal} retrieves by relation: {'; '.join(rules)}."
 
 
 def _signals_table(measured: Mapping[str, Measured]) -> Table:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from replug.answering.factors import Factors
-from replug.answering.prompts import AnswerPrompts, fit_shots
+from replug.answering.prompts import ANSWER, EVIDENCE, QUESTION, AnswerPrompts, fit_shots
 from replug.answering.rerankers import Reranker
 from replug.evals.internet_sets import Prepared
 from replug.evals.kinds import PromptedLM
@@ -53,7 +53,7 @@ class LineCounter:
     """Counts the tokens of the lines of prompts by one tokenizer."""
 
     def __init__(self, num_tokens: NumTokens, prompts: AnswerPrompts) -> None:
-        self._num_tokens, self._prompts, self._form = num_tokens, prompts, prompts.form
+        self._num_tokens, self._prompts = num_tokens, prompts
         self._openings: dict[bool, int] = {}
 
     def lines(self, question: str, passages: Sequence[str], answers: Sequence[str]) -> LineTokens:
@@ -80,10 +80,10 @@ class LineCounter:
 
     def _question(self, text: str) -> int:
         """Return the tokens of a question with the label of the answer: every prompt has both."""
-        return self._num_tokens(f"{self._form.question_label}: {text}\n{self._form.answer_label}:")
+        return self._num_tokens(f"{QUESTION}: {text}\n{ANSWER}:")
 
     def _evidence(self, text: str) -> int:
-        return self._num_tokens(f"{self._form.evidence_label}: {text}\n")
+        return self._num_tokens(f"{EVIDENCE}: {text}\n")
 
 
 def reranking_costs(
@@ -129,7 +129,11 @@ def fitting_prompts(prepared: Prepared, lm: PromptedLM, max_new_tokens: int) -> 
 
     All shots are kept for an LM whose tokenizer or limit is unknown: too long a prompt is refused when it is asked.
     """
-    prompts, count, limit = AnswerPrompts(prepared.form, prepared.shots), token_counter(lm.source), lm.lm.max_tokens
+    prompts, count, limit = (
+        AnswerPrompts(prepared.shots, prepared.question_first),
+        token_counter(lm.source),
+        lm.lm.max_tokens,
+    )
     if count is None or limit is None:
         return prompts
     # Every question closed book, and with every text that it is asked with.

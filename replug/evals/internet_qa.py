@@ -1,16 +1,12 @@
 """Answer questions from searched passages (Lazaridou et al. 2022): closed book, with gold evidence, by rerankers.
 
-Every question is searched for before the LM is opened: by an engine on the web, or among the documents of a corpus.
-What engines answered is kept in a snapshot, so an interrupted search asks nothing twice. One pass over the questions
-then measures what all methods need: a method that reads N passages has the candidates and factors of the first N.
+Every question is searched for before the LM is opened, on the web or in a corpus. One pass over the questions then
+measures what all methods need: a method that reads N passages has the candidates and factors of the first N.
 
 A row of outcomes.jsonl holds the answers of `none` and `gold`, what each reranking method costs, and `passages`: the
-factors of all candidates from as many passages as any method reads. When all is measured, weights are fitted on the
-validation part, and every method is decided by them without asking again. The results are of the test part.
-
-The results get more than metrics: an entry `validation` of each method that reranks says which weights were fitted, on
-how many questions, and what the metric was there with them and with the default weights. Entries of shares get
-`wilson`. The table gets the weights and the failures of the search, and flop.svg is drawn.
+factors of all candidates. When all is measured, weights are fitted on the validation part, and every method is decided
+by them without asking again. The results are of the test part; an entry `validation` of each method that reranks says
+which weights were fitted, on how many questions, and what the metric was there with them and with the default weights.
 """
 
 import json
@@ -27,7 +23,7 @@ import numpy as np
 
 from replug.answering.answerer import Answered, Answerer, AnsweringOptions
 from replug.answering.factors import Factors
-from replug.answering.rerankers import RERANKERS, GradedQuestion, WeightsFile, best_answer, fit_weights
+from replug.answering.rerankers import RERANKERS, best_answer, fit_weights, write_weights
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import BM25, GOLD, NONE, REPLUG, Method
@@ -319,8 +315,8 @@ def answer_numbers(metric: str, answer: str, question: InternetQuestion) -> dict
     return {metric: gain(answer, question), "f1": token_f1(answer, question.answers) if answer else 0.0}
 
 
-def decide(prepared: Prepared, rows: Sequence[Row], file: WeightsFile) -> tuple[Task, list[Row]]:
-    """Fit weights on the validation part and write them; return the test part with the answers of every method.
+def decide(prepared: Prepared, rows: Sequence[Row], path: Path, lm: str, reranker: str) -> tuple[Task, list[Row]]:
+    """Fit weights on the validation part and write them to `path`; return the test part with every method's answers.
 
     Raises UserError where no question is in the test part.
     """
@@ -334,15 +330,21 @@ def decide(prepared: Prepared, rows: Sequence[Row], file: WeightsFile) -> tuple[
             f"all {len(rows)} questions are in the validation part, which weights are fitted on; expected more "
             "(questions.max_questions)"
         )
-    fitted = {}
+    fitted: dict[str, dict[str, Any]] = {}
     for method in (method for method in prepared.methods if method.k):
         graded = []
         for question, _, factors in validation:
             assert factors is not None
             read = factors.of_first(method.k)
-            graded.append(GradedQuestion(read, {answer: gain(answer, question) for answer in read.distinct}))
-        fitted[method.name] = fit_weights(RERANKERS[method.source], graded)
-    file.write(fitted)
+            graded.append((read, {answer: gain(answer, question) for answer in read.distinct}))
+        weights, best, default = fit_weights(RERANKERS[method.source], graded)
+        fitted[method.name] = {
+            "weights": weights,
+            "gain": best,
+            "default_gain": default,
+            "num_questions": len(validation),
+        }
+    write_weights(path, lm, reranker, fitted)
     decided = []
     for question, row, factors in test:
         outcomes = {}
@@ -350,7 +352,7 @@ def decide(prepared: Prepared, rows: Sequence[Row], file: WeightsFile) -> tuple[
             outcome = row["methods"][method.name]
             if method.k:
                 assert factors is not None
-                scores = RERANKERS[method.source].score(factors.of_first(method.k), fitted[method.name].weights)
+                scores = RERANKERS[method.source].score(factors.of_first(method.k), fitted[method.name]["weights"])
                 answer = best_answer(scores)
                 numbers = answer_numbers(prepared.metric, answer, question)
                 if prepared.metric == EXACT_MATCH:
@@ -369,7 +371,7 @@ def settle(
     config: EvaluationConfig, folder: EvaluationFolder, task: Task, rows: Sequence[Row]
 ) -> tuple[Task, Sequence[Row]]:
     assert isinstance(task, InternetQa)
-    return decide(task.prepared, rows, WeightsFile(folder.weights, task.lm, task.reranker))
+    return decide(task.prepared, rows, folder.weights, task.lm, task.reranker)
 
 
 def add_internet_findings(finished: Finished) -> list[Block]:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from replug.answering.prompts import PromptForm, Shot
+from replug.answering.prompts import Shot
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
 from replug.config.methods import GOLD, NONE, Method
@@ -343,7 +343,7 @@ class Prepared:
     questions: tuple[InternetQuestion, ...]
     shots: tuple[Shot, ...]
     metric: str
-    form: PromptForm
+    question_first: bool
     gold: Mapping[str, str]
     found: Mapping[str, FoundEvidence]
 
@@ -381,7 +381,7 @@ def prepare(config: EvaluationConfig, corpus: CorpusStore | None) -> Prepared:
         tuple(measured),
         tuple(Shot(shot.example.query, shot.answers[0], shown.get(shot.example.id)) for shot in shots),
         question_set.metric,
-        PromptForm(question_first=config.questions.question_first),
+        config.questions.question_first,
         gold_evidence(asked_with_gold, corpus, "the method gold"),
         {},
     )

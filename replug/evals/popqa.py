@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from replug.answering.prompts import Shot
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import Method
@@ -36,7 +37,6 @@ from replug.evals.popqa_sets import (
     NUM_SHOTS,
     PAGE_VIEWS,
     PopQuestion,
-    PopShot,
     document_frequencies,
     first_line,
     plan_shots,
@@ -59,7 +59,7 @@ SCALES = {
     PAGE_VIEWS: "Popularity is monthly page views of the subject (s_pop).",
     DOCUMENTS: "Popularity is the number of documents in the corpus that name the subject: the questions tell none.",
 }
-Shots = Mapping[tuple[str, str], Sequence[PopShot]]  # by method and relation
+Shots = Mapping[tuple[str, str], Sequence[Shot]]  # by method and relation
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,14 +199,13 @@ def popqa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDatase
 
     def make_task(prompted: PromptedLM | None, book: EvidenceBook) -> PopQa:
         assert prompted is not None
-        by_method: dict[tuple[str, str], list[PopShot]] = {}
+        by_method: dict[tuple[str, str], list[Shot]] = {}
         for method in book.methods:
             for relation, some in shown.items():
                 places = [place_of.get(shot.example.id) for shot in some]
                 passages = [None if place is None else book.nearest(method, place) for place in places]
                 by_method[method.name, relation] = [
-                    PopShot(shot.example.query, shot.object, passage)
-                    for shot, passage in zip(some, passages, strict=True)
+                    Shot(shot.example.query, shot.object, passage) for shot, passage in zip(some, passages, strict=True)
                 ]
         return PopQa(prompted.lm, prompted.template, asked, by_method, book, config.questions.max_new_tokens)
 

@@ -9,8 +9,7 @@ P19.test.json       a file of EntityQuestions (Sciavolino et al. 2021), named by
 FOLDER              all files of EntityQuestions in it
 
 The fields are `subj`, `prop` (one of TEMPLATES), `obj`, `possible_answers` (or `answers`; in a table a JSON list), and
-optional `question`, `s_pop`, `o_pop` (monthly page views), `id` and `gold`. A `question` must be the one that its
-template makes.
+optional `question`, `s_pop` (monthly page views), `id` and `gold`. A `question` must be its template's.
 
 Prompts are those of the official code (`run_model.py`). A question is `Q: ... A:`, with its passage and a blank line
 before it where there is one. Shots are such questions with their answers. GenRead's prompt asks the LM to write the
@@ -29,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from replug.answering.prompts import Shot
 from replug.config.errors import UserError
 from replug.data.progress import Progress
 from replug.data.rows import read_json_array, read_json_lines
@@ -42,7 +42,6 @@ from replug.evals.questions import (
     one_line,
     open_question,
     questions_of_rows,
-    require_not_evaluated,
     text_of,
 )
 
@@ -96,15 +95,6 @@ TEMPLATES = POPQA_TEMPLATES | ENTITY_QUESTIONS_TEMPLATES
 GENREAD_TEMPLATE = "Generate a background document from Wikipedia to answer the given question. {}"
 
 
-@dataclass(frozen=True, slots=True)
-class PopShot:
-    """A question shown with its answer, and with its own passage where the method has passages."""
-
-    question: str
-    answer: str
-    passage: str | None = None
-
-
 def question_of(relation: str, subject: str) -> str:
     """Return the question that asks for a subject's relation, a key of TEMPLATES."""
     before, after = TEMPLATES[relation].split("{}")
@@ -118,14 +108,14 @@ def subject_of(relation: str, question: str) -> str | None:
     return subject if subject.strip() and question == f"{before}{subject}{after}" else None
 
 
-def popqa_prompt(question: str, passage: str | None, shots: Sequence[PopShot] = ()) -> str:
+def popqa_prompt(question: str, passage: str | None, shots: Sequence[Shot] = ()) -> str:
     """Return what the LM continues: the shots, the passage, the question."""
     return popqa_opening(shots) + _block(question, passage)
 
 
-def popqa_opening(shots: Sequence[PopShot]) -> str:
+def popqa_opening(shots: Sequence[Shot]) -> str:
     """Return what the prompts of all questions of a relation begin with."""
-    return "".join(f"{_block(shot.question, shot.passage)} {one_line(shot.answer)}{BETWEEN_BLOCKS}" for shot in shots)
+    return "".join(f"{_block(shot.question, shot.evidence)} {one_line(shot.answer)}{BETWEEN_BLOCKS}" for shot in shots)
 
 
 def genread_prompt(question: str) -> str:
@@ -149,13 +139,12 @@ ENTITY_QUESTIONS_FILE = re.compile(r"(?P<relation>P[0-9]+)\..*json")
 class PopQuestion(OpenQuestion):
     """A question of the relation `example.group`; `object` is the answer that shots show.
 
-    Popularity is in monthly page views; None means that the file gives none.
+    `subject_popularity` is the monthly page views of the subject; None means that the file gives none.
     """
 
     subject: str
     object: str
     subject_popularity: float | None = None
-    object_popularity: float | None = None
 
     @property
     def relation(self) -> str:
@@ -229,9 +218,8 @@ def _table_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                 if None in row or None in row.values():
                     raise UserError(f"{where}: expected {len(reader.fieldnames or ())} cells, as the header has")
                 cells: dict[str, Any] = {name: cell for name, cell in row.items() if cell.strip()}
-                for name in ("s_pop", "o_pop"):
-                    with suppress(KeyError, ValueError):  # a word is refused with its field's name
-                        cells[name] = float(cells[name])
+                with suppress(KeyError, ValueError):  # a word is refused with its field's name
+                    cells["s_pop"] = float(cells["s_pop"])
                 yield where, cells
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 ({error.reason}); convert the file") from error
@@ -253,23 +241,13 @@ def _question(row: Mapping[str, Any], where: str) -> PopQuestion:
         with suppress(ValueError):  # a text that is not a list is refused below
             answers = json.loads(answers)
     found = open_question({**row, "question": asked, "domain": relation, field: answers}, where, field)
-    return PopQuestion(
-        found.example,
-        found.answers,
-        subject,
-        text_of(row, "obj", where),
-        _popularity(row, "s_pop", where),
-        _popularity(row, "o_pop", where),
-    )
-
-
-def _popularity(row: Mapping[str, Any], field: str, where: str) -> float | None:
-    value = row.get(field)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise UserError(f"{where}: field {field!r} must be a count, 0 or more, found {value!r}")
-    return float(value)
+    views = row.get("s_pop")
+    if views is not None and (
+        isinstance(views, bool) or not isinstance(views, int | float) or not 0 <= views < math.inf
+    ):
+        raise UserError(f"{where}: field 's_pop' must be a count, 0 or more, found {views!r}")
+    popularity = None if views is None else float(views)
+    return PopQuestion(found.example, found.answers, subject, text_of(row, "obj", where), popularity)
 
 
 NUM_SHOTS = 15
@@ -296,7 +274,6 @@ def plan_shots(
         given = [shot for other in drawn if other != relation for shot in drawn[other][:number]]
         order = np.random.default_rng([seed, 4]).permutation(len(given))
         shots[relation] = tuple(given[place] for place in order)
-    require_not_evaluated([shot for given in shots.values() for shot in given], asked)
     return _ordered(asked), shots
 
 

@@ -155,14 +155,6 @@ def hold_out_demonstrations(
     return demonstrations, evaluated
 
 
-def require_not_evaluated(demonstrations: Sequence[OpenQuestion], evaluated: Sequence[OpenQuestion]) -> None:
-    """Raise ValueError where a demonstration is evaluated, by its id or by its normalised text."""
-    free = not_among(demonstrations, evaluated)
-    if len(free) < len(demonstrations):
-        names = {question.example.id for question in demonstrations} - {question.example.id for question in free}
-        raise ValueError(f"demonstrations are evaluated too: {', '.join(sorted(names))}")
-
-
 def not_among(questions: Sequence[Question], others: Iterable[OpenQuestion]) -> list[Question]:
     """Return the questions that are none of the others, by id and by normalised text."""
     names = [(other.example.id, normalize_answer(other.example.query)) for other in others]

@@ -1,17 +1,12 @@
 """Fit below which value of a signal documents are retrieved, and measure it on other questions. Pure.
 
-A signal is given so that it grows with the LM's own knowledge. A question retrieves where its value is below the
-threshold of its group, a relation or all questions. An unknown value is -inf: it retrieves unless nothing does.
-Candidates are NEVER, every value observed in fitting, and ALWAYS. Of thresholds that are equally right the lowest is
-taken: it retrieves least. The paper's code tries 11 edges of bins, computed from the test part too
-(Mallen et al. 2023, section 6.1).
-
-Questions are split at random 100 times: thresholds are fitted to 75% and applied to the other 25%, and what is measured
-there is averaged over the splits. Intervals come from a bootstrap over questions that fits anew in every resample. A
-question drawn twice lies on one side of a split with all its copies.
+A signal grows with the LM's own knowledge. A question retrieves if its value is below the threshold of its group, a
+relation or all questions. An unknown value is -inf. Candidates are NEVER, every value observed in fitting, and ALWAYS;
+of thresholds that are equally right the lowest is taken (docs/adaptive.md).
 
 In questions sorted by value a threshold is a place, the cut: what lies before it retrieves, and what that gains is a
-prefix sum. So 1,000 resamples of 600 questions in 100 splits take seconds.
+prefix sum. So 1,000 resamples of 600 questions in 100 splits take seconds. A question that a resample draws twice lies
+on one side of a split with all its copies.
 
 Letters: N questions, S splits, B resamples, G groups.
 """

@@ -32,7 +32,6 @@ from replug.web.records import EngineRefused, EngineResult, SearchEngine
 
 SECONDS, MAX_BYTES, MAX_ATTEMPTS = 30.0, 8 * 2**20, 4  # of one answer
 BACKOFF_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0  # an engine that asks for a longer wait has refused
-FIRST_DAY = date(1990, 1, 1)
 DDGS_SECONDS = 20
 Entry = tuple[Any, ...]  # URL, title and date as an engine gives them
 
@@ -60,7 +59,7 @@ class ApiEngine:
     key_header = ""  # an engine with a key has it in a header, so that no URL holds it
     page_size, max_pages = 1, 1
     path: tuple[str, ...]  # of the list of results in an answer
-    fields: tuple[str, str, str]  # of a result: URL, title and date
+    date_field: str  # of a result, beside its `url` and `title`
 
     def __init__(self, web: WebConfig, budget: RequestBudget) -> None:
         self._web, self._pace = web, _Pace(web, budget)
@@ -78,7 +77,7 @@ class ApiEngine:
         for page in range(min(self.max_pages, -(-num_results // self.page_size))):
             body = self._get(self.parameters(query, num_results, page))
             found, before = entries_at(body, *self.path), len(ranked(entries, num_results))
-            entries += [tuple(entry.get(name) for name in self.fields) for entry in found]
+            entries += [(entry.get("url"), entry.get("title"), entry.get(self.date_field)) for entry in found]
             if len(found) < self.page_size or len(ranked(entries, num_results)) in (before, num_results):
                 break
         if not entries and body.get("unresponsive_engines"):  # SearXNG's own engines
@@ -152,7 +151,7 @@ class SearxngEngine(ApiEngine):
         "there, and a limiter that lets this machine through"
     )
     max_pages = 3
-    path, fields = ("results",), ("url", "title", "publishedDate")
+    path, date_field = ("results",), "publishedDate"
 
     def __init__(self, web: WebConfig, budget: RequestBudget) -> None:
         server = str(web.url).rstrip("/")
@@ -171,7 +170,7 @@ class BraveEngine(ApiEngine):
     refused = "expected a key of its Web Search in the environment variable"
     key_header = "X-Subscription-Token"
     page_size, max_pages = 20, 10  # it takes no further offset
-    path, fields = ("web", "results"), ("url", "title", "page_age")
+    path, date_field = ("web", "results"), "page_age"
 
     def __init__(self, web: WebConfig, budget: RequestBudget) -> None:
         self.identity = f"brave site:{web.site} before:{web.before}"
@@ -181,35 +180,7 @@ class BraveEngine(ApiEngine):
         count = min(self.page_size, num_results)
         asked: dict[str, str | int] = {"q": with_site(query, self._web), "count": count, "offset": page}
         if self._web.before:
-            asked["freshness"] = f"{FIRST_DAY}to{_day_before(self._web.before)}"
-        return asked
-
-
-class GoogleEngine(ApiEngine):
-    """Google Programmable Search, closed to new customers: https://developers.google.com/custom-search/v1/reference"""
-
-    url = "https://customsearch.googleapis.com/customsearch/v1"
-    refused = "expected its engine at web.google_cx, and a key of Programmable Search in the environment variable"
-    key_header = "X-Goog-Api-Key"
-    page_size, max_pages = 10, 10
-    path, fields = ("items",), ("link", "title", "")
-
-    def __init__(self, web: WebConfig, budget: RequestBudget) -> None:
-        self.identity = f"google {web.google_cx} site:{web.site} before:{web.before}"
-        super().__init__(web, budget)
-
-    def parameters(self, query: str, num_results: int, page: int) -> dict[str, str | int]:
-        start = page * self.page_size + 1
-        asked: dict[str, str | int] = {
-            "q": query,
-            "cx": str(self._web.google_cx),
-            "num": self.page_size,
-            "start": start,
-        }
-        if self._web.site:
-            asked |= {"siteSearch": self._web.site, "siteSearchFilter": "i"}
-        if self._web.before:
-            asked["sort"] = f"date:r:{FIRST_DAY:%Y%m%d}:{_day_before(self._web.before):%Y%m%d}"
+            asked["freshness"] = f"1990-01-01to{date.fromisoformat(self._web.before) - timedelta(days=1)}"
         return asked
 
 
@@ -243,7 +214,6 @@ class DdgsEngine:
 ENGINES: dict[str, Callable[[WebConfig, RequestBudget], SearchEngine]] = {
     "brave": BraveEngine,
     "ddgs": DdgsEngine,
-    "google": GoogleEngine,
     "searxng": SearxngEngine,
 }
 
@@ -292,20 +262,18 @@ class LocalEngine:
 
     LocalEngine(BM25Retriever(documents))                 # lexical
     LocalEngine(IndexRetriever(LocalIndex(root, threads)))  # a published index, dense
-
-    `identity` says which documents and which retriever; by default it is the retriever's. `titles` are by id.
     """
 
-    def __init__(self, retriever: Retriever, identity: str = "", titles: dict[str, str] | None = None) -> None:
-        self._retriever, self._titles = retriever, titles or {}
-        self.identity = f"local {identity or getattr(retriever, 'identity', '')}".strip()
+    def __init__(self, retriever: Retriever) -> None:
+        self._retriever = retriever
+        self.identity = f"local {getattr(retriever, 'identity', '')}".strip()
 
     def search(self, query: str, num_results: int) -> list[EngineResult]:
         [found] = self._retriever.retrieve([query], num_results)
         return [
             EngineResult(
                 url=f"document:{document.id}",
-                title=self._titles.get(document.id, ""),
+                title="",
                 rank=rank,
                 text=document.text,
                 doc_id=document.id,
@@ -335,10 +303,6 @@ def _key(web: WebConfig) -> str:
 def with_site(query: str, web: WebConfig) -> str:
     """Return the query with `web.site`, in the operator that engines have for it."""
     return f"{query} site:{web.site}" if web.site else query
-
-
-def _day_before(day: str) -> date:
-    return date.fromisoformat(day) - timedelta(days=1)
 
 
 def entries_at(body: Any, *path: str) -> list[dict[str, Any]]:

@@ -43,12 +43,6 @@ class EvidenceFinder:
     ) -> None:
         self._engine, self._web, self._pages, self._snapshot = engine, web, pages, snapshot
 
-    @property
-    def identity(self) -> str:
-        """Name what the evidence follows from, except the web's state: engine and settings."""
-        names = ("num_results", "max_passages", "sentences_per_passage", "before", "site", "blocked_hosts")
-        return " ".join([self._engine.identity, *(f"{name}={getattr(self._web, name)}" for name in names)])
-
     def find(self, question: str) -> FoundEvidence:
         """Return the passages for a question, and what gave nothing."""
         failures: Counter[str] = Counter()

@@ -1,19 +1,15 @@
-"""From a page's bytes to passages: decode, extract the main text, split it into sentences, weigh passages by TF-IDF.
+"""Turn a page's bytes into passages: decode, extract the main text, split it into sentences, weigh passages by TF-IDF.
 
-The encoding comes from a byte order mark, the header or the page itself, else it is guessed. It is a name that a
-stranger gave, and Python has names that are no encodings of text (`unicode_escape`, `idna`, `utf-7`): only those of a
-list are used. Bytes that do not fit become U+FFFD and are counted.
+A page names its own encoding, and Python has names that are not encodings of text (`unicode_escape`, `utf-7`): only
+those of a list are used. Bytes that do not fit become U+FFFD and are counted.
 
-Some HTML keeps a parser busy for hours (an element with 100,000 attributes takes lxml more than five minutes), and a
-parser is C code. So trafilatura runs in a process of its own, `python -m replug.web.extraction`, with limits of time
-and memory; it ends with its caller. A line that goes in is JSON `{"html", "today", "seconds"}`; one that comes out is
-`{"text", "title", "published"}`. trafilatura gets the text and never a URL, so it fetches nothing.
+Some HTML keeps a parser busy for hours, and a parser is C code. So trafilatura runs in a process of its own,
+`python -m replug.web.extraction`, with limits of time and memory; it ends with its caller. A line that goes in is JSON
+`{"html", "today", "seconds"}`; one that comes out is `{"text", "title", "published"}`. trafilatura never gets a URL, so
+it fetches nothing.
 
-A passage is up to six sentences (Lazaridou et al. 2022, section 2.2), by `sentencex`, whose time is linear in the text.
-A blank line or line break of the main text ends a sentence and not a passage. The similarity to the question is the
-cosine of TF-IDF vectors by scikit-learn's defaults (words of two letters or more in lower case; idf = log((1 + N) /
-(1 + n_w)) + 1) over the passages of this question, as in the paper. p_tfidf(p|q) is the cosine over the sum of the
-cosines of the passages that are kept, not a softmax.
+A passage is up to six sentences (Lazaridou et al. 2022, section 2.2). p_tfidf(p|q) is the TF-IDF cosine over the sum of
+the cosines of the passages that are kept, not a softmax; documents are the passages of this question.
 """
 
 import codecs

@@ -1,19 +1,15 @@
 """Fetch pages from the web: from public addresses only, each within its limits, or with the reason why not.
 
 A page, a redirect or a name server can name any address: the metadata server of a cloud, a router, this machine. So
-an address is judged by what it is (IANA's registries of special-purpose addresses), however it is written. IPv6 is
-refused but for global unicast without the parts that carry or stand for something else; NAT64 is judged by the IPv4
-address inside, since a network without IPv4 reaches all of IPv4 by it. A host's name is resolved once for a
-connection, all its addresses are judged, and the connection goes to exactly one of those, so that no second look-up
-can give another (DNS rebinding). TLS and the Host header still have the name. Every request makes its own connection,
-and redirects are followed here, so that each is judged as the first URL was. No proxy, password or cookie is sent.
+an address is judged by what it is (IANA's registries of special-purpose addresses), however it is written; NAT64 is
+judged by the IPv4 address inside. A host's name is resolved once for a connection, all its addresses are judged, and
+the connection goes to exactly one of those, so that no second look-up can give another (DNS rebinding). TLS and the
+Host header still have the name. Every request makes its own connection, and redirects are followed here, so that each
+is judged as the first URL was. No proxy, password or cookie is sent.
 
-A page may be endless, slow, or compressed a thousandfold. So its time is bounded from the first look-up to the last
-byte, and so are its bytes as sent and as unpacked (one layer of gzip or deflate), its header (100 KiB, httpcore's
-bound), its redirects, and its wait for a turn.
-
-A host is asked one thing at a time with a pause between, or with the pause that its robots.txt asks for. Without a
-robots.txt everything is allowed; if it cannot be read, nothing is (RFC 9309).
+A page may be endless, slow, or compressed a thousandfold, so its time, bytes, header and redirects are bounded. A host
+is asked one thing at a time with a pause between. Without a robots.txt everything is allowed; if it cannot be read,
+nothing is (RFC 9309).
 """
 
 import asyncio
@@ -171,11 +167,6 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
             except (httpcore.ConnectError, httpcore.ConnectTimeout):
                 continue  # try the next one of the same answer
         raise FetchFailed("no_connection")
-
-    async def connect_unix_socket(
-        self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
-    ) -> httpcore.AsyncNetworkStream:
-        raise FetchFailed("forbidden_address")
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -8,7 +8,7 @@ import pytest
 
 from replug.answering.answerer import Answerer, AnsweringOptions
 from replug.answering.factors import Candidate, logprobs_of_samples, sampled_candidates, submit_factors
-from replug.answering.prompts import AnswerPrompts, PromptForm
+from replug.answering.prompts import AnswerPrompts
 from replug.answering.rerankers import RERANKERS
 from replug.models.black_box_lm import AsyncLM
 from replug.models.caching_lm import CachingLM
@@ -16,7 +16,7 @@ from replug.models.generation import Generated
 from replug.models.lm_source import InProcessLM
 from replug.models.local.stand_in_lm import StandInLM
 from tests.support.answering_questions import PASSAGES, PROMPTS, QUESTION, SHOTS, TEXTS, CountingLM
-from tests.support.tiny_lms import load, write_llama
+from tests.support.tiny_lms import load, random_lms_need_make_no_sense, write_llama  # noqa: F401
 
 OPTIONS = AnsweringOptions(rerankers=tuple(RERANKERS), max_new_tokens=5)
 LABELS = replace(OPTIONS, labels=("true", "false", "the Rhine"))
@@ -36,36 +36,36 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> InProcessLM:
 @pytest.mark.parametrize("kind", ["stand_in", "llama"])
 def test_factors_equal_direct_scoring(kind: str, question_first: bool, llama: InProcessLM) -> None:
     lm: AsyncLM = InProcessLM(StandInLM()) if kind == "stand_in" else llama
-    prompts = AnswerPrompts(
-        PromptForm("E", "Q", "A", question_first=question_first), SHOTS if kind == "stand_in" else ()
-    )
+    prompts = AnswerPrompts(SHOTS if kind == "stand_in" else (), question_first)
     passages = [replace(passage, text=passage.text[:30]) for passage in PASSAGES]
     question = QUESTION[:20]
     factors = submit_factors(lm, prompts, question, passages, CANDIDATES, by_passage=True)()
-    shots = "".join(
-        f"E: {' '.join(shot.evidence.split())}\nQ: {shot.question}\nA: {shot.answer}\n\n" for shot in prompts.shots
-    )
-    answer_first = "".join(
-        f"E: {' '.join(shot.evidence.split())}\nA: {shot.answer}\nQ: {shot.question}\n\n" for shot in prompts.shots
-    )
-    asked = "".join(
-        f"Q: {shot.question}\nE: {' '.join(shot.evidence.split())}\nA: {shot.answer}\n\n" for shot in prompts.shots
+    shots, answer_first, asked = (
+        "".join(
+            "\n".join(f"{label}: {' '.join(getattr(shot, label.lower()).split())}" for label in order.split()) + "\n\n"
+            for shot in prompts.shots
+        )
+        for order in ("Evidence Question Answer", "Evidence Answer Question", "Question Evidence Answer")
     )
     tolerance = {"rtol": 0, "atol": 1e-3}
     for row, candidate in enumerate(CANDIDATES):
         evidence, answer = " ".join(passages[candidate.passage].text.split()), candidate.text
-        block = f"{shots}E: {evidence}\nQ: {question}\nA:"
+        block = f"{shots}Evidence: {evidence}\nQuestion: {question}\nAnswer:"
         if question_first:
-            block = f"{asked}Q: {question}\nE: {evidence}\nA:"
+            block = f"{asked}Question: {question}\nEvidence: {evidence}\nAnswer:"
         expected = [
             (factors.answer_given_question, block, f" {answer}\n"),
-            (factors.question_given_answer, f"{answer_first}E: {evidence}\nA: {answer}\nQ:", f" {question}\n"),
-            (factors.answer_alone, f"{answer_first}E: {evidence}\nA:", f" {answer}\n"),
+            (
+                factors.question_given_answer,
+                f"{answer_first}Evidence: {evidence}\nAnswer: {answer}\nQuestion:",
+                f" {question}\n",
+            ),
+            (factors.answer_alone, f"{answer_first}Evidence: {evidence}\nAnswer:", f" {answer}\n"),
         ]
         for found, prefix, continuation in expected:
             np.testing.assert_allclose(found[row], direct(lm, prefix, continuation), **tolerance)
     for number, passage in enumerate(passages):
-        prefix = f"{shots}E: {' '.join(passage.text.split())}\nQ:"
+        prefix = f"{shots}Evidence: {' '.join(passage.text.split())}\nQuestion:"
         np.testing.assert_allclose(factors.question_alone[number], direct(lm, prefix, f" {question}\n"), **tolerance)
         for row, answer in enumerate(factors.distinct):
             part = prompts.answer_given_question(answer, question, passage.text)
@@ -96,7 +96,7 @@ def test_a_question_is_answered_with_scores_of_every_reranker() -> None:
 
 def test_a_smaller_lm_may_score_and_fitted_weights_are_used() -> None:
     lm, scorer = CountingLM(), CountingLM()
-    prompts = AnswerPrompts(PromptForm(), SHOTS[1:])
+    prompts = AnswerPrompts(SHOTS[1:])
     weights = {"poe": dict.fromkeys(RERANKERS["poe"].factors, 0.5)}
     answered = Answerer(lm, PROMPTS, OPTIONS, scorer, prompts, weights).answer(QUESTION, PASSAGES)
     assert set(lm.asked) == {(PROMPTS.ask(QUESTION, text), 4) for text in TEXTS}
@@ -138,7 +138,7 @@ def test_alone_the_likeliest_of_fifty_samples_is_the_answer() -> None:
 @pytest.mark.parametrize("kind", ["stand_in", "llama"])
 def test_the_same_seed_gives_the_same_answers(kind: str, llama: InProcessLM, tmp_path: Path) -> None:
     lm: AsyncLM = InProcessLM(StandInLM()) if kind == "stand_in" else llama
-    prompts = PROMPTS if kind == "stand_in" else AnswerPrompts(PromptForm("E", "Q", "A"), ())
+    prompts = PROMPTS if kind == "stand_in" else AnswerPrompts(())
     options = replace(OPTIONS, max_new_tokens=3)
     passages = [replace(passage, text=passage.text[:30]) for passage in PASSAGES]
     first, again = (Answerer(lm, prompts, options).answer(QUESTION[:20], passages) for _ in range(2))
@@ -152,19 +152,9 @@ def test_the_same_seed_gives_the_same_answers(kind: str, llama: InProcessLM, tmp
     assert other.candidates != first.candidates
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"rerankers": ("poe", "best")}, "rerankers hold best; expected some of direct, rag"),
-        ({"labels": ("yes",)}, "expected two or more different ones"),
-        ({"labels": ("yes", "yes")}, "expected two or more different ones"),
-        ({"num_samples": 0}, "num_samples is 0"),
-        ({"top_p": 0.0}, "top_p is 0.0"),
-    ],
-)
-def test_options_that_cannot_be_meant_are_refused(change: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        replace(OPTIONS, **change)
+def test_options_that_cannot_be_meant_are_refused() -> None:
+    with pytest.raises(ValueError, match="num_samples is 0"):
+        replace(OPTIONS, num_samples=0)
 
 
 # Candidates --------------------------------------------------------------------------------------------------------

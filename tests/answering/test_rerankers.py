@@ -76,11 +76,6 @@ def test_a_passage_of_no_probability_gives_its_answers_none_unless_it_weighs_not
     assert RERANKERS["rag"].score(factors, {"passage": 1.0, "answer_given_question": 1.0})["c"] == -math.inf
 
 
-def test_all_passages_are_needed_where_a_reranker_sums_over_them() -> None:
-    with pytest.raises(ValueError, match="expected answer_by_passage"):
-        RERANKERS["rag_full"].score(factors_of(None), RERANKERS["rag_full"].default_weights)
-
-
 # Factors ---------------------------------------------------------------------------------------------------------
 
 
@@ -114,18 +109,14 @@ def test_labels_probabilities_are_shares_within_each_passage() -> None:
     np.testing.assert_allclose(np.exp(shared.answer_alone), [0.2, 0.8, 0.75, 0.25])
     np.testing.assert_allclose(np.exp(shared.answer_by_passage), [[0.75, 0.5], [0.25, 0.5]])
     np.testing.assert_array_equal(shared.question_given_answer, factors.question_given_answer)
-    with pytest.raises(ValueError, match="not the labels a, b, c, each once"):
-        normalized_over_labels(factors_of())
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"answer_alone": np.zeros(3)}, r"answer_alone has the shape \(3,\); expected \(4,\)"),
-        ({"question_alone": np.array([-1.0, np.nan])}, "question_alone holds .* expected log-probabilities"),
         ({"answer_given_question": np.array([0.5, -1, -1, -1])}, "answer_given_question holds"),
         ({"passages": np.array([0, 0, 1, 2])}, "expected numbers below 2"),
-        ({"answer_by_passage": np.zeros((4, 2))}, r"expected \(3, 2\)"),
     ],
 )
 def test_factors_that_cannot_be_are_refused(change: dict, message: str) -> None:
@@ -143,7 +134,7 @@ def question(rng: np.random.Generator, right_by: str) -> GradedQuestion:
     logprobs = {name: -5 * rng.random(3) for name in ("answer_given_question", "question_given_answer", "answer_alone")}
     factors = Factors(("a", "b", "c"), np.zeros(3, int), **logprobs, question_alone=-np.ones(1), passage=np.zeros(1))
     right = int(np.argmax(logprobs[right_by]))
-    return GradedQuestion(factors, {answer: float(number == right) for number, answer in enumerate("abc")})
+    return factors, {answer: float(number == right) for number, answer in enumerate("abc")}
 
 
 def questions(num: int, right_by: str = "question_given_answer", seed: int = 0) -> list[GradedQuestion]:
@@ -152,25 +143,19 @@ def questions(num: int, right_by: str = "question_given_answer", seed: int = 0) 
 
 
 def test_the_factor_that_knows_the_answer_gets_the_weight() -> None:
-    fitted = fit_weights(POE, questions(60))
-    assert fitted.gain > 0.95 > fitted.default_gain + 0.2
-    assert fitted.weights["question_given_answer"] > 4 * fitted.weights["answer_alone"]
-    assert fitted.weights["question_alone"] == fitted.weights["passage"] == 1.0  # change nothing, so stay
-    assert fitted.num_questions == 60
-    assert set(fitted.weights.values()) <= set(GRID)
-    held_out = questions(60, seed=1)
-    assert fit_weights(POE, held_out).default_gain < 0.8
+    weights, gain, default_gain = fit_weights(POE, questions(60))
+    assert gain > 0.95 > default_gain + 0.2
+    assert weights["question_given_answer"] > 4 * weights["answer_alone"]
+    assert weights["question_alone"] == weights["passage"] == 1.0  # change nothing, so stay
+    assert set(weights.values()) <= set(GRID)
 
 
 def test_without_questions_or_without_a_gain_the_defaults_stay() -> None:
-    assert fit_weights(POE, []).weights == POE.default_weights
-    flat = [GradedQuestion(one.factors, dict.fromkeys("abc", 1.0)) for one in questions(10)]
-    fitted = fit_weights(POE, flat)
-    assert (fitted.weights, fitted.gain, fitted.default_gain) == (POE.default_weights, 1.0, 1.0)
+    assert fit_weights(POE, []) == (POE.default_weights, 0.0, 0.0)
+    flat = [(factors, dict.fromkeys("abc", 1.0)) for factors, _ in questions(10)]
+    assert fit_weights(POE, flat) == (POE.default_weights, 1.0, 1.0)
 
 
-@pytest.mark.parametrize("name", list(RERANKERS))
-def test_a_question_without_candidates_counts_and_gains_nothing(name: str) -> None:
+def test_a_question_without_candidates_counts_and_gains_nothing() -> None:
     empty = Factors((), np.empty(0, int), *(np.empty(0) for _ in range(3)), -np.ones(1), np.zeros(1), np.empty((0, 1)))
-    fitted = fit_weights(RERANKERS[name], [GradedQuestion(empty, {})])
-    assert (fitted.gain, fitted.num_questions) == (0.0, 1)
+    assert fit_weights(POE, [(empty, {})])[1] == 0.0

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from replug.answering.prompts import OWN_SHOTS, AnswerPrompts, PromptForm
-from replug.answering.rerankers import RERANKERS, FittedWeights, WeightsFile
+from replug.answering.prompts import OWN_SHOTS, AnswerPrompts
+from replug.answering.rerankers import RERANKERS, write_weights
 from replug.data.records import Document
 from replug.data.sources.built_in_texts import stand_in_vocabulary
 from replug.index_workers.version_store import VersionStore
@@ -85,7 +85,7 @@ def test_an_index_answers_by_the_ensemble_of_its_documents(replug, index):
     assert similarities == sorted(similarities, reverse=True)
     total = sum(math.exp(similarity) for similarity in similarities)
     assert [one["weight"] for one in evidence] == pytest.approx([math.exp(one) / total for one in similarities])
-    prompts = AnswerPrompts(PromptForm(), OWN_SHOTS)
+    prompts = AnswerPrompts(OWN_SHOTS)
     expected = mixed(
         StandInLM(),
         [prompts.ask(QUESTION, one["text"]) for one in evidence],
@@ -119,7 +119,7 @@ def test_a_template_ends_where_the_user_says_and_is_drawn_by_the_seed(replug, in
 def test_without_passages_the_lm_answers_alone_and_says_so(replug):
     typed = [LM, "--k", "0", "--max-new-tokens", "4"]
     row = asked(replug, *typed)
-    prompt = AnswerPrompts(PromptForm(), OWN_SHOTS).ask(QUESTION, None)
+    prompt = AnswerPrompts(OWN_SHOTS).ask(QUESTION, None)
     assert row["answer"] == texts_of(StandInLM(), [prompt], 4, "\n")[0] and row["evidence"] == []
     assert row["method"] == "closed book"
     assert "no evidence: the LM answers alone" in replug("ask", QUESTION, *typed).output
@@ -162,7 +162,7 @@ def test_a_reranker_orders_what_each_passage_gave(replug, index, reranker):
 
 
 def fitted(path: Path, lm: str, **weights: float) -> Path:
-    WeightsFile(path, lm, lm).write({"rag@2": FittedWeights(weights, 1.0, 0.5, 3)})
+    write_weights(path, lm, lm, {"rag@2": {"weights": weights}})
     return path
 
 
@@ -306,7 +306,7 @@ LOCAL = ["--engine", "local", *CORPUS]
         ([], "there is nothing to search, and no runs/quickstart; expected --index RUN_DIR, --engine local with"),
         (["--index", "gone"], "--index: gone does not exist"),
         (["--index", "."], "lm.path is missing; expected lm.path=DIR for local weights"),
-        (["--engine", "altavista"], "--engine is altavista; expected one of brave, ddgs, google, local, searxng"),
+        (["--engine", "altavista"], "--engine is altavista; expected one of brave, ddgs, local, searxng"),
         (["--engine", "searxng", "--index", "."], "--index and --engine searxng are both given; expected one of them"),
         ([*LOCAL, "--rerank", "best"], "--rerank is best; expected one of replug, direct, rag, rag_full"),
         ([*LOCAL, "--template", "Q:"], "--template is 'Q:'; expected a text with {question} in it"),

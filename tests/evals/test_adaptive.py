@@ -16,20 +16,18 @@ from replug.evals.adaptive import (
     MethodOutcomes,
     compare_policies,
     fit_policy,
-    full_name,
     oriented,
     policy_costs,
     read_answered,
     retriever_identity,
     with_dollars,
 )
-from replug.evals.adaptive_report import relative_popularity
 from replug.evals.folder import EvaluationFolder
 from replug.evals.thresholds import fit_thresholds, rule_by
 from replug.index_workers.version_store import VersionStore
 from replug.models.policy import load_policy
 from tests.support.index_versions import begin, publish, write_corpus
-from tests.support.outcome_folders import counted_in_documents, made_up_rows, row, write_evaluation
+from tests.support.outcome_folders import made_up_rows, row, write_evaluation
 
 NONE = {"accuracy": 1.0, "popularity": 50.0, "mean_logprob": -0.5, "lm_calls": 1, "retriever_calls": 0}
 BM25 = {"accuracy": 0.0, "popularity": 50.0, "top_score": 3.0, "lm_calls": 1, "retriever_calls": 1}
@@ -89,18 +87,11 @@ def change(path, old, new):
     ("file", "old", "new", "message"),
     [
         ("outcomes.jsonl", '"accuracy": 0.0, "popularity": 7', '"accuracy": 1.0, "popularity": 7', "answers different"),
-        ("outcomes.jsonl", '"popularity": 7.0', '"popularity": 8.0', "two has other popularities than .*one"),
         (
             "config.yaml",
             "query: '{question}'",
             "query: 'Q: {question}'",
             r"questions\.query is \{question\} in .*one, ",
-        ),
-        (
-            "config.yaml",
-            "evaluation: popqa",
-            "evaluation: open_qa",
-            "two is of evaluation=open_qa; policies are fitted",
         ),
     ],
 )
@@ -116,17 +107,6 @@ def test_outcomes_that_no_policy_can_be_fitted_to_are_refused(tmp_path):
         read(write_evaluation(tmp_path / "alone", [row("a", "x", none=NONE), row("b", "x", none=NONE)]))
     with pytest.raises(UserError, match="asked one question; expected two or more"):
         read(write_evaluation(tmp_path / "one", two_rows()[:1]))
-
-
-def test_documents_that_were_counted_are_no_page_views(tmp_path):
-    [answered] = read(write_evaluation(tmp_path / "one", counted_in_documents(made_up_rows(30))))
-    assert answered.popularity_signal == "frequency"
-    assert "frequency" in answered.signals(PAIR) and "popularity" not in answered.signals(PAIR)
-
-
-def test_relative_popularity_is_in_its_relations_standard_deviations():
-    relative = relative_popularity(np.array([0, 100, 1, 1000, 7.0]), ["a", "a", "b", "b", "c"])
-    assert relative.tolist() == pytest.approx([-1, 1, -1, 1, 0])
 
 
 # Costs ------------------------------------------------------------------------------------------------------------
@@ -249,11 +229,3 @@ def test_what_needs_no_index_is_known_by_its_documents_or_by_its_name(tmp_path):
     corpus = import_corpus(tmp_path / "corpus.jsonl", folder.data / "corpus")
     assert retriever_identity("bm25@1", config, folder) == f"bm25:{corpus.corpus_sha256[:16]}"
     assert retriever_identity("genread", config, folder) == "genread"
-
-
-@pytest.mark.parametrize(
-    ("method", "name"),
-    [("bm25/softmax", "bm25@7/softmax"), ("replug@3/concat", "replug@3/concat"), ("none", "none")],
-)
-def test_a_method_is_named_with_its_number_of_documents(method, name):
-    assert full_name(method, 7) == name

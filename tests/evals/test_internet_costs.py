@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from replug.answering.factors import Factors
-from replug.answering.prompts import AnswerPrompts, PromptForm, Shot
+from replug.answering.prompts import AnswerPrompts, Shot
 from replug.answering.rerankers import RERANKERS
 from replug.evals.internet_costs import LineCounter, LineTokens, cost_numbers, reranking_costs
 
@@ -52,7 +52,7 @@ def test_flop_are_two_for_each_parameter_and_token_of_its_own_lm_and_left_out_wh
 
 
 def test_lines_are_counted_as_the_prompt_has_them():
-    prompts = AnswerPrompts(PromptForm(), [Shot("who?", "me", "it was me")])
+    prompts = AnswerPrompts([Shot("who?", "me", "it was me")])
     counter = LineCounter(words, prompts)
     lines = counter.lines("what colour?", ["it is blue"], ["dark blue"])
     assert lines == LineTokens(words(prompts.opening(has_evidence=True)), 4, [4], {"dark blue": 2})

@@ -8,8 +8,6 @@ import pytest
 
 from replug.answering.answerer import Answered
 from replug.answering.factors import Candidate, Factors
-from replug.answering.prompts import PromptForm
-from replug.answering.rerankers import WeightsFile
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import parse_answering_methods
@@ -73,13 +71,13 @@ def row(question: InternetQuestion, of: Answered, prepared: Prepared, lines=(LIN
 
 def prepared(questions=QUESTIONS, metric="exact_match", methods=METHODS) -> Prepared:
     found = {one.example.id: FoundEvidence("", (), {}) for one in questions}
-    return Prepared(tuple(methods), tuple(questions), (), metric, PromptForm(), {}, found)
+    return Prepared(tuple(methods), tuple(questions), (), metric, False, {}, found)
 
 
 def decided(tmp_path, questions=QUESTIONS, of: Answered | None = None, lines=(LINES, LINES), **settings):
     asked = prepared(questions, **settings)
     rows = [row(one, of or answered(), asked, lines) for one in questions]
-    return decide(asked, rows, WeightsFile(tmp_path / "weights.json", "lm", "other"))
+    return decide(asked, rows, tmp_path / "weights.json", "lm", "other")
 
 
 @pytest.mark.parametrize("zero", [False, True])

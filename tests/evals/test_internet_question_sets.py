@@ -1,4 +1,4 @@
-"""The readers of the public sets: each row as it is published, and what is refused by name."""
+"""The public sets: how their rows are read, and which questions are shown, measured and fitted on."""
 
 import gzip
 import json
@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from replug.config.errors import UserError
-from replug.evals.internet_sets import QUESTION_SETS
+from replug.config.evaluation_schema import QuestionsConfig
+from replug.evals.internet_sets import (
+    QUESTION_SETS,
+    InternetQuestion,
+    gold_evidence,
+    is_validation,
+    plan_questions,
+)
+from replug.evals.loop import Item
+from tests.support.preparing import write_jsonl
 from tests.support.shared_data import shared
 
 NQ = {"question": "who wrote it", "answer": ["Ada", "Ada L."]}
@@ -55,7 +64,7 @@ def read(dataset: str, folder: Path, *rows: dict):
         path.write_text(json.dumps(rows))
     else:
         path = folder / "set.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_jsonl(path, list(rows))
     return QUESTION_SETS[dataset].read(path)
 
 
@@ -106,14 +115,10 @@ def test_situatedqa_is_asked_with_its_date_or_place_and_variants_share_an_origin
     ("dataset", "row", "message"),
     [
         ("nq", {"question": "a"}, "set.jsonl:1: expected the field 'answer' or 'answers', found neither"),
-        ("nq", {**NQ, "positive_ctxs": [{"text": "x"}]}, "the first of positive_ctxs: field 'title' must be a text"),
-        ("hotpotqa", {**HOTPOT, "context": {"title": []}}, "field 'context' must be a list of pairs"),
         ("hotpotqa", {**HOTPOT, "supporting_facts": [["No", 0]]}, r"names \['No', 0\], which 'context' lacks"),
         ("fever", {**CLAIM, "label": "TRUE"}, "label 'TRUE' is unknown; expected one of SUPPORTS"),
-        ("fever", {**CLAIM, "evidence": [["x"]]}, "evidence 'x' is not"),
         ("strategyqa", {**STRATEGY, "answer": "yes"}, "field 'answer' must be true or false, found 'yes'"),
         ("situatedqa", {**DATED, "date": "last week"}, "date 'last week' does not end with a year"),
-        ("situatedqa", {"question": "a", "answer": ["x"], "id": 1}, "field 'location' must be a text"),
     ],
 )
 def test_a_row_of_another_form_is_refused_with_its_place_and_field(dataset, row, message, tmp_path):
@@ -128,3 +133,84 @@ def test_the_real_sets_beside_the_repository_are_read():
     with gzip.open(shared("mini_wikipedia.jsonl.gz"), "rt") as file:
         ids = {json.loads(line)["id"] for line in file}
     assert len(nq) == 1700 and all(question.evidence_ids[0] in ids for question in nq)
+
+
+# Shots, the validation part and gold evidence ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def questions(tmp_path) -> Path:
+    """Forty questions, of which every second tells its evidence."""
+    rows = [{"id": f"q{n}", "question": f"what is {n}?", "answers": [str(n)]} for n in range(40)]
+    write_jsonl(tmp_path / "nq.jsonl", [{**row, "gold_evidence": "e"} if n % 2 else row for n, row in enumerate(rows)])
+    return tmp_path / "nq.jsonl"
+
+
+def ids(questions) -> list[str]:
+    return [question.example.id for question in questions]
+
+
+def test_shots_have_evidence_and_are_never_measured(questions):
+    plan = plan_questions(QuestionsConfig(path=str(questions)), QUESTION_SETS["nq"], 0)
+    assert len(plan[1]) == 15 and all(shot.evidence for shot in plan[1])
+    assert len(plan[0]) == 25 and not set(ids(plan[1])) & set(ids(plan[0]))
+    assert plan == plan_questions(QuestionsConfig(path=str(questions)), QUESTION_SETS["nq"], 0)
+    assert ids(plan[1]) != ids(plan_questions(QuestionsConfig(path=str(questions)), QUESTION_SETS["nq"], 1)[1])
+
+
+def test_situatedqas_shots_are_natural_questions_and_variants_are_on_one_side(questions, tmp_path):
+    dated = [(n // 4, str(2018 + n % 4)) for n in range(400)]
+    rows = [{"id": n, "edited_question": f"who leads {n} as of {y}", "date": y, "answer": ["x"]} for n, y in dated]
+    path = tmp_path / "temp.jsonl"
+    write_jsonl(path, rows)
+    plan = plan_questions(
+        QuestionsConfig(path=str(path), demonstrations=str(questions)), QUESTION_SETS["situatedqa"], 0
+    )
+    assert len(plan[0]) == 400 and plan[1][0].example.query.startswith("what is")
+    sides = {question.origin: set() for question in plan[0]}
+    for question in plan[0]:
+        sides[question.origin].add(is_validation(question))
+    assert all(len(side) == 1 for side in sides.values())
+    assert 2 <= sum(map(any, sides.values())) <= 20, "a tenth of a hundred"
+    with pytest.raises(UserError, match="0 of 400 questions"):
+        plan_questions(QuestionsConfig(path=str(path)), QUESTION_SETS["situatedqa"], 0)
+
+
+def question(name: str, **of) -> InternetQuestion:
+    return InternetQuestion(Item(name, f"{name}?", "all"), ("x",), **of)
+
+
+class Documents:
+    """A corpus of any document but one."""
+
+    def rows_of(self, ids):
+        return {name: name for name in ids if name != "gone"}
+
+    def texts(self, rows):
+        return [f"text of {name}" for name in rows]
+
+
+def test_evidence_is_the_sets_own_text_or_documents_of_the_corpus():
+    given = [question("a", evidence=("one.", "two.")), question("b", evidence_ids=("p", "q"))]
+    assert gold_evidence(given, Documents(), "gold") == {"a": "one. two.", "b": "text of p text of q"}
+
+
+def test_what_nothing_answers_has_the_evidence_of_another_question_whatever_the_order():
+    labels = ("SUPPORTS", "NOT ENOUGH INFO")
+    given = [question(f"s{n}", labels=labels, evidence=(f"e{n}",)) for n in range(5)]
+    unknown = question("unknown", labels=labels)
+    found = gold_evidence([*given, unknown], None, "gold")
+    assert found["unknown"] in {f"e{n}" for n in range(5)}
+    assert found == gold_evidence([unknown, *reversed(given)], None, "gold")
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (question("a"), "question a has no gold evidence, which methods: gold needs"),
+        (question("a", evidence_ids=("gone",)), "names the document gone as its gold evidence, which data.corpus"),
+    ],
+)
+def test_evidence_that_is_not_there_is_refused_by_name(asked, message):
+    with pytest.raises(UserError, match=message):
+        gold_evidence([asked], Documents(), "methods: gold")

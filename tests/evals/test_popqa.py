@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from replug.answering.prompts import Shot
 from replug.config.errors import UserError
 from replug.evals.answers import answer_tokens
 from replug.evals.loop import Item
 from replug.evals.popqa_sets import (
     TEMPLATES,
     PopQuestion,
-    PopShot,
     document_frequencies,
     first_line,
     genread_prompt,
@@ -32,8 +32,8 @@ from tests.support.shared_data import shared
 GOLDEN = Path(__file__).parent / "golden"
 ASKED = "What is Ada Lovelace's occupation?"
 SHOTS = [
-    PopShot("In what city was Frédéric Chopin born?", "Żelazowa Wola"),
-    PopShot("What is the capital of Chad?", "N'Djamena"),
+    Shot("In what city was Frédéric Chopin born?", "Żelazowa Wola"),
+    Shot("What is the capital of Chad?", "N'Djamena"),
 ]
 PASSAGES = ["Fryderyk Chopin\nChopin was born in Żelazowa Wola.\n", "N'Djamena is the capital of Chad."]
 
@@ -48,7 +48,7 @@ PASSAGES = ["Fryderyk Chopin\nChopin was born in Żelazowa Wola.\n", "N'Djamena 
             popqa_prompt(
                 ASKED,
                 "Ada Lovelace\nAda was a mathematician.",
-                [PopShot(shot.question, shot.answer, text) for shot, text in zip(SHOTS, PASSAGES, strict=True)],
+                [Shot(shot.question, shot.answer, text) for shot, text in zip(SHOTS, PASSAGES, strict=True)],
             ),
         ),
         ("genread", genread_prompt(ASKED)),
@@ -105,12 +105,6 @@ def test_frequencies_equal_a_naive_count():
     assert document_frequencies(entities, texts, len(texts)) == {name: naive(name, texts) for name in entities}
 
 
-def test_a_name_is_found_by_its_words_whatever_their_case_and_form_and_not_inside_others():
-    texts = ["José Smith-Jones!", "JOSE\u0301 smith - jones", "Josés Smith-Jones", "the jose Smith"]
-    found = document_frequencies(["José Smith-Jones", "José", "Smith", "Smith", ""], texts, 4)
-    assert found == {"José Smith-Jones": 2, "José": 2, "Smith": 4, "": 0}
-
-
 ROW = {
     "id": 1,
     "subj": "Ada",
@@ -140,7 +134,7 @@ def pool(num_relations: int, each: int) -> list[PopQuestion]:
 def test_published_fields_are_read_and_the_question_follows_from_them(tmp_path):
     [found] = read_popqa(write(tmp_path / "q.jsonl", ROW))
     example = Item("1", "What is Ada's occupation?", "occupation")
-    assert found == PopQuestion(example, ("writer", "author"), "Ada", "writer", 142.0, 25692.0)
+    assert found == PopQuestion(example, ("writer", "author"), "Ada", "writer", 142.0)
     assert found.relation == "occupation"
 
 
@@ -160,18 +154,15 @@ def test_the_published_table_is_read(tmp_path):
     )
     first, second = read_popqa(path)
     assert (first.example.id, first.answers, first.subject_popularity) == ("4222362", ("politician", "pol"), 142.0)
-    assert (second.object, second.answers, second.object_popularity) == ("N'Djamena", ("N'Djamena",), None)
+    assert (second.object, second.answers) == ("N'Djamena", ("N'Djamena",))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"prop": "shoe size"}, "q.jsonl:1: prop 'shoe size' is unknown; expected one of occupation,"),
-        ({"subj": " "}, "q.jsonl:1: field 'subj' must be a text, found ' '"),
         ({"question": "Who is Ada?"}, "question 'Who is Ada?' is not what prop 'occupation' and subj make: \"What is"),
         ({"s_pop": -1}, "field 's_pop' must be a count, 0 or more, found -1"),
-        ({"o_pop": True}, "field 'o_pop' must be a count, 0 or more, found True"),
-        ({"possible_answers": "no list"}, "field 'possible_answers' must be a list of texts, at least one, found 'no"),
         ({"answers": ["x"]}, "expected the field 'possible_answers' or 'answers', found possible_answers and answers"),
     ],
 )
@@ -180,22 +171,10 @@ def test_a_wrong_row_is_named_with_its_line_and_what_was_expected(tmp_path, chan
         read_popqa(write(tmp_path / "q.jsonl", {**ROW, **change}))
 
 
-def test_a_torn_table_and_words_for_numbers_are_named_by_their_line(tmp_path):
-    path = tmp_path / "popQA.tsv"
-    path.write_text("id\tsubj\n1\n")
-    with pytest.raises(UserError, match=r"popQA\.tsv:2: expected 2 cells, as the header has"):
-        read_popqa(path)
-    path.write_text('subj\tprop\tobj\ts_pop\tpossible_answers\nAda\toccupation\tw\tmany\t["w"]\n')
-    with pytest.raises(UserError, match=r"popQA\.tsv:2: field 's_pop' must be a count, 0 or more, found 'many'"):
-        read_popqa(path)
-
-
-def test_popularity_of_some_questions_only_and_a_set_without_questions_are_refused(tmp_path):
+def test_popularity_of_some_questions_only_and_a_folder_without_sets_are_refused(tmp_path):
     rows = [ROW, {**ROW, "id": 2, "s_pop": None}]
     with pytest.raises(UserError, match=r"s_pop is missing in 1 of 2 questions, first 2; expected it in all, or in"):
         read_popqa(write(tmp_path / "q.jsonl", *rows))
-    with pytest.raises(UserError, match="holds no questions"):
-        read_popqa(write(tmp_path / "q.jsonl"))
     with pytest.raises(UserError, match=r"holds no files of EntityQuestions; expected files such as P19\.test\.json"):
         read_popqa(tmp_path)
 
@@ -215,19 +194,6 @@ def test_entity_questions_have_their_relation_by_the_file_and_their_subject_by_i
     assert read_popqa(tmp_path / "P36.test.json") == [chad]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("P19.test.json", '[{"question": "Who is Ada?", "answers": ["x"]}]', "P19.test.json, question 1: question"),
-        ("P1.test.json", "[]", "P1.test.json: P1 is not a relation of EntityQuestions; expected one of P17, P19"),
-    ],
-)
-def test_what_is_no_file_of_entity_questions_is_refused(tmp_path, name, content, message):
-    (tmp_path / name).write_text(content)
-    with pytest.raises(UserError, match=re.escape(message)):
-        read_popqa(tmp_path / name)
-
-
 def test_fifteen_shots_of_sixteen_relations_are_one_of_each_other_relation():
     plan = plan_shots(pool(16, 4), None, 15, 0)
     assert len(plan[0]) == 16 * 3, "each relation gave one question away"
@@ -244,13 +210,6 @@ def test_shots_are_the_same_for_the_same_seed_in_random_order_and_never_evaluate
     assert len(asked) == 50 - 5 * 2 and not asked & shown
     relations = [shot.relation for shot in plans[0][1]["occupation"]]
     assert relations != sorted(relations), "shuffled, not relation by relation"
-
-
-def test_questions_are_ordered_by_relation_and_within_it_as_the_file_has_them():
-    asked, shots = plan_shots(pool(3, 3), None, 0, 0)
-    names = [f"{relation} {number}" for relation in ("genre", "occupation", "place of birth") for number in range(3)]
-    assert [q.example.id for q in asked] == names
-    assert shots == {"genre": (), "occupation": (), "place of birth": ()}
 
 
 def test_shots_of_another_file_are_never_evaluated_questions():

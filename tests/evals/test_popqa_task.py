@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from replug.answering.prompts import Shot
 from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import parse_methods
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
@@ -13,7 +14,7 @@ from replug.evals.intervals import wilson_interval
 from replug.evals.loop import Item
 from replug.evals.outcomes import Row
 from replug.evals.popqa import Asked, PopQa, add_popqa_findings
-from replug.evals.popqa_sets import PopQuestion, PopShot
+from replug.evals.popqa_sets import PopQuestion
 from replug.evals.results import compare
 from replug.evals.tables import to_markdown
 from replug.models.generation import Generated
@@ -22,7 +23,7 @@ from tests.support.known_lm import KnownTexts
 
 TEXTS = ["Ada was a poet.", "Ada was a baker.", "Chad's capital is N'Djamena."]
 METHODS = ["none", "bm25@1", "replug", "genread", "random"]
-SHOTS = [PopShot("In what city was Bo born?", "Rome")]
+SHOTS = [Shot("In what city was Bo born?", "Rome")]
 
 
 class Poet:
@@ -96,12 +97,6 @@ def test_every_method_asks_with_its_documents_after_the_shots_of_the_relation():
     }
 
 
-def test_zero_shot_answers_are_read_past_the_first_newline():
-    lm = Poet()
-    task(lm, shots=[]).submit(0, book().of(0))()
-    assert {options.stop for _, _, options in lm.asked} == {None}
-
-
 def test_an_outcome_holds_rightness_costs_and_signals():
     [first, second] = measured()
     numbers = {name: of["numbers"] for name, of in first["methods"].items()}
@@ -160,8 +155,8 @@ def test_popularity_that_no_question_tells_is_the_frequency_in_the_corpus():
     assert task(Poet(), asked=asked).groups(asked[0].question.example) == ("occupation", "popularity 10^1-10^2")
 
 
-def findings(popularity: list[float], right: list[int], source="s_pop") -> tuple[dict, str]:
-    """The results of one method, and the lines of the table."""
+def test_results_have_wilsons_intervals_the_most_frequent_answer_and_the_correlation():
+    popularity, right = [1, 10, 100, 1000, 5, 50], [0, 0, 1, 1, 0, 1]
     asked = [Asked(question(n, "mother" if n % 2 else "father", p), 0, "poet") for n, p in enumerate(popularity)]
     rows = [
         {
@@ -176,7 +171,7 @@ def findings(popularity: list[float], right: list[int], source="s_pop") -> tuple
                     },
                     "detail": {
                         "relation": one.question.relation,
-                        "popularity_from": source,
+                        "popularity_from": "s_pop",
                         "most_frequent_answer": f"{one.question.relation}'s",
                     },
                 }
@@ -187,26 +182,17 @@ def findings(popularity: list[float], right: list[int], source="s_pop") -> tuple
     by_method = {("none", relation): [] for relation in ("mother", "father")}
     some = PopQa(Poet(), PromptTemplate("\n"), asked, by_method, book(["none"]), 15)
     results = compare(some, rows, PaperConfig(), 100, 0)
-    return results["none"], to_markdown(add_popqa_findings(SimpleNamespace(rows=rows, results=results)))
-
-
-def test_results_have_wilsons_intervals_the_most_frequent_answer_and_the_correlation():
-    of, lines = findings([1, 10, 100, 1000, 5, 50], [0, 0, 1, 1, 0, 1])
+    lines = to_markdown(add_popqa_findings(SimpleNamespace(rows=rows, results=results)))
+    of = results["none"]
     interval = wilson_interval(3, 6)
     assert of["accuracy"]["wilson"] == [interval.low, interval.high]
     assert of["accuracy/father"]["n"] == 3 and of["accuracy/popularity 10^0-10^1"]["n"] == 2
     assert of["accuracy/popularity 10^0-10^1"]["wilson"] == [0.0, wilson_interval(0, 2).high]
     assert of["accuracy"]["most_frequent_answer"] == pytest.approx(2 / 6)
-    logs = np.log10([1, 10, 100, 1000, 5, 50])
-    assert of["correlation"]["value"] == pytest.approx(np.corrcoef(logs, [0, 0, 1, 1, 0, 1])[0, 1])
+    logs = np.log10(popularity)
+    assert of["correlation"]["value"] == pytest.approx(np.corrcoef(logs, right)[0, 1])
     assert of["correlation/mother"]["n"] == 3
     assert not any("wilson" in entry for name, entry in of.items() if name.startswith("lm_calls"))
     assert "monthly page views" in lines
     assert "| all | 6 | 0.500 (0.188 to 0.812) | 0.333 |" in lines
     assert "| mother | 3 | 0.667 (0.208 to 0.939) | 0.333 (mother's) |" in lines
-
-
-def test_results_say_where_popularity_was_counted_and_leave_out_a_correlation_that_is_none():
-    of, lines = findings([3, 3, 3, 3], [0, 1, 0, 1], source="corpus")
-    assert "correlation" not in of
-    assert "Popularity is the number of documents in the corpus that name the subject" in lines

@@ -56,16 +56,6 @@ def test_thresholds_are_those_of_brute_force_with_ties_and_unknown_values(rows):
     assert fit_thresholds(rule_by(values), closed, augmented) == {"": brute_force(values, closed, augmented)}
 
 
-def test_of_equally_right_thresholds_the_one_that_retrieves_least_is_taken():
-    rule = rule_by(np.array([1.0, 2.0, 3.0]))
-    for closed, augmented, threshold in (
-        ([0, 0, 0], [1, 0, 0], 2.0),
-        ([0, 0, 1], [1, 0, 0], 2.0),
-        ([1, 0, 0], [0, 1, 0], NEVER),
-    ):
-        assert fit_thresholds(rule, np.array(closed), np.array(augmented)) == {"": threshold}
-
-
 # Splits -----------------------------------------------------------------------------------------------------------
 
 
@@ -159,14 +149,6 @@ def test_a_questions_accuracy_is_that_of_the_splits_that_leave_it_out():
             if not split[place]
         ]
         assert found[place] == pytest.approx(np.mean(rights))
-
-
-def test_a_signal_that_tells_gains_and_noise_gains_nothing():
-    popularity, _, closed, augmented = questions(800)
-    rules = {"popularity": rule_by(popularity), "noise": rule_by(np.random.default_rng(9).random(800))}
-    worth, _ = measure(rules, closed, augmented, draw_splits(800), num_resamples=200)
-    assert worth["popularity"].gain.low > 0 > worth["noise"].gain.low
-    assert 0.2 < worth["popularity"].share.value < 0.8
 
 
 # AUROC ------------------------------------------------------------------------------------------------------------

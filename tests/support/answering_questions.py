@@ -3,7 +3,7 @@
 from collections import Counter
 from concurrent.futures import Future
 
-from replug.answering.prompts import AnswerPrompts, PromptForm, Shot
+from replug.answering.prompts import AnswerPrompts, Shot
 from replug.models.black_box_lm import Call, SampleCall, ScoreCall
 from replug.models.lm_source import InProcessLM
 from replug.models.local.stand_in_lm import StandInLM
@@ -20,7 +20,7 @@ PASSAGES = [
     Passage(text, f"https://example.org/{number}", "a page", "2026-11-24", number + 1, share, share)
     for number, (text, share) in enumerate(zip(TEXTS, PROBABILITIES, strict=True))
 ]
-PROMPTS = AnswerPrompts(PromptForm(), SHOTS)
+PROMPTS = AnswerPrompts(SHOTS)
 
 
 class CountingLM(InProcessLM):

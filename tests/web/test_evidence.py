@@ -254,11 +254,9 @@ def test_abbreviations_end_no_sentence_and_lines_end_one_but_no_passage() -> Non
 def test_cosines_equal_a_computation_by_hand() -> None:
     """Passages "red fox", "red hen", question "red fox cub": idf of red is 1, of fox 1 + log(3 / 2); cub is unknown."""
     fox = 1 + math.log(3 / 2)
-    passage, question = np.array([1, fox, 0]), np.array([1, fox, 0])
-    other = np.array([1, 0, fox])
+    question, other = np.array([1, fox, 0]), np.array([1, 0, fox])
     expected = [1.0, other @ question / np.linalg.norm(other) / np.linalg.norm(question)]
     assert tfidf_cosines("Red fox cub?", ["red fox", "Red hen."]) == pytest.approx(expected)
-    assert passage @ question == pytest.approx(np.linalg.norm(question) ** 2)
 
 
 def passages(*texts: str, probability: float = 0.25) -> list[Passage]:

@@ -130,26 +130,11 @@ def test_a_redirect_is_judged_as_the_first_url_is() -> None:
     assert {address for address, _ in network.connected} == {PUBLIC}
 
 
-def test_a_redirect_to_the_same_name_that_has_another_address_by_now_is_refused() -> None:
-    network = FakeNetwork({"/": redirect_to("/again")})
-    resolver = FakeResolver(site_test=[[PUBLIC], [PUBLIC], ["127.0.0.1"]])
-    assert refusal("http://site.test/", resolver, network) == "forbidden_address"
-    assert network.connected == [(PUBLIC, 80)] * 2
-
-
 def test_a_dead_address_gives_way_to_the_next_of_the_same_answer() -> None:
     network = FakeNetwork(dead=[OTHER_PUBLIC])
     assert fetch("http://site.test/", FakeResolver(site_test=[[OTHER_PUBLIC, PUBLIC]]), network).body == b"ok"
     dead = FakeNetwork(dead=[PUBLIC])
     assert refusal("http://site.test/", FakeResolver(site_test=[[PUBLIC]]), dead) == "no_connection"
-
-
-def test_an_unknown_name_is_a_reason_and_not_an_error() -> None:
-    async def unknown(host: str, port: int) -> list[str]:
-        raise FetchFailed("unknown_host")
-
-    with pytest.raises(FetchFailed, match="unknown_host"):
-        fetch("http://nobody.test/", unknown, FakeNetwork())  # type: ignore[arg-type]
 
 
 def test_proxies_and_passwords_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

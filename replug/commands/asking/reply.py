@@ -33,13 +33,12 @@ from replug.answering.prompts import (
     OWN_SHOTS,
     STOP,
     AnswerPrompts,
-    PromptForm,
     Shot,
     fit_shots,
     one_line,
     read_shots,
 )
-from replug.answering.rerankers import Weights, WeightsFile
+from replug.answering.rerankers import Weights, read_weights
 from replug.commands.ask import LOCAL, QUESTION, AskOptions
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import AskConfig
@@ -225,7 +224,7 @@ def fit_passages(source: LMSource, question: str, passages: Sequence[Passage], m
     tokenizer = source.tokenizer() if source.max_tokens is not None else None
     if tokenizer is None or source.max_tokens is None:
         return list(passages)
-    bare = AnswerPrompts(PromptForm(), ())
+    bare = AnswerPrompts(())
     fit_shots(bare, [(question, "")], _token_counter(source), source.max_tokens, max_new_tokens)
     own = len(tokenizer(bare.ask(question, ""), verbose=False)["input_ids"])
     room = source.max_tokens - max_new_tokens - LINE_ENDS - MARGIN - own
@@ -246,7 +245,7 @@ def fit_prompts(
     source: LMSource, shots: Sequence[Shot], question: str, passages: Sequence[Passage], max_new_tokens: int
 ) -> AnswerPrompts:
     """Return prompts with as many shots as fit the longest one."""
-    prompts = AnswerPrompts(PromptForm(), shots)
+    prompts = AnswerPrompts(shots)
     if source.max_tokens is None or source.tokenizer() is None:
         return prompts
     asked = [(question, None), *((question, passage.text) for passage in passages)]
@@ -385,8 +384,7 @@ def _rerank(
     with _opened(source, rerank_source) as (lm, rerank_lm):
         weights: dict[str, Weights] | None = None
         if options.weights is not None:
-            file = WeightsFile(options.weights, lm.identity, rerank_lm.identity)
-            weights = {method: file.read(f"{method}@{k}")}
+            weights = {method: read_weights(options.weights, lm.identity, rerank_lm.identity, f"{method}@{k}")}
         answerer = Answerer(lm, prompts, answering, rerank_lm, rerank_prompts, weights)
         reply = Reply(question, "", method, lm.identity, options.searched, None, found.passages, found.failures)
         if passages:
