@@ -8,7 +8,7 @@ depends on it.
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,9 @@ import yaml
 from huggingface_hub import ModelCardData, metadata_load, try_to_load_from_cache
 
 from replug.config.choices import TrainedSide
-from replug.config.errors import UserError
 from replug.config.load import flatten
 from replug.config.plain_text import plain_line
-from replug.config.schema import Config, LoRAConfig
+from replug.config.schema import Config
 from replug.data.files import replace_file
 from replug.evals.tables import to_markdown
 from replug.models.ensemble_temperature import PAPER, temperature_in
@@ -27,12 +26,13 @@ from replug.models.lora import ADAPTER
 from replug.models.packaged import resolve_encoder_path
 from replug.train.report import run_blocks
 
+log = logging.getLogger(__name__)
+
 FILE = "README.md"
 UNKNOWN = "unknown"  # a licence id of the hub: that the field is empty is said, not left out
 TAGS = ["sentence-transformers", "sentence-similarity", "feature-extraction", "replug-lsr"]
 OF_THE_BASE = ("license", "license_name", "license_link", "language")
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-]+(?:\.\d[\w-]*)*")  # a version may stand in it, a file's suffix may not
-LICENSE_ID = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 HERE = "THIS_FOLDER"  # stands for the name of a folder that may lie anywhere
 DATA_KEYS = ("source", "corpus", "queries", "heldout", "dev", "prepared")
 SETTINGS = (
@@ -64,12 +64,6 @@ retriever = EncoderRetriever(Encoder("{name}"), ["The Rhine flows through Basel.
 lm = ReplugLM(HuggingFaceLM("AN_LM"), retriever, k=1)
 print(lm.generate("The river in Basel is the", GenerationOptions(8)).text)
 ```"""
-
-
-def require_license(license_id: str) -> None:
-    """Raise UserError for a licence that is not an id as the hub has them."""
-    if not LICENSE_ID.fullmatch(license_id):
-        raise UserError(f"--license is {license_id!r}; expected an id as the hub has them, such as apache-2.0")
 
 
 def write_model_card(
@@ -126,34 +120,15 @@ def _what_it_is(folder: Path, config: Config, weights: str) -> Iterator[str]:
 def _what_learnt(folder: Path, config: Config) -> Iterator[str]:
     """Where it was not all of the weights, or not whole vectors alone."""
     if config.lora.rank is not None:
-        kept = (
-            _listed(f"`{path.relative_to(folder)}/`" for path in sorted(folder.glob(f"*{ADAPTER}"))) or f"`{ADAPTER}/`"
-        )
-        yield f"Learnt by LoRA, {_adapter(folder, config.lora)}: merged into these weights, and kept in {kept}."
+        kept = ", ".join(f"`{path.name}/`" for path in sorted(folder.glob(f"*{ADAPTER}"))) or f"`{ADAPTER}/`"
+        yield f"Learnt by LoRA, adapters of rank {config.lora.rank}: merged into these weights, and kept in {kept}."
     if frozen := config.retriever.frozen_layers:
         yield f"Embeddings and the first {frozen} of the layers stayed as they were."
     if dims := config.retriever.dims:
-        lengths = _listed(sorted(dims, reverse=True))
+        lengths = ", ".join(map(str, sorted(dims, reverse=True)))
         yield f"The loss was taken at the first {lengths} numbers: a vector may be cut there."
     if config.index.dims is not None:
         yield f"The run searched by the first {config.index.dims} numbers (`truncate_dim={config.index.dims}`)."
-
-
-def _adapter(folder: Path, lora: LoRAConfig) -> str:
-    """As peft has written it, which knows the targets where none were asked for."""
-    found = sorted(folder.glob(f"*{ADAPTER}/adapter_config.json"))
-    written = json.loads(found[0].read_text()) if found else {}
-    targets = sorted(written.get("target_modules") or [])
-    alpha = written.get("lora_alpha")
-    scale = f" and alpha {alpha}" if alpha else ""
-    return f"adapters of rank {lora.rank}{scale} on {_listed(targets) or 'the default layers'}"
-
-
-def _listed(of: Iterable[object]) -> str:
-    return ", ".join(plain_line(str(one)) for one in of)
-
-
-log = logging.getLogger(__name__)
 
 
 def card_metadata(config: Config, license_id: str | None) -> ModelCardData:
@@ -165,23 +140,18 @@ def card_metadata(config: Config, license_id: str | None) -> ModelCardData:
     """
     source = (config.data.source or "").partition(":")[0]
     is_dataset = HUB_NAME.fullmatch(source) and not Path(source).expanduser().exists()
-    base = _of_the_base(config.retriever.path)
+    path = config.retriever.path
+    base = _of_the_base(path)
     said: dict[str, Any] = {"license": license_id} if license_id else {name: base.get(name) for name in OF_THE_BASE[:3]}
     return ModelCardData(
         **{**said, "license": said["license"] or UNKNOWN},
         language=base.get("language"),
         library_name="sentence-transformers",
         pipeline_tag="sentence-similarity",
-        base_model=base_name(config),
+        base_model=None if Path(path).expanduser().exists() or ":" in path or path == "stand_in" else path,
         datasets=[source] if is_dataset else None,
         tags=TAGS,
     )
-
-
-def base_name(config: Config) -> str | None:
-    """The name on the hub of the retriever that was tuned."""
-    path = config.retriever.path
-    return None if Path(path).expanduser().exists() or ":" in path or path == "stand_in" else path
 
 
 def _of_the_base(path: str) -> Mapping[str, Any]:

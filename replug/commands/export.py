@@ -50,11 +50,9 @@ def export(
         require_repository(push)
     run, config = _run(run_dir, out)
     from replug.models.build import load_encoder  # after a mistake could be told
-    from replug.train.model_card import require_license, write_model_card
+    from replug.train.model_card import write_model_card
     from replug.train.trained_weights import save_retriever
 
-    if license_id is not None:
-        require_license(license_id)
     encoder, weights, read_from = _tuned(config, run)
     with tempfile.TemporaryDirectory() as temporary:
         folder = out or Path(temporary) / "retriever"

@@ -246,31 +246,21 @@ class Encoder(nn.Module):
         places = torch.argsort(torch.tensor([row for rows in batches for row in rows]))
         return torch.cat(parts)[to_device(places, parts[0].device)]
 
-    def prepare_training(
-        self,
-        dropout: bool,
-        gradient_checkpointing: bool,
-        compiled: bool,
-        adapter_dropout: bool = False,
-        chunk_tokens: int | None = None,
-    ) -> None:
-        """Set how steps with gradient are computed: the encoder's dropout, less memory for more time, torch.compile.
+    def prepare_training(self, dropout: bool, gradient_checkpointing: bool, chunk_tokens: int | None = None) -> None:
+        """Set how steps with gradient are computed: the encoder's dropout, and less memory for more time.
 
-        `adapter_dropout` is of adapters that are added after. With `chunk_tokens` the activations of so many padded
-        tokens are in memory at a time.
+        With `chunk_tokens` the activations of so many padded tokens are in memory at a time.
         """
         self._chunk_tokens = chunk_tokens
         # transformers checkpoints in training mode only, which must not bring the encoder's own dropout with it.
-        self._trains_as_train = dropout or gradient_checkpointing or adapter_dropout
+        self._trains_as_train = dropout or gradient_checkpointing
         if not dropout:
             for module in self.modules():
                 if isinstance(module, nn.Dropout):
                     module.p = 0.0
-        for backbone in self.backbones:
-            if gradient_checkpointing:
+        if gradient_checkpointing:
+            for backbone in self.backbones:
                 backbone.activation_checkpointing_enable({"use_reentrant": False})
-            if compiled:
-                backbone.compile(dynamic=True)  # in place: names of weights stay
 
     def train_mode(self) -> None:
         """Switch to a step with gradient; `eval` is for everything else, and for what is frozen."""

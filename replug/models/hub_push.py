@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 TOKEN = "HF_TOKEN"
 OWN_TAG = "replug-lsr"  # in the card of every export
 OF_THE_HUB = ".gitattributes"  # which the hub puts into a new repository itself
-UNAUTHORIZED, FORBIDDEN, CONFLICT = 401, 403, 409
+NOT_ALLOWED, CONFLICT = (401, 403), 409
 PATTERNS = ["*.json", "*.txt", "*.md", "*.safetensors", "*.model", "*.jinja"]  # files of an exported retriever
 
 
@@ -72,13 +72,10 @@ def _errors_in_plain_words(name: str, endpoint: str) -> Iterator[None]:
         yield
     except HfHubHTTPError as error:
         status = error.response.status_code
-        said = {
-            UNAUTHORIZED: f"{endpoint} does not accept the token in {TOKEN} (401); expected one that may write",
-            FORBIDDEN: f"{endpoint} lets the token in {TOKEN} write nothing to {name} (403); expected one that may, "
-            "and an OWNER that is you or your organization",
-        }
-        other = f"--push {name}: {endpoint} answered {status}: {_safe(error.server_message or error)}"
-        raise UserError(said.get(status, other)) from error
+        fix = f"; expected a token in {TOKEN} that may write there" if status in NOT_ALLOWED else ""
+        raise UserError(
+            f"--push {name}: {endpoint} answered {status}: {_safe(error.server_message or error)}{fix}"
+        ) from error
     except (HTTPError, ConnectionError) as error:  # of ours, UserError is neither
         raise UserError(
             f"--push {name}: {endpoint} is not reached ({_safe(error)}); check the network and HF_ENDPOINT, then run "

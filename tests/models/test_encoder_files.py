@@ -212,18 +212,16 @@ MODEL, TEXT = "config_sentence_transformers.json", "sentence_bert_config.json"
 REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "own code": (_retype("custom_st.Dense"), "'custom_st.Dense', which is not part of Sentence Transformers"),
     "no pooling": (_retype("sentence_transformers.models.Normalize", 1), "make no vector of a text"),
-    "words": (_retype("sentence_transformers.models.BoW", 0), "cannot load"),
     "pickle": (_pickled, "no 2_Dense/model.safetensors, the weights of its Dense; pickled ones"),
     "pooling": (_set("1_Pooling/config.json", pooling_mode="attention"), "Invalid pooling mode: 'attention'"),
     "own activation": (_set("2_Dense/config.json", activation_function="os.Tanh"), "activation_function os.Tanh"),
-    "dense weights": (_set("2_Dense/config.json", in_features=7), "cannot load"),
     "similarity": (_set(MODEL, similarity_fn_name="euclidean"), "retriever.similarity: .* says euclidean"),
     "kind": (_set(MODEL, model_type="SparseEncoder"), "holds a SparseEncoder"),
-    "default prompt": (_set(MODEL, default_prompt_name="x"), "Default prompt name 'x' not found"),
     "long prompt": (_set(MODEL, prompts={"query": "w1 " * 40}), "retriever.query_prompt: 'w1 .* fills the 32 tokens"),
     "expansion": (_set(TEXT, query_length=8), "sets query_length"),
     "option": (_set(TEXT, model_args={"gguf_file": "x"}), "loads its Transformer with gguf_file"),
     "key": (_set(TEXT, reverse=True), "cannot load .*reverse"),
+    "a pair of old": (lambda folder: (folder / "query_encoder").mkdir(), "holds a query_encoder .* expected both in"),
 }
 
 

@@ -5,14 +5,13 @@ from pathlib import Path
 import pytest
 from huggingface_hub import ModelCard
 
-from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.config.schema import LoRAConfig
 from replug.models.encoder import Encoder
 from replug.models.ensemble_temperature import EnsembleTemperature, write_temperature
 from replug.models.lora import add_adapters
 from replug.train.environment import provenance_lines
-from replug.train.model_card import require_license, write_model_card
+from replug.train.model_card import write_model_card
 from tests.support.command_line import ROOT
 
 ENVIRONMENT = {
@@ -87,11 +86,9 @@ def test_licence_and_language_are_the_bases_unless_a_licence_is_given(tmp_path: 
     given = card_of(tmp_path, f"retriever.path={base}", license_id="mit").data
     assert (given.license, given.get("license_name"), given.language) == ("mit", None, ["de", "en"])
     assert card_of(tmp_path, "retriever.path=somebody/encoder").data.license == "unknown"
-    with pytest.raises(UserError, match="expected an id as the hub has them"):
-        require_license("Apache 2")
 
 
-@pytest.mark.parametrize("broken", ["---\n: [\n---\n", "---\n- a list\n---\n", "# no front matter\n"])
+@pytest.mark.parametrize("broken", ["---\n: [\n---\n", "# no front matter\n"])
 def test_a_base_whose_card_cannot_be_read_has_an_unknown_licence(tmp_path: Path, broken: str) -> None:
     base = base_folder(tmp_path)
     (base / "README.md").write_text(broken)
@@ -125,7 +122,7 @@ def test_the_card_says_what_of_the_retriever_learnt(tmp_path: Path) -> None:
     text = card_of(tmp_path, *keys, "retriever.train=documents").text
     for said in (
         "Tuned for documents alone: queries are embedded by the retriever as it was.",
-        "Learnt by LoRA, adapters of rank 4 and alpha 8 on query, value: merged into these weights, and kept in",
+        "Learnt by LoRA, adapters of rank 4: merged into these weights, and kept in `adapter/`.",
         "Embeddings and the first 1 of the layers stayed as they were.",
         "The loss was taken at the first 16, 8 numbers: a vector may be cut there.",
         "The run searched by the first 8 numbers (`truncate_dim=8`).",

@@ -4,18 +4,15 @@ Evidence comes from an index with its own encoder, or from a search engine. What
 evaluation: the earliest shots go, then the end of the evidence. What others wrote is shown as text, never as markup.
 """
 
-import io
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.style import Style
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -47,7 +44,6 @@ from replug.config.methods import REPLUG
 from replug.config.plain_text import plain_line, plain_text
 from replug.config.rules import has_rerank_lm
 from replug.config.schema import LMConfig
-from replug.data.files import replace_file
 from replug.data.rows import read_documents
 from replug.index_workers.build_plan import index_folder
 from replug.index_workers.local_index import IndexRetriever, LocalIndex
@@ -435,33 +431,12 @@ def scored_candidates(factors: Factors) -> list[dict[str, Any]]:
 
 # Showing -------------------------------------------------------------------------------------------------------------
 
-SHOWN_CHARACTERS, SHOWN_CANDIDATES = 160, 10  # on a terminal; a page has everything
-PAGE_WIDTH = 140
-PAGE = """<!doctype html><html lang=en><meta charset=utf-8><meta name=referrer content=no-referrer>
-<meta http-equiv=Content-Security-Policy content="default-src 'none'; style-src 'unsafe-inline'">
-<title>TITLE</title><pre style="font-family:monospace;white-space:pre-wrap">{code}</pre></html>
-"""
+SHOWN_CHARACTERS, SHOWN_CANDIDATES = 160, 10  # --json has everything
 
 
 def print_reply(reply: Reply) -> None:
-    render(reply, Console(highlight=False))
-
-
-def write_page(path: Path, reply: Reply) -> None:
-    replace_file(path, page_of(reply).encode())
-
-
-def page_of(reply: Reply) -> str:
-    """Return a page of HTML that loads nothing and runs nothing."""
-    console = Console(record=True, file=io.StringIO(), width=PAGE_WIDTH, highlight=False)
-    console.print(Text(plain_text(reply.question), "bold"))
-    render(reply, console, is_page=True)
-    title = escape(plain_line(reply.question)).replace("{", "{{").replace("}", "}}")
-    return console.export_html(code_format=PAGE.replace("TITLE", title), inline_styles=True)
-
-
-def render(reply: Reply, console: Console, is_page: bool = False) -> None:
     """Print the answer, how it came about, its evidence and its candidates."""
+    console = Console(highlight=False)
     console.print(Text(plain_text(reply.answer), "bold") if reply.answer else Text("no answer", "red"))
     logprob = "" if reply.sum_logprob is None else f"; log p {reply.sum_logprob:.2f}"
     lines = [f"{reply.method}; {reply.lm}; {reply.searched}{logprob}"]
@@ -476,26 +451,23 @@ def render(reply: Reply, console: Console, is_page: bool = False) -> None:
     if reply.passages:
         table = Table("", "weight", Column("evidence", overflow="fold"), "date", title="Evidence", title_justify="left")
         for place, passage in enumerate(reply.passages, start=1):
-            table.add_row(str(place), f"{passage.probability:.1%}", _evidence(passage, is_page), passage.fetched or "")
+            table.add_row(str(place), f"{passage.probability:.1%}", _evidence(passage), passage.fetched or "")
         console.print(table)
     if reply.scores:
-        console.print(_candidates(reply, len(reply.scores) if is_page else SHOWN_CANDIDATES))
+        console.print(_candidates(reply))
 
 
-def _evidence(passage: Passage, is_page: bool) -> Text:
-    """Return title and address over the text. On a page, an address that a browser fetches by http is a link."""
-    url, text = plain_line(passage.url), plain_line(passage.text)
-    if not is_page and len(text) > SHOWN_CHARACTERS:
-        text = f"{text[:SHOWN_CHARACTERS]}…"
-    is_link = is_page and url.lower().startswith(("http://", "https://"))
-    style = Style(bold=True, link=escape(url) if is_link else None)  # rich writes links as they are
-    head = [(f"{plain_line(passage.title)} · ", "bold")] if passage.title else []
-    return Text.assemble(*head, (url, style), "\n", (text, "dim"), overflow="fold")
+def _evidence(passage: Passage) -> Text:
+    """Return title and address over the beginning of the text."""
+    text = plain_line(passage.text)
+    shown = f"{text[:SHOWN_CHARACTERS]}…" if len(text) > SHOWN_CHARACTERS else text
+    head = f"{plain_line(passage.title)} · " if passage.title else ""
+    return Text.assemble((f"{head}{plain_line(passage.url)}", "bold"), "\n", (shown, "dim"), overflow="fold")
 
 
-def _candidates(reply: Reply, most: int) -> Table:
+def _candidates(reply: Reply) -> Table:
     """Return a table of the best answers; factors are those of an answer's likeliest candidate."""
-    more = len(reply.scores) - most
+    more = len(reply.scores) - SHOWN_CANDIDATES
     factors = list(TITLES.values()) if reply.candidates else []
     numbers = [Column(name, justify="right") for name in ("score", *factors)]
     table = Table(
@@ -505,7 +477,7 @@ def _candidates(reply: Reply, most: int) -> Table:
         caption="natural logarithms; a: answer, q: question, p: passage",
         caption_justify="left",
     )
-    for answer, score in list(reply.scores.items())[:most]:
+    for answer, score in list(reply.scores.items())[:SHOWN_CANDIDATES]:
         own = [one for one in reply.candidates if one["answer"] == answer]
         best = max(own, key=lambda one: one["factors"][ANSWER_GIVEN_QUESTION], default=None)
         shown = [_number(best["factors"][name]) for name in TITLES] if best else []
