@@ -66,7 +66,7 @@ class Interruption:
         self._heard: list[int] = []
         self._describe: Callable[[], str] = str
         self._ended = threading.Event()
-        self._listener: _Listener | None = None
+        self._wakeup: socket.socket | None = None  # Python writes the numbers of signals to it, whatever is running
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -74,26 +74,31 @@ class Interruption:
 
         The process ends in time only while the outermost of these blocks runs.
         """
-        if self._listener is not None:
+        if self._wakeup is not None:
             self.install()
             yield
             return
         before = {number: signal.getsignal(number) for number in SIGNALS}
-        with _listening(self._on_byte) as self._listener:
-            self.install()
-            try:
-                yield
-            finally:
-                self._ended.set()
-                self._listener = None
-                for number, handler in before.items():
-                    signal.signal(number, handler)
+        own, self._wakeup = socket.socketpair()
+        self._wakeup.setblocking(False)
+        wakeup_before = signal.set_wakeup_fd(-1)
+        threading.Thread(target=self._listen, args=(own,), daemon=True, name="interruption").start()
+        self.install()
+        try:
+            yield
+        finally:
+            self._ended.set()
+            signal.set_wakeup_fd(wakeup_before)
+            self._wakeup.close()
+            self._wakeup = None
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def install(self) -> None:
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
-        if self._listener is not None:
-            self._listener.listen()
+        if self._wakeup is not None:
+            signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
 
     @contextmanager
     def deferred(self, describe: Callable[[], str] = str) -> Iterator[None]:
@@ -117,8 +122,13 @@ class Interruption:
             end_process(number)
         self._asked = self._asked or number
 
+    def _listen(self, own: socket.socket) -> None:
+        """Hear of signals in a thread: the main thread may be where it runs no handler."""
+        while byte := own.recv(1):
+            if byte[0] in SIGNALS:
+                self._on_byte(byte[0])
+
     def _on_byte(self, number: int) -> None:
-        """In the listener's thread: the main thread may be where it runs no handler."""
         is_first = not self._heard
         if self._ends_at_once(number, self._heard):
             end_process(number)
@@ -140,41 +150,13 @@ class Interruption:
     def _end_in_time(self, number: int) -> None:
         seconds = SECONDS_TO_END[signal.Signals(number)]
         if not self._ended.wait(seconds):
-            told = "; ".join(filter(None, [f"after {seconds:g} s it still waits in {_place()}", self._describe()]))
+            frame = sys._current_frames().get(threading.main_thread().ident or 0)
+            while frame is not None and not str(frame.f_globals.get("__name__")).startswith("replug."):
+                frame = frame.f_back
+            place = f"{frame.f_globals['__name__']}.{frame.f_code.co_name}" if frame else "its start"
+            told = "; ".join(filter(None, [f"after {seconds:g} s it still waits in {place}", self._describe()]))
             _say(f"replug: interrupted by {_called(number)}; {told}; the same command goes on")
             end_process(number)
-
-
-class _Listener:
-    """Hears of signals through a socket that Python itself writes their numbers to, whatever the main thread does."""
-
-    def __init__(self) -> None:
-        self._own, self._given = socket.socketpair()
-        self._given.setblocking(False)
-
-    def listen(self) -> None:
-        signal.set_wakeup_fd(self._given.fileno(), warn_on_full_buffer=False)
-
-    def read(self, act: Callable[[int], None]) -> None:
-        while byte := self._own.recv(1):
-            if byte[0] in SIGNALS:
-                act(byte[0])
-
-    def close(self) -> None:
-        self._given.close()
-
-
-@contextmanager
-def _listening(act: Callable[[int], None]) -> Iterator[_Listener]:
-    """`act` on the number of each of SIGNALS, in a thread of its own."""
-    listener = _Listener()
-    before = signal.set_wakeup_fd(-1)
-    threading.Thread(target=listener.read, args=(act,), daemon=True, name="interruption").start()
-    try:
-        yield listener
-    finally:
-        signal.set_wakeup_fd(before)
-        listener.close()
 
 
 def end_process(number: int) -> None:
@@ -194,14 +176,6 @@ def _called(number: int) -> str:
 def _say(line: str) -> None:
     """Not through a logger or a stream: the main thread may hold their locks."""
     os.write(2, f"{line}\n".encode())
-
-
-def _place() -> str:
-    """Where the main thread is, by our own code."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None and not str(frame.f_globals.get("__name__")).startswith("replug."):
-        frame = frame.f_back
-    return f"{frame.f_globals['__name__']}.{frame.f_code.co_name}" if frame else "its start"
 
 
 def exit_status(number: int) -> int:

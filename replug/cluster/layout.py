@@ -170,34 +170,27 @@ def _with_ranks_and_index(
     """The configuration with their numbers, and their groups."""
     shared, groups = are_shared(gpus, nodes), list[ActorGroup]()
     if "train" in roles:
-        config = replace(config, resources=_trainer(config, gpus.get("train"), nodes))
-        groups += _rank_groups(config, SHARED if shared else min(1.0, gpus.get("train", 0.0)), sizes)
+        number = gpus["train"] if "train" in gpus else _processes(config, "train", None)
+        config = replace(config, resources=replace(config.resources, train=number))
+        each, ranks = SHARED if shared else min(1.0, gpus.get("train", 0.0)), num_ranks(config)
+        num_bytes = None if sizes.training is None else sizes.training(ranks)
+        # Rank 0 is the process that was started; on a processor it takes no place.
+        ranked = [Actor(TRAINER, rank, each, num_bytes) for rank in range(0 if each else 1, ranks)]
+        groups += [ActorGroup((actor,), on_driver=actor.number == 0) for actor in ranked]
     if "index" in roles:
         config = replace(config, index=_index(config, gpus.get("index", 0.0), may_search_on_gpu, shared, len(nodes)))
         groups += _index_groups(config.index, sizes)
     return config, groups
 
 
-def _trainer(config: Config, gpus: float | None, nodes: Sequence[Node]) -> Any:
-    """`resources` with a number of ranks; without GPUs, of processes."""
-    value = config.resources.train
-    if value != "auto" and float(value) < 1 and not any(node.gpus for node in nodes):
-        raise UserError(_share_without_gpu("train", value))
-    return replace(config.resources, train=gpus if gpus is not None else 1 if value == "auto" else value)
-
-
-def _share_without_gpu(role: str, value: object) -> str:
-    return (
-        f"resources.{role} is {value}, a share of a GPU, but the cluster has no GPU for it; expected a number of "
-        "processes, or auto"
-    )
-
-
 def _processes(config: Config, role: str, explicit: int | None) -> int:
-    """Actors of a role that has no GPUs."""
+    """Return the actors of a role that has no GPUs."""
     value = getattr(config.resources, role)
     if value != "auto" and value < 1:
-        raise UserError(_share_without_gpu(role, value))
+        raise UserError(
+            f"resources.{role} is {value}, a share of a GPU, but the cluster has no GPU for it; expected a number of "
+            "processes, or auto"
+        )
     return explicit or (1 if value == "auto" else int(value))
 
 
@@ -234,14 +227,6 @@ def _filled(index: IndexConfig, shards: int, per_builder: float, per_searcher: f
     }
 
 
-def _rank_groups(config: Config, gpus: float, sizes: Sizes) -> list[ActorGroup]:
-    """Ranks of so much of a GPU. Rank 0 is the process that was started; on a processor it takes no place."""
-    ranks = num_ranks(config)
-    num_bytes = None if sizes.training is None else sizes.training(ranks)
-    numbers = range(0 if gpus else 1, ranks)
-    return [ActorGroup((Actor(TRAINER, number, gpus, num_bytes),), on_driver=number == 0) for number in numbers]
-
-
 def _index_groups(index: IndexConfig, sizes: Sizes) -> list[ActorGroup]:
     """A builder and a searcher on each GPU together, where both find room there."""
     asked = index_actors(index)
@@ -255,23 +240,17 @@ def _index_groups(index: IndexConfig, sizes: Sizes) -> list[ActorGroup]:
             "index.swap=blue_green builders and searchers change places"
         )
     version = None if sizes.vectors is None or not asked.gpus_per_searcher else sizes.vectors / asked.num_shards
-    builds, searches = _index_bytes(sizes.embedding, version, blue_green, apart)
+    if version is None or not blue_green:
+        builds, searches = sizes.embedding, None if version is None else 2 * version
+    else:
+        builds = max(sizes.embedding or 0.0, version)  # the next version's searcher takes the builder's place
+        searches = builds if apart else version
     builders = [Actor(BUILDER, n, asked.gpus_per_builder, builds) for n in range(asked.num_builders)]
     shards = asked.num_shards * (2 if blue_green and not asked.gpus_per_searcher else 1)
     searchers = [Actor(SEARCHER, n, asked.gpus_per_searcher, searches) for n in range(shards)]
     if apart:
         return [ActorGroup((actor,)) for actor in [*searchers, *builders]]
     return [ActorGroup(tuple(filter(None, pair))) for pair in zip_longest(searchers, builders)]
-
-
-def _index_bytes(
-    embedding: float | None, version: float | None, blue_green: bool, apart: bool
-) -> tuple[float | None, float | None]:
-    """Of a builder's place and of a searcher's, whose part of one version has `version` bytes."""
-    if version is None or not blue_green:
-        return embedding, None if version is None else 2 * version
-    larger = max(embedding or 0.0, version)  # the next version's searcher takes the builder's place
-    return larger, larger if apart else version
 
 
 def _scorers(
@@ -373,15 +352,10 @@ def _notes_on(
         yield "the memory of the GPUs is not known, so whether it is enough was not checked"
     elif unknown:
         yield f"what a {' and a '.join(unknown)} takes of GPU memory is not known and was not checked"
-    if any(a.key == SEARCHER for a in actors) and gpus and sizes.vectors is not None:
-        yield from _host_notes(config.index, nodes, sizes)
-
-
-def _host_notes(index: IndexConfig, nodes: Sequence[Node], sizes: Sizes) -> Iterator[str]:
-    """Of a search in host memory on a cluster with GPUs."""
-    if index.gpus_per_searcher:
+    has_searchers = any(actor.key == SEARCHER for actor in actors)
+    if not (has_searchers and gpus) or sizes.vectors is None or config.index.gpus_per_searcher:
         return
-    needed = host_bytes(index, sizes, len(nodes))
+    needed = host_bytes(config.index, sizes, len(nodes))
     yield f"the index is searched in host memory: two versions take {_gb(needed)} of each node"
     host = min((node.memory_bytes for node in nodes if node.memory_bytes is not None), default=math.inf)
     if needed > host:

@@ -12,7 +12,7 @@ import pytest
 
 from replug.cluster.background import start_ray_thread, wait_for_ray_threads
 from replug.cluster.device_use import Busy, DeviceUse
-from replug.cluster.environment import VARIABLES, interface_of, use_interface_of
+from replug.cluster.environment import VARIABLES, use_interface_of
 from replug.cluster.interruption import kill, ray_children
 from replug.cluster.ray_cluster import ray_cluster
 
@@ -29,12 +29,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-@pytest.mark.parametrize(("address", "name"), [("10.1.0.7", "ib0"), ("127.0.0.1", "lo"), ("10.1.0.8", None)])
-def test_the_interface_is_that_of_the_nodes_address(address, name):
-    assert interface_of(address) == name
-
-
-def test_both_libraries_are_told_and_what_a_user_has_set_stays():
+def test_both_libraries_are_told_the_interface_of_the_address_and_what_a_user_has_set_stays():
+    use_interface_of("10.1.0.8")
+    assert not any(name in os.environ for name in VARIABLES)
     use_interface_of("10.1.0.7")
     assert [os.environ[name] for name in VARIABLES] == ["ib0", "=ib0"]
     use_interface_of("192.168.0.7")

@@ -161,21 +161,6 @@ def test_blue_green_lets_builders_and_searchers_change_places():
     assert "index.num_builders is 2; expected index.num_shards=1" in refused(config, gpus(8, num_bytes=A100), sizes)
 
 
-@pytest.mark.parametrize(
-    ("override", "expected"),
-    [
-        ("resources.train=0", "resources.train is 0; expected a whole number above 0"),
-        ("resources.score=1.5", "resources.score is 1.5; expected a whole number above 0, a share"),
-        ("resources.index=most", "resources.index is most; expected a number or auto"),
-        ("resources.train=3", "train.batch_size is 8; expected a multiple of ranks x micro_batches"),
-    ],
-)
-def test_numbers_that_cannot_be_are_refused_by_their_key(override, expected):
-    with pytest.raises(UserError) as error:
-        configured(override)
-    assert expected in str(error.value)
-
-
 @pytest.mark.parametrize("counts", [(8,), (4, 4)], ids=["1x8", "2x4"])
 def test_roles_share_gpus_where_their_numbers_are_more_than_there_are(counts):
     total = sum(counts)

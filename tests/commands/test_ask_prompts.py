@@ -1,7 +1,6 @@
 """What is cut where a prompt of `replug ask` does not fit its LM."""
 
 import logging
-from pathlib import Path
 
 import pytest
 
@@ -60,10 +59,3 @@ def test_a_template_cuts_its_documents(source):
     assert length(source, prompt) <= MAX_TOKENS - NEW_TOKENS
     with pytest.raises(UserError, match="--max-new-tokens is 128; the LM holds 128 tokens in all"):
         ensemble_prompts(QUESTION, [long], source, options, LMConfig(), MAX_TOKENS)
-
-
-def test_an_lm_without_a_limit_gets_everything(tmp_path: Path):
-    unlimited = lm_source(LMConfig(path="stand_in"), tmp_path / "spent.json", tmp_path / "cache.sqlite")
-    long = passage("the cat sat " * 1000)
-    assert fit_passages(unlimited, QUESTION, [long], NEW_TOKENS) == [long]
-    assert len(fit_prompts(unlimited, SHOTS, QUESTION, [long], NEW_TOKENS).shots) == 3

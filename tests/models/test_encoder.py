@@ -1,6 +1,5 @@
 """The retriever against mean pooling written out, one text at a time, on a random BERT and on MiniLM."""
 
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -86,25 +85,6 @@ def test_texts_that_are_tokenized_already_have_the_same_vectors(folder: Path) ->
         vectors = encoder.encode_tokens(ids, tokens_per_batch)
         assert torch.equal(vectors, encoder.encode(TEXTS, tokens_per_batch))
     assert encoder.encode([]).shape == (0, encoder.dim)
-
-
-def test_a_large_vocabulary_has_wider_ids(stand_in: Path) -> None:
-    encoder = Encoder(str(stand_in))
-    encoder.backbones[0].config.vocab_size = 2**16
-    assert encoder.token_ids(["a cat"])[0].dtype == np.uint32
-
-
-def test_encoding_leaves_the_number_of_threads_as_it_was(stand_in: Path) -> None:
-    before, found = torch.get_num_threads(), []
-    torch.set_num_threads(3)
-    try:
-        Encoder(str(stand_in)).encode(TEXTS, 16)
-        other = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
-        other.start()
-        other.join()
-        assert [torch.get_num_threads(), *found] == [3, 3]
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_encoding_with_gradient_gives_the_same_vectors_and_reaches_the_weights(folder: Path) -> None:

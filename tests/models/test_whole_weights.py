@@ -1,6 +1,5 @@
 """Weights are loaded whole or not at all, by every loader, and nothing that comes with a model is run."""
 
-import ast
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,6 @@ from replug.models.model_files import load_tokenizer
 from replug.models.stand_in_encoder import write_stand_in_encoder
 from tests.support.dpr_folders import write_dpr
 from tests.support.encoder_folders import write_chain, write_json
-from tests.support.packages import ROOT, modules
 from tests.support.tiny_lms import write_gpt2, write_llama, write_tokenizer
 
 Weights = dict[str, torch.Tensor]
@@ -134,23 +132,3 @@ def test_code_in_a_models_folder_is_never_run_even_where_somebody_says_yes(
     with pytest.raises(UserError, match="contains custom code"):
         LOADS[load](str(folder))
     assert not sentinel.exists()
-
-
-def test_every_call_that_loads_from_a_folder_or_the_hub_says_that_no_code_is_run() -> None:
-    """Where it is left open, transformers asks on standard input."""
-    calls = [
-        (path, node)
-        for path in [*modules(), *sorted((ROOT / "benchmarks").glob("*.py")), *sorted((ROOT / "docs").glob("*.py"))]
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "from_pretrained"
-    ]
-    assert len(calls) >= 7
-    open_ones = [f"{path.relative_to(ROOT)}:{node.lineno}" for path, node in calls if not _refuses_code(node)]
-    assert open_ones == []
-
-
-def _refuses_code(call: ast.Call) -> bool:
-    return any(
-        word.arg == "trust_remote_code" and isinstance(word.value, ast.Constant) and word.value.value is False
-        for word in call.keywords
-    )
