@@ -13,7 +13,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.loggers.logger import Logger, rank_zero_experiment
 from pytorch_lightning.utilities import rank_zero_only
 
-from replug.cluster.device_use import USE, Busy, BusySeconds, DeviceUse, add_seconds
+from replug.cluster.gpus import USE, Busy, BusySeconds, DeviceUse, add_seconds
 from replug.config.errors import RunError
 from replug.data.datamodule import Position
 

@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from replug.cluster.background import start_ray_thread, wait_for_ray_threads
-from replug.cluster.device_use import Busy, DeviceUse
 from replug.cluster.environment import VARIABLES, use_interface_of
+from replug.cluster.gpus import Busy, DeviceUse
 from replug.cluster.interruption import kill, ray_children
 from replug.cluster.ray_cluster import ray_cluster
 

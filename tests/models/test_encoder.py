@@ -13,7 +13,7 @@ from replug.data.sources.built_in_texts import stand_in_texts, stand_in_vocabula
 from replug.index_workers.version_store import weights_sha256
 from replug.models.batching import token_budget_batches
 from replug.models.encoder import Encoder
-from replug.models.stand_in_encoder import write_stand_in_encoder
+from replug.models.packaged import write_stand_in_encoder
 from tests.support.real_models import real_encoder
 
 WORDS = [word for topic in stand_in_vocabulary() for word in topic]

@@ -22,8 +22,7 @@ from replug.index_workers.version_store import weights_sha256
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.encoder_retriever import EncoderRetriever
-from replug.models.packaged import resolve_encoder_path
-from replug.models.stand_in_encoder import write_stand_in_encoder
+from replug.models.packaged import resolve_encoder_path, write_stand_in_encoder
 from replug.planning.model_sizes import encoder_size, retriever_size
 from tests.support.dpr_folders import write_dpr, write_dpr_pair
 from tests.support.encoder_folders import ARCHITECTURES, write_chain, write_encoder, write_json

@@ -14,9 +14,9 @@ from replug.models.encoder_retriever import EncoderRetriever
 from replug.models.ensemble import mix_token_logprobs
 from replug.models.ensemble_temperature import FILE, EnsembleTemperature, temperature_in, write_temperature
 from replug.models.local.stand_in_lm import StandInLM
+from replug.models.packaged import write_stand_in_encoder
 from replug.models.policy import Policy
 from replug.models.replug_lm import ReplugLM
-from replug.models.stand_in_encoder import write_stand_in_encoder
 
 FITTED = EnsembleTemperature(0.02, "lm", 10, 200)
 TEXTS = ["red sky", "the blue sea", "a green tree"]

@@ -13,7 +13,7 @@ from replug.config.schema import LMConfig
 from replug.models.encoder import Encoder
 from replug.models.local import local_source
 from replug.models.local.hf_lm import HuggingFaceLM
-from replug.models.stand_in_encoder import write_stand_in_encoder
+from replug.models.packaged import write_stand_in_encoder
 from tests.support.tiny_lms import write_gpt2, write_llama, write_tokenizer
 
 Spoil = Callable[[Path], None]

@@ -18,10 +18,10 @@ from replug.models.http.http_lm import HttpLM
 from replug.models.http.request_budget import RequestBudget
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.stand_in_lm import StandInLM, StandInSource
+from replug.models.packaged import write_stand_in_encoder
 from replug.models.prompt import PromptTemplate
 from replug.models.replug_lm import ReplugLM
 from replug.models.scorer_pool import ScorerPool
-from replug.models.stand_in_encoder import write_stand_in_encoder
 from tests.support.fault_server import FaultServer, server_spec
 from tests.support.lm_answers import mixed, texts_of
 from tests.support.tiny_lms import load, naive_logprobs, reference, write_gpt2, write_llama

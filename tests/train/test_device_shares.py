@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from replug.cluster.device_use import Busy, DeviceUse
+from replug.cluster.gpus import Busy, DeviceUse
 from replug.data.datamodule import Position
 from replug.train.report import device_shares
 from replug.train.run_dir import RunDirectory

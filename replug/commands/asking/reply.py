@@ -152,7 +152,8 @@ def reply_to(
     log.info(f"the LM reads {len(found.passages)} passages from {options.searched}")
     if options.reranks:
         return _rerank(question, found, source, reranker, options, k)
-    return _answer_by_ensemble(question, found, source, options, config)
+    with closing(source.open_here()) as lm:
+        return _answer_by_ensemble(lm, question, found, source, options, config)
 
 
 def _num_passages(options: AskOptions, config: AskConfig, policy: Policy | None) -> int:
@@ -188,7 +189,12 @@ def find_evidence(question: str, k: int, options: AskOptions, config: AskConfig,
     require_web(f"--engine {options.engine}")
     from replug.web.evidence import evidence_finder
 
-    with closing(evidence_finder(config.web, folder / "snapshot", _local_engine(options))) as finder:
+    engine: SearchEngine | None = None
+    if options.engine == LOCAL and options.index is not None:
+        engine = LocalEngine(open_index(options.index))
+    elif options.engine == LOCAL and options.corpus is not None:
+        engine = LocalEngine(BM25Retriever(read_documents(options.corpus)))
+    with closing(evidence_finder(config.web, folder / "snapshot", engine)) as finder:
         found = finder.find(question)
     passages: Sequence[Passage] = found.passages
     if config.retriever.path:
@@ -201,16 +207,6 @@ def _temperature(config: AskConfig, retriever: object) -> float:
     """Return the ensemble's temperature: what is asked for, else what the retriever was saved with, else 1."""
     asked = config.ensemble.temperature
     return own_temperature(retriever).value if asked is None else float(asked)
-
-
-def _local_engine(options: AskOptions) -> SearchEngine | None:
-    """Return an engine over an index, or by BM25 over a file of documents."""
-    if options.engine != LOCAL:
-        return None
-    if options.index is not None:
-        return LocalEngine(open_index(options.index))
-    assert options.corpus is not None  # `ask.check` refuses this
-    return LocalEngine(BM25Retriever(read_documents(options.corpus)))
 
 
 # Prompts that fit ----------------------------------------------------------------------------------------------------
@@ -300,24 +296,26 @@ def generation_options(options: AskOptions) -> GenerationOptions:
 
 
 def _answer_by_ensemble(
-    question: str, found: FoundEvidence, source: LMSource, options: AskOptions, config: AskConfig
+    lm: AsyncLM,
+    question: str,
+    found: FoundEvidence,
+    source: LMSource,
+    options: AskOptions,
+    config: AskConfig,
+    generated: Generated | None = None,
 ) -> Reply:
-    """Choose each token for all passages at once; the LM alone answers if there are none."""
-    decoding = generation_options(options)
-    weighing = [passage for passage in found.passages if passage.probability > 0]  # others change nothing
-    prompts, opening = ensemble_prompts(question, weighing, source, options, config.lm, decoding.max_new_tokens)
-    with closing(source.open_here()) as lm:
+    """Choose each token for all passages at once, unless an answer is given; without passages the LM answers alone."""
+    if generated is None:
+        decoding = generation_options(options)
+        weighing = [passage for passage in found.passages if passage.probability > 0]  # others change nothing
+        prompts, opening = ensemble_prompts(question, weighing, source, options, config.lm, decoding.max_new_tokens)
         prompt = Mixture(prompts, [passage.probability for passage in weighing]) if weighing else prompts[0]
         [generated] = lm.generate([prompt], replace(decoding, opening=opening))
-        return _ensemble_reply(question, generated, found, lm.identity, options)
-
-
-def _ensemble_reply(question: str, generated: Generated, found: FoundEvidence, lm: str, options: AskOptions) -> Reply:
     return Reply(
         question,
         generated.text.strip() if options.template is None else generated.text,
         REPLUG if found.passages else CLOSED_BOOK,
-        lm,
+        lm.identity,
         options.searched,
         sum_logprob=generated.sum_logprob,
         passages=found.passages,
@@ -340,15 +338,8 @@ def _follow(
         temperature = _temperature(config, retriever)
         replug = ReplugLM(lm, retriever, k, policy=policy, temperature=temperature)
         [decision] = replug.decide([alone], decoding, [subject], [question])
-        passages = passages_of_documents(decision.documents, temperature)
-        generated = decision.closed_answer
-        if generated is None:
-            num_new = decoding.max_new_tokens
-            prompts, opening = ensemble_prompts(question, passages, source, options, config.lm, num_new)
-            prompt = Mixture(prompts, [passage.probability for passage in passages]) if passages else prompts[0]
-            [generated] = lm.generate([prompt], replace(decoding, opening=opening))
-        found = FoundEvidence(question, tuple(passages), {})
-        reply = _ensemble_reply(question, generated, found, lm.identity, options)
+        found = FoundEvidence(question, tuple(passages_of_documents(decision.documents, temperature)), {})
+        reply = _answer_by_ensemble(lm, question, found, source, options, config, decision.closed_answer)
     decided = {
         "signal": policy.signal,
         "value": decision.value,
@@ -362,18 +353,13 @@ def _follow(
 # Rerankers -----------------------------------------------------------------------------------------------------------
 
 
-def answering_options(options: AskOptions) -> AnsweringOptions:
-    """Return how candidates are sampled: as in the paper by default."""
-    names = ("max_new_tokens", "temperature", "top_p")
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    return AnsweringOptions(rerankers=(options.method,), seed=options.seed, **given)
-
-
 def _rerank(
     question: str, found: FoundEvidence, source: LMSource, rerank_source: LMSource, options: AskOptions, k: int
 ) -> Reply:
     """Return the best candidate of those sampled from each passage; without passages the likeliest sample."""
-    method, answering, shots = options.method, answering_options(options), _shots(options)
+    names, method, shots = ("max_new_tokens", "temperature", "top_p"), options.method, _shots(options)
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    answering = AnsweringOptions(rerankers=(method,), seed=options.seed, **given)  # by default as in the paper
     num_new = answering.max_new_tokens
     passages = fit_passages(source, question, found.passages, num_new)
     passages = fit_passages(rerank_source, question, passages, num_new)
