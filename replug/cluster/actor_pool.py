@@ -1,16 +1,11 @@
 """A pool of Ray actors that loses no work: least loaded first, bounded in flight, done again when an actor dies.
 
-`ray.util.ActorPool` loses a dead actor for good; this one replaces it. Calls must be idempotent, since
-a call whose actor died may have been done. An error that the actor itself raises is not retried:
-it would come again, and it reaches the caller as its cause. A fault of its GPU is the actor's death: nothing that it
-computes afterwards can be trusted, and another actor has another context or another GPU.
+Calls must be idempotent, since a call whose actor died may have been done. An error that the actor itself raises is not
+retried. A fault of its GPU counts as the actor's death: nothing that it computes afterwards can be trusted.
 
-A replica starts in two stages. Its constructor is quick, so what it waits for there is room in the cluster, and it may
-wait as long as it takes: replicas join when a node joins, and when a node leaves, its calls go to the others. What
-takes long, such as loading a model, is done by `probe`, which has a deadline. A replica that cannot start or hangs,
-or whose probe is not accepted, is quarantined; only when none is left do calls fail.
-
-Nobody waits for a pool that cannot answer: an error of the dispatcher itself fails all calls, and later ones.
+A replica starts in two stages. Its constructor is quick, and waits for room in the cluster without a limit: replicas
+join when a node joins. What takes long, such as loading a model, is done by `probe`, which has a deadline. A replica
+that cannot start, or whose probe is not accepted, is quarantined; calls fail when none is left.
 """
 
 import itertools

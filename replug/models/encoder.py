@@ -11,7 +11,7 @@ never the size of a batch.
 
 import copy
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -240,9 +240,10 @@ class Encoder(nn.Module):
         tokens_per_batch = tokens_per_batch or self._chunk_tokens or TOKENS_PER_BATCH_WITH_GRADIENT
         batches = list(self._batches(ids, task, tokens_per_batch))
         prompt_tokens = self._prompt_tokens[task, self.prompt(task)]
-        parts = [
-            self._with_gradient(*self._pad([ids[row] for row in rows], task), task, prompt_tokens) for rows in batches
-        ]
+        # With chunks the loss is of all vectors and activations are of one chunk at a time: the backward pass computes
+        # each again, with its dropout (GradCache, Gao et al. 2021).
+        compute: Any = self if self._chunk_tokens is None else partial(checkpoint, self, use_reentrant=False)
+        parts = [compute(*self._pad([ids[row] for row in rows], task), task, prompt_tokens) for rows in batches]
         places = torch.argsort(torch.tensor([row for rows in batches for row in rows]))
         return torch.cat(parts)[to_device(places, parts[0].device)]
 
@@ -409,16 +410,6 @@ class Encoder(nn.Module):
         rows = self.tokenizer_of(task)(whole, truncation=True, max_length=self._most(task))["input_ids"]
         dtype = np.uint16 if self._backbone(task).config.vocab_size < 2**16 else np.uint32  # as `TokenIds.dtype`
         return [np.array(row, dtype) for row in rows]
-
-    def _with_gradient(self, *inputs: Any) -> Tensor:
-        """As `forward`. Keep the vectors of a chunk alone: the backward pass computes it again, with its dropout.
-
-        So the loss is of all vectors, and activations are of one chunk at a time (GradCache, Gao et al. 2021).
-        """
-        if self._chunk_tokens is None:
-            return self(*inputs)
-        vectors: Tensor = checkpoint(self, *inputs, use_reentrant=False)
-        return vectors
 
     def _batches(self, ids: Sequence[np.ndarray], task: str, tokens_per_batch: int) -> Iterator[list[int]]:
         """Yield rows of similar length; equal ones go by their content, so that the order given does not matter."""

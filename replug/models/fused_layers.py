@@ -62,18 +62,13 @@ def blocked_attention(
             attention_mask = _future(query, key.shape[2]).isfinite()
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
-    return causal_blocks(query, key, value, scale).transpose(1, 2).contiguous(), None
-
-
-def causal_blocks(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """Query [B, H, T, D], the last T positions of key and value [B, G, S, D]: [B, H, T, D]."""
     earlier = key.shape[2] - query.shape[2]
     parts = []
     for start in range(0, query.shape[2], POSITIONS_PER_BLOCK):
         some = query[:, :, start : start + POSITIONS_PER_BLOCK]
         seen = earlier + start + some.shape[2]  # later keys are not even looked at
         parts.append(_attend(some, key[:, :, :seen], value[:, :, :seen], scale))
-    return torch.cat(parts, 2)
+    return torch.cat(parts, 2).transpose(1, 2).contiguous(), None
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
