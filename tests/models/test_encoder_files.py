@@ -22,7 +22,7 @@ from replug.index_workers.version_store import weights_sha256
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.encoder_retriever import EncoderRetriever
-from replug.models.packaged import resolve_encoder_path, write_stand_in_encoder
+from replug.models.packaged import write_stand_in_encoder
 from replug.planning.model_sizes import encoder_size, retriever_size
 from tests.support.dpr_folders import write_dpr, write_dpr_pair
 from tests.support.encoder_folders import ARCHITECTURES, write_chain, write_encoder, write_json
@@ -143,15 +143,6 @@ def test_prepared_token_ids_hold_the_documents_prompt(tmp_path: Path) -> None:
     torch.testing.assert_close(own.encode_document(TEXTS), plain.encode([f"passage : {text}" for text in TEXTS]))
     own.save(tmp_path / "saved")
     torch.testing.assert_close(Encoder(str(tmp_path / "saved")).encode_query(TEXTS), own.encode_query(TEXTS))
-
-
-def test_minilm_with_prompts_has_the_vectors_of_sentence_transformers() -> None:
-    path = resolve_encoder_path("package:minilm")
-    encoder = Encoder(path, query_prompt="query: ", document_prompt="passage: ")
-    model = SentenceTransformer(path, device="cpu", prompts={"query": "query: ", "document": "passage: "})
-    texts = ["Nantes lies on the Loire.", "It rained." * 200]
-    np.testing.assert_allclose(encoder.encode_query(texts), model.encode_query(texts), atol=1e-5)
-    np.testing.assert_allclose(encoder.encode_document(texts), model.encode_document(texts), atol=1e-5)
 
 
 def test_dot_is_that_of_the_vectors_as_they_are_unless_the_folder_has_dot_of_unit_vectors(tmp_path: Path) -> None:
