@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -226,18 +225,6 @@ def test_equal_texts_come_in_their_order_and_no_more_than_there_are(encoder: Enc
     assert [document.id for document in documents if document.text == "sea"] == ["first", "second"]
     assert len(documents) == 3
     assert retriever.retrieve([], 2) == []
-
-
-def test_queries_may_have_an_encoder_of_their_own(encoder: Encoder, tmp_path: Path) -> None:
-    for name, hidden_size in (("same", 32), ("wider", 64)):
-        write_stand_in_encoder(tmp_path / name, hidden_size, seed=7)
-    own = Encoder(str(tmp_path / "same"))
-    similarities = (own.encode(["sea"]) @ encoder.encode(["sky", "sea"]).T).numpy()[0]
-    (documents,) = EncoderRetriever(encoder, ["sky", "sea"], query_encoder=own).retrieve(["sea"], 2)
-    found = {document.text: document.similarity for document in documents}
-    assert [found["sky"], found["sea"]] == pytest.approx(similarities.tolist(), abs=1e-5)
-    with pytest.raises(ValueError, match="queries have 64 numbers, documents 32"):
-        EncoderRetriever(encoder, ["sky"], query_encoder=Encoder(str(tmp_path / "wider")))
 
 
 def test_the_library_from_texts_to_an_answer(lm: HuggingFaceLM, encoder: Encoder) -> None:
