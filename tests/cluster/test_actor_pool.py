@@ -135,22 +135,19 @@ def test_a_device_that_breaks_at_every_start_is_named_and_not_the_advice_after_i
 
 
 class Counting:
-    """Says how many cores and threads its process has."""
+    """Says how many cores its process counts."""
 
-    def count(self) -> tuple[int, int]:
-        return available_cores(), torch.get_num_threads()
+    def count(self) -> int:
+        return available_cores()
 
 
-@pytest.mark.parametrize("unset", [True, False])
-def test_actors_have_the_threads_of_who_starts_them_and_not_rays_share(ray_session, monkeypatch, unset):
-    if unset:
-        monkeypatch.delenv("OMP_NUM_THREADS")
-        assert available_cores() == len(os.sched_getaffinity(0))
-    else:
-        monkeypatch.setenv("OMP_NUM_THREADS", "6")
-    for threads in (available_cores(), 3):
+def test_actors_have_the_threads_of_who_starts_them_and_not_rays_share(ray_session, monkeypatch):
+    """Ray would set OMP_NUM_THREADS to the actor's one CPU."""
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert available_cores() == len(os.sched_getaffinity(0))  # of builders, searchers and ranks; the driver counts
+    for threads in (available_cores(), 6):
         actor = ray.remote(Counting).options(**place(SCORER, 0, 0.0, thread_env(threads)["env_vars"])).remote()
-        assert ray.get(actor.count.remote(), timeout=SOON * 100) == (threads, threads)
+        assert ray.get(actor.count.remote(), timeout=100) == threads
         ray.kill(actor)
 
 
