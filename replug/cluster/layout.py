@@ -1,8 +1,7 @@
-"""Which part of a cluster trains, scores and indexes. Pure: a configuration and nodes in, places and sentences out.
+"""Decide which part of a cluster trains, scores and indexes: a configuration and nodes in, places and notes out.
 
-`resources` is the short way to say it. The layout decides what it leaves open, and a key that is set stays as it is.
-The layout knows what the roles take of a GPU's memory (`Sizes`): exact vectors are searched on GPUs where two
-versions have room there, else in host memory. `replug plan` and a run ask this same module, so a plan is what runs.
+The layout fills the keys that are left open. It knows what the roles take of a GPU's memory (`Sizes`): exact vectors
+are searched on GPUs if two versions have room there, else in host memory. `replug plan` and a run both ask it.
 """
 
 import math
@@ -50,11 +49,11 @@ OBJECT_STORE_BYTES = 256 << 20  # shared memory of a cluster started here
 
 
 class NoRoom(UserError):
-    """Actors that find no place on the nodes."""
+    """Raised for actors that find no place on the nodes."""
 
 
 class OutOfMemory(NoRoom):
-    """Actors that their GPU's memory does not hold."""
+    """Raised for actors that a GPU's memory does not hold."""
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,10 @@ def ray_cluster(
             laid_out = _join(config, roles, sizes)
         with (interruption or Interruption()).installed():  # Ray's own handler raises wherever the process stands
             places.reserve(laid_out)
-            _say(laid_out)
+            for note in laid_out.notes:
+                log.info(note)
+            if laid_out.num_waiting:
+                log.info(f"the cluster has room for all but {laid_out.num_waiting} scorers, which join later")
             yield laid_out.config
     finally:
         places.forget()
@@ -190,13 +193,6 @@ def _require_same_gpus(laid_out: Layout, config: Config, roles: Collection[str],
         f"driver that is here, CUDA_VISIBLE_DEVICES as Ray was started with (it is "
         f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}), or train.accelerator=cpu"
     )
-
-
-def _say(laid_out: Layout) -> None:
-    for note in laid_out.notes:
-        log.info(note)
-    if laid_out.num_waiting:
-        log.info(f"the cluster has room for all but {laid_out.num_waiting} scorers, which join later")
 
 
 def _why_not(address: str, error: Exception) -> str:
