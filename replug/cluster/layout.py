@@ -120,19 +120,19 @@ def lay_out(config: Config, nodes: Sequence[Node], sizes: Sizes = UNKNOWN, roles
 
 
 def num_ranks(config: Config) -> int:
-    """Trainer ranks of a configuration that is laid out."""
+    """Return the trainer ranks of a configuration that is laid out."""
     return max(1, int(config.resources.train))
 
 
 def index_actors(index: IndexConfig) -> IndexActors:
-    """What nobody has said is one of each, on processors."""
+    """Return the numbers of a section; what is left open is one of each, on processors."""
     return IndexActors(
         index.num_shards or 1, index.num_builders or 1, index.gpus_per_builder or 0.0, index.gpus_per_searcher or 0.0
     )
 
 
 def scorers(lm: LMConfig) -> tuple[int, float]:
-    """Replicas, and GPUs of each; what nobody has said is one, on processors."""
+    """Return replicas and GPUs of each; what is left open is one, on processors."""
     return lm.num_replicas or 1, lm.gpus_per_replica or 0.0
 
 
@@ -143,31 +143,9 @@ def _lay_out(
     roles: Collection[str],
     may_search_on_gpu: bool,
 ) -> Layout:
-    """Trainers take their places first, since rank 0's must be here; then the index; scorers take what is left."""
+    """Place trainers first, since rank 0's must be here; then the index; scorers take what is left."""
     gpus = gpus_by_role(config, nodes, sizes, roles, may_search_on_gpu)
-    packing = Packing(nodes, spread=are_shared(gpus, nodes))
-    laid, groups = _with_ranks_and_index(config, gpus, nodes, sizes, roles, may_search_on_gpu)
-    for group in groups:
-        _require_place(packing, group, groups)
-    waiting = 0
-    if config.lm.path and "score" in roles:
-        lm, scoring, waiting = _scorers(config, gpus, packing, groups, sizes)
-        laid, groups = replace(laid, lm=lm), groups + scoring
-    actors, planned = tuple(actor for group in groups for actor in group.actors), packing.planned()
-    notes = tuple(_notes_on(laid, nodes, sizes, planned, actors))
-    return Layout(laid, planned, actors, waiting, notes, packing.spread)
-
-
-def _with_ranks_and_index(
-    config: Config,
-    gpus: dict[str, float],
-    nodes: Sequence[Node],
-    sizes: Sizes,
-    roles: Collection[str],
-    may_search_on_gpu: bool,
-) -> tuple[Config, list[ActorGroup]]:
-    """The configuration with their numbers, and their groups."""
-    shared, groups = are_shared(gpus, nodes), list[ActorGroup]()
+    shared, groups, waiting = are_shared(gpus, nodes), list[ActorGroup](), 0
     if "train" in roles:
         number = gpus["train"] if "train" in gpus else _processes(config, "train", None)
         config = replace(config, resources=replace(config.resources, train=number))
@@ -179,7 +157,14 @@ def _with_ranks_and_index(
     if "index" in roles:
         config = replace(config, index=_index(config, gpus.get("index", 0.0), may_search_on_gpu, shared, len(nodes)))
         groups += _index_groups(config.index, sizes)
-    return config, groups
+    packing = Packing(nodes, spread=shared)
+    for group in groups:
+        _require_place(packing, group, groups)
+    if config.lm.path and "score" in roles:
+        lm, scoring, waiting = _scorers(config, gpus, packing, groups, sizes)
+        config, groups = replace(config, lm=lm), groups + scoring
+    actors, planned = tuple(actor for group in groups for actor in group.actors), packing.planned()
+    return Layout(config, planned, actors, waiting, tuple(_notes_on(config, nodes, sizes, planned, actors)), shared)
 
 
 def _processes(config: Config, role: str, explicit: int | None) -> int:
@@ -194,7 +179,7 @@ def _processes(config: Config, role: str, explicit: int | None) -> int:
 
 
 def _index(config: Config, gpus: float, may_search_on_gpu: bool, shared: bool, num_nodes: int) -> IndexConfig:
-    """The section with a number for each key. Builders and searchers share GPUs half and half.
+    """Return the section with a number for each key. Builders and searchers share GPUs half and half.
 
     Lossy kinds, which are small, are searched on processors. With blue_green over several GPUs of their own, half of
     these search while the others build, and they change places at every swap.
@@ -218,7 +203,7 @@ def _index(config: Config, gpus: float, may_search_on_gpu: bool, shared: bool, n
 
 
 def _filled(index: IndexConfig, shards: int, per_builder: float, per_searcher: float) -> dict[str, Any]:
-    """What is said stays."""
+    """Return numbers for the keys that are left open."""
     return {
         "num_shards": index.num_shards or shards,
         "gpus_per_builder": per_builder if index.gpus_per_builder is None else index.gpus_per_builder,
@@ -227,7 +212,7 @@ def _filled(index: IndexConfig, shards: int, per_builder: float, per_searcher: f
 
 
 def _index_groups(index: IndexConfig, sizes: Sizes) -> list[ActorGroup]:
-    """A builder and a searcher on each GPU together, where both find room there."""
+    """Put a builder and a searcher on each GPU together, if both find room there."""
     asked = index_actors(index)
     blue_green = index.swap is SwapMode.blue_green
     apart = asked.gpus_per_builder + asked.gpus_per_searcher > 1 or not (
@@ -255,7 +240,7 @@ def _index_groups(index: IndexConfig, sizes: Sizes) -> list[ActorGroup]:
 def _scorers(
     config: Config, gpus: dict[str, float], packing: Packing, others: Sequence[ActorGroup], sizes: Sizes
 ) -> tuple[LMConfig, list[ActorGroup], int]:
-    """The section with a number for each key, its groups, and how many of these wait for room.
+    """Return the section with a number for each key, its groups, and how many of these wait for room.
 
     On shared GPUs none waits: it would find three others of its kind on the GPU of a node that joins.
     """
@@ -294,7 +279,7 @@ def _require_place(packing: Packing, group: ActorGroup, groups: Sequence[ActorGr
 
 
 def nodes_of(descriptions: Sequence[dict], driver: str, gpu_bytes: dict[str, float]) -> Iterator[Node]:
-    """The living nodes of `ray.nodes()`; `driver` is the id of the command's, `gpu_bytes` are by id."""
+    """Yield the living nodes of `ray.nodes()`; `driver` is the id of the command's, `gpu_bytes` are by id."""
     for node in descriptions:
         if node["Alive"]:
             resources, name = node["Resources"], node["NodeID"]

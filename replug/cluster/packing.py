@@ -155,16 +155,13 @@ class Packing:
         for node in self.nodes:
             if self.cpus[node.name] < len(group.actors) or (group.on_driver and not node.is_driver):
                 continue
-            gpus = self.gpus[node.name]
-            numbers = [n for n, gpu in enumerate(gpus) if self._takes(gpu, group, by_memory)] if group.gpus else []
+            keys = [actor.key for actor in group.actors] if self.spread else []
+            held = [gpu.holds(group, by_memory) and not gpu.has(*keys) for gpu in self.gpus[node.name]]
+            numbers = [number for number, is_held in enumerate(held) if is_held] if group.gpus else []
             if group.gpus == 0 or (group.gpus > 1 and len(numbers) >= group.gpus):
                 yield node.name, numbers[: math.ceil(group.gpus)]
             elif group.gpus <= 1:
                 yield from ((node.name, [number]) for number in numbers)
-
-    def _takes(self, gpu: PlannedGPU, group: ActorGroup, by_memory: bool) -> bool:
-        keys = (actor.key for actor in group.actors)
-        return gpu.holds(group, by_memory) and not (self.spread and gpu.has(*keys))
 
     def _order(self, group: ActorGroup, name: str, numbers: Sequence[int]) -> tuple[float, ...]:
         if not numbers:
