@@ -56,15 +56,6 @@ def test_a_card_has_front_matter_models_weights_and_the_table(tmp_path: Path, ba
         assert said in card, said
 
 
-def test_a_model_of_unknown_size_is_named_without_one(tmp_path: Path) -> None:
-    config = load_config(ROOT / "configs/debug.yaml", ["retriever.path=somebody/encoder", "lm.path=somebody/lm"])
-    [models, code] = provenance_lines(config, {}, None)
-    assert models == "models: retriever somebody/encoder; LM somebody/lm"
-    assert code == "code: no git checkout"
-    write_model_card(tmp_path, config, "step 3", [models, code])
-    assert "What it is worth" not in (tmp_path / "README.md").read_text()
-
-
 def base_folder(tmp_path: Path) -> Path:
     """What is taken for an encoder's folder by its name."""
     (tmp_path / "base").mkdir()

@@ -83,12 +83,9 @@ def test_frozen_layers_have_no_gradient_and_are_in_no_checkpoint(debug_config, d
 
 def test_what_an_encoder_cannot_be_trained_as_is_refused_before_anything_starts(debug_config, data):
     encoder = load_encoder(debug_config.retriever)
-    for lora, frozen_layers, message in (
-        (LoRAConfig(), 2, r"retriever.frozen_layers is 2"),
-        (LoRAConfig(rank=2), 2, r"retriever.frozen_layers is 2"),
-    ):
-        retriever = replace(debug_config.retriever, frozen_layers=frozen_layers)
-        with pytest.raises(UserError, match=message):
+    retriever = replace(debug_config.retriever, frozen_layers=2)
+    for lora in (LoRAConfig(), LoRAConfig(rank=2)):
+        with pytest.raises(UserError, match=r"retriever.frozen_layers is 2"):
             check_training(replace(debug_config, retriever=retriever, lora=lora), encoder)
     longer = replace(debug_config.retriever, dims=[64])
     with pytest.raises(UserError, match=r"retriever.dims: 64 is more than the 32 numbers of the retriever's vectors"):
