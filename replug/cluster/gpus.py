@@ -1,8 +1,7 @@
 """The GPUs of this machine, those that torch sees or a rehearsal pretends, and how long each role worked on them.
 
 Tests start a Ray cluster whose GPUs are numbers (tests/support/fake_cluster.py). The layout counts those, and models
-compute on the processor. A variable in the environment of its processes holds its address; `check_rehearsal` refuses
-every other cluster.
+compute on the processor. A variable in the environment of its processes says so.
 
 Actors say with their results how many seconds they worked. A device is a GPU, `NODE:NUMBER` by Ray's number of it, or
 the processors of a node, `NODE:cpu`.
@@ -16,17 +15,14 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from replug.config.errors import UserError
-
 VARIABLE = "REPLUG_REHEARSAL"
 MEMORY_SHARE = "REPLUG_GPU_MEMORY_SHARE"  # of a process on a GPU that others compute on too
 
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """The cluster that pretends: its address, and the GPUs of each of its nodes."""
+    """The cluster that pretends: the GPUs of each of its nodes."""
 
-    address: str
     gpus_of_node: int
     memory_gb: float
 
@@ -39,16 +35,6 @@ def rehearsal() -> Rehearsal | None:
     """Return the rehearsal that this process belongs to, if any."""
     stated = os.environ.get(VARIABLE)
     return Rehearsal(**json.loads(stated)) if stated else None
-
-
-def check_rehearsal(address: str | None) -> None:
-    """Raise UserError where a rehearsal's variable was left on and the run is another's."""
-    rehearsed = rehearsal()
-    if rehearsed is not None and rehearsed.address != address:
-        raise UserError(
-            f"{VARIABLE} is set, which makes a run compute without its GPUs, but ray.address is {address or 'not set'} "
-            f"and not the rehearsal's {rehearsed.address}; expected it in the environment of no run: unset {VARIABLE}"
-        )
 
 
 def num_gpus() -> int:

@@ -106,7 +106,6 @@ def ray_cluster(
     A signal ends the process at once, unless the interruption is deferred; the same command resumes. A cluster that is
     started here has a core for each of `num_tasks` beside those of the actors.
     """
-    gpus.check_rehearsal(config.ray.address)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     others = ray_children()  # of clusters that this process made before and may still use
     try:

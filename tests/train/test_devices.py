@@ -62,7 +62,7 @@ def test_slurm_does_not_make_the_ranks(paper: Config, tmp_path: Path, monkeypatc
 
 
 def test_a_rehearsal_trains_on_the_processor(paper: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in gpus.Rehearsal("127.0.0.2:6379", 8, 80.0).environment().items():
+    for name, value in gpus.Rehearsal(8, 80.0).environment().items():
         monkeypatch.setenv(name, value)
     trainer = lightning_trainer(paper, tmp_path, [], [], RankEnvironment(0, 2, "10.0.0.1", 1234, 0))
     assert isinstance(trainer.strategy, DDPStrategy)
