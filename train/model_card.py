@@ -111,14 +111,6 @@ def _what_it_is(folder: Path, config: Config, weights: str) -> Iterator[str]:
     similarity = json.loads(file.read_text()).get("similarity_fn_name") if file.is_file() else None
     yield f"the LM below. Weights of {weights}. Similarity: {similarity or 'cosine'}."
     yield SIDES[config.retriever.train]
-    yield from _what_learnt(folder, config)
-    known = temperature_in(str(folder))
-    said = f"{known.value:g}, {known.origin} (`ensemble.json`)" if known else f"{PAPER.value:g}, {PAPER.origin}"
-    yield f"Temperature of REPLUG's ensemble: {said}."
-
-
-def _what_learnt(folder: Path, config: Config) -> Iterator[str]:
-    """Where it was not all of the weights, or not whole vectors alone."""
     if config.lora.rank is not None:
         kept = ", ".join(f"`{path.name}/`" for path in sorted(folder.glob(f"*{ADAPTER}"))) or f"`{ADAPTER}/`"
         yield f"Learnt by LoRA, adapters of rank {config.lora.rank}: merged into these weights, and kept in {kept}."
@@ -129,6 +121,9 @@ def _what_learnt(folder: Path, config: Config) -> Iterator[str]:
         yield f"The loss was taken at the first {lengths} numbers: a vector may be cut there."
     if config.index.dims is not None:
         yield f"The run searched by the first {config.index.dims} numbers (`truncate_dim={config.index.dims}`)."
+    known = temperature_in(str(folder))
+    said = f"{known.value:g}, {known.origin} (`ensemble.json`)" if known else f"{PAPER.value:g}, {PAPER.origin}"
+    yield f"Temperature of REPLUG's ensemble: {said}."
 
 
 def card_metadata(config: Config, license_id: str | None) -> ModelCardData:

@@ -9,8 +9,6 @@ The token comes from HF_TOKEN alone: none that lies in a home directory is taken
 
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from huggingface_hub import HfApi, constants
@@ -47,7 +45,7 @@ def push_folder(folder: Path, name: str, is_public: bool = False) -> str:
     url, visibility = f"{endpoint}/{name}", "public" if is_public else "private"
     log.info(f"pushing {folder} to {url} ({visibility})")
     api = HfApi(endpoint=endpoint, token=os.environ[TOKEN])
-    with _errors_in_plain_words(name, endpoint):
+    try:
         try:
             api.create_repo(name, private=not is_public)
         except HfHubHTTPError as error:
@@ -63,24 +61,17 @@ def push_folder(folder: Path, name: str, is_public: bool = False) -> str:
         api.upload_folder(
             repo_id=name, folder_path=folder, allow_patterns=PATTERNS, delete_patterns="*", commit_message=said
         )
-    return url
-
-
-@contextmanager
-def _errors_in_plain_words(name: str, endpoint: str) -> Iterator[None]:
-    try:
-        yield
     except HfHubHTTPError as error:
         status = error.response.status_code
         fix = f"; expected a token in {TOKEN} that may write there" if status in NOT_ALLOWED else ""
-        raise UserError(
-            f"--push {name}: {endpoint} answered {status}: {_safe(error.server_message or error)}{fix}"
-        ) from error
+        told = _safe(error.server_message or error)
+        raise UserError(f"--push {name}: {endpoint} answered {status}: {told}{fix}") from error
     except (HTTPError, ConnectionError) as error:  # of ours, UserError is neither
         raise UserError(
             f"--push {name}: {endpoint} is not reached ({_safe(error)}); check the network and HF_ENDPOINT, then run "
             "the same command again"
         ) from error
+    return url
 
 
 def _safe(said: object) -> str:
