@@ -1,10 +1,7 @@
-"""What Ray reads from the environment when it is imported, and never again: settled before that.
+"""Set what Ray, gloo and NCCL read from the environment, Ray when it is imported.
 
-A cluster of our own listens on loopback only, and takes work only with a token that lies in a file of this
-user's, so that nobody else on the machine or the network can send it code.
-
-gloo and NCCL look for the network interface by the host's name, which on many machines resolves to loopback: then ranks
-on other nodes wait in vain. Ray's address of the node is one by which the others reach it.
+A cluster of our own listens on loopback only, and takes work only with a token in a file of this user's. gloo and NCCL
+look for the network interface by the host's name, which may resolve to loopback; Ray's address of the node does not.
 """
 
 import atexit

@@ -1,14 +1,10 @@
 """Pre-emption: what SIGTERM, SIGUSR1 and Ctrl-C do to a run.
 
-Outside the training steps everything that counts is on disk already, so the process ends at once. Between
-them the signal is remembered; the next boundary, or the wait that is under way, raises, and the step is saved.
+Outside the training steps everything that counts is on disk, so the process ends at once. During them the signal is
+remembered; the next boundary, or the wait that is under way, raises, and the step is saved. A main thread that waits
+inside a library runs no Python. So a thread hears of the signal too, and ends the process when its time is over.
 
-Who waits inside a library for something that hangs (a stopped process, a lost machine) runs no Python, so neither
-handler nor boundary comes. A thread hears of the signal as well, and ends the process when its time is over: it says
-where the run stood, and what is saved.
-
-Ray's agents outlive a raylet that was killed: for up to a minute they try to tell a GCS that is gone. So this process
-kills those that it has made.
+Ray's agents outlive a raylet that was killed by up to a minute, so this process kills those that it has made.
 """
 
 import os
@@ -28,7 +24,7 @@ from replug.config.errors import Interrupted
 
 
 def ray_children() -> list[psutil.Process]:
-    """Processes below this one that Ray has named: agents and workers of clusters that this process has made."""
+    """Return the processes below this one that Ray has named: agents and workers of its clusters."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
@@ -38,7 +34,7 @@ def ray_children() -> list[psutil.Process]:
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:
-    """Those that are still there."""
+    """Kill those that are still there."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.kill()
@@ -117,7 +113,7 @@ class Interruption:
             raise Interrupted(f"interrupted by {_called(self._asked)}; the same command goes on", self._asked)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """In the main thread. Further signals change nothing, but a second Ctrl-C ends at once."""
+        """Note a signal in the main thread. Further ones change nothing, but a second Ctrl-C ends at once."""
         if self._ends_at_once(number, self._handled):
             end_process(number)
         self._asked = self._asked or number
@@ -160,7 +156,7 @@ class Interruption:
 
 
 def end_process(number: int) -> None:
-    """At once. What this process started ends by itself, but for what is stopped and would not notice, and Ray's."""
+    """End this process at once, and of its children those that are stopped, and Ray's; others end by themselves."""
     kill(ray_children())
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
@@ -179,18 +175,18 @@ def _say(line: str) -> None:
 
 
 def exit_status(number: int) -> int:
-    """Of a process that a signal ended."""
+    """Return the status of a process that a signal ended."""
     return CTRL_C_STATUS if number == signal.SIGINT else EXIT_STATUS
 
 
 def ignore_signals() -> None:
-    """For a process that ends with the one that was started: only that one decides."""
+    """Ignore signals in a process that ends with another: only that one decides."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def wait_for(future: "Future[Result]", check: Callable[[], None]) -> Result:
-    """The future's result; `check` is called all the while, and what it raises ends the wait."""
+    """Return the future's result. Call `check` all the while; what it raises ends the wait."""
     while not wait([future], timeout=LOOK_SECONDS).done:
         check()
     return future.result()

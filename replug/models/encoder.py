@@ -1,12 +1,9 @@
 """The trainable retriever: a `SentenceTransformer`, whose modules make a vector of a text.
 
 E(t) is the mean of the last hidden states over the tokens of t (REPLUG, section 3.1), or what the folder's modules make
-of them. With cosine similarity the last module is a `Normalize`, so an inner product is the cosine everywhere after.
-Queries and documents each have their prompt, and in a pair (DPR) their own modules, as the routes of a `Router`.
-
-replug adds batches by a budget of padded tokens that follow from the texts alone, token ids that are kept for a
-corpus, float32 behind the transformer, and vectors with gradient. Truncation follows the encoder's own token limit and
-never the size of a batch.
+of them. With cosine similarity the last module is a `Normalize`. Queries and documents each have their prompt, and in a
+pair (DPR) their own modules, as the routes of a `Router`. replug adds batches by a budget of padded tokens, token ids
+that are kept for a corpus, float32 behind the transformer, and vectors with gradient.
 """
 
 import copy
@@ -467,7 +464,7 @@ def require_finite_vectors(vectors: np.ndarray, ids: Sequence[str]) -> None:
 
 
 def first_numbers(vectors: Tensor, count: int | None, similarity: str) -> Tensor:
-    """The first `count` numbers of vectors [..., D], None for all; with cosine similarity of length 1 again.
+    """Return the first `count` numbers of vectors [..., D], None for all; with cosine similarity of length 1 again.
 
     Raises ValueError where the vectors have fewer.
     """

