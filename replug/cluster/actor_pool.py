@@ -72,10 +72,6 @@ class _Replica:
     start_deadline: float = float("inf")  # once it has its place in the cluster, until it is up
     in_flight: dict[int, _Call] = field(default_factory=dict)
 
-    @property
-    def waits_for_room(self) -> bool:
-        return not self.is_up and self.start_deadline == float("inf")
-
 
 class ActorPool:
     """Up to `size` replicas made by `make_actor(number)`; `submit` returns a future at once.
@@ -309,7 +305,8 @@ class ActorPool:
         One that has room ends the wait by itself: it comes up, or is quarantined.
         """
         replicas = self._replicas.values()
-        if not (self._waiting and replicas and all(replica.waits_for_room for replica in replicas)):
+        have_room = any(replica.is_up or replica.start_deadline < float("inf") for replica in replicas)
+        if have_room or not (self._waiting and replicas):
             return float("inf")
         return max(self._last_launch, self._waiting[0].submitted) + self._start_timeout
 
