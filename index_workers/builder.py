@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from replug.cluster.device_use import Busy, own_devices
-from replug.cluster.gpus import keep_to_memory_share
+from replug.cluster.gpus import Busy, keep_to_memory_share, own_devices
 from replug.config.errors import UserError
 from replug.data.store import CorpusStore
 from replug.index_workers import faiss_index

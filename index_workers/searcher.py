@@ -14,8 +14,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from replug.cluster.device_use import Busy, own_devices
-from replug.cluster.gpus import keep_to_memory_share
+from replug.cluster.gpus import Busy, keep_to_memory_share, own_devices
 from replug.config.errors import UserError
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.exact_search import ExactShard

@@ -17,7 +17,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 
 from replug.cluster.actor_pool import is_device_fault
 from replug.cluster.background import start_ray_thread
-from replug.cluster.device_use import USE
+from replug.cluster.gpus import USE
 from replug.config.errors import RunError, UserError
 from replug.index_workers.answers import merge_top_k
 

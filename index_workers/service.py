@@ -22,8 +22,7 @@ from ray.exceptions import RayError
 
 from replug.cluster.actor_pool import ActorPool, thread_env
 from replug.cluster.background import in_background
-from replug.cluster.device_use import USE, Busy
-from replug.cluster.gpus import torch_device
+from replug.cluster.gpus import USE, Busy, torch_device
 from replug.cluster.layout import index_actors
 from replug.cluster.packing import BUILDER, SEARCHER
 from replug.cluster.places import place

@@ -131,8 +131,7 @@ def lsr_module(config: Config, encoder: Encoder, data: PreparedSet) -> LSRModule
     if config.loss.lm_score is LMScore.probability:
         log.warning("loss.lm_score=probability underflows beyond a few tokens and makes Q uniform; try mean_logprob")
     train = config.train
-    memory = (train.gradient_checkpointing, False, False, train.chunk_tokens)
-    encoder.prepare_training(config.retriever.dropout, *memory)
+    encoder.prepare_training(config.retriever.dropout, train.gradient_checkpointing, train.chunk_tokens)
     choose_trained_weights(config, encoder)
     searched = [config.index.dims] if config.index.dims is not None else []
     dims = sorted(config.retriever.dims, reverse=True) or searched

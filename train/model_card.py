@@ -8,7 +8,7 @@ depends on it.
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ import yaml
 from huggingface_hub import ModelCardData, metadata_load, try_to_load_from_cache
 
 from replug.config.choices import TrainedSide
-from replug.config.errors import UserError
 from replug.config.load import flatten
 from replug.config.plain_text import plain_line
 from replug.config.schema import Config
@@ -34,7 +33,6 @@ UNKNOWN = "unknown"  # a licence id of the hub: that the field is empty is said,
 TAGS = ["sentence-transformers", "sentence-similarity", "feature-extraction", "replug-lsr"]
 OF_THE_BASE = ("license", "license_name", "license_link", "language")
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-]+(?:\.\d[\w-]*)*")  # a version may stand in it, a file's suffix may not
-LICENSE_ID = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 HERE = "THIS_FOLDER"  # stands for the name of a folder that may lie anywhere
 DATA_KEYS = ("source", "corpus", "queries", "heldout", "dev", "prepared")
 SETTINGS = (
@@ -66,12 +64,6 @@ retriever = EncoderRetriever(Encoder("{name}"), ["The Rhine flows through Basel.
 lm = ReplugLM(HuggingFaceLM("AN_LM"), retriever, k=1)
 print(lm.generate("The river in Basel is the", GenerationOptions(8)).text)
 ```"""
-
-
-def require_license(license_id: str) -> None:
-    """Raise UserError for a licence that is not an id as the hub has them."""
-    if not LICENSE_ID.fullmatch(license_id):
-        raise UserError(f"--license is {license_id!r}; expected an id as the hub has them, such as apache-2.0")
 
 
 def write_model_card(
@@ -119,28 +111,19 @@ def _what_it_is(folder: Path, config: Config, weights: str) -> Iterator[str]:
     similarity = json.loads(file.read_text()).get("similarity_fn_name") if file.is_file() else None
     yield f"the LM below. Weights of {weights}. Similarity: {similarity or 'cosine'}."
     yield SIDES[config.retriever.train]
-    yield from _what_learnt(folder, config)
-    known = temperature_in(str(folder))
-    said = f"{known.value:g}, {known.origin} (`ensemble.json`)" if known else f"{PAPER.value:g}, {PAPER.origin}"
-    yield f"Temperature of REPLUG's ensemble: {said}."
-
-
-def _what_learnt(folder: Path, config: Config) -> Iterator[str]:
-    """Where it was not all of the weights, or not whole vectors alone."""
     if config.lora.rank is not None:
-        kept = _listed(f"`{path.name}/`" for path in sorted(folder.glob(f"*{ADAPTER}"))) or f"`{ADAPTER}/`"
+        kept = ", ".join(f"`{path.name}/`" for path in sorted(folder.glob(f"*{ADAPTER}"))) or f"`{ADAPTER}/`"
         yield f"Learnt by LoRA, adapters of rank {config.lora.rank}: merged into these weights, and kept in {kept}."
     if frozen := config.retriever.frozen_layers:
         yield f"Embeddings and the first {frozen} of the layers stayed as they were."
     if dims := config.retriever.dims:
-        lengths = _listed(sorted(dims, reverse=True))
+        lengths = ", ".join(map(str, sorted(dims, reverse=True)))
         yield f"The loss was taken at the first {lengths} numbers: a vector may be cut there."
     if config.index.dims is not None:
         yield f"The run searched by the first {config.index.dims} numbers (`truncate_dim={config.index.dims}`)."
-
-
-def _listed(of: Iterable[object]) -> str:
-    return ", ".join(plain_line(str(one)) for one in of)
+    known = temperature_in(str(folder))
+    said = f"{known.value:g}, {known.origin} (`ensemble.json`)" if known else f"{PAPER.value:g}, {PAPER.origin}"
+    yield f"Temperature of REPLUG's ensemble: {said}."
 
 
 def card_metadata(config: Config, license_id: str | None) -> ModelCardData:

@@ -26,9 +26,8 @@ from ray.exceptions import RayError
 from torch.distributed import DistError, TCPStore
 
 from replug.cluster.actor_pool import thread_env
-from replug.cluster.device_use import devices_of, own_devices
 from replug.cluster.environment import use_interface_of
-from replug.cluster.gpus import keep_to_memory_share
+from replug.cluster.gpus import devices_of, keep_to_memory_share, own_devices
 from replug.cluster.packing import TRAINER
 from replug.cluster.places import device_of, gpu_of_rank_0, memory_share, place
 from replug.config.errors import RunError

@@ -15,7 +15,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from replug.cluster.device_use import ROLES
+from replug.cluster.gpus import ROLES
 from replug.data.files import replace_file
 from replug.evals.charts import bars, lines, to_svg, write_png
 from replug.evals.intervals import Interval

@@ -15,7 +15,7 @@ from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.loggers.logger import Logger, rank_zero_experiment
 from pytorch_lightning.utilities import rank_zero_only
 
-from replug.cluster.device_use import USE, Busy, BusySeconds, DeviceUse, add_seconds
+from replug.cluster.gpus import USE, Busy, BusySeconds, DeviceUse, add_seconds
 from replug.config.choices import WandbMode
 from replug.config.errors import RunError
 from replug.config.load import flatten

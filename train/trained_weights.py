@@ -60,7 +60,7 @@ def choose_trained_weights(config: Config, encoder: Encoder) -> None:
 
 
 def leave_out_untrained(encoder: Encoder, checkpoint: dict[str, Any]) -> None:
-    """Of a checkpoint that is about to be written."""
+    """Remove the untrained weights from a checkpoint that is about to be written."""
     if encoder.untrained_sha256 is None:
         return
     trained = _trained_names(encoder)
@@ -86,7 +86,7 @@ def bring_back_untrained(encoder: Encoder, checkpoint: dict[str, Any]) -> None:
 
 
 def encoder_of_checkpoint(config: Config, checkpoint: Mapping[str, Any]) -> Encoder:
-    """The retriever as a checkpoint has it, adapters beside its layers where they learn. Raises UserError as above."""
+    """Return the retriever of a checkpoint, with adapters if they learn. Raises UserError as above."""
     encoder, whole = load_encoder(config.retriever), dict(checkpoint)
     freeze_sides(config.retriever.train, encoder)
     choose_trained_weights(config, encoder)

@@ -1,16 +1,11 @@
 """A pool of Ray actors that loses no work: least loaded first, bounded in flight, done again when an actor dies.
 
-`ray.util.ActorPool` loses a dead actor for good; this one replaces it. Calls must be idempotent, since
-a call whose actor died may have been done. An error that the actor itself raises is not retried:
-it would come again, and it reaches the caller as its cause. A fault of its GPU is the actor's death: nothing that it
-computes afterwards can be trusted, and another actor has another context or another GPU.
+Calls must be idempotent, since a call whose actor died may have been done. An error that the actor itself raises is not
+retried. A fault of its GPU counts as the actor's death: nothing that it computes afterwards can be trusted.
 
-A replica starts in two stages. Its constructor is quick, so what it waits for there is room in the cluster, and it may
-wait as long as it takes: replicas join when a node joins, and when a node leaves, its calls go to the others. What
-takes long, such as loading a model, is done by `probe`, which has a deadline. A replica that cannot start or hangs,
-or whose probe is not accepted, is quarantined; only when none is left do calls fail.
-
-Nobody waits for a pool that cannot answer: an error of the dispatcher itself fails all calls, and later ones.
+A replica starts in two stages. Its constructor is quick, and waits for room in the cluster without a limit: replicas
+join when a node joins. What takes long, such as loading a model, is done by `probe`, which has a deadline. A replica
+that cannot start, or whose probe is not accepted, is quarantined; calls fail when none is left.
 """
 
 import itertools
@@ -76,10 +71,6 @@ class _Replica:
     is_up: bool = False
     start_deadline: float = float("inf")  # once it has its place in the cluster, until it is up
     in_flight: dict[int, _Call] = field(default_factory=dict)
-
-    @property
-    def waits_for_room(self) -> bool:
-        return not self.is_up and self.start_deadline == float("inf")
 
 
 class ActorPool:
@@ -314,7 +305,8 @@ class ActorPool:
         One that has room ends the wait by itself: it comes up, or is quarantined.
         """
         replicas = self._replicas.values()
-        if not (self._waiting and replicas and all(replica.waits_for_room for replica in replicas)):
+        have_room = any(replica.is_up or replica.start_deadline < float("inf") for replica in replicas)
+        if have_room or not (self._waiting and replicas):
             return float("inf")
         return max(self._last_launch, self._waiting[0].submitted) + self._start_timeout
 

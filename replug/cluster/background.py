@@ -16,19 +16,19 @@ _threads: "WeakSet[threading.Thread]" = WeakSet()
 
 
 def start_ray_thread(target: Callable[..., None], *args: Any, name: str) -> None:
-    """A daemon thread."""
+    """Start a daemon thread that calls Ray."""
     thread = threading.Thread(target=target, args=args, daemon=True, name=name)
     _threads.add(thread)
     thread.start()
 
 
 def note_ray_thread() -> None:
-    """That this thread, which somebody else started, calls Ray."""
+    """Note that this thread, which somebody else started, calls Ray."""
     _threads.add(threading.current_thread())
 
 
 def wait_for_ray_threads(seconds: float = SECONDS) -> None:
-    """Until all of them have ended, or the time is over."""
+    """Wait until all of them have ended, or the time is over."""
     end = time.monotonic() + seconds
     for thread in list(_threads):
         thread.join(max(0.0, end - time.monotonic()))
@@ -38,7 +38,7 @@ Result = TypeVar("Result")
 
 
 class InlineExecutor(Executor):
-    """Runs what is submitted before it returns."""
+    """Runs what is submitted before `submit` returns."""
 
     def submit(self, fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> "Future[Result]":
         done: Future[Result] = Future()
@@ -47,14 +47,14 @@ class InlineExecutor(Executor):
 
 
 def in_background(work: Callable[[], Result], name: str) -> "Future[Result]":
-    """In a thread of its own, which does not keep the process from ending."""
+    """Run work in a daemon thread of its own."""
     done: Future[Result] = Future()
     start_ray_thread(_settle, done, work, name=name)
     return done
 
 
 def attempt(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The function's result, or the error it raised."""
+    """Return the function's result, or the error it raised."""
     try:
         return function(*arguments)
     except Exception as error:  # noqa: BLE001 - handed to whoever waits for the result
@@ -62,7 +62,7 @@ def attempt(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def outcome(done: "Future[Result]") -> Result | BaseException:
-    """What a finished future holds: its result, or why there is none."""
+    """Return what a finished future holds: its result or its error."""
     if done.cancelled():
         return CancelledError()
     return done.exception() or done.result()

@@ -1,10 +1,7 @@
-"""What Ray reads from the environment when it is imported, and never again: settled before that.
+"""Set what Ray, gloo and NCCL read from the environment, Ray when it is imported.
 
-A cluster of our own listens on loopback only, and takes work only with a token that lies in a file of this
-user's, so that nobody else on the machine or the network can send it code.
-
-gloo and NCCL look for the network interface by the host's name, which on many machines resolves to loopback: then ranks
-on other nodes wait in vain. Ray's address of the node is one by which the others reach it.
+A cluster of our own listens on loopback only, and takes work only with a token in a file of this user's. gloo and NCCL
+look for the network interface by the host's name, which may resolve to loopback; Ray's address of the node does not.
 """
 
 import atexit
@@ -34,12 +31,15 @@ def configure_ray_environment(config: Config | EvaluationConfig) -> None:
     os.environ["RAY_AUTH_MODE"] = "token"
     if config.ray.address is None:
         os.environ.update(LOOPBACK_ONLY)
-        os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(_write_token()))
+        path = private_folder() / "token"
+        path.touch(mode=0o600)
+        path.write_text(secrets.token_hex(32))
+        os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(path))
 
 
 @cache
 def private_folder() -> Path:
-    """Of this process: 0700, since Ray makes its sockets and logs open to everybody. It goes when the process ends.
+    """Make a folder of mode 0700 for this process, since Ray opens its sockets to everybody; it is removed at the end.
 
     Not in a deep $TMPDIR: the path of a socket has 107 characters at most, of which Ray needs 70.
     """
@@ -49,25 +49,13 @@ def private_folder() -> Path:
     return Path(folder)
 
 
-def _write_token() -> Path:
-    path = private_folder() / "token"
-    path.touch(mode=0o600)
-    path.write_text(secrets.token_hex(32))
-    return path
-
-
 # NCCL takes a bare name for the beginning of one.
 VARIABLES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
 
 
 def use_interface_of(address: str) -> None:
-    """In this process; what the user has set stays."""
-    if (name := interface_of(address)) is not None:
-        for variable, form in VARIABLES.items():
-            os.environ.setdefault(variable, form.format(name))
-
-
-def interface_of(address: str) -> str | None:
-    """None for an address that is none of this machine's."""
-    found = (name for name, known in psutil.net_if_addrs().items() if any(one.address == address for one in known))
-    return next(found, None)
+    """Set the network interface of an address for gloo and NCCL in this process, unless the user has set one."""
+    for name, known in psutil.net_if_addrs().items():
+        if any(one.address == address for one in known):
+            for variable, form in VARIABLES.items():
+                os.environ.setdefault(variable, form.format(name))

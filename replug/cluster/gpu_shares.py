@@ -47,8 +47,11 @@ def gpus_by_role(
     takers = [role for role in ROLES if role in roles and _takes_gpus(config, role, nodes)]
     asked = {role: getattr(config.resources, role) for role in takers}
     given = {role: float(value) for role, value in asked.items() if value != "auto"}
-    if "score" in takers and "score" not in given:
-        given.update(_of_a_large_lm(config.lm, num_gpus - sum(given.values()), len(takers) - len(given), nodes, sizes))
+    if "score" in takers and "score" not in given:  # one replica, if it leaves the others less than a GPU each
+        each = config.lm.gpus_per_replica or gpus_of_replica(config.lm, math.inf, nodes, sizes)
+        is_told = config.lm.gpus_per_replica is not None or each > 1
+        if is_told and num_gpus - sum(given.values()) - each < len(takers) - len(given) - 1:
+            given["score"] = each
     open_roles, left = [role for role in takers if role not in given], num_gpus - sum(given.values())
     if open_roles and left <= 0:
         taken = " + ".join(f"resources.{role}={value:g}" for role, value in given.items())
@@ -70,13 +73,6 @@ def are_shared(gpus: Mapping[str, float], nodes: Sequence[Node]) -> bool:
     num_gpus = sum(node.gpus for node in nodes)
     whole = gpus and all(value >= 1 for value in gpus.values())
     return bool(whole) and max(gpus.values()) <= num_gpus < sum(gpus.values())
-
-
-def _of_a_large_lm(lm: LMConfig, left: float, open_roles: int, nodes: Sequence[Node], sizes: Sizes) -> dict[str, float]:
-    """GPUs of one replica, where these leave the other roles less than a GPU each."""
-    each = lm.gpus_per_replica or gpus_of_replica(lm, math.inf, nodes, sizes)
-    is_told = lm.gpus_per_replica is not None or each > 1
-    return {"score": each} if is_told and left - each < open_roles - 1 else {}
 
 
 def _takes_gpus(config: Config, role: str, nodes: Sequence[Node]) -> bool:

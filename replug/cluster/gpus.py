@@ -1,17 +1,19 @@
-"""The GPUs of this machine: those that torch sees, or those that a rehearsal pretends.
+"""The GPUs of this machine, those that torch sees or a rehearsal pretends, and how long each role worked on them.
 
 Tests start a Ray cluster whose GPUs are numbers (tests/support/fake_cluster.py). The layout counts those, and models
-compute on the processor. One variable in the environment of that cluster's processes says so. It holds the address of
-that cluster, and `check_rehearsal` refuses every other: where the variable was left on, nothing runs.
+compute on the processor. A variable in the environment of its processes says so.
+
+Actors say with their results how many seconds they worked. A device is a GPU, `NODE:NUMBER` by Ray's number of it, or
+the processors of a node, `NODE:cpu`.
 """
 
 import json
 import os
+import threading
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import torch
-
-from replug.config.errors import UserError
 
 VARIABLE = "REPLUG_REHEARSAL"
 MEMORY_SHARE = "REPLUG_GPU_MEMORY_SHARE"  # of a process on a GPU that others compute on too
@@ -19,9 +21,8 @@ MEMORY_SHARE = "REPLUG_GPU_MEMORY_SHARE"  # of a process on a GPU that others co
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """The cluster that pretends: its address, and the GPUs of each of its nodes."""
+    """The cluster that pretends: the GPUs of each of its nodes."""
 
-    address: str
     gpus_of_node: int
     memory_gb: float
 
@@ -31,23 +32,13 @@ class Rehearsal:
 
 
 def rehearsal() -> Rehearsal | None:
-    """The rehearsal that this process belongs to, if any."""
+    """Return the rehearsal that this process belongs to, if any."""
     stated = os.environ.get(VARIABLE)
     return Rehearsal(**json.loads(stated)) if stated else None
 
 
-def check_rehearsal(address: str | None) -> None:
-    """Raise UserError where a rehearsal's variable was left on and the run is another's."""
-    rehearsed = rehearsal()
-    if rehearsed is not None and rehearsed.address != address:
-        raise UserError(
-            f"{VARIABLE} is set, which makes a run compute without its GPUs, but ray.address is {address or 'not set'} "
-            f"and not the rehearsal's {rehearsed.address}; expected it in the environment of no run: unset {VARIABLE}"
-        )
-
-
 def num_gpus() -> int:
-    """GPUs of this machine that are handed out."""
+    """Return the number of GPUs that this machine hands out."""
     rehearsed = rehearsal()
     return rehearsed.gpus_of_node if rehearsed else torch.cuda.device_count()
 
@@ -64,5 +55,61 @@ def keep_to_memory_share(share: float | None = None, device: int = 0) -> None:
 
 
 def torch_device(wants_gpu: bool) -> str:
-    """Where a process that has its share of a GPU, or none, computes."""
+    """Return where a process computes that has a share of a GPU, or none."""
     return "cuda" if wants_gpu and rehearsal() is None else "cpu"
+
+
+# Busy seconds --------------------------------------------------------------------------------------------------------
+
+ROLES = ("score", "embed", "search", "train")
+BusySeconds = dict[str, dict[str, float]]  # by device and role
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """The seconds that one result took on each device of its process."""
+
+    seconds: float
+    devices: tuple[str, ...]
+
+
+class DeviceUse:
+    """Add up seconds of work since the last `take`; threads may note at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._busy: BusySeconds = {}
+
+    def note(self, role: str, busy: Busy) -> None:
+        with self._lock:
+            for device in busy.devices:
+                add_seconds(self._busy, device, role, busy.seconds)
+
+    def take(self) -> BusySeconds:
+        """Return them and begin anew."""
+        with self._lock:
+            taken, self._busy = self._busy, {}
+        return taken
+
+
+USE = DeviceUse()  # Ray is one for each process, and so are its devices
+
+
+def add_seconds(busy: BusySeconds, device: str, role: str, seconds: float) -> None:
+    of_device = busy.setdefault(device, {})
+    of_device[role] = of_device.get(role, 0.0) + seconds
+
+
+def own_devices() -> tuple[str, ...]:
+    """Return the devices of this actor; none in a process that is not an actor."""
+    import ray  # for who searches in this process it is not there
+
+    context = ray.get_runtime_context() if ray.is_initialized() else None
+    if context is None or context.get_actor_id() is None:
+        return ()
+    return devices_of(ray.util.get_node_ip_address(), context.get_accelerator_ids()["GPU"])
+
+
+def devices_of(node: str, gpus: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of a process's devices."""
+    return tuple(f"{node}:{gpu}" for gpu in gpus) or (f"{node}:cpu",)

@@ -1,14 +1,10 @@
 """Pre-emption: what SIGTERM, SIGUSR1 and Ctrl-C do to a run.
 
-Outside the training steps everything that counts is on disk already, so the process ends at once. Between
-them the signal is remembered; the next boundary, or the wait that is under way, raises, and the step is saved.
+Outside the training steps everything that counts is on disk, so the process ends at once. During them the signal is
+remembered; the next boundary, or the wait that is under way, raises, and the step is saved. A main thread that waits
+inside a library runs no Python. So a thread hears of the signal too, and ends the process when its time is over.
 
-Who waits inside a library for something that hangs (a stopped process, a lost machine) runs no Python, so neither
-handler nor boundary comes. A thread hears of the signal as well, and ends the process when its time is over: it says
-where the run stood, and what is saved.
-
-Ray's agents outlive a raylet that was killed: for up to a minute they try to tell a GCS that is gone. So this process
-kills those that it has made.
+Ray's agents outlive a raylet that was killed by up to a minute, so this process kills those that it has made.
 """
 
 import os
@@ -28,7 +24,7 @@ from replug.config.errors import Interrupted
 
 
 def ray_children() -> list[psutil.Process]:
-    """Processes below this one that Ray has named: agents and workers of clusters that this process has made."""
+    """Return the processes below this one that Ray has named: agents and workers of its clusters."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
@@ -38,7 +34,7 @@ def ray_children() -> list[psutil.Process]:
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:
-    """Those that are still there."""
+    """Kill those that are still there."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.kill()
@@ -66,7 +62,7 @@ class Interruption:
         self._heard: list[int] = []
         self._describe: Callable[[], str] = str
         self._ended = threading.Event()
-        self._listener: _Listener | None = None
+        self._wakeup: socket.socket | None = None  # Python writes the numbers of signals to it, whatever is running
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -74,26 +70,31 @@ class Interruption:
 
         The process ends in time only while the outermost of these blocks runs.
         """
-        if self._listener is not None:
+        if self._wakeup is not None:
             self.install()
             yield
             return
         before = {number: signal.getsignal(number) for number in SIGNALS}
-        with _listening(self._on_byte) as self._listener:
-            self.install()
-            try:
-                yield
-            finally:
-                self._ended.set()
-                self._listener = None
-                for number, handler in before.items():
-                    signal.signal(number, handler)
+        own, self._wakeup = socket.socketpair()
+        self._wakeup.setblocking(False)
+        wakeup_before = signal.set_wakeup_fd(-1)
+        threading.Thread(target=self._listen, args=(own,), daemon=True, name="interruption").start()
+        self.install()
+        try:
+            yield
+        finally:
+            self._ended.set()
+            signal.set_wakeup_fd(wakeup_before)
+            self._wakeup.close()
+            self._wakeup = None
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def install(self) -> None:
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
-        if self._listener is not None:
-            self._listener.listen()
+        if self._wakeup is not None:
+            signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
 
     @contextmanager
     def deferred(self, describe: Callable[[], str] = str) -> Iterator[None]:
@@ -112,13 +113,18 @@ class Interruption:
             raise Interrupted(f"interrupted by {_called(self._asked)}; the same command goes on", self._asked)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """In the main thread. Further signals change nothing, but a second Ctrl-C ends at once."""
+        """Note a signal in the main thread. Further ones change nothing, but a second Ctrl-C ends at once."""
         if self._ends_at_once(number, self._handled):
             end_process(number)
         self._asked = self._asked or number
 
+    def _listen(self, own: socket.socket) -> None:
+        """Hear of signals in a thread: the main thread may be where it runs no handler."""
+        while byte := own.recv(1):
+            if byte[0] in SIGNALS:
+                self._on_byte(byte[0])
+
     def _on_byte(self, number: int) -> None:
-        """In the listener's thread: the main thread may be where it runs no handler."""
         is_first = not self._heard
         if self._ends_at_once(number, self._heard):
             end_process(number)
@@ -140,45 +146,17 @@ class Interruption:
     def _end_in_time(self, number: int) -> None:
         seconds = SECONDS_TO_END[signal.Signals(number)]
         if not self._ended.wait(seconds):
-            told = "; ".join(filter(None, [f"after {seconds:g} s it still waits in {_place()}", self._describe()]))
+            frame = sys._current_frames().get(threading.main_thread().ident or 0)
+            while frame is not None and not str(frame.f_globals.get("__name__")).startswith("replug."):
+                frame = frame.f_back
+            place = f"{frame.f_globals['__name__']}.{frame.f_code.co_name}" if frame else "its start"
+            told = "; ".join(filter(None, [f"after {seconds:g} s it still waits in {place}", self._describe()]))
             _say(f"replug: interrupted by {_called(number)}; {told}; the same command goes on")
             end_process(number)
 
 
-class _Listener:
-    """Hears of signals through a socket that Python itself writes their numbers to, whatever the main thread does."""
-
-    def __init__(self) -> None:
-        self._own, self._given = socket.socketpair()
-        self._given.setblocking(False)
-
-    def listen(self) -> None:
-        signal.set_wakeup_fd(self._given.fileno(), warn_on_full_buffer=False)
-
-    def read(self, act: Callable[[int], None]) -> None:
-        while byte := self._own.recv(1):
-            if byte[0] in SIGNALS:
-                act(byte[0])
-
-    def close(self) -> None:
-        self._given.close()
-
-
-@contextmanager
-def _listening(act: Callable[[int], None]) -> Iterator[_Listener]:
-    """`act` on the number of each of SIGNALS, in a thread of its own."""
-    listener = _Listener()
-    before = signal.set_wakeup_fd(-1)
-    threading.Thread(target=listener.read, args=(act,), daemon=True, name="interruption").start()
-    try:
-        yield listener
-    finally:
-        signal.set_wakeup_fd(before)
-        listener.close()
-
-
 def end_process(number: int) -> None:
-    """At once. What this process started ends by itself, but for what is stopped and would not notice, and Ray's."""
+    """End this process at once, and of its children those that are stopped, and Ray's; others end by themselves."""
     kill(ray_children())
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
@@ -196,27 +174,19 @@ def _say(line: str) -> None:
     os.write(2, f"{line}\n".encode())
 
 
-def _place() -> str:
-    """Where the main thread is, by our own code."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None and not str(frame.f_globals.get("__name__")).startswith("replug."):
-        frame = frame.f_back
-    return f"{frame.f_globals['__name__']}.{frame.f_code.co_name}" if frame else "its start"
-
-
 def exit_status(number: int) -> int:
-    """Of a process that a signal ended."""
+    """Return the status of a process that a signal ended."""
     return CTRL_C_STATUS if number == signal.SIGINT else EXIT_STATUS
 
 
 def ignore_signals() -> None:
-    """For a process that ends with the one that was started: only that one decides."""
+    """Ignore signals in a process that ends with another: only that one decides."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def wait_for(future: "Future[Result]", check: Callable[[], None]) -> Result:
-    """The future's result; `check` is called all the while, and what it raises ends the wait."""
+    """Return the future's result. Call `check` all the while; what it raises ends the wait."""
     while not wait([future], timeout=LOOK_SECONDS).done:
         check()
     return future.result()

@@ -1,8 +1,7 @@
-"""Which part of a cluster trains, scores and indexes. Pure: a configuration and nodes in, places and sentences out.
+"""Decide which part of a cluster trains, scores and indexes: a configuration and nodes in, places and notes out.
 
-`resources` is the short way to say it. The layout decides what it leaves open, and a key that is set stays as it is.
-The layout knows what the roles take of a GPU's memory (`Sizes`): exact vectors are searched on GPUs where two
-versions have room there, else in host memory. `replug plan` and a run ask this same module, so a plan is what runs.
+The layout fills the keys that are left open. It knows what the roles take of a GPU's memory (`Sizes`): exact vectors
+are searched on GPUs if two versions have room there, else in host memory. `replug plan` and a run both ask it.
 """
 
 import math
@@ -50,11 +49,11 @@ OBJECT_STORE_BYTES = 256 << 20  # shared memory of a cluster started here
 
 
 class NoRoom(UserError):
-    """Actors that find no place on the nodes."""
+    """Raised for actors that find no place on the nodes."""
 
 
 class OutOfMemory(NoRoom):
-    """Actors that their GPU's memory does not hold."""
+    """Raised for actors that a GPU's memory does not hold."""
 
 
 @dataclass(frozen=True)
@@ -121,19 +120,19 @@ def lay_out(config: Config, nodes: Sequence[Node], sizes: Sizes = UNKNOWN, roles
 
 
 def num_ranks(config: Config) -> int:
-    """Trainer ranks of a configuration that is laid out."""
+    """Return the trainer ranks of a configuration that is laid out."""
     return max(1, int(config.resources.train))
 
 
 def index_actors(index: IndexConfig) -> IndexActors:
-    """What nobody has said is one of each, on processors."""
+    """Return the numbers of a section; what is left open is one of each, on processors."""
     return IndexActors(
         index.num_shards or 1, index.num_builders or 1, index.gpus_per_builder or 0.0, index.gpus_per_searcher or 0.0
     )
 
 
 def scorers(lm: LMConfig) -> tuple[int, float]:
-    """Replicas, and GPUs of each; what nobody has said is one, on processors."""
+    """Return replicas and GPUs of each; what is left open is one, on processors."""
     return lm.num_replicas or 1, lm.gpus_per_replica or 0.0
 
 
@@ -144,65 +143,43 @@ def _lay_out(
     roles: Collection[str],
     may_search_on_gpu: bool,
 ) -> Layout:
-    """Trainers take their places first, since rank 0's must be here; then the index; scorers take what is left."""
+    """Place trainers first, since rank 0's must be here; then the index; scorers take what is left."""
     gpus = gpus_by_role(config, nodes, sizes, roles, may_search_on_gpu)
-    packing = Packing(nodes, spread=are_shared(gpus, nodes))
-    laid, groups = _with_ranks_and_index(config, gpus, nodes, sizes, roles, may_search_on_gpu)
-    for group in groups:
-        _require_place(packing, group, groups)
-    waiting = 0
-    if config.lm.path and "score" in roles:
-        lm, scoring, waiting = _scorers(config, gpus, packing, groups, sizes)
-        laid, groups = replace(laid, lm=lm), groups + scoring
-    actors, planned = tuple(actor for group in groups for actor in group.actors), packing.planned()
-    notes = tuple(_notes_on(laid, nodes, sizes, planned, actors))
-    return Layout(laid, planned, actors, waiting, notes, packing.spread)
-
-
-def _with_ranks_and_index(
-    config: Config,
-    gpus: dict[str, float],
-    nodes: Sequence[Node],
-    sizes: Sizes,
-    roles: Collection[str],
-    may_search_on_gpu: bool,
-) -> tuple[Config, list[ActorGroup]]:
-    """The configuration with their numbers, and their groups."""
-    shared, groups = are_shared(gpus, nodes), list[ActorGroup]()
+    shared, groups, waiting = are_shared(gpus, nodes), list[ActorGroup](), 0
     if "train" in roles:
-        config = replace(config, resources=_trainer(config, gpus.get("train"), nodes))
-        groups += _rank_groups(config, SHARED if shared else min(1.0, gpus.get("train", 0.0)), sizes)
+        number = gpus["train"] if "train" in gpus else _processes(config, "train", None)
+        config = replace(config, resources=replace(config.resources, train=number))
+        each, ranks = SHARED if shared else min(1.0, gpus.get("train", 0.0)), num_ranks(config)
+        num_bytes = None if sizes.training is None else sizes.training(ranks)
+        # Rank 0 is the process that was started; on a processor it takes no place.
+        ranked = [Actor(TRAINER, rank, each, num_bytes) for rank in range(0 if each else 1, ranks)]
+        groups += [ActorGroup((actor,), on_driver=actor.number == 0) for actor in ranked]
     if "index" in roles:
         config = replace(config, index=_index(config, gpus.get("index", 0.0), may_search_on_gpu, shared, len(nodes)))
         groups += _index_groups(config.index, sizes)
-    return config, groups
-
-
-def _trainer(config: Config, gpus: float | None, nodes: Sequence[Node]) -> Any:
-    """`resources` with a number of ranks; without GPUs, of processes."""
-    value = config.resources.train
-    if value != "auto" and float(value) < 1 and not any(node.gpus for node in nodes):
-        raise UserError(_share_without_gpu("train", value))
-    return replace(config.resources, train=gpus if gpus is not None else 1 if value == "auto" else value)
-
-
-def _share_without_gpu(role: str, value: object) -> str:
-    return (
-        f"resources.{role} is {value}, a share of a GPU, but the cluster has no GPU for it; expected a number of "
-        "processes, or auto"
-    )
+    packing = Packing(nodes, spread=shared)
+    for group in groups:
+        _require_place(packing, group, groups)
+    if config.lm.path and "score" in roles:
+        lm, scoring, waiting = _scorers(config, gpus, packing, groups, sizes)
+        config, groups = replace(config, lm=lm), groups + scoring
+    actors, planned = tuple(actor for group in groups for actor in group.actors), packing.planned()
+    return Layout(config, planned, actors, waiting, tuple(_notes_on(config, nodes, sizes, planned, actors)), shared)
 
 
 def _processes(config: Config, role: str, explicit: int | None) -> int:
-    """Actors of a role that has no GPUs."""
+    """Return the actors of a role that has no GPUs."""
     value = getattr(config.resources, role)
     if value != "auto" and value < 1:
-        raise UserError(_share_without_gpu(role, value))
+        raise UserError(
+            f"resources.{role} is {value}, a share of a GPU, but the cluster has no GPU for it; expected a number of "
+            "processes, or auto"
+        )
     return explicit or (1 if value == "auto" else int(value))
 
 
 def _index(config: Config, gpus: float, may_search_on_gpu: bool, shared: bool, num_nodes: int) -> IndexConfig:
-    """The section with a number for each key. Builders and searchers share GPUs half and half.
+    """Return the section with a number for each key. Builders and searchers share GPUs half and half.
 
     Lossy kinds, which are small, are searched on processors. With blue_green over several GPUs of their own, half of
     these search while the others build, and they change places at every swap.
@@ -226,7 +203,7 @@ def _index(config: Config, gpus: float, may_search_on_gpu: bool, shared: bool, n
 
 
 def _filled(index: IndexConfig, shards: int, per_builder: float, per_searcher: float) -> dict[str, Any]:
-    """What is said stays."""
+    """Return numbers for the keys that are left open."""
     return {
         "num_shards": index.num_shards or shards,
         "gpus_per_builder": per_builder if index.gpus_per_builder is None else index.gpus_per_builder,
@@ -234,16 +211,8 @@ def _filled(index: IndexConfig, shards: int, per_builder: float, per_searcher: f
     }
 
 
-def _rank_groups(config: Config, gpus: float, sizes: Sizes) -> list[ActorGroup]:
-    """Ranks of so much of a GPU. Rank 0 is the process that was started; on a processor it takes no place."""
-    ranks = num_ranks(config)
-    num_bytes = None if sizes.training is None else sizes.training(ranks)
-    numbers = range(0 if gpus else 1, ranks)
-    return [ActorGroup((Actor(TRAINER, number, gpus, num_bytes),), on_driver=number == 0) for number in numbers]
-
-
 def _index_groups(index: IndexConfig, sizes: Sizes) -> list[ActorGroup]:
-    """A builder and a searcher on each GPU together, where both find room there."""
+    """Put a builder and a searcher on each GPU together, if both find room there."""
     asked = index_actors(index)
     blue_green = index.swap is SwapMode.blue_green
     apart = asked.gpus_per_builder + asked.gpus_per_searcher > 1 or not (
@@ -255,7 +224,11 @@ def _index_groups(index: IndexConfig, sizes: Sizes) -> list[ActorGroup]:
             "index.swap=blue_green builders and searchers change places"
         )
     version = None if sizes.vectors is None or not asked.gpus_per_searcher else sizes.vectors / asked.num_shards
-    builds, searches = _index_bytes(sizes.embedding, version, blue_green, apart)
+    if version is None or not blue_green:
+        builds, searches = sizes.embedding, None if version is None else 2 * version
+    else:
+        builds = max(sizes.embedding or 0.0, version)  # the next version's searcher takes the builder's place
+        searches = builds if apart else version
     builders = [Actor(BUILDER, n, asked.gpus_per_builder, builds) for n in range(asked.num_builders)]
     shards = asked.num_shards * (2 if blue_green and not asked.gpus_per_searcher else 1)
     searchers = [Actor(SEARCHER, n, asked.gpus_per_searcher, searches) for n in range(shards)]
@@ -264,20 +237,10 @@ def _index_groups(index: IndexConfig, sizes: Sizes) -> list[ActorGroup]:
     return [ActorGroup(tuple(filter(None, pair))) for pair in zip_longest(searchers, builders)]
 
 
-def _index_bytes(
-    embedding: float | None, version: float | None, blue_green: bool, apart: bool
-) -> tuple[float | None, float | None]:
-    """Of a builder's place and of a searcher's, whose part of one version has `version` bytes."""
-    if version is None or not blue_green:
-        return embedding, None if version is None else 2 * version
-    larger = max(embedding or 0.0, version)  # the next version's searcher takes the builder's place
-    return larger, larger if apart else version
-
-
 def _scorers(
     config: Config, gpus: dict[str, float], packing: Packing, others: Sequence[ActorGroup], sizes: Sizes
 ) -> tuple[LMConfig, list[ActorGroup], int]:
-    """The section with a number for each key, its groups, and how many of these wait for room.
+    """Return the section with a number for each key, its groups, and how many of these wait for room.
 
     On shared GPUs none waits: it would find three others of its kind on the GPU of a node that joins.
     """
@@ -316,7 +279,7 @@ def _require_place(packing: Packing, group: ActorGroup, groups: Sequence[ActorGr
 
 
 def nodes_of(descriptions: Sequence[dict], driver: str, gpu_bytes: dict[str, float]) -> Iterator[Node]:
-    """The living nodes of `ray.nodes()`; `driver` is the id of the command's, `gpu_bytes` are by id."""
+    """Yield the living nodes of `ray.nodes()`; `driver` is the id of the command's, `gpu_bytes` are by id."""
     for node in descriptions:
         if node["Alive"]:
             resources, name = node["Resources"], node["NodeID"]
@@ -373,15 +336,10 @@ def _notes_on(
         yield "the memory of the GPUs is not known, so whether it is enough was not checked"
     elif unknown:
         yield f"what a {' and a '.join(unknown)} takes of GPU memory is not known and was not checked"
-    if any(a.key == SEARCHER for a in actors) and gpus and sizes.vectors is not None:
-        yield from _host_notes(config.index, nodes, sizes)
-
-
-def _host_notes(index: IndexConfig, nodes: Sequence[Node], sizes: Sizes) -> Iterator[str]:
-    """Of a search in host memory on a cluster with GPUs."""
-    if index.gpus_per_searcher:
+    has_searchers = any(actor.key == SEARCHER for actor in actors)
+    if not (has_searchers and gpus) or sizes.vectors is None or config.index.gpus_per_searcher:
         return
-    needed = host_bytes(index, sizes, len(nodes))
+    needed = host_bytes(config.index, sizes, len(nodes))
     yield f"the index is searched in host memory: two versions take {_gb(needed)} of each node"
     host = min((node.memory_bytes for node in nodes if node.memory_bytes is not None), default=math.inf)
     if needed > host:

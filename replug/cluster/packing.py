@@ -30,12 +30,12 @@ class Node:
 
     @property
     def where(self) -> str:
-        """For people."""
+        """Return the node's address, or its name."""
         return self.address or self.name
 
     @property
     def gpu_limit(self) -> float:
-        """Bytes of one GPU that actors may take."""
+        """Return the bytes of one GPU that actors may take."""
         return math.inf if self.gpu_bytes is None else USABLE * self.gpu_bytes
 
 
@@ -96,7 +96,7 @@ class PlannedGPU:
         return ((actor.num_bytes or 0.0) + left) / self.node.gpu_bytes
 
     def describe(self) -> str:
-        """Who is on it, as `builder 0 and searcher 0`."""
+        """Name the actors, as `builder 0 and searcher 0`."""
         return " and ".join(f"{NAMES[actor.key]} {actor.number}" for actor in self.actors)
 
     @property
@@ -104,13 +104,13 @@ class PlannedGPU:
         return round(1.0 - sum(min(1.0, actor.gpus) for actor in self.actors), 4)
 
     def holds(self, group: ActorGroup, by_memory: bool = True) -> bool:
-        """Whether there is room for a group, or for one GPU's part of it."""
+        """Return whether there is room for a group, or for one GPU's part of it."""
         contexts = CONTEXT_BYTES * (len(group.actors) - (not self.actors))
         fits = not by_memory or self.num_bytes + group.num_bytes + contexts <= self.node.gpu_limit
         return self.free >= min(1.0, group.gpus) and fits
 
     def has(self, *keys: str) -> bool:
-        """Whether an actor of one of those kinds is on it."""
+        """Return whether an actor of one of those kinds is on it."""
         return any(actor.key in keys for actor in self.actors)
 
 
@@ -144,7 +144,7 @@ class Packing:
         return True
 
     def lacks_memory_only(self, group: ActorGroup) -> bool:
-        """Of a group without a place: whether it would have one if GPUs were large enough."""
+        """Return whether a group without a place would have one if GPUs were large enough."""
         return any(self._places(group, by_memory=False))
 
     def planned(self) -> tuple[PlannedGPU, ...]:
@@ -155,16 +155,13 @@ class Packing:
         for node in self.nodes:
             if self.cpus[node.name] < len(group.actors) or (group.on_driver and not node.is_driver):
                 continue
-            gpus = self.gpus[node.name]
-            numbers = [n for n, gpu in enumerate(gpus) if self._takes(gpu, group, by_memory)] if group.gpus else []
+            keys = [actor.key for actor in group.actors] if self.spread else []
+            held = [gpu.holds(group, by_memory) and not gpu.has(*keys) for gpu in self.gpus[node.name]]
+            numbers = [number for number, is_held in enumerate(held) if is_held] if group.gpus else []
             if group.gpus == 0 or (group.gpus > 1 and len(numbers) >= group.gpus):
                 yield node.name, numbers[: math.ceil(group.gpus)]
             elif group.gpus <= 1:
                 yield from ((node.name, [number]) for number in numbers)
-
-    def _takes(self, gpu: PlannedGPU, group: ActorGroup, by_memory: bool) -> bool:
-        keys = (actor.key for actor in group.actors)
-        return gpu.holds(group, by_memory) and not (self.spread and gpu.has(*keys))
 
     def _order(self, group: ActorGroup, name: str, numbers: Sequence[int]) -> tuple[float, ...]:
         if not numbers:

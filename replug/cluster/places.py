@@ -61,7 +61,7 @@ def reserve(layout: Layout) -> None:
 
 
 def forget() -> None:
-    """With the connection the places are gone."""
+    """Forget the places, which are gone with the connection."""
     _strategies.clear()
     _gpus.clear()
     _memory.clear()
@@ -85,7 +85,7 @@ def memory_share(key: str, number: int) -> float | None:
 
 
 def gpu_of_rank_0(gpus: float) -> SeenGPU:
-    """Asked in its place. Raises RunError where no process there answers."""
+    """Ask a process in its place. Raises RunError if none answers there."""
     ask = ray.remote(max_calls=1)(_seen)  # its process ends, and leaves nothing on the GPU
     try:
         seen: SeenGPU = ray.get(ask.options(**place(TRAINER, 0, gpus, {})).remote(), timeout=RANK_0_SECONDS)
@@ -99,7 +99,7 @@ def gpu_of_rank_0(gpus: float) -> SeenGPU:
 
 
 def device_of(gpu: SeenGPU) -> int:
-    """torch's number of a GPU among those that this process sees, whatever Ray's number of it is."""
+    """Return torch's number of a GPU among those that this process sees, whatever Ray's number of it is."""
     if rehearsal() is not None:
         return 0  # of none: a rehearsal computes on the processor
     own = [_uuid(number) for number in range(torch.cuda.device_count())]
@@ -113,7 +113,7 @@ def device_of(gpu: SeenGPU) -> int:
 
 
 def gpu_bytes(nodes: Sequence[Node]) -> dict[str, float]:
-    """Memory of a GPU of each node, by the node's name; a node that cannot be asked is not there."""
+    """Return the bytes of a GPU of each node, by the node's name; nodes that do not answer are left out."""
     if (rehearsed := rehearsal()) is not None:
         return {node.name: rehearsed.memory_gb * 1e9 for node in nodes if node.gpus}
     if torch.version.cuda is None and torch.version.hip is None:
@@ -127,7 +127,12 @@ def gpu_bytes(nodes: Sequence[Node]) -> dict[str, float]:
         if node.gpus
     }
     answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ASK_SECONDS) if asked else ([], [])
-    found = {asked[answer].name: _answer(answer) for answer in answered}
+    found: dict[str, float | None] = {}
+    for answer in answered:
+        try:
+            found[asked[answer].name] = ray.get(answer)
+        except RayError as error:
+            log.warning(f"a node does not say what GPUs it has: {_last_line(error)}")
     return {name: num_bytes for name, num_bytes in found.items() if num_bytes is not None}
 
 
@@ -140,15 +145,6 @@ def _group(gpu: PlannedGPU) -> PlacementGroup:
         bundle_label_selector=[{"ray.io/node-id": gpu.node.name}] if is_rank_0s else None,
         _soft_target_node_id=None if is_rank_0s else gpu.node.name,
     )
-
-
-def _answer(reference: Any) -> float | None:
-    try:
-        found: float | None = ray.get(reference)
-    except RayError as error:
-        log.warning(f"a node does not say what GPUs it has: {_last_line(error)}")
-        return None
-    return found
 
 
 def _last_line(error: RayError) -> str:

@@ -34,17 +34,6 @@ from replug.config.errors import UserError
 from replug.config.schema import Config
 from replug.data.prepare.local_pool import Job
 
-NAME = "this machine"
-
-
-def this_node() -> Node:
-    """Logical CPUs are made for as many actors as there are."""
-    sizes = (torch.cuda.get_device_properties(n).total_memory for n in range(torch.cuda.device_count()))
-    smallest = min(map(float, sizes), default=None)
-    memory_bytes = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    return Node(NAME, math.inf, torch.cuda.device_count(), smallest, memory_bytes, is_driver=True)
-
-
 log = logging.getLogger(__name__)
 
 CODE = Path(__file__).parents[2]  # the folder that workers import `replug` from
@@ -55,7 +44,7 @@ LOOK_SECONDS = 60.0  # for a node to start a process that looks
 def require_seen_by_all(written: Path, read: Collection[Path]) -> None:
     """Raise UserError naming each other node with room for actors, and what it does not see.
 
-    That is a file put into the folder `written` now, or one of the files and folders `read`. A node that does not
+    Each looks for a file put into the folder `written` now, and for the files and folders `read`. A node that does not
     answer is warned of.
     """
     here = ray.get_runtime_context().get_node_id()
@@ -63,11 +52,29 @@ def require_seen_by_all(written: Path, read: Collection[Path]) -> None:
     nodes = [node for node in others if node["Resources"].get("CPU")]  # that actors may be placed on
     if not nodes:
         return
-    with _new_file(written) as new:
+
+    def missing(names: list[str]) -> list[str]:  # travels by value: a node may not have this module
+        return [name for name in names if not os.path.exists(name)]  # noqa: PTH110
+
+    written.mkdir(parents=True, exist_ok=True)
+    new = written / f"seen-{secrets.token_hex(8)}"  # file systems remember for a while what was not there
+    new.touch()
+    try:
         names = [str(path.absolute()) for path in (new, *read)]
-        asked = {_ask(node, names): node["NodeManagerAddress"] for node in nodes}
+        asked: dict[Any, str] = {}
+        for node in nodes:
+            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            task = ray.remote(num_cpus=0)(missing).options(scheduling_strategy=there)
+            asked[task.remote(names)] = node["NodeManagerAddress"]
         done, silent = ray.wait(list(asked), num_returns=len(asked), timeout=LOOK_SECONDS)
-        problems = [f"node {asked[answer]} does not see {path}" for answer in done for path in _missing(answer, asked)]
+        problems: list[str] = []
+        for answer in done:
+            try:
+                problems += [f"node {asked[answer]} does not see {path}" for path in ray.get(answer)]
+            except RayError:  # the node has just left
+                silent.append(answer)
+    finally:
+        new.unlink()
     for answer in silent:
         log.warning(f"node {asked[answer]} does not say within {LOOK_SECONDS:g} s whether it sees {written}")
     if problems:
@@ -77,32 +84,12 @@ def require_seen_by_all(written: Path, read: Collection[Path]) -> None:
         )
 
 
-@contextmanager
-def _new_file(folder: Path) -> Iterator[Path]:
-    """One that no node can have looked for yet: file systems remember for a while what was not there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"seen-{secrets.token_hex(8)}"
-    path.touch()
-    try:
-        yield path
-    finally:
-        path.unlink()
-
-
-def _ask(node: dict[str, Any], names: list[str]) -> Any:
-    def missing(names: list[str]) -> list[str]:  # travels by value: a node may not have this module either
-        return [name for name in names if not os.path.exists(name)]  # noqa: PTH110
-
-    there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-    return ray.remote(num_cpus=0)(missing).options(scheduling_strategy=there).remote(names)
-
-
-def _missing(answer: Any, asked: dict[Any, str]) -> list[str]:
-    try:
-        return list(ray.get(answer))
-    except RayError as error:  # a node that has just left
-        log.warning(f"node {asked[answer]} does not say what files it sees: {str(error).splitlines()[0]}")
-        return []
+def this_node() -> Node:
+    """Describe this machine, with logical CPUs for as many actors as there are."""
+    sizes = (torch.cuda.get_device_properties(n).total_memory for n in range(torch.cuda.device_count()))
+    smallest = min(map(float, sizes), default=None)
+    memory_bytes = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return Node("this machine", math.inf, torch.cuda.device_count(), smallest, memory_bytes, is_driver=True)
 
 
 @contextmanager
@@ -119,7 +106,6 @@ def ray_cluster(
     A signal ends the process at once, unless the interruption is deferred; the same command resumes. A cluster that is
     started here has a core for each of `num_tasks` beside those of the actors.
     """
-    gpus.check_rehearsal(config.ray.address)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     others = ray_children()  # of clusters that this process made before and may still use
     try:
@@ -129,7 +115,10 @@ def ray_cluster(
             laid_out = _join(config, roles, sizes)
         with (interruption or Interruption()).installed():  # Ray's own handler raises wherever the process stands
             places.reserve(laid_out)
-            _say(laid_out)
+            for note in laid_out.notes:
+                log.info(note)
+            if laid_out.num_waiting:
+                log.info(f"the cluster has room for all but {laid_out.num_waiting} scorers, which join later")
             yield laid_out.config
     finally:
         places.forget()
@@ -205,13 +194,6 @@ def _require_same_gpus(laid_out: Layout, config: Config, roles: Collection[str],
     )
 
 
-def _say(laid_out: Layout) -> None:
-    for note in laid_out.notes:
-        log.info(note)
-    if laid_out.num_waiting:
-        log.info(f"the cluster has room for all but {laid_out.num_waiting} scorers, which join later")
-
-
 def _why_not(address: str, error: Exception) -> str:
     """One line: Ray says the same of a wrong token as of a cluster that is gone."""
     start = f"ray.address: cannot join a cluster at {address}: {str(error).splitlines()[0]}"
@@ -228,7 +210,6 @@ def _require_answer(address: str) -> None:
     """Raise OSError where nothing listens, or nothing that speaks as Ray does: Ray itself tries for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not (host and port.isdigit()):
-        # Raise OSError where `auto` would have to guess
         found = sorted(find_gcs_addresses())
         if len(found) > 1:
             raise OSError(f"{len(found)} clusters run on this machine; expected the address of one: {', '.join(found)}")
@@ -239,12 +220,6 @@ def _require_answer(address: str) -> None:
             return grpc.channel_ready_future(channel).result(timeout=ANSWER_SECONDS)
         except grpc.FutureTimeoutError as error:
             raise OSError(f"what listens there is no Ray ({ANSWER_SECONDS:g} s without an answer)") from error
-
-
-def _in_folder(folder: Path, function: Callable, *job: Any) -> Any:
-    """Where the command runs, which paths without a folder are of; a worker of a joined cluster runs elsewhere."""
-    with contextlib.chdir(folder):
-        return function(*job)
 
 
 class RayPool:
@@ -265,13 +240,18 @@ class RayPool:
         self._cluster.__exit__(*error)
 
     def run(self, function: Callable, jobs: Iterable[Job]) -> Iterator[Any]:
-        task = ray.remote(num_cpus=1, max_retries=5)(_in_folder)
-        task, here = task.options(name=function.__name__), Path.cwd()
+        here = Path.cwd()
+
+        def in_folder(*job: Any) -> Any:  # paths without a folder are of this one; a worker runs elsewhere
+            with contextlib.chdir(here):
+                return function(*job)
+
+        task = ray.remote(num_cpus=1, max_retries=5)(in_folder).options(name=function.__name__)
         drawn = iter(jobs)
         running: list[ray.ObjectRef] = []
         while True:
             while len(running) < self._num_workers and (job := next(drawn, None)) is not None:
-                running.append(task.remote(here, function, *job))
+                running.append(task.remote(*job))
             if not running:
                 return
             done, running = ray.wait(running)

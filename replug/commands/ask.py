@@ -109,7 +109,6 @@ def ask(
         float | None, typer.Option(help="Of the subject, for the policy: page views, or documents that name it.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write a page with the answer and all it is from.")] = None,
 ) -> None:
     """Answer a question from the documents of an index, or from what a search engine finds.
 
@@ -128,8 +127,6 @@ def ask(
     )
     if index is None and engine is None and QUICKSTART.is_dir():
         options = replace(options, index=QUICKSTART)
-    if html is not None and (html.is_dir() or not html.parent.is_dir()):
-        raise UserError(f"--html: {html} cannot be written; expected a file in a folder that exists")
     for problem in _problems(options, overrides or []):
         raise UserError(problem)
     chosen = [f"web.engine={engine or LOCAL}", *([f"retriever.path={retriever}"] if retriever is not None else [])]
@@ -138,11 +135,9 @@ def ask(
 
     subject = Subject(relation, popularity)
     followed = _policy(policy, subject)
-    from replug.commands.asking.reply import print_reply, reply_to, write_page
+    from replug.commands.asking.reply import print_reply, reply_to
 
     reply = reply_to(question, options, config, followed, subject)
-    if html is not None:
-        write_page(html, reply)
     if as_json:
         print(plain_json(reply.as_json()))
     else:

@@ -48,13 +48,21 @@ def export(
 
     if push is not None:
         require_repository(push)
-    run, config = _run(run_dir, out)
+    from replug.train.run_dir import RunDirectory
+
+    if out is not None:
+        require_folder("--out", out)
+        if out.exists() and any(out.iterdir()):
+            raise UserError(f"{out} is not empty; give a new folder")
+    run = RunDirectory(run_dir)
+    if not (run.path / "config.yaml").is_file():
+        raise UserError(f"{run_dir} is not a run directory (config.yaml is missing)")
+    run.folder.require("config.yaml", "environment.json", "fitted.json", "results.json")
+    config = load_stored_config(run.path / "config.yaml")
     from replug.models.build import load_encoder  # after a mistake could be told
-    from replug.train.model_card import require_license, write_model_card
+    from replug.train.model_card import write_model_card
     from replug.train.trained_weights import save_retriever
 
-    if license_id is not None:
-        require_license(license_id)
     encoder, weights, read_from = _tuned(config, run)
     with tempfile.TemporaryDirectory() as temporary:
         folder = out or Path(temporary) / "retriever"
@@ -74,20 +82,6 @@ def export(
             print(f"retriever: {out} (weights of {weights})")
         if push is not None:
             print(f"pushed: {push_folder(folder, push, public)} (weights of {weights})")
-
-
-def _run(run_dir: Path, out: Path | None) -> tuple["RunDirectory", Config]:
-    from replug.train.run_dir import RunDirectory
-
-    run = RunDirectory(run_dir)
-    if out is not None:
-        require_folder("--out", out)
-        if out.exists() and any(out.iterdir()):
-            raise UserError(f"{out} is not empty; give a new folder")
-    if not (run.path / "config.yaml").is_file():
-        raise UserError(f"{run_dir} is no run directory (config.yaml is missing)")
-    run.folder.require("config.yaml", "environment.json", "fitted.json", "results.json")
-    return run, load_stored_config(run.path / "config.yaml")
 
 
 def _tuned(config: Config, run: "RunDirectory") -> tuple["Encoder", str, Path | None]:

@@ -1,17 +1,14 @@
 """The trainable retriever: a `SentenceTransformer`, whose modules make a vector of a text.
 
 E(t) is the mean of the last hidden states over the tokens of t (REPLUG, section 3.1), or what the folder's modules make
-of them. With cosine similarity the last module is a `Normalize`, so an inner product is the cosine everywhere after.
-Queries and documents each have their prompt, and in a pair (DPR) their own modules, as the routes of a `Router`.
-
-replug adds batches by a budget of padded tokens that follow from the texts alone, token ids that are kept for a
-corpus, float32 behind the transformer, and vectors with gradient. Truncation follows the encoder's own token limit and
-never the size of a batch.
+of them. With cosine similarity the last module is a `Normalize`. Queries and documents each have their prompt, and in a
+pair (DPR) their own modules, as the routes of a `Router`. replug adds batches by a budget of padded tokens, token ids
+that are kept for a corpus, float32 behind the transformer, and vectors with gradient.
 """
 
 import copy
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -240,37 +237,28 @@ class Encoder(nn.Module):
         tokens_per_batch = tokens_per_batch or self._chunk_tokens or TOKENS_PER_BATCH_WITH_GRADIENT
         batches = list(self._batches(ids, task, tokens_per_batch))
         prompt_tokens = self._prompt_tokens[task, self.prompt(task)]
-        parts = [
-            self._with_gradient(*self._pad([ids[row] for row in rows], task), task, prompt_tokens) for rows in batches
-        ]
+        # With chunks the loss is of all vectors and activations are of one chunk at a time: the backward pass computes
+        # each again, with its dropout (GradCache, Gao et al. 2021).
+        compute: Any = self if self._chunk_tokens is None else partial(checkpoint, self, use_reentrant=False)
+        parts = [compute(*self._pad([ids[row] for row in rows], task), task, prompt_tokens) for rows in batches]
         places = torch.argsort(torch.tensor([row for rows in batches for row in rows]))
         return torch.cat(parts)[to_device(places, parts[0].device)]
 
-    def prepare_training(
-        self,
-        dropout: bool,
-        gradient_checkpointing: bool,
-        compiled: bool,
-        adapter_dropout: bool = False,
-        chunk_tokens: int | None = None,
-    ) -> None:
-        """Set how steps with gradient are computed: the encoder's dropout, less memory for more time, torch.compile.
+    def prepare_training(self, dropout: bool, gradient_checkpointing: bool, chunk_tokens: int | None = None) -> None:
+        """Set how steps with gradient are computed: the encoder's dropout, and less memory for more time.
 
-        `adapter_dropout` is of adapters that are added after. With `chunk_tokens` the activations of so many padded
-        tokens are in memory at a time.
+        With `chunk_tokens` the activations of so many padded tokens are in memory at a time.
         """
         self._chunk_tokens = chunk_tokens
         # transformers checkpoints in training mode only, which must not bring the encoder's own dropout with it.
-        self._trains_as_train = dropout or gradient_checkpointing or adapter_dropout
+        self._trains_as_train = dropout or gradient_checkpointing
         if not dropout:
             for module in self.modules():
                 if isinstance(module, nn.Dropout):
                     module.p = 0.0
-        for backbone in self.backbones:
-            if gradient_checkpointing:
+        if gradient_checkpointing:
+            for backbone in self.backbones:
                 backbone.activation_checkpointing_enable({"use_reentrant": False})
-            if compiled:
-                backbone.compile(dynamic=True)  # in place: names of weights stay
 
     def train_mode(self) -> None:
         """Switch to a step with gradient; `eval` is for everything else, and for what is frozen."""
@@ -420,16 +408,6 @@ class Encoder(nn.Module):
         dtype = np.uint16 if self._backbone(task).config.vocab_size < 2**16 else np.uint32  # as `TokenIds.dtype`
         return [np.array(row, dtype) for row in rows]
 
-    def _with_gradient(self, *inputs: Any) -> Tensor:
-        """As `forward`. Keep the vectors of a chunk alone: the backward pass computes it again, with its dropout.
-
-        So the loss is of all vectors, and activations are of one chunk at a time (GradCache, Gao et al. 2021).
-        """
-        if self._chunk_tokens is None:
-            return self(*inputs)
-        vectors: Tensor = checkpoint(self, *inputs, use_reentrant=False)
-        return vectors
-
     def _batches(self, ids: Sequence[np.ndarray], task: str, tokens_per_batch: int) -> Iterator[list[int]]:
         """Yield rows of similar length; equal ones go by their content, so that the order given does not matter."""
         order, most = sorted(range(len(ids)), key=lambda row: ids[row].tobytes()), self._most(task)
@@ -486,7 +464,7 @@ def require_finite_vectors(vectors: np.ndarray, ids: Sequence[str]) -> None:
 
 
 def first_numbers(vectors: Tensor, count: int | None, similarity: str) -> Tensor:
-    """The first `count` numbers of vectors [..., D], None for all; with cosine similarity of length 1 again.
+    """Return the first `count` numbers of vectors [..., D], None for all; with cosine similarity of length 1 again.
 
     Raises ValueError where the vectors have fewer.
     """

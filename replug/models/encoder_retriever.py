@@ -13,8 +13,6 @@ from replug.models.black_box_lm import require_texts
 from replug.models.ensemble import Retrieved
 from replug.models.ensemble_temperature import own_temperature
 
-QUERY, DOCUMENT = "encode_query", "encode_document"
-
 
 class TextEncoder(Protocol):
     """What makes vectors of texts: an `Encoder`, or a `SentenceTransformer`.
@@ -39,21 +37,14 @@ class EncoderRetriever:
     Similarities are inner products of what `encoder` gives: cosines, where its vectors have the length 1.
 
     Documents of equal similarity are found in the order in which they were given. `ids` default to the texts' numbers.
-    `query_encoder` is for retrievers that have one for documents and another for queries, as DPR does. `temperature` is
-    the ensemble's that `encoder` was saved with.
+    `temperature` is the ensemble's that `encoder` was saved with.
 
     >>> retriever = EncoderRetriever(Encoder("package:minilm"), ["the Loire in Nantes", "the Rhine in Basel"])
     >>> [found.text for found in retriever.retrieve(["a river in Basel"], k=1)[0]]
     ['the Rhine in Basel']
     """
 
-    def __init__(
-        self,
-        encoder: TextEncoder,
-        texts: Sequence[str],
-        ids: Sequence[str] | None = None,
-        query_encoder: TextEncoder | None = None,
-    ) -> None:
+    def __init__(self, encoder: TextEncoder, texts: Sequence[str], ids: Sequence[str] | None = None) -> None:
         require_texts(texts, "texts")
         if ids is not None:
             require_texts(ids, "ids")
@@ -67,22 +58,18 @@ class EncoderRetriever:
         if empty := [row for row, text in enumerate(texts) if not text.strip()]:
             raise UserError(f"texts[{empty[0]}] is empty ({len(empty)} such texts); leave it out")
         self.temperature = own_temperature(encoder)
-        self._query_encoder, self._texts = query_encoder or encoder, list(texts)
+        self._encoder, self._texts = encoder, list(texts)
         self._ids = list(ids) if ids is not None else [str(row) for row in range(len(texts))]
         # Equal texts are encoded once: at two places of a batch their vectors may differ in the last bit.
         place = {text: number for number, text in enumerate(dict.fromkeys(self._texts))}
-        vectors = _vectors(encoder, list(place), DOCUMENT)
+        vectors = _vectors(encoder, list(place), "encode_document")
         self._vectors = vectors[[place[text] for text in self._texts]]  # [N, D]
-        if query_encoder is not None:
-            dim = _vectors(query_encoder, self._texts[:1], QUERY).shape[1]
-            if dim != vectors.shape[1]:
-                raise ValueError(f"queries have {dim} numbers, documents {vectors.shape[1]}")
 
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
         require_texts(queries, "queries")
         if k < 1:
             raise UserError(f"k is {k}; expected at least one document")
-        return [self._nearest(vector, k) for vector in _vectors(self._query_encoder, list(queries), QUERY)]
+        return [self._nearest(vector, k) for vector in _vectors(self._encoder, list(queries), "encode_query")]
 
     def _nearest(self, query: np.ndarray, k: int) -> list[Retrieved]:
         # A product of each row by itself: BLAS may give equal rows sums that differ in the last bit.

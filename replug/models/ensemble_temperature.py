@@ -33,7 +33,7 @@ class EnsembleTemperature:
 
     @property
     def origin(self) -> str:
-        """How it came to be, in a few words."""
+        """Say how it came to be, in a few words."""
         if self.num_texts is None:
             return "given" if self.value != 1 else "as the paper"
         return f"fitted on {self.num_texts} development texts, {self.k} documents"
@@ -43,15 +43,15 @@ PAPER = EnsembleTemperature(1.0)
 
 
 def own_temperature(owner: object) -> EnsembleTemperature:
-    """What was saved with a retriever or an encoder of any library: its attribute `temperature`; else the paper's."""
+    """Return the attribute `temperature` of a retriever or of an encoder of any library, else the paper's."""
     own = getattr(owner, "temperature", None)
     return own if isinstance(own, EnsembleTemperature) else PAPER
 
 
 def write_temperature(folder: Path, temperature: EnsembleTemperature, is_listed: bool = True) -> None:
-    """Beside an encoder's weights, with its own checksum, and among the folder's where it has some.
+    """Write the temperature beside an encoder's weights, with its own checksum.
 
-    Not listed there where those are known elsewhere by their own checksum, as an index's manifest knows them.
+    `is_listed` adds it to the folder's checksums, if it has some; an index's manifest knows the weights by its own.
     """
     write_mark(folder / FILE, {"format": FORMAT, **asdict(temperature)})
     if is_listed and (folder / CHECKSUMS).is_file():
@@ -59,10 +59,7 @@ def write_temperature(folder: Path, temperature: EnsembleTemperature, is_listed:
 
 
 def temperature_in(path: str) -> EnsembleTemperature | None:
-    """Of an encoder's folder or hub name; None where none was saved with it.
-
-    Raises UserError for a file that is damaged, or is none of ours.
-    """
+    """Return the temperature in an encoder's folder or hub name, or None. Raises UserError for a damaged file."""
     file = optional_file(path, FILE)
     if file is None:
         return None

@@ -1,12 +1,9 @@
 """Layers of transformers in fewer operations: the tanh form of GELU, and causal attention on a CPU.
 
-GPT-2, GPT-J, GPT-Neo, Phi, Bloom, ALBERT and T5's gated layers write the formula of GELU (Hendrycks & Gimpel 2016) out:
-eight operations, each of which reads and writes the widest tensor of a layer. torch's one kernel computes the same
-formula in one pass, in float32 within, so half-precision models are rounded once.
-
-torch's fused attention takes a fifth of a small LM's time on a CPU. Two plain products and a softmax, over so many
-positions and heads that their scores stay in the processor's cache, take half of that, with the rounding of
-transformers' own eager attention. What is not simply causal (windows, masks, biases) goes to torch's, with its mask.
+Many models write the formula of GELU (Hendrycks & Gimpel 2016) out: eight operations on the widest tensor of a layer.
+torch's one kernel computes it in one pass, in float32 within. torch's fused attention takes a fifth of a small LM's
+time on a CPU. Two plain products and a softmax, in blocks that stay in the processor's cache, take half of that. What
+is not simply causal (windows, masks, biases) goes to torch's attention, with its mask.
 """
 
 from typing import Any
@@ -62,18 +59,13 @@ def blocked_attention(
             attention_mask = _future(query, key.shape[2]).isfinite()
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
-    return causal_blocks(query, key, value, scale).transpose(1, 2).contiguous(), None
-
-
-def causal_blocks(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """Query [B, H, T, D], the last T positions of key and value [B, G, S, D]: [B, H, T, D]."""
     earlier = key.shape[2] - query.shape[2]
     parts = []
     for start in range(0, query.shape[2], POSITIONS_PER_BLOCK):
         some = query[:, :, start : start + POSITIONS_PER_BLOCK]
         seen = earlier + start + some.shape[2]  # later keys are not even looked at
         parts.append(_attend(some, key[:, :, :seen], value[:, :, :seen], scale))
-    return torch.cat(parts, 2)
+    return torch.cat(parts, 2).transpose(1, 2).contiguous(), None
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:

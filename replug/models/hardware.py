@@ -77,7 +77,10 @@ class HostCopy:
 
 
 def available_cores() -> int:
-    """Return the cores that this process may use: OMP_NUM_THREADS, else those of its container or SLURM step."""
+    """Return the cores that this process may use: OMP_NUM_THREADS, else those of its container or SLURM step.
+
+    An actor has the variable from whoever started it (`thread_env`), since Ray would set it to a CPU's share.
+    """
     return int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
 
 

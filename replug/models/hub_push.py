@@ -9,8 +9,6 @@ The token comes from HF_TOKEN alone: none that lies in a home directory is taken
 
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from huggingface_hub import HfApi, constants
@@ -25,7 +23,7 @@ log = logging.getLogger(__name__)
 TOKEN = "HF_TOKEN"
 OWN_TAG = "replug-lsr"  # in the card of every export
 OF_THE_HUB = ".gitattributes"  # which the hub puts into a new repository itself
-UNAUTHORIZED, FORBIDDEN, CONFLICT = 401, 403, 409
+NOT_ALLOWED, CONFLICT = (401, 403), 409
 PATTERNS = ["*.json", "*.txt", "*.md", "*.safetensors", "*.model", "*.jinja"]  # files of an exported retriever
 
 
@@ -47,7 +45,7 @@ def push_folder(folder: Path, name: str, is_public: bool = False) -> str:
     url, visibility = f"{endpoint}/{name}", "public" if is_public else "private"
     log.info(f"pushing {folder} to {url} ({visibility})")
     api = HfApi(endpoint=endpoint, token=os.environ[TOKEN])
-    with _errors_in_plain_words(name, endpoint):
+    try:
         try:
             api.create_repo(name, private=not is_public)
         except HfHubHTTPError as error:
@@ -63,27 +61,17 @@ def push_folder(folder: Path, name: str, is_public: bool = False) -> str:
         api.upload_folder(
             repo_id=name, folder_path=folder, allow_patterns=PATTERNS, delete_patterns="*", commit_message=said
         )
-    return url
-
-
-@contextmanager
-def _errors_in_plain_words(name: str, endpoint: str) -> Iterator[None]:
-    try:
-        yield
     except HfHubHTTPError as error:
         status = error.response.status_code
-        said = {
-            UNAUTHORIZED: f"{endpoint} does not accept the token in {TOKEN} (401); expected one that may write",
-            FORBIDDEN: f"{endpoint} lets the token in {TOKEN} write nothing to {name} (403); expected one that may, "
-            "and an OWNER that is you or your organization",
-        }
-        other = f"--push {name}: {endpoint} answered {status}: {_safe(error.server_message or error)}"
-        raise UserError(said.get(status, other)) from error
+        fix = f"; expected a token in {TOKEN} that may write there" if status in NOT_ALLOWED else ""
+        told = _safe(error.server_message or error)
+        raise UserError(f"--push {name}: {endpoint} answered {status}: {told}{fix}") from error
     except (HTTPError, ConnectionError) as error:  # of ours, UserError is neither
         raise UserError(
             f"--push {name}: {endpoint} is not reached ({_safe(error)}); check the network and HF_ENDPOINT, then run "
             "the same command again"
         ) from error
+    return url
 
 
 def _safe(said: object) -> str:

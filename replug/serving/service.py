@@ -30,7 +30,7 @@ from replug.models.generation import Generated, GenerationOptions
 from replug.models.lm_source import LMSource
 from replug.models.local.local_source import LocalSource
 from replug.models.prompt import PromptTemplate, join_document
-from replug.serving.index_holder import IndexHolder, ServedIndex, open_served_index, state_of
+from replug.serving.index_holder import IndexHolder, ServedIndex
 from replug.serving.openai_api import QUERY, Answer, ApiError, Message, ServingLimits, Side, document_json, refused
 
 if TYPE_CHECKING:
@@ -303,8 +303,7 @@ def load_service(
 
     `spread` lays local weights over all GPUs; a temperature of None means the retriever's own.
     """
-    root = index_folder(directory)
-    index = IndexHolder(lambda: open_served_index(root, temperature), lambda: state_of(root))
+    index = IndexHolder(index_folder(directory), temperature)
     # Local weights are used directly, without a wrapper: they mix and stream by themselves.
     lm = source.load(spread) if isinstance(source, LocalSource) else source.open_here()
     most = min(limits.max_prompt_tokens, lm.max_tokens or limits.max_prompt_tokens)

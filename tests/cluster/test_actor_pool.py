@@ -1,5 +1,6 @@
 """How the pool's dispatcher ends what cannot go on, on actors that are no processes. On real Ray: `test_pools.py`."""
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -7,11 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 import torch
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from replug.cluster import actor_pool
-from replug.cluster.actor_pool import MAX_FAILED_STARTS, MAX_KILLED_STARTS, ActorPool, ActorPoolError
+from replug.cluster.actor_pool import MAX_FAILED_STARTS, MAX_KILLED_STARTS, ActorPool, ActorPoolError, thread_env
+from replug.cluster.packing import SCORER
+from replug.cluster.places import place
+from replug.models.hardware import available_cores
 
 SOON = 1  # seconds: far more than any of this takes
 
@@ -124,6 +129,26 @@ def test_a_device_that_breaks_at_every_start_is_named_and_not_the_advice_after_i
     error = "AcceleratorError: CUDA error: an illegal memory access was encountered"
     assert pool.quarantined == {0: f"it failed to start {MAX_FAILED_STARTS} times: {error}"}
     assert f"worker 0 did not start ({error}); starting another" in caplog.text
+
+
+# Threads -----------------------------------------------------------------------------------------------------
+
+
+class Counting:
+    """Says how many cores its process counts."""
+
+    def count(self) -> int:
+        return available_cores()
+
+
+def test_actors_have_the_threads_of_who_starts_them_and_not_rays_share(ray_session, monkeypatch):
+    """Ray would set OMP_NUM_THREADS to the actor's one CPU."""
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert available_cores() == len(os.sched_getaffinity(0))  # of builders, searchers and ranks; the driver counts
+    for threads in (available_cores(), 6):
+        actor = ray.remote(Counting).options(**place(SCORER, 0, 0.0, thread_env(threads)["env_vars"])).remote()
+        assert ray.get(actor.count.remote(), timeout=100) == threads
+        ray.kill(actor)
 
 
 # A failure of the dispatcher itself ----------------------------------------------------------------------------

@@ -99,12 +99,6 @@ def wait_for_port(port: int) -> None:
     raise AssertionError("Ray did not start")
 
 
-@pytest.mark.slow
-def test_a_command_ends_with_one_line_and_nothing_is_begun(tmp_path):
-    line = refused_process(tmp_path / "run", "ray.address=127.0.0.1:1")
-    assert line.startswith("replug: ray.address: cannot join a cluster at 127.0.0.1:1: ")
-
-
 def test_an_address_where_nothing_listens():
     assert refused("ray.address=127.0.0.1:1").startswith("ray.address: cannot join a cluster at 127.0.0.1:1: ")
 

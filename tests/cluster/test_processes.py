@@ -1,4 +1,4 @@
-"""The network interface, the threads and agents of Ray, and the seconds that devices are busy."""
+"""The network interface, and the threads and agents of Ray."""
 
 import os
 import subprocess
@@ -11,30 +11,20 @@ import psutil
 import pytest
 
 from replug.cluster.background import start_ray_thread, wait_for_ray_threads
-from replug.cluster.device_use import Busy, DeviceUse
-from replug.cluster.environment import VARIABLES, interface_of, use_interface_of
+from replug.cluster.environment import VARIABLES, use_interface_of
 from replug.cluster.interruption import kill, ray_children
 from replug.cluster.ray_cluster import ray_cluster
 
-ADDRESSES = {"lo": ["127.0.0.1"], "eth0": ["192.168.0.7", "fe80::1"], "ib0": ["10.1.0.7"]}
 
-
-@pytest.fixture(autouse=True)
-def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One with three interfaces, on which nobody has chosen any."""
-    known = {name: [SimpleNamespace(address=one) for one in found] for name, found in ADDRESSES.items()}
-    monkeypatch.setattr(psutil, "net_if_addrs", lambda: known)
+def test_both_libraries_are_told_the_interface_of_the_address_and_what_a_user_has_set_stays(monkeypatch):
+    known = {"lo": ["127.0.0.1"], "eth0": ["192.168.0.7", "fe80::1"], "ib0": ["10.1.0.7"]}
+    found = {name: [SimpleNamespace(address=address) for address in addresses] for name, addresses in known.items()}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
     for name in VARIABLES:
         monkeypatch.setenv(name, "")  # so that it is put back
         monkeypatch.delenv(name)
-
-
-@pytest.mark.parametrize(("address", "name"), [("10.1.0.7", "ib0"), ("127.0.0.1", "lo"), ("10.1.0.8", None)])
-def test_the_interface_is_that_of_the_nodes_address(address, name):
-    assert interface_of(address) == name
-
-
-def test_both_libraries_are_told_and_what_a_user_has_set_stays():
+    use_interface_of("10.1.0.8")
+    assert not any(name in os.environ for name in VARIABLES)
     use_interface_of("10.1.0.7")
     assert [os.environ[name] for name in VARIABLES] == ["ib0", "=ib0"]
     use_interface_of("192.168.0.7")
@@ -95,11 +85,3 @@ def test_a_cluster_that_ends_leaves_the_agents_of_another_of_this_process_alone(
         assert not any(child.is_running() for child in started)
         assert other.poll() is None
         other.kill()
-
-
-def test_seconds_add_up_by_device_and_role_and_are_taken_once() -> None:
-    use = DeviceUse()
-    for role, busy in (("score", Busy(2.0, ("a:0",))), ("score", Busy(1.0, ("a:0", "a:1"))), ("embed", Busy(4.0, ()))):
-        use.note(role, busy)
-    assert use.take() == {"a:0": {"score": 3.0}, "a:1": {"score": 1.0}}
-    assert use.take() == {}

@@ -11,7 +11,7 @@ import pytest
 from replug.data.sources.built_in_texts import stand_in_texts
 from replug.index_workers.version_store import MEND, VersionStore
 from replug.models.encoder import Encoder
-from replug.models.stand_in_encoder import write_stand_in_encoder
+from replug.models.packaged import write_stand_in_encoder
 
 CONFIG = Path(__file__).parents[2] / "configs/own_data.yaml"
 TEXTS = [text.text for text, _ in zip(stand_in_texts(), range(90), strict=False)]

@@ -20,7 +20,7 @@ from replug.data.prepare.sets import import_corpus, prepare_rows
 from replug.data.store import Corpus, PreparedSet, verify_prepared
 from replug.data.tokenizing import TokenIds, word_tokenizer
 from replug.models.encoder import Encoder
-from replug.models.stand_in_encoder import write_stand_in_encoder
+from replug.models.packaged import write_stand_in_encoder
 
 NUM_DOCUMENTS = 5
 

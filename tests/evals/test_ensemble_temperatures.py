@@ -21,8 +21,8 @@ from replug.evals.kinds import PromptedLM
 from replug.evals.temperature_fit import DocumentScores, ensemble_bits, fit_temperature
 from replug.models.encoder import Encoder
 from replug.models.ensemble_temperature import PAPER, EnsembleTemperature
+from replug.models.packaged import write_stand_in_encoder
 from replug.models.prompt import PromptTemplate
-from replug.models.stand_in_encoder import write_stand_in_encoder
 from tests.support.command_line import ROOT
 from tests.support.known_lm import ImmediateLM
 from tests.support.preparing import prepare, write_jsonl

@@ -23,7 +23,7 @@ from replug.index_workers.builder import Builder
 from replug.index_workers.searcher import Searcher
 from replug.index_workers.version_store import VersionStore
 from replug.models.encoder import Encoder
-from replug.models.stand_in_encoder import write_stand_in_encoder
+from replug.models.packaged import write_stand_in_encoder
 from tests.support.index_versions import begin_of
 
 K, NUM_DOCUMENTS, BLOCK_DOCUMENTS = 7, 62, 12  # six blocks in as many files, the last of two documents

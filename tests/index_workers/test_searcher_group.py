@@ -13,7 +13,7 @@ import ray
 import torch
 from ray.exceptions import GetTimeoutError, RayTaskError
 
-from replug.cluster.device_use import USE, Busy
+from replug.cluster.gpus import USE, Busy
 from replug.config.errors import RunError, UserError
 from replug.index_workers import searcher_group
 from replug.index_workers import searcher_group as liveness

@@ -22,8 +22,7 @@ from replug.index_workers.version_store import weights_sha256
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.encoder_retriever import EncoderRetriever
-from replug.models.packaged import resolve_encoder_path
-from replug.models.stand_in_encoder import write_stand_in_encoder
+from replug.models.packaged import write_stand_in_encoder
 from replug.planning.model_sizes import encoder_size, retriever_size
 from tests.support.dpr_folders import write_dpr, write_dpr_pair
 from tests.support.encoder_folders import ARCHITECTURES, write_chain, write_encoder, write_json
@@ -146,15 +145,6 @@ def test_prepared_token_ids_hold_the_documents_prompt(tmp_path: Path) -> None:
     torch.testing.assert_close(Encoder(str(tmp_path / "saved")).encode_query(TEXTS), own.encode_query(TEXTS))
 
 
-def test_minilm_with_prompts_has_the_vectors_of_sentence_transformers() -> None:
-    path = resolve_encoder_path("package:minilm")
-    encoder = Encoder(path, query_prompt="query: ", document_prompt="passage: ")
-    model = SentenceTransformer(path, device="cpu", prompts={"query": "query: ", "document": "passage: "})
-    texts = ["Nantes lies on the Loire.", "It rained." * 200]
-    np.testing.assert_allclose(encoder.encode_query(texts), model.encode_query(texts), atol=1e-5)
-    np.testing.assert_allclose(encoder.encode_document(texts), model.encode_document(texts), atol=1e-5)
-
-
 def test_dot_is_that_of_the_vectors_as_they_are_unless_the_folder_has_dot_of_unit_vectors(tmp_path: Path) -> None:
     write_encoder(tmp_path, "bert")
     write_chain(tmp_path, MEAN, ["Dense", "Normalize"], similarity_fn_name="cosine")
@@ -212,18 +202,16 @@ MODEL, TEXT = "config_sentence_transformers.json", "sentence_bert_config.json"
 REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "own code": (_retype("custom_st.Dense"), "'custom_st.Dense', which is not part of Sentence Transformers"),
     "no pooling": (_retype("sentence_transformers.models.Normalize", 1), "make no vector of a text"),
-    "words": (_retype("sentence_transformers.models.BoW", 0), "cannot load"),
     "pickle": (_pickled, "no 2_Dense/model.safetensors, the weights of its Dense; pickled ones"),
     "pooling": (_set("1_Pooling/config.json", pooling_mode="attention"), "Invalid pooling mode: 'attention'"),
     "own activation": (_set("2_Dense/config.json", activation_function="os.Tanh"), "activation_function os.Tanh"),
-    "dense weights": (_set("2_Dense/config.json", in_features=7), "cannot load"),
     "similarity": (_set(MODEL, similarity_fn_name="euclidean"), "retriever.similarity: .* says euclidean"),
     "kind": (_set(MODEL, model_type="SparseEncoder"), "holds a SparseEncoder"),
-    "default prompt": (_set(MODEL, default_prompt_name="x"), "Default prompt name 'x' not found"),
     "long prompt": (_set(MODEL, prompts={"query": "w1 " * 40}), "retriever.query_prompt: 'w1 .* fills the 32 tokens"),
     "expansion": (_set(TEXT, query_length=8), "sets query_length"),
     "option": (_set(TEXT, model_args={"gguf_file": "x"}), "loads its Transformer with gguf_file"),
     "key": (_set(TEXT, reverse=True), "cannot load .*reverse"),
+    "a pair of old": (lambda folder: (folder / "query_encoder").mkdir(), "holds a query_encoder .* expected both in"),
 }
 
 

@@ -1,22 +1,20 @@
 """A temperature lies beside an encoder's weights, is checked like them, and is used by what reads them."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from replug.config.errors import UserError
-from replug.data.folder import checksum_problems, read_mark, write_mark
+from replug.data.folder import checksum_problems
 from replug.models.encoder import Encoder
 from replug.models.encoder_retriever import EncoderRetriever
-from replug.models.ensemble import document_weights, mix_token_logprobs
-from replug.models.ensemble_temperature import FILE, EnsembleTemperature, temperature_in, write_temperature
+from replug.models.ensemble import mix_token_logprobs
+from replug.models.ensemble_temperature import FILE, EnsembleTemperature, temperature_in
 from replug.models.local.stand_in_lm import StandInLM
-from replug.models.policy import Policy
+from replug.models.packaged import write_stand_in_encoder
 from replug.models.replug_lm import ReplugLM
-from replug.models.stand_in_encoder import write_stand_in_encoder
 
 FITTED = EnsembleTemperature(0.02, "lm", 10, 200)
 TEXTS = ["red sky", "the blue sea", "a green tree"]
@@ -52,23 +50,6 @@ def test_one_that_is_gone_or_changed_is_refused(folder: Path) -> None:
         Encoder(str(folder))
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_temperature_is_a_finite_number_above_0(value: float) -> None:
-    with pytest.raises(ValueError, match="expected a finite number above 0"):
-        EnsembleTemperature(value)
-
-
-def test_a_file_of_another_form_is_refused(tmp_path: Path) -> None:
-    write_temperature(tmp_path, EnsembleTemperature(0.5))
-    content = read_mark(tmp_path / FILE, "")
-    write_mark(tmp_path / FILE, {"temperature": 0.5})
-    with pytest.raises(UserError, match="no temperature of format 1"):
-        temperature_in(str(tmp_path))
-    write_mark(tmp_path / FILE, {**content, "value": "hot"})
-    with pytest.raises(UserError, match="fit it again"):
-        temperature_in(str(tmp_path))
-
-
 def test_replug_mixes_at_the_retrievers_own_or_at_a_given_one(folder: Path) -> None:
     retriever, lm = EncoderRetriever(Encoder(str(folder)), TEXTS), StandInLM()
     [found] = retriever.retrieve(["the red sea"], 3)
@@ -80,16 +61,3 @@ def test_replug_mixes_at_the_retrievers_own_or_at_a_given_one(folder: Path) -> N
         assert replug.score(["the red sea"], [" blue"])[0].token_logprobs == pytest.approx(expected, abs=1e-6)
     with pytest.raises(ValueError, match="temperature is 0"):
         ReplugLM(lm, retriever, 3, temperature=0)
-
-
-def test_weights_sharpen_as_the_temperature_falls() -> None:
-    assert document_weights([0.2, 0.1], 0.1) == pytest.approx(document_weights([2.0, 1.0]))
-    assert document_weights([0.2, 0.1], 1e-3) == pytest.approx([1.0, 0.0])
-
-
-def test_a_policy_that_was_fitted_at_another_temperature_is_refused(folder: Path) -> None:
-    policy = Policy("lm", "retriever", "none", "lsr@3", "frequency", {}, "always", temperature=0.02)
-    policy.require_ensemble(3, 0.02)
-    with pytest.raises(UserError, match=r"temperature is 1, but the policy was fitted at 0\.02"):
-        policy.require_ensemble(3, 1.0)
-    replace(policy, augmented="lsr@1").require_ensemble(1, 1.0)  # one document weighs 1 at any temperature

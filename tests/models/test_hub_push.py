@@ -41,7 +41,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_pushed_retriever_is_private_and_loads_to_the_same_vectors(hub: HubServer, folder: Path, tmp_path: Path):
-    push_folder(folder, NAME)
+    shutil.copytree(folder, more := tmp_path / "more")
+    (more / "pytorch_model.bin").write_bytes(b"a pickle")  # is not pushed
+    push_folder(more, NAME)
     there = hub.repositories[NAME]
     assert there.is_private
     assert len(hub.large) == 1  # the weights went as a large file
@@ -88,10 +90,10 @@ def test_what_a_hub_refuses_is_said_without_the_token(
     hub.repositories[NAME].tags.clear()
     with pytest.raises(UserError, match="exists already, and is not an export of replug"):
         push_folder(folder, NAME)
-    with pytest.raises(UserError, match=r"write nothing to others/tuned \(403\)"):
+    with pytest.raises(UserError, match=r"--push others/tuned: .* answered 403: .*expected a token in HF_TOKEN"):
         push_folder(folder, "others/tuned")
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    with pytest.raises(UserError, match=r"does not accept the token in HF_TOKEN \(401\)") as refused:
+    with pytest.raises(UserError, match=r"answered 401: .*expected a token in HF_TOKEN") as refused:
         push_folder(folder, NAME)
     assert "hf_wrong" not in str(refused.value)
 
@@ -106,22 +108,10 @@ def test_no_network_is_said(hub: HubServer, folder: Path, monkeypatch: pytest.Mo
         push_folder(folder, NAME)
 
 
-def test_other_files_than_a_retrievers_are_not_pushed(hub: HubServer, folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path / "more")
-    (tmp_path / "more/pytorch_model.bin").write_bytes(b"a pickle")
-    push_folder(tmp_path / "more", NAME)
-    assert "pytorch_model.bin" not in hub.repositories[NAME].files
-
-
-@pytest.mark.parametrize(
-    ("name", "says"), [("tuned", "OWNER/NAME"), ("a/b/c", "a/b/c"), ("a/-b", "a/-b"), ("", "--push")]
-)
-def test_another_name_is_refused(hub: HubServer, name: str, says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        require_repository(name)
-
-
-def test_a_token_is_taken_from_the_environment_alone(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_name_and_a_missing_token_are_refused(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, says in (("tuned", "OWNER/NAME"), ("a/b/c", "a/b/c"), ("a/-b", "a/-b")):
+        with pytest.raises(UserError, match=says):
+            require_repository(name)
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(UserError, match="HF_TOKEN is not set"):
         require_repository(NAME)

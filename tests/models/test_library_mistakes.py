@@ -88,15 +88,3 @@ def test_a_sentence_transformer_is_an_encoder() -> None:
     assert [document.text for document in found[0]] == [document.text for document in found[1]] == texts[::-1]
     for ours, theirs in zip(*found, strict=True):
         assert ours.similarity == pytest.approx(theirs.similarity, abs=1e-4)
-
-
-def test_importing_the_library_changes_nothing_of_transformers() -> None:
-    import subprocess
-    import sys
-
-    code = (
-        "from transformers.utils import logging; before = logging.get_verbosity(), logging.is_progress_bar_enabled();"
-        "import replug.models.encoder, replug.models.local.hf_lm;"
-        "assert before == (logging.get_verbosity(), logging.is_progress_bar_enabled())"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

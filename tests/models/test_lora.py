@@ -22,7 +22,7 @@ from replug.models.lora import (
     layers_of,
     merged,
 )
-from replug.models.stand_in_encoder import write_stand_in_encoder
+from replug.models.packaged import write_stand_in_encoder
 
 TEXTS = ["mida furo", "pelo mida", "tana furo mida"]
 

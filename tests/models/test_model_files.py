@@ -13,7 +13,7 @@ from replug.config.schema import LMConfig
 from replug.models.encoder import Encoder
 from replug.models.local import local_source
 from replug.models.local.hf_lm import HuggingFaceLM
-from replug.models.stand_in_encoder import write_stand_in_encoder
+from replug.models.packaged import write_stand_in_encoder
 from tests.support.tiny_lms import write_gpt2, write_llama, write_tokenizer
 
 Spoil = Callable[[Path], None]
@@ -74,13 +74,10 @@ def broken(name: str) -> Spoil:
 LMS = [
     (without_tokenizer, "has no tokenizer (tokenizer.json)"),
     (configured(vocab_size=100), "tokens, but its model reads 100: it is another model's"),
-    (configured(vocab_size=5000), "tokens, but its model reads 5,000: it is another model's"),
     (without_end, "has no end-of-text token; set eos_token"),
     (configured(architectures=["BertModel"]), "holds a BertModel; expected a causal LM"),
-    (configured(architectures=["LlamaForSequenceClassification"]), "holds a LlamaForSequenceClassification"),
     (configured(model_type="nothing"), "`nothing`"),
     (broken("config.json"), "not a valid JSON"),
-    (broken("tokenizer.json"), "cannot load"),
 ]
 
 
@@ -94,11 +91,6 @@ def test_what_is_no_lm_is_refused_before_its_weights_are_read(lm: Path, spoil: S
     assert str(caught.value).startswith("lm.path: ")
     assert str(lm) in str(caught.value)
     assert says in str(caught.value)
-
-
-def test_an_encoder_is_no_lm(encoder: Path) -> None:
-    with pytest.raises(UserError, match="holds a BertModel; expected a causal LM"):
-        connect(encoder)
 
 
 def test_truncated_weights_are_named(lm: Path, encoder: Path) -> None:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,10 +17,10 @@ from replug.models.http.http_lm import HttpLM
 from replug.models.http.request_budget import RequestBudget
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.stand_in_lm import StandInLM, StandInSource
+from replug.models.packaged import write_stand_in_encoder
 from replug.models.prompt import PromptTemplate
 from replug.models.replug_lm import ReplugLM
 from replug.models.scorer_pool import ScorerPool
-from replug.models.stand_in_encoder import write_stand_in_encoder
 from tests.support.fault_server import FaultServer, server_spec
 from tests.support.lm_answers import mixed, texts_of
 from tests.support.tiny_lms import load, naive_logprobs, reference, write_gpt2, write_llama
@@ -195,18 +194,6 @@ def test_equal_texts_come_in_their_order_and_no_more_than_there_are(encoder: Enc
     assert [document.id for document in documents if document.text == "sea"] == ["first", "second"]
     assert len(documents) == 3
     assert retriever.retrieve([], 2) == []
-
-
-def test_queries_may_have_an_encoder_of_their_own(encoder: Encoder, tmp_path: Path) -> None:
-    for name, hidden_size in (("same", 32), ("wider", 64)):
-        write_stand_in_encoder(tmp_path / name, hidden_size, seed=7)
-    own = Encoder(str(tmp_path / "same"))
-    similarities = (own.encode(["sea"]) @ encoder.encode(["sky", "sea"]).T).numpy()[0]
-    (documents,) = EncoderRetriever(encoder, ["sky", "sea"], query_encoder=own).retrieve(["sea"], 2)
-    found = {document.text: document.similarity for document in documents}
-    assert [found["sky"], found["sea"]] == pytest.approx(similarities.tolist(), abs=1e-5)
-    with pytest.raises(ValueError, match="queries have 64 numbers, documents 32"):
-        EncoderRetriever(encoder, ["sky"], query_encoder=Encoder(str(tmp_path / "wider")))
 
 
 # Round a pool and a server ---------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from replug.models.encoder import Encoder
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.local_source import HuggingFaceSource
 from replug.models.model_files import load_tokenizer
-from replug.models.stand_in_encoder import write_stand_in_encoder
+from replug.models.packaged import write_stand_in_encoder
 from tests.support.dpr_folders import write_dpr
 from tests.support.encoder_folders import write_chain, write_json
 from tests.support.tiny_lms import write_gpt2, write_llama, write_tokenizer

@@ -16,7 +16,7 @@ from replug.config.load import load_config
 from replug.config.schema import Config, LoRAConfig
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
-from replug.models.stand_in_encoder import write_stand_in_encoder
+from replug.models.packaged import write_stand_in_encoder
 from replug.planning.accelerators import ACCELERATORS
 from replug.planning.memory import layer_bytes, train_bytes, trained_part, whole
 from replug.planning.model_sizes import ModelSize, encoder_size, transformer

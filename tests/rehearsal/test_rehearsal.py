@@ -19,10 +19,8 @@ from replug.cluster import gpus
 from replug.cluster.interruption import EXIT_STATUS
 from replug.cluster.layout import Layout, lay_out
 from replug.cluster.packing import BUILDER, SCORER, SEARCHER, TRAINER, Actor, Node
-from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.config.refresh_policy import refresh_policy
-from replug.config.schema import Config
 from replug.planning.memory import run_sizes
 from replug.planning.workload import most_versions
 from tests.support.command_line import ROOT
@@ -157,7 +155,7 @@ def test_the_papers_run_is_laid_out_interrupted_resumed_and_ends(name: str, tmp_
 
 @pytest.fixture
 def pretend(monkeypatch: pytest.MonkeyPatch) -> gpus.Rehearsal:
-    rehearsal = gpus.Rehearsal("127.0.0.2:6379", 8, A100_GB)
+    rehearsal = gpus.Rehearsal(8, A100_GB)
     for name, value in rehearsal.environment().items():
         monkeypatch.setenv(name, value)
     return rehearsal
@@ -173,17 +171,3 @@ def test_in_a_rehearsal_gpus_are_counted_and_nothing_computes_on_them(pretend: g
 def test_outside_of_one_a_share_of_a_gpu_means_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(gpus.VARIABLE, raising=False)
     assert (gpus.torch_device(wants_gpu=True), gpus.torch_device(wants_gpu=False)) == ("cuda", "cpu")
-    gpus.check_rehearsal("10.0.0.1:6379")
-
-
-@pytest.mark.parametrize("address", [None, "10.0.0.1:6379"])
-def test_a_variable_that_was_left_on_ends_every_other_run(
-    address: str | None, pretend: gpus.Rehearsal, debug_config: Config
-) -> None:
-    from replug.cluster.ray_cluster import ray_cluster
-
-    with pytest.raises(UserError, match=r"REPLUG_REHEARSAL is set.* unset REPLUG_REHEARSAL"):
-        gpus.check_rehearsal(address)
-    gpus.check_rehearsal(pretend.address)
-    with pytest.raises(UserError, match="REPLUG_REHEARSAL is set"), ray_cluster(debug_config):
-        pass

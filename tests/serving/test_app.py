@@ -8,7 +8,6 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,7 +23,6 @@ from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
 from replug.models.replug_lm import ReplugLM
 from replug.serving.app import MAX_BODY_BYTES, TOKEN_VARIABLE, create_app, token_for
-from replug.serving.index_holder import IndexHolder
 from replug.serving.openai_api import ServingLimits
 from replug.serving.service import Prompting, Service
 from tests.support.index_versions import flip
@@ -258,28 +256,13 @@ def test_keys_that_ask_for_nothing_are_accepted(tiny: Tiny) -> None:
     ask(tiny.service(), lambda client: post(client, **completion("x", **neutral)))
 
 
-def test_without_a_template_there_is_no_chat(tiny: Tiny) -> None:
-    async def test(client):
-        asked = chat("x")
-        await post(client, **completion(TEXTS[0]))
-        return await client.post(asked["path"], json=_body(asked))
-
-    refused = ask(service_of(tiny.root), test)
-    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "no_chat_template")
-
-
 # Access ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "[::1]", "localhost"])
-def test_loopback_needs_no_token(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
-    assert token_for(host) is None
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", "localhost.example.org", ""])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "example.org", "localhost.example.org", ""])
 def test_beyond_loopback_a_token_is_needed(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    assert [token_for(loopback) for loopback in ("127.0.0.1", "::1", "[::1]", "localhost")] == [None] * 4
     with pytest.raises(UserError, match=f"--host {host} can be reached by others; expected a token"):
         token_for(host)
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
@@ -456,24 +439,3 @@ def test_a_damaged_version_leaves_the_old_one_in_use_until_a_good_one_comes(
     assert (health["status"], health["index_version"], found["index_version"]) == ("ready", 0, 0)
     assert healed == {"status": "ready", "index_version": 2}
     assert caplog.text.count("index version 0 stays in use; a newer one cannot be opened") == 1
-
-
-def test_any_error_of_a_newer_version_leaves_the_watcher_alive(caplog: pytest.LogCaptureFixture) -> None:
-    opened = iter([SimpleNamespace(state="a", version=0), ValueError("not an index"), KeyError("plan"), None])
-
-    def open_index():
-        found = next(opened) or SimpleNamespace(state="b", version=1)
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    async def until_swapped() -> None:
-        watching = asyncio.create_task(holder.keep_newest())
-        while holder.served.version == 0:
-            await asyncio.sleep(0.01)
-        watching.cancel()
-
-    holder = IndexHolder(open_index, lambda: "b", 0.01)
-    asyncio.run(until_swapped())
-    assert holder.problem is None
-    assert "cannot be opened: not an index" in caplog.text

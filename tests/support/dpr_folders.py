@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, DPRConfig, DPRContextEncoder, DPRQuestionEncoder, PreTrainedModel
 
-from replug.models.stand_in_encoder import write_stand_in_encoder
+from replug.models.packaged import write_stand_in_encoder
 
 
 def write_dpr(folder: Path, kind: type[PreTrainedModel], seed: int, projection_dim: int = 0) -> Path:

@@ -38,12 +38,12 @@ class FakeCluster:
     def __init__(self, rehearsal: Rehearsal, nodes: int) -> None:
         from ray.cluster_utils import Cluster  # reads the environment, which is set by now
 
-        self.address = rehearsal.address
-        host, _, port = rehearsal.address.rpartition(":")
+        port = _free_port()
+        self.address = f"{_host(0)}:{port}"
         room = {"num_cpus": CPUS_OF_NODE, "num_gpus": rehearsal.gpus_of_node, "object_store_memory": OBJECT_STORE_BYTES}
         room["include_log_monitor"] = False  # nobody reads the workers' logs: a process less for each node
-        head = {"gcs_server_port": int(port), "include_dashboard": False, "no_monitor": True}
-        self._cluster = Cluster(initialize_head=True, head_node_args={**room, **head, "node_ip_address": host})
+        head = {"gcs_server_port": port, "include_dashboard": False, "no_monitor": True}
+        self._cluster = Cluster(initialize_head=True, head_node_args={**room, **head, "node_ip_address": _host(0)})
         for number in range(1, nodes):
             self._cluster.add_node(wait=False, node_ip_address=_host(number), **room)
         self._cluster.wait_for_nodes()
@@ -62,7 +62,7 @@ class FakeCluster:
 @contextmanager
 def fake_cluster(nodes: int, gpus: int, memory_gb: float) -> Iterator[FakeCluster]:
     """The cluster while the block runs, and the environment of its processes, which is as before at the end."""
-    rehearsal = Rehearsal(f"{_host(0)}:{_free_port()}", gpus, memory_gb)
+    rehearsal = Rehearsal(gpus, memory_gb)
     with (
         tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder,
         _environment(rehearsal, folder),

@@ -12,7 +12,7 @@ from replug.data.sources.built_in_texts import stand_in_vocabulary
 from replug.models.black_box_lm import BlackBoxLM
 from replug.models.local.stand_in_lm import StandInLM
 from replug.serving.app import create_app
-from replug.serving.index_holder import IndexHolder, open_served_index, state_of
+from replug.serving.index_holder import IndexHolder
 from replug.serving.openai_api import ServingLimits
 from replug.serving.service import Prompting, Service
 
@@ -28,7 +28,7 @@ def service_of(
     limits: ServingLimits = LIMITS,
 ) -> Service:
     """Answers from 2 documents, by the stand-in unless an LM is given."""
-    index = IndexHolder(lambda: open_served_index(root), lambda: state_of(root), POLL_SECONDS)
+    index = IndexHolder(root, poll_seconds=POLL_SECONDS)
     return Service(lm or StandInLM(), prompting or Prompting("\n", None, None), 2, index, limits)
 
 

@@ -10,7 +10,7 @@ from pytorch_lightning.plugins.environments import LightningEnvironment
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 
 from replug.cluster import gpus
-from replug.cluster.device_use import Busy, DeviceUse
+from replug.cluster.gpus import Busy, DeviceUse
 from replug.config.load import load_config
 from replug.config.schema import Config
 from replug.data.datamodule import Position
@@ -69,7 +69,7 @@ def test_slurm_does_not_make_the_ranks(paper: Config, tmp_path: Path, monkeypatc
 
 
 def test_a_rehearsal_trains_on_the_processor(paper: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in gpus.Rehearsal("127.0.0.2:6379", 8, 80.0).environment().items():
+    for name, value in gpus.Rehearsal(8, 80.0).environment().items():
         monkeypatch.setenv(name, value)
     trainer = lightning_trainer(paper, tmp_path, [], [], RankEnvironment(0, 2, "10.0.0.1", 1234, 0))
     assert isinstance(trainer.strategy, DDPStrategy)

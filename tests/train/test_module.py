@@ -58,7 +58,7 @@ def test_a_gradient_added_up_over_parts_or_computed_again_is_that_of_the_whole_b
     whole = gradient(module)
     largest = max(float(values.abs().max()) for values in whole.values())
     in_parts = gradient(module, parts=4)
-    module.encoder.prepare_training(dropout=False, gradient_checkpointing=True, compiled=False)
+    module.encoder.prepare_training(dropout=False, gradient_checkpointing=True)
     for other in (in_parts, gradient(module)):
         for name, values in whole.items():
             torch.testing.assert_close(other[name], values, rtol=1e-4, atol=1e-5 * largest)

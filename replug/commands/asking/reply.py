@@ -4,18 +4,15 @@ Evidence comes from an index with its own encoder, or from a search engine. What
 evaluation: the earliest shots go, then the end of the evidence. What others wrote is shown as text, never as markup.
 """
 
-import io
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.style import Style
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -46,7 +43,6 @@ from replug.config.methods import REPLUG
 from replug.config.plain_text import plain_line, plain_text
 from replug.config.rules import has_rerank_lm
 from replug.config.schema import LMConfig
-from replug.data.files import replace_file
 from replug.data.rows import read_documents
 from replug.index_workers.build_plan import index_folder
 from replug.index_workers.local_index import IndexRetriever, LocalIndex
@@ -155,7 +151,8 @@ def reply_to(
     log.info(f"the LM reads {len(found.passages)} passages from {options.searched}")
     if options.reranks:
         return _rerank(question, found, source, reranker, options, k)
-    return _answer_by_ensemble(question, found, source, options, config)
+    with closing(source.open_here()) as lm:
+        return _answer_by_ensemble(lm, question, found, source, options, config)
 
 
 def _num_passages(options: AskOptions, config: AskConfig, policy: Policy | None) -> int:
@@ -191,7 +188,12 @@ def find_evidence(question: str, k: int, options: AskOptions, config: AskConfig,
     require_web(f"--engine {options.engine}")
     from replug.web.evidence import evidence_finder
 
-    with closing(evidence_finder(config.web, folder / "snapshot", _local_engine(options))) as finder:
+    engine: SearchEngine | None = None
+    if options.engine == LOCAL and options.index is not None:
+        engine = LocalEngine(open_index(options.index))
+    elif options.engine == LOCAL and options.corpus is not None:
+        engine = LocalEngine(BM25Retriever(read_documents(options.corpus)))
+    with closing(evidence_finder(config.web, folder / "snapshot", engine)) as finder:
         found = finder.find(question)
     passages: Sequence[Passage] = found.passages
     if config.retriever.path:
@@ -204,16 +206,6 @@ def _temperature(config: AskConfig, retriever: object) -> float:
     """Return the ensemble's temperature: what is asked for, else what the retriever was saved with, else 1."""
     asked = config.ensemble.temperature
     return own_temperature(retriever).value if asked is None else float(asked)
-
-
-def _local_engine(options: AskOptions) -> SearchEngine | None:
-    """Return an engine over an index, or by BM25 over a file of documents."""
-    if options.engine != LOCAL:
-        return None
-    if options.index is not None:
-        return LocalEngine(open_index(options.index))
-    assert options.corpus is not None  # `ask.check` refuses this
-    return LocalEngine(BM25Retriever(read_documents(options.corpus)))
 
 
 # Prompts that fit ----------------------------------------------------------------------------------------------------
@@ -303,24 +295,26 @@ def generation_options(options: AskOptions) -> GenerationOptions:
 
 
 def _answer_by_ensemble(
-    question: str, found: FoundEvidence, source: LMSource, options: AskOptions, config: AskConfig
+    lm: AsyncLM,
+    question: str,
+    found: FoundEvidence,
+    source: LMSource,
+    options: AskOptions,
+    config: AskConfig,
+    generated: Generated | None = None,
 ) -> Reply:
-    """Choose each token for all passages at once; the LM alone answers if there are none."""
-    decoding = generation_options(options)
-    weighing = [passage for passage in found.passages if passage.probability > 0]  # others change nothing
-    prompts, opening = ensemble_prompts(question, weighing, source, options, config.lm, decoding.max_new_tokens)
-    with closing(source.open_here()) as lm:
+    """Choose each token for all passages at once, unless an answer is given; without passages the LM answers alone."""
+    if generated is None:
+        decoding = generation_options(options)
+        weighing = [passage for passage in found.passages if passage.probability > 0]  # others change nothing
+        prompts, opening = ensemble_prompts(question, weighing, source, options, config.lm, decoding.max_new_tokens)
         prompt = Mixture(prompts, [passage.probability for passage in weighing]) if weighing else prompts[0]
         [generated] = lm.generate([prompt], replace(decoding, opening=opening))
-        return _ensemble_reply(question, generated, found, lm.identity, options)
-
-
-def _ensemble_reply(question: str, generated: Generated, found: FoundEvidence, lm: str, options: AskOptions) -> Reply:
     return Reply(
         question,
         generated.text.strip() if options.template is None else generated.text,
         REPLUG if found.passages else CLOSED_BOOK,
-        lm,
+        lm.identity,
         options.searched,
         sum_logprob=generated.sum_logprob,
         passages=found.passages,
@@ -343,15 +337,8 @@ def _follow(
         temperature = _temperature(config, retriever)
         replug = ReplugLM(lm, retriever, k, policy=policy, temperature=temperature)
         [decision] = replug.decide([alone], decoding, [subject], [question])
-        passages = passages_of_documents(decision.documents, temperature)
-        generated = decision.closed_answer
-        if generated is None:
-            num_new = decoding.max_new_tokens
-            prompts, opening = ensemble_prompts(question, passages, source, options, config.lm, num_new)
-            prompt = Mixture(prompts, [passage.probability for passage in passages]) if passages else prompts[0]
-            [generated] = lm.generate([prompt], replace(decoding, opening=opening))
-        found = FoundEvidence(question, tuple(passages), {})
-        reply = _ensemble_reply(question, generated, found, lm.identity, options)
+        found = FoundEvidence(question, tuple(passages_of_documents(decision.documents, temperature)), {})
+        reply = _answer_by_ensemble(lm, question, found, source, options, config, decision.closed_answer)
     decided = {
         "signal": policy.signal,
         "value": decision.value,
@@ -365,18 +352,13 @@ def _follow(
 # Rerankers -----------------------------------------------------------------------------------------------------------
 
 
-def answering_options(options: AskOptions) -> AnsweringOptions:
-    """Return how candidates are sampled: as in the paper by default."""
-    names = ("max_new_tokens", "temperature", "top_p")
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    return AnsweringOptions(rerankers=(options.method,), seed=options.seed, **given)
-
-
 def _rerank(
     question: str, found: FoundEvidence, source: LMSource, rerank_source: LMSource, options: AskOptions, k: int
 ) -> Reply:
     """Return the best candidate of those sampled from each passage; without passages the likeliest sample."""
-    method, answering, shots = options.method, answering_options(options), _shots(options)
+    names, method, shots = ("max_new_tokens", "temperature", "top_p"), options.method, _shots(options)
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    answering = AnsweringOptions(rerankers=(method,), seed=options.seed, **given)  # by default as in the paper
     num_new = answering.max_new_tokens
     passages = fit_passages(source, question, found.passages, num_new)
     passages = fit_passages(rerank_source, question, passages, num_new)
@@ -433,33 +415,12 @@ def scored_candidates(factors: Factors) -> list[dict[str, Any]]:
 
 # Showing -------------------------------------------------------------------------------------------------------------
 
-SHOWN_CHARACTERS, SHOWN_CANDIDATES = 160, 10  # on a terminal; a page has everything
-PAGE_WIDTH = 140
-PAGE = """<!doctype html><html lang=en><meta charset=utf-8><meta name=referrer content=no-referrer>
-<meta http-equiv=Content-Security-Policy content="default-src 'none'; style-src 'unsafe-inline'">
-<title>TITLE</title><pre style="font-family:monospace;white-space:pre-wrap">{code}</pre></html>
-"""
+SHOWN_CHARACTERS, SHOWN_CANDIDATES = 160, 10  # --json has everything
 
 
 def print_reply(reply: Reply) -> None:
-    render(reply, Console(highlight=False))
-
-
-def write_page(path: Path, reply: Reply) -> None:
-    replace_file(path, page_of(reply).encode())
-
-
-def page_of(reply: Reply) -> str:
-    """Return a page of HTML that loads nothing and runs nothing."""
-    console = Console(record=True, file=io.StringIO(), width=PAGE_WIDTH, highlight=False)
-    console.print(Text(plain_text(reply.question), "bold"))
-    render(reply, console, is_page=True)
-    title = escape(plain_line(reply.question)).replace("{", "{{").replace("}", "}}")
-    return console.export_html(code_format=PAGE.replace("TITLE", title), inline_styles=True)
-
-
-def render(reply: Reply, console: Console, is_page: bool = False) -> None:
     """Print the answer, how it came about, its evidence and its candidates."""
+    console = Console(highlight=False)
     console.print(Text(plain_text(reply.answer), "bold") if reply.answer else Text("no answer", "red"))
     logprob = "" if reply.sum_logprob is None else f"; log p {reply.sum_logprob:.2f}"
     lines = [f"{reply.method}; {reply.lm}; {reply.searched}{logprob}"]
@@ -474,26 +435,23 @@ def render(reply: Reply, console: Console, is_page: bool = False) -> None:
     if reply.passages:
         table = Table("", "weight", Column("evidence", overflow="fold"), "date", title="Evidence", title_justify="left")
         for place, passage in enumerate(reply.passages, start=1):
-            table.add_row(str(place), f"{passage.probability:.1%}", _evidence(passage, is_page), passage.fetched or "")
+            table.add_row(str(place), f"{passage.probability:.1%}", _evidence(passage), passage.fetched or "")
         console.print(table)
     if reply.scores:
-        console.print(_candidates(reply, len(reply.scores) if is_page else SHOWN_CANDIDATES))
+        console.print(_candidates(reply))
 
 
-def _evidence(passage: Passage, is_page: bool) -> Text:
-    """Return title and address over the text. On a page, an address that a browser fetches by http is a link."""
-    url, text = plain_line(passage.url), plain_line(passage.text)
-    if not is_page and len(text) > SHOWN_CHARACTERS:
-        text = f"{text[:SHOWN_CHARACTERS]}…"
-    is_link = is_page and url.lower().startswith(("http://", "https://"))
-    style = Style(bold=True, link=escape(url) if is_link else None)  # rich writes links as they are
-    head = [(f"{plain_line(passage.title)} · ", "bold")] if passage.title else []
-    return Text.assemble(*head, (url, style), "\n", (text, "dim"), overflow="fold")
+def _evidence(passage: Passage) -> Text:
+    """Return title and address over the beginning of the text."""
+    text = plain_line(passage.text)
+    shown = f"{text[:SHOWN_CHARACTERS]}…" if len(text) > SHOWN_CHARACTERS else text
+    head = f"{plain_line(passage.title)} · " if passage.title else ""
+    return Text.assemble((f"{head}{plain_line(passage.url)}", "bold"), "\n", (shown, "dim"), overflow="fold")
 
 
-def _candidates(reply: Reply, most: int) -> Table:
+def _candidates(reply: Reply) -> Table:
     """Return a table of the best answers; factors are those of an answer's likeliest candidate."""
-    more = len(reply.scores) - most
+    more = len(reply.scores) - SHOWN_CANDIDATES
     factors = list(TITLES.values()) if reply.candidates else []
     numbers = [Column(name, justify="right") for name in ("score", *factors)]
     table = Table(
@@ -503,7 +461,7 @@ def _candidates(reply: Reply, most: int) -> Table:
         caption="natural logarithms; a: answer, q: question, p: passage",
         caption_justify="left",
     )
-    for answer, score in list(reply.scores.items())[:most]:
+    for answer, score in list(reply.scores.items())[:SHOWN_CANDIDATES]:
         own = [one for one in reply.candidates if one["answer"] == answer]
         best = max(own, key=lambda one: one["factors"][ANSWER_GIVEN_QUESTION], default=None)
         shown = [_number(best["factors"][name]) for name in TITLES] if best else []

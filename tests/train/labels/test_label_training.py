@@ -16,8 +16,8 @@ from replug.config.schema import Config
 from replug.data.labels import Labels
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
+from replug.models.packaged import write_stand_in_encoder
 from replug.models.preparing import prepared_set
-from replug.models.stand_in_encoder import write_stand_in_encoder
 from replug.train.development import LabelledDevTexts, Watch
 from replug.train.fitting import lsr_module
 from replug.train.run import train
