@@ -42,12 +42,12 @@ class Command:
 ConfigFile = Annotated[
     Path,
     typer.Argument(
-        help="A YAML file, or the name of a shipped one, such as quickstart.", metavar="CONFIG", parser=find_config
+        help="YAML file, or the name of a shipped one such as quickstart.", metavar="CONFIG", parser=find_config
     ),
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(help="Any key, as section.key=VALUE; `replug keys` lists them.", metavar="KEY=VALUE"),
+    typer.Argument(help="Overrides, as section.key=VALUE. `replug keys` lists all keys.", metavar="KEY=VALUE"),
 ]
 
 

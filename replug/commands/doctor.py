@@ -22,7 +22,7 @@ def doctor(
     what: Annotated[
         Path | None,
         typer.Argument(
-            help="A YAML file, a folder that replug wrote, or a cache of LM scores; left out: this machine only.",
+            help="YAML file, folder that replug wrote, or cache of LM scores. Default: check this machine.",
             metavar="[CONFIG|FOLDER|CACHE]",
             parser=find_config,
         ),
@@ -30,10 +30,10 @@ def doctor(
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check this machine and what a configuration needs of it, or every checksum of a folder; exit with 1 if wrong.
+    """Check that this machine can run a configuration, or verify the checksums of a folder.
 
-    A folder is a run directory, prepared set, labels, index or encoder. For a cache (RUN_DIR/scores.sqlite) the command
-    also shows what the file holds, by LM.
+    FOLDER is a run directory, prepared set, labels, index or encoder. For a cache (RUN_DIR/scores.sqlite) the command
+    also lists its scores by LM. The exit status is 1 if a check fails.
 
     replug doctor configs/quickstart.yaml
     """

@@ -7,9 +7,10 @@ from replug.config.paths import check_evaluation_paths
 
 
 def evaluate(config: ConfigFile, overrides: Overrides = None) -> None:
-    """Run an evaluation (configs/eval_*.yaml, configs/paper_tables/*.yaml); goes on where it was interrupted.
+    """Evaluate retrievers and methods (configs/eval_*.yaml, configs/paper_tables/*.yaml).
 
-    With a training configuration: the table of `replug train`, for its retriever and the tuned one of RUN_DIR.
+    With a training configuration, compare its retriever with the tuned one of RUN_DIR on the held-out split. The same
+    command resumes after an interruption.
 
     replug evaluate configs/eval_lm.yaml retriever.path=DIR lm.path=DIR out=DIR
     """

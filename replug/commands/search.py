@@ -11,13 +11,13 @@ from replug.config.plain_text import plain_json, plain_line, plain_text
 
 
 def search(
-    directory: Annotated[Path, typer.Argument(help="A run directory or an index directory.")],
-    text: Annotated[str, typer.Argument(help="The text to search with.")],
-    k: Annotated[int, typer.Option("--k", "-k", help="Documents to show.", min=1)] = 5,
-    against: Annotated[Path | None, typer.Option(help="A second run or index, shown side by side.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each directory.")] = False,
+    directory: Annotated[Path, typer.Argument(help="Run or index directory to search.")],
+    text: Annotated[str, typer.Argument(help="Query.")],
+    k: Annotated[int, typer.Option("--k", "-k", help="Number of documents to show.", min=1)] = 5,
+    against: Annotated[Path | None, typer.Option(help="Second run or index directory, shown side by side.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per directory.")] = False,
 ) -> None:
-    """Show what a retriever finds for a text; two retrievers side by side with --against."""
+    """Show the documents that a retriever finds for a query; with --against, those of two retrievers."""
     if not text.strip():
         raise UserError("TEXT is empty; expected a text to search with")
     from rich.columns import Columns

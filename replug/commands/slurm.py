@@ -55,21 +55,23 @@ def slurm(
     config: ConfigFile,
     overrides: Overrides = None,
     plan: Annotated[
-        Path | None, typer.Option(help="What `replug plan --json` printed: its split of the GPUs is taken.")
+        Path | None, typer.Option(help="Output of `replug plan --json`, whose GPU split the job uses.")
     ] = None,
-    submit: Annotated[bool, typer.Option("--submit", help="Freeze configuration and code, and submit.")] = False,
-    job: Annotated[str, typer.Option(help="train, prepare or evaluate.")] = "train",
-    nodes: Annotated[int | None, typer.Option(help="Nodes.", min=1)] = None,
-    gpus_per_node: Annotated[str | None, typer.Option(help="GPUs of each node, such as 4 or a100:4.")] = None,
-    cpus_per_task: Annotated[int | None, typer.Option(help="CPUs of each node.", min=1)] = None,
+    submit: Annotated[
+        bool, typer.Option("--submit", help="Freeze configuration and code, then submit the job.")
+    ] = False,
+    job: Annotated[str, typer.Option(help="Command to run: train, prepare or evaluate.")] = "train",
+    nodes: Annotated[int | None, typer.Option(help="Number of nodes.", min=1)] = None,
+    gpus_per_node: Annotated[str | None, typer.Option(help="GPUs per node, such as 4 or a100:4.")] = None,
+    cpus_per_task: Annotated[int | None, typer.Option(help="CPUs per node.", min=1)] = None,
     time: Annotated[str | None, typer.Option(help="Time limit, such as 24:00:00.")] = None,
-    partition: Annotated[str | None, typer.Option(help="Partition.")] = None,
-    account: Annotated[str | None, typer.Option(help="Account.")] = None,
+    partition: Annotated[str | None, typer.Option(help="SLURM partition.")] = None,
+    account: Annotated[str | None, typer.Option(help="SLURM account.")] = None,
     sbatch: Annotated[
-        list[str] | None, typer.Option(help="A further option of sbatch, such as --sbatch=--mem=64G; repeatable.")
+        list[str] | None, typer.Option(help="Further sbatch option, such as --sbatch=--mem=64G. Repeatable.")
     ] = None,
 ) -> None:
-    """Show the SLURM job of a configuration; with --submit, freeze it into RUN_DIR and put it into the queue.
+    """Show the SLURM job for a configuration; with --submit, freeze it into RUN_DIR and submit it.
 
     replug slurm configs/paper.yaml --nodes 2 --gpus-per-node 4 --partition gpu --submit
     """
