@@ -1,4 +1,4 @@
-"""The schema of `replug evaluate` and `replug ask`: their sections, beside those of a run in `config.schema`."""
+"""Declare the configuration of `replug evaluate` and `replug ask`."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ from replug.config.schema import (
 class TextsConfig:
     path: str | None = key(None, "Raw texts to evaluate in full. Default: the held-out split of the prepared set.")
     max_examples: int | None = key(200, "Number of spans or held-out examples, evenly spread. null: all.", ABOVE_0)
-    # Of `path`: what a token is scored after. Held-out texts come with their context.
+    # Spans of texts.path. Held-out examples have their own context.
     scored_tokens: int = key(128, "Tokens scored together as one span (paper: 128).", ABOVE_0)
     context_tokens: int = key(128, "Tokens before a span that the LM reads (paper: 128).", ABOVE_0)
     query_tokens: int = key(128, "Tokens before a span that form the query (paper: 128).", ABOVE_0)
@@ -63,7 +63,7 @@ class QuestionsConfig:
 
 @dataclass
 class WebConfig:
-    """Where evidence for a question is searched for, and what of it is kept."""
+    """Search engine for evidence, and limits on what is kept."""
 
     engine: str = key("local", "Search engine: local (corpus), searxng, brave, google or ddgs.")
     url: str | None = key(None, "URL of a SearXNG server, such as http://127.0.0.1:8888.")
@@ -102,7 +102,7 @@ class PaperConfig:
 
 @dataclass
 class EvaluationConfig:
-    """What `replug evaluate` measures, with which methods."""
+    """Configuration of `replug evaluate`."""
 
     evaluation: str = key(MISSING, "language_modelling, token_gain, mmlu, open_qa, popqa, internet_qa or retrieval.")
     out: str = key(MISSING, "Folder for everything that the evaluation writes.", resumable=True)
@@ -132,14 +132,14 @@ class EvaluationConfig:
     ray: RayConfig = section(RayConfig)
 
     def run_config(self) -> Config:
-        """The parts that a training run has too, for what makes them."""
+        """Return the sections that a training run shares, as its configuration."""
         parts = {name: getattr(self, name) for name in ("data", "retriever", "lm", "index", "ray", "seed")}
         return Config(**parts, run_dir=self.out)
 
 
 @dataclass
 class AskConfig:
-    """What `replug ask` needs to know beside its options; it has no file, only the LM of a run, and overrides."""
+    """Configuration of `replug ask`: overrides, and the LM of a run."""
 
     lm: LMConfig = section(LMConfig)
     rerank_lm: LMConfig = section(LMConfig)  # neither path nor url: answers are reranked by the LM that sampled them

@@ -1,9 +1,7 @@
-"""The schema of runs (`configs.evaluation_schema`: of evaluations): a dataclass for each section, a field for each key.
+"""Declare the configuration of runs: a dataclass for each section, a field (`config.keys.key`) for each key.
 
-A field says all that is known of its key, as `configs.keys.key` takes it: default, meaning, bounds, and whether a
-resumed run may change it. YAML files and dotted overrides are merged onto the defaults by `config.load`, which refuses
-unknown keys and wrong types. A key that is `MISSING` has no sensible default and must be given.
-"Paper" is Shi et al. 2023, REPLUG, whose training setting is `configs/paper.yaml`.
+`config.load` merges YAML files and dotted overrides onto the defaults. A key that is `MISSING` must be given. "Paper"
+is Shi et al. 2023, REPLUG (`configs/paper.yaml`).
 """
 
 from dataclasses import dataclass
@@ -32,7 +30,7 @@ DEV_SHARE = 0.1  # of the source documents, for development texts
 
 @dataclass
 class DataConfig:
-    # Rows that are ready: documents, and texts already split into context and continuation.
+    # Ready rows: documents, and examples already split into context and continuation.
     corpus: str | None = key(
         None, "Corpus: JSONL rows (id, text, optional title, domain, source) or .tsv such as psgs_w100.tsv."
     )
@@ -43,7 +41,7 @@ class DataConfig:
     dev: str | None = key(
         None, "Development examples in the format of data.queries, for choosing weights and settings."
     )
-    # Or raw texts, cut into documents and texts by `replug prepare`.
+    # Raw texts, which `replug prepare` cuts into documents and examples.
     source: str | None = key(
         None, "Raw texts to prepare: file, folder, glob (JSONL, TSV, Parquet, text), package:NAME or hub dataset."
     )
@@ -101,7 +99,7 @@ class RetrieverConfig:
 
 @dataclass
 class LoRAConfig:
-    """Adapters learn instead of the retriever's own weights (Hu et al. 2021), by peft."""
+    """Train LoRA adapters (Hu et al. 2021, peft) instead of the retriever's weights."""
 
     rank: int | None = key(
         None, "Rank of LoRA adapters, such as 16. Default: train all weights, without adapters.", ABOVE_0
@@ -160,7 +158,7 @@ class RetrieveConfig:
 
 @dataclass
 class LabelConfig:
-    # Candidates of each text that `replug prepare --labels` has scored; a document that two of them give counts once.
+    # Candidates per example that `replug prepare --labels` scores, without duplicates.
     dense: int = key(20, "Number of candidates per example that the retriever finds.", FROM_0, resumable=True)
     bm25: int = key(0, "Number of further candidates per example that BM25 finds.", FROM_0, resumable=True)
     random: int = key(0, "Number of further candidates per example that are drawn at random.", FROM_0, resumable=True)
@@ -255,8 +253,7 @@ class IndexConfig:
 
 @dataclass
 class ResourcesConfig:
-    # GPUs of each role where the cluster has any (whole ones, or a share of one), else processes. Keys of `lm` and
-    # `index` that are set stay as they are; the others follow from here.
+    # GPUs per role (or a share of one), or processes on a cluster without GPUs. Keys set in `lm` and `index` win.
     train: int | float | str = key(
         "auto", "Trainer ranks, one GPU each, or a GPU share. auto: one in eight GPUs.", RULED, resumable=True
     )

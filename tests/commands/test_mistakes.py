@@ -62,11 +62,11 @@ OVERRIDES = [
     ("lm.url=http://h:1/v1", "lm.path and lm.url are both set"),
     ("lm.path=null lm.url=http://h:1/v1", "lm.model is missing; expected the name"),
     ("lm.path=null lm.url=h:1 lm.model=m", "lm.url is h:1; expected http://HOST:PORT/v1"),
-    ("lm.path=null lm.url=http://u:p@h/v1 lm.model=m", "lm.url holds a secret", "the key in $REPLUG_LM_API_KEY"),
+    ("lm.path=null lm.url=http://u:p@h/v1 lm.model=m", "lm.url holds a secret", "Put the key in $REPLUG_LM_API_KEY"),
     ("lm.gpus_per_replica=1.5", "lm.gpus_per_replica is 1.5; expected a share of one GPU, or whole GPUs"),
     # combinations
     ("data.query_share=0.9 data.heldout_share=0.1", "data.query_share + data.heldout_share is 1; expected less than 1"),
-    ("data.source=a data.prepared=set", "data.source and data.prepared are both set; expected one way"),
+    ("data.source=a data.prepared=set", "data.source and data.prepared are both set; expected one source of data"),
     ("refresh.every_steps=10 refresh.lag_steps=11", "refresh.lag_steps is 11; expected 0 to refresh.every_steps (10)"),
     (
         "refresh.every_steps=10 refresh.lag_steps=3 refresh.max_age_steps=12",

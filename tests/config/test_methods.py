@@ -85,8 +85,8 @@ GOOD = "evaluation: language_modelling\nout: x\nmethods: [none]\nlm: {path: stan
     [
         (["methods=[none,replug]"], "replug is unknown.*retriever.path is `replug`"),
         (["methods=[none,random]"], "data.corpus is missing"),
-        (["retrievers.none=x"], "retrievers.none is taken"),
-        (["query_encoders.dpr=x"], "query_encoders.dpr belongs to no retriever"),
+        (["retrievers.none=x"], "retrievers.none is a reserved name"),
+        (["query_encoders.dpr=x"], "query_encoders.dpr does not name a retriever"),
         (["questions.query=x"], r"questions.query is 'x'; expected a text with \{question\} in it"),
         (["k=0"], "k is 0; expected a number above 0"),
         (["train.max_steps=3"], "train.*unknown key"),
