@@ -71,12 +71,6 @@ def test_a_check_that_hangs_is_left_after_its_time():
     assert found[1] is well
 
 
-def test_a_version_out_of_its_range_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(doctor, "_version", lambda name: "1.0")
-    check = doctor.packages()
-    assert check.state is State.wrong and "torch 1.0, expected" in check.found and "'torch<2.15" in check.fix
-
-
 @pytest.mark.parametrize(
     ("there", "state"), [((), "wrong"), (("faiss-cpu", "faiss-gpu"), "wrong"), (("faiss-gpu",), "ok")]
 )
@@ -138,19 +132,6 @@ def test_models_are_found_by_folder_package_and_name(config, tmp_path, monkeypat
     assert offline.state is State.wrong and "hf download nobody/nothing" in offline.fix
     monkeypatch.delenv("HF_HUB_OFFLINE")
     assert doctor_config.retriever(config("retriever.path=nobody/nothing")).state is State.warning
-
-
-def test_documents_are_counted_by_manifest_by_key_or_by_size(config, tmp_path):
-    assert doctor_config.num_documents(config()) is None
-    assert doctor_config.num_documents(config("data.num_documents=7")) == 7
-    corpus = tmp_path / "corpus.jsonl"
-    corpus.write_text('{"id": "1"}\n' * 50)
-    rows = config("data.source=null", *(f"data.{side}={corpus}" for side in ("corpus", "queries", "heldout")))
-    assert doctor_config.num_documents(rows) == 50
-    prepared = tmp_path / "prepared"
-    prepared.mkdir()
-    (prepared / "manifest.json").write_text('{"counts": {"documents": 12}}')
-    assert doctor_config.num_documents(config("data.source=null", f"data.prepared={prepared}")) == 12
 
 
 def test_the_papers_corpus_needs_more_disk_and_memory_than_a_small_machine_has(config, monkeypatch, tmp_path):

@@ -67,15 +67,11 @@ def test_an_override_beats_the_file_and_the_file_beats_the_default(tmp_path):
     [
         ("data: {source: a}", ["data.corpus=c", "data.queries=q"], {"corpus": "c", "queries": "q"}),
         ("data: {source: a, context_tokens: 7}", ["data.prepared=p"], {"prepared": "p", "context_tokens": 7}),
-        ("data: {corpus: c, queries: q, heldout: h}", ["data.source=s"], {"source": "s"}),
         (
             "data: {corpus: c, queries: q, heldout: h}",
             ["data.corpus=d"],
             {"corpus": "d", "queries": "q", "heldout": "h"},
         ),
-        ("data: {source: a}", ["data.corpus=null"], {"source": "a"}),
-        ("data: {source: a}", ["data.context_tokens=9"], {"source": "a", "context_tokens": 9}),
-        ("seed: 1", ["data.source=s"], {"source": "s"}),
     ],
 )
 def test_a_way_of_giving_data_on_the_command_line_overrules_the_files(tmp_path, yaml, overrides, left):

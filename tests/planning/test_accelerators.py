@@ -22,13 +22,6 @@ def test_an_unknown_type_is_an_error_that_lists_the_known_ones() -> None:
         parse_devices("8xRTX409")
 
 
-def test_nodes_that_do_not_divide_the_gpus_are_an_error() -> None:
-    with pytest.raises(UserError, match="--nodes is 3; expected a divisor of the 8 devices"):
-        parse_devices("8xA100", nodes=3)
-    with pytest.raises(UserError, match="--nodes is 0"):
-        parse_devices("8xA100", nodes=0)
-
-
 def test_an_efficiency_is_a_share_of_the_peak() -> None:
     assert parse_devices("8xA100").rate("bf16_mixed") == 0.35 * 312e12
     assert parse_devices("8xA100", efficiency=0.5).rate("float32") == 0.5 * 19.5e12

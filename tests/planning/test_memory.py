@@ -17,11 +17,9 @@ from replug.config.schema import Config, LoRAConfig
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.stand_in_encoder import write_stand_in_encoder
-from replug.planning.accelerators import ACCELERATORS
 from replug.planning.memory import layer_bytes, train_bytes, trained_part, whole
 from replug.planning.model_sizes import ModelSize, encoder_size, transformer
-from replug.planning.pace import Split, job_of
-from replug.planning.training import memory_gb
+from replug.planning.pace import job_of
 from replug.planning.workload import shape_of
 from replug.train.fitting import lsr_module
 from replug.train.module import LSRModule
@@ -155,12 +153,6 @@ def test_a_gated_layer_keeps_more_than_one_of_the_same_width() -> None:
     qwen = transformer(4, 1024, 3072, 16, 30_000, gated=True, kv_heads=8, head_width=128)
     found = layer_bytes(qwen, "bfloat16", 128, whole(qwen))
     assert 84 < found / 1024 < 92
-
-
-def test_two_versions_of_the_index_stand_side_by_side_in_a_swap(paper: Config) -> None:
-    assert memory_gb(job_of(paper), ACCELERATORS["A100"], Split(1, 1, 1))["search"] == pytest.approx(110.6, rel=0.001)
-    paper.index.swap = type(paper.index.swap).blue_green
-    assert memory_gb(job_of(paper), ACCELERATORS["A100"], Split(1, 1, 1))["search"] == pytest.approx(55.3, rel=0.001)
 
 
 @pytest.mark.parametrize("keys", [{}, {"rank": 4}, {"frozen": 1}])

@@ -59,10 +59,8 @@ def test_options_replace_the_scripts_own_and_what_was_frozen_is_run(tmp_path):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("#SBATCH --gres=gpu:4", ("gres", "gpu:4")),
         ("#SBATCH --gres gpu:4", ("gres", "gpu:4")),
         ("#SBATCH   --gres=gpu:4  # of the partition `a100`", ("gres", "gpu:4")),
-        ("#SBATCH --requeue", ("requeue", "")),
         ('#SBATCH --comment="a b"', ("comment", "a b")),
     ],
 )
