@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from replug.commands.command import Command, Group, Overrides
+from replug.commands.command import Overrides
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import AskConfig
 from replug.config.load import load_ask_config, names_lm
@@ -243,6 +243,3 @@ def _policy(path: Path | None, subject: "Subject") -> "Policy | None":
     if subject.popularity is not None and policy.decides_by.known_from is not KnownFrom.question:
         raise UserError(f"--popularity: the policy decides by {policy.signal}; leave it out")
     return policy
-
-
-COMMAND = Command(ask, Group.use, place=2)

@@ -10,7 +10,7 @@ import typer
 
 from replug.cluster.environment import configure_ray_environment
 from replug.commands.checks.machine import Check, Checks, State, machine_checks, run_checks
-from replug.commands.command import Command, Group, Overrides
+from replug.commands.command import Overrides
 from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.config.paths import find_config
@@ -85,6 +85,3 @@ def _print(found: Sequence[Check]) -> None:
         console.print(Text.assemble((mark, colour), f" {check.name:<16} {check.found}", (fix, colour)), soft_wrap=True)
     counts = {state: sum(check.state is state for check in found) for state in State}
     console.print(f"{counts[State.ok]} well, {counts[State.warning]} to look at, {counts[State.wrong]} wrong")
-
-
-COMMAND = Command(doctor, Group.look, place=2)

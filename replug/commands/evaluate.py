@@ -1,7 +1,7 @@
 """`replug evaluate`: measure retrievers by what they do for the LM."""
 
 from replug.cluster.environment import configure_ray_environment
-from replug.commands.command import Command, ConfigFile, Group, Overrides, load_for_run
+from replug.commands.command import ConfigFile, Overrides, load_for_run
 from replug.config.load import load_evaluation_config, names_evaluation
 from replug.config.paths import check_evaluation_paths
 
@@ -29,6 +29,3 @@ def evaluate(config: ConfigFile, overrides: Overrides = None) -> None:
     from replug.train.run import evaluate as evaluate_run
 
     evaluate_run(loaded)
-
-
-COMMAND = Command(evaluate, Group.evaluate, place=1)

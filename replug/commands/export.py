@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from replug.commands.command import Command, Group
 from replug.config.choices import TrainedSide
 from replug.config.errors import UserError
 from replug.config.load import load_stored_config
@@ -114,6 +113,3 @@ def _tuned(config: Config, run: "RunDirectory") -> tuple["Encoder", str, Path | 
     log.info(f"the run is unfinished; exporting the checkpoint of step {newest.step}")
     checkpoint = torch.load(newest.path, map_location="cpu", weights_only=True)
     return encoder_of_checkpoint(config, checkpoint), f"step {newest.step}, the newest checkpoint", None
-
-
-COMMAND = Command(export, Group.use, place=4)

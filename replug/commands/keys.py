@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from replug.commands.command import Command, Group
 from replug.config.errors import UserError
 
 
@@ -29,6 +28,3 @@ def keys(section: Annotated[str, typer.Argument(help="Prefix of the keys to list
     for key in shown:
         default, meaning = listed[key]
         print(f"{key}={default}".ljust(44), meaning)
-
-
-COMMAND = Command(keys, Group.look, place=3)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from replug.commands.command import Command, ConfigFile, Group, Overrides
+from replug.commands.command import ConfigFile, Overrides
 from replug.config.errors import UserError
 from replug.config.load import load_config, load_evaluation_config, names_evaluation
 from replug.planning.evaluations import plan_evaluation
@@ -83,6 +83,3 @@ def plan(
         print_comparison(named)
     else:
         print_plan(f"{config} on {plans[0]['devices']}", plans[0])
-
-
-COMMAND = Command(plan, Group.look, place=1)

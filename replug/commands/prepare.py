@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from replug.commands.command import Command, Group, Overrides, load_for_run
+from replug.commands.command import Overrides, load_for_run
 from replug.config.errors import UserError
 from replug.config.paths import find_config, require_folder
 from replug.config.schema import Config
@@ -145,6 +145,3 @@ def _write_example(out: Path) -> None:
         f"now: replug train configs/own_data.yaml {data} retriever.path=package:minilm lm.path=package:smollm2 "
         f"run_dir={out / 'run'}"
     )
-
-
-COMMAND = Command(prepare, Group.train, place=2)

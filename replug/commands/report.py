@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from replug.commands.command import Command, Group
 from replug.config.errors import UserError
 from replug.config.load import names_evaluation
 from replug.config.paths import require_picture
@@ -172,6 +171,3 @@ def _show(blocks: "Blocks", out: Path | None) -> None:
     if out is not None:
         replace_file(out, to_markdown(blocks).encode())
         print(f"table: {out}")
-
-
-COMMAND = Command(report, Group.evaluate, place=2)

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from replug.commands.command import Command, Group
 from replug.config.errors import UserError
 from replug.config.plain_text import plain_json, plain_line, plain_text
 
@@ -56,6 +55,3 @@ def _search(directory: Path, text: str, k: int) -> list[dict]:
         {"id": doc.id, "similarity": round(float(similarity), 6), "text": doc.text, "domain": doc.domain}
         for doc, similarity in zip(documents, similarities[0], strict=True)
     ]
-
-
-COMMAND = Command(search, Group.use, place=1)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from replug.commands.ask import config_of
-from replug.commands.command import Command, Group, Overrides
+from replug.commands.command import Overrides
 from replug.config.errors import UserError, require_extra
 
 # Keys of an LM that only matter for Ray or a cache, or that the server decides by itself.
@@ -80,6 +80,3 @@ def _require_known(directory: Path, overrides: list[str]) -> None:
                 f"{name} has no effect here: the LM runs in this process, answers are not cached, and a document that "
                 "is too long is cut; leave it out"
             )
-
-
-COMMAND = Command(serve, Group.use, place=5)

@@ -27,7 +27,7 @@ import typer
 from replug.cluster.gpu_shares import ROLES as ALL_ROLES
 from replug.cluster.layout import Layout, NoRoom, lay_out
 from replug.cluster.packing import Node
-from replug.commands.command import Command, ConfigFile, Group, Overrides
+from replug.commands.command import ConfigFile, Overrides
 from replug.config.errors import RunError, UserError
 from replug.config.load import config_to_yaml, load_config
 from replug.config.paths import check_paths
@@ -42,10 +42,6 @@ CODE = Path(__file__).parents[1]  # the package, whose folders may be links
 ROLES = {"train": ALL_ROLES, "prepare": (), "evaluate": ("score", "index")}
 JOBS = tuple(ROLES)
 ENDED = {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"}
-OF_A_SPLIT = (  # the keys that a plan's split may set
-    *("resources.", "lm.num_replicas=", "lm.gpus_per_replica=", "index.num_shards=", "index.num_builders="),
-    *("index.gpus_per_builder=", "index.gpus_per_searcher=", "index.swap=", "train.gradient_checkpointing="),
-)
 # As sbatch reads it: minutes, minutes:seconds, hours:minutes:seconds, days-hours and so on.
 TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
 OPTION = re.compile(r"--[a-z][a-z-]*(=.+)?")
@@ -54,9 +50,6 @@ OPTION = re.compile(r"--[a-z][a-z-]*(=.+)?")
 def slurm(
     config: ConfigFile,
     overrides: Overrides = None,
-    plan: Annotated[
-        Path | None, typer.Option(help="Output of `replug plan --json`, whose GPU split the job uses.")
-    ] = None,
     submit: Annotated[
         bool, typer.Option("--submit", help="Freeze configuration and code, then submit the job.")
     ] = False,
@@ -85,8 +78,7 @@ def slurm(
             raise UserError(f"--sbatch: {option!r} is no option of sbatch; expected one such as --sbatch=--mem=64G")
         name, _, value = option.removeprefix("--").partition("=")
         options[name] = value
-    split = settings_of_plan(plan) if plan is not None else []
-    run_slurm(config, [*split, *(overrides or [])], job, options, submit)
+    run_slurm(config, overrides or [], job, options, submit)
 
 
 def run_slurm(path: Path, overrides: Sequence[str], job: str, asked: Mapping[str, str], submit: bool) -> None:
@@ -118,23 +110,6 @@ def run_slurm(path: Path, overrides: Sequence[str], job: str, asked: Mapping[str
         freeze(config, folder, script)
         number = _sbatch(folder)
     print(f"submitted as job {number}; log: {folder / number}.log; `squeue --jobs={number}` shows where it stands")
-
-
-def settings_of_plan(path: Path) -> list[str]:
-    """The keys of a plan's split, as overrides. Raises UserError for a file that is no plan, or sets other keys."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"--plan: {path} cannot be read as JSON: {error}") from error
-    settings = content.get("settings") if isinstance(content, dict) else None
-    if not isinstance(settings, list) or not all(isinstance(setting, str) for setting in settings):
-        raise UserError(
-            f"--plan: {path} is no single plan; expected what `replug plan CONFIG --gpus 8xA100 --json` prints"
-        )
-    foreign = [setting for setting in settings if not setting.startswith(OF_A_SPLIT)]
-    if foreign:
-        raise UserError(f"--plan: {path} sets {foreign[0]}, which is no key of a split ({', '.join(OF_A_SPLIT)})")
-    return settings
 
 
 def render(
@@ -274,6 +249,3 @@ def _sbatch(folder: Path) -> str:
     number = done.stdout.strip().partition(";")[0]
     write_json(folder / "job.json", {"job_id": number, "submitted_at": datetime.now(UTC).isoformat(timespec="seconds")})
     return number
-
-
-COMMAND = Command(slurm, Group.train, place=3)

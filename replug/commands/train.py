@@ -1,6 +1,6 @@
 """`replug train`: tune a retriever."""
 
-from replug.commands.command import Command, ConfigFile, Group, Overrides, load_for_run
+from replug.commands.command import ConfigFile, Overrides, load_for_run
 
 
 def train(config: ConfigFile, overrides: Overrides = None) -> None:
@@ -13,6 +13,3 @@ def train(config: ConfigFile, overrides: Overrides = None) -> None:
     from replug.train.run import train as run_train
 
     run_train(loaded)
-
-
-COMMAND = Command(train, Group.train, place=1)

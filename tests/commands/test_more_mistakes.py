@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from replug.commands.slurm import settings_of_plan
 from tests.support.command_line import ROOT, CommandLine
 
 CONFIG = "run_dir: {run}\nretriever: {{path: stand_in}}\nlm: {{path: stand_in}}\ndata: {{source: stand_in}}\n"
@@ -118,24 +117,3 @@ def _raiser(error: OSError) -> Callable[..., None]:
         raise error
 
     return act
-
-
-PLANS = [
-    ("{", "cannot be read as JSON"),
-    ('{"settings": ["lm.url=http://elsewhere/v1"]}', "sets lm.url=http://elsewhere/v1, which is no key of a split"),
-]
-
-
-@pytest.mark.parametrize(("content", "says"), PLANS)
-def test_what_is_no_plan_sets_no_keys(config: Path, tmp_path: Path, replug: CommandLine, content: str, says: str):
-    (tmp_path / "plan.json").write_text(content)
-    ended = replug("slurm", config, "--plan", tmp_path / "plan.json")
-    assert (ended.status, says in ended.errors) == (2, True), ended.errors
-
-
-def test_a_job_takes_the_split_that_a_plan_found(tmp_path: Path, replug: CommandLine) -> None:
-    planned = replug("plan", ROOT / "configs/paper.yaml", "--gpus", "8xA100", "--json")
-    assert planned.status == 0, planned.errors
-    (tmp_path / "plan.json").write_text(planned.output)
-    settings = json.loads(planned.output)["settings"]
-    assert settings_of_plan(tmp_path / "plan.json") == settings != []

@@ -8,7 +8,6 @@ unreachable file system is found, not waited for. The checks of a configuration 
 import contextlib
 import importlib.metadata
 import os
-import platform
 import shutil
 import stat
 import threading
@@ -19,15 +18,11 @@ from netrc import NetrcParseError, netrc
 from pathlib import Path
 
 import psutil
-from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 
 from replug.config.choices import WandbMode
 from replug.slurm.ray_node import OBJECT_STORE_BYTES
 
 LIMIT_SECONDS = 30.0
-LIBRARIES = ("torch", "pytorch-lightning", "transformers", "ray")
-REINSTALL = "make install, or pip install --editable '.[cpu]'"
 WANDB_HOST = "api.wandb.ai"
 GIB = 2**30
 
@@ -78,8 +73,6 @@ def _limited(name: str, check: Callable[[], Check | None], limit_seconds: float)
 def machine_checks() -> Checks:
     """What every run needs, whatever its configuration."""
     return [
-        ("Python", python),
-        ("packages", packages),
         ("CUDA", cuda),
         ("FAISS", faiss),
         ("Ray token", ray_token),
@@ -87,34 +80,6 @@ def machine_checks() -> Checks:
         ("shared memory", shared_memory),
         ("W&B", lambda: wandb(WandbMode.off)),
     ]
-
-
-def python() -> Check:
-    try:
-        wanted = importlib.metadata.metadata("replug")["Requires-Python"]
-    except importlib.metadata.PackageNotFoundError:
-        wanted = ">=3.11"
-    version = platform.python_version()
-    if SpecifierSet(wanted).contains(version):
-        return Check("Python", State.ok, version)
-    return Check("Python", State.wrong, f"{version}, expected {wanted}", "make clean install PYTHON=python3.12")
-
-
-def packages() -> Check:
-    """Compare the project's dependencies with the ranges that it asks for; the main ones are shown."""
-    wanted = _requirements()
-    if not wanted:
-        return Check("packages", State.warning, "replug is not installed, its ranges are not known", REINSTALL)
-    versions = {name: _version(name) for name in wanted}
-    wrong = {
-        name: f"{name} {version or 'is not installed'}, expected {wanted[name]}"
-        for name, version in versions.items()
-        if version is None or not wanted[name].contains(version, prereleases=True)
-    }
-    if wrong:
-        fix = "pip install " + " ".join(f"'{name}{wanted[name]}'" for name in wrong)
-        return Check("packages", State.wrong, "; ".join(wrong.values()), fix)
-    return Check("packages", State.ok, ", ".join(f"{name} {versions[name]}" for name in LIBRARIES if name in versions))
 
 
 def cuda() -> Check:
@@ -191,16 +156,6 @@ def wandb(mode: WandbMode) -> Check:
     if mode is WandbMode.online and login is None:
         return Check("W&B", State.wrong, "wandb.mode=online, but no login", "wandb login, or wandb.mode=offline")
     return Check("W&B", State.ok, f"wandb.mode={mode.value}, {f'login from {login}' if login else 'no login'}")
-
-
-def _requirements() -> dict[str, SpecifierSet]:
-    """Ranges of the project's own dependencies, extras left out; empty where it is not installed."""
-    try:
-        lines = importlib.metadata.requires("replug") or []
-    except importlib.metadata.PackageNotFoundError:
-        return {}
-    parsed = [Requirement(line) for line in lines]
-    return {wanted.name: wanted.specifier for wanted in parsed if wanted.marker is None or wanted.marker.evaluate()}
 
 
 def _version(name: str) -> str | None:
