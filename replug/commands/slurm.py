@@ -183,7 +183,7 @@ def _layout(config: Config, job: str, options: Mapping[str, str]) -> Layout:
     cpus = _number("cpus-per-task", options["cpus-per-task"])
     num_nodes = max(1, _number("nodes", options["nodes"].partition("-")[0]))  # a range, such as 2-4, has its least
     try:
-        gpus = gpus_per_node(options, num_nodes)
+        gpus = gpus_per_node(options)
     except ValueError as error:
         raise UserError(str(error)) from error
     nodes = [Node(f"node {number}", cpus, gpus, is_driver=number == 0) for number in range(num_nodes)]

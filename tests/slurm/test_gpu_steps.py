@@ -9,7 +9,6 @@ from replug.slurm.gpu_options import gpus_per_node
 
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(200)]
-NIGHTLY = pytest.mark.nightly  # every spelling is in the table of test_gpu_options.py
 # As `slurm.ray_job` starts them: Ray on both nodes, which goes on, and `replug` beside it on the first.
 STEPS = """
 import os, subprocess
@@ -33,8 +32,6 @@ print("statuses", *(step.wait(60) for step in steps), flush=True)
     "option",
     [
         "--gpus-per-node=a100:2",
-        pytest.param("--gres=gpu:a100:2", marks=NIGHTLY),
-        pytest.param("--gpus-per-task=2", marks=NIGHTLY),
         "--gres=gpu",
     ],
 )
@@ -46,7 +43,7 @@ def test_all_steps_on_a_node_see_the_gpus_that_were_counted_in_one_order(slurm, 
     job = slurm.run("sbatch", "--parsable", *asked, str(script))
     slurm.wait_for(job, "COMPLETED")
     name, _, value = option.removeprefix("--").partition("=")
-    count = gpus_per_node({name: value}, 2)
+    count = gpus_per_node({name: value})
     seen = f"{count} {','.join(map(str, range(count)))}"
     said = (tmp_path / "log").read_text().splitlines()
     assert sorted(said) == sorted([f"n1 {seen}", f"n1 {seen}", f"n2 {seen}", "statuses 0 0 0"])

@@ -77,7 +77,7 @@ def test_a_line_that_would_be_missed_is_refused(line):
 ON_GPUS = ("resources.train=auto", "resources.score=auto", "resources.index=auto")
 
 
-@pytest.mark.parametrize("spelling", [{"gres": "gpu:a100:4"}, {"gpus_per_node": "a100:4"}, {"gpus_per_task": "4"}])
+@pytest.mark.parametrize("spelling", [{"gres": "gpu:a100:4"}, {"gpus_per_node": "a100:4"}])
 def test_gpus_that_are_asked_for_in_any_spelling_get_their_actors(prints, spelling):
     expected = prints(*ON_GPUS, nodes="2", gpus_per_node="4")
     actors = [line for line in expected.splitlines() if line.startswith("actors")]
