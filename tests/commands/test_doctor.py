@@ -47,14 +47,6 @@ def test_a_configuration_that_does_not_load_is_wrong_and_named(capsys):
     assert found["FAISS"]["state"] == "ok"  # the machine is looked at nevertheless
 
 
-def test_lines_read_without_colour(capsys):
-    assert run_doctor(DEBUG, ["wandb.mode=online", "ray.address=127.0.0.1:1"], as_json=False) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("✓ FAISS") for line in lines)
-    assert any(line.startswith("✗ cluster") and "→ ray start --head" in line for line in lines)
-    assert not any("\x1b" in line for line in lines)
-
-
 def test_the_command_starts_no_ray_and_is_quick():
     code = "from replug.commands.doctor import run_doctor; import sys; run_doctor(None, [], True); import ray; " + (
         "sys.exit(3 if ray.is_initialized() else 0)"

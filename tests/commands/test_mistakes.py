@@ -17,7 +17,6 @@ from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.config.paths import check_paths
 from replug.config.schema import DataConfig
-from replug.data.folder import write_mark
 from replug.data.prepare.cutting import Tokenizers
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import prepare_raw, prepare_rows
@@ -168,27 +167,6 @@ def test_an_overlap_is_refused_with_its_ids(tmp_path, case):
 
 # Raw texts ----------------------------------------------------------------------------------------------
 
-RAW = [
-    (
-        "no text",
-        '{"text": "one"}\n{"body": "two"}\n',
-        "raw.jsonl:2: field 'text' (data.text_field) is missing; the fields: body",
-        "1 of 2 rows of data.source were rejected, more than data.max_rejected_share=0.01 allows",
-    ),
-    ("broken JSON", '{"text": \n', "raw.jsonl:1: not valid JSON"),
-    ("no rows", "", "raw.jsonl gives 0 documents, 0 queries, 0 held-out texts; expected some of each"),
-    ("an id twice", 2 * '{"id": "a", "text": "one"}\n', "raw.jsonl:2: another text has this id", "data.id_field"),
-]
-
-
-@pytest.mark.parametrize("case", RAW, ids=lambda case: case[0])
-def test_a_wrong_raw_text_is_named_by_file_and_line(tmp_path, case):
-    _, content, *says = case
-    path = tmp_path / "raw.jsonl"
-    path.write_text(content)
-    assert_says(lambda: prepare_source(path, tmp_path / "set"), *says)
-    assert not (tmp_path / "set" / "manifest.json").exists()
-
 
 def prepare_source(source: object, out: Path) -> PreparedSet:
     with LocalPool() as pool:
@@ -204,27 +182,10 @@ def test_a_source_that_is_not_there_is_named(tmp_path, source):
 # Prepared sets ------------------------------------------------------------------------------------------
 
 
-PROOF = {"shared_sources": [], "equal_texts": []}
-MANIFESTS = [
-    ("no proof", {"files": {}}, "holds no proof of disjointness"),
-    ("an overlap", {"disjoint": {**PROOF, "equal_texts": ["a"]}, "files": {}}, "says that corpus and texts overlap"),
-]
-
-
-@pytest.mark.parametrize(("content", "says"), [case[1:] for case in MANIFESTS], ids=[case[0] for case in MANIFESTS])
-def test_a_set_with_a_wrong_manifest_is_refused(tmp_path, content, says):
-    write_mark(tmp_path / "manifest.json", {"kind": "prepared set", "format": 1, **content})
-    assert_says(lambda: PreparedSet(tmp_path), f"{tmp_path}/manifest.json {says}", "`replug prepare` again")
-
-
 @pytest.mark.parametrize("content", ["{", "{}"], ids=["broken JSON", "another checksum"])
 def test_a_set_with_a_damaged_manifest_is_refused(tmp_path, content):
     (tmp_path / "manifest.json").write_text(content)
     assert_says(lambda: PreparedSet(tmp_path), f"{tmp_path}/manifest.json is damaged", "`replug prepare` again")
-
-
-def test_an_unfinished_set_is_refused(tmp_path):
-    assert_says(lambda: PreparedSet(tmp_path), f"{tmp_path} holds no finished prepared set: manifest.json is missing")
 
 
 def test_a_folder_with_files_of_the_users_is_not_written_to(tmp_path):

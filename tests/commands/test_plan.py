@@ -83,11 +83,6 @@ def test_what_cannot_be_planned_is_refused(config, overrides, options: dict[str,
         plan(config, overrides, **options)
 
 
-def test_an_unknown_lm_is_planned_by_its_parameters(capsys: pytest.CaptureFixture[str]) -> None:
-    found = planned(capsys, PAPER, ["lm.path=acme/lm"], gpus=["8xA100"], lm_parameters=7e9)
-    assert found["lm"] == {"name": "acme/lm", "parameters": 7_000_000_000}
-
-
 @pytest.mark.parametrize(("config", "overrides"), [(PAPER, []), (EVALUATION, ASKED)])
 def test_a_plan_is_made_without_torch_ray_or_faiss(config, overrides) -> None:
     code = (

@@ -4,13 +4,16 @@ Nothing runs: a command's configuration is composed as the command does it, and 
 stand for what the reader has.
 """
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from replug.commands.cli import command_line
 from replug.config.load import (
     load_ask_config,
     load_config,
@@ -99,3 +102,25 @@ def test_a_command_is_read_with_its_variables_and_over_lines() -> None:
         'SET="a.b=1"\nSET="$SET c.d=2"\nfor seed in 0 1; do\n    replug train X $SET \\\n  seed=$seed  # once\ndone\n'
     )
     assert list(of_shell(block)) == [["train", "X", "a.b=1", "c.d=2", "seed=0"]]
+
+
+PAGE = ROOT / "docs/reproduce.md"
+PLANS = [words for words in of_page(PAGE) if words[0] == "plan" and "--price" in words]
+ROW = re.compile(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
+
+
+def row_of(plan: dict) -> tuple[str, ...]:
+    """Hours of the LM, of embedding, of all devices, and dollars."""
+    total = plan["dollars"] / plan["price"]
+    hours = (plan["hours"]["score"], plan["hours"]["embed"], total)
+    return (*(f"{value:.2g}" if value < 10 else f"{value:.0f}" for value in hours), f"{max(1, plan['dollars']):.0f}")
+
+
+def test_hours_and_dollars_are_what_the_plans_print(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    text = PAGE.read_text()
+    rows = [row[1:] for row in ROW.findall(text[text.index("| step | LM h") :])][1:]
+    app = command_line()
+    outputs = [CliRunner().invoke(app, [*words, "--json"]) for words in PLANS]
+    assert [output.exception for output in outputs] == [None] * len(PLANS)
+    assert rows == [row_of(json.loads(output.stdout)) for output in outputs]
