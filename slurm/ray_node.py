@@ -28,7 +28,7 @@ SHIELDED = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT}
 
 
 def main() -> int:
-    """Exit status of `ray start`, or 0 when it was told to end."""
+    """Return the exit status of `ray start`, or 0 when it was told to end."""
     if sys.argv[1] == "--wait":
         return wait_for_nodes(sys.argv[2], int(sys.argv[3]))
     folder, address, *rest = sys.argv[1:]
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def write_token(folder: Path, token: str) -> None:
-    """Into a folder that only this user reads. What is there already is this job's: two nodes may be one machine."""
+    """Write the token into a folder that only this user can read; two nodes may be one machine."""
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if found.st_uid != os.getuid() or found.st_mode & 0o777 != 0o700 or folder.is_symlink():

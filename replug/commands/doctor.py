@@ -57,7 +57,7 @@ def run_doctor(path: Path | None, overrides: Sequence[str], as_json: bool) -> in
 
 
 def _checks(path: Path | None, overrides: Sequence[str]) -> Checks:
-    """A configuration's checks take the place of the machine's own of the same name."""
+    """Return the machine's checks; a configuration's checks replace those of the same name."""
     if path is None:
         return machine_checks()
     from replug.commands.checks.configuration import config_checks

@@ -134,7 +134,7 @@ def render(
 
 
 def directives(script: str) -> dict[str, str]:
-    """Return the options that a job script asks SLURM for. Raises UserError for a line such as `#SBATCH -N 2`."""
+    """Return the options of a job script's #SBATCH lines. Raises UserError for short forms such as `#SBATCH -N 2`."""
     found = {}
     for line in (line for line in script.splitlines() if line.startswith("#SBATCH")):
         words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
@@ -169,7 +169,7 @@ def freeze(config: Config, folder: Path, script: str) -> None:
 
 
 def code_sha256(folder: Path) -> str:
-    """Of every file's path and content."""
+    """Return a hash of every file's path and content."""
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         digest.update(f"{path.relative_to(folder)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
@@ -177,9 +177,7 @@ def code_sha256(folder: Path) -> str:
 
 
 def _layout(config: Config, job: str, options: Mapping[str, str]) -> Layout:
-    """Of a job's actors on the nodes that it asks for, whose GPUs' memory is not known yet. Else the queue would be
-    waited for in vain. Preparing has tasks only, which take what room there is.
-    """
+    """Lay the job's actors out on the nodes that it asks for. Raises UserError if they do not fit."""
     cpus = _number("cpus-per-task", options["cpus-per-task"])
     num_nodes = max(1, _number("nodes", options["nodes"].partition("-")[0]))  # a range, such as 2-4, has its least
     try:
@@ -218,7 +216,7 @@ def _summary(path: Path, job: str, options: Mapping[str, str], actors: str, fold
 
 
 def _require_idle(run: RunDirectory, asked: str, waits: bool) -> None:
-    """Refuse a second job on a run directory. One of another kind may wait for it in the queue."""
+    """Raise UserError if another job on the run directory is queued or running."""
     for job in JOBS:
         record = run.path / "submitted" / job / "job.json"
         number = json.loads(record.read_text())["job_id"] if record.is_file() else None
@@ -232,7 +230,7 @@ def _require_idle(run: RunDirectory, asked: str, waits: bool) -> None:
 
 
 def job_state(number: str, script: Path) -> str | None:
-    """PENDING, RUNNING and the like; None when it has ended, or SLURM has forgotten it and given its number away."""
+    """Return the job's state, such as PENDING; None if it has ended or its number belongs to another job."""
     command = ["squeue", "--noheader", f"--jobs={number}", "--format=%T %o"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     if done.returncode != 0 and "Invalid job id" not in done.stderr:
@@ -242,7 +240,7 @@ def job_state(number: str, script: Path) -> str | None:
 
 
 def _sbatch(folder: Path) -> str:
-    """The job's number, which is also recorded."""
+    """Submit the script, record the job's number and return it."""
     done = subprocess.run(["sbatch", "--parsable", str(folder / "job.sbatch")], capture_output=True, text=True)
     if done.returncode != 0:
         raise RunError(f"sbatch refused {folder / 'job.sbatch'}: {done.stderr.strip()}")

@@ -57,19 +57,19 @@ class Method:
 
     @property
     def takes_from_corpus(self) -> bool:
-        """Whether its documents are those of a corpus."""
+        """Return whether the method reads documents of a corpus."""
         return not self.reads_passages and self.source not in (NONE, LONG_CONTEXT, GENREAD)
 
     @property
     def is_weighted(self) -> bool:
-        """Whether similarities weigh the documents; else all weigh the same."""
+        """Return whether similarities weigh the documents; otherwise all have the same weight."""
         if self.is_concatenated or self.is_reranked or self.reads_passages:
             return False
         return self.weighting == SOFTMAX if self.weighting else self.source not in WITHOUT_RETRIEVER
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is an ensemble weighed as its source is by default."""
+        """Return whether the method is an ensemble with its source's default weights."""
         return self.weighting is None and not self.is_concatenated and not self.is_reranked
 
     @property
@@ -79,7 +79,7 @@ class Method:
 
     @property
     def found_by(self) -> str:
-        """Whose documents it reads, in its order: its source's, or its own where it orders them anew."""
+        """Return the name of the ranking that the method reads."""
         return self.name if self.is_reranked else self.source
 
 

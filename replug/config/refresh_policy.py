@@ -34,14 +34,14 @@ class RefreshPolicy:
     max_steps: int
 
     def is_due(self, step: int, live_step: int, pending_step: int, is_ready: bool) -> bool:
-        """Whether a refresh is adopted at this boundary. Training waits for one that is due and not ready."""
+        """Return whether a refresh is adopted at this boundary. Training waits for a due refresh that is not ready."""
         if self.lag_steps is None:
             return is_ready or step - live_step >= self.max_age_steps
         return step >= pending_step + self.lag_steps
 
     @property
     def adopts_at_start(self) -> bool:
-        """Whether training waits at the boundary that a refresh starts at, and adopts it there."""
+        """Return whether training waits for each refresh at the boundary where it starts."""
         return self.lag_steps == 0
 
     def starts_at(self, step: int) -> bool:
@@ -55,7 +55,7 @@ class RefreshPolicy:
         return Start.begin if pending_step is None else Start.skip
 
     def is_too_old(self, step: int, live_step: int) -> bool:
-        """Whether an index that was not refreshed ends the training."""
+        """Return whether the index is so old that training stops."""
         return step - live_step > self.max_age_steps
 
     @property

@@ -79,7 +79,7 @@ def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator
 
 
 def evaluation_methods(config: EvaluationConfig) -> list[Method]:
-    """What is compared, in order. Raises UserError for what is not a method."""
+    """Return the methods to compare, in order. Raises UserError for an unknown method."""
     if config.evaluation == INTERNET_QA:
         return parse_answering_methods(config.methods, config.k)
     named = {REPLUG: config.retriever.path} if config.retriever.path else {}
@@ -264,7 +264,7 @@ def _training_problems(config: Config) -> Iterator[str]:
 
 
 def untrained_problems(retriever: RetrieverConfig) -> Iterator[str]:
-    """Refuse keys of training where nothing is trained."""
+    """Refuse keys of training in a command that does not train."""
     for key in ("frozen_layers", "dims"):
         if value := getattr(retriever, key):
             instead = " (index.dims sets the searched dimensions)" if key == "dims" else ""

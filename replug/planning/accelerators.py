@@ -30,7 +30,7 @@ class DeviceModel:
         return resolve_dtype(name, bool(self.bfloat16))
 
     def peak(self, dtype: str) -> float:
-        """FLOP/s; a precision that is not native is emulated in float32."""
+        """Return the peak FLOP/s of a precision; without native support, that of float32."""
         native: float = getattr(self, dtype)
         return native or self.float32
 

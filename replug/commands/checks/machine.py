@@ -47,7 +47,7 @@ Checks = Sequence[tuple[str, Callable[[], Check | None]]]
 
 
 def run_checks(checks: Checks, limit_seconds: float = LIMIT_SECONDS) -> list[Check]:
-    """Every check's finding, in order. What takes too long, or fails itself, is a finding too."""
+    """Run every check within its time limit and return the findings in order."""
     found = [_limited(name, check, limit_seconds) for name, check in checks]
     return [check for check in found if check is not None]
 
@@ -71,7 +71,7 @@ def _limited(name: str, check: Callable[[], Check | None], limit_seconds: float)
 
 
 def machine_checks() -> Checks:
-    """What every run needs, whatever its configuration."""
+    """Return the checks that do not depend on a configuration."""
     return [
         ("CUDA", cuda),
         ("FAISS", faiss),
@@ -83,7 +83,7 @@ def machine_checks() -> Checks:
 
 
 def cuda() -> Check:
-    """GPUs as torch sees them, against the ones that the machine has."""
+    """Check that torch can use the machine's GPUs."""
     import torch
 
     from replug.models.hardware import unusable_gpus
@@ -97,7 +97,7 @@ def cuda() -> Check:
 
 
 def faiss() -> Check:
-    """Exactly one of the two: both write the same files."""
+    """Check that exactly one of faiss-cpu and faiss-gpu is installed."""
     found = {name: version for name in ("faiss-cpu", "faiss-gpu") if (version := _version(name))}
     fix = "pip uninstall -y faiss-cpu faiss-gpu; pip install faiss-cpu (or faiss-gpu)"
     if len(found) != 1:
@@ -136,7 +136,7 @@ def running_ray() -> Check:
 
 
 def shared_memory() -> Check | None:
-    """Ray's object store lies in /dev/shm; without the room it falls back to files, slowly."""
+    """Check the room in /dev/shm, where Ray keeps its object store."""
     if not Path("/dev/shm").is_dir():
         return Check("shared memory", State.warning, "no /dev/shm", "mount a tmpfs there")
     free = shutil.disk_usage("/dev/shm").free
