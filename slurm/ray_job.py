@@ -1,11 +1,10 @@
-"""One job: Ray over the nodes that SLURM gave, one `replug` command on it, and back into the queue when interrupted.
+"""Run one SLURM job: Ray on its nodes, one `replug` command, and a requeue after an interruption.
 
-    python -m replug.slurm.ray_job train CONFIG [KEY=VALUE ...]        what slurm/job.sbatch runs
+    python -m replug.slurm.ray_job train CONFIG [KEY=VALUE ...]        run by slurm/job.sbatch
 
-It runs on the allocation's first node. Ray of each node is one step (`slurm.ray_node`), `replug` is another, on the
-first node: so `scancel --signal=USR1 JOB`, which reaches steps only, reaches `replug`, and what SLURM sends to the
-job script (`--signal=B:USR1@120`) is handed on. `replug` then saves its step and exits with 75. Ports, folder and
-token are this job's own; the token goes to the nodes through the standard input of their steps.
+This process runs on the first node. Ray of each node is one step (`slurm.ray_node`) and `replug` is another, so that
+`scancel --signal=USR1 JOB`, which reaches steps only, reaches `replug`; signals to the job script are passed on.
+`replug` then saves its step and exits with 75. The token goes to the nodes through the standard input of their steps.
 """
 
 import contextlib

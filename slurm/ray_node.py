@@ -1,11 +1,10 @@
-"""Ray on one node of a job: what each step but `replug`'s own runs.
+"""Run Ray on one node of a job.
 
-    python -m replug.slurm.ray_node FOLDER HOST:PORT [--head]        the token, one line, on standard input
-    python -m replug.slurm.ray_node --wait HOST:PORT NODES           ends when so many nodes have joined
+    python -m replug.slurm.ray_node FOLDER HOST:PORT [--head]        reads the token from standard input
+    python -m replug.slurm.ray_node --wait HOST:PORT NODES           ends when that many nodes have joined
 
-Ray ends when standard input does, which `slurm.ray_job` holds open, and by no other signal than SIGKILL: pre-emption
-sends SIGTERM, and `scancel --signal` any signal, to every process of every step at once, while `replug` still needs its
-actors to save its step. No user's other Ray is touched.
+Ray ends when standard input ends, which `slurm.ray_job` holds open. It ignores SIGTERM and SIGUSR1, which pre-emption
+and `scancel` send to every process at once, because `replug` still needs its actors to save its step.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""`replug doctor`: is this machine ready, is a configuration, is what a command wrote still whole?"""
+"""`replug doctor`: check this machine, a configuration, or files that replug wrote."""
 
 import dataclasses
 import json

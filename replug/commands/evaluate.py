@@ -1,4 +1,4 @@
-"""`replug evaluate`: measure retrievers by what they do for the LM."""
+"""`replug evaluate`: compare retrievers and methods."""
 
 from replug.cluster.environment import configure_ray_environment
 from replug.commands.command import ConfigFile, Overrides, load_for_run

@@ -1,4 +1,4 @@
-"""`replug keys`: every key of a configuration."""
+"""`replug keys`: list the keys of a configuration."""
 
 import difflib
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`replug plan`: what a run costs, before anyone pays for it."""
+"""`replug plan`: estimate the cost of a run or evaluation."""
 
 import json
 from typing import Annotated, Any

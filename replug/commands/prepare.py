@@ -1,4 +1,4 @@
-"""`replug prepare`: what can be made before a training: a prepared set, an index, labels; or rows as an example."""
+"""`replug prepare`: make a prepared set, an index, labels, or example rows."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""`replug report`: a finished run's page and table again, or one table of several finished runs or evaluations."""
+"""`replug report`: show finished runs and evaluations, or join several in one table."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

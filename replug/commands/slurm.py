@@ -1,13 +1,13 @@
-"""`replug slurm`: one job script for one configuration, and what it will run frozen into the run directory.
+"""`replug slurm`: write one job script for one configuration, and freeze what it runs in the run directory.
 
     RUN_DIR/submitted/JOB/config.yaml     the resolved configuration
-                          code/           the packages as they were
-                          version.json    commit, whether it had changes, package versions, a hash of the code
+                          code/           a copy of the package
+                          version.json    commit, uncommitted changes, package versions, a hash of the code
                           job.sbatch      slurm/job.sbatch with this job's options
                           job.json        the job's number
-                          JOBNUMBER.log   what the job prints
+                          JOBNUMBER.log   the job's output
 
-JOB is train, prepare or evaluate. A queued or requeued job reads nothing else of ours, so later edits do not reach it.
+JOB is train, prepare or evaluate. Later edits do not reach a queued or requeued job.
 """
 
 import hashlib

@@ -1,7 +1,6 @@
-"""From a YAML file and dotted overrides to a checked configuration, or from overrides alone to those without a file.
+"""Load configurations from YAML files and dotted overrides. The only module that imports OmegaConf.
 
-Everything a user can get wrong here ends in a `UserError` that names the key's full path, before
-anything heavy is imported. The only module that knows OmegaConf.
+Every mistake of a user raises a UserError that names the key's full path, before heavy imports.
 """
 
 import dataclasses

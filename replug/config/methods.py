@@ -1,24 +1,24 @@
-"""How an evaluation's methods are written, and what each gives the LM to read.
+"""Parse the names of an evaluation's methods.
 
 none              no document
-long_context      no document, but as much of the text before as the LM holds: of whole texts, `texts.path`
-random, bm25      documents weighted evenly: what chose them has no similarity that REPLUG could weigh them by
-genread           one document, which the LM itself writes for the question (Yu et al. 2023)
-untuned, tuned    `replug` and `lsr` in words
-NAME              the ensemble of k documents of a retriever: `replug` (retriever.path), or a key of `retrievers`
+long_context      no document, but as much preceding text as the LM holds (only with `texts.path`)
+random, bm25      documents of equal weight
+genread           one document that the LM writes for the question (Yu et al. 2023)
+NAME              the ensemble of k documents of a retriever: `replug` (retriever.path) or a key of `retrievers`
+untuned, tuned    synonyms of `replug` and `lsr`
 SOURCE@3          three documents instead of k
-SOURCE@3/concat   three documents one after the other in one prompt, the nearest last, next to the text
-SOURCE@3/even     three documents of equal weight, whatever similarity they have
-SOURCE@3/softmax  three documents weighed by the softmax of their similarities, which for BM25 are its scores
-SOURCE@16/rerank  of sixteen documents the one after which the LM finds the query likeliest, and no ensemble
+SOURCE@3/concat   three documents in one prompt, the nearest last
+SOURCE@3/even     three documents of equal weight
+SOURCE@3/softmax  three documents weighted by the softmax of their similarities or BM25 scores
+SOURCE@16/rerank  the one of sixteen documents that makes the query most likely for the LM
 
-`bm25@1` is in-context RALM (Ram et al. 2023): one document before the text. `bm25@16/rerank` is its reranking by an LM.
+`bm25@1` is in-context RALM (Ram et al. 2023), `bm25@16/rerank` its reranking by an LM.
 
-Those of `evaluation=internet_qa` (Lazaridou et al. 2022) are of their own:
+`evaluation=internet_qa` (Lazaridou et al. 2022) has its own methods:
 
-none              closed book: the likeliest of many sampled answers
-gold              the same, from the evidence that the data set names
-RERANKER@10       the best by direct, rag, rag_full, noisy_channel or poe of what was sampled from ten passages
+none              closed book: the most likely of many sampled answers
+gold              the same, from the evidence of the data set
+RERANKER@10       the best answer sampled from ten passages, by direct, rag, rag_full, noisy_channel or poe
 """
 
 import itertools

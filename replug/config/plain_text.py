@@ -1,4 +1,4 @@
-"""Text that others wrote, as a terminal may show it: no character of it moves the cursor, hides or reorders others."""
+"""Make other people's text safe for a terminal: no character moves the cursor, hides or reorders others."""
 
 import json
 import re

@@ -1,7 +1,6 @@
-"""When the corpus is re-embedded and when the new index takes over. Pure: steps in, decisions out.
+"""Decide when the corpus is re-embedded and when the new index takes over. Pure.
 
-Training, the check of a configuration and `replug plan` all ask this module. A refresh starts at every multiple of
-`every_steps`. One that is due to start while another is under way is skipped, never queued.
+A refresh starts at every multiple of `every_steps`. If another refresh is under way, it is skipped, never queued.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
-"""Accelerators by name: peak rates and memory, and what `--gpus 8xA100` means.
+"""Peak rates and memory of accelerators, and `--gpus 8xA100`.
 
-Peaks are the manufacturers' dense figures. A type without bfloat16 runs `auto` in float32.
+Peaks are the manufacturers' dense figures. `auto` is float32 on a type without bfloat16.
 """
 
 import difflib

@@ -1,7 +1,7 @@
-"""What an evaluation costs: tokens that LMs read and write, GPU hours of LMs and of embedding, dollars.
+"""Estimate an evaluation: tokens that LMs read and generate, GPU hours of LMs and embedding, dollars.
 
-Rates are those of a training plan. Answers are generated token by token, and no token takes less than the time to read
-the LM's weights. Lengths that no key tells are assumed. Documents of different retrievers are taken to differ.
+Rates are those of a training plan. Generating a token takes at least the time to read the LM's weights. Lengths that no
+key sets are assumed, and documents of different retrievers are assumed to differ.
 """
 
 import math

@@ -1,9 +1,8 @@
-"""Bytes that actors hold on a GPU: weights, a pass, what a training step keeps, index vectors. Pure.
+"""Estimate the bytes that actors hold on a GPU: weights, activations, optimizer state, index vectors. Pure.
 
-`run_sizes` gives the layout of a run what it compares with the memory of its GPUs; `replug plan` asks the same
-formulas. Training is counted by tensor in the layers of transformers' BERT and Qwen3 with fused attention, and compared
-with what a step on fake tensors holds (tests/planning/test_memory.py). Under autocast norms and sums stay in float32,
-and each linear layer keeps a copy of its own input in 16 bits.
+Training is counted by tensor in the layers of transformers' BERT and Qwen3 with fused attention, and tested against a
+step on fake tensors (tests/planning/test_memory.py). Under autocast norms and sums stay in float32, and each linear
+layer keeps a copy of its input in 16 bits.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,6 @@
-"""Sizes of encoders and language models: a local config.json, a table of well-known models, or a parameter count.
+"""Find the sizes of encoders and LMs from a local config.json, a table of well-known models, or a parameter count.
 
-No hub is asked. A plan needs the weights in the layers, the width of attention, and the output layer. An encoder's
-`modules.json`, or the `Router` of a pair, says how wide its vectors are.
+No hub is asked. `modules.json`, or the `Router` of a pair, gives the width of an encoder's vectors.
 """
 
 import json

@@ -1,7 +1,6 @@
-"""The plan of a training run as one JSON object, whose names docs/planning.md lists, and the split of the GPUs in it.
+"""Plan a training run as one JSON object (docs/planning.md) with the best split of the GPUs.
 
-There are few enough splits over scoring, indexing and training to try them all. `pace` orders them, and the layout that
-a run asks says whether they fit.
+All splits over scoring, indexing and training are tried: `pace` orders them, and the layout decides which fit.
 """
 
 import math

@@ -1,7 +1,7 @@
-"""What a run computes and stores: tokens, FLOP, bytes of its index and on disk. Pure but for `count_documents`.
+"""Count what a run computes and stores: tokens, FLOP, bytes of its index and on disk. Pure but for `count_documents`.
 
-Texts fill their windows, a document that several queries found counts for each of them, and a token of the retriever
-is one of the LM. Tests compare the bytes on disk with the files that the stores write.
+Texts fill their examples, a document found by several queries counts for each, and a token of the retriever is one of
+the LM. Tests compare the bytes on disk with the files that the stores write.
 """
 
 import json

@@ -1,7 +1,4 @@
-"""What `replug doctor CONFIG` asks: are the models, the data and the room there that this configuration needs?
-
-Sizes that only the work itself shows are estimated, on the large side, and called so.
-"""
+"""Check that the models, data, disk and memory that a configuration needs exist. Unknown sizes are overestimated."""
 
 import json
 import os

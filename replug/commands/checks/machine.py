@@ -1,8 +1,7 @@
-"""`replug doctor`: what a run needs of this machine, and what a configuration needs beside it, one line each.
+"""Check what a run needs of this machine.
 
-A check is a function that returns a frozen `Check`, or None where there is nothing to say. None starts Ray, loads a
-model or downloads anything; a cluster that runs is joined, to ask its nodes. None takes longer than `LIMIT_SECONDS`: an
-unreachable file system is found, not waited for. The checks of a configuration are in `commands.checks.configuration`.
+A check returns a `Check`, or None if it has nothing to say. Checks start no Ray, load no model and download nothing,
+and each ends within `LIMIT_SECONDS`, even if a file system hangs.
 """
 
 import contextlib
