@@ -6,7 +6,8 @@ A refresh starts at every multiple of `every_steps`. If another refresh is under
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+
+from replug.config.schema import RefreshConfig
 
 WHEN_READY = "when_ready"  # of refresh.lag_steps
 
@@ -63,22 +64,14 @@ class RefreshPolicy:
         return sum(self.starts_at(step) for step in range(0, self.max_steps, self.every_steps))
 
 
-class RefreshKeys(Protocol):
-    """The keys of the section `refresh` that a policy follows from."""
-
-    every_steps: int
-    lag_steps: int | str | None
-    max_age_steps: int | None
-
-
-def refresh_policy(keys: RefreshKeys, max_steps: int, trains_documents: bool = True) -> RefreshPolicy:
+def refresh_policy(keys: RefreshConfig, max_steps: int, trains_documents: bool = True) -> RefreshPolicy:
     """Return the policy of a training of `max_steps` steps. Frozen documents are never refreshed."""
     if not trains_documents:
         return RefreshPolicy(max_steps + 1, 0, max_steps + 1, max_steps)
     return RefreshPolicy(keys.every_steps, _lag(keys), keys.max_age_steps or 3 * keys.every_steps, max_steps)
 
 
-def refresh_problems(keys: RefreshKeys) -> Iterator[str]:
+def refresh_problems(keys: RefreshConfig) -> Iterator[str]:
     """Yield what no policy can be made of, with the key and what was expected."""
     if isinstance(keys.lag_steps, str) and keys.lag_steps != WHEN_READY:
         yield f"refresh.lag_steps is {keys.lag_steps}; expected a number of steps, or {WHEN_READY}"
@@ -96,7 +89,7 @@ def refresh_problems(keys: RefreshKeys) -> Iterator[str]:
         )
 
 
-def _lag(keys: RefreshKeys) -> int | None:
+def _lag(keys: RefreshConfig) -> int | None:
     """Return half of the distance between two refreshes by default; None to adopt an index when it is ready."""
     if keys.lag_steps is None:
         return max(1, keys.every_steps // 2)

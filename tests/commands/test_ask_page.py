@@ -1,11 +1,19 @@
 """What a reply shows on a terminal and as a page: all of it, and nothing that others wrote is more than text."""
 
+import logging
 import re
 
 import pytest
 
-from replug.commands.asking.reply import Reply, page_of, print_reply
+from replug.answering.prompts import LINE_ENDS, Shot
+from replug.commands.ask import AskOptions
+from replug.commands.asking.reply import Reply, ensemble_prompts, fit_passages, fit_prompts, page_of, print_reply
+from replug.config.errors import UserError
+from replug.config.schema import LMConfig
+from replug.models.build import lm_source
+from replug.models.lm_source import LMSource
 from replug.web.records import Passage
+from tests.support.tiny_lms import MAX_TOKENS, write_llama, write_tokenizer
 
 ESCAPE = "\x1b[31m"
 HOSTILE = f"[bold]<script>alert(1)</script>{ESCAPE}[/bold]\\"
@@ -50,13 +58,6 @@ def test_the_page_runs_nothing_and_loads_nothing():
     assert page_of(reply(question="{code} {x}")).count("{code} {x}") == 2
 
 
-def test_the_page_has_the_whole_evidence_and_all_candidates():
-    long = Passage("word " * 100 + "end", "u", "", None, 1, 0.5, 1.0)
-    page = page_of(reply(passages=(long,), scores={f"answer {number}": -1.0 for number in range(30)}))
-    assert page.index("Evidence") < page.index("end") < page.index("Candidates") < page.index("answer 29")
-    assert page_of(reply(passages=(), candidates=(), scores={})).count("Evidence") == 0
-
-
 def test_a_terminal_is_told_the_same(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "200")
     print_reply(reply())
@@ -82,6 +83,48 @@ def test_json_holds_no_number_that_is_none():
     assert row["candidates"][0]["factors"]["question_given_answer"] == -20.25 and row["policy"] is None
 
 
-def test_an_empty_answer_is_said_to_be_none(capsys: pytest.CaptureFixture):
-    print_reply(reply(answer=""))
-    assert capsys.readouterr().out.startswith("no answer") and "no answer" in page_of(reply(answer=""))
+QUESTION, NEW_TOKENS = "who?", 8
+SHOTS = [Shot("w?", "A", "A x.")] * 3
+
+
+def passage(text: str) -> Passage:
+    return Passage(text, "u", "", None, 1, 0.5, 0.5)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> LMSource:
+    folder = tmp_path_factory.mktemp("llama")
+    write_llama(folder)
+    write_tokenizer(folder)
+    return lm_source(LMConfig(path=str(folder)), folder / "spent.json", folder / "cache.sqlite")
+
+
+def length(source: LMSource, text: str) -> int:
+    return len(source.tokenizer()(text)["input_ids"])
+
+
+def test_the_earliest_shots_go_and_then_the_end_of_the_evidence(source, caplog):
+    long, short = passage("the cat sat " * 100), passage("the cat sat")
+    with caplog.at_level(logging.INFO, logger="replug"):
+        fitted = fit_passages(source, QUESTION, [short, long], NEW_TOKENS)
+        prompts = fit_prompts(source, SHOTS, QUESTION, fitted, NEW_TOKENS)
+    assert "1 of 2 passages were cut at their end" in caplog.text and "room for 0 of 3 shots" in caplog.text
+    for one in fitted:
+        assert length(source, prompts.ask(QUESTION, one.text)) <= MAX_TOKENS - NEW_TOKENS - LINE_ENDS
+    assert fitted[0] == short
+    assert long.text.startswith(fitted[1].text) and len(fitted[1].text) > 100
+    assert fit_prompts(source, SHOTS[:1], QUESTION, [short], NEW_TOKENS).shots == tuple(SHOTS[:1])
+
+
+def test_a_question_that_fits_no_prompt_is_refused(source):
+    with pytest.raises(UserError, match="tokens without shots, and the LM holds 128"):
+        fit_passages(source, "who? " * 100, [passage("x")], NEW_TOKENS)
+
+
+def test_a_template_cuts_its_documents(source):
+    options, long = AskOptions(template="{question}"), passage("the cat sat " * 100)
+    [prompt], opening = ensemble_prompts(QUESTION, [long], source, options, LMConfig(), NEW_TOKENS)
+    assert prompt.startswith("the cat sat") and prompt.endswith(QUESTION) and opening == ""
+    assert length(source, prompt) <= MAX_TOKENS - NEW_TOKENS
+    with pytest.raises(UserError, match="--max-new-tokens is 128; the LM holds 128 tokens in all"):
+        ensemble_prompts(QUESTION, [long], source, options, LMConfig(), MAX_TOKENS)

@@ -95,16 +95,6 @@ def test_verify_names_what_is_damaged_and_prepare_refuses_it(made, source, tmp_p
     assert f"{out}/heldout.arrow is missing; remove the folder and run `replug prepare` again" in said
 
 
-def test_another_key_over_a_set_is_refused_and_named(made, source, tmp_path, replug):
-    before = contents(made[0])
-    assert "seed is 1, but the prepared set in" in refused(replug, "prepare", *keys(source, made[0], "seed=1"))
-    assert contents(made[0]) == before
-    (tmp_path / "set").mkdir()
-    (tmp_path / "set/inputs.json").write_bytes(before["inputs.json"])
-    said = refused(replug, "prepare", *keys(source, tmp_path / "set", "data.context_tokens=8"))
-    assert "data.context_tokens is 8, but the unfinished prepared set in" in said
-
-
 # A full disk --------------------------------------------------------------------------------------------
 
 
