@@ -97,13 +97,15 @@ class StopRequest:
 def main() -> int:
     """Return the exit status of the `replug` command; 75 requeues the job."""
     if "SLURM_JOB_NODELIST" not in os.environ:
-        sys.exit("replug job: this is no SLURM job; submit slurm/job.sbatch with sbatch, or use `replug slurm`")
+        sys.exit(
+            "replug job: this process is not in a SLURM job; submit slurm/job.sbatch with sbatch, or use `replug slurm`"
+        )
     asked = StopRequest()
     for name in FOREIGN:
         os.environ.pop(name, None)
     allocation = JobAllocation.from_environment(os.environ)
     if "SLURM_GPUS" in os.environ and len(allocation.nodes) > 1:  # no step of one node would start
-        sys.exit("replug job: --gpus is of all nodes together; submit with --gpus-per-node, or --gres=gpu:COUNT")
+        sys.exit("replug job: --gpus counts all nodes together; submit with --gpus-per-node or --gres=gpu:COUNT")
     again = f", start {allocation.num_restarts + 1}" if allocation.num_restarts else ""
     say(f"job {allocation.job_id} on {' '.join(allocation.nodes)}{again}")
     # Short, and not $TMPDIR: the sockets in it have at most 107 characters, and all nodes take the same path.

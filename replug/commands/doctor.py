@@ -42,7 +42,7 @@ def doctor(
     from replug.commands.checks.stored import verify
 
     if overrides:
-        raise UserError(f"{overrides[0]} is given with {what}, which is no configuration; leave it out")
+        raise UserError(f"{overrides[0]} is given, but {what} is not a configuration; remove it")
     verify(what, as_json)
 
 
@@ -65,11 +65,11 @@ def _checks(path: Path | None, overrides: Sequence[str]) -> Checks:
     try:
         config = load_config(path, overrides)
     except UserError as error:
-        wrong = Check("configuration", State.wrong, str(error), "fix this first: nothing else of it was looked at")
+        wrong = Check("configuration", State.wrong, str(error), "fix this first; its other checks did not run")
         return [*machine_checks(), ("configuration", lambda: wrong)]
     configure_ray_environment(config)  # before a check imports Ray
     own = config_checks(config)
-    loaded = Check("configuration", State.ok, f"{path}: keys, types and rules are well")
+    loaded = Check("configuration", State.ok, f"{path}: keys, types and rules are valid")
     names = {name for name, _ in own}
     return [*(c for c in machine_checks() if c[0] not in names), ("configuration", lambda: loaded), *own]
 

@@ -87,7 +87,9 @@ def _run(run_dir: Path, out: Path | None) -> tuple["RunDirectory", Config]:
         if out.exists() and any(out.iterdir()):
             raise UserError(f"{out} is not empty; give a new folder")
     if not (run.path / "config.yaml").is_file():
-        raise UserError(f"{run_dir} is no run directory (config.yaml is missing)")
+        raise UserError(
+            f"{run_dir} is not a run directory (config.yaml is missing); expected the run_dir of a training"
+        )
     run.folder.require("config.yaml", "environment.json", "fitted.json", "results.json")
     return run, load_stored_config(run.path / "config.yaml")
 

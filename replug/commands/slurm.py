@@ -42,8 +42,6 @@ CODE = Path(__file__).parents[1]  # the package, whose folders may be links
 ROLES = {"train": ALL_ROLES, "prepare": (), "evaluate": ("score", "index")}
 JOBS = tuple(ROLES)
 ENDED = {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"}
-# As sbatch reads it: minutes, minutes:seconds, hours:minutes:seconds, days-hours and so on.
-TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
 OPTION = re.compile(r"--[a-z][a-z-]*(=.+)?")
 
 
@@ -68,14 +66,12 @@ def slurm(
 
     replug slurm configs/paper.yaml --nodes 2 --gpus-per-node 4 --partition gpu --submit
     """
-    if time is not None and not TIME.fullmatch(time):
-        raise UserError(f"--time: {time!r} is no time limit; expected one such as 24:00:00, 2-12 or 90 (minutes)")
     given = {"nodes": nodes, "gpus-per-node": gpus_per_node, "cpus-per-task": cpus_per_task, "time": time}
     given |= {"partition": partition, "account": account}
     options = {name: str(value) for name, value in given.items() if value is not None}
     for option in sbatch or ():
         if not OPTION.fullmatch(option):
-            raise UserError(f"--sbatch: {option!r} is no option of sbatch; expected one such as --sbatch=--mem=64G")
+            raise UserError(f"--sbatch: {option!r} is not an sbatch option; expected one such as --sbatch=--mem=64G")
         name, _, value = option.removeprefix("--").partition("=")
         options[name] = value
     run_slurm(config, overrides or [], job, options, submit)

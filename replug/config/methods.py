@@ -84,7 +84,7 @@ class Method:
 
 
 def parse_methods(names: list[str], k: int, retrievers: Mapping[str, str]) -> list[Method]:
-    """Return the methods in order. Raises UserError for a name that is of another form, unknown, or there twice."""
+    """Return the methods in order. Raises UserError for a malformed, unknown or repeated name."""
     _require_different(names, (NONE, RANDOM, BM25, REPLUG))
     return [_parse(name, k, retrievers) for name in names]
 
@@ -94,7 +94,7 @@ def _require_different(names: list[str], known: Sequence[str]) -> None:
         raise UserError(f"methods is empty; expected some of {', '.join(known)}")
     for name in names:
         if names.count(name) > 1:
-            raise UserError(f"methods names {name} twice")
+            raise UserError(f"methods names {name} twice; expected each method once")
 
 
 def _parse(name: str, k: int, retrievers: Mapping[str, str]) -> Method:
@@ -109,29 +109,29 @@ def _parse(name: str, k: int, retrievers: Mapping[str, str]) -> Method:
     known = [*WITHOUT_RETRIEVER, *retrievers]
     if source == REPLUG and source not in known:
         raise UserError(
-            f"methods: {name} is unknown, since retriever.path is missing and retriever.path is `replug`; expected "
-            "retriever.path=DIR, or methods without it"
+            f"methods: {name} is unknown, since retriever.path is missing; expected retriever.path=DIR for `replug`, "
+            "or methods without it"
         )
     if source not in known:
         raise UserError(
-            f"methods: {name} is unknown; expected one of {', '.join(known)}; other retrievers are named by "
-            "retrievers.NAME=PATH, and retriever.path is `replug`"
+            f"methods: {name} is unknown; expected one of {', '.join(known)}. Name other retrievers "
+            "with retrievers.NAME=PATH"
         )
     if source in (NONE, LONG_CONTEXT) and (found["k"] or way):
-        raise UserError(f"methods: {name}; `{source}` has no documents, so neither a number nor {way or CONCAT}")
+        raise UserError(f"methods: {name}; `{source}` reads no documents; expected no @K and no /{way or CONCAT}")
     if source == GENREAD and (found["k"] not in (None, "1") or way):
-        raise UserError(f"methods: {name}; the LM writes one document, so expected `genread`")
+        raise UserError(f"methods: {name}; the LM writes one document; expected `genread`")
     if number < 1:
         raise UserError(f"methods: {name}; expected at least one document")
     if source == RANDOM and way == SOFTMAX:
-        raise UserError(f"methods: {name}; random documents have no similarity to be weighed by; expected random")
+        raise UserError(f"methods: {name}; random documents have no similarity for /softmax; expected random")
     weighting = way if way in (EVEN, SOFTMAX) else None
     read = {NONE: 0, LONG_CONTEXT: 0, GENREAD: 1}.get(source, number)
     return Method(name, source, read, way == CONCAT, weighting, way == RERANK)
 
 
 def parse_answering_methods(names: list[str], k: int) -> list[Method]:
-    """Return the methods of `internet_qa` in order. Raises UserError for a name that is unknown, or there twice."""
+    """Return the methods of `internet_qa` in order. Raises UserError for an unknown or repeated name."""
     _require_different(names, (NONE, GOLD, *RERANKERS))
     methods = [_parse_answering(name, k) for name in names]
     for first, second in itertools.combinations(methods, 2):
@@ -149,7 +149,7 @@ def _parse_answering(name: str, k: int) -> Method:
         )
     if source in (NONE, GOLD):
         if at:
-            raise UserError(f"methods: {name}; `{source}` reads no passages, so expected no number")
+            raise UserError(f"methods: {name}; `{source}` reads no passages; expected no number")
         return Method(name, source, 0, False, reads_passages=True)
     if at and (not number.isdecimal() or int(number) < 1):
         raise UserError(f"methods: {name}; expected a number of passages, 1 or more, such as {source}@10")

@@ -40,7 +40,6 @@ TYPED = [
     ("prepare {config} lm.path=null", "lm.path is missing: data.tokenizer is lm, so texts are cut by the LM's tokens"),
     # pictures, plans
     # SLURM
-    ("slurm {config} --time soon", "--time: 'soon' is no time limit; expected one such as 24:00:00"),
     ("slurm {config} --job tran", "--job: expected one of train, prepare, evaluate"),
 ]
 

@@ -46,7 +46,7 @@ def test_a_reranked_method_reads_one_of_its_documents_in_an_order_of_its_own():
         (["random/softmax"], "random documents have no similarity"),
         (["replug/sum"], "WAY is one of concat, even, softmax, rerank"),
         (["replug@0"], "at least one document"),
-        (["genread@2"], "genread@2; the LM writes one document, so expected `genread`"),
+        (["genread@2"], "genread@2; the LM writes one document; expected `genread`"),
         (
             ["contriever"],
             "contriever is unknown; expected one of none, random, bm25, genread, long_context, replug, lsr",
@@ -71,7 +71,7 @@ GOOD = "evaluation: language_modelling\nout: x\nmethods: [none]\nlm: {path: stan
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["methods=[none,replug]"], "replug is unknown.*retriever.path is `replug`"),
+        (["methods=[none,replug]"], "replug is unknown, since retriever.path is missing"),
         (["methods=[none,random]"], "data.corpus is missing"),
         (["retrievers.none=x"], "retrievers.none is a reserved name"),
         (["query_encoders.dpr=x"], "query_encoders.dpr does not name a retriever"),
@@ -99,7 +99,7 @@ def test_answering_methods_are_none_gold_and_rerankers_with_their_passages():
     ("names", "message"),
     [
         (["replug@3"], "methods: replug@3 is unknown; expected one of none, gold, direct"),
-        (["gold@3"], "`gold` reads no passages, so expected no number"),
+        (["gold@3"], "`gold` reads no passages; expected no number"),
         (["poe@0"], "poe@0; expected a number of passages, 1 or more"),
         (["poe", "poe@10"], "methods: poe and poe@10 are the same"),
     ],

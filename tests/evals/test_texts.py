@@ -101,7 +101,7 @@ def test_texts_of_the_hub_are_its_test_split_and_none_else_is_read_for_it(tmp_pa
             "methods: long_context reads on in whole texts",
         ),
         (["evaluation=mmlu", "questions.path=x", "methods=[long_context]"], "evaluation=mmlu asks questions"),
-        (["methods=[long_context@3]"], "`long_context` has no documents"),
+        (["methods=[long_context@3]"], "`long_context` reads no documents"),
     ],
 )
 def test_lengths_that_do_not_fit_are_refused(tmp_path, overrides, message):
