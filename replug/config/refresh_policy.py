@@ -85,7 +85,7 @@ def refresh_problems(keys: RefreshConfig) -> Iterator[str]:
     if keys.max_age_steps is not None and keys.max_age_steps < keys.every_steps + lag:
         yield (
             f"refresh.max_age_steps is {keys.max_age_steps}; expected at least every_steps + lag_steps "
-            f"({keys.every_steps + lag}), the age an index reaches in good health"
+            f"({keys.every_steps + lag}), the age that an index reaches before the next one"
         )
 
 
