@@ -84,4 +84,4 @@ def _print(found: Sequence[Check]) -> None:
         fix = f" → {check.fix}" if check.fix and check.state is not State.ok else ""
         console.print(Text.assemble((mark, colour), f" {check.name:<16} {check.found}", (fix, colour)), soft_wrap=True)
     counts = {state: sum(check.state is state for check in found) for state in State}
-    console.print(f"{counts[State.ok]} well, {counts[State.warning]} to look at, {counts[State.wrong]} wrong")
+    console.print(f"{counts[State.ok]} passed, {counts[State.warning]} warnings, {counts[State.wrong]} failed")
