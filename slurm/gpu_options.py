@@ -1,53 +1,33 @@
-"""How many GPUs a job asks SLURM for on each node, and how many a step was given. Pure: options and variables in.
+"""Count the GPUs that a job asks SLURM for on each node, and those that a step was given. Pure.
 
-What cannot be counted is refused by its option's name: a count that is wrong is found only after days in the queue, as
-actors that wait for a GPU.
-
-    option of sbatch    value                                       counts
-    --gpus-per-node     4, a100, a100:4, a100:2,h100:2              each node
-    --gpus-per-task     the same                                    each node, since a step here is one task
-    --gres              gpu, gpu:4, gpu:a100:4, lustre:1,gpu:2      each node; other resources are passed over
-    --gpus              as --gpus-per-node                          the one node; refused where there are several
+--gpus-per-node     4, a100, a100:4, a100:2,h100:2
+--gres              gpu, gpu:4, gpu:a100:4, lustre:1,gpu:2
 """
 
 import re
 from collections.abc import Mapping
 
+UNSUPPORTED = {"gpus", "gpus-per-task", "gpus-per-socket"}
 PARTS_OF_A_GPU = ("shard", "mps")  # which other jobs use too
 NO_GPU = ("", "-1", "NoDevFiles", "none", "void")  # what hides every GPU in CUDA_VISIBLE_DEVICES
 WISH = "expected GPUs of each node, such as --gpus-per-node=4 or --gpus-per-node=a100:4"
 
 
-def gpus_per_node(options: Mapping[str, str], num_nodes: int) -> int:
-    """Return the GPUs of each node by sbatch's options. Raises ValueError for what cannot be counted, or differs."""
-    if "gpus-per-socket" in options:
-        raise ValueError(f"--gpus-per-socket: how many sockets a node has is not known here; {WISH}")
-    if "gpus" in options and num_nodes > 1:  # SLURM deals them out unevenly, and gives no step of one node any
-        raise ValueError(
-            f"--gpus={options['gpus']}: how SLURM divides them among {num_nodes} nodes is not known; {WISH}"
-        )
-    counted = {}
-    for name in ("gres", "gpus-per-node", "gpus-per-task", "gpus"):
-        wished = [part.strip() for part in options[name].split(",")] if name in options else []
-        if name == "gres":
-            wished = list(_gpus_of_gres(wished))
-        if wished and (count := sum(_count(name, part) for part in wished)):
-            counted[f"--{name}"] = count
-    if len(set(counted.values())) > 1:
-        said = ", ".join(f"{name} {count}" for name, count in counted.items())
-        raise ValueError(f"{', '.join(counted)}: they differ in the GPUs of a node ({said}); give one of them")
-    return next(iter(counted.values()), 0)
-
-
-def _gpus_of_gres(entries: list[str]) -> list[str]:
-    """Return TYPE:COUNT, as other options have it, of each `[gres:|gres/]gpu[:TYPE][:COUNT]`."""
-    found = []
-    for entry in entries:
-        name, _, rest = re.sub(r"^gres[:/]", "", entry).partition(":")
-        if name in PARTS_OF_A_GPU:
-            raise ValueError(f"--gres={entry}: {name} is a part of a GPU that other jobs use too; {WISH}")
-        found += [rest or "1"] if name == "gpu" else []
-    return found
+def gpus_per_node(options: Mapping[str, str]) -> int:
+    """Return the GPUs of each node by sbatch's options. Raises ValueError for other options and unreadable values."""
+    for name in UNSUPPORTED & options.keys():
+        raise ValueError(f"--{name}={options[name]}: the GPUs of each node do not follow from it; {WISH}")
+    entries = options.get("gpus-per-node", "0").split(",")
+    counts = {"--gpus-per-node": sum(_count("gpus-per-node", entry.strip()) for entry in entries)}
+    resources = [re.sub(r"^gres[:/]", "", part.strip()) for part in options.get("gres", "").split(",")]
+    if shared := [name for name in resources if name.partition(":")[0] in PARTS_OF_A_GPU]:
+        raise ValueError(f"--gres={shared[0]}: other jobs use this GPU too; {WISH}")
+    gpus = [name.partition(":")[2] or "1" for name in resources if name.partition(":")[0] == "gpu"]
+    counts["--gres"] = sum(_count("gres", entry) for entry in gpus)
+    asked = {name: count for name, count in counts.items() if count}
+    if len(set(asked.values())) > 1:
+        raise ValueError(f"--gpus-per-node and --gres ask for different numbers of GPUs ({asked}); give one of them")
+    return max(asked.values(), default=0)
 
 
 def _count(name: str, part: str) -> int:

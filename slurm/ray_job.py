@@ -1,11 +1,10 @@
-"""One job: Ray over the nodes that SLURM gave, one `replug` command on it, and back into the queue when interrupted.
+"""Run one SLURM job: Ray on its nodes, one `replug` command, and a requeue after an interruption.
 
-    python -m replug.slurm.ray_job train CONFIG [KEY=VALUE ...]        what slurm/job.sbatch runs
+    python -m replug.slurm.ray_job train CONFIG [KEY=VALUE ...]        run by slurm/job.sbatch
 
-It runs on the allocation's first node. Ray of each node is one step (`slurm.ray_node`), `replug` is another, on the
-first node: so `scancel --signal=USR1 JOB`, which reaches steps only, reaches `replug`, and what SLURM sends to the
-job script (`--signal=B:USR1@120`) is handed on. `replug` then saves its step and exits with 75. Ports, folder and
-token are this job's own; the token goes to the nodes through the standard input of their steps.
+This process runs on the first node. Ray of each node is one step (`slurm.ray_node`) and `replug` is another, so that
+`scancel --signal=USR1 JOB`, which reaches steps only, reaches `replug`; signals to the job script are passed on.
+`replug` then saves its step and exits with 75. The token goes to the nodes through the standard input of their steps.
 """
 
 import contextlib
@@ -63,7 +62,7 @@ class JobAllocation:
         return cls(int(environment["SLURM_JOB_ID"]), tuple(names), cpus, restarts)
 
     def step(self, node: str, *command: str) -> list[str]:
-        """A command on one node, beside the job's other steps there. CPUs: srun does not take them from the job."""
+        """Return the srun command of a step on one node, beside the job's other steps there."""
         where = ["--nodes=1", "--ntasks=1", f"--nodelist={node}", f"--cpus-per-task={self.cpus_per_node}"]
         return ["srun", "--overlap", "--unbuffered", *where, sys.executable, *command]
 
@@ -96,15 +95,17 @@ class StopRequest:
 
 
 def main() -> int:
-    """Exit status of the `replug` command; 75 puts the job back into the queue."""
+    """Return the exit status of the `replug` command; 75 requeues the job."""
     if "SLURM_JOB_NODELIST" not in os.environ:
-        sys.exit("replug job: this is no SLURM job; submit slurm/job.sbatch with sbatch, or use `replug slurm`")
+        sys.exit(
+            "replug job: this process is not in a SLURM job; submit slurm/job.sbatch with sbatch, or use `replug slurm`"
+        )
     asked = StopRequest()
     for name in FOREIGN:
         os.environ.pop(name, None)
     allocation = JobAllocation.from_environment(os.environ)
     if "SLURM_GPUS" in os.environ and len(allocation.nodes) > 1:  # no step of one node would start
-        sys.exit("replug job: --gpus is of all nodes together; submit with --gpus-per-node, or --gres=gpu:COUNT")
+        sys.exit("replug job: --gpus counts all nodes together; submit with --gpus-per-node or --gres=gpu:COUNT")
     again = f", start {allocation.num_restarts + 1}" if allocation.num_restarts else ""
     say(f"job {allocation.job_id} on {' '.join(allocation.nodes)}{again}")
     # Short, and not $TMPDIR: the sockets in it have at most 107 characters, and all nodes take the same path.
@@ -138,10 +139,7 @@ def run(allocation: JobAllocation, folder: Path, nodes: list[JobNode], asked: St
 
 
 def job_environment(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """For every step: the token's place, never the token; and GPUs that are the same, by the same numbers, in all.
-
-    Actors without a GPU keep what CUDA_VISIBLE_DEVICES says.
-    """
+    """Return the environment of every step: the token's path, never the token, and GPUs in SLURM's order."""
     kept = {name: value for name, value in environment.items() if name not in OF_THE_JOB}
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / "token")}
     gpus = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}  # as SLURM numbers them
@@ -149,14 +147,14 @@ def job_environment(environment: Mapping[str, str], folder: Path) -> dict[str, s
 
 
 def own_address() -> str:
-    """Where the other nodes reach this one."""
+    """Return this node's address as other nodes reach it."""
     import ray.util
 
     return ray.util.get_node_ip_address()
 
 
 def free_port(job_id: int) -> int:
-    """The first of two neighbouring ports that are free here; other jobs on this machine begin elsewhere."""
+    """Return the first of two neighbouring free ports; other jobs on this machine start elsewhere."""
     for attempt in range(50):
         port = FIRST_PORT + (job_id * 20 + attempt * 2) % NUM_PORTS
         if is_free(port) and is_free(port + 1):
@@ -176,7 +174,7 @@ def is_free(port: int) -> bool:
 def start_node(
     allocation: JobAllocation, name: str, folder: Path, address: str, token: str, environment: dict[str, str]
 ) -> JobNode:
-    """Ray's step on one node. A session of its own keeps signals to the whole job from srun, which would abort."""
+    """Start Ray's step on one node, in a session of its own, so that signals to the job do not abort srun."""
     head = ["--head"] if name == allocation.nodes[0] else []
     command = allocation.step(name, "-m", "replug.slurm.ray_node", str(folder), address, *head)
     log = folder / f"{name}.log"
@@ -198,7 +196,7 @@ def start_node(
 
 
 def wait_for_nodes(nodes: list[JobNode], address: str, environment: dict[str, str], asked: StopRequest) -> bool:
-    """Whether all have joined; not so where the job was asked to stop. Raises JobError for a node that cannot."""
+    """Return whether all nodes joined; False if the job was asked to stop. Raises JobError for a node that failed."""
     command = [sys.executable, "-m", "replug.slurm.ray_node", "--wait", address, str(len(nodes))]
     end = time.monotonic() + JOIN_SECONDS
     probe = subprocess.Popen(command, env=environment, start_new_session=True)
@@ -229,7 +227,7 @@ def tails(nodes: list[JobNode]) -> str:
 
 
 def run_replug(command: list[str], nodes: list[JobNode], environment: dict[str, str], asked: StopRequest) -> int:
-    """The exit status. A node that is lost on the way is said; whether the run can do without is `replug`'s matter."""
+    """Run `replug` and return its exit status; report nodes that are lost on the way."""
     lost: set[str] = set()
     asked.step = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
     if asked.number is not None:  # while it was being started
@@ -246,7 +244,7 @@ def run_replug(command: list[str], nodes: list[JobNode], environment: dict[str, 
 
 
 def stop(nodes: list[JobNode]) -> None:
-    """The end of their standard input ends Ray there; only this job's."""
+    """End this job's Ray by closing the standard input of its steps."""
     for node in nodes:
         assert node.step.stdin is not None
         with contextlib.suppress(BrokenPipeError):
@@ -260,13 +258,13 @@ def stop(nodes: list[JobNode]) -> None:
 
 
 def is_preempted(job_id: int) -> bool:
-    """Whether SLURM has begun its grace time, whose SIGTERM may have ended `replug` before it listened."""
+    """Return whether SLURM has begun the grace time of a pre-emption."""
     found = re.search(r"PreemptTime=(\S+)", output("scontrol", "show", "job", "--oneliner", str(job_id)))
     return found is not None and found.group(1)[0].isdigit()
 
 
 def requeue(job_id: int) -> int:
-    """Back into the queue, unless SLURM is ending or requeueing the job already."""
+    """Requeue the job, unless SLURM is already ending or requeueing it."""
     state = output("squeue", "--noheader", f"--jobs={job_id}", "--format=%T")
     if state != "RUNNING":
         say(f"interrupted; SLURM has this job as {state}, so it is left to SLURM")

@@ -1,11 +1,10 @@
-"""Ray on one node of a job: what each step but `replug`'s own runs.
+"""Run Ray on one node of a job.
 
-    python -m replug.slurm.ray_node FOLDER HOST:PORT [--head]        the token, one line, on standard input
-    python -m replug.slurm.ray_node --wait HOST:PORT NODES           ends when so many nodes have joined
+    python -m replug.slurm.ray_node FOLDER HOST:PORT [--head]        reads the token from standard input
+    python -m replug.slurm.ray_node --wait HOST:PORT NODES           ends when that many nodes have joined
 
-Ray ends when standard input does, which `slurm.ray_job` holds open, and by no other signal than SIGKILL: pre-emption
-sends SIGTERM, and `scancel --signal` any signal, to every process of every step at once, while `replug` still needs its
-actors to save its step. No user's other Ray is touched.
+Ray ends when standard input ends, which `slurm.ray_job` holds open. It ignores SIGTERM and SIGUSR1, which pre-emption
+and `scancel` send to every process at once, because `replug` still needs its actors to save its step.
 """
 
 import contextlib
@@ -28,7 +27,7 @@ SHIELDED = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT}
 
 
 def main() -> int:
-    """Exit status of `ray start`, or 0 when it was told to end."""
+    """Return the exit status of `ray start`, or 0 when it was told to end."""
     if sys.argv[1] == "--wait":
         return wait_for_nodes(sys.argv[2], int(sys.argv[3]))
     folder, address, *rest = sys.argv[1:]
@@ -49,7 +48,7 @@ def main() -> int:
 
 
 def write_token(folder: Path, token: str) -> None:
-    """Into a folder that only this user reads. What is there already is this job's: two nodes may be one machine."""
+    """Write the token into a folder that only this user can read; two nodes may be one machine."""
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if found.st_uid != os.getuid() or found.st_mode & 0o777 != 0o700 or folder.is_symlink():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from replug.commands.command import Command, Group, Overrides
+from replug.commands.command import Overrides
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import AskConfig
 from replug.config.load import load_ask_config, names_lm
@@ -60,59 +60,62 @@ class AskOptions:
 
 
 def ask(
-    question: Annotated[str, typer.Argument(help="The question, or the text that a --template continues.")],
+    question: Annotated[str, typer.Argument(help="Question, or the text for --template.")],
     overrides: Overrides = None,
     index: Annotated[
-        Path | None, typer.Option(help="A run directory or an index directory. [default: runs/quickstart]")
+        Path | None, typer.Option(help="Run or index directory to search. Default: runs/quickstart.")
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="A search engine: local, searxng, brave or ddgs; keys are under web.")
+        str | None, typer.Option(help="Search engine: local, searxng, brave or ddgs.")
     ] = None,
     corpus: Annotated[
-        Path | None, typer.Option(help="JSONL of id and text, which --engine local searches by BM25.")
+        Path | None, typer.Option(help="JSONL corpus (id, text) that --engine local searches with BM25.")
     ] = None,
     rerank: Annotated[
-        str, typer.Option(help="replug: one token for all passages; or direct, rag, rag_full, noisy_channel, poe.")
+        str, typer.Option(help="replug (ensemble of every token), direct, rag, rag_full, noisy_channel or poe.")
     ] = REPLUG,
     retriever: Annotated[
-        str | None, typer.Option(help="An encoder, such as RUN_DIR/retriever, that re-ranks an engine's passages.")
+        str | None, typer.Option(help="Encoder that reranks the engine's passages, such as RUN_DIR/retriever.")
     ] = None,
     k: Annotated[
-        int | None, typer.Option(help="Passages that are used; 0 asks the LM alone. [default: 10]", min=0)
+        int | None, typer.Option(help="Number of passages. 0: the LM answers alone. Default: 10.", min=0)
     ] = None,
-    shots: Annotated[Path | None, typer.Option(help="JSONL of question, answer and evidence. [default: ours]")] = None,
+    shots: Annotated[
+        Path | None, typer.Option(help="JSONL of demonstrations (question, answer, evidence). Default: built in.")
+    ] = None,
     template: Annotated[
-        str | None, typer.Option(help="The prompt instead of shots, such as '{question}': documents stand before it.")
+        str | None, typer.Option(help="Prompt without demonstrations, such as '{question}'. Documents precede it.")
     ] = None,
     max_new_tokens: Annotated[
-        int | None, typer.Option(help="Length of an answer in tokens. [default: 32; with --template 64]", min=1)
+        int | None, typer.Option(help="Largest number of generated tokens. Default: 32; 64 with --template.", min=1)
     ] = None,
     stop: Annotated[
         list[str] | None,
-        typer.Option(help="The answer ends before this text; several may be given. \\n is a newline, and the default."),
+        typer.Option(help="Text that ends the answer, such as \\n; repeatable. Default: \\n."),
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="0 takes the likeliest token. [default: 0; candidates 1]", min=0)
+        float | None, typer.Option(help="Sampling temperature. 0: greedy. Default: 0; 1 for candidate answers.", min=0)
     ] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="Sample from the likeliest tokens of this mass. [default: 1; candidates 0.8]")
+        float | None, typer.Option(help="Nucleus sampling: probability mass. Default: 1; 0.8 for candidate answers.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of sampling.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of sampling.", min=0)] = 0,
     weights: Annotated[
-        Path | None, typer.Option(help="Of --rerank's factors: the weights.json of an evaluation. [default: all 1]")
+        Path | None, typer.Option(help="weights.json of an evaluation, for the factors of --rerank. Default: all 1.")
     ] = None,
     policy: Annotated[
-        Path | None, typer.Option(help="Decides whether documents are used; `replug report --policies` writes it.")
+        Path | None, typer.Option(help="Policy that decides when to retrieve, written by `replug report --policies`.")
     ] = None,
-    relation: Annotated[str | None, typer.Option(help="What is asked about the subject, for the policy.")] = None,
+    relation: Annotated[str | None, typer.Option(help="Relation that the question asks about, for --policy.")] = None,
     popularity: Annotated[
-        float | None, typer.Option(help="Of the subject, for the policy: page views, or documents that name it.")
+        float | None,
+        typer.Option(help="Popularity of the question's subject, for --policy: page views or document count."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Answer a question from the documents of an index, or from what a search engine finds.
+    """Answer a question from the documents of an index or the results of a search engine.
 
-    The LM is that of the run, or lm.path=DIR. rerank_lm.path=DIR is another one, which reranks.
+    The run's LM answers, or the LM of lm.path=DIR. rerank_lm.path=DIR sets a second LM that reranks.
 
     replug ask "what does the keyword yield do in python" --index runs/quickstart
 
@@ -234,6 +237,3 @@ def _policy(path: Path | None, subject: "Subject") -> "Policy | None":
     if subject.popularity is not None and policy.decides_by.known_from is not KnownFrom.question:
         raise UserError(f"--popularity: the policy decides by {policy.signal}; leave it out")
     return policy
-
-
-COMMAND = Command(ask, Group.use, place=2)

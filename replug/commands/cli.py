@@ -1,28 +1,35 @@
-"""The command line: every file of this folder with a record `COMMAND` is a command.
+"""The command line. A command's file imports torch, Ray and FAISS inside its functions, so that `--help` is fast.
 
-A mistake of the user's is one line on standard error and exit status 2; a run that cannot go on, and a disk or a
-permission that is not there, 1; one that was interrupted by SIGTERM or SIGUSR1 and goes on by the same command, 75;
-Ctrl-C, 130.
+Errors are one line on standard error. Exit statuses: 2 for a mistake of the user, 1 for a run that failed or a file
+that cannot be written, 75 for a run interrupted by SIGTERM or SIGUSR1 that the same command resumes, 130 for Ctrl-C.
 """
 
 import errno
-import importlib
 import importlib.metadata
 import logging
 import os
-import pkgutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Annotated
 
 import typer
 
-import replug.commands
 from replug.cluster.interruption import exit_status
-from replug.commands.command import Command, Group
+from replug.commands.ask import ask
+from replug.commands.doctor import doctor
+from replug.commands.evaluate import evaluate
+from replug.commands.export import export
+from replug.commands.keys import keys
+from replug.commands.plan import plan
+from replug.commands.prepare import prepare
+from replug.commands.report import report
+from replug.commands.search import search
+from replug.commands.serve import serve
+from replug.commands.slurm import slurm
+from replug.commands.train import train
 from replug.config.errors import Interrupted, RunError, UserError
 from replug.config.plain_text import plain_text
 
@@ -33,6 +40,13 @@ OF_A_PATH = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
     *(errno.ENAMETOOLONG, errno.ELOOP),
 )
+
+COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {  # by group, in the order of `replug --help`
+    "Train": (train, prepare, slurm),
+    "Evaluate": (evaluate, report),
+    "Use": (search, ask, export, serve),
+    "Plan and check": (plan, doctor, keys),
+}
 
 
 class _StandardError(logging.Handler):
@@ -96,7 +110,7 @@ def _show_version(asked: bool) -> None:
 
 
 def command_line() -> typer.Typer:
-    """All commands, in groups, the main ones first."""
+    """Return the application with all commands in their groups."""
     app = typer.Typer(
         help="Tune a dense retriever to a frozen language model (REPLUG LSR).",
         no_args_is_help=True,
@@ -104,12 +118,9 @@ def command_line() -> typer.Typer:
         context_settings={"help_option_names": ["--help", "-h"]},
     )
     app.callback()(_options)
-    order = list(Group)
-    for command in sorted(_commands(), key=lambda command: (order.index(command.group), command.place)):
-        if isinstance(command.run, typer.Typer):
-            app.add_typer(command.run, rich_help_panel=command.group.value)
-        else:
-            app.command(rich_help_panel=command.group.value)(command.run)
+    for group, commands in COMMANDS.items():
+        for command in commands:
+            app.command(rich_help_panel=group)(command)
     return app
 
 
@@ -119,14 +130,6 @@ def _options(
     ] = False,
 ) -> None:
     """Tune a dense retriever to a frozen language model (REPLUG LSR)."""
-
-
-def _commands() -> Iterator[Command]:
-    for file in pkgutil.iter_modules(replug.commands.__path__, f"{replug.commands.__name__}."):
-        if file.name != f"{replug.commands.__name__}.cli":
-            command = getattr(importlib.import_module(file.name), "COMMAND", None)
-            if isinstance(command, Command):
-                yield command
 
 
 if __name__ == "__main__":

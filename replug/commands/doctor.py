@@ -1,4 +1,4 @@
-"""`replug doctor`: is this machine ready, is a configuration, is what a command wrote still whole?"""
+"""`replug doctor`: check this machine, a configuration, or files that replug wrote."""
 
 import dataclasses
 import json
@@ -10,7 +10,7 @@ import typer
 
 from replug.cluster.environment import configure_ray_environment
 from replug.commands.checks.machine import Check, Checks, State, machine_checks, run_checks
-from replug.commands.command import Command, Group, Overrides
+from replug.commands.command import Overrides
 from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.config.paths import find_config
@@ -22,7 +22,7 @@ def doctor(
     what: Annotated[
         Path | None,
         typer.Argument(
-            help="A YAML file, a folder that replug wrote, or a cache of LM scores; left out: this machine only.",
+            help="YAML file, folder that replug wrote, or cache of LM scores. Default: check this machine.",
             metavar="[CONFIG|FOLDER|CACHE]",
             parser=find_config,
         ),
@@ -30,10 +30,10 @@ def doctor(
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check this machine and what a configuration needs of it, or every checksum of a folder; exit with 1 if wrong.
+    """Check that this machine can run a configuration, or verify the checksums of a folder.
 
-    A folder is a run directory, prepared set, labels, index or encoder. For a cache (RUN_DIR/scores.sqlite) the command
-    also shows what the file holds, by LM.
+    FOLDER is a run directory, prepared set, labels, index or encoder. For a cache (RUN_DIR/scores.sqlite) the command
+    also lists its scores by LM. The exit status is 1 if a check fails.
 
     replug doctor configs/quickstart.yaml
     """
@@ -42,7 +42,7 @@ def doctor(
     from replug.commands.checks.stored import verify
 
     if overrides:
-        raise UserError(f"{overrides[0]} is given with {what}, which is no configuration; leave it out")
+        raise UserError(f"{overrides[0]} is given, but {what} is not a configuration; remove it")
     verify(what, as_json)
 
 
@@ -57,7 +57,7 @@ def run_doctor(path: Path | None, overrides: Sequence[str], as_json: bool) -> in
 
 
 def _checks(path: Path | None, overrides: Sequence[str]) -> Checks:
-    """A configuration's checks take the place of the machine's own of the same name."""
+    """Return the machine's checks; a configuration's checks replace those of the same name."""
     if path is None:
         return machine_checks()
     from replug.commands.checks.configuration import config_checks
@@ -65,11 +65,11 @@ def _checks(path: Path | None, overrides: Sequence[str]) -> Checks:
     try:
         config = load_config(path, overrides)
     except UserError as error:
-        wrong = Check("configuration", State.wrong, str(error), "fix this first: nothing else of it was looked at")
+        wrong = Check("configuration", State.wrong, str(error), "fix this first; its other checks did not run")
         return [*machine_checks(), ("configuration", lambda: wrong)]
     configure_ray_environment(config)  # before a check imports Ray
     own = config_checks(config)
-    loaded = Check("configuration", State.ok, f"{path}: keys, types and rules are well")
+    loaded = Check("configuration", State.ok, f"{path}: keys, types and rules are valid")
     names = {name for name, _ in own}
     return [*(c for c in machine_checks() if c[0] not in names), ("configuration", lambda: loaded), *own]
 
@@ -84,7 +84,4 @@ def _print(found: Sequence[Check]) -> None:
         fix = f" → {check.fix}" if check.fix and check.state is not State.ok else ""
         console.print(Text.assemble((mark, colour), f" {check.name:<16} {check.found}", (fix, colour)), soft_wrap=True)
     counts = {state: sum(check.state is state for check in found) for state in State}
-    console.print(f"{counts[State.ok]} well, {counts[State.warning]} to look at, {counts[State.wrong]} wrong")
-
-
-COMMAND = Command(doctor, Group.look, place=2)
+    console.print(f"{counts[State.ok]} passed, {counts[State.warning]} warnings, {counts[State.wrong]} failed")

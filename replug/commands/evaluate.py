@@ -1,15 +1,16 @@
-"""`replug evaluate`: measure retrievers by what they do for the LM."""
+"""`replug evaluate`: compare retrievers and methods."""
 
 from replug.cluster.environment import configure_ray_environment
-from replug.commands.command import Command, ConfigFile, Group, Overrides, load_for_run
+from replug.commands.command import ConfigFile, Overrides, load_for_run
 from replug.config.load import load_evaluation_config, names_evaluation
 from replug.config.paths import check_evaluation_paths
 
 
 def evaluate(config: ConfigFile, overrides: Overrides = None) -> None:
-    """Run an evaluation (configs/eval_*.yaml, configs/paper_tables/*.yaml); goes on where it was interrupted.
+    """Evaluate retrievers and methods (configs/eval_*.yaml, configs/paper_tables/*.yaml).
 
-    With a training configuration: the table of `replug train`, for its retriever and the tuned one of RUN_DIR.
+    With a training configuration, compare its retriever with the tuned one of RUN_DIR on the held-out split. The same
+    command resumes after an interruption.
 
     replug evaluate configs/eval_lm.yaml retriever.path=DIR lm.path=DIR out=DIR
     """
@@ -28,6 +29,3 @@ def evaluate(config: ConfigFile, overrides: Overrides = None) -> None:
     from replug.train.run import evaluate as evaluate_run
 
     evaluate_run(loaded)
-
-
-COMMAND = Command(evaluate, Group.evaluate, place=1)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from replug.commands.command import Command, Group
 from replug.config.choices import TrainedSide
 from replug.config.errors import UserError
 from replug.config.load import load_stored_config
@@ -24,21 +23,24 @@ log = logging.getLogger(__name__)
 
 
 def export(
-    run_dir: Annotated[Path, typer.Argument(help="A run directory, finished or not.")],
-    out: Annotated[Path | None, typer.Option("--out", help="The folder to write.")] = None,
+    run_dir: Annotated[Path, typer.Argument(help="Run directory, finished or not.")],
+    out: Annotated[Path | None, typer.Option("--out", help="Folder to write the model to.")] = None,
     push: Annotated[
-        str | None, typer.Option("--push", metavar="OWNER/NAME", help="A model on the hub; HF_TOKEN has the token.")
+        str | None,
+        typer.Option("--push", metavar="OWNER/NAME", help="Hub repository to push to; HF_TOKEN holds the token."),
     ] = None,
-    public: Annotated[bool, typer.Option("--public", help="What is pushed is seen by all, not by its owner.")] = False,
+    public: Annotated[bool, typer.Option("--public", help="Make the pushed repository public.")] = False,
     license_id: Annotated[
         str | None,
-        typer.Option("--license", metavar="ID", help="Its licence, such as apache-2.0 (default: the base's)."),
+        typer.Option(
+            "--license", metavar="ID", help="License of the model, such as apache-2.0. Default: the base model's."
+        ),
     ] = None,
 ) -> None:
-    """Write the tuned retriever as a model of sentence-transformers: a folder, a model on the hub, or both.
+    """Export the tuned retriever as a sentence-transformers model, to a folder, the hub, or both.
 
-    It has the weights that did best on development texts, or the last ones if there are no such texts; of an unfinished
-    run those of the newest checkpoint. It says which.
+    The model has the weights with the best development score, or the last weights without a development split. An
+    unfinished run exports its newest checkpoint. The command prints which weights it took.
     """
     if out is None and push is None:
         raise UserError("there is nowhere to write to; expected --out DIR, --push OWNER/NAME, or both")
@@ -105,6 +107,3 @@ def _tuned(config: Config, run: "RunDirectory") -> tuple["Encoder", str, Path | 
     log.info(f"the run is unfinished; exporting the checkpoint of step {newest.step}")
     checkpoint = torch.load(newest.path, map_location="cpu", weights_only=True)
     return encoder_of_checkpoint(config, checkpoint), f"step {newest.step}, the newest checkpoint", None
-
-
-COMMAND = Command(export, Group.use, place=4)

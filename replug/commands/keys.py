@@ -1,16 +1,15 @@
-"""`replug keys`: every key of a configuration."""
+"""`replug keys`: list the keys of a configuration."""
 
 import difflib
 from typing import Annotated
 
 import typer
 
-from replug.commands.command import Command, Group
 from replug.config.errors import UserError
 
 
-def keys(section: Annotated[str, typer.Argument(help="Only keys that begin so, such as refresh.")] = "") -> None:
-    """List every key of a configuration with its default and what it means; those of evaluations at the end."""
+def keys(section: Annotated[str, typer.Argument(help="Prefix of the keys to list, such as refresh.")] = "") -> None:
+    """List every configuration key with its default and meaning; the keys of evaluations come last."""
     from replug.config.evaluation_schema import EvaluationConfig
     from replug.config.keys import key_descriptions
     from replug.config.schema import Config
@@ -19,7 +18,7 @@ def keys(section: Annotated[str, typer.Argument(help="Only keys that begin so, s
     for key, default, meaning in [*key_descriptions(Config), *key_descriptions(EvaluationConfig)]:
         if not key.startswith("rerank_lm."):
             listed.setdefault(key, (default, meaning))
-    listed["rerank_lm.*"] = ("lm.*", "the keys of lm, of another LM that reranks answers (default: the LM itself)")
+    listed["rerank_lm.*"] = ("lm.*", "Keys of a second LM that reranks answers. Default: lm reranks.")
     shown = [key for key in listed if key.startswith(section)]
     if not shown:
         names = [*dict.fromkeys(name.partition(".")[0] for name in listed), *listed]
@@ -29,6 +28,3 @@ def keys(section: Annotated[str, typer.Argument(help="Only keys that begin so, s
     for key in shown:
         default, meaning = listed[key]
         print(f"{key}={default}".ljust(44), meaning)
-
-
-COMMAND = Command(keys, Group.look, place=3)

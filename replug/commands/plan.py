@@ -1,11 +1,11 @@
-"""`replug plan`: what a run costs, before anyone pays for it."""
+"""`replug plan`: estimate the cost of a run or evaluation."""
 
 import json
 from typing import Annotated, Any
 
 import typer
 
-from replug.commands.command import Command, ConfigFile, Group, Overrides
+from replug.commands.command import ConfigFile, Overrides
 from replug.config.errors import UserError
 from replug.config.load import load_config, load_evaluation_config, names_evaluation
 from replug.planning.evaluations import plan_evaluation
@@ -18,29 +18,33 @@ SAME = "as given"
 def plan(
     config: ConfigFile,
     overrides: Overrides = None,
-    gpus: Annotated[list[str] | None, typer.Option(help="All GPUs, such as 8xA100; repeat it to compare.")] = None,
-    nodes: Annotated[int | None, typer.Option(help="Nodes they are in (default: eight GPUs to a node).")] = None,
+    gpus: Annotated[
+        list[str] | None, typer.Option(help="Number and type of GPUs, such as 8xA100. Repeat to compare.")
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(help="Number of nodes. Default: one per eight GPUs.")] = None,
     split: Annotated[
-        str | None, typer.Option(help="GPUs that score/embed/train, such as 6/1/1, instead of the best.")
+        str | None, typer.Option(help="GPUs for score/embed/train, such as 6/1/1. Default: the fastest split.")
     ] = None,
     what_if: Annotated[
-        list[str] | None, typer.Option(help="Overrides to compare with, in one string; may be repeated.")
+        list[str] | None, typer.Option(help="Overrides to compare with, as one quoted string. Repeatable.")
     ] = None,
-    lm_parameters: Annotated[
-        float | None, typer.Option(help="Parameters of an LM that is not known, such as 7e9.")
-    ] = None,
+    lm_parameters: Annotated[float | None, typer.Option(help="Parameters of an unknown LM, such as 7e9.")] = None,
     retriever_parameters: Annotated[
         float | None, typer.Option(help="Parameters of an unknown encoder, such as 110e6.")
     ] = None,
-    documents: Annotated[int | None, typer.Option(help="Documents of the corpus, where no file tells.", min=1)] = None,
-    efficiency: Annotated[
-        float | None, typer.Option(help="Share of the GPUs' peak that is reached (default: 0.35).")
+    documents: Annotated[
+        int | None, typer.Option(help="Number of corpus documents, if no file exists to count.", min=1)
     ] = None,
-    examples: Annotated[int | None, typer.Option(help="Examples of an evaluation, where no file tells.", min=1)] = None,
-    price: Annotated[float | None, typer.Option(help="Dollars for an hour of one GPU.", min=0)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    efficiency: Annotated[
+        float | None, typer.Option(help="Reached share of the GPUs' peak FLOP/s. Default: 0.35.")
+    ] = None,
+    examples: Annotated[
+        int | None, typer.Option(help="Number of evaluated examples, if no file exists to count.", min=1)
+    ] = None,
+    price: Annotated[float | None, typer.Option(help="Price in dollars per GPU hour.", min=0)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say what a run or an evaluation costs before anyone pays for it: hours, memory, disk, the best split of the GPUs.
+    """Estimate the cost of a run or evaluation: hours, memory, disk, dollars and the best split of the GPUs.
 
     replug plan configs/paper.yaml --gpus 8xA100 --what-if lm.path=gpt2
     replug plan configs/eval_lm.yaml retriever.path=facebook/contriever lm.path=gpt2-xl --gpus 1xA100 --price 2
@@ -79,6 +83,3 @@ def plan(
         print_comparison(named)
     else:
         print_plan(f"{config} on {plans[0]['devices']}", plans[0])
-
-
-COMMAND = Command(plan, Group.look, place=1)

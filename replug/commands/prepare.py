@@ -1,4 +1,4 @@
-"""`replug prepare`: what can be made before a training: a prepared set, an index, labels; or rows as an example."""
+"""`replug prepare`: make a prepared set, an index, labels, or example rows."""
 
 import json
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from replug.commands.command import Command, Group, Overrides, load_for_run
+from replug.commands.command import Overrides, load_for_run
 from replug.config.errors import UserError
 from replug.config.paths import find_config, require_folder
 from replug.config.schema import Config
@@ -19,26 +19,28 @@ if TYPE_CHECKING:  # brings torch
 def prepare(
     config: Annotated[
         Path | None,
-        typer.Argument(help="A YAML file, or the name of a shipped one.", metavar="CONFIG", parser=find_config),
+        typer.Argument(
+            help="YAML file, or the name of a shipped one such as quickstart.", metavar="CONFIG", parser=find_config
+        ),
     ] = None,
     overrides: Overrides = None,
-    index: Annotated[bool, typer.Option("--index", help="Embed the corpus into RUN_DIR/index; asks no LM.")] = False,
+    index: Annotated[bool, typer.Option("--index", help="Embed the corpus into RUN_DIR/index. Needs no LM.")] = False,
     labels: Annotated[
-        Path | None, typer.Option(help="Have the LM score candidates of every text into this folder.")
+        Path | None, typer.Option(help="Score candidates of every training example with the LM, into this folder.")
     ] = None,
     flagembedding: Annotated[
-        Path | None, typer.Option(help="Also write the labels as JSONL with teacher scores for FlagEmbedding.")
+        Path | None, typer.Option(help="With --labels: also write JSONL with teacher scores for FlagEmbedding.")
     ] = None,
     sentence_transformers: Annotated[
-        Path | None, typer.Option(help="Also write the labels as Parquet for sentence-transformers' DistillKLDivLoss.")
+        Path | None, typer.Option(help="With --labels: also write Parquet for sentence-transformers' DistillKLDivLoss.")
     ] = None,
     example: Annotated[
-        Path | None, typer.Option(help="Write sixty rows in the form of your own data into this folder.")
+        Path | None, typer.Option(help="Write sixty example rows in the format of your own data into this folder.")
     ] = None,
 ) -> None:
-    """Cut raw texts into a corpus, training, development and held-out texts; embed them; label them.
+    """Prepare a data set: cut raw texts into corpus and splits, embed the corpus, label the examples.
 
-    An interrupted command resumes. `replug train` makes by itself what is missing.
+    The same command resumes after an interruption. `replug train` also prepares whatever is missing.
 
     replug prepare configs/own_data.yaml data.source=PATH_OR_HUB_NAME data.out=OUT data.tokenizer=retriever
 
@@ -142,6 +144,3 @@ def _write_example(out: Path) -> None:
         f"now: replug train configs/own_data.yaml {data} retriever.path=package:minilm lm.path=package:smollm2 "
         f"run_dir={out / 'run'}"
     )
-
-
-COMMAND = Command(prepare, Group.train, place=2)

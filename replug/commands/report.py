@@ -1,11 +1,10 @@
-"""`replug report`: a finished run's page and table again, or one table of several finished runs or evaluations."""
+"""`replug report`: show finished runs and evaluations, or join several in one table."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from replug.commands.command import Command, Group
 from replug.config.errors import UserError
 from replug.config.load import names_evaluation
 from replug.config.paths import require_picture
@@ -20,20 +19,25 @@ HELDOUT = "language_modelling"  # what a run's results.json calls its evaluation
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Finished runs, or finished evaluations.", metavar="DIR...")],
-    figure: Annotated[Path | None, typer.Option(help="Also write the overview of one run as a PNG.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Also write the table of several folders as Markdown.")] = None,
-    policies: Annotated[
-        Path | None, typer.Option(help="Folder for when to retrieve, by outcomes of popqa: policies and a page.")
+    folders: Annotated[
+        list[Path], typer.Argument(help="Folders of finished runs, or of finished evaluations.", metavar="DIR...")
+    ],
+    figure: Annotated[
+        Path | None, typer.Option(help="Also write the overview of one run as a picture (.png, .svg, .pdf).")
     ] = None,
-    price_in: Annotated[float | None, typer.Option(help="Dollars for a million prompt tokens.", min=0)] = None,
-    price_out: Annotated[float | None, typer.Option(help="Dollars for a million generated tokens.", min=0)] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the joined table as Markdown.")] = None,
+    policies: Annotated[
+        Path | None, typer.Option(help="Fit policies of when to retrieve to PopQA evaluations, into this folder.")
+    ] = None,
+    price_in: Annotated[float | None, typer.Option(help="Price in dollars per million prompt tokens.", min=0)] = None,
+    price_out: Annotated[
+        float | None, typer.Option(help="Price in dollars per million generated tokens.", min=0)
+    ] = None,
 ) -> None:
-    """Print the table of a finished run again and write its report.html; join the tables of several folders.
+    """Show the results of finished runs or evaluations, and join the tables of several folders.
 
-    Evaluations are joined where they measured the same texts with the same documents, such as those of several LMs.
-
-    With --policies, fit when to retrieve to evaluations of PopQA; folders of one LM bring their methods together.
+    Joined folders must have the same texts and corpus, such as evaluations of several LMs. One run: report.html is
+    written again. With --policies, folders of the same LM contribute their methods together.
 
     replug report runs/families/gpt2 runs/families/opt-125m
 
@@ -167,6 +171,3 @@ def _show(blocks: "Blocks", out: Path | None) -> None:
     if out is not None:
         replace_file(out, to_markdown(blocks).encode())
         print(f"table: {out}")
-
-
-COMMAND = Command(report, Group.evaluate, place=2)

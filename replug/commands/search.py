@@ -5,19 +5,18 @@ from typing import Annotated
 
 import typer
 
-from replug.commands.command import Command, Group
 from replug.config.errors import UserError
 from replug.config.plain_text import plain_json, plain_line, plain_text
 
 
 def search(
-    directory: Annotated[Path, typer.Argument(help="A run directory or an index directory.")],
-    text: Annotated[str, typer.Argument(help="The text to search with.")],
-    k: Annotated[int, typer.Option("--k", "-k", help="Documents to show.", min=1)] = 5,
-    against: Annotated[Path | None, typer.Option(help="A second run or index, shown side by side.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each directory.")] = False,
+    directory: Annotated[Path, typer.Argument(help="Run or index directory to search.")],
+    text: Annotated[str, typer.Argument(help="Query.")],
+    k: Annotated[int, typer.Option("--k", "-k", help="Number of documents to show.", min=1)] = 5,
+    against: Annotated[Path | None, typer.Option(help="Second run or index directory, shown side by side.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per directory.")] = False,
 ) -> None:
-    """Show what a retriever finds for a text; two retrievers side by side with --against."""
+    """Show the documents that a retriever finds for a query; with --against, those of two retrievers."""
     if not text.strip():
         raise UserError("TEXT is empty; expected a text to search with")
     from rich.columns import Columns
@@ -56,6 +55,3 @@ def _search_one(directory: Path, text: str, k: int) -> list[dict]:
         {"id": doc.id, "similarity": round(float(similarity), 6), "text": doc.text, "domain": doc.domain}
         for doc, similarity in zip(documents, similarities[0], strict=True)
     ]
-
-
-COMMAND = Command(search, Group.use, place=1)

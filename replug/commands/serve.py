@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from replug.commands.ask import config_of
-from replug.commands.command import Command, Group, Overrides
+from replug.commands.command import Overrides
 from replug.config.errors import UserError, require_extra
 
 # Keys of an LM that only matter for Ray or a cache, or that the server decides by itself.
@@ -14,24 +14,28 @@ UNUSED_LM_KEYS = ("num_replicas", "cache", "too_long")
 
 
 def serve(
-    directory: Annotated[Path, typer.Argument(help="A run directory or an index directory.")],
+    directory: Annotated[Path, typer.Argument(help="Run or index directory to serve.")],
     overrides: Overrides = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback $REPLUG_SERVE_TOKEN is needed.")] = (
+    host: Annotated[str, typer.Option(help="Address to listen on. Other than loopback needs $REPLUG_SERVE_TOKEN.")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8080,
-    k: Annotated[int, typer.Option("--k", "-k", help="Documents of an answer; 0 asks the LM alone.", min=0)] = 10,
-    max_new_tokens: Annotated[int, typer.Option(help="The longest answer.", min=1)] = 512,
+    port: Annotated[int, typer.Option(help="Port. 0: any free port.", min=0, max=65535)] = 8080,
+    k: Annotated[
+        int, typer.Option("--k", "-k", help="Number of documents per answer. 0: the LM answers alone.", min=0)
+    ] = 10,
+    max_new_tokens: Annotated[int, typer.Option(help="Largest number of tokens per answer.", min=1)] = 512,
     max_prompt_tokens: Annotated[
-        int, typer.Option(help="Longest prompt with a document and the answer; at most what the LM holds.", min=2)
+        int, typer.Option(help="Largest number of tokens of prompt, document and answer together.", min=2)
     ] = 4096,
-    max_concurrency: Annotated[int, typer.Option(help="Requests at once; more are refused with 503.", min=1)] = 64,
-    max_batch: Annotated[int, typer.Option(help="Answers that are decoded together.", min=1)] = 16,
-    timeout: Annotated[float, typer.Option(help="Seconds that a request may take.", min=0.1, max=86400)] = 300.0,
+    max_concurrency: Annotated[
+        int, typer.Option(help="Largest number of concurrent requests; others get status 503.", min=1)
+    ] = 64,
+    max_batch: Annotated[int, typer.Option(help="Number of answers decoded in one batch.", min=1)] = 16,
+    timeout: Annotated[float, typer.Option(help="Time limit per request, in seconds.", min=0.1, max=86400)] = 300.0,
 ) -> None:
-    """Serve embeddings, searches and answers from documents to any OpenAI client.
+    """Serve embeddings, search and answers over an OpenAI-compatible HTTP API.
 
-    The LM is that of the run, or lm.path=DIR, or a server by lm.url=URL and lm.model=NAME.
+    The run's LM answers, or the LM of lm.path=DIR, or a server (lm.url=URL lm.model=NAME).
 
     replug serve runs/quickstart
 
@@ -76,6 +80,3 @@ def _require_known(directory: Path, overrides: list[str]) -> None:
                 f"{name} has no effect here: the LM runs in this process, answers are not cached, and a document that "
                 "is too long is cut; leave it out"
             )
-
-
-COMMAND = Command(serve, Group.use, place=5)

@@ -1,13 +1,13 @@
-"""`replug slurm`: one job script for one configuration, and what it will run frozen into the run directory.
+"""`replug slurm`: write one job script for one configuration, and freeze what it runs in the run directory.
 
     RUN_DIR/submitted/JOB/config.yaml     the resolved configuration
-                          code/           the packages as they were
-                          version.json    commit, whether it had changes, package versions, a hash of the code
+                          code/           a copy of the package
+                          version.json    commit, uncommitted changes, package versions, a hash of the code
                           job.sbatch      slurm/job.sbatch with this job's options
                           job.json        the job's number
-                          JOBNUMBER.log   what the job prints
+                          JOBNUMBER.log   the job's output
 
-JOB is train, prepare or evaluate. A queued or requeued job reads nothing else of ours, so later edits do not reach it.
+JOB is train, prepare or evaluate. Later edits do not reach a queued or requeued job.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ import typer
 from replug.cluster.gpu_shares import ROLES as ALL_ROLES
 from replug.cluster.layout import Layout, NoRoom, lay_out
 from replug.cluster.packing import Node
-from replug.commands.command import Command, ConfigFile, Group, Overrides
+from replug.commands.command import ConfigFile, Overrides
 from replug.config.errors import RunError, UserError
 from replug.config.load import config_to_yaml, load_config
 from replug.config.paths import check_paths
@@ -41,49 +41,39 @@ CODE = Path(__file__).parents[1]  # the package, whose folders may be links
 ROLES = {"train": ALL_ROLES, "prepare": (), "evaluate": ("score", "index")}
 JOBS = tuple(ROLES)
 ENDED = {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"}
-OF_A_SPLIT = (  # the keys that a plan's split may set
-    *("resources.", "lm.num_replicas=", "lm.gpus_per_replica=", "index.num_shards=", "index.num_builders="),
-    *("index.gpus_per_builder=", "index.gpus_per_searcher=", "index.swap=", "train.gradient_checkpointing="),
-)
-# As sbatch reads it: minutes, minutes:seconds, hours:minutes:seconds, days-hours and so on.
-TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
 OPTION = re.compile(r"--[a-z][a-z-]*(=.+)?")
 
 
 def slurm(
     config: ConfigFile,
     overrides: Overrides = None,
-    plan: Annotated[
-        Path | None, typer.Option(help="What `replug plan --json` printed: its split of the GPUs is taken.")
-    ] = None,
-    submit: Annotated[bool, typer.Option("--submit", help="Freeze configuration and code, and submit.")] = False,
-    job: Annotated[str, typer.Option(help="train, prepare or evaluate.")] = "train",
-    nodes: Annotated[int | None, typer.Option(help="Nodes.", min=1)] = None,
-    gpus_per_node: Annotated[str | None, typer.Option(help="GPUs of each node, such as 4 or a100:4.")] = None,
-    cpus_per_task: Annotated[int | None, typer.Option(help="CPUs of each node.", min=1)] = None,
+    submit: Annotated[
+        bool, typer.Option("--submit", help="Freeze configuration and code, then submit the job.")
+    ] = False,
+    job: Annotated[str, typer.Option(help="Command to run: train, prepare or evaluate.")] = "train",
+    nodes: Annotated[int | None, typer.Option(help="Number of nodes.", min=1)] = None,
+    gpus_per_node: Annotated[str | None, typer.Option(help="GPUs per node, such as 4 or a100:4.")] = None,
+    cpus_per_task: Annotated[int | None, typer.Option(help="CPUs per node.", min=1)] = None,
     time: Annotated[str | None, typer.Option(help="Time limit, such as 24:00:00.")] = None,
-    partition: Annotated[str | None, typer.Option(help="Partition.")] = None,
-    account: Annotated[str | None, typer.Option(help="Account.")] = None,
+    partition: Annotated[str | None, typer.Option(help="SLURM partition.")] = None,
+    account: Annotated[str | None, typer.Option(help="SLURM account.")] = None,
     sbatch: Annotated[
-        list[str] | None, typer.Option(help="A further option of sbatch, such as --sbatch=--mem=64G; repeatable.")
+        list[str] | None, typer.Option(help="Further sbatch option, such as --sbatch=--mem=64G. Repeatable.")
     ] = None,
 ) -> None:
-    """Show the SLURM job of a configuration; with --submit, freeze it into RUN_DIR and put it into the queue.
+    """Show the SLURM job for a configuration; with --submit, freeze it into RUN_DIR and submit it.
 
     replug slurm configs/paper.yaml --nodes 2 --gpus-per-node 4 --partition gpu --submit
     """
-    if time is not None and not TIME.fullmatch(time):
-        raise UserError(f"--time: {time!r} is no time limit; expected one such as 24:00:00, 2-12 or 90 (minutes)")
     given = {"nodes": nodes, "gpus-per-node": gpus_per_node, "cpus-per-task": cpus_per_task, "time": time}
     given |= {"partition": partition, "account": account}
     options = {name: str(value) for name, value in given.items() if value is not None}
     for option in sbatch or ():
         if not OPTION.fullmatch(option):
-            raise UserError(f"--sbatch: {option!r} is no option of sbatch; expected one such as --sbatch=--mem=64G")
+            raise UserError(f"--sbatch: {option!r} is not an sbatch option; expected one such as --sbatch=--mem=64G")
         name, _, value = option.removeprefix("--").partition("=")
         options[name] = value
-    split = settings_of_plan(plan) if plan is not None else []
-    run_slurm(config, [*split, *(overrides or [])], job, options, submit)
+    run_slurm(config, overrides or [], job, options, submit)
 
 
 def run_slurm(path: Path, overrides: Sequence[str], job: str, asked: Mapping[str, str], submit: bool) -> None:
@@ -117,23 +107,6 @@ def run_slurm(path: Path, overrides: Sequence[str], job: str, asked: Mapping[str
     print(f"submitted as job {number}; log: {folder / number}.log; `squeue --jobs={number}` shows where it stands")
 
 
-def settings_of_plan(path: Path) -> list[str]:
-    """The keys of a plan's split, as overrides. Raises UserError for a file that is no plan, or sets other keys."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"--plan: {path} cannot be read as JSON: {error}") from error
-    settings = content.get("settings") if isinstance(content, dict) else None
-    if not isinstance(settings, list) or not all(isinstance(setting, str) for setting in settings):
-        raise UserError(
-            f"--plan: {path} is no single plan; expected what `replug plan CONFIG --gpus 8xA100 --json` prints"
-        )
-    foreign = [setting for setting in settings if not setting.startswith(OF_A_SPLIT)]
-    if foreign:
-        raise UserError(f"--plan: {path} sets {foreign[0]}, which is no key of a split ({', '.join(OF_A_SPLIT)})")
-    return settings
-
-
 def render(
     job: str, asked: Mapping[str, str], folder: Path, submitted_from: Path, python: str, overrides: Sequence[str] = ()
 ) -> str:
@@ -156,7 +129,7 @@ def render(
 
 
 def directives(script: str) -> dict[str, str]:
-    """Return the options that a job script asks SLURM for. Raises UserError for a line such as `#SBATCH -N 2`."""
+    """Return the options of a job script's #SBATCH lines. Raises UserError for short forms such as `#SBATCH -N 2`."""
     found = {}
     for line in (line for line in script.splitlines() if line.startswith("#SBATCH")):
         words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
@@ -191,7 +164,7 @@ def freeze(config: Config, folder: Path, script: str) -> None:
 
 
 def code_sha256(folder: Path) -> str:
-    """Of every file's path and content."""
+    """Return a hash of every file's path and content."""
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         digest.update(f"{path.relative_to(folder)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
@@ -199,13 +172,11 @@ def code_sha256(folder: Path) -> str:
 
 
 def _layout(config: Config, job: str, options: Mapping[str, str]) -> Layout:
-    """Of a job's actors on the nodes that it asks for, whose GPUs' memory is not known yet. Else the queue would be
-    waited for in vain. Preparing has tasks only, which take what room there is.
-    """
+    """Lay the job's actors out on the nodes that it asks for. Raises UserError if they do not fit."""
     cpus = _number("cpus-per-task", options["cpus-per-task"])
     num_nodes = max(1, _number("nodes", options["nodes"].partition("-")[0]))  # a range, such as 2-4, has its least
     try:
-        gpus = gpus_per_node(options, num_nodes)
+        gpus = gpus_per_node(options)
     except ValueError as error:
         raise UserError(str(error)) from error
     nodes = [Node(f"node {number}", cpus, gpus, is_driver=number == 0) for number in range(num_nodes)]
@@ -240,7 +211,7 @@ def _summary(path: Path, job: str, options: Mapping[str, str], actors: str, fold
 
 
 def _require_idle(run: RunDirectory, asked: str, waits: bool) -> None:
-    """Refuse a second job on a run directory. One of another kind may wait for it in the queue."""
+    """Raise UserError if another job on the run directory is queued or running."""
     for job in JOBS:
         record = run.path / "submitted" / job / "job.json"
         number = json.loads(record.read_text())["job_id"] if record.is_file() else None
@@ -254,7 +225,7 @@ def _require_idle(run: RunDirectory, asked: str, waits: bool) -> None:
 
 
 def job_state(number: str, script: Path) -> str | None:
-    """PENDING, RUNNING and the like; None when it has ended, or SLURM has forgotten it and given its number away."""
+    """Return the job's state, such as PENDING; None if it has ended or its number belongs to another job."""
     command = ["squeue", "--noheader", f"--jobs={number}", "--format=%T %o"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     if done.returncode != 0 and "Invalid job id" not in done.stderr:
@@ -264,13 +235,10 @@ def job_state(number: str, script: Path) -> str | None:
 
 
 def _sbatch(folder: Path) -> str:
-    """The job's number, which is also recorded."""
+    """Submit the script, record the job's number and return it."""
     done = subprocess.run(["sbatch", "--parsable", str(folder / "job.sbatch")], capture_output=True, text=True)
     if done.returncode != 0:
         raise RunError(f"sbatch refused {folder / 'job.sbatch'}: {done.stderr.strip()}")
     number = done.stdout.strip().partition(";")[0]
     write_json(folder / "job.json", {"job_id": number, "submitted_at": datetime.now(UTC).isoformat(timespec="seconds")})
     return number
-
-
-COMMAND = Command(slurm, Group.train, place=3)

@@ -1,4 +1,4 @@
-"""The named choices of keys: one enumeration for each key that takes one of a few names."""
+"""Name the choices of keys that take one of a few names."""
 
 from enum import StrEnum
 

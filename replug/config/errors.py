@@ -15,7 +15,7 @@ class UserError(ValueError):
     """
 
     def __str__(self) -> str:
-        """One line, whatever the ids and names hold that it quotes."""
+        """Return one line, whatever text the message quotes."""
         return " ".join(super().__str__().splitlines())
 
 

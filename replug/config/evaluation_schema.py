@@ -1,4 +1,4 @@
-"""The schema of `replug evaluate` and `replug ask`: their sections, beside those of a run in `config.schema`."""
+"""Declare the configuration of `replug evaluate` and `replug ask`."""
 
 from dataclasses import dataclass
 
@@ -19,90 +19,105 @@ from replug.config.schema import (
 
 @dataclass
 class TextsConfig:
-    path: str | None = key(None, "raw texts, measured whole (default: the held-out texts of the prepared set)")
-    max_examples: int | None = key(
-        200, "spans or held-out texts that are measured, drawn evenly over all by the seed; null for all", ABOVE_0
+    path: str | None = key(None, "Raw texts to evaluate in full. Default: the held-out split of the prepared set.")
+    max_examples: int | None = key(200, "Number of spans or held-out examples, evenly spread. null: all.", ABOVE_0)
+    # Spans of texts.path. Held-out examples have their own context.
+    scored_tokens: int = key(128, "Tokens scored together as one span (paper: 128).", ABOVE_0)
+    context_tokens: int = key(128, "Tokens before a span that the LM reads (paper: 128).", ABOVE_0)
+    query_tokens: int = key(128, "Tokens before a span that form the query (paper: 128).", ABOVE_0)
+    tokenizer: str | None = key(None, "LM whose tokenizer counts the tokens, as lm.path. Default: the evaluated LM.")
+    detokenize: Detokenize = key(
+        Detokenize.none,
+        "wikitext: restore usual spacing, and count words in the original. none: leave texts unchanged.",
     )
-    # Of `path`: what a token is scored after. Held-out texts come with their context.
-    scored_tokens: int = key(128, "tokens that are scored together, a span (paper: 128)", ABOVE_0)
-    context_tokens: int = key(128, "tokens of the text before a span that the LM reads (paper: 128)", ABOVE_0)
-    query_tokens: int = key(128, "tokens before a span that documents are retrieved for (paper: 128)", ABOVE_0)
-    tokenizer: str | None = key(None, "LM whose tokens are counted, as lm.path (default: the LM)")
-    detokenize: Detokenize = key(Detokenize.none, "wikitext: read in usual writing, words counted over the original")
-    entities: str | None = key(
-        None, "token_gain: PopQA's table, whose subjects are looked for in the texts and compared by popularity"
-    )
+    entities: str | None = key(None, "token_gain: PopQA's table, for gains by the popularity of the entities in texts.")
 
 
 @dataclass
 class QuestionsConfig:
     path: str | None = key(
         None,
-        "mmlu: a folder with dev/ and test/; popqa, internet_qa: published files; else JSONL: question, answers, gold",
+        "mmlu: folder; popqa, internet_qa: published files; else JSONL (question, answers, gold).",
     )
-    dataset: str | None = key(None, "internet_qa: nq, hotpotqa, fever, strategyqa or situatedqa, whose files path has")
-    demonstrations: str | None = key(None, "JSONL of answered questions (default: those of path that are not measured)")
-    query: str = key("{question}", "what is searched for; a tuned retriever wants the form of its training texts")
+    dataset: str | None = key(
+        None, "internet_qa: name of the data set in questions.path: nq, hotpotqa, fever, strategyqa or situatedqa."
+    )
+    demonstrations: str | None = key(
+        None, "JSONL of demonstrations. Default: questions of questions.path that are not evaluated."
+    )
+    query: str = key("{question}", "Template of the search query. Use the form of the retriever's training queries.")
     shots: int | None = key(
-        None, "answered questions before each question (default: mmlu 5, open_qa 16, popqa and internet_qa 15)", FROM_0
+        None, "Number of demonstrations. Default: 5 (mmlu), 16 (open_qa), 15 (popqa, internet_qa).", FROM_0
     )
-    demonstration_seed: int | None = key(None, "draws which of demonstrations are shown (default: seed)", FROM_0)
-    documents_in_shots: bool = key(True, "each with the first document found for it, where a method has documents")
-    question_first: bool = key(False, "internet_qa: prompts have the question before its evidence")
-    max_questions: int | None = key(None, "mmlu: of each subject, the first ones; others: drawn by the seed", ABOVE_0)
-    max_new_tokens: int = key(16, "of an answer (papers: REPLUG 16, PopQA 15)", ABOVE_0)
-    latency_questions: int = key(
-        0, "the first questions, asked one at a time without the cache, to measure seconds a question", FROM_0
+    demonstration_seed: int | None = key(None, "Random seed for drawing demonstrations. Default: seed.", FROM_0)
+    documents_in_shots: bool = key(
+        True, "Show each demonstration with its best document, if the method uses documents."
     )
+    question_first: bool = key(False, "internet_qa: put the question before its evidence in prompts.")
+    max_questions: int | None = key(None, "Number of questions to evaluate (mmlu: per subject). Default: all.", ABOVE_0)
+    max_new_tokens: int = key(
+        16, "Largest number of generated tokens per answer (papers: REPLUG 16, PopQA 15).", ABOVE_0
+    )
+    latency_questions: int = key(0, "Number of questions to time one by one, without the cache. 0: none.", FROM_0)
 
 
 @dataclass
 class WebConfig:
-    """Where evidence for a question is searched for, and what of it is kept."""
+    """Search engine for evidence, and limits on what is kept."""
 
-    engine: str = key("local", "local (documents of a corpus), searxng, brave or ddgs")
-    url: str | None = key(None, "of a SearXNG, such as http://127.0.0.1:8888")
-    api_key_env: str = key("REPLUG_SEARCH_API_KEY", "environment variable that holds the key of brave", resumable=True)
-    num_results: int = key(20, "pages of an engine's answer (paper: 20)", ABOVE_0)
-    max_passages: int = key(50, "passages of all pages that are kept, the nearest to the question (paper: 50)", ABOVE_0)
-    sentences_per_passage: int = key(6, "of a page's text (paper: 6)", ABOVE_0)
-    before: str | None = key(None, "only pages whose date is before this one, such as 2021-01-01; undated ones go")
-    site: str | None = key(None, "only pages of this host and those below it, such as wikipedia.org")
-    blocked_hosts: list[str] = key([], "no pages of these hosts and those below them: benchmarks with their answers")
-    max_requests: int | None = key(
-        None, "searches stop before more requests are sent to the engine", ABOVE_0, resumable=True
+    engine: str = key("local", "Search engine: local (corpus), searxng, brave or ddgs.")
+    url: str | None = key(None, "URL of a SearXNG server, such as http://127.0.0.1:8888.")
+    api_key_env: str = key(
+        "REPLUG_SEARCH_API_KEY", "Environment variable that holds the API key of brave.", resumable=True
     )
-    requests_per_second: float = key(1.0, "to the engine, at most", ABOVE_0, resumable=True)
-    snapshot: str | None = key(None, "folder of answers and pages as they were (default: OUT/snapshot)", resumable=True)
+    num_results: int = key(20, "Number of search results to fetch per question (paper: 20).", ABOVE_0)
+    max_passages: int = key(50, "Number of passages to keep per question, nearest first (paper: 50).", ABOVE_0)
+    before: str | None = key(
+        None, "Keep only pages dated before this date, such as 2021-01-01. Undated pages are dropped."
+    )
+    site: str | None = key(None, "Keep only pages of this host and its subdomains, such as wikipedia.org.")
+    blocked_hosts: list[str] = key(
+        [], "Drop pages of these hosts and their subdomains, such as copies of the benchmark."
+    )
+    max_requests: int | None = key(
+        None, "Request budget: searching stops before it sends more. Default: unlimited.", ABOVE_0, resumable=True
+    )
+    requests_per_second: float = key(
+        1.0, "Largest number of requests per second to the search engine.", ABOVE_0, resumable=True
+    )
+    snapshot: str | None = key(
+        None, "Folder that stores search results and pages for exact reruns. Default: OUT/snapshot.", resumable=True
+    )
 
 
 @dataclass
 class PaperConfig:
-    table: str | None = key(None, "where the paper has these figures")
-    values: dict[str, float] = key({}, "the paper's figures by method, beside ours; those by other names stand below")
+    table: str | None = key(None, "Table of the paper that holds these figures.")
+    values: dict[str, float] = key({}, "Figures of the paper by method, shown beside the results.")
     groups: dict[str, dict[str, float]] = key(
-        {}, "the same by group, such as a category of MMLU: {STEM: {none: 0.578}}"
+        {}, "Figures of the paper by group and method, such as {STEM: {none: 0.578}}."
     )
 
 
 @dataclass
 class EvaluationConfig:
-    """What `replug evaluate` measures, with which methods."""
+    """Configuration of `replug evaluate`."""
 
-    evaluation: str = key(
-        MISSING, "language_modelling, token_gain, mmlu, open_qa, popqa, internet_qa or retrieval: a module of evals"
+    evaluation: str = key(MISSING, "language_modelling, token_gain, mmlu, open_qa, popqa, internet_qa or retrieval.")
+    out: str = key(MISSING, "Folder for everything that the evaluation writes.", resumable=True)
+    methods: list[str] = key(
+        ["none", "replug"],
+        "Methods to compare: none, random, bm25, replug, NAME@K/concat and others (docs/evaluation.md).",
     )
-    out: str = key(MISSING, "everything an evaluation writes", resumable=True)
-    methods: list[str] = key(["none", "replug"], "as replug/config/methods.py reads them")
-    retrievers: dict[str, str] = key({}, "name: path as retriever.path, a run or an index's folder")
-    query_encoders: dict[str, str] = key({}, "name: path, where queries have their own (DPR)")
+    retrievers: dict[str, str] = key({}, "Further retrievers by name: an encoder, a run or an index folder.")
+    query_encoders: dict[str, str] = key({}, "Query encoders by name of the retriever, for pairs such as DPR.")
     similarities: dict[str, Similarity] = key(
-        {}, "name: cosine or dot, of a retriever that has another than retriever.similarity (DPR: dot)"
+        {}, "Similarity (cosine or dot) by name of the retriever. Default: retriever.similarity."
     )
-    k: int = key(10, "documents of a method that names no number (paper: 10)", ABOVE_0)
-    exclude_own_source: bool = key(False, "never a document of the source that a text comes from")
-    num_resamples: int = key(10000, "of the paired bootstrap", ABOVE_0)
-    seed: int = key(0, "random documents, demonstrations, spans of texts, bootstrap", FROM_0)
+    k: int = key(10, "Number of documents for methods without @K (paper: 10).", ABOVE_0)
+    exclude_own_source: bool = key(False, "Exclude documents that have the same source as the example.")
+    num_resamples: int = key(10000, "Number of resamples of the paired bootstrap.", ABOVE_0)
+    seed: int = key(0, "Random seed of random documents, demonstrations, spans and bootstrap.", FROM_0)
     texts: TextsConfig = section(TextsConfig)
     questions: QuestionsConfig = section(QuestionsConfig)
     web: WebConfig = section(WebConfig)
@@ -116,14 +131,14 @@ class EvaluationConfig:
     ray: RayConfig = section(RayConfig)
 
     def run_config(self) -> Config:
-        """The parts that a training run has too, for what makes them."""
+        """Return the sections that a training run shares, as its configuration."""
         parts = {name: getattr(self, name) for name in ("data", "retriever", "lm", "index", "ray", "seed")}
         return Config(**parts, run_dir=self.out)
 
 
 @dataclass
 class AskConfig:
-    """What `replug ask` needs to know beside its options; it has no file, only the LM of a run, and overrides."""
+    """Configuration of `replug ask`: overrides, and the LM of a run."""
 
     lm: LMConfig = section(LMConfig)
     rerank_lm: LMConfig = section(LMConfig)  # neither path nor url: answers are reranked by the LM that sampled them

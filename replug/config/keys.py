@@ -1,10 +1,6 @@
-"""What is known of a key of the configuration, written in its dataclass field: the one place where it stands.
+"""Declare the keys of a configuration: a dataclass field holds a key's default, help, bounds and resumability.
 
-    k: int = key(20, "documents for each training text", RULED)
-
-says the default, the meaning that `replug keys` shows, the bounds that `config.rules` checks, and whether a resumed
-run may change it. `keys_of` reads all of it back, and
-`key_descriptions` is what `replug keys` lists.
+k: int = key(20, "Number of documents per training example.", RULED)
 """
 
 import copy
@@ -17,7 +13,7 @@ from typing import Any
 
 
 class Bounds(Enum):
-    """Which numbers a key takes; the value says so in the error."""
+    """The numbers that a key accepts, with their names in errors."""
 
     positive = "a number above 0"
     not_negative = "0 or more"
@@ -25,7 +21,7 @@ class Bounds(Enum):
     ruled = "as config.rules says"  # more than a range, or together with other keys
 
     def hold(self, value: float) -> bool:
-        """NaN and infinity are no number; what is ruled is not looked at here."""
+        """Return whether a number is within the bounds. NaN and infinity never are; `ruled` accepts all."""
         if self is Bounds.ruled:
             return True
         if self is Bounds.positive:
@@ -38,7 +34,7 @@ ABOVE_0, FROM_0, SHARE, RULED = Bounds.positive, Bounds.not_negative, Bounds.sha
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key of a configuration. `bounds` are None where it is no number."""
+    """A key of a configuration. `bounds` is None if the key is not a number."""
 
     path: str  # such as train.lr
     kind: Any  # its type
@@ -49,7 +45,7 @@ class Key:
 
 
 def key(default: Any, meaning: str, bounds: Bounds | None = None, resumable: bool = False) -> Any:
-    """A dataclass field. `resumable` keys change neither what is computed nor in which order."""
+    """Declare a key as a dataclass field. `resumable` keys change neither results nor their order."""
     told = {"meaning": meaning, "bounds": bounds, "resumable": resumable}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: copy.copy(default), metadata=told)
@@ -57,19 +53,19 @@ def key(default: Any, meaning: str, bounds: Bounds | None = None, resumable: boo
 
 
 def section(kind: type, **defaults: Any) -> Any:
-    """A dataclass field that holds a section of keys."""
+    """Declare a section of keys as a dataclass field."""
     return dataclasses.field(default_factory=lambda: kind(**defaults))
 
 
 def keys_of(schema: type) -> Iterator[Key]:
-    """Every key of a schema in its order: those of its sections, then its own."""
+    """Yield every key of a schema in order: the keys of its sections, then its own."""
     for name, kind in sections_of(schema):
         yield from _keys(kind, f"{name}.")
     yield from _keys(schema, "")
 
 
 def sections_of(schema: type) -> Iterator[tuple[str, Any]]:
-    """Name and class of every section."""
+    """Return the name and class of every section."""
     return ((field.name, field.type) for field in dataclasses.fields(schema) if _is_section(field))
 
 

@@ -1,7 +1,6 @@
-"""From a YAML file and dotted overrides to a checked configuration, or from overrides alone to those without a file.
+"""Load configurations from YAML files and dotted overrides. The only module that imports OmegaConf.
 
-Everything a user can get wrong here ends in a `UserError` that names the key's full path, before
-anything heavy is imported. The only module that knows OmegaConf.
+Every mistake of a user raises a UserError that names the key's full path, before heavy imports.
 """
 
 import dataclasses
@@ -70,26 +69,25 @@ def load_config(
 ) -> Config:
     """Merge defaults, file and overrides; check keys, types, missing values and ranges.
 
-    A retriever that is not needed and not given has an empty path.
+    Without `needs_retriever`, a missing retriever.path becomes an empty path.
     """
     return _merge(Config, Path(path), overrides, needs_lm, needs_retriever)
 
 
 def load_stored_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """As `load_config`, for what a run wrote. It may be anybody's: which key is sent is said by `overrides` alone."""
+    """Load the configuration that a run stored. Only `overrides` may name the variable of the API key."""
     return _merge(Config, Path(path), overrides, is_stored=True)
 
 
 def load_stored_evaluation_config(path: str | Path) -> EvaluationConfig:
-    """As `load_stored_config`, for what an evaluation wrote."""
+    """Load the configuration that an evaluation stored."""
     return _merge(EvaluationConfig, Path(path), (), is_stored=True)
 
 
 def load_stored_lm(path: str | Path, overrides: Sequence[str] = ()) -> LMConfig:
-    """The LM of a run by its stored configuration, to be asked.
+    """Return the LM of a run's stored configuration, without its cache.
 
-    A server that the file names is not: whoever wrote the file would be sent the prompts, and the user's key. Raises
-    UserError. Nor is the file's cache written.
+    Raises UserError if the file names a server and the overrides do not: its author would receive the prompts and key.
     """
     lm = load_stored_config(path, overrides).lm
     if lm.url and not any(override.startswith("lm.url=") for override in overrides):
@@ -103,24 +101,24 @@ def load_stored_lm(path: str | Path, overrides: Sequence[str] = ()) -> LMConfig:
 
 
 def load_ask_config(overrides: Sequence[str], run: Path | None = None) -> AskConfig:
-    """For `replug ask`. With the stored configuration of a run, the LM is that one's, as `load_stored_lm` reads it."""
+    """Load the configuration of `replug ask`, with the LM of `run` if given."""
     of_lm = [override for override in overrides if override.startswith("lm.")]
     lm = LMConfig() if run is None else load_stored_lm(run, of_lm)
     return _merge(AskConfig, None, overrides, defaults=AskConfig(lm=lm))
 
 
 def names_lm(overrides: Sequence[str]) -> bool:
-    """Whether overrides say themselves which LM is asked."""
+    """Return whether the overrides set the LM."""
     return any(override.startswith(("lm.path=", "lm.url=")) for override in overrides)
 
 
 def load_evaluation_config(path: str | Path, overrides: Sequence[str] = ()) -> EvaluationConfig:
-    """As `load_config`, for the evaluations."""
+    """Load the configuration of an evaluation."""
     return _merge(EvaluationConfig, Path(path), overrides)
 
 
 def names_evaluation(path: str | Path) -> bool:
-    """Whether a configuration is one of an evaluation; a file that cannot be read is none."""
+    """Return whether a file is the configuration of an evaluation."""
     if not Path(path).is_file():
         return False
     try:
@@ -131,12 +129,12 @@ def names_evaluation(path: str | Path) -> bool:
 
 
 def config_to_yaml(config: Config | EvaluationConfig) -> str:
-    """The resolved configuration as YAML."""
+    """Return the resolved configuration as YAML."""
     return OmegaConf.to_yaml(OmegaConf.structured(config))
 
 
 def flatten(config: Config | EvaluationConfig) -> dict[str, Any]:
-    """Every key's full path and value; enums as their names."""
+    """Return every key's full path and value, with enums as their names."""
     tree = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
     return dict(_leaves(tree, ""))
 
@@ -186,7 +184,7 @@ def _merge(
 
 
 def _overrule_data(tree: Any, overrides: Any) -> None:
-    """Of the ways of giving data, one on the command line takes the place of another in the file."""
+    """Remove the file's source of data if the overrides give another one."""
     given, file = (_section(one, "data") for one in (overrides, tree))
     if not isinstance(given, dict) or not isinstance(file, dict):
         return
@@ -198,12 +196,12 @@ def _overrule_data(tree: Any, overrides: Any) -> None:
 
 
 def _section(tree: Any, name: str) -> Any:
-    """As it is written, None where it is not there."""
+    """Return a section as written, or None."""
     return OmegaConf.to_container(tree, resolve=False).get(name)  # type: ignore[union-attr] # sections at the top
 
 
 def _require_own_key(tree: Any, path: str, overrides: Sequence[str], is_stored: bool) -> None:
-    """The key goes to `lm.url`. A file from somebody else must not choose which of the user's secrets that is."""
+    """Keep a file by somebody else from choosing which of the user's secrets is sent to lm.url."""
     lm = _section(tree, "lm")
     name = lm.get("api_key_env") if isinstance(lm, dict) else None
     if name is None or any(override.startswith("lm.api_key_env=") for override in overrides):
@@ -233,10 +231,7 @@ def _read_yaml(path: Path, schema: Schema) -> Any:
 
 
 def _plain_text(path: Path) -> str:
-    """The text of a file that can be read within bounds. Raises UserError, yaml.YAMLError, UnicodeDecodeError.
-
-    A few aliases of aliases would be as many values as no memory holds, and brackets in brackets take forever.
-    """
+    """Return the text of a YAML file. Raises UserError for a large, aliased or deeply nested file."""
     if path.stat().st_size > MOST_BYTES:
         raise UserError(f"configuration {path} has {path.stat().st_size:,} bytes; expected at most {MOST_BYTES:,}")
     text, depth = path.read_text(encoding="utf-8"), 0
@@ -268,7 +263,7 @@ def _read_overrides(overrides: Sequence[str], schema: Schema) -> Any:
 
 
 def _require_sections(tree: Any, schema: Schema) -> Any:
-    """Where the schema has a section, a single value or a list would be an error without a key."""
+    """Raise UserError if a section is not a mapping of keys."""
     content: Any = OmegaConf.to_container(tree, resolve=False)
     _refuse_resolvers(content, "")
     for name, kind in sections_of(schema):
@@ -281,7 +276,7 @@ def _require_sections(tree: Any, schema: Schema) -> Any:
 
 
 def _refuse_resolvers(content: Any, key: str) -> None:
-    """`${section.key}` stands for another key; `${oc.env:NAME}` and its like read what is not in the configuration."""
+    """Raise UserError for interpolations other than `${section.key}`, such as `${oc.env:NAME}`."""
     if isinstance(content, dict):
         for name, value in content.items():
             _refuse_resolvers(value, f"{key}.{name}".removeprefix("."))

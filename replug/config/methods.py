@@ -1,24 +1,24 @@
-"""How an evaluation's methods are written, and what each gives the LM to read.
+"""Parse the names of an evaluation's methods.
 
 none              no document
-long_context      no document, but as much of the text before as the LM holds: of whole texts, `texts.path`
-random, bm25      documents weighted evenly: what chose them has no similarity that REPLUG could weigh them by
-genread           one document, which the LM itself writes for the question (Yu et al. 2023)
-untuned, tuned    `replug` and `lsr` in words
-NAME              the ensemble of k documents of a retriever: `replug` (retriever.path), or a key of `retrievers`
+long_context      no document, but as much preceding text as the LM holds (only with `texts.path`)
+random, bm25      documents of equal weight
+genread           one document that the LM writes for the question (Yu et al. 2023)
+NAME              the ensemble of k documents of a retriever: `replug` (retriever.path) or a key of `retrievers`
+untuned, tuned    synonyms of `replug` and `lsr`
 SOURCE@3          three documents instead of k
-SOURCE@3/concat   three documents one after the other in one prompt, the nearest last, next to the text
-SOURCE@3/even     three documents of equal weight, whatever similarity they have
-SOURCE@3/softmax  three documents weighed by the softmax of their similarities, which for BM25 are its scores
-SOURCE@16/rerank  of sixteen documents the one after which the LM finds the query likeliest, and no ensemble
+SOURCE@3/concat   three documents in one prompt, the nearest last
+SOURCE@3/even     three documents of equal weight
+SOURCE@3/softmax  three documents weighted by the softmax of their similarities or BM25 scores
+SOURCE@16/rerank  the one of sixteen documents that makes the query most likely for the LM
 
-`bm25@1` is in-context RALM (Ram et al. 2023): one document before the text. `bm25@16/rerank` is its reranking by an LM.
+`bm25@1` is in-context RALM (Ram et al. 2023), `bm25@16/rerank` its reranking by an LM.
 
-Those of `evaluation=internet_qa` (Lazaridou et al. 2022) are of their own:
+`evaluation=internet_qa` (Lazaridou et al. 2022) has its own methods:
 
-none              closed book: the likeliest of many sampled answers
-gold              the same, from the evidence that the data set names
-RERANKER@10       the best by direct, rag, rag_full, noisy_channel or poe of what was sampled from ten passages
+none              closed book: the most likely of many sampled answers
+gold              the same, from the evidence of the data set
+RERANKER@10       the best answer sampled from ten passages, by direct, rag, rag_full, noisy_channel or poe
 """
 
 import itertools
@@ -57,19 +57,19 @@ class Method:
 
     @property
     def takes_from_corpus(self) -> bool:
-        """Whether its documents are those of a corpus."""
+        """Return whether the method reads documents of a corpus."""
         return not self.reads_passages and self.source not in (NONE, LONG_CONTEXT, GENREAD)
 
     @property
     def is_weighted(self) -> bool:
-        """Whether similarities weigh the documents; else all weigh the same."""
+        """Return whether similarities weigh the documents; otherwise all have the same weight."""
         if self.is_concatenated or self.is_reranked or self.reads_passages:
             return False
         return self.weighting == SOFTMAX if self.weighting else self.source not in WITHOUT_RETRIEVER
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is an ensemble weighed as its source is by default."""
+        """Return whether the method is an ensemble with its source's default weights."""
         return self.weighting is None and not self.is_concatenated and not self.is_reranked
 
     @property
@@ -79,12 +79,12 @@ class Method:
 
     @property
     def found_by(self) -> str:
-        """Whose documents it reads, in its order: its source's, or its own where it orders them anew."""
+        """Return the name of the ranking that the method reads."""
         return self.name if self.is_reranked else self.source
 
 
 def parse_methods(names: list[str], k: int, retrievers: Mapping[str, str]) -> list[Method]:
-    """Return the methods in order. Raises UserError for a name that is of another form, unknown, or there twice."""
+    """Return the methods in order. Raises UserError for a malformed, unknown or repeated name."""
     _require_different(names, (NONE, RANDOM, BM25, REPLUG))
     return [_parse(name, k, retrievers) for name in names]
 
@@ -94,7 +94,7 @@ def _require_different(names: list[str], known: Sequence[str]) -> None:
         raise UserError(f"methods is empty; expected some of {', '.join(known)}")
     for name in names:
         if names.count(name) > 1:
-            raise UserError(f"methods names {name} twice")
+            raise UserError(f"methods names {name} twice; expected each method once")
 
 
 def _parse(name: str, k: int, retrievers: Mapping[str, str]) -> Method:
@@ -109,29 +109,29 @@ def _parse(name: str, k: int, retrievers: Mapping[str, str]) -> Method:
     known = [*WITHOUT_RETRIEVER, *retrievers]
     if source == REPLUG and source not in known:
         raise UserError(
-            f"methods: {name} is unknown, since retriever.path is missing and retriever.path is `replug`; expected "
-            "retriever.path=DIR, or methods without it"
+            f"methods: {name} is unknown, since retriever.path is missing; expected retriever.path=DIR for `replug`, "
+            "or methods without it"
         )
     if source not in known:
         raise UserError(
-            f"methods: {name} is unknown; expected one of {', '.join(known)}; other retrievers are named by "
-            "retrievers.NAME=PATH, and retriever.path is `replug`"
+            f"methods: {name} is unknown; expected one of {', '.join(known)}. Name other retrievers "
+            "with retrievers.NAME=PATH"
         )
     if source in (NONE, LONG_CONTEXT) and (found["k"] or way):
-        raise UserError(f"methods: {name}; `{source}` has no documents, so neither a number nor {way or CONCAT}")
+        raise UserError(f"methods: {name}; `{source}` reads no documents; expected no @K and no /{way or CONCAT}")
     if source == GENREAD and (found["k"] not in (None, "1") or way):
-        raise UserError(f"methods: {name}; the LM writes one document, so expected `genread`")
+        raise UserError(f"methods: {name}; the LM writes one document; expected `genread`")
     if number < 1:
         raise UserError(f"methods: {name}; expected at least one document")
     if source == RANDOM and way == SOFTMAX:
-        raise UserError(f"methods: {name}; random documents have no similarity to be weighed by; expected random")
+        raise UserError(f"methods: {name}; random documents have no similarity for /softmax; expected random")
     weighting = way if way in (EVEN, SOFTMAX) else None
     read = {NONE: 0, LONG_CONTEXT: 0, GENREAD: 1}.get(source, number)
     return Method(name, source, read, way == CONCAT, weighting, way == RERANK)
 
 
 def parse_answering_methods(names: list[str], k: int) -> list[Method]:
-    """Return the methods of `internet_qa` in order. Raises UserError for a name that is unknown, or there twice."""
+    """Return the methods of `internet_qa` in order. Raises UserError for an unknown or repeated name."""
     _require_different(names, (NONE, GOLD, *RERANKERS))
     methods = [_parse_answering(name, k) for name in names]
     for first, second in itertools.combinations(methods, 2):
@@ -149,7 +149,7 @@ def _parse_answering(name: str, k: int) -> Method:
         )
     if source in (NONE, GOLD):
         if at:
-            raise UserError(f"methods: {name}; `{source}` reads no passages, so expected no number")
+            raise UserError(f"methods: {name}; `{source}` reads no passages; expected no number")
         return Method(name, source, 0, False, reads_passages=True)
     if at and (not number.isdecimal() or int(number) < 1):
         raise UserError(f"methods: {name}; expected a number of passages, 1 or more, such as {source}@10")

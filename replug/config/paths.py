@@ -1,4 +1,4 @@
-"""Do the files that a configuration names exist, and can its folders be written? Asked before heavy imports."""
+"""Check that the files of a configuration exist and its folders can be written, before heavy imports."""
 
 import os
 from pathlib import Path

@@ -1,13 +1,13 @@
-"""When the corpus is re-embedded and when the new index takes over. Pure: steps in, decisions out.
+"""Decide when the corpus is re-embedded and when the new index takes over. Pure.
 
-Training, the check of a configuration and `replug plan` all ask this module. A refresh starts at every multiple of
-`every_steps`. One that is due to start while another is under way is skipped, never queued.
+A refresh starts at every multiple of `every_steps`. If another refresh is under way, it is skipped, never queued.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+
+from replug.config.schema import RefreshConfig
 
 WHEN_READY = "when_ready"  # of refresh.lag_steps
 
@@ -34,14 +34,14 @@ class RefreshPolicy:
     max_steps: int
 
     def is_due(self, step: int, live_step: int, pending_step: int, is_ready: bool) -> bool:
-        """Whether a refresh is adopted at this boundary. Training waits for one that is due and not ready."""
+        """Return whether a refresh is adopted at this boundary. Training waits for a due refresh that is not ready."""
         if self.lag_steps is None:
             return is_ready or step - live_step >= self.max_age_steps
         return step >= pending_step + self.lag_steps
 
     @property
     def adopts_at_start(self) -> bool:
-        """Whether training waits at the boundary that a refresh starts at, and adopts it there."""
+        """Return whether training waits for each refresh at the boundary where it starts."""
         return self.lag_steps == 0
 
     def starts_at(self, step: int) -> bool:
@@ -55,7 +55,7 @@ class RefreshPolicy:
         return Start.begin if pending_step is None else Start.skip
 
     def is_too_old(self, step: int, live_step: int) -> bool:
-        """Whether an index that was not refreshed ends the training."""
+        """Return whether the index is so old that training stops."""
         return step - live_step > self.max_age_steps
 
     @property
@@ -64,22 +64,14 @@ class RefreshPolicy:
         return sum(self.starts_at(step) for step in range(0, self.max_steps, self.every_steps))
 
 
-class RefreshKeys(Protocol):
-    """The keys of the section `refresh` that a policy follows from."""
-
-    every_steps: int
-    lag_steps: int | str | None
-    max_age_steps: int | None
-
-
-def refresh_policy(keys: RefreshKeys, max_steps: int, trains_documents: bool = True) -> RefreshPolicy:
+def refresh_policy(keys: RefreshConfig, max_steps: int, trains_documents: bool = True) -> RefreshPolicy:
     """Return the policy of a training of `max_steps` steps. Frozen documents are never refreshed."""
     if not trains_documents:
         return RefreshPolicy(max_steps + 1, 0, max_steps + 1, max_steps)
     return RefreshPolicy(keys.every_steps, _lag(keys), keys.max_age_steps or 3 * keys.every_steps, max_steps)
 
 
-def refresh_problems(keys: RefreshKeys) -> Iterator[str]:
+def refresh_problems(keys: RefreshConfig) -> Iterator[str]:
     """Yield what no policy can be made of, with the key and what was expected."""
     if isinstance(keys.lag_steps, str) and keys.lag_steps != WHEN_READY:
         yield f"refresh.lag_steps is {keys.lag_steps}; expected a number of steps, or {WHEN_READY}"
@@ -93,11 +85,11 @@ def refresh_problems(keys: RefreshKeys) -> Iterator[str]:
     if keys.max_age_steps is not None and keys.max_age_steps < keys.every_steps + lag:
         yield (
             f"refresh.max_age_steps is {keys.max_age_steps}; expected at least every_steps + lag_steps "
-            f"({keys.every_steps + lag}), the age an index reaches in good health"
+            f"({keys.every_steps + lag}), the age that an index reaches before the next one"
         )
 
 
-def _lag(keys: RefreshKeys) -> int | None:
+def _lag(keys: RefreshConfig) -> int | None:
     """Return half of the distance between two refreshes by default; None to adopt an index when it is ready."""
     if keys.lag_steps is None:
         return max(1, keys.every_steps // 2)

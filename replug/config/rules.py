@@ -1,6 +1,6 @@
-"""What a configuration must satisfy, each with what was expected instead.
+"""Check the rules that combine keys of a configuration or need code; `config.schema` holds the bounds of single keys.
 
-The bounds of single keys stand in their fields (`config.schema`); here are the rules that combine keys or need code.
+Every message says which key is wrong, what was expected and, where it is not obvious, what to do.
 """
 
 import math
@@ -53,9 +53,9 @@ def _ask_problems(config: AskConfig) -> Iterator[str]:
     yield from rerank_lm_problems(config)
     yield from _ensemble_problems(config.ensemble)
     if config.ensemble.temperature == FIT:
-        yield "ensemble.temperature is fit, and one question has no development texts; expected a number"
+        yield "ensemble.temperature is fit, which needs a development split; expected a number above 0 for `replug ask`"
     if not config.retriever.path and config.retriever != RetrieverConfig(""):
-        yield "retriever.path is missing, but other keys of retriever are set; expected --retriever DIR too"
+        yield "retriever.path is missing, but other keys of retriever are set; expected both. Give --retriever DIR"
     yield from untrained_problems(config.retriever)
 
 
@@ -68,7 +68,7 @@ def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator
     if (needs_lm and not asks_none) or config.lm.path or config.lm.url:
         yield from lm_problems(config.lm)
     if config.retrieve.k < 2:
-        yield f"retrieve.k is {config.retrieve.k}; expected at least 2: one document alone gives no gradient"
+        yield f"retrieve.k is {config.retrieve.k}; expected at least 2, since one document gives no gradient"
     yield from _data_problems(config.data)
     yield from _index_problems(config)
     yield from refresh_problems(config.refresh)
@@ -79,13 +79,15 @@ def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator
 
 
 def evaluation_methods(config: EvaluationConfig) -> list[Method]:
-    """What is compared, in order. Raises UserError for what is not a method."""
+    """Return the methods to compare, in order. Raises UserError for an unknown method."""
     if config.evaluation == INTERNET_QA:
         return parse_answering_methods(config.methods, config.k)
     named = {REPLUG: config.retriever.path} if config.retriever.path else {}
     for name in config.retrievers:
         if name in (REPLUG, *WITHOUT_RETRIEVER):
-            raise UserError(f"retrievers.{name} is taken; expected another name (`replug` is retriever.path)")
+            raise UserError(
+                f"retrievers.{name} is a reserved name; expected another name, such as retrievers.my_{name}"
+            )
     return parse_methods(config.methods, config.k, {**named, **config.retrievers})
 
 
@@ -95,9 +97,9 @@ def _evaluation_problems(config: EvaluationConfig) -> Iterator[str]:
     yield from _out_of_range(config)
     for key in ("query_encoders", "similarities"):
         for name in sorted(getattr(config, key).keys() - (config.retrievers.keys() | {REPLUG})):
-            yield f"{key}.{name} belongs to no retriever; expected a name under retrievers, or replug"
+            yield f"{key}.{name} does not name a retriever; expected a name under retrievers, or replug"
     if config.retriever.query_path is not None and REPLUG in config.query_encoders:
-        yield f"query_encoders.{REPLUG} and retriever.query_path both name the encoder of its queries; expected one"
+        yield f"query_encoders.{REPLUG} and retriever.query_path both set its query encoder; expected one of them"
     if QUESTION not in config.questions.query:
         yield f"questions.query is {config.questions.query!r}; expected a text with {QUESTION} in it"
     yield from web_problems(config.web)
@@ -119,14 +121,15 @@ def _ensemble_problems(ensemble: EnsembleConfig) -> Iterator[str]:
 
 
 def web_problems(web: WebConfig) -> Iterator[str]:
-    """Of the search for evidence."""
+    """Check the section `web`."""
     is_given = bool((web.url or "").strip())
     if is_given != (web.engine == "searxng"):
-        yield f"web.url is {'set' if is_given else 'missing'} with web.engine={web.engine}; searxng alone wants it"
+        state = "set" if is_given else "missing"
+        yield f"web.url is {state} with web.engine={web.engine}; expected it with web.engine=searxng only"
     if web.url:
         parts = urlsplit(web.url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
-            yield "web.url is no address of a SearXNG; expected http://HOST:PORT without a password or a query"
+            yield "web.url is not the URL of a SearXNG server; expected http://HOST:PORT without a password or a query"
     if web.before is not None:
         is_date = False
         with suppress(ValueError):
@@ -134,20 +137,20 @@ def web_problems(web: WebConfig) -> Iterator[str]:
         if not is_date:
             yield f"web.before is {web.before}; expected a date such as 2021-01-01"
         if web.engine == "local":
-            yield "web.before is set with web.engine=local; documents of a corpus have no dates: expected null"
+            yield "web.before is set with web.engine=local; expected null, since corpus documents have no dates"
     for key, hosts in (("site", [web.site] if web.site is not None else []), ("blocked_hosts", web.blocked_hosts)):
         for host in hosts:
             if not HOST_NAME.fullmatch(host):
-                yield f"web.{key}: {host!r} is no host; expected a name in lower case such as wikipedia.org"
+                yield f"web.{key}: {host!r} is not a host name; expected lower case, such as wikipedia.org"
 
 
 def has_rerank_lm(config: EvaluationConfig | AskConfig) -> bool:
-    """Whether another LM than the one that answers says how good answers are."""
+    """Return whether a second LM, `rerank_lm`, reranks the answers."""
     return bool(config.rerank_lm.path or config.rerank_lm.url)
 
 
 def rerank_lm_problems(config: EvaluationConfig | AskConfig) -> Iterator[str]:
-    """Of what reranks."""
+    """Check the section `rerank_lm`."""
     if not has_rerank_lm(config) and config.rerank_lm != LMConfig():
         yield "rerank_lm.path is missing, but other keys of rerank_lm are set; expected rerank_lm.path or rerank_lm.url"
     if has_rerank_lm(config):
@@ -177,13 +180,13 @@ def lm_problems(lm: LMConfig) -> Iterator[str]:
         yield from _server_problems(lm)
     for key in ("model", "tokenizer"):
         if lm.path and getattr(lm, key):
-            yield f"lm.{key} is set, but lm.path has the LM itself; expected it with lm.url only"
+            yield f"lm.{key} is set, but lm.path names a local LM; expected it only with lm.url. Remove it"
 
 
 def _server_problems(lm: LMConfig) -> Iterator[str]:
     parts = urlsplit(str(lm.url))
     if parts.username or parts.password or parts.query or parts.fragment:
-        yield f"lm.url holds a secret or a query; expected http://HOST:PORT/v1 and the key in ${lm.api_key_env}"
+        yield f"lm.url holds a secret or a query; expected http://HOST:PORT/v1. Put the key in ${lm.api_key_env}"
     if parts.scheme not in ("http", "https") or not parts.hostname:
         yield f"lm.url is {lm.url}; expected http://HOST:PORT/v1"
     if not (lm.model or "").strip():
@@ -197,7 +200,7 @@ def _server_problems(lm: LMConfig) -> Iterator[str]:
 def _data_problems(data: DataConfig) -> Iterator[str]:
     ways = [[f"data.{name}" for name in way if getattr(data, name)] for way in WAYS_OF_DATA]
     if len(both := [names[0] for names in ways if names]) > 1:
-        yield f"{both[0]} and {both[1]} are both set; expected one way of giving the data"
+        yield f"{both[0]} and {both[1]} are both set; expected one source of data. Remove the other"
     dev_share, and_dev = (DEV_SHARE, f" + {DEV_SHARE:g} for data.num_dev") if data.num_dev else (0.0, "")
     if (total := data.query_share + data.heldout_share + dev_share) >= 1:
         yield (
@@ -207,13 +210,13 @@ def _data_problems(data: DataConfig) -> Iterator[str]:
     if (total := total + (data.corpus_share or 0)) > 1 + 1e-9:
         yield f"data.query_share + data.heldout_share{and_dev} + data.corpus_share is {total:g}; expected at most 1"
     if data.num_dev and ways[0]:
-        yield "data.num_dev is set, but your own rows are never dealt to splits; expected data.dev with them"
+        yield "data.num_dev is set, but data.corpus and data.queries are not split; expected data.dev=FILE instead"
     if data.dev and not data.queries:
-        yield "data.dev is set without data.queries; expected development texts beside training texts"
+        yield "data.dev is set without data.queries; expected both, or data.num_dev with data.source"
     try:
         re.compile(data.new_text_at or "")
     except re.error as error:
-        yield f"data.new_text_at is {data.new_text_at!r}, which is no regular expression: {error}"
+        yield f"data.new_text_at is {data.new_text_at!r}, expected a regular expression: {error}"
 
 
 def _index_problems(config: Config | EvaluationConfig) -> Iterator[str]:
@@ -222,7 +225,7 @@ def _index_problems(config: Config | EvaluationConfig) -> Iterator[str]:
         yield "index.kind is empty; expected a preset such as flat_fp16, or a FAISS factory string"
     for key in ("gpus_per_builder", "gpus_per_searcher"):
         if (getattr(index, key) or 0.0) > 1:
-            yield f"index.{key} is {getattr(index, key)}; expected at most 1: take more builders or shards instead"
+            yield f"index.{key} is {getattr(index, key)}; expected at most 1. Raise index.num_builders or num_shards"
 
 
 def _resource_problems(config: Config) -> Iterator[str]:
@@ -233,42 +236,42 @@ def _resource_problems(config: Config) -> Iterator[str]:
         elif isinstance(value, int | float) and (not 0 < value < math.inf or (value > 1 and value % 1)):
             yield f"resources.{role} is {value}; expected a whole number above 0, a share of one GPU, or auto"
     if config.resources.score != "auto" and config.lm.url:
-        yield "resources.score is set, but lm.url has the LM; expected it with lm.path only"
+        yield "resources.score is set, but a server (lm.url) runs the LM; expected it only with lm.path. Remove it"
     ranks = config.resources.train
     parts = config.train.micro_batches * (int(max(1, ranks)) if isinstance(ranks, int | float) else 1)
     if config.train.batch_size % parts:
         yield (
             f"train.batch_size is {config.train.batch_size}; expected a multiple of ranks x micro_batches "
-            f"(resources.train x train.micro_batches = {parts}), so that all parts are of one size"
+            f"(resources.train x train.micro_batches = {parts})"
         )
 
 
 def _training_problems(config: Config) -> Iterator[str]:
     """Check which weights learn, and by which loss."""
     if config.loss.in_batch and not config.loss.contrastive:
-        yield "loss.in_batch is true, but loss.contrastive is 0; expected a weight above 0, whose term it widens"
+        yield "loss.in_batch is true, but loss.contrastive is 0; expected loss.contrastive above 0"
     if config.loss.in_batch and config.train.micro_batches > 1:
         yield (
-            f"train.micro_batches is {config.train.micro_batches} with loss.in_batch; expected 1, since a part's "
-            "documents would be all that stand against its texts"
+            f"train.micro_batches is {config.train.micro_batches} with loss.in_batch; expected 1, since "
+            "in-batch negatives need the whole batch"
         )
     if config.retriever.train is TrainedSide.query and config.index.rerank is Rerank.live:
-        yield "index.rerank is live with retriever.train=query; expected stored or none: documents stay as they are"
+        yield "index.rerank is live with retriever.train=query; expected stored or none, since documents do not change"
     dims = config.retriever.dims
     if any(count < 1 for count in dims) or len(set(dims)) < len(dims):
         yield f"retriever.dims is {dims}; expected different numbers above 0, such as [384,128]"
 
 
 def untrained_problems(retriever: RetrieverConfig) -> Iterator[str]:
-    """Refuse keys of training where nothing is trained."""
+    """Refuse keys of training in a command that does not train."""
     for key in ("frozen_layers", "dims"):
         if value := getattr(retriever, key):
-            instead = "; index.dims searches by the first numbers" if key == "dims" else ""
-            yield f"retriever.{key} is {value}, but nothing is trained here; expected it left out{instead}"
+            instead = " (index.dims sets the searched dimensions)" if key == "dims" else ""
+            yield f"retriever.{key} is {value}, but this command does not train; remove it{instead}"
 
 
 def _without_labels(config: Config) -> Iterator[str]:
-    """Refuse keys that need the labels' numbers."""
+    """Refuse keys that need labels."""
     asked = {
         "train.epochs": config.train.epochs,
         "train.dev_every_steps": config.train.dev_every_steps,
@@ -283,38 +286,38 @@ def _without_labels(config: Config) -> Iterator[str]:
 
 
 def is_live(config: Config) -> bool:
-    """Whether the LM scores batches while the retriever is trained, at least after the labels."""
+    """Return whether the LM scores batches during training."""
     return config.train.labels is None or config.train.label_steps is not None
 
 
 def _with_labels(config: Config) -> Iterator[str]:
     train = config.train
     if train.label_steps is not None and train.epochs is not None:
-        yield "train.epochs is set with train.label_steps; expected train.max_steps, the number of all steps"
+        yield "train.epochs is set with train.label_steps; expected train.max_steps instead"
     elif train.label_steps is not None and train.label_steps >= train.max_steps:
         yield (
-            f"train.label_steps is {train.label_steps} of train.max_steps={train.max_steps}; expected fewer, or none "
-            "to train all steps on labels"
+            f"train.label_steps is {train.label_steps} of train.max_steps={train.max_steps}; expected fewer. Remove "
+            "it to train all steps on labels"
         )
     for name in ("dev_every_steps", "patience"):
         if train.label_steps is not None and getattr(train, name) is not None:
-            yield f"train.{name} is set with train.label_steps; expected one: live batches have a look at each refresh"
+            yield f"train.{name} is set with train.label_steps; expected only one; live training evaluates at refreshes"
     if config.train.labels == OWN_LABELS:
         yield from labelling_problems(config, makes_first=True)
     ranks = config.resources.train
     if isinstance(ranks, int | float) and ranks > 1:
-        yield f"resources.train is {ranks:g} with train.labels; expected 1 or auto: labels are trained on by one rank"
+        yield f"resources.train is {ranks:g} with train.labels; expected 1 or auto, since one rank trains on labels"
 
 
 def labelling_problems(config: Config, makes_first: bool = False) -> Iterator[str]:
-    """Check the keys of labels. `makes_first`: a first training is made, whose queries find `label.tuned`."""
+    """Check the section `label`. With `makes_first`, a first training makes the queries that find `label.tuned`."""
     label = config.label
     if (count := label.dense + label.tuned + label.bm25 + label.random) < 2:
-        yield f"label.dense + .tuned + .bm25 + .random is {count}; expected at least 2: one alone teaches nothing"
+        yield f"label.dense + .tuned + .bm25 + .random is {count}; expected at least 2 candidates per example"
     if not label.tuned and not label.tuned_path:
         return
     if not label.tuned:
-        yield f"label.tuned_path is {label.tuned_path}, but label.tuned is 0; expected how many documents it gives"
+        yield f"label.tuned_path is {label.tuned_path}, but label.tuned is 0; expected a number of candidates"
     if not (label.tuned_path or makes_first):
         yield (
             f"label.tuned is {label.tuned}; expected label.tuned_path, the run_dir of an earlier training on labels, "
@@ -323,4 +326,4 @@ def labelling_problems(config: Config, makes_first: bool = False) -> Iterator[st
     if makes_first and config.retriever.train is not TrainedSide.query:
         yield f"label.tuned is {label.tuned} with retriever.train={config.retriever.train.value}; expected query"
     if config.retriever.query_path:
-        yield f"label.tuned is {label.tuned} with retriever.query_path; expected one encoder, and no pair"
+        yield f"label.tuned is {label.tuned} with retriever.query_path; expected one encoder instead of a pair"

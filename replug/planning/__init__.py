@@ -1,1 +1,1 @@
-"""What a training run will cost, from its configuration alone: no model, corpus, GPU or network is touched."""
+"""Estimate the cost of a run from its configuration alone, without a model, corpus, GPU or network."""

@@ -1,6 +1,6 @@
-"""Accelerators by name: peak rates and memory, and what `--gpus 8xA100` means.
+"""Peak rates and memory of accelerators, and `--gpus 8xA100`.
 
-Peaks are the manufacturers' dense figures. A type without bfloat16 runs `auto` in float32.
+Peaks are the manufacturers' dense figures. `auto` is float32 on a type without bfloat16.
 """
 
 import difflib
@@ -30,7 +30,7 @@ class DeviceModel:
         return resolve_dtype(name, bool(self.bfloat16))
 
     def peak(self, dtype: str) -> float:
-        """FLOP/s; a precision that is not native is emulated in float32."""
+        """Return the peak FLOP/s of a precision; without native support, that of float32."""
         native: float = getattr(self, dtype)
         return native or self.float32
 

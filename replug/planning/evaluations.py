@@ -1,7 +1,7 @@
-"""What an evaluation costs: tokens that LMs read and write, GPU hours of LMs and of embedding, dollars.
+"""Estimate an evaluation: tokens that LMs read and generate, GPU hours of LMs and embedding, dollars.
 
-Rates are those of a training plan. Answers are generated token by token, and no token takes less than the time to read
-the LM's weights. Lengths that no key tells are assumed. Documents of different retrievers are taken to differ.
+Rates are those of a training plan. Generating a token takes at least the time to read the LM's weights. Lengths that no
+key sets are assumed, and documents of different retrievers are assumed to differ.
 """
 
 import math
@@ -31,7 +31,7 @@ SAMPLES, SAMPLES_ALONE = 4, 50  # answers of a question from passages (answering
 LABELS = {"fever": 3, "strategyqa": 2}  # answers that there are, where nothing is sampled
 WRITTEN_TOKENS = 150  # of a document that the LM writes (evals/genread.py)
 QUESTION_TOKENS = {"mmlu": 100, "popqa": 15}  # with choices; of other questions 20
-ANSWER_TOKENS, LONG_CONTEXT_TOKENS, SENTENCE_TOKENS = 5, 1024, 25
+ANSWER_TOKENS, LONG_CONTEXT_TOKENS, PASSAGE_TOKENS = 5, 1024, 150
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def _prompts_of_passages(
     `evals/internet_costs.py` counts the same: every factor is asked for, and no two samples are alike.
     """
     labels = LABELS.get(str(config.questions.dataset), 0)
-    query, answer, passage = _query_tokens(config), ANSWER_TOKENS, SENTENCE_TOKENS * config.web.sentences_per_passage
+    query, answer, passage = _query_tokens(config), ANSWER_TOKENS, PASSAGE_TOKENS
     alone, open_book = (_num_shots(config) * (query + answer + evidence) for evidence in (0, passage))
     asked: list[Prompts] = []
     scored: list[Prompts] = []

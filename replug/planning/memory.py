@@ -1,9 +1,8 @@
-"""Bytes that actors hold on a GPU: weights, a pass, what a training step keeps, index vectors. Pure.
+"""Estimate the bytes that actors hold on a GPU: weights, activations, optimizer state, index vectors. Pure.
 
-`run_sizes` gives the layout of a run what it compares with the memory of its GPUs; `replug plan` asks the same
-formulas. Training is counted by tensor in the layers of transformers' BERT and Qwen3 with fused attention, and compared
-with what a step on fake tensors holds (tests/planning/test_memory.py). Under autocast norms and sums stay in float32,
-and each linear layer keeps a copy of its own input in 16 bits.
+Training is counted by tensor in the layers of transformers' BERT and Qwen3 with fused attention, and tested against a
+step on fake tensors (tests/planning/test_memory.py). Under autocast norms and sums stay in float32, and each linear
+layer keeps a copy of its input in 16 bits.
 """
 
 from collections.abc import Callable
@@ -59,7 +58,7 @@ def known(size_of: Callable[[Any], ModelSize], model: Any) -> ModelSize | None:
 def sizes_of(
     config: Config, retriever: ModelSize | None, lm: ModelSize | None, num_documents: int | None, resolve: Resolve
 ) -> Sizes:
-    """Return what the actors hold on GPUs. None stands for what is not known."""
+    """Return what the actors hold on GPUs; None stands for an unknown size."""
     scoring = scoring_bytes(config.lm, lm, resolve) if lm else None
     if retriever is None:
         return Sizes(scoring=scoring)
@@ -84,24 +83,24 @@ def sizes_of(
 
 
 def pass_bytes(model: ModelSize, num_tokens: int, dtype: str) -> float:
-    """Activations of a forward pass without gradient: one layer at a time, its widest tensors twice."""
+    """Return the activations of a forward pass without gradient: the widest tensors of one layer, twice."""
     return float(num_tokens * (2 * model.intermediate + 6 * model.hidden) * DTYPE_BYTES[dtype])
 
 
 def score_bytes(lm: ModelSize, num_tokens: int, dtype: str) -> float:
-    """One replica: weights, a pass of `num_tokens` without a cache, some positions' logits, also in float32."""
+    """Return the bytes of a replica: weights, a pass of `num_tokens`, and logits of some positions."""
     logits = POSITIONS_PER_PRODUCT * lm.vocabulary * (DTYPE_BYTES[dtype] + 8.0)
     return lm.parameters * DTYPE_BYTES[dtype] + pass_bytes(lm, num_tokens, dtype) + logits
 
 
 def scoring_bytes(keys: LMConfig, lm: ModelSize, resolve: Resolve) -> float:
-    """One LM with the keys of `lm`, over all its GPUs."""
+    """Return the bytes of one LM with the keys of `lm`, over all its GPUs."""
     tokens = tokens_per_pass(LMShape(lm.layers, lm.hidden), True, keys.tokens_per_batch)
     return score_bytes(lm, tokens, resolve(keys.dtype.value))
 
 
 def embedding_bytes(config: Config, retriever: ModelSize, resolve: Resolve) -> float:
-    """A builder: its encoder and one pass."""
+    """Return the bytes of a builder: its encoder and one pass."""
     tokens, dtype = config.index.tokens_per_batch or TOKENS_PER_PASS_GPU, resolve(config.index.dtype.value)
     return retriever.parameters * DTYPE_BYTES[dtype] + pass_bytes(retriever, tokens, dtype)
 
@@ -123,17 +122,17 @@ class TrainedPart:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of weights, gradients and moments."""
+        """Return the bytes of weights, gradients and moments."""
         return WEIGHT_BYTES * self.parameters + LEARNING_BYTES * self.learning
 
     @property
     def flop_factor(self) -> float:
-        """FLOP of a step by those of a pass forward: backward as much again for inputs, and for own weights."""
+        """Return the FLOP of a step in forward passes."""
         return 1 + self.layers_share * (1 if self.adapted else 2)
 
 
 def whole(retriever: ModelSize) -> TrainedPart:
-    """All weights learn."""
+    """Return the trained part if all weights learn."""
     return TrainedPart(retriever.parameters, retriever.parameters)
 
 

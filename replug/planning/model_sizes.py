@@ -1,7 +1,6 @@
-"""Sizes of encoders and language models: a local config.json, a table of well-known models, or a parameter count.
+"""Find the sizes of encoders and LMs from a local config.json, a table of well-known models, or a parameter count.
 
-No hub is asked. A plan needs the weights in the layers, the width of attention, and the output layer. An encoder's
-`modules.json`, or the `Router` of a pair, says how wide its vectors are.
+No hub is asked. `modules.json`, or the `Router` of a pair, gives the width of an encoder's vectors.
 """
 
 import json
@@ -41,16 +40,16 @@ class ModelSize:
 
     @property
     def dim(self) -> int:
-        """Numbers of an encoder's vector, behind its modules."""
+        """Return the width of the encoder's vectors."""
         return self.vector_width or self.hidden
 
     def flop_per_token(self, num_tokens: int) -> float:
-        """Forward FLOP of one token in a sequence: two for each weight, and attention over the whole sequence."""
+        """Return the forward FLOP of one token: two per weight, and attention over the whole sequence."""
         return 2.0 * self.layer_parameters + 4.0 * num_tokens * self.attention_width * self.layers
 
     @property
     def flop_per_prediction(self) -> float:
-        """Forward FLOP of the output layer at one position."""
+        """Return the forward FLOP of the output layer at one position."""
         return 2.0 * self.hidden * self.vocabulary
 
 

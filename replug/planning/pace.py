@@ -52,7 +52,7 @@ def job_of(
     retriever_parameters: float | None = None,
     num_documents: int | None = None,
 ) -> Job:
-    """Raises UserError for models of unknown size and a corpus of unknown length."""
+    """Return the job of a configuration. Raises UserError if the size of a model or the corpus is unknown."""
     shape = shape_of(config, num_documents)
     retriever = retriever_size(config.retriever, retriever_parameters)
     lm = lm_size(str(config.lm.path or config.lm.model), lm_parameters)
@@ -90,16 +90,16 @@ class Split:
         return self.num_builders or self.embed
 
     def searching(self, devices: Devices) -> int:
-        """GPUs, or nodes, that search side by side: searchers of one node share its cores."""
+        """Return the GPUs or nodes that search in parallel; searchers of one node share its cores."""
         searchers = self.num_searchers or devices.nodes
         return searchers if self.search_on_gpu else min(searchers, devices.nodes)
 
     def shares(self, devices: Devices) -> bool:
-        """Whether roles have more GPUs together than there are."""
+        """Return whether roles have more GPUs together than there are."""
         return not self.shared and self.score + self.embed + self.train > devices.count
 
     def by_role(self) -> dict[str, float]:
-        """GPUs by role, one that is shared in equal parts."""
+        """Return the GPUs by role; a shared one counts in equal parts."""
         counts = {"score": self.score, "embed": self.embed, "train": self.train}
         return {role: n / len(self.shared) if role in self.shared else float(n) for role, n in counts.items()}
 
@@ -117,7 +117,7 @@ class Seconds:
     search: float
 
     def exchange(self, job: Job, devices: Devices, ranks: int) -> float:
-        """Gradients summed over ranks in a ring: each sends and receives twice its share of the others'."""
+        """Return the seconds of a ring all-reduce of the gradients."""
         speed = RING_WITHIN if ranks <= devices.count / devices.nodes else RING_BETWEEN
         return 2 * GRADIENT_BYTES * job.trained.learning * (ranks - 1) / ranks / speed
 
@@ -140,9 +140,9 @@ def seconds_of(job: Job, devices: Devices, split: Split) -> Seconds:
 
 
 def search_seconds(job: Job, devices: Devices, split: Split) -> float:
-    """A batch of queries over parts of the index side by side: the products, or the reading of the vectors.
+    """Return the seconds of searching a batch: the larger of computing products and reading vectors.
 
-    GPUs read the vectors that one query looks into. A processor reads what any of the queries looks into once.
+    A GPU reads the vectors that each query probes; a CPU reads the vectors that any query probes once.
     """
     shape, index, parts, gpu = job.shape, job.index, split.searching(devices), devices.accelerator
     share = index.probed_share if split.search_on_gpu else min(1.0, shape.batch_size * index.probed_share)
@@ -155,10 +155,10 @@ def search_seconds(job: Job, devices: Devices, split: Split) -> float:
 
 
 def core_seconds(kind: IndexKind, dim: int, num_documents: int, queries: int, k: int, parts: int = 1) -> float:
-    """Seconds of one core for a batch of queries over one of the parts of vectors [num_documents, dim], k each.
+    """Return the seconds of one core to search one of `parts` of the vectors [num_documents, dim] for k each.
 
-    A lossy kind finds lists, reads their codes for each query apart, and orders candidates by stored vectors; each part
-    finds lists and candidates of its own. A kind of unknown codes is taken for an exact search of what it probes.
+    A lossy kind finds lists, reads their codes for each query, and reranks candidates by stored vectors. A kind of
+    unknown codes counts as an exact search of what it probes.
     """
     factory = kind.factory or ""
     lists = num_lists(factory)
@@ -236,10 +236,9 @@ def estimate(job: Job, devices: Devices, split: Split) -> Estimate:
 
 
 def pace_of_split(job: Job, devices: Devices, split: Split, seconds: Seconds) -> tuple[float, float]:
-    """Seconds of a step where roles have GPUs of their own, and of waiting for late refreshes in the whole run.
+    """Return the seconds of a step, and of waiting for late refreshes in the run, if roles have GPUs of their own.
 
-    The slowest of the roles sets the pace, or the time until the scores of a batch are there while `depth` batches are
-    ahead. Roles that are on one GPU together add up.
+    The slowest role sets the pace, or the latency of a batch's scores while `depth` batches are ahead.
     """
     shape, units = job.shape, seconds.units
     step = seconds.encode + seconds.train / split.train + seconds.exchange(job, devices, split.train)
@@ -252,10 +251,7 @@ def pace_of_split(job: Job, devices: Devices, split: Split, seconds: Seconds) ->
 
 
 def pace_of_shared(job: Job, devices: Devices, split: Split, seconds: Seconds) -> float:
-    """Seconds of a step where roles share GPUs: by all the work, by the chain of a step, and by late refreshes.
-
-    Refreshes are spread over the steps. While the trainer waits for one that is late, GPUs without builders are idle.
-    """
+    """Return the seconds of a step if roles share GPUs: by total work, the chain of a step, and late refreshes."""
     ranks, score, index, count = split.train, split.score, split.embed, devices.count
     refresh = job.shape.refresh
     embed = refresh.num_starts * seconds.build / job.shape.steps
@@ -274,10 +270,9 @@ def pace_of_shared(job: Job, devices: Devices, split: Split, seconds: Seconds) -
 
 
 def _pace_beside(chain: float, least: float, beside: list[tuple[float, int]]) -> float:
-    """Seconds of a step whose chain is on GPUs where scorers or builders are at work for a part of the time.
+    """Return the seconds of a step whose chain shares GPUs with scorers or builders for part of the time.
 
-    `beside` has the seconds of each such role in a step, and its GPUs. At half their speed that is twice their work.
-    The fixed point is found by halving.
+    `beside` has the seconds of each such role in a step, and its GPUs. Bisection finds the fixed point.
     """
     low, high = least, max(least, 3 * HEADROOM * chain / CROWDED)
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""Plans as tables and sentences for a terminal."""
+"""Print plans as tables and sentences."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,6 @@
-"""The plan of a training run as one JSON object, whose names docs/planning.md lists, and the split of the GPUs in it.
+"""Plan a training run as one JSON object (docs/planning.md) with the best split of the GPUs.
 
-There are few enough splits over scoring, indexing and training to try them all. `pace` orders them, and the layout that
-a run asks says whether they fit.
+All splits over scoring, indexing and training are tried: `pace` orders them, and the layout decides which fit.
 """
 
 import math
@@ -189,7 +188,7 @@ def best_split(job: Job, devices: Devices) -> LaidSplit:
 
 
 def given_split(job: Job, devices: Devices, text: str) -> LaidSplit:
-    """Lay out `--split SCORE/EMBED/TRAIN`. Raises UserError where it is none, is too large, or does not fit."""
+    """Lay out `--split SCORE/EMBED/TRAIN`. Raises UserError if it is malformed, too large, or does not fit."""
     found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)/([1-9]\d*)", text.strip())
     if not found:
         raise UserError(f"--split is {text!r}; expected GPUs that score, embed and train, such as 6/1/1")
@@ -215,14 +214,14 @@ def gpus_per_replica(job: Job, devices: Devices) -> int:
 
 
 def nodes_of(devices: Devices) -> list[Node]:
-    """The command runs on the first node; memory and processors of the machines are not known."""
+    """Return the nodes of the devices, with unknown memory and processors; the command runs on the first."""
     accelerator, each = devices.accelerator, devices.count // devices.nodes
     gpu_bytes = 1e9 * accelerator.memory_gb
     return [Node(f"node {n}", math.inf, each, gpu_bytes, is_driver=n == 1) for n in range(1, devices.nodes + 1)]
 
 
 def _splits(job: Job, devices: Devices) -> Iterator[Split]:
-    """Splits that leave no GPU unused and agree with the numbers of `resources` that are given."""
+    """Yield the splits that use every GPU and agree with the keys of `resources`."""
     resources = job.config.resources
     given = {role: getattr(resources, key) for key, role in RESOURCES.items() if getattr(resources, key) != "auto"}
     for split in _all_splits(job, devices):
@@ -290,7 +289,7 @@ def _fitted(job: Job, devices: Devices, split: Split) -> LaidSplit | None:
 
 
 def _gpus(count: float) -> float:
-    """A whole number, or a share rounded down, so that shares fit."""
+    """Return a whole number of GPUs, or a share rounded down so that shares fit."""
     return int(count) if count >= 1 else math.floor(1e4 * count) / 1e4
 
 

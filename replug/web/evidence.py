@@ -26,6 +26,7 @@ from replug.web.records import EngineRefused, EngineResult, FoundEvidence, Passa
 from replug.web.snapshot import BUDGET, KeptPage, KeptSearch, Snapshot, WebPages
 
 LIMITS = FetchLimits()
+SENTENCES_PER_PASSAGE = 6  # Lazaridou et al. 2022
 
 
 class EvidenceFinder:
@@ -119,8 +120,9 @@ class EvidenceFinder:
                 yield result, page
 
     def _ranked(self, question: str, pages: Sequence[tuple[EngineResult, KeptPage]]) -> tuple[Passage, ...]:
-        size = self._web.sentences_per_passage
-        parts = [(result, page, text) for result, page in pages for text in split_passages(page.text, size)]
+        parts = [
+            (result, page, text) for result, page in pages for text in split_passages(page.text, SENTENCES_PER_PASSAGE)
+        ]
         if not parts:
             return ()
         cosines = tfidf_cosines(question, [text for _, _, text in parts])

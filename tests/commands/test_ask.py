@@ -106,16 +106,6 @@ def test_a_template_continues_with_the_documents_before_it(replug, index):
     assert row["answer"] == expected.text
 
 
-def test_a_template_ends_where_the_user_says_and_is_drawn_by_the_seed(replug, index):
-    typed = ["--index", index, LM, "--template", "Q: {question}\nA:", "--temperature", "1", "--top-p", "0.9"]
-    first = asked(replug, *typed, "--seed", "3")
-    assert asked(replug, *typed, "--seed", "3")["answer"] == first["answer"]
-    assert asked(replug, *typed, "--seed", "4")["answer"] != first["answer"]
-    word = first["answer"].split()[2]
-    stopped = asked(replug, *typed, "--seed", "3", "--stop", "never there", "--stop", word)["answer"]
-    assert first["answer"].startswith(stopped) and word not in stopped
-
-
 def test_without_passages_the_lm_answers_alone_and_says_so(replug):
     typed = [LM, "--k", "0", "--max-new-tokens", "4"]
     row = asked(replug, *typed)
@@ -123,18 +113,6 @@ def test_without_passages_the_lm_answers_alone_and_says_so(replug):
     assert row["answer"] == texts_of(StandInLM(), [prompt], 4, "\n")[0] and row["evidence"] == []
     assert row["method"] == "closed book"
     assert "no evidence: the LM answers alone" in replug("ask", QUESTION, *typed).output
-
-
-def test_shots_of_a_file_take_the_place_of_ours(replug, index, tmp_path):
-    shot = {"question": "which rock cools slowly", "answer": "Granite", "evidence": TEXTS[3]}
-    (tmp_path / "shots.jsonl").write_text(json.dumps(shot) + "\n")
-    typed = ["--index", index, LM, "--k", "1", "--max-new-tokens", "3"]
-    row = asked(replug, *typed, "--shots", tmp_path / "shots.jsonl")
-    prompt = (
-        f"Evidence: {TEXTS[3]}\nQuestion: which rock cools slowly\nAnswer: Granite\n\n"
-        f"Evidence: {row['evidence'][0]['text']}\nQuestion: {QUESTION}\nAnswer:"
-    )
-    assert row["answer"] == texts_of(StandInLM(), [prompt], 3, "\n")[0]
 
 
 def test_the_lm_is_that_of_the_run_unless_one_is_named(replug, quiet_run):
@@ -181,12 +159,6 @@ def test_weights_of_something_else_are_refused(replug, index, tmp_path):
     fitted(tmp_path / "weights.json", "another", passage=1.0, answer_given_question=1.0)
     done = replug("ask", QUESTION, *typed, "--k", "2")
     assert done.status == 2 and "was fitted with the lm another, not " in " ".join(done.printed.split())
-
-
-def test_a_reranker_without_passages_takes_the_likeliest_sample(replug):
-    row = asked(replug, LM, "--k", "0", "--rerank", "poe", "--max-new-tokens", "1")
-    assert row["method"] == "closed book" and row["candidates"] == []
-    assert row["answer"] == row["scores"][0]["answer"] and row["sum_logprob"] == row["scores"][0]["score"]
 
 
 def test_another_lm_may_rerank(replug, index):

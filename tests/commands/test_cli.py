@@ -1,4 +1,4 @@
-"""The command line finds its commands by listing a folder, in groups, and starts without what is heavy."""
+"""The command line shows its commands in groups, and starts without heavy imports."""
 
 import re
 import subprocess

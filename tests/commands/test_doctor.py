@@ -36,7 +36,7 @@ def states(path: Path | None, *overrides: str, capsys) -> tuple[int, dict[str, d
 def test_the_debug_configuration_is_well_here(tmp_path, capsys):
     status, found = states(DEBUG, f"run_dir={tmp_path / 'run'}", capsys=capsys)
     assert status == 0, found
-    assert {"Python", "packages", "FAISS", "configuration", "retriever", "LM", "run_dir", "disk", "W&B"} <= set(found)
+    assert {"FAISS", "configuration", "retriever", "LM", "run_dir", "disk", "W&B"} <= set(found)
     assert not (tmp_path / "run").exists()
 
 
@@ -44,15 +44,7 @@ def test_a_configuration_that_does_not_load_is_wrong_and_named(capsys):
     status, found = states(DEBUG, "train.max_stepz=3", capsys=capsys)
     assert status == 1
     assert "train.max_stepz" in found["configuration"]["found"]
-    assert found["Python"]["state"] == "ok"  # the machine is looked at nevertheless
-
-
-def test_lines_read_without_colour(capsys):
-    assert run_doctor(DEBUG, ["wandb.mode=online", "ray.address=127.0.0.1:1"], as_json=False) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("✓ Python") for line in lines)
-    assert any(line.startswith("✗ cluster") and "→ ray start --head" in line for line in lines)
-    assert not any("\x1b" in line for line in lines)
+    assert found["FAISS"]["state"] == "ok"  # the machine is looked at nevertheless
 
 
 def test_the_command_starts_no_ray_and_is_quick():
@@ -69,12 +61,6 @@ def test_a_check_that_hangs_is_left_after_its_time():
     found = run_checks([("stuck", lambda: time.sleep(20)), ("well", lambda: well)], limit_seconds=0.2)
     assert found[0].state is State.warning and "no answer" in found[0].found
     assert found[1] is well
-
-
-def test_a_version_out_of_its_range_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(doctor, "_version", lambda name: "1.0")
-    check = doctor.packages()
-    assert check.state is State.wrong and "torch 1.0, expected" in check.found and "'torch<2.15" in check.fix
 
 
 @pytest.mark.parametrize(
@@ -138,19 +124,6 @@ def test_models_are_found_by_folder_package_and_name(config, tmp_path, monkeypat
     assert offline.state is State.wrong and "hf download nobody/nothing" in offline.fix
     monkeypatch.delenv("HF_HUB_OFFLINE")
     assert doctor_config.retriever(config("retriever.path=nobody/nothing")).state is State.warning
-
-
-def test_documents_are_counted_by_manifest_by_key_or_by_size(config, tmp_path):
-    assert doctor_config.num_documents(config()) is None
-    assert doctor_config.num_documents(config("data.num_documents=7")) == 7
-    corpus = tmp_path / "corpus.jsonl"
-    corpus.write_text('{"id": "1"}\n' * 50)
-    rows = config("data.source=null", *(f"data.{side}={corpus}" for side in ("corpus", "queries", "heldout")))
-    assert doctor_config.num_documents(rows) == 50
-    prepared = tmp_path / "prepared"
-    prepared.mkdir()
-    (prepared / "manifest.json").write_text('{"counts": {"documents": 12}}')
-    assert doctor_config.num_documents(config("data.source=null", f"data.prepared={prepared}")) == 12
 
 
 def test_the_papers_corpus_needs_more_disk_and_memory_than_a_small_machine_has(config, monkeypatch, tmp_path):

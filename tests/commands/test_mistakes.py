@@ -17,7 +17,6 @@ from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.config.paths import check_paths
 from replug.config.schema import DataConfig
-from replug.data.folder import write_mark
 from replug.data.prepare.cutting import Tokenizers
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import prepare_raw, prepare_rows
@@ -47,32 +46,21 @@ def assert_says(act: Callable[[], object], *fragments: str) -> None:
 OVERRIDES = [
     # unknown keys
     ("train.lrr=1", "train.lrr: unknown key; did you mean train.lr?"),
-    ("xyzzy=1", "xyzzy: unknown key", "`replug keys`"),
     # wrong types
     ("train.lr=fast", "train.lr: ", "'fast'", "expected float"),
-    ("train.epochs=many", "train.epochs: ", "expected int | None"),
-    ("train=fast", "train: ", "expected keys of this section"),
     # values that are none of the choices
     ("loss.direction=kl", "loss.direction: ", "'kl'", "kl_lm_retriever, kl_retriever_lm"),
     # out of range
     ("train.max_steps=-1", "train.max_steps is -1; expected a number above 0"),
-    ("train.warmup_ratio=1.5", "train.warmup_ratio is 1.5; expected a share between 0 and 1"),
     ("retrieve.k=1", "retrieve.k is 1; expected at least 2"),
     # the LM: local weights or a server
     ("lm.url=http://h:1/v1", "lm.path and lm.url are both set"),
-    ("lm.path=null lm.url=http://h:1/v1", "lm.model is missing; expected the name"),
-    ("lm.path=null lm.url=h:1 lm.model=m", "lm.url is h:1; expected http://HOST:PORT/v1"),
-    ("lm.path=null lm.url=http://u:p@h/v1 lm.model=m", "lm.url holds a secret", "the key in $REPLUG_LM_API_KEY"),
-    ("lm.gpus_per_replica=1.5", "lm.gpus_per_replica is 1.5; expected a share of one GPU, or whole GPUs"),
     # combinations
-    ("data.query_share=0.9 data.heldout_share=0.1", "data.query_share + data.heldout_share is 1; expected less than 1"),
-    ("data.source=a data.prepared=set", "data.source and data.prepared are both set; expected one way"),
-    ("refresh.every_steps=10 refresh.lag_steps=11", "refresh.lag_steps is 11; expected 0 to refresh.every_steps (10)"),
+    ("data.source=a data.prepared=set", "data.source and data.prepared are both set; expected one source of data"),
     (
         "refresh.every_steps=10 refresh.lag_steps=3 refresh.max_age_steps=12",
         "refresh.max_age_steps is 12; expected at least every_steps + lag_steps (13)",
     ),
-    ("refresh.lag_steps=soon", "refresh.lag_steps is soon; expected a number of steps, or when_ready"),
     # no override at all
     ("train.max_steps", "override 'train.max_steps' is not of the form key=value, such as train.max_steps=10"),
     ("lm.path=${nope}", "lm.path: ", "'nope' not found", "expected str"),
@@ -92,11 +80,7 @@ def test_a_wrong_override_is_named(tmp_path, case):
 
 FILES = [
     ("no run_dir", GOOD.replace("run_dir: run", "seed: 0"), "run_dir is missing: set it in", "run_dir=VALUE"),
-    ("no retriever", GOOD.replace("retriever:", "# "), "retriever.path is missing", "retriever.path=VALUE"),
-    ("no lm", GOOD.replace("lm: {path: stand_in}", ""), "lm.path is missing", "lm.path=DIR"),
     ("a key twice", GOOD + "seed: 1\nseed: 2\n", "config.yaml is not valid YAML", "duplicate key seed", "line 6"),
-    ("an unknown key", GOOD + "train: {max_step: 5}", "train.max_step: unknown key; did you mean train.max_steps?"),
-    ("a section that is a word", GOOD + "train: fast", "train: ", "expected keys of this section"),
     ("a value of two lines", GOOD + "seed: |\n  a\n  b\n", "seed: ", "could not be converted", "expected int"),
 ]
 
@@ -109,10 +93,6 @@ def test_a_wrong_file_is_named_with_its_key_or_line(tmp_path, case):
     assert_says(lambda: load_config(path), *says)
 
 
-def test_a_missing_file_is_named(tmp_path):
-    assert_says(lambda: load_config(tmp_path / "no.yaml"), "no.yaml does not exist", "configs/quickstart.yaml")
-
-
 # The user's own rows ------------------------------------------------------------------------------------
 
 DOC, TEXT = '{"id": "a", "text": "one"}\n', '{"context": "one", "continuation": " two"}\n'
@@ -122,19 +102,12 @@ DOCUMENTS = [
     ("broken JSON", DOC + '{"id": "b", \n', "rows.jsonl:2: not valid JSON", "column"),
     ("an id twice", DOC + "\n" + DOC, "rows.jsonl:3: ", "id 'a' occurs twice"),
     ("no text", '{"id": "a", "body": "one"}\n', "rows.jsonl:1 (id a): field 'text' is missing", "id, body"),
-    ("an empty text", DOC + '{"id": "b", "text": " \\n"}\n', "rows.jsonl:2 (id b): field 'text' is empty"),
-    ("a title that is a list", DOC[:-2] + ', "title": ["x"]}', "rows.jsonl:1: field 'title' must be a string"),
-    ("no rows", "\n\n", "rows.jsonl holds no documents"),
-    ("half a gzip file", ZIPPED[:-20], "rows.jsonl.gz:", "unreadable after this line"),
+    ("half a gzip file", ZIPPED[:-20], "rows.jsonl.gz: not a whole gzip file after line"),
 ]
 
 TEXTS = [
-    ("no continuation", '{"context": "one"}\n', "rows.jsonl:1: field 'continuation' is missing", "context"),
     ("an empty continuation", TEXT[:-2].replace(" two", "") + "}", "rows.jsonl:1: field 'continuation' is empty"),
-    ("gold that is no list", TEXT[:-2] + ', "gold": "a"}', "rows.jsonl:1: field 'gold' must be a list of document ids"),
     ("an id twice", 2 * (TEXT[:-2] + ', "id": "a"}\n'), "rows.jsonl", "id 'a' occurs twice"),
-    ("an id that is another's row number", TEXT[:-2] + ', "id": "1"}\n' + TEXT, "rows.jsonl", "id '1' occurs twice"),
-    ("no rows", "", "rows.jsonl holds no texts"),
 ]
 
 
@@ -162,7 +135,6 @@ def test_a_wrong_text_is_named_by_file_and_line(tmp_path, case):
 
 OVERLAPS = [
     ("a shared source", {"corpus": {"source": "s"}, "queries": {"source": "s"}}, "document d and text q", "source s"),
-    ("a document's id as source", {"heldout": {"source": "d"}}, "document d and text h", "source d"),
     ("a document that is a text", {"corpus": {"text": "ONE\n  two"}}, "document d equals text q"),
     ("a text on both sides", {"heldout": {"context": "one", "continuation": " two"}}, "query q equals held-out text h"),
 ]
@@ -195,27 +167,6 @@ def test_an_overlap_is_refused_with_its_ids(tmp_path, case):
 
 # Raw texts ----------------------------------------------------------------------------------------------
 
-RAW = [
-    (
-        "no text",
-        '{"text": "one"}\n{"body": "two"}\n',
-        "raw.jsonl:2: field 'text' (data.text_field) is missing; the fields: body",
-        "1 of 2 rows of data.source were rejected, more than data.max_rejected_share=0.01 allows",
-    ),
-    ("broken JSON", '{"text": \n', "raw.jsonl:1: not valid JSON"),
-    ("no rows", "", "raw.jsonl gives 0 documents, 0 queries, 0 held-out texts; expected some of each"),
-    ("an id twice", 2 * '{"id": "a", "text": "one"}\n', "raw.jsonl:2: another text has this id", "data.id_field"),
-]
-
-
-@pytest.mark.parametrize("case", RAW, ids=lambda case: case[0])
-def test_a_wrong_raw_text_is_named_by_file_and_line(tmp_path, case):
-    _, content, *says = case
-    path = tmp_path / "raw.jsonl"
-    path.write_text(content)
-    assert_says(lambda: prepare_source(path, tmp_path / "set"), *says)
-    assert not (tmp_path / "set" / "manifest.json").exists()
-
 
 def prepare_source(source: object, out: Path) -> PreparedSet:
     with LocalPool() as pool:
@@ -231,29 +182,10 @@ def test_a_source_that_is_not_there_is_named(tmp_path, source):
 # Prepared sets ------------------------------------------------------------------------------------------
 
 
-PROOF = {"shared_sources": [], "equal_texts": []}
-MANIFESTS = [
-    ("no proof", {"files": {}}, "holds no proof of disjointness"),
-    ("no list of files", {"disjoint": PROOF}, "lists no files"),
-    ("no texts", {"disjoint": PROOF, "files": {}}, "has no checksum of queries.arrow"),
-    ("an overlap", {"disjoint": {**PROOF, "equal_texts": ["a"]}, "files": {}}, "says that corpus and texts overlap"),
-]
-
-
-@pytest.mark.parametrize(("content", "says"), [case[1:] for case in MANIFESTS], ids=[case[0] for case in MANIFESTS])
-def test_a_set_with_a_wrong_manifest_is_refused(tmp_path, content, says):
-    write_mark(tmp_path / "manifest.json", {"kind": "prepared set", "format": 1, **content})
-    assert_says(lambda: PreparedSet(tmp_path), f"{tmp_path}/manifest.json {says}", "`replug prepare` again")
-
-
 @pytest.mark.parametrize("content", ["{", "{}"], ids=["broken JSON", "another checksum"])
 def test_a_set_with_a_damaged_manifest_is_refused(tmp_path, content):
     (tmp_path / "manifest.json").write_text(content)
     assert_says(lambda: PreparedSet(tmp_path), f"{tmp_path}/manifest.json is damaged", "`replug prepare` again")
-
-
-def test_an_unfinished_set_is_refused(tmp_path):
-    assert_says(lambda: PreparedSet(tmp_path), f"{tmp_path} holds no finished prepared set: manifest.json is missing")
 
 
 def test_a_folder_with_files_of_the_users_is_not_written_to(tmp_path):
@@ -261,15 +193,6 @@ def test_a_folder_with_files_of_the_users_is_not_written_to(tmp_path):
     paths = write_three(tmp_path, {})
     assert_says(lambda: import_rows(paths, tmp_path), "not part of a prepared set; give another data.out")
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
-
-
-def test_a_set_made_from_rows_that_have_changed_since_is_refused(debug_config, tmp_path):
-    corpus, queries, heldout = map(str, write_three(tmp_path, {}))
-    data = debug_config.data
-    data.source, data.corpus, data.queries, data.heldout = None, corpus, queries, heldout
-    prepared_set(debug_config, tmp_path / "set")
-    write_three(tmp_path, {"queries": {"context": "ten"}})
-    assert_says(lambda: prepared_set(debug_config, tmp_path / "set"), "data.queries (sha256) is ")
 
 
 def test_a_set_made_from_a_raw_file_that_has_changed_since_is_refused(debug_config, tmp_path):
@@ -300,21 +223,11 @@ def test_a_mistake_in_the_data_leaves_no_run_begun_whose_keys_could_not_be_fixed
     assert not (Path(debug_config.run_dir) / "config.yaml").exists()
 
 
-def test_a_kind_of_index_that_cannot_be_built_leaves_no_run_begun(debug_config):
-    """Refused before Ray and the LM are started, and before the run has written the key down."""
-    debug_config.index.kind = "IVF4096,SQ8"
-    assert_says(lambda: train(debug_config), "index.kind is IVF4096,SQ8")
-    assert not (Path(debug_config.run_dir) / "config.yaml").exists()
-
-
 # Paths --------------------------------------------------------------------------------------------------
 
 MODELS = [
     (resolve_encoder_path, "/no/such/folder", "retriever.path: /no/such/folder does not exist; expected a folder"),
-    (resolve_encoder_path, "package:maxilm", "retriever.path: package:maxilm does not exist", "package:minilm"),
-    (resolve_lm_path, "~/no/such/lm", "lm.path: ~/no/such/lm does not exist; expected a folder"),
     (resolve_lm_path, "package:gpt5", "lm.path: package:gpt5 does not exist", "package:smollm2"),
-    (resolve_lm_path, "/no/such/model.gguf", "lm.path: /no/such/model.gguf does not exist"),
     (resolve_encoder_path, __file__, f"retriever.path: {__file__} is a file; expected a folder"),
 ]
 
@@ -327,14 +240,11 @@ def test_a_model_that_is_not_there_is_named_with_its_key(case):
 
 DATA_PATHS = [
     ("data.source=null", "data.corpus is missing; expected data.corpus, data.queries and data.heldout (JSONL files)"),
-    ("data.source=null data.corpus=/no.jsonl", "data.corpus: /no.jsonl does not exist; expected a file of JSON Lines"),
     (f"data.source=null data.corpus={__file__}", "data.queries is missing"),
-    (f"data.source=null data.corpus={__file__} data.queries=q", "data.queries: q does not exist"),
     (
         "data.source=null data.prepared=/no/set",
         "data.prepared: /no/set is not a prepared set (manifest.json is missing)",
     ),
-    ("data.source=/no/texts", "data.source: /no/texts does not exist"),
 ]
 
 
@@ -379,14 +289,6 @@ def test_a_wrong_key_and_a_missing_value_fail_within_two_seconds(overrides, says
         if taken < 2:
             return
     pytest.fail(f"took {min(seconds):.1f} s")
-
-
-def test_a_wrong_row_is_one_line_and_status_two(tmp_path):
-    corpus, queries, heldout = write_three(tmp_path, {})
-    corpus.write_text(DOC + "{\n")
-    paths = (f"data.corpus={corpus}", f"data.queries={queries}", f"data.heldout={heldout}")
-    done, _ = replug("prepare", ROOT / "configs/debug.yaml", "data.source=null", f"run_dir={tmp_path}/run", *paths)
-    assert_one_line(done, f"{corpus}:2: not valid JSON")
 
 
 def test_an_address_where_no_ray_listens_is_refused_within_seconds():

@@ -73,22 +73,14 @@ def test_the_table_names_the_roles_what_dominates_and_the_keys(capsys: pytest.Ca
     ("config", "overrides", "options", "message"),
     [
         (PAPER, [], {}, r"--gpus is missing; expected such as --gpus 8xA100"),
-        (PAPER, [], {"gpus": ["8xA100"], "efficiency": 1.5}, r"--efficiency is 1\.5"),
         (PAPER, [], {"gpus": ["8xA100"], "examples": 9}, r"--examples is given, but .* one of training"),
         (PAPER, ["lm.path=acme/lm"], {"gpus": ["8xA100"]}, "--lm-parameters"),
-        (EVALUATION, ASKED, {}, "--gpus is missing"),
         (EVALUATION, ASKED, {"gpus": ["1xA100"], "nodes": 2}, "--nodes is for plans of training"),
-        (EVALUATION, ASKED, {"gpus": ["1xA100"], "split": "1/1/1"}, "--split is for plans of training"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(config, overrides, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         plan(config, overrides, **options)
-
-
-def test_an_unknown_lm_is_planned_by_its_parameters(capsys: pytest.CaptureFixture[str]) -> None:
-    found = planned(capsys, PAPER, ["lm.path=acme/lm"], gpus=["8xA100"], lm_parameters=7e9)
-    assert found["lm"] == {"name": "acme/lm", "parameters": 7_000_000_000}
 
 
 @pytest.mark.parametrize(("config", "overrides"), [(PAPER, []), (EVALUATION, ASKED)])

@@ -12,6 +12,7 @@ from replug.config.schema import DataConfig
 from replug.data.prepare.cutting import Tokenizers
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import prepare_raw
+from replug.data.store import PreparedSet
 from replug.data.tokenizing import word_tokenizer
 from tests.support.command_line import ROOT, CommandLine
 from tests.support.small_disk import small_disk
@@ -94,16 +95,6 @@ def test_verify_names_what_is_damaged_and_prepare_refuses_it(made, source, tmp_p
     assert f"{out}/heldout.arrow is missing; remove the folder and run `replug prepare` again" in said
 
 
-def test_another_key_over_a_set_is_refused_and_named(made, source, tmp_path, replug):
-    before = contents(made[0])
-    assert "seed is 1, but the prepared set in" in refused(replug, "prepare", *keys(source, made[0], "seed=1"))
-    assert contents(made[0]) == before
-    (tmp_path / "set").mkdir()
-    (tmp_path / "set/inputs.json").write_bytes(before["inputs.json"])
-    said = refused(replug, "prepare", *keys(source, tmp_path / "set", "data.context_tokens=8"))
-    assert "data.context_tokens is 8, but the unfinished prepared set in" in said
-
-
 # A full disk --------------------------------------------------------------------------------------------
 
 
@@ -134,3 +125,29 @@ def test_a_full_disk_is_named_with_the_file_and_the_rerun_ends_with_the_same_byt
         if not (disk.folder / "set/manifest.json").exists():
             prepare(disk.folder / "set", source)
         assert contents(disk.folder / "set") == expected
+
+
+def test_the_example_is_sixty_rows_that_a_run_takes(tmp_path: Path, replug: CommandLine) -> None:
+    ended = replug("prepare", "--example", tmp_path / "mine")
+    assert ended.status == 0, ended.printed
+    paths = {name: tmp_path / f"mine/{name}.jsonl" for name in ("corpus", "queries", "dev", "heldout")}
+    rows = [json.loads(line) for path in paths.values() for line in path.read_text().splitlines()]
+    assert len(rows) == 60
+    given = [f"data.{name}={path}" for name, path in paths.items()]
+    prepared = replug("prepare", ROOT / "configs/own_data.yaml", *given, f"data.out={tmp_path / 'set'}")
+    assert prepared.status == 0, prepared.printed
+    made = PreparedSet(tmp_path / "set")
+    assert (len(made.corpus), len(made.queries), len(made.require_dev()), len(made.heldout)) == (30, 16, 4, 10)
+    examples = [one for store in (made.queries, made.require_dev(), made.heldout) for one in store.examples()]
+    gold = [doc for example in examples for doc in example.gold]
+    assert len(made.corpus.rows_of(gold)) == 30
+    for example in made.heldout.examples():
+        [document] = made.corpus.texts([made.corpus.rows_of(example.gold)[example.gold[0]]])
+        assert example.continuation.split()[0] in document
+
+
+def test_a_folder_that_is_in_use_is_left_alone(tmp_path: Path, replug: CommandLine) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    ended = replug("prepare", "--example", tmp_path)
+    assert (ended.status, "is not empty; give a new folder" in ended.errors) == (2, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

@@ -66,11 +66,6 @@ def test_what_cannot_be_compared_is_refused_by_name(
     assert ended.status == 2 and message in ended.errors and str(path) in ended.errors
 
 
-def test_results_that_were_changed_afterwards_are_refused(replug: CommandLine, folders: list[Path]):
-    (folders[0] / "results.json").write_text(json.dumps({"popqa": results(0.2, 0.9, 0.0)}))
-    assert "results.json" in replug("report", *folders).errors
-
-
 def bits_of(none: float, lsr: float) -> dict:
     difference = entry(lsr - none, lsr - none - 0.1, lsr - none + 0.1, p=0.01)
     return {"none": {"bpb": entry(none, 1, 2)}, "lsr": {"bpb": entry(lsr, 1, 2), "bpb - none": difference}}

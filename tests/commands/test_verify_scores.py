@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from replug.commands.checks.stored import verify_scores
-from replug.config.errors import RunError
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.score_cache import ScoreCache
 
@@ -50,10 +49,6 @@ def shown(path: Path, capsys: pytest.CaptureFixture) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-def rows_by_lm(answer: dict) -> dict[str, int]:
-    return {use["identity"]: use["rows"] for use in answer["models"]}
-
-
 # Showing ------------------------------------------------------------------------------------------------
 
 
@@ -67,24 +62,7 @@ def test_json_says_all_that_is_known(path: Path, capsys: pytest.CaptureFixture) 
     assert abs(gpt["newest"] - (time.time() - 3 * DAY)) < 60
 
 
-def test_the_table_has_a_line_for_each_lm_and_its_name_as_it_is(path: Path, capsys: pytest.CaptureFixture) -> None:
-    verify_scores(path, as_json=False)
-    printed = capsys.readouterr().out
-    assert f"{path}: 0.3 MB, 1000 rows, 400 of them with their tokens, 0 answers" in printed
-    assert "llama#[bold]" in printed
-    assert time.strftime("%Y-%m-%d", time.localtime(time.time() - 3 * DAY)) in printed
-
-
 # Checking -----------------------------------------------------------------------------------------------
-
-
-def test_a_damaged_file_is_to_be_removed(path: Path, capsys: pytest.CaptureFixture) -> None:
-    content = path.read_bytes()
-    path.write_bytes(content[: 5 * 4096] + bytes(len(content) - 5 * 4096))
-    with pytest.raises(RunError) as caught:
-        shown(path, capsys)
-    assert str(caught.value).startswith(f"{path} is damaged (")
-    assert "remove it" in str(caught.value)
 
 
 # The command line ---------------------------------------------------------------------------------------

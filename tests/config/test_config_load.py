@@ -1,5 +1,7 @@
 """What a configuration file, its overrides and the defaults come to."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from replug.config.choices import LMScore, Similarity
-from replug.config.errors import UserError
+from replug.config.errors import UserError, require_extra
 from replug.config.load import (
     config_to_yaml,
     load_ask_config,
@@ -16,6 +18,7 @@ from replug.config.load import (
     names_evaluation,
 )
 from replug.config.schema import Config, DataConfig, LMConfig
+from tests.support.packages import ROOT
 
 FOLDER = Path(__file__).parents[2] / "configs"
 EVALUATIONS = [*sorted(FOLDER.glob("eval_*.yaml")), *sorted(FOLDER.glob("paper_tables/*.yaml"))]
@@ -67,15 +70,11 @@ def test_an_override_beats_the_file_and_the_file_beats_the_default(tmp_path):
     [
         ("data: {source: a}", ["data.corpus=c", "data.queries=q"], {"corpus": "c", "queries": "q"}),
         ("data: {source: a, context_tokens: 7}", ["data.prepared=p"], {"prepared": "p", "context_tokens": 7}),
-        ("data: {corpus: c, queries: q, heldout: h}", ["data.source=s"], {"source": "s"}),
         (
             "data: {corpus: c, queries: q, heldout: h}",
             ["data.corpus=d"],
             {"corpus": "d", "queries": "q", "heldout": "h"},
         ),
-        ("data: {source: a}", ["data.corpus=null"], {"source": "a"}),
-        ("data: {source: a}", ["data.context_tokens=9"], {"source": "a", "context_tokens": 9}),
-        ("seed: 1", ["data.source=s"], {"source": "s"}),
     ],
 )
 def test_a_way_of_giving_data_on_the_command_line_overrules_the_files(tmp_path, yaml, overrides, left):
@@ -119,3 +118,62 @@ def test_white_space_at_the_end_of_a_prompt_is_kept_in_quotes_and_refused_withou
     assert load(tmp_path, "", 'retriever.query_prompt="query: "').retriever.query_prompt == "query: "
     with pytest.raises(UserError, match=r"""retriever.query_prompt='"query: "', with both pairs of quotes"""):
         load(tmp_path, "", "retriever.query_prompt=query: ")
+
+
+CONTRADICTING = {
+    "loss.in_batch=true": "loss.contrastive is 0",
+    "loss.in_batch=true loss.contrastive=1 train.micro_batches=2": "train.micro_batches is 2 with loss.in_batch",
+    "retriever.train=query index.rerank=live": "index.rerank is live with retriever.train=query",
+    "train.epochs=2": r"train\.epochs is set, but train\.labels is not",
+    "train.patience=1": r"train\.patience is set, but train\.labels is not",
+    "train.labels=x resources.train=2": "one rank trains on labels",
+    "train.labels=auto label.tuned=4": "label.tuned is 4 with retriever.train=both; expected query",
+    "train.labels=auto label.tuned_path=x": "label.tuned_path is x, but label.tuned is 0",
+    "train.labels=auto label.tuned=4 retriever.train=query retriever.query_path=x": "expected one encoder instead",
+    "data.num_dev=5 data.query_share=0.6 data.heldout_share=0.4": "for data.num_dev is 1.1; expected less",
+    "evaluate.heldout=false": r"evaluate\.heldout=false is set, but train\.labels is not",
+    "retriever.dims=[8,8]": "retriever.dims is .*; expected different numbers above 0",
+}
+
+
+@pytest.mark.parametrize("overrides", CONTRADICTING)
+def test_what_contradicts_is_refused_by_its_key(overrides):
+    with pytest.raises(UserError, match=CONTRADICTING[overrides]):
+        load_config(ROOT / "configs/debug.yaml", overrides.split())
+
+
+# charset_normalizer and httpcore are missing here: huggingface_hub, which is core, brings both.
+EXTRAS = (
+    *("trafilatura", "lxml_html_clean", "protego", "sentencex", "sklearn"),
+    *("fastapi", "uvicorn", "prometheus_client", "peft", "ddgs", "gguf", "accelerate", "lm_eval"),
+)
+IMPORTS = """
+import importlib, pkgutil, sys
+sys.modules |= dict.fromkeys({extras})
+import replug.commands
+from replug.evals.kinds import KINDS
+for module in pkgutil.iter_modules(replug.commands.__path__, "replug.commands."):
+    importlib.import_module(module.name)
+for module in (*(f"evals.{{kind}}" for kind in KINDS), "evals.run"):
+    importlib.import_module(f"replug.{{module}}")
+for module in ("train.run", "train.labels.labelling", "commands.asking.reply"):
+    importlib.import_module(f"replug.{{module}}")
+from replug.web import require_web
+require_web("evaluation=internet_qa")
+"""
+
+
+@pytest.mark.slow
+def test_the_core_imports_no_module_of_an_extra() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS.format(extras=EXTRAS)], capture_output=True, text=True, timeout=120
+    )
+    assert done.stderr.splitlines()[-1].endswith(
+        "UserError: evaluation=internet_qa needs trafilatura: pip install 'replug[web]'"
+    ), done.stderr
+
+
+def test_a_missing_module_is_refused_with_its_extra() -> None:
+    require_extra("web", "json", "math", what="web.engine")
+    with pytest.raises(UserError, match=r"^lora.rank needs no_such_module: pip install 'replug\[lora\]'$"):
+        require_extra("lora", "json", "no_such_module", what="lora.rank")

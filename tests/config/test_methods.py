@@ -24,12 +24,6 @@ def test_every_form_is_read():
     ]
 
 
-def test_documents_are_of_a_corpus_but_for_those_that_the_lm_writes():
-    methods = parse_methods(["none", "random", "bm25", "replug", "genread@1"], 10, RETRIEVERS)
-    assert [method.name for method in methods if method.takes_from_corpus] == ["random", "bm25", "replug"]
-    assert methods[-1] == Method("genread@1", "genread", 1, False)
-
-
 def test_weights_are_even_or_a_softmax_where_the_name_says_so():
     names = ["bm25", "bm25/softmax", "replug", "replug@3/even", "random", "random/even"]
     methods = parse_methods(names, 10, RETRIEVERS)
@@ -50,15 +44,9 @@ def test_a_reranked_method_reads_one_of_its_documents_in_an_order_of_its_own():
     [
         ([], "methods is empty"),
         (["random/softmax"], "random documents have no similarity"),
-        (["none/even"], "neither a number nor even"),
         (["replug/sum"], "WAY is one of concat, even, softmax, rerank"),
-        (["replug@"], "not of the form"),
         (["replug@0"], "at least one document"),
-        (["none@3"], "has no documents"),
-        (["none/concat"], "has no documents"),
-        (["genread@2"], "genread@2; the LM writes one document, so expected `genread`"),
-        (["genread@0"], "the LM writes one document"),
-        (["genread/concat"], "the LM writes one document"),
+        (["genread@2"], "genread@2; the LM writes one document; expected `genread`"),
         (
             ["contriever"],
             "contriever is unknown; expected one of none, random, bm25, genread, long_context, replug, lsr",
@@ -83,14 +71,11 @@ GOOD = "evaluation: language_modelling\nout: x\nmethods: [none]\nlm: {path: stan
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["methods=[none,replug]"], "replug is unknown.*retriever.path is `replug`"),
+        (["methods=[none,replug]"], "replug is unknown, since retriever.path is missing"),
         (["methods=[none,random]"], "data.corpus is missing"),
-        (["retrievers.none=x"], "retrievers.none is taken"),
-        (["query_encoders.dpr=x"], "query_encoders.dpr belongs to no retriever"),
+        (["retrievers.none=x"], "retrievers.none is a reserved name"),
+        (["query_encoders.dpr=x"], "query_encoders.dpr does not name a retriever"),
         (["questions.query=x"], r"questions.query is 'x'; expected a text with \{question\} in it"),
-        (["k=0"], "k is 0; expected a number above 0"),
-        (["train.max_steps=3"], "train.*unknown key"),
-        (["out="], "out"),
     ],
 )
 def test_mistakes_name_their_key(tmp_path, overrides, message):
@@ -113,13 +98,9 @@ def test_answering_methods_are_none_gold_and_rerankers_with_their_passages():
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ([], "methods is empty; expected some of none, gold, direct"),
         (["replug@3"], "methods: replug@3 is unknown; expected one of none, gold, direct"),
-        (["gold@3"], "`gold` reads no passages, so expected no number"),
+        (["gold@3"], "`gold` reads no passages; expected no number"),
         (["poe@0"], "poe@0; expected a number of passages, 1 or more"),
-        (["poe@"], "poe@; expected a number of passages"),
-        (["poe@10/concat"], "poe@10/concat; expected a number of passages"),
-        (["poe@1", "poe@1"], "methods names poe@1 twice"),
         (["poe", "poe@10"], "methods: poe and poe@10 are the same"),
     ],
 )

@@ -47,15 +47,6 @@ def test_when_ready_a_refresh_is_due_once_it_is_ready_or_the_live_index_at_its_a
     assert [step for step in range(10, 40) if WHEN_READY.is_due(step, 0, 10, False)] == list(range(30, 40))
 
 
-def test_training_waits_at_the_start_only_where_the_lag_is_zero() -> None:
-    assert RefreshPolicy(10, 0, 30, 40).adopts_at_start
-    assert not AT_LAG.adopts_at_start and not WHEN_READY.adopts_at_start
-
-
-def test_an_index_is_too_old_beyond_its_limit() -> None:
-    assert [AT_LAG.is_too_old(step, live_step=5) for step in (35, 36)] == [False, True]
-
-
 def test_problems_name_the_key_and_what_was_expected() -> None:
     assert list(refresh_problems(RefreshConfig())) == []
     late = RefreshConfig(every_steps=10, lag_steps=11)

@@ -4,13 +4,16 @@ Nothing runs: a command's configuration is composed as the command does it, and 
 stand for what the reader has.
 """
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from replug.commands.cli import command_line
 from replug.config.load import (
     load_ask_config,
     load_config,
@@ -19,7 +22,38 @@ from replug.config.load import (
 )
 from replug.config.paths import find_config
 from replug.evals.kinds import check_evaluation
-from tests.support.documented_commands import OVERRIDE, of_page, of_shell, overrides_of
+
+FENCE = re.compile(r"^```(?:bash)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`(replug [a-z]+ [^`]*)`")
+ASSIGNED = re.compile(r"^([A-Z_]+)=(.*)$")
+LOOP = re.compile(r"^for (\w+) in (\S+)")
+OVERRIDE = re.compile(r"[a-z_][a-z0-9_]*(\.[a-zA-Z_][\w-]*)*=.*", re.DOTALL)
+
+
+def overrides_of(words: list[str]) -> list[str]:
+    """Without what belongs to an option."""
+    return [word for word in words if OVERRIDE.fullmatch(word) and not word.startswith("-")]
+
+
+def of_shell(block: str) -> Iterator[list[str]]:
+    """The words of each command, with variables as they were set before."""
+    known: dict[str, str] = {}
+    for line in block.replace("\\\n", "").splitlines():
+        text = re.sub(r"\$\{?(\w+)\}?", lambda found: known.get(found[1], found[0]), line.strip())
+        if assigned := ASSIGNED.match(text):
+            known[assigned[1]] = "".join(shlex.split(assigned[2]))
+        elif loop := LOOP.match(text):
+            known[loop[1]] = loop[2]
+        elif text.startswith("replug "):
+            yield shlex.split(text, comments=True)[1:]
+
+
+def of_page(path: Path) -> Iterator[list[str]]:
+    text = path.read_text()
+    yield from of_shell("".join(FENCE.findall(text)))  # a page's blocks are typed one after the other
+    for code in INLINE.findall(FENCE.sub("", text)):
+        yield shlex.split(" ".join(code.split()))[1:]
+
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -99,3 +133,25 @@ def test_a_command_is_read_with_its_variables_and_over_lines() -> None:
         'SET="a.b=1"\nSET="$SET c.d=2"\nfor seed in 0 1; do\n    replug train X $SET \\\n  seed=$seed  # once\ndone\n'
     )
     assert list(of_shell(block)) == [["train", "X", "a.b=1", "c.d=2", "seed=0"]]
+
+
+PAGE = ROOT / "docs/reproduce.md"
+PLANS = [words for words in of_page(PAGE) if words[0] == "plan" and "--price" in words]
+ROW = re.compile(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
+
+
+def row_of(plan: dict) -> tuple[str, ...]:
+    """Hours of the LM, of embedding, of all devices, and dollars."""
+    total = plan["dollars"] / plan["price"]
+    hours = (plan["hours"]["score"], plan["hours"]["embed"], total)
+    return (*(f"{value:.2g}" if value < 10 else f"{value:.0f}" for value in hours), f"{max(1, plan['dollars']):.0f}")
+
+
+def test_hours_and_dollars_are_what_the_plans_print(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    text = PAGE.read_text()
+    rows = [row[1:] for row in ROW.findall(text[text.index("| step | LM h") :])][1:]
+    app = command_line()
+    outputs = [CliRunner().invoke(app, [*words, "--json"]) for words in PLANS]
+    assert [output.exception for output in outputs] == [None] * len(PLANS)
+    assert rows == [row_of(json.loads(output.stdout)) for output in outputs]

@@ -18,7 +18,7 @@ from replug.config.schema import Config
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-COLUMNS, README_LINES = 100, 130
+
 
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -85,33 +85,9 @@ def _is_known(key: str) -> bool:
 
 
 @every_document
-def test_lines_are_no_longer_than_a_hundred_characters(document: Path) -> None:
-    """Rows of tables and links may be, but not in README, which is read in a terminal too."""
-    is_readme = document.name == "README.md"
-    long = [
-        f"{document.name}:{number}: {len(line)} characters"
-        for number, line in enumerate(document.read_text().splitlines(), start=1)
-        if len(line) > COLUMNS and (is_readme or (not line.startswith("|") and "](" not in line))
-    ]
-    assert not long
-
-
-def test_readme_is_read_once() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= README_LINES
-
-
-@every_document
 def test_every_relative_link_exists(document: Path) -> None:
     targets = [target for target in LINK.findall(_without_fences(document.read_text())) if "://" not in target]
     assert not [target for target in targets if not (document.parent / target).exists()]
-
-
-@every_document
-def test_every_page_is_reached_from_readme_or_contributing(document: Path) -> None:
-    linked = {ROOT / "README.md", ROOT / "CONTRIBUTING.md"}
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
-        linked |= {(page.parent / target).resolve() for target in LINK.findall(page.read_text())}
-    assert document.resolve() in linked
 
 
 @every_document

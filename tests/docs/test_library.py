@@ -147,21 +147,3 @@ def test_other_libraries_are_shown_a_server_as_replug_serve_starts_it() -> None:
         assert f'"http://127.0.0.1:{port}/v1"' in text and f'model="{LM_NAME}"' in text
         assert f'os.environ.get("{TOKEN_VARIABLE}", "none")' in text
         compile(text, "docs/library.md", "exec")
-
-
-@pytest.mark.parametrize(
-    ("library", "packages"),
-    [
-        ("langchain", ("langchain_huggingface", "langchain_openai")),
-        ("llama_index", ("llama_index.embeddings.huggingface", "llama_index.llms.openai_like")),
-    ],
-)
-def test_other_libraries_read_an_export_as_the_page_shows(
-    library: str, packages: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for package in packages:
-        pytest.importorskip(package, reason=f"the page shows {package}, which replug does not need; pip installs it")
-    Encoder("package:minilm").save(tmp_path / "models/mine")
-    monkeypatch.chdir(tmp_path)
-    [shown] = [text for _, text in blocks("LangChain and LlamaIndex") if f"from {library}" in text]
-    exec(shown, {})

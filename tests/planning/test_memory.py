@@ -1,14 +1,21 @@
 """The plan's memory of training, beside what a step of the module holds on fake tensors."""
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import BertConfig, BertModel
 
 from replug.config.errors import UserError
@@ -17,16 +24,97 @@ from replug.config.schema import Config, LoRAConfig
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.packaged import write_stand_in_encoder
-from replug.planning.accelerators import ACCELERATORS
 from replug.planning.memory import layer_bytes, train_bytes, trained_part, whole
 from replug.planning.model_sizes import ModelSize, encoder_size, transformer
-from replug.planning.pace import Split, job_of
-from replug.planning.training import memory_gb
+from replug.planning.pace import job_of
 from replug.planning.workload import shape_of
 from replug.train.fitting import lsr_module
 from replug.train.module import LSRModule
 from replug.train.trained_weights import choose_trained_weights
-from tests.support.device_memory import gpu_memory, make_fake
+
+BLOCK = 512  # bytes that torch's caching allocator rounds to
+ATEN = torch.ops.aten
+
+
+class PeakBytes(TorchDispatchMode):
+    """Bytes of storages that are alive, and the most that were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = self.peak = 0
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self._hold(tensor.untyped_storage())
+        return result
+
+    def _hold(self, storage: Any) -> None:
+        if storage in self._known:
+            return
+        self._known.add(storage)
+        num_bytes = -(-storage.nbytes() // BLOCK) * BLOCK
+        self.held += num_bytes
+        self.peak = max(self.peak, self.held)
+        weakref.finalize(storage, self._release, num_bytes)
+
+    def _release(self, num_bytes: int) -> None:
+        self.held -= num_bytes
+
+
+def _attention_of_a_gpu(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    if torch.is_autocast_enabled("cpu"):
+        query, key, value = (tensor.to(torch.bfloat16) for tensor in (query, key, value))
+    if attn_mask is None and query.dtype is not torch.float32:
+        return ATEN._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
+    bias = None
+    if attn_mask is not None:
+        bias = torch.zeros(attn_mask.shape, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), -torch.inf)
+        bias = bias.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    keeps = query.requires_grad
+    return ATEN._scaled_dot_product_efficient_attention(query, key, value, bias, keeps, dropout_p, is_causal)[0]
+
+
+def _dropout_of_a_gpu(values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """A CPU keeps as many numbers as there are values, a GPU a byte of each."""
+    return ATEN.native_dropout(values, p, True)[0] if training and p else values
+
+
+@contextmanager
+def gpu_memory() -> Iterator[PeakBytes]:
+    """Of all tensors that are made within."""
+    with (
+        FakeTensorMode(),
+        patch.object(nn.functional, "scaled_dot_product_attention", _attention_of_a_gpu),
+        patch.object(nn.functional, "dropout", _dropout_of_a_gpu),
+        PeakBytes() as peak,
+    ):
+        yield peak
+
+
+def make_fake(module: nn.Module) -> None:
+    """In place: weights and tables are fake ones of the same shape, whatever device they were on; ties stay."""
+    made: dict[int, Tensor] = {}
+    for part in module.modules():
+        for kept in (part._parameters, part._buffers):
+            for name, tensor in kept.items():
+                if tensor is not None and id(tensor) not in made:
+                    fake = torch.empty(tensor.shape, dtype=tensor.dtype)
+                    is_weight = isinstance(tensor, nn.Parameter)
+                    made[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if is_weight else fake
+                kept[name] = None if tensor is None else made[id(tensor)]
+
 
 DOCUMENTS, WORDS, TOKENS = 16, 126, 128
 FAST: dict[str, Any] = {
@@ -155,12 +243,6 @@ def test_a_gated_layer_keeps_more_than_one_of_the_same_width() -> None:
     qwen = transformer(4, 1024, 3072, 16, 30_000, gated=True, kv_heads=8, head_width=128)
     found = layer_bytes(qwen, "bfloat16", 128, whole(qwen))
     assert 84 < found / 1024 < 92
-
-
-def test_two_versions_of_the_index_stand_side_by_side_in_a_swap(paper: Config) -> None:
-    assert memory_gb(job_of(paper), ACCELERATORS["A100"], Split(1, 1, 1))["search"] == pytest.approx(110.6, rel=0.001)
-    paper.index.swap = type(paper.index.swap).blue_green
-    assert memory_gb(job_of(paper), ACCELERATORS["A100"], Split(1, 1, 1))["search"] == pytest.approx(55.3, rel=0.001)
 
 
 @pytest.mark.parametrize("keys", [{}, {"rank": 4}, {"frozen": 1}])

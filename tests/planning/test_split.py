@@ -32,22 +32,12 @@ def test_roles_that_share_eight_gpus_leave_nearly_nothing_idle(paper: Config) ->
     assert found.wall_hours < 1.01 * sum(found.hours[role] for role in ("score", "embed", "train")) / 8
 
 
-def test_one_gpu_is_shared_in_turns(paper: Config) -> None:
-    paper.data.num_documents = 360_000
-    assert best(paper, "1xH200").estimate.split.shared == ("score", "embed", "train")
-
-
 def test_an_lm_larger_than_a_gpu_takes_several_for_each_replica(paper: Config) -> None:
     paper.lm.path = "llama-2-70b"
     split = best(paper, "16xA100").estimate.split
     assert (split.gpus_per_replica, split.score) == (2, 2 * split.replicas)
     with pytest.raises(UserError, match=r"2xA10 do not hold the run: scoring needs 139 GB \(7 GPUs for each LM\)"):
         best(paper, "2xA10")
-
-
-def test_resources_that_are_given_are_the_split(paper: Config) -> None:
-    paper.resources.score, paper.resources.index = 4, 3
-    assert best(paper, "8xA100").estimate.split.by_role() == {"score": 4, "embed": 3, "train": 1}
 
 
 @pytest.mark.parametrize(

@@ -1,23 +1,18 @@
 """The estimate of storage beside files that the stores themselves have written."""
 
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from replug.config.load import load_config
-from replug.config.refresh_policy import RefreshPolicy
 from replug.config.schema import Config
 from replug.data.store import PreparedSet
-from replug.index_workers.answers import Measures
 from replug.index_workers.build import build_plan
 from replug.index_workers.build_plan import IndexState
 from replug.index_workers.builder import Builder
 from replug.index_workers.kinds import resolve_kind
-from replug.index_workers.service import Refreshed
 from replug.index_workers.version_store import VersionStore
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.build import load_encoder
@@ -32,11 +27,8 @@ from replug.planning.workload import (
     documents_bytes,
     examples_bytes,
     index_size,
-    most_versions,
     version_bytes,
 )
-from replug.train.refresh import RefreshController
-from replug.train.step_metrics import StepClock
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = [
@@ -126,50 +118,6 @@ def test_the_cache_of_scores_takes_the_bytes_estimated(tmp_path: Path) -> None:
         cache.store("lm", scores_by_key, scores_by_key)
     cache.close()
     assert pytest.approx(num_bytes(tmp_path), rel=0.05) == 20_000 * SCORE_BYTES
-
-
-class ReadyAfterTheLag:
-    """A service whose versions are ready when they are waited for."""
-
-    store = SimpleNamespace(plan=lambda version: version)
-
-    def refresh(self, version: int, previous: int) -> Future:
-        ready: Future = Future()
-        ready.set_result(Refreshed(Measures(), 1.0, 1.0))
-        return ready
-
-    def commit(self, version: int) -> None:
-        pass
-
-
-def nothing_measured(version: int, ready: Future) -> Future:
-    measured: Future = Future()
-    measured.set_result(None)
-    return measured
-
-
-def versions_of_a_run(policy: RefreshPolicy, checkpoint_every: int, keep_last: int) -> int:
-    """The most versions that lie on disk, with the trainer's controller and the rule by which checkpoints prune."""
-    control = RefreshController(ReadyAfterTheLag(), policy, lambda index: index.version, nothing_measured, StepClock())
-    there, marks, most = {0}, [], 1
-    for step in range(policy.max_steps):
-        control.at_boundary(step)
-        there |= control.versions_in_use()
-        most = max(most, len(there))
-        if (step + 1) % checkpoint_every == 0:
-            marks = [*marks, control.versions_in_use()][-keep_last:]
-            there &= set().union(*marks)
-    return max(most, len(there | {max(there) + 1}))
-
-
-@pytest.mark.parametrize(("every", "lag"), [(10, 3), (10, 0), (4, 2)])
-@pytest.mark.parametrize(("checkpoint_every", "keep_last"), [(5, 2), (1, 1), (50, 3), (1000, 2)])
-def test_as_many_versions_are_counted_as_the_trainer_leaves(
-    every: int, lag: int, checkpoint_every: int, keep_last: int
-) -> None:
-    policy = RefreshPolicy(every, lag, 3 * every, 403)
-    left = versions_of_a_run(policy, checkpoint_every, keep_last)
-    assert most_versions(policy, checkpoint_every, keep_last) == left
 
 
 def test_the_papers_run_holds_three_versions_of_its_vectors(paper: Config) -> None:

@@ -146,7 +146,7 @@ def test_the_papers_run_is_laid_out_interrupted_resumed_and_ends(name: str, tmp_
     assert rows[-1]["index/live_version"] == policy.num_starts
     # A checkpoint's seconds are in the row after its step: the last has none, nor one that the interruption follows.
     assert sum(row["time/checkpoint_seconds"] > 0 for row in rows) >= train.max_steps // kept.every_steps - 2
-    most = most_versions(policy, kept.every_steps, kept.keep_last)
+    most = most_versions(policy, kept.every_steps)
     assert run.most_versions <= most + 1  # one that is being removed
 
 

@@ -1,50 +1,85 @@
 """How many GPUs a job asks for, and a step was given: SLURM's spellings as a table."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from replug.slurm.gpu_options import gpus_of_step, gpus_per_node
 
 ASKED = [
-    # options of sbatch, nodes, GPUs of each node
-    ({}, 1, 0),
-    ({"gpus-per-node": "4"}, 2, 4),
-    ({"gpus-per-node": "0"}, 2, 0),
-    ({"gpus-per-node": "a100"}, 2, 1),
-    ({"gpus-per-node": "a100:2,h100:1"}, 1, 3),
-    ({"gpus-per-node": "nvidia_a100_80gb_pcie_3g.40gb:2"}, 1, 2),
-    ({"gres": "gpu"}, 1, 1),
-    ({"gres": "gpu:a100:4"}, 2, 4),
-    ({"gres": "gpu:a100"}, 2, 1),
-    ({"gres": "lustre:1,gpu:2,nvme:100G"}, 1, 2),
-    ({"gres": "gres/gpu:2"}, 1, 2),
-    ({"gres": "none"}, 1, 0),
-    ({"gpus": "a100:4,h100:4"}, 1, 8),
-    ({"gpus-per-task": "a100:4"}, 2, 4),
-    ({"gres": "gpu:4", "gpus-per-node": "a100:4"}, 2, 4),
+    ({}, 0),
+    ({"gpus-per-node": "4"}, 4),
+    ({"gpus-per-node": "a100"}, 1),
+    ({"gpus-per-node": "a100:2,h100:1"}, 3),
+    ({"gres": "gpu:a100:4"}, 4),
+    ({"gres": "lustre:1,gpu:2,nvme:100G"}, 2),
+    ({"gres": "gres/gpu:2", "gpus-per-node": "2"}, 2),
 ]
 REFUSED = [
-    ({"gres": "gpu:1,mps:50"}, r"mps is a part of a GPU"),
-    ({"gres": "gpu:four:many"}, r"--gres: 'four:many' cannot be read"),
+    ({"gres": "gpu:1,mps:50"}, r"--gres=mps:50: other jobs use this GPU too"),
     ({"gpus-per-node": "4x"}, r"--gpus-per-node: '4x' cannot be read"),
-    ({"gpus-per-node": ""}, r"'' cannot be read"),
-    ({"gpus": "8"}, r"--gpus=8: how SLURM divides them among 2 nodes is not known"),
-    ({"gpus-per-socket": "2"}, r"--gpus-per-socket: how many sockets"),
-    ({"gres": "gpu:2", "gpus-per-node": "4"}, r"they differ .*--gres 2, --gpus-per-node 4"),
+    ({"gpus": "8"}, r"--gpus=8: .*expected GPUs of each node, such as --gpus-per-node=4"),
+    ({"gres": "gpu:2", "gpus-per-node": "4"}, r"ask for different numbers of GPUs"),
 ]
 
 
-@pytest.mark.parametrize(("options", "num_nodes", "expected"), ASKED, ids=str)
-def test_every_spelling_of_gpus_is_counted(options, num_nodes, expected):
-    assert gpus_per_node(options, num_nodes) == expected
+@pytest.mark.parametrize(("options", "expected"), ASKED, ids=str)
+def test_gpus_of_a_node_are_counted(options, expected):
+    assert gpus_per_node(options) == expected
 
 
 @pytest.mark.parametrize(("options", "message"), REFUSED, ids=str)
 def test_what_cannot_be_counted_is_refused_by_name(options, message):
     with pytest.raises(ValueError, match=message):
-        gpus_per_node(options, 2)
+        gpus_per_node(options)
 
 
 @pytest.mark.parametrize("shown", ["0,1", "", "NoDevFiles"])
 def test_a_step_that_sees_fewer_than_it_was_given_says_so(shown):
     with pytest.raises(ValueError, match=r"CUDA_VISIBLE_DEVICES: SLURM gave this step 4 GPUs, but .* shows"):
         gpus_of_step({"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": shown})
+
+
+ROOT = Path(__file__).parent.parent.parent
+# As `slurm.ray_job` starts them: Ray on both nodes, which goes on, and `replug` beside it on the first.
+STEPS = """
+import os, subprocess
+from pathlib import Path
+from replug.slurm.ray_job import JobAllocation, job_environment
+allocation = JobAllocation.from_environment(os.environ)
+environment = job_environment(os.environ, Path("/tmp/none"))
+shown = "import os, time; from replug.slurm.gpu_options import gpus_of_step; "
+shown += "line = os.environ['SLURMD_NODENAME'], str(gpus_of_step(os.environ)), os.environ['CUDA_VISIBLE_DEVICES']; "
+shown += "os.write(1, (' '.join(line) + chr(10)).encode()); "
+nodes = [*allocation.nodes, allocation.nodes[0]]
+steps = [
+    subprocess.Popen(allocation.step(node, "-c", shown + f"time.sleep({seconds})"), env=environment)
+    for node, seconds in zip(nodes, (4, 4, 0))
+]
+print("statuses", *(step.wait(60) for step in steps), flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--gpus-per-node=a100:2",
+        "--gres=gpu",
+    ],
+)
+def test_all_steps_on_a_node_see_the_gpus_that_were_counted_in_one_order(slurm, tmp_path, option):
+    script = tmp_path / "job.sh"
+    (tmp_path / "steps.py").write_text(STEPS)
+    script.write_text(f"#!/bin/bash\nexport PYTHONPATH={ROOT}\n{sys.executable} {tmp_path / 'steps.py'}\n")
+    asked = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2", option, f"--output={tmp_path / 'log'}")
+    job = slurm.run("sbatch", "--parsable", *asked, str(script))
+    slurm.wait_for(job, "COMPLETED")
+    name, _, value = option.removeprefix("--").partition("=")
+    count = gpus_per_node({name: value})
+    seen = f"{count} {','.join(map(str, range(count)))}"
+    said = (tmp_path / "log").read_text().splitlines()
+    assert sorted(said) == sorted([f"n1 {seen}", f"n1 {seen}", f"n2 {seen}", "statuses 0 0 0"])

@@ -9,7 +9,6 @@ import pytest
 from replug.commands.slurm import code_sha256, directives, freeze, job_state, render, run_slurm
 from replug.config.errors import UserError
 from replug.config.load import flatten, load_config
-from replug.slurm.ray_node import ray_command
 from replug.train.run_dir import RunDirectory
 
 ROOT = Path(__file__).parent.parent.parent
@@ -59,10 +58,8 @@ def test_options_replace_the_scripts_own_and_what_was_frozen_is_run(tmp_path):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("#SBATCH --gres=gpu:4", ("gres", "gpu:4")),
         ("#SBATCH --gres gpu:4", ("gres", "gpu:4")),
         ("#SBATCH   --gres=gpu:4  # of the partition `a100`", ("gres", "gpu:4")),
-        ("#SBATCH --requeue", ("requeue", "")),
         ('#SBATCH --comment="a b"', ("comment", "a b")),
     ],
 )
@@ -74,16 +71,6 @@ def test_a_line_of_a_script_is_read_as_slurm_reads_it(line, expected):
 def test_a_line_that_would_be_missed_is_refused(line):
     with pytest.raises(UserError, match="cannot be read; expected one such as #SBATCH --gpus-per-node=4"):
         directives(f"#!/bin/sh\n{line}\n")
-
-
-ON_GPUS = ("resources.train=auto", "resources.score=auto", "resources.index=auto")
-
-
-@pytest.mark.parametrize("spelling", [{"gres": "gpu:a100:4"}, {"gpus_per_node": "a100:4"}, {"gpus_per_task": "4"}])
-def test_gpus_that_are_asked_for_in_any_spelling_get_their_actors(prints, spelling):
-    expected = prints(*ON_GPUS, nodes="2", gpus_per_node="4")
-    actors = [line for line in expected.splitlines() if line.startswith("actors")]
-    assert "GPU" in actors[0] and actors[0] in prints(*ON_GPUS, nodes="2", **spelling)
 
 
 def test_without_submit_nothing_is_written(prints, tmp_path):
@@ -159,16 +146,3 @@ def test_what_is_frozen_is_whole_and_says_its_version(tmp_path):
     assert not list((tmp_path / "code").rglob("__pycache__"))
     assert code_sha256(tmp_path / "code") in (tmp_path / "version.json").read_text()
     freeze(config, tmp_path, "#!/bin/sh\n")  # again, over what is there
-
-
-def test_ray_takes_the_gpus_of_its_step_and_no_other_number(monkeypatch):
-    for name in ("SLURM_GPUS_ON_NODE", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8")
-    assert "--num-gpus=0" in ray_command("/tmp/j", "h:1", is_head=False)
-    monkeypatch.setenv("SLURM_JOB_GPUS", "0,1,2,3")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-    assert "--num-gpus=4" in ray_command("/tmp/j", "h:1", is_head=True)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    with pytest.raises(ValueError, match="shows 1"):
-        ray_command("/tmp/j", "h:1", is_head=False)

@@ -1,7 +1,4 @@
-"""What `replug doctor CONFIG` asks: are the models, the data and the room there that this configuration needs?
-
-Sizes that only the work itself shows are estimated, on the large side, and called so.
-"""
+"""Check that the models, data, disk and memory that a configuration needs exist. Unknown sizes are overestimated."""
 
 import json
 import os
@@ -39,7 +36,7 @@ MANY_GPUS = "lower resources, lm.num_replicas or index.num_builders, or run on m
 
 
 def config_checks(config: Config) -> Checks:
-    """Instead of the machine's own checks of the same name, where there are some."""
+    """Return the checks of a configuration by name."""
     checks = {
         "data": data_files,
         "retriever": retriever,
@@ -75,7 +72,7 @@ def retriever(config: Config) -> Check:
 
 
 def language_model(config: Config) -> Check:
-    """Local weights, or whether anything listens where the server should be; nothing is sent to it."""
+    """Look for local weights, or for a listener at lm.url. Sends nothing to the server."""
     lm = config.lm
     if lm.url is None:
         return _model("LM", "lm.path", str(lm.path))
@@ -116,7 +113,7 @@ def _model(name: str, key: str, path: str) -> Check:
 
 
 def run_dir(config: Config) -> Check:
-    """Written to in earnest, in the nearest folder that exists."""
+    """Check that the run directory can be written."""
     folder = existing(Path(config.run_dir))
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -129,7 +126,7 @@ def run_dir(config: Config) -> Check:
 
 
 def shared_files(config: Config) -> Check | None:
-    """Actors on other nodes read and write the run directory under the same path."""
+    """Check that other nodes see the run directory, if there are other nodes."""
     if config.ray.address is None and "SLURM_JOB_ID" not in os.environ:
         return None
     path = Path(config.run_dir).expanduser()
@@ -141,7 +138,7 @@ def shared_files(config: Config) -> Check | None:
 
 
 def index(config: Config) -> Check:
-    """Whether FAISS builds the kind of so many vectors, and searches it where it is to be searched."""
+    """Check that FAISS can build and search the index kind."""
     try:
         check_faiss()
         from replug.index_workers.build import index_kind  # it imports FAISS
@@ -154,7 +151,7 @@ def index(config: Config) -> Check:
 
 
 def disk(config: Config) -> Check:
-    """Room for index versions, checkpoints and the corpus on the file system of the run directory."""
+    """Check the free disk space for index versions, checkpoints and the corpus."""
     needed, parts = disk_needs(config)
     free = shutil.disk_usage(existing(Path(config.run_dir))).free
     found = f"{free / GIB:.1f} GiB free, about {needed / GIB:.1f} needed ({parts})"
@@ -164,7 +161,7 @@ def disk(config: Config) -> Check:
 
 
 def memory(config: Config) -> Check:
-    """Of this machine, for what runs on it: on a cluster the actors are spread."""
+    """Check this machine's memory for trainer, LM and index."""
     free, needed = available_memory(), memory_needs(config)
     found = f"{free / GIB:.1f} GiB available, about {needed / GIB:.1f} needed for trainer, LM and index"
     if needed > free and config.ray.address is None:
@@ -173,7 +170,7 @@ def memory(config: Config) -> Check:
 
 
 def gpus(config: Config) -> Check | None:
-    """Whether all actors find room on the GPUs that are here, and in their memory, as a run lays them out."""
+    """Check that all actors fit on the GPUs of this machine."""
     import torch
 
     if config.ray.address is not None:  # the cluster's own count
@@ -199,14 +196,14 @@ def _laid_out(name: str, where: str, found: Layout) -> Check:
 
 
 def layout(config: Config, roles: Collection[str] = ROLES) -> Layout:
-    """Of a run on this machine. Raises UserError where its GPUs have no room for it."""
+    """Lay a run out on this machine. Raises UserError if its GPUs have no room."""
     from replug.cluster.ray_cluster import this_node
 
     return lay_out(config, [this_node()], run_sizes(config, num_documents(config), multiplies_bfloat16()), roles)
 
 
 def cluster(config: Config) -> Check | None:
-    """Whether the cluster at `ray.address` can be joined, and how a run is laid out on it, by what its nodes have."""
+    """Check that the cluster at `ray.address` can be joined and has room for the run."""
     if config.ray.address is None:
         return None
     from replug.cluster.ray_cluster import layout_on_cluster
@@ -278,6 +275,6 @@ def retriever_of(config: Config) -> ModelSize:
 
 
 def existing(path: Path) -> Path:
-    """The path, or the nearest folder above it that exists."""
+    """Return the path, or its nearest parent folder that exists."""
     path = path.expanduser().absolute()
     return next(folder for folder in (path, *path.parents) if folder.is_dir())

@@ -1,14 +1,12 @@
-"""`replug doctor`: what a run needs of this machine, and what a configuration needs beside it, one line each.
+"""Check what a run needs of this machine.
 
-A check is a function that returns a frozen `Check`, or None where there is nothing to say. None starts Ray, loads a
-model or downloads anything; a cluster that runs is joined, to ask its nodes. None takes longer than `LIMIT_SECONDS`: an
-unreachable file system is found, not waited for. The checks of a configuration are in `commands.checks.configuration`.
+A check returns a `Check`, or None if it has nothing to say. Checks start no Ray, load no model and download nothing,
+and each ends within `LIMIT_SECONDS`, even if a file system hangs.
 """
 
 import contextlib
 import importlib.metadata
 import os
-import platform
 import shutil
 import stat
 import threading
@@ -19,15 +17,11 @@ from netrc import NetrcParseError, netrc
 from pathlib import Path
 
 import psutil
-from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 
 from replug.config.choices import WandbMode
 from replug.slurm.ray_node import OBJECT_STORE_BYTES
 
 LIMIT_SECONDS = 30.0
-LIBRARIES = ("torch", "pytorch-lightning", "transformers", "ray")
-REINSTALL = "make install, or pip install --editable '.[cpu]'"
 WANDB_HOST = "api.wandb.ai"
 GIB = 2**30
 
@@ -52,7 +46,7 @@ Checks = Sequence[tuple[str, Callable[[], Check | None]]]
 
 
 def run_checks(checks: Checks, limit_seconds: float = LIMIT_SECONDS) -> list[Check]:
-    """Every check's finding, in order. What takes too long, or fails itself, is a finding too."""
+    """Run every check within its time limit and return the findings in order."""
     found = [_limited(name, check, limit_seconds) for name, check in checks]
     return [check for check in found if check is not None]
 
@@ -76,10 +70,8 @@ def _limited(name: str, check: Callable[[], Check | None], limit_seconds: float)
 
 
 def machine_checks() -> Checks:
-    """What every run needs, whatever its configuration."""
+    """Return the checks that do not depend on a configuration."""
     return [
-        ("Python", python),
-        ("packages", packages),
         ("CUDA", cuda),
         ("FAISS", faiss),
         ("Ray token", ray_token),
@@ -89,36 +81,8 @@ def machine_checks() -> Checks:
     ]
 
 
-def python() -> Check:
-    try:
-        wanted = importlib.metadata.metadata("replug")["Requires-Python"]
-    except importlib.metadata.PackageNotFoundError:
-        wanted = ">=3.11"
-    version = platform.python_version()
-    if SpecifierSet(wanted).contains(version):
-        return Check("Python", State.ok, version)
-    return Check("Python", State.wrong, f"{version}, expected {wanted}", "make clean install PYTHON=python3.12")
-
-
-def packages() -> Check:
-    """Compare the project's dependencies with the ranges that it asks for; the main ones are shown."""
-    wanted = _requirements()
-    if not wanted:
-        return Check("packages", State.warning, "replug is not installed, its ranges are not known", REINSTALL)
-    versions = {name: _version(name) for name in wanted}
-    wrong = {
-        name: f"{name} {version or 'is not installed'}, expected {wanted[name]}"
-        for name, version in versions.items()
-        if version is None or not wanted[name].contains(version, prereleases=True)
-    }
-    if wrong:
-        fix = "pip install " + " ".join(f"'{name}{wanted[name]}'" for name in wrong)
-        return Check("packages", State.wrong, "; ".join(wrong.values()), fix)
-    return Check("packages", State.ok, ", ".join(f"{name} {versions[name]}" for name in LIBRARIES if name in versions))
-
-
 def cuda() -> Check:
-    """GPUs as torch sees them, against the ones that the machine has."""
+    """Check that torch can use the machine's GPUs."""
     import torch
 
     from replug.models.hardware import unusable_gpus
@@ -132,7 +96,7 @@ def cuda() -> Check:
 
 
 def faiss() -> Check:
-    """Exactly one of the two: both write the same files."""
+    """Check that exactly one of faiss-cpu and faiss-gpu is installed."""
     found = {name: version for name in ("faiss-cpu", "faiss-gpu") if (version := _version(name))}
     fix = "pip uninstall -y faiss-cpu faiss-gpu; pip install faiss-cpu (or faiss-gpu)"
     if len(found) != 1:
@@ -171,7 +135,7 @@ def running_ray() -> Check:
 
 
 def shared_memory() -> Check | None:
-    """Ray's object store lies in /dev/shm; without the room it falls back to files, slowly."""
+    """Check the room in /dev/shm, where Ray keeps its object store."""
     if not Path("/dev/shm").is_dir():
         return Check("shared memory", State.warning, "no /dev/shm", "mount a tmpfs there")
     free = shutil.disk_usage("/dev/shm").free
@@ -191,16 +155,6 @@ def wandb(mode: WandbMode) -> Check:
     if mode is WandbMode.online and login is None:
         return Check("W&B", State.wrong, "wandb.mode=online, but no login", "wandb login, or wandb.mode=offline")
     return Check("W&B", State.ok, f"wandb.mode={mode.value}, {f'login from {login}' if login else 'no login'}")
-
-
-def _requirements() -> dict[str, SpecifierSet]:
-    """Ranges of the project's own dependencies, extras left out; empty where it is not installed."""
-    try:
-        lines = importlib.metadata.requires("replug") or []
-    except importlib.metadata.PackageNotFoundError:
-        return {}
-    parsed = [Requirement(line) for line in lines]
-    return {wanted.name: wanted.specifier for wanted in parsed if wanted.marker is None or wanted.marker.evaluate()}
 
 
 def _version(name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Is what a command wrote still whole? Checksums, counts and dimensions of folders; SQLite's own check of a cache."""
+"""Verify folders by their checksums, counts and dimensions, and a cache of scores by SQLite's own check."""
 
 import json
 import time
