@@ -65,9 +65,7 @@ def ask(
     index: Annotated[
         Path | None, typer.Option(help="Run or index directory to search. Default: runs/quickstart.")
     ] = None,
-    engine: Annotated[
-        str | None, typer.Option(help="Search engine: local, searxng, brave or ddgs.")
-    ] = None,
+    engine: Annotated[str | None, typer.Option(help="Search engine: local, searxng, brave or ddgs.")] = None,
     corpus: Annotated[
         Path | None, typer.Option(help="JSONL corpus (id, text) that --engine local searches with BM25.")
     ] = None,
