@@ -7,11 +7,12 @@ the LM. Tests compare the bytes on disk with the files that the stores write.
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from replug.cluster.layout import index_actors
 from replug.config.choices import Rerank, TrainedSide
 from replug.config.errors import UserError
-from replug.config.refresh_policy import RefreshPolicy, refresh_policy
+from replug.config.refresh_policy import RefreshPolicy, Start, refresh_policy
 from replug.config.schema import Config
 from replug.data.rows import count_rows
 from replug.index_workers.build_plan import rows_per_file
@@ -261,10 +262,38 @@ def version_bytes(
     return num_documents * (FLOAT16 * dim + codes) + files + centroids + FLOAT32 * parameters
 
 
-def most_versions(policy: RefreshPolicy, checkpoint_every: int) -> int:
-    """Return about how many index versions are on disk at once.
+class _Version(NamedTuple):
+    number: int
+    step: int
 
-    These are the live one, the one before it, the one under way, and those since the last checkpoint, which removes the
-    older ones.
+
+def most_versions(policy: RefreshPolicy, checkpoint_every: int) -> int:
+    """Return the most index versions that are on disk at once, if every refresh takes `lag_steps`.
+
+    Versions are removed when a checkpoint is written. What stays is the live one, the one before it, the one under way,
+    and what the kept checkpoints name. After training one more is built before any other is removed.
     """
-    return min(policy.num_starts + 2, 3 + checkpoint_every // policy.every_steps)
+    live, pending = _Version(0, 0), None
+    there, most = {0}, 1
+    marks: list[set[int]] = []  # what each kept checkpoint names
+    for step in range(policy.max_steps):
+        live, pending = _after_boundary(policy, step, live, pending)
+        in_use = {max(0, live.number - 1), live.number, (pending or live).number}
+        there |= in_use
+        most = max(most, len(there))
+        if (step + 1) % checkpoint_every == 0:
+            marks = [*marks, in_use][-KEPT_CHECKPOINTS:]
+            there &= set().union(*marks)
+    return max(most, len(there | {(pending or live).number + 1}))
+
+
+def _after_boundary(
+    policy: RefreshPolicy, step: int, live: _Version, pending: _Version | None
+) -> tuple[_Version, _Version | None]:
+    """Return the live version and the one under way, if a refresh is ready after `lag_steps`."""
+    lag = policy.every_steps // 2 if policy.lag_steps is None else policy.lag_steps
+    if pending and policy.is_due(step, live.step, pending.step, is_ready=step >= pending.step + lag):
+        live, pending = pending, None
+    if policy.start(step, live.step, pending.step if pending else None) is Start.begin:
+        pending = _Version(live.number + 1, step)
+    return (pending, None) if pending and policy.adopts_at_start else (live, pending)
