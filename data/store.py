@@ -100,7 +100,7 @@ class CorpusStore:
         return _num_bytes(self._table, "text")
 
     def _columns(self, rows: Sequence[int] | np.ndarray) -> dict[str, list[str]]:
-        """The columns of some rows, whose shards are compared with their checksums first."""
+        """Return the columns of some rows, after comparing their shards with the checksums."""
         self._require(np.searchsorted(self._starts, np.asarray(rows), "right") - 1)
         return self._table[[int(row) for row in rows]]
 

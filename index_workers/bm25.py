@@ -122,7 +122,7 @@ def _scorer(
 
 
 def _better(found: tuple[np.ndarray, np.ndarray], scores: np.ndarray, start: int, k: int) -> tuple:
-    """The k best rows and scores of those found and of the next documents, from row `start` on."""
+    """Return the k best rows and scores of those found and of the next documents, from row `start` on."""
     rows, best = found
     above = np.flatnonzero(scores > best[-1]) if len(best) == k else np.arange(len(scores))
     rows, best = np.concatenate([rows, above + start]), np.concatenate([best, scores[above]])

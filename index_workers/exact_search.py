@@ -135,7 +135,7 @@ class ExactShard:
 
     @torch.inference_mode()
     def _candidates(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The largest products [B, k] and their places in the shard, in any order."""
+        """Return the largest products [B, k] and their places in the shard, in any order."""
         best = torch.empty(len(queries), 0, device=self._device)
         places = torch.empty(len(queries), 0, dtype=torch.long, device=self._device)
         for start, products in self._products(queries):
@@ -183,7 +183,7 @@ class ExactShard:
             yield start, buffer[:filled]
 
     def _pieces(self) -> Iterator[Tensor]:
-        """The float16 vectors, a chunk's rows at the most."""
+        """Yield the float16 vectors, at most a chunk's rows at a time."""
         return (piece for block in self._vectors.blocks for piece in block.split(self._chunk_rows))
 
 
@@ -222,7 +222,7 @@ class _Best:
 
 
 def _top_k(products: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The largest products [B, <=k] of products [rows, B] and their rows, in any order."""
+    """Return the largest products [B, <=k] of products [rows, B] and their rows, in any order."""
     groups = len(products) // GROUP
     if groups <= k:
         return products.T.topk(min(k, len(products)), sorted=False)

@@ -252,7 +252,7 @@ def _write(index: faiss.Index, out: Path) -> None:
 
 
 def _to_gpu(index: faiss.Index) -> faiss.Index:
-    """A copy on the first GPU that this process sees."""
+    """Copy the index to the first GPU that this process sees."""
     if not hasattr(faiss, "StandardGpuResources"):
         raise UserError("index.gpus_per_searcher is set, but this FAISS knows no GPU: pip install '.[gpu]' instead")
     options = faiss.GpuClonerOptions()

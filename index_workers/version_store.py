@@ -328,7 +328,7 @@ class VersionStore:
         return self.folder(version) / "quantizer.faiss"
 
     def _version(self, version: int) -> Folder:
-        """The folder of a version; marks of files and the snapshot lie there before its plan."""
+        """Return the folder of a version. Marks of files and the snapshot lie there before its plan."""
         others = (ENCODER, "*.json", "*.partial")
         return Folder(self.folder(version), "index version", key="run_dir", mend=MEND, others=others, format=FORMAT)
 

@@ -1,11 +1,11 @@
-"""The look at development texts while training: bits per byte of the retriever's ensemble, and the best weights so far.
+"""Measure development texts while training: bits per byte of the retriever's ensemble, and the best weights so far.
 
 The retriever orders documents of each text. The ensemble of the first `evaluate.k` is mixed at every token (REPLUG,
 section 3.2). Its weights are softmax(s / T): T is `ensemble.temperature` if that is a number, else the best one for the
 texts, since softmax(s) of cosines that differ by hundredths is nearly uniform whatever was learned.
 
-A training on labels looks at the stored candidates (`LabelledDevTexts`) and asks no LM. A live training looks at each
-index version by searching it (`SearchedDevTexts`). `Watch` remembers the best weights of either. Held-out texts choose
+A training on labels measures the stored candidates (`LabelledDevTexts`) and asks no LM. A live training searches each
+index version and asks the LM (`SearchedDevTexts`). `Watch` remembers the best weights of either. Held-out texts choose
 nothing.
 """
 
@@ -39,16 +39,16 @@ from replug.train.module import VectorsOf
 from replug.train.pipeline import score_in_calls
 from replug.train.workers import Workers
 
-LOOK = "dev_look.json"  # in the folder of the best weights
+RESULT = "dev.json"  # in the folder of the best weights
 
 
 @dataclass(frozen=True, slots=True)
-class DevLook:
-    """One look at the development texts: bits per byte of the ensemble at `temperature`, by the weights of `step`.
+class DevResult:
+    """Bits per byte of the ensemble on the development texts, at `temperature`, by the weights of `step`.
 
-    Of labelled candidates there are two more numbers. `kl` is the training loss's. `scored_share`: of the `k` nearest
-    among the candidates of all development texts, the share that the LM has scored for the text. Where it falls, a
-    search finds documents of which `bpb` says nothing.
+    Labelled candidates give two more numbers. `kl` is the training loss. `scored_share` is the share of the `k` nearest
+    candidates of all development texts that the LM has scored for the text. Where it falls, a search finds documents
+    that `bpb` does not measure.
     """
 
     step: int
@@ -59,46 +59,45 @@ class DevLook:
 
 
 class Watch(pl.Callback):
-    """Keeps the weights that did best on the development texts in `folder`; without such texts there is no look.
+    """Keeps the weights that did best on the development texts in `folder`. Without such texts it does nothing.
 
-    After `patience` looks without a better one training ends. The state in a checkpoint is the first look, the best and
-    the last. The folder has its weights' own look: a run that was killed may find later weights there, and finds them
-    again.
+    Training ends after `patience` results without a better one. A checkpoint holds the first result, the best and the
+    last. The folder holds the result of its weights: a killed run may find later weights there, and finds them again.
     """
 
     def __init__(self, folder: Path, patience: int | None = None) -> None:
         self.folder, self._patience = folder, patience
-        self.first: DevLook | None = None
-        self.best: DevLook | None = None
-        self.last: DevLook | None = None
-        self._in_vain = 0  # looks since the best
+        self.first: DevResult | None = None
+        self.best: DevResult | None = None
+        self.last: DevResult | None = None
+        self._in_vain = 0  # results since the best
 
-    def chosen(self) -> DevLook | None:
-        """Return the look of the weights in `folder`, None where there are none."""
-        path = self.folder / LOOK
-        return DevLook(**json.loads(path.read_text())) if path.is_file() else None
+    def chosen(self) -> DevResult | None:
+        """Return the result of the weights in `folder`. None means that it has none."""
+        path = self.folder / RESULT
+        return DevResult(**json.loads(path.read_text())) if path.is_file() else None
 
     @property
     def is_over(self) -> bool:
         """Return whether patience has ended."""
         return self._patience is not None and self._in_vain >= self._patience
 
-    def record(self, look: DevLook, save: Callable[[Path], object]) -> None:
-        """Remember a look; `save` writes its weights into a folder if they are the best."""
-        if self.last is not None and self.last.step == look.step:
+    def record(self, result: DevResult, save: Callable[[Path], object]) -> None:
+        """Remember a result. `save` writes its weights into a folder if they are the best."""
+        if self.last is not None and self.last.step == result.step:
             return  # the step of a checkpoint, at which an interrupted run goes on
-        self.first, self.last = self.first or look, look
-        if self.best is not None and self.best.bpb <= look.bpb:
+        self.first, self.last = self.first or result, result
+        if self.best is not None and self.best.bpb <= result.bpb:
             self._in_vain += 1
             return
         new = self.folder.with_name(f"{self.folder.name}.partial")
         shutil.rmtree(new, ignore_errors=True)
         with writing(new):
             save(new)
-            write_json(new / LOOK, asdict(look))
+            write_json(new / RESULT, asdict(result))
             shutil.rmtree(self.folder, ignore_errors=True)
             new.replace(self.folder)
-        self.best, self._in_vain = look, 0
+        self.best, self._in_vain = result, 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         trainer.should_stop = self.is_over
@@ -106,19 +105,20 @@ class Watch(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Position, batch_idx: int
     ) -> None:
-        """Log the last look at every step: Lightning would repeat a value that is logged now and then."""
+        """Log the last result at every step: Lightning would repeat a value that is logged now and then."""
         if batch.is_last and self.last is not None:
             trainer.should_stop = self.is_over
             numbers = {name: value for name, value in asdict(self.last).items() if value is not None}
             pl_module.log_dict({f"dev/{name}": float(value) for name, value in numbers.items()})
 
     def state_dict(self) -> dict[str, Any]:
-        looks = {"first": self.first, "best": self.best, "last": self.last}
-        return {name: asdict(look) for name, look in looks.items() if look is not None} | {"in_vain": self._in_vain}
+        measured = {"first": self.first, "best": self.best, "last": self.last}
+        known = {name: asdict(result) for name, result in measured.items() if result is not None}
+        return known | {"in_vain": self._in_vain}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        looks = {name: DevLook(**look) for name, look in state_dict.items() if name != "in_vain"}
-        self.first, self.best, self.last = (looks.get(name) for name in ("first", "best", "last"))
+        measured = {name: DevResult(**result) for name, result in state_dict.items() if name != "in_vain"}
+        self.first, self.best, self.last = (measured.get(name) for name in ("first", "best", "last"))
         self._in_vain = state_dict["in_vain"]
 
 
@@ -129,12 +129,12 @@ def describe_weights(weights: Mapping[str, Any]) -> str:
     return f"step {weights['step']}, the best of {weights['steps']} on development texts"
 
 
-def _ensemble_look(config: Config, step: int, scores: Sequence[DocumentScores], num_bytes: int) -> DevLook:
+def _ensemble_result(config: Config, step: int, scores: Sequence[DocumentScores], num_bytes: int) -> DevResult:
     given = config.ensemble.temperature
     if isinstance(given, int | float):
-        return DevLook(step, ensemble_bits(scores, float(given)) / num_bytes, float(given))
+        return DevResult(step, ensemble_bits(scores, float(given)) / num_bytes, float(given))
     fit = fit_temperature(scores)
-    return DevLook(step, fit.bits / num_bytes, fit.temperature)
+    return DevResult(step, fit.bits / num_bytes, fit.temperature)
 
 
 class SearchedDevTexts:
@@ -145,8 +145,8 @@ class SearchedDevTexts:
         self._examples = data.require_dev().examples()
         self._bytes = sum(len(example.continuation.encode()) for example in self._examples)
 
-    def look(self, encoder: Encoder, version: int, step: int) -> DevLook:
-        """Look by an encoder with the weights of `step`, which searches an index version."""
+    def measure(self, encoder: Encoder, version: int, step: int) -> DevResult:
+        """Measure an encoder with the weights of `step`, which searches an index version."""
         encoder.eval()
         config, examples = self._config, self._examples
         workers, corpus, scores = self._workers, self._data.corpus, []
@@ -162,13 +162,13 @@ class SearchedDevTexts:
             for place, row in enumerate(rows):
                 own = [score.token_logprobs for score in of_rows[place * k : (place + 1) * k]]
                 scores.append(DocumentScores(np.stack(own), found.similarities[row]))
-        return _ensemble_look(config, step, scores, self._bytes)
+        return _ensemble_result(config, step, scores, self._bytes)
 
-    def look_at(self, index: IndexState) -> DevLook:
-        """Look by an index version's own weights."""
+    def measure_index(self, index: IndexState) -> DevResult:
+        """Measure an index version by its own weights."""
         folder = self._workers.index.store.encoder_folder(index.version)
         encoder = load_encoder(self._config.retriever, folder, self._config.index.dims)
-        return self.look(encoder, index.version, index.step)
+        return self.measure(encoder, index.version, index.step)
 
 
 class LabelledDevTexts:
@@ -188,16 +188,16 @@ class LabelledDevTexts:
         z = torch.from_numpy(document_scores(scores, config.loss.lm_score.value))
         self._log_q = log_likelihood(z, config.loss.beta)
 
-    def look(self, step: int, encoder: Encoder, vectors_of: VectorsOf | None = None) -> DevLook:
-        """Look by the weights as they are, and documents' vectors where these do not come from the encoder."""
+    def measure(self, step: int, encoder: Encoder, vectors_of: VectorsOf | None = None) -> DevResult:
+        """Measure the weights as they are. `vectors_of` gives documents' vectors that do not come from the encoder."""
         encoder.eval()
         similarities = self.similarities(encoder, vectors_of)
         own = np.take_along_axis(similarities, self._places, axis=1)  # [N, K], of every text's candidates
         scores = [nearest(tokens, row, self._k) for tokens, row in zip(self._token_logprobs, own, strict=True)]
-        look, loss = _ensemble_look(self._config, step, scores, self._bytes), self._config.loss
+        result, loss = _ensemble_result(self._config, step, scores, self._bytes), self._config.loss
         log_p = log_likelihood(torch.from_numpy(own.astype(np.float64)), loss.gamma)
         kl = float(text_losses(self._log_q, log_p, loss.direction.value).mean())
-        return DevLook(step, look.bpb, look.temperature, kl, scored_share(similarities, self._places, self._k))
+        return DevResult(step, result.bpb, result.temperature, kl, scored_share(similarities, self._places, self._k))
 
     def similarities(self, encoder: Encoder, vectors_of: VectorsOf | None = None) -> np.ndarray:
         """Return similarities [N, D] of every text to the candidates of all."""

@@ -1,9 +1,8 @@
-"""When the corpus is re-embedded, and when the new index takes over: decided at step boundaries only.
+"""Re-embed the corpus and switch to the new index, at step boundaries only.
 
-`config.refresh_policy` says what happens at which step; here it is done. A refresh that failed leaves the live index
-serving, up to `max_age_steps`. A version whose look at development texts failed serves without one. A run that is
-resumed with an index that is too old waits for a new one before its first step; else the same command could never go
-on.
+`config.refresh_policy` decides what happens at which step; this module does it. After a failed refresh the live index
+serves on, up to `max_age_steps`. A version that could not be measured on development texts serves nevertheless. A run
+that resumes with an index that is too old waits for a new one before its first step.
 """
 
 import logging
@@ -19,7 +18,7 @@ from replug.config.refresh_policy import RefreshPolicy, Start
 from replug.index_workers.answers import Measures
 from replug.index_workers.build_plan import BuildPlan, IndexState
 from replug.index_workers.service import IndexService, Refreshed
-from replug.train.development import DevLook
+from replug.train.development import DevResult
 from replug.train.step_metrics import StepClock
 
 log = logging.getLogger(__name__)
@@ -27,19 +26,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """Holds a refresh under way: when it is ready, and the look at development texts with it."""
+    """Holds a refresh under way: when it is ready, and its result on development texts."""
 
     index: IndexState
     ready: "Future[Refreshed]"
-    look: "Future[DevLook | None]"
+    dev: "Future[DevResult | None]"
 
     @property
     def futures(self) -> "list[Future[Any]]":
-        return [self.ready, self.look]
+        return [self.ready, self.dev]
 
 
-# Looks at development texts with a version that is being built, beside the training; None where there are none.
-LookAt = Callable[[IndexState, "Future[Refreshed]"], "Future[DevLook | None]"]
+# Measures a version on development texts when it is built, beside the training. None: there are no such texts.
+MeasureIndex = Callable[[IndexState, "Future[Refreshed]"], "Future[DevResult | None]"]
 
 
 class RefreshController:
@@ -53,16 +52,16 @@ class RefreshController:
         service: IndexService,
         policy: RefreshPolicy,
         publish: Callable[[IndexState], BuildPlan],
-        look_at: LookAt,
+        measure_index: MeasureIndex,
         clock: StepClock,
         before_switch: Callable[[], None] = lambda: None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self._service, self._policy, self._publish = service, policy, publish
-        self._look_at, self._clock = look_at, clock
+        self._measure_index, self._clock = measure_index, clock
         self._before_switch, self._check_run = before_switch, check
         self.live = IndexState(version=0, step=0)
-        self.look: DevLook | None = None  # with the live version
+        self.dev: DevResult | None = None  # with the live version
         self.adopted_step = 0  # at whose boundary the live version took over
         self._pending: _Pending | None = None
         self._last_error: BaseException | None = None
@@ -99,9 +98,9 @@ class RefreshController:
         """Serve version 0, and measure it: what a lossy kind finds is not what exact search would."""
         pending = self._begin(IndexState(0, 0), self._service.store.plan(0))
         self.last = wait_for(pending.ready, self._check_run)
-        while wait([pending.look], timeout=LOOK_SECONDS).not_done:
+        while wait([pending.dev], timeout=LOOK_SECONDS).not_done:
             self._check_run()
-        self.look = _look_of(pending)
+        self.dev = _result_of(pending)
 
     def renew(self, step: int) -> None:
         """Serve an index of the weights as they are at this boundary, and wait for it. Raises RunError."""
@@ -119,7 +118,7 @@ class RefreshController:
             "pending_version": pending.version if pending else None,
             "pending_step": pending.step if pending else None,
             "last": asdict(self.last),
-            "look": asdict(self.look) if self.look else None,
+            "dev": asdict(self.dev) if self.dev else None,
             "adopted_step": self.adopted_step,
             "num_skipped": self.num_skipped,
             "num_failed": self.num_failed,
@@ -132,7 +131,7 @@ class RefreshController:
         """Serve the checkpoint's version again and go on with the refresh that was under way."""
         self.live = IndexState(int(state["live_version"] or 0), int(state["live_step"] or 0))
         self.last = Refreshed(**{**state["last"], "measures": Measures(**state["last"]["measures"])})
-        self.look, self.adopted_step = DevLook(**state["look"]) if state["look"] else None, state["adopted_step"]
+        self.dev, self.adopted_step = DevResult(**state["dev"]) if state["dev"] else None, state["adopted_step"]
         self.num_skipped, self.num_failed = state["num_skipped"], state["num_failed"]
         self._last_error = None if state["last_error"] is None else RunError(state["last_error"])
         self._is_resumed = True
@@ -165,7 +164,7 @@ class RefreshController:
 
     def _begin(self, index: IndexState, plan: BuildPlan) -> _Pending:
         ready = self._service.refresh(plan, self.live.version)
-        return _Pending(index, ready, self._look_at(index, ready))
+        return _Pending(index, ready, self._measure_index(index, ready))
 
     def _serve_now(self, step: int) -> bool:
         """Wait for the refresh under way, or for a new one; returns whether its version is live."""
@@ -190,10 +189,10 @@ class RefreshController:
             self._pending = None
             self._fail(step, pending.index, error)
             return False
-        look, ended = _look_of(pending), time.monotonic()
+        result, ended = _result_of(pending), time.monotonic()
         self._before_switch()  # nothing has changed yet: an interruption until here ends the run at this step
         self.live, self.last = pending.index, pending.ready.result()
-        self.look, self.adopted_step = look, step
+        self.dev, self.adopted_step = result, step
         self._pending = self._last_error = None
         self._service.commit(self.live.version)
         self.swap_wait_seconds, self.swap_ms = ended - begun, 1000 * (time.monotonic() - ended)
@@ -205,13 +204,13 @@ class RefreshController:
         log.warning(f"step {step}: refresh v{index.version} failed, going on with v{self.live.version}: {error}")
 
 
-def _look_of(pending: _Pending) -> DevLook | None:
-    """Return the look with a version, None if it failed, which is logged. Raises Interrupted.
+def _result_of(pending: _Pending) -> DevResult | None:
+    """Return the development result of a version. None means that it failed, which is logged. Raises Interrupted.
 
     An LM that cannot go on ends the run by the next batch.
     """
     try:
-        return pending.look.result()
+        return pending.dev.result()
     except Interrupted:
         raise
     except Exception as error:  # noqa: BLE001 - a measurement beside the training, whatever stopped it

@@ -2,7 +2,7 @@
 
 results.json has the evaluations of the held-out texts (`evals/results.py`), and beside them
 
-weights   of the tuned retriever: their step of how many steps, the first and the best look at development texts, and
+weights   of the tuned retriever: their step of how many steps, the first and the best development result, and
           bits per byte of labelled ones without documents
 """
 

@@ -243,8 +243,8 @@ def _export(
         if config.ensemble.temperature == FIT:
             tuned.temperature = EnsembleTemperature(best.temperature, lm, config.evaluate.k, len(data.require_dev()))
     save_retriever(run.retriever, tuned, config.retriever.train, module.frozen_documents, run.best_weights)
-    looks = {"first": asdict(watch.first) if watch.first else None, "best": asdict(best) if best else None}
-    return {"step": best.step if best else steps, "steps": steps, **looks}
+    measured = {"first": asdict(watch.first) if watch.first else None, "best": asdict(best) if best else None}
+    return {"step": best.step if best else steps, "steps": steps, **measured}
 
 
 def _measure(config: Config, run: RunDirectory, data: PreparedSet, workers: Workers, step: int) -> dict[str, Any]:

@@ -7,14 +7,14 @@ environment.json   package versions, git commit, machine
 data/              the prepared set (unless `data.prepared` names another)
 index/             index versions
 checkpoints/       step-000100.ckpt with its mark step-000100.json, which holds its checksum; removed at the end
-best_weights/      the weights that do best on development texts, with their look; removed at the end
+best_weights/      the weights that do best on development texts, with their result; removed at the end
 labels/            of train.labels=auto, what `replug prepare --labels` writes
 first/             there with label.tuned, the run of the first training, whose queries find candidates
 metrics.jsonl      one object for every logged step
 device_use.jsonl   seconds that each device was busy, by role; one object for some steps
 scores.sqlite      the cache of LM scores
 lm_spent.json      requests and tokens that a server was sent
-fitted.json        training has ended: the first look at development texts, and that of the tuned weights
+fitted.json        training has ended: the first development result, and that of the tuned weights
 retriever/         the tuned encoder; a pair where queries and documents have their own (retriever.train)
 evaluation/        the outcome of every held-out text, in lm/ and retrieval/; what `replug evaluate` adds (index/)
 results.json       the table; report.html beside it

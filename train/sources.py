@@ -35,7 +35,7 @@ from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import Refreshed
 from replug.index_workers.version_store import VersionStore
 from replug.models.hardware import multiplies_bfloat16
-from replug.train.development import DevLook, LabelledDevTexts, SearchedDevTexts, Watch, embedded
+from replug.train.development import DevResult, LabelledDevTexts, SearchedDevTexts, Watch, embedded
 from replug.train.module import Batches, LSRModule
 from replug.train.pipeline import BatchPipeline
 from replug.train.refresh import RefreshController
@@ -142,16 +142,16 @@ class LiveBatches:
         self._refresh.finish()
 
     def _record(self) -> None:
-        look, store = self._refresh.look, self._workers.index.store
-        if look is not None:
-            self._watch.record(look, partial(shutil.copytree, store.encoder_folder(self._refresh.live.version)))
+        result, store = self._refresh.dev, self._workers.index.store
+        if result is not None:
+            self._watch.record(result, partial(shutil.copytree, store.encoder_folder(self._refresh.live.version)))
 
     def _say_swapped(self, step: int) -> None:
-        live, measures, look = self._refresh.live, self._refresh.last.measures, self._refresh.look
+        live, measures, result = self._refresh.live, self._refresh.last.measures, self._refresh.dev
         log.info(
             f"step {step}: swapped to index v{live.version} (weights of step {live.step}); recall "
             f"{measures.recall:.3f}, {measures.overlap:.0%} of the documents found stay, vectors moved by "
-            f"{measures.drift:.4f}" + ("" if look is None else f"; development texts {look.bpb:.4f} bits per byte")
+            f"{measures.drift:.4f}" + ("" if result is None else f"; development texts {result.bpb:.4f} bits per byte")
         )
 
 
@@ -171,7 +171,7 @@ def batch_from_state(state: dict[str, Any]) -> RetrievedBatch:
 class LabelledBatches:
     """Batches of labelled texts, with the order of texts that live batches have. Neither an index nor an LM is used.
 
-    Development texts are looked at before the first step and every `train.dev_every_steps`; not without a `watch`.
+    Development texts are measured before the first step and every `train.dev_every_steps`; not without a `watch`.
     """
 
     def __init__(
@@ -217,8 +217,8 @@ class LabelledBatches:
 
     def _look(self, step: int) -> None:
         if self.dev is not None and self._watch is not None:
-            look = self.dev.look(step, self._module.encoder, self._module.vectors_of)
-            self._watch.record(look, self._module.encoder.save)
+            result = self.dev.measure(step, self._module.encoder, self._module.vectors_of)
+            self._watch.record(result, self._module.encoder.save)
 
 
 def vectors_once(embed: Callable[[np.ndarray], torch.Tensor], rows: np.ndarray) -> Callable[[np.ndarray], torch.Tensor]:
@@ -238,7 +238,7 @@ def vectors_once(embed: Callable[[np.ndarray], torch.Tensor], rows: np.ndarray) 
 class LabelsThenLive:
     """Gives `num_label_steps` batches of labels, then live ones, from an index of the weights at that boundary.
 
-    Development texts are looked at live alone, so that all looks can be compared.
+    Only live batches are measured on development texts, so that all results can be compared.
     """
 
     def __init__(self, labelled: LabelledBatches, live: LiveBatches, num_label_steps: int, module: LSRModule) -> None:
@@ -312,16 +312,16 @@ def refresh_controller(
 ) -> RefreshController:
     dev = SearchedDevTexts(config, data, workers, check) if data.dev is not None else None
 
-    def look_at(index: IndexState, ready: "Future[Refreshed]") -> "Future[DevLook | None]":
-        def look() -> DevLook | None:
+    def measure_index(index: IndexState, ready: "Future[Refreshed]") -> "Future[DevResult | None]":
+        def result() -> DevResult | None:
             ready.result()
-            return dev.look_at(index) if dev is not None else None
+            return dev.measure_index(index) if dev is not None else None
 
-        return in_background(look, "development")
+        return in_background(result, "development")
 
     policy = refresh_policy(config.refresh, config.train.max_steps, config.retriever.train is not TrainedSide.query)
     publish = partial(publish_snapshot, config, module.encoder, data, workers.index.store)
-    return RefreshController(workers.index, policy, publish, look_at, clock, settle, check)
+    return RefreshController(workers.index, policy, publish, measure_index, clock, settle, check)
 
 
 def look_at_last(config: Config, data: PreparedSet, module: LSRModule, workers: Workers, watch: Watch) -> None:
@@ -333,7 +333,7 @@ def look_at_last(config: Config, data: PreparedSet, module: LSRModule, workers: 
         version = version_after(workers.index.store, step)
         build_version(config, module.encoder, data, workers.index, IndexState(version, step))
     dev = SearchedDevTexts(config, data, workers, lambda: None)
-    watch.record(dev.look(module.encoder, version, step), module.encoder.save)
+    watch.record(dev.measure(module.encoder, version, step), module.encoder.save)
 
 
 def version_after(store: VersionStore, step: int) -> int:

@@ -235,7 +235,7 @@ def _enough(done: dict[int, ShardReport], asked: int | None) -> bool:
 def _trimmed(
     work: WorkFolder, done: dict[int, ShardReport], ranges: list[tuple[int, int]], asked: int | None
 ) -> list[ShardReport]:
-    """The shards that are needed, the last of them cut; the others are no longer marked."""
+    """Return the shards that are needed, the last of them cut. The others lose their marks."""
     left = sum(report.kept for report in done.values()) if asked is None else asked
     shards: list[ShardReport] = []
     for number in sorted(done):

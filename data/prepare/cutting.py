@@ -270,7 +270,7 @@ class _SourceShardCut:
             yield {**head, "context": context, "continuation": continuation, "tail": tail}
 
     def _head(self, text: SourceText, version: int, number: int, piece: str) -> Piece:
-        """The columns that every piece has."""
+        """Return the columns that every piece has."""
         digest = content_hash(piece, self.rules.seed)
         named = {"id": f"{text.id}#{number}", "domain": text.domain, "source": text.id}
         return {"key": piece_key(digest), "digest": digest, **named, "version": version}

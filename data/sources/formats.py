@@ -163,7 +163,7 @@ def _parquet_rows(source_shard: SourceShard, fields: FieldMap) -> Iterator[Row]:
 
 
 def _leaves(name: str, fields: FieldMap) -> list[pq.ColumnSchema]:
-    """The columns that are read: all of a field's own."""
+    """Return the columns that are read: all of a field's own."""
     schema = pq.ParquetFile(name).schema
     wanted = (fields.text, fields.id, fields.domain)
     leaves = [schema.column(number) for number in range(len(schema.names))]
@@ -269,7 +269,7 @@ def plan_hub(name: str) -> Iterator[SourceShard]:
 
 
 def _hub_rows(source_shard: SourceShard, fields: FieldMap) -> Iterator[Row]:
-    """Raises RunError where the hub breaks off: what is missing is no bad row."""
+    """Yield the rows of a hub data set. Raises RunError if the hub breaks off, since missing rows are not bad rows."""
     name, number = source_shard.names[0], 0
     dataset = _open_hub(name)
     try:
@@ -290,7 +290,7 @@ def named_split(name: str, split: str) -> str:
 
 
 def _open_hub(name: str):  # type: ignore[no-untyped-def]
-    """A split, streamed."""
+    """Stream a split."""
     from datasets import load_dataset
 
     path, configuration, split = named_split(name, TRAIN).split(":", 2)

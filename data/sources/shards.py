@@ -84,7 +84,7 @@ def _plan(source: str, shard_bytes: int | None) -> Iterable[SourceShard]:
 
 
 def _files(source: str) -> list[Path] | None:
-    """The files of a source in a fixed order; None where it names no files."""
+    """Return the files of a source in a fixed order. None means that it names no files."""
     path = Path(source).expanduser()
     if is_built_in(source):
         return None

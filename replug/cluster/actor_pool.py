@@ -122,7 +122,7 @@ class ActorPool:
         return call.future
 
     def handles(self) -> list[Any]:
-        """The actors as they are now, for tests that kill them."""
+        """Return the actors as they are now, for tests that kill them."""
         return [replica.handle for replica in list(self._replicas.values())]
 
     @property
@@ -176,7 +176,7 @@ class ActorPool:
             self._dispatch()
 
     def _launch(self, number: int, failed_starts: int = 0, killed_starts: int = 0) -> None:
-        """A new actor under this number, which waits for its place in the cluster."""
+        """Start an actor under this number; it waits for its place in the cluster."""
         handle = self._make_actor(number)
         replica = self._replicas[number] = _Replica(number, handle, failed_starts, killed_starts)
         self._last_launch = time.monotonic()
@@ -207,7 +207,7 @@ class ActorPool:
             replica.is_up, replica.failed_starts, replica.killed_starts = True, 0, 0
 
     def _start_again(self, replica: _Replica, error: BaseException) -> None:
-        """A killed one is replaced many times; one whose own code fails or hangs, a few."""
+        """Replace a replica: a killed one many times, one whose own code fails or hangs a few times."""
         is_its_own = isinstance(error, RayTaskError | TimeoutError) or (
             isinstance(error, ActorDiedError) and error.actor_init_failed
         )
@@ -351,7 +351,7 @@ class ActorPool:
 
 
 def is_device_fault(error: BaseException) -> bool:
-    """Whether a GPU or its context is broken, so that no later call on it can be trusted."""
+    """Return whether a GPU or its context is broken, so that no later call on it can be trusted."""
     text = str(error)
     if any(sign in text for sign in OUT_OF_MEMORY):
         return False

@@ -31,7 +31,7 @@ class Sizes:
 
 
 def trains_on_gpu(config: Config, has_gpu: bool) -> bool:
-    """Whether the trainer runs on a GPU. Raises UserError where it must and there is none."""
+    """Return whether the trainer runs on a GPU. Raises UserError if it must and there is none."""
     if config.train.accelerator is Accelerator.cpu:
         return False
     if config.train.accelerator is Accelerator.gpu and not has_gpu:
@@ -42,7 +42,7 @@ def trains_on_gpu(config: Config, has_gpu: bool) -> bool:
 def gpus_by_role(
     config: Config, nodes: Sequence[Node], sizes: Sizes, roles: Collection[str], may_search_on_gpu: bool
 ) -> dict[str, float]:
-    """GPUs of the roles that have any, `auto` resolved; of `score` infinity where it takes all that are left."""
+    """Return the GPUs of the roles that have any, `auto` resolved. Infinity for `score`: all that are left."""
     num_gpus = int(sum(node.gpus for node in nodes))
     takers = [role for role in ROLES if role in roles and _takes_gpus(config, role, nodes)]
     asked = {role: getattr(config.resources, role) for role in takers}
@@ -69,14 +69,14 @@ def gpus_by_role(
 
 
 def are_shared(gpus: Mapping[str, float], nodes: Sequence[Node]) -> bool:
-    """Whether roles have more GPUs together than there are, and none of them more than there are: then they share."""
+    """Return whether roles share GPUs: together they have more than there are, and none of them has."""
     num_gpus = sum(node.gpus for node in nodes)
     whole = gpus and all(value >= 1 for value in gpus.values())
     return bool(whole) and max(gpus.values()) <= num_gpus < sum(gpus.values())
 
 
 def _takes_gpus(config: Config, role: str, nodes: Sequence[Node]) -> bool:
-    """Whether a role has GPUs, by its keys and by what is there."""
+    """Return whether a role has GPUs, by its keys and by the machine."""
     has_gpus = any(node.gpus for node in nodes)
     if role == "score":
         return has_gpus and config.lm.path is not None and config.lm.gpus_per_replica != 0
@@ -92,7 +92,7 @@ def _takes_gpus(config: Config, role: str, nodes: Sequence[Node]) -> bool:
 
 
 def _automatic(left: float, roles: Sequence[str], index_gpus: int) -> dict[str, float]:
-    """The LM has by far the most to do: of eight GPUs six score (a paper-size run's hours)."""
+    """Give the LM most GPUs, six of eight, since it has most of the work (a paper-size run's hours)."""
     if not roles:
         return {}
     if left < len(roles):
@@ -106,7 +106,7 @@ def _automatic(left: float, roles: Sequence[str], index_gpus: int) -> dict[str, 
 
 
 def _gpus_of_vectors(config: Config, nodes: Sequence[Node], sizes: Sizes, most: float) -> int:
-    """GPUs that hold two versions, where those are a quarter of all or host memory is too small; else 1."""
+    """Return the GPUs that hold two versions, if these are a quarter of all or host memory is too small; else 1."""
     index, limit = config.index, min(node.gpu_limit for node in nodes)
     if sizes.vectors is None or math.isinf(limit) or index.kind not in EXACT_KINDS or index.gpus_per_searcher == 0:
         return 1
@@ -120,12 +120,12 @@ def _gpus_of_vectors(config: Config, nodes: Sequence[Node], sizes: Sizes, most: 
 
 
 def host_bytes(index: IndexConfig, sizes: Sizes, num_nodes: int) -> float:
-    """Of each node's memory, for both versions of vectors that no GPU holds: searchers of one node share them."""
+    """Return each node's bytes for both versions of vectors that no GPU holds. Searchers of a node share them."""
     return 2 * (sizes.vectors or 0.0) / min(num_nodes, index.num_shards or num_nodes)
 
 
 def _ranks(config: Config, wanted: float, most: float, nodes: Sequence[Node], sizes: Sizes) -> float:
-    """So many ranks, or fewer, that all have parts of one size; more where one's part does not fit a GPU's memory."""
+    """Return the wanted ranks, fewer for parts of equal size, or more if a part does not fit a GPU's memory."""
     parts = config.train.batch_size // config.train.micro_batches
     dividing = [n for n in range(1, int(max(wanted, most)) + 1) if parts % n == 0]
     ranks = max(n for n in dividing if n <= max(1, wanted))
@@ -137,7 +137,7 @@ def _ranks(config: Config, wanted: float, most: float, nodes: Sequence[Node], si
 
 
 def gpus_of_replica(lm: LMConfig, share: float, nodes: Sequence[Node], sizes: Sizes) -> float:
-    """What is said, else the share that there is, else as many as hold the LM."""
+    """Return the configured GPUs, else the share that is left, else as many as hold the LM."""
     if lm.gpus_per_replica is not None:
         return lm.gpus_per_replica
     if share < 1:
@@ -147,5 +147,5 @@ def gpus_of_replica(lm: LMConfig, share: float, nodes: Sequence[Node], sizes: Si
 
 
 def ray_share(value: float) -> float:
-    """Ray counts in ten-thousandths; rounded down, so that shares fit."""
+    """Round down to ten-thousandths, in which Ray counts, so that shares fit."""
     return math.floor(value * 1e4 + 1e-6) / 1e4

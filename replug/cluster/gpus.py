@@ -27,7 +27,7 @@ class Rehearsal:
     memory_gb: float
 
     def environment(self) -> dict[str, str]:
-        """What its processes are started with."""
+        """Return the environment variables that its processes start with."""
         return {VARIABLE: json.dumps(asdict(self))}
 
 

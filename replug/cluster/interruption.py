@@ -135,7 +135,7 @@ class Interruption:
             threading.Thread(target=self._end_in_time, args=(number,), daemon=True, name="interruption-time").start()
 
     def _ends_at_once(self, number: int, before: list[int]) -> bool:
-        """True where nothing is to be saved, or the user does not wait for it.
+        """Return whether there is nothing to save, or the user does not wait for it.
 
         `before` are the signals that this thread had: each signal comes to both threads.
         """

@@ -72,7 +72,7 @@ class Layout:
         return any(actor.key == TRAINER and actor.gpus for actor in self.actors)
 
     def on_node(self, name: str, known: str) -> "Layout":
-        """With the name that Ray gave to a node."""
+        """Return the resource by which Ray names a node."""
         gpus = (replace(gpu, node=replace(gpu.node, name=known)) if gpu.node.name == name else gpu for gpu in self.gpus)
         return replace(self, gpus=tuple(gpus))
 

@@ -1,4 +1,4 @@
-"""Actors onto nodes and GPUs: who lies with whom, and what of a GPU and of its memory is taken. Pure.
+"""Place actors on nodes and GPUs by counts and memory. Pure.
 
 Ray packs fractions of GPUs as it likes. What must lie together is an `ActorGroup`, and a GPU that holds one is reserved
 for its actors as a whole (`cluster.places`); this module decides which.
@@ -18,7 +18,7 @@ CONTEXT_BYTES = 5e8  # that every other process on a GPU takes: CUDA's context, 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What Ray may hand out on one machine; bytes are None where they are not known, and then not looked at."""
+    """Resources of one machine. Bytes of None are not known and not checked."""
 
     name: str  # no other node's
     cpus: float
@@ -41,7 +41,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """One process. `key` sets the number of its kind; `num_bytes` are of GPU memory, None where nobody knows."""
+    """One process. `key` sets the number of its kind. `num_bytes` is GPU memory; None means not known."""
 
     key: str
     number: int
@@ -67,7 +67,7 @@ class ActorGroup:
 
     @property
     def num_bytes(self) -> float:
-        """Of each of its GPUs, as far as is known, beside other actors."""
+        """Return the bytes on each of its GPUs, as far as they are known, without other actors."""
         return sum(actor.num_bytes or 0.0 for actor in self.actors) / max(1.0, self.gpus)
 
 
@@ -80,12 +80,12 @@ class PlannedGPU:
 
     @property
     def num_bytes(self) -> float:
-        """As far as is known; of an actor on several GPUs its part. With the contexts of several processes."""
+        """Return the known bytes on this GPU, with the contexts of several processes."""
         held = sum((actor.num_bytes or 0.0) / max(1.0, actor.gpus) for actor in self.actors)
         return held + CONTEXT_BYTES * max(0, len(self.actors) - 1)
 
     def memory_share(self, actor: Actor) -> float | None:
-        """What torch may take of the memory there: its own bytes, and an equal part of what nobody is counted for.
+        """Return the share of memory that torch may take: its own bytes, and an equal part of the rest.
 
         None where the process has the GPU for itself, where only the index is, or where a size is not known.
         """
@@ -132,7 +132,7 @@ class Packing:
         self.cpus = {node.name: node.cpus for node in self.nodes}
 
     def place(self, group: ActorGroup) -> bool:
-        """Take a place; False where there is none."""
+        """Take a place. Return False if there is none."""
         found = min(self._places(group), key=lambda place: self._order(group, *place), default=None)
         if found is None:
             return False

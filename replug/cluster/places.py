@@ -80,7 +80,7 @@ def place(key: str, number: int, gpus: float, env: dict[str, str]) -> dict[str, 
 
 
 def memory_share(key: str, number: int) -> float | None:
-    """What torch may take of the memory of a GPU that roles share; None where nothing bounds it."""
+    """Return the share of memory that torch may take on a shared GPU. None means no bound."""
     return _memory.get((key, number))
 
 

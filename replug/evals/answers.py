@@ -1,4 +1,4 @@
-"""Whether an answer is right: exact match and token F1 (SQuAD 1.1), containment (PopQA, DPR). Pure."""
+"""Decide whether an answer is right: exact match and token F1 (SQuAD 1.1), containment (PopQA, DPR). Pure."""
 
 import re
 import string
@@ -40,7 +40,7 @@ def token_f1(prediction: str, answers: Sequence[str]) -> float:
 
 
 def has_answer(document: str, answers: Sequence[str]) -> bool:
-    """Whether the document's tokens hold those of an answer one after another; DPR's `has_answer`, by strings.
+    """Return whether the document's tokens hold those of an answer in a row: DPR's `has_answer`, by strings.
 
     Both are put into Unicode's NFD, cut into tokens and lowered. An answer without a token is held by no document.
     """
@@ -49,7 +49,7 @@ def has_answer(document: str, answers: Sequence[str]) -> bool:
 
 
 def contains_answer(prediction: str, answers: Sequence[str]) -> bool:
-    """Whether the prediction contains an answer as it is written, in lower case, or capitalised.
+    """Return whether the prediction contains an answer as it is written, in lower case, or capitalised.
 
     The rule of PopQA's official code (Mallen et al. 2023, `run_model.py`), which compares characters and not words:
     "art" is contained in "Stuttgart", and an answer in another Unicode form is not found.

@@ -84,7 +84,7 @@ class LanguageModelling(Task):
         keeps_documents: bool = False,
         beta: float = BETA,
     ) -> None:
-        """With `tokens_of`, which cuts a text into the LM's tokens, outcomes hold their texts.
+        """Hold the texts of tokens in outcomes if `tokens_of` is given, which cuts a text into the LM's tokens.
 
         Those that keep documents hold `document_logprobs`, an array [K, T], and are not to be written as JSON. `beta`
         is the temperature of the oracle that weighs documents by the LM's own scores.

@@ -47,7 +47,7 @@ class Overlaps:
     excludes_own: bool = False
 
     def of(self, ids: Sequence[str]) -> np.ndarray:
-        """Whether each example is in the corpus, [N]."""
+        """Return whether the corpus holds each example, [N]."""
         return np.array([identifier in self.reasons for identifier in ids], dtype=bool)
 
 

@@ -111,7 +111,7 @@ class Measurements:
         self._num_resamples, self._seed = num_resamples, seed
 
     def tells(self, method: str, metric: Metric, among: np.ndarray) -> bool:
-        """Whether a method's outcomes have the metric's number, which only some metrics may lack, and what it is of.
+        """Return whether a method's outcomes have the metric's numbers, which only some metrics may lack.
 
         No word begins in a piece of a long one, so a perplexity by word may be of nothing.
         """

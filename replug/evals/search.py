@@ -150,12 +150,12 @@ def _open_search(config: EvaluationConfig, corpus: Corpus, source: str, out: Pat
 
 
 def needs_building(config: EvaluationConfig, source: str) -> bool:
-    """Whether a source is a retriever that does not come with an index of its own."""
+    """Return whether a source is a retriever without an index of its own."""
     return source not in WITHOUT_RETRIEVER and not _is_indexed(_retriever_path(config, source))
 
 
 def _is_indexed(path: str) -> bool:
-    """Whether a retriever's path is a run directory or an index's folder, which hold its vectors as well."""
+    """Return whether a retriever's path is a run directory or an index folder, which hold its vectors too."""
     return bool(VersionStore(index_folder(Path(path).expanduser())).published())
 
 

@@ -49,7 +49,7 @@ class ContinuationScore:
 
     @property
     def sum_logprob(self) -> float:
-        """The sum rounded to float32, so that it is the same number when it comes back from a cache."""
+        """Return the sum rounded to float32, so that a cache gives back the same number."""
         return float(np.float32(self.token_logprobs.sum(dtype=np.float64)))
 
     @property

@@ -217,23 +217,23 @@ class Encoder(nn.Module):
     def encode_query(
         self, texts: Sequence[str], tokens_per_batch: int = TOKENS_PER_BATCH, autocast: bool = False
     ) -> Tensor:
-        """As `encode`, for texts to search with, behind their prompt; `autocast` is to bfloat16."""
+        """Encode texts to search with, behind their prompt, as `encode` does. `autocast` computes in bfloat16."""
         return self._encode(texts, "query", self.prompt("query"), tokens_per_batch, autocast)
 
     def encode_document(self, texts: Sequence[str], tokens_per_batch: int = TOKENS_PER_BATCH) -> Tensor:
-        """As `encode`, for texts to search through, behind their prompt."""
+        """Encode texts to search through, behind their prompt, as `encode` does."""
         return self._encode(texts, "document", self.prompt("document"), tokens_per_batch)
 
     def encode_tokens(
         self, ids: Sequence[np.ndarray], tokens_per_batch: int = TOKENS_PER_BATCH, task: str = "document"
     ) -> Tensor:
-        """As `encode`, for texts that are tokenized already: what `token_ids` returned for each."""
+        """Encode tokenized texts, as `token_ids` returns them."""
         return self._encode_ids(ids, task, self.prompt(task), tokens_per_batch)
 
     def encode_with_gradient(
         self, ids: Sequence[np.ndarray], tokens_per_batch: int | None = None, task: str = "document"
     ) -> Tensor:
-        """As `encode_tokens`, but whole vectors whatever `dims` is, differentiable and on the encoder's device."""
+        """Encode tokenized texts with gradient: whole vectors, whatever `dims` is, on the encoder's device."""
         tokens_per_batch = tokens_per_batch or self._chunk_tokens or TOKENS_PER_BATCH_WITH_GRADIENT
         batches = list(self._batches(ids, task, tokens_per_batch))
         prompt_tokens = self._prompt_tokens[task, self.prompt(task)]

@@ -95,7 +95,7 @@ def _future(query: Tensor, num_keys: int) -> Tensor:
 
 
 def is_plain(module: nn.Module, attention_mask: Tensor | None, options: dict[str, Any]) -> bool:
-    """Whether attention is causal and nothing more."""
+    """Return whether attention is causal and nothing more."""
     is_causal = options.get("is_causal")
     return (
         attention_mask is None

@@ -23,12 +23,12 @@ class LMSource(Protocol):
 
     @property
     def identity(self) -> str:
-        """The opened LM's identity: equal identities give equal scores."""
+        """Return the opened LM's identity: equal identities give equal scores."""
         ...
 
     @property
     def max_tokens(self) -> int | None:
-        """The opened LM's longest input in tokens, None where there is no limit."""
+        """Return the opened LM's longest input in tokens. None means no limit."""
         ...
 
     @property

@@ -40,7 +40,7 @@ def loading(key: str, path: str) -> Iterator[None]:
 
 
 def read_model_config(path: str, key: str) -> PreTrainedConfig:
-    """The model's configuration. Raises UserError where there is none, or none that transformers knows."""
+    """Return the model's configuration. Raises UserError if it is missing or unknown to transformers."""
     with loading(key, path):
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
 
@@ -52,7 +52,7 @@ def lm_shape(config: PreTrainedConfig) -> LMShape:
 
 
 def load_tokenizer(path: str, key: str = "lm.path") -> PreTrainedTokenizerBase:
-    """The model's own tokenizer. Raises UserError, which names the key, where there is no fast one."""
+    """Return the model's own tokenizer. Raises UserError, which names the key, if it has no fast one."""
     require_tokenizer(path, key)
     with loading(key, path):
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
@@ -69,7 +69,7 @@ def require_tokenizer(path: str, key: str) -> None:
 
 
 def load_lm_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a causal LM, whose weights are not read. Raises UserError where it is not an LM's own."""
+    """Return the tokenizer of a causal LM without reading its weights. Raises UserError if it is not the LM's own."""
     config = read_model_config(path, "lm.path")
     names = config.architectures or [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, config.model_type)]
     if not CAUSAL_LMS & set(names):
@@ -101,7 +101,7 @@ SHOWN = 3
 
 
 def load_whole(kind: Any, path: str, key: str, unused: tuple[str, ...] = (), **options: Any) -> PreTrainedModel:
-    """The model of a folder or hub name, by a class of transformers.
+    """Load the model of a folder or hub name by a class of transformers.
 
     Parts that are `unused` (such as `pooler`) may be there or not. Raises UserError for anything else that is missing,
     of another shape, or of no use, and what transformers raises for what it cannot read.
@@ -134,7 +134,7 @@ def require_whole(model: PreTrainedModel, report: Any, path: str, key: str, unus
 
 
 def _is_of(name: str, parts: Iterable[str]) -> bool:
-    """Whether a weight belongs to one of these parts, at whatever depth."""
+    """Return whether a weight belongs to one of these parts, at any depth."""
     return any(f".{part}." in f".{name}" for part in parts)
 
 

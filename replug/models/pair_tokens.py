@@ -39,7 +39,7 @@ class LMInput:
 
     @property
     def ids(self) -> list[int]:
-        """The tokens to read. Alternatives are predicted and are no part of them."""
+        """Return the tokens to read. Alternatives are predicted, not read."""
         return self.prefix + self.continuations[0] if len(self.rows) == 1 else self.prefix
 
     @property
@@ -97,7 +97,7 @@ def _opened(tokenizer: "PreTrainedTokenizerBase", ids: list[int]) -> list[int]:
 
 
 def check_lengths(pairs: Sequence[PairIds], max_tokens: int | None) -> None:
-    """Raises UnscorableText for a continuation without tokens and for inputs beyond `max_tokens`."""
+    """Raise UnscorableText for a continuation without tokens or an input beyond `max_tokens`."""
     for row, (before, after) in enumerate(pairs):
         if not after:
             raise UnscorableText(f"continuation {row} has no tokens: the LM's tokenizer drops all of it")

@@ -209,7 +209,7 @@ class ScoreCache:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Raises RunError for what SQLite raises in it."""
+        """Raise RunError for errors of SQLite in a transaction."""
         with self._explained(), self._database:  # which commits at the end and rolls back on an error
             self._database.execute("BEGIN IMMEDIATE")
             yield

@@ -15,7 +15,7 @@ from replug.models.encoder import Encoder
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.preparing import prepared_set
 from replug.models.replug_lm import ReplugLM
-from replug.train.development import DevLook, Watch, document_scores, nearest, scored_share
+from replug.train.development import DevResult, Watch, document_scores, nearest, scored_share
 from replug.train.labels.labelling import write_distill_kl, write_flagembedding
 from tests.support.command_line import CommandLine
 from tests.support.evaluating import on_run, typed
@@ -61,17 +61,17 @@ def test_only_better_weights_replace_the_best_and_patience_counts_the_others(tmp
     watch = Watch(tmp_path / "best", patience=2)
     assert watch.chosen() is None
     for step, bpb in ((0, 1.25), (10, 1.25), (20, 1.125)):
-        watch.record(DevLook(step, bpb, 1.0), saving(f"of step {step}"))
-    assert (watch.first, watch.chosen()) == (DevLook(0, 1.25, 1.0), DevLook(20, 1.125, 1.0))
+        watch.record(DevResult(step, bpb, 1.0), saving(f"of step {step}"))
+    assert (watch.first, watch.chosen()) == (DevResult(0, 1.25, 1.0), DevResult(20, 1.125, 1.0))
     assert (tmp_path / "best/weights").read_text() == "of step 20"
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
-    watch.record(DevLook(30, 2.0, 1.0), saving("worse"))
+    watch.record(DevResult(30, 2.0, 1.0), saving("worse"))
     resumed = Watch(tmp_path / "best", patience=2)
     resumed.load_state_dict(watch.state_dict())
-    resumed.record(DevLook(30, 2.0, 1.0), saving("the step it was saved at"))
+    resumed.record(DevResult(30, 2.0, 1.0), saving("the step it was saved at"))
     assert not resumed.is_over
-    resumed.record(DevLook(40, 2.0, 1.0), saving("worse"))
-    assert resumed.is_over and resumed.chosen() == resumed.best == DevLook(20, 1.125, 1.0)
+    resumed.record(DevResult(40, 2.0, 1.0), saving("worse"))
+    assert resumed.is_over and resumed.chosen() == resumed.best == DevResult(20, 1.125, 1.0)
 
 
 @pytest.fixture

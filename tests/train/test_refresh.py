@@ -11,7 +11,7 @@ from replug.config.refresh_policy import RefreshPolicy
 from replug.index_workers.answers import Measures
 from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import Refreshed
-from replug.train.development import DevLook
+from replug.train.development import DevResult
 from replug.train.refresh import RefreshController
 from replug.train.step_metrics import StepClock
 
@@ -48,15 +48,15 @@ class FakeService:
         self.committed.append(version)
 
 
-def look_of(index: IndexState) -> DevLook:
-    return DevLook(index.step, 2.0 - index.version / 10, 1.0)
+def result_of(index: IndexState) -> DevResult:
+    return DevResult(index.step, 2.0 - index.version / 10, 1.0)
 
 
-def looked_at_once(index: IndexState, ready: Future) -> Future:
-    """A look that is done as soon as the version is ready."""
-    looked: Future = Future()
-    ready.add_done_callback(lambda done: looked.set_result(None if done.exception() else look_of(index)))
-    return looked
+def measured_at_once(index: IndexState, ready: Future) -> Future:
+    """Measure as soon as the version is ready."""
+    result: Future = Future()
+    ready.add_done_callback(lambda built: result.set_result(None if built.exception() else result_of(index)))
+    return result
 
 
 def controller(
@@ -64,10 +64,10 @@ def controller(
     lag: int | None = 3,
     max_age: int = 30,
     publish: Callable[[IndexState], int] = lambda index: index.version,
-    look_at: Callable[[IndexState, Future], Future] = looked_at_once,
+    measure_index: Callable[[IndexState, Future], Future] = measured_at_once,
 ) -> RefreshController:
     policy = RefreshPolicy(10, lag, max_age, 100)
-    return RefreshController(service, policy, publish, look_at, StepClock())
+    return RefreshController(service, policy, publish, measure_index, StepClock())
 
 
 def walk(control: RefreshController, service: FakeService, steps: range, ready: bool = True) -> list[int]:
@@ -158,7 +158,7 @@ def test_an_index_of_the_weights_at_a_boundary_is_waited_for_and_made_once():
     service.refresh = lambda version, previous: _done(version)
     control = controller(service)
     control.renew(7)
-    assert (control.live, control.look) == (IndexState(1, 7), look_of(IndexState(1, 7)))
+    assert (control.live, control.dev) == (IndexState(1, 7), result_of(IndexState(1, 7)))
     control.renew(7)  # as a run does that was interrupted at this boundary
     assert control.live == IndexState(1, 7)
     service.refresh = lambda version, previous: _failed("disk full")
@@ -195,27 +195,27 @@ def test_a_run_resumed_with_an_index_that_is_too_old_waits_for_a_new_one(works):
 
 
 def failing(error: Exception) -> Callable[[IndexState, Future], Future]:
-    def look_at(index: IndexState, ready: Future) -> Future:
+    def measure_index(index: IndexState, ready: Future) -> Future:
         measured: Future = Future()
         ready.add_done_callback(lambda _: measured.set_exception(error))
         return measured
 
-    return look_at
+    return measure_index
 
 
 def test_a_measurement_that_fails_is_said_and_the_version_serves_without_one(caplog):
     service = FakeService()
-    control = controller(service, look_at=failing(RunError("the LM refused")))
+    control = controller(service, measure_index=failing(RunError("the LM refused")))
     walk(control, service, range(14))
     assert control.live == IndexState(1, 10)
-    assert control.look is None
+    assert control.dev is None
     assert control.num_failed == 0
     assert "index v1 could not be measured on development texts: the LM refused" in caplog.text
 
 
 def test_an_interruption_of_a_measurement_interrupts_the_run_and_the_version_stays_pending():
     service = FakeService()
-    control = controller(service, look_at=failing(Interrupted("interrupted by SIGTERM")))
+    control = controller(service, measure_index=failing(Interrupted("interrupted by SIGTERM")))
     with pytest.raises(Interrupted):
         walk(control, service, range(14))
     assert control.live.version == 0

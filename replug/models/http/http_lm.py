@@ -243,7 +243,7 @@ class HttpLM(AsyncLM):
             )
 
     async def _check_unchanged(self) -> None:
-        """Raises ServerError where the server is no longer the one that was probed; a call's scores end there."""
+        """Raise ServerError if another server answers than the one that was probed."""
         if self._look is None or not (self._is_doubtful or self._requests_since_look >= REQUESTS_BETWEEN_LOOKS):
             return
         since, self._requests_since_look, self._is_doubtful = self._requests_since_look, 0, False

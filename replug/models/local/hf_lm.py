@@ -396,7 +396,7 @@ def require_rows_apart(model: PreTrainedModel) -> None:
 
 
 def report_out_of_memory(num_groups: int, size: int) -> None:
-    """Raises RunError for what fewer inputs in a pass would not fix."""
+    """Raise RunError if fewer inputs in a pass would not help."""
     if num_groups == 1:
         raise RunError(
             f"the LM ran out of memory on a single input of {size} tokens: take shorter texts, a smaller LM or dtype, "

@@ -26,7 +26,7 @@ class LocalSource(LMSource):
 
     @property
     def shape(self) -> LMShape:
-        """Of the LM's layers, without loading them."""
+        """Return the shape of the LM's layers, without loading them."""
         return LMShape()
 
     @abstractmethod
@@ -51,7 +51,7 @@ class LocalSource(LMSource):
 
 
 def source(lm: LMConfig) -> "HuggingFaceSource | None":
-    """Raises UserError for a path that is no model's."""
+    """Return the source of local weights. Raises UserError for a path without a model."""
     if lm.path is None:
         return None
     return HuggingFaceSource(

@@ -76,7 +76,7 @@ def load_causal_lm(path: str, dtype: torch.dtype, device_map: str | None, attent
 
 
 def _require_on_gpus(model: PreTrainedModel, path: str) -> None:
-    """Raises UserError where layers were laid into host memory or onto disk, to be copied to a GPU in every pass."""
+    """Raise UserError if layers lie in host memory or on disk, to be copied to a GPU in every pass."""
     places = {name: str(place) for name, place in getattr(model, "hf_device_map", {}).items()}
     outside = [name for name, place in places.items() if place in ("cpu", "disk")]
     if not outside:

@@ -66,9 +66,9 @@ def finished(labelled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_two_epochs_are_trained_and_the_weights_best_on_development_texts_are_the_result(labelled, finished):
     results = json.loads((finished / "results.json").read_text())
-    looks, weights = [row["dev/bpb"] for row in metrics(finished)], results["weights"]
-    assert len(looks) == weights["steps"] == 6
-    assert weights["best"]["bpb"] == pytest.approx(min(weights["first"]["bpb"], *looks), rel=1e-6)
+    measured, weights = [row["dev/bpb"] for row in metrics(finished)], results["weights"]
+    assert len(measured) == weights["steps"] == 6
+    assert weights["best"]["bpb"] == pytest.approx(min(weights["first"]["bpb"], *measured), rel=1e-6)
     assert weights["alone"] > weights["best"]["bpb"] and weights["step"] == weights["best"]["step"]
     assert "language_modelling" not in results and (finished / "report.html").is_file()
     assert not Encoder(str(finished / "retriever")).is_pair
@@ -97,9 +97,9 @@ def test_an_interrupted_training_goes_on_to_the_same_losses_and_weights(
 ):
     config = configured(labelled, tmp_path / "run", "train.epochs=2")
     interrupted(config, 3)
-    steps, look = [], LabelledDevTexts.look
+    steps, measure = [], LabelledDevTexts.measure
     monkeypatch.setattr(
-        LabelledDevTexts, "look", lambda dev, step, *given: steps.append(step) or look(dev, step, *given)
+        LabelledDevTexts, "measure", lambda dev, step, *given: steps.append(step) or measure(dev, step, *given)
     )
     train(config)
     assert metrics(tmp_path / "run") == metrics(finished)
@@ -173,9 +173,9 @@ def test_documents_that_stay_as_they_are_are_embedded_once_with_the_vectors_that
     source = LabelledBatches(config, Labels(labelled / "labels"), data, module, Watch(tmp_path / "best"))
     batch = source.take(0).retrieved
     assert module.vectors_of is not None
-    looked_up, look = module.similarities(batch), source.dev.similarities(module.encoder, module.vectors_of)
+    looked_up, result = module.similarities(batch), source.dev.similarities(module.encoder, module.vectors_of)
     assert looked_up.requires_grad
-    np.testing.assert_allclose(look, source.dev.similarities(module.encoder), atol=1e-6)
+    np.testing.assert_allclose(result, source.dev.similarities(module.encoder), atol=1e-6)
     module.vectors_of = None
     torch.testing.assert_close(looked_up, module.similarities(batch), atol=1e-6, rtol=0)
 

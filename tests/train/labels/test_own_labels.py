@@ -84,10 +84,10 @@ def test_the_index_is_of_the_weights_at_the_hand_over_and_a_killed_run_has_the_s
     assert [row["index/live_version"] for row in rows] == [0] * 8 + [1] * 7 + [2]
     assert [row["index/live_step"] for row in rows[7:9]] == [0, 8]
     assert [row["pipeline/query_age_steps"] for row in rows[8:12]] == [0, 1, 2, 2]
-    looks = {row["dev/step"]: row["dev/bpb"] for row in rows}
-    assert set(looks) == {0, 8, 12}
+    measured = {row["dev/step"]: row["dev/bpb"] for row in rows}
+    assert set(measured) == {0, 8, 12}
     weights = json.loads((whole / "results.json").read_text())["weights"]
-    assert weights["steps"] == 16 and weights["best"]["bpb"] <= min(looks.values()) + 1e-6
+    assert weights["steps"] == 16 and weights["best"]["bpb"] <= min(measured.values()) + 1e-6
     assert Labels(whole / "labels").origin.num_candidates == 10
 
     for step in (5, 10):  # on labels; live, from the checkpoint at the hand-over
