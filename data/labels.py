@@ -10,7 +10,7 @@ A row has the text (`id`, `domain`, `source`, `context`, `continuation`), `num_t
 over its K candidates, the nearest of the retriever first:
 
 doc_ids, doc_rows        the document, and its row in the corpus
-given_by, ranks          which of dense, tuned, bm25 and random gave it, and as which (from 1)
+found_by, ranks          which of dense, tuned, bm25 and random found it, and its rank there (from 1)
 similarities             to the retriever as it was when the texts were labelled
 sum_logprobs             of the continuation after document and context, nats
 
@@ -33,7 +33,7 @@ from replug.data.records import NO_INDEX, RetrievedBatch, ScoredBatch
 from replug.data.shards import in_batches
 
 SPLITS = ("queries", "dev")
-GIVERS = ("dense", "bm25", "random", "tuned")
+SEARCHES = ("dense", "bm25", "random", "tuned")
 ROWS_PER_GROUP = 256
 TEXT_FIELDS = ("id", "domain", "source", "context", "continuation")
 SCHEMA = pa.schema(
@@ -42,7 +42,7 @@ SCHEMA = pa.schema(
         ("num_tokens", pa.int32()),
         ("doc_ids", pa.list_(pa.string())),
         ("doc_rows", pa.list_(pa.int64())),
-        ("given_by", pa.list_(pa.string())),
+        ("found_by", pa.list_(pa.string())),
         ("ranks", pa.list_(pa.int32())),
         ("similarities", pa.list_(pa.float32())),
         ("sum_logprobs", pa.list_(pa.float64())),

@@ -130,7 +130,7 @@ def ray_cluster(
 
 
 def layout_on_cluster(config: Config, sizes: Sizes) -> Layout:
-    """Return the layout of a run on the cluster at `ray.address`, which is joined only to ask its nodes. Raises UserError."""
+    """Return the layout of a run on the cluster at `ray.address`, joined to ask its nodes. Raises UserError."""
     try:
         return _join(config, ROLES, sizes)
     finally:

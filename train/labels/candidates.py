@@ -20,7 +20,7 @@ from replug.index_workers.service import IndexService
 from replug.index_workers.vectors import BlockVectors
 from replug.models.encoder import Encoder, require_finite_vectors
 
-DENSE, BM25, RANDOM, TUNED = range(4)  # places in `data.labels.GIVERS`
+DENSE, BM25, RANDOM, TUNED = range(4)  # places in `data.labels.SEARCHES`
 SMALL = 4096  # documents of a corpus that is drawn from in one permutation
 TEXTS_PER_SEARCH = 256
 Allowed = Callable[[int, np.ndarray], np.ndarray]  # of a text's row: which of these documents it may have
@@ -31,7 +31,7 @@ class Candidates:
     """Holds documents [N, K] of N texts, which search gave each, and at which rank from 1."""
 
     doc_rows: np.ndarray
-    given_by: np.ndarray
+    found_by: np.ndarray
     ranks: np.ndarray
 
 
@@ -68,8 +68,8 @@ def mix_candidates(
         if len(random) < wanted.random:
             raise ValueError(f"the corpus has {num_documents} documents, too few for {total} candidates of a text")
         ranks = [*range(1, len(nearest) + 1), *tuned_ranks, *bm25_ranks, *range(1, len(random) + 1)]
-        givers = np.repeat([DENSE, TUNED, BM25, RANDOM], [len(nearest), len(by_tuned), len(by_bm25), len(random)])
-        texts.append((np.array([*nearest, *by_tuned, *by_bm25, *random]), givers, np.array(ranks)))
+        searches = np.repeat([DENSE, TUNED, BM25, RANDOM], [len(nearest), len(by_tuned), len(by_bm25), len(random)])
+        texts.append((np.array([*nearest, *by_tuned, *by_bm25, *random]), searches, np.array(ranks)))
     return Candidates(*(np.stack(column) for column in zip(*texts, strict=True)))
 
 

@@ -31,7 +31,7 @@ from replug.data.files import file_sha256, writing
 from replug.data.folder import sole_writer
 from replug.data.labels import (
     DEV_SCHEMA,
-    GIVERS,
+    SEARCHES,
     SCHEMA,
     TEXT_FIELDS,
     LabelOrigin,
@@ -168,7 +168,7 @@ def label_rows(
             yield {
                 **{name: getattr(example, name) for name in TEXT_FIELDS},
                 **_score_columns(corpus, example.id, candidates.doc_rows[row], own),
-                "given_by": [GIVERS[giver] for giver in candidates.given_by[row]],
+                "found_by": [SEARCHES[search] for search in candidates.found_by[row]],
                 "ranks": candidates.ranks[row],
                 "similarities": similarities[row],
             }

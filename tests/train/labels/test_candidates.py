@@ -38,7 +38,7 @@ def test_bm25_gives_its_best_documents_that_are_not_there_yet_with_their_own_ran
     mixed = mixed_of(2, 2)
     assert mixed.doc_rows.tolist() == [[3, 1, 5, 6], [0, 4, 7, 1]]
     assert mixed.ranks.tolist() == [[1, 2, 2, 4], [1, 2, 3, 4]]
-    assert mixed.given_by.tolist() == [[DENSE, DENSE, BM25, BM25]] * 2
+    assert mixed.found_by.tolist() == [[DENSE, DENSE, BM25, BM25]] * 2
 
 
 def test_tuned_queries_give_what_the_untuned_ones_did_not_and_bm25_what_neither_did():
@@ -46,7 +46,7 @@ def test_tuned_queries_give_what_the_untuned_ones_did_not_and_bm25_what_neither_
     mixed = mixed_of(2, 1, tuned=2, found=tuned)
     assert mixed.doc_rows.tolist() == [[3, 1, 6, 8, 5], [0, 4, 9, 7, 1]]
     assert mixed.ranks.tolist() == [[1, 2, 2, 3, 2], [1, 2, 1, 4, 4]]
-    assert mixed.given_by.tolist() == [[DENSE, DENSE, TUNED, TUNED, BM25]] * 2
+    assert mixed.found_by.tolist() == [[DENSE, DENSE, TUNED, TUNED, BM25]] * 2
 
 
 @pytest.mark.parametrize("num_documents", [8, SMALL + 100])
@@ -54,7 +54,7 @@ def test_random_documents_are_others_and_the_same_for_the_same_seed(num_document
     first, again = (mixed_of(2, 1, 3, num_documents=num_documents, seed=7) for _ in range(2))
     assert (first.doc_rows == again.doc_rows).all()
     assert all(len(set(row)) == 6 for row in first.doc_rows.tolist())
-    assert first.given_by.tolist() == [[DENSE, DENSE, BM25, RANDOM, RANDOM, RANDOM]] * 2
+    assert first.found_by.tolist() == [[DENSE, DENSE, BM25, RANDOM, RANDOM, RANDOM]] * 2
     other = mixed_of(2, 1, 3, num_documents=num_documents, seed=8)
     assert (first.doc_rows != other.doc_rows).any()
 

@@ -17,7 +17,7 @@ from replug.config.choices import TrainedSide
 from replug.config.errors import RunError, UserError
 from replug.config.load import load_config
 from replug.config.schema import Config
-from replug.data.labels import GIVERS, Labels
+from replug.data.labels import SEARCHES, Labels
 from replug.data.store import PreparedSet
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.build import load_encoder
@@ -163,7 +163,7 @@ def test_killed_and_run_again_no_pair_is_scored_twice_and_a_training_on_the_labe
     assert 0 < before == hits and scored == num_scored(out / "scores.sqlite") - before
     labels = Labels(out)
     assert labels.counts == {"queries": 60, "dev": 12} and scored + hits == 60 * 7 + 12 * 8
-    assert {giver for row in labels.rows("queries") for giver in row["given_by"]} == set(GIVERS) - {"tuned"}
+    assert {search for row in labels.rows("queries") for search in row["found_by"]} == set(SEARCHES) - {"tuned"}
 
     train = ("train", config, f"data.prepared={tmp_path}/set", "data.source=null", f"train.labels={out}", *TRAIN)
     lasting = ("lm.path=stand_in:0.3", "checkpoint.every_steps=3")

@@ -54,7 +54,7 @@ def test_the_examples_command_labels_trains_and_measures(tmp_path: Path, replug:
     first, second = Labels(run / "first/labels"), Labels(run / "labels")
     assert (first.origin.num_candidates, second.origin.num_candidates) == (4, 6)
     assert len(re.findall(r"embedding index v0: .* took", printed)) == 1 and not list(run.glob("**/labels/index"))
-    assert second.origin.tuned_queries and [row["given_by"][3:5] for row in second.rows("dev")] == [["tuned"] * 2] * 4
+    assert second.origin.tuned_queries and [row["found_by"][3:5] for row in second.rows("dev")] == [["tuned"] * 2] * 4
     assert json.loads((run / "labels/manifest.json").read_text())["counts"] == {"queries": 16, "dev": 4}
     results = json.loads((run / "results.json").read_text())
     assert results["weights"]["best"]["bpb"] > 0
