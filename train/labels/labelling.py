@@ -31,8 +31,8 @@ from replug.data.files import file_sha256, writing
 from replug.data.folder import sole_writer
 from replug.data.labels import (
     DEV_SCHEMA,
-    SEARCHES,
     SCHEMA,
+    SEARCHES,
     TEXT_FIELDS,
     LabelOrigin,
     Labels,
