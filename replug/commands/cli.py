@@ -1,16 +1,17 @@
-"""The command line. A command's file imports torch, Ray and FAISS inside its functions, so that `--help` is fast.
+"""The command line. It imports the command that is run; a command imports torch, Ray and FAISS inside its functions.
 
 Errors are one line on standard error. Exit statuses: 2 for a mistake of the user, 1 for a run that failed or a file
 that cannot be written, 75 for a run interrupted by SIGTERM or SIGUSR1 that the same command resumes, 130 for Ctrl-C.
 """
 
 import errno
+import importlib
 import importlib.metadata
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Annotated
@@ -18,18 +19,6 @@ from typing import Annotated
 import typer
 
 from replug.cluster.interruption import exit_status
-from replug.commands.ask import ask
-from replug.commands.doctor import doctor
-from replug.commands.evaluate import evaluate
-from replug.commands.export import export
-from replug.commands.keys import keys
-from replug.commands.plan import plan
-from replug.commands.prepare import prepare
-from replug.commands.report import report
-from replug.commands.search import search
-from replug.commands.serve import serve
-from replug.commands.slurm import slurm
-from replug.commands.train import train
 from replug.config.errors import Interrupted, RunError, UserError
 from replug.config.plain_text import plain_text
 
@@ -41,11 +30,11 @@ OF_A_PATH = (
     *(errno.ENAMETOOLONG, errno.ELOOP),
 )
 
-COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {  # by group, in the order of `replug --help`
-    "Train": (train, prepare, slurm),
-    "Evaluate": (evaluate, report),
-    "Use": (search, ask, export, serve),
-    "Plan and check": (plan, doctor, keys),
+COMMANDS = {  # modules of `replug.commands` by group, in the order of `replug --help`
+    "Train": ("train", "prepare", "slurm"),
+    "Evaluate": ("evaluate", "report"),
+    "Use": ("search", "ask", "export", "serve"),
+    "Plan and check": ("plan", "doctor", "keys"),
 }
 
 
@@ -75,7 +64,7 @@ def main() -> None:
         os.environ.setdefault(name, value)
     try:
         with _says_when_interrupted():
-            command_line()()
+            command_line(*sys.argv[1:2])()
     except (UserError, RunError) as error:
         print(f"replug: {plain_text(str(error))}", file=sys.stderr)
         if isinstance(error, Interrupted):
@@ -109,8 +98,8 @@ def _show_version(asked: bool) -> None:
         raise typer.Exit
 
 
-def command_line() -> typer.Typer:
-    """Return the application with all commands in their groups."""
+def command_line(name: str | None = None) -> typer.Typer:
+    """Return the application: the command of this name, or all commands if there is none."""
     app = typer.Typer(
         help="Tune a dense retriever to a frozen language model (REPLUG LSR).",
         no_args_is_help=True,
@@ -118,9 +107,12 @@ def command_line() -> typer.Typer:
         context_settings={"help_option_names": ["--help", "-h"]},
     )
     app.callback()(_options)
-    for group, commands in COMMANDS.items():
-        for command in commands:
-            app.command(rich_help_panel=group)(command)
+    is_command = any(name in names for names in COMMANDS.values())
+    for group, names in COMMANDS.items():
+        for known in names:
+            if not is_command or known == name:
+                command = getattr(importlib.import_module(f"replug.commands.{known}"), known)
+                app.command(rich_help_panel=group)(command)
     return app
 
 
