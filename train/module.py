@@ -51,11 +51,10 @@ class LSRModule(pl.LightningModule):
         seed: int = 0,
         documents: Encoder | None = None,
     ) -> None:
-        """`dims`: the loss is the mean over these first numbers of the vectors, the most first; empty for all numbers.
+        """Average the loss over the prefixes `dims` of the vectors, the longest first. Empty means whole vectors.
 
-        `documents` encodes documents where one encoder has both sides and these stay as they are.
-
-        It is never trained and in no checkpoint. Of a pair, `encoder` is both.
+        `documents` encodes documents if one encoder has both sides and documents stay as they are. It is never trained
+        and in no checkpoint. If the retriever is a pair, `encoder` holds both encoders.
         """
         super().__init__()
         self.encoder = encoder
@@ -270,9 +269,9 @@ def _metrics(loss: Tensor, log_q: Tensor, log_p: Tensor, scored: ScoredBatch) ->
 
 
 def rank_correlation(log_q: Tensor, log_p: Tensor) -> Tensor:
-    """Return Kendall's tau between the two orders of each query's documents [B, K], averaged over queries.
+    """Return Kendall's tau between the two orders of documents [B, K], over all pairs of a query's documents.
 
-    1 where LM and retriever order them alike, -1 where one is the other reversed; pairs that the LM ties do not count.
+    1: LM and retriever have the same order. -1: one is the reverse of the other. Pairs that the LM ties do not count.
     """
     q, p = (scores[:, :, None] - scores[:, None, :] for scores in (log_q, log_p))
     compared = q != 0

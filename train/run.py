@@ -1,8 +1,7 @@
-"""The composition root: `replug train`, from configuration to report, each stage a call; and its table alone.
+"""The composition root of `replug train`: one call for each stage, from the configuration to the report.
 
-Every stage leaves its result in the run directory and is passed over when it is there, so the same
-command goes on where an interrupted one stopped. A training on labels asks the LM for the held-out texts at the end
-alone, and not even there with `evaluate.heldout=false`.
+Each stage leaves its result in the run directory. A rerun skips finished stages and resumes the interrupted one. A
+training on labels asks the LM only for the held-out texts at the end, and not at all with `evaluate.heldout=false`.
 """
 
 import json

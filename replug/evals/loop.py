@@ -1,7 +1,6 @@
 """The one loop of all evaluations: examples go to the LM a few at a time, outcomes to a file as they come.
 
-An interrupted evaluation goes on with the examples whose outcomes are not in the file, by their ids. The scores of one
-of them lie in the cache of scores.
+A rerun measures the examples whose ids are not in the file. The LM scores of an unfinished example are in the cache.
 """
 
 from collections import Counter, deque

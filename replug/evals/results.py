@@ -30,7 +30,7 @@ from replug.evals.loop import Metric, Task
 Entry = dict[str, Any]
 Results = dict[str, dict[str, Entry]]
 WITHOUT_OVERLAP, OVERLAPPING = "not in the corpus", "in the corpus"  # groups: what of examples the corpus holds
-MIN_GROUPS = 2  # of one group alone, the figures of the group are those of all
+MIN_GROUPS = 2  # with one group, its results equal the overall results
 
 
 def compare(

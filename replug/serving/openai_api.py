@@ -53,7 +53,7 @@ def refused(param: str, message: str, code: str | None = None) -> ApiError:
 
 
 def validation_refused(error: RequestValidationError) -> ApiError:
-    """Make the error of the first key that is wrong, by pydantic's own words."""
+    """Make the error of the first wrong key, with pydantic's message."""
     first: Json = error.errors()[0]
     place = plain_line(".".join(str(part) for part in first["loc"] if part != "body"))[:200] or "body"
     if first["type"] == "extra_forbidden":

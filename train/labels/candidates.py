@@ -1,8 +1,7 @@
-"""Which documents of each text the LM scores: the retriever's nearest, a tuned one's, BM25's best, random ones.
+"""Choose the documents that the LM scores for an example: the retriever's nearest, a tuned one's, BM25's, random ones.
 
-A document counts once: each of these gives others than those that are there. So every text has the same number, and
-each document says who gave it and as which. The nearest are found in an index of the retriever as it was, which queries
-that were tuned earlier search too.
+A search skips documents that an earlier search gave, so every example has equally many. Each candidate keeps which
+search found it, and its rank there. Queries that were tuned earlier search the same index, of the untuned retriever.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

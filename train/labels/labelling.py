@@ -150,7 +150,7 @@ def label_rows(
 ) -> Iterator[dict[str, Any]]:
     """Let the LM score texts after their candidates, and yield a row of the labels for each text, in order.
 
-    `with_tokens`: those of development texts, which have the log-probs of their tokens, also without a document.
+    With `with_tokens`, rows also hold the log-probs of tokens, with each document and without one.
     `check` is called while waiting, to raise what ends it.
     """
     alone: list[str | None] = [None] if with_tokens else []
