@@ -374,6 +374,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 def run_server(app: FastAPI, listener: socket.socket, timeout_seconds: float) -> None:
     """Serve until a signal ends the server; its requests are answered first."""
+    listener.listen()  # a connection that comes before uvicorn accepts waits
     host, port = listener.getsockname()[:2]
     log.info(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}")
     # uvicorn raises the signal that ended it once more, for whoever handled it before; here the end is a success.

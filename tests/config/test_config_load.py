@@ -144,8 +144,8 @@ def test_what_contradicts_is_refused_by_its_key(overrides):
 
 # charset_normalizer and httpcore are missing here: huggingface_hub, which is core, brings both.
 EXTRAS = (
-    *("trafilatura", "lxml_html_clean", "protego", "sentencex", "sklearn"),
-    *("fastapi", "uvicorn", "prometheus_client", "peft", "ddgs", "gguf", "accelerate", "lm_eval"),
+    *("trafilatura", "lxml_html_clean", "protego", "sentencex"),
+    *("fastapi", "uvicorn", "prometheus_client", "peft", "ddgs", "gguf", "lm_eval"),
 )
 IMPORTS = """
 import importlib, pkgutil, sys

@@ -61,7 +61,7 @@ def test_the_examples_command_labels_trains_and_measures(tmp_path: Path, replug:
     again = replug(*command)  # shows it
     assert again.status == 0 and "pairs were scored" not in again.printed, again.printed
     shutil.rmtree(run / "labels")
-    assert "holds no finished labels" in replug(*command).errors
+    assert "holds no finished set of labels" in replug(*command).errors
 
 
 # Labels, then live ---------------------------------------------------------------------------------------------
