@@ -142,7 +142,8 @@ def test_what_contradicts_is_refused_by_its_key(overrides):
         load_config(ROOT / "configs/debug.yaml", overrides.split())
 
 
-# charset_normalizer and httpcore are missing here: huggingface_hub, which is core, brings both.
+# Missing here is what core packages bring: charset_normalizer and httpcore (huggingface_hub), sklearn and accelerate
+# (sentence-transformers, which imports accelerate wherever it is installed).
 EXTRAS = (
     *("trafilatura", "lxml_html_clean", "protego", "sentencex"),
     *("fastapi", "uvicorn", "prometheus_client", "peft", "ddgs", "gguf", "lm_eval"),
