@@ -250,7 +250,7 @@ def write_table(path: Path, schema: pa.Schema, columns: Sequence[Sequence[object
 
 
 def measure_weights(vectors: np.ndarray, folder: Path) -> None:
-    """Of an LM with 13 billion weights in 16 bits, from the page cache: once for a run."""
+    """Hash the weights of an LM, 13 billion in 16 bits, from the page cache, as a run does once."""
     (folder / "lm").mkdir()
     with (folder / "lm/model.safetensors").open("wb") as file:
         file.truncate(2 << 30)

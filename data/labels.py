@@ -1,4 +1,4 @@
-"""What an LM says of candidate documents, written down once by `replug prepare --labels` for `train.labels`.
+"""LM scores of candidate documents, written once by `replug prepare --labels` for `train.labels`.
 
 LABELS/queries.parquet   a row for each training text, in the order of the prepared set
 LABELS/dev.parquet       the same of its development texts, where it has any, with the log-prob of every token, also

@@ -1,4 +1,4 @@
-"""Where batches come from: the live retriever and LM, labels that were scored once, or first these and then those.
+"""Sources of batches: the live retriever and LM, labels that were scored once, or labels first and live batches then.
 
 All sources have the same steps: `start` once, and for each step `advance` at the boundary before it, `take`, and `end`.
 On several ranks rank 0 alone has a source. `BatchChannel` sends each scored batch to the others, so all ranks train on

@@ -1,4 +1,4 @@
-"""What a run logs of its steps: their time by cause, the work of each device, the rows of metrics.jsonl, and W&B."""
+"""Log the steps of a run: their time by cause, the work of each device, the rows of metrics.jsonl, and W&B."""
 
 import json
 import os

@@ -13,7 +13,7 @@ WHEN_READY = "when_ready"  # of refresh.lag_steps
 
 
 class Start(Enum):
-    """What happens to a refresh at a step boundary."""
+    """Decision on a refresh at a step boundary."""
 
     nothing = "nothing"  # none is to start here
     begin = "begin"

@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, timedelta
 from typing import Any
@@ -50,7 +51,7 @@ class _Pace:
         self._budget.settle(0, 0)
 
 
-class ApiEngine:
+class ApiEngine(ABC):
     """An engine with a JSON API. A subclass says where it is, what to ask for, and where an answer has its results."""
 
     url: str
@@ -67,9 +68,9 @@ class ApiEngine:
         self._trust_env = not is_loopback(urlsplit(self.url).hostname or "")
         self._certificates = httpx.create_ssl_context(trust_env=self._trust_env)  # slow to read
 
+    @abstractmethod
     def parameters(self, query: str, num_results: int, page: int) -> dict[str, str | int]:
-        """Return what is asked for a page of results, numbered from 0."""
-        raise NotImplementedError
+        """Return the parameters of the request for a page of results, numbered from 0."""
 
     def search(self, query: str, num_results: int) -> list[EngineResult]:
         """Return at most `num_results`, in the engine's order."""

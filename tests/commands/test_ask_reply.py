@@ -1,4 +1,4 @@
-"""What `replug ask` cuts of a prompt that does not fit its LM, and how it shows a reply."""
+"""Prompts that do not fit the LM of `replug ask` are cut, and replies are shown."""
 
 import logging
 

@@ -20,7 +20,7 @@ from replug.evals.tables import Html, Table, html_page, paper_tables, result_blo
 
 
 class Lengths(Task):
-    """What two methods wrote of two examples: nothing, and 8 and 7 characters."""
+    """Two methods answer two examples: with nothing, and with 8 and 7 characters."""
 
     def __init__(self, *groups):
         self.metrics = {"length": Metric("characters"), "share": Metric("characters", "two", np.exp2)}

@@ -38,7 +38,7 @@ def prepare(
     token_ids: TokenIds | None = None,
     **keys: object,
 ) -> PreparedSet:
-    """By words, four to an example; `keys` are those of the schema's `data`."""
+    """Prepare a set by words, four to an example. `keys` are those of the schema's `data`."""
     config = DataConfig(**{"source": str(source), "context_tokens": 4} | keys)
     return prepare_raw(config, seed, Tokenizers(tokenizer, token_ids), out, {"seed": seed}, pool or LocalPool(1))
 

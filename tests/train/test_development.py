@@ -48,7 +48,7 @@ def test_the_share_of_nearest_documents_that_were_scored():
 
 
 def saving(content: str):
-    """What saves weights into a folder."""
+    """Return a function that saves weights into a folder."""
 
     def save(folder: Path) -> None:
         folder.mkdir()
