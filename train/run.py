@@ -47,7 +47,7 @@ from replug.train.sources import (
     LabelledBatches,
     LabelsThenLive,
     live_batches,
-    look_at_last,
+    measure_last,
     version_after,
 )
 from replug.train.step_metrics import StepClock, loggers_of, publish_results
@@ -224,7 +224,7 @@ def _tune(
                     source = LabelsThenLive(labelled, live, config.train.label_steps, module)
                 steps = trained(source, others, check)
                 live.finish()
-        look_at_last(config, data, module, workers, watch)
+        measure_last(config, data, module, workers, watch)
     weights = _export(config, run, data, module, watch, steps, lm) | {"alone": alone}
     write_json(run.fitted, weights)
     return weights

@@ -187,9 +187,9 @@ class LabelledBatches:
             module.vectors_of = vectors_once(partial(embedded, documents, data.corpus), rows)
 
     def start(self, state: dict[str, Any] | None) -> None:
-        """Look at the development texts; a run that was resumed has done so."""
+        """Measure the development texts, unless the run is resumed."""
         if self._watch is not None and self._watch.first is None:
-            self._look(0)
+            self._measure(0)
 
     def advance(self, step: int) -> None:
         """Do nothing."""
@@ -200,10 +200,10 @@ class LabelledBatches:
         return replace(batch, retrieved=replace(batch.retrieved, step=step, query_step=step))
 
     def end(self, step: int) -> dict[str, float]:
-        """Look at the development texts where that is due."""
+        """Measure the development texts if that is due."""
         done = step + 1
         if done % self._every == 0 or done == self._max_steps:
-            self._look(done)
+            self._measure(done)
         return {}
 
     def state(self) -> dict[str, Any]:
@@ -215,7 +215,7 @@ class LabelledBatches:
     def prune(self, keep: set[int]) -> None:
         """Do nothing: there are no index versions."""
 
-    def _look(self, step: int) -> None:
+    def _measure(self, step: int) -> None:
         if self.dev is not None and self._watch is not None:
             result = self.dev.measure(step, self._module.encoder, self._module.vectors_of)
             self._watch.record(result, self._module.encoder.save)
@@ -324,7 +324,7 @@ def refresh_controller(
     return RefreshController(workers.index, policy, publish, measure_index, clock, settle, check)
 
 
-def look_at_last(config: Config, data: PreparedSet, module: LSRModule, workers: Workers, watch: Watch) -> None:
+def measure_last(config: Config, data: PreparedSet, module: LSRModule, workers: Workers, watch: Watch) -> None:
     """Look at the development texts with the weights after the last step, in an index of their own."""
     step, version = config.train.max_steps, 0
     if data.dev is None or (watch.last is not None and watch.last.step == step):
