@@ -38,8 +38,6 @@ TASKS = ("query", "document")
 MODULES_FILE = "modules.json"
 QUERY_SIDE = "query_side.json"  # beside a pair of which queries alone were tuned
 DPR_ENCODERS = {"DPRContextEncoder": DPRContextEncoder, "DPRQuestionEncoder": DPRQuestionEncoder}
-# Vectors do not depend on the pooler and on the heads that a model was pretrained with.
-UNUSED = ("pooler", "cls.predictions", "cls.seq_relationship", "lm_head")
 NO_LIMIT = 10**9  # a tokenizer of which transformers knows no limit has an absurd one
 UNKNOWN_LIMIT = 512  # tokens, if neither tokenizer nor model says any
 PROBE_TOKENS = 4  # of two short texts that differ after their first token
@@ -68,7 +66,7 @@ class WholeTransformer(Transformer):
         except RuntimeError as error:  # weights of another shape than the configuration's
             raise UserError(f"{KEY}: the weights in {path} do not fit its config.json: {error}") from error
         model, report = loaded
-        require_whole(model, report, path, KEY, UNUSED)
+        require_whole(model, report, path, KEY)
         return model
 
 
@@ -252,7 +250,7 @@ def _load_dpr(path: str, config: PreTrainedConfig) -> PreTrainedModel:
             f"{KEY}: {path} holds a {name} of DPR, projection_dim {config.projection_dim}; "
             f"expected {' or '.join(DPR_ENCODERS)} without a projection"
         )
-    whole = load_whole(DPR_ENCODERS[name], path, KEY, UNUSED, config=config, dtype=torch.float32)
+    whole = load_whole(DPR_ENCODERS[name], path, KEY, config=config, dtype=torch.float32)
     fields = config.to_dict() | {"model_type": "bert", "architectures": ["BertModel"]}
     bert = BertModel(BertConfig.from_dict(fields), add_pooling_layer=False)
     bert.load_state_dict(whole.get_submodule(f"{whole.base_model_prefix}.bert_model").state_dict())

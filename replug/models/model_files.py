@@ -7,6 +7,8 @@ weights are loaded, all of them and no others: transformers draws at random what
 Code that comes with a model is never run, and no pickle is read.
 """
 
+import logging
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +20,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from replug.config.errors import UserError
 from replug.models.batching import LMShape
+
+log = logging.getLogger(__name__)
 
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model"),
@@ -96,15 +100,16 @@ def require_own_tokenizer(tokenizer: PreTrainedTokenizerBase, num_rows: int | No
     )
 
 
-COMPUTED = ("position_ids", "inv_freq")  # tables that follow from the configuration, in files of earlier versions
 SHOWN = 3
+POOLER = "pooler"  # neither a vector nor a score is made by it, so that it may be missing
+INDEX = re.compile(r"(?<=\.)\d+(?=\.)")  # of a layer
 
 
-def load_whole(kind: Any, path: str, key: str, unused: tuple[str, ...] = (), **options: Any) -> PreTrainedModel:
+def load_whole(kind: Any, path: str, key: str, **options: Any) -> PreTrainedModel:
     """Load the model of a folder or hub name by a class of transformers.
 
-    Parts that are `unused` (such as `pooler`) may be there or not. Raises UserError for anything else that is missing,
-    of another shape, or of no use, and what transformers raises for what it cannot read.
+    Raises UserError as `require_whole` does and for weights of another shape, and what transformers raises for what it
+    cannot read.
     """
     try:
         model, report = kind.from_pretrained(
@@ -112,30 +117,45 @@ def load_whole(kind: Any, path: str, key: str, unused: tuple[str, ...] = (), **o
         )
     except RuntimeError as error:  # weights of another shape than the configuration's
         raise UserError(f"{key}: the weights in {path} do not fit its config.json: {_first_line(error)}") from error
-    require_whole(model, report, path, key, unused)
+    require_whole(model, report, path, key)
     return model
 
 
-def require_whole(model: PreTrainedModel, report: Any, path: str, key: str, unused: tuple[str, ...] = ()) -> None:
-    """Raise UserError for weights that a model lacks, or has no use for, by what transformers reports of loading it."""
-    missing = [name for name in report["missing_keys"] if not _is_of(name, unused)]
-    unexpected = [name for name in report["unexpected_keys"] if not _is_of(name, unused)]
-    unexpected = [name for name in unexpected if name.rpartition(".")[2] not in COMPUTED]
+def require_whole(model: PreTrainedModel, report: Any, path: str, key: str) -> None:
+    """Raise UserError for weights that a model lacks, and for weights of its layers that it does not read.
+
+    `report` is what transformers found. Weights of its layers are those of another depth, quantized ones, and adapters:
+    without them it would be another model. All others are heads that it was pretrained with and tables that earlier
+    versions saved. A warning names them.
+    """
+    missing = [name for name in report["missing_keys"] if POOLER not in name.split(".")]
     if missing:
         raise UserError(
             f"{key}: {path} lacks {_named(missing)}, which would be drawn at random: bring all weights of the model, "
             "or a config.json that is theirs"
         )
-    if unexpected:
+    unread, of_layer = report["unexpected_keys"], _layers(model)
+    if changed := [name for name in unread if of_layer.search(INDEX.sub("*", f".{name}"))]:
         raise UserError(
-            f"{key}: {path} holds {_named(unexpected)}, which a {type(model).__name__} by its config.json has no use "
+            f"{key}: {path} holds {_named(changed)}, which a {type(model).__name__} by its config.json has no use "
             "for: bring the config.json of these weights"
         )
+    if unread:
+        log.warning(f"{key}: {path} holds {_named(unread)}, which a {type(model).__name__} does not read")
 
 
-def _is_of(name: str, parts: Iterable[str]) -> bool:
-    """Return whether a weight belongs to one of these parts, at any depth."""
-    return any(f".{part}." in f".{name}" for part in parts)
+def _layers(model: PreTrainedModel) -> re.Pattern[str]:
+    """Return what finds the name of a layer, its index a `*`, in the name of a weight with a dot before it.
+
+    Layers of the stack are found behind any prefix, since those of another model or of an adapter have one.
+    """
+    prefix, found = f".{model.base_model_prefix}", set()
+    for name, module in model.named_modules():
+        weights = [f"{name}.{weight}" for weight in module._parameters]
+        for layer in weights if module._modules else [name] * bool(weights):
+            layer = INDEX.sub("*", f".{layer}").removeprefix(prefix)
+            found.add(re.escape(layer) if "*" in layer else f"^(?:{re.escape(prefix)})?{re.escape(layer)}")
+    return re.compile(rf"(?:{'|'.join(found)})(?:\.|$)")
 
 
 def _named(names: Iterable[str]) -> str:
