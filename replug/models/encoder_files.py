@@ -99,16 +99,16 @@ def load_container(path: str) -> SentenceTransformer:
         else:
             _check_modules(path, modules_file)
             container = _Container(path, device="cpu", trust_remote_code=False, local_files_only=is_folder)
-    if (Path(path) / "query_encoder").is_dir() and not any(isinstance(module, Router) for module in container):
-        raise UserError(
-            f"{KEY}: {path} holds a query_encoder beside its own modules; expected both in one Router, or that folder "
-            f"in another place, given as retriever.query_path (then remove {CHECKSUMS} in both)"
-        )
-    transformers: dict[int, Any] = {id(found): found for task in TASKS for found in chain(container, task, path)[:1]}
-    for transformer in transformers.values():
-        _check_transformer(transformer, path)
-        if modules_file is None:
-            _require_no_causal(transformer.model, path)
+        if (Path(path) / "query_encoder").is_dir() and not any(isinstance(module, Router) for module in container):
+            raise UserError(
+                f"{KEY}: {path} holds a query_encoder beside its own modules; expected both in one Router, or that "
+                f"folder in another place, given as retriever.query_path (then remove {CHECKSUMS} in both)"
+            )
+        transformers: dict[int, Any] = {id(found): found for task in TASKS for found in chain(container, task, path)[:1]}
+        for transformer in transformers.values():
+            _check_transformer(transformer, path)
+            if modules_file is None:
+                _require_no_causal(transformer.model, path)
     return container
 
 

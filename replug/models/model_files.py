@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -137,11 +138,16 @@ def require_whole(model: PreTrainedModel, report: Any, path: str, key: str) -> N
     unread, of_layer = report["unexpected_keys"], _layers(model)
     if changed := [name for name in unread if of_layer.search(INDEX.sub("*", f".{name}"))]:
         raise UserError(
-            f"{key}: {path} holds {_named(changed)}, which a {type(model).__name__} by its config.json has no use "
-            "for: bring the config.json of these weights"
+            f"{key}: {path} holds {_named(changed)}, which {type(model).__name__} by its config.json "
+            "has no use for: bring the config.json of these weights"
         )
     if unread:
-        log.warning(f"{key}: {path} holds {_named(unread)}, which a {type(model).__name__} does not read")
+        _warn_once(f"{key}: {path} holds {_named(unread)}, which {type(model).__name__} does not read")
+
+
+@cache  # a run loads its encoder several times
+def _warn_once(line: str) -> None:
+    log.warning(line)
 
 
 def _layers(model: PreTrainedModel) -> re.Pattern[str]:
