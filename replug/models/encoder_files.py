@@ -24,9 +24,11 @@ from replug.data.files import write_json
 from replug.data.folder import CHECKSUMS, add_checksum, require_checksums
 from replug.models.fused_layers import use_fused_gelu
 from replug.models.model_files import (
+    REPORTED,
     load_whole,
     loading,
     read_model_config,
+    require_no_adapter,
     require_own_tokenizer,
     require_tokenizer,
     require_whole,
@@ -60,11 +62,8 @@ class WholeTransformer(Transformer):
                 f"{KEY}: {path} loads its Transformer with {sorted(unknown)[0]}, which replug does not follow"
             )
         options = {name: options[name] for name in options.keys() & HUB_OPTIONS}
-        options |= {"dtype": torch.float32, "use_safetensors": True, "output_loading_info": True}
-        try:
-            loaded: Any = super()._load_model(path, *given, **options)
-        except RuntimeError as error:  # weights of another shape than the configuration's
-            raise UserError(f"{KEY}: the weights in {path} do not fit its config.json: {error}") from error
+        options |= {"dtype": torch.float32, "use_safetensors": True} | REPORTED
+        loaded: Any = super()._load_model(path, *given, **options)
         model, report = loaded
         require_whole(model, report, path, KEY)
         return model
@@ -104,8 +103,8 @@ def load_container(path: str) -> SentenceTransformer:
                 f"{KEY}: {path} holds a query_encoder beside its own modules; expected both in one Router, or that "
                 f"folder in another place, given as retriever.query_path (then remove {CHECKSUMS} in both)"
             )
-        transformers: dict[int, Any] = {id(found): found for task in TASKS for found in chain(container, task, path)[:1]}
-        for transformer in transformers.values():
+        transformers: dict[Any, None] = dict.fromkeys(chain(container, task, path)[0] for task in TASKS)
+        for transformer in transformers:
             _check_transformer(transformer, path)
             if modules_file is None:
                 _require_no_causal(transformer.model, path)
@@ -189,6 +188,7 @@ def _check_modules(path: str, modules_file: Path) -> None:
         inner, kind = module["path"], module["type"].rpartition(".")[2]
         if kind == "Transformer":
             require_tokenizer(str(Path(path) / inner), KEY)
+            require_no_adapter(path, KEY, inner)
         if kind in ("Dense", "LayerNorm") and optional_file(path, f"{inner}/model.safetensors") is None:
             raise UserError(
                 f"{KEY}: {path} has no {inner}/model.safetensors, the weights of its {kind}; pickled ones "
