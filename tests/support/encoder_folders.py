@@ -11,10 +11,14 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from transformers import (
+    AlbertConfig,
+    AlbertModel,
     BertConfig,
     BertModel,
     DistilBertConfig,
     DistilBertModel,
+    ElectraConfig,
+    ElectraModel,
     Gemma3TextConfig,
     Gemma3TextModel,
     ModernBertConfig,
@@ -55,6 +59,8 @@ ARCHITECTURES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel], di
         DistilBertModel,
         {**SMALL, "dim": WIDTH, "n_layers": 2, "n_heads": 2, "hidden_dim": 24, "max_position_embeddings": 40},
     ),
+    "electra": (ElectraConfig, ElectraModel, {**BERT, "embedding_size": 8}),
+    "albert": (AlbertConfig, AlbertModel, {**BERT, "embedding_size": 8}),
     "t5": (
         T5Config,
         T5EncoderModel,
