@@ -167,7 +167,7 @@ def _loading(path: str) -> Iterator[None]:
         try:
             yield
         except (LookupError, TypeError, AttributeError, ImportError, RuntimeError) as error:
-            raise ValueError(f"{type(error).__name__}: {error}") from error
+            raise ValueError(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
 def _plain_modules(path: str) -> list[nn.Module]:
@@ -209,7 +209,8 @@ def _check_transformer(transformer: nn.Module, path: str) -> None:
         raise UserError(f"{KEY}: {path} begins with a {type(transformer).__name__}; expected a Transformer")
     transformer.__class__ = Transformer  # it is saved as what anybody can load
     model, tokenizer, config = transformer.model, transformer.tokenizer, transformer.model.config
-    if config.is_encoder_decoder or not isinstance(getattr(config, "hidden_size", None), int):
+    has_decoder = config.is_encoder_decoder and hasattr(model, "decoder")
+    if has_decoder or not isinstance(getattr(config, "hidden_size", None), int):
         raise UserError(f"{KEY}: {path} holds a {type(model).__name__}; expected an encoder of text alone")
     changed = [name for name in TOKEN_SETTINGS if getattr(transformer, name)]
     if transformer.modality_config.get("text") != TEXT_FORWARD or transformer.module_output_name != "token_embeddings":

@@ -15,6 +15,8 @@ from transformers import (
     AlbertForPreTraining,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
+    BartConfig,
+    BartModel,
     BertForPreTraining,
     BertForSequenceClassification,
     DPRContextEncoder,
@@ -26,6 +28,7 @@ from transformers import (
     PreTrainedConfig,
     Qwen3ForCausalLM,
     T5ForConditionalGeneration,
+    UMT5ForConditionalGeneration,
 )
 
 from replug.config.errors import UserError
@@ -37,7 +40,7 @@ from replug.models.local.local_source import HuggingFaceSource
 from replug.models.model_files import load_lm_tokenizer, load_tokenizer
 from replug.models.packaged import write_stand_in_encoder
 from tests.support.dpr_folders import write_dpr
-from tests.support.encoder_folders import ARCHITECTURES, write_chain, write_encoder, write_json
+from tests.support.encoder_folders import ARCHITECTURES, SMALL, write_chain, write_encoder, write_json
 from tests.support.tiny_lms import VOCABULARY, write_gpt2, write_llama, write_tokenizer
 
 Weights = dict[str, torch.Tensor]
@@ -142,6 +145,7 @@ HEADS: dict[str, tuple[str, Any]] = {
     "ALBERT": ("albert", AlbertForPreTraining),
     "Qwen": ("qwen3", Qwen3ForCausalLM),
     "T5": ("t5", T5ForConditionalGeneration),
+    "UMT5": ("umt5", UMT5ForConditionalGeneration),
     **{name: (name, AutoModelForMaskedLM) for name in ("distilbert", "modernbert", "mpnet", "nomic", "xlm-roberta")},
 }
 
@@ -154,7 +158,7 @@ def write_with_head(folder: Path, head: str) -> str:
     torch.manual_seed(3)
     model = kind.from_config(config(**sizes)) if kind is AutoModelForMaskedLM else kind(config(**sizes))
     model.save_pretrained(folder)
-    if architecture in ("qwen3", "t5"):  # a plain folder of them is no encoder
+    if architecture in ("qwen3", "t5", "umt5"):  # a plain folder of them is no encoder
         write_chain(folder, PLAIN_MEAN)
     return f"{model.base_model_prefix}."
 
@@ -165,7 +169,7 @@ def test_a_head_of_pretraining_is_named_in_a_warning_and_changes_no_vector(
 ) -> None:
     prefix = write_with_head(tmp_path, head)
     vectors = Encoder(str(tmp_path)).encode(TEXTS)
-    if head != "T5":  # of which transformers knows it
+    if not head.endswith("T5"):  # whose decoder transformers leaves out without a word
         [record] = [record for record in caplog.records if record.name == "replug.models.model_files"]
         assert re.match(r"retriever.path: .* holds .*, which \w+ does not read$", record.getMessage())
     theirs = SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS, normalize_embeddings=True)
@@ -241,6 +245,32 @@ def test_an_adapter_beside_weights_is_refused_whether_or_not_peft_is_installed(
     write_json(tmp_path / "adapter_config.json", {"peft_type": "LORA"})
     with pytest.raises(UserError, match=r"path: .* holds an adapter .*merge it into them"):
         load(str(tmp_path))
+
+
+def test_an_encoder_that_has_a_decoder_is_refused(tmp_path: Path) -> None:
+    write_encoder(tmp_path, "bert")
+    sizes = {f"{part}_{name}": 2 for part in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+    sizes |= {"encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "d_model": 16, "vocab_size": SMALL["vocab_size"]}
+    BartModel(BartConfig(**sizes)).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="holds a BartModel; expected an encoder of text alone"):
+        Encoder(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda weights: {name: weights[name] for name in weights if "bias" not in name}, "Missing.*linear.bias"),
+        (lambda weights: weights | {"linear.weight": torch.ones(5, 16)}, "size mismatch for linear.weight"),
+    ],
+)
+def test_weights_of_a_dense_layer_are_whole_too(
+    change: Callable[[Weights], Weights], says: str, tmp_path: Path
+) -> None:
+    write_encoder(tmp_path, "bert")
+    write_chain(tmp_path, PLAIN_MEAN, ["Dense"])
+    rewrite(tmp_path / "2_Dense", change)
+    with pytest.raises(UserError, match=f"^retriever.path: cannot load {tmp_path}.*{says}"):
+        Encoder(str(tmp_path))
 
 
 QUANTIZED = {
