@@ -50,12 +50,13 @@ def loading(key: str, path: str) -> Iterator[None]:
 def read_model_config(path: str, key: str) -> PreTrainedConfig:
     """Return the model's configuration. Raises UserError if it is missing or unknown, or has an adapter beside it."""
     with loading(key, path):
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         require_no_adapter(path, key)
-        return AutoConfig.from_pretrained(path, trust_remote_code=False)
+    return config
 
 
 def require_no_adapter(path: str, key: str, inner: str = "") -> None:
-    """Raise UserError for an adapter in a model's folder, which transformers reads only where peft is installed."""
+    """Raise UserError for an adapter in a model's folder, which transformers would read only where peft is installed."""
     if optional_file(path, str(Path(inner, ADAPTER))) is not None:
         raise UserError(
             f"{key}: {path} holds an adapter ({ADAPTER}); expected whole weights: merge it into them with peft's "
@@ -165,9 +166,10 @@ def require_whole(model: PreTrainedModel, report: Any, path: str, key: str) -> N
 def _of_model(model: PreTrainedModel, unread: Iterable[str]) -> list[str]:
     """Return which of the weights that were not read lie inside the model, and are no table of an earlier version.
 
-    Such a table is a buffer that the model computes (`inv_freq`), or hangs on a module of several layers (`attn.bias`).
+    Such a table is a buffer that the model computes (`inv_freq`), or hangs on a module of several parts (`attn.bias`).
     """
-    prefix, found = f"{model.base_model_prefix}.", []
+    found: list[str] = []
+    prefix = f"{model.base_model_prefix}."
     modules = {name.removeprefix(prefix): module for name, module in model.named_modules()}
     weights = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
     tables = {name.rpartition(".")[2] for name, _ in model.named_buffers()} - weights
