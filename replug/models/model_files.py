@@ -56,7 +56,7 @@ def read_model_config(path: str, key: str) -> PreTrainedConfig:
 
 
 def require_no_adapter(path: str, key: str, inner: str = "") -> None:
-    """Raise UserError for an adapter in a model's folder, which transformers would read only where peft is installed."""
+    """Raise UserError for an adapter in a model's folder, which transformers reads only if peft is installed."""
     if optional_file(path, str(Path(inner, ADAPTER))) is not None:
         raise UserError(
             f"{key}: {path} holds an adapter ({ADAPTER}); expected whole weights: merge it into them with peft's "
