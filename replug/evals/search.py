@@ -16,7 +16,7 @@ from replug.config.choices import Similarity
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import BM25, RANDOM, REPLUG, WITHOUT_RETRIEVER, Method
-from replug.config.schema import RetrieveConfig, RetrieverConfig
+from replug.config.schema import RetrieveConfig
 from replug.data.folder import sole_writer
 from replug.data.store import Corpus
 from replug.evals.evidence import RetrievedDocuments, random_documents
@@ -101,7 +101,10 @@ def _find(
         own = replace(own, path=path, query_path=None, query_prompt=None, document_prompt=None)
     run, root = replace(config.run_config(), retrieve=RetrieveConfig(k), retriever=own), _root(config, source, out)
     encoder = load_encoder(own, dims=run.index.dims)
-    warn_of_similarity(encoder, own, "retriever.similarity" if source == REPLUG else f"similarities.{source}")
+    if source == REPLUG:
+        warn_of_similarity(encoder, path, config.retriever.similarity, "retriever.similarity")
+    else:
+        warn_of_similarity(encoder, path, config.similarities.get(source), f"similarities.{source}")
     with sole_writer(root), closing(IndexService(root, run.index)) as index:
         require_same_index(run, encoder, corpus, index.store)
         build_version(run, encoder, corpus, index, IndexState(0, 0))
@@ -109,16 +112,16 @@ def _find(
     return RetrievedDocuments(result.doc_rows, result.similarities)
 
 
-def warn_of_similarity(encoder: Encoder, retriever: RetrieverConfig, key: str) -> None:
-    """Warn where vectors are compared otherwise than the encoder's folder says, or by cosine because nobody said."""
-    asked, own = retriever.similarity, encoder.own_similarity
-    if asked is None and own is None:
+def warn_of_similarity(encoder: Encoder, path: str, given: Similarity | None, key: str) -> None:
+    """Warn where vectors are compared otherwise than the encoder's folder says, or where neither it nor a key says."""
+    used, own = encoder.similarity, encoder.own_similarity
+    if given is None and own is None:
         log.warning(
-            f"{key} is not given, and {retriever.path} does not say how its vectors are compared: cosine is used, as "
-            "by REPLUG; Contriever and DPR were trained with dot"
+            f"{key} is not given, and {path} does not say how its vectors are compared: {used} is used; REPLUG uses "
+            "cosine, and Contriever and DPR were trained with dot"
         )
-    elif asked is not None and own not in (None, asked.value):
-        log.warning(f"{key} is {asked.value}, but {retriever.path} says {own}")
+    elif own not in (None, used):
+        log.warning(f"{key}: {used} is used, but {path} says {own}")
 
 
 def _texts(corpus: Corpus) -> Iterator[str]:

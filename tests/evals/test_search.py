@@ -19,7 +19,6 @@ from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.kinds import PromptedLM, check_evaluation
 from replug.evals.lm_passes import reranked
 from replug.evals.search import find_all, warn_of_similarity
-from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.packaged import write_stand_in_encoder
 from replug.models.prompt import PromptTemplate
@@ -61,15 +60,15 @@ def written(folder: Path, said: str | None) -> str:
         (None, Similarity.cosine, None),  # as REPLUG has Contriever
         (None, Similarity.dot, None),
         ("dot", None, None),
-        ("dot", Similarity.cosine, "similarities.lsr is cosine, but .* says dot"),
+        ("dot", Similarity.cosine, "similarities.lsr: cosine is used, but .* says dot"),
         ("cosine", Similarity.cosine, None),
     ],
 )
 def test_a_similarity_that_nobody_said_or_that_the_folder_denies_is_named(
     said: str | None, asked: Similarity | None, warns: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    retriever = RetrieverConfig(written(tmp_path, said), asked)
-    warn_of_similarity(load_encoder(retriever), retriever, "similarities.lsr")
+    path = written(tmp_path, said)
+    warn_of_similarity(Encoder(path, asked.value if asked else None), path, asked, "similarities.lsr")
     lines = [record.getMessage() for record in caplog.records if record.name == "replug.evals.search"]
     assert len(lines) == (warns is not None)
     assert warns is None or re.match(warns, lines[0])
