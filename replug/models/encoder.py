@@ -76,7 +76,7 @@ class Encoder(nn.Module):
         super().__init__()
         path = resolve_encoder_path(str(path))
         self.model = load_container(path)
-        self.own_similarity = similarity_in(path, self.model)
+        self.own_similarity = similarity_in(self.model)
         said = self.model.similarity_fn_name
         self.similarity = _similarity(similarity, said, path)
         self._end_by_similarity(leave_out=self.similarity == "dot" != said)

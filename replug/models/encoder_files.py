@@ -37,7 +37,7 @@ from replug.models.packaged import optional_file
 
 KEY = "retriever.path"
 TASKS = ("query", "document")
-MODULES_FILE, SETTINGS_FILE = "modules.json", "config_sentence_transformers.json"
+MODULES_FILE = "modules.json"
 QUERY_SIDE = "query_side.json"  # beside a pair of which queries alone were tuned
 DPR_ENCODERS = {"DPRContextEncoder": DPRContextEncoder, "DPRQuestionEncoder": DPRQuestionEncoder}
 NO_LIMIT = 10**9  # a tokenizer of which transformers knows no limit has an absurd one
@@ -122,11 +122,14 @@ def chain(container: SentenceTransformer, task: str, path: str = "") -> list[nn.
     return found
 
 
-def similarity_in(path: str, container: SentenceTransformer) -> str | None:
-    """Return the similarity that a folder names, or cosine for vectors of length 1; None where it says nothing."""
-    settings = optional_file(path, SETTINGS_FILE)
-    said = json.loads(settings.read_text(encoding="utf-8")).get("similarity_fn_name") if settings else None
-    return said or ("cosine" if isinstance(chain(container, "document", path)[-1], Normalize) else None)
+def similarity_in(container: SentenceTransformer) -> str | None:
+    """Return the similarity that a folder names, or cosine for vectors of length 1; None where it says nothing.
+
+    Asking `similarity_fn_name` makes it cosine, so this must come before.
+    """
+    return container._similarity_fn_name or (
+        "cosine" if isinstance(chain(container, "document")[-1], Normalize) else None
+    )
 
 
 def joined(
