@@ -287,7 +287,7 @@ def test_an_encoder_that_needs_a_package_names_it_in_a_line(method: str, tmp_pat
     settings, package = QUANTIZED[method]
     config = json.loads((tmp_path / "config.json").read_text())
     write_json(tmp_path / "config.json", config | {"quantization_config": {"quant_method": method, **settings}})
-    with pytest.raises(UserError, match=f"^retriever.path: cannot load {tmp_path}.*{package}.*$"):
+    with pytest.raises(UserError, match=f"^retriever.path: .*{tmp_path}.*{package}.*$"):
         Encoder(str(tmp_path))
 
 
