@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Regex, normalizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, masking_utils
+from transformers import LlamaConfig, PreTrainedTokenizerFast, masking_utils
 
 from replug.config.errors import UserError
 from replug.models.black_box_lm import ContinuationScore, LaunchingLM, Pending, ScoreCall, UnscorableText
@@ -32,7 +32,7 @@ from replug.models.pair_tokens import (
 )
 from replug.models.scorer_pool import Scorer
 from tests.support.tiny_lms import PAIRS, load, random_lms_need_make_no_sense, write_gpt2, write_tokenizer
-from tests.support.tokenizers import FAMILIES, write_family
+from tests.support.tokenizers import FAMILIES, llama_with, write_family
 
 __all__ = ["random_lms_need_make_no_sense"]
 
@@ -183,12 +183,8 @@ def test_a_chat_without_names_of_control_tokens_has_the_tokens_of_the_template(f
 
 
 def test_an_lm_with_sentencepiece_scores_and_answers_as_the_whole_text_is_read(tmp_path: Path) -> None:
-    tokenizer = write_family("Llama 2", tmp_path)
-    config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.3)  # fmt: skip
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(tmp_path)
-    lm = HuggingFaceLM(str(tmp_path))
+    lm = llama_with("Llama 2", tmp_path)
+    tokenizer = lm.tokenizer
     ids = tokenizer(RIVER + " Rhine and")["input_ids"]
     with torch.no_grad():
         logprobs = lm.model(torch.tensor([ids])).logits[0].log_softmax(-1)

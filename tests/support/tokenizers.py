@@ -4,9 +4,11 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.model_files import load_tokenizer
 
 LINES = [
@@ -94,3 +96,21 @@ def write_family(name: str, folder: Path) -> PreTrainedTokenizerFast:
     tokenizer.chat_template = CHAT
     tokenizer.save_pretrained(folder)
     return load_tokenizer(str(folder))
+
+
+def llama_with(family: str, folder: Path) -> HuggingFaceLM:
+    """Return a random LM with a tokenizer of a family; whoever calls it lets random LMs make no sense."""
+    tokenizer = write_family(family, folder)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.3,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return HuggingFaceLM(str(folder))
