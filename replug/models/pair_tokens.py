@@ -96,20 +96,15 @@ class TextRules:
     """What a tokenizer does with texts: `start` is what it puts before each, `special` what answers do not show."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
-        self.begin: Tokenizer = tokenizer.backend_tokenizer
-        self.begin.no_truncation()
-        self.begin.no_padding()
-        rules = self.begin.to_str()
-        self.adds_blank = (inside := inside_rules(rules)) != rules
-        self.inside = load_plain(inside) if self.adds_blank else self.begin
-        self.inside.encode_special_tokens = False  # pieces of texts hold no names of control tokens
+        rules = tokenizer.backend_tokenizer.to_str()
+        inside = inside_rules(rules)
+        self.adds_blank = inside != rules
+        self.begin = _active(rules)
+        self.inside = _active(inside) if self.adds_blank else self.begin
         bare, whole = (self.begin.encode(WORD, add_special_tokens=with_special).ids for with_special in (False, True))
-        self.start: list[int] = next(
-            (whole[:place] for place in range(len(whole)) if whole[place:][: len(bare)] == bare), []
-        )
-        self.num_added = (
-            len(self.start) + self.adds_blank
-        )  # tokens that a text has besides those that it has inside another
+        places = (place for place in range(len(whole)) if whole[place : place + len(bare)] == bare)
+        self.start: list[int] = whole[: next(places, 0)]
+        self.num_added = len(self.start) + self.adds_blank  # tokens of a text that it does not have inside another
         first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         self.alone = self.start or [first]  # what a text is predicted from that has nothing before it
         self.word = self.inside.encode(WORD, add_special_tokens=False).ids
@@ -146,6 +141,13 @@ class TextRules:
             for pieces, own in zip(once, first, strict=True)
         }
         return [ids[pieces] if text else [] for text, pieces in zip(texts, apart, strict=True)]
+
+
+def _active(rules: str) -> "Tokenizer":
+    """Return a tokenizer by its JSON that nobody else sets up, and that knows names of control tokens."""
+    tokenizer = load_plain(rules)
+    tokenizer.encode_special_tokens = False
+    return tokenizer
 
 
 def _encoded(tokenizer: "Tokenizer", texts: Sequence[str]) -> list[list[int]]:
