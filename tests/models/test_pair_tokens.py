@@ -12,7 +12,7 @@ from tokenizers import Regex, normalizers
 from transformers import LlamaConfig, PreTrainedTokenizerFast, masking_utils
 
 from replug.config.errors import UserError
-from replug.models.black_box_lm import ContinuationScore, LaunchingLM, Pending, ScoreCall, UnscorableText
+from replug.models.black_box_lm import ContinuationScore, LaunchingLM, Pending, ScoreCall, UnscorableText, pieces
 from replug.models.generation import GenerationOptions
 from replug.models.local import hf_lm
 from replug.models.local.hf_lm import HuggingFaceLM
@@ -193,6 +193,14 @@ def test_an_lm_with_sentencepiece_scores_and_answers_as_the_whole_text_is_read(t
     new = lm.model.generate(torch.tensor([tokenizer(RIVER)["input_ids"]]), max_new_tokens=8, do_sample=False)[0]
     answer = lm.generate([RIVER], GenerationOptions(8))[0].text
     assert RIVER + answer == tokenizer.decode(new, skip_special_tokens=True)
+
+
+def test_a_character_of_bytes_behind_another_can_be_streamed(tmp_path: Path) -> None:
+    tokenizer = write_family("Llama 2", tmp_path)
+    before, after = pair_token_ids(tokenizer, "A boat:", "\t⛵ is")
+    texts = [answer_text(tokenizer, after[: number + 1], before[-1]) for number in range(len(after))]
+    assert texts[:4] == ["\t", "\ufffd" * 2, "\ufffd" * 3, "\t⛵"], "the tab is unsettled for two tokens"
+    assert list(pieces(texts, None))[:2] == ["\t", "⛵"] and "".join(pieces(texts, None)) == "\t⛵ is"
 
 
 @pytest.fixture(scope="module")
