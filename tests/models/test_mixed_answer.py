@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from replug.models.local.hf_lm import HuggingFaceLM
 from tests.support.fault_server import FaultServer, server_spec
 from tests.support.lm_answers import mixed, texts_of
 from tests.support.tiny_lms import MAX_TOKENS, load_that_speaks
+from tests.support.tokenizers import llama_with
 
 
 class HFServer(FaultServer):
@@ -188,6 +190,21 @@ def test_a_server_answers_as_the_same_weights_do_here(
         np.testing.assert_allclose(there.token_logprobs, here.token_logprobs, atol=1e-3)
     lm.close()
     assert settled
+
+
+@pytest.mark.parametrize("api", ["echo", "prompt_logprobs"])
+def test_a_server_with_sentencepiece_scores_and_answers_as_the_same_weights_do_here(tmp_path: Path, api: str) -> None:
+    here = llama_with("Llama 2", tmp_path)
+    prefixes, continuations = ["The river is the Rhi", "Answer:", "a line\n"], ["ne and", " A", "Москва"]
+    options = GenerationOptions(4)
+    with HFServer(here.model, here.tokenizer, max_model_len=MAX_TOKENS) as server:
+        there = opened(server, tokenizer=str(tmp_path), api=api)
+        ours, theirs = (lm.score(prefixes, continuations) for lm in (here, there))
+        answers = [mixed(lm, ["The river is", "Paris is"], [0.9, 0.1], options) for lm in (here, there)]
+        there.close()
+    for found, expected in zip(theirs, ours, strict=True):
+        np.testing.assert_allclose(found.token_logprobs, expected.token_logprobs, atol=1e-4)
+    assert answers[1].answer_tokens is not None or answers[0].text == answers[1].text
 
 
 def test_without_the_tokenizer_every_answer_is_scored_after_every_prompt(
