@@ -330,8 +330,8 @@ def _of_ids(ids: Sequence[int], choice: dict) -> list[float | None]:
 def _checked(values: Sequence[float | None], whose: str) -> np.ndarray:
     """Return float32 log-probs. Raises IllFormed for what cannot be one, naming `whose` it is.
 
-    JSON as Python reads it holds NaN, infinity, and whole numbers without an end. Servers also write -9999 for a
-    log-prob of minus infinity (vLLM) or outside the likeliest that they keep (OpenAI), and others such numbers.
+    JSON as Python reads it holds NaN, infinity, and whole numbers without an end. Servers write -9999 and the like for
+    minus infinity (vLLM, of a token that top_k forbids) and for a token that is not among the likeliest (OpenAI).
     """
     if not isinstance(values, list) or not all(
         isinstance(value, int | float) and not isinstance(value, bool) for value in values
@@ -343,8 +343,8 @@ def _checked(values: Sequence[float | None], whose: str) -> np.ndarray:
         value = logprobs[bad[0]]
         said = f"is {value:g}" if np.isfinite(value) else "is not finite"
         raise IllFormed(
-            f"the log-prob of token {bad[0]} of {whose} {said}; expected one between {LEAST_LOGPROB:g} and 0: servers "
-            "write -9999 and the like where they do not know it, and no score can be made of that"
+            f"the log-prob of token {bad[0]} of {whose} {said}; expected one between {LEAST_LOGPROB:g} and 0, of each "
+            "token and before top_k and top_p (vLLM: --logprobs-mode raw_logprobs)"
         )
     return logprobs.astype(np.float32)
 

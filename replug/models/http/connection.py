@@ -21,6 +21,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
@@ -181,7 +182,7 @@ class ServerConnection:
             is_cut = isinstance(error, httpx.NetworkError) or str(error).startswith("Server disconnected")
             kind = ServerAway if unread or is_cut else ServerFault
             # Not the error itself, which quotes the server.
-            raise kind(f"{type(error).__name__}: {self.words(str(error))}", unread=unread) from None
+            raise kind(f"{type(error).__name__}: {self.words(str(error).rstrip('.'))}", unread=unread) from None
         finally:
             self._free.append(clients)
 
@@ -191,7 +192,7 @@ class ServerConnection:
 
     def _refusal(self, response: httpx.Response, content: bytes, payload: dict[str, Any] | None) -> Exception:
         status, wait = response.status_code, retry_after(response)
-        said = self.words(f"{status} {response.reason_phrase}: {_message(content)}")
+        said = self.words(f"{status} {response.reason_phrase}: {_message(content)}").rstrip(": ")
         is_away = status in AWAY or status >= 520 or (status in UNSURE and wait > 0)
         if is_away and not _is_used_up(content):
             return ServerAway(said, wait, unread=status in (429, 503))
@@ -331,8 +332,8 @@ def _message(content: bytes) -> str:
 def retry_after(response: httpx.Response) -> float:
     """Return the seconds to wait, from seconds or an HTTP date; 0 where the header is missing or makes no sense."""
     value = response.headers.get("Retry-After", "")
-    if value.isdecimal():
-        return float(value)
+    with suppress(ValueError):
+        return seconds if 0 <= (seconds := float(value)) < math.inf else 0.0
     try:
         return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
     except (ValueError, TypeError, OverflowError):  # a date without its time zone; one beyond the year 9999
