@@ -42,7 +42,7 @@ class RawServer:
     """
 
     def __init__(self, answer: Callable[[int, dict], bytes], models: bytes | None = None) -> None:
-        self._answer, self._models = answer, models or http_answer(MODELS)
+        self._answer, self._models = answer, http_answer(MODELS) if models is None else models
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._lock = threading.Lock()
         self.requests = 0
@@ -307,6 +307,7 @@ LISTS: dict[str, tuple[object, int | None]] = {  # what GET /models answers, and
     "names": ([MODEL], None),
     "no JSON": (b"<html>models</html>", None),
 }
+NO_ANSWER = "no answer"
 REFUSALS = [
     "404 Not Found",
     "405 Not Allowed",
@@ -315,14 +316,17 @@ REFUSALS = [
     "400 Bad",
     "500 Error",
     "302 Found",
+    "429 Many",
+    "503 Busy",
 ]
 
 
-@pytest.mark.parametrize("name", [*LISTS, *REFUSALS])
-def test_the_list_of_models_decides_nothing_and_adds_what_it_can(name: str) -> None:
+@pytest.mark.parametrize("name", [*LISTS, *REFUSALS, NO_ANSWER])
+def test_the_list_of_models_decides_nothing_and_adds_what_it_can(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_connection, "SECONDS_TO_LIST_MODELS", 0.3)
     content, longest = LISTS.get(name, ({"detail": "no"}, None))
     models = http_answer(content, status=name if name in REFUSALS else "200 OK")
-    with RawServer(lambda n, p: http_answer(honest(p)), models) as server:
+    with RawServer(lambda n, p: http_answer(honest(p)), b"" if name == NO_ANSWER else models) as server:
         lm = connect(server_spec(server.url), RequestBudget(None))
         assert lm.max_tokens == longest
         lm.close()

@@ -175,28 +175,41 @@ class HttpLM(AsyncLM):
         """Return the longest input in tokens that `GET /models` tells, or None.
 
         Whether the server can be used is for the probe to say: many have no such list, or one of other names. Raises
-        UserError where nobody answers, or the key is refused.
+        UserError where nobody serves, or the key is refused.
         """
-
-        async def ask() -> Any:
-            try:
-                return await self._connection.exchange("GET", "/models")
-            except ServerFault as fault:
-                if isinstance(fault, ServerAway) or not self._connection.is_reached:
-                    raise
-            except ServerError as error:
-                if error.status == httpx.codes.UNAUTHORIZED:
-                    raise
-            return None
-
         try:
-            lengths = api.context_lengths(await self._connection.retrying("GET /models", ask))
+            lengths = api.context_lengths(await self._connection.retrying("GET /models", self._list_models))
         except ServerError as error:
             raise UserError(f"lm.url: {error}") from error
         if self.model not in lengths:
             self.others_listed = self._connection.words(", ".join(lengths))
         length = lengths.get(self.model)
         return length - 1 if length is not None else None
+
+    async def _list_models(self) -> Any:
+        """Return what `GET /models` answers; None for a server that has no answer to that, but to other requests."""
+        try:
+            return await self._connection.exchange("GET", "/models")
+        except ServerAway:
+            if not self._connection.is_reached or await self._is_away():
+                raise
+        except ServerFault:
+            pass
+        except ServerError as error:
+            if error.status == httpx.codes.UNAUTHORIZED:
+                raise
+        return None
+
+    async def _is_away(self) -> bool:
+        """Return whether the server does not look at a request for one token."""
+        shortest = api.generate_payload([Pair(0, "a", "", None)], 1, None)
+        try:
+            await self._attempt({"model": self.model, **shortest}, lambda body: None, is_compared=False)
+        except ServerAway:
+            return True
+        except (ServerFault, ServerError):
+            pass
+        return False
 
     async def score_pairs(self, pairs: list[Pair]) -> list[ContinuationScore]:
         scores = await _all(self._score_request(chunk) for chunk in self._chunks(pairs))
