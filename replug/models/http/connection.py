@@ -128,7 +128,8 @@ class ServerConnection:
         patience = 60 * self._lm.patience_minutes
         if not self.is_reached:
             return min(SECONDS_TO_REACH, patience) - (now - first_at)
-        if isinstance(fault, ServerAway):  # by a request that it has not read, which others' answers tell to wait on
+        if isinstance(fault, ServerAway):
+            # A request that was not read is not at fault: an answer to any other begins the patience anew.
             return patience - (now - (max(first_at, self._answered_at) if fault.unread else first_at))
         if count < MAX_ATTEMPTS:
             return math.inf
