@@ -80,7 +80,7 @@ def test_a_finished_evaluation_is_shown_again_and_another_is_refused(evaluate, q
 
 
 @pytest.mark.nightly
-def test_a_killed_evaluation_gives_the_same_results_and_scores_nothing_twice(evaluate, quiet_run, tmp_path):
+def test_a_killed_evaluation_gives_the_same_results_and_scores(evaluate, quiet_run, tmp_path):
     settings = [*on_run(quiet_run), "methods=[none,replug,lsr]", "k=5", "lm.tokens_per_batch=16"]
     whole, _ = evaluate("lm", tmp_path / "whole", *settings)
     out = tmp_path / "killed"
