@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import BigBirdConfig, BigBirdModel, FNetConfig, FNetModel
 
 from replug.config.errors import UserError
 from replug.config.schema import LMConfig
@@ -198,3 +199,16 @@ def test_a_causal_lm_is_no_encoder(tmp_path: Path, write: Callable[[Path], None]
     write_tokenizer(tmp_path)
     with pytest.raises(UserError, match="reads from left to right as language models do; expected a BERT-like encoder"):
         Encoder(str(tmp_path))
+
+
+def test_an_encoder_whose_vectors_depend_on_other_texts_is_refused(encoder: Path) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64, "max_position_embeddings": 128}
+    vocab_size = json.loads((encoder / "config.json").read_text())["vocab_size"]
+    FNetModel(FNetConfig(vocab_size=vocab_size, **sizes)).save_pretrained(encoder)
+    with pytest.raises(UserError, match="FNetModel, which reads padding as text"):
+        Encoder(str(encoder))
+    BigBirdModel(BigBirdConfig(vocab_size=vocab_size, num_attention_heads=4, **sizes)).save_pretrained(encoder)
+    with pytest.raises(UserError, match="set attention_type to original_full"):
+        Encoder(str(encoder))
+    configured(attention_type="original_full")(encoder)
+    assert Encoder(str(encoder)).width == 32
