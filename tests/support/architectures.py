@@ -73,6 +73,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "head_dim": None},
     "zaya": {"num_experts_per_tok": 1},
 }
+for kind in ("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl"):
+    OVERRIDES[kind] = {"max_position_embeddings": MAX_TOKENS + 2}  # positions begin behind the padding's
 # Why a family is not tried.
 LOOKS_AHEAD = "what stands after a text changes its score, so that loading refuses it"
 DRAFT = "a draft model of another LM"
