@@ -380,7 +380,7 @@ class Encoder(nn.Module):
     def _require_own_vector(self, padded: Tensor, alone: Tensor, task: str, path: str) -> None:
         """Raise UserError for a model that gives a text another vector beside longer ones, or after them."""
         model = self._backbone(task)
-        if torch.cosine_similarity(padded, alone, dim=0) < 0.99:
+        if torch.cosine_similarity(padded, alone, dim=0) < 0.999:
             raise UserError(
                 f"{KEY}: {path} holds a {type(model).__name__}, which reads padding as text, so that a vector would "
                 "depend on the other texts of its batch; expected an encoder that follows an attention mask"

@@ -103,7 +103,7 @@ class HuggingFaceLM:
         self._head = tried(partial(separable_head, self.model), None)
         self._body = self.model.base_model
         self._shares = self._head is not None and tried(partial(reuses_prefixes, self.model), False)
-        self._limit = longrope_limit(self.model.config)
+        self._longrope_limit = longrope_limit(self.model.config)
         self._kept: list[SharedPrefix] = []  # used last, for later calls
         self._is_unpadded = attention == FLASH and self._head is not None
         shape = lm_shape(self.model.config)
@@ -189,9 +189,9 @@ class HuggingFaceLM:
         sides: list[list[LMInput]] = [[], []]
         for one in inputs:
             parts = [one]
-            if len(one.prefix) == self._limit:
+            if len(one.prefix) == self._longrope_limit:
                 parts = [LMInput(one.prefix, [c], [row]) for c, row in zip(one.continuations, one.rows, strict=True)]
-            sides[parts[0].num_tokens > self._limit] += parts
+            sides[parts[0].num_tokens > self._longrope_limit] += parts
         return [side for side in sides if side]
 
     def _begin(
@@ -283,7 +283,9 @@ class HuggingFaceLM:
     def _grow(self, rows: Rows, opening: str) -> GrowingPrompts:
         """Return the prompts by the cheapest way that is right for this model."""
         begin = partial(self._grow_on_one_side, opening=self._opening_ids(opening))
-        return begin(rows) if self._limit == NO_LIMIT else PromptsBesideLimit(rows, self._limit, begin)
+        return (
+            begin(rows) if self._longrope_limit == NO_LIMIT else PromptsBesideLimit(rows, self._longrope_limit, begin)
+        )
 
     def _grow_on_one_side(self, rows: Rows, opening: list[int]) -> GrowingPrompts:
         is_even, use = len({len(row) for row in rows}) == 1, self._cache_use
@@ -297,13 +299,13 @@ class HuggingFaceLM:
         if shared is not None:
             rows = [row[shared.num_tokens :] for row in rows]
         # Read in slices, the first would be on the limit's other side.
-        size = len(rows) * longest if longest > self._limit else self.tokens_per_batch
+        size = len(rows) * longest if longest > self._longrope_limit else self.tokens_per_batch
         return CachedPrompts(self.model, rows, size, self.counts, shared)
 
     def _share(self, prefixes: Rows, opening: list[int], num_tokens_each: int) -> SharedPrefix | None:
         """Return what the prefixes begin with, for inputs that are on one side of longrope's limit with this one."""
         num_tokens = shared_tokens([*prefixes, opening] if opening else prefixes)
-        if not num_tokens or (num_tokens > self._limit) != (num_tokens_each > self._limit):
+        if not num_tokens or (num_tokens > self._longrope_limit) != (num_tokens_each > self._longrope_limit):
             return None
         ids = prefixes[0][:num_tokens]
         found = next((one for one in self._kept if one.ids == ids), None)
