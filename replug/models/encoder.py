@@ -31,6 +31,7 @@ from replug.models.black_box_lm import require_texts
 from replug.models.encoder_files import KEY, TASKS, chain, joined, load_container, most_tokens
 from replug.models.ensemble_temperature import EnsembleTemperature, temperature_in, write_temperature
 from replug.models.hardware import one_per_thread, to_device
+from replug.models.local.decoding import longrope_limit
 from replug.models.lora import merged, save_adapters
 from replug.models.packaged import resolve_encoder_path
 
@@ -389,6 +390,11 @@ class Encoder(nn.Module):
             raise UserError(
                 f"{KEY}: {path} holds a {type(model).__name__} with attention_type block_sparse, which it gives up for "
                 "good at its first short batch; set attention_type to original_full in its config.json"
+            )
+        if self._most(task) > (limit := longrope_limit(model.config)):
+            raise UserError(
+                f"retriever.max_tokens: {path} reads a batch with a text beyond {limit} tokens by other frequencies "
+                f"(longrope), but would read {self._most(task)}; set it to {limit} at most"
             )
 
     def _encode(

@@ -17,6 +17,7 @@ from replug.models.local import local_source
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.model_files import loading
 from replug.models.packaged import write_stand_in_encoder
+from tests.support.encoder_folders import write_chain, write_encoder
 from tests.support.tiny_lms import write_gpt2, write_llama, write_tokenizer
 
 Spoil = Callable[[Path], None]
@@ -212,3 +213,15 @@ def test_an_encoder_whose_vectors_depend_on_other_texts_is_refused(encoder: Path
         Encoder(str(encoder))
     configured(attention_type="original_full")(encoder)
     assert Encoder(str(encoder)).width == 32
+
+
+def test_an_encoder_reads_no_batch_beyond_the_limit_of_longrope(tmp_path: Path) -> None:
+    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "original_max_position_embeddings": 16}
+    write_encoder(tmp_path, "qwen3")
+    write_chain(tmp_path, {"pooling_mode": "lasttoken"})
+    configured(rope_parameters={"rope_type": "longrope", "rope_theta": 10_000.0, **factors})(tmp_path)
+    with pytest.raises(UserError, match=r"^retriever.max_tokens: .* beyond 16 tokens .* would read 32; set it to 16"):
+        Encoder(str(tmp_path))
+    encoder = Encoder(str(tmp_path), max_tokens=16)
+    texts = ["w1 w2", "w3 " * 30]
+    torch.testing.assert_close(encoder.encode(texts)[:1], encoder.encode(texts[:1]), atol=1e-5, rtol=0)
