@@ -31,6 +31,7 @@ from replug.models.black_box_lm import require_texts
 from replug.models.encoder_files import KEY, TASKS, chain, joined, load_container, most_tokens, similarity_in
 from replug.models.ensemble_temperature import EnsembleTemperature, temperature_in, write_temperature
 from replug.models.hardware import one_per_thread, to_device
+from replug.models.local.decoding import longrope_limit
 from replug.models.lora import merged, save_adapters
 from replug.models.packaged import resolve_encoder_path
 
@@ -367,15 +368,36 @@ class Encoder(nn.Module):
         widths: list[int] = []
         for task in TASKS:
             try:
-                vectors = self(*self._pad(self._tokenize(["a"], task, ""), task), task)
+                inputs, mask = self._pad(self._tokenize(["a"], task, ""), task)
+                vectors, alone = self(inputs, mask, task), self(inputs[:, mask[0] == 1], mask[mask == 1][None], task)
             except (RuntimeError, LookupError, TypeError, AttributeError) as error:
                 raise UserError(
                     f"{KEY}: the modules of {path} make no vector of a text ({self.describe(task)}): {error}"
                 ) from error
             if vectors.ndim != 2 or (widths and vectors.shape[1] != widths[0]):
                 raise UserError(f"{KEY}: {path} makes {list(vectors.shape)} numbers of a text; expected one vector")
+            self._require_own_vector(vectors[0], alone[0], task, path)
             widths.append(vectors.shape[1])
         return widths[0]
+
+    def _require_own_vector(self, padded: Tensor, alone: Tensor, task: str, path: str) -> None:
+        """Raise UserError for a model that gives a text another vector beside longer ones, or after them."""
+        model = self._backbone(task)
+        if torch.cosine_similarity(padded, alone, dim=0) < 0.999:
+            raise UserError(
+                f"{KEY}: {path} holds a {type(model).__name__}, which reads padding as text, so that a vector would "
+                "depend on the other texts of its batch; expected an encoder that follows an attention mask"
+            )
+        if getattr(model.config, "attention_type", None) == "block_sparse":  # until the first text of 704 tokens
+            raise UserError(
+                f"{KEY}: {path} holds a {type(model).__name__} with attention_type block_sparse, which it gives up for "
+                "good at its first short batch; set attention_type to original_full in its config.json"
+            )
+        if self._most(task) > (limit := longrope_limit(model.config)):
+            raise UserError(
+                f"retriever.max_tokens: {path} reads a batch with a text beyond {limit} tokens by other frequencies "
+                f"(longrope), but would read {self._most(task)}; set it to {limit} at most"
+            )
 
     def _encode(
         self, texts: Sequence[str], task: str, prompt: str, tokens_per_batch: int, autocast: bool = False

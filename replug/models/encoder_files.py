@@ -7,8 +7,7 @@ model's tokenizer, and models that make no vector of a text.
 """
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +90,7 @@ def load_container(path: str) -> SentenceTransformer:
     """
     require_checksums(Path(path), f"bring it back; if you changed it yourself, remove {CHECKSUMS} there")
     is_folder = Path(path).is_dir()
-    with _loading(path), torch.random.fork_rng(devices=[]):
+    with loading(KEY, path), torch.random.fork_rng(devices=[]):
         modules_file = optional_file(path, MODULES_FILE)
         if modules_file is None:
             container = SentenceTransformer(modules=_plain_modules(path), device="cpu")
@@ -168,16 +167,6 @@ def mark_query_side(folder: Path) -> None:
     """Write into a pair's folder that only its queries were tuned."""
     write_json(folder / QUERY_SIDE, {"documents": "encoded as before"})
     add_checksum(folder / QUERY_SIDE)
-
-
-@contextmanager
-def _loading(path: str) -> Iterator[None]:
-    """Raise UserError with the path for everything that a damaged folder makes the libraries raise."""
-    with loading(KEY, path):
-        try:
-            yield
-        except (LookupError, TypeError, AttributeError, ImportError, RuntimeError) as error:
-            raise ValueError(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
 def _plain_modules(path: str) -> list[nn.Module]:

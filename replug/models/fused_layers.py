@@ -16,6 +16,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 from transformers.models.bloom.modeling_bloom import BloomGelu
 
+from replug.models.local.probing import probe_ids, same_direction, tried
+
 # Ways to write 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))); some round sqrt(2 / pi) to eight digits.
 WRITTEN_OUT = (NewGELUActivation, FastGELUActivation, AccurateGELUActivation, GELUTanh, BloomGelu)
 
@@ -39,9 +41,23 @@ BLOCK_BYTES = 4 * 2**20  # of attention scores at a time
 
 
 def use_cpu_attention(model: PreTrainedModel) -> None:
-    """Switch a model that would use torch's fused attention on a CPU; others are left as they are."""
-    if model.device.type == "cpu" and model.config._attn_implementation == "sdpa":
-        model.set_attn_implementation(NAME)
+    """Switch a model that would use torch's fused attention on a CPU; others are left as they are.
+
+    So are architectures that look at the mask themselves, such as DeepSeek's sparse attention: here it may be None.
+    """
+    if model.device.type != "cpu" or model.config._attn_implementation != "sdpa":
+        return
+    ids = torch.tensor([probe_ids(model)])
+
+    @torch.inference_mode()
+    def logits() -> Tensor:
+        return model(input_ids=ids, use_cache=False).logits
+
+    expected = tried(logits, None)
+    model.set_attn_implementation(NAME)
+    found = tried(logits, None)
+    if expected is not None and (found is None or not same_direction(expected, found)):
+        model.set_attn_implementation("sdpa")
 
 
 def blocked_attention(

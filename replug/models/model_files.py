@@ -7,7 +7,9 @@ weights are loaded, all of them and no others: transformers draws at random what
 Code that comes with a model is never run, and no pickle is read.
 """
 
+import importlib.util
 import logging
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -36,16 +38,32 @@ CAUSAL_LMS = frozenset(name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values
 LEAST_NAMED = 0.5  # of a model's rows of embeddings: makers pad their number, but never double it
 
 
+# transformers names what is to be installed: `pip install -U bitsandbytes>=0.46.1`
+INSTALL = re.compile(r"pip install (?:-\S+ +)*['\"]?([\w.-]+(?:\[[\w,]+\])?)")
+BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, SafetensorError)
+
+
 @contextmanager
 def loading(key: str, path: str) -> Iterator[None]:
-    """Raise UserError, which names the key, for what transformers and safetensors cannot load."""
+    """Raise UserError, which names the key, for all that a folder makes transformers and safetensors raise."""
     try:
         yield
-    except UserError:
+    except (UserError, torch.OutOfMemoryError):
         raise
-    except (OSError, ValueError, SafetensorError) as error:
+    except ImportError as error:
+        raise UserError(f"{key}: {path} {_needs(error)}") from error
+    except BROKEN as error:
         where = "" if Path(path).is_dir() else ", neither a folder nor found on the hub"
-        raise UserError(f"{key}: cannot load {path}{where}: {_first_line(error)}") from error
+        kind = "" if isinstance(error, OSError | ValueError | SafetensorError) else f"{type(error).__name__}: "
+        raise UserError(f"{key}: cannot load {path}{where}: {kind}{_one_line(error)}") from error
+
+
+def _needs(error: ImportError) -> str:
+    named = INSTALL.search(str(error))
+    package = named[1] if named else error.name
+    if package is None:
+        return f"needs what is not installed here: {_one_line(error)}"
+    return f"needs the package {package}: pip install '{package}', on every machine that loads it"
 
 
 def read_model_config(path: str, key: str) -> PreTrainedConfig:
@@ -74,11 +92,23 @@ def lm_shape(config: PreTrainedConfig) -> LMShape:
 def load_tokenizer(path: str, key: str = "lm.path") -> PreTrainedTokenizerBase:
     """Return the model's own tokenizer. Raises UserError, which names the key, if it has no fast one."""
     require_tokenizer(path, key)
-    with loading(key, path):
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    with loading(key, path), _naming_sentencepiece():
+        # Mistral's own library would replace the fast tokenizer wherever it happens to be installed.
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, mistral_format=False)
     if not tokenizer.is_fast:
         raise UserError(f"{key}: {path} has no fast tokenizer (tokenizer.json)")
     return tokenizer
+
+
+@contextmanager
+def _naming_sentencepiece() -> Iterator[None]:
+    """Name the package without which transformers takes a file of SentencePiece for one of tiktoken."""
+    try:
+        yield
+    except ValueError as error:
+        if importlib.util.find_spec("sentencepiece") is None and ".model" in str(error):
+            raise ImportError("pip install sentencepiece") from error
+        raise
 
 
 def require_tokenizer(path: str, key: str) -> None:
@@ -120,7 +150,32 @@ def require_own_tokenizer(tokenizer: PreTrainedTokenizerBase, num_rows: int | No
     )
 
 
-SHOWN = 3
+def require_quantizer(path: str, key: str) -> None:
+    """Raise UserError for quantized weights that transformers does not know, or whose package is not installed.
+
+    What else they want, such as a GPU, is known where they are loaded.
+    """
+    config = read_model_config(path, key)
+    how = getattr(config, "quantization_config", None) or getattr(config.get_text_config(), "quantization_config", None)
+    if how is None:
+        return
+    from transformers.quantizers.auto import AutoHfQuantizer  # seconds to import
+
+    with loading(key, path):
+        if not AutoHfQuantizer.supports_quant_method(how):
+            raise UserError(f"{key}: {path} is quantized by {how['quant_method']}, which transformers cannot read")
+        try:
+            AutoHfQuantizer.from_config(how, pre_quantized=True).validate_environment(
+                device_map=None, weights_only=True
+            )
+        except ImportError as error:
+            if "install" in str(error) or error.name is not None:
+                raise
+        except RuntimeError:  # no GPU here
+            return
+
+
+SHOWN, SHOWN_CHARACTERS = 3, 300
 POOLER = "pooler"  # neither a vector nor a score is made by it, so that it may be there or not
 REPORTED: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # for `require_whole`
 
@@ -130,12 +185,7 @@ def load_whole(kind: Any, path: str, key: str, **options: Any) -> PreTrainedMode
 
     Raises UserError as `require_whole` does, and what transformers raises for what it cannot read.
     """
-    try:
-        model, report = kind.from_pretrained(path, use_safetensors=True, trust_remote_code=False, **REPORTED, **options)
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:  # weights that cannot be joined, such as those of experts of which one is lost
-        raise UserError(f"{key}: the weights in {path} do not fit its config.json: {_first_line(error)}") from error
+    model, report = kind.from_pretrained(path, use_safetensors=True, trust_remote_code=False, **REPORTED, **options)
     require_whole(model, report, path, key)
     return model
 
@@ -200,5 +250,6 @@ def _named(names: Iterable[str]) -> str:
     return f"{', '.join(ordered[:SHOWN])}{more}"
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
+def _one_line(error: Exception) -> str:
+    said = " ".join(str(error).split())
+    return said if len(said) <= SHOWN_CHARACTERS else f"{said[:SHOWN_CHARACTERS]} ..."

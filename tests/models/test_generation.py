@@ -5,24 +5,13 @@ import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    BloomConfig,
-    BloomForCausalLM,
-    GPT2LMHeadModel,
-    GPTNeoConfig,
-    GPTNeoForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
-)
+from transformers import GPT2LMHeadModel
 
 from replug.config.errors import RunError
 from replug.models.black_box_lm import Mixture, UnscorableText, pieces
@@ -31,6 +20,7 @@ from replug.models.local import mixtures
 from replug.models.local.decoding import CacheUse, find_cache_use
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.mixtures import TokenChooser, entropy, mix_next_token, nucleus
+from tests.support.architectures import write_architecture
 from tests.support.lm_answers import mixed, texts_of
 from tests.support.tiny_lms import (
     DEMONSTRATIONS,
@@ -43,8 +33,6 @@ from tests.support.tiny_lms import (
     write_llama,
 )
 
-SPECIAL = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
-SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4} | SPECIAL
 PROMPTS = [
     "the mat\nthe cat sat",
     "on\nthe cat sat",
@@ -55,43 +43,22 @@ WEIGHTS = [0.4, 0.1, 0.3, 0.2]
 FEW_SHOT = [DEMONSTRATIONS + prompt for prompt in ("x\nthe", "a mat and a cat\nthe", "日本語\nthe")]
 
 
-def write_opt(folder: Path) -> None:
-    sizes = {"ffn_dim": 64, "word_embed_proj_dim": 32, "max_position_embeddings": MAX_TOKENS, "init_std": 0.3}
-    OPTForCausalLM(OPTConfig(**SMALL, **sizes)).save_pretrained(folder)
+def writer(kind: str, **given: int) -> Callable[[Path], None]:
+    write = partial(write_architecture, kind=kind, **given)
+    write.__name__ = kind
+    return write
 
 
-def write_bloom(folder: Path) -> None:
-    BloomForCausalLM(BloomConfig(**SMALL, initializer_range=0.3)).save_pretrained(folder)
+PADDED = [write_gpt2, write_llama, writer("opt"), writer("bloom")]
+WITH_WINDOWS = [writer("mistral", sliding_window=40), writer("gpt_neo", window_size=40)]
+WITHOUT_KEYS = writer("mamba")
 
 
-def write_mistral(folder: Path) -> None:
-    config = MistralConfig(
-        **SMALL, intermediate_size=64, num_key_value_heads=2, sliding_window=40, initializer_range=0.3
-    )
-    MistralForCausalLM(config).save_pretrained(folder)
-
-
-def write_gpt_neo(folder: Path) -> None:
-    sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "vocab_size": VOCABULARY, "window_size": 40}
-    types = [[["global", "local"], 1]]
-    config = GPTNeoConfig(
-        **sizes, **SPECIAL, attention_types=types, max_position_embeddings=MAX_TOKENS, initializer_range=0.3
-    )
-    GPTNeoForCausalLM(config).save_pretrained(folder)
-
-
-def write_mamba(folder: Path) -> None:
-    config = MambaConfig(
-        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, state_size=8, initializer_range=0.3, **SPECIAL
-    )
-    MambaForCausalLM(config).save_pretrained(folder)
-
-
-PADDED = [write_gpt2, write_llama, write_opt, write_bloom]
-OTHERS = [write_mistral, write_gpt_neo, write_mamba]
-
-
-@pytest.fixture(scope="module", params=[*PADDED, *OTHERS], ids=lambda write: write.__name__.removeprefix("write_"))
+@pytest.fixture(
+    scope="module",
+    params=[*PADDED, *WITH_WINDOWS, WITHOUT_KEYS],
+    ids=lambda write: write.__name__.removeprefix("write_"),
+)
 def lm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceLM:
     return load(request.param, tmp_path_factory.mktemp("lm"))
 
@@ -239,8 +206,8 @@ def test_an_opening_is_read_once_for_all_calls_and_changes_no_answer(llama: Hugg
     ("write", "use"),
     [
         *((write, CacheUse(True, True, True)) for write in PADDED),
-        *((write, CacheUse(True, True, False)) for write in (write_mistral, write_gpt_neo)),  # which have windows
-        (write_mamba, CacheUse(False, False, False)),
+        *((write, CacheUse(True, True, False)) for write in WITH_WINDOWS),
+        (WITHOUT_KEYS, CacheUse(False, False, False)),
     ],
 )
 def test_what_keys_and_values_are_kept_for(write: Callable[[Path], None], use: CacheUse, tmp_path: Path) -> None:

@@ -371,7 +371,9 @@ def test_flash_attention_is_refused_by_name_where_it_is_not_installed(
     load(write_gpt2, tmp_path)
     with pytest.raises(UserError, match=r"^lm.attention is flash_attention_2, .* \(found bfloat16\): pip install"):
         HuggingFaceLM(str(tmp_path), torch.bfloat16, attention="flash_attention_2")
-    monkeypatch.setattr(weights, "is_flash_attn_2_available", lambda: True)
+    with pytest.raises(UserError, match=r"^lm.attention is flash_attention_2"):
+        HuggingFaceSource(str(tmp_path), "bfloat16", attention="flash_attention_2").connect()
+    monkeypatch.setattr(weights.importlib.util, "find_spec", lambda name: name)
     with pytest.raises(UserError, match=r"lm.dtype=bfloat16 or float16 \(found float32\)"):
         weights.require_flash_attention(torch.float32)
     weights.require_flash_attention(torch.float16)

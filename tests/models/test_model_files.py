@@ -1,5 +1,6 @@
 """A model of the wrong kind, or without its own tokenizer, is refused before its weights are read."""
 
+import importlib.util
 import json
 import shutil
 from collections.abc import Callable
@@ -7,13 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import BigBirdConfig, BigBirdModel, FNetConfig, FNetModel
 
 from replug.config.errors import UserError
 from replug.config.schema import LMConfig
 from replug.models.encoder import Encoder
 from replug.models.local import local_source
 from replug.models.local.hf_lm import HuggingFaceLM
+from replug.models.model_files import loading
 from replug.models.packaged import write_stand_in_encoder
+from tests.support.encoder_folders import write_chain, write_encoder
 from tests.support.tiny_lms import write_gpt2, write_llama, write_tokenizer
 
 Spoil = Callable[[Path], None]
@@ -78,7 +82,70 @@ LMS = [
     (configured(architectures=["BertModel"]), "holds a BertModel; expected a causal LM"),
     (configured(model_type="nothing"), "`nothing`"),
     (broken("config.json"), "not a valid JSON"),
+    (configured(quantization_config={"quant_method": "exl2"}), "is quantized by exl2, which transformers cannot read"),
+    (configured(quantization_config={"bits": 4}), "cannot load"),
 ]
+
+
+def quantized(**how: object) -> Spoil:
+    return configured(quantization_config=how)
+
+
+def with_tekken_alone(folder: Path) -> None:
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    rules = {"pattern": ".", "num_vocab_tokens": 9, "default_vocab_size": 9, "default_num_special_tokens": 2}
+    (folder / "tekken.json").write_text(json.dumps({"config": {**rules, "version": "v3"}, "vocab": []}))
+    configured(model_type="mistral", architectures=["MistralForCausalLM"])(folder)
+
+
+def with_sentencepiece_alone(folder: Path) -> None:
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    (folder / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>\x15\x00\x00\x00\x00\x18\x02")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "LlamaTokenizer"}))
+
+
+PACKAGES = [
+    (quantized(quant_method="gptq", bits=4), "optimum"),
+    (quantized(quant_method="awq", bits=4), "gptqmodel"),
+    (quantized(quant_method="bitsandbytes", load_in_4bit=True), "bitsandbytes"),
+    (quantized(quant_method="compressed-tensors", format="pack-quantized", config_groups={}), "compressed-tensors"),
+    (quantized(quant_method="torchao", quant_type={"default": "int8_weight_only"}), "torchao"),
+    (quantized(quant_method="vptq"), "vptq"),
+    (with_tekken_alone, "mistral-common"),
+    (with_sentencepiece_alone, "sentencepiece"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "package"), PACKAGES, ids=[package for _, package in PACKAGES])
+def test_a_package_that_is_missing_is_named_before_anything_heavy(lm: Path, spoil: Spoil, package: str) -> None:
+    if importlib.util.find_spec(package.replace("-", "_")) is not None:
+        pytest.skip(f"{package} is installed")
+    spoil(lm)
+    (lm / "model.safetensors").unlink()
+    with pytest.raises(UserError) as caught:
+        connect(lm)
+    expected = f"lm.path: {lm} needs the package {package}: pip install '{package}', on every machine that loads it"
+    assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize("method", ["fp8", "mxfp4", "spqr", "higgs"])
+def test_what_a_gpu_is_needed_for_is_for_the_machine_that_has_one_to_say(lm: Path, method: str) -> None:
+    quantized(quant_method=method)(lm)
+    connect(lm)
+
+
+@pytest.mark.parametrize("error", [KeyError("bits"), OSError(), TypeError("no"), RuntimeError("a"), ImportError("b")])
+def test_whatever_loading_raises_is_one_line(error: Exception) -> None:
+    with pytest.raises(UserError, match=r"^lm.path: (x needs|cannot load x)") as caught, loading("lm.path", "x"):
+        raise error
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_spent_memory_is_not_the_folders_fault() -> None:
+    with pytest.raises(torch.OutOfMemoryError), loading("lm.path", "x"):
+        raise torch.OutOfMemoryError("CUDA out of memory")
 
 
 @pytest.mark.parametrize(("spoil", "says"), LMS)
@@ -133,3 +200,28 @@ def test_a_causal_lm_is_no_encoder(tmp_path: Path, write: Callable[[Path], None]
     write_tokenizer(tmp_path)
     with pytest.raises(UserError, match="reads from left to right as language models do; expected a BERT-like encoder"):
         Encoder(str(tmp_path))
+
+
+def test_an_encoder_whose_vectors_depend_on_other_texts_is_refused(encoder: Path) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64, "max_position_embeddings": 128}
+    vocab_size = json.loads((encoder / "config.json").read_text())["vocab_size"]
+    FNetModel(FNetConfig(vocab_size=vocab_size, **sizes)).save_pretrained(encoder)
+    with pytest.raises(UserError, match="FNetModel, which reads padding as text"):
+        Encoder(str(encoder))
+    BigBirdModel(BigBirdConfig(vocab_size=vocab_size, num_attention_heads=4, **sizes)).save_pretrained(encoder)
+    with pytest.raises(UserError, match="set attention_type to original_full"):
+        Encoder(str(encoder))
+    configured(attention_type="original_full")(encoder)
+    assert Encoder(str(encoder)).width == 32
+
+
+def test_an_encoder_reads_no_batch_beyond_the_limit_of_longrope(tmp_path: Path) -> None:
+    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "original_max_position_embeddings": 16}
+    write_encoder(tmp_path, "qwen3")
+    write_chain(tmp_path, {"pooling_mode": "lasttoken"})
+    configured(rope_parameters={"rope_type": "longrope", "rope_theta": 10_000.0, **factors})(tmp_path)
+    with pytest.raises(UserError, match=r"^retriever.max_tokens: .* beyond 16 tokens .* would read 32; set it to 16"):
+        Encoder(str(tmp_path))
+    encoder = Encoder(str(tmp_path), max_tokens=16)
+    texts = ["w1 w2", "w3 " * 30]
+    torch.testing.assert_close(encoder.encode(texts)[:1], encoder.encode(texts[:1]), atol=1e-5, rtol=0)

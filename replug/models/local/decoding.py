@@ -5,19 +5,24 @@ count otherwise, so the loader tries all of this on the model; where it fails, w
 token, which is slow and right for every causal model. A prefix that all inputs of a call share, such as few-shot
 demonstrations, is computed once. Its end follows from a call's texts alone: kept or computed again, it gives the same
 numbers.
+
+With longrope (Phi-3-mini-128k, Phi-4-mini) the longest input of a pass decides by which frequencies all of it is read.
+So no pass, cache or prefix holds inputs on both sides of that limit, and what grows beyond it is read anew there, as in
+transformers' own `generate`.
 """
 
 import copy
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from replug.models.black_box_lm import PassCounts
+from replug.models.local.probing import probe_ids, same_direction, tried
 
 # Nats by which log-probs may differ with and without padding, on average by the tokens' probabilities.
 TOLERANCE_NATS, TOLERANCE_NATS_HALF_PRECISION = 0.01, 0.15
@@ -27,6 +32,15 @@ TOLERANCE_NATS, TOLERANCE_NATS_HALF_PRECISION = 0.01, 0.15
 MIN_SHARED_TOKENS = 64
 # Prefixes end at multiples of this, so that documents which begin with the same words leave the prefix as it is.
 SHARED_STEP = 32
+NO_LIMIT = 2**62  # tokens
+
+
+def longrope_limit(config: PreTrainedConfig) -> int:
+    """Return the most tokens of an input that is read by longrope's short factors; NO_LIMIT without longrope."""
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    ropes = [rope, *(one for one in rope.values() if isinstance(one, dict))]  # one for each type of layer
+    limits = [one["original_max_position_embeddings"] for one in ropes if one.get("rope_type") == "longrope"]
+    return min(limits, default=NO_LIMIT)
 
 
 def shared_tokens(prefixes: list[list[int]]) -> int:
@@ -59,12 +73,6 @@ class SharedPrefix:
         return cache
 
 
-def probe_ids(model: PreTrainedModel) -> list[int]:
-    """Return sixteen tokens from all over the vocabulary, whose beginning is often special."""
-    size = model.config.get_text_config().vocab_size
-    return [size * (i + 1) // 17 for i in range(16)]
-
-
 def reuses_prefixes(model: PreTrainedModel) -> bool:
     """Try whether a prefix's keys and values give what the whole input gives; architectures differ."""
     ids = probe_ids(model)
@@ -78,9 +86,17 @@ def reuses_prefixes(model: PreTrainedModel) -> bool:
     return same_direction(whole.last_hidden_state[:, 8:].expand_as(apart), apart)
 
 
-def same_direction(a: Tensor, b: Tensor) -> bool:
-    """Return whether states are equal up to rounding; what ignores the prefix, or its length, is below 0.95."""
-    return bool((torch.nn.functional.cosine_similarity(a.float(), b.float(), dim=-1) > 0.99).all())
+class GrowingPrompts(Protocol):
+    """Prompts that grow by a token each."""
+
+    @property
+    def logits(self) -> Tensor:
+        """Return logits [K, V] of the token after each prompt."""
+        ...
+
+    def append(self, tokens: Sequence[int], kept: Sequence[int]) -> None:
+        """Make the prompts `kept` (their numbers among those under way) longer by a token each; the others are done."""
+        ...
 
 
 class CachedPrompts:
@@ -120,7 +136,6 @@ class CachedPrompts:
             self.logits = self.logits[owner]
 
     def append(self, tokens: Sequence[int], kept: Sequence[int]) -> None:
-        """Make the prompts `kept` (their numbers among those under way) longer by a token each; the others are done."""
         if len(kept) < len(self._seen):
             self._select(kept)
         column = torch.tensor(tokens, device=self._model.device)[:, None]
@@ -155,6 +170,43 @@ class RecomputedPrompts:
         self.logits = self._read(self._rows)
 
 
+class PromptsBesideLimit:
+    """Prompts in parts, none with prompts of both sides of `limit` tokens; what grows beyond it is a part of its own.
+
+    `begin` makes a part of token ids.
+    """
+
+    def __init__(self, rows: list[list[int]], limit: int, begin: Callable[[list[list[int]]], GrowingPrompts]) -> None:
+        self._rows, self._limit, self._begin = rows, limit, begin
+        sides = [
+            [number for number, row in enumerate(rows) if (len(row) > limit) == is_long] for is_long in (False, True)
+        ]
+        self._parts = [(numbers, self._part(numbers)) for numbers in sides if numbers]
+
+    @property
+    def logits(self) -> Tensor:
+        order = torch.tensor([number for numbers, _ in self._parts for number in numbers])
+        logits = torch.cat([prompts.logits for _, prompts in self._parts])
+        return logits[order.argsort()]
+
+    def append(self, tokens: Sequence[int], kept: Sequence[int]) -> None:
+        self._rows = [[*self._rows[row], token] for row, token in zip(kept, tokens, strict=True)]
+        new = {row: number for number, row in enumerate(kept)}
+        before, self._parts, crossed = self._parts, [], []
+        for numbers, prompts in before:
+            alive = [row for row in numbers if row in new]
+            crossed += [new[row] for row in alive if len(self._rows[new[row]]) == self._limit + 1]
+            staying = [row for row in alive if new[row] not in crossed]
+            if staying:
+                prompts.append([tokens[new[row]] for row in staying], [numbers.index(row) for row in staying])
+                self._parts.append(([new[row] for row in staying], prompts))
+        if crossed:
+            self._parts.append((crossed, self._part(crossed)))
+
+    def _part(self, numbers: Sequence[int]) -> GrowingPrompts:
+        return self._begin([self._rows[number] for number in numbers])
+
+
 @dataclass(frozen=True, slots=True)
 class CacheUse:
     """What a model's keys and values can be kept for: unpadded prompts, padding on the left, padding after a prefix."""
@@ -172,19 +224,24 @@ def find_cache_use(model: PreTrainedModel) -> CacheUse:
     if model.dtype != torch.float32:
         tolerance = TOLERANCE_NATS_HALF_PRECISION
     with torch.inference_mode():
-        prefix = SharedPrefix(model, ids[:8])
-        alone, even = _probe(model, [ids]), _probe(model, [ids, ids[::-1]])
-        padded = _probe(model, [ids, ids + ids[:5]])
-        after_prefix = _probe(model, [ids[8:], ids[8:] + ids[:5]], prefix)
-    # Nats by which log-probs differ, on average by the expected probabilities; what has none does not count.
+        prefix, alone = SharedPrefix(model, ids[:8]), _probe(model, [ids])
     likely = alone.exp() > 0
-    differences = [(alone.exp() * (alone - other).abs())[likely].sum() for other in (even, padded, after_prefix)]
-    is_same = [float(difference) < tolerance for difference in differences]
+
+    @torch.inference_mode()
+    def is_same(rows: list[list[int]], shared: SharedPrefix | None = None) -> bool:
+        """Compare log-probs, on average by the expected probabilities; what has none does not count."""
+        other = _probe(model, rows, shared)
+        return float((alone.exp() * (alone - other).abs())[likely].sum()) < tolerance
+
     # A layer that looks back a number of columns would count padding after the prefix. Trying does not show that, since
     # windows are longer than the probe. GPT-Neo has one without telling its cache.
     is_sliding = any(getattr(prefix.cache, "is_sliding", []))
     has_window = is_sliding or getattr(model.config, "window_size", None) is not None
-    return CacheUse(is_same[0], is_same[1], is_same[2] and not has_window)
+    return CacheUse(
+        tried(lambda: is_same([ids, ids[::-1]]), False),
+        tried(lambda: is_same([ids, ids + ids[:5]]), False),
+        not has_window and tried(lambda: is_same([ids[8:], ids[8:] + ids[:5]], prefix), False),
+    )
 
 
 def _left_padded(rows: list[Tensor]) -> Tensor:

@@ -6,6 +6,7 @@ layer; logits and log-softmax are float32, whatever the LM's dtype. `models.loca
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 
 import torch
@@ -28,14 +29,16 @@ from replug.models.fused_layers import use_cpu_attention, use_fused_gelu
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.hardware import to_device
 from replug.models.local.decoding import (
+    NO_LIMIT,
     CachedPrompts,
     CacheUse,
+    GrowingPrompts,
+    PromptsBesideLimit,
     RecomputedPrompts,
     SharedPrefix,
     find_cache_use,
-    probe_ids,
+    longrope_limit,
     reuses_prefixes,
-    same_direction,
     shared_tokens,
 )
 from replug.models.local.mixtures import MixedAnswer, continue_answers
@@ -47,6 +50,7 @@ from replug.models.local.output_layer import (
     target_logprobs,
     use_float32_head,
 )
+from replug.models.local.probing import is_out_of_memory, probe_ids, same_direction, tried
 from replug.models.local.weights import FLASH, lm_identity, load_causal_lm, require_sense
 from replug.models.model_files import lm_shape, load_lm_tokenizer
 from replug.models.packaged import resolve_lm_path
@@ -104,9 +108,10 @@ class HuggingFaceLM:
         self.identity = identity or lm_identity(path, dtype)
         self.max_tokens: int | None = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         self.counts = PassCounts()
-        self._head = separable_head(self.model)
+        self._head = tried(partial(separable_head, self.model), None)
         self._body = self.model.base_model
-        self._shares = self._head is not None and reuses_prefixes(self.model)
+        self._shares = self._head is not None and tried(partial(reuses_prefixes, self.model), False)
+        self._longrope_limit = longrope_limit(self.model.config)
         self._kept: list[SharedPrefix] = []  # used last, for later calls
         self._is_unpadded = attention == FLASH and self._head is not None
         shape = lm_shape(self.model.config)
@@ -133,16 +138,18 @@ class HuggingFaceLM:
 
     def launch(self, call: TokenizedCall) -> PendingScores:
         """Do the rest of `score` without waiting for a GPU: the passes of the next call stand behind these."""
-        shared = self._share([before for before, _ in call.pairs], call.opening) if self._shares else None
-        num_shared = shared.num_tokens if shared else 0
-        inputs = inputs_of([(before[num_shared:], after) for before, after in call.pairs])
-        lengths, is_padded = [one.num_tokens for one in inputs], bool(shared) or not self._is_unpadded
         passes: list[PassScores] = []
         rows: list[int] = []
-        for batch in even_batches(lengths, self.tokens_per_batch, is_padded):
-            some = [inputs[i] for i in batch]
-            passes += self._score_inputs(some, shared)
-            rows += (row for one in some for row in one.rows)
+        for inputs in self._on_each_side(inputs_of(call.pairs)):
+            prefixes = [one.prefix for one in inputs for _ in one.rows]
+            shared = self._share(prefixes, call.opening, inputs[0].num_tokens) if self._shares else None
+            num_shared = shared.num_tokens if shared else 0
+            inputs = [replace(one, prefix=one.prefix[num_shared:]) for one in inputs]
+            lengths, is_padded = [one.num_tokens for one in inputs], bool(shared) or not self._is_unpadded
+            for batch in even_batches(lengths, self.tokens_per_batch, is_padded):
+                some = [inputs[i] for i in batch]
+                passes += self._score_inputs(some, shared)
+                rows += (row for one in some for row in one.rows)
         return PendingScores(passes, rows)
 
     def generate(
@@ -181,6 +188,19 @@ class HuggingFaceLM:
         [mixture] = as_mixtures([prompt])
         answer = self._begin(self._prompt_ids(mixture.prompts, options.max_new_tokens), mixture.weights, options)
         return pieces(self._growing_texts(answer), options.stop)
+
+    def _on_each_side(self, inputs: list[LMInput]) -> list[list[LMInput]]:
+        """Return inputs within longrope's limit, and those beyond; one of these where there are no others.
+
+        Alternatives are not read. Where their token would be the first beyond the limit, each is an input of its own.
+        """
+        sides: list[list[LMInput]] = [[], []]
+        for one in inputs:
+            parts = [one]
+            if len(one.prefix) == self._longrope_limit:
+                parts = [LMInput(one.prefix, [c], [row]) for c, row in zip(one.continuations, one.rows, strict=True)]
+            sides[parts[0].num_tokens > self._longrope_limit] += parts
+        return [side for side in sides if side]
 
     def _begin(
         self,
@@ -248,14 +268,14 @@ class HuggingFaceLM:
 
     @cached_property
     def _cache_use(self) -> CacheUse:
-        return find_cache_use(self.model)
+        return tried(partial(find_cache_use, self.model), CacheUse())
 
     @property
     def _bytes_per_token(self) -> int:
         """Bytes of a token's keys and values in all layers."""
         config = self.model.config.get_text_config()
-        heads = getattr(config, "num_attention_heads", 1)
-        share = getattr(config, "num_key_value_heads", None) or heads
+        heads = tried(lambda: config.num_attention_heads, 1)
+        share = tried(lambda: config.num_key_value_heads or heads, heads)  # Gemma 4 has several numbers, and raises
         shape = lm_shape(config)
         return 2 * shape.layers * max(1, shape.hidden * share // heads) * self.model.dtype.itemsize
 
@@ -266,22 +286,32 @@ class HuggingFaceLM:
         others = named if isinstance(named, list) else [named]
         return frozenset(token for token in [self.tokenizer.eos_token_id, *others] if token is not None)
 
-    def _grow(self, rows: Rows, opening: str) -> CachedPrompts | RecomputedPrompts:
+    def _grow(self, rows: Rows, opening: str) -> GrowingPrompts:
         """Return the prompts by the cheapest way that is right for this model."""
+        begin = partial(self._grow_on_one_side, opening=self._opening_ids(opening))
+        return (
+            begin(rows) if self._longrope_limit == NO_LIMIT else PromptsBesideLimit(rows, self._longrope_limit, begin)
+        )
+
+    def _grow_on_one_side(self, rows: Rows, opening: list[int]) -> GrowingPrompts:
         is_even, use = len({len(row) for row in rows}) == 1, self._cache_use
         if not (use.unpadded if is_even else use.padded):
             return RecomputedPrompts(rows, self._last_logits)
         once = list(
             {tuple(row): row for row in rows}.values()
         )  # samples of one prompt share no prefix: it is read once
-        shared = self._share(once, self._opening_ids(opening)) if is_even or use.padded_after_prefix else None
+        longest = max(map(len, rows))
+        shared = self._share(once, opening, longest) if is_even or use.padded_after_prefix else None
         if shared is not None:
             rows = [row[shared.num_tokens :] for row in rows]
-        return CachedPrompts(self.model, rows, self.tokens_per_batch, self.counts, shared)
+        # Read in slices, the first would be on the limit's other side.
+        size = len(rows) * longest if longest > self._longrope_limit else self.tokens_per_batch
+        return CachedPrompts(self.model, rows, size, self.counts, shared)
 
-    def _share(self, prefixes: Rows, opening: list[int]) -> SharedPrefix | None:
+    def _share(self, prefixes: Rows, opening: list[int], num_tokens_each: int) -> SharedPrefix | None:
+        """Return what the prefixes begin with, for inputs that are on one side of longrope's limit with this one."""
         num_tokens = shared_tokens([*prefixes, opening] if opening else prefixes)
-        if not num_tokens:
+        if not num_tokens or (num_tokens > self._longrope_limit) != (num_tokens_each > self._longrope_limit):
             return None
         ids = prefixes[0][:num_tokens]
         found = next((one for one in self._kept if one.ids == ids), None)
@@ -370,7 +400,9 @@ class HuggingFaceLM:
         keep = position.unique()
         # A list, since a tensor would be on the first device, and the hidden states are on the last.
         logits = self.model(input_ids=inputs, use_cache=False, logits_to_keep=keep.tolist()).logits
-        return logits[to_device(row, logits.device), to_device(torch.searchsorted(keep, position), logits.device)]
+        if logits.shape[1] == len(keep):  # some architectures do not know the option, and give all
+            position = torch.searchsorted(keep, position)
+        return logits[to_device(row, logits.device), to_device(position, logits.device)]
 
 
 def unpadded_states(body: Callable, rows: Rows, row: Tensor, position: Tensor, device: torch.device) -> Tensor:
@@ -393,9 +425,9 @@ def require_rows_apart(model: PreTrainedModel) -> None:
     ids, places = probe_ids(model), torch.arange(11)
     rows, row = [ids[:11], ids[5:]], torch.zeros_like(places)
     with torch.inference_mode():
-        alone = [unpadded_states(model.base_model, [one], row, places, model.device) for one in rows]
-        second = unpadded_states(model.base_model, rows, row + 1, places, model.device)
-    if not same_direction(alone[1], second):
+        alone = tried(lambda: unpadded_states(model.base_model, rows[1:], row, places, model.device), None)
+        second = tried(lambda: unpadded_states(model.base_model, rows, row + 1, places, model.device), None)
+    if alone is None or second is None or not same_direction(alone, second):
         raise UserError(
             f"lm.attention: {type(model).__name__} does not keep unpadded rows apart; leave lm.attention out"
         )
@@ -412,9 +444,3 @@ def report_out_of_memory(num_groups: int, size: int) -> None:
         f"the LM ran out of memory at {size} tokens in one pass; halving, as each time it meets such a pass "
         "(lm.tokens_per_batch sets the size)"
     )
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Return whether memory is spent: a CPU's allocator and CUDA's libraries have no error class of their own."""
-    signs = ("DefaultCPUAllocator", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)

@@ -11,7 +11,7 @@ from replug.models.batching import LMShape, tokens_per_unit
 from replug.models.black_box_lm import AsyncLM, LocalLM
 from replug.models.hardware import DTYPES, default_device, dtype_name
 from replug.models.lm_source import InProcessLM, LMSource
-from replug.models.local.weights import lm_identity
+from replug.models.local.weights import FLASH, lm_identity, require_flash_attention
 from replug.models.packaged import resolve_lm_path
 
 if TYPE_CHECKING:
@@ -97,8 +97,13 @@ class HuggingFaceSource(LocalSource):
         return load_lm_tokenizer(self.path)
 
     def connect(self, budget_file: Path | None = None, cache: Path | None = None) -> None:
-        """Look at the kind of the model and at its tokenizer; weights are read when they are loaded."""
+        """Look at the kind of the model, its tokenizer, and packages; weights are read when they are loaded."""
+        from replug.models.model_files import require_quantizer
+
         self.tokenizer()
+        require_quantizer(self.path, "lm.path")
+        if self.attention == FLASH:
+            require_flash_attention(DTYPES[self.dtype])
 
     def load(self, spread: bool = False) -> LocalLM:
         from replug.models.local.hf_lm import HuggingFaceLM

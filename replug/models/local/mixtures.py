@@ -16,7 +16,7 @@ from torch import Tensor
 from replug.models.generation import Generated, GenerationOptions, before_stop
 
 if TYPE_CHECKING:  # seconds to import
-    from replug.models.local.decoding import CachedPrompts, RecomputedPrompts
+    from replug.models.local.decoding import GrowingPrompts
 
 # The nucleus is sought among so many likeliest tokens before all are sorted, which takes ten times as long.
 LIKELIEST_TOKENS = 512
@@ -109,7 +109,7 @@ class MixedAnswer:
         return Generated(self.text, said, unsure, len(self.rows), sum(map(len, self.rows)))
 
 
-def continue_answers(prompts: "CachedPrompts | RecomputedPrompts", answers: Sequence[MixedAnswer]) -> Iterator[None]:
+def continue_answers(prompts: "GrowingPrompts", answers: Sequence[MixedAnswer]) -> Iterator[None]:
     """Lengthen each answer until it ends, a token of all at a time; yields after each.
 
     `prompts` are those of the first answer, then those of the second, and so on.

@@ -6,6 +6,7 @@ language. An LM that looks ahead, as an encoder does, scores a text by what stan
 """
 
 import hashlib
+import importlib.util
 import logging
 import random
 from collections.abc import Sequence
@@ -16,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import is_flash_attn_2_available
 
 from replug.config.errors import UserError
 from replug.models.black_box_lm import BlackBoxLM
@@ -54,8 +54,8 @@ def _digest(folder: Path, stamps: tuple[Stamp, ...]) -> str:
 
 
 def require_flash_attention(dtype: torch.dtype) -> None:
-    """Raise UserError where transformers cannot use the package flash-attn."""
-    if dtype == torch.float32 or not is_flash_attn_2_available():
+    """Raise UserError for float32, and where the package flash-attn is not installed."""
+    if dtype == torch.float32 or importlib.util.find_spec("flash_attn") is None:
         raise UserError(
             f"lm.attention is {FLASH}, which needs the package flash-attn, a GPU, and lm.dtype=bfloat16 or float16 "
             f"(found {str(dtype).removeprefix('torch.')}): pip install flash-attn, or leave lm.attention out"

@@ -1,0 +1,160 @@
+"""Every causal LM of transformers gives a pair one score and a prompt one answer, whatever else is in the passes.
+
+The standard is transformers on the input alone: all of it read again for each token, in a model that read nothing else
+before, without a cache.
+"""
+
+import copy
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from replug.models.generation import GenerationOptions
+from replug.models.local.decoding import CacheUse
+from replug.models.local.hf_lm import HuggingFaceLM
+from replug.models.local.probing import tried
+from tests.support.architectures import LEFT_OUT, LIMIT, MAX_TOKENS, write_architecture
+
+LETTERS = "qzjxvk"  # one token each: no merges
+TOLERANCE = 0.02  # nats; what a text does to another is ten times as much
+NEW_TOKENS = 6
+LONGROPE = {
+    **{"rope_type": "longrope", "rope_theta": 10_000.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4},
+    **{"original_max_position_embeddings": LIMIT, "short_mscale": 1.0, "long_mscale": 1.3},
+}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
+# Of families that people have and that went wrong: more often than nightly.
+EVERY_DAY: dict[str, tuple[str, dict[str, Any]]] = {
+    "phi3 with longrope": ("phi3", {"rope_parameters": LONGROPE}),
+    "phimoe with longrope": ("phimoe", {"rope_parameters": LONGROPE}),
+    "llama with dynamic rope": ("llama", {"rope_parameters": DYNAMIC}),
+    "qwen3_5_text": ("qwen3_5_text", {}),  # linear attention beside full attention
+    "llama4_text": ("llama4_text", {}),  # attention in chunks
+    "deepseek_v32": ("deepseek_v32", {}),  # an indexer that reads the mask
+    "gemma4_text": ("gemma4_text", {}),  # layers with different numbers of heads
+}
+FAMILIES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() - LEFT_OUT)
+
+
+def letters(count: int, seed: int) -> str:
+    return "".join(random.Random(seed).choices(LETTERS, k=count))
+
+
+def pairs() -> list[tuple[str, str]]:
+    """Pairs of all lengths round the limit, some of them choices."""
+    lengths = (4, 20, 21, LIMIT - 3, LIMIT - 2, LIMIT - 1, LIMIT, LIMIT + 1, LIMIT + 30, MAX_TOKENS - 2)
+    some = [(letters(length, length), letters(2, number)) for number, length in enumerate(lengths)]
+    return some + [(letters(length, 100 + length), letter) for length in (30, LIMIT - 1, LIMIT) for letter in "qz"]
+
+
+def behind(demonstrations: str) -> list[tuple[str, str]]:
+    """Pairs on both sides of the limit that begin with the same tokens."""
+    rest = LIMIT - len(demonstrations)
+    return [(demonstrations + letters(rest + more, 200 + more), letters(3, more)) for more in (-8, -4, -3, -1, 5, 30)]
+
+
+DEMONSTRATIONS = letters(70, 7)
+PROMPTS = [letters(length, 300 + length) for length in (4, 40, LIMIT - 3, LIMIT - 1, LIMIT, LIMIT + 20)]
+FEW_SHOT = [letters(70, 9) + letters(length, 400 + length) for length in (2, 7, 9, 30)]
+
+
+class Alone:
+    """transformers on one input at a time, in a model that read nothing before."""
+
+    def __init__(self, folder: Path) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(folder).eval()
+        self._known: dict[tuple[int, ...], Tensor] = {}
+
+    @torch.inference_mode()
+    def logprobs(self, ids: list[int]) -> Tensor:
+        """Return log-probs [T, V] in float64."""
+        if tuple(ids) not in self._known:
+            logits = copy.deepcopy(self._model)(torch.tensor([ids]), use_cache=False).logits[0]
+            self._known[tuple(ids)] = logits.double().log_softmax(-1)
+        return self._known[tuple(ids)]
+
+    def answer(self, ids: list[int], ends: frozenset[int]) -> list[float]:
+        """Return the log-probs of the greedy answer's tokens."""
+        logprobs: list[float] = []
+        while len(logprobs) < NEW_TOKENS and not (logprobs and ids[-1] in ends):
+            after = self.logprobs(ids)[-1]
+            ids = [*ids, int(after.argmax())]
+            logprobs.append(float(after.max()))
+        return logprobs
+
+
+def assert_same(ours: np.ndarray, theirs: Sequence[float] | np.ndarray, about: str) -> None:
+    np.testing.assert_allclose(ours, theirs, atol=TOLERANCE, rtol=0, err_msg=about)
+
+
+def check_scores(lm: HuggingFaceLM, alone: Alone) -> None:
+    """In one call, in another order with others, behind what all begin with, and alone."""
+    shared = behind(DEMONSTRATIONS)
+    mixed = random.Random(0).sample([*pairs(), *shared], 20)
+    for some in (pairs(), mixed, shared, shared[1:], *([pair] for pair in pairs()[4:])):
+        call = lm.tokenize([prefix for prefix, _ in some], [continuation for _, continuation in some])
+        for score, (before, after) in zip(lm.launch(call).result(), call.pairs, strict=True):
+            expected = alone.logprobs(before + after)[len(before) - 1 : -1]
+            about = f"{len(before)} + {len(after)} tokens beside {len(some) - 1}"
+            assert_same(score.token_logprobs, expected.gather(1, torch.tensor(after)[:, None])[:, 0].numpy(), about)
+
+
+def check_answers(lm: HuggingFaceLM, alone: Alone) -> None:
+    for prompts in (PROMPTS, FEW_SHOT, PROMPTS[2:3], FEW_SHOT[1:]):
+        answers = lm.generate(prompts, GenerationOptions(NEW_TOKENS))
+        for answer, prompt, ids in zip(answers, prompts, lm._prompt_ids(prompts, NEW_TOKENS), strict=True):
+            assert_same(answer.token_logprobs, alone.answer(ids, lm._ends), f"after {len(prompt)} of {len(prompts)}")
+
+
+def check_samples(lm: HuggingFaceLM) -> None:
+    """Drawn together with keys and values that are kept, and each prompt alone without."""
+    options, prompts = GenerationOptions(NEW_TOKENS, temperature=1.0, num_samples=2), [*PROMPTS, *FEW_SHOT]
+    together = lm.sample(prompts, options)
+    lm._cache_use = CacheUse()
+    for ours, prompt in zip(together, prompts, strict=True):
+        for one, other in zip(ours, lm.sample([prompt], options)[0], strict=True):
+            assert_same(one.token_logprobs, other.token_logprobs, f"after {len(prompt)} tokens")
+            assert one.text == other.text
+
+
+@pytest.mark.parametrize("name", EVERY_DAY)
+def test_families_that_people_have(name: str, tmp_path: Path) -> None:
+    kind, given = EVERY_DAY[name]
+    check(tmp_path, kind, **given)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_every_family(kind: str, tmp_path: Path) -> None:
+    """A new one that fails here may need a line of its own in tests/support/architectures.py."""
+    check(tmp_path, kind)
+
+
+def check(folder: Path, kind: str, **given: Any) -> None:
+    write_architecture(folder, kind, **given)
+    lm, alone = HuggingFaceLM(str(folder)), Alone(folder)
+    check_scores(lm, alone)
+    check_answers(lm, alone)
+    check_samples(lm)
+
+
+def test_nearly_every_family_is_tried() -> None:
+    assert not LEFT_OUT.keys() - MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys()
+    assert len(FAMILIES) >= 170
+
+
+def test_a_probe_that_raises_says_no_but_spent_memory_says_nothing() -> None:
+    def spent() -> bool:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    assert tried(lambda: [][0], "no") == "no"
+    with pytest.raises(torch.OutOfMemoryError):
+        tried(spent, False)
