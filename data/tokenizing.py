@@ -140,9 +140,7 @@ def ids_of_texts(tokenizer: Tokenizer, rule: TokenIds, texts: Sequence[str]) -> 
 FIRST_CHARACTERS, GROWTH = 8, 4  # characters for each token that is read, at first; and by how much more every time
 
 
-def cut_ids(
-    tokenize: Callable[[list[str]], list[list[int]]], texts: Sequence[str], max_tokens: int
-) -> list[list[int]]:
+def cut_ids(tokenize: Callable[[list[str]], list[list[int]]], texts: Sequence[str], max_tokens: int) -> list[list[int]]:
     """Return the ids of each text, cut at `max_tokens`, for the cost of what is read of it.
 
     `tokenize` cuts what it is given at so many ids. A long text is tokenized in part, and in a longer part until two in
