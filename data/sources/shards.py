@@ -1,8 +1,10 @@
 """Source shards of about 16 MB, found without reading the source, that any worker can read alone.
 
 A source shard is a range of bytes of a `.jsonl` or `.tsv` file, a compressed file, some row groups of a Parquet file,
-some files of a tree of texts, one shard of a dataset on the hub, or all of a built-in source. A folder, or a pattern
-with `*`, of nothing but files of rows is read as rows; any other folder is a tree of texts.
+some files of a tree of texts, one shard of a dataset on the hub, or all of a built-in source.
+
+A folder, or a pattern with `*`, is read as rows if any of its files holds rows, and those files alone are read.
+Otherwise each file is a text, apart from `.json` and `.csv`. What is left aside is named; hidden files are not.
 
 A source is known by the hash of its files' whole content. A large file is not read again while its inode, size and
 times are those it was hashed with: the time of its last change (ctime) is the system's, which no program sets back.
@@ -10,39 +12,83 @@ times are those it was hashed with: the time of its last change (ctime) is the s
 
 import hashlib
 import json
+import logging
 import os
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from replug.config.errors import RunError, UserError
 from replug.data.files import cache_dir, file_sha256, write_json
 from replug.data.sources.formats import (
-    holds_rows,
+    NO_TEXTS,
+    ROWS,
+    field_names,
+    format_of,
     is_built_in,
     named_split,
     plan_file,
     plan_hub,
     plan_tree,
     read_items,
+    rows_problem,
 )
 from replug.data.sources.records import FieldMap, Rejected, SourceShard, SourceText
+from replug.data.sources.row_texts import names_in
+
+log = logging.getLogger(__name__)
 
 SOURCE_SHARD_BYTES = 16 << 20
 LARGE_BYTES = 64 << 20  # a smaller one is read in less time than a cache is worth
 SETTLED_NS = 2 * 10**9  # a file that changed just now may change again within the clock's step
+SHOWN = 5  # names of files in a message; the manifest has all
 FILES_AT_ONCE = 4  # that are hashed: one stream does not have all that a disk can give
 
 
-def plan_source_shards(source: str, in_one_piece: bool = False) -> list[SourceShard]:
-    """Return the source shards of a `data.source`; files are `in_one_piece` if texts run over many lines."""
-    shard_bytes = None if in_one_piece else SOURCE_SHARD_BYTES
-    shards = [replace(shard, number=number) for number, shard in enumerate(_plan(source, shard_bytes))]
+@dataclass(frozen=True, slots=True)
+class SourcePlan:
+    """The shards of a source, and what is not read: files `left_aside`, and fields of the first rows."""
+
+    shards: list[SourceShard]
+    fields: FieldMap
+    left_aside: tuple[str, ...] = ()
+    field_names: tuple[str, ...] = ()
+
+    @property
+    def unread_fields(self) -> list[str]:
+        """Return the names of fields, outermost ones, that no key names."""
+        read = {name.partition(".")[0] for name in (self.fields.text, self.fields.id, self.fields.domain)}
+        return [name for name in self.field_names if name not in read]
+
+    def say(self, key: str) -> None:
+        """Log what is not read, once for a source, and how it would be."""
+        if aside := self.left_aside:
+            shown = f"{', '.join(aside[:SHOWN])}{', ...' if len(aside) > SHOWN else ''}"
+            form = "files that hold rows" if self.shards[0].kind in ROWS else "texts, a file each"
+            log.warning(
+                f"{key}: {form} are read; left aside: {shown} ({len(aside)}). A pattern such as "
+                "'DIR/*.txt' reads others"
+            )
+        if unread := self.unread_fields:
+            said = f"{key}: the rows have fields that are not read: {names_in(unread)}"
+            if self.fields.id not in self.field_names and "." not in self.fields.id:
+                said += f". No field is '{self.fields.id}' (data.id_field): a text is named by a hash of its words"
+            log.info(said)
+
+
+def plan_source(source: str, fields: FieldMap) -> SourcePlan:
+    """Return the plan of a `data.source`; a file is one shard if texts run over many of its lines.
+
+    Raises UserError for a source without files that can be read, and for a file of another format than its name says.
+    """
+    planned, left_aside = _plan(source, fields, None if fields.new_text_at else SOURCE_SHARD_BYTES)
+    shards = [replace(shard, number=number) for number, shard in enumerate(planned)]
     if not shards:
         raise UserError(f"data.source: {source} holds no files")
-    return shards
+    names = field_names(shards[0]) if shards[0].kind in ROWS else ()
+    return SourcePlan(shards, fields, tuple(left_aside), tuple(names))
 
 
 def of_split(source: str, split: str) -> str:
@@ -72,15 +118,33 @@ def source_fingerprint(source: str) -> str | None:
     return digest.hexdigest()
 
 
-def _plan(source: str, shard_bytes: int | None) -> Iterable[SourceShard]:
+def _plan(source: str, fields: FieldMap, shard_bytes: int | None) -> tuple[Iterable[SourceShard], list[str]]:
+    """Return the shards of a source, and the names of files that are left aside."""
     if is_built_in(source):
-        return [SourceShard("built_in", (source,))]
+        return [SourceShard("built_in", (source,))], []
     paths = _files(source)
     if paths is None:
-        return plan_hub(source)
-    if Path(source).expanduser().is_file() or all(map(holds_rows, paths)):
-        return (shard for path in paths for shard in plan_file(path, shard_bytes))
-    return plan_tree(paths, _root(source), SOURCE_SHARD_BYTES)
+        return plan_hub(source), []
+    rows = [path for path in paths if rows_problem(path, fields) is None]
+    if Path(source).expanduser().is_file():
+        if not rows and format_of(paths[0]) in NO_TEXTS:
+            raise UserError(f"data.source: {source} {rows_problem(paths[0], fields)}")
+        return plan_file(paths[0], shard_bytes), []
+    read = rows or [path for path in paths if format_of(path) not in NO_TEXTS]
+    if paths and not read:
+        raise UserError(f"data.source: {paths[0]} {rows_problem(paths[0], fields)}")
+    root, kept = Path(_root(source)), set(read)
+    left_aside = [str(path.relative_to(root)) for path in paths if path not in kept] + _dead_ends(source)
+    if rows:
+        return (shard for path in rows for shard in plan_file(path, shard_bytes)), left_aside
+    return plan_tree(read, str(root), SOURCE_SHARD_BYTES), left_aside
+
+
+def _dead_ends(source: str) -> list[str]:
+    """Return the links in a folder that lead to a folder, which are not followed, or to nothing."""
+    folder = Path(source).expanduser()
+    found = (path for path in folder.rglob("*") if path.is_symlink() and not path.is_file())
+    return [f"{path.relative_to(folder)} (a link to {'a folder' if path.is_dir() else 'nothing'})" for path in found]
 
 
 def _files(source: str) -> list[Path] | None:
@@ -99,7 +163,7 @@ def _files(source: str) -> list[Path] | None:
         return sorted(f for f in found if not any(part.startswith(".") for part in f.relative_to(path).parts))
     if path.is_file():
         return [path]
-    if source.startswith((".", "/", "~")) or source.count("/") > 1 or holds_rows(path):
+    if source.startswith((".", "/", "~")) or source.count("/") > 1 or format_of(path):
         raise UserError(f"data.source: {source} does not exist; expected a JSONL file, a folder or a dataset's name")
     return None
 

@@ -18,13 +18,13 @@ from replug.data.hashing import content_hash
 from replug.data.sources import shards
 from replug.data.sources.built_in_texts import MIN_CHARACTERS, PACKAGE_TEXTS
 from replug.data.sources.records import FieldMap, SourceText
-from replug.data.sources.shards import content_sha256, plan_source_shards, read_source_shard, source_fingerprint
+from replug.data.sources.shards import content_sha256, plan_source, read_source_shard, source_fingerprint
 from tests.support.preparing import contents, prepare, rows_of, write_jsonl
 
 
 def read(source: object, fields: FieldMap | None = None) -> list:
     fields = fields or FieldMap()
-    source_shards = plan_source_shards(str(source), in_one_piece=fields.new_text_at is not None)
+    source_shards = plan_source(str(source), fields).shards
     return [item for source_shard in source_shards for _, item in read_source_shard(source_shard, fields)]
 
 
@@ -175,7 +175,7 @@ def test_a_tree_of_texts_gives_the_same_in_source_shards_of_any_size(tmp_path, m
         (name, text.decode(), name.split("/")[0]) for name, text in files.items()
     }
     monkeypatch.setattr(shards, "SOURCE_SHARD_BYTES", 3000)
-    assert len(plan_source_shards(str(tmp_path / "raw"))) > 5
+    assert len(plan_source(str(tmp_path / "raw"), FieldMap()).shards) > 5
     assert read(tmp_path / "raw") == whole
 
 
@@ -203,7 +203,7 @@ def hub(tmp_path, monkeypatch) -> Path:
 def test_a_dataset_of_the_hub_gives_the_same_set_as_its_rows_in_a_file(hub, tmp_path):
     for number, rows in enumerate((ROWS[:80], ROWS[80:])):
         write_form(hub, {f"train-0000{number}-of-00002.parquet": table(rows)})
-    source_shards = plan_source_shards("corpus")
+    source_shards = plan_source("corpus", FieldMap()).shards
     assert [(source_shard.kind, source_shard.start) for source_shard in source_shards] == [("hub", 0), ("hub", 1)]
     prepared = prepare(tmp_path / "a", "corpus")
     plain = prepare(tmp_path / "b", write_jsonl(tmp_path / "raw.jsonl", ROWS))
