@@ -29,8 +29,11 @@ def read_documents(path: Path) -> Iterator[Document]:
     """Yield rows with `id`, `text`, optional `title`, `domain`, `source`; a title is put before the text."""
     seen: set[str] = set()
     names: dict[str, None] = {}
-    for where, row in read_table(path) if _is_table(path) else read_json_lines(path):
+    is_table = _is_table(path)
+    for where, row in read_table(path) if is_table else read_json_lines(path):
         names.update(dict.fromkeys(row))
+        if is_table and not {"id", "text"} <= row.keys():
+            raise UserError(f"{path}: expected a table whose first line has id and text; its cells are {names_in(row)}")
         doc_id = _identifier(row, where)
         require_new(doc_id, seen, where)
         title = _optional(row, "title", where)
@@ -43,7 +46,7 @@ def read_documents(path: Path) -> Iterator[Document]:
         )
     if not seen:
         raise UserError(f"{path} holds no documents")
-    _say_unread(path, names, DOCUMENT_FIELDS)
+    say_unread(path, names, DOCUMENT_FIELDS)
 
 
 def count_rows(path: Path) -> int:
@@ -77,11 +80,11 @@ def read_examples(path: Path) -> list[Example]:
         examples.append(example)
     if not examples:
         raise UserError(f"{path} holds no texts")
-    _say_unread(path, names, EXAMPLE_FIELDS)
+    say_unread(path, names, EXAMPLE_FIELDS)
     return examples
 
 
-def _say_unread(path: Path, names: Iterable[str], read: Sequence[str]) -> None:
+def say_unread(path: Path, names: Iterable[str], read: Sequence[str]) -> None:
     """Log the fields of a file that are not read, and those that are."""
     if unread := [name for name in names if name not in read]:
         log.info(f"{path}: fields that are not read: {names_in(unread)}; a row may have {', '.join(read)}")
@@ -123,7 +126,7 @@ def _require_file(path: Path, expected: str) -> None:
     if format_of(path) == "CSV":
         raise UserError(f"{path} is CSV; expected {expected}: convert it")
     if found := other_format(path):
-        raise UserError(f"{path} is {found} by its first bytes; expected {expected}: convert it")
+        raise UserError(f"{path} is, by its first bytes, {found}; expected {expected}: convert it")
 
 
 def read_json_array(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -166,7 +169,7 @@ def _identifier(row: dict[str, Any], where: str) -> str:
 
 
 def _absent(row: dict[str, Any], name: str) -> str:
-    return "null; expected a value" if name in row else f"missing; the fields here are {names_in(row)}"
+    return "null; expected a value" if name in row else f"missing; the fields here are {names_in(row)}: rename one"
 
 
 def _text(row: dict[str, Any], name: str, where: str) -> str:

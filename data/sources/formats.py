@@ -77,7 +77,7 @@ def plan_file(path: Path, shard_bytes: int | None) -> Iterable[SourceShard]:
     if kind == "text":
         return [SourceShard("text", (str(path),))]
     if (found := other_format(path)) and found.lower() != kind:
-        raise UserError(f"data.source: {path} is {found} by its first bytes; expected {EXPECTED[kind]}")
+        raise UserError(f"data.source: {path} is, by its first bytes, {found}; expected {EXPECTED[kind]}")
     if kind == "parquet":
         return _plan_parquet(str(path), shard_bytes)
     return byte_ranges("tsv" if kind == "tsv" else "jsonl", str(path), shard_bytes)

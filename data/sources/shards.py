@@ -60,17 +60,18 @@ class SourcePlan:
     def unread_fields(self) -> list[str]:
         """Return the names of fields, outermost ones, that no key names."""
         read = {name.partition(".")[0] for name in (self.fields.text, self.fields.id, self.fields.domain)}
-        return [name for name in self.field_names if name not in read]
+        return [name for name in dict.fromkeys(self.field_names) if name not in read]
 
     def say(self, key: str) -> None:
         """Log what is not read, once for a source, and how it would be."""
+        files = len({name for shard in self.shards for name in shard.names})
+        is_tree = self.shards[0].kind == "text"
+        if is_tree and files > 1:
+            log.info(f"{key}: no file holds rows: each of {files:,} is a text")
         if aside := self.left_aside:
-            shown = f"{', '.join(aside[:SHOWN])}{', ...' if len(aside) > SHOWN else ''}"
-            form = "files that hold rows" if self.shards[0].kind in ROWS else "texts, a file each"
-            log.warning(
-                f"{key}: {form} are read; left aside: {shown} ({len(aside)}). A pattern such as "
-                "'DIR/*.txt' reads others"
-            )
+            read = f"{files:,} {'texts' if is_tree else 'files of rows'}"
+            shown = f"{', '.join(aside[:SHOWN])}{', ...' if len(aside) > SHOWN else ''} ({len(aside):,} in all)"
+            log.warning(f"{key}: left aside beside {read}: {shown}. A pattern such as 'DIR/*.txt' reads others")
         if unread := self.unread_fields:
             said = f"{key}: the rows have fields that are not read: {names_in(unread)}"
             if self.fields.id not in self.field_names and "." not in self.fields.id:
@@ -134,17 +135,26 @@ def _plan(source: str, fields: FieldMap, shard_bytes: int | None) -> tuple[Itera
     if paths and not read:
         raise UserError(f"data.source: {paths[0]} {rows_problem(paths[0], fields)}")
     root, kept = Path(_root(source)), set(read)
-    left_aside = [str(path.relative_to(root)) for path in paths if path not in kept] + _dead_ends(source)
+    left_aside = [str(path.relative_to(root)) for path in paths if path not in kept] + _links(source)
     if rows:
         return (shard for path in rows for shard in plan_file(path, shard_bytes)), left_aside
     return plan_tree(read, str(root), SOURCE_SHARD_BYTES), left_aside
 
 
-def _dead_ends(source: str) -> list[str]:
-    """Return the links in a folder that lead to a folder, which are not followed, or to nothing."""
+def _links(source: str) -> list[str]:
+    """Return the links to folders in a folder, which are not followed. Raises UserError for a file that is missing."""
     folder = Path(source).expanduser()
-    found = (path for path in folder.rglob("*") if path.is_symlink() and not path.is_file())
-    return [f"{path.relative_to(folder)} (a link to {'a folder' if path.is_dir() else 'nothing'})" for path in found]
+    found = [
+        path for path in folder.rglob("*") if path.is_symlink() and not path.is_file() and not _is_hidden(path, folder)
+    ]
+    for path in found:
+        if not path.exists() and format_of(path):
+            raise UserError(f"data.source: {path} is a link to nothing: is the download complete?")
+    return [f"{path.relative_to(folder)} (a link)" for path in found]
+
+
+def _is_hidden(path: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
 def _files(source: str) -> list[Path] | None:
@@ -159,8 +169,7 @@ def _files(source: str) -> list[Path] | None:
             raise UserError(f"data.source: no file matches {source}")
         return matching
     if path.is_dir():
-        found = (file for file in path.rglob("*") if file.is_file())
-        return sorted(f for f in found if not any(part.startswith(".") for part in f.relative_to(path).parts))
+        return sorted(file for file in path.rglob("*") if file.is_file() and not _is_hidden(file, path))
     if path.is_file():
         return [path]
     if source.startswith((".", "/", "~")) or source.count("/") > 1 or format_of(path):
