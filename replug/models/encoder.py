@@ -408,8 +408,12 @@ class Encoder(nn.Module):
         return [np.array(row, dtype) for row in rows]
 
     def _cut_ids(self, texts: list[str], task: str, max_tokens: int) -> list[list[int]]:
-        tokenize = partial(self.tokenizer_of(task), truncation=True, max_length=max_tokens)
-        return cut_ids(lambda parts: tokenize(parts)["input_ids"], texts, max_tokens)
+        tokenizer = self.tokenizer_of(task)
+
+        def tokenize(parts: list[str]) -> list[list[int]]:
+            return tokenizer(parts, truncation=True, max_length=max_tokens)["input_ids"]
+
+        return cut_ids(tokenize, texts, max_tokens)
 
     def is_cut(self, text: str, task: str) -> bool:
         """Return whether only the beginning of a text, behind the task's prompt, is read."""
