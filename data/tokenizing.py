@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from tokenizers import Encoding, Regex, Tokenizer, models, pre_tokenizers
@@ -80,11 +81,33 @@ def _fingerprint(tokenizer: str, max_tokens: int, prompt: str) -> str:
 
 
 def load_plain(tokenizer: str) -> Tokenizer:
-    """Return the tokenizer of a JSON text, without truncation or padding."""
+    """Return the tokenizer of a JSON text, without truncation or padding. Control tokens are cut as any text."""
     loaded = Tokenizer.from_str(tokenizer)
+    loaded.encode_special_tokens = True
     loaded.no_truncation()
     loaded.no_padding()
     return loaded
+
+
+def inside_rules(tokenizer: str) -> str:
+    """Return the JSON of a tokenizer that cuts a text as it stands inside another, with no blank put before it."""
+    rules = json.loads(tokenizer)
+    changed = rules | {part: _without_blank(rules.get(part)) for part in ("normalizer", "pre_tokenizer")}
+    return tokenizer if changed == rules else json.dumps(changed, ensure_ascii=False)
+
+
+def _without_blank(part: Any) -> Any:
+    match part:
+        case {"type": "Sequence"}:
+            name = "normalizers" if "normalizers" in part else "pretokenizers"
+            return part | {name: [kept for inner in part[name] if (kept := _without_blank(inner)) is not None]}
+        case {"type": "Prepend"}:
+            return None
+        case {"type": "Metaspace"}:
+            return part | {"prepend_scheme": "never"}
+        case {"type": "ByteLevel"}:
+            return part | {"add_prefix_space": False}
+    return part
 
 
 def word_tokenizer(pattern: str) -> str:
@@ -129,6 +152,7 @@ def _cut_evenly(tokenizer: Tokenizer, text: str, limit: int) -> list[str]:
 def ids_of_texts(tokenizer: Tokenizer, rule: TokenIds, texts: Sequence[str]) -> list[np.ndarray]:
     """Return token ids of each text as the retriever reads it."""
     tokenizer.enable_truncation(rule.max_tokens)
+    tokenizer.encode_special_tokens = False  # as the encoder itself has it
 
     def tokenize(parts: list[str]) -> list[list[int]]:
         return [encoding.ids for encoding in tokenizer.encode_batch_fast(parts)]

@@ -17,6 +17,7 @@ from replug.data.prepare.disjoint import require_examples_apart
 from replug.data.records import Example
 from replug.data.store import ExampleStore, PreparedSet
 from replug.models.lm_source import LMSource
+from replug.models.pair_tokens import prompts_token_ids, text_rules
 from replug.models.preparing import tokens_at_most
 
 BATCH_ROWS = 1024
@@ -63,7 +64,7 @@ class _LengthCheck:
         """Raise UserError for a text or document that is too long."""
         if self._bound is not None:
             document, example = self._bound
-            added = len(self._ids([""])[0])  # what begins and ends a text, which preparing does not count
+            added = text_rules(self._tokenizer).num_added  # which preparing does not count
             if (example if self._cuts else document + 2 * example + 3 * added + self._between) < self._limit:
                 return
         if self._cuts:
@@ -113,7 +114,7 @@ class _LengthCheck:
         return most, name
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
-        return self._tokenizer(texts, verbose=False, return_attention_mask=False)["input_ids"]
+        return prompts_token_ids(self._tokenizer, texts)
 
 
 def _streamed(store: ExampleStore) -> Iterator[Example]:

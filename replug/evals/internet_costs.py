@@ -15,6 +15,7 @@ from replug.answering.rerankers import Reranker
 from replug.evals.internet_sets import Prepared
 from replug.evals.kinds import PromptedLM
 from replug.models.lm_source import LMSource
+from replug.models.pair_tokens import token_spans
 
 log = logging.getLogger(__name__)
 
@@ -156,4 +157,4 @@ def token_counter(source: LMSource | None) -> NumTokens | None:
     tokenizer = source.tokenizer() if source else None
     if tokenizer is None:
         return None
-    return lambda text: len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    return lambda text: len(token_spans(tokenizer, text))

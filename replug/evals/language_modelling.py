@@ -80,11 +80,11 @@ class LanguageModelling(Task):
         lm: AsyncLM,
         template: PromptTemplate,
         examples: Sequence[Example],
-        tokens_of: Callable[[str], list[str]] | None = None,
+        tokens_of: Callable[[Example], list[str]] | None = None,
         keeps_documents: bool = False,
         beta: float = BETA,
     ) -> None:
-        """Hold the texts of tokens in outcomes if `tokens_of` is given, which cuts a text into the LM's tokens.
+        """Hold the texts of tokens in outcomes if `tokens_of` is given, which cuts continuations into the LM's tokens.
 
         Those that keep documents hold `document_logprobs`, an array [K, T], and are not to be written as JSON. `beta`
         is the temperature of the oracle that weighs documents by the LM's own scores.
@@ -140,7 +140,7 @@ class LanguageModelling(Task):
             "words": float(span.num_words),
             **oracle_bits(by_document, self._beta),
         }
-        tokens = {"token_texts": self._tokens_of(span.continuation)} if self._tokens_of else {}
+        tokens = {"token_texts": self._tokens_of(span)} if self._tokens_of else {}
         documents = {"document_logprobs": by_document} if self._keeps_documents else {}
         return Outcome(numbers, {**tokens, **documents, "token_logprobs": [round(float(value), 6) for value in mixed]})
 
@@ -191,15 +191,16 @@ def read_spans(config: EvaluationConfig, corpus: Corpus | None) -> list[ScoredSp
     return spans
 
 
-def token_texts(config: EvaluationConfig) -> Callable[[str], list[str]]:
-    """Return what cuts a text into the texts of the LM's tokens, which join to it."""
-    from replug.data.tokenizing import load_plain
-    from replug.models.build import lm_tokenizer_json
+def token_texts(config: EvaluationConfig) -> Callable[[Example], list[str]]:
+    """Return what cuts a continuation into the texts of the LM's tokens, which join to it."""
+    from replug.models.build import lm_tokenizer
+    from replug.models.pair_tokens import token_spans
 
-    tokenizer = load_plain(lm_tokenizer_json(config.lm))
+    tokenizer = lm_tokenizer(config.lm)
 
-    def cut(text: str) -> list[str]:
-        borders = TokenBorders.of(tokenizer, text)
+    def cut(example: Example) -> list[str]:
+        text = example.continuation
+        borders = TokenBorders(text, token_spans(tokenizer, text, begins=not example.context))
         return [text[borders.before(token) : borders.before(token + 1)] for token in range(len(borders))]
 
     return cut

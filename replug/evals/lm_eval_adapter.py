@@ -5,8 +5,8 @@
 
 The harness's context holds demonstrations, and an encoder cuts it long before the question comes: every question would
 find nearly the same documents. So a question is searched for by itself, as `query` makes it of the harness's document.
-Prefix and continuation are tokenized apart, as everywhere here; the harness joins them first, which gives the same
-tokens where the continuation begins with a space.
+Prefix and continuation are tokenized apart, as everywhere here, and their tokens decode to the text; the harness joins
+them first, which gives the same tokens where the border is one of the tokenizer's own.
 """
 
 import math
@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from replug.models.black_box_lm import BlackBoxLM, ContinuationScore, UnscorableText
 from replug.models.ensemble import Retrieved
 from replug.models.generation import GenerationOptions, Stop
+from replug.models.pair_tokens import text_rules, token_spans
 from replug.models.replug_lm import ReplugLM
 
 MAX_NEW_TOKENS = 256  # where a task does not say
@@ -119,12 +120,13 @@ class HarnessModel(LM):
                 )
             return [("", text)]  # which the LM refuses where it is too long
         # The characters between two tokens are the second's, with the blank before it.
-        encoded = self._lm_tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        ends = [end for _, end in encoded["offset_mapping"]]
+        ends = [end for _, end in token_spans(self._lm_tokenizer, text)]
         if retrieves:
             return _cut(text, ends, EXAMPLE, EXAMPLE)
-        limit = self._lm.max_tokens
-        return [("", text)] if limit is None or len(ends) < limit else _cut(text, ends, limit - 1, 1)
+        if self._lm.max_tokens is None:
+            return [("", text)]
+        limit = self._lm.max_tokens - text_rules(self._lm_tokenizer).num_added
+        return [("", text)] if len(ends) < limit else _cut(text, ends, limit - 1, 1)
 
     def _answer(self, context: str, length: int, stop: Stop, documents: Sequence[Retrieved]) -> str:
         options = GenerationOptions(length, stop)

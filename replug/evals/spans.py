@@ -120,7 +120,7 @@ class TokenBorders:
     A character that several tokens share stays whole, in the earlier ones.
     """
 
-    def __init__(self, text: str, offsets: TokenOffsets) -> None:
+    def __init__(self, text: str, offsets: TokenOffsets | Sequence[tuple[int, int]]) -> None:
         self._ends = [offsets[token][1] for token in range(len(offsets))]
         self._length = len(text)
 

@@ -393,22 +393,21 @@ class GrowingAnswer:
         self._stop, self._given = stop, ""
 
     def grow(self, whole: str) -> str:
-        """Return the new settled part of the text so far; a text that is told again has none."""
-        if self._given.startswith(whole):
-            return ""
-        return self._give(whole, settled(whole, self._stop))
+        """Return the new settled part of the text so far; a text that is told again has none.
+
+        A character that is written in bytes, as Llama 2 writes most, unsettles the bytes before it until it is whole.
+        """
+        ready = settled(whole, self._stop)
+        return "" if self._given.startswith(ready) else self.end(ready)
 
     def end(self, whole: str) -> str:
         """Return the part of the whole answer that was not given out."""
-        return self._give(whole, whole)
-
-    def _give(self, whole: str, ready: str) -> str:
         if not whole.startswith(self._given):
             raise RunError(
                 f"the answer cannot be streamed: {self._given[-40:]!r} was given out, and the tokenizer has written "
                 "the text anew with later tokens; ask for the whole answer (generate) instead"
             )
-        piece = ready[len(self._given) :]
+        piece = whole[len(self._given) :]
         self._given += piece
         return piece
 

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from replug.config.choices import TooLong, TrainedSide
 from replug.config.errors import UserError
 from replug.config.schema import LMConfig, RetrieverConfig
+from replug.data.tokenizing import inside_rules
 from replug.models.caching_lm import CachingLM
 from replug.models.encoder import Encoder
 from replug.models.http import server_source
@@ -18,6 +20,9 @@ from replug.models.lm_source import Backend, LMSource
 from replug.models.local import local_source, stand_in_lm
 from replug.models.packaged import resolve_encoder_path
 from replug.models.prompt import PromptTemplate
+
+if TYPE_CHECKING:  # seconds to import
+    from transformers import PreTrainedTokenizerBase
 
 NO_LIMIT = 10**9  # a tokenizer of which transformers knows no limit has an absurd one
 # The first that takes the section has it. Local weights come last: they take every path.
@@ -64,8 +69,8 @@ def counting_template(source: LMSource | None) -> PromptTemplate:
     return PromptTemplate("", tokenizer, source.max_tokens) if source and tokenizer is not None else PromptTemplate("")
 
 
-def lm_tokenizer_json(lm: LMConfig) -> str:
-    """Return the LM's own tokenizer as JSON. Raises UserError where no tokenizer and no LM is given."""
+def lm_tokenizer(lm: LMConfig) -> "PreTrainedTokenizerBase":
+    """Return the LM's own tokenizer. Raises UserError where no tokenizer and no LM is given."""
     if lm.path is None and lm.url is None:
         raise UserError(
             "lm.path is missing: data.tokenizer is lm, so texts are cut by the LM's tokens; expected lm.path=DIR, or "
@@ -74,7 +79,12 @@ def lm_tokenizer_json(lm: LMConfig) -> str:
     tokenizer = _named_source(lm).tokenizer()
     if tokenizer is None:
         raise UserError("lm.tokenizer is missing; expected the server's tokenizer, whose tokens are to be counted")
-    return str(tokenizer.backend_tokenizer.to_str())
+    return tokenizer
+
+
+def lm_tokenizer_json(lm: LMConfig) -> str:
+    """Return the LM's own tokenizer as JSON, as it cuts what stands inside a text. Raises as `lm_tokenizer`."""
+    return inside_rules(lm_tokenizer(lm).backend_tokenizer.to_str())
 
 
 def lm_max_tokens(lm: LMConfig) -> int | None:

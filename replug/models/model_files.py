@@ -18,6 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from replug.config.errors import UserError
 from replug.models.batching import LMShape
+from replug.models.pair_tokens import require_exact
 
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model"),
@@ -79,6 +80,10 @@ def load_lm_tokenizer(path: str) -> PreTrainedTokenizerBase:
         raise UserError(f"lm.path: the tokenizer of {path} has no end-of-text token; set eos_token in its config")
     num_rows = getattr(config.get_text_config(), "vocab_size", None)
     require_own_tokenizer(tokenizer, num_rows, path, "lm.path")
+    if num_rows is not None:  # no text may hold a token that the model cannot read
+        unknown = [token for i, token in tokenizer.added_tokens_decoder.items() if i >= num_rows]
+        tokenizer.add_special_tokens({"extra_special_tokens": unknown})
+    require_exact(tokenizer, path, "lm.path")
     return tokenizer
 
 

@@ -1,17 +1,27 @@
-"""How a prefix and its continuation become token ids, the same for local weights and for a server.
+"""How texts become an LM's token ids, and ids become text, the same for local weights and for a server.
 
-The two are tokenized apart, so a continuation has the same tokens after every document, without which
-its scores could not be compared. Local and served LM both send what this module makes: with the same
-weights they give the same scores.
+A prefix and its continuation are tokenized apart, so a continuation has the same tokens after every document, without
+which its scores could not be compared. The ids of a pair decode to its texts: a prefix is tokenized as the beginning of
+a text, and a continuation as what stands inside one, before which no tokenizer may put a blank of its own.
+`require_exact` tries it on a dozen pairs when a tokenizer is loaded.
+
+Text stays text: the name of a control token in it, such as `<|im_end|>`, becomes ordinary tokens. Control tokens come
+from chat templates alone (`chat_text`).
 """
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Any
 
+from replug.config.errors import UserError
+from replug.data.tokenizing import inside_rules, load_plain
 from replug.models.black_box_lm import UnscorableText
 
 if TYPE_CHECKING:  # seconds to import, which a caller that brings a tokenizer has spent already
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 PairIds = tuple[list[int], list[int]]
@@ -60,6 +70,96 @@ def inputs_of(pairs: Sequence[PairIds]) -> list[LMInput]:
     return [LMInput(pairs[rows[0]][0], [pairs[row][1] for row in rows], rows) for rows in together.values()]
 
 
+class ChatText(str):
+    """A prompt that a chat template wrote: names of control tokens are control tokens, but for those in messages.
+
+    At `cuts`, in characters, it is tokenized apart: there is one inside each name that stands in a message.
+    """
+
+    cuts: tuple[int, ...]
+
+    def __new__(cls, text: str, cuts: Sequence[int]) -> "ChatText":
+        chat = super().__new__(cls, text)
+        chat.cuts = tuple(cuts)
+        return chat
+
+    def __reduce__(self) -> tuple[type, tuple[str, tuple[int, ...]]]:
+        return ChatText, (str(self), self.cuts)
+
+
+BARS = re.compile("<[|\uff5c].+[|\uff5c]>")  # in the names of control tokens that their makers did not mark as special
+BREAK = "\ufdd0"  # not a character: it marks the cuts of messages while a chat template is at work
+WORD = "a"  # what is known of a tokenizer is seen by it
+
+
+class TextRules:
+    """What a tokenizer does with texts: `start` is what it puts before each, `special` what answers do not show."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        rules = tokenizer.backend_tokenizer.to_str()
+        inside = inside_rules(rules)
+        self.adds_blank = inside != rules
+        self.begin = _active(rules)
+        self.inside = _active(inside) if self.adds_blank else self.begin
+        bare, whole = (self.begin.encode(WORD, add_special_tokens=with_special).ids for with_special in (False, True))
+        places = (place for place in range(len(whole)) if whole[place : place + len(bare)] == bare)
+        self.start: list[int] = whole[: next(places, 0)]
+        self.num_added = len(self.start) + self.adds_blank  # tokens of a text that it does not have inside another
+        first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+        self.alone = self.start or [first]  # what a text is predicted from that has nothing before it
+        self.word = self.inside.encode(WORD, add_special_tokens=False).ids
+        added = tokenizer.added_tokens_decoder
+        self.special = frozenset(i for i, token in added.items() if token.special)
+        names = (token.content for token in added.values() if token.special or BARS.fullmatch(token.content))
+        longest_first = sorted((name for name in names if len(name) > 1), key=len, reverse=True)
+        self._names = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+    def cuts(self, text: str) -> tuple[int, ...]:
+        """Return a character inside the name of each control token, where a text is tokenized apart."""
+        if isinstance(text, ChatText):
+            return text.cuts
+        cuts: list[int] = []
+        while found := self._names.search(text, cuts[-1] if cuts else 0):
+            cuts.append(found.start() + 1)
+        return tuple(cuts)
+
+    def pieces(self, text: str) -> tuple[str, ...]:
+        """Return the parts of a text that are tokenized apart; nearly always it is one."""
+        return tuple(str(text[start:end]) for start, end in pairwise([0, *self.cuts(text), len(text)]))
+
+    def ids(self, texts: Sequence[str], begins: bool) -> list[list[int]]:
+        """Return the ids of each text, without `start`, as the beginning of a text or inside one.
+
+        Equal texts are tokenized once, and their ids are one list: nobody may change it.
+        """
+        apart = [self.pieces(text) for text in texts]
+        once = dict.fromkeys(apart)
+        first = _encoded(self.begin if begins else self.inside, [pieces[0] for pieces in once])
+        rest = iter(_encoded(self.inside, [piece for pieces in once for piece in pieces[1:]]))
+        ids = {
+            pieces: [*own, *chain.from_iterable(next(rest) for _ in pieces[1:])]
+            for pieces, own in zip(once, first, strict=True)
+        }
+        return [ids[pieces] if text else [] for text, pieces in zip(texts, apart, strict=True)]
+
+
+def _active(rules: str) -> "Tokenizer":
+    """Return a tokenizer by its JSON that nobody else sets up, and that knows names of control tokens."""
+    tokenizer = load_plain(rules)
+    tokenizer.encode_special_tokens = False
+    return tokenizer
+
+
+def _encoded(tokenizer: "Tokenizer", texts: Sequence[str]) -> list[list[int]]:
+    return [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)] if texts else []
+
+
+@lru_cache(8)
+def text_rules(tokenizer: "PreTrainedTokenizerBase") -> TextRules:
+    """Return the rules of a tokenizer, which are found once."""
+    return TextRules(tokenizer)
+
+
 def pair_token_ids(tokenizer: "PreTrainedTokenizerBase", prefix: str, continuation: str) -> PairIds:
     """Return ids of the prefix, never empty and never closed by an end token, and ids of the continuation."""
     [pair] = pairs_token_ids(tokenizer, [prefix], [continuation])
@@ -69,31 +169,95 @@ def pair_token_ids(tokenizer: "PreTrainedTokenizerBase", prefix: str, continuati
 def pairs_token_ids(
     tokenizer: "PreTrainedTokenizerBase", prefixes: Sequence[str], continuations: Sequence[str]
 ) -> list[PairIds]:
-    """Return `pair_token_ids` of each pair, in two calls of the tokenizer: a call costs more than its text.
+    """Return `pair_token_ids` of each pair, in few calls of the tokenizer: a call costs more than its text.
 
-    What stands in several pairs is tokenized once, and its ids are one list: nobody may change it.
+    A continuation after no text at all is tokenized as the beginning of one.
     """
-    before = _ids_by_text(tokenizer, prefixes, special=True)
-    after = _ids_by_text(tokenizer, continuations, special=False)
-    opened = {prefix: _opened(tokenizer, ids) for prefix, ids in before.items()}
-    return [(opened[prefix], after[continuation]) for prefix, continuation in zip(prefixes, continuations, strict=True)]
+    rules, alone = text_rules(tokenizer), [not prefix for prefix in prefixes]
+    inside = rules.ids(continuations, begins=False)
+    if any(alone) and rules.adds_blank:
+        begun = rules.ids(continuations, begins=True)
+        inside = [
+            begun[row] if is_alone else ids for row, (is_alone, ids) in enumerate(zip(alone, inside, strict=True))
+        ]
+    return list(zip(prompts_token_ids(tokenizer, prefixes), inside, strict=True))
 
 
-def _ids_by_text(tokenizer: "PreTrainedTokenizerBase", texts: Iterable[str], special: bool) -> dict[str, list[int]]:
-    """Return ids of each text once; an empty one has none, not even special tokens."""
-    ids: dict[str, list[int]] = {text: [] for text in texts}
-    if some := [text for text in ids if text]:
-        rows = tokenizer(some, add_special_tokens=special, return_attention_mask=False, return_token_type_ids=False)
-        ids.update(zip(some, rows["input_ids"], strict=True))
-    return ids
+def prompts_token_ids(tokenizer: "PreTrainedTokenizerBase", prompts: Sequence[str]) -> list[list[int]]:
+    """Return the ids of texts that an LM continues, none of them empty."""
+    rules = text_rules(tokenizer)
+    return [rules.start + ids if ids else rules.alone for ids in rules.ids(prompts, begins=True)]
 
 
-def _opened(tokenizer: "PreTrainedTokenizerBase", ids: list[int]) -> list[int]:
-    """Return a prefix's ids without an end token, and with one that the first token is predicted from."""
-    start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
-    if ids and ids[-1] == end:  # some tokenizers close every text
-        ids = ids[:-1]
-    return ids or [start if start is not None else end]
+def num_tokens(tokenizer: "PreTrainedTokenizerBase", prompt: str) -> int:
+    """Return how many tokens an LM reads of a prompt."""
+    return len(prompts_token_ids(tokenizer, [prompt])[0])
+
+
+def token_spans(tokenizer: "PreTrainedTokenizerBase", text: str, begins: bool = False) -> list[tuple[int, int]]:
+    """Return the characters (start, end) of each token of a text, as the beginning of one or inside another."""
+    rules = text_rules(tokenizer)
+    spans: list[tuple[int, int]] = []
+    begun = 0
+    for piece in rules.pieces(text):
+        encoding = (rules.begin if begins and not begun else rules.inside).encode(piece, add_special_tokens=False)
+        spans += [(begun + start, begun + end) for start, end in encoding.offsets]
+        begun += len(piece)
+    return spans
+
+
+def answer_text(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int], last: int | None = None) -> str:
+    """Return the text of an answer behind `last`, the last token of its prompt, without special tokens.
+
+    A decoder takes the blank from the beginning of a text, but an answer begins one only behind a special token.
+    """
+    rules = text_rules(tokenizer)
+    shown = [i for i in ids if i not in rules.special]
+    if last is None or last in rules.special or not rules.adds_blank:
+        return _decoded(tokenizer, shown)
+    return _decoded(tokenizer, [*rules.word, *shown]).removeprefix(WORD)
+
+
+def _decoded(tokenizer: "PreTrainedTokenizerBase", ids: list[int]) -> str:
+    return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+
+def chat_text(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Mapping[str, Any]]) -> ChatText:
+    """Return what the tokenizer's chat template makes of messages, up to where the assistant speaks.
+
+    The token that begins a text is left out where the tokenizer puts it before each. Raises jinja2's TemplateError for
+    messages that the template refuses.
+    """
+    rules = text_rules(tokenizer)
+    marked = [
+        {**message, "content": BREAK.join(rules.pieces(message["content"].replace(BREAK, "")))} for message in messages
+    ]
+    written = str(tokenizer.apply_chat_template(marked, tokenize=False, add_generation_prompt=True))
+    if rules.start and tokenizer.bos_token:
+        written = written.removeprefix(str(tokenizer.bos_token))
+    parts = written.split(BREAK)
+    cuts = [len("".join(parts[:number])) for number in range(1, len(parts))]
+    return ChatText("".join(parts), cuts)
+
+
+# Borders after and before a word, inside one, at a line's end, inside a number, before an indent, in other scripts.
+TRIED = (
+    *(("The river is the", " Rhine"), ("The river is the Rhi", "ne"), ("Answer:", " A"), ("the ", "river")),
+    *(("a line\n", "Rhine"), ("a line", "\n\nRhine"), ("In 19", "84"), ("def f():\n", "    return [0]\n")),
+    *(("two  blanks", "  more"), ("(a", ")."), ("Москва —", " столица"), ("東京は日", "本の首都"), ("é", "è 🙂")),
+)
+
+
+def require_exact(tokenizer: "PreTrainedTokenizerBase", path: str, key: str) -> None:
+    """Raise UserError for a tokenizer with which the ids of a pair do not decode to its texts."""
+    pairs = pairs_token_ids(tokenizer, *map(list, zip(*TRIED, strict=True)))
+    for (prefix, continuation), (before, after) in zip(TRIED, pairs, strict=True):
+        text, read = prefix + continuation, answer_text(tokenizer, [*before, *after])
+        if read not in (text, f" {text}"):  # some tokenizers put a blank before a whole text, and decode it
+            raise UserError(
+                f"{key}: the tokenizer of {path} reads {text!r} as {read!r}, so an LM would score "
+                "another text; expected a tokenizer that keeps blanks, line ends, case and all scripts"
+            )
 
 
 def check_lengths(pairs: Sequence[PairIds], max_tokens: int | None) -> None:

@@ -18,7 +18,7 @@ from replug.data.prepare.sets import Inputs, import_corpus, prepare_raw, prepare
 from replug.data.shards import prepared_folder
 from replug.data.sources.shards import source_fingerprint
 from replug.data.store import Corpus, PreparedSet
-from replug.data.tokenizing import TokenIds
+from replug.data.tokenizing import TokenIds, inside_rules
 from replug.models.build import lm_max_tokens, lm_tokenizer_json, load_encoder
 from replug.models.model_files import load_tokenizer
 from replug.models.packaged import resolve_lm_path
@@ -137,7 +137,7 @@ def _tokenizers(config: Config) -> Tokenizers:
     if name == "retriever" and ids is not None:
         cut = ids.tokenizer
     else:
-        cut = str(load_tokenizer(resolve_lm_path(name), "data.tokenizer").backend_tokenizer.to_str())
+        cut = inside_rules(load_tokenizer(resolve_lm_path(name), "data.tokenizer").backend_tokenizer.to_str())
     limits = _lm_limits(config)
     if limits is None and config.lm.path is None:
         log.warning(

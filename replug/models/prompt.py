@@ -11,7 +11,7 @@ from collections.abc import Callable
 from transformers import PreTrainedTokenizerBase
 
 from replug.models.black_box_lm import UnscorableText
-from replug.models.pair_tokens import pair_token_ids
+from replug.models.pair_tokens import num_tokens, pair_token_ids, token_spans
 
 
 def join_document(document: str, separator: str, context: str) -> str:
@@ -107,13 +107,12 @@ class PromptTemplate:
 
     def _excess_of(self, prompt: str, num_after: int) -> int:
         assert self._tokenizer is not None and self._max_tokens is not None
-        return len(pair_token_ids(self._tokenizer, prompt, " ")[0]) + num_after - self._max_tokens
+        return num_tokens(self._tokenizer, prompt) + num_after - self._max_tokens
 
-    def _cut(self, text: str, num_tokens: int, keep_end: bool) -> str:
-        """Return the text without its last tokens, or with `keep_end` without its first."""
+    def _cut(self, text: str, count: int, keep_end: bool) -> str:
+        """Return the text without its last `count` tokens, or with `keep_end` without its first."""
         assert self._tokenizer is not None
-        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        spans: list[tuple[int, int]] = encoded["offset_mapping"]
-        if num_tokens >= len(spans):
+        spans = token_spans(self._tokenizer, text)
+        if count >= len(spans):
             return ""
-        return text[spans[num_tokens - 1][1] :] if keep_end else text[: spans[-num_tokens][0]]
+        return text[spans[count - 1][1] :] if keep_end else text[: spans[-count][0]]

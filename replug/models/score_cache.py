@@ -23,6 +23,7 @@ from replug.config.errors import RunError, UserError
 from replug.data.files import shared_file_system
 from replug.models.black_box_lm import Call, ContinuationScore, GenerateCall, ScoreCall
 from replug.models.generation import Generated
+from replug.models.pair_tokens import ChatText
 
 Key = bytes
 Sum = tuple[float, int]  # log-probability (nats) and number of tokens of a continuation
@@ -30,7 +31,7 @@ Stored = ContinuationScore | Generated | list[Generated]  # a list holds the sam
 
 # In the file's header: "RPLG", and the version of what follows.
 APPLICATION_ID = 0x52504C47
-FORMAT = 7
+FORMAT = 8
 SCORE, GENERATION, SAMPLES = range(3)  # the column `kind`
 # `sum` and `num_tokens` are those of a score. `content` holds the log-probs of its tokens, if they are known, or an
 # answer or samples as `_packed` writes them.
@@ -111,7 +112,7 @@ def hashed(*parts: str, size: int) -> bytes:
     """Return so many bytes of hash, which follow from the parts and from where each ends."""
     digest = hashlib.blake2b(digest_size=size)
     for part in parts:
-        encoded = part.encode()
+        encoded = part.encode() + (repr(part.cuts).encode() if isinstance(part, ChatText) else b"")
         digest.update(len(encoded).to_bytes(8, "big") + encoded)
     return digest.digest()
 

@@ -29,6 +29,7 @@ from replug.models.ensemble import Retrieved, document_weights
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.lm_source import LMSource
 from replug.models.local.local_source import LocalSource
+from replug.models.pair_tokens import chat_text
 from replug.models.prompt import PromptTemplate, join_document
 from replug.serving.index_holder import IndexHolder, ServedIndex
 from replug.serving.openai_api import QUERY, Answer, ApiError, Message, ServingLimits, Side, document_json, refused
@@ -140,10 +141,6 @@ class Prompting:
     def __init__(self, separator: str, tokenizer: "PreTrainedTokenizerBase | None", max_tokens: int | None) -> None:
         self._separator, self._tokenizer, self._max_tokens = separator, tokenizer, max_tokens
         self.template = PromptTemplate(separator, tokenizer, None if tokenizer is None else max_tokens)
-        # A chat template writes the token that begins a text, which a tokenizer may add once more.
-        bos = None if tokenizer is None else tokenizer.bos_token
-        adds_bos = bos and tokenizer("x")["input_ids"][:1] == [tokenizer.bos_token_id]  # type: ignore[misc,union-attr]
-        self._doubled = str(bos) if adds_bos else ""
 
     def build_text(self, prompt: str) -> Build:
         return lambda document: prompt if document is None else join_document(document, self._separator, prompt)
@@ -162,10 +159,9 @@ class Prompting:
         def build(document: str | None) -> str:
             chat = [*rows[:-1], {"role": "user", "content": build_last(document)}]
             try:
-                text = str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+                return chat_text(tokenizer, chat)
             except TemplateError as error:
                 raise refused("messages", f"the LM's chat template refuses them: {error}") from error
-            return text.removeprefix(self._doubled)
 
         return build
 

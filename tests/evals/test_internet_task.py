@@ -14,6 +14,7 @@ from replug.evals.kinds import PromptedLM
 from replug.evals.loop import Item
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.generation import Generated
+from replug.models.local.stand_in_lm import StandInSource
 from replug.models.prompt import PromptTemplate
 from replug.web.records import EngineResult, FoundEvidence, Passage
 from tests.support.known_lm import KnownTexts
@@ -53,7 +54,7 @@ def done(result) -> Future:
 
 
 def asked(lm: River, reranker: River | None = None) -> PromptedLM:
-    source = SimpleNamespace(tokenizer=lambda: lambda text, **_: {"input_ids": text.split()})
+    source = SimpleNamespace(tokenizer=StandInSource().tokenizer)
     other = PromptedLM(reranker, PromptTemplate("\n"), reranker, source) if reranker else None
     return PromptedLM(lm, PromptTemplate("\n"), lm, source, other)
 

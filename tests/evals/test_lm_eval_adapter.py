@@ -20,6 +20,7 @@ from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.replug_lm import ReplugLM
 from tests.support.lm_answers import texts_of
 from tests.support.tiny_lms import random_lms_need_make_no_sense, write_gpt2, write_tokenizer  # noqa: F401
+from tests.support.tokenizers import llama_with
 
 PAIRS = [
     ("The capital of France is", " Paris"),
@@ -62,6 +63,22 @@ def test_log_probabilities_are_those_of_the_harness(lm, reference):
     found = HarnessModel(lm).loglikelihood(requests("loglikelihood", PAIRS))
     expected = reference.loglikelihood(requests("loglikelihood", PAIRS), disable_tqdm=True)
     assert [total for total, _ in found] == pytest.approx([total for total, _ in expected], abs=1e-3)
+
+
+def test_an_lm_with_sentencepiece_scores_and_answers_as_in_the_harness(tmp_path):
+    lm = llama_with("Llama 2", tmp_path)
+    theirs, ours = HFLM(pretrained=lm.model, tokenizer=lm.tokenizer, batch_size=1, device="cpu"), HarnessModel(lm)
+    pairs = [("Answer:", " A"), ("The river that flows through Basel is the", " Rhine and"), ("In 1984", " the city")]
+    expected = theirs.loglikelihood(requests("loglikelihood", pairs), disable_tqdm=True)
+    found = ours.loglikelihood(requests("loglikelihood", pairs))
+    assert [total for total, _ in found] == pytest.approx([total for total, _ in expected], abs=1e-3)
+    how = [("The river", {"until": ["never there"], "max_gen_toks": 6})]
+    expected = theirs.generate_until(requests("generate_until", how), disable_tqdm=True)
+    assert [text.lstrip() for text in ours.generate_until(requests("generate_until", how))] == expected
+    [(long, _)] = [("The river that flows through Basel . " * 40, None)]
+    cut = HarnessModel(lm, tokenizer=lm.tokenizer)
+    [total] = cut.loglikelihood_rolling(requests("loglikelihood_rolling", [(long,)]))
+    assert total < 0 and "".join(scored for _, scored in cut._examples(long)) == long
 
 
 def test_greedy_continuations_are_told_from_others(lm, reference):

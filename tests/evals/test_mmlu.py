@@ -31,6 +31,7 @@ from replug.models.black_box_lm import UnscorableText
 from replug.models.prompt import PromptTemplate
 from tests.support.known_lm import KnownLM, outcome_rows
 from tests.support.shared_data import shared
+from tests.support.tokenizers import letters_tokenizer
 
 DEV = "".join(f"shot {number}?,1,2,3,4,B\n" for number in range(5))
 TEST = "asked?,1,2,3,4,B\n"
@@ -45,20 +46,8 @@ DOCUMENTS = [f"knows {number}" for number in range(5)]
 ASKED = question("asked")
 
 
-class Letters:
-    """A tokenizer of one token a character."""
-
-    eos_token_id, bos_token_id = 0, None
-
-    def __call__(self, text, **options):
-        one = isinstance(text, str)
-        ids = [[1] * len(some) for some in ([text] if one else text)]
-        spans = [[(i, i + 1) for i in range(len(some))] for some in ([text] if one else text)]
-        return {"input_ids": ids[0] if one else ids, "offset_mapping": spans[0] if one else spans}
-
-
 def prompts(limit: int | None = None, cuts: bool = False, documents=DOCUMENTS) -> MmluPrompts:
-    counting = PromptTemplate("", Letters(), limit) if limit else PromptTemplate("")
+    counting = PromptTemplate("", letters_tokenizer(), limit) if limit else PromptTemplate("")
     template = counting if cuts else PromptTemplate("")
     return MmluPrompts(template, counting, {"anatomy": SHOTS}, {"m": {"anatomy": documents}})
 

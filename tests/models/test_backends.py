@@ -13,11 +13,12 @@ from replug.models import build
 from replug.models.black_box_lm import AsyncLM
 from replug.models.build import lm_source, lm_tokenizer_json, opened_lm
 from replug.models.local.local_source import HuggingFaceSource
-from replug.models.local.stand_in_lm import WORD, StandInLM, StandInSource
+from replug.models.local.stand_in_lm import StandInLM, StandInSource
 from tests.support import toy_backend
 from tests.support.command_line import CommandLine
 from tests.support.fault_server import MODEL, FaultServer
 from tests.support.runs import what_must_be_equal
+from tests.support.tokenizers import write_family
 from tests.support.toy_backend import ToySource
 
 PREFIXES, CONTINUATIONS = ["a b c", "c d", "a b c"], [" a b", " e", " c"]
@@ -77,9 +78,9 @@ def test_a_server_that_is_not_there_is_told_at_once_and_its_tokenizer_needs_no_s
     with pytest.raises(UserError, match=r"lm\.tokenizer is missing"):
         lm_tokenizer_json(lm)
     lm.tokenizer = str(tmp_path / "tokenizer")
-    StandInSource().tokenizer().save_pretrained(lm.tokenizer)
+    write_family("Llama 2", tmp_path / "tokenizer")
     (tmp_path / "tokenizer/config.json").write_text("{}")
-    assert json.loads(lm_tokenizer_json(lm))["pre_tokenizer"]["pattern"] == {"Regex": WORD.pattern}
+    assert "Prepend" not in lm_tokenizer_json(lm), "it counts the tokens of what stands inside a text"
 
 
 def test_a_toy_is_scored_and_cached_without_ray(with_toy: None, tmp_path: Path) -> None:

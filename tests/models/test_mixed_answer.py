@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from replug.models.generation import GenerationOptions
 from replug.models.http.completions_api import ServerText
@@ -18,6 +20,7 @@ from replug.models.local.hf_lm import HuggingFaceLM
 from tests.support.fault_server import FaultServer, server_spec
 from tests.support.lm_answers import mixed, texts_of
 from tests.support.tiny_lms import MAX_TOKENS, load_that_speaks
+from tests.support.tokenizers import llama_with
 
 
 class HFServer(FaultServer):
@@ -102,19 +105,12 @@ def test_tokens_that_some_part_does_not_show_are_asked_for_where_they_may_win() 
     assert contenders(parts, [0.5, 0.5])[0] == 3
 
 
-class Words:
-    """A tokenizer of five tokens, of which two are shown alike and one is a part of a character."""
-
-    eos_token_id, all_special_ids, texts = 4, [4, 5], [" a", " b", "b", " b", "</s>", "<end>", "\ufffd"]
-
-    def decode(self, ids, skip_special_tokens):
-        return "".join(self.texts[i] for i in ids if i not in self.all_special_ids)
-
-    def batch_decode(self, rows):
-        return [self.texts[i] for [i] in rows]
-
-    def __len__(self):
-        return len(self.texts)
+def words_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer of seven tokens, of which two are shown alike and one is a part of a character."""
+    texts = [" a", " b", "b", "▁b", "</s>", "<end>", "\ufffd"]
+    words = Tokenizer(models.WordLevel({text: number for number, text in enumerate(texts)}, unk_token="\ufffd"))
+    words.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse()])
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>", pad_token="<end>")
 
 
 def shown(text: str, *tokens: str, tops: list[dict[str, float]], is_ended: bool = False) -> ServerText:
@@ -122,7 +118,7 @@ def shown(text: str, *tokens: str, tops: list[dict[str, float]], is_ended: bool 
 
 
 def test_only_tokens_that_a_text_names_for_sure_are_used():
-    names = TokenNames(Words())
+    names = TokenNames(words_tokenizer())
     tops = [{" a": -0.1, "b": -3.0}, {"b": -0.2, " a": -2.0}]
     assert [step.own for step in names.steps(shown(" ab", " a", "b", tops=tops), 2)] == [0, 2]
     assert [step.own for step in names.steps(shown(" a b", " a", " b", tops=tops), 2)] == [0], "1 or 3"
@@ -143,13 +139,13 @@ def test_only_tokens_that_a_text_names_for_sure_are_used():
 
 
 def test_what_is_shown_and_not_known_may_be_any_token():
-    names = TokenNames(Words())
+    names = TokenNames(words_tokenizer())
     [step] = names.steps(shown(" a", " a", tops=[{" a": -0.5, " b": -1.0, "b": -4.0}]), 3)
     assert dict(step.logprobs) == {0: -0.5, 2: -4.0} and step.most_of_others == -1.0
 
 
 def test_an_end_that_only_the_server_knows_is_learnt():
-    names = TokenNames(Words())
+    names = TokenNames(words_tokenizer())
     assert names.ends == {4}
     names.steps(shown(" a", " a", "<end>", tops=[{" a": -0.1}, {"<end>": -0.1}], is_ended=True), 1)
     assert names.ends == {4, 5}
@@ -194,6 +190,21 @@ def test_a_server_answers_as_the_same_weights_do_here(
         np.testing.assert_allclose(there.token_logprobs, here.token_logprobs, atol=1e-3)
     lm.close()
     assert settled
+
+
+@pytest.mark.parametrize("api", ["echo", "prompt_logprobs"])
+def test_a_server_with_sentencepiece_scores_and_answers_as_the_same_weights_do_here(tmp_path: Path, api: str) -> None:
+    here = llama_with("Llama 2", tmp_path)
+    prefixes, continuations = ["The river is the Rhi", "Answer:", "a line\n"], ["ne and", " A", "Москва"]
+    options = GenerationOptions(4)
+    with HFServer(here.model, here.tokenizer, max_model_len=MAX_TOKENS) as server:
+        there = opened(server, tokenizer=str(tmp_path), api=api)
+        ours, theirs = (lm.score(prefixes, continuations) for lm in (here, there))
+        answers = [mixed(lm, ["The river is", "Paris is"], [0.9, 0.1], options) for lm in (here, there)]
+        there.close()
+    for found, expected in zip(theirs, ours, strict=True):
+        np.testing.assert_allclose(found.token_logprobs, expected.token_logprobs, atol=1e-4)
+    assert answers[1].answer_tokens is not None or answers[0].text == answers[1].text
 
 
 def test_without_the_tokenizer_every_answer_is_scored_after_every_prompt(

@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 from aiohttp import web
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from replug.config.choices import ServerAPI
 from replug.config.schema import LMConfig
 from replug.models.local.stand_in_lm import CACHE_SHARE, WORD
+from replug.models.pair_tokens import TRIED
 
 MODEL = "words"
 START = "<s>"
@@ -74,10 +75,14 @@ def continue_words(words: Sequence[str], number: int, sample: int = 0) -> list[s
 
 def write_word_tokenizer(folder: Path, texts: Sequence[str]) -> str:
     """A folder with a tokenizer for the words of `texts`, each known with a space before it and without."""
-    words = sorted({form for text in texts for word in WORD.findall(text) for form in (word, f" {word.strip()}")})
+    tried = [text for pair in TRIED for text in pair]
+    words = sorted(
+        {form for text in [*texts, *tried] for word in WORD.findall(text) for form in (word, f" {word.strip()}")}
+    )
     vocabulary = {word: number for number, word in enumerate([START, LAST_WORD, *words])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=START))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORD.pattern), "isolated")
+    tokenizer.decoder = decoders.Fuse()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=START).save_pretrained(folder)
     (folder / "config.json").write_text("{}")  # so that it is a model's folder
     return str(folder)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ from replug.models.ensemble_temperature import own_temperature
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.hardware import available_cores
 from replug.models.lm_source import LMSource
+from replug.models.pair_tokens import num_tokens, token_spans
 from replug.models.policy import Policy, Subject
 from replug.models.prompt import PromptTemplate
 from replug.models.replug_lm import ReplugLM
@@ -218,13 +220,12 @@ def fit_passages(source: LMSource, question: str, passages: Sequence[Passage], m
         return list(passages)
     bare = AnswerPrompts(())
     fit_shots(bare, [(question, "")], _token_counter(source), source.max_tokens, max_new_tokens)
-    own = len(tokenizer(bare.ask(question, ""), verbose=False)["input_ids"])
+    own = num_tokens(tokenizer, bare.ask(question, ""))
     room = source.max_tokens - max_new_tokens - LINE_ENDS - MARGIN - own
     fitted = []
     for passage in passages:
         text = one_line(passage.text)
-        spans = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        ends = [end for _, end in spans["offset_mapping"]]
+        ends = [end for _, end in token_spans(tokenizer, text)]
         kept = text if len(ends) <= room else text[: ends[room - 1]] if room > 0 else ""
         fitted.append(replace(passage, text=kept))
     num_cut = sum(one_line(old.text) != new.text for old, new in zip(passages, fitted, strict=True))
@@ -250,7 +251,7 @@ def fit_prompts(
 def _token_counter(source: LMSource) -> Any:
     tokenizer = source.tokenizer()
     assert tokenizer is not None
-    return lambda text: len(tokenizer(text, verbose=False)["input_ids"])
+    return partial(num_tokens, tokenizer)
 
 
 def _shots(options: AskOptions) -> Sequence[Shot]:

@@ -37,7 +37,7 @@ from replug.models.http.connection import IllFormed, ServerConnection, ServerErr
 from replug.models.http.mixed_answer import ServerMixture, TokenNames
 from replug.models.http.request_budget import RequestBudget
 from replug.models.packaged import resolve_lm_path
-from replug.models.pair_tokens import check_lengths, pair_token_ids
+from replug.models.pair_tokens import check_lengths, pair_token_ids, require_exact
 
 T = TypeVar("T")
 
@@ -144,7 +144,7 @@ class HttpLM(AsyncLM):
         return Pair(row, prefix, continuation, ids)
 
     def _prompts(self, prompts: Sequence[str], options: GenerationOptions) -> list[Pair]:
-        pairs = [self.pair(row, prompt, " ") for row, prompt in enumerate(prompts)]
+        pairs = [self.pair(row, prompt, "") for row, prompt in enumerate(prompts)]
         check_lengths([(pair.ids[0], [0] * options.max_new_tokens) for pair in pairs if pair.ids], self.max_tokens)
         return pairs
 
@@ -306,7 +306,11 @@ def server_tokenizer(lm: LMConfig) -> Any:
     """Load the server's tokenizer; None where none is given."""
     from replug.models.model_files import load_tokenizer  # seconds to import, which text alone can do without
 
-    return load_tokenizer(resolve_lm_path(lm.tokenizer, "lm.tokenizer"), "lm.tokenizer") if lm.tokenizer else None
+    if not lm.tokenizer:
+        return None
+    tokenizer = load_tokenizer(resolve_lm_path(lm.tokenizer, "lm.tokenizer"), "lm.tokenizer")
+    require_exact(tokenizer, lm.tokenizer, "lm.tokenizer")
+    return tokenizer
 
 
 def require_greedy(options: GenerationOptions) -> None:

@@ -20,7 +20,7 @@ from replug.models.black_box_lm import ContinuationScore
 from replug.models.ensemble import mix_token_logprobs
 from replug.models.generation import Generated, GenerationOptions, before_stop, stop_texts
 from replug.models.http.completions_api import BROKEN, Pair, ServerText, num_tops
-from replug.models.pair_tokens import PairIds
+from replug.models.pair_tokens import PairIds, answer_text
 
 if TYPE_CHECKING:  # seconds to import
     from transformers import PreTrainedTokenizerBase
@@ -71,9 +71,9 @@ class TokenNames:
         self._tokenizer = tokenizer
         self.ends = {tokenizer.eos_token_id}
 
-    def decode(self, ids: list[int]) -> str:
-        """Decode an answer as local weights do."""
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+    def decode(self, ids: list[int], last: int | None = None) -> str:
+        """Decode an answer behind the last token of its prompt, as local weights do."""
+        return answer_text(self._tokenizer, ids, last)
 
     def steps(self, answer: ServerText, num_tops: int) -> list[TopTokens]:
         """Return an answer's tokens up to the first that is not known for sure; none of tokens that are not its text.
@@ -134,6 +134,7 @@ class ServerMixture:
         plans = [deque(names.steps(answer, self._num_tops)) for answer in shown]
         chosen: list[int] = []
         logprobs: list[float] = []
+        last = self._ids(0)[-1]
         while True:
             if not await self._plan(names, plans, chosen):
                 return None
@@ -143,7 +144,7 @@ class ServerMixture:
             chosen.append(choice[0])
             logprobs.append(choice[1])
             is_end = chosen[-1] in names.ends
-            text = names.decode(chosen[:-1] if is_end else chosen)
+            text = names.decode(chosen[:-1] if is_end else chosen, last)
             answer = before_stop(text, self._options.stop)
             if is_end or answer != text or len(chosen) == self._options.max_new_tokens:
                 return answer, logprobs
@@ -180,9 +181,13 @@ class ServerMixture:
 
     def _longer(self, row: int, place: int, chosen: list[int], after: list[int]) -> Pair:
         """Return a prompt with the tokens chosen so far behind it, and those to score after these."""
+        return Pair(row, "", "", ([*self._ids(place), *chosen], after))
+
+    def _ids(self, place: int) -> list[int]:
+        """Return the ids of a prompt."""
         ids: PairIds | None = self._prompts[place].ids
         assert ids is not None, "token by token wants the server's tokenizer"
-        return Pair(row, "", "", ([*ids[0], *chosen], after))
+        return ids[0]
 
     async def _whole(self, shown: Sequence[ServerText], prompt_tokens: int | None) -> Generated:
         """Return the likeliest whole answer, with one log-prob for all of it."""

@@ -50,7 +50,15 @@ from replug.models.local.output_layer import (
 from replug.models.local.weights import FLASH, lm_identity, load_causal_lm, require_sense
 from replug.models.model_files import lm_shape, load_lm_tokenizer
 from replug.models.packaged import resolve_lm_path
-from replug.models.pair_tokens import LMInput, TokenizedCall, check_lengths, inputs_of, pair_token_ids, pairs_token_ids
+from replug.models.pair_tokens import (
+    LMInput,
+    TokenizedCall,
+    answer_text,
+    check_lengths,
+    inputs_of,
+    pairs_token_ids,
+    prompts_token_ids,
+)
 
 log = logging.getLogger(__name__)
 
@@ -181,7 +189,8 @@ class HuggingFaceLM:
         options: GenerationOptions,
         goes_on: Callable[[str], bool] | None = None,
     ) -> MixedAnswer:
-        return MixedAnswer(rows, weights, options, self._ends, self._decode, goes_on)
+        decode = partial(answer_text, self.tokenizer, last=rows[0][-1])
+        return MixedAnswer(rows, weights, options, self._ends, decode, goes_on)
 
     @torch.inference_mode()
     def _growing_texts(self, answer: MixedAnswer) -> Iterator[str]:
@@ -229,13 +238,13 @@ class HuggingFaceLM:
         return True
 
     def _prompt_ids(self, prompts: Sequence[str], max_new_tokens: int) -> list[list[int]]:
-        rows = [row for row, _ in pairs_token_ids(self.tokenizer, prompts, [" "] * len(prompts))]
+        rows = prompts_token_ids(self.tokenizer, prompts)
         check_lengths([(row, [0] * max_new_tokens) for row in rows], self.max_tokens)
         return rows
 
     def _opening_ids(self, opening: str | None) -> list[int]:
         """Return what bounds the shared prefix of a call; no opening bounds nothing."""
-        return pair_token_ids(self.tokenizer, opening, " ")[0] if opening else []
+        return prompts_token_ids(self.tokenizer, [opening])[0] if opening else []
 
     @cached_property
     def _cache_use(self) -> CacheUse:
@@ -256,9 +265,6 @@ class HuggingFaceLM:
         named = getattr(self.model.generation_config, "eos_token_id", None)
         others = named if isinstance(named, list) else [named]
         return frozenset(token for token in [self.tokenizer.eos_token_id, *others] if token is not None)
-
-    def _decode(self, ids: list[int]) -> str:
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     def _grow(self, rows: Rows, opening: str) -> CachedPrompts | RecomputedPrompts:
         """Return the prompts by the cheapest way that is right for this model."""
