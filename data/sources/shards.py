@@ -104,14 +104,15 @@ def read_source_shard(source_shard: SourceShard, fields: FieldMap) -> Iterator[t
             yield line, item
 
 
-def source_fingerprint(source: str) -> str | None:
-    """Hash over the files' names and contents; None where the source is no file or folder.
+def source_fingerprint(source: str, fields: FieldMap) -> str | None:
+    """Hash over names and contents of the files that are read; None where the source is no file or folder.
 
     Preparing reads all of them too; large ones are hashed once, several at a time.
     """
     paths = _files(source)
     if paths is None:
         return None
+    paths = _read_of(source, paths, fields)
     digest = hashlib.sha256()
     with ThreadPoolExecutor(FILES_AT_ONCE) as readers:
         for path, sha256 in zip(paths, readers.map(content_sha256, paths), strict=True):
@@ -126,19 +127,26 @@ def _plan(source: str, fields: FieldMap, shard_bytes: int | None) -> tuple[Itera
     paths = _files(source)
     if paths is None:
         return plan_hub(source), []
-    rows = [path for path in paths if rows_problem(path, fields) is None]
-    if Path(source).expanduser().is_file():
-        if not rows and format_of(paths[0]) in NO_TEXTS:
-            raise UserError(f"data.source: {source} {rows_problem(paths[0], fields)}")
-        return plan_file(paths[0], shard_bytes), []
-    read = rows or [path for path in paths if format_of(path) not in NO_TEXTS]
-    if paths and not read:
-        raise UserError(f"data.source: {paths[0]} {rows_problem(paths[0], fields)}")
+    read = _read_of(source, paths, fields)
+    is_file = Path(source).expanduser().is_file()
+    problem = rows_problem(paths[0], fields) if paths and (is_file or not read) else None
+    if problem is not None and format_of(paths[0]) in NO_TEXTS:
+        raise UserError(f"data.source: {paths[0]} {problem}")
+    if is_file:
+        return plan_file(read[0], shard_bytes), []
     root, kept = Path(_root(source)), set(read)
     left_aside = [str(path.relative_to(root)) for path in paths if path not in kept] + _links(source)
-    if rows:
-        return (shard for path in rows for shard in plan_file(path, shard_bytes)), left_aside
+    if read and format_of(read[0]) in (*ROWS, *NO_TEXTS):
+        return (shard for path in read for shard in plan_file(path, shard_bytes)), left_aside
     return plan_tree(read, str(root), SOURCE_SHARD_BYTES), left_aside
+
+
+def _read_of(source: str, paths: list[Path], fields: FieldMap) -> list[Path]:
+    """Return the files that are read: those that hold rows, or else those that may be texts."""
+    if Path(source).expanduser().is_file():
+        return paths
+    rows = [path for path in paths if rows_problem(path, fields) is None]
+    return rows or [path for path in paths if format_of(path) not in NO_TEXTS]
 
 
 def _links(source: str) -> list[str]:

@@ -83,11 +83,11 @@ def test_a_large_file_is_read_again_only_where_it_may_have_changed(
     monkeypatch.setattr(shards, "file_sha256", lambda path: read.append(path) or real(path))
     path = tmp_path / "large"
     path.write_bytes(bytes(100))
-    first, of_folder = content_sha256(path), source_fingerprint(str(path))
+    first, of_folder = content_sha256(path), source_fingerprint(str(path), FieldMap())
     assert content_sha256(path) == first and len(read) == 1
     time.sleep(0.02)  # more than the step of the clock of a file system
     edit(path, 50)
-    assert content_sha256(path) != first and len(read) == 2 and source_fingerprint(str(path)) != of_folder
+    assert content_sha256(path) != first and len(read) == 2 and source_fingerprint(str(path), FieldMap()) != of_folder
     (kept,) = (tmp_path / "cache/file_hashes").iterdir()
     kept.write_text("half of it")
     assert content_sha256(path) != first and len(read) == 3
@@ -295,6 +295,15 @@ def test_a_folder_that_cannot_be_read_is_refused_with_the_files_name(case, tmp_p
     write_form(tmp_path, files)
     with pytest.raises(UserError, match=says):
         read(tmp_path)
+
+
+def test_a_source_is_known_by_the_files_that_are_read(tmp_path):
+    write_form(tmp_path, SHARDS)
+    known = source_fingerprint(str(tmp_path), FieldMap())
+    write_form(tmp_path, {"README.md": b"a card that somebody added"})
+    assert source_fingerprint(str(tmp_path), FieldMap()) == known
+    write_form(tmp_path, {"data/train-2.jsonl": b"{}"})
+    assert source_fingerprint(str(tmp_path), FieldMap()) != known
 
 
 def test_links_to_files_are_read_those_to_folders_named_and_those_to_nothing_refused(tmp_path):
