@@ -51,6 +51,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("llm", "lm_path", "language_model", "reader"), ("lm.path",)),
     **dict.fromkeys(("base_url", "api_base", "endpoint", "server"), ("lm.url",)),
     **dict.fromkeys(("api_key", "key", "token"), ("lm.api_key_env",)),
+    **dict.fromkeys(("max_attempts", "max_retries", "num_retries"), ("lm.patience_minutes", "index.max_attempts")),
     **dict.fromkeys(("max_length", "max_seq_length", "max_len"), ("retriever.max_tokens",)),
     **dict.fromkeys(("query_prefix", "query_instruction"), ("retriever.query_prompt",)),
     **dict.fromkeys(("document_prefix", "passage_prefix", "passage_prompt"), ("retriever.document_prompt",)),

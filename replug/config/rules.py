@@ -183,12 +183,33 @@ def lm_problems(lm: LMConfig) -> Iterator[str]:
             yield f"lm.{key} is set, but lm.path names a local LM; expected it only with lm.url. Remove it"
 
 
+def server_url(lm: LMConfig) -> str:
+    """Return lm.url without blanks round it, and without a slash or /completions at its end.
+
+    Raises UserError for what is not a server's address, and shows no password.
+    """
+    url, mark, _ = (lm.url or "").strip().replace("#", "?").partition("?")
+    url = url.rstrip("/").removesuffix("/completions").removesuffix("/chat")
+    if "@" in url or mark:
+        wanted = "http://HOST:PORT/v1" if "@" in url else f"lm.url={url}"
+        raise UserError(f"lm.url holds a secret or a query; expected {wanted}. Put the key in ${lm.api_key_env}")
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a bracket without its end, a port that is not a number
+        is_address = False
+    if not is_address or any(char.isspace() for char in url):
+        is_without_scheme = re.fullmatch(r"[\w.-]+(:\d+)?(/\S*)?", url)
+        wanted = f"lm.url=http://{url} or lm.url=https://{url}" if is_without_scheme else "http://HOST:PORT/v1"
+        raise UserError(f"lm.url is {url}; expected {wanted}")
+    return url
+
+
 def _server_problems(lm: LMConfig) -> Iterator[str]:
-    parts = urlsplit(str(lm.url))
-    if parts.username or parts.password or parts.query or parts.fragment:
-        yield f"lm.url holds a secret or a query; expected http://HOST:PORT/v1. Put the key in ${lm.api_key_env}"
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        yield f"lm.url is {lm.url}; expected http://HOST:PORT/v1"
+    try:
+        server_url(lm)
+    except UserError as error:
+        yield str(error)
     if not (lm.model or "").strip():
         yield "lm.model is missing; expected the name under which the server at lm.url serves the LM"
     if lm.api is not ServerAPI.echo and not lm.tokenizer:

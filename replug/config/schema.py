@@ -140,13 +140,15 @@ class LMConfig:
     max_tokens_sent: int | None = key(
         None, "Token budget: the run stops before it sends more. Default: unlimited.", ABOVE_0, resumable=True
     )
+    patience_minutes: float = key(
+        15.0, "Minutes to wait for a server that is away or throttles before the run stops.", ABOVE_0, resumable=True
+    )
     # Both kinds.
     separator: str = key("\n", "Text between a document and the context.")
     too_long: TooLong = key(
         TooLong.error, "Inputs above the LM's limit: error, or truncate the document, then the context's beginning."
     )
     timeout_seconds: float = key(600.0, "Seconds after which a call or request is retried.", ABOVE_0, resumable=True)
-    max_attempts: int = key(5, "Attempts per call or request before the run stops.", ABOVE_0, resumable=True)
     cache: str | None = key(None, "SQLite file of LM scores. Default: RUN_DIR/scores.sqlite.")
 
 

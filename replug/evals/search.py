@@ -101,11 +101,27 @@ def _find(
         own = replace(own, path=path, query_path=None, query_prompt=None, document_prompt=None)
     run, root = replace(config.run_config(), retrieve=RetrieveConfig(k), retriever=own), _root(config, source, out)
     encoder = load_encoder(own, dims=run.index.dims)
+    if source == REPLUG:
+        warn_of_similarity(encoder, path, config.retriever.similarity, "retriever.similarity")
+    else:
+        warn_of_similarity(encoder, path, config.similarities.get(source), f"similarities.{source}")
     with sole_writer(root), closing(IndexService(root, run.index)) as index:
         require_same_index(run, encoder, corpus, index.store)
         build_version(run, encoder, corpus, index, IndexState(0, 0))
         result = index.search(0, embed(encoder), k)
     return RetrievedDocuments(result.doc_rows, result.similarities)
+
+
+def warn_of_similarity(encoder: Encoder, path: str, given: Similarity | None, key: str) -> None:
+    """Warn where vectors are compared otherwise than the encoder's folder says, or where neither it nor a key says."""
+    used, own = encoder.similarity, encoder.own_similarity
+    if given is None and own is None:
+        log.warning(
+            f"{key} is not given, and {path} does not say how its vectors are compared: {used} is used; REPLUG uses "
+            "cosine, and Contriever and DPR were trained with dot"
+        )
+    elif own not in (None, used):
+        log.warning(f"{key}: {used} is used, but {path} says {own}")
 
 
 def _texts(corpus: Corpus) -> Iterator[str]:

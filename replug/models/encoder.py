@@ -28,7 +28,7 @@ from replug.data.store import CorpusStore
 from replug.data.tokenizing import TokenIds, cut_ids
 from replug.models.batching import token_budget_batches
 from replug.models.black_box_lm import require_texts
-from replug.models.encoder_files import KEY, TASKS, chain, joined, load_container, most_tokens
+from replug.models.encoder_files import KEY, TASKS, chain, joined, load_container, most_tokens, similarity_in
 from replug.models.ensemble_temperature import EnsembleTemperature, temperature_in, write_temperature
 from replug.models.hardware import one_per_thread, to_device
 from replug.models.lora import merged, save_adapters
@@ -59,6 +59,7 @@ class Encoder(nn.Module):
     """
 
     temperature: EnsembleTemperature | None
+    own_similarity: str | None  # that of the folder; None: it says nothing, and cosine is assumed
     untrained_sha256: str | None = None  # of the weights that training leaves as they are; None: it changes all
 
     def __init__(
@@ -75,6 +76,7 @@ class Encoder(nn.Module):
         super().__init__()
         path = resolve_encoder_path(str(path))
         self.model = load_container(path)
+        self.own_similarity = similarity_in(self.model)
         said = self.model.similarity_fn_name
         self.similarity = _similarity(similarity, said, path)
         self._end_by_similarity(leave_out=self.similarity == "dot" != said)

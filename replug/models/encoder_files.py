@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Router, Transformer
+from sentence_transformers.base.modules import Normalize, Router, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import nn
 from transformers import BertConfig, BertModel, DPRContextEncoder, DPRQuestionEncoder, PreTrainedConfig, PreTrainedModel
@@ -24,9 +24,11 @@ from replug.data.files import write_json
 from replug.data.folder import CHECKSUMS, add_checksum, require_checksums
 from replug.models.fused_layers import use_fused_gelu
 from replug.models.model_files import (
+    REPORTED,
     load_whole,
     loading,
     read_model_config,
+    require_no_adapter,
     require_own_tokenizer,
     require_tokenizer,
     require_whole,
@@ -38,8 +40,6 @@ TASKS = ("query", "document")
 MODULES_FILE = "modules.json"
 QUERY_SIDE = "query_side.json"  # beside a pair of which queries alone were tuned
 DPR_ENCODERS = {"DPRContextEncoder": DPRContextEncoder, "DPRQuestionEncoder": DPRQuestionEncoder}
-# Vectors do not depend on the pooler and on the heads that a model was pretrained with.
-UNUSED = ("pooler", "cls.predictions", "cls.seq_relationship", "lm_head")
 NO_LIMIT = 10**9  # a tokenizer of which transformers knows no limit has an absurd one
 UNKNOWN_LIMIT = 512  # tokens, if neither tokenizer nor model says any
 PROBE_TOKENS = 4  # of two short texts that differ after their first token
@@ -62,13 +62,10 @@ class WholeTransformer(Transformer):
                 f"{KEY}: {path} loads its Transformer with {sorted(unknown)[0]}, which replug does not follow"
             )
         options = {name: options[name] for name in options.keys() & HUB_OPTIONS}
-        options |= {"dtype": torch.float32, "use_safetensors": True, "output_loading_info": True}
-        try:
-            loaded: Any = super()._load_model(path, *given, **options)
-        except RuntimeError as error:  # weights of another shape than the configuration's
-            raise UserError(f"{KEY}: the weights in {path} do not fit its config.json: {error}") from error
+        options |= {"dtype": torch.float32, "use_safetensors": True} | REPORTED
+        loaded: Any = super()._load_model(path, *given, **options)
         model, report = loaded
-        require_whole(model, report, path, KEY, UNUSED)
+        require_whole(model, report, path, KEY)
         return model
 
 
@@ -101,16 +98,16 @@ def load_container(path: str) -> SentenceTransformer:
         else:
             _check_modules(path, modules_file)
             container = _Container(path, device="cpu", trust_remote_code=False, local_files_only=is_folder)
-    if (Path(path) / "query_encoder").is_dir() and not any(isinstance(module, Router) for module in container):
-        raise UserError(
-            f"{KEY}: {path} holds a query_encoder beside its own modules; expected both in one Router, or that folder "
-            f"in another place, given as retriever.query_path (then remove {CHECKSUMS} in both)"
-        )
-    transformers: dict[int, Any] = {id(found): found for task in TASKS for found in chain(container, task, path)[:1]}
-    for transformer in transformers.values():
-        _check_transformer(transformer, path)
-        if modules_file is None:
-            _require_no_causal(transformer.model, path)
+        if (Path(path) / "query_encoder").is_dir() and not any(isinstance(module, Router) for module in container):
+            raise UserError(
+                f"{KEY}: {path} holds a query_encoder beside its own modules; expected both in one Router, or that "
+                f"folder in another place, given as retriever.query_path (then remove {CHECKSUMS} in both)"
+            )
+        transformers: dict[Any, None] = dict.fromkeys(chain(container, task, path)[0] for task in TASKS)
+        for transformer in transformers:
+            _check_transformer(transformer, path)
+            if modules_file is None:
+                _require_no_causal(transformer.model, path)
     return container
 
 
@@ -123,6 +120,16 @@ def chain(container: SentenceTransformer, task: str, path: str = "") -> list[nn.
             raise UserError(f"{KEY}: {path} has a Router of {', '.join(routes)}; expected query and document")
         found += routes[task]
     return found
+
+
+def similarity_in(container: SentenceTransformer) -> str | None:
+    """Return the similarity that a folder names, or cosine for vectors of length 1; None where it says nothing.
+
+    Asking `similarity_fn_name` makes it cosine, so this must come before.
+    """
+    return container._similarity_fn_name or (
+        "cosine" if isinstance(chain(container, "document")[-1], Normalize) else None
+    )
 
 
 def joined(
@@ -170,7 +177,7 @@ def _loading(path: str) -> Iterator[None]:
         try:
             yield
         except (LookupError, TypeError, AttributeError, ImportError, RuntimeError) as error:
-            raise ValueError(f"{type(error).__name__}: {error}") from error
+            raise ValueError(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
 def _plain_modules(path: str) -> list[nn.Module]:
@@ -191,6 +198,7 @@ def _check_modules(path: str, modules_file: Path) -> None:
         inner, kind = module["path"], module["type"].rpartition(".")[2]
         if kind == "Transformer":
             require_tokenizer(str(Path(path) / inner), KEY)
+            require_no_adapter(path, KEY, inner)
         if kind in ("Dense", "LayerNorm") and optional_file(path, f"{inner}/model.safetensors") is None:
             raise UserError(
                 f"{KEY}: {path} has no {inner}/model.safetensors, the weights of its {kind}; pickled ones "
@@ -211,7 +219,8 @@ def _check_transformer(transformer: nn.Module, path: str) -> None:
         raise UserError(f"{KEY}: {path} begins with a {type(transformer).__name__}; expected a Transformer")
     transformer.__class__ = Transformer  # it is saved as what anybody can load
     model, tokenizer, config = transformer.model, transformer.tokenizer, transformer.model.config
-    if config.is_encoder_decoder or not isinstance(getattr(config, "hidden_size", None), int):
+    has_decoder = config.is_encoder_decoder and hasattr(model, "decoder")
+    if has_decoder or not isinstance(getattr(config, "hidden_size", None), int):
         raise UserError(f"{KEY}: {path} holds a {type(model).__name__}; expected an encoder of text alone")
     changed = [name for name in TOKEN_SETTINGS if getattr(transformer, name)]
     if transformer.modality_config.get("text") != TEXT_FORWARD or transformer.module_output_name != "token_embeddings":
@@ -252,7 +261,7 @@ def _load_dpr(path: str, config: PreTrainedConfig) -> PreTrainedModel:
             f"{KEY}: {path} holds a {name} of DPR, projection_dim {config.projection_dim}; "
             f"expected {' or '.join(DPR_ENCODERS)} without a projection"
         )
-    whole = load_whole(DPR_ENCODERS[name], path, KEY, UNUSED, config=config, dtype=torch.float32)
+    whole = load_whole(DPR_ENCODERS[name], path, KEY, config=config, dtype=torch.float32)
     fields = config.to_dict() | {"model_type": "bert", "architectures": ["BertModel"]}
     bert = BertModel(BertConfig.from_dict(fields), add_pooling_layer=False)
     bert.load_state_dict(whole.get_submodule(f"{whole.base_model_prefix}.bert_model").state_dict())

@@ -7,23 +7,31 @@ weights are loaded, all of them and no others: transformers draws at random what
 Code that comes with a model is never run, and no pickle is read.
 """
 
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from replug.config.errors import UserError
 from replug.models.batching import LMShape
+from replug.models.lora import INSIDE_PEFT
+from replug.models.packaged import optional_file
 from replug.models.pair_tokens import require_exact
+
+log = logging.getLogger(__name__)
 
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model"),
     *("vocab.bpe", "tekken.json", "tokenizer.tiktoken"),
 )
+ADAPTER = "adapter_config.json"
 CAUSAL_LMS = frozenset(name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() if isinstance(name, str))
 LEAST_NAMED = 0.5  # of a model's rows of embeddings: makers pad their number, but never double it
 
@@ -41,9 +49,20 @@ def loading(key: str, path: str) -> Iterator[None]:
 
 
 def read_model_config(path: str, key: str) -> PreTrainedConfig:
-    """Return the model's configuration. Raises UserError if it is missing or unknown to transformers."""
+    """Return the model's configuration. Raises UserError if it is missing or unknown, or has an adapter beside it."""
     with loading(key, path):
-        return AutoConfig.from_pretrained(path, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        require_no_adapter(path, key)
+    return config
+
+
+def require_no_adapter(path: str, key: str, inner: str = "") -> None:
+    """Raise UserError for an adapter in a model's folder, which transformers reads only if peft is installed."""
+    if optional_file(path, str(Path(inner, ADAPTER))) is not None:
+        raise UserError(
+            f"{key}: {path} holds an adapter ({ADAPTER}); expected whole weights: merge it into them with peft's "
+            "merge_and_unload and save_pretrained"
+        )
 
 
 def lm_shape(config: PreTrainedConfig) -> LMShape:
@@ -101,46 +120,78 @@ def require_own_tokenizer(tokenizer: PreTrainedTokenizerBase, num_rows: int | No
     )
 
 
-COMPUTED = ("position_ids", "inv_freq")  # tables that follow from the configuration, in files of earlier versions
 SHOWN = 3
+POOLER = "pooler"  # neither a vector nor a score is made by it, so that it may be there or not
+REPORTED: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # for `require_whole`
 
 
-def load_whole(kind: Any, path: str, key: str, unused: tuple[str, ...] = (), **options: Any) -> PreTrainedModel:
+def load_whole(kind: Any, path: str, key: str, **options: Any) -> PreTrainedModel:
     """Load the model of a folder or hub name by a class of transformers.
 
-    Parts that are `unused` (such as `pooler`) may be there or not. Raises UserError for anything else that is missing,
-    of another shape, or of no use, and what transformers raises for what it cannot read.
+    Raises UserError as `require_whole` does, and what transformers raises for what it cannot read.
     """
     try:
-        model, report = kind.from_pretrained(
-            path, output_loading_info=True, use_safetensors=True, trust_remote_code=False, **options
-        )
-    except RuntimeError as error:  # weights of another shape than the configuration's
+        model, report = kind.from_pretrained(path, use_safetensors=True, trust_remote_code=False, **REPORTED, **options)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # weights that cannot be joined, such as those of experts of which one is lost
         raise UserError(f"{key}: the weights in {path} do not fit its config.json: {_first_line(error)}") from error
-    require_whole(model, report, path, key, unused)
+    require_whole(model, report, path, key)
     return model
 
 
-def require_whole(model: PreTrainedModel, report: Any, path: str, key: str, unused: tuple[str, ...] = ()) -> None:
-    """Raise UserError for weights that a model lacks, or has no use for, by what transformers reports of loading it."""
-    missing = [name for name in report["missing_keys"] if not _is_of(name, unused)]
-    unexpected = [name for name in report["unexpected_keys"] if not _is_of(name, unused)]
-    unexpected = [name for name in unexpected if name.rpartition(".")[2] not in COMPUTED]
-    if missing:
+def require_whole(model: PreTrainedModel, report: Any, path: str, key: str) -> None:
+    """Raise UserError unless a model's weights are all there, of its shapes, and all that were saved of it are read.
+
+    `report` is what transformers says of loading it. Heads that the model was pretrained with, and tables that earlier
+    versions saved, are a warning; other weights inside the model make another one of it, such as layers of another
+    depth, adapters, or the scales of quantized weights.
+    """
+    kind = type(model).__name__
+    if missing := [name for name in report["missing_keys"] if POOLER not in name.split(".")]:
         raise UserError(
             f"{key}: {path} lacks {_named(missing)}, which would be drawn at random: bring all weights of the model, "
             "or a config.json that is theirs"
         )
-    if unexpected:
+    if shapes := [f"{name} {list(found)}, not {list(asked)}" for name, found, asked in report["mismatched_keys"]]:
         raise UserError(
-            f"{key}: {path} holds {_named(unexpected)}, which a {type(model).__name__} by its config.json has no use "
-            "for: bring the config.json of these weights"
+            f"{key}: the weights in {path} do not fit its config.json: it holds {_named(shapes)} as {kind} has it: "
+            "bring the config.json of these weights"
         )
+    unread = report["unexpected_keys"]
+    if inside := _of_model(model, unread):
+        raise UserError(
+            f"{key}: {path} holds {_named(inside)}, which {kind} by its config.json has no use for: bring the "
+            "config.json of these weights"
+        )
+    if unread:
+        _warn_once(f"{key}: {path} holds {_named(unread)}, which {kind} does not read")
 
 
-def _is_of(name: str, parts: Iterable[str]) -> bool:
-    """Return whether a weight belongs to one of these parts, at any depth."""
-    return any(f".{part}." in f".{name}" for part in parts)
+def _of_model(model: PreTrainedModel, unread: Iterable[str]) -> list[str]:
+    """Return which of the weights that were not read lie inside the model, and are no table of an earlier version.
+
+    Such a table is a buffer that the model computes (`inv_freq`), or hangs on a module of several parts (`attn.bias`).
+    """
+    found: list[str] = []
+    prefix = f"{model.base_model_prefix}."
+    modules = {name.removeprefix(prefix): module for name, module in model.named_modules()}
+    weights = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
+    tables = {name.rpartition(".")[2] for name, _ in model.named_buffers()} - weights
+    for weight in unread:
+        inner = weight.removeprefix(INSIDE_PEFT)
+        place, _, name = inner.removeprefix(prefix).rpartition(".")
+        is_inside = inner.startswith(prefix) or place.partition(".")[0] in modules
+        around = modules.get(place)
+        is_table = name in tables or (around is not None and around._modules and name not in around._parameters)
+        if is_inside and not is_table and POOLER not in place.split("."):
+            found.append(weight)
+    return found
+
+
+@cache  # a run loads its encoder several times
+def _warn_once(line: str) -> None:
+    log.warning(line)
 
 
 def _named(names: Iterable[str]) -> str:

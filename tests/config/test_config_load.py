@@ -43,6 +43,37 @@ def test_every_shipped_configuration_loads(path):
     assert isinstance(load_config(path, [f"{key}=given" for key in paths_left_open(path)]), Config)
 
 
+OF_ENSEMBLE = ("k", "ensemble.temperature")
+SAID = {  # by every table, and by evaluation
+    "": ("retriever.similarity", "retriever.query_prompt", "retriever.document_prompt", "lm.dtype"),
+    "language_modelling": (*OF_ENSEMBLE, "texts.scored_tokens", "texts.context_tokens", "texts.query_tokens"),
+    "token_gain": (*OF_ENSEMBLE, "texts.scored_tokens", "texts.context_tokens", "texts.query_tokens"),
+    "mmlu": (*OF_ENSEMBLE, "questions.shots", "questions.query", "questions.documents_in_shots"),
+    "open_qa": (*OF_ENSEMBLE, "questions.shots", "questions.query", "questions.documents_in_shots"),
+    "popqa": ("k", "questions.shots", "questions.query", "questions.max_new_tokens", "questions.documents_in_shots"),
+    "internet_qa": ("questions.shots", "questions.query", "web.num_results", "web.max_passages"),
+}
+TABLES = {path.stem: OmegaConf.load(path) for path in sorted(FOLDER.glob("paper_tables/*.yaml"))}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_papers_table_relies_on_no_default(name: str) -> None:
+    table = TABLES[name]
+    missing = [key for key in (*SAID[""], *SAID[table.evaluation]) if OmegaConf.select(table, key) is None]
+    assert missing == []
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_papers_table_compares_weighs_and_asks_as_its_paper(name: str) -> None:
+    table = TABLES[name]
+    shots = {"mmlu": 5, "open_qa": 16, "internet_qa": 15, "popqa": 0 if name == "popqa_davinci003" else 15}
+    assert table.retriever.similarity == ("dot" if table.evaluation == "popqa" else "cosine")
+    assert OmegaConf.select(table, "ensemble.temperature", default=1) == 1
+    assert OmegaConf.select(table, "questions.shots") == shots.get(table.evaluation)
+    if table.evaluation != "internet_qa":
+        assert table.k == (1 if table.evaluation in ("popqa", "token_gain") else 10)
+
+
 @pytest.mark.parametrize("path", EVALUATIONS, ids=lambda path: path.stem)
 def test_every_shipped_evaluation_needs_models_questions_and_documents_only(path):
     assert names_evaluation(path)

@@ -76,7 +76,13 @@ def test_another_key_may_stand_in_for_a_value(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["http://me:hunter2@host/v1", "http://hunter2@host/v1", "http://host/v1?key=hunter2", "http://host/v1#hunter2"],
+    [
+        "http://me:hunter2@host/v1",
+        "http://hunter2@host/v1",
+        "http://host/v1?key=hunter2",
+        "http://host/v1#hunter2",
+        "me:hunter2@host/v1",
+    ],
 )
 def test_a_url_with_a_secret_in_it_is_refused_without_being_shown(url: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"lm\.url holds a secret") as caught:

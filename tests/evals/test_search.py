@@ -1,5 +1,6 @@
 """What is searched and reranked: keys beside an index, and reranking by the LM."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -7,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from replug.config.choices import Similarity
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
 from replug.config.load import load_evaluation_config
@@ -16,7 +18,9 @@ from replug.config.schema import DataConfig, LMConfig, RetrieverConfig
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.kinds import PromptedLM, check_evaluation
 from replug.evals.lm_passes import reranked
-from replug.evals.search import find_all
+from replug.evals.search import find_all, warn_of_similarity
+from replug.models.encoder import Encoder
+from replug.models.packaged import write_stand_in_encoder
 from replug.models.prompt import PromptTemplate
 from tests.support.known_lm import KnownLM, KnownTexts
 from tests.support.small_index import write_small_index
@@ -38,6 +42,36 @@ def test_a_key_that_says_otherwise_than_the_index_is_refused(tmp_path: Path, key
         UserError, match=rf"retriever.{key.partition('=')[0]} is .*, but the index in .* leave the key out"
     ):
         find_all(config, corpus, ["mida"], evaluation_methods(config), tmp_path / "found")
+
+
+def written(folder: Path, said: str | None) -> str:
+    """A folder that names a similarity, or a plain one."""
+    if said is None:
+        write_stand_in_encoder(folder)
+    else:
+        Encoder("stand_in", said).save(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("said", "asked", "warns"),
+    [
+        (None, None, "similarities.lsr is not given, and .* cosine is used"),  # Contriever, DPR
+        (None, Similarity.cosine, None),  # as REPLUG has Contriever
+        (None, Similarity.dot, None),
+        ("dot", None, None),
+        ("dot", Similarity.cosine, "similarities.lsr: cosine is used, but .* says dot"),
+        ("cosine", Similarity.cosine, None),
+    ],
+)
+def test_a_similarity_that_nobody_said_or_that_the_folder_denies_is_named(
+    said: str | None, asked: Similarity | None, warns: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = written(tmp_path, said)
+    warn_of_similarity(Encoder(path, asked.value if asked else None), path, asked, "similarities.lsr")
+    lines = [record.getMessage() for record in caplog.records if record.name == "replug.evals.search"]
+    assert len(lines) == (warns is not None)
+    assert warns is None or re.match(warns, lines[0])
 
 
 TEXTS = ["red", "green", "blue", "grey"]

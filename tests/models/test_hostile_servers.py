@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import resource
 import socket
 import threading
@@ -41,7 +42,7 @@ class RawServer:
     """
 
     def __init__(self, answer: Callable[[int, dict], bytes], models: bytes | None = None) -> None:
-        self._answer, self._models = answer, models or http_answer(MODELS)
+        self._answer, self._models = answer, http_answer(MODELS) if models is None else models
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._lock = threading.Lock()
         self.requests = 0
@@ -104,6 +105,7 @@ Answer = Callable[[int, dict], bytes]
 @pytest.fixture(autouse=True)
 def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_connection, "BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(server_connection, "MAX_ATTEMPTS", 2)
     monkeypatch.setenv("REPLUG_LM_API_KEY", SECRET)
 
 
@@ -119,7 +121,7 @@ class Asked:
         self.opened: list[HttpLM] = []
 
     def __call__(self, server: RawServer | FaultServer, **changes: object) -> HttpLM:
-        spec = server_spec(server.url, **{"max_attempts": 2, "timeout_seconds": 5.0} | changes)
+        spec = server_spec(server.url, **{"patience_minutes": 1e-6, "timeout_seconds": 5.0} | changes)
         self.opened.append(HttpLM(spec, RequestBudget(None)))
         return self.opened[-1]
 
@@ -144,7 +146,10 @@ RIGHT = bits(StandInLM().score(PREFIXES, CONTINUATIONS))
 
 
 @pytest.mark.parametrize(("api", "with_ids"), WAYS)
-def test_the_answer_to_another_text_is_a_fault(asked: Asked, tokenizer: str, api: str, with_ids: bool) -> None:
+def test_the_answer_to_another_text_is_a_fault(
+    asked: Asked, tokenizer: str, api: str, with_ids: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_connection, "MAX_ATTEMPTS", 1)
     folder = tokenizer if with_ids else None
 
     def answer_to_other(number: int, payload: dict) -> bytes:
@@ -153,7 +158,7 @@ def test_the_answer_to_another_text_is_a_fault(asked: Asked, tokenizer: str, api
         return http_answer(honest(payload if number else payload | {"prompt": swapped}, tokenizer))
 
     with RawServer(answer_to_other) as server:
-        lm = asked(server, api=api, tokenizer=folder, max_attempts=1)
+        lm = asked(server, api=api, tokenizer=folder)
         with pytest.raises(RunError, match=r"not those (that were )?sent|not of the expected form|do not join"):
             lm.score(PREFIXES, CONTINUATIONS)
         assert bits(asked(server, api=api, tokenizer=folder).score(PREFIXES, CONTINUATIONS)) == RIGHT
@@ -168,7 +173,7 @@ def test_two_answers_in_one_packet_falsify_nothing(asked: Asked, tokenizer: str,
         return good + http_answer(honest({**payload, "prompt": payload["prompt"][::-1]}, tokenizer)) * (number == 0)
 
     with RawServer(twice) as server:
-        lm = asked(server, tokenizer=tokenizer if with_ids else None, max_attempts=4)
+        lm = asked(server, tokenizer=tokenizer if with_ids else None)
         for _ in range(3):
             assert bits(lm.score(PREFIXES, CONTINUATIONS)) == RIGHT
     with RawServer(twice) as server:
@@ -225,14 +230,17 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def test_a_small_answer_does_not_grow_and_a_large_one_is_not_read(asked: Asked) -> None:
+def test_a_small_answer_does_not_grow_and_a_large_one_is_not_read(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_connection, "MAX_ATTEMPTS", 1)
     before = peak_bytes()
     bomb = gzip.compress(bytes(1 << 30), 1)
     large = http_answer(b'{"choices": [' + b"[" * (100 << 20))
     for content in (http_answer(bomb, "Content-Encoding: gzip"), large):
         begun = time.monotonic()
         with RawServer(lambda n, p, content=content: content) as server, pytest.raises(ServerError):  # type: ignore[misc]
-            asked(server, timeout_seconds=3.0, max_attempts=1).score(PREFIXES, CONTINUATIONS)
+            asked(server, timeout_seconds=3.0).score(PREFIXES, CONTINUATIONS)
         assert time.monotonic() - begun < 3.5
     assert peak_bytes() - before < 400 << 20  # what the test itself holds, and no gigabyte
 
@@ -255,7 +263,7 @@ KEY_ANSWERS: dict[str, Answer] = {
 @pytest.mark.parametrize("where", KEY_ANSWERS)
 def test_the_key_is_shown_in_no_message(asked: Asked, where: str) -> None:
     with RawServer(KEY_ANSWERS[where]) as server, pytest.raises(RunError) as caught:
-        asked(server, max_attempts=1).score(PREFIXES, CONTINUATIONS)
+        asked(server).score(PREFIXES, CONTINUATIONS)
     error: BaseException | None = caught.value
     while error is not None:  # a log shows the causes too
         assert SECRET not in str(error).lower()
@@ -263,22 +271,154 @@ def test_the_key_is_shown_in_no_message(asked: Asked, where: str) -> None:
         error = error.__cause__
 
 
-def test_a_served_models_name_is_shown_without_the_key_and_without_escapes(asked: Asked) -> None:
+def test_the_listed_names_are_shown_for_an_unknown_one_without_the_key_and_without_escapes() -> None:
     names = [{"id": f"{SECRET}\x1b[31m"}, {"id": [[]]}, {"id": "x" * 5000}]
-    served = RawServer(lambda n, p: b"", http_answer({"data": names}))
-    with served as server, pytest.raises(UserError, match="does not serve words") as caught:
-        asked(server)
+    unknown = http_answer({"message": "no such model"}, status="404 Not Found")
+    served = RawServer(lambda n, p: unknown, http_answer({"data": names}))
+    with (
+        served as server,
+        pytest.raises(UserError, match=r"no such model; .* lm.model is words, the server lists") as caught,
+    ):
+        connect(server_spec(server.url), RequestBudget(None))
     assert SECRET not in str(caught.value)
     assert str(caught.value).isprintable()
-    assert len(str(caught.value)) < 700
+    assert len(str(caught.value)) < 900
 
 
-@pytest.mark.parametrize("length", [0, 10**30, True, "many"])
-def test_a_length_of_context_that_is_none_is_the_servers_mistake(asked: Asked, length: object) -> None:
-    models = {"data": [MODELS["data"][0] | {"max_model_len": length}]}  # type: ignore[index]
-    served = RawServer(lambda n, p: b"", http_answer(models))
-    with served as server, pytest.raises(UserError, match="max_model_len"):
-        asked(server)
+CARD = MODELS["data"][0]
+LISTS: dict[str, tuple[object, int | None]] = {  # what GET /models answers, and the longest input by that
+    "vLLM": ({"data": [CARD | {"max_model_len": 2048}]}, 2047),
+    "a length as text": ({"data": [CARD | {"max_model_len": "2048"}]}, 2047),
+    "a length of null": ({"data": [CARD | {"max_model_len": None, "context_length": 4096}]}, 4095),
+    "lengths that are none": ({"data": [CARD | {"max_model_len": True}]}, None),
+    "a length of 0": ({"data": [CARD | {"max_model_len": 0}]}, None),
+    "an endless length": ({"data": [CARD | {"max_model_len": 10**30}]}, None),
+    "infinity": ({"data": [CARD | {"max_model_len": float("inf")}]}, None),
+    "a word for a length": ({"data": [CARD | {"max_model_len": "many"}]}, None),
+    "Together's bare list": ([CARD | {"context_length": 2048}], 2047),
+    "Groq": ({"data": [CARD | {"context_window": 2048}]}, 2047),
+    "a BOM": (b"\xef\xbb\xbf" + json.dumps({"data": [CARD | {"max_model_len": 2048}]}).encode(), 2047),
+    "Ollama's names": ({"data": [{"id": f"{MODEL}:latest"}]}, None),
+    "paths": ({"data": [{"id": f"/models/{MODEL}.gguf"}], "models": [{"name": MODEL}]}, None),
+    "the first page": ({"data": [{"id": "a"}], "has_more": True}, None),
+    "null": ({"object": "list", "data": None}, None),
+    "by name": ({"data": {MODEL: CARD}}, None),
+    "a number": (5, None),
+    "names": ([MODEL], None),
+    "no JSON": (b"<html>models</html>", None),
+}
+NO_ANSWER = "no answer"
+REFUSALS = [
+    "404 Not Found",
+    "405 Not Allowed",
+    "501 Not Implemented",
+    "403 Forbidden",
+    "400 Bad",
+    "500 Error",
+    "302 Found",
+    "429 Many",
+    "503 Busy",
+]
+
+
+@pytest.mark.parametrize("name", [*LISTS, *REFUSALS, NO_ANSWER])
+def test_the_list_of_models_decides_nothing_and_adds_what_it_can(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_connection, "SECONDS_TO_LIST_MODELS", 0.3)
+    content, longest = LISTS.get(name, ({"detail": "no"}, None))
+    models = http_answer(content, status=name if name in REFUSALS else "200 OK")
+    with RawServer(lambda n, p: http_answer(honest(p)), b"" if name == NO_ANSWER else models) as server:
+        lm = connect(server_spec(server.url), RequestBudget(None))
+        assert lm.max_tokens == longest
+        lm.close()
+
+
+def redirect(to: str, status: str = "308 Permanent Redirect") -> bytes:
+    return http_answer(b"", f"Location: {to}", status=status)
+
+
+def test_a_redirect_is_followed_to_the_same_server_only(asked: Asked, tokenizer: str) -> None:
+    def with_slash(number: int, payload: dict) -> bytes:
+        return redirect("/v1/completions/") if number % 2 == 0 else http_answer(honest(payload))
+
+    with RawServer(with_slash) as server:
+        assert bits(asked(server).score(PREFIXES, CONTINUATIONS)) == RIGHT
+    with (
+        RawServer(lambda n, p: http_answer(honest(p))) as other,
+        RawServer(lambda n, p: redirect(f"{other.url}/completions?key={SECRET}", "301 Moved")) as server,
+    ):
+        with pytest.raises(ServerError, match=rf"301 Moved; .* if you trust it, set lm.url={other.url}$"):
+            asked(server).score(PREFIXES, CONTINUATIONS)
+        assert other.requests == 0
+    with RawServer(lambda n, p: redirect("/v1/completions")) as server:
+        with pytest.raises(ServerError, match="308 Permanent Redirect"):
+            asked(server).score(PREFIXES, CONTINUATIONS)
+        assert server.requests == 1 + server_connection.MOST_REDIRECTS
+
+
+def refusing(status: str, *headers: str, **error: object) -> Answer:
+    return lambda number, payload: http_answer({"error": {"message": "no", **error}}, *headers, status=status)
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (refusing("429 Too Many Requests", type="insufficient_quota", code=None), "refuses the request: 429"),
+        (refusing("429 Too Many Requests", code="billing_hard_limit_reached"), "refuses the request: 429"),
+        (refusing("402 Payment Required"), "refuses the request: 402"),
+        (
+            refusing("429 Too Many Requests", "Retry-After: 3600"),
+            r"asks to wait 1:00:00, too long \(lm.patience_minutes=15",
+        ),
+        (refusing("500 Error", "Retry-After: 7200"), r"asks to wait 2:00:00, too long"),
+        *(
+            (refusing(status), f"refuses the request: {status}")
+            for status in ("400 Bad", "404 None", "422 No", "501 No")
+        ),
+    ],
+)
+def test_what_waiting_does_not_mend_is_not_waited_for(asked: Asked, answer: Answer, says: str) -> None:
+    with RawServer(answer) as server:
+        with pytest.raises(ServerError, match=says):
+            asked(server, patience_minutes=15).score(PREFIXES, CONTINUATIONS)
+        assert server.requests == 1
+
+
+WRONG_VALUES = {
+    "what vLLM writes for minus infinity": -9999.0,
+    "below it": -1e4,
+    "the least float16": -65504.0,
+    "the least float32": -3.4028235e38,
+    "minus infinity": -math.inf,
+    "nan": math.nan,
+    "null": None,
+    "OpenVINO's mark of none": 1.0,
+    "text": "-1.5",
+    "true": True,
+}
+
+
+@pytest.mark.parametrize("value", WRONG_VALUES.values(), ids=WRONG_VALUES)
+def test_a_number_that_stands_for_no_log_prob_is_no_score(asked: Asked, tokenizer: str, value: object) -> None:
+    def change(body: dict, api: str) -> None:
+        for choice in body["choices"]:
+            if api == "echo":
+                choice["logprobs"]["token_logprobs"][-2] = value
+            else:
+                [shown] = choice["prompt_logprobs"][-1].values()
+                shown["logprob"] = value
+
+    for api, folder in (("echo", None), ("echo", tokenizer), ("prompt_logprobs", tokenizer)):
+
+        def answer(number: int, payload: dict, api: str = api, folder: str | None = folder) -> bytes:
+            body = honest(payload, folder)
+            change(body, api)
+            return http_answer(body)
+
+        with (
+            RawServer(answer) as server,
+            pytest.raises(ServerError, match=r"log-probs? of (token \d of )?the continuation"),
+        ):
+            asked(server, api=api, tokenizer=folder).score(PREFIXES, CONTINUATIONS)
 
 
 @pytest.mark.parametrize("total", [0, None, "7", 10**400])
@@ -302,7 +442,7 @@ def test_a_server_that_goes_wrong_after_the_probe_gives_no_scores(then: str, mon
     """Its scores of a whole call are given out only while the server is the one that was probed."""
     monkeypatch.setattr("replug.models.http.http_lm.REQUESTS_BETWEEN_LOOKS", 1)
     with FaultServer() as server:
-        lm = connect(server_spec(server.url, max_attempts=2), RequestBudget(None))
+        lm = connect(server_spec(server.url, patience_minutes=1e-6), RequestBudget(None))
         assert bits(lm.score(PREFIXES, CONTINUATIONS)) == RIGHT
         server.mode = then
         with pytest.raises(RunError):
@@ -312,7 +452,7 @@ def test_a_server_that_goes_wrong_after_the_probe_gives_no_scores(then: str, mon
 
 def test_a_server_that_comes_back_with_another_model_is_noticed_at_once() -> None:
     with FaultServer() as server:
-        lm = connect(server_spec(server.url, max_attempts=3), RequestBudget(None))
+        lm = connect(server_spec(server.url), RequestBudget(None))
         server.mode, server.fault_share, server.kinds, server.first_faults = "other_model", 0.0, ["drop"], 0
         server.first_faults = server.requests + 1
         with pytest.raises(ServerError, match="is not the model that was probed"):

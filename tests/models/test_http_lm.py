@@ -135,10 +135,10 @@ def test_times_to_retry_are_read_from_seconds_and_dates_and_nonsense_is_none() -
     def seconds(value: str) -> float:
         return server_connection.retry_after(httpx.Response(429, headers={"Retry-After": value}))
 
-    assert seconds("7") == 7
+    assert (seconds("7"), seconds("0.5")) == (7, 0.5)  # OpenAI has fractions
     soon = datetime.now(UTC) + timedelta(seconds=30)
     assert 28 < seconds(format_datetime(soon, usegmt=True)) <= 30
-    for nothing in ("", "-3", "soon", "Sun, 06 Nov 1994 08:49:37 GMT", "Mon, 01 Jan 0001 00:00:00 +2359"):
+    for nothing in ("", "-3", "soon", "nan", "inf", "Sun, 06 Nov 1994 08:49:37 GMT", "Mon, 01 Jan 0001 00:00:00 +2359"):
         assert seconds(nothing) == 0
     assert server_connection.retry_after(httpx.Response(429)) == 0
 
@@ -148,24 +148,95 @@ def test_times_to_retry_are_read_from_seconds_and_dates_and_nonsense_is_none() -
     [
         ("down", "none", "503 Service Unavailable: it is down"),
         ("honest", "drip", "no answer within 0.3 s"),
-        ("honest", "nan", "not finite"),
+        ("honest", "nan", r"the log-prob of token \d of the continuation of input \d+ is not finite"),
         ("honest", "wrong_count", "5 choices where 4 were wanted"),
     ],
 )
 def test_a_server_that_is_down_for_good_ends_in_bounded_time(opened: Opened, mode: str, kind: str, last: str) -> None:
     prefixes, continuations = pairs(400)
     with FaultServer(fault_share=1.0, kinds=[kind], mode=mode) as server:
-        lm = opened(server, timeout_seconds=0.3, max_attempts=3, max_concurrency=4)
+        lm = opened(server, timeout_seconds=0.3, patience_minutes=0.001, max_concurrency=4)
         begun = time.monotonic()
         with pytest.raises(
-            ServerError, match=r"did not answer rows \d+ to \d+ of a call in 3 attempts; last: "
+            ServerError, match=r"did not answer rows \d+ to \d+ of a call in \d+ attempts.*; last: "
         ) as info:
             lm.submit(prefixes, continuations).result(30)
         assert time.monotonic() - begun < 5
         assert re.search(last, str(info.value))
         assert server.url in str(info.value)
         assert isinstance(info.value, RunError)
-        assert server.requests <= 16  # the others were called off
+        assert server.requests <= 32  # the others were called off
+
+
+@pytest.fixture
+def told_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits of 50 ms are worth a line."""
+    monkeypatch.setattr(server_connection, "SECONDS_WORTH_A_LINE", 0.05)
+
+
+@pytest.mark.usefixtures("told_waits")
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("throttled", "429 Too Many Requests: it is throttled"),
+        ("down", "503 Service Unavailable: it is down"),
+        ("broken", "500 Internal Server Error: it is broken"),
+        ("drop", "RemoteProtocolError: Server disconnected without sending a response"),
+    ],
+)
+def test_a_server_that_is_away_is_waited_for_with_a_line_for_all_requests(
+    opened: Opened, caplog: pytest.LogCaptureFixture, kind: str, says: str
+) -> None:
+    prefixes, continuations = pairs(32)
+    with FaultServer(fault_share=1.0, kinds=[kind]) as server:
+        lm = opened(server, prompts_per_request=2, max_concurrency=16, timeout_seconds=60)
+        waiting = lm.submit(prefixes, continuations)
+        while server.requests < 16 * (server_connection.MAX_ATTEMPTS + 1):
+            time.sleep(0.01)
+        server.fault_share = 0.0
+        scores = waiting.result(30)
+    assert bits(scores) == bits(StandInLM().score(prefixes, continuations))
+    lines = [line for line in caplog.messages if line.startswith(f"waiting for {server.url}: {says}; next attempt in ")]
+    assert 1 <= len(lines) <= 10  # of 16 requests that wait four times and more
+    assert all("more (lm.patience_minutes)" in line for line in lines) == (kind != "broken")
+
+
+def test_a_server_that_restarts_on_its_port_is_waited_for(opened: Opened) -> None:
+    prefixes, continuations = pairs(8)
+    with FaultServer() as server:
+        lm, port = opened(server, max_concurrency=4, prompts_per_request=1), server.port
+    waiting = lm.submit(prefixes, continuations)
+    time.sleep(0.5)
+    again = FaultServer()
+    again.port = port
+    with again:
+        assert bits(waiting.result(30)) == bits(StandInLM().score(prefixes, continuations))
+
+
+@pytest.mark.usefixtures("told_waits")
+def test_patience_is_for_a_server_that_answers_nobody(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quota that lets few requests through is not passed by waiting longer in all than for an answer."""
+    monkeypatch.setattr(server_connection, "LONGEST_BACKOFF_SECONDS", 0.05)
+    prefixes, continuations = pairs(120)
+    with FaultServer(fault_share=0.9, kinds=["throttled"]) as server:
+        lm = opened(server, prompts_per_request=4, max_concurrency=4, patience_minutes=1 / 60)
+        begun = time.monotonic()
+        assert bits(lm.score(prefixes, continuations)) == bits(StandInLM().score(prefixes, continuations))
+    assert time.monotonic() - begun > 1.5
+
+
+def test_a_spent_patience_ends_all_requests_and_a_later_call_tries_again(opened: Opened) -> None:
+    prefixes, continuations = pairs(40)
+    with FaultServer(mode="down") as server:
+        lm = opened(server, max_concurrency=4, patience_minutes=0.3 / 60)
+        begun = time.monotonic()
+        calls = [lm.submit(prefixes, continuations) for _ in range(3)]
+        for call in calls:
+            with pytest.raises(ServerError, match=r"attempts \(lm\.patience_minutes=0\.005\); last: 503"):
+                call.result(10)
+        assert time.monotonic() - begun < 3
+        server.mode = "honest"
+        assert bits(lm.score(prefixes, continuations)) == bits(StandInLM().score(prefixes, continuations))
 
 
 def test_one_call_that_fails_leaves_the_others_alone(opened: Opened) -> None:
@@ -193,17 +264,15 @@ def test_an_input_beyond_the_context_is_an_error_with_its_lengths_before_anythin
         assert server.requests == 1
 
 
-def test_an_unreachable_server_a_wrong_address_and_an_unknown_model_are_the_users_to_fix() -> None:
+def test_a_server_that_was_never_reached_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_connection, "SECONDS_TO_REACH", 0.3)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
-        with pytest.raises(UserError, match=rf"lm\.url: {nobody} did not answer GET /models in 2 .* ConnectError"):
-            HttpLM(server_spec(nobody, max_attempts=2), RequestBudget(None))
-    with FaultServer() as server:
-        with pytest.raises(UserError, match=r"404 Not Found: .*; expected lm.url to be such as http://HOST:PORT/v1"):
-            HttpLM(server_spec(server.url.removesuffix("/v1")), RequestBudget(None))
-        with pytest.raises(UserError, match=r"lm\.model: the server does not serve gpt-5; expected one of: words"):
-            HttpLM(server_spec(server.url, model="gpt-5"), RequestBudget(None))
+        begun = time.monotonic()
+        with pytest.raises(UserError, match=rf"lm\.url: {nobody} cannot be reached; .* ConnectError"):
+            HttpLM(server_spec(nobody, patience_minutes=15), RequestBudget(None))
+        assert time.monotonic() - begun < 2 * server_connection.SECONDS_TO_REACH
     assert "http-lm" not in [thread.name for thread in threading.enumerate()]
 
 

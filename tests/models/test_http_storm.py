@@ -27,10 +27,11 @@ WORDS = ["red", "blue", "green", "the", "boat", "of", "日本語", "🙂"]
 @pytest.fixture(autouse=True)
 def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_connection, "BACKOFF_SECONDS", 0.02)
+    monkeypatch.setattr(server_connection, "MAX_ATTEMPTS", 40)
 
 
 def storm(url: str, budget: RequestBudget) -> HttpLM:
-    limits = {"max_concurrency": 64, "prompts_per_request": PROMPTS_PER_REQUEST, "max_attempts": 40}
+    limits = {"max_concurrency": 64, "prompts_per_request": PROMPTS_PER_REQUEST}
     return HttpLM(server_spec(url, timeout_seconds=2.0, **limits), budget)
 
 

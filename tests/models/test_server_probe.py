@@ -19,6 +19,7 @@ WAYS = [("echo", False), ("echo", True), ("prompt_logprobs", True)]
 @pytest.fixture(autouse=True)
 def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_connection, "BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(server_connection, "MAX_ATTEMPTS", 2)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def refusal(server: FaultServer, **changes: object) -> str:
     with pytest.raises(UserError) as caught:
-        connect(server_spec(server.url, **{"max_attempts": 2} | changes), RequestBudget(None))
+        connect(server_spec(server.url, **{"patience_minutes": 0.001} | changes), RequestBudget(None))
     message = str(caught.value)
     assert server.url in message
     assert "\n" not in message
@@ -64,13 +65,45 @@ def test_an_honest_server_passes_and_gets_a_fingerprint(tokenizer: str, api: str
         ("one_input", "inputs alone, but not several of them .* set lm.prompts_per_request=1"),
         ("mixed_up", "inputs alone, but not several of them"),
         ("crowded", "inputs that share a request other log-probs than alone"),
-        ("down", "did not answer rows 0 to 0 .* in 2 attempts; last: 503 Service Unavailable: it is down"),
+        ("down", "did not answer rows 0 to 0 .* in \\d+ attempts .*; last: 503 Service Unavailable: it is down"),
     ],
 )
 def test_a_server_that_is_wrong_for_good_is_refused_with_the_reason(mode: str, reason: str) -> None:
     with FaultServer(mode=mode) as server:
         message = refusal(server)
     assert re.search(reason, message), message
+
+
+@pytest.mark.parametrize("form", [" {}/ ", "{}/completions", "{}/chat/completions/"])
+def test_an_address_is_taken_as_people_copy_it(form: str) -> None:
+    with FaultServer() as server:
+        lm = connect(server_spec(form.format(server.url)), RequestBudget(None))
+        lm.close()
+    assert lm.url == server.url
+
+
+@pytest.mark.parametrize(
+    ("form", "says"),
+    [
+        ("http://{}", r"404 Not Found.*; expected lm.url=http://{}/v1$"),
+        ("http://{}/api", r"404 Not Found.*; expected lm.url to be such as http://HOST:PORT/v1, and lm.model a name"),
+        ("{}/v1", r"lm.url is {}/v1; expected lm.url=http://{}/v1 or lm.url=https://{}/v1$"),
+        ("localhost:8000", r"expected lm.url=http://localhost:8000 or lm.url=https://localhost:8000$"),
+        ("http://{}/v1?api-version=2024-10-21", r"lm.url holds a secret or a query; expected lm.url=http://{}/v1\. "),
+        ("http://me:hunter2@{}/v1", r"lm.url holds a secret or a query; expected http://HOST:PORT/v1\. "),
+        ("me:hunter2@{}/v1", r"lm.url holds a secret or a query; expected http://HOST:PORT/v1\. "),
+        ("http://me:hunter2/x@{}/v1", r"lm.url holds a secret or a query; expected http://HOST:PORT/v1\. "),
+        ("grpc://{}/v1", r"lm.url is grpc://{}/v1; expected http://HOST:PORT/v1$"),
+        ("http://localhost:port/v1", r"expected http://HOST:PORT/v1$"),
+        ("http://[::1/v1", r"expected http://HOST:PORT/v1$"),
+    ],
+)
+def test_another_address_is_refused_with_the_right_one_and_no_password(form: str, says: str) -> None:
+    with FaultServer() as server, pytest.raises(UserError) as caught:
+        host = f"127.0.0.1:{server.port}"
+        connect(server_spec(form.replace("{}", host)), RequestBudget(None))
+    assert re.search(says.replace("{}", host), str(caught.value)), str(caught.value)
+    assert "hunter2" not in str(caught.value)
 
 
 def test_a_server_that_takes_one_input_a_request_passes_with_one_input_a_request() -> None:

@@ -1,13 +1,35 @@
 """Weights are loaded whole or not at all, by every loader, and nothing that comes with a model is run."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertForPreTraining, DPRContextEncoder
+from sentence_transformers import SentenceTransformer
+from transformers import (
+    AlbertForPreTraining,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    BartConfig,
+    BartModel,
+    BertForPreTraining,
+    BertForSequenceClassification,
+    DPRContextEncoder,
+    ElectraForMaskedLM,
+    ElectraForPreTraining,
+    GPTJConfig,
+    GPTNeoConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+    Qwen3ForCausalLM,
+    T5ForConditionalGeneration,
+    UMT5ForConditionalGeneration,
+)
 
 from replug.config.errors import UserError
 from replug.config.schema import LMConfig
@@ -15,11 +37,11 @@ from replug.models.build import lm_max_tokens
 from replug.models.encoder import Encoder
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.local_source import HuggingFaceSource
-from replug.models.model_files import load_tokenizer
+from replug.models.model_files import load_lm_tokenizer, load_tokenizer
 from replug.models.packaged import write_stand_in_encoder
 from tests.support.dpr_folders import write_dpr
-from tests.support.encoder_folders import write_chain, write_json
-from tests.support.tiny_lms import write_gpt2, write_llama, write_tokenizer
+from tests.support.encoder_folders import ARCHITECTURES, SMALL, write_chain, write_encoder, write_json
+from tests.support.tiny_lms import VOCABULARY, write_gpt2, write_llama, write_tokenizer
 
 Weights = dict[str, torch.Tensor]
 
@@ -57,15 +79,42 @@ def of_another_shape(weights: Weights) -> Weights:
     return weights | {_middle(weights): torch.zeros(7)}
 
 
+def with_another_norm(weights: Weights) -> Weights:
+    """As where config.json names an architecture with fewer parts."""
+    return weights | {f"{_layer(weights)}.another_norm.weight": torch.ones(7)}
+
+
+def with_scales(weights: Weights) -> Weights:
+    return weights | {f"{_middle(weights).removesuffix('.weight')}.weight_scale": torch.ones(1)}
+
+
+def with_an_adapter(weights: Weights) -> Weights:
+    return weights | {f"{_middle(weights).removesuffix('.weight')}.lora_A.weight": torch.ones(1)}
+
+
+def with_an_adapter_of_peft(weights: Weights) -> Weights:
+    added = with_an_adapter(weights).keys() - weights
+    return weights | {f"base_model.model.{name}": torch.ones(1) for name in added}
+
+
+def _layer(weights: Weights) -> str:
+    return _middle(weights).partition(".1.")[0] + ".1"
+
+
 def _middle(weights: Weights) -> str:
-    return sorted(name for name in weights if "layer" in name or ".h." in name)[3]
+    return sorted(name for name in weights if ".1." in name and name.endswith("weight"))[3]
 
 
+NO_USE = r"holds .*, which \w+ by its config.json has no use for"
 DAMAGE = {
     "lacks one": (without_one, "lacks .*, which would be drawn at random"),
     "renamed": (renamed, "lacks .* more, which would be drawn at random"),
-    "one layer too many": (with_another_layer, r"holds .*, which a \w+ by its config.json has no use for"),
-    "another shape": (of_another_shape, "do not fit its config.json"),
+    "one layer too many": (with_another_layer, NO_USE),
+    "another norm": (with_another_norm, NO_USE),
+    "scales": (with_scales, NO_USE),
+    "adapter": (with_an_adapter, NO_USE),
+    "adapter of peft": (with_an_adapter_of_peft, NO_USE),
+    "another shape": (of_another_shape, r"do not fit its config.json: it holds [\w.]+ \[7\], not \[\d+"),
 }
 
 
@@ -76,17 +125,170 @@ def test_weights_that_are_not_the_models_are_refused_by_name(loader: str, damage
     change, message = DAMAGE[damage]
     write(tmp_path)
     load(str(tmp_path))
-    weights = load_file(tmp_path / "model.safetensors")
-    save_file({k: v.clone() for k, v in change(weights).items()}, tmp_path / "model.safetensors", {"format": "pt"})
+    rewrite(tmp_path, change)
     with pytest.raises(UserError, match=f"path: .*{message}"):
         load(str(tmp_path))
 
 
-def test_a_pooler_and_the_heads_of_pretraining_may_be_there_or_not(tmp_path: Path) -> None:
-    write_stand_in_encoder(tmp_path)
-    config = BertConfig.from_pretrained(tmp_path)
-    BertForPreTraining(config).save_pretrained(tmp_path)
-    assert Encoder(str(tmp_path)).encode(["a text"]).isfinite().all()
+def rewrite(folder: Path, change: Callable[[Weights], Weights]) -> None:
+    file = folder / "model.safetensors"
+    save_file({name: weight.clone() for name, weight in change(load_file(file)).items()}, file, {"format": "pt"})
+
+
+PLAIN_MEAN = {"pooling_mode_mean_tokens": True}
+TEXTS = ["w1 w2 w3", "w5 w6 w7 w8 w9 w10"]
+HEADS: dict[str, tuple[str, Any]] = {
+    "BERT": ("bert", BertForPreTraining),
+    "reranker": ("bert", BertForSequenceClassification),
+    "ELECTRA": ("electra", ElectraForPreTraining),
+    "ELECTRA's generator": ("electra", ElectraForMaskedLM),
+    "ALBERT": ("albert", AlbertForPreTraining),
+    "Qwen": ("qwen3", Qwen3ForCausalLM),
+    "T5": ("t5", T5ForConditionalGeneration),
+    "UMT5": ("umt5", UMT5ForConditionalGeneration),
+    **{name: (name, AutoModelForMaskedLM) for name in ("distilbert", "modernbert", "mpnet", "nomic", "xlm-roberta")},
+}
+
+
+def write_with_head(folder: Path, head: str) -> str:
+    """As on the hub, with the head that it was pretrained with. Returns the prefix of the encoder's own weights."""
+    architecture, kind = HEADS[head]
+    write_encoder(folder, architecture)
+    config, _, sizes = ARCHITECTURES[architecture]
+    torch.manual_seed(3)
+    model = kind.from_config(config(**sizes)) if kind is AutoModelForMaskedLM else kind(config(**sizes))
+    model.save_pretrained(folder)
+    if architecture in ("qwen3", "t5", "umt5"):  # a plain folder of them is no encoder
+        write_chain(folder, PLAIN_MEAN)
+    return f"{model.base_model_prefix}."
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_head_of_pretraining_is_named_in_a_warning_and_changes_no_vector(
+    head: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prefix = write_with_head(tmp_path, head)
+    vectors = Encoder(str(tmp_path)).encode(TEXTS)
+    if not head.endswith("T5"):  # whose decoder transformers leaves out without a word
+        [record] = [record for record in caplog.records if record.name == "replug.models.model_files"]
+        assert re.match(r"retriever.path: .* holds .*, which \w+ does not read$", record.getMessage())
+    theirs = SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS, normalize_embeddings=True)
+    np.testing.assert_allclose(vectors, theirs, atol=1e-6)
+    rewrite(tmp_path, lambda weights: {name.removeprefix(prefix): weight for name, weight in weights.items()})
+    assert torch.equal(Encoder(str(tmp_path)).encode(TEXTS), vectors)
+
+
+def test_names_and_tables_of_the_first_berts_are_read(tmp_path: Path) -> None:
+    prefix = write_with_head(tmp_path, "BERT")
+    vectors = Encoder(str(tmp_path)).encode(TEXTS)
+
+    def aged(weights: Weights) -> Weights:
+        names = {name: re.sub(r"Norm\.weight$", "Norm.gamma", name) for name in weights if "pooler" not in name}
+        renamed = {re.sub(r"Norm\.bias$", "Norm.beta", names[name]): weights[name] for name in names}
+        assert not renamed.keys() >= names.keys()
+        return renamed | {f"{prefix}embeddings.position_ids": torch.arange(40)[None]}
+
+    rewrite(tmp_path, aged)
+    assert torch.equal(Encoder(str(tmp_path)).encode(TEXTS), vectors)
+
+
+GPT = {"vocab_size": VOCABULARY, "max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 1}
+MASKED: dict[str, tuple[PreTrainedConfig, str]] = {
+    "gpt-j": (GPTJConfig(**GPT, n_embd=32, n_layer=2, n_head=4, rotary_dim=4), "attn"),
+    "gpt-neo": (
+        GPTNeoConfig(**GPT, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]]),
+        "attn.attention",
+    ),
+}
+
+
+@pytest.mark.parametrize("prefix", ["transformer.", ""])
+@pytest.mark.parametrize("lm", MASKED)
+def test_masks_that_earlier_versions_saved_are_no_weights(lm: str, prefix: str, tmp_path: Path) -> None:
+    config, place = MASKED[lm]
+    torch.manual_seed(3)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    [expected] = HuggingFaceLM(str(tmp_path)).score(["the cat"], [" sat on the mat"])
+    masks = {f"{prefix}h.{layer}.{place}.masked_bias": torch.tensor(-1e9) for layer in range(2)}
+    masks |= {f"{prefix}h.{layer}.{place}.bias": torch.ones(1, 1, 64, 64).tril() for layer in range(2)}
+    rewrite(tmp_path, lambda weights: {prefix + n.removeprefix("transformer."): w for n, w in weights.items()} | masks)
+    [score] = HuggingFaceLM(str(tmp_path)).score(["the cat"], [" sat on the mat"])
+    assert score.sum_logprob == expected.sum_logprob
+
+
+def test_an_expert_that_is_lost_is_refused(tmp_path: Path) -> None:
+    sizes = {**GPT, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = MixtralConfig(**sizes, num_key_value_heads=2, num_local_experts=3)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    rewrite(tmp_path, lambda weights: {name: weights[name] for name in weights if "experts.1." not in name})
+    with pytest.raises(UserError, match=r"do not fit its config.json: it holds .*experts.* \[2, .*, not \[3, "):
+        HuggingFaceLM(str(tmp_path))
+    rewrite(tmp_path, lambda weights: {name: weights[name] for name in weights if "experts.2.w1" not in name})
+    with pytest.raises(UserError, match=r"do not fit its config\.json"):
+        HuggingFaceLM(str(tmp_path))
+
+
+def with_chain(path: str) -> Encoder:
+    write_chain(Path(path), PLAIN_MEAN)
+    return Encoder(path)
+
+
+@pytest.mark.parametrize("load", [Encoder, with_chain, load_lm_tokenizer])
+def test_an_adapter_beside_weights_is_refused_whether_or_not_peft_is_installed(
+    load: Callable[[str], object], tmp_path: Path
+) -> None:
+    """transformers applies it where it finds peft, and else says nothing."""
+    write_lm(write_llama)(tmp_path) if load is load_lm_tokenizer else write_encoder(tmp_path, "bert")
+    load(str(tmp_path))
+    write_json(tmp_path / "adapter_config.json", {"peft_type": "LORA"})
+    with pytest.raises(UserError, match=r"path: .* holds an adapter .*merge it into them"):
+        load(str(tmp_path))
+
+
+def test_an_encoder_that_has_a_decoder_is_refused(tmp_path: Path) -> None:
+    write_encoder(tmp_path, "bert")
+    sizes = {f"{part}_{name}": 2 for part in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+    sizes |= {"encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "d_model": 16, "vocab_size": SMALL["vocab_size"]}
+    BartModel(BartConfig(**sizes)).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="holds a BartModel; expected an encoder of text alone"):
+        Encoder(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda weights: {name: weights[name] for name in weights if "bias" not in name}, "Missing.*linear.bias"),
+        (lambda weights: weights | {"linear.weight": torch.ones(5, 16)}, "size mismatch for linear.weight"),
+    ],
+)
+def test_weights_of_a_dense_layer_are_whole_too(
+    change: Callable[[Weights], Weights], says: str, tmp_path: Path
+) -> None:
+    write_encoder(tmp_path, "bert")
+    write_chain(tmp_path, PLAIN_MEAN, ["Dense"])
+    rewrite(tmp_path / "2_Dense", change)
+    with pytest.raises(UserError, match=f"^retriever.path: cannot load {tmp_path}.*{says}"):
+        Encoder(str(tmp_path))
+
+
+QUANTIZED = {
+    "gptq": ({"bits": 4, "group_size": 128}, "optimum"),
+    "awq": ({"bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}, "gptqmodel"),
+    "bitsandbytes": ({"load_in_4bit": True}, "bitsandbytes"),
+    "compressed-tensors": ({"format": "pack-quantized", "config_groups": {}}, "compressed-tensors"),
+}
+
+
+@pytest.mark.parametrize("method", QUANTIZED)
+def test_an_encoder_that_needs_a_package_names_it_in_a_line(method: str, tmp_path: Path) -> None:
+    write_encoder(tmp_path, "bert")
+    settings, package = QUANTIZED[method]
+    config = json.loads((tmp_path / "config.json").read_text())
+    write_json(tmp_path / "config.json", config | {"quantization_config": {"quant_method": method, **settings}})
+    with pytest.raises(UserError, match=f"^retriever.path: .*{tmp_path}.*{package}.*$"):
+        Encoder(str(tmp_path))
 
 
 # Code that comes with a model -------------------------------------------------------------------------------
@@ -100,7 +302,7 @@ from transformers import BertConfig as Own, BertModel as OwnModel
 
 def with_modules(path: str) -> Encoder:
     """Load a folder of sentence-transformers whose settings ask for trust."""
-    write_chain(Path(path), {"pooling_mode": "mean"})
+    write_chain(Path(path), PLAIN_MEAN)
     asking = {name: {"trust_remote_code": True} for name in ("model_args", "config_args", "tokenizer_args")}
     write_json(Path(path) / "sentence_bert_config.json", asking)
     return Encoder(path)

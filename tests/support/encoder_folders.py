@@ -11,10 +11,14 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from transformers import (
+    AlbertConfig,
+    AlbertModel,
     BertConfig,
     BertModel,
     DistilBertConfig,
     DistilBertModel,
+    ElectraConfig,
+    ElectraModel,
     Gemma3TextConfig,
     Gemma3TextModel,
     ModernBertConfig,
@@ -30,6 +34,8 @@ from transformers import (
     Qwen3Model,
     T5Config,
     T5EncoderModel,
+    UMT5Config,
+    UMT5EncoderModel,
     XLMRobertaConfig,
     XLMRobertaModel,
 )
@@ -43,6 +49,7 @@ BERT = {
     **{"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24},
     **{"max_position_embeddings": 40, "initializer_range": 0.3},
 }
+T5 = {**SMALL, "d_model": WIDTH, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
 CAUSAL = {**BERT, "num_key_value_heads": 1, "head_dim": 8}
 ARCHITECTURES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel], dict]] = {
     "bert": (BertConfig, BertModel, BERT),
@@ -55,11 +62,10 @@ ARCHITECTURES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel], di
         DistilBertModel,
         {**SMALL, "dim": WIDTH, "n_layers": 2, "n_heads": 2, "hidden_dim": 24, "max_position_embeddings": 40},
     ),
-    "t5": (
-        T5Config,
-        T5EncoderModel,
-        {**SMALL, "d_model": WIDTH, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2},
-    ),
+    "electra": (ElectraConfig, ElectraModel, {**BERT, "embedding_size": 8}),
+    "albert": (AlbertConfig, AlbertModel, {**BERT, "embedding_size": 8}),
+    "t5": (T5Config, T5EncoderModel, T5),
+    "umt5": (UMT5Config, UMT5EncoderModel, T5),
     "qwen3": (Qwen3Config, Qwen3Model, CAUSAL),
     "gemma3": (Gemma3TextConfig, Gemma3TextModel, {**CAUSAL, "use_bidirectional_attention": True}),
 }

@@ -31,7 +31,7 @@ START = "<s>"
 LAST_WORD = " fin"  # what generation ends with: unlikely, so that a wrong position shows
 
 THROTTLED = ["throttled", "throttled_seconds", "throttled_until"]
-REFUSED = [*THROTTLED, "timed_out", "broken"]
+REFUSED = [*THROTTLED, "timed_out", "broken", "down"]
 TRANSIENT = [
     *REFUSED,
     "hang",
@@ -48,8 +48,9 @@ TRANSIENT = [
 
 
 def server_spec(url: str, api: str = "echo", **changes: Any) -> LMConfig:
-    """How a client asks for MODEL; `changes` are keys of `lm`. It waits 10 s for an answer."""
-    return LMConfig(**{"url": url, "model": MODEL, "api": ServerAPI(api), "timeout_seconds": 10.0} | changes)
+    """How a client asks for MODEL; `changes` are keys of `lm`. It waits 10 s for an answer, and for the server."""
+    patience = {"timeout_seconds": 10.0, "patience_minutes": 1 / 6}
+    return LMConfig(**{"url": url, "model": MODEL, "api": ServerAPI(api), **patience} | changes)
 
 
 def word_logprobs(words: Sequence[str]) -> list[float]:

@@ -108,8 +108,8 @@ def losses(run: Path) -> list[float]:
 
 @pytest.mark.slow
 def test_a_run_through_a_faulty_server_has_the_losses_of_the_lm_itself(quiet_run, finish, tmp_path):
-    with FaultServer(fault_share=0.2) as server:
-        finish(tmp_path / "run", *served(server, quiet_run, "lm.timeout_seconds=2", "lm.max_attempts=10"))
+    with FaultServer(fault_share=0.1) as server:
+        finish(tmp_path / "run", *served(server, quiet_run, "lm.timeout_seconds=2"))
         assert sum(server.faults.values()) > 10
     assert losses(tmp_path / "run") == losses(quiet_run)
     assert heldout_bits(tmp_path / "run") == heldout_bits(quiet_run)
@@ -127,6 +127,22 @@ def test_a_budget_stops_the_run_before_it_is_passed_and_only_a_larger_one_goes_o
         spent = json.loads((run / "lm_spent.json").read_text())
         assert spent["requests"] == server.requests
         finish(run, *served(server, quiet_run, "lm.max_tokens_sent=100000000"))
+    assert losses(run) == losses(quiet_run)
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_a_server_that_stays_away_ends_the_run_and_the_same_command_goes_on(quiet_run, finish, tmp_path):
+    run = tmp_path / "run"
+    with FaultServer(seconds=0.1) as server:
+        process = start(run, *served(server, quiet_run, "lm.patience_minutes=0.05"))
+        wait_for_step(run, 7, process)
+        server.mode = "down"
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 1, output
+        assert "(lm.patience_minutes=0.05); last: 503 Service Unavailable" in output.splitlines()[-1]
+        server.mode = "honest"
+        assert "resuming at step" in finish(run, *served(server, quiet_run, "lm.patience_minutes=0.05"))
     assert losses(run) == losses(quiet_run)
 
 

@@ -19,6 +19,7 @@ from replug.commands.checks.machine import GIB, Check, Checks, State, wandb
 from replug.config.choices import SwapMode
 from replug.config.errors import UserError
 from replug.config.paths import check_paths
+from replug.config.rules import server_url
 from replug.config.schema import Config
 from replug.data.files import file_system, shared_file_system
 from replug.index_workers.build_plan import check_faiss
@@ -76,7 +77,7 @@ def language_model(config: Config) -> Check:
     lm = config.lm
     if lm.url is None:
         return _model("LM", "lm.path", str(lm.path))
-    parts = urlsplit(lm.url)
+    parts = urlsplit(server_url(lm))
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
         socket.create_connection((str(parts.hostname), port), timeout=5.0).close()

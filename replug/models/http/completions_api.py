@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from replug.config.errors import UserError
-from replug.config.plain_text import plain_line
 from replug.models.black_box_lm import UnscorableText
 from replug.models.generation import GenerationOptions, Stop, stop_texts
 from replug.models.http.connection import IllFormed
@@ -73,6 +72,8 @@ def _bare(text: str) -> str:
 USE_IDS = "set lm.tokenizer=DIR, the folder of the server's tokenizer, and token ids are sent instead of text"
 # Tokens with one and the same log-prob from which on they are no language model's.
 LONGEST_CONSTANT = 5
+LEAST_LOGPROB, MOST_LOGPROB = -999.0, 1e-2  # of a token; exclusive, and a little is rounding
+CONTEXT_LENGTHS = ("max_model_len", "context_length", "context_window")  # of vLLM and SGLang, of routers, of Groq
 MOST_PLAUSIBLE_TOKENS = 10**12  # of one request; more is nonsense
 MOST_ANSWER_BYTES_PER_TOKEN = 512  # about 100 are needed: a token's text and log-prob, and once more in a list of tops
 MOST_OTHER_ANSWER_BYTES = 1 << 20
@@ -90,6 +91,10 @@ class Pair:
     prefix: str
     continuation: str
     ids: PairIds | None
+
+    @property
+    def name(self) -> str:
+        return f"the continuation of input {self.row}"
 
     @property
     def beginning(self) -> str | list[int]:
@@ -115,23 +120,23 @@ class ServerText:
     is_ended: bool = False
 
 
-def context_length(models: Any, model: str, shown: Callable[[str], str] = plain_line) -> int | None:
-    """Return the length that `GET /models` gives, or None. Raises UserError where the model is not served.
+def context_lengths(models: Any) -> dict[str, int | None]:
+    """Return the models that `GET /models` lists, with the tokens of each one's context where the server says.
 
-    `shown` takes out of the server's words what must not be shown.
+    Servers differ in what they list and how; what is not understood is left out.
     """
-    data = models.get("data") if isinstance(models, dict) else None
-    cards = data if isinstance(data, list) else []
-    by_name = {card["id"]: card for card in cards if isinstance(card, dict) and isinstance(card.get("id"), str)}
-    if model not in by_name:
-        served = shown(", ".join(by_name)) or "(none)"
-        raise UserError(f"lm.model: the server does not serve {model}; expected one of: {served}")
-    length = by_name[model].get("max_model_len")
-    if length is not None and not (_is_count(length) and 1 < length < MOST_PLAUSIBLE_TOKENS):
-        raise UserError(
-            f"lm.url: the server gives {model} a max_model_len that is not a number of tokens; expected 2 or more"
-        )
-    return length
+    listed = models.get("data") if isinstance(models, dict) else models  # Together's is a bare list
+    cards = [card for card in listed if isinstance(card, dict)] if isinstance(listed, list) else []
+    return {card["id"]: _length(card) for card in cards if isinstance(card.get("id"), str)}
+
+
+def _length(card: dict) -> int | None:
+    said = [card[key] for key in CONTEXT_LENGTHS if card.get(key) is not None]
+    try:
+        length = int(said[0])
+    except (IndexError, ValueError, TypeError, OverflowError):
+        return None
+    return length if 1 < length < MOST_PLAUSIBLE_TOKENS and not isinstance(said[0], bool) else None
 
 
 def score_payload(api: str, pairs: Sequence[Pair]) -> dict[str, Any]:
@@ -245,7 +250,7 @@ def _read_pair(api: str, pair: Pair, choice: dict, forms: TokenForms | None) -> 
     ids = [*before, *after]
     values = _well_formed(lambda: _of_echo(pair.row, ids, choice, forms) if api == "echo" else _of_ids(ids, choice))
     _require_varied(ids, values[: len(ids)])
-    return ServerText(pair.continuation, _checked(values[len(before) : len(ids)]))
+    return ServerText(pair.continuation, _checked(values[len(before) : len(ids)], pair.name))
 
 
 def _of_echo(row: int, ids: list[int], choice: dict, forms: TokenForms | None) -> list[float | None]:
@@ -300,14 +305,14 @@ def _generated(choice: dict, with_tops: bool) -> ServerText:
     if not isinstance(text, str) or any("\ud800" <= char <= "\udfff" for char in text):
         raise IllFormed("the answer has no text")
     shown = choice.get("logprobs") or {}  # nothing generated, no log-probs
-    logprobs = _checked(shown.get("token_logprobs") or [])
+    logprobs = _checked(shown.get("token_logprobs") or [], "an answer")
     if not with_tops:
         return ServerText(text, logprobs)
     tokens, tops = shown.get("tokens") or [], shown.get("top_logprobs") or []
     if tops and len(tops) != len(tokens):
         raise IllFormed(f"the answer has {len(tokens)} tokens but {len(tops)} lists of the likeliest")
     for top in tops:
-        _checked(list(top.values()))
+        _checked(list(top.values()), "the likeliest of an answer")
     return ServerText(text, logprobs, tuple(tokens), tuple(tops), choice.get("finish_reason") == "stop")
 
 
@@ -322,15 +327,25 @@ def _of_ids(ids: Sequence[int], choice: dict) -> list[float | None]:
     return [first, *(entry[str(i)]["logprob"] for i, entry in zip(ids[1:], entries[1:], strict=True))]
 
 
-def _checked(values: Sequence[float | None]) -> np.ndarray:
-    """Return float32 log-probs. JSON as Python reads it holds NaN, infinity, and whole numbers without an end."""
+def _checked(values: Sequence[float | None], whose: str) -> np.ndarray:
+    """Return float32 log-probs. Raises IllFormed for what cannot be one, naming `whose` it is.
+
+    JSON as Python reads it holds NaN, infinity, and whole numbers without an end. Servers write -9999 and the like for
+    minus infinity (vLLM, of a token that top_k forbids) and for a token that is not among the likeliest (OpenAI).
+    """
     if not isinstance(values, list) or not all(
         isinstance(value, int | float) and not isinstance(value, bool) for value in values
     ):
-        raise IllFormed("the answer's log-probs are not all numbers")
+        raise IllFormed(f"the log-probs of {whose} are not all numbers")
     logprobs = np.array([value if abs(value) < 1e9 else np.nan for value in values], dtype=np.float64)
-    if not ((logprobs > -1e9) & (logprobs < 1e-2)).all():
-        raise IllFormed("the answer has log-probs that are missing, not finite or above 0")
+    bad = np.flatnonzero(~((logprobs > LEAST_LOGPROB) & (logprobs < MOST_LOGPROB)))
+    if len(bad):
+        value = logprobs[bad[0]]
+        said = f"is {value:g}" if np.isfinite(value) else "is not finite"
+        raise IllFormed(
+            f"the log-prob of token {bad[0]} of {whose} {said}; expected one between {LEAST_LOGPROB:g} and 0, of each "
+            "token and before top_k and top_p (vLLM: --logprobs-mode raw_logprobs)"
+        )
     return logprobs.astype(np.float32)
 
 
@@ -356,4 +371,4 @@ def _by_text(pair: Pair, tokens: list[str], values: list[float | None]) -> Serve
     if part.start == 0 and values[0] is None:
         raise UnscorableText(f"input {pair.row} has an empty prefix, and the first token has no log-prob; {USE_IDS}")
     _require_varied(tokens[: part.stop], values[: part.stop])
-    return ServerText(pair.continuation, _checked(values[part]), tuple(tokens[part]))
+    return ServerText(pair.continuation, _checked(values[part], pair.name), tuple(tokens[part]))

@@ -1,29 +1,41 @@
-"""One exchange with an HTTP server, and when it is tried again.
+"""One exchange with an HTTP server, and how long it is tried again.
 
-What may pass is a `ServerFault` and is tried again, `max_attempts` times, after a random and growing wait or the one
-that the server asks for; what will come again is a `ServerError` at once, with the server's own words. Waits and
-answers have bounds. The key travels in a header and is shown nowhere, not even where the server quotes it.
-An answer that cannot be compared with its request comes on a connection of its own: on one that is kept, what a server
-or a proxy had sent too much is taken for the answer to the next request.
+Patience is by fault. A server that is away (nobody listens, it loads its model, a quota is used up for now) is waited
+for `lm.patience_minutes`. A fault that may be the request's own has two minutes, an answer that is wrong in itself five
+attempts, and what will come again is a `ServerError` at once, with the server's own words. A server that was never
+reached is given up within seconds. Waits are random and growing, up to a minute, or as long as the server asks.
+
+Answers have bounds. The key travels in a header to `lm.url` alone and is shown nowhere, not even where the server
+quotes it. An answer that cannot be compared with its request comes on a connection of its own: on one that is kept,
+what a server or a proxy had sent too much is taken for the answer to the next request.
 """
 
 import asyncio
 import ipaddress
 import json
+import logging
+import math
 import os
+import random
 import re
+import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import httpx
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from replug.config.errors import RunError, UserError
 from replug.config.plain_text import plain_line
+from replug.config.rules import server_url
 from replug.config.schema import LMConfig
+from replug.data.progress import format_duration
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -31,7 +43,15 @@ CONNECTIONS_PER_CLIENT = 4
 SECONDS_TO_CONNECT = 15.0
 SECONDS_TO_LIST_MODELS = 30.0  # which needs no computing
 BACKOFF_SECONDS = 0.5  # the longest first wait before a request is tried again; doubled each time
-LONGEST_BACKOFF_SECONDS = 30.0
+LONGEST_BACKOFF_SECONDS = 60.0  # quotas are by the minute
+SECONDS_WORTH_A_LINE = 4.0  # of a wait; shorter ones are nothing that a user would wonder about
+SECONDS_TO_REACH = 5.0  # a server that never answered: its address may be wrong
+SECONDS_FOR_ONE = 120.0  # a request that may be at fault itself, unless the server is
+MAX_ATTEMPTS = 5  # at least as many of such a request
+AWAY = (429, 502, 503, 504)  # and those of the networks that stand before servers, from 520 on
+UNSURE = (408, 500)
+USED_UP = ("insufficient_quota", "billing")  # codes of errors that time does not mend
+MOST_REDIRECTS = 3
 LONGEST_MESSAGE = 300  # characters of a server's own words
 MOST_REFUSAL_BYTES = 1 << 16  # of an answer that is an error; the rest is left unread
 MOST_LIST_BYTES = 4 << 20  # of the list of models
@@ -45,26 +65,36 @@ class ServerFault(Exception):
         self.retry_after, self.unread = retry_after, unread
 
 
+class ServerAway(ServerFault):
+    """Nobody serves for now, whatever the request: a server that is down, or loads its model, or a quota."""
+
+
 class IllFormed(ServerFault):
     """An answer that does not have the shape, or the numbers, that were asked for."""
 
 
 class ServerError(RunError):
-    """The server refused a request, or answered it well in none of its attempts; its cause is the last fault."""
+    """The server refused a request with a `status`, or did not answer it well in time: its cause is the last fault."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class ServerConnection:
-    """Connections to `lm.url` that stay open, for at most `max_concurrency` exchanges at once.
+    """Connections to the server at `url` that stay open, for at most `max_concurrency` exchanges at once.
 
-    `on_retry` is called before each further attempt. Raises UserError for a key that no header can hold.
+    `on_retry` is called before each further attempt. `is_reached`: it has answered, if only to refuse. Raises UserError
+    for an `lm.url` that is none, and for a key that no header can hold.
     """
 
     def __init__(self, lm: LMConfig, on_retry: Callable[[], None]) -> None:
-        self._lm, self._on_retry = lm, on_retry
-        self._url, self._key = str(lm.url), os.environ.get(lm.api_key_env)
+        self.url, self.is_reached = server_url(lm), False
+        self._lm, self._on_retry, self._key = lm, on_retry, os.environ.get(lm.api_key_env)
         require_header_value(self._key or "", lm.api_key_env)
-        self._clients = _clients(self._url, self._key, lm.max_concurrency)
+        self._clients = _clients(self.url, self._key, lm.max_concurrency)
         self._free = [clients for clients in self._clients for _ in range(CONNECTIONS_PER_CLIENT)]
+        self._answered_at, self._told_until = 0.0, 0.0  # monotonic times: of the last good answer, of the last line
 
     async def close(self) -> None:
         for keeping, closing in self._clients:
@@ -73,18 +103,52 @@ class ServerConnection:
 
     async def retrying(self, what: str, attempt: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return the result of the first attempt without a ServerFault. Raises ServerError with `what` was asked."""
-        attempts = AsyncRetrying(
-            stop=stop_after_attempt(self._lm.max_attempts),
-            wait=self._seconds_to_wait,
-            retry=retry_if_exception_type(ServerFault),
-            before_sleep=lambda state: self._on_retry(),
-            reraise=True,
-        )
-        try:
-            return await attempts(attempt)
-        except ServerFault as fault:
-            tried = f"in {self._lm.max_attempts} attempts"
-            raise ServerError(f"{self._url} did not answer {what} {tried}; last: {fault}") from fault
+        faults: Counter[type] = Counter()
+        first_at = 0.0  # when the first fault came
+        while True:
+            try:
+                result = await attempt()
+            except ServerFault as fault:
+                now = time.monotonic()
+                first_at = first_at or now
+                faults[type(fault)] += 1
+                left = self._seconds_left(fault, faults[type(fault)], now, first_at)
+                if left <= fault.retry_after:
+                    raise ServerError(self._gave_up(what, fault, faults.total(), left)) from fault
+                pause = min(left, fault.retry_after + _backoff(faults.total()))
+                self._tell(fault, now, pause, left)
+                await asyncio.sleep(pause)
+                self._on_retry()
+            else:
+                self._answered_at = time.monotonic()
+                return result
+
+    def _seconds_left(self, fault: ServerFault, count: int, now: float, first_at: float) -> float:
+        """Return how long a request may still be tried again whose fault of this kind is number `count`."""
+        patience = 60 * self._lm.patience_minutes
+        if not self.is_reached:
+            return min(SECONDS_TO_REACH, patience) - (now - first_at)
+        if isinstance(fault, ServerAway):
+            # A request that was not read is not at fault: an answer to any other begins the patience anew.
+            return patience - (now - (max(first_at, self._answered_at) if fault.unread else first_at))
+        if count < MAX_ATTEMPTS:
+            return math.inf
+        return 0.0 if isinstance(fault, IllFormed) else min(SECONDS_FOR_ONE, patience) - (now - first_at)
+
+    def _gave_up(self, what: str, fault: ServerFault, attempts: int, left: float) -> str:
+        if not self.is_reached:
+            return f"{self.url} cannot be reached; expected a server that runs there. Last: {fault}"
+        patience = f" (lm.patience_minutes={self._lm.patience_minutes:g})" if isinstance(fault, ServerAway) else ""
+        if left > 0:
+            return f"{self.url} asks to wait {format_duration(fault.retry_after)}, too long{patience}: {fault}"
+        return f"{self.url} did not answer {what} in {attempts} attempts{patience}; last: {fault}"
+
+    def _tell(self, fault: ServerFault, now: float, pause: float, left: float) -> None:
+        """Log what is waited for: once, however many requests wait."""
+        if pause >= SECONDS_WORTH_A_LINE and now >= self._told_until:
+            self._told_until = now + pause
+            more = f", for {format_duration(left)} more (lm.patience_minutes)" if isinstance(fault, ServerAway) else ""
+            log.warning(f"waiting for {self.url}: {fault}; next attempt in {format_duration(pause)}{more}")
 
     async def exchange(
         self,
@@ -103,20 +167,23 @@ class ServerConnection:
         patience = self._lm.timeout_seconds
         seconds = patience if payload else min(patience, SECONDS_TO_LIST_MODELS)
         try:
-            # httpx has time-outs for each read only: an answer that drips would never end.
-            async with (
-                asyncio.timeout(seconds),
-                client.stream(method, self._url.rstrip("/") + path, json=payload) as response,
-            ):
-                if response.status_code != httpx.codes.OK:
-                    raise self._refusal(response, await _beginning(response), payload)
-                return _json(await _whole(response, most_bytes))
+            async with asyncio.timeout(seconds):  # httpx has time-outs for each read only: a drip would never end
+                response = await _sent(client, client.build_request(method, self.url + path, json=payload))
+                try:
+                    self.is_reached = True
+                    if response.status_code != httpx.codes.OK:
+                        raise self._refusal(response, await _beginning(response), payload)
+                    return _json(await _whole(response, most_bytes))
+                finally:
+                    await response.aclose()
         except TimeoutError as error:
             raise ServerFault(f"no answer within {seconds:g} s") from error
         except httpx.RequestError as error:
             unread = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+            is_cut = isinstance(error, httpx.NetworkError) or str(error).startswith("Server disconnected")
+            kind = ServerAway if unread or is_cut else ServerFault
             # Not the error itself, which quotes the server.
-            raise ServerFault(f"{type(error).__name__}: {self.words(str(error))}", unread=unread) from None
+            raise kind(f"{type(error).__name__}: {self.words(str(error).rstrip('.'))}", unread=unread) from None
         finally:
             self._free.append(clients)
 
@@ -124,26 +191,45 @@ class ServerConnection:
         """Return the server's words without the key."""
         return shown_words(said, self._key)
 
-    def _seconds_to_wait(self, state: RetryCallState) -> float:
-        backoff = wait_random_exponential(multiplier=BACKOFF_SECONDS, max=LONGEST_BACKOFF_SECONDS)(state)
-        fault = state.outcome.exception() if state.outcome else None
-        asked_for = fault.retry_after if isinstance(fault, ServerFault) else 0.0
-        return backoff + min(asked_for, self._lm.timeout_seconds)
-
     def _refusal(self, response: httpx.Response, content: bytes, payload: dict[str, Any] | None) -> Exception:
-        status = response.status_code
-        said = self.words(f"{status} {response.reason_phrase}: {_message(content)}")
-        if status in (408, 429) or status >= 500:
-            return ServerFault(said, retry_after(response), unread=status == 429)
-        return ServerError(f"{self._url} refuses the request: {said}{self._hint(status, payload)}")
+        status, wait = response.status_code, retry_after(response)
+        said = self.words(f"{status} {response.reason_phrase}: {_message(content)}").rstrip(": ")
+        is_away = status in AWAY or status >= 520 or (status in UNSURE and wait > 0)
+        if is_away and not _is_used_up(content):
+            return ServerAway(said, wait, unread=status in (429, 503))
+        if status in UNSURE:
+            return ServerFault(said)
+        return ServerError(f"{self.url} refuses the request: {said}{self._hint(response, payload)}", status)
 
-    def _hint(self, status: int, payload: dict[str, Any] | None) -> str:
-        if status in (401, 403):
+    def _hint(self, response: httpx.Response, payload: dict[str, Any] | None) -> str:
+        if response.status_code in (401, 403):
             return f"; expected its key in the environment variable {self._lm.api_key_env}"
-        if status == 404:
-            return "; expected lm.url to be such as http://HOST:PORT/v1"
+        if response.next_request and _origin(response.next_request) != _origin(response.request):
+            elsewhere = response.next_request.url.copy_with(query=None, fragment=None, userinfo=b"")
+            address = self.words(str(elsewhere).rstrip("/").removesuffix("/completions"))
+            return f"; the key is not sent to another address: if you trust it, set lm.url={address}"
+        if response.status_code == 404 and not urlsplit(self.url).path:
+            return f"; expected lm.url={self.url}/v1"
+        if response.status_code == 404:
+            return "; expected lm.url to be such as http://HOST:PORT/v1, and lm.model a name that the server knows"
         lengths = [len(prompt) for prompt in (payload or {}).get("prompt", []) if isinstance(prompt, list)]
         return f"; the longest input of the request has {max(lengths)} tokens" if lengths else ""
+
+
+async def _sent(client: httpx.AsyncClient, request: httpx.Request) -> httpx.Response:
+    """Return the answer, after redirects that lead to the same server and leave the request as it is."""
+    for hops_left in reversed(range(MOST_REDIRECTS + 1)):
+        response = await client.send(request, stream=True)
+        again = response.next_request
+        if not hops_left or again is None or _origin(again) != _origin(request) or again.method != request.method:
+            break
+        await response.aclose()
+        request = again
+    return response
+
+
+def _origin(request: httpx.Request) -> tuple[str, str, int | None]:
+    return request.url.scheme, request.url.host, request.url.port
 
 
 def _clients(url: str, key: str | None, number: int) -> list[tuple[httpx.AsyncClient, httpx.AsyncClient]]:
@@ -165,6 +251,11 @@ def _clients(url: str, key: str | None, number: int) -> list[tuple[httpx.AsyncCl
         )
 
     return [(client(CONNECTIONS_PER_CLIENT), client(0)) for _ in range(0, number, CONNECTIONS_PER_CLIENT)]
+
+
+def _backoff(number: int) -> float:
+    """Return the seconds to wait after the fault of this number, from 1 on."""
+    return random.uniform(0.5, 1) * min(LONGEST_BACKOFF_SECONDS, BACKOFF_SECONDS * 2 ** min(number - 1, 20))
 
 
 async def _whole(response: httpx.Response, most_bytes: int) -> bytes:
@@ -190,7 +281,7 @@ async def _beginning(response: httpx.Response, most_bytes: int = MOST_REFUSAL_BY
 def _json(content: bytes) -> Any:
     """Parse JSON. Raises IllFormed for other content, whatever the headers say, and for endless nesting."""
     try:
-        return json.loads(content.decode())
+        return json.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError):
         raise IllFormed("the answer is not JSON") from None  # the error quotes it
 
@@ -217,6 +308,17 @@ def shown_words(said: str, secret: str | None) -> str:
     return line if len(line) <= LONGEST_MESSAGE else f"{line[:LONGEST_MESSAGE]} ..."
 
 
+def _is_used_up(content: bytes) -> bool:
+    """Return whether an error's type or code says that a quota is used up until somebody pays."""
+    try:
+        body = _json(content)
+    except IllFormed:
+        return False
+    error = body.get("error") if isinstance(body, dict) else None
+    names = [error.get("type"), error.get("code")] if isinstance(error, dict) else []
+    return any(isinstance(name, str) and name.startswith(USED_UP) for name in names)
+
+
 def _message(content: bytes) -> str:
     """Return the message of an error; its place differs between servers."""
     try:
@@ -231,8 +333,8 @@ def _message(content: bytes) -> str:
 def retry_after(response: httpx.Response) -> float:
     """Return the seconds to wait, from seconds or an HTTP date; 0 where the header is missing or makes no sense."""
     value = response.headers.get("Retry-After", "")
-    if value.isdecimal():
-        return float(value)
+    with suppress(ValueError):
+        return seconds if 0 <= (seconds := float(value)) < math.inf else 0.0
     try:
         return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
     except (ValueError, TypeError, OverflowError):  # a date without its time zone; one beyond the year 9999

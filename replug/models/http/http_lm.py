@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
+import httpx
 import numpy as np
 
 from replug.config.errors import RunError, UserError
@@ -33,7 +34,7 @@ from replug.models.black_box_lm import (
 from replug.models.generation import Generated, GenerationOptions, Stop, before_stop
 from replug.models.http import completions_api as api
 from replug.models.http.completions_api import Pair, ServerText, TokenForms
-from replug.models.http.connection import IllFormed, ServerConnection, ServerError, ServerFault
+from replug.models.http.connection import IllFormed, ServerAway, ServerConnection, ServerError, ServerFault
 from replug.models.http.mixed_answer import ServerMixture, TokenNames
 from replug.models.http.request_budget import RequestBudget
 from replug.models.packaged import resolve_lm_path
@@ -45,15 +46,16 @@ REQUESTS_BETWEEN_LOOKS = 256  # at the model that was probed: one in so many, sh
 
 
 class HttpLM(AsyncLM):
-    """An `AsyncLM` at `lm.url`; a server that does not answer, or does not serve the model, is a UserError at once.
+    """An `AsyncLM` at `lm.url`; a server that does not answer, or does not take the key, is a UserError at once.
 
     `max_tokens` leaves room for the one token that every request must generate, and is None where the server
-    does not say. `identity` is the model's name until a probe has given a `fingerprint`
-    (`models.http.server_source.connect`). `budget` is this LM's alone.
+    does not say. `others_listed` names the models that it lists where `lm.model` is not one of them. `identity` is the
+    model's name until a probe has given a `fingerprint` (`models.http.server_source.connect`). `budget` is this LM's
+    alone.
     """
 
     def __init__(self, lm: LMConfig, budget: RequestBudget) -> None:
-        self.url, self.model, self.api = str(lm.url), str(lm.model), lm.api.value
+        self.model, self.api = str(lm.model), lm.api.value
         self.identity = self.model
         self._prompts_per_request = lm.prompts_per_request
         self.fingerprint = np.empty(0, dtype=np.float32)
@@ -73,13 +75,14 @@ class HttpLM(AsyncLM):
         self._slots = asyncio.Semaphore(lm.max_concurrency)
         self._meter, self._max_concurrency, self._num_retries = Meter(), lm.max_concurrency, 0
         self._connection = ServerConnection(lm, self._count_retry)
+        self.url, self.others_listed = self._connection.url, ""
         self._lock, self._closed = threading.Lock(), False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="http-lm", daemon=True)
         self._thread.start()
         try:
             self.max_tokens = self._run(self._longest_input()).result()
-        except UserError:
+        except (UserError, RunError):
             self.close()
             raise
 
@@ -169,13 +172,44 @@ class HttpLM(AsyncLM):
         await self._connection.close()
 
     async def _longest_input(self) -> int | None:
-        """Return the longest input in tokens that `GET /models` tells, or None. Raises UserError for unknown models."""
+        """Return the longest input in tokens that `GET /models` tells, or None.
+
+        Whether the server can be used is for the probe to say: many have no such list, or one of other names. Raises
+        UserError where nobody serves, or the key is refused.
+        """
         try:
-            body = await self._connection.retrying("GET /models", partial(self._connection.exchange, "GET", "/models"))
+            lengths = api.context_lengths(await self._connection.retrying("GET /models", self._list_models))
         except ServerError as error:
             raise UserError(f"lm.url: {error}") from error
-        context = api.context_length(body, self.model, self._connection.words)
-        return context - 1 if context is not None else None
+        if self.model not in lengths:
+            self.others_listed = self._connection.words(", ".join(lengths))
+        length = lengths.get(self.model)
+        return length - 1 if length is not None else None
+
+    async def _list_models(self) -> Any:
+        """Return what `GET /models` answers; None for a server that has no answer to that, but to other requests."""
+        try:
+            return await self._connection.exchange("GET", "/models")
+        except ServerAway:
+            if not self._connection.is_reached or await self._is_away():
+                raise
+        except ServerFault:
+            pass
+        except ServerError as error:
+            if error.status == httpx.codes.UNAUTHORIZED:
+                raise
+        return None
+
+    async def _is_away(self) -> bool:
+        """Return whether the server does not look at a request for one token."""
+        shortest = api.generate_payload([Pair(0, "a", "", None)], 1, None)
+        try:
+            await self._attempt({"model": self.model, **shortest}, lambda body: None, is_compared=False)
+        except ServerAway:
+            return True
+        except (ServerFault, ServerError):
+            pass
+        return False
 
     async def score_pairs(self, pairs: list[Pair]) -> list[ContinuationScore]:
         scores = await _all(self._score_request(chunk) for chunk in self._chunks(pairs))

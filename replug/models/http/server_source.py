@@ -77,7 +77,8 @@ def probe(lm: HttpLM) -> np.ndarray:
         shortcoming = find_shortcoming(short, long, others, [answer.token_logprobs for _, answer in said], echoed)
     except (ServerError, ValueError) as error:
         if not isinstance(error.__cause__, NoPromptLogprobs):
-            raise UserError(f"lm.url: {lm.url} does not pass the first look: {error}") from error
+            listed = f"; lm.model is {lm.model}, the server lists {lm.others_listed}" if lm.others_listed else ""
+            raise UserError(f"lm.url: {lm.url} does not pass the first look: {error}{listed}") from error
         raise UserError(
             f"lm.url: {lm.url} gives no log-probs of the prompt ({error.__cause__}); expected completions with "
             "echo and logprobs, or vLLM and lm.api=prompt_logprobs; llama.cpp's own server and chat APIs have neither"

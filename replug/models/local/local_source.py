@@ -40,7 +40,7 @@ class LocalSource(LMSource):
         from replug.models.scorer_pool import ScorerPool  # imports Ray, which `open_here` does without
 
         replicas, gpus = scorers(lm)
-        return ScorerPool(self, replicas, None, gpus, lm.timeout_seconds, lm.max_attempts)
+        return ScorerPool(self, replicas, None, gpus, lm.timeout_seconds)
 
     def open_here(self) -> AsyncLM:
         return InProcessLM(self.load(), self.tokens_per_unit(on_gpu=False))
