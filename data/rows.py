@@ -1,25 +1,39 @@
 """The user's own rows: JSON Lines of documents and of texts, checked field by field as they are read.
 
 Documents may also be a table such as DPR's `psgs_w100.tsv`: a header, tabs, quotes doubled within quotes, a row on each
-line. Every error names file, line and id. Files may be compressed as sources may be.
+line. Every error names file, line and id; fields that are not read are named once. Files may be compressed as sources
+may be.
 """
 
 import json
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from replug.config.errors import UserError
 from replug.data.records import Document, Example
-from replug.data.sources.formats import ROWS
-from replug.data.sources.lines import json_object, read_lines
+from replug.data.sources.formats import ROWS, format_of
+from replug.data.sources.lines import DECODER, json_object, other_format, read_lines
 from replug.data.sources.records import FieldMap, Rejected, SourceShard
+from replug.data.sources.row_texts import names_in
+
+log = logging.getLogger(__name__)
+
+
+DOCUMENT_FIELDS = ("id", "text", "title", "domain", "source")
+EXAMPLE_FIELDS = ("id", "context", "continuation", "domain", "source", "gold")
 
 
 def read_documents(path: Path) -> Iterator[Document]:
     """Yield rows with `id`, `text`, optional `title`, `domain`, `source`; a title is put before the text."""
     seen: set[str] = set()
-    for where, row in read_table(path) if _is_table(path) else read_json_lines(path):
+    names: dict[str, None] = {}
+    is_table = _is_table(path)
+    for where, row in read_table(path) if is_table else read_json_lines(path):
+        names.update(dict.fromkeys(row))
+        if is_table and not {"id", "text"} <= row.keys():
+            raise UserError(f"{path}: expected a table whose first line has id and text; its cells are {names_in(row)}")
         doc_id = _identifier(row, where)
         require_new(doc_id, seen, where)
         title = _optional(row, "title", where)
@@ -32,6 +46,7 @@ def read_documents(path: Path) -> Iterator[Document]:
         )
     if not seen:
         raise UserError(f"{path} holds no documents")
+    say_unread(path, names, DOCUMENT_FIELDS)
 
 
 def count_rows(path: Path) -> int:
@@ -40,14 +55,16 @@ def count_rows(path: Path) -> int:
 
 
 def _is_table(path: Path) -> bool:
-    return path.name.endswith((".tsv", ".tsv.gz"))
+    return format_of(path) == "tsv"
 
 
 def read_examples(path: Path) -> list[Example]:
     """Return rows with `context`, `continuation`, optional `id`, `domain`, `source`, `gold`."""
     examples: list[Example] = []
     seen: set[str] = set()
+    names: dict[str, None] = {}
     for number, (where, row) in enumerate(read_json_lines(path)):
+        names.update(dict.fromkeys(row))
         gold = row.get("gold") or []
         if not isinstance(gold, list) or not all(isinstance(item, str | int) for item in gold):
             raise UserError(f"{where}: field 'gold' must be a list of document ids")
@@ -63,7 +80,14 @@ def read_examples(path: Path) -> list[Example]:
         examples.append(example)
     if not examples:
         raise UserError(f"{path} holds no texts")
+    say_unread(path, names, EXAMPLE_FIELDS)
     return examples
+
+
+def say_unread(path: Path, names: Iterable[str], read: Sequence[str]) -> None:
+    """Log the fields of a file that are not read, and those that are."""
+    if unread := [name for name in names if name not in read]:
+        log.info(f"{path}: fields that are not read: {names_in(unread)}; a row may have {', '.join(read)}")
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -99,13 +123,17 @@ def _lines(path: Path, expected: str) -> Iterator[tuple[str, bytes]]:
 def _require_file(path: Path, expected: str) -> None:
     if not path.is_file():
         raise UserError(f"{path} does not exist; expected {expected}")
+    if format_of(path) == "CSV":
+        raise UserError(f"{path} is CSV; expected {expected}: convert it")
+    if found := other_format(path):
+        raise UserError(f"{path} is, by its first bytes, {found}; expected {expected}: convert it")
 
 
 def read_json_array(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the objects of a JSON array, named by their places."""
     _require_file(path, "a JSON array of questions")
     try:
-        rows = json.loads(path.read_text(encoding="utf-8-sig"))
+        rows = DECODER.decode(path.read_text(encoding="utf-8-sig"))
     except ValueError as error:  # also of what is not UTF-8
         raise UserError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(rows, list):
@@ -133,18 +161,22 @@ def require_new(identifier: str, seen: set[str], where: str) -> None:
 
 def _identifier(row: dict[str, Any], where: str) -> str:
     value = row.get("id")
+    if value is None:
+        raise UserError(f"{where}: field 'id' is {_absent(row, 'id')}")
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise UserError(f"{where}: field 'id' must be a string or an integer, found {value!r}")
     return str(value)
 
 
+def _absent(row: dict[str, Any], name: str) -> str:
+    return "null; expected a value" if name in row else f"missing; the fields here are {names_in(row)}: rename one"
+
+
 def _text(row: dict[str, Any], name: str, where: str) -> str:
     value = row.get(name)
     label = where if row.get("id") is None else f"{where} (id {row['id']})"
-    if value is None and name in row:
-        raise UserError(f"{label}: field '{name}' is null; expected a text")
     if value is None:
-        raise UserError(f"{label}: field '{name}' is missing; the fields here are {', '.join(row) or 'none'}")
+        raise UserError(f"{label}: field '{name}' is {_absent(row, name)}")
     if not isinstance(value, str):
         raise UserError(f"{label}: field '{name}' must be a string, found {type(value).__name__}")
     if not value.strip():

@@ -1,6 +1,7 @@
 """Tokenizers as the JSON text of the `tokenizers` library, which every worker loads by itself, without transformers.
 
-A text is tokenized in segments, so that the longest takes no more memory than the others.
+A text is tokenized in segments, so that the longest takes no more memory than the others. Where only its first tokens
+are read, only its beginning is tokenized.
 
 Pieces of a text join back to the original, byte for byte. A cut falls after a token's last character: white space
 before a word belongs to that word, as byte-level tokenizers have it.
@@ -9,7 +10,7 @@ before a word belongs to that word, as byte-level tokenizers have it.
 import bisect
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -152,8 +153,35 @@ def ids_of_texts(tokenizer: Tokenizer, rule: TokenIds, texts: Sequence[str]) -> 
     """Return token ids of each text as the retriever reads it."""
     tokenizer.enable_truncation(rule.max_tokens)
     tokenizer.encode_special_tokens = False  # as the encoder itself has it
-    whole = [rule.prompt + text for text in texts]
-    return [np.array(encoding.ids, rule.dtype) for encoding in tokenizer.encode_batch_fast(whole)]
+
+    def tokenize(parts: list[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in tokenizer.encode_batch_fast(parts)]
+
+    rows = cut_ids(tokenize, [rule.prompt + text for text in texts], rule.max_tokens)
+    return [np.array(row, rule.dtype) for row in rows]
+
+
+FIRST_CHARACTERS, GROWTH = 8, 4  # characters for each token that is read, at first; and by how much more every time
+
+
+def cut_ids(tokenize: Callable[[list[str]], list[list[int]]], texts: Sequence[str], max_tokens: int) -> list[list[int]]:
+    """Return the ids of each text, cut at `max_tokens`, for the cost of what is read of it.
+
+    `tokenize` cuts what it is given at so many ids. A long text is tokenized in part, and in a longer part until two in
+    a row give all `max_tokens` ids, and the same ones: what follows changes nothing. A text of which few characters
+    make a token, such as a page of blanks, is read as far as it takes.
+    """
+    rows: list[list[int]] = [[]] * len(texts)
+    length, left = FIRST_CHARACTERS * max_tokens, list(range(len(texts)))
+    while left:
+        parts = [text if len(text) <= GROWTH * length else text[:length] for text in (texts[row] for row in left)]
+        longer = []
+        for row, part, ids in zip(left, parts, tokenize(parts), strict=True):
+            if len(part) < len(texts[row]) and (len(ids) < max_tokens or ids != rows[row]):
+                longer.append(row)
+            rows[row] = ids
+        length, left = GROWTH * length + 1, longer  # no two end alike in a run of digits, which may be cut from its end
+    return rows
 
 
 def _segment_borders(text: str) -> list[int]:

@@ -35,8 +35,8 @@ from replug.data.shards import (
     write_examples,
     write_token_rules,
 )
-from replug.data.sources.records import FieldMap
-from replug.data.sources.shards import plan_source_shards
+from replug.data.sources.records import FieldMap, SourceShard
+from replug.data.sources.shards import SourcePlan, plan_source
 from replug.data.store import Corpus, PreparedSet
 from replug.data.tokenizing import TokenIds
 
@@ -88,23 +88,30 @@ def prepare_raw(
             tokenizers=tokenizers,
         )
         write_json(work.rules, asdict(rules))
-        splits = _make_splits(work, config, seed, pool, tokenizers.token_ids)
+        plan = plan_source(str(config.source), rules.fields)
+        plan.say("data.source")
+        splits = _make_splits(work, config, plan.shards, seed, pool, tokenizers.token_ids)
         while splits.fall_short():  # most of what was kept repeated or overlapped the rest
             work.widen()
             log.info(f"too few are left of what was kept; cutting again and keeping {work.margin} for one asked for")
-            splits = _make_splits(work, config, seed, pool, tokenizers.token_ids)
+            splits = _make_splits(work, config, plan.shards, seed, pool, tokenizers.token_ids)
         _require_some(str(config.source), splits)
         _say_short(splits)
         proof = _prove(work, splits, seed, pool)
-        _finish(work, splits, proof)
+        _finish(work, plan, splits, proof)
         return PreparedSet(out)
 
 
-def _make_splits(work: WorkFolder, config: DataConfig, seed: int, pool: Pool, token_ids: TokenIds | None) -> Splits:
-    assert config.source is not None
+def _make_splits(
+    work: WorkFolder,
+    config: DataConfig,
+    source_shards: list[SourceShard],
+    seed: int,
+    pool: Pool,
+    token_ids: TokenIds | None,
+) -> Splits:
     asked = {"documents": config.num_documents, "queries": config.num_queries, "heldout": config.num_heldout}
     asked |= {"dev": config.num_dev} if config.num_dev else {}
-    source_shards = plan_source_shards(config.source, in_one_piece=config.new_text_at is not None)
     cut = cut_source(work, source_shards, asked, pool, config.max_rejected_share)
     forget_other_ids(work, token_ids)
     dropped = Counter(cut.dropped)
@@ -163,7 +170,7 @@ def _prove(work: WorkFolder, splits: Splits, seed: int, pool: Pool) -> DisjointP
     return proof
 
 
-def _finish(work: WorkFolder, splits: Splits, proof: DisjointProof) -> None:
+def _finish(work: WorkFolder, plan: SourcePlan, splits: Splits, proof: DisjointProof) -> None:
     cut, documents = splits.cut, Counter[str]()
     names = [f"{split}.arrow" for split in splits.domains]
     names += [name for name in ("rejected.jsonl", "documents/tokens.json") if (work.out / name).is_file()]
@@ -181,7 +188,8 @@ def _finish(work: WorkFolder, splits: Splits, proof: DisjointProof) -> None:
         "rejected": dict(sorted(cut.rejected.items())),
         "disjoint": asdict(proof),
     }
-    work.finish(files, content)
+    unread = {"left_aside": list(plan.left_aside), "unread_fields": plan.unread_fields}
+    work.finish(files, {**content, **{name: found for name, found in unread.items() if found}})
 
 
 # The user's own rows ------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ path is its domain. No more of a file is in memory than one text may have. A new
 """
 
 import codecs
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,17 +19,19 @@ import pyarrow.parquet as pq
 from replug.config.errors import RunError, UserError
 from replug.data.sources.built_in_texts import read_package_texts, stand_in_texts
 from replug.data.sources.lines import (
-    COMPRESSION,
+    COMPRESSED,
     UNREADABLE,
     byte_ranges,
     json_object,
     open_file,
+    other_format,
     read_lines,
     skip_line,
     table_cells,
+    twice,
 )
 from replug.data.sources.records import FieldMap, Item, Reason, Rejected, Row, SourceShard, SourceText
-from replug.data.sources.row_texts import checked_text, joined_texts, texts_of_rows
+from replug.data.sources.row_texts import checked_text, joined_texts, names_in, nested, texts_of_rows
 
 PACKAGE = "package:"
 ROWS_AT_A_TIME = 256
@@ -41,24 +44,51 @@ TRAIN = "train"
 def format_of(path: Path) -> str | None:
     """Return the format of a file by its suffix, of a compressed one by the suffix before; None if it is not known."""
     suffix = path.suffix.lower()
-    if suffix in COMPRESSION:
+    if suffix in COMPRESSED:
         suffix = Path(path.stem).suffix.lower()
     return next((kind for kind, suffixes in SUFFIXES.items() if suffix in suffixes), None)
 
 
-def holds_rows(path: Path) -> bool:
-    """Return whether a file's suffix is one of a format of rows."""
-    return format_of(path) in ROWS
+def rows_problem(path: Path, fields: FieldMap) -> str | None:
+    """Return why a file holds no rows, None if it does. A `.json` file does if one of its first lines is a row.
+
+    Other files are judged by their suffix: what is wrong with a row is said where it is read.
+    """
+    kind = format_of(path)
+    if kind in ROWS:
+        return None
+    if kind != "json":
+        return f"is {kind or 'of no known format'}; expected JSON Lines, TSV or Parquet"
+    lines = (line for _, line in read_lines(SourceShard("jsonl", (str(path),))) if isinstance(line, bytes))
+    rows = [json_object(line) for line in itertools.islice(lines, ROWS_AT_A_TIME)]
+    if any(isinstance(row, dict) and nested(row, fields.text) is not None for row in rows):
+        return None
+    first = rows[0] if rows else {}
+    found = f"has the fields {names_in(first)}" if isinstance(first, dict) else f"is none ({first[1]})"
+    return f"holds no rows: the first {found}; expected on each line an object with '{fields.text}' (data.text_field)"
 
 
 def plan_file(path: Path, shard_bytes: int | None) -> Iterable[SourceShard]:
-    """Return the source shards of a file, about `shard_bytes` each. None means one, since texts run over many rows."""
+    """Return the source shards of a file, about `shard_bytes` each. None means one, since texts run over many rows.
+
+    Raises UserError for a file whose first bytes are those of another format.
+    """
     kind = format_of(path) or "jsonl"
-    if kind == "parquet":
-        return _plan_parquet(str(path), shard_bytes)
     if kind == "text":
         return [SourceShard("text", (str(path),))]
-    return byte_ranges(kind, str(path), shard_bytes)
+    if (found := other_format(path)) and found.lower() != kind:
+        raise UserError(f"data.source: {path} is, by its first bytes, {found}; expected {EXPECTED[kind]}")
+    if kind == "parquet":
+        return _plan_parquet(str(path), shard_bytes)
+    return byte_ranges("tsv" if kind == "tsv" else "jsonl", str(path), shard_bytes)
+
+
+def field_names(source_shard: SourceShard) -> list[str]:
+    """Return the names of the fields that the first rows of a source shard have, read or not."""
+    if source_shard.kind == "parquet":
+        return _column_names(source_shard.names[0])
+    rows = itertools.islice(ROWS[source_shard.kind](source_shard, FieldMap()), ROWS_AT_A_TIME)
+    return list(dict.fromkeys(str(name) for _, row in rows if isinstance(row, dict) for name in row))
 
 
 def read_items(source_shard: SourceShard, fields: FieldMap) -> Iterator[Item]:
@@ -105,6 +135,10 @@ def _tsv_rows(source_shard: SourceShard, fields: FieldMap) -> Iterator[Row]:
         if isinstance(cells, tuple):
             yield number, Rejected(Reason.invalid_tsv, name, number, cells[1])
         elif header is None:
+            if (again := twice(cells)) is not None:
+                raise UserError(
+                    f"{name}:{number}: the header has two columns named {again!r}; expected different names"
+                )
             header = cells
             yield number, None
         elif len(cells) != len(header):
@@ -141,6 +175,9 @@ def _parquet_rows(source_shard: SourceShard, fields: FieldMap) -> Iterator[Row]:
     """
     name = source_shard.names[0]
     number = 0
+    wanted = {field.partition(".")[0] for field in (fields.text, fields.id, fields.domain)}
+    if (again := twice(column for column in _column_names(name) if column in wanted)) is not None:
+        raise UserError(f"{name} has two columns named {again!r}; expected different names")
     try:
         leaves = _leaves(name, fields)
         # Strings stay as they are stored; Arrow does not do that within other fields.
@@ -168,6 +205,13 @@ def _leaves(name: str, fields: FieldMap) -> list[pq.ColumnSchema]:
     wanted = (fields.text, fields.id, fields.domain)
     leaves = [schema.column(number) for number in range(len(schema.names))]
     return [leaf for leaf in leaves if any(f"{leaf.path}.".startswith(f"{field}.") for field in wanted)]
+
+
+def _column_names(name: str) -> list[str]:
+    try:
+        return list(pq.read_schema(name).names)
+    except (pa.ArrowException, OSError):  # reading the rows says what is wrong with it
+        return []
 
 
 def _row(batch: pa.RecordBatch, row: int, number: int, name: str, fields: FieldMap) -> dict | Rejected:
@@ -243,16 +287,14 @@ def _file_problem(name: str) -> Rejected | None:
         with open_file(Path(name)) as file:
             while True:
                 part = file.read(READ_BYTES)
-                if done == 0 and part.startswith((b"\xff\xfe", b"\xfe\xff")):
-                    return Rejected(Reason.not_utf8, name, 0, "UTF-16; convert or remove the file")
                 waiting = len(decoder.getstate()[0])
                 decoder.decode(part, final=not part)
                 if not part:
                     return None
                 done += len(part)
     except UnicodeDecodeError as error:
-        at = done - waiting + error.start
-        return Rejected(Reason.not_utf8, name, 0, f"at byte {at}; convert or remove the file")
+        at = other_format(Path(name)) or f"at byte {done - waiting + error.start}"
+        return Rejected(Reason.not_utf8, name, 0, f"{at}; convert or remove the file")
     except UNREADABLE as error:
         return Rejected(Reason.unreadable_file, name, 0, getattr(error, "strerror", None) or str(error))
 
@@ -313,8 +355,12 @@ ROWS: dict[str, Callable[[SourceShard, FieldMap], Iterator[Row]]] = {
     "hub": _hub_rows,
 }
 SUFFIXES = {
-    "jsonl": (".jsonl", ".json", ".ndjson"),
+    "jsonl": (".jsonl", ".ndjson"),
+    "json": (".json",),
     "tsv": (".tsv",),
     "parquet": (".parquet",),
     "text": (".txt", ".md", ".rst", ".tokens", ".raw"),
+    "CSV": (".csv",),
 }
+NO_TEXTS = ("json", "CSV")  # data, of which a file is never one text
+EXPECTED = {"tsv": "a table with tabs", "parquet": "Parquet"} | dict.fromkeys(("jsonl", "json"), "JSON Lines")

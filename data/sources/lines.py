@@ -1,11 +1,14 @@
-"""Lines of files, compressed or not, in ranges of bytes: what the formats with a row on each line share."""
+"""Lines of files, compressed or not, in ranges of bytes: what the formats with a row on each line share.
+
+A file's first bytes say how it is packed, whatever it is called, and name the formats that hold no lines.
+"""
 
 import csv
 import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,8 +17,25 @@ import pyarrow as pa
 from replug.data.sources.records import Reason, Rejected, SourceShard
 
 MAX_LINE_BYTES = 64 << 20
+EXCERPT = 40  # characters of a line that is none of JSON
 csv.field_size_limit(MAX_LINE_BYTES)  # 128 KB otherwise, less than a long text
-COMPRESSION = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+COMPRESSED = (".gz", ".zst", ".bz2")
+PACKINGS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}  # by a file's first bytes
+OTHER_FORMATS = {
+    b"PAR1": "Parquet",
+    b"ARROW1": "Arrow",
+    b"\xff\xff\xff\xff": "Arrow",
+    b"PK\x03\x04": "Zip",
+    b"\xfd7zXZ": "xz",
+    b"\x04\x22\x4d\x18": "LZ4",
+    b"7z\xbc\xaf": "7-Zip",
+    b"%PDF": "PDF",
+    b"SQLite format 3": "SQLite",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+    b"version https://git-lfs": "a pointer of Git LFS, whose file `git lfs pull` fetches",
+}
+TAR, TAR_AT = b"ustar", 257
 
 UNREADABLE = (EOFError, OSError, zlib.error, pa.ArrowInvalid)  # what reading a damaged file raises
 
@@ -25,7 +45,7 @@ Line = tuple[int, bytes | Rejected | None]  # from 1 within the source shard; No
 def byte_ranges(kind: str, path: str, shard_bytes: int | None) -> Iterator[SourceShard]:
     """Yield ranges of a file that cover it; all of it in one if it is compressed, or no size is given."""
     size = Path(path).stat().st_size
-    if shard_bytes is None or Path(path).suffix.lower() in COMPRESSION:
+    if shard_bytes is None or packing_of(Path(path)):
         yield SourceShard(kind, (path,))
         return
     for start in range(0, max(size, 1), shard_bytes):
@@ -59,16 +79,34 @@ def read_lines(source_shard: SourceShard) -> Iterator[Line]:
 def json_object(line: bytes) -> dict[str, Any] | tuple[Reason, str]:
     """Return the object of a line of JSON, or why it is none."""
     try:
-        row = json.loads(line.decode("utf-8-sig"))  # Windows begins files with a byte order mark
+        row = DECODER.decode(line.decode("utf-8-sig"))  # Windows begins files with a byte order mark
     except UnicodeDecodeError as error:
         return Reason.not_utf8, f"not UTF-8 at byte {error.start} of the line; convert the file"
     except json.JSONDecodeError as error:
-        return Reason.invalid_json, f"not valid JSON: {error.msg} at column {error.colno}"
+        begins = error.doc[:EXCERPT].strip()
+        return Reason.invalid_json, f"not valid JSON: {error.msg} at column {error.colno} of {begins!r}"
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets thousands deep
         return Reason.invalid_json, f"not valid JSON: {error}"
     if not isinstance(row, dict):
         return Reason.not_an_object, f"expected a JSON object, found {type(row).__name__}"
     return row
+
+
+def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON. Raises ValueError for a name that occurs twice: which value counts is not said."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"an object has two fields named {twice(name for name, _ in pairs)!r}")
+    return found
+
+
+def twice(names: Iterable[str]) -> str | None:
+    """Return the first name that occurs again, or None."""
+    seen: set[str] = set()
+    return next((name for name in names if name in seen or seen.add(name)), None)  # type: ignore[func-returns-value]
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=_object_of)
 
 
 def table_cells(line: bytes) -> list[str] | tuple[Reason, str]:
@@ -88,10 +126,29 @@ def skip_line(file: BinaryIO) -> None:
 
 
 def open_file(path: Path) -> Any:
-    """Return the bytes of a file, unpacked by its last suffix."""
-    compression = COMPRESSION.get(path.suffix.lower())
-    if compression == "gzip":
+    """Return the bytes of a file, unpacked."""
+    packing = packing_of(path)
+    if packing == "gzip":
         return gzip.open(path, "rb")
-    if compression:
-        return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), compression), 1 << 20)
+    if packing:
+        return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), packing), 1 << 20)
     return path.open("rb")
+
+
+def packing_of(path: Path) -> str | None:
+    """Return how a file is packed, by its first bytes; None if it is not."""
+    with path.open("rb") as file:
+        head = file.read(max(map(len, PACKINGS)))
+    return next((packing for magic, packing in PACKINGS.items() if head.startswith(magic)), None)
+
+
+def other_format(path: Path) -> str | None:
+    """Return the format of a file without lines of text, by its first bytes; None if it may have lines."""
+    try:
+        with open_file(path) as file:
+            head = file.read(TAR_AT + len(TAR))
+    except UNREADABLE:  # whoever reads the file says what is wrong with it
+        return None
+    if head[TAR_AT:] == TAR:
+        return "Tar"
+    return next((name for magic, name in OTHER_FORMATS.items() if head.startswith(magic)), None)

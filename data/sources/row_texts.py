@@ -1,12 +1,13 @@
 """Texts out of rows: a text for each row, or one for many. What is wrong with a row is handed on with its reason."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from replug.data.hashing import content_hash
 from replug.data.sources.records import FieldMap, Item, Reason, Rejected, Row, SourceText
 
+NAME_SHOWN = 40  # characters of a field's name in a message: a table without a header has a text there
 MAX_NAME_CHARACTERS = 4096  # of an id or a domain, which are kept for every piece of a text
 
 
@@ -22,24 +23,23 @@ def texts_of_rows(rows: Iterator[Row], fields: FieldMap, name: str) -> Iterator[
 def _text_of_row(row: dict[str, Any], fields: FieldMap, name: str, line: int) -> SourceText | Rejected:
     if problem := _text_problem(row, fields) or _name_problem(row, fields):
         return Rejected(problem[0], name, line, problem[1])
-    text, identifier, domain = (_nested(row, path) for path in (fields.text, fields.id, fields.domain))
+    text, identifier, domain = (nested(row, path) for path in (fields.text, fields.id, fields.domain))
     domain = "all" if domain in (None, "") else str(domain)
     made = _unnamed(text, domain) if identifier is None else SourceText(str(identifier), text, domain)
     return checked_text(made, fields, name, line)
 
 
 def _text_problem(row: dict[str, Any], fields: FieldMap) -> tuple[Reason, str] | None:
-    text = _nested(row, fields.text)
+    text = nested(row, fields.text)
     if text is None:
-        there = ", ".join(map(str, row)) or "none"
-        return Reason.text_missing, f"field '{fields.text}' (data.text_field) is missing; the fields: {there}"
+        return Reason.text_missing, f"field '{fields.text}' (data.text_field) is missing; the fields: {names_in(row)}"
     if not isinstance(text, str):
         return Reason.text_not_a_string, f"field '{fields.text}' must be a string, found {type(text).__name__}"
     return None
 
 
 def _name_problem(row: dict[str, Any], fields: FieldMap) -> tuple[Reason, str] | None:
-    identifier, domain = _nested(row, fields.id), _nested(row, fields.domain)
+    identifier, domain = nested(row, fields.id), nested(row, fields.domain)
     if identifier == "":
         return Reason.id_empty, f"field '{fields.id}' (data.id_field) is empty"
     if not _is_name(identifier):
@@ -92,7 +92,7 @@ def joined_texts(rows: Iterator[Row], fields: FieldMap, name: str, new_text_at: 
             yield number, row
             continue
         yield number, None
-        line = _nested(row, fields.text)
+        line = nested(row, fields.text)
         if not isinstance(line, str):
             yield number, _text_of_row(row, fields, name, number)
             continue
@@ -126,7 +126,13 @@ class _Lines:
         return checked_text(_unnamed("".join(self._lines), "all"), fields, name, first)
 
 
-def _nested(row: dict[str, Any], path: str) -> Any:
+def names_in(row: Iterable[Any]) -> str:
+    """Return the names of a row's fields for a message."""
+    return ", ".join(str(name)[:NAME_SHOWN] for name in row) or "none"
+
+
+def nested(row: dict[str, Any], path: str) -> Any:
+    """Return the field of a row that a path with dots leads to, or None."""
     value: Any = row
     for part in path.split("."):
         value = value.get(part) if isinstance(value, dict) else None

@@ -1,8 +1,10 @@
 """Source shards of about 16 MB, found without reading the source, that any worker can read alone.
 
 A source shard is a range of bytes of a `.jsonl` or `.tsv` file, a compressed file, some row groups of a Parquet file,
-some files of a tree of texts, one shard of a dataset on the hub, or all of a built-in source. A folder, or a pattern
-with `*`, of nothing but files of rows is read as rows; any other folder is a tree of texts.
+some files of a tree of texts, one shard of a dataset on the hub, or all of a built-in source.
+
+A folder, or a pattern with `*`, is read as rows if any of its files holds rows, and those files alone are read.
+Otherwise each file is a text, apart from `.json` and `.csv`. What is left aside is named; hidden files are not.
 
 A source is known by the hash of its files' whole content. A large file is not read again while its inode, size and
 times are those it was hashed with: the time of its last change (ctime) is the system's, which no program sets back.
@@ -10,39 +12,84 @@ times are those it was hashed with: the time of its last change (ctime) is the s
 
 import hashlib
 import json
+import logging
 import os
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from replug.config.errors import RunError, UserError
 from replug.data.files import cache_dir, file_sha256, write_json
 from replug.data.sources.formats import (
-    holds_rows,
+    NO_TEXTS,
+    ROWS,
+    field_names,
+    format_of,
     is_built_in,
     named_split,
     plan_file,
     plan_hub,
     plan_tree,
     read_items,
+    rows_problem,
 )
 from replug.data.sources.records import FieldMap, Rejected, SourceShard, SourceText
+from replug.data.sources.row_texts import names_in
+
+log = logging.getLogger(__name__)
 
 SOURCE_SHARD_BYTES = 16 << 20
 LARGE_BYTES = 64 << 20  # a smaller one is read in less time than a cache is worth
 SETTLED_NS = 2 * 10**9  # a file that changed just now may change again within the clock's step
+SHOWN = 5  # names of files in a message; the manifest has all
 FILES_AT_ONCE = 4  # that are hashed: one stream does not have all that a disk can give
 
 
-def plan_source_shards(source: str, in_one_piece: bool = False) -> list[SourceShard]:
-    """Return the source shards of a `data.source`; files are `in_one_piece` if texts run over many lines."""
-    shard_bytes = None if in_one_piece else SOURCE_SHARD_BYTES
-    shards = [replace(shard, number=number) for number, shard in enumerate(_plan(source, shard_bytes))]
+@dataclass(frozen=True, slots=True)
+class SourcePlan:
+    """The shards of a source, and what is not read: files `left_aside`, and fields of the first rows."""
+
+    shards: list[SourceShard]
+    fields: FieldMap
+    left_aside: tuple[str, ...] = ()
+    field_names: tuple[str, ...] = ()
+
+    @property
+    def unread_fields(self) -> list[str]:
+        """Return the names of fields, outermost ones, that no key names."""
+        read = {name.partition(".")[0] for name in (self.fields.text, self.fields.id, self.fields.domain)}
+        return [name for name in dict.fromkeys(self.field_names) if name not in read]
+
+    def say(self, key: str) -> None:
+        """Log what is not read, once for a source, and how it would be."""
+        files = len({name for shard in self.shards for name in shard.names})
+        is_tree = self.shards[0].kind == "text"
+        if is_tree and files > 1:
+            log.info(f"{key}: no file holds rows: each of {files:,} is a text")
+        if aside := self.left_aside:
+            read = f"{files:,} {'texts' if is_tree else 'files of rows'}"
+            shown = f"{', '.join(aside[:SHOWN])}{', ...' if len(aside) > SHOWN else ''} ({len(aside):,} in all)"
+            log.warning(f"{key}: left aside beside {read}: {shown}. A pattern such as 'DIR/*.txt' reads others")
+        if unread := self.unread_fields:
+            said = f"{key}: the rows have fields that are not read: {names_in(unread)}"
+            if self.fields.id not in self.field_names and "." not in self.fields.id:
+                said += f". No field is '{self.fields.id}' (data.id_field): a text is named by a hash of its words"
+            log.info(said)
+
+
+def plan_source(source: str, fields: FieldMap) -> SourcePlan:
+    """Return the plan of a `data.source`; a file is one shard if texts run over many of its lines.
+
+    Raises UserError for a source without files that can be read, and for a file of another format than its name says.
+    """
+    planned, left_aside = _plan(source, fields, None if fields.new_text_at else SOURCE_SHARD_BYTES)
+    shards = [replace(shard, number=number) for number, shard in enumerate(planned)]
     if not shards:
         raise UserError(f"data.source: {source} holds no files")
-    return shards
+    names = field_names(shards[0]) if shards[0].kind in ROWS else ()
+    return SourcePlan(shards, fields, tuple(left_aside), tuple(names))
 
 
 def of_split(source: str, split: str) -> str:
@@ -57,14 +104,15 @@ def read_source_shard(source_shard: SourceShard, fields: FieldMap) -> Iterator[t
             yield line, item
 
 
-def source_fingerprint(source: str) -> str | None:
-    """Hash over the files' names and contents; None where the source is no file or folder.
+def source_fingerprint(source: str, fields: FieldMap) -> str | None:
+    """Hash over names and contents of the files that are read; None where the source is no file or folder.
 
     Preparing reads all of them too; large ones are hashed once, several at a time.
     """
     paths = _files(source)
     if paths is None:
         return None
+    paths = _read_of(source, paths, fields)
     digest = hashlib.sha256()
     with ThreadPoolExecutor(FILES_AT_ONCE) as readers:
         for path, sha256 in zip(paths, readers.map(content_sha256, paths), strict=True):
@@ -72,15 +120,49 @@ def source_fingerprint(source: str) -> str | None:
     return digest.hexdigest()
 
 
-def _plan(source: str, shard_bytes: int | None) -> Iterable[SourceShard]:
+def _plan(source: str, fields: FieldMap, shard_bytes: int | None) -> tuple[Iterable[SourceShard], list[str]]:
+    """Return the shards of a source, and the names of files that are left aside."""
     if is_built_in(source):
-        return [SourceShard("built_in", (source,))]
+        return [SourceShard("built_in", (source,))], []
     paths = _files(source)
     if paths is None:
-        return plan_hub(source)
-    if Path(source).expanduser().is_file() or all(map(holds_rows, paths)):
-        return (shard for path in paths for shard in plan_file(path, shard_bytes))
-    return plan_tree(paths, _root(source), SOURCE_SHARD_BYTES)
+        return plan_hub(source), []
+    read = _read_of(source, paths, fields)
+    is_file = Path(source).expanduser().is_file()
+    problem = rows_problem(paths[0], fields) if paths and (is_file or not read) else None
+    if problem is not None and format_of(paths[0]) in NO_TEXTS:
+        raise UserError(f"data.source: {paths[0]} {problem}")
+    if is_file:
+        return plan_file(read[0], shard_bytes), []
+    root, kept = Path(_root(source)), set(read)
+    left_aside = [str(path.relative_to(root)) for path in paths if path not in kept] + _links(source)
+    if read and format_of(read[0]) in (*ROWS, *NO_TEXTS):
+        return (shard for path in read for shard in plan_file(path, shard_bytes)), left_aside
+    return plan_tree(read, str(root), SOURCE_SHARD_BYTES), left_aside
+
+
+def _read_of(source: str, paths: list[Path], fields: FieldMap) -> list[Path]:
+    """Return the files that are read: those that hold rows, or else those that may be texts."""
+    if Path(source).expanduser().is_file():
+        return paths
+    rows = [path for path in paths if rows_problem(path, fields) is None]
+    return rows or [path for path in paths if format_of(path) not in NO_TEXTS]
+
+
+def _links(source: str) -> list[str]:
+    """Return the links to folders in a folder, which are not followed. Raises UserError for a file that is missing."""
+    folder = Path(source).expanduser()
+    found = [
+        path for path in folder.rglob("*") if path.is_symlink() and not path.is_file() and not _is_hidden(path, folder)
+    ]
+    for path in found:
+        if not path.exists() and format_of(path):
+            raise UserError(f"data.source: {path} is a link to nothing: is the download complete?")
+    return [f"{path.relative_to(folder)} (a link)" for path in found]
+
+
+def _is_hidden(path: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
 def _files(source: str) -> list[Path] | None:
@@ -95,11 +177,10 @@ def _files(source: str) -> list[Path] | None:
             raise UserError(f"data.source: no file matches {source}")
         return matching
     if path.is_dir():
-        found = (file for file in path.rglob("*") if file.is_file())
-        return sorted(f for f in found if not any(part.startswith(".") for part in f.relative_to(path).parts))
+        return sorted(file for file in path.rglob("*") if file.is_file() and not _is_hidden(file, path))
     if path.is_file():
         return [path]
-    if source.startswith((".", "/", "~")) or source.count("/") > 1 or holds_rows(path):
+    if source.startswith((".", "/", "~")) or source.count("/") > 1 or format_of(path):
         raise UserError(f"data.source: {source} does not exist; expected a JSONL file, a folder or a dataset's name")
     return None
 

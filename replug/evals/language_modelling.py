@@ -234,15 +234,16 @@ def _spans_of_texts(config: EvaluationConfig) -> list[ScoredSpan]:
 
 def _texts(config: EvaluationConfig) -> Iterator["SourceText"]:
     from replug.data.sources.records import FieldMap, Rejected
-    from replug.data.sources.shards import of_split, plan_source_shards, read_source_shard
+    from replug.data.sources.shards import of_split, plan_source, read_source_shard
 
     data = config.data
     fields = FieldMap(data.text_field, data.id_field, data.domain_field, data.new_text_at)
     try:
-        shards = plan_source_shards(of_split(str(config.texts.path), SPLIT), in_one_piece=data.new_text_at is not None)
+        plan = plan_source(of_split(str(config.texts.path), SPLIT), fields)
     except UserError as error:
         raise UserError(str(error).replace("data.source", "texts.path")) from error
-    for source_shard in shards:
+    plan.say("texts.path")
+    for source_shard in plan.shards:
         for _, item in read_source_shard(source_shard, fields):
             if isinstance(item, Rejected):
                 raise UserError(f"texts.path: {item}; every text must be readable to be measured whole")

@@ -32,6 +32,7 @@ from replug.answering.prompts import Shot
 from replug.config.errors import UserError
 from replug.data.progress import Progress
 from replug.data.rows import read_json_array, read_json_lines
+from replug.data.sources.lines import twice
 from replug.evals.answers import answer_tokens
 from replug.evals.questions import (
     BETWEEN_BLOCKS,
@@ -213,6 +214,8 @@ def _table_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, delimiter="\t", strict=True)
+            if (again := twice(reader.fieldnames or ())) is not None:
+                raise UserError(f"{path}: the header has two columns named {again!r}; expected different names")
             for row in reader:
                 where = f"{path}:{reader.line_num}"
                 if None in row or None in row.values():

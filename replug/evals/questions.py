@@ -14,12 +14,13 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
 from replug.config.methods import GENREAD, LONG_CONTEXT, Method
 from replug.config.rules import QUESTION
-from replug.data.rows import read_json_lines, require_new
+from replug.data.rows import read_json_lines, require_new, say_unread
 from replug.evals.answers import normalize_answer
 from replug.evals.loop import Item
 
 BETWEEN_BLOCKS = "\n\n"
 STOP = "\n"
+QUESTION_FIELDS = ("id", "question", "answers", "domain", "gold")
 
 
 def one_line(text: str) -> str:
@@ -48,7 +49,15 @@ def read_questions(path: Path) -> list[OpenQuestion]:
 
     Raises UserError with file and line for a field that is missing or of another form.
     """
-    return questions_of_rows(read_json_lines(path), open_question, path)
+    names: dict[str, None] = {}
+
+    def read(row: Mapping[str, Any], where: str) -> OpenQuestion:
+        names.update(dict.fromkeys(row))
+        return open_question(row, where)
+
+    questions = questions_of_rows(read_json_lines(path), read, path)
+    say_unread(path, names, QUESTION_FIELDS)
+    return questions
 
 
 def questions_of_rows(

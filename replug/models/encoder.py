@@ -25,7 +25,7 @@ from replug.config.errors import NotFiniteError, UserError
 from replug.data.files import as_other_files
 from replug.data.folder import write_checksums
 from replug.data.store import CorpusStore
-from replug.data.tokenizing import TokenIds
+from replug.data.tokenizing import TokenIds, cut_ids
 from replug.models.batching import token_budget_batches
 from replug.models.black_box_lm import require_texts
 from replug.models.encoder_files import KEY, TASKS, chain, joined, load_container, most_tokens, similarity_in
@@ -427,10 +427,23 @@ class Encoder(nn.Module):
         require_texts(texts, "texts")
         if not texts:
             return []
-        whole = [prompt + text for text in texts]
-        rows = self.tokenizer_of(task)(whole, truncation=True, max_length=self._most(task))["input_ids"]
+        rows = self._cut_ids([prompt + text for text in texts], task, self._most(task))
         dtype = np.uint16 if self._backbone(task).config.vocab_size < 2**16 else np.uint32  # as `TokenIds.dtype`
         return [np.array(row, dtype) for row in rows]
+
+    def _cut_ids(self, texts: list[str], task: str, max_tokens: int) -> list[list[int]]:
+        tokenizer = self.tokenizer_of(task)
+
+        def tokenize(parts: list[str]) -> list[list[int]]:
+            return tokenizer(parts, truncation=True, max_length=max_tokens)["input_ids"]
+
+        return cut_ids(tokenize, texts, max_tokens)
+
+    def is_cut(self, text: str, task: str) -> bool:
+        """Return whether only the beginning of a text, behind the task's prompt, is read."""
+        most = self._most(task)
+        [ids] = self._cut_ids([self.prompt(task) + text], task, most + 1)
+        return len(ids) > most
 
     def _batches(self, ids: Sequence[np.ndarray], task: str, tokens_per_batch: int) -> Iterator[list[int]]:
         """Yield rows of similar length; equal ones go by their content, so that the order given does not matter."""

@@ -16,6 +16,7 @@ from replug.data.prepare.cutting import LMBound, Tokenizers
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import Inputs, import_corpus, prepare_raw, prepare_rows
 from replug.data.shards import prepared_folder
+from replug.data.sources.records import FieldMap
 from replug.data.sources.shards import source_fingerprint
 from replug.data.store import Corpus, PreparedSet
 from replug.data.tokenizing import TokenIds, inside_rules
@@ -72,7 +73,7 @@ def data_inputs(config: Config) -> Inputs:
             inputs[f"{data.tokenizer}.path"] = paths[data.tokenizer]
         if limits := _lm_limits(config):  # which LM must hold the pieces, and how many of its tokens
             inputs |= {"lm.path": lm_path, LM_TOKENS: list(limits)}
-        found = source_fingerprint(data.source)
+        found = source_fingerprint(data.source, FieldMap(data.text_field))
         return {**inputs, "data.source (files)": found} if found else inputs
     return {f"data.{name} (sha256)": file_sha256(path) for name, path in _row_files(config).items()}
 

@@ -54,12 +54,8 @@ class ServedIndex:
         return vectors, [len(row) for row in ids]
 
     def is_cut(self, text: str, side: Side) -> bool:
-        """Return whether the encoder reads only the beginning of a text. A token has one byte at least."""
-        encoder = self._encoder(side)
-        tokenizer, text = encoder.tokenizer_of(side), encoder.prompt(side) + text
-        if len(text.encode()) + 2 <= tokenizer.model_max_length:
-            return False
-        return len(tokenizer(text, truncation=False, verbose=False)["input_ids"]) > tokenizer.model_max_length
+        """Return whether the encoder reads only the beginning of a text."""
+        return self._encoder(side).is_cut(text, side)
 
     def _encoder(self, side: Side) -> Encoder:
         return self.document_encoder if side == DOCUMENT else self.retriever.encoder

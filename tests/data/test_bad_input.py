@@ -42,6 +42,7 @@ def as_json(**fields: object) -> bytes:
 BAD_LINES = {
     "broken JSON": (b'{"text": "a" "b"}', "invalid_json"),
     "brackets thousands deep": (b"[" * 100_000, "invalid_json"),
+    "a field twice": (b'{"id": "bad", "text": "some words", "text": "others"}', "invalid_json"),
     "a list": (b'["some", "words"]', "not_an_object"),
     "latin-1": ('{"id": "bad", "text": "caf\xe9"}'.encode("latin-1"), "not_utf8"),
     "half a surrogate pair in the text": (b'{"id": "bad", "text": "words \\ud83d"}', "half_surrogate"),

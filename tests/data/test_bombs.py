@@ -14,18 +14,18 @@ from replug.config.errors import UserError
 from replug.data import rows
 from replug.data.sources import lines
 from replug.data.sources.records import FieldMap, Rejected, SourceText
-from replug.data.sources.shards import plan_source_shards, read_source_shard
+from replug.data.sources.shards import plan_source, read_source_shard
 from tests.support.command_line import ROOT
 
 READ = """
 import json, resource, sys
 from collections import Counter
 from replug.data.sources.records import FieldMap
-from replug.data.sources.shards import plan_source_shards, read_source_shard
+from replug.data.sources.shards import plan_source, read_source_shard
 
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 fields, found = FieldMap(**json.loads(sys.argv[2])), Counter()
-for shard in plan_source_shards(sys.argv[1], in_one_piece=fields.new_text_at is not None):
+for shard in plan_source(sys.argv[1], fields).shards:
     for line, item in read_source_shard(shard, fields):
         found[getattr(item, "reason", "text")] += 1
 print(json.dumps([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, found]))
@@ -82,7 +82,7 @@ def test_a_file_of_text_is_held_no_longer_than_a_text_may_be(fields, tmp_path):
 def test_a_byte_that_is_no_utf8_is_found_wherever_it_stands(at, tmp_path):
     content = ("é" * (1 << 20)).encode()
     (tmp_path / "a.txt").write_bytes(content[: at // 2 * 2] + b"\xff" + content[at // 2 * 2 :])
-    [(_, item)] = read_source_shard(plan_source_shards(str(tmp_path / "a.txt"))[0], FieldMap())
+    [(_, item)] = read_source_shard(plan_source(str(tmp_path / "a.txt"), FieldMap()).shards[0], FieldMap())
     assert isinstance(item, Rejected)
     assert (item.reason, item.detail) == ("not_utf8", f"at byte {at // 2 * 2}; convert or remove the file")
 
@@ -106,6 +106,9 @@ def test_a_line_of_own_rows_has_a_bound(tmp_path, monkeypatch):
 )
 def test_ids_of_any_type_are_taken_or_rejected_and_never_a_traceback(ids, tmp_path):
     pq.write_table(pa.table({"id": ids, "text": ["one", "two", "three"]}), tmp_path / "a.parquet")
-    found = [item for _, item in read_source_shard(plan_source_shards(str(tmp_path / "a.parquet"))[0], FieldMap())]
+    found = [
+        item
+        for _, item in read_source_shard(plan_source(str(tmp_path / "a.parquet"), FieldMap()).shards[0], FieldMap())
+    ]
     assert all(isinstance(item, SourceText | Rejected) for item in found)
     assert found

@@ -1,8 +1,11 @@
 """What the user's own rows become."""
 
+import bz2
 import gzip
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from replug.config.errors import UserError
@@ -46,7 +49,7 @@ def test_dprs_passages_of_wikipedia_are_a_corpus_as_they_are(tmp_path):
     [
         ("id\ttext\ttitle\n1\tno title\n", ":2: 2 columns, the header has 3"),
         ('id\ttext\n1\t"open\n', ":2: not valid TSV"),
-        ("id\tpassage\n1\tx\n", r"field 'text' is missing; the fields here are id, passage"),
+        ("id\tpassage\n1\tx\n", "expected a table whose first line has id and text; its cells are id, passage"),
         ("id\ttext\n", "holds no documents"),
     ],
 )
@@ -54,3 +57,65 @@ def test_a_table_that_is_none_is_named_with_its_line(tmp_path, rows, message):
     (tmp_path / "table.tsv").write_text(rows)
     with pytest.raises(UserError, match=message):
         list(read_documents(tmp_path / "table.tsv"))
+
+
+def test_fields_that_are_not_read_are_named_once(tmp_path, caplog):
+    caplog.set_level("INFO", "replug")
+    (tmp_path / "docs.jsonl").write_text(
+        '{"id": 1, "text": "one", "url": "u"}\n{"id": 2, "text": "two", "date": "d"}\n'
+    )
+    assert len(list(read_documents(tmp_path / "docs.jsonl"))) == 2
+    (tmp_path / "texts.jsonl").write_text('{"context": "one", "continuation": " two", "golds": ["1"]}\n')
+    read_examples(tmp_path / "texts.jsonl")
+    said = [record.message for record in caplog.records]
+    assert len(said) == 2
+    assert "docs.jsonl: fields that are not read: url, date; a row may have id, text, title, domain, source" in said[0]
+    assert "texts.jsonl: fields that are not read: golds; a row may have id, context" in said[1]
+
+
+ROW = b'{"id": "a", "text": "The Rhine flows through Basel."}\n'
+PARQUET = pa.BufferOutputStream()
+pq.write_table(pa.table({"id": ["a"], "text": ["one"]}), PARQUET)
+OF_OTHER_FORMS = {
+    "BEIR": (
+        "corpus.jsonl",
+        b'{"_id": "1", "title": "t", "text": "x"}\n',
+        "'id' is missing; .* here are _id, title, text",
+    ),
+    "FlashRAG": ("a.jsonl", b'{"id": "1", "contents": "x"}\n', "'text' is missing; the fields here are id, contents"),
+    "MS MARCO": (
+        "collection.tsv",
+        b"0\tThe Rhine flows\n1\tx\n",
+        "first line has id and text; its cells are 0, The Rhine",
+    ),
+    "CSV": ("corpus.csv", b"id,text\n", "corpus.csv is CSV; expected a file of JSON Lines"),
+    "CSV called JSONL": (
+        "a.jsonl",
+        b"id,text\n",
+        "a.jsonl:1: not valid JSON: Expecting value at column 1 of 'id,text'",
+    ),
+    "Parquet": ("a.jsonl", PARQUET.getvalue().to_pybytes(), "a.jsonl is, by its first bytes, Parquet; expected"),
+    "Zip": ("a.jsonl", b"PK\x03\x04\xff", "a.jsonl is, by its first bytes, Zip"),
+    "UTF-16": ("a.jsonl", ROW.decode().encode("utf-16"), "a.jsonl is, by its first bytes, UTF-16"),
+    "null as id": ("a.jsonl", b'{"id": null, "text": "x"}\n', "a.jsonl:1: field 'id' is null"),
+    "a key twice": ("a.jsonl", b'{"id": 1, "text": "x", "text": "y"}\n', "a.jsonl:1: .* two fields named 'text'"),
+}
+
+
+@pytest.mark.parametrize("form", OF_OTHER_FORMS)
+def test_a_corpus_of_another_form_is_refused_with_what_it_is(form, tmp_path):
+    name, content, says = OF_OTHER_FORMS[form]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=says):
+        list(read_documents(tmp_path / name))
+
+
+def test_a_corpus_may_be_packed_in_any_way_whatever_it_is_called(tmp_path):
+    packed = {
+        "a.jsonl.bz2": bz2.compress(ROW),
+        "b.jsonl": gzip.compress(ROW),
+        "c.tsv.bz2": bz2.compress(b"id\ttext\na\tx\n"),
+    }
+    for name, content in packed.items():
+        (tmp_path / name).write_bytes(content)
+        assert [document.id for document in read_documents(tmp_path / name)] == ["a"]

@@ -14,17 +14,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from replug.config.errors import UserError
 from replug.data.hashing import content_hash
 from replug.data.sources import shards
 from replug.data.sources.built_in_texts import MIN_CHARACTERS, PACKAGE_TEXTS
 from replug.data.sources.records import FieldMap, SourceText
-from replug.data.sources.shards import content_sha256, plan_source_shards, read_source_shard, source_fingerprint
+from replug.data.sources.shards import content_sha256, plan_source, read_source_shard, source_fingerprint
 from tests.support.preparing import contents, prepare, rows_of, write_jsonl
 
 
 def read(source: object, fields: FieldMap | None = None) -> list:
     fields = fields or FieldMap()
-    source_shards = plan_source_shards(str(source), in_one_piece=fields.new_text_at is not None)
+    source_shards = plan_source(str(source), fields).shards
     return [item for source_shard in source_shards for _, item in read_source_shard(source_shard, fields)]
 
 
@@ -82,11 +83,11 @@ def test_a_large_file_is_read_again_only_where_it_may_have_changed(
     monkeypatch.setattr(shards, "file_sha256", lambda path: read.append(path) or real(path))
     path = tmp_path / "large"
     path.write_bytes(bytes(100))
-    first, of_folder = content_sha256(path), source_fingerprint(str(path))
+    first, of_folder = content_sha256(path), source_fingerprint(str(path), FieldMap())
     assert content_sha256(path) == first and len(read) == 1
     time.sleep(0.02)  # more than the step of the clock of a file system
     edit(path, 50)
-    assert content_sha256(path) != first and len(read) == 2 and source_fingerprint(str(path)) != of_folder
+    assert content_sha256(path) != first and len(read) == 2 and source_fingerprint(str(path), FieldMap()) != of_folder
     (kept,) = (tmp_path / "cache/file_hashes").iterdir()
     kept.write_text("half of it")
     assert content_sha256(path) != first and len(read) == 3
@@ -118,8 +119,12 @@ def test_a_packed_text_that_is_damaged_or_too_long_is_named(cut, tmp_path):
 
 
 def table(rows: list[dict], **options: object) -> bytes:
+    return as_parquet(pa.Table.from_pylist(rows), **options)
+
+
+def as_parquet(content: pa.Table, **options: object) -> bytes:
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_pylist(rows), sink, **options)
+    pq.write_table(content, sink, **options)
     return sink.getvalue().to_pybytes()
 
 
@@ -175,7 +180,7 @@ def test_a_tree_of_texts_gives_the_same_in_source_shards_of_any_size(tmp_path, m
         (name, text.decode(), name.split("/")[0]) for name, text in files.items()
     }
     monkeypatch.setattr(shards, "SOURCE_SHARD_BYTES", 3000)
-    assert len(plan_source_shards(str(tmp_path / "raw"))) > 5
+    assert len(plan_source(str(tmp_path / "raw"), FieldMap()).shards) > 5
     assert read(tmp_path / "raw") == whole
 
 
@@ -203,7 +208,7 @@ def hub(tmp_path, monkeypatch) -> Path:
 def test_a_dataset_of_the_hub_gives_the_same_set_as_its_rows_in_a_file(hub, tmp_path):
     for number, rows in enumerate((ROWS[:80], ROWS[80:])):
         write_form(hub, {f"train-0000{number}-of-00002.parquet": table(rows)})
-    source_shards = plan_source_shards("corpus")
+    source_shards = plan_source("corpus", FieldMap()).shards
     assert [(source_shard.kind, source_shard.start) for source_shard in source_shards] == [("hub", 0), ("hub", 1)]
     prepared = prepare(tmp_path / "a", "corpus")
     plain = prepare(tmp_path / "b", write_jsonl(tmp_path / "raw.jsonl", ROWS))
@@ -219,3 +224,117 @@ def test_bad_rows_of_a_dataset_of_the_hub_are_counted_with_their_place_in_all_of
         ("corpus", 81, "text_empty"),
         ("corpus", 152, "text_empty"),
     ]
+
+
+# What is read of a folder, and what is named ------------------------------------------------------------
+
+
+def lines_of(rows: list[dict]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+SHARDS = {"data/train-0.jsonl": lines_of(ROWS[:80]), "data/train-1.jsonl": lines_of(ROWS[80:])}
+JSON_LINES = {f"part-{number}.json.gz": gzip.compress(content) for number, content in enumerate(SHARDS.values())}
+NOT_ROWS = {
+    "a card": (SHARDS, {"README.md": b"# A data set\n", "LICENSE": b"MIT"}),
+    "what Spark writes": (JSON_LINES, {"_SUCCESS": b"", "part-0.json.gz.crc": b"crc\0"}),
+    "JSON that is no lines": (
+        {"a.parquet": table(ROWS)},
+        {"dataset_info.json": b'{\n "description": ""\n}', "dataset_infos.json": b'{"default": {"features": {}}}'},
+    ),
+    "an array": (SHARDS, {"all.json": json.dumps(ROWS).encode()}),
+    "texts": (SHARDS, {f"{name}.txt": b"some words" for name in "abcdefgh"}),
+    "a table with commas": (SHARDS, {"data/labels.csv": b"id,label\n1,2\n"}),
+    "another compression": (SHARDS, {"data/train-2.jsonl.xz": b"\xfd7zXZ\x00"}),
+    "checksums and a picture": (SHARDS, {"sha256sums.txt": b"0 a\n", "plot.png": b"\x89PNG\xff"}),
+}
+
+
+@pytest.mark.parametrize("case", NOT_ROWS)
+def test_the_rows_of_a_folder_are_read_and_other_files_are_named(case, tmp_path, caplog):
+    rows, others = NOT_ROWS[case]
+    plain = prepare(tmp_path / "plain", write_jsonl(tmp_path / "raw.jsonl", ROWS))
+    write_form(tmp_path / "raw", rows | others | {".cache/a.metadata": b"hidden", ".gitattributes": b"hidden"})
+    for source in ("raw", "raw/**/*"):
+        prepared = prepare(tmp_path / "set" / source.replace("*", ""), tmp_path / source)
+        assert prepared.manifest["counts"] == plain.manifest["counts"]
+        assert [doc.text for doc in prepared.corpus.iterate()] == [doc.text for doc in plain.corpus.iterate()]
+        assert set(prepared.manifest["left_aside"]) - {".cache/a.metadata", ".gitattributes"} == set(others)
+        [said] = [record.message for record in caplog.records if "left aside" in record.message]
+        assert sorted(others)[0] in said
+        caplog.clear()
+
+
+def test_a_tree_of_texts_leaves_data_aside_and_keeps_its_cards(tmp_path):
+    write_form(tmp_path, {"README.md": b"about", "a/x.py": b"import b", "package.json": b"{}", "n.csv": b"1,2"})
+    plan = plan_source(str(tmp_path), FieldMap())
+    assert [Path(name).name for shard in plan.shards for name in shard.names] == ["README.md", "x.py"]
+    assert plan.left_aside == ("n.csv", "package.json")
+
+
+TWICE = pa.table([pa.array(["1"]), pa.array(["2"]), pa.array(["one"])], names=["id", "id", "text"])
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n"
+REFUSED = {
+    "tables with commas": ({"a.csv": b"id,text\n1,one\n", "b.csv": b"id,text\n"}, "a.csv is CSV; expected JSON Lines"),
+    "an array": ({"a.json": b'[\n{"text": "one"}]'}, "a.json holds no rows: the first is none"),
+    "rows with another field": (
+        {"a.json": b'{"contents": "one"}\n'},
+        "has the fields contents; .* 'text' .data.text_f",
+    ),
+    "Parquet called JSONL": ({"a.jsonl": table(ROWS)}, "a.jsonl is, by its first bytes, Parquet; expected JSON Lines"),
+    "a pointer": ({"README.md": b"a", "a.parquet": POINTER}, "a.parquet is, .* Git LFS, .*git lfs pull"),
+    "UTF-16": ({"a.tsv": "id\ttext\n".encode("utf-16")}, "a.tsv is, .* UTF-16; expected a table with tabs"),
+    "a table with a column twice": ({"a.tsv": b"id\ttext\ttext\n1\ta\tb\n"}, "a.tsv:1: .*two columns named 'text'"),
+    "Parquet with a column twice": ({"a.parquet": as_parquet(TWICE)}, "a.parquet has two columns named 'id'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_folder_that_cannot_be_read_is_refused_with_the_files_name(case, tmp_path):
+    files, says = REFUSED[case]
+    write_form(tmp_path, files)
+    with pytest.raises(UserError, match=says):
+        read(tmp_path)
+
+
+def test_a_source_is_known_by_the_files_that_are_read(tmp_path):
+    write_form(tmp_path, SHARDS)
+    known = source_fingerprint(str(tmp_path), FieldMap())
+    write_form(tmp_path, {"README.md": b"a card that somebody added"})
+    assert source_fingerprint(str(tmp_path), FieldMap()) == known
+    write_form(tmp_path, {"data/train-2.jsonl": b"{}"})
+    assert source_fingerprint(str(tmp_path), FieldMap()) != known
+
+
+def test_links_to_files_are_read_those_to_folders_named_and_those_to_nothing_refused(tmp_path):
+    write_form(tmp_path, {"blobs/1": lines_of(ROWS), "other/b.jsonl": lines_of(ROWS)})
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "snapshot/train.jsonl").symlink_to("../blobs/1")
+    (tmp_path / "snapshot/more").symlink_to("../other")
+    plan = plan_source(str(tmp_path / "snapshot"), FieldMap())
+    assert plan.left_aside == ("more (a link)",) and len(read(tmp_path / "snapshot")) == len(ROWS)
+    (tmp_path / "snapshot/train2.jsonl").symlink_to("../blobs/2")
+    with pytest.raises(UserError, match=r"train2\.jsonl is a link to nothing: is the download complete"):
+        read(tmp_path / "snapshot")
+
+
+def test_a_file_is_unpacked_by_its_first_bytes_whatever_it_is_called(tmp_path):
+    write_form(tmp_path, {"a.jsonl": gzip.compress(lines_of(ROWS[:80])), "b.jsonl.gz": lines_of(ROWS[80:])})
+    assert [text.id for text in read(tmp_path)] == [row["id"] for row in ROWS]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".tsv"])
+def test_fields_that_are_not_read_are_named_once_with_what_is_read_instead(suffix, tmp_path, caplog):
+    rows = [{"_id": row["id"], "title": "a title", "text": row["text"]} for row in ROWS]
+    head = "_id\ttitle\ttext\n" + "".join("\t".join(row.values()) + "\n" for row in rows)
+    content = {".jsonl": lines_of(rows), ".parquet": table(rows), ".tsv": head.encode()}[suffix]
+    write_form(tmp_path / "raw", {f"{name}{suffix}": content for name in ("a", "b")[: 1 + (suffix != ".tsv")]})
+    caplog.set_level("INFO", "replug")
+    prepared = prepare(tmp_path / "set", tmp_path / "raw")
+    assert prepared.manifest["unread_fields"] == ["_id", "title"]
+    [said] = [record.message for record in caplog.records if "not read" in record.message]
+    assert "_id, title. No field is 'id' (data.id_field): a text is named by a hash" in said
+    named = prepare(tmp_path / "named", tmp_path / f"raw/a{suffix}", id_field="_id")
+    assert named.manifest["unread_fields"] == ["title"]
+    plain = prepare(tmp_path / "plain", write_jsonl(tmp_path / "plain.jsonl", ROWS))
+    assert not {"unread_fields", "left_aside"} & plain.manifest.keys()

@@ -155,6 +155,9 @@ def test_the_published_table_is_read(tmp_path):
     first, second = read_popqa(path)
     assert (first.example.id, first.answers, first.subject_popularity) == ("4222362", ("politician", "pol"), 142.0)
     assert (second.object, second.answers) == ("N'Djamena", ("N'Djamena",))
+    path.write_text(path.read_text().replace("o_pop", "s_pop", 1))
+    with pytest.raises(UserError, match="two columns named 's_pop'"):
+        read_popqa(path)
 
 
 @pytest.mark.parametrize(
