@@ -252,4 +252,4 @@ def _named(names: Iterable[str]) -> str:
 
 def _one_line(error: Exception) -> str:
     said = " ".join(str(error).split())
-    return said if len(said) <= SHOWN_CHARACTERS else f"{said[:SHOWN_CHARACTERS]} ..."
+    return (said if len(said) <= SHOWN_CHARACTERS else f"{said[:SHOWN_CHARACTERS]} ...") or "no reason is given"

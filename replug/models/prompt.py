@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from transformers import PreTrainedTokenizerBase
 
+from replug.data.tokenizing import FIRST_CHARACTERS, GROWTH
 from replug.models.black_box_lm import UnscorableText
 from replug.models.pair_tokens import num_tokens, pair_token_ids, token_spans
 
@@ -42,10 +43,9 @@ class PromptTemplate:
         if self._surely_holds(whole + continuation, 0):
             return whole
         with self._lock:
-            excess = self._excess(whole, continuation)
-            if excess <= 0:
-                return whole
-            self.num_truncated += 1
+            document, context = document and self._readable(document, keep_end), self._readable(context, keep_end=True)
+            excess = self._excess(self._join(document, context), continuation)
+            self.num_truncated += excess > 0
             while excess > 0:  # until it fits: what is cut may be joined by other tokens than before
                 if document:
                     document = self._cut(document, excess, keep_end) or None  # the separator goes with its last token
@@ -66,6 +66,8 @@ class PromptTemplate:
         if self._surely_holds(whole, num_after):
             return whole
         with self._lock:
+            document = document and self._readable(document, keep_end)
+            whole = build(document)
             excess = self._excess_of(whole, num_after)
             self.num_truncated += excess > 0
             while excess > 0 and document:
@@ -86,6 +88,18 @@ class PromptTemplate:
             return True
         with self._lock:
             return self._excess_of(prompt, num_after) <= 0
+
+    def _readable(self, text: str, keep_end: bool) -> str:
+        """Return a text without what is beyond the LM's limit anyway, for the cost of what is left."""
+        assert self._tokenizer is not None and self._max_tokens is not None
+        length = FIRST_CHARACTERS * self._max_tokens
+        while len(text) > GROWTH * length:
+            part = text[-length:] if keep_end else text[:length]
+            spans = token_spans(self._tokenizer, part)
+            if len(spans) > self._max_tokens:
+                return part[spans[-self._max_tokens][0] :] if keep_end else part[: spans[self._max_tokens][0]]
+            length *= GROWTH
+        return text
 
     def _surely_holds(self, prompt: str, num_after: int) -> bool:
         """Return whether the bytes fit: a token has at least one, so most prompts need not be tokenized."""

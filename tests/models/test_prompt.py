@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from replug.models.pair_tokens import pair_token_ids
 from replug.models.prompt import PromptTemplate
+from tests.support.tokenizers import write_family
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +63,19 @@ def test_concatenated_documents_lose_their_beginning_which_is_farthest(tokenizer
     template = PromptTemplate("\n", tokenizer, max_tokens=15)
     prefix = template.prefix(words("d", 10), words("c", 5), " " + words("y", 5), keep_end=True)
     assert prefix.split("\n")[0].split() == words("d", 10).split()[5:]
+
+
+@pytest.mark.parametrize("family", ["byte-level", "Llama 2", "Unigram"])
+@pytest.mark.parametrize("keep_end", [False, True])
+def test_a_long_document_is_read_as_far_as_it_is_kept(tmp_path, monkeypatch, family, keep_end):
+    template = PromptTemplate("\n", write_family(family, tmp_path), 24)
+    texts = ["The river is the Rhine. " * 400, "日本" * 5000, "x" * 9000, " " * 9000 + "Rhine" + "\n" * 9000]
+    found = [template.prefix(text, "Which river?", " Rhine", keep_end) for text in texts]
+    for text, prefix in zip(texts, found, strict=True):
+        kept = prefix.removesuffix("Which river?").removesuffix("\n")
+        assert len(kept) < 200 and (text.endswith(kept) if keep_end else text.startswith(kept))
+    monkeypatch.setattr(PromptTemplate, "_readable", lambda self, text, keep_end: text)
+    assert found[:2] == [template.prefix(text, "Which river?", " Rhine", keep_end) for text in texts[:2]]
 
 
 def ask(document: str | None) -> str:
