@@ -43,7 +43,9 @@ class PromptTemplate:
         if self._surely_holds(whole + continuation, 0):
             return whole
         with self._lock:
-            document, context = document and self._readable(document, keep_end), self._readable(context, keep_end=True)
+            if document:
+                document = self._readable(document, keep_end) or None
+            context = self._readable(context, keep_end=True)
             excess = self._excess(self._join(document, context), continuation)
             self.num_truncated += excess > 0
             while excess > 0:  # until it fits: what is cut may be joined by other tokens than before
@@ -66,7 +68,8 @@ class PromptTemplate:
         if self._surely_holds(whole, num_after):
             return whole
         with self._lock:
-            document = document and self._readable(document, keep_end)
+            if document:
+                document = self._readable(document, keep_end) or None
             whole = build(document)
             excess = self._excess_of(whole, num_after)
             self.num_truncated += excess > 0
