@@ -226,7 +226,7 @@ def test_an_expert_that_is_lost_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"do not fit its config.json: it holds .*experts.* \[2, .*, not \[3, "):
         HuggingFaceLM(str(tmp_path))
     rewrite(tmp_path, lambda weights: {name: weights[name] for name in weights if "experts.2.w1" not in name})
-    with pytest.raises(UserError, match="lm.path: cannot load .*conversion of the weights"):
+    with pytest.raises(UserError, match=r"lm.path: cannot load .*conversion of the weights"):
         HuggingFaceLM(str(tmp_path))
 
 
