@@ -63,6 +63,11 @@ class TokenOffsets:
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
+    def ends(self) -> list[int]:
+        """Return the character behind each token."""
+        parts = zip(self._starts, self._encodings, strict=True)
+        return [begun + end for begun, encoding in parts for _, end in encoding.offsets]
+
     def __getitem__(self, token: int) -> tuple[int, int]:
         part = bisect.bisect_right(self._ends, token)
         first = self._ends[part - 1] if part else 0

@@ -50,32 +50,34 @@ def format_of(path: Path) -> str | None:
 
 
 def rows_problem(path: Path, fields: FieldMap) -> str | None:
-    """Return why a file holds no rows, None if it does. A `.json` file does if one of its first lines is a row.
+    """Return why a file holds no rows, None if it does.
 
-    Other files are judged by their suffix: what is wrong with a row is said where it is read.
+    Tables and JSON Lines are judged by their suffix: what is wrong with a row is said where it is read. A `.json` file
+    holds rows if one of its first lines is one, a text or a file without a suffix, such as Spark's, if its first is.
     """
     kind = format_of(path)
     if kind in ROWS:
         return None
-    if kind != "json":
-        return f"is {kind or 'of no known format'}; expected JSON Lines, TSV or Parquet"
     lines = (line for _, line in read_lines(SourceShard("jsonl", (str(path),))) if isinstance(line, bytes))
-    rows = [json_object(line) for line in itertools.islice(lines, ROWS_AT_A_TIME)]
+    rows = [json_object(line) for line in itertools.islice(lines, ROWS_AT_A_TIME if kind == "json" else 1)]
     if any(isinstance(row, dict) and nested(row, fields.text) is not None for row in rows):
         return None
+    if kind != "json":
+        return f"is {kind or 'of no known format'}; expected JSON Lines, TSV or Parquet"
     first = rows[0] if rows else {}
     found = f"has the fields {names_in(first)}" if isinstance(first, dict) else f"is none ({first[1]})"
     return f"holds no rows: the first {found}; expected on each line an object with '{fields.text}' (data.text_field)"
 
 
-def plan_file(path: Path, shard_bytes: int | None) -> Iterable[SourceShard]:
+def plan_file(path: Path, shard_bytes: int | None, is_rows: bool = True) -> Iterable[SourceShard]:
     """Return the source shards of a file, about `shard_bytes` each. None means one, since texts run over many rows.
 
     Raises UserError for a file whose first bytes are those of another format.
     """
     kind = format_of(path) or "jsonl"
-    if kind == "text":
+    if kind == "text" and not is_rows:
         return [SourceShard("text", (str(path),))]
+    kind = "jsonl" if kind == "text" else kind
     if (found := other_format(path)) and found.lower() != kind:
         raise UserError(f"data.source: {path} is, by its first bytes, {found}; expected {EXPECTED[kind]}")
     if kind == "parquet":

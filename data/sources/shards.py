@@ -4,7 +4,8 @@ A source shard is a range of bytes of a `.jsonl` or `.tsv` file, a compressed fi
 some files of a tree of texts, one shard of a dataset on the hub, or all of a built-in source.
 
 A folder, or a pattern with `*`, is read as rows if any of its files holds rows, and those files alone are read.
-Otherwise each file is a text, apart from `.json` and `.csv`. What is left aside is named; hidden files are not.
+Otherwise each file is a text, apart from `.json` and `.csv`, unless most of the folder is of these: then it is refused.
+What is left aside is named; hidden files are not.
 
 A source is known by the hash of its files' whole content. A large file is not read again while its inode, size and
 times are those it was hashed with: the time of its last change (ctime) is the system's, which no program sets back.
@@ -133,10 +134,14 @@ def _plan(source: str, fields: FieldMap, shard_bytes: int | None) -> tuple[Itera
     if problem is not None and format_of(paths[0]) in NO_TEXTS:
         raise UserError(f"data.source: {paths[0]} {problem}")
     if is_file:
-        return plan_file(read[0], shard_bytes), []
+        return plan_file(read[0], shard_bytes, problem is None), []
+    data = [path for path in paths if format_of(path) in NO_TEXTS and path not in read]
+    holds_rows = bool(read) and rows_problem(read[0], fields) is None
+    if data and not holds_rows and _num_bytes(read) < _num_bytes(data):  # a README beside data that cannot be read
+        raise UserError(f"data.source: {data[0]} {rows_problem(data[0], fields)}")
     root, kept = Path(_root(source)), set(read)
     left_aside = [str(path.relative_to(root)) for path in paths if path not in kept] + _links(source)
-    if read and format_of(read[0]) in (*ROWS, *NO_TEXTS):
+    if holds_rows:
         return (shard for path in read for shard in plan_file(path, shard_bytes)), left_aside
     return plan_tree(read, str(root), SOURCE_SHARD_BYTES), left_aside
 
@@ -147,6 +152,10 @@ def _read_of(source: str, paths: list[Path], fields: FieldMap) -> list[Path]:
         return paths
     rows = [path for path in paths if rows_problem(path, fields) is None]
     return rows or [path for path in paths if format_of(path) not in NO_TEXTS]
+
+
+def _num_bytes(paths: Iterable[Path]) -> int:
+    return sum(path.stat().st_size for path in paths)
 
 
 def _links(source: str) -> list[str]:

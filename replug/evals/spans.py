@@ -121,7 +121,7 @@ class TokenBorders:
     """
 
     def __init__(self, text: str, offsets: TokenOffsets | Sequence[tuple[int, int]]) -> None:
-        self._ends = [offsets[token][1] for token in range(len(offsets))]
+        self._ends = offsets.ends() if isinstance(offsets, TokenOffsets) else [end for _, end in offsets]
         self._length = len(text)
 
     @classmethod

@@ -24,6 +24,7 @@ from replug.data.folder import CHECKSUMS, add_checksum, require_checksums
 from replug.models.fused_layers import use_fused_gelu
 from replug.models.model_files import (
     REPORTED,
+    drop_unknown_tokens,
     load_whole,
     loading,
     read_model_config,
@@ -218,7 +219,9 @@ def _check_transformer(transformer: nn.Module, path: str) -> None:
         raise UserError(f"{KEY}: {path} sets {changed[0]} of its Transformer, which replug does not follow")
     if tokenizer is None or not tokenizer.is_fast:
         raise UserError(f"{KEY}: {path} has no fast tokenizer (tokenizer.json)")
-    require_own_tokenizer(tokenizer, len(model.get_input_embeddings().weight), path, KEY)
+    num_rows = len(model.get_input_embeddings().weight)
+    require_own_tokenizer(tokenizer, num_rows, path, KEY)
+    drop_unknown_tokens(tokenizer, num_rows)
     limit = min(tokenizer.model_max_length or NO_LIMIT, most_tokens(model))
     tokenizer.model_max_length = limit if limit < NO_LIMIT else UNKNOWN_LIMIT
     if getattr(model, "pooler", None) is not None:

@@ -8,6 +8,7 @@ Code that comes with a model is never run, and no pickle is read.
 """
 
 import importlib.util
+import json
 import logging
 import re
 from collections.abc import Iterable, Iterator
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -53,6 +55,11 @@ def loading(key: str, path: str) -> Iterator[None]:
     except ImportError as error:
         raise UserError(f"{key}: {path} {_needs(error)}") from error
     except BROKEN as error:
+        if "trust_remote_code" in str(error):
+            raise UserError(
+                f"{key}: {path} comes with code of its own, which replug never runs; expected an architecture of "
+                "transformers"
+            ) from error
         where = "" if Path(path).is_dir() else ", neither a folder nor found on the hub"
         kind = "" if isinstance(error, OSError | ValueError | SafetensorError) else f"{type(error).__name__}: "
         raise UserError(f"{key}: cannot load {path}{where}: {kind}{_one_line(error)}") from error
@@ -87,6 +94,12 @@ def lm_shape(config: PreTrainedConfig) -> LMShape:
     """Layers and width, which all causal LMs of transformers but one name alike."""
     text = config.get_text_config()
     return LMShape(getattr(text, "num_hidden_layers", 1), getattr(text, "hidden_size", 1))
+
+
+def longest_input(config: PreTrainedConfig) -> int | None:
+    """Return the most tokens that an LM holds; None where its configuration does not say."""
+    text = config.get_text_config()
+    return getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None)  # the latter: MPT
 
 
 def load_tokenizer(path: str, key: str = "lm.path") -> PreTrainedTokenizerBase:
@@ -129,11 +142,17 @@ def load_lm_tokenizer(path: str) -> PreTrainedTokenizerBase:
         raise UserError(f"lm.path: the tokenizer of {path} has no end-of-text token; set eos_token in its config")
     num_rows = getattr(config.get_text_config(), "vocab_size", None)
     require_own_tokenizer(tokenizer, num_rows, path, "lm.path")
-    if num_rows is not None:  # no text may hold a token that the model cannot read
-        unknown = [token for i, token in tokenizer.added_tokens_decoder.items() if i >= num_rows]
-        tokenizer.add_special_tokens({"extra_special_tokens": unknown})
+    drop_unknown_tokens(tokenizer, num_rows)
     require_exact(tokenizer, path, "lm.path")
     return tokenizer
+
+
+def drop_unknown_tokens(tokenizer: PreTrainedTokenizerBase, num_rows: int | None) -> None:
+    """Take tokens out of a tokenizer that were added to it and that its model cannot read; texts have other tokens."""
+    rules = json.loads(tokenizer.backend_tokenizer.to_str())
+    known = [token for token in rules["added_tokens"] if num_rows is None or token["id"] < num_rows]
+    if len(known) < len(rules["added_tokens"]):
+        tokenizer._tokenizer = Tokenizer.from_str(json.dumps(rules | {"added_tokens": known}))
 
 
 def require_own_tokenizer(tokenizer: PreTrainedTokenizerBase, num_rows: int | None, path: str, key: str) -> None:
@@ -177,6 +196,7 @@ def require_quantizer(path: str, key: str) -> None:
 
 SHOWN, SHOWN_CHARACTERS = 3, 300
 POOLER = "pooler"  # neither a vector nor a score is made by it, so that it may be there or not
+MASKS = ("bias", "masked_bias")  # of GPT-2, GPT-J, GPT-Neo, GPT-NeoX
 REPORTED: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # for `require_whole`
 
 
@@ -221,7 +241,7 @@ def require_whole(model: PreTrainedModel, report: Any, path: str, key: str) -> N
 def _of_model(model: PreTrainedModel, unread: Iterable[str]) -> list[str]:
     """Return which of the weights that were not read lie inside the model, and are no table of an earlier version.
 
-    Such a table is a buffer that the model computes (`inv_freq`), or hangs on a module of several parts (`attn.bias`).
+    Such a table is a buffer that the model computes (`inv_freq`), or a mask on a module of several parts (`attn.bias`).
     """
     found: list[str] = []
     prefix = f"{model.base_model_prefix}."
@@ -233,8 +253,8 @@ def _of_model(model: PreTrainedModel, unread: Iterable[str]) -> list[str]:
         place, _, name = inner.removeprefix(prefix).rpartition(".")
         is_inside = inner.startswith(prefix) or place.partition(".")[0] in modules
         around = modules.get(place)
-        is_table = name in tables or (around is not None and around._modules and name not in around._parameters)
-        if is_inside and not is_table and POOLER not in place.split("."):
+        is_mask = name in MASKS and around is not None and around._modules and name not in around._parameters
+        if is_inside and name not in tables and not is_mask and POOLER not in place.split("."):
             found.append(weight)
     return found
 

@@ -9,15 +9,16 @@ Text stays text: the name of a control token in it, such as `<|im_end|>`, become
 from chat templates alone (`chat_text`).
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 from replug.config.errors import UserError
-from replug.data.tokenizing import inside_rules, load_plain
+from replug.data.tokenizing import FIRST_CHARACTERS, GROWTH, inside_rules, load_plain
 from replug.models.black_box_lm import UnscorableText
 
 if TYPE_CHECKING:  # seconds to import, which a caller that brings a tokenizer has spent already
@@ -93,26 +94,47 @@ WORD = "a"  # what is known of a tokenizer is seen by it
 
 
 class TextRules:
-    """What a tokenizer does with texts: `start` is what it puts before each, `special` what answers do not show."""
+    """What a tokenizer does with texts: `start` is what it puts before each, `special` what answers do not show.
+
+    `begin` and `inside` tokenize what begins a text, and what stands inside one. Both are copies, which no other call
+    can set up, and keep the blanks round the tokens that were added to the vocabulary.
+    """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
-        rules = tokenizer.backend_tokenizer.to_str()
-        inside = inside_rules(rules)
-        self.adds_blank = inside != rules
-        self.begin = _active(rules)
-        self.inside = _active(inside) if self.adds_blank else self.begin
-        bare, whole = (self.begin.encode(WORD, add_special_tokens=with_special).ids for with_special in (False, True))
+        self._json: str = tokenizer.backend_tokenizer.to_str()
+        rules = json.loads(self._json)
+        added = [token | {"lstrip": False, "rstrip": False} for token in rules["added_tokens"]]
+        begin = json.dumps(rules | {"added_tokens": added, "post_processor": None}, ensure_ascii=False)
+        inside = inside_rules(begin)
+        self.adds_blank = inside != begin
+        self.begin = load_plain(begin)
+        self.inside = load_plain(inside) if self.adds_blank else self.begin
+        self.word = self.inside.encode(WORD, add_special_tokens=False).ids
+        bare, whole = (tokenizer(WORD, add_special_tokens=special)["input_ids"] for special in (False, True))
         places = (place for place in range(len(whole)) if whole[place : place + len(bare)] == bare)
         self.start: list[int] = whole[: next(places, 0)]
         self.num_added = len(self.start) + self.adds_blank  # tokens of a text that it does not have inside another
         first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         self.alone = self.start or [first]  # what a text is predicted from that has nothing before it
-        self.word = self.inside.encode(WORD, add_special_tokens=False).ids
-        added = tokenizer.added_tokens_decoder
-        self.special = frozenset(i for i, token in added.items() if token.special)
-        names = (token.content for token in added.values() if token.special or BARS.fullmatch(token.content))
-        longest_first = sorted((name for name in names if len(name) > 1), key=len, reverse=True)
-        self._names = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self.special = frozenset(token["id"] for token in added if token["special"])
+        template = str(tokenizer.chat_template or "")
+        self.control = {
+            token["content"]: token["id"]
+            for token in added
+            if token["special"] or BARS.fullmatch(token["content"]) or token["content"] in template
+        }
+        # Behind any added token some tokenizers begin a text anew, with a blank.
+        names = {token["content"] for token in added} if self.adds_blank else self.control
+        cut = sorted((name for name in names if len(name.strip()) > 1), key=len, reverse=True)
+        self._names = re.compile("|".join(map(re.escape, cut)) or "(?!)")
+
+    @cached_property
+    def _chat(self) -> tuple["Tokenizer", "Tokenizer"]:
+        """Return `begin` and `inside` with control tokens, and all as the tokenizer's makers have it."""
+        found = load_plain(self._json), load_plain(inside_rules(self._json))
+        for tokenizer in found:
+            tokenizer.encode_special_tokens = False
+        return found
 
     def cuts(self, text: str) -> tuple[int, ...]:
         """Return a character inside the name of each control token, where a text is tokenized apart."""
@@ -132,22 +154,16 @@ class TextRules:
 
         Equal texts are tokenized once, and their ids are one list: nobody may change it.
         """
-        apart = [self.pieces(text) for text in texts]
-        once = dict.fromkeys(apart)
-        first = _encoded(self.begin if begins else self.inside, [pieces[0] for pieces in once])
-        rest = iter(_encoded(self.inside, [piece for pieces in once for piece in pieces[1:]]))
-        ids = {
-            pieces: [*own, *chain.from_iterable(next(rest) for _ in pieces[1:])]
-            for pieces, own in zip(once, first, strict=True)
-        }
-        return [ids[pieces] if text else [] for text, pieces in zip(texts, apart, strict=True)]
-
-
-def _active(rules: str) -> "Tokenizer":
-    """Return a tokenizer by its JSON that nobody else sets up, and that knows names of control tokens."""
-    tokenizer = load_plain(rules)
-    tokenizer.encode_special_tokens = False
-    return tokenizer
+        keys = [(isinstance(text, ChatText), self.pieces(text)) for text in texts]
+        ids: dict[tuple[bool, tuple[str, ...]], list[int]] = {}
+        for is_chat in {is_chat for is_chat, _ in keys}:
+            begin, inside = self._chat if is_chat else (self.begin, self.inside)
+            once = [pieces for kind, pieces in dict.fromkeys(keys) if kind == is_chat]
+            first = _encoded(begin if begins else inside, [pieces[0] for pieces in once])
+            rest = iter(_encoded(inside, [piece for pieces in once for piece in pieces[1:]]))
+            for pieces, own in zip(once, first, strict=True):
+                ids[is_chat, pieces] = [*own, *chain.from_iterable(next(rest) for _ in pieces[1:])]
+        return [ids[key] if text else [] for text, key in zip(texts, keys, strict=True)]
 
 
 def _encoded(tokenizer: "Tokenizer", texts: Sequence[str]) -> list[list[int]]:
@@ -204,6 +220,24 @@ def token_spans(tokenizer: "PreTrainedTokenizerBase", text: str, begins: bool = 
         spans += [(begun + start, begun + end) for start, end in encoding.offsets]
         begun += len(piece)
     return spans
+
+
+def within(tokenizer: "PreTrainedTokenizerBase", text: str, max_tokens: int, keep_end: bool = False) -> str:
+    """Return the first or last tokens of a text as text, for the cost of these where it is much longer."""
+    length = FIRST_CHARACTERS * max_tokens
+    while len(text) > GROWTH * length:
+        part = text[-length:] if keep_end else text[:length]
+        spans = token_spans(tokenizer, part)
+        if len(spans) > max_tokens:
+            return part[spans[-max_tokens][0] :] if keep_end else part[: spans[max_tokens][0]]
+        length *= GROWTH
+    return text
+
+
+def control_tokens(tokenizer: "PreTrainedTokenizerBase", names: Sequence[str]) -> frozenset[int]:
+    """Return the control tokens among names: as stops they never occur in the text of an answer."""
+    known = text_rules(tokenizer).control
+    return frozenset(known[name] for name in names if name in known)
 
 
 def answer_text(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int], last: int | None = None) -> str:

@@ -10,9 +10,8 @@ from collections.abc import Callable
 
 from transformers import PreTrainedTokenizerBase
 
-from replug.data.tokenizing import FIRST_CHARACTERS, GROWTH
 from replug.models.black_box_lm import UnscorableText
-from replug.models.pair_tokens import num_tokens, pair_token_ids, token_spans
+from replug.models.pair_tokens import num_tokens, pair_token_ids, token_spans, within
 
 
 def join_document(document: str, separator: str, context: str) -> str:
@@ -93,16 +92,9 @@ class PromptTemplate:
             return self._excess_of(prompt, num_after) <= 0
 
     def _readable(self, text: str, keep_end: bool) -> str:
-        """Return a text without what is beyond the LM's limit anyway, for the cost of what is left."""
+        """Return a text up to the first token that the LM does not hold, for the cost of what is left."""
         assert self._tokenizer is not None and self._max_tokens is not None
-        length = FIRST_CHARACTERS * self._max_tokens
-        while len(text) > GROWTH * length:
-            part = text[-length:] if keep_end else text[:length]
-            spans = token_spans(self._tokenizer, part)
-            if len(spans) > self._max_tokens:
-                return part[spans[-self._max_tokens][0] :] if keep_end else part[: spans[self._max_tokens][0]]
-            length *= GROWTH
-        return text
+        return within(self._tokenizer, text, self._max_tokens + 1, keep_end)
 
     def _surely_holds(self, prompt: str, num_after: int) -> bool:
         """Return whether the bytes fit: a token has at least one, so most prompts need not be tokenized."""
@@ -114,17 +106,17 @@ class PromptTemplate:
     def _excess(self, prefix: str, continuation: str) -> int:
         """Return the tokens over the limit."""
         assert self._tokenizer is not None and self._max_tokens is not None
-        before, after = pair_token_ids(self._tokenizer, prefix, continuation)
+        before, after = pair_token_ids(self._tokenizer, prefix, self._readable(continuation, keep_end=False))
         if len(after) >= self._max_tokens:
             raise UnscorableText(
-                f"a continuation has {len(after)} tokens, but the LM holds {self._max_tokens} with at least one before "
-                "it: shorten it, or take an LM with a longer context"
+                f"a continuation has {len(after)} tokens or more, but the LM holds {self._max_tokens} with at least "
+                "one before it: shorten it, or take an LM with a longer context"
             )
         return len(before) + len(after) - self._max_tokens
 
     def _excess_of(self, prompt: str, num_after: int) -> int:
         assert self._tokenizer is not None and self._max_tokens is not None
-        return num_tokens(self._tokenizer, prompt) + num_after - self._max_tokens
+        return num_tokens(self._tokenizer, self._readable(prompt, keep_end=False)) + num_after - self._max_tokens
 
     def _cut(self, text: str, count: int, keep_end: bool) -> str:
         """Return the text without its last `count` tokens, or with `keep_end` without its first."""

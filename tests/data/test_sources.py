@@ -246,6 +246,14 @@ NOT_ROWS = {
     "texts": (SHARDS, {f"{name}.txt": b"some words" for name in "abcdefgh"}),
     "a table with commas": (SHARDS, {"data/labels.csv": b"id,label\n1,2\n"}),
     "another compression": (SHARDS, {"data/train-2.jsonl.xz": b"\xfd7zXZ\x00"}),
+    "shards without a suffix": (
+        {f"part-0000{number}": content for number, content in enumerate(SHARDS.values())},
+        {"_SUCCESS": b"", "notes.md": b"{not JSON"},
+    ),
+    "JSON Lines called texts": (
+        {f"{name}.txt": content for name, content in zip("ab", SHARDS.values(), strict=True)},
+        {"README.md": b"# A"},
+    ),
     "checksums and a picture": (SHARDS, {"sha256sums.txt": b"0 a\n", "plot.png": b"\x89PNG\xff"}),
 }
 
@@ -277,6 +285,10 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n"
 REFUSED = {
     "tables with commas": ({"a.csv": b"id,text\n1,one\n", "b.csv": b"id,text\n"}, "a.csv is CSV; expected JSON Lines"),
     "an array": ({"a.json": b'[\n{"text": "one"}]'}, "a.json holds no rows: the first is none"),
+    "a table beside its card": (
+        {"README.md": b"# A", "a.csv": b"id,text\n1,one\n"},
+        "a.csv is CSV; expected JSON Lines",
+    ),
     "rows with another field": (
         {"a.json": b'{"contents": "one"}\n'},
         "has the fields contents; .* 'text' .data.text_f",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Regex, normalizers
+from tokenizers import AddedToken, Regex, normalizers
 from transformers import LlamaConfig, PreTrainedTokenizerFast, masking_utils
 
 from replug.config.errors import UserError
@@ -32,7 +32,7 @@ from replug.models.pair_tokens import (
 )
 from replug.models.scorer_pool import Scorer
 from tests.support.tiny_lms import PAIRS, load, random_lms_need_make_no_sense, write_gpt2, write_tokenizer
-from tests.support.tokenizers import FAMILIES, llama_with, write_family
+from tests.support.tokenizers import CHAT, FAMILIES, llama_with, write_family
 
 __all__ = ["random_lms_need_make_no_sense"]
 
@@ -148,13 +148,41 @@ def test_a_tokenizer_that_changes_texts_is_refused(tmp_path: Path) -> None:
             require_exact(tokenizer, name, "lm.path")
 
 
-def test_no_text_holds_a_token_that_the_model_cannot_read(tmp_path: Path) -> None:
+def test_a_token_that_the_model_cannot_read_changes_no_text(tmp_path: Path) -> None:
     tokenizer = write_family("byte-level", tmp_path)
+    expected = pair_token_ids(tokenizer, RIVER, " Rhine")
     LlamaConfig(vocab_size=len(tokenizer), architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)
-    tokenizer.add_tokens(["<word>"])
+    tokenizer.add_tokens(["ows thr", "asel i"])
     tokenizer.save_pretrained(tmp_path)
-    [(before, after)] = pairs_token_ids(load_lm_tokenizer(str(tmp_path)), ["a <word>"], ["<word> b"])
-    assert max(before + after) < len(tokenizer) - 1
+    assert pair_token_ids(load_lm_tokenizer(str(tmp_path)), RIVER, " Rhine") == expected
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_blanks_round_added_tokens_stay_and_templates_name_control_tokens(tmp_path: Path, name: str) -> None:
+    tokenizer = write_family(name, tmp_path)
+    tokenizer.add_tokens(
+        [AddedToken("<b>", lstrip=True, rstrip=True, special=False), AddedToken("<think>", special=False)]
+    )
+    tokenizer.chat_template = CHAT + "{{ '<think>' }}"
+    for prefix, continuation in (("x <b>\nA", " <b> b"), ("x <think>", "\n<think>y")):
+        before, after = pair_token_ids(tokenizer, prefix, continuation)
+        assert decoded(tokenizer, before + after) == prefix + continuation
+        assert tokenizer.convert_tokens_to_ids("<think>") not in before + after
+
+
+def test_a_full_width_name_is_no_control_token(tmp_path: Path) -> None:
+    tokenizer = write_family("byte-level", tmp_path)
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.add_special_tokens({"pad_token": AddedToken("<|end|>", normalized=True)})
+    assert tokenizer.pad_token_id in tokenizer("\uff1c|end|\uff1e")["input_ids"], "as the tokenizer has it"
+    assert tokenizer.pad_token_id not in pair_token_ids(tokenizer, "a\uff1c|end|\uff1e", "b")[0]
+
+
+def test_a_stop_may_be_the_name_of_a_control_token(tmp_path: Path) -> None:
+    lm = llama_with("byte-level", tmp_path)
+    lm.model.lm_head.weight.data[:] = 0  # each token is as likely, and the first is <unk>
+    assert lm.generate([RIVER], GenerationOptions(4))[0].num_tokens == 4
+    assert lm.generate([RIVER], GenerationOptions(4, stop="<unk>"))[0].num_tokens == 1
 
 
 # Chats --------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from replug.models.pair_tokens import pair_token_ids
@@ -54,7 +54,9 @@ def test_then_the_document_goes_with_its_separator_and_the_contexts_beginning_is
 
 def test_the_continuation_is_never_cut(tokenizer):
     template = PromptTemplate("\n", tokenizer, max_tokens=5)
-    with pytest.raises(ValueError, match="a continuation has 5 tokens, but the LM holds 5 with at least one before it"):
+    with pytest.raises(
+        ValueError, match="a continuation has 5 tokens or more, but the LM holds 5 with at least one before it"
+    ):
         template.prefix(words("d", 10), words("c", 5), " " + words("y", 5))
     assert template.prefix(words("d", 10), words("c", 5), " " + words("y", 4)) == " c4"
 
@@ -76,6 +78,14 @@ def test_a_long_document_is_read_as_far_as_it_is_kept(tmp_path, monkeypatch, fam
         assert len(kept) < 200 and (text.endswith(kept) if keep_end else text.startswith(kept))
     monkeypatch.setattr(PromptTemplate, "_readable", lambda self, text, keep_end: text)
     assert found[:2] == [template.prefix(text, "Which river?", " Rhine", keep_end) for text in texts[:2]]
+
+
+def test_a_tokenizer_that_leaves_blanks_out_of_its_offsets_cuts_them_all_the_same(tmp_path):
+    tokenizer = write_family("byte-level", tmp_path)
+    tokenizer.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    for keep_end in (False, True):
+        prefix = PromptTemplate("\n", tokenizer, 24).prefix("   a   b" * 40, "c", " d", keep_end)
+        assert prefix.endswith("\nc") and len(prefix) > 10
 
 
 def ask(document: str | None) -> str:

@@ -53,7 +53,7 @@ from replug.models.ensemble_temperature import own_temperature
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.hardware import available_cores
 from replug.models.lm_source import LMSource
-from replug.models.pair_tokens import num_tokens, token_spans
+from replug.models.pair_tokens import num_tokens, token_spans, within
 from replug.models.policy import Policy, Subject
 from replug.models.prompt import PromptTemplate
 from replug.models.replug_lm import ReplugLM
@@ -225,7 +225,7 @@ def fit_passages(source: LMSource, question: str, passages: Sequence[Passage], m
     fitted = []
     for passage in passages:
         text = one_line(passage.text)
-        ends = [end for _, end in token_spans(tokenizer, text)]
+        ends = [end for _, end in token_spans(tokenizer, within(tokenizer, text, max(room, 0) + 1))]
         kept = text if len(ends) <= room else text[: ends[room - 1]] if room > 0 else ""
         fitted.append(replace(passage, text=kept))
     num_cut = sum(one_line(old.text) != new.text for old, new in zip(passages, fitted, strict=True))

@@ -20,7 +20,7 @@ from replug.models.black_box_lm import ContinuationScore
 from replug.models.ensemble import mix_token_logprobs
 from replug.models.generation import Generated, GenerationOptions, before_stop, stop_texts
 from replug.models.http.completions_api import BROKEN, Pair, ServerText, num_tops
-from replug.models.pair_tokens import PairIds, answer_text
+from replug.models.pair_tokens import PairIds, answer_text, control_tokens
 
 if TYPE_CHECKING:  # seconds to import
     from transformers import PreTrainedTokenizerBase
@@ -74,6 +74,10 @@ class TokenNames:
     def decode(self, ids: list[int], last: int | None = None) -> str:
         """Decode an answer behind the last token of its prompt, as local weights do."""
         return answer_text(self._tokenizer, ids, last)
+
+    def control_tokens(self, names: Sequence[str]) -> frozenset[int]:
+        """Return the control tokens among names."""
+        return control_tokens(self._tokenizer, names)
 
     def steps(self, answer: ServerText, num_tops: int) -> list[TopTokens]:
         """Return an answer's tokens up to the first that is not known for sure; none of tokens that are not its text.
@@ -134,7 +138,7 @@ class ServerMixture:
         plans = [deque(names.steps(answer, self._num_tops)) for answer in shown]
         chosen: list[int] = []
         logprobs: list[float] = []
-        last = self._ids(0)[-1]
+        last, ends = self._ids(0)[-1], names.control_tokens(stop_texts(self._options.stop))
         while True:
             if not await self._plan(names, plans, chosen):
                 return None
@@ -143,7 +147,7 @@ class ServerMixture:
                 return None
             chosen.append(choice[0])
             logprobs.append(choice[1])
-            is_end = chosen[-1] in names.ends
+            is_end = chosen[-1] in names.ends | ends
             text = names.decode(chosen[:-1] if is_end else chosen, last)
             answer = before_stop(text, self._options.stop)
             if is_end or answer != text or len(chosen) == self._options.max_new_tokens:

@@ -26,7 +26,7 @@ from replug.models.black_box_lm import (
     require_texts,
 )
 from replug.models.fused_layers import use_cpu_attention, use_fused_gelu
-from replug.models.generation import Generated, GenerationOptions
+from replug.models.generation import Generated, GenerationOptions, stop_texts
 from replug.models.hardware import to_device
 from replug.models.local.decoding import (
     NO_LIMIT,
@@ -52,13 +52,14 @@ from replug.models.local.output_layer import (
 )
 from replug.models.local.probing import is_out_of_memory, probe_ids, same_direction, tried
 from replug.models.local.weights import FLASH, lm_identity, load_causal_lm, require_sense
-from replug.models.model_files import lm_shape, load_lm_tokenizer
+from replug.models.model_files import lm_shape, load_lm_tokenizer, longest_input
 from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import (
     LMInput,
     TokenizedCall,
     answer_text,
     check_lengths,
+    control_tokens,
     inputs_of,
     pairs_token_ids,
     prompts_token_ids,
@@ -106,7 +107,7 @@ class HuggingFaceLM:
         use_float32_head(self.model)
         on_gpu = self.model.device.type != "cpu"
         self.identity = identity or lm_identity(path, dtype)
-        self.max_tokens: int | None = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        self.max_tokens: int | None = longest_input(self.model.config)
         self.counts = PassCounts()
         self._head = tried(partial(separable_head, self.model), None)
         self._body = self.model.base_model
@@ -210,7 +211,8 @@ class HuggingFaceLM:
         goes_on: Callable[[str], bool] | None = None,
     ) -> MixedAnswer:
         decode = partial(answer_text, self.tokenizer, last=rows[0][-1])
-        return MixedAnswer(rows, weights, options, self._ends, decode, goes_on)
+        ends = self._ends | control_tokens(self.tokenizer, stop_texts(options.stop))
+        return MixedAnswer(rows, weights, options, ends, decode, goes_on)
 
     @torch.inference_mode()
     def _growing_texts(self, answer: MixedAnswer) -> Iterator[str]:

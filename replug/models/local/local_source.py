@@ -81,9 +81,9 @@ class HuggingFaceSource(LocalSource):
 
     @property
     def max_tokens(self) -> int | None:
-        from replug.models.model_files import read_model_config
+        from replug.models.model_files import longest_input, read_model_config
 
-        return getattr(read_model_config(self.path, "lm.path").get_text_config(), "max_position_embeddings", None)
+        return longest_input(read_model_config(self.path, "lm.path"))
 
     @property
     def shape(self) -> LMShape:
