@@ -278,7 +278,7 @@ def chat_text(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Mapping[s
 TRIED = (
     *(("The river is the", " Rhine"), ("The river is the Rhi", "ne"), ("Answer:", " A"), ("the ", "river")),
     *(("a line\n", "Rhine"), ("a line", "\n\nRhine"), ("In 19", "84"), ("def f():\n", "    return [0]\n")),
-    *(("two  blanks", "  more"), ("(a", ")."), ("Москва —", " столица"), ("東京は日", "本の首都"), ("é", "è 🙂")),
+    *(("two  blanks", "  more"), ("(a", ")."), ("Москва —", " столица"), ("東京は日", "本の首都"), ("é ²", "è 🙂 ﬁ")),
 )
 
 
