@@ -55,11 +55,6 @@ def loading(key: str, path: str) -> Iterator[None]:
     except ImportError as error:
         raise UserError(f"{key}: {path} {_needs(error)}") from error
     except BROKEN as error:
-        if "trust_remote_code" in str(error):
-            raise UserError(
-                f"{key}: {path} comes with code of its own, which replug never runs; expected an architecture of "
-                "transformers"
-            ) from error
         where = "" if Path(path).is_dir() else ", neither a folder nor found on the hub"
         kind = "" if isinstance(error, OSError | ValueError | SafetensorError) else f"{type(error).__name__}: "
         raise UserError(f"{key}: cannot load {path}{where}: {kind}{_one_line(error)}") from error
@@ -272,4 +267,6 @@ def _named(names: Iterable[str]) -> str:
 
 def _one_line(error: Exception) -> str:
     said = " ".join(str(error).split())
+    if "trust_remote_code" in said:
+        return f"{said.partition('. ')[0]}; replug runs no code that comes with a model"
     return (said if len(said) <= SHOWN_CHARACTERS else f"{said[:SHOWN_CHARACTERS]} ...") or "no reason is given"
