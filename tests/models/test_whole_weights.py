@@ -331,6 +331,6 @@ def test_code_in_a_models_folder_is_never_run_even_where_somebody_says_yes(
         (folder / name).write_text(json.dumps(content))
     (folder / "own.py").write_text(CODE.format(sentinel=str(sentinel)))
     monkeypatch.setattr("builtins.input", lambda *_: "yes")
-    with pytest.raises(UserError, match="custom code .*replug runs no code"):
+    with pytest.raises(UserError, match=r"custom code .*replug runs no code"):
         LOADS[load](str(folder))
     assert not sentinel.exists()
