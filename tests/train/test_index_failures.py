@@ -135,10 +135,11 @@ def trainer_of(
     return Trainer(load_config(ROOT / "configs/debug.yaml", overrides), data, service, version)
 
 
-# A file of the vectors, and of a lossy kind; each takes some builds.
+# A file of a lossy kind, and of the vectors; each takes some builds. The lossy kind comes first: what builders give back
+# of earlier versions while they build would hold its last file.
 FULL_AT = [
-    (FLAT, "vectors-00000.npy", r"vectors-000\d\d\.\S*partial"),
     (LOSSY, "shard-00001.faiss", r"shard-0000[01]\.faiss\.\S*partial"),
+    (FLAT, "vectors-00000.npy", r"vectors-000\d\d\.\S*partial"),
 ]
 
 
