@@ -207,10 +207,16 @@ class ActorPool:
             replica.is_up, replica.failed_starts, replica.killed_starts = True, 0, 0
 
     def _start_again(self, replica: _Replica, error: BaseException) -> None:
-        """Replace a replica: a killed one many times, one whose own code fails or hangs a few times."""
+        """Replace a replica: a killed one many times, one whose own code fails or hangs a few times.
+
+        A UserError would come again, since a user has to mend what it names.
+        """
         is_its_own = isinstance(error, RayTaskError | TimeoutError) or (
             isinstance(error, ActorDiedError) and error.actor_init_failed
         )
+        if is_its_own and UserError.__name__ in (reason := _telling_line(error)):
+            self._quarantine(replica, f"it cannot start: {reason}")
+            return
         failed, killed = replica.failed_starts + is_its_own, replica.killed_starts + (not is_its_own)
         if failed >= MAX_FAILED_STARTS or killed >= MAX_KILLED_STARTS:
             times = failed if is_its_own else killed

@@ -164,6 +164,16 @@ def require_own_tokenizer(tokenizer: PreTrainedTokenizerBase, num_rows: int | No
     )
 
 
+def require_safetensors(path: str, key: str) -> None:
+    """Raise UserError for a folder without weights that can be read: pickled ones are not."""
+    folder = Path(path)
+    if folder.is_dir() and not any(folder.glob("*.safetensors")):
+        raise UserError(
+            f"{key}: {path} has no *.safetensors, and pickled weights (pytorch_model.bin) are not read; load the model "
+            "by transformers and write it by save_pretrained"
+        )
+
+
 def require_quantizer(path: str, key: str) -> None:
     """Raise UserError for quantized weights that transformers does not know, or whose package is not installed.
 

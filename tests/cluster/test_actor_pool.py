@@ -16,6 +16,7 @@ from replug.cluster import actor_pool
 from replug.cluster.actor_pool import MAX_FAILED_STARTS, MAX_KILLED_STARTS, ActorPool, ActorPoolError, thread_env
 from replug.cluster.packing import SCORER
 from replug.cluster.places import place
+from replug.config.errors import UserError
 from replug.models.hardware import available_cores
 
 SOON = 1  # seconds: far more than any of this takes
@@ -115,6 +116,14 @@ def test_a_replica_killed_at_every_start_is_quarantined_in_the_end(make_pool):
     pool = make_pool(numbered([good()], [actor(probe=ActorDiedError())]), 2, validate=accept)
     until(lambda: 1 in pool.quarantined)
     assert pool.counts.respawns == MAX_KILLED_STARTS - 1 > MAX_FAILED_STARTS
+
+
+def test_a_replica_that_the_user_has_to_mend_is_not_started_again(make_pool):
+    broken = actor(probe=task_error(UserError("lm.path: DIR lacks lm_head.weight")))
+    pool = make_pool(numbered([broken]), validate=accept)
+    until(lambda: 0 in pool.quarantined)
+    assert pool.quarantined == {0: "it cannot start: UserError: lm.path: DIR lacks lm_head.weight"}
+    assert pool.counts.respawns == 0
 
 
 ILLEGAL = torch.AcceleratorError(

@@ -130,6 +130,12 @@ def test_a_package_that_is_missing_is_named_before_anything_heavy(lm: Path, spoi
     assert str(caught.value) == expected
 
 
+def test_pickled_weights_are_refused_before_anything_heavy(lm: Path) -> None:
+    (lm / "model.safetensors").rename(lm / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"lm.path: .* has no \*.safetensors, and pickled weights .* are not read"):
+        connect(lm)
+
+
 @pytest.mark.parametrize("method", ["fp8", "mxfp4", "spqr", "higgs"])
 def test_what_a_gpu_is_needed_for_is_for_the_machine_that_has_one_to_say(lm: Path, method: str) -> None:
     quantized(quant_method=method)(lm)
