@@ -135,8 +135,8 @@ def trainer_of(
     return Trainer(load_config(ROOT / "configs/debug.yaml", overrides), data, service, version)
 
 
-# A file of a lossy kind, and of the vectors; each takes some builds. The lossy kind comes first: its last file would fit
-# into what builders give back of earlier versions.
+# A file of a lossy kind, and of the vectors; each takes some builds. The lossy kind comes first, since its last file
+# would fit into what builders give back of earlier versions.
 FULL_AT = [
     (LOSSY, "shard-00001.faiss", r"shard-0000[01]\.faiss\.\S*partial"),
     (FLAT, "vectors-00000.npy", r"vectors-000\d\d\.\S*partial"),
