@@ -16,7 +16,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 from transformers.models.bloom.modeling_bloom import BloomGelu
 
-from replug.models.local.probing import probe_ids, same_direction, tried
+from replug.models.probing import probe_ids, same_direction, tried
 
 # Ways to write 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))); some round sqrt(2 / pi) to eight digits.
 WRITTEN_OUT = (NewGELUActivation, FastGELUActivation, AccurateGELUActivation, GELUTanh, BloomGelu)

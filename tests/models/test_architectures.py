@@ -20,7 +20,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from replug.models.generation import GenerationOptions
 from replug.models.local.decoding import CacheUse
 from replug.models.local.hf_lm import HuggingFaceLM
-from replug.models.local.probing import tried
+from replug.models.probing import tried
 from tests.support.architectures import LEFT_OUT, LIMIT, MAX_TOKENS, write_architecture
 
 LETTERS = "qzjxvk"  # one token each: no merges

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from replug.models.black_box_lm import PassCounts
-from replug.models.local.probing import probe_ids, same_direction, tried
+from replug.models.probing import probe_ids, same_direction, tried
 
 # Nats by which log-probs may differ with and without padding, on average by the tokens' probabilities.
 TOLERANCE_NATS, TOLERANCE_NATS_HALF_PRECISION = 0.01, 0.15

@@ -50,7 +50,6 @@ from replug.models.local.output_layer import (
     target_logprobs,
     use_float32_head,
 )
-from replug.models.local.probing import is_out_of_memory, probe_ids, same_direction, tried
 from replug.models.local.weights import FLASH, lm_identity, load_causal_lm, require_sense
 from replug.models.model_files import lm_shape, load_lm_tokenizer, longest_input
 from replug.models.packaged import resolve_lm_path
@@ -64,6 +63,7 @@ from replug.models.pair_tokens import (
     pairs_token_ids,
     prompts_token_ids,
 )
+from replug.models.probing import is_out_of_memory, probe_ids, same_direction, tried
 
 log = logging.getLogger(__name__)
 
