@@ -113,7 +113,7 @@ def source_fingerprint(source: str, fields: FieldMap) -> str | None:
     paths = _files(source)
     if paths is None:
         return None
-    paths = _read_of(source, paths, fields)
+    paths, _ = _read_of(source, paths, fields)
     digest = hashlib.sha256()
     with ThreadPoolExecutor(FILES_AT_ONCE) as readers:
         for path, sha256 in zip(paths, readers.map(content_sha256, paths), strict=True):
@@ -128,30 +128,25 @@ def _plan(source: str, fields: FieldMap, shard_bytes: int | None) -> tuple[Itera
     paths = _files(source)
     if paths is None:
         return plan_hub(source), []
-    read = _read_of(source, paths, fields)
-    is_file = Path(source).expanduser().is_file()
-    problem = rows_problem(paths[0], fields) if paths and (is_file or not read) else None
-    if problem is not None and format_of(paths[0]) in NO_TEXTS:
-        raise UserError(f"data.source: {paths[0]} {problem}")
-    if is_file:
-        return plan_file(read[0], shard_bytes, problem is None), []
-    data = [path for path in paths if format_of(path) in NO_TEXTS and path not in read]
-    holds_rows = bool(read) and rows_problem(read[0], fields) is None
-    if data and not holds_rows and _num_bytes(read) < _num_bytes(data):  # a README beside data that cannot be read
+    read, are_rows = _read_of(source, paths, fields)
+    data = [] if are_rows else [path for path in paths if format_of(path) in NO_TEXTS]
+    if data and _num_bytes(set(read) - set(data)) <= _num_bytes(data):  # a README beside data that cannot be read
         raise UserError(f"data.source: {data[0]} {rows_problem(data[0], fields)}")
+    if Path(source).expanduser().is_file():
+        return plan_file(read[0], shard_bytes, are_rows), []
     root, kept = Path(_root(source)), set(read)
     left_aside = [str(path.relative_to(root)) for path in paths if path not in kept] + _links(source)
-    if holds_rows:
+    if are_rows:
         return (shard for path in read for shard in plan_file(path, shard_bytes)), left_aside
     return plan_tree(read, str(root), SOURCE_SHARD_BYTES), left_aside
 
 
-def _read_of(source: str, paths: list[Path], fields: FieldMap) -> list[Path]:
-    """Return the files that are read: those that hold rows, or else those that may be texts."""
-    if Path(source).expanduser().is_file():
-        return paths
+def _read_of(source: str, paths: list[Path], fields: FieldMap) -> tuple[list[Path], bool]:
+    """Return the files that are read, and whether they hold rows: those that do, or else those that may be texts."""
     rows = [path for path in paths if rows_problem(path, fields) is None]
-    return rows or [path for path in paths if format_of(path) not in NO_TEXTS]
+    if rows or Path(source).expanduser().is_file():
+        return rows or paths, bool(rows)
+    return [path for path in paths if format_of(path) not in NO_TEXTS], False
 
 
 def _num_bytes(paths: Iterable[Path]) -> int:
