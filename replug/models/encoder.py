@@ -31,8 +31,8 @@ from replug.models.black_box_lm import require_texts
 from replug.models.encoder_files import KEY, TASKS, chain, joined, load_container, most_tokens, similarity_in
 from replug.models.ensemble_temperature import EnsembleTemperature, temperature_in, write_temperature
 from replug.models.hardware import one_per_thread, to_device
-from replug.models.local.decoding import longrope_limit
 from replug.models.lora import merged, save_adapters
+from replug.models.model_files import longrope_limit
 from replug.models.packaged import resolve_encoder_path
 
 # Padded tokens in one forward pass: what stays in the cache of a core, and what a step with gradient was measured with.

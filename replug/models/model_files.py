@@ -10,6 +10,7 @@ Code that comes with a model is never run, and no pickle is read.
 import importlib.util
 import json
 import logging
+import math
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -95,6 +96,14 @@ def longest_input(config: PreTrainedConfig) -> int | None:
     """Return the most tokens that an LM holds; None where its configuration does not say."""
     text = config.get_text_config()
     return getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None)  # the latter: MPT
+
+
+def longrope_limit(config: PreTrainedConfig) -> float:
+    """Return the most tokens of an input that is read by longrope's short factors; infinity without longrope."""
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    ropes = [rope, *(one for one in rope.values() if isinstance(one, dict))]  # one for each type of layer
+    limits = [one["original_max_position_embeddings"] for one in ropes if one.get("rope_type") == "longrope"]
+    return min(limits, default=math.inf)
 
 
 def load_tokenizer(path: str, key: str = "lm.path") -> PreTrainedTokenizerBase:

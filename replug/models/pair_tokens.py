@@ -94,7 +94,7 @@ WORD = "a"  # what is known of a tokenizer is seen by it
 
 
 class TextRules:
-    """What a tokenizer does with texts: `start` is what it puts before each, `special` what answers do not show.
+    """Rules by which a tokenizer reads texts: `start` stands before each, and answers do not show `special`.
 
     `begin` and `inside` tokenize what begins a text, and what stands inside one. Both are copies, which no other call
     can set up, and keep the blanks round the tokens that were added to the vocabulary.

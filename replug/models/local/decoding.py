@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from replug.models.black_box_lm import PassCounts
 from replug.models.probing import probe_ids, same_direction, tried
@@ -32,15 +32,6 @@ TOLERANCE_NATS, TOLERANCE_NATS_HALF_PRECISION = 0.01, 0.15
 MIN_SHARED_TOKENS = 64
 # Prefixes end at multiples of this, so that documents which begin with the same words leave the prefix as it is.
 SHARED_STEP = 32
-NO_LIMIT = 2**62  # tokens
-
-
-def longrope_limit(config: PreTrainedConfig) -> int:
-    """Return the most tokens of an input that is read by longrope's short factors; NO_LIMIT without longrope."""
-    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    ropes = [rope, *(one for one in rope.values() if isinstance(one, dict))]  # one for each type of layer
-    limits = [one["original_max_position_embeddings"] for one in ropes if one.get("rope_type") == "longrope"]
-    return min(limits, default=NO_LIMIT)
 
 
 def shared_tokens(prefixes: list[list[int]]) -> int:
@@ -176,7 +167,7 @@ class PromptsBesideLimit:
     `begin` makes a part of token ids.
     """
 
-    def __init__(self, rows: list[list[int]], limit: int, begin: Callable[[list[list[int]]], GrowingPrompts]) -> None:
+    def __init__(self, rows: list[list[int]], limit: float, begin: Callable[[list[list[int]]], GrowingPrompts]) -> None:
         self._rows, self._limit, self._begin = rows, limit, begin
         sides = [
             [number for number, row in enumerate(rows) if (len(row) > limit) == is_long] for is_long in (False, True)

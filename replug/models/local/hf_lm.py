@@ -5,6 +5,7 @@ layer; logits and log-softmax are float32, whatever the LM's dtype. `models.loca
 """
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -29,7 +30,6 @@ from replug.models.fused_layers import use_cpu_attention, use_fused_gelu
 from replug.models.generation import Generated, GenerationOptions, stop_texts
 from replug.models.hardware import to_device
 from replug.models.local.decoding import (
-    NO_LIMIT,
     CachedPrompts,
     CacheUse,
     GrowingPrompts,
@@ -37,7 +37,6 @@ from replug.models.local.decoding import (
     RecomputedPrompts,
     SharedPrefix,
     find_cache_use,
-    longrope_limit,
     reuses_prefixes,
     shared_tokens,
 )
@@ -51,7 +50,7 @@ from replug.models.local.output_layer import (
     use_float32_head,
 )
 from replug.models.local.weights import FLASH, lm_identity, load_causal_lm, require_sense
-from replug.models.model_files import lm_shape, load_lm_tokenizer, longest_input
+from replug.models.model_files import lm_shape, load_lm_tokenizer, longest_input, longrope_limit
 from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import (
     LMInput,
@@ -292,7 +291,7 @@ class HuggingFaceLM:
         """Return the prompts by the cheapest way that is right for this model."""
         begin = partial(self._grow_on_one_side, opening=self._opening_ids(opening))
         return (
-            begin(rows) if self._longrope_limit == NO_LIMIT else PromptsBesideLimit(rows, self._longrope_limit, begin)
+            begin(rows) if self._longrope_limit == math.inf else PromptsBesideLimit(rows, self._longrope_limit, begin)
         )
 
     def _grow_on_one_side(self, rows: Rows, opening: list[int]) -> GrowingPrompts:
