@@ -37,7 +37,7 @@ CORPUS = ["the cat sat on the mat of the hall, with 1234 words and über Brücke
 
 
 def without_words() -> Tokenizer:
-    """As Llama's: merges run over the whole text."""
+    """Return a tokenizer such as Llama's, whose merges run over the whole text."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<unk>"], show_progress=False)
@@ -56,7 +56,7 @@ def digits_from_the_end() -> Tokenizer:
 
 
 def most_likely() -> Tokenizer:
-    """As T5's: the most likely tokens of the whole text."""
+    """Return a tokenizer such as T5's, which takes the most likely tokens of the whole text."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.NFKC()
     trainer = trainers.UnigramTrainer(vocab_size=150, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False)

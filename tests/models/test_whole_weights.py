@@ -80,7 +80,7 @@ def of_another_shape(weights: Weights) -> Weights:
 
 
 def with_another_norm(weights: Weights) -> Weights:
-    """As where config.json names an architecture with fewer parts."""
+    """Leave weights as if config.json named an architecture with fewer parts."""
     return weights | {f"{_layer(weights)}.another_norm.weight": torch.ones(7)}
 
 
@@ -151,7 +151,7 @@ HEADS: dict[str, tuple[str, Any]] = {
 
 
 def write_with_head(folder: Path, head: str) -> str:
-    """As on the hub, with the head that it was pretrained with. Returns the prefix of the encoder's own weights."""
+    """Write a model as it lies on the hub, with its head, and return the prefix of the encoder's own weights."""
     architecture, kind = HEADS[head]
     write_encoder(folder, architecture)
     config, _, sizes = ARCHITECTURES[architecture]

@@ -46,9 +46,9 @@ def write_tokenizer(folder: Path, padding_side: str = "right", template: str | N
     ).save_pretrained(folder)
 
 
-def write_llama(folder: Path) -> None:
+def write_llama(folder: Path, vocab_size: int = VOCABULARY) -> None:
     config = LlamaConfig(
-        vocab_size=VOCABULARY,
+        vocab_size=vocab_size,
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=2,

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.model_files import load_tokenizer
+from tests.support.tiny_lms import write_llama
 
 LINES = [
     "The river that flows through Basel is the Rhine and the city lies on its banks . Paris is the capital of France",
@@ -101,16 +102,6 @@ def write_family(name: str, folder: Path) -> PreTrainedTokenizerFast:
 def llama_with(family: str, folder: Path) -> HuggingFaceLM:
     """Return a random LM with a tokenizer of a family; whoever calls it lets random LMs make no sense."""
     tokenizer = write_family(family, folder)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        initializer_range=0.3,
-    )
     torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(folder)
+    write_llama(folder, len(tokenizer))
     return HuggingFaceLM(str(folder))
