@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from replug.models.black_box_lm import BlackBoxLM, ContinuationScore, Mixture
     from replug.models.encoder import Encoder
     from replug.models.encoder_retriever import EncoderRetriever, TextEncoder
-    from replug.models.ensemble import Retrieved, Retriever
+    from replug.models.ensemble import Retrieved, Retriever, Weighting, mix_token_logprobs, token_weights
     from replug.models.generation import Generated, GenerationOptions
     from replug.models.local.hf_lm import HuggingFaceLM
     from replug.models.local.stand_in_lm import StandInLM
@@ -36,6 +36,9 @@ __all__ = [
     "StandInLM",
     "TextEncoder",
     "UserError",
+    "Weighting",
+    "mix_token_logprobs",
+    "token_weights",
 ]
 
 _MODULES = {
@@ -54,6 +57,9 @@ _MODULES = {
     "StandInLM": "replug.models.local.stand_in_lm",
     "TextEncoder": "replug.models.encoder_retriever",
     "UserError": "replug.config.errors",
+    "Weighting": "replug.models.ensemble",
+    "mix_token_logprobs": "replug.models.ensemble",
+    "token_weights": "replug.models.ensemble",
 }
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from omegaconf import MISSING
 
-from replug.config.choices import Detokenize, Similarity
+from replug.config.choices import Detokenize, EnsembleWeights, Similarity
 from replug.config.keys import ABOVE_0, FROM_0, key, section
 from replug.config.schema import (
     Config,
@@ -135,13 +135,22 @@ class EvaluationConfig:
 
 
 @dataclass
+class AnsweringConfig(EnsembleConfig):
+    """The ensemble that answers; the methods of an evaluation name their weights (NAME/posterior)."""
+
+    weights: EnsembleWeights = key(
+        EnsembleWeights.posterior, "Weights of documents: posterior (they follow the text) or similarity (paper)."
+    )
+
+
+@dataclass
 class AskConfig:
     """Configuration of `replug ask`: overrides, and the LM of a run."""
 
     lm: LMConfig = section(LMConfig)
     rerank_lm: LMConfig = section(LMConfig)  # neither path nor url: answers are reranked by the LM that sampled them
     retriever: RetrieverConfig = section(RetrieverConfig, path="")  # re-ranks passages, where it has a path
-    ensemble: EnsembleConfig = section(EnsembleConfig)
+    ensemble: AnsweringConfig = section(AnsweringConfig)
     web: WebConfig = section(WebConfig)
 
 

@@ -18,6 +18,7 @@ class Bounds(Enum):
     positive = "a number above 0"
     not_negative = "0 or more"
     share = "a share between 0 and 1"
+    below_1 = "0 or more, and below 1"
     ruled = "as config.rules says"  # more than a range, or together with other keys
 
     def hold(self, value: float) -> bool:
@@ -26,10 +27,12 @@ class Bounds(Enum):
             return True
         if self is Bounds.positive:
             return 0 < value < math.inf
-        return 0 <= value <= 1 if self is Bounds.share else 0 <= value < math.inf
+        if self is Bounds.share:
+            return 0 <= value <= 1
+        return 0 <= value < (1 if self is Bounds.below_1 else math.inf)
 
 
-ABOVE_0, FROM_0, SHARE, RULED = Bounds.positive, Bounds.not_negative, Bounds.share, Bounds.ruled
+ABOVE_0, FROM_0, SHARE, BELOW_1, RULED = Bounds  # in its order
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from replug.config.choices import (
     TrainedSide,
     WandbMode,
 )
-from replug.config.keys import ABOVE_0, FROM_0, RULED, SHARE, key, section
+from replug.config.keys import ABOVE_0, BELOW_1, FROM_0, RULED, SHARE, key, section
 
 DEV_SHARE = 0.1  # of the source documents, for development texts
 
@@ -182,6 +182,11 @@ class EnsembleConfig:
         "Temperature of the ensemble's softmax (paper: 1), or fit. Default: the retriever's setting, else 1.",
         RULED,
     )
+    share: float = key(
+        0.05, "Posterior weights: share of the retriever's weights that returns at each token. 0: RAG-Sequence.", SHARE
+    )
+    alone: float = key(0.0, "Posterior weights: prior weight of no document, as one more member. 0: none.", BELOW_1)
+    prune: float = key(0.0, "Posterior weights: documents below this weight are not read further. 0: all are.", BELOW_1)
 
 
 @dataclass

@@ -47,7 +47,7 @@ from replug.evals.spans import (
 )
 from replug.evals.tables import Block
 from replug.models.black_box_lm import AsyncLM, ContinuationScore
-from replug.models.ensemble import mix_token_logprobs
+from replug.models.ensemble import mix, prior_log_weights
 from replug.models.prompt import PromptTemplate
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class LanguageModelling(Task):
 
     def _outcome(self, span: ScoredSpan, evidence: Evidence, scores: Sequence[ContinuationScore]) -> Outcome:
         by_document = np.stack([score.token_logprobs for score in scores])
-        mixed = mix_token_logprobs(by_document, evidence.logits)
+        mixed = mix(by_document, prior_log_weights(evidence.logits))
         numbers = {
             "bits": bits_of(mixed),
             "bytes": float(len(span.continuation.encode())),
@@ -255,7 +255,7 @@ def oracle_bits(token_logprobs: np.ndarray, beta: float = BETA) -> dict[str, flo
     scores = np.asarray(token_logprobs, dtype=np.float64).mean(axis=1)  # [K]
     return {
         ORACLES[BEST_DOCUMENT]: min(bits_of(given) for given in token_logprobs),
-        ORACLES[Q_WEIGHTED]: bits_of(mix_token_logprobs(token_logprobs, scores, beta)),
+        ORACLES[Q_WEIGHTED]: bits_of(mix(token_logprobs, prior_log_weights(scores, beta))),
     }
 
 

@@ -49,7 +49,7 @@ def _begin_writing(lm: PromptedLM, question: str) -> Callable[[], WrittenDocumen
     if not question.strip():
         return lambda: WrittenDocument(None, 0, 0)
     prompt = lm.template.fit(None, lambda _: genread_prompt(question), MAX_NEW_TOKENS)
-    future = lm.lm.submit_ensemble([prompt], [1.0], GenerationOptions(MAX_NEW_TOKENS))
+    future = lm.lm.submit_answer(prompt, GenerationOptions(MAX_NEW_TOKENS))
 
     def finish() -> WrittenDocument:
         answer = future.result()

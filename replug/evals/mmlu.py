@@ -27,7 +27,7 @@ from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
 from replug.evals.loop import Item, Metric, Outcome, Outcomes, Task
 from replug.evals.questions import BETWEEN_BLOCKS, knowledge_line, queries_of, question_problems
 from replug.models.black_box_lm import AsyncLM
-from replug.models.ensemble import log_softmax, mix_token_logprobs
+from replug.models.ensemble import log_softmax, mix, prior_log_weights
 from replug.models.prompt import PromptTemplate
 
 # Hendrycks et al.'s own categories.
@@ -131,7 +131,7 @@ def mmlu_choice(question: MmluQuestion, letter_logprobs: np.ndarray, similaritie
     """
     if not np.isfinite(letter_logprobs).all():
         raise RunError(f"{question.example.id}: the LM gave a letter a log-probability that is not finite")
-    mixed = mix_token_logprobs(letter_logprobs, similarities)  # [4]
+    mixed = mix(letter_logprobs, prior_log_weights(similarities))  # [4]
     return int(np.argmax(mixed)), float(np.exp(log_softmax(mixed)[question.answer]))
 
 

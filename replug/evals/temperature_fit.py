@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from replug.evals.intervals import bits_of
-from replug.models.ensemble import mix_token_logprobs
+from replug.models.ensemble import mix, prior_log_weights
 
 GOLDEN = (math.sqrt(5) - 1) / 2
 LOWEST, HIGHEST, STEP = -5.0, 10.0, 0.5  # of the grid: log2 of the temperature over the similarities' spread
@@ -40,7 +40,7 @@ class TemperatureFit:
 
 def ensemble_bits(texts: Sequence[DocumentScores], temperature: float) -> float:
     """Return the bits of all texts together."""
-    return sum(bits_of(mix_token_logprobs(text.token_logprobs, text.similarities, temperature)) for text in texts)
+    return sum(bits_of(mix(text.token_logprobs, prior_log_weights(text.similarities, temperature))) for text in texts)
 
 
 def fit_temperature(texts: Sequence[DocumentScores]) -> TemperatureFit:

@@ -18,6 +18,7 @@ import numpy as np
 
 from replug.cluster.background import outcome
 from replug.config.errors import RunError, UserError
+from replug.models.ensemble import MovingWeights
 from replug.models.generation import Generated, GenerationOptions, Stop, stop_texts
 
 if TYPE_CHECKING:  # seconds to import
@@ -96,7 +97,11 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Prompts that differ by their document, and their weights. Raises ValueError unless these are a distribution.
+    """Prompts that differ by their document, and the weights that they begin with.
+
+    A `share` below 1 lets the weights follow the answer, and `prune` leaves out prompts whose weight falls below it
+    (`models.ensemble.MovingWeights`). Raises ValueError unless the weights are a distribution, and for a share or a
+    `prune` out of range.
 
     >>> mixture = Mixture(["in Basel", "in Nantes"], [0.7, 0.3])
     >>> StandInLM().generate([mixture], GenerationOptions(2))[0].num_prompts
@@ -105,6 +110,8 @@ class Mixture:
 
     prompts: Sequence[str]
     weights: Sequence[float]
+    share: float = 1.0
+    prune: float = 0.0
 
     def __post_init__(self) -> None:
         require_texts(self.prompts, "prompts")
@@ -115,6 +122,12 @@ class Mixture:
         total = sum(self.weights)
         if not all(weight >= 0 for weight in self.weights) or abs(total - 1) > WEIGHTS_TOLERANCE:
             raise ValueError(f"the weights of {len(self.prompts)} prompts sum to {total:g}; expected 0 or more, sum 1")
+        self.moving()
+
+    def moving(self) -> MovingWeights:
+        """Return the weights as they are before the answer."""
+        with np.errstate(divide="ignore"):  # a weight of 0 is a log weight of minus infinity
+            return MovingWeights(np.log(np.asarray(self.weights, dtype=np.float64)), self.share, self.prune)
 
 
 Prompt = str | Mixture
@@ -309,12 +322,9 @@ class AsyncLM(ABC):
         require_texts(continuations, "continuations")
         return self.submit_call(ScoreCall(list(prefixes), list(continuations), opening))
 
-    def submit_ensemble(
-        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
-    ) -> "Future[Generated]":
-        """Return a future of the answer to one mixture of prompts."""
-        call = GenerateCall([Mixture(list(prompts), list(weights))], options)
-        return mapped(self.submit_call(call), lambda answers: answers[0])
+    def submit_answer(self, prompt: Prompt, options: GenerationOptions) -> "Future[Generated]":
+        """Return a future of the answer to one prompt, a text or a mixture."""
+        return mapped(self.submit_call(GenerateCall(as_mixtures([prompt]), options)), lambda answers: answers[0])
 
     def submit_samples(self, prompts: Sequence[str], options: GenerationOptions) -> "Future[list[list[Generated]]]":
         """Return a future of `sample`."""

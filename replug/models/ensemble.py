@@ -1,8 +1,18 @@
-"""REPLUG inference: one prediction from several documents (REPLUG, section 3.2).
+"""REPLUG inference: one prediction from several documents (REPLUG, section 3.2), with weights that follow the text.
 
-p(y_t | x, y_<t) = sum over d of lambda_d p(y_t | d, x, y_<t), with lambda = softmax(similarities / temperature).
-The paper has no temperature, which is 1. Probabilities are mixed, never logits. Pure arithmetic on numpy arrays, with
-the records of the documents that an index, a few texts in memory or a search engine found.
+    p(y_t | x, y_<t) = sum over d of lambda_t(d) p(y_t | d, x, y_<t)
+
+The prior lambda_1 is softmax(similarities / temperature). The paper has no temperature, which is 1, and keeps the prior
+to the last token. Posterior weights follow Bayes' rule: each token says which document explains the text.
+
+    lambda_t+1(d) = (1 - share) lambda_t(d) p(y_t | d, x, y_<t) / p(y_t | x, y_<t) + share lambda_1(d)
+
+A share of 1 keeps the prior. A share of 0 mixes whole texts (RAG-Sequence, Lewis et al. 2020): of T tokens, the loss is
+at most that of the best document plus ln(1 / lambda_1(d)) nats. A small share lets a document come back (fixed share,
+Herbster and Warmuth 1998), and adds at most (T - 1) ln(1 / (1 - share)) nats to this bound.
+
+Probabilities are mixed, never logits. Pure arithmetic on numpy arrays (K documents, T tokens), with the records of the
+documents that an index, a few texts in memory or a search engine found.
 """
 
 import math
@@ -12,6 +22,9 @@ from typing import Protocol
 
 import numpy as np
 
+SIMILARITY, POSTERIOR = "similarity", "posterior"  # `ensemble.weights`
+SHARE = 0.05  # best or within 0.0005 bits per byte of it in every text that was measured (docs/results.md)
+
 
 def log_softmax(scores: np.ndarray) -> np.ndarray:
     """Return the log softmax over the last axis, in float64."""
@@ -20,21 +33,167 @@ def log_softmax(scores: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-def mix_token_logprobs(token_logprobs: np.ndarray, similarities: np.ndarray, temperature: float = 1.0) -> np.ndarray:
-    """Return log-probs [T] of the mixture, from log-probs [K, T] given each document and similarities [K]."""
-    weights = log_softmax(np.asarray(similarities, dtype=np.float64) / temperature)
-    weighted = np.asarray(token_logprobs, dtype=np.float64) + weights[:, None]
-    largest = weighted.max(axis=0)
-    return largest + np.log(np.exp(weighted - largest).sum(axis=0))
+@dataclass(frozen=True, slots=True)
+class Weighting:
+    """How the weights of an ensemble begin and move. A share of 1 keeps them, as REPLUG does.
+
+    `alone` is the prior weight of no document, as one more member of the mixture; its weight tells how little the
+    documents help. Documents whose weight falls below `prune` are not read any further. Raises ValueError for what is
+    out of range.
+
+    >>> Weighting().share
+    0.05
+    """
+
+    share: float = SHARE
+    alone: float = 0.0
+    prune: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"share is {self.share}; expected 0 (only the text moves weights) to 1 (weights stay)")
+        for name, value in (("alone", self.alone), ("prune", self.prune)):
+            if not 0 <= value < 1:
+                raise ValueError(f"{name} is {value}; expected 0 (none) or more, and below 1")
 
 
-def document_weights(similarities: Sequence[float] | np.ndarray, temperature: float = 1.0) -> np.ndarray:
-    """Return weights [K] of documents: lambda, float64 of sum 1. Raises ValueError unless similarities are finite."""
+REPLUG_WEIGHTS = Weighting(share=1.0)
+
+
+class MovingWeights:
+    """The weights of K documents, or of other members of a mixture, which move with each token that is seen.
+
+    `log_weights` [K] predict the next token. `log_prior` [K] is the logarithm of a distribution. A member whose weight
+    falls below `prune` is left out from then on, and the others share its weight; the heaviest always stays. Raises
+    ValueError for a share or a `prune` out of range.
+    """
+
+    def __init__(self, log_prior: np.ndarray, share: float = SHARE, prune: float = 0.0) -> None:
+        Weighting(share, prune=prune)
+        self.log_weights = self._log_prior = np.asarray(log_prior, dtype=np.float64)
+        with np.errstate(divide="ignore"):
+            self._log_keep, self._log_share, self._log_prune = np.log1p(-share), np.log(share), np.log(prune)
+
+    @property
+    def weights(self) -> np.ndarray:
+        """Return the weights [K] of the next token, 0 for what is left out."""
+        return np.exp(self.log_weights)
+
+    def see(self, logprobs: np.ndarray) -> float:
+        """Move the weights by a token's log-probs [K] given each document; return the mixture's log-prob of it."""
+        joint = self.log_weights + np.asarray(logprobs, dtype=np.float64)
+        mixed = float(np.logaddexp.reduce(joint))
+        if not math.isfinite(mixed):
+            raise impossible_token(logprobs)
+        self.log_weights = np.logaddexp(self._log_keep + joint - mixed, self._log_share + self._log_prior)
+        stays = self.log_weights >= min(self._log_prune, self.log_weights.max())
+        if not stays.all():
+            left_out = np.where(stays, 0.0, -np.inf)
+            self.log_weights, self._log_prior = (log_softmax(w + left_out) for w in (self.log_weights, self._log_prior))
+        return mixed
+
+
+def prior_log_weights(
+    similarities: Sequence[float] | np.ndarray, temperature: float = 1.0, alone: float = 0.0
+) -> np.ndarray:
+    """Return the logarithms of the weights that documents begin with, float64 [K].
+
+    `alone` is the weight of no document, as one more and last member: [K + 1] where it is above 0. Raises ValueError
+    unless similarities are finite.
+    """
     similarities = np.asarray(similarities, dtype=np.float64)
     if not np.isfinite(similarities).all():
         raise ValueError(f"similarities are {similarities.tolist()}; expected finite numbers")
-    weights = np.exp(log_softmax(similarities / temperature)) if similarities.size else similarities
+    weights = log_softmax(similarities / temperature) if similarities.size else similarities
+    return np.append(weights + math.log1p(-alone), math.log(alone)) if alone else weights
+
+
+def document_weights(
+    similarities: Sequence[float] | np.ndarray, temperature: float = 1.0, alone: float = 0.0
+) -> np.ndarray:
+    """Return the weights of `prior_log_weights`, which sum to 1."""
+    weights = np.exp(prior_log_weights(similarities, temperature, alone))
     return weights / weights.sum()
+
+
+def mix(token_logprobs: np.ndarray, log_prior: np.ndarray, share: float = 1.0, prune: float = 0.0) -> np.ndarray:
+    """Return log-probs [T] (nats, float64) of the mixture of members with log-probs [K, T] and log prior weights [K].
+
+    A share of 1 keeps the prior. Raises ValueError for a token that is not finite under any member.
+    """
+    token_logprobs = np.asarray(token_logprobs, dtype=np.float64)
+    if share < 1:
+        moving = MovingWeights(log_prior, share, prune)
+        return np.array([moving.see(given) for given in token_logprobs.T])
+    weighted = token_logprobs + log_prior[:, None]
+    largest = weighted.max(axis=0)
+    mixed: np.ndarray = largest + np.log(np.exp(weighted - largest).sum(axis=0))
+    if not np.isfinite(mixed).all():
+        raise impossible_token(token_logprobs[:, np.isfinite(mixed).argmin()])
+    return mixed
+
+
+def mix_token_logprobs(
+    token_logprobs: np.ndarray,
+    similarities: np.ndarray,
+    temperature: float = 1.0,
+    weights: str = POSTERIOR,
+    share: float = SHARE,
+) -> np.ndarray:
+    """Return log-probs [T] of the mixture (nats, float64), from log-probs [K, T] given each document.
+
+    `weights` is posterior, or similarity as in the paper, where they stay and `share` does not count. `similarities`
+    [K] are the retriever's. Raises ValueError for other names, other shapes, a share that is not from 0 to 1, and a
+    token that no document makes possible.
+
+    >>> import numpy as np
+    >>> given = np.log([[0.9, 0.9], [0.1, 0.1]])
+    >>> np.exp(mix_token_logprobs(given, np.zeros(2), share=0)).round(2).tolist()
+    [0.5, 0.82]
+    """
+    _require_mixable(token_logprobs, similarities, weights)
+    return mix(token_logprobs, prior_log_weights(similarities, temperature), share if weights == POSTERIOR else 1.0)
+
+
+def token_weights(
+    token_logprobs: np.ndarray,
+    similarities: np.ndarray,
+    temperature: float = 1.0,
+    weights: str = POSTERIOR,
+    share: float = SHARE,
+) -> np.ndarray:
+    """Return the weight of each document at each token (float64 [K, T]): that by which the token is predicted.
+
+    Takes and raises what `mix_token_logprobs` does.
+
+    >>> import numpy as np
+    >>> given = np.log([[0.9, 0.9], [0.1, 0.1]])
+    >>> token_weights(given, np.zeros(2), share=0).round(2).tolist()
+    [[0.5, 0.9], [0.5, 0.1]]
+    """
+    _require_mixable(token_logprobs, similarities, weights)
+    moving = MovingWeights(prior_log_weights(similarities, temperature), share if weights == POSTERIOR else 1.0)
+    columns = []
+    for given in np.asarray(token_logprobs).T:
+        columns.append(moving.weights)
+        moving.see(given)
+    return np.array(columns).reshape(-1, len(similarities)).T
+
+
+def _require_mixable(token_logprobs: np.ndarray, similarities: np.ndarray, weights: str) -> None:
+    if weights not in (SIMILARITY, POSTERIOR):
+        raise ValueError(f"weights is {weights!r}; expected {SIMILARITY} or {POSTERIOR}")
+    shape, num = np.shape(token_logprobs), np.shape(similarities)
+    if len(shape) != 2 or not shape[0] or num != shape[:1]:
+        raise ValueError(
+            f"token_logprobs has the shape {shape} and similarities {num}; expected [K, T] and [K], K documents"
+        )
+
+
+def impossible_token(logprobs: np.ndarray) -> ValueError:
+    """Return the error of a token whose log-probs [K] mix to no finite number."""
+    shown = np.asarray(logprobs).tolist()
+    return ValueError(f"a token has the log-probs {shown}; expected numbers, a finite one given some document")
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from replug.models.black_box_lm import (
     check_pairs,
     require_texts,
 )
-from replug.models.ensemble import Retrieved, Retriever, document_weights, mix_token_logprobs
+from replug.models.ensemble import Retrieved, Retriever, document_weights, mix, prior_log_weights
 from replug.models.ensemble_temperature import own_temperature
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.policy import KnownFrom, Policy, Subject
@@ -134,7 +134,7 @@ class ReplugLM:
                 continue
             logprobs = np.stack([score.token_logprobs for score in given])
             similarities = np.array([document.similarity for document in found])
-            mixture = mix_token_logprobs(logprobs, similarities, self.temperature)
+            mixture = mix(logprobs, prior_log_weights(similarities, self.temperature))
             mixed.append(ContinuationScore(mixture.astype(np.float32)))
         return mixed
 

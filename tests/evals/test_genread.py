@@ -23,14 +23,14 @@ class Writer:
     def __init__(self, fails_at=None, seconds=0.0):
         self.asked, self._fails_at, self._seconds = [], fails_at, seconds
 
-    def submit_ensemble(self, prompts, weights, options):
+    def submit_answer(self, prompt, options):
         time.sleep(self._seconds)
-        self.asked.append(prompts[0])
+        self.asked.append(prompt)
         done = Future()
         if len(self.asked) - 1 == self._fails_at:
             done.set_exception(RuntimeError("killed"))
             return done
-        name = prompts[0].rpartition(" ")[2].removesuffix("?")
+        name = prompt.rpartition(" ")[2].removesuffix("?")
         text = "" if name == "q9" else f"\n\nAll about {name}.\nMore"
         done.set_result(Generated(text, np.zeros(3), np.zeros(3), 1, 11))
         return done
@@ -83,7 +83,7 @@ class Asking:
         self.examples = [Item(str(number), f"q{number}", "all") for number in range(3)]
 
     def submit(self, row, evidence):
-        futures = [self._lm.submit_ensemble([str(one.texts[0])], [1.0], None) for one in evidence.values()]
+        futures = [self._lm.submit_answer(str(one.texts[0]), None) for one in evidence.values()]
         return lambda: {name: Outcome({}) for name in evidence if [future.result() for future in futures]}
 
 

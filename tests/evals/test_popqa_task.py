@@ -17,6 +17,7 @@ from replug.evals.popqa import Asked, PopQa, add_popqa_findings
 from replug.evals.popqa_sets import PopQuestion
 from replug.evals.results import compare
 from replug.evals.tables import to_markdown
+from replug.models.black_box_lm import as_mixtures
 from replug.models.generation import Generated
 from replug.models.prompt import PromptTemplate
 from tests.support.known_lm import KnownTexts
@@ -32,8 +33,10 @@ class Poet:
     def __init__(self, entropies=True, prompt_tokens: int | None = 100):
         self.asked, self._entropies, self._tokens = [], entropies, prompt_tokens
 
-    def submit_ensemble(self, prompts, weights, options):
-        self.asked.append((list(prompts), list(weights), options))
+    def submit_answer(self, prompt, options):
+        [mixture] = as_mixtures([prompt])
+        prompts = mixture.prompts
+        self.asked.append((list(prompts), list(mixture.weights), options))
         text = " A POET, or poet\nQ: next" if any("poet" in prompt for prompt in prompts) else " no idea"
         logprobs = np.array([-1.0, -3.0], dtype=np.float32)
         entropies = np.array([0.5, 1.0], dtype=np.float32) if self._entropies else None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from replug.config.errors import UserError
-from replug.models.black_box_lm import Call, GenerateCall
+from replug.models.black_box_lm import Call, GenerateCall, Mixture
 from replug.models.caching_lm import CachingLM
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.http.http_lm import HttpLM
@@ -66,7 +66,7 @@ def test_an_equal_call_is_not_asked_twice_nor_after_the_file_was_opened_again(pa
     assert cached.metrics()["hits"] == cached.metrics()["misses"] == 1
     cached.close()
     again = CachingLM(lm, path)
-    assert bits(again.submit_ensemble(tuple(PROMPTS), np.array(WEIGHTS), OPTIONS).result()) == bits(first)
+    assert bits(again.submit_answer(Mixture(tuple(PROMPTS), np.array(WEIGHTS)), OPTIONS).result()) == bits(first)
     assert len(lm.calls) == 1
     again.close()
     scores = ScoreCache(path)

@@ -10,7 +10,7 @@ from replug.config.errors import UserError
 from replug.data.folder import checksum_problems
 from replug.models.encoder import Encoder
 from replug.models.encoder_retriever import EncoderRetriever
-from replug.models.ensemble import mix_token_logprobs
+from replug.models.ensemble import mix, prior_log_weights
 from replug.models.ensemble_temperature import FILE, EnsembleTemperature, temperature_in
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.packaged import write_stand_in_encoder
@@ -56,7 +56,7 @@ def test_replug_mixes_at_the_retrievers_own_or_at_a_given_one(folder: Path) -> N
     given = np.stack([lm.score([f"{one.text}\nthe red sea"], [" blue"])[0].token_logprobs for one in found])
     for asked, used in ((None, 0.02), (1.0, 1.0)):
         replug = ReplugLM(lm, retriever, 3, temperature=asked)
-        expected = mix_token_logprobs(given, np.array([one.similarity for one in found]), used)
+        expected = mix(given, prior_log_weights([one.similarity for one in found], used))
         assert replug.temperature == used
         assert replug.score(["the red sea"], [" blue"])[0].token_logprobs == pytest.approx(expected, abs=1e-6)
     with pytest.raises(ValueError, match="temperature is 0"):

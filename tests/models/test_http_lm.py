@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from replug.config.errors import RunError, UserError
-from replug.models.black_box_lm import ContinuationScore
+from replug.models.black_box_lm import ContinuationScore, Mixture
 from replug.models.generation import GenerationOptions
 from replug.models.http import connection as server_connection
 from replug.models.http import http_lm
@@ -372,7 +372,7 @@ def test_the_heaviest_answer_of_several_prompts_is_the_answer(opened: Opened, to
     assert mass > 0.4 * np.exp(boat[1])
     with FaultServer(tokenizer=tokenizer if with_ids else None, first_faults=1) as server:
         lm = opened(server, tokenizer=tokenizer if with_ids else None, prompts_per_request=3, timeout_seconds=0.5)
-        futures = [lm.submit_ensemble(prompts, weights, GenerationOptions(2)) for _ in range(2)]
+        futures = [lm.submit_answer(Mixture(prompts, weights), GenerationOptions(2)) for _ in range(2)]
         for future in futures:
             found = future.result(30)
             assert (found.text, found.num_tokens, found.num_prompts, found.prompt_tokens) == (" red fin", 2, 4, 12)
@@ -401,9 +401,9 @@ def test_a_server_cannot_sample_and_must_say_how_likely_its_answers_are(opened: 
     with FaultServer(mode="no_logprobs") as server:
         lm = opened(server)
         with pytest.raises(UserError, match=r"temperature is 0.7; .* set temperature to 0, or take local weights"):
-            lm.submit_ensemble(["red"], [1.0], GenerationOptions(2, temperature=0.7))
+            lm.submit_answer("red", GenerationOptions(2, temperature=0.7))
         with pytest.raises(ValueError, match=r"sum to 0\.5"):
-            lm.submit_ensemble(["red"], [0.5], GenerationOptions(2))
+            lm.submit_answer(Mixture(["red"], [0.5]), GenerationOptions(2))
         assert server.requests == 0
         with pytest.raises(RunError, match="gives no log-probs of what it generates"):
             mixed(lm, ["red"], [1.0], GenerationOptions(2))

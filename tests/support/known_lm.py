@@ -1,12 +1,11 @@
 """An LM whose every answer is known, and the outcomes of a task that asks it."""
 
-import math
 from concurrent.futures import Future
 
 import numpy as np
 
 from replug.data.records import Document
-from replug.models.black_box_lm import ContinuationScore
+from replug.models.black_box_lm import ContinuationScore, as_mixtures
 from replug.models.generation import Generated
 from replug.models.local.stand_in_lm import StandInLM
 
@@ -31,9 +30,10 @@ class KnownLM:
         )
         return done
 
-    def submit_ensemble(self, prompts, weights, options):
+    def submit_answer(self, prompt, options):
+        [mixture] = as_mixtures([prompt])
+        prompts, weights = mixture.prompts, mixture.weights
         self.prompts.append(list(prompts))
-        assert math.isclose(sum(weights), 1)
         done = Future()
         said = self.rule(prompts[int(np.argmax(weights))], "")
         done.set_result(Generated(said, np.zeros(1), np.zeros(1), len(prompts), sum(map(len, prompts))))

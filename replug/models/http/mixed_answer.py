@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replug.models.black_box_lm import ContinuationScore
-from replug.models.ensemble import mix_token_logprobs
+from replug.models.ensemble import mix
 from replug.models.generation import Generated, GenerationOptions, before_stop, stop_texts
 from replug.models.http.completions_api import BROKEN, Pair, ServerText, num_tops
 from replug.models.pair_tokens import PairIds, answer_text, control_tokens
@@ -210,7 +210,7 @@ class ServerMixture:
         """Return log-probs [T] of the mixture."""
         with np.errstate(divide="ignore"):  # a weight of 0 is a log weight of minus infinity
             log_weights = np.log(np.asarray(self._weights, dtype=np.float64))
-        return mix_token_logprobs(np.stack([score.token_logprobs for score in scores]), log_weights)
+        return mix(np.stack([score.token_logprobs for score in scores]), log_weights)
 
 
 def _candidates(shown: Sequence[ServerText], options: GenerationOptions) -> list[tuple[str, str]]:

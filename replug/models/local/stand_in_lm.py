@@ -28,7 +28,7 @@ from replug.models.black_box_lm import (
     check_pairs,
     require_texts,
 )
-from replug.models.ensemble import mix_token_logprobs
+from replug.models.ensemble import mix
 from replug.models.generation import Generated, GenerationOptions, before_stop
 from replug.models.local.local_source import LocalSource
 from replug.models.local.mixtures import TokenChooser, entropy
@@ -132,8 +132,7 @@ class StandInLM:
         entropies: list[float] = []
         while words and len(logprobs) < options.max_new_tokens and answer == before_stop(answer, options.stop):
             given = [[_word_logprob(f" {word}", known, max(1, known.total())) for word in words] for known in counts]
-            with np.errstate(divide="ignore"):  # log-probs [V] of words after a space, mixed over prompts [K]
-                mixed = mix_token_logprobs(np.array(given), np.log(np.asarray(mixture.weights, dtype=np.float64)))
+            mixed = mix(np.array(given), mixture.moving().log_weights)  # log-probs [V] of words after a space
             chosen = chooser.choose(torch.from_numpy(mixed))
             logprobs.append(mixed[chosen])
             entropies.append(entropy(torch.from_numpy(mixed).log_softmax(-1)))
