@@ -82,7 +82,8 @@ class MovingWeights:
     def see(self, logprobs: np.ndarray) -> float:
         """Move the weights by a token's log-probs [K] given each document; return the mixture's log-prob of it."""
         joint = self.log_weights + np.asarray(logprobs, dtype=np.float64)
-        mixed = float(np.logaddexp.reduce(joint))
+        with np.errstate(invalid="ignore"):  # refused below
+            mixed = float(np.logaddexp.reduce(joint))
         if not math.isfinite(mixed):
             raise impossible_token(logprobs)
         self.log_weights = np.logaddexp(self._log_keep + joint - mixed, self._log_share + self._log_prior)
@@ -122,12 +123,13 @@ def mix(token_logprobs: np.ndarray, log_prior: np.ndarray, share: float = 1.0, p
     A share of 1 keeps the prior. Raises ValueError for a token that is not finite under any member.
     """
     token_logprobs = np.asarray(token_logprobs, dtype=np.float64)
-    if share < 1:
+    if share != 1:
         moving = MovingWeights(log_prior, share, prune)
         return np.array([moving.see(given) for given in token_logprobs.T])
     weighted = token_logprobs + log_prior[:, None]
     largest = weighted.max(axis=0)
-    mixed: np.ndarray = largest + np.log(np.exp(weighted - largest).sum(axis=0))
+    with np.errstate(invalid="ignore"):  # refused below
+        mixed: np.ndarray = largest + np.log(np.exp(weighted - largest).sum(axis=0))
     if not np.isfinite(mixed).all():
         raise impossible_token(token_logprobs[:, np.isfinite(mixed).argmin()])
     return mixed

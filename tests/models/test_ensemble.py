@@ -1,0 +1,154 @@
+"""Weights of documents that follow the text: what must hold of them for any log-probs."""
+
+import numpy as np
+import pytest
+
+from replug import mix_token_logprobs, token_weights
+from replug.models.ensemble import MovingWeights, Weighting, mix, prior_log_weights
+
+ROUNDS = range(20)
+
+
+def drawn(seed: int, tokens: int = 30) -> tuple[np.ndarray, np.ndarray]:
+    """Draw log-probs [K, T] given 2 to 9 documents, which say much or little, and similarities [K]."""
+    rng = np.random.default_rng(seed)
+    k = rng.integers(2, 10)
+    return np.log(rng.beta(0.3, 1.0, size=(k, tokens)) + 1e-30), rng.normal(scale=3.0, size=k)
+
+
+def naive_weights(logprobs: np.ndarray, similarities: np.ndarray, share: float) -> np.ndarray:
+    """Apply Bayes' rule and the share to probabilities, a token at a time."""
+    prior = np.exp(similarities) / np.exp(similarities).sum()
+    columns = [prior]
+    for given in np.exp(logprobs).T:
+        seen = columns[-1] * given
+        columns.append((1 - share) * seen / seen.sum() + share * prior)
+    return np.stack(columns[:-1], axis=1)
+
+
+@pytest.mark.parametrize("seed", ROUNDS)
+def test_weights_follow_bayes_rule_with_a_share_of_the_prior(seed: int) -> None:
+    given, similarities = drawn(seed)
+    weights = naive_weights(given, similarities, 0.05)
+    np.testing.assert_allclose(token_weights(given, similarities), weights, rtol=1e-9, atol=1e-300)
+    mixed = mix_token_logprobs(given, similarities)
+    np.testing.assert_allclose(mixed, np.log((weights * np.exp(given)).sum(axis=0)), rtol=1e-9)
+
+
+@pytest.mark.parametrize("seed", ROUNDS)
+def test_a_share_of_1_is_the_papers_ensemble(seed: int) -> None:
+    given, similarities = drawn(seed)
+    fixed = mix_token_logprobs(given, similarities, 0.5, weights="similarity")
+    np.testing.assert_array_equal(mix_token_logprobs(given, similarities, 0.5, share=1), fixed)
+    moving = MovingWeights(prior_log_weights(similarities, 0.5), share=1)
+    np.testing.assert_allclose([moving.see(token) for token in given.T], fixed, rtol=1e-12)
+    expected = np.repeat(np.exp(prior_log_weights(similarities))[:, None], given.shape[1], axis=1)
+    np.testing.assert_allclose(token_weights(given, similarities, weights="similarity"), expected)
+
+
+@pytest.mark.parametrize("tokens", [1, 30, 10_000])
+def test_a_share_of_0_mixes_whole_texts(tokens: int) -> None:
+    given, similarities = drawn(tokens, tokens)
+    whole = np.logaddexp.reduce(prior_log_weights(similarities) + given.sum(axis=1))
+    assert mix_token_logprobs(given, similarities, share=0).sum() == pytest.approx(whole, rel=0, abs=1e-9)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.5])
+@pytest.mark.parametrize("seed", ROUNDS)
+def test_the_loss_is_bounded_by_the_best_document(seed: int, share: float) -> None:
+    given, similarities = drawn(seed)
+    prior, losses = -prior_log_weights(similarities), -given.sum(axis=1)  # nats
+    paid_for_sharing = (given.shape[1] - 1) * -np.log1p(-share)
+    loss = -mix_token_logprobs(given, similarities, share=share).sum()
+    assert loss <= (losses + prior).min() + paid_for_sharing + 1e-9
+
+
+@pytest.mark.parametrize("seed", ROUNDS)
+def test_no_document_as_a_member_bounds_the_loss_against_not_retrieving(seed: int) -> None:
+    given, similarities = drawn(seed)
+    alone = np.random.default_rng(seed).uniform(-5, 0, given.shape[1])
+    prior = prior_log_weights(similarities, alone=0.1)
+    assert np.exp(prior).sum() == pytest.approx(1)
+    assert np.exp(prior[-1]) == pytest.approx(0.1)
+    assert -mix(np.vstack([given, alone]), prior, share=0).sum() <= -alone.sum() + np.log(10) + 1e-9
+
+
+@pytest.mark.parametrize("seed", ROUNDS)
+def test_the_order_of_documents_changes_nothing(seed: int) -> None:
+    given, similarities = drawn(seed)
+    order = np.random.default_rng(seed).permutation(len(given))
+    mixed = mix_token_logprobs(given, similarities)
+    np.testing.assert_allclose(mix_token_logprobs(given[order], similarities[order]), mixed, rtol=1e-12)
+    weights = token_weights(given, similarities)
+    np.testing.assert_allclose(token_weights(given[order], similarities[order]), weights[order], rtol=1e-9)
+
+
+@pytest.mark.parametrize("seed", ROUNDS)
+def test_a_document_that_appears_twice_has_twice_the_prior_and_changes_nothing_else(seed: int) -> None:
+    given, similarities = drawn(seed)
+    twice = mix_token_logprobs(np.vstack([given, given[:1]]), np.append(similarities, similarities[0]))
+    similarities[0] += np.log(2)
+    np.testing.assert_allclose(twice, mix_token_logprobs(given, similarities), rtol=1e-9)
+
+
+def test_weights_of_1e_300_are_exact_and_come_back() -> None:
+    given = np.log(np.array([[0.5] * 1000 + [1e-3] * 9000, [1e-3] * 1000 + [0.5] * 9000]))
+    never_back = token_weights(given, np.zeros(2), share=0)
+    assert 0 < never_back[1, 110] < 1e-290
+    assert token_weights(given, np.zeros(2), share=1e-300)[1, 1000] == pytest.approx(5e-301)
+    assert token_weights(given, np.zeros(2), share=1e-300)[1, -1] == pytest.approx(1)
+    similarities = np.array([0.0, -690.0])  # a prior of about 1e-300
+    assert token_weights(given[::-1], similarities, share=0)[1, 200] == pytest.approx(1)
+
+
+def test_one_document_keeps_its_weight() -> None:
+    given = np.log([[0.5, 0.001, 0.9]])
+    np.testing.assert_allclose(mix_token_logprobs(given, np.array([7.0])), given[0])
+    np.testing.assert_allclose(token_weights(given, np.array([7.0])), np.ones((1, 3)))
+
+
+def test_a_document_that_makes_a_token_impossible_loses_its_weight_and_may_come_back() -> None:
+    given = np.array([[np.log(0.5), np.log(0.5)], [-np.inf, np.log(0.5)]])
+    weights = token_weights(given, np.zeros(2), share=0.1)
+    np.testing.assert_allclose(weights[:, 1], [0.95, 0.05])
+    assert token_weights(given, np.zeros(2), share=0)[1, 1] == 0
+
+
+def test_pruned_documents_are_left_out_for_good_and_the_heaviest_stays() -> None:
+    given = np.log([[0.9, 0.9, 1e-9], [0.1, 0.1, 0.9], [0.001, 0.9, 0.9]])
+    moving = MovingWeights(np.log(np.full(3, 1 / 3)), share=0.05, prune=0.02)
+    moving.see(given[:, 0])
+    assert moving.weights[2] == 0
+    assert moving.weights.sum() == pytest.approx(1)
+    moving.see(given[:, 1])
+    expected = MovingWeights(np.log([0.5, 0.5]), share=0.05)
+    expected.log_weights = np.log(np.exp(moving.log_weights[:2]))
+    assert moving.see(given[:, 2]) == pytest.approx(expected.see(given[:2, 2]))
+    np.testing.assert_allclose(moving.weights[:2], expected.weights)
+    alone = MovingWeights(np.log([0.5, 0.5]), share=0.05, prune=0.99)
+    alone.see(np.log([0.4, 0.3]))
+    np.testing.assert_array_equal(alone.weights, [1, 0])
+
+
+@pytest.mark.parametrize("weights", ["similarity", "posterior"])
+def test_what_cannot_be_mixed_is_refused_by_name(weights: str) -> None:
+    given = np.log([[0.5, 0.2], [0.1, 0.4]])
+    for impossible in (-np.inf, np.nan):
+        with pytest.raises(ValueError, match="a token has the log-probs"):
+            mix_token_logprobs(np.full((2, 3), impossible), np.zeros(2), weights=weights)
+    with pytest.raises(ValueError, match="expected finite numbers"):
+        mix_token_logprobs(given, np.array([0.0, np.inf]), weights=weights)
+    for shape in (given[0], given[:, None], given[:0]):
+        with pytest.raises(ValueError, match=r"expected \[K, T\] and \[K\]"):
+            mix_token_logprobs(shape, np.zeros(2), weights=weights)
+
+
+def test_names_and_shares_that_are_none_are_refused() -> None:
+    with pytest.raises(ValueError, match="weights is 'even'; expected similarity or posterior"):
+        token_weights(np.zeros((1, 1)), np.zeros(1), weights="even")
+    for share in (-0.1, 1.1, np.nan):
+        with pytest.raises(ValueError, match="share is"):
+            mix_token_logprobs(np.zeros((1, 1)), np.zeros(1), share=share)
+    for wrong in ({"alone": 1.0}, {"prune": -0.1}, {"prune": np.nan}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            Weighting(**wrong)
