@@ -1,24 +1,25 @@
 """Parse the names of an evaluation's methods.
 
-none              no document
-long_context      no document, but as much preceding text as the LM holds (only with `texts.path`)
-random, bm25      documents of equal weight
-genread           one document that the LM writes for the question (Yu et al. 2023)
-NAME              the ensemble of k documents of a retriever: `replug` (retriever.path) or a key of `retrievers`
-untuned, tuned    synonyms of `replug` and `lsr`
-SOURCE@3          three documents instead of k
-SOURCE@3/concat   three documents in one prompt, the nearest last
-SOURCE@3/even     three documents of equal weight
-SOURCE@3/softmax  three documents weighted by the softmax of their similarities or BM25 scores
-SOURCE@16/rerank  the one of sixteen documents that makes the query most likely for the LM
+none                no document
+long_context        no document, but as much preceding text as the LM holds (only with `texts.path`)
+random, bm25        documents of equal weight
+genread             one document that the LM writes for the question (Yu et al. 2023)
+NAME                the ensemble of k documents of a retriever: `replug` (retriever.path) or a key of `retrievers`
+untuned, tuned      synonyms of `replug` and `lsr`
+SOURCE@3            three documents instead of k
+SOURCE@3/concat     three documents in one prompt, the nearest last
+SOURCE@3/even       three documents of equal weight
+SOURCE@3/softmax    three documents weighted by the softmax of their similarities or BM25 scores
+SOURCE@3/posterior  three documents whose weights begin as those of SOURCE@3 and follow the text (models/ensemble.py)
+SOURCE@16/rerank    the one of sixteen documents that makes the query most likely for the LM
 
 `bm25@1` is in-context RALM (Ram et al. 2023), `bm25@16/rerank` its reranking by an LM.
 
 `evaluation=internet_qa` (Lazaridou et al. 2022) has its own methods:
 
-none              closed book: the most likely of many sampled answers
-gold              the same, from the evidence of the data set
-RERANKER@10       the best answer sampled from ten passages, by direct, rag, rag_full, noisy_channel or poe
+none                closed book: the most likely of many sampled answers
+gold                the same, from the evidence of the data set
+RERANKER@10         the best answer sampled from ten passages, by direct, rag, rag_full, noisy_channel or poe
 """
 
 import itertools
@@ -35,16 +36,17 @@ ENGINE_NAMES = ("brave", "ddgs", "local", "searxng")  # of `web.engine`
 INTERNET_QA = "internet_qa"  # the evaluation whose methods these are
 IN_WORDS = {"untuned": REPLUG, "tuned": "lsr"}  # where no retriever is called so
 WITHOUT_RETRIEVER = (NONE, RANDOM, BM25, GENREAD, LONG_CONTEXT)
-CONCAT, EVEN, SOFTMAX, RERANK = "concat", "even", "softmax", "rerank"
-METHOD = re.compile(rf"(?P<source>[A-Za-z0-9_.-]+)(@(?P<k>[0-9]+))?(/(?P<way>{CONCAT}|{EVEN}|{SOFTMAX}|{RERANK}))?")
+WAYS = CONCAT, EVEN, SOFTMAX, POSTERIOR, RERANK = "concat", "even", "softmax", "posterior", "rerank"
+METHOD = re.compile(rf"(?P<source>[A-Za-z0-9_.-]+)(@(?P<k>[0-9]+))?(/(?P<way>{'|'.join(WAYS)}))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
     """`source` is none, long_context, random, bm25, genread or a retriever's name; `k` documents, 0 for none.
 
-    `weighting` is even or softmax where the name says so. Of a reranked method's documents one is read. A method of
-    `evaluation=internet_qa` reads passages that a search engine found: its source is none, gold or a reranker.
+    `weighting` is even, softmax or posterior where the name says so. Of a reranked method's documents one is read. A
+    method of `evaluation=internet_qa` reads passages that a search engine found: its source is none, gold or a
+    reranker.
     """
 
     name: str
@@ -62,15 +64,20 @@ class Method:
 
     @property
     def is_weighted(self) -> bool:
-        """Return whether similarities weigh the documents; otherwise all have the same weight."""
+        """Return whether similarities weigh the documents; otherwise all have the same weight at first."""
         if self.is_concatenated or self.is_reranked or self.reads_passages:
             return False
-        return self.weighting == SOFTMAX if self.weighting else self.source not in WITHOUT_RETRIEVER
+        return self.weighting == SOFTMAX or (self.weighting != EVEN and self.source not in WITHOUT_RETRIEVER)
 
     @property
-    def is_plain(self) -> bool:
-        """Return whether the method is an ensemble with its source's default weights."""
-        return self.weighting is None and not self.is_concatenated and not self.is_reranked
+    def follows_text(self) -> bool:
+        """Return whether the weights of the documents follow the text."""
+        return self.weighting == POSTERIOR
+
+    @property
+    def series(self) -> str:
+        """Return the name without a number: methods of a series differ by their number of documents alone."""
+        return "/".join([self.source, *self.name.split("/")[1:]])
 
     @property
     def num_read(self) -> int:
@@ -102,7 +109,7 @@ def _parse(name: str, k: int, retrievers: Mapping[str, str]) -> Method:
     if found is None:
         raise UserError(
             f"methods: {name!r} is not of the form SOURCE, SOURCE@K or SOURCE@K/WAY, such as replug@3; WAY is one of "
-            f"{', '.join((CONCAT, EVEN, SOFTMAX, RERANK))}"
+            f"{', '.join(WAYS)}"
         )
     source, number, way = found["source"], int(found["k"] or k), found["way"]
     source = source if source in retrievers else IN_WORDS.get(source, source)
@@ -125,7 +132,7 @@ def _parse(name: str, k: int, retrievers: Mapping[str, str]) -> Method:
         raise UserError(f"methods: {name}; expected at least one document")
     if source == RANDOM and way == SOFTMAX:
         raise UserError(f"methods: {name}; random documents have no similarity for /softmax; expected random")
-    weighting = way if way in (EVEN, SOFTMAX) else None
+    weighting = way if way in (EVEN, SOFTMAX, POSTERIOR) else None
     read = {NONE: 0, LONG_CONTEXT: 0, GENREAD: 1}.get(source, number)
     return Method(name, source, read, way == CONCAT, weighting, way == RERANK)
 

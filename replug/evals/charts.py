@@ -24,6 +24,8 @@ COLOURS = {
     "random": "#c9b458",
     "replug": "#5b8db8",
     "lsr": "#c2572b",
+    "replug/posterior": "#1f4e79",
+    "lsr/posterior": "#7a2c10",
 }
 OTHERS = ("#7a9e7e", "#8c4a9e", "#3d8f8f", "#b86b8b", "#6b6bb8", "#a0752f")  # of names that have no colour of their own
 STYLE: Any = {
@@ -208,19 +210,19 @@ def draw_methods(axes: Axes, results: Results, metric: str) -> None:
 
 
 def draw_sweep(axes: Axes, results: Results, metric: str, sweeps: Mapping[str, Mapping[int, str]]) -> None:
-    """Draw the metric over the number of documents; `sweeps` maps source -> number -> method."""
+    """Draw the metric over the number of documents; `sweeps` maps series -> number -> method."""
     points = {
-        source: [(count, spread(results, methods[count], metric)) for count in sorted(methods)]
-        for source, methods in sweeps.items()
+        name: [(count, spread(results, methods[count], metric)) for count in sorted(methods)]
+        for name, methods in sweeps.items()
     }
     levels: dict[str, float] = {name: results[name][metric]["value"] for name in ("none", "gold") if name in results}
     lines(axes, points, f"documents; {_spread_name(results)}", metric, levels=levels)
 
 
 def draw_costs(axes: Axes, results: Results, metric: str, cost: str, sweeps: Mapping[str, Mapping[int, str]]) -> None:
-    """Draw the metric over the cost of an answer: a line for each source, a dot for each other method."""
+    """Draw the metric over the cost of an answer: a line for each series, a dot for each other method."""
     swept = {name for methods in sweeps.values() for name in methods.values()}
-    series = {source: [methods[count] for count in sorted(methods)] for source, methods in sweeps.items()}
+    series = {name: [methods[count] for count in sorted(methods)] for name, methods in sweeps.items()}
     series |= {name: [name] for name in results if name not in swept}
     points = {
         label: [
@@ -232,12 +234,12 @@ def draw_costs(axes: Axes, results: Results, metric: str, cost: str, sweeps: Map
 
 
 def sweeps_of(methods: Sequence[Method], least: int = 3) -> dict[str, dict[int, str]]:
-    """Return source -> number of documents -> method, of sources that have at least `least` numbers."""
+    """Return series -> number of documents -> method, of series that have at least `least` numbers."""
     sweeps: dict[str, dict[int, str]] = {}
     for method in methods:
-        if method.k and method.is_plain:
-            sweeps.setdefault(method.source, {})[method.k] = method.name
-    return {source: of for source, of in sweeps.items() if len(of) >= least}
+        if method.k:
+            sweeps.setdefault(method.series, {})[method.k] = method.name
+    return {series: of for series, of in sweeps.items() if len(of) >= least}
 
 
 def _spread_name(results: Results) -> str:

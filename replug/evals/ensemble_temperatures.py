@@ -96,7 +96,7 @@ def fit_ensemble(
     progress = Progress(f"development texts with {method.source}", len(examples))
     for row, outcome in enumerate(outcome_rows(task, book)):
         given = outcome["methods"][method.name]["detail"]["document_logprobs"]
-        scores.append(DocumentScores(given, book.of(row)[method.name].similarities))
+        scores.append(DocumentScores(given, found.similarities[row, : method.k]))
         progress.advance()
     fit = fit_temperature(scores)
     num_bytes = sum(len(example.continuation.encode()) for example in examples)

@@ -13,10 +13,14 @@ import numpy as np
 
 from replug.config.errors import UserError
 from replug.config.methods import GENREAD, LONG_CONTEXT, RANDOM, Method
+from replug.config.schema import EnsembleConfig
 from replug.data.files import replace_file
 from replug.data.store import CorpusStore
+from replug.models.black_box_lm import Mixture
+from replug.models.ensemble import REPLUG_WEIGHTS, Weighting, prior_log_weights
 from replug.models.ensemble_temperature import PAPER, EnsembleTemperature
 
+POSTERIOR_WEIGHTS = Weighting()
 # The errors of reading a damaged archive of numpy.
 DAMAGED = (zipfile.BadZipFile, zlib.error, ValueError, KeyError, TypeError, EOFError, OSError, RuntimeError)
 
@@ -73,24 +77,30 @@ class WrittenDocument:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Texts [K] that are put before the prompt one at a time, and the similarities [K] that weigh them.
+    """Texts [K] that are put before the prompt one at a time, and the logarithms of the weights [K] they begin with.
 
-    A single text None is the LM without documents. `doc_rows` are all documents used: more than texts where they
-    are concatenated into one, the nearest last, so that too long a text is to be cut at its beginning.
-    `has_long_context`: the LM reads as much of the text before as it holds. `temperature` is the ensemble's.
+    A text None is the LM without documents: alone, or the last member of an ensemble (`weighting.alone`). `doc_rows`
+    are all documents used: more than texts where they are concatenated into one, the nearest last, so that too long a
+    text is to be cut at its beginning. `has_long_context`: the LM reads as much of the text before as it holds.
+    `weighting` says how weights move.
     """
 
     texts: tuple[str | None, ...]
-    similarities: np.ndarray
+    log_prior: np.ndarray
     doc_rows: tuple[int, ...] = ()
     is_concatenated: bool = False
     has_long_context: bool = False
-    temperature: float = 1.0
+    weighting: Weighting = REPLUG_WEIGHTS
 
     @property
-    def logits(self) -> np.ndarray:
-        """Return the logits [K] whose softmax weighs the texts."""
-        return self.similarities / self.temperature
+    def weights(self) -> np.ndarray:
+        """Return the weights [K] that texts begin with, which sum to 1."""
+        weights = np.exp(self.log_prior)
+        return weights / weights.sum()
+
+    def mixture(self, prompts: Sequence[str]) -> Mixture:
+        """Return the prompt that mixes one prompt for each text."""
+        return Mixture(prompts, self.weights.tolist(), self.weighting.share, self.weighting.prune)
 
 
 NOTHING = Evidence((None,), np.zeros(1))
@@ -103,7 +113,8 @@ class EvidenceBook:
     similarities of all examples.
 
     `retrieves[row]` is False for an example that nothing can be retrieved for. `written` are the documents of
-    `genread`, one for each example, where a method has them.
+    `genread`, one for each example, where a method has them. `posterior` is how weights move where they follow the
+    text.
     """
 
     def __init__(
@@ -113,8 +124,10 @@ class EvidenceBook:
         found: Mapping[str, RetrievedDocuments],
         retrieves: Sequence[bool],
         written: Sequence[WrittenDocument] = (),
+        posterior: Weighting = POSTERIOR_WEIGHTS,
     ) -> None:
         self.methods = methods
+        self._posterior = posterior
         self._store, self._found, self._retrieves, self._written = corpus, found, retrieves, written
 
     def of(self, row: int) -> dict[str, Evidence]:
@@ -156,6 +169,8 @@ class EvidenceBook:
                     digest.update(values[:, : method.num_read].tobytes())
             if (temperature := self.temperature(method)) != 1:
                 digest.update(f"{method.name} at {temperature!r}".encode())
+            if method.follows_text:
+                digest.update(repr(self._posterior).encode())
         return digest.hexdigest()
 
     def temperature(self, method: Method) -> float:
@@ -176,15 +191,23 @@ class EvidenceBook:
             return replace(NOTHING, has_long_context=True)
         if method.source == GENREAD and self._retrieves[row]:
             return Evidence((self._written[row].text,), np.zeros(1))
+        weighting = self._posterior if method.follows_text else REPLUG_WEIGHTS
         if not method.takes_from_corpus or not self._retrieves[row]:
-            return NOTHING
+            return replace(NOTHING, weighting=weighting)
         found = self._found[method.found_by]
         rows = found.doc_rows[row, : method.num_read]
         texts, doc_rows = self._corpus.texts(rows), tuple(int(doc) for doc in rows)
         if method.is_concatenated:
             return Evidence(("\n".join(reversed(texts)),), np.zeros(1), doc_rows, is_concatenated=True)
         similarities = found.similarities[row, : method.num_read] if method.is_weighted else np.zeros(len(texts))
-        return Evidence(tuple(texts), similarities, doc_rows, temperature=self.temperature(method))
+        log_prior = prior_log_weights(similarities, self.temperature(method), weighting.alone)
+        members = (*texts, None) if weighting.alone else tuple(texts)
+        return Evidence(members, log_prior, doc_rows, weighting=weighting)
+
+
+def posterior_weighting(ensemble: EnsembleConfig) -> Weighting:
+    """Return how the weights of methods that follow the text move."""
+    return Weighting(ensemble.share, ensemble.alone, ensemble.prune)
 
 
 def texts_of(evidence: Mapping[str, Evidence]) -> dict[str | None, bool]:
@@ -195,7 +218,7 @@ def texts_of(evidence: Mapping[str, Evidence]) -> dict[str | None, bool]:
     change it.
     """
     placed = [
-        ((one.is_concatenated, one.doc_rows[place] if one.doc_rows else -1, text is not None), text)
+        ((one.is_concatenated, -1 if text is None or not one.doc_rows else one.doc_rows[place], text is not None), text)
         for one in evidence.values()
         for place, text in enumerate(one.texts)
     ]

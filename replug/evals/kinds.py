@@ -16,6 +16,7 @@ from replug.config.rules import (
     lm_problems,
     rerank_lm_problems,
 )
+from replug.config.schema import EnsembleConfig
 from replug.data.store import Corpus
 from replug.evals.evidence import EvidenceBook
 from replug.evals.folder import EvaluationFolder
@@ -129,6 +130,10 @@ def _problems(config: EvaluationConfig, kind: EvaluationKind, methods: Sequence[
         yield f"texts.entities is set, but evaluation={config.evaluation} reads no such key; token_gain does"
     if config.ensemble.temperature is not None and (not kind.asks_lm or config.evaluation == INTERNET_QA):
         yield f"ensemble.temperature is set, but evaluation={config.evaluation} mixes no predictions; expected null"
+    usual, follows = EnsembleConfig(), any(method.follows_text for method in methods)
+    for name in ("share", "alone", "prune"):
+        if getattr(config.ensemble, name) != getattr(usual, name) and not follows:
+            yield f"ensemble.{name} is set, but no method's weights follow the text; expected such as replug/posterior"
     if not kind.reranks and has_rerank_lm(config):
         yield f"rerank_lm is set, but evaluation={config.evaluation} reranks no answers; expected it with internet_qa"
     names = [method.name for method in methods if method.is_reranked]

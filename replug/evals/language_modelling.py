@@ -23,7 +23,7 @@ import numpy as np
 from replug.config.choices import Detokenize
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig, TextsConfig
-from replug.config.methods import LONG_CONTEXT, REPLUG, WITHOUT_RETRIEVER, Method
+from replug.config.methods import LONG_CONTEXT, POSTERIOR, REPLUG, WITHOUT_RETRIEVER, Method
 from replug.config.rules import evaluation_methods
 from replug.data.records import Example
 from replug.data.store import Corpus, PreparedSet
@@ -47,7 +47,7 @@ from replug.evals.spans import (
 )
 from replug.evals.tables import Block
 from replug.models.black_box_lm import AsyncLM, ContinuationScore
-from replug.models.ensemble import mix, prior_log_weights
+from replug.models.ensemble import MovingWeights, mix, prior_log_weights
 from replug.models.prompt import PromptTemplate
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ SPLIT = "test"  # of a dataset on the hub that names none
 BETA = 0.1  # the paper's, where no training says another
 BEST_DOCUMENT, Q_WEIGHTED = "best_document", "q_weighted"
 ORACLES = {BEST_DOCUMENT: "bits_best_document", Q_WEIGHTED: "bits_q_weighted"}  # and their numbers in outcomes
+MOVING = f"/{POSTERIOR}"  # ends the names of methods whose weights follow the text
 LEAST_GAIN = 1e-4  # bits per byte: of less headroom a share would be noise
 
 
@@ -73,6 +74,7 @@ class LanguageModelling(Task):
         "token_perplexity": Metric("bits", "tokens", np.exp2),  # tokens of the LM
         "word_perplexity": Metric("bits", "words", np.exp2),  # words and line ends of the original text
         **{f"bpb_{name}": Metric(bits, "bytes", may_be_unknown=True) for name, bits in ORACLES.items()},
+        "passes": Metric("passes", "all_passes", may_be_unknown=True),  # read tokens of documents, with `prune`
     }
 
     def __init__(
@@ -131,18 +133,33 @@ class LanguageModelling(Task):
         return prefixes
 
     def _outcome(self, span: ScoredSpan, evidence: Evidence, scores: Sequence[ContinuationScore]) -> Outcome:
-        by_document = np.stack([score.token_logprobs for score in scores])
-        mixed = mix(by_document, prior_log_weights(evidence.logits))
+        by_document, weighting = np.stack([score.token_logprobs for score in scores]), evidence.weighting
+        mixed = mix(by_document, evidence.log_prior, weighting.share, weighting.prune)
+        moved = moving_weights(by_document, evidence) if weighting.share < 1 else None
         numbers = {
             "bits": bits_of(mixed),
             "bytes": float(len(span.continuation.encode())),
             "tokens": float(len(mixed)),
             "words": float(span.num_words),
-            **oracle_bits(by_document, self._beta),
+            **oracle_bits(by_document[: max(1, len(evidence.texts) - bool(weighting.alone))], self._beta),
         }
+        if moved is not None and weighting.prune:
+            numbers |= {"passes": float((moved[:, :-1] > 0).sum()), "all_passes": float(by_document.size)}
+        final = {} if moved is None else {"final_weights": moved[:, -1].round(6).tolist()}
         tokens = {"token_texts": self._tokens_of(span)} if self._tokens_of else {}
         documents = {"document_logprobs": by_document} if self._keeps_documents else {}
-        return Outcome(numbers, {**tokens, **documents, "token_logprobs": [round(float(value), 6) for value in mixed]})
+        mixture = {"token_logprobs": [round(float(value), 6) for value in mixed], **final}
+        return Outcome(numbers, {**tokens, **documents, **mixture})
+
+
+def moving_weights(token_logprobs: np.ndarray, evidence: Evidence) -> np.ndarray:
+    """Return the weights [K, T + 1] of texts before each token and after the last, from log-probs [K, T] (nats)."""
+    moving = MovingWeights(evidence.log_prior, evidence.weighting.share, evidence.weighting.prune)
+    columns = [moving.weights]
+    for given in token_logprobs.T:
+        moving.see(given)
+        columns.append(moving.weights)
+    return np.array(columns).T
 
 
 def items_of(examples: Sequence[Example]) -> list[Item]:
@@ -263,12 +280,13 @@ def headroom_lines(results: Results) -> list[str]:
     """Say what oracles would gain over each ensemble, and the part of REPLUG's that other retrievers reach.
 
     A method that reads one text has no headroom: its oracles are itself. A retriever is compared with `replug` mixing
-    as many documents in the same way: `lsr@3/even` with `replug@3/even`.
+    as many documents in the same way, `lsr@3/even` with `replug@3/even`, and weights that follow the text with the same
+    documents' fixed ones, `lsr@3/posterior` with `lsr@3`.
     """
     rooms = {}
     for method, of in results.items():
         names = ("bpb", f"bpb_{Q_WEIGHTED}", f"bpb_{BEST_DOCUMENT}")
-        if all(name in of for name in names):
+        if all(name in of for name in names) and not method.endswith(MOVING):
             ensemble, q_weighted, best = (of[name]["value"] for name in names)
             if abs(ensemble - best) > LEAST_GAIN or abs(ensemble - q_weighted) > LEAST_GAIN:
                 rooms[method] = ensemble, q_weighted, best
@@ -277,14 +295,15 @@ def headroom_lines(results: Results) -> list[str]:
         f"{best:.4f} by the best document alone."
         for method, (ensemble, q_weighted, best) in rooms.items()
     ]
-    for method, (ensemble, _, _) in rooms.items():
+    for method, of in results.items():
         source = method.partition("@")[0].partition("/")[0]
         base = REPLUG + method.removeprefix(source)
-        if source in (REPLUG, *WITHOUT_RETRIEVER) or base not in rooms:
+        if method.endswith(MOVING):
+            base = method.removesuffix(MOVING)
+        elif source in (REPLUG, *WITHOUT_RETRIEVER) or method not in rooms:
             continue
-        room = rooms[base][0] - rooms[base][1]
-        if room > LEAST_GAIN:
-            share = (rooms[base][0] - ensemble) / room
+        if base in rooms and (room := rooms[base][0] - rooms[base][1]) > LEAST_GAIN:
+            share = (rooms[base][0] - of["bpb"]["value"]) / room
             lines.append(f"{method} gets {share:.0%} of what weights by the LM's own scores would gain over {base}.")
     return lines
 

@@ -21,13 +21,14 @@ import numpy as np
 
 from replug.config.errors import RunError, UserError
 from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.methods import Method
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
 from replug.evals.loop import Item, Metric, Outcome, Outcomes, Task
 from replug.evals.questions import BETWEEN_BLOCKS, knowledge_line, queries_of, question_problems
 from replug.models.black_box_lm import AsyncLM
-from replug.models.ensemble import log_softmax, mix, prior_log_weights
+from replug.models.ensemble import log_softmax, mix
 from replug.models.prompt import PromptTemplate
 
 # Hendrycks et al.'s own categories.
@@ -122,16 +123,16 @@ def mmlu_opening(
     return "".join(f"{block}{BETWEEN_BLOCKS}" for block in (header, *shots))
 
 
-def mmlu_choice(question: MmluQuestion, letter_logprobs: np.ndarray, similarities: np.ndarray) -> tuple[int, float]:
+def mmlu_choice(question: MmluQuestion, letter_logprobs: np.ndarray, log_weights: np.ndarray) -> tuple[int, float]:
     """Return the mixture's choice, 0 to 3, and how probable it holds the right one among the four letters.
 
-    From log-probs [K, 4] of CONTINUATIONS (nats) and similarities [K] of K documents; without documents K is 1. The
+    From log-probs [K, 4] of CONTINUATIONS (nats) and log weights [K] of K documents; without documents K is 1. The
     letters' raw probabilities are mixed, and normalised only after; of equal ones the first letter is taken. Raises
     RunError for log-probs that are not finite.
     """
     if not np.isfinite(letter_logprobs).all():
         raise RunError(f"{question.example.id}: the LM gave a letter a log-probability that is not finite")
-    mixed = mix(letter_logprobs, prior_log_weights(similarities))  # [4]
+    mixed = mix(letter_logprobs, log_weights)  # [4]
     return int(np.argmax(mixed)), float(np.exp(log_softmax(mixed)[question.answer]))
 
 
@@ -269,7 +270,7 @@ class Mmlu(Task):
                 name: np.stack([letters[one.opening, prompt] for prompt in one.prompts]) for name, one in asked.items()
             }
             return {
-                name: self._outcome(question, found[name], one.logits, asked[name].num_shots)
+                name: self._outcome(question, found[name], one.log_prior, asked[name].num_shots)
                 for name, one in evidence.items()
             }
 
@@ -291,11 +292,9 @@ class Mmlu(Task):
         asked = self._prompts.of(question, method, evidence)
         return {"references": [LETTERS[question.answer]], "prompt": asked.prompts[0]}
 
-    def _outcome(
-        self, question: MmluQuestion, letters: np.ndarray, similarities: np.ndarray, num_shots: int
-    ) -> Outcome:
-        """Mix log-probs [K, 4] by similarities [K]."""
-        choice, right_probability = mmlu_choice(question, letters, similarities)
+    def _outcome(self, question: MmluQuestion, letters: np.ndarray, log_weights: np.ndarray, num_shots: int) -> Outcome:
+        """Mix log-probs [K, 4] by log weights [K]."""
+        choice, right_probability = mmlu_choice(question, letters, log_weights)
         is_correct = choice == question.answer
         share = 1.0 / self._sizes[question.example.group]
         category_share = 1.0 / self._sizes[CATEGORY_OF[question.example.group]]
@@ -342,6 +341,12 @@ def _num_shots(config: EvaluationConfig) -> int:
     return NUM_DEMONSTRATIONS if config.questions.shots is None else config.questions.shots
 
 
+def mmlu_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
+    yield from question_problems(config, methods)
+    if moving := [method.name for method in methods if method.follows_text]:
+        yield f"methods: {moving[0]}; an answer of mmlu is one letter, so no text moves the weights; expected none such"
+
+
 def dropped_shots(finished: Finished) -> list[str]:
     """Return how many questions had fewer demonstrations than were asked for, by method."""
     lines, wanted = [], _num_shots(finished.config)
@@ -355,4 +360,4 @@ def dropped_shots(finished: Finished) -> list[str]:
     return lines
 
 
-EVALUATION = EvaluationKind(mmlu_dataset, question_problems, add_findings=dropped_shots)
+EVALUATION = EvaluationKind(mmlu_dataset, mmlu_problems, add_findings=dropped_shots)

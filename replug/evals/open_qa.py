@@ -32,8 +32,7 @@ from replug.evals.questions import (
     question_problems,
     read_questions,
 )
-from replug.models.black_box_lm import AsyncLM, Mixture
-from replug.models.ensemble import document_weights
+from replug.models.black_box_lm import AsyncLM
 from replug.models.generation import GenerationOptions
 from replug.models.prompt import PromptTemplate
 
@@ -75,9 +74,7 @@ class OpenQa(Task):
     def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
         question = self._questions[row]
         futures = {
-            name: self._lm.submit_answer(
-                Mixture(self._prompts(name, question, one), document_weights(one.logits).tolist()), self._options[name]
-            )
+            name: self._lm.submit_answer(one.mixture(self._prompts(name, question, one)), self._options[name])
             for name, one in evidence.items()
         }
         return lambda: {

@@ -2,8 +2,8 @@
 
 outcomes.jsonl     {"id", "group", "source", "methods": {method: {"numbers", "detail"}}} of every example, as it came;
                    no source where none is known
-examples.parquet   a row for each example and method: question, references, gold, prompt, documents, weights, numbers
-                   and what the LM said
+examples.parquet   a row for each example and method: question, references, gold, prompt, documents, weights
+                   (`final_weights` after the text), numbers and what the LM said
 """
 
 import json
@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 from replug.config.errors import RunError, UserError
 from replug.data.files import replace_file, writing
 from replug.evals.evidence import EvidenceBook
-from replug.models.ensemble import document_weights
 
 if TYPE_CHECKING:
     from replug.evals.loop import Task
@@ -101,7 +100,7 @@ def write_examples(path: Path, rows: Sequence[Row], book: EvidenceBook, task: "T
                     "gold": list(example.gold),
                     **task.shown(place, method, of[method]),
                     "documents": book.ids(of[method].doc_rows),
-                    "weights": [float(weight) for weight in document_weights(of[method].logits)],
+                    "weights": of[method].weights.tolist(),
                     **outcome["numbers"],
                     **outcome["detail"],
                 }

@@ -49,8 +49,7 @@ from replug.evals.popqa_sets import (
 from replug.evals.questions import STOP, demonstration_seed, draw_questions, queries_of, question_problems
 from replug.evals.results import Results, add_wilson
 from replug.evals.tables import Block, Table
-from replug.models.black_box_lm import AsyncLM, Mixture
-from replug.models.ensemble import document_weights
+from replug.models.black_box_lm import AsyncLM
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.prompt import PromptTemplate
 
@@ -129,7 +128,7 @@ class PopQa(Task):
     def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
         futures = {
             name: self._lm.submit_answer(
-                Mixture(self._prompts(name, self._asked[row].question, one), document_weights(one.logits).tolist()),
+                one.mixture(self._prompts(name, self._asked[row].question, one)),
                 self._options[name, self._asked[row].question.relation],
             )
             for name, one in evidence.items()

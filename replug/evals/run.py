@@ -22,7 +22,7 @@ from replug.data.folder import sole_writer
 from replug.data.store import Corpus
 from replug.evals.charts import draw_methods, draw_sweep, sweeps_of, to_svg
 from replug.evals.ensemble_temperatures import settled_temperatures, with_temperatures
-from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
+from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument, posterior_weighting
 from replug.evals.folder import EvaluationFolder
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM, check_evaluation
 from replug.evals.leakage import Overlaps, overlap_line, overlaps_with, write_leakage
@@ -75,7 +75,8 @@ def _evaluate(config: EvaluationConfig, folder: EvaluationFolder, kind: Evaluati
         found = find_all(config, corpus, dataset.queries, methods, folder.found, own=dataset.sources) if corpus else {}
         with opened_lms(config, run_config, source, reranker, folder) as asked:
             temperatures = settled_temperatures(config, corpus, methods, asked, folder)
-            book = evidence_book(methods, corpus, dataset, with_temperatures(found, temperatures), asked, folder)
+            found = with_temperatures(found, temperatures)
+            book = evidence_book(config, methods, corpus, dataset, found, asked, folder)
             task = dataset.make_task(asked, book)
             overlaps = overlaps_with(config, corpus, task, folder.overlaps) if corpus else None
             rows = run_task(task, book, OutcomeFile(folder.outcomes), config.evaluation)
@@ -90,6 +91,7 @@ def _evaluate(config: EvaluationConfig, folder: EvaluationFolder, kind: Evaluati
 
 
 def evidence_book(
+    config: EvaluationConfig,
     methods: Sequence[Method],
     corpus: Corpus | None,
     dataset: EvalDataset,
@@ -104,7 +106,8 @@ def evidence_book(
     if asked and any(method.source == GENREAD for method in methods):
         written = write_documents(asked, dataset.questions, folder.written)
     retrieves = [bool(query.strip()) for query in dataset.queries]
-    return EvidenceBook(methods, corpus.corpus if corpus else None, found, retrieves, written)
+    documents, weighting = corpus.corpus if corpus else None, posterior_weighting(config.ensemble)
+    return EvidenceBook(methods, documents, found, retrieves, written, weighting)
 
 
 @contextmanager

@@ -85,11 +85,14 @@ def prompts_of(config: EvaluationConfig, num: int) -> list[Prompts]:
 
 
 def _prompts_of_texts(config: EvaluationConfig, methods: Sequence[Method], num: int) -> Iterator[Prompts]:
-    """Yield the prompts of language modelling: a document that several methods of one source read is scored once."""
+    """Yield the prompts of language modelling: a document that several methods of one source read is scored once.
+
+    So is the text without a document, whether a method or a member of an ensemble reads it.
+    """
     (before, scored), document = _text_tokens(config), _document_tokens(config)
     if any(method.source == LONG_CONTEXT for method in methods):
         yield Prompts(num, max(0, LONG_CONTEXT_TOKENS - scored), end_tokens=scored)
-    if any(method.source == NONE for method in methods):
+    if any(method.source == NONE or _reads_alone(config, method) for method in methods):
         yield Prompts(num, before, end_tokens=scored)
     most: dict[str, int] = {}  # documents by the source that finds them
     for method in methods:
@@ -108,6 +111,7 @@ def _prompts_of_questions(config: EvaluationConfig, methods: Sequence[Method], n
         yield Prompts(num, query, new_tokens=WRITTEN_TOKENS, calls=num)
     for method in methods:
         count, documents = (1, method.k) if method.is_concatenated or not method.k else (method.num_read, 1)
+        count += _reads_alone(config, method)
         each = WRITTEN_TOKENS if method.source == GENREAD else _document_tokens(config)
         in_shot = each if method.k and config.questions.documents_in_shots else 0
         opening, prefix = _num_shots(config) * (query + ANSWER_TOKENS + in_shot), query + documents * each
@@ -115,6 +119,10 @@ def _prompts_of_questions(config: EvaluationConfig, methods: Sequence[Method], n
             yield Prompts(num * count, prefix, opening, LETTERS, end_tokens=1)
         else:
             yield Prompts(num * count, prefix, opening, new_tokens=config.questions.max_new_tokens, calls=num)
+
+
+def _reads_alone(config: EvaluationConfig, method: Method) -> bool:
+    return method.follows_text and config.ensemble.alone > 0
 
 
 def _prompts_of_passages(

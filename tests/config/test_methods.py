@@ -29,14 +29,27 @@ def test_weights_are_even_or_a_softmax_where_the_name_says_so():
     methods = parse_methods(names, 10, RETRIEVERS)
     assert [method.is_weighted for method in methods] == [False, True, True, False, False, False]
     assert [method.k for method in methods] == [10, 10, 10, 3, 10, 10]
-    assert [method.name for method in methods if method.is_plain] == ["bm25", "replug", "random"]
+    assert [method.series for method in methods][2:4] == ["replug", "replug/even"]
+
+
+def test_weights_that_follow_the_text_begin_as_those_of_their_source():
+    methods = parse_methods(["bm25@3/posterior", "random/posterior", "lsr/posterior"], 10, RETRIEVERS)
+    assert [(method.is_weighted, method.follows_text) for method in methods] == [
+        (False, True),
+        (False, True),
+        (True, True),
+    ]
+    assert (methods[0].series, methods[0].k) == ("bm25/posterior", 3)
+    for name in ("none/posterior", "genread/posterior"):
+        with pytest.raises(UserError, match=name):
+            parse_methods([name], 10, RETRIEVERS)
 
 
 def test_a_reranked_method_reads_one_of_its_documents_in_an_order_of_its_own():
     [plain, reranked] = parse_methods(["bm25@1", "bm25@16/rerank"], 10, RETRIEVERS)
     assert (reranked.k, reranked.num_read, reranked.found_by) == (16, 1, "bm25@16/rerank")
     assert (plain.k, plain.num_read, plain.found_by) == (1, 1, "bm25")
-    assert not reranked.is_weighted and not reranked.is_plain
+    assert not reranked.is_weighted and reranked.series == "bm25/rerank"
 
 
 @pytest.mark.parametrize(
@@ -44,7 +57,7 @@ def test_a_reranked_method_reads_one_of_its_documents_in_an_order_of_its_own():
     [
         ([], "methods is empty"),
         (["random/softmax"], "random documents have no similarity"),
-        (["replug/sum"], "WAY is one of concat, even, softmax, rerank"),
+        (["replug/sum"], "WAY is one of concat, even, softmax, posterior, rerank"),
         (["replug@0"], "at least one document"),
         (["genread@2"], "genread@2; the LM writes one document; expected `genread`"),
         (

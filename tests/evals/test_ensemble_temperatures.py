@@ -20,6 +20,7 @@ from replug.evals.folder import EvaluationFolder
 from replug.evals.kinds import PromptedLM
 from replug.evals.temperature_fit import DocumentScores, ensemble_bits, fit_temperature
 from replug.models.encoder import Encoder
+from replug.models.ensemble import document_weights
 from replug.models.ensemble_temperature import PAPER, EnsembleTemperature
 from replug.models.packaged import write_stand_in_encoder
 from replug.models.prompt import PromptTemplate
@@ -139,9 +140,9 @@ def test_evidence_is_weighed_by_its_retrievers_temperature(with_dev: PreparedSet
     methods = parse_methods(NAMES, 3, {"replug": "", "lsr": ""})
     cold, book = (EvidenceBook(methods, with_dev.corpus, of, [True] * 3) for of in (found, warm))
     evidence, before = book.of(1), cold.of(1)
-    assert np.array_equal(evidence["lsr@4"].logits, before["lsr@4"].similarities / 0.1)
+    assert np.array_equal(evidence["lsr@4"].weights, document_weights(found["lsr"].similarities[1, :4], 0.1))
     for name in ("none", "random", "replug@2", "lsr/concat"):
-        assert np.array_equal(evidence[name].logits, before[name].similarities), name
+        assert np.array_equal(evidence[name].log_prior, before[name].log_prior), name
     assert book.digest() != cold.digest()
 
 

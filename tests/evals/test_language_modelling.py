@@ -15,6 +15,7 @@ from replug.evals.evidence import EvidenceBook, RetrievedDocuments, random_docum
 from replug.evals.language_modelling import LanguageModelling, headroom_lines, oracle_bits
 from replug.evals.loop import EXAMPLES_IN_FLIGHT, outcome_rows
 from replug.evals.spans import ScoredSpan
+from replug.models.ensemble import Weighting, mix, prior_log_weights
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
 from tests.support.known_lm import ImmediateLM
@@ -105,6 +106,35 @@ def test_a_long_context_is_read_without_a_document_and_beside_the_short_one(corp
     assert shown["prompt"] == before
 
 
+def test_weights_that_follow_the_text_are_measured_from_the_same_scores(corpus: CorpusStore) -> None:
+    examples = make_examples(4)
+    found = {"replug": make_found(4)["replug"], "bm25": make_found(4)["lsr"]}
+    names = ["none", "replug", "bm25", "replug/posterior", "bm25@2/posterior"]
+    posterior = Weighting(share=0.1, alone=0.2, prune=0.3)
+
+    def rows(asked: list[str], lm: ImmediateLM) -> list[dict]:
+        methods = parse_methods(asked, 3, {"replug": "path"})
+        book = EvidenceBook(methods, corpus, found, [True] * 3 + [False], posterior=posterior)
+        task = LanguageModelling(lm, PromptTemplate(SEPARATOR), examples, keeps_documents=True)
+        return list(outcome_rows(task, book))
+
+    fixed, lm = ImmediateLM(), ImmediateLM()
+    before, after = rows(names[:3], fixed), rows(names, lm)
+    assert fixed.calls == lm.calls, "the LM is asked nothing more"
+    for row, (old, new) in enumerate(zip(before, after, strict=True)):
+        assert all(repr(old["methods"][name]) == repr(new["methods"][name]) for name in names[:3])
+        of, is_retrieved = new["methods"]["replug/posterior"], row < 3
+        given, similarities = of["detail"]["document_logprobs"], found["replug"].similarities[row]
+        prior = prior_log_weights(similarities, 1.0, 0.2) if is_retrieved else np.zeros(1)
+        assert len(given) == len(of["detail"]["final_weights"]) == (4 if is_retrieved else 1)
+        assert of["numbers"]["bits"] == pytest.approx(-mix(given, prior, 0.1, 0.3).sum() / math.log(2))
+        assert sum(of["detail"]["final_weights"]) == pytest.approx(1, abs=1e-5)
+        assert 0 < of["numbers"]["passes"] <= of["numbers"]["all_passes"] == given.size
+        for oracle in ("bits_best_document", "bits_q_weighted"):
+            assert of["numbers"][oracle] == new["methods"]["replug"]["numbers"][oracle], "of the documents alone"
+    assert "passes" not in after[0]["methods"]["replug"]["numbers"]
+
+
 # Headroom ------------------------------------------------------------------------------------------------------------
 
 
@@ -145,3 +175,10 @@ def test_lines_say_the_headroom_and_the_shares_of_as_many_documents_mixed_alike(
     )
     assert lines[-1] == "lsr gets 50% of what weights by the LM's own scores would gain over replug."
     assert headroom_lines({}) == []
+
+
+def test_weights_that_follow_the_text_are_compared_with_the_headroom_of_the_fixed_ones() -> None:
+    results = {"replug@3": of(0.70, 0.60, 0.62), "replug@3/posterior": of(0.58, 0.60, 0.62)}
+    fixed, gets = headroom_lines(results)
+    assert fixed.startswith("Headroom of replug@3: 0.7000")
+    assert gets == "replug@3/posterior gets 120% of what weights by the LM's own scores would gain over replug@3."

@@ -28,6 +28,7 @@ from replug.evals.mmlu import (
     read_mmlu,
 )
 from replug.models.black_box_lm import UnscorableText
+from replug.models.ensemble import prior_log_weights
 from replug.models.prompt import PromptTemplate
 from tests.support.known_lm import KnownLM, outcome_rows
 from tests.support.shared_data import shared
@@ -53,7 +54,7 @@ def prompts(limit: int | None = None, cuts: bool = False, documents=DOCUMENTS) -
 
 
 def evidence(*texts: str) -> Evidence:
-    return Evidence(texts, np.zeros(len(texts)))
+    return Evidence(texts, prior_log_weights(np.zeros(len(texts))))
 
 
 def test_the_last_demonstrations_are_dropped_until_every_document_fits() -> None:

@@ -33,8 +33,8 @@ def test_documents_are_mixed_as_probabilities_and_each_is_scored_once():
     lm = KnownLM(lambda prefix, continuation: [math.log({"good": 0.5, "bad": 0.1}[prefix.split("\n")[0]])])
     task = LanguageModelling(lm, PromptTemplate("\n"), [Example("a", "x", "y", "d")])
     evidence = {
-        "even": Evidence(("good", "bad"), np.zeros(2)),
-        "weighted": Evidence(("good", "bad"), np.array([math.log(3), 0.0])),
+        "even": Evidence(("good", "bad"), np.log([0.5, 0.5])),
+        "weighted": Evidence(("good", "bad"), np.log([0.75, 0.25])),
         "first": Evidence(("good",), np.zeros(1)),
     }
     outcomes = task.submit(0, evidence)()
@@ -82,7 +82,7 @@ def test_an_open_question_is_asked_with_its_methods_documents_and_demonstrations
     asked = OpenQuestion(Item("q", "what colour?", "all"), ("Blue",))
     lm = KnownLM(lambda prompt, _: " blue.\nQuestion: red?" if "blue" in prompt else " no idea")
     task = OpenQa(lm, PromptTemplate("\n"), [asked], shots, {"none": None, "replug": ["of me"]}, 8)
-    evidence = {"none": NOTHING, "replug": Evidence(("red", "it is blue"), np.array([0.0, 1.0]))}
+    evidence = {"none": NOTHING, "replug": Evidence(("red", "it is blue"), np.log([0.25, 0.75]))}
     outcomes = task.submit(0, evidence)()
     assert lm.prompts == [
         ["Question: who?\nAnswer: me\n\nQuestion: what colour?\nAnswer:"],
