@@ -27,7 +27,7 @@ from replug.train.evaluation import LANGUAGE_MODELLING, RETRIEVAL
 Rows = Sequence[Mapping[str, Any]]
 METHODS_LINE = (
     "none: the LM alone; random: with documents drawn at random; replug: with those of the retriever as it was; lsr: "
-    "with those of the tuned one."
+    "with those of the tuned one; /posterior: the same documents by weights that follow the text."
 )
 FAR = 0.5  # of the scored share before: below it a search finds mostly what no label tells of
 SMOOTH_STEPS = 8
@@ -192,12 +192,14 @@ def draw_bpb(axes: Axes, results: Results) -> None:
 
 
 def draw_differences(axes: Axes, results: Results) -> None:
-    """Draw what each step from one method to the next changes in bits per byte, with its 95% interval."""
+    """Draw what other documents, and other weights of the same, change in bits per byte, with 95% intervals."""
     found = {}
     for method, of in results.items():
         for name, entry in of.items():
             metric, separator, other = name.partition(" - ")
-            if separator and metric == "bpb" and other != "random" and method != "random":
+            (source, _, way), (base, _, base_way) = method.partition("/"), other.partition("/")
+            differs_once = way == base_way or source == base
+            if separator and metric == "bpb" and "random" not in (method, other) and differs_once:
                 found[f"{method} − {other}"] = {method: Interval(entry["value"], *entry["interval"])}
     bars(axes, found, "difference in bits per byte, 95% interval", horizontal=True)
 
