@@ -12,9 +12,11 @@ X/posterior    the documents of replug or lsr by weights that follow the text, f
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,9 +31,9 @@ from replug.data.store import PreparedSet
 from replug.evals.ensemble_temperatures import fit_ensemble
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, posterior_weighting, random_documents
 from replug.evals.kinds import PromptedLM
-from replug.evals.language_modelling import LanguageModelling, items_of
+from replug.evals.language_modelling import LanguageModelling, items_of, moving_weights, token_texts
 from replug.evals.loop import Task, run_task
-from replug.evals.outcomes import outcomes_of
+from replug.evals.outcomes import Row, outcomes_of
 from replug.evals.outcomes import write_examples as write_outcomes
 from replug.evals.results import Results, add_temperatures, compare
 from replug.evals.retrieval import RECALL_DEPTH, Retrieval, gold_rows
@@ -47,6 +49,7 @@ from replug.train.workers import Workers
 log = logging.getLogger(__name__)
 
 LANGUAGE_MODELLING, RETRIEVAL = "language_modelling", "retrieval"
+PICTURE, MOST_TOKENS = "document_weights.json", 48  # of a text that the picture shows
 NUM_EXAMPLES = 6  # held-out texts shown in the report with what each retriever finds
 Found = Mapping[str, RetrievedDocuments]  # by method, for all held-out texts
 
@@ -107,9 +110,51 @@ def _predict(
         "too_long": lm.too_long.value,
         "beta": str(config.loss.beta),
     }
-    results = _measure(config, task, book, folder, measured, "bits per byte")
+    rows = _rows(task, book, folder, measured, "bits per byte")
+    results = compare(task, rows, PaperConfig(), config.evaluate.num_resamples, config.seed)
     add_temperatures(results, book, len(examples))
+    write_json(folder / PICTURE, document_weights_picture(config, workers, examples, book, rows, list(found)[-1]))
     return results
+
+
+def document_weights_picture(
+    config: Config,
+    workers: Workers,
+    examples: Sequence[Example],
+    book: EvidenceBook,
+    rows: Sequence[Row],
+    fixed: str,
+) -> dict[str, Any]:
+    """Return how weights follow the text in which they gain most per byte, as `evals.charts` draws it.
+
+    The cache holds the scores of its tokens, of which the first are shown. Tokens have no text where a server's
+    tokenizer is not known, or cuts otherwise than the server.
+    """
+    moving, lm = f"{fixed}/{POSTERIOR}", config.lm
+
+    def gain(row: int) -> float:
+        before, after = (rows[row]["methods"][name]["numbers"] for name in (fixed, moving))
+        return (before["bits"] - after["bits"]) / before["bytes"]
+
+    row = max(range(len(rows)), key=gain)
+    evidence = {name: of for name, of in book.of(row).items() if name in (fixed, moving)}
+    tokens_of = token_texts(lm) if lm.path or lm.tokenizer else None
+    task = LanguageModelling(workers.lm, workers.template, [examples[row]], tokens_of, keeps_documents=True)
+    details = {name: outcome.detail for name, outcome in task.submit(0, evidence)().items()}
+    weights = moving_weights(details[moving]["document_logprobs"], evidence[moving])[:, :-1]
+    after, before = (np.array(details[name]["token_logprobs"]) for name in (moving, fixed))
+    tokens = details[moving].get("token_texts", ())
+    members = [*book.ids(evidence[moving].doc_rows), "no document"][: len(weights)]
+    return {
+        "id": examples[row].id,
+        "method": moving,
+        "gain_bits_per_byte": gain(row),
+        "num_tokens": len(after),
+        "documents": members,
+        "tokens": (tokens if len(tokens) == len(after) else [""] * len(after))[:MOST_TOKENS],
+        "weights": weights[:, :MOST_TOKENS].round(4).tolist(),
+        "gain_bits": ((after - before) / math.log(2))[:MOST_TOKENS].round(4).tolist(),
+    }
 
 
 def _retrieve(config: Config, data: PreparedSet, examples: Sequence[Example], found: Found, folder: Path) -> Results:
@@ -119,7 +164,8 @@ def _retrieve(config: Config, data: PreparedSet, examples: Sequence[Example], fo
     rows_of = data.corpus.rows_of(doc for example in examples for doc in example.gold)
     gold = gold_rows([example.gold for example in examples], rows_of)
     task = Retrieval(items_of(examples), gold)
-    return _measure(config, task, book, folder, _identity(data, examples, book), "gold documents")
+    rows = _rows(task, book, folder, _identity(data, examples, book), "gold documents")
+    return compare(task, rows, PaperConfig(), config.evaluate.num_resamples, config.seed)
 
 
 def _methods(names: list[str], k: int) -> list[Method]:
@@ -135,13 +181,11 @@ def _identity(data: PreparedSet, examples: Sequence[Example], book: EvidenceBook
     }
 
 
-def _measure(
-    config: Config, task: Task, book: EvidenceBook, folder: Path, measured: dict[str, str], what: str
-) -> Results:
-    """Return results of every example; outcomes of the same measurement that the folder holds are used again."""
+def _rows(task: Task, book: EvidenceBook, folder: Path, measured: dict[str, str], what: str) -> list[Row]:
+    """Return the outcome of every example; those of the same measurement that the folder holds are used again."""
     rows = run_task(task, book, outcomes_of(folder, json.dumps(measured)), what)
     write_outcomes(folder / "examples.parquet", rows, book, task)
-    return compare(task, rows, PaperConfig(), config.evaluate.num_resamples, config.seed)
+    return rows
 
 
 def measured_encoder(config: Config, path: Path | None = None) -> Encoder:

@@ -16,8 +16,9 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from replug.cluster.gpus import ROLES
+from replug.config.methods import POSTERIOR
 from replug.data.files import replace_file
-from replug.evals.charts import bars, lines, to_svg, write_png
+from replug.evals.charts import bars, draw_document_weights, lines, to_svg, write_png
 from replug.evals.intervals import Interval
 from replug.evals.language_modelling import headroom_lines
 from replug.evals.results import Results
@@ -82,10 +83,12 @@ def write_report(
     examples_path: Path,
     config_path: Path,
     made_by: Sequence[str] = (),
+    document_weights: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the page; it loads nothing from elsewhere.
 
     `metrics` and `device_use` are the rows of these files. `made_by` are lines that say how the run was made.
+    `document_weights` says how the weights of documents follow one text (`train.evaluation`).
     """
     examples = json.loads(examples_path.read_text()) if examples_path.exists() else []
     config = escape(config_path.read_text())
@@ -94,6 +97,7 @@ def write_report(
     sections: dict[str, Sequence[Block]] = {
         "": [*made_by, *weights_lines(results)],
         "Held-out texts": _heldout_blocks(heldout, with_figures=True) if heldout else [],
+        "How weights follow a text": _picture_blocks(document_weights) if document_weights else [],
         "Gold documents": result_blocks(results[RETRIEVAL], RETRIEVAL) if RETRIEVAL in results else [],
         "Training": _training_blocks(metrics, is_online=any("index/live_version" in row for row in metrics)),
         "Devices": [DEVICES_NOTE, Table(["device", *ROLES, "idle"], shares)] if device_use else [],
@@ -126,7 +130,7 @@ def _heldout_blocks(results: Results, with_figures: bool = False) -> list[Block]
     if with_figures:
         blocks.append(figure(to_svg(partial(draw_bpb, results=results), width=9)))
         if any(" - " in name for of in results.values() for name in of):
-            blocks.append(figure(to_svg(partial(draw_differences, results=results), width=9, height=2.4)))
+            blocks.append(figure(to_svg(partial(draw_differences, results=results), width=9, height=2.8)))
     return blocks
 
 
@@ -182,6 +186,15 @@ def write_overview(path: Path, results: Mapping[str, Any], metrics: Rows) -> Non
     )
 
 
+def write_picture(path: Path, document_weights: Mapping[str, Any]) -> None:
+    """Write how the weights of documents follow one text, as PNG."""
+    write_png(path, [partial(draw_document_weights, picture=document_weights)], *_picture_size(document_weights))
+
+
+def _picture_size(document_weights: Mapping[str, Any]) -> tuple[float, float]:
+    return 3.5 + 0.2 * len(document_weights["tokens"]), 2.6 + 0.22 * len(document_weights["documents"])
+
+
 def draw_bpb(axes: Axes, results: Results) -> None:
     """Draw a group of bars for all texts and for each domain, one bar for each method."""
     names = [name for name in next(iter(results.values())) if name.partition("/")[0] == "bpb" and " - " not in name]
@@ -225,6 +238,20 @@ def draw_curve(axes: Axes, metrics: Rows, title: str, names: Mapping[str, str]) 
 
 
 # Sections of the page ---------------------------------------------------------------------------------------------
+
+
+def _picture_blocks(document_weights: Mapping[str, Any]) -> list[Block]:
+    shown, num = len(document_weights["tokens"]), document_weights["num_tokens"]
+    fixed = document_weights["method"].removesuffix(f"/{POSTERIOR}")
+    caption = (
+        f"{document_weights['method']} on text {document_weights['id']}, of all held-out texts the one that gains most "
+        f"per byte over {fixed} ({document_weights['gain_bits_per_byte']:.3f} bits)"
+        + (f"; the first {shown} of its {num} tokens. " if shown < num else ". ")
+        + "Above: the weight by which each document predicts a token, the most similar document first. Below: how many "
+        f"bits fewer the token takes than with the fixed weights of {fixed}. ␣ is a blank that stands alone."
+    )
+    draw = partial(draw_document_weights, picture=document_weights)
+    return [figure(to_svg(draw, *_picture_size(document_weights)), caption)]
 
 
 def _training_blocks(metrics: Rows, is_online: bool) -> list[Block]:

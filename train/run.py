@@ -34,13 +34,21 @@ from replug.models.lm_source import LMSource
 from replug.models.preparing import data_folder, prepared_set
 from replug.train.data_checks import check_data, check_texts
 from replug.train.development import Watch, describe_weights
-from replug.train.evaluation import evaluate_heldout, found_before, found_by, measured_encoder, write_examples
+from replug.train.evaluation import (
+    LANGUAGE_MODELLING,
+    PICTURE,
+    evaluate_heldout,
+    found_before,
+    found_by,
+    measured_encoder,
+    write_examples,
+)
 from replug.train.fitting import fit, lsr_module, quieten_lightning, started_ranks
 from replug.train.labels.labelling import label, label_origin
 from replug.train.model_card import write_model_card
 from replug.train.module import LSRModule
 from replug.train.ranks import NoOthers
-from replug.train.report import print_results, write_report
+from replug.train.report import print_results, write_picture, write_report
 from replug.train.run_dir import LM, MEND, SET, RunDirectory, manifest_sha256
 from replug.train.sources import (
     BatchSource,
@@ -305,9 +313,14 @@ def show_results(run: RunDirectory) -> dict:
     run.folder.require()
     results = json.loads(run.results.read_text())
     made_by = run.provenance()
+    picture = run.evaluation / LANGUAGE_MODELLING / PICTURE
+    weights = read_json(picture, MEND) if picture.is_file() else None
+    if weights:
+        write_picture(run.picture, weights)
     write_report(
         run.report,
         results,
+        document_weights=weights,
         metrics=run.read_metrics(),
         device_use=run.read_device_use(),
         examples_path=run.examples,

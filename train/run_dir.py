@@ -17,7 +17,7 @@ lm_spent.json      requests and tokens that a server was sent
 fitted.json        training has ended: the first development result, and that of the tuned weights
 retriever/         the tuned encoder; a pair where queries and documents have their own (retriever.train)
 evaluation/        the outcome of every held-out text, in lm/ and retrieval/; what `replug evaluate` adds (index/)
-results.json       the table; report.html beside it
+results.json       the table; report.html beside it, and weights.png, how documents' weights follow one text
 """
 
 import importlib.metadata
@@ -49,7 +49,8 @@ MEND = "bring it back, or run `replug train` in another run_dir"
 # What a run directory holds beside its finished files, and what other commands leave where a run is to begin.
 OTHERS = (
     *("data", "labels", "first", "index", "checkpoints", "best_weights*", "evaluation", "retriever", "wandb*"),
-    *("submitted", "logs", "*scores.sqlite*", "*lm_spent.json", "environment.json", "report.html", "heldout_*.npz"),
+    *("submitted", "logs", "*scores.sqlite*", "*lm_spent.json", "environment.json", "heldout_*.npz"),
+    *("report.html", "weights.png"),
 )
 PACKAGES = [
     *("torch", "pytorch-lightning", "transformers", "ray", "datasets", "wandb", "omegaconf", "numpy"),
@@ -92,6 +93,7 @@ class RunDirectory:
         self.results = path / "results.json"
         self.examples = path / "examples.json"
         self.report = path / "report.html"
+        self.picture = path / "weights.png"
 
     @property
     def is_finished(self) -> bool:

@@ -40,6 +40,7 @@ STYLE: Any = {
     "svg.hashsalt": "replug",  # the same figure gives the same bytes
 }
 LEGEND_CHARACTERS = 80
+BLANKS = str.maketrans({" ": "␣", "\n": "\\n", "\t": "\\t"})
 
 Value = float | Interval
 Draw = Callable[[Axes], None]
@@ -231,6 +232,34 @@ def draw_costs(axes: Axes, results: Results, metric: str, cost: str, sweeps: Map
         for label, names in series.items()
     }
     lines(axes, points, f"{cost} of a question", metric, log_x=True)
+
+
+def draw_document_weights(axes: Axes, picture: Mapping[str, Any]) -> None:
+    """Draw the weight of each document at each token of a text as shades, and below it what the weights gain.
+
+    `picture` has the texts of `tokens` [T], `documents`, their ids [K], `weights` [K][T] and `gain_bits` [T].
+    """
+    documents = [name if len(name) <= 30 else f"…{name[-29:]}" for name in picture["documents"]]
+    tokens = [(token.strip(" ") or token).translate(BLANKS)[:14] for token in picture["tokens"]]
+    places, place = range(len(tokens)), axes.get_subplotspec()
+    assert place is not None, "the axes lie in a grid"
+    rows = place.subgridspec(2, 1, height_ratios=(5, 2))
+    axes.set_subplotspec(rows[0])
+    shades = axes.imshow(picture["weights"], cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    axes.figure.colorbar(shades, ax=axes, label="weight", pad=0.01, aspect=30)
+    axes.set_yticks(range(len(documents)), documents, fontsize=8)
+    axes.set_xticks(places, tokens, fontsize=8, family="monospace")
+    axes.tick_params(axis="x", top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
+    for label, token in zip(axes.get_xticklabels(), tokens, strict=True):
+        label.set_rotation(90 if len(token) > 2 else 0)
+    axes.grid(visible=False)
+    gains = axes.figure.add_subplot(rows[1], sharex=axes)
+    colours = [COLOURS["replug/posterior" if gain > 0 else "lsr"] for gain in picture["gain_bits"]]
+    gains.bar(places, picture["gain_bits"], 0.8, color=colours)
+    gains.axhline(0, color="black", linewidth=0.6)
+    gains.set_ylabel("gain, bits")
+    gains.tick_params(axis="x", labelbottom=False, length=0)
+    gains.grid(axis="x", visible=False)
 
 
 def sweeps_of(methods: Sequence[Method], least: int = 3) -> dict[str, dict[int, str]]:

@@ -25,6 +25,7 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig, TextsConfig
 from replug.config.methods import LONG_CONTEXT, POSTERIOR, REPLUG, WITHOUT_RETRIEVER, Method
 from replug.config.rules import evaluation_methods
+from replug.config.schema import LMConfig
 from replug.data.records import Example
 from replug.data.store import Corpus, PreparedSet
 from replug.evals.evidence import Evidence, EvidenceBook, texts_of
@@ -170,7 +171,7 @@ def items_of(examples: Sequence[Example]) -> list[Item]:
 def lm_dataset(config: EvaluationConfig, corpus: Corpus | None, with_tokens: bool = False) -> EvalDataset:
     """Read the texts; outcomes hold the texts of tokens where they are asked for."""
     spans = read_spans(config, corpus)
-    tokens_of = token_texts(config) if with_tokens else None
+    tokens_of = token_texts(config.lm) if with_tokens else None
 
     def make_task(asked: PromptedLM | None, book: EvidenceBook) -> LanguageModelling:
         assert asked is not None
@@ -208,12 +209,12 @@ def read_spans(config: EvaluationConfig, corpus: Corpus | None) -> list[ScoredSp
     return spans
 
 
-def token_texts(config: EvaluationConfig) -> Callable[[Example], list[str]]:
+def token_texts(lm: LMConfig) -> Callable[[Example], list[str]]:
     """Return what cuts a continuation into the texts of the LM's tokens, which join to it."""
     from replug.models.build import lm_tokenizer
     from replug.models.pair_tokens import token_spans
 
-    tokenizer = lm_tokenizer(config.lm)
+    tokenizer = lm_tokenizer(lm)
 
     def cut(example: Example) -> list[str]:
         text = example.continuation

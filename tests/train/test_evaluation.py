@@ -1,5 +1,6 @@
 """The evaluation that training ends with, on a small corpus and the stand-in LM, without Ray."""
 
+import json
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -18,11 +19,12 @@ from replug.models.black_box_lm import ContinuationScore
 from replug.models.ensemble_temperature import EnsembleTemperature
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
-from replug.train.evaluation import evaluate_heldout
+from replug.train.evaluation import PICTURE, evaluate_heldout
 from replug.train.report import run_blocks
 from replug.train.workers import Workers
 
 COUNT, NUM_DOCUMENTS = 20, 30
+PICTURED = 1  # the text of the picture is asked for again, and a cache holds it
 
 
 class CountingLM(StandInLM):
@@ -66,7 +68,7 @@ def data(tmp_path: Path) -> Data:
 @pytest.fixture
 def config() -> Config:
     config = Config(run_dir="x")
-    config.evaluate.k, config.evaluate.num_resamples = 3, 200
+    config.lm.path, config.evaluate.k, config.evaluate.num_resamples = "stand_in", 3, 200
     return config
 
 
@@ -119,19 +121,38 @@ def test_an_interrupted_evaluation_goes_on_and_ends_alike(config, data, tmp_path
     assert 0 < done < 15
     again = CountingLM()
     assert evaluate(config, data, again, tmp_path / "out") == whole
-    assert again.calls == COUNT - done
+    assert again.calls == COUNT - done + PICTURED
     again = CountingLM()
-    assert evaluate(config, data, again, tmp_path / "out") == whole and again.calls == 0, "nothing is left to do"
+    assert evaluate(config, data, again, tmp_path / "out") == whole and again.calls == PICTURED, "nothing is left to do"
 
 
 def test_other_documents_another_lm_or_another_prompt_are_measured_anew(config, data, tmp_path):
     evaluate(config, data, CountingLM(), tmp_path / "out")
     lm = CountingLM()
     evaluate(config, data, lm, tmp_path / "out", shift=3)
-    assert lm.calls == COUNT
+    assert lm.calls == COUNT + PICTURED
     lm.identity = "another"
     evaluate(config, data, lm, tmp_path / "out", shift=3)
-    assert lm.calls == 2 * COUNT
+    assert lm.calls == 2 * (COUNT + PICTURED)
     config.lm = replace(config.lm, separator=" ")
     evaluate(config, data, lm, tmp_path / "out", shift=3)
-    assert lm.calls == 3 * COUNT
+    assert lm.calls == 3 * (COUNT + PICTURED)
+
+
+def test_the_picture_shows_the_text_in_which_moving_weights_gain_most(config, data, tmp_path):
+    config.ensemble.alone, lm = 0.1, CountingLM()
+    evaluate(config, data, lm, tmp_path)
+    folder = tmp_path / "language_modelling"
+    picture = json.loads((folder / PICTURE).read_text())
+    rows = [json.loads(line) for line in (folder / "outcomes.jsonl").read_text().splitlines()]
+    numbers = {row["id"]: {name: of["numbers"] for name, of in row["methods"].items()} for row in rows}
+    gains = {name: (of["lsr"]["bits"] - of["lsr/posterior"]["bits"]) / 9 for name, of in numbers.items()}
+    assert (picture["id"], picture["method"]) == (max(gains, key=gains.get), "lsr/posterior")
+    assert sum(picture["gain_bits"]) / 9 == pytest.approx(max(gains.values()), abs=1e-3)
+    assert "".join(picture["tokens"]) == data.heldout.examples()[int(picture["id"][1:])].continuation
+    weights, num = np.array(picture["weights"]), int(picture["id"][1:])
+    assert picture["documents"] == [*(f"d{num + place}" for place in range(3)), "no document"]
+    assert weights.shape == (4, 2) and np.allclose(weights.sum(axis=0), 1, atol=1e-3)
+    config.lm = replace(config.lm, path=None, url="http://localhost", model="m")  # what its tokens are is not known
+    evaluate(config, data, lm, tmp_path)
+    assert json.loads((folder / PICTURE).read_text())["tokens"] == ["", ""]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.train.report import INDEX_COLUMNS, weights_lines, write_overview, write_report
+from replug.train.report import INDEX_COLUMNS, weights_lines, write_overview, write_picture, write_report
 
 ATTACK = "<script>alert('x')</script>"
 
@@ -50,6 +50,18 @@ EXAMPLES = [
 ]
 
 
+PICTURE = {
+    "id": f"text {ATTACK}",
+    "method": "lsr/posterior",
+    "gain_bits_per_byte": 0.25,
+    "num_tokens": 60,
+    "documents": [f"id {ATTACK}", "d" * 60],
+    "tokens": [" sky", " ", "\n\n", "$a_b$ < c"],
+    "weights": [[0.5, 0.9, 0.95, 0.95], [0.5, 0.1, 0.05, 0.05]],
+    "gain_bits": [0.0, 1.0, -0.5, 2.0],
+}
+
+
 def write(
     folder: Path, results: dict, metrics: list[dict], examples: list[dict] | None, device_use: list[dict] | None = None
 ) -> str:
@@ -64,6 +76,7 @@ def write(
         device_use=device_use or [],
         examples_path=folder / "examples.json",
         config_path=folder / "config.yaml",
+        document_weights=PICTURE,
     )
     assert not path.with_suffix(".partial").exists()
     return path.read_text(encoding="utf-8")
@@ -78,7 +91,7 @@ def test_the_page_loads_nothing_from_elsewhere(page: str) -> None:
     assert not re.findall(r"""(?:src|href)\s*=\s*["']?\s*(?:https?:)?//""", page)
     assert not re.findall(r"""(?:url\(|@import)\s*["']?\s*(?:https?:)?//""", page)
     assert "<link" not in page and "<script" not in page
-    assert page.count("<svg") == page.count("</svg>") == 7
+    assert page.count("<svg") == page.count("</svg>") == 8
 
 
 def test_texts_are_escaped_and_not_run(page: str) -> None:
@@ -104,6 +117,14 @@ ON_LABELS = [{"step": 1, "train/loss": 0.5, "dev/bpb": 1.8, "dev/kl": 0.4}]
 def test_the_overview_is_a_picture(tmp_path: Path, metrics: list[dict]) -> None:
     write_overview(tmp_path / "overview.png", RESULTS, metrics)
     assert (tmp_path / "overview.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_how_weights_follow_a_text_is_told_and_drawn(tmp_path: Path, page: str) -> None:
+    assert "gains most per byte over lsr (0.250 bits); the first 4 of its 60 tokens." in page
+    for token in ("sky", "␣", "\\n\\n", "$a_b$␣&lt;␣c"):
+        assert f">{token}</text>" in page, token
+    write_picture(tmp_path / "weights.png", PICTURE)
+    assert (tmp_path / "weights.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_each_device_has_a_row_of_its_shares(tmp_path: Path) -> None:
