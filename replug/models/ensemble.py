@@ -123,7 +123,7 @@ def mix(token_logprobs: np.ndarray, log_prior: np.ndarray, share: float = 1.0, p
     A share of 1 keeps the prior. Raises ValueError for a token that is not finite under any member.
     """
     token_logprobs = np.asarray(token_logprobs, dtype=np.float64)
-    if share != 1:
+    if share != 1 or prune:
         moving = MovingWeights(log_prior, share, prune)
         return np.array([moving.see(given) for given in token_logprobs.T])
     weighted = token_logprobs + log_prior[:, None]

@@ -6,7 +6,7 @@ The log-probs of an answer are those of the mixture of all its prompts (REPLUG, 
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -62,18 +62,20 @@ class Generated:
     distribution at each token, before temperature and nucleus. They include the tokens that ended the answer: the
     end token, or those that hold the stop. A server does not show distributions, so its answers have no entropies.
     Where a server shows whole answers of several prompts only, T is 1, and `answer_tokens` counts the tokens of that
-    one log-prob. `prompt_tokens` counts those of all `num_prompts` prompts, with the opening; None if neither the
-    server nor its tokenizer tells. Raises ValueError unless there is one entropy a token.
+    one log-prob. `weights` (float64 [K]) are those of its prompts after the last token, 0 for a prompt that was left
+    out. `prompt_tokens` counts those of all prompts, with the opening; None if neither the server nor its tokenizer
+    tells. Raises ValueError unless there is one entropy a token.
 
-    >>> [answer] = StandInLM().generate([Mixture(["in Basel", "in Nantes"], [0.7, 0.3])], GenerationOptions(2))
-    >>> answer.text, answer.num_prompts, answer.num_tokens
-    ('in in', 2, 2)
+    >>> mixture = Mixture(["in Basel", "Basel Basel"], [0.5, 0.5], share=0.05)
+    >>> [answer] = StandInLM().generate([mixture], GenerationOptions(1))
+    >>> answer.text, answer.num_tokens, answer.weights.round(2).tolist()
+    ('Basel', 1, [0.34, 0.66])
     """
 
     text: str
     token_logprobs: np.ndarray
     token_entropies: np.ndarray | None = None
-    num_prompts: int = 1
+    weights: np.ndarray = field(default_factory=lambda: np.ones(1))
     prompt_tokens: int | None = None
     answer_tokens: int | None = None
 
@@ -81,6 +83,10 @@ class Generated:
         if self.token_entropies is not None:
             counts = len(self.token_entropies), len(self.token_logprobs)
             _require(counts[0] == counts[1], "the number of token_entropies", counts[0], f"{counts[1]}, one a token")
+
+    @property
+    def num_prompts(self) -> int:
+        return len(self.weights)
 
     @property
     def num_tokens(self) -> int:

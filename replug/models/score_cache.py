@@ -31,7 +31,7 @@ Stored = ContinuationScore | Generated | list[Generated]  # a list holds the sam
 
 # In the file's header: "RPLG", and the version of what follows.
 APPLICATION_ID = 0x52504C47
-FORMAT = 8
+FORMAT = 9
 SCORE, GENERATION, SAMPLES = range(3)  # the column `kind`
 # `sum` and `num_tokens` are those of a score. `content` holds the log-probs of its tokens, if they are known, or an
 # answer or samples as `_packed` writes them.
@@ -102,8 +102,8 @@ def call_keys(identity: str, call: Call) -> list[Key]:
         return [pair_key(identity, *pair) for pair in zip(call.prefixes, call.continuations, strict=True)]
     options = repr(replace(call.options, opening=""))
     if isinstance(call, GenerateCall):
-        shares = [np.asarray(mixture.weights, dtype="<f8").tobytes().hex() for mixture in call.prompts]
-        own = [(share, *mixture.prompts) for share, mixture in zip(shares, call.prompts, strict=True)]
+        numbers = [np.array([*one.weights, one.share, one.prune], dtype="<f8").tobytes().hex() for one in call.prompts]
+        own = [(weighting, *one.prompts) for weighting, one in zip(numbers, call.prompts, strict=True)]
         return [hashed(identity, "generate", options, *parts, size=16) for parts in own]
     return [hashed(identity, "sample", options, prompt, size=16) for prompt in call.prompts]
 
@@ -242,7 +242,7 @@ def _packed(result: Stored) -> tuple[int, float | None, int | None, bytes] | Non
             answer.text,
             len(answer.token_logprobs),
             answer.token_entropies is not None,
-            *(answer.num_prompts, answer.prompt_tokens, answer.answer_tokens),
+            *(answer.weights.tolist(), answer.prompt_tokens, answer.answer_tokens),
         )
         for answer in answers
     ]  # as JSON that escapes what UTF-8 cannot hold: a server may end an answer in the midst of a character
@@ -255,9 +255,9 @@ def _unpacked(kind: int, content: bytes) -> Stored:
         return ContinuationScore(np.frombuffer(content, LOGPROBS_DTYPE))
     header, _, numbers = content.partition(b"\n")
     array, start, answers = np.frombuffer(numbers, LOGPROBS_DTYPE), 0, []
-    for text, length, has_entropies, *counts in json.loads(header):
+    for text, length, has_entropies, weights, *counts in json.loads(header):
         logprobs, entropies = array[start : start + length], array[start + length : start + 2 * length]
-        answers.append(Generated(text, logprobs, entropies if has_entropies else None, *counts))
+        answers.append(Generated(text, logprobs, entropies if has_entropies else None, np.array(weights), *counts))
         start += length * (1 + has_entropies)
     return answers[0] if kind == GENERATION else answers
 

@@ -32,7 +32,7 @@ class Writer:
             return done
         name = prompt.rpartition(" ")[2].removesuffix("?")
         text = "" if name == "q9" else f"\n\nAll about {name}.\nMore"
-        done.set_result(Generated(text, np.zeros(3), np.zeros(3), 1, 11))
+        done.set_result(Generated(text, np.zeros(3), np.zeros(3), prompt_tokens=11))
         return done
 
 

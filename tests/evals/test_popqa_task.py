@@ -41,7 +41,7 @@ class Poet:
         logprobs = np.array([-1.0, -3.0], dtype=np.float32)
         entropies = np.array([0.5, 1.0], dtype=np.float32) if self._entropies else None
         done: Future[Generated] = Future()
-        done.set_result(Generated(text, logprobs, entropies, len(prompts), self._tokens))
+        done.set_result(Generated(text, logprobs, entropies, np.array(mixture.weights), self._tokens))
         return done
 
 

@@ -41,12 +41,12 @@ class AskedLM(InProcessLM):
 
 
 def answer_of(number: int) -> Generated:
-    return Generated(f"answer {number}", *np.full((2, 3), -number, np.float32), 1, number)
+    return Generated(f"answer {number}", *np.full((2, 3), -number, np.float32), prompt_tokens=number)
 
 
 def bits(answer: Generated) -> tuple:
     entropies = None if answer.token_entropies is None else answer.token_entropies.tobytes()
-    counts = answer.num_prompts, answer.prompt_tokens, answer.answer_tokens
+    counts = answer.weights.tobytes(), answer.prompt_tokens, answer.answer_tokens
     return answer.text, answer.token_logprobs.tobytes(), entropies, *counts
 
 

@@ -101,13 +101,13 @@ GREEDY = GenerationOptions(12)
 
 def test_the_mixture_is_the_weighted_mean_of_the_probabilities() -> None:
     given = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]])
-    mixed = mix_next_token(given.log() + 7.0, torch.tensor([0.75, 0.25]).log())  # logits: log-probs and any constant
+    mixed, _ = mix_next_token(given.log() + 7.0, torch.tensor([0.75, 0.25]).log())  # logits: log-probs and any constant
     torch.testing.assert_close(mixed.exp(), torch.tensor([0.4, 0.25, 0.35]))
 
 
 def test_a_prompt_of_no_weight_counts_for_nothing_and_half_precision_is_mixed_in_float32() -> None:
     logits = torch.tensor([[1.0, 2.0, -1.0], [50.0, -50.0, float("-inf")]], dtype=torch.bfloat16)
-    mixed = mix_next_token(logits, torch.tensor([1.0, 0.0], dtype=torch.float64).log())
+    mixed, _ = mix_next_token(logits, torch.tensor([1.0, 0.0], dtype=torch.float64).log())
     assert mixed.dtype == torch.float32
     torch.testing.assert_close(mixed, logits[0].float().log_softmax(-1))
 
@@ -348,9 +348,9 @@ def test_a_mixture_that_has_ended_is_read_no_further() -> None:
     prompts = Scripted([[1, 0], [1, 0], [2, 3, 4, 4]])  # 0 is the end
     answers = [
         mixtures.MixedAnswer(
-            rows, weights, GenerationOptions(4, ["44"]), frozenset([0]), lambda ids: "".join(map(str, ids))
+            rows, mixture, GenerationOptions(4, ["44"]), frozenset([0]), lambda ids: "".join(map(str, ids))
         )
-        for rows, weights in (([[7], [7]], [0.5, 0.5]), ([[7]], [1.0]))
+        for rows, mixture in (([[7], [7]], Mixture(["x", "y"], [0.5, 0.5])), ([[7]], Mixture(["x"], [1.0])))
     ]
     texts = [[answer.text for answer in answers] for _ in mixtures.continue_answers(prompts, answers)]
     assert texts == [["1", "2"], ["1", "23"], ["1", "234"], ["1", "23"]]

@@ -129,7 +129,7 @@ class Counted(StandInLM):
         self.prompts += [text for mixture in prompts for text in mixture.prompts]
         entropies = None if self.entropies is None else np.array(self.entropies, np.float32)
         texts = [f"from {len(mixture.prompts)}: {mixture.prompts[0]}" for mixture in prompts]
-        return [Generated(text, np.array(self.logprobs, np.float32), entropies, 1, 1) for text in texts]
+        return [Generated(text, np.array(self.logprobs, np.float32), entropies, prompt_tokens=1) for text in texts]
 
 
 def following(policy: Policy, lm: Counted | None = None, shelf: Shelf | None = None) -> ReplugLM:

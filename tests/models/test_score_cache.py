@@ -102,19 +102,19 @@ def test_a_score_without_tokens_or_not_finite_is_not_stored(cache: ScoreCache, l
 
 OPTIONS = GenerationOptions(8, stop="\n", temperature=0.7, top_p=0.9, seed=3)
 LOGPROBS, ENTROPIES = np.array([-0.1, -2.5], np.float32), np.array([0.3, 1e-8], np.float32)
-ANSWER = Generated("two words", LOGPROBS, ENTROPIES, 2, 17)
+ANSWER = Generated("two words", LOGPROBS, ENTROPIES, np.array([1 / 3, 1e-300]), 17)
 ANSWERS = [
     ANSWER,
     replace(ANSWER, text="日本語 🙂 \x00 \ud83d half"),
     replace(ANSWER, token_entropies=None, answer_tokens=5),
     replace(ANSWER, token_entropies=None, prompt_tokens=None),
-    Generated("", LOGPROBS[:0], ENTROPIES[:0], 1, 0),
+    Generated("", LOGPROBS[:0], ENTROPIES[:0], prompt_tokens=0),
 ]
 
 
 def bits(answer: Generated) -> tuple:
     entropies = None if answer.token_entropies is None else answer.token_entropies.tobytes()
-    counts = answer.num_prompts, answer.prompt_tokens, answer.answer_tokens
+    counts = answer.weights.tobytes(), answer.prompt_tokens, answer.answer_tokens
     return answer.text, answer.token_logprobs.tobytes(), entropies, *counts
 
 

@@ -340,7 +340,7 @@ class EndlessLM(StandInLM):
             self.began.set()
             threading.Event().wait(0.001)
         self.lengths.append(len(text))
-        return [Generated(text, np.zeros(len(text)), None, 1, 1) for _ in mixtures]
+        return [Generated(text, np.zeros(len(text)), prompt_tokens=1) for _ in mixtures]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -36,7 +36,7 @@ class KnownLM:
         self.prompts.append(list(prompts))
         done = Future()
         said = self.rule(prompts[int(np.argmax(weights))], "")
-        done.set_result(Generated(said, np.zeros(1), np.zeros(1), len(prompts), sum(map(len, prompts))))
+        done.set_result(Generated(said, np.zeros(1), np.zeros(1), np.array(weights), sum(map(len, prompts))))
         return done
 
 

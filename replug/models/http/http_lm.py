@@ -238,11 +238,11 @@ class HttpLM(AsyncLM):
 
     async def _answer(self, pairs: list[Pair], mixture: Mixture, options: GenerationOptions) -> list[Generated]:
         if len(pairs) > 1:
-            return [await ServerMixture(self, pairs, list(mixture.weights), options).find()]
+            return [await ServerMixture(self, pairs, mixture, options).find()]
         [text], prompt_tokens = await self._generate(pairs, options.max_new_tokens, options.stop)
         answer = before_stop(text.text, options.stop)
         self._require_logprobs([(answer, len(text.logprobs))])
-        return [Generated(answer, text.logprobs, None, 1, prompt_tokens)]
+        return [Generated(answer, text.logprobs, prompt_tokens=prompt_tokens)]
 
     async def show(self, pairs: list[Pair], max_new_tokens: int) -> tuple[list[ServerText], int | None]:
         """Return greedy answers past any stop with the likeliest tokens at each place, and the prompts' tokens."""

@@ -5,6 +5,7 @@ own greedy answer comes with the likeliest tokens at each place, and holds as lo
 prompt that would have gone on otherwise is asked again. Where the shown tokens do not settle the choice, the tokens in
 question are scored after every prompt: a token that is not shown is at most as likely as the least of those shown.
 Else every prompt's own whole answer is scored after every prompt, and the likeliest one by the mixture is the answer.
+Weights follow the tokens that were chosen, and a prompt of no weight is asked no further.
 """
 
 import math
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replug.models.black_box_lm import ContinuationScore
-from replug.models.ensemble import mix
+from replug.models.black_box_lm import Mixture
+from replug.models.ensemble import MovingWeights, mix
 from replug.models.generation import Generated, GenerationOptions, before_stop, stop_texts
 from replug.models.http.completions_api import BROKEN, Pair, ServerText, num_tops
 from replug.models.pair_tokens import PairIds, answer_text, control_tokens
@@ -44,7 +45,7 @@ class TopTokens:
     own: int
 
 
-def contenders(parts: Sequence[TopTokens], weights: Sequence[float]) -> list[int]:
+def contenders(parts: Sequence[TopTokens], weights: Sequence[float] | np.ndarray) -> list[int]:
     """Return the shown tokens that may be the mixture's likeliest, the likeliest so far first, then by lower id."""
     shown = sorted({token for part in parts for token in part.logprobs})
     least = {token: _probability(parts, weights, token, others=False) for token in shown}
@@ -53,7 +54,7 @@ def contenders(parts: Sequence[TopTokens], weights: Sequence[float]) -> list[int
     return sorted(some, key=lambda token: -least[token])
 
 
-def _probability(parts: Sequence[TopTokens], weights: Sequence[float], token: int, others: bool) -> float:
+def _probability(parts: Sequence[TopTokens], weights: Sequence[float] | np.ndarray, token: int, others: bool) -> float:
     """Return the least probability by what is shown; with `others` the largest possible."""
     values = [part.logprobs.get(token, part.most_of_others if others else -math.inf) for part in parts]
     return float(np.dot(weights, np.exp(values)))
@@ -119,30 +120,31 @@ MOST_CONTENDERS = 16  # tokens that are scored after every prompt; more are a di
 
 
 class ServerMixture:
-    """The answer of prompts [K] of a server, of which `weights` [K] sum to 1."""
+    """The answer of a server to the prompts [K] of a mixture."""
 
-    def __init__(self, lm: "HttpLM", prompts: list[Pair], weights: Sequence[float], options: GenerationOptions) -> None:
-        self._lm, self._prompts, self._weights, self._options = lm, prompts, weights, options
+    def __init__(self, lm: "HttpLM", prompts: list[Pair], mixture: Mixture, options: GenerationOptions) -> None:
+        self._lm, self._prompts, self._mixture, self._options = lm, prompts, mixture, options
         self._num_tops = num_tops(lm.api)
 
     async def find(self) -> Generated:
         """Return the mixture's answer. Raises as the server's calls do."""
         shown, prompt_tokens = await self._lm.show(self._prompts, self._options.max_new_tokens)
         if self._lm.names and (answer := await self._token_by_token(self._lm.names, shown)):
-            text, logprobs = answer
-            return Generated(text, np.array(logprobs, dtype=np.float32), None, len(self._prompts), prompt_tokens)
+            return replace(answer, prompt_tokens=prompt_tokens)
         return await self._whole(shown, prompt_tokens)
 
-    async def _token_by_token(self, names: TokenNames, shown: Sequence[ServerText]) -> tuple[str, list[float]] | None:
-        """Return the answer and its tokens' log-probs; None where a choice cannot be known."""
-        plans = [deque(names.steps(answer, self._num_tops)) for answer in shown]
+    async def _token_by_token(self, names: TokenNames, shown: Sequence[ServerText]) -> Generated | None:
+        """Return the answer; None where a choice cannot be known."""
+        moving = self._mixture.moving()
+        plans = {place: deque(names.steps(answer, self._num_tops)) for place, answer in enumerate(shown)}
         chosen: list[int] = []
         logprobs: list[float] = []
         last, ends = self._ids(0)[-1], names.control_tokens(stop_texts(self._options.stop))
         while True:
+            plans = {place: plans[place] for place in np.flatnonzero(moving.log_weights > -np.inf).tolist()}
             if not await self._plan(names, plans, chosen):
                 return None
-            choice = await self._choose([plan[0] for plan in plans], chosen)
+            choice = await self._choose({place: plan[0] for place, plan in plans.items()}, moving, chosen)
             if choice is None:
                 return None
             chosen.append(choice[0])
@@ -151,37 +153,47 @@ class ServerMixture:
             text = names.decode(chosen[:-1] if is_end else chosen, last)
             answer = before_stop(text, self._options.stop)
             if is_end or answer != text or len(chosen) == self._options.max_new_tokens:
-                return answer, logprobs
-            for plan in plans:
+                return Generated(answer, np.array(logprobs, dtype=np.float32), weights=moving.weights)
+            for plan in plans.values():
                 if plan.popleft().own != chosen[-1]:
                     plan.clear()
 
-    async def _plan(self, names: TokenNames, plans: list[deque[TopTokens]], chosen: list[int]) -> bool:
+    async def _plan(self, names: TokenNames, plans: Mapping[int, deque[TopTokens]], chosen: list[int]) -> bool:
         """Ask the prompts whose own answers have ended, or were others; return whether all have a next token now."""
-        empty = [place for place, plan in enumerate(plans) if not plan]
+        empty = [place for place, plan in plans.items() if not plan]
         if empty and chosen:
             longer = [self._longer(row, place, chosen, []) for row, place in enumerate(empty)]
             shown, _ = await self._lm.show(longer, self._options.max_new_tokens - len(chosen))
             for place, answer in zip(empty, shown, strict=True):
                 plans[place].extend(names.steps(answer, self._num_tops))
-        return all(plans)
+        return all(plans.values())
 
-    async def _choose(self, parts: Sequence[TopTokens], chosen: list[int]) -> tuple[int, float] | None:
-        """Return the mixture's likeliest token and its log-prob, exactly; None where it cannot be known."""
-        some = contenders(parts, self._weights)
+    async def _choose(
+        self, parts: Mapping[int, TopTokens], moving: MovingWeights, chosen: list[int]
+    ) -> tuple[int, float] | None:
+        """Return the mixture's likeliest token and its log-prob, exactly; None where it cannot be known.
+
+        `parts` are those of the prompts with a weight, by place. The token moves the weights.
+        """
+        weights = moving.weights[list(parts)]
+        some = contenders(list(parts.values()), weights)
         if len(some) > MOST_CONTENDERS:
             return None
-        wanted = [(place, token) for token in some for place, part in enumerate(parts) if token not in part.logprobs]
+        wanted = [(place, token) for token in some for place, part in parts.items() if token not in part.logprobs]
         if wanted:
             pairs = [self._longer(row, place, chosen, [token]) for row, (place, token) in enumerate(wanted)]
-            found = [dict(part.logprobs) for part in parts]
+            found = {place: dict(part.logprobs) for place, part in parts.items()}
             for (place, token), score in zip(wanted, await self._lm.score_pairs(pairs), strict=True):
                 found[place][token] = score.sum_logprob
-            parts = [replace(part, logprobs=shown) for part, shown in zip(parts, found, strict=True)]
-            some = contenders(parts, self._weights)
-        mass = _probability(parts, self._weights, some[0], others=False)  # exact: all parts show the token now
-        unseen = float(np.dot(self._weights, np.exp([part.most_of_others for part in parts])))
-        return (some[0], float(np.log(mass))) if unseen < mass else None
+            parts = {place: replace(part, logprobs=found[place]) for place, part in parts.items()}
+            some = contenders(list(parts.values()), weights)
+        mass = _probability(list(parts.values()), weights, some[0], others=False)
+        unseen = float(np.dot(weights, np.exp([part.most_of_others for part in parts.values()])))
+        if unseen >= mass:
+            return None
+        given = np.zeros(len(self._prompts))
+        given[list(parts)] = [part.logprobs[some[0]] for part in parts.values()]  # all parts show the token now
+        return some[0], moving.see(given)
 
     def _longer(self, row: int, place: int, chosen: list[int], after: list[int]) -> Pair:
         """Return a prompt with the tokens chosen so far behind it, and those to score after these."""
@@ -196,21 +208,21 @@ class ServerMixture:
     async def _whole(self, shown: Sequence[ServerText], prompt_tokens: int | None) -> Generated:
         """Return the likeliest whole answer, with one log-prob for all of it."""
         candidates, count = _candidates(shown, self._options), len(self._prompts)
+        moving, mixture = self._mixture.moving(), self._mixture
         if not candidates:  # nothing was generated after any prompt
-            return Generated("", np.empty(0, dtype=np.float32), None, count, prompt_tokens)
+            return Generated("", np.empty(0, dtype=np.float32), None, moving.weights, prompt_tokens)
         rows = [(prompt.prefix, scored) for _, scored in candidates for prompt in self._prompts]
         scores = await self._lm.score_pairs([self._lm.pair(row, *texts) for row, texts in enumerate(rows)])
-        mixed = [self._mix(scores[start : start + count]) for start in range(0, len(scores), count)]
-        best = max(range(len(mixed)), key=lambda place: float(mixed[place].sum()))
-        whole = np.array([mixed[best].sum()], dtype=np.float32)
-        text, num_tokens = candidates[best][0], len(mixed[best])
-        return Generated(text, whole, None, count, prompt_tokens, answer_tokens=num_tokens)
-
-    def _mix(self, scores: Sequence[ContinuationScore]) -> np.ndarray:
-        """Return log-probs [T] of the mixture."""
-        with np.errstate(divide="ignore"):  # a weight of 0 is a log weight of minus infinity
-            log_weights = np.log(np.asarray(self._weights, dtype=np.float64))
-        return mix(np.stack([score.token_logprobs for score in scores]), log_weights)
+        given = [
+            np.stack([score.token_logprobs for score in scores[start : start + count]])
+            for start in range(0, len(scores), count)
+        ]
+        sums = [mix(one, moving.log_weights, mixture.share, mixture.prune).sum() for one in given]
+        best = int(np.argmax(sums))
+        for token in given[best].T:
+            moving.see(token)
+        whole, num_tokens = np.array([sums[best]], dtype=np.float32), given[best].shape[1]
+        return Generated(candidates[best][0], whole, None, moving.weights, prompt_tokens, answer_tokens=num_tokens)
 
 
 def _candidates(shown: Sequence[ServerText], options: GenerationOptions) -> list[tuple[str, str]]:

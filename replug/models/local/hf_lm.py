@@ -18,6 +18,7 @@ from replug.config.errors import RunError, UserError
 from replug.models.batching import even_batches, padded_groups, tokens_per_pass
 from replug.models.black_box_lm import (
     ContinuationScore,
+    Mixture,
     PassCounts,
     Prompt,
     Watch,
@@ -162,7 +163,7 @@ class HuggingFaceLM:
         answers = [
             self._begin(
                 self._prompt_ids(mixture.prompts, options.max_new_tokens),
-                mixture.weights,
+                mixture,
                 options,
                 watch and partial(watch, number),
             )
@@ -176,8 +177,8 @@ class HuggingFaceLM:
         require_texts(prompts, "prompts")
         rows = self._prompt_ids(prompts, options.max_new_tokens)
         drawn = [
-            [self._begin([ids], [1.0], own) for own in options.draws(prompt)]
-            for prompt, ids in zip(prompts, rows, strict=True)
+            [self._begin([ids], mixture, own) for own in options.draws(prompt)]
+            for prompt, mixture, ids in zip(prompts, as_mixtures(prompts), rows, strict=True)
         ]
         budget = max(PASSES_PER_GROUP * self.tokens_per_batch, SAMPLED_BYTES // self._bytes_per_token)
         self._finish([answer for answers in drawn for answer in answers], budget)
@@ -186,7 +187,7 @@ class HuggingFaceLM:
     def stream(self, prompt: Prompt, options: GenerationOptions) -> Iterator[str]:
         """Yield the text of `generate` in pieces, as they come. Raises what it raises, before the first piece."""
         [mixture] = as_mixtures([prompt])
-        answer = self._begin(self._prompt_ids(mixture.prompts, options.max_new_tokens), mixture.weights, options)
+        answer = self._begin(self._prompt_ids(mixture.prompts, options.max_new_tokens), mixture, options)
         return pieces(self._growing_texts(answer), options.stop)
 
     def _on_each_side(self, inputs: list[LMInput]) -> list[list[LMInput]]:
@@ -205,13 +206,13 @@ class HuggingFaceLM:
     def _begin(
         self,
         rows: Rows,
-        weights: Sequence[float],
+        mixture: Mixture,
         options: GenerationOptions,
         goes_on: Callable[[str], bool] | None = None,
     ) -> MixedAnswer:
         decode = partial(answer_text, self.tokenizer, last=rows[0][-1])
         ends = self._ends | control_tokens(self.tokenizer, stop_texts(options.stop))
-        return MixedAnswer(rows, weights, options, ends, decode, goes_on)
+        return MixedAnswer(rows, mixture, options, ends, decode, goes_on)
 
     @torch.inference_mode()
     def _growing_texts(self, answer: MixedAnswer) -> Iterator[str]:

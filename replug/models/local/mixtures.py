@@ -2,17 +2,20 @@
 
 Probabilities are mixed, never logits. A temperature divides the mixture's log-probs, since a mixture of tempered
 distributions would be another model. An answer follows from its prompts, weights and options alone, whatever else is
-decoded in its passes: it draws from a generator of its own, and leaves the others when it ends. A sample after one
-prompt is a mixture of that prompt. K prompts of an answer, R prompts of all answers under way, V tokens.
+decoded in its passes: it draws from a generator of its own, and leaves the others when it ends. Weights follow the
+tokens that were chosen, and a prompt of no weight leaves the passes. A sample after one prompt is a mixture of that
+prompt. K prompts of an answer, V tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from replug.models.black_box_lm import Mixture
 from replug.models.generation import Generated, GenerationOptions, before_stop
 
 if TYPE_CHECKING:  # seconds to import
@@ -22,9 +25,13 @@ if TYPE_CHECKING:  # seconds to import
 LIKELIEST_TOKENS = 512
 
 
-def mix_next_token(logits: Tensor, log_weights: Tensor) -> Tensor:
-    """Return the mixture's log-probs (nats, float32 [V]) from logits [K, V] and log weights [K] of a distribution."""
-    return torch.logsumexp(logits.float().log_softmax(-1) + log_weights.float()[:, None], 0)
+def mix_next_token(logits: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return log-probs (nats, float32) of the mixture [V] and given each prompt [K, V].
+
+    Takes logits [K, V] and log weights [K] of a distribution.
+    """
+    given = logits.float().log_softmax(-1)
+    return torch.logsumexp(given + log_weights.float()[:, None], 0), given
 
 
 def entropy(logprobs: Tensor) -> float:
@@ -70,20 +77,20 @@ class MixedAnswer:
     def __init__(
         self,
         rows: list[list[int]],
-        weights: Sequence[float],
+        mixture: Mixture,
         options: GenerationOptions,
         ends: frozenset[int],
         decode: Callable[[list[int]], str],
         goes_on: Callable[[str], bool] | None = None,
     ) -> None:
-        self.rows, self.options = rows, options
-        self._log_weights = torch.tensor(weights, dtype=torch.float64).log()
+        self.rows, self.options, self._mixture = rows, options, mixture
         self._ends, self._decode, self._goes_on = ends, decode, goes_on
         self.begin()
 
     def begin(self) -> None:
         """Begin, or begin again."""
         self.text, self._chooser = "", TokenChooser(self.options)
+        self._moving, self._read = self._mixture.moving(), np.ones(len(self.rows), dtype=bool)
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._entropies: list[float] = []
@@ -92,21 +99,30 @@ class MixedAnswer:
     def last_token(self) -> int:
         return self._ids[-1]
 
-    def take(self, logits: Tensor) -> bool:
-        """Choose a token by the logits [K, V] after the prompts; return whether the answer goes on behind it."""
-        mixed = mix_next_token(logits, self._log_weights.to(logits.device))
+    def take(self, logits: Tensor) -> list[bool]:
+        """Choose a token by the logits after the prompts that are read; return which of these are read behind it.
+
+        None is where the answer has ended.
+        """
+        read = self._read
+        mixed, given = mix_next_token(logits, torch.from_numpy(self._moving.log_weights[read]).to(logits.device))
         self._ids.append(self._chooser.choose(mixed))
+        seen = np.zeros(len(read))
+        seen[read] = given[:, self.last_token].double().cpu()
+        self._moving.see(seen)
+        self._read = self._moving.log_weights > -np.inf
         self._logprobs.append(float(mixed[self.last_token]))
         self._entropies.append(entropy(mixed))
         is_end = self.last_token in self._ends
         whole = self._decode(self._ids[:-1] if is_end else self._ids)  # a token may hold a part of a character
         self.text = before_stop(whole, self.options.stop)
         is_wanted = self._goes_on is None or self._goes_on(self.text)
-        return is_wanted and not is_end and self.text == whole and len(self._ids) < self.options.max_new_tokens
+        goes_on = is_wanted and not is_end and self.text == whole and len(self._ids) < self.options.max_new_tokens
+        return [goes_on and bool(does) for does in self._read[read]]
 
     def generated(self) -> Generated:
         said, unsure = np.array([self._logprobs, self._entropies], dtype=np.float32)
-        return Generated(self.text, said, unsure, len(self.rows), sum(map(len, self.rows)))
+        return Generated(self.text, said, unsure, self._moving.weights, sum(map(len, self.rows)))
 
 
 def continue_answers(prompts: "GrowingPrompts", answers: Sequence[MixedAnswer]) -> Iterator[None]:
@@ -114,14 +130,15 @@ def continue_answers(prompts: "GrowingPrompts", answers: Sequence[MixedAnswer]) 
 
     `prompts` are those of the first answer, then those of the second, and so on.
     """
-    alive = list(answers)
+    alive, counts = list(answers), [len(answer.rows) for answer in answers]
     while True:
-        parts = prompts.logits.split([len(answer.rows) for answer in alive])
-        goes_on = [answer.take(logits) for answer, logits in zip(alive, parts, strict=True)]
+        parts = prompts.logits.split(counts)
+        read_on = [answer.take(logits) for answer, logits in zip(alive, parts, strict=True)]
         yield
-        owner = [number for number, answer in enumerate(alive) for _ in answer.rows]
-        kept = [row for row, number in enumerate(owner) if goes_on[number]]
+        owners = [answer for answer, count in zip(alive, counts, strict=True) for _ in range(count)]
+        kept = [row for row, does in enumerate(chain(*read_on)) if does]
         if not kept:
             return
-        prompts.append([alive[owner[row]].last_token for row in kept], kept)
-        alive = [answer for answer, does in zip(alive, goes_on, strict=True) if does]
+        prompts.append([owners[row].last_token for row in kept], kept)
+        alive = [answer for answer, some in zip(alive, read_on, strict=True) if any(some)]
+        counts = [sum(some) for some in read_on if any(some)]

@@ -127,13 +127,17 @@ class StandInLM:
         counts = [Counter(word.strip() for word in WORD.findall(prompt)) for prompt in mixture.prompts]
         words = sorted({word for known in counts for word in known if word})
         prompt_tokens = sum(known.total() for known in counts)
-        chooser, answer = TokenChooser(options), ""
+        chooser, moving, answer = TokenChooser(options), mixture.moving(), ""
         logprobs: list[float] = []
         entropies: list[float] = []
         while words and len(logprobs) < options.max_new_tokens and answer == before_stop(answer, options.stop):
-            given = [[_word_logprob(f" {word}", known, max(1, known.total())) for word in words] for known in counts]
-            mixed = mix(np.array(given), mixture.moving().log_weights)  # log-probs [V] of words after a space
+            totals = [max(1, known.total()) for known in counts]
+            given = np.array(
+                [[_word_logprob(f" {word}", *one) for word in words] for one in zip(counts, totals, strict=True)]
+            )
+            mixed = mix(given, moving.log_weights)  # log-probs [V] of words after a space
             chosen = chooser.choose(torch.from_numpy(mixed))
+            moving.see(given[:, chosen])
             logprobs.append(mixed[chosen])
             entropies.append(entropy(torch.from_numpy(mixed).log_softmax(-1)))
             answer = f"{answer} {words[chosen]}" if answer else words[chosen]
@@ -141,7 +145,7 @@ class StandInLM:
                 known[words[chosen]] += 1
         self.counts.add(len(logprobs), len(logprobs))
         said, unsure = np.array([logprobs, entropies], dtype=np.float32)
-        return Generated(before_stop(answer, options.stop), said, unsure, len(mixture.prompts), prompt_tokens)
+        return Generated(before_stop(answer, options.stop), said, unsure, moving.weights, prompt_tokens)
 
 
 def _word_logprob(word: str, counts: Counter[str], total: int) -> float:
