@@ -12,17 +12,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from replug.commands.command import Overrides
+from replug.config.choices import EnsembleWeights
 from replug.config.errors import UserError
-from replug.config.evaluation_schema import AskConfig
+from replug.config.evaluation_schema import AnsweringConfig, AskConfig
 from replug.config.load import load_ask_config, names_lm
 from replug.config.methods import ENGINE_NAMES, REPLUG, RERANKERS
 from replug.config.plain_text import plain_json
 from replug.data.folder import require_checksums
 
 if TYPE_CHECKING:  # brings numpy
+    from replug.models.ensemble import Weighting
     from replug.models.policy import Policy, Subject
 
 CONFIG = "config.yaml"  # of a run directory
+TEMPERATURE = "ensemble.temperature"
 LOCAL = "local"  # the engine that searches the user's documents
 QUESTION = "{question}"  # stands for the question in --template
 QUICKSTART = Path("runs/quickstart")  # searched by default
@@ -153,6 +156,14 @@ def config_of(directory: Path | None, overrides: list[str]) -> AskConfig:
     return load_ask_config(overrides, directory / CONFIG)
 
 
+def weighting_of(ensemble: AnsweringConfig) -> "Weighting":
+    """Return how the configured weights begin and move."""
+    from replug.models.ensemble import Weighting
+
+    share = 1.0 if ensemble.weights == EnsembleWeights.similarity else ensemble.share
+    return Weighting(share, ensemble.alone, ensemble.prune)
+
+
 def _problems(options: AskOptions, overrides: Sequence[str]) -> Iterator[str]:
     """Yield what is wrong with the options, the first thing first."""
     if options.method not in (REPLUG, *RERANKERS):
@@ -194,8 +205,12 @@ def _override_problems(options: AskOptions, overrides: Sequence[str]) -> Iterato
         yield "keys of web are for a search engine; expected --engine too"
     if options.engine is None and (options.retriever or any(one.startswith("retriever.") for one in overrides)):
         yield "--retriever re-ranks what --engine finds, and an index has its own encoder; expected --engine too"
-    if options.engine is not None and not options.retriever and any(one.startswith("ensemble.") for one in overrides):
-        yield "ensemble.temperature is of a retriever's similarities, and --engine has TF-IDF; expected --retriever too"
+    of_ensemble = [one.partition("=")[0] for one in overrides if one.startswith("ensemble.")]
+    if options.engine is not None and not options.retriever and TEMPERATURE in of_ensemble:
+        yield f"{TEMPERATURE} is of a retriever's similarities, and --engine has TF-IDF; expected --retriever too"
+    for name in of_ensemble:
+        if options.reranks and name != TEMPERATURE:
+            yield f"{name} is for the ensemble of every token; expected it without --rerank {options.method}"
     if not options.reranks and any(one.startswith("rerank_lm.") for one in overrides):
         yield "keys of rerank_lm are for --rerank; expected a reranker such as --rerank poe"
     for option, key in (("--engine", "web.engine"), ("--retriever", "retriever.path")):

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from replug.commands.ask import config_of
+from replug.commands.ask import config_of, weighting_of
 from replug.commands.command import Overrides
 from replug.config.errors import UserError, require_extra
 
@@ -63,7 +63,7 @@ def serve(
     own = None if temperature is None else float(temperature)
     spread = (lm.gpus_per_replica or 0) > 1
     with serving.listen(host, port) as listener:
-        service = load_service(directory, source, lm.separator, k, limits, own, spread)
+        service = load_service(directory, source, lm.separator, k, limits, own, spread, weighting_of(config.ensemble))
         serving.run_server(serving.create_app(service, token), listener, timeout)
 
 
@@ -73,8 +73,8 @@ def _require_known(directory: Path, overrides: list[str]) -> None:
         raise UserError(f"{directory} is not a folder; expected a run directory or what `replug prepare --index` wrote")
     for override in overrides:
         name = override.partition("=")[0]
-        if not name.startswith("lm.") and name != "ensemble.temperature":
-            raise UserError(f"{name} has no effect here; expected keys of lm, or ensemble.temperature")
+        if not name.startswith(("lm.", "ensemble.")):
+            raise UserError(f"{name} has no effect here; expected keys of lm or ensemble")
         if name.removeprefix("lm.") in UNUSED_LM_KEYS:
             raise UserError(
                 f"{name} has no effect here: the LM runs in this process, answers are not cached, and a document that "

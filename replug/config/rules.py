@@ -11,9 +11,9 @@ from datetime import date
 from operator import attrgetter
 from urllib.parse import urlsplit
 
-from replug.config.choices import Rerank, ServerAPI, TooLong, TrainedSide
+from replug.config.choices import EnsembleWeights, Rerank, ServerAPI, TooLong, TrainedSide
 from replug.config.errors import UserError
-from replug.config.evaluation_schema import AnyConfig, AskConfig, EvaluationConfig, WebConfig
+from replug.config.evaluation_schema import AnsweringConfig, AnyConfig, AskConfig, EvaluationConfig, WebConfig
 from replug.config.keys import keys_of
 from replug.config.methods import (
     INTERNET_QA,
@@ -54,6 +54,10 @@ def _ask_problems(config: AskConfig) -> Iterator[str]:
     yield from _ensemble_problems(config.ensemble)
     if config.ensemble.temperature == FIT:
         yield "ensemble.temperature is fit, which needs a development split; expected a number above 0 for `replug ask`"
+    if config.ensemble.weights == EnsembleWeights.similarity:
+        for name in ("share", "prune"):
+            if (value := getattr(config.ensemble, name)) != getattr(AnsweringConfig(), name):
+                yield f"ensemble.{name} is {value}, and weights=similarity stay as they are; expected weights=posterior"
     if not config.retriever.path and config.retriever != RetrieverConfig(""):
         yield "retriever.path is missing, but other keys of retriever are set; expected both. Give --retriever DIR"
     yield from untrained_problems(config.retriever)

@@ -57,7 +57,7 @@ class Weighting:
                 raise ValueError(f"{name} is {value}; expected 0 (none) or more, and below 1")
 
 
-REPLUG_WEIGHTS = Weighting(share=1.0)
+REPLUG_WEIGHTS, POSTERIOR_WEIGHTS = Weighting(share=1.0), Weighting()
 
 
 class MovingWeights:

@@ -4,8 +4,9 @@
 `ReplugLM(policy=...)` and `replug ask --policy` follow one. A policy is fitted to one LM, one retriever over its
 documents and two methods, and says nothing of others: whoever loads it compares.
 
-    {"format": 1, "lm": ..., "retriever": ..., "closed": "none", "augmented": "replug@1", "signal": "popularity",
-     "retrieves_when": "below", "thresholds": {"capital": 1841.0, "genre": "always"}, "pooled": 2310.0, "fitted": {...}}
+    {"format": 2, "lm": ..., "retriever": ..., "closed": "none", "augmented": "replug@1", "signal": "popularity",
+     "retrieves_when": "below", "thresholds": {"capital": 1841.0, "genre": "always"}, "pooled": 2310.0, "fitted": {...},
+     "temperature": 1.0, "weighting": {"share": 1.0, "alone": 0.0, "prune": 0.0}}
 """
 
 import json
@@ -19,9 +20,10 @@ from typing import Any, Literal
 from replug.config.errors import UserError
 from replug.config.methods import METHOD, NONE, RERANKERS, WITHOUT_RETRIEVER
 from replug.data.files import write_json
+from replug.models.ensemble import POSTERIOR, REPLUG_WEIGHTS, Weighting
 from replug.models.generation import Generated
 
-FORMAT = 1
+FORMAT = 2
 Threshold = float | Literal["never", "always"]
 NEVER: Threshold = "never"
 ALWAYS: Threshold = "always"
@@ -78,7 +80,7 @@ class Policy:
     """Thresholds in the signal's own unit, by relation; `pooled` is for other relations, and where none is given.
 
     `lm` and `retriever` are identities; `closed` and `augmented` are methods as `configs.methods` reads them. `fitted`
-    says from what and how well, for a reader. `temperature` is the ensemble's.
+    says from what and how well, for a reader. `temperature` and `weighting` are the ensemble's.
     """
 
     lm: str
@@ -90,6 +92,7 @@ class Policy:
     pooled: Threshold
     fitted: Mapping[str, Any] = field(default_factory=dict)
     temperature: float = 1.0
+    weighting: Weighting = REPLUG_WEIGHTS
 
     def __post_init__(self) -> None:
         if self.signal not in SIGNALS:
@@ -109,7 +112,7 @@ class Policy:
     def ensemble_size(self) -> int | None:
         """Documents that are retrieved, where the choice is between none and an ensemble weighed by similarity."""
         found = METHOD.fullmatch(self.augmented)
-        if self.closed != NONE or found is None or found["k"] is None or found["way"]:
+        if self.closed != NONE or found is None or found["k"] is None or found["way"] not in (None, POSTERIOR):
             return None
         if found["source"] in RERANKERS:
             return None
@@ -161,8 +164,8 @@ class Policy:
                 "now): bring those back, or fit a policy to outcomes with these"
             )
 
-    def require_ensemble(self, k: int, temperature: float = 1.0) -> None:
-        """Raise UserError unless the choice is between no document and an ensemble of `k` at this temperature."""
+    def require_ensemble(self, k: int, temperature: float = 1.0, weighting: Weighting = REPLUG_WEIGHTS) -> None:
+        """Raise UserError unless the choice is between no document and an ensemble of `k` that is weighed so."""
         if self.ensemble_size is None:
             raise UserError(
                 f"the policy chooses between {self.closed} and {self.augmented}; expected {NONE} and an ensemble "
@@ -170,11 +173,13 @@ class Policy:
             )
         if self.ensemble_size != k:
             raise UserError(f"k is {k}, but the policy was fitted to {self.augmented}; expected k={self.ensemble_size}")
-        if k > 1 and temperature != self.temperature:
-            raise UserError(
-                f"the ensemble's temperature is {temperature:g}, but the policy was fitted at {self.temperature:g}; "
-                f"expected ensemble.temperature={self.temperature:g}, or a policy fitted to outcomes at {temperature:g}"
-            )
+        given = {"temperature": temperature} | asdict(weighting)
+        for name, fitted in ({"temperature": self.temperature} | asdict(self.weighting)).items():
+            if given[name] != fitted and k + bool(weighting.alone or self.weighting.alone) > 1:  # else nothing is mixed
+                raise UserError(
+                    f"the ensemble's {name} is {given[name]:g}, but the policy was fitted at {fitted:g}; "
+                    f"expected ensemble.{name}={fitted:g}, or a policy fitted to outcomes at {given[name]:g}"
+                )
 
     def value_given(self, subject: Subject) -> float:
         """Return the popularity. Raises UserError for a subject without one."""
@@ -212,8 +217,9 @@ def load_policy(path: Path) -> Policy:
         raise UserError(f"{path}: {what}; expected what `replug report --policies` writes")
     when = content.pop("retrieves_when")
     try:
-        policy = Policy(**{name: content[name] for name in names})
-    except (UserError, AttributeError, TypeError) as error:
+        weighting = Weighting(**content["weighting"])
+        policy = Policy(**{name: content[name] for name in names} | {"weighting": weighting})
+    except (UserError, AttributeError, TypeError, ValueError) as error:
         raise UserError(f"{path}: {error}") from error
     if when != policy.decides_by.retrieves_when:
         raise UserError(

@@ -1,9 +1,10 @@
 """A language model with a retriever plugged in front of it: REPLUG at inference, as a library (section 3.2).
 
 The documents of a text are retrieved by the text itself and stand before it, one to a prompt. The LM's predictions are
-mixed by softmax(similarities / temperature), with the temperature that was saved with the retriever, or another. It is
-a `BlackBoxLM` as the one that it wraps is, which may be local weights, a pool or a server. To show the sources,
-retrieve first and hand in what was found.
+mixed by weights that begin as softmax(similarities / temperature), with the temperature that was saved with the
+retriever, or another, and follow the text (`models.ensemble`). It is a `BlackBoxLM` as the one that it wraps is, which
+may be local weights, a pool or a server. To show the sources, retrieve first and hand in what was found: the weights
+of an answer are those of its documents, in their order.
 
 With a policy (`models.policy`) each prompt is answered from its documents or without any. `decide` says which, and
 `follow` answers; `generate` does both.
@@ -12,7 +13,7 @@ With a policy (`models.policy`) each prompt is answered from its documents or wi
 import math
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, overload
 
 import numpy as np
@@ -30,7 +31,15 @@ from replug.models.black_box_lm import (
     check_pairs,
     require_texts,
 )
-from replug.models.ensemble import Retrieved, Retriever, document_weights, mix, prior_log_weights
+from replug.models.ensemble import (
+    POSTERIOR_WEIGHTS,
+    Retrieved,
+    Retriever,
+    Weighting,
+    document_weights,
+    mix,
+    prior_log_weights,
+)
 from replug.models.ensemble_temperature import own_temperature
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.policy import KnownFrom, Policy, Subject
@@ -60,8 +69,10 @@ class ReplugLM:
     `template` joins them, and cuts what is too long where it was given the LM's tokenizer. For generation, give it the
     LM's `max_tokens` less those that will be generated. `policy` decides which answers of `generate` have documents;
     `score`, `sample` and mixtures of prompts refuse one. A policy that was fitted to another LM, retriever, number of
-    documents, or temperature is a UserError. `temperature` divides similarities in the ensemble's softmax. It defaults
-    to the one that the retriever was saved with, else to 1 as in the paper.
+    documents, temperature or weighting is a UserError. `temperature` divides similarities in the ensemble's softmax. It
+    defaults to the one that the retriever was saved with, else to 1 as in the paper. `weighting` says how weights
+    follow the text, whatever mixtures of prompts say themselves; the paper's is Weighting(share=1.0). Its `alone` is
+    the prior of the text without a document, whose weight comes last among those of an answer.
 
     >>> texts = ["The Loire flows through Nantes.", "The Rhine flows through Basel."]
     >>> lm = ReplugLM(StandInLM(), EncoderRetriever(Encoder("package:minilm"), texts), k=1)
@@ -79,6 +90,7 @@ class ReplugLM:
         template: PromptTemplate | None = None,
         policy: Policy | None = None,
         temperature: float | None = None,
+        weighting: Weighting = POSTERIOR_WEIGHTS,
     ) -> None:
         if k < 0:
             raise ValueError(f"k is {k}; expected 0 (no documents) or more")
@@ -88,7 +100,8 @@ class ReplugLM:
         if policy is not None:
             policy.require_lm(lm.identity)
             policy.require_retriever(getattr(retriever, "identity", None))
-            policy.require_ensemble(k, self.temperature)
+            policy.require_ensemble(k, self.temperature, weighting)
+        self.weighting = weighting
         self._lm, self._retriever, self._k, self._policy = lm, retriever, k, policy
         self._template = template or PromptTemplate("\n")
         self.max_tokens = lm.max_tokens
@@ -128,13 +141,19 @@ class ReplugLM:
         documents = self._documents(contexts, documents)
         prompts = [self._prompts(*row) for row in zip(contexts, continuations, documents, strict=True)]
         mixed = []
-        for given, found in zip(self._score(contexts, prompts, continuations), documents, strict=True):
+        scores = self._score(contexts, prompts, continuations)
+        for given, found, continuation in zip(scores, documents, continuations, strict=True):
             if not found:
                 mixed.append(given[0])
                 continue
+            if given[-1].num_tokens != given[0].num_tokens:  # the last is without a document
+                raise UserError(
+                    f"the continuation {continuation[:40]!r} has {given[0].num_tokens} tokens after a document and "
+                    f"{given[-1].num_tokens} without one; expected a context before it, or a weighting with alone=0"
+                )
+            prior = prior_log_weights([one.similarity for one in found], self.temperature, self.weighting.alone)
             logprobs = np.stack([score.token_logprobs for score in given])
-            similarities = np.array([document.similarity for document in found])
-            mixture = mix(logprobs, prior_log_weights(similarities, self.temperature))
+            mixture = mix(logprobs, prior, self.weighting.share, self.weighting.prune)
             mixed.append(ContinuationScore(mixture.astype(np.float32)))
         return mixed
 
@@ -301,19 +320,23 @@ class ReplugLM:
         return documents
 
     def _prompts(self, text: str, continuation: str, documents: Documents) -> list[str]:
-        """Return a prompt for each document, or the text alone."""
+        """Return a prompt for each document, and the text alone where it is a member or there is no document."""
         texts: list[str | None] = [document.text for document in documents]
-        return [self._template.prefix(document, text, continuation) for document in texts or [None]]
+        texts += [None] * (self.weighting.alone > 0 or not documents)
+        return [self._template.prefix(document, text, continuation) for document in texts]
 
     def _mixture(self, mixture: Mixture, documents: Sequence[Documents]) -> Mixture:
-        """Return the prompts with the documents of each; a prompt's weight is divided among its documents."""
+        """Return the prompts with the documents of each; a prompt's weight is divided among its members."""
         prompts: list[str] = []
         weights: list[float] = []
         for prompt, weight, found in zip(mixture.prompts, mixture.weights, documents, strict=True):
             prompts += self._prompts(prompt, "", found)
-            shares = document_weights([document.similarity for document in found], self.temperature).tolist() or [1.0]
-            weights += [weight * share for share in shares]
-        return Mixture(prompts, weights)
+            similarities = [document.similarity for document in found]
+            shares = document_weights(similarities, self.temperature, self.weighting.alone) if found else [1.0]
+            weights += [weight * float(share) for share in shares]
+        if not any(documents):
+            return replace(mixture, prompts=prompts)
+        return Mixture(prompts, weights, self.weighting.share, self.weighting.prune)
 
     def _score(self, contexts: Texts, prompts: list[list[str]], continuations: Texts) -> list[list[ContinuationScore]]:
         """Return the scores of each continuation after each of its prompts.

@@ -1,7 +1,8 @@
 """Embed, search, and answer through the ensemble, whatever the shape of the request.
 
 An answer is REPLUG's (section 3.2): documents are retrieved for the query, each stands before the prompt, and the LM's
-predictions are mixed by softmax(similarities / temperature). Requests that wait together are computed in one call.
+predictions are mixed by weights that begin as softmax(similarities / temperature) and follow the answer
+(`models.ensemble`). Requests that wait together are computed in one call.
 
 In a chat the document stands inside the user's last message, because the template begins with what the LM's chats begin
 with. What does not fit is cut from the document's end, never from the prompt, and the answer says so.
@@ -25,7 +26,7 @@ from replug.cluster.background import attempt
 from replug.config.errors import RunError
 from replug.index_workers.build_plan import index_folder
 from replug.models.black_box_lm import BlackBoxLM, GrowingAnswer, Mixture
-from replug.models.ensemble import Retrieved, document_weights
+from replug.models.ensemble import POSTERIOR_WEIGHTS, Retrieved, Weighting, document_weights
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.lm_source import LMSource
 from replug.models.local.local_source import LocalSource
@@ -187,7 +188,7 @@ class Question:
     listen: Listener | None = None
     documents: Sequence[Retrieved] = ()
     query_is_cut: bool = False
-    weights: Sequence[float] = ()
+    priors: Sequence[float] = ()  # of the documents, and of no document where that is a member
     are_cut: Sequence[bool] = ()
     is_gone: threading.Event = field(default_factory=threading.Event)
     error: RunError | None = None
@@ -195,7 +196,7 @@ class Question:
     def __post_init__(self) -> None:
         self._growing = GrowingAnswer(self.options.stop)
 
-    def mixture(self, template: PromptTemplate) -> Mixture:
+    def mixture(self, template: PromptTemplate, weighting: Weighting) -> Mixture:
         """Return the prompts of the ensemble, each with as much of its document as fits."""
         if not self.documents:
             return Mixture([self.build(None)], [1.0])
@@ -203,8 +204,9 @@ class Question:
         prompts = [template.fit(text, self.build, self.options.max_new_tokens) for text in texts]
         self.are_cut = [prompt != self.build(text) for prompt, text in zip(prompts, texts, strict=True)]
         similarities = [found.similarity for found in self.documents]
-        self.weights = document_weights(similarities, self.index.temperature).tolist()
-        return Mixture(prompts, self.weights)
+        self.priors = document_weights(similarities, self.index.temperature, weighting.alone).tolist()
+        prompts += [self.build(None)] * (weighting.alone > 0)
+        return Mixture(prompts, self.priors, weighting.share, weighting.prune)
 
     def hear(self, text: str, is_whole: bool = False) -> bool:
         """Tell the client what is new in the text so far; return whether the answer is still wanted."""
@@ -217,21 +219,36 @@ class Question:
         return self.error is None and not self.is_gone.is_set()
 
     def answered(self, generated: Generated) -> Answer:
-        rows = zip(self.documents, self.weights, self.are_cut, strict=True)
+        weights = [
+            {"weight": weight, "prior": prior}
+            for weight, prior in zip(generated.weights.tolist(), self.priors, strict=bool(self.priors))
+        ]
+        rows = zip(self.documents, weights, self.are_cut, strict=False)
         evidence = {
             "index_version": self.index.version,
             "temperature": self.index.temperature,
             "query_is_cut": self.query_is_cut,
-            "documents": [document_json(found) | {"weight": weight, "is_cut": cut} for found, weight, cut in rows],
+            "documents": [document_json(found) | own | {"is_cut": cut} for found, own, cut in rows],
         }
+        if len(weights) > len(self.documents):
+            evidence["alone"] = weights[-1]
         return Answer(generated, generated.num_tokens >= self.options.max_new_tokens, evidence)
 
 
 class Service:
     """The models behind the routes. `k` is the default number of documents of an answer."""
 
-    def __init__(self, lm: BlackBoxLM, prompting: Prompting, k: int, index: IndexHolder, limits: ServingLimits) -> None:
+    def __init__(
+        self,
+        lm: BlackBoxLM,
+        prompting: Prompting,
+        k: int,
+        index: IndexHolder,
+        limits: ServingLimits,
+        weighting: Weighting = POSTERIOR_WEIGHTS,
+    ) -> None:
         self.lm, self.prompting, self.k, self.index, self.limits = lm, prompting, k, index, limits
+        self.weighting = weighting
         self.metrics = Metrics()
         self.metrics.version.set_function(lambda: index.served.version)
         self._retriever_queue = BatchQueue("retriever", MAX_TEXTS_A_CALL, self.metrics)
@@ -279,7 +296,7 @@ class Service:
         return question.answered(generated)
 
     def _generate(self, options: GenerationOptions, questions: Sequence[Question]) -> list[Generated]:
-        mixtures = [question.mixture(self.prompting.template) for question in questions]
+        mixtures = [question.mixture(self.prompting.template, self.weighting) for question in questions]
         generated = self.lm.generate(mixtures, options, lambda number, text: questions[number].hear(text))
         for question, answer in zip(questions, generated, strict=True):
             question.hear(answer.text, is_whole=True)
@@ -294,6 +311,7 @@ def load_service(
     limits: ServingLimits,
     temperature: float | None = None,
     spread: bool = False,
+    weighting: Weighting = POSTERIOR_WEIGHTS,
 ) -> Service:
     """Load the newest index of a run or an index directory, and an LM that has been reached.
 
@@ -304,7 +322,7 @@ def load_service(
     lm = source.load(spread) if isinstance(source, LocalSource) else source.open_here()
     most = min(limits.max_prompt_tokens, lm.max_tokens or limits.max_prompt_tokens)
     log.info(f"loaded {lm.identity}, index version {index.served.version}")
-    return Service(lm, Prompting(separator, source.tokenizer(), most), k, index, limits)
+    return Service(lm, Prompting(separator, source.tokenizer(), most), k, index, limits, weighting)
 
 
 def _embed(index: ServedIndex, side: Side, calls: Sequence[list[str]]) -> list[tuple[np.ndarray, int, list[bool]]]:

@@ -14,6 +14,7 @@ from replug.answering.rerankers import RERANKERS, write_weights
 from replug.data.records import Document
 from replug.data.sources.built_in_texts import stand_in_vocabulary
 from replug.index_workers.version_store import VersionStore
+from replug.models.black_box_lm import Mixture
 from replug.models.generation import GenerationOptions
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.policy import Policy
@@ -84,25 +85,51 @@ def test_an_index_answers_by_the_ensemble_of_its_documents(replug, index):
     similarities = [one["similarity"] for one in evidence]
     assert similarities == sorted(similarities, reverse=True)
     total = sum(math.exp(similarity) for similarity in similarities)
-    assert [one["weight"] for one in evidence] == pytest.approx([math.exp(one) / total for one in similarities])
+    priors = [one["prior"] for one in evidence]
+    assert priors == pytest.approx([math.exp(one) / total for one in similarities])
     prompts = AnswerPrompts(OWN_SHOTS)
-    expected = mixed(
-        StandInLM(),
-        [prompts.ask(QUESTION, one["text"]) for one in evidence],
-        [one["weight"] for one in evidence],
-        GenerationOptions(4, "\n"),
-    )
+    mixture = Mixture([prompts.ask(QUESTION, one["text"]) for one in evidence], priors, share=0.05)
+    [expected] = StandInLM().generate([mixture], GenerationOptions(4, "\n"))
     assert row["answer"] == expected.text and row["sum_logprob"] == pytest.approx(expected.sum_logprob)
+    assert [one["weight"] for one in evidence] == pytest.approx(expected.weights)
+    fixed = asked(replug, "--index", index, LM, "--k", "3", "ensemble.weights=similarity")
+    assert [one["weight"] for one in fixed["evidence"]] == pytest.approx(priors)
+
+
+def test_no_evidence_is_a_member_and_pruned_passages_have_no_weight(replug, index):
+    typed = ["--index", index, LM, "--k", "3", "--max-new-tokens", "4", "ensemble.alone=0.2", "ensemble.prune=0.3"]
+    row = asked(replug, *typed)
+    prompts = AnswerPrompts(OWN_SHOTS)
+    texts = [*(one["text"] for one in row["evidence"]), None]
+    members = [*row["evidence"], row["alone"]]
+    priors = [one["prior"] for one in members]
+    mixture = Mixture([prompts.ask(QUESTION, text) for text in texts], priors, share=0.05, prune=0.3)
+    [expected] = StandInLM().generate([mixture], GenerationOptions(4, "\n"))
+    assert sum(priors) == pytest.approx(1) and priors[-1] == 0.2
+    assert row["answer"] == expected.text
+    assert [one["weight"] for one in members] == pytest.approx(expected.weights) and 0 in expected.weights
+    assert "no evidence" in replug("ask", QUESTION, *typed).output
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["ensemble.weights=similarity", "ensemble.share=0.1"], "ensemble.share is 0.1, and weights=similarity stay"),
+        (["ensemble.weights=similarity", "ensemble.prune=0.1"], "ensemble.prune is 0.1, and weights=similarity stay"),
+        (["ensemble.share=0.1", "--rerank", "poe"], "ensemble.share is for the ensemble of every token"),
+        (["ensemble.share=1.5"], "ensemble.share is 1.5"),
+    ],
+)
+def test_keys_of_weights_without_effect_are_refused(replug, index, typed, message):
+    done = replug("ask", QUESTION, "--index", index, LM, *typed)
+    assert done.status == 2 and message in " ".join(done.printed.split())
 
 
 def test_a_template_continues_with_the_documents_before_it(replug, index):
     row = asked(replug, "--index", index, LM, "--k", "2", "--max-new-tokens", "5", "--template", "{question}")
-    expected = mixed(
-        StandInLM(),
-        [f"{one['text']}\n{QUESTION}" for one in row["evidence"]],
-        [one["weight"] for one in row["evidence"]],
-        GenerationOptions(5),
-    )
+    prompts = [f"{one['text']}\n{QUESTION}" for one in row["evidence"]]
+    mixture = Mixture(prompts, [one["prior"] for one in row["evidence"]], share=0.05)
+    [expected] = StandInLM().generate([mixture], GenerationOptions(5))
     assert row["answer"] == expected.text
 
 
@@ -180,7 +207,17 @@ def policy(index: Path) -> Policy:
 def following(policy: Policy, index: Path, *typed: str) -> list[object]:
     """What is typed to follow it."""
     policy.save(Path("policy.json"))
-    return ["--index", index, LM, "--policy", "policy.json", "--max-new-tokens", "4", *typed]
+    return [
+        "--index",
+        index,
+        LM,
+        "ensemble.weights=similarity",
+        "--policy",
+        "policy.json",
+        "--max-new-tokens",
+        "4",
+        *typed,
+    ]
 
 
 def test_documents_are_retrieved_where_the_policy_says(replug: CommandLine, index, policy):
@@ -188,7 +225,7 @@ def test_documents_are_retrieved_where_the_policy_says(replug: CommandLine, inde
     assert len(rare["evidence"]) == 3  # as many as the policy was fitted to
     decided = {"signal": "popularity", "value": 3.0, "threshold": 1000.0, "retrieves": True}
     assert decided.items() <= rare["policy"].items()
-    typed = ["--index", index, LM, "--max-new-tokens", "4"]
+    typed = ["--index", index, LM, "ensemble.weights=similarity", "--max-new-tokens", "4"]
     assert {**rare, "policy": None} == {**asked(replug, *typed, "--k", "3"), "policy": None}
     known = asked(replug, *following(policy, index, "--popularity", "3000"))
     assert known["evidence"] == [] and known["policy"]["threshold"] == 10.0 and known["answer"]
@@ -211,7 +248,7 @@ def test_a_corpus_is_searched_by_bm25_and_its_passages_weigh_by_tfidf(replug, co
     row = asked(replug, "--engine", "local", "--corpus", corpus, LM, "--k", "2", "--max-new-tokens", "3")
     cosines = [one["similarity"] for one in row["evidence"]]
     assert row["evidence"][0]["id"] == "c1" and cosines[0] > cosines[1] > 0
-    assert [one["weight"] for one in row["evidence"]] == pytest.approx([one / sum(cosines) for one in cosines])
+    assert [one["prior"] for one in row["evidence"]] == pytest.approx([one / sum(cosines) for one in cosines])
 
 
 def test_an_index_is_an_engine_too_and_a_retriever_ranks_its_passages(replug, index):
@@ -220,9 +257,9 @@ def test_an_index_is_an_engine_too_and_a_retriever_ranks_its_passages(replug, in
     by_words = asked(replug, *typed, question=about)["evidence"]
     densely = asked(replug, *typed, "--retriever", "stand_in", "--k", "3", question=about)["evidence"]
     alone = asked(replug, "--index", index, LM, "--k", "3", "--max-new-tokens", "3", question=about)["evidence"]
-    assert by_words[0]["id"] == "d2" and by_words[0]["weight"] > 0.9
+    assert by_words[0]["id"] == "d2" and by_words[0]["prior"] > 0.9
     assert [one["id"] for one in densely] == [one["id"] for one in alone]
-    assert [one["weight"] for one in densely] == pytest.approx([one["weight"] for one in alone], abs=1e-3)
+    assert [one["prior"] for one in densely] == pytest.approx([one["prior"] for one in alone], abs=1e-3)
     assert {one["id"] for one in by_words} == {f"d{row}" for row in range(len(TEXTS))}
 
 

@@ -91,6 +91,7 @@ def assert_same(one: Generated, other: Generated) -> None:
     assert one.text == other.text
     np.testing.assert_allclose(one.token_logprobs, other.token_logprobs, atol=1e-4)
     np.testing.assert_allclose(one.token_entropies, other.token_entropies, atol=1e-4)
+    np.testing.assert_allclose(one.weights, other.weights, atol=1e-4)
 
 
 GREEDY = GenerationOptions(12)
@@ -303,6 +304,8 @@ MIXTURES = [
     Mixture(["the mat and the cat"], [1.0]),
     Mixture([prompt * 3 for prompt in PROMPTS[:2]], [0.5, 0.5]),
     Mixture(PROMPTS[::-1], WEIGHTS),
+    Mixture(PROMPTS, WEIGHTS, share=0.05),
+    Mixture(PROMPTS, WEIGHTS, share=0.0, prune=0.25),
 ]
 
 
@@ -314,7 +317,7 @@ MIXTURES = [
 def test_mixtures_side_by_side_have_the_answers_that_each_has_alone(
     llama: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch, options: GenerationOptions
 ) -> None:
-    alone = [mixed(llama, one.prompts, one.weights, options) for one in MIXTURES]
+    alone = [llama.generate([one], options)[0] for one in MIXTURES]
     for budget in (1, 60, 1000):  # one at a time, several at a time, all
         monkeypatch.setattr(llama, "tokens_per_batch", budget)
         for one, other in zip(llama.generate(MIXTURES, options), alone, strict=True):
@@ -326,6 +329,38 @@ def test_mixtures_side_by_side_have_the_answers_that_each_has_alone(
 def test_mixtures_side_by_side_are_right_for_every_architecture(lm: HuggingFaceLM) -> None:
     for found, one in zip(lm.generate(MIXTURES[:2], GREEDY), MIXTURES[:2], strict=True):
         assert_equals_reference(lm, found, one.prompts, one.weights)
+
+
+@pytest.mark.parametrize("options", [GREEDY, GenerationOptions(12, temperature=1.0, seed=3)], ids=["greedy", "drawn"])
+def test_answers_and_their_weights_are_those_of_their_scores(
+    lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch, options: GenerationOptions
+) -> None:
+    begin, begun = lm._begin, []
+    monkeypatch.setattr(lm, "_begin", lambda *given: begun.append(begin(*given)) or begun[-1])
+    found = lm.generate(MIXTURES, options)
+    for mixture, answer, under_way in zip(MIXTURES, found, [*begun], strict=True):
+        ids, given = under_way._ids, []
+        for prompt in under_way.rows:
+            logits = lm.model(torch.tensor([prompt + ids]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+            given.append(logits.double().log_softmax(-1)[range(len(ids)), ids].numpy())
+        moving = mixture.moving()
+        np.testing.assert_allclose(answer.token_logprobs, [moving.see(one) for one in np.array(given).T], atol=1e-4)
+        np.testing.assert_allclose(answer.weights, moving.weights, atol=1e-4)
+        assert "".join(lm.stream(mixture, options)) == answer.text
+    kept, moved, pruned = found[3].weights, found[4].weights, found[5].weights
+    np.testing.assert_allclose(kept, WEIGHTS)
+    assert abs(moved - WEIGHTS).max() > 1e-3 and (pruned == 0).any()
+
+
+def test_a_pruned_prompt_is_read_no_further() -> None:
+    prompts = Scripted([[1, 2, 3], [1, 2, 3], [4, 4, 4], [1, 1, 0]])
+    answers = [
+        mixtures.MixedAnswer([[7]] * len(one.prompts), one, GenerationOptions(3), frozenset([0]), str)
+        for one in (Mixture(["a", "b", "c"], [0.4, 0.4, 0.2], share=0.05, prune=0.1), Mixture(["d"], [1.0]))
+    ]
+    assert len([*mixtures.continue_answers(prompts, answers)]) == 3
+    assert prompts.appended == [([1, 1, 1], [0, 1, 3]), ([2, 2, 1], [0, 1, 2])]
+    np.testing.assert_allclose(answers[0].generated().weights, [0.5, 0.5, 0.0])
 
 
 class Scripted:
@@ -361,7 +396,7 @@ def test_a_mixture_that_has_ended_is_read_no_further() -> None:
 def test_mixtures_that_memory_does_not_hold_are_halved(
     llama: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected = [one.text for one in llama.generate(MIXTURES, GREEDY)]
+    expected = llama.generate(MIXTURES, GREEDY)
     grow = llama._grow
 
     def grow_few(rows: list[list[int]], opening: str) -> object:
@@ -370,7 +405,8 @@ def test_mixtures_that_memory_does_not_hold_are_halved(
         return grow(rows, opening)
 
     monkeypatch.setattr(llama, "_grow", grow_few)
-    assert [one.text for one in llama.generate(MIXTURES, GREEDY)] == expected
+    for one, other in zip(llama.generate(MIXTURES, GREEDY), expected, strict=True):
+        assert_same(one, other)
     assert "halving" in caplog.text
 
 

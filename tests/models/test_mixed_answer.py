@@ -1,5 +1,6 @@
 """A server's answers to several prompts: those of the same weights here, token by token or as whole answers."""
 
+import itertools
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from replug.models.black_box_lm import Mixture
 from replug.models.generation import GenerationOptions
 from replug.models.http.completions_api import ServerText
 from replug.models.http.http_lm import HttpLM
@@ -82,6 +84,7 @@ class HFServer(FaultServer):
 
 PROMPTS = ["the cat sat on the mat", "a much longer prefix of the cat", "x", "the beginning of a text: the cat"]
 WEIGHTS = [0.4, 0.3, 0.2, 0.1]
+MIXTURES = [Mixture(PROMPTS, WEIGHTS), Mixture(PROMPTS, WEIGHTS, 0.05), Mixture(PROMPTS, WEIGHTS, 0.05, prune=0.15)]
 
 
 def top(others: float, **probabilities: float) -> TopTokens:
@@ -179,17 +182,32 @@ def test_a_server_answers_as_the_same_weights_do_here(
     local: HuggingFaceLM, folder: str, server: HFServer, api: str
 ) -> None:
     lm = opened(server, tokenizer=folder, api=api)
-    settled = 0
-    for options in (GenerationOptions(5), GenerationOptions(4, stop=" ")):
-        here = mixed(local, PROMPTS, WEIGHTS, options)
-        there = mixed(lm, PROMPTS, WEIGHTS, options)
+    settled = []
+    for mixture, options in itertools.product(MIXTURES, (GenerationOptions(5), GenerationOptions(4, stop=" "))):
+        [here], [there] = local.generate([mixture], options), lm.generate([mixture], options)
         if there.answer_tokens is not None:  # the likeliest tokens of a random LM do not always settle it
             continue
-        settled += 1
+        settled.append(mixture)
         assert (there.text, there.num_prompts, there.prompt_tokens) == (here.text, 4, here.prompt_tokens)
-        np.testing.assert_allclose(there.token_logprobs, here.token_logprobs, atol=1e-3)
+        np.testing.assert_allclose(there.token_logprobs, here.token_logprobs, atol=1e-5)
+        np.testing.assert_allclose(there.weights, here.weights, atol=1e-5)
     lm.close()
-    assert settled
+    assert all(mixture in settled for mixture in MIXTURES)
+
+
+def test_a_pruned_prompt_is_asked_and_scored_no_further(local: HuggingFaceLM, folder: str, server: HFServer) -> None:
+    lm = opened(server, tokenizer=folder)
+    [answer] = lm.generate(MIXTURES[2:], GenerationOptions(5))
+    lm.close()
+    left_out = [place for place, weight in enumerate(answer.weights) if not weight]
+    assert left_out and answer.answer_tokens is None
+    asked = [ids for payload in server.payloads for ids in payload["prompt"]]
+    longest = [max(len(ids) - len(own) for ids in asked if ids[: len(own)] == own) for own in ids_of(local, PROMPTS)]
+    assert max(longest) >= 4 and all(longest[place] < 4 for place in left_out)
+
+
+def ids_of(lm: HuggingFaceLM, prompts: list[str]) -> list[list[int]]:
+    return [lm.tokenizer(prompt)["input_ids"] for prompt in prompts]
 
 
 @pytest.mark.parametrize("api", ["echo", "prompt_logprobs"])
@@ -212,7 +230,7 @@ def test_without_the_tokenizer_every_answer_is_scored_after_every_prompt(
 ) -> None:
     options = GenerationOptions(4)
     with_text = opened(server)
-    found = mixed(with_text, PROMPTS, WEIGHTS, options)
+    found, moved = (with_text.generate([mixture], options)[0] for mixture in MIXTURES[:2])
     answers = [texts_of(with_text, [prompt], 4)[0] for prompt in PROMPTS]
     with_text.close()
     masses = {}
@@ -222,6 +240,11 @@ def test_without_the_tokenizer_every_answer_is_scored_after_every_prompt(
     best = max(masses, key=masses.__getitem__)
     assert found.text == best and found.sum_logprob == pytest.approx(masses[best], abs=1e-3)
     assert found.num_tokens == local_scores(local, PROMPTS, best).shape[1]
+    moving = MIXTURES[1].moving()
+    logprob = sum(moving.see(token) for token in local_scores(local, PROMPTS, moved.text).T)
+    assert moved.sum_logprob == pytest.approx(logprob, abs=1e-3)
+    np.testing.assert_allclose(moved.weights, moving.weights, atol=1e-3)
+    np.testing.assert_allclose(found.weights, WEIGHTS)
 
 
 def local_scores(lm: HuggingFaceLM, prompts: list[str], answer: str) -> np.ndarray:

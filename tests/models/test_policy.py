@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from replug.config.errors import UserError
-from replug.models.ensemble import Retrieved
+from replug.models.ensemble import REPLUG_WEIGHTS, Retrieved, Weighting
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.policy import Policy, Subject, load_policy
@@ -71,7 +71,8 @@ def test_a_policy_comes_back_from_its_file(tmp_path):
     ("change", "message"),
     [
         ({"signal": "page_rank"}, "signal 'page_rank' is unknown; expected one of popularity, frequency"),
-        ({"format": 2}, "not a policy of format 1"),
+        ({"format": 1}, "not a policy of format 2"),
+        ({"weighting": {"share": 2}}, "share is 2; expected 0"),
         ({"retrieves_when": "above"}, "retrieves_when is 'above'; expected 'below' of popularity"),
         ({"pooled": "sometimes"}, "threshold 'sometimes' of pooled: expected a finite number, 'never' or 'always'"),
         ({"thresholds": {"capital": True}}, "threshold True of capital"),
@@ -209,6 +210,17 @@ def test_popularity_must_be_given(subjects):
 def test_a_policy_for_another_lm_retriever_or_way_is_refused_by_name(change, k, message):
     with pytest.raises(UserError, match=message):
         ReplugLM(Counted(), Shelf(), k, policy=replace(POLICY, **change))
+
+
+def test_a_policy_is_followed_with_the_weights_that_it_was_fitted_to():
+    fixed, moving = replace(POLICY, augmented="replug@3"), Weighting(0.05, prune=0.01)
+    posterior = replace(fixed, weighting=moving)
+    ReplugLM(Counted(), Shelf(), 3, policy=fixed, weighting=REPLUG_WEIGHTS)
+    ReplugLM(Counted(), Shelf(), 3, policy=posterior, weighting=moving)
+    with pytest.raises(UserError, match=r"share is 0.05, but .* at 1; expected ensemble.share=1"):
+        ReplugLM(Counted(), Shelf(), 3, policy=fixed)
+    with pytest.raises(UserError, match=r"prune is 0, but .* at 0.01; expected ensemble.prune=0.01"):
+        ReplugLM(Counted(), Shelf(), 3, policy=posterior)
 
 
 def test_documents_that_are_handed_in_are_used_whatever_the_policy_and_scores_need_them():

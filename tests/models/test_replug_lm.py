@@ -8,10 +8,19 @@ import pytest
 import torch
 
 from replug.config.errors import UserError
-from replug.models.black_box_lm import ContinuationScore, UnscorableText
+from replug.models.black_box_lm import ContinuationScore, Mixture, UnscorableText
 from replug.models.encoder import Encoder
 from replug.models.encoder_retriever import EncoderRetriever
-from replug.models.ensemble import Retrieved, document_weights, mix_token_logprobs
+from replug.models.ensemble import (
+    REPLUG_WEIGHTS,
+    Retrieved,
+    Weighting,
+    document_weights,
+    mix,
+    mix_token_logprobs,
+    prior_log_weights,
+    token_weights,
+)
 from replug.models.generation import GenerationOptions
 from replug.models.http.http_lm import HttpLM
 from replug.models.http.request_budget import RequestBudget
@@ -24,6 +33,7 @@ from replug.models.scorer_pool import ScorerPool
 from tests.support.fault_server import FaultServer, server_spec
 from tests.support.lm_answers import mixed, texts_of
 from tests.support.tiny_lms import load, naive_logprobs, reference, write_gpt2, write_llama
+from tests.support.tokenizers import llama_with
 
 TEXTS = ["red sky over the sea", "the mat of the cat", "blue", "日本 の 海"]
 SIMILARITIES = [0.9, 0.2, -0.4, 0.6]
@@ -78,7 +88,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
 
 
 def test_scores_are_the_mixture_computed_by_hand(lm: HuggingFaceLM) -> None:
-    scores = ReplugLM(lm, Shelf(found())).score(CONTEXTS, CONTINUATIONS)
+    scores = ReplugLM(lm, Shelf(found()), weighting=REPLUG_WEIGHTS).score(CONTEXTS, CONTINUATIONS)
     for score, context, continuation in zip(scores, CONTEXTS, CONTINUATIONS, strict=True):
         given = [naive_logprobs(lm, f"{text}\n{context}", continuation) for text in TEXTS]
         np.testing.assert_allclose(score.token_logprobs, mixed_by_hand(given, SIMILARITIES), atol=1e-4)
@@ -121,7 +131,7 @@ def test_the_ensemble_takes_one_text_as_one_and_a_list_as_a_list(encoder: Encode
 
 
 def test_answers_are_the_mixtures(lm: HuggingFaceLM) -> None:
-    answers = ReplugLM(lm, Shelf(found())).generate(CONTEXTS[:2], GREEDY)
+    answers = ReplugLM(lm, Shelf(found()), weighting=REPLUG_WEIGHTS).generate(CONTEXTS[:2], GREEDY)
     weights = [math.exp(s) / sum(map(math.exp, SIMILARITIES)) for s in SIMILARITIES]
     for answer, context in zip(answers, CONTEXTS[:2], strict=True):
         ids, logprobs, _ = reference(lm, [f"{text}\n{context}" for text in TEXTS], weights, 8)
@@ -144,12 +154,56 @@ def test_a_stream_is_the_answer_in_pieces(lm: HuggingFaceLM) -> None:
 
 def test_a_mixture_of_prompts_is_a_mixture_over_all_their_documents() -> None:
     lm, contexts = StandInLM(), ["a b", "c d"]
-    answer = mixed(ReplugLM(lm, Shelf(found(2))), contexts, [0.3, 0.7], GREEDY)
+    replug = ReplugLM(lm, Shelf(found(2)), weighting=REPLUG_WEIGHTS)
+    answer = mixed(replug, contexts, [0.3, 0.7], GREEDY)
     first, second = document_weights(SIMILARITIES[:2])
     prompts = [f"{text}\n{context}" for context in contexts for text in TEXTS[:2]]
     flat = mixed(lm, prompts, [0.3 * first, 0.3 * second, 0.7 * first, 0.7 * second], GREEDY)
     assert answer.text == flat.text
     np.testing.assert_allclose(answer.token_logprobs, flat.token_logprobs)
+
+
+# Weights that follow the text ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weighting", [Weighting(), Weighting(0.1, alone=0.2), Weighting(0.0, prune=0.2)])
+def test_the_log_probs_and_weights_of_an_answer_are_those_of_its_scores(weighting: Weighting) -> None:
+    lm, context = StandInLM(), "the cat sat by the sea"
+    replug = ReplugLM(lm, Shelf(found(3)), weighting=weighting)
+    answer = replug.generate(context, GREEDY)
+    documents = [f"{text}\n" for text in TEXTS[:3]] + [""] * (weighting.alone > 0)
+    given = [lm.score([document + context], [f" {answer.text}"])[0].token_logprobs for document in documents]
+    prior = prior_log_weights(SIMILARITIES[:3], alone=weighting.alone)
+    expected = mix(np.array(given), prior, weighting.share, weighting.prune)
+    np.testing.assert_allclose(answer.token_logprobs, expected, atol=1e-5)
+    np.testing.assert_allclose(replug.score(context, f" {answer.text}").token_logprobs, expected, atol=1e-5)
+    if not weighting.prune:
+        longer = np.pad(given, ((0, 0), (0, 1)))  # by whose last token's weights a token behind the answer is predicted
+        after = token_weights(longer, prior, share=weighting.share)[:, -1]
+        np.testing.assert_allclose(answer.weights, after, atol=1e-5)
+    assert len(answer.weights) == len(documents)
+    assert (answer.weights == 0).any() == (weighting.prune > 0)
+
+
+def test_no_document_is_a_member_beside_the_documents_of_each_prompt() -> None:
+    weighting, contexts = Weighting(0.1, alone=0.25), ["a b", "c d"]
+    answer = mixed(ReplugLM(StandInLM(), Shelf(found(2)), weighting=weighting), contexts, [0.3, 0.7], GREEDY)
+    own = [*(0.75 * document_weights(SIMILARITIES[:2])), 0.25]
+    prompts = [f"{text}{context}" for context in contexts for text in (*(f"{one}\n" for one in TEXTS[:2]), "")]
+    flat = Mixture(prompts, [weight * share for weight in (0.3, 0.7) for share in own], share=0.1)
+    [expected] = StandInLM().generate([flat], GREEDY)
+    assert answer.text == expected.text
+    np.testing.assert_allclose(answer.weights, expected.weights)
+    [closed] = ReplugLM(StandInLM(), Shelf([]), weighting=weighting).generate(["a b"], GREEDY)
+    assert closed.weights.tolist() == [1.0]
+
+
+def test_other_tokens_without_a_document_are_refused_by_the_text(tmp_path) -> None:
+    lm = llama_with("Llama 2", tmp_path)
+    replug = ReplugLM(lm, Shelf(found(2)), weighting=Weighting(alone=0.1))
+    assert replug.score("The", " sea").num_tokens
+    with pytest.raises(UserError, match=r"'\\nsea' has \d tokens after a document and \d without one; .* alone=0"):
+        replug.score("", "\nsea")
 
 
 # What was found --------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from replug.config.errors import UserError
 from replug.index_workers.local_index import IndexRetriever, LocalIndex
 from replug.index_workers.version_store import VersionStore
 from replug.models.black_box_lm import Mixture, Watch
+from replug.models.ensemble import Weighting, document_weights
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.stand_in_lm import StandInLM
@@ -29,7 +30,7 @@ from replug.serving.app import MAX_BODY_BYTES, TOKEN_VARIABLE, create_app, token
 from replug.serving.openai_api import ServingLimits
 from replug.serving.service import Prompting, Service
 from tests.support.index_versions import flip
-from tests.support.lm_answers import mixed, texts_of
+from tests.support.lm_answers import texts_of
 from tests.support.serving import LIMITS, POLL_SECONDS, TEXTS, ask, client_of, client_of_app, post, service_of
 from tests.support.small_index import write_small_index
 from tests.support.tiny_lms import MAX_TOKENS, load, random_lms_need_make_no_sense, write_gpt2  # noqa: F401
@@ -97,7 +98,34 @@ def test_an_answer_is_that_of_the_ensemble_with_its_documents_weights_and_versio
         own = found["replug"]
         assert (own["index_version"], own["temperature"], own["query_is_cut"]) == (0, 1.0, False)
         assert [(one["id"], one["text"]) for one in own["documents"]] == [(one.id, one.text) for one in documents]
-        assert sum(one["weight"] for one in own["documents"]) == pytest.approx(1)
+        assert [one["weight"] for one in own["documents"]] == pytest.approx(whole.weights, abs=1e-4)
+        priors = document_weights([one.similarity for one in documents])
+        assert [one["prior"] for one in own["documents"]] == pytest.approx(priors) and "alone" not in own
+
+
+def assert_same_evidence(one: dict, other: dict) -> None:
+    """Compare all but the rounding of weights."""
+    ours, theirs = ([row.pop("weight") for row in own["documents"]] for own in (one, other))
+    assert one == other
+    assert ours == pytest.approx(theirs, abs=1e-4)
+
+
+def test_no_document_is_a_member_whose_weight_is_told(tiny: Tiny) -> None:
+    async def test(client):
+        return await post(client, **completion(PROMPTS[0])), await post(client, **completion("x", replug={"k": 0}))
+
+    weighting = Weighting(0.1, alone=0.25, prune=0.01)
+    service = tiny.service()
+    service.weighting = weighting
+    replug = ReplugLM(tiny.lm, IndexRetriever(LocalIndex(tiny.root, 1)), 2, weighting=weighting)
+    answer, closed = ask(service, test)
+    expected = replug.generate(PROMPTS[0], GenerationOptions(12))
+    assert answer["choices"][0]["text"] == expected.text
+    own = answer["replug"]
+    assert [one["weight"] for one in (*own["documents"], own["alone"])] == pytest.approx(expected.weights, abs=1e-4)
+    assert own["alone"]["prior"] == pytest.approx(0.25)
+    assert sum(one["prior"] for one in own["documents"]) == pytest.approx(0.75)
+    assert closed["replug"]["documents"] == [] and "alone" not in closed["replug"]
 
 
 def test_answers_asked_at_once_are_decoded_together_and_are_those_of_each_alone(tiny: Tiny) -> None:
@@ -112,9 +140,11 @@ def test_answers_asked_at_once_are_decoded_together_and_are_those_of_each_alone(
 
     alone, together, before, after, listed = ask(tiny.service(), test)
     assert [one["choices"] for one in together] == [one["choices"] for one in alone]
-    assert [one["replug"] for one in together] == [one["replug"] for one in alone]
     assert [one["text"] for one in listed["choices"]] == [one["choices"][0]["text"] for one in alone[::2]]
-    assert listed["replug"] == [one["replug"] for one in alone[::2]]
+    for row, one in enumerate(alone):
+        others = [together[row]["replug"], *([listed["replug"][row // 2]] if row % 2 == 0 else [])]
+        for other in others:
+            assert_same_evidence(copy.deepcopy(one["replug"]), other)
     assert 'replug_batch_size_count{queue="lm"} 8.0' in before  # each alone
     assert 'replug_batch_size_count{queue="lm"} 11.0' in after  # greedy ones, drawn ones, and a list
 
@@ -134,7 +164,7 @@ def test_pieces_of_a_stream_are_the_answer(tiny: Tiny) -> None:
         assert len(chunks) > 3
         assert {chunk["id"] for chunk in (*chunks, last, counts)} == {last["id"]}
         assert last["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"]
-        assert last["replug"] == whole["replug"]
+        assert_same_evidence(last["replug"], copy.deepcopy(whole["replug"]))
         assert (counts["choices"], counts["usage"]) == ([], whole["usage"])
 
 
@@ -152,9 +182,10 @@ def test_a_chat_has_each_document_in_its_last_message_and_one_beginning(tiny: Ti
         return await post(client, **asked), events(stream.text)
 
     found, stream = ask(tiny.service(), test)
-    weights = [one["weight"] for one in found["replug"]["documents"]]
+    priors = [one["prior"] for one in found["replug"]["documents"]]
     # The tiny tokenizer adds no token at the beginning, so the template's stays.
-    whole = mixed(tiny.lm, [ChatText(f"<s>{prompt}", ()) for prompt in prompts], weights, GenerationOptions(12))
+    mixture = Mixture([ChatText(f"<s>{prompt}", ()) for prompt in prompts], priors, Weighting().share)
+    [whole] = tiny.lm.generate([mixture], GenerationOptions(12))
     assert found["choices"][0]["message"] == {"role": "assistant", "content": whole.text}
     assert [one["id"] for one in found["replug"]["documents"]] == [one.id for one in documents]
     assert stream[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}

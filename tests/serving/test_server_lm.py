@@ -9,6 +9,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from replug.config.schema import LMConfig
+from replug.models.ensemble import SHARE, mix
 from replug.models.http.server_source import BEGINNINGS, HELPFUL, LONGER, OTHERS, TEXT, ServerSource
 from replug.models.local.stand_in_lm import WORD
 from replug.serving.openai_api import ServingLimits
@@ -55,7 +56,7 @@ def mixed_answer(prompts: list[str], weights: list[float]) -> str:
     masses = []
     for answer in answers:
         logprobs = np.array([word_logprobs([*words, *answer])[-len(answer) :] for words in before])  # [K, T]
-        masses.append(float(np.log(np.asarray(weights) @ np.exp(logprobs)).sum()))
+        masses.append(float(mix(logprobs, np.log(weights), SHARE).sum()))
     return "".join(answers[int(np.argmax(masses))])
 
 
@@ -63,7 +64,7 @@ def expected_answer(found: dict, form: str) -> str:
     documents = found["replug"]["documents"]
     assert len(documents) == 2 and not any(one["is_cut"] for one in documents)
     prompts = [form.format(f"{one['text']}\n{PROMPT}") for one in documents]
-    return mixed_answer(prompts, [one["weight"] for one in documents])
+    return mixed_answer(prompts, [one["prior"] for one in documents])
 
 
 @pytest.mark.parametrize("has_tokenizer", [False, True])

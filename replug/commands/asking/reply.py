@@ -37,7 +37,7 @@ from replug.answering.prompts import (
     read_shots,
 )
 from replug.answering.rerankers import Weights, read_weights
-from replug.commands.ask import LOCAL, QUESTION, AskOptions
+from replug.commands.ask import LOCAL, QUESTION, AskOptions, weighting_of
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import AskConfig
 from replug.config.methods import REPLUG
@@ -87,11 +87,13 @@ TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer and what it is from; the weights of the passages are their `probability`.
+    """An answer and what it is from.
 
-    `method` is replug, a reranker, or closed book. `sum_logprob` (nats) belongs to an answer of an ensemble or without
-    evidence. `scores` has distinct answers, the best first: logarithms of any scale. `candidates` are rows of answer,
-    passage (from 1), and the logarithm of each factor; `policy` is what a policy decided, and why.
+    Weights of the passages begin as their `probability`; `weights` are those after the answer, where they move, and
+    `alone` has both of no passage, where that is a member. `method` is replug, a reranker, or closed book.
+    `sum_logprob` (nats) belongs to an answer of an ensemble or without evidence. `scores` has distinct answers, the
+    best first: logarithms of any scale. `candidates` are rows of answer, passage (from 1), and the logarithm of each
+    factor; `policy` is what a policy decided, and why.
     """
 
     question: str
@@ -101,6 +103,8 @@ class Reply:
     searched: str
     sum_logprob: float | None = None
     passages: tuple[Passage, ...] = ()
+    weights: Sequence[float] = ()
+    alone: dict[str, float] | None = None
     failures: Mapping[str, int] = field(default_factory=dict)
     scores: Mapping[str, float] = field(default_factory=dict)
     candidates: Sequence[dict[str, Any]] = ()
@@ -109,7 +113,7 @@ class Reply:
     def as_json(self) -> dict[str, Any]:
         """Return everything in JSON's own types; a logarithm of 0 is null."""
         row = asdict(replace(self, passages=()))
-        del row["passages"]
+        del row["passages"], row["weights"]
         evidence = [
             {
                 "id": passage.doc_id,
@@ -118,10 +122,11 @@ class Reply:
                 "fetched": passage.fetched,
                 "rank": passage.rank,
                 "similarity": passage.cosine,
-                "weight": passage.probability,
+                "weight": weight,
+                "prior": passage.probability,
                 "text": passage.text,
             }
-            for passage in self.passages
+            for passage, weight in self.weighted_passages()
         ]
         scores = [{"answer": answer, "score": _finite(score)} for answer, score in self.scores.items()]
         candidates = [
@@ -129,6 +134,11 @@ class Reply:
             for one in self.candidates
         ]
         return row | {"evidence": evidence, "scores": scores, "candidates": candidates}
+
+    def weighted_passages(self) -> list[tuple[Passage, float]]:
+        """Return the passages with their weights after the answer."""
+        priors = [passage.probability for passage in self.passages]
+        return list(zip(self.passages, self.weights or priors, strict=True))
 
 
 def _finite(number: float) -> float | None:
@@ -259,25 +269,33 @@ def _shots(options: AskOptions) -> Sequence[Shot]:
 
 
 def ensemble_prompts(
-    question: str, passages: Sequence[Passage], source: LMSource, options: AskOptions, lm: LMConfig, num_new: int
+    question: str,
+    passages: Sequence[Passage],
+    source: LMSource,
+    options: AskOptions,
+    lm: LMConfig,
+    num_new: int,
+    has_alone: bool = False,
 ) -> tuple[list[str], str]:
-    """Return a prompt for each passage, or one without evidence if there are none, and the opening they share.
+    """Return a prompt for each passage, and the opening they share.
 
-    With a template each document stands before it, as REPLUG puts them (section 3.2).
+    One without evidence is the last with `has_alone`, and the only one if there are no passages. With a template each
+    document stands before it, as REPLUG puts them (section 3.2).
     """
     if options.template is None:
-        fitted = fit_passages(source, question, passages, num_new)
-        prompts = fit_prompts(source, _shots(options), question, fitted, num_new)
-        texts: list[str | None] = [passage.text for passage in fitted] or [None]
-        return [prompts.ask(question, text) for text in texts], prompts.opening(has_evidence=bool(fitted))
+        passages = fit_passages(source, question, passages, num_new)
+    texts: list[str | None] = [passage.text for passage in passages]
+    texts += [None] * (has_alone or not passages)
+    if options.template is None:
+        prompts = fit_prompts(source, _shots(options), question, passages, num_new)
+        return [prompts.ask(question, text) for text in texts], prompts.opening(has_evidence=bool(passages))
     joining = PromptTemplate(lm.separator)
     if source.max_tokens is not None and (tokenizer := source.tokenizer()) is not None:
         if source.max_tokens <= num_new:
             raise UserError(f"--max-new-tokens is {num_new}; the LM holds {source.max_tokens} tokens in all")
         joining = PromptTemplate(lm.separator, tokenizer, source.max_tokens - num_new)
     asked = options.template.replace(QUESTION, question)
-    documents: list[str | None] = [passage.text for passage in passages] or [None]
-    return [joining.prefix(document, asked, "") for document in documents], ""
+    return [joining.prefix(text, asked, "") for text in texts], ""
 
 
 # REPLUG's ensemble ---------------------------------------------------------------------------------------------------
@@ -305,12 +323,20 @@ def _answer_by_ensemble(
     generated: Generated | None = None,
 ) -> Reply:
     """Choose each token for all passages at once, unless an answer is given; without passages the LM answers alone."""
+    weighting = weighting_of(config.ensemble)
+    alone = weighting.alone if found.passages else 0.0
+    passages = tuple(replace(one, probability=one.probability * (1 - alone)) for one in found.passages)
     if generated is None:
         decoding = generation_options(options)
-        weighing = [passage for passage in found.passages if passage.probability > 0]  # others change nothing
-        prompts, opening = ensemble_prompts(question, weighing, source, options, config.lm, decoding.max_new_tokens)
-        prompt = Mixture(prompts, [passage.probability for passage in weighing]) if weighing else prompts[0]
+        weighing = [passage for passage in passages if passage.probability > 0]  # others change nothing
+        prompts, opening = ensemble_prompts(
+            question, weighing, source, options, config.lm, decoding.max_new_tokens, has_alone=alone > 0
+        )
+        priors = [*(passage.probability for passage in weighing), *([alone] if alone else [])]
+        prompt = Mixture(prompts, priors, weighting.share, weighting.prune) if weighing else prompts[0]
         [generated] = lm.generate([prompt], replace(decoding, opening=opening))
+    after = iter(generated.weights.tolist())
+    weights = [next(after) if passage.probability > 0 else 0.0 for passage in passages]
     return Reply(
         question,
         generated.text.strip() if options.template is None else generated.text,
@@ -318,7 +344,9 @@ def _answer_by_ensemble(
         lm.identity,
         options.searched,
         sum_logprob=generated.sum_logprob,
-        passages=found.passages,
+        passages=passages,
+        weights=weights,
+        alone={"weight": next(after), "prior": alone} if alone else None,
         failures=found.failures,
     )
 
@@ -336,7 +364,8 @@ def _follow(
     with closing(source.open_here()) as lm:
         retriever = open_index(options.index)
         temperature = _temperature(config, retriever)
-        replug = ReplugLM(lm, retriever, k, policy=policy, temperature=temperature)
+        weighting = weighting_of(config.ensemble)
+        replug = ReplugLM(lm, retriever, k, policy=policy, temperature=temperature, weighting=weighting)
         [decision] = replug.decide([alone], decoding, [subject], [question])
         found = FoundEvidence(question, tuple(passages_of_documents(decision.documents, temperature)), {})
         reply = _answer_by_ensemble(lm, question, found, source, options, config, decision.closed_answer)
@@ -434,9 +463,13 @@ def print_reply(reply: Reply) -> None:
     for line in lines:
         console.print(Text(plain_line(line), "dim"), soft_wrap=True)
     if reply.passages:
-        table = Table("", "weight", Column("evidence", overflow="fold"), "date", title="Evidence", title_justify="left")
-        for place, passage in enumerate(reply.passages, start=1):
-            table.add_row(str(place), f"{passage.probability:.1%}", _evidence(passage), passage.fetched or "")
+        columns = "", "weight", "prior", Column("evidence", overflow="fold"), "date"
+        table = Table(*columns, title="Evidence", title_justify="left")
+        for place, (passage, weight) in enumerate(reply.weighted_passages(), start=1):
+            shown = f"{weight:.1%}", f"{passage.probability:.1%}"
+            table.add_row(str(place), *shown, _evidence(passage), passage.fetched or "")
+        if reply.alone:
+            table.add_row("", f"{reply.alone['weight']:.1%}", f"{reply.alone['prior']:.1%}", "no evidence", "")
         console.print(table)
     if reply.scores:
         console.print(_candidates(reply))
