@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from replug.config.errors import UserError
+from replug.models.black_box_lm import Mixture
 from replug.models.caching_lm import CachingLM
 from replug.models.ensemble import Retrieved
 from replug.models.generation import Generated, GenerationOptions
@@ -139,7 +140,7 @@ def test_a_mixture_is_drawn_from_token_by_token() -> None:
 
     drawn = ReplugLM(StandInLM(), Shelf(), 2).sample(["x", "y"], OPTIONS)
     one = OPTIONS.draws("y")[3]
-    expected = mixed(StandInLM(), ["a a\ny", "b\ny"], [0.5, 0.5], one)
+    [expected] = StandInLM().generate([Mixture(["a a\ny", "b\ny"], [0.5, 0.5], share=0.05)], one)
     assert drawn[1][3].text == expected.text
     np.testing.assert_array_equal(drawn[1][3].token_logprobs, expected.token_logprobs)
 

@@ -103,12 +103,12 @@ class Reply:
     searched: str
     sum_logprob: float | None = None
     passages: tuple[Passage, ...] = ()
-    weights: Sequence[float] = ()
-    alone: dict[str, float] | None = None
     failures: Mapping[str, int] = field(default_factory=dict)
     scores: Mapping[str, float] = field(default_factory=dict)
     candidates: Sequence[dict[str, Any]] = ()
     policy: dict[str, Any] | None = None
+    weights: Sequence[float] = ()
+    alone: dict[str, float] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return everything in JSON's own types; a logarithm of 0 is null."""
