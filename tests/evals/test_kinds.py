@@ -69,6 +69,14 @@ def test_the_command_that_a_configuration_tells_is_one_that_passes_its_rules(nam
         ),
         (["texts.path=null"], "texts.path is missing"),
         (
+            ["evaluation=mmlu", "questions.path=x", "methods=[bm25/posterior]", "data.corpus=x"],
+            "bm25/posterior; an answer of mmlu is one letter, so no text moves the weights",
+        ),
+        (
+            ["ensemble.share=0.1"],
+            "ensemble.share is set, but no method's weights follow the text; expected such as replug/posterior",
+        ),
+        (
             [*INTERNET, "questions.dataset=popqa"],
             "questions.dataset is popqa; evaluation=internet_qa expects one of nq, hotpotqa, fever, strategyqa, situ",
         ),

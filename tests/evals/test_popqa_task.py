@@ -18,6 +18,7 @@ from replug.evals.popqa_sets import PopQuestion
 from replug.evals.results import compare
 from replug.evals.tables import to_markdown
 from replug.models.black_box_lm import as_mixtures
+from replug.models.ensemble import Weighting
 from replug.models.generation import Generated
 from replug.models.prompt import PromptTemplate
 from tests.support.known_lm import KnownTexts
@@ -31,11 +32,13 @@ class Poet:
     """An LM that says poet where the prompt does, and keeps what it was asked. It tells what it is made to tell."""
 
     def __init__(self, entropies=True, prompt_tokens: int | None = 100):
+        self.moving = []  # the share and the `prune` of each mixture
         self.asked, self._entropies, self._tokens = [], entropies, prompt_tokens
 
     def submit_answer(self, prompt, options):
         [mixture] = as_mixtures([prompt])
         prompts = mixture.prompts
+        self.moving.append((mixture.share, mixture.prune))
         self.asked.append((list(prompts), list(mixture.weights), options))
         text = " A POET, or poet\nQ: next" if any("poet" in prompt for prompt in prompts) else " no idea"
         logprobs = np.array([-1.0, -3.0], dtype=np.float32)
@@ -56,12 +59,12 @@ ASKED = [
 ]
 
 
-def book(names=METHODS, written_tokens: int | None = 30) -> EvidenceBook:
+def book(names=METHODS, written_tokens: int | None = 30, **more) -> EvidenceBook:
     rows = RetrievedDocuments(np.array([[0, 1, 2], [1, 2, 0]]), np.array([[3.0, 1.0, 0.5], [2.0, 2.0, 1.0]]))
     found = dict.fromkeys(("replug", "random", "bm25"), rows)
     written = [WrittenDocument("A poet it was.", written_tokens, 20), WrittenDocument(None, written_tokens, 4)]
     methods = parse_methods(list(names), 2, {"replug": "path"})
-    return EvidenceBook(methods, KnownTexts(TEXTS), found, [True, True], written)
+    return EvidenceBook(methods, KnownTexts(TEXTS), found, [True, True], written, **more)
 
 
 def task(lm, shots=SHOTS, asked=ASKED, of=None) -> PopQa:
@@ -98,6 +101,15 @@ def test_every_method_asks_with_its_documents_after_the_shots_of_the_relation():
     assert {(options.max_new_tokens, options.stop, options.temperature) for _, _, options in lm.asked} == {
         (15, "\n", 0.0)
     }
+
+
+def test_two_weightings_are_two_answers_of_the_same_prompts_and_perhaps_of_one_without_a_document():
+    asked, lm = book(["replug", "replug/posterior"], posterior=Weighting(0.1, alone=0.2, prune=0.01)), Poet()
+    task(lm, of=asked).submit(0, asked.of(0))()
+    (fixed, even, _), (prompts, weights, _) = lm.asked
+    assert prompts == [*fixed, "Q: In what city was Bo born? A: Rome\n\nQ: question 0? A:"]
+    assert weights == pytest.approx([*(0.8 * np.array(even)), 0.2])
+    assert lm.moving == [(1.0, 0.0), (0.1, 0.01)]
 
 
 def test_an_outcome_holds_rightness_costs_and_signals():

@@ -44,6 +44,7 @@ def read_of(name: str, methods: str, num: int, *overrides: str) -> tuple[int, in
         ("[none]", 256),
         ("[none,replug,replug@3,replug/even]", 256 + 10 * 356),  # a document that several methods read is scored once
         ("[none,replug@3,bm25@2]", 256 + 5 * 356),
+        ("[replug@3,replug@2/posterior]", 3 * 356),
         ("[replug@10/concat]", 10 * 100 + 256),
         ("[bm25@16/rerank]", 16 * (100 + 128) + 356),
         ("[long_context]", 1024),
@@ -51,6 +52,13 @@ def read_of(name: str, methods: str, num: int, *overrides: str) -> tuple[int, in
 )
 def test_texts_are_read_after_each_document(methods: str, tokens: int) -> None:
     assert read_of("lm", methods, 7)[0] == 7 * tokens
+
+
+def test_no_document_as_a_member_is_one_more_prompt() -> None:
+    alone = "ensemble.alone=0.1"
+    assert read_of("lm", "[replug@3,replug@3/posterior]", 7, alone)[0] == 7 * (256 + 3 * 356)
+    assert read_of("open_qa", "[replug@3]", 10, alone)[1] == 30 * 16
+    assert read_of("open_qa", "[replug@3/posterior]", 10, alone)[1] == 40 * 16
 
 
 def test_letters_are_scored_after_each_prompt_and_demonstrations_read_once() -> None:
