@@ -17,10 +17,9 @@ from replug.config.schema import EnsembleConfig
 from replug.data.files import replace_file
 from replug.data.store import CorpusStore
 from replug.models.black_box_lm import Mixture
-from replug.models.ensemble import REPLUG_WEIGHTS, Weighting, prior_log_weights
+from replug.models.ensemble import POSTERIOR_WEIGHTS, REPLUG_WEIGHTS, Weighting, prior_log_weights
 from replug.models.ensemble_temperature import PAPER, EnsembleTemperature
 
-POSTERIOR_WEIGHTS = Weighting()
 # The errors of reading a damaged archive of numpy.
 DAMAGED = (zipfile.BadZipFile, zlib.error, ValueError, KeyError, TypeError, EOFError, OSError, RuntimeError)
 
@@ -101,6 +100,10 @@ class Evidence:
     def mixture(self, prompts: Sequence[str]) -> Mixture:
         """Return the prompt that mixes one prompt for each text."""
         return Mixture(prompts, self.weights.tolist(), self.weighting.share, self.weighting.prune)
+
+    def final(self, weights: np.ndarray) -> dict[str, list[float]]:
+        """Return the detail of an outcome that tells the weights [K] after the text; none where they stay."""
+        return {"final_weights": weights.round(6).tolist()} if self.weighting.share < 1 else {}
 
 
 NOTHING = Evidence((None,), np.zeros(1))

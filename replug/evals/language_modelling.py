@@ -135,8 +135,7 @@ class LanguageModelling(Task):
 
     def _outcome(self, span: ScoredSpan, evidence: Evidence, scores: Sequence[ContinuationScore]) -> Outcome:
         by_document, weighting = np.stack([score.token_logprobs for score in scores]), evidence.weighting
-        mixed = mix(by_document, evidence.log_prior, weighting.share, weighting.prune)
-        moved = moving_weights(by_document, evidence) if weighting.share < 1 else None
+        mixed, weights = mixed_by(evidence, by_document)
         numbers = {
             "bits": bits_of(mixed),
             "bytes": float(len(span.continuation.encode())),
@@ -144,23 +143,29 @@ class LanguageModelling(Task):
             "words": float(span.num_words),
             **oracle_bits(by_document[: max(1, len(evidence.texts) - bool(weighting.alone))], self._beta),
         }
-        if moved is not None and weighting.prune:
-            numbers |= {"passes": float((moved[:, :-1] > 0).sum()), "all_passes": float(by_document.size)}
-        final = {} if moved is None else {"final_weights": moved[:, -1].round(6).tolist()}
+        if weighting.prune:
+            numbers |= {"passes": float((weights[:, :-1] > 0).sum()), "all_passes": float(by_document.size)}
         tokens = {"token_texts": self._tokens_of(span)} if self._tokens_of else {}
         documents = {"document_logprobs": by_document} if self._keeps_documents else {}
-        mixture = {"token_logprobs": [round(float(value), 6) for value in mixed], **final}
+        mixture = {"token_logprobs": [round(float(value), 6) for value in mixed], **evidence.final(weights[:, -1])}
         return Outcome(numbers, {**tokens, **documents, **mixture})
 
 
-def moving_weights(token_logprobs: np.ndarray, evidence: Evidence) -> np.ndarray:
-    """Return the weights [K, T + 1] of texts before each token and after the last, from log-probs [K, T] (nats)."""
-    moving = MovingWeights(evidence.log_prior, evidence.weighting.share, evidence.weighting.prune)
-    columns = [moving.weights]
+def mixed_by(evidence: Evidence, token_logprobs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return log-probs [T] of the mixture, and its weights [K, T + 1] before each token and after the last.
+
+    `token_logprobs` [K, T] (nats) are those given each text.
+    """
+    weighting = evidence.weighting
+    if weighting.share == 1:
+        weights = np.exp(evidence.log_prior)[:, None].repeat(token_logprobs.shape[1] + 1, axis=1)
+        return mix(token_logprobs, evidence.log_prior), weights
+    moving = MovingWeights(evidence.log_prior, weighting.share, weighting.prune)
+    mixed, columns = [], [moving.weights]
     for given in token_logprobs.T:
-        moving.see(given)
+        mixed.append(moving.see(given))
         columns.append(moving.weights)
-    return np.array(columns).T
+    return np.array(mixed), np.array(columns).T
 
 
 def items_of(examples: Sequence[Example]) -> list[Item]:

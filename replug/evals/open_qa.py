@@ -33,7 +33,7 @@ from replug.evals.questions import (
     read_questions,
 )
 from replug.models.black_box_lm import AsyncLM
-from replug.models.generation import GenerationOptions
+from replug.models.generation import Generated, GenerationOptions
 from replug.models.prompt import PromptTemplate
 
 NUM_DEMONSTRATIONS = 16
@@ -78,7 +78,7 @@ class OpenQa(Task):
             for name, one in evidence.items()
         }
         return lambda: {
-            name: open_qa_outcome(question, evidence[name], future.result().text) for name, future in futures.items()
+            name: open_qa_outcome(question, evidence[name], future.result()) for name, future in futures.items()
         }
 
     def shown(self, row: int, method: str, evidence: Evidence) -> dict[str, Any]:
@@ -120,16 +120,16 @@ def _block(question: OpenQuestion, document: str | None) -> str:
     return f"{knowledge_line(document)}Question: {one_line(question.example.query)}\nAnswer:"
 
 
-def open_qa_outcome(question: OpenQuestion, evidence: Evidence, text: str) -> Outcome:
+def open_qa_outcome(question: OpenQuestion, evidence: Evidence, generated: Generated) -> Outcome:
     """Return how right the first line of what the LM wrote is, and whether some document holds an answer."""
-    prediction = text.partition(STOP)[0].strip()
+    prediction = generated.text.partition(STOP)[0].strip()
     recall = any(has_answer(document, question.answers) for document in evidence.texts if document is not None)
     numbers = {
         "exact_match": exact_match(prediction, question.answers),
         "f1": token_f1(prediction, question.answers),
         "answer_recall": float(recall),
     }
-    return Outcome(numbers, {"answer": prediction})
+    return Outcome(numbers, {"answer": prediction, **evidence.final(generated.weights)})
 
 
 def open_qa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:

@@ -173,6 +173,7 @@ class PopQa(Task):
             "subject": asked.question.subject,
             "popularity_from": DOCUMENTS if asked.question.subject_popularity is None else PAGE_VIEWS,
             "most_frequent_answer": asked.most_frequent_answer,
+            **evidence.final(generated.weights),
         }
         return Outcome({name: float(value) for name, value in known.items() if value is not None}, detail)
 

@@ -1,6 +1,7 @@
 """The tasks against an LM whose every answer is known."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from replug.evals.open_qa import OpenQa
 from replug.evals.questions import OpenQuestion
 from replug.evals.results import compare
 from replug.evals.retrieval import gold_rows, retrieval_metrics
+from replug.models.ensemble import Weighting
 from replug.models.prompt import PromptTemplate
 from tests.support.known_lm import KnownLM, outcome_rows
 
@@ -93,6 +95,9 @@ def test_an_open_question_is_asked_with_its_methods_documents_and_demonstrations
     ]
     assert outcomes["none"].numbers == {"exact_match": 0.0, "f1": 0.0, "answer_recall": 0.0}
     assert outcomes["replug"].numbers == {"exact_match": 1.0, "f1": 1.0, "answer_recall": 1.0}
+    assert "final_weights" not in outcomes["replug"].detail
+    moving = {"replug": replace(evidence["replug"], weighting=Weighting(0.1))}
+    assert task.submit(0, moving)()["replug"].detail["final_weights"] == [0.25, 0.75], "this LM moves none"
 
 
 # Retrieval, against numbers worked out by hand ---------------------------------------------------------------------
