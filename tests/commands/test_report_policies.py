@@ -133,7 +133,8 @@ def evaluated(replug: CommandLine, tmp_path_factory: pytest.TempPathFactory) -> 
 def test_a_policy_of_an_evaluation_is_followed_with_its_index_and_lm(replug, evaluated, signal):
     policy = evaluated / f"policies/policies/stand_in/replug_2_{signal}.json"
     given = ["--popularity", "3"] if signal in ("popularity", "frequency") else []
-    typed = ["lm.path=stand_in", "--index", evaluated / "out/found/index/replug", "--policy", policy]
+    typed = ["lm.path=stand_in", "ensemble.weights=similarity", "--index", evaluated / "out/found/index/replug"]
+    typed += ["--policy", policy]
     done = replug("ask", "Q: In what city was Person3 born? A:", *typed, "--json", *given)
     assert done.status == 0, done.printed
     row = json.loads(done.output.splitlines()[-1])
