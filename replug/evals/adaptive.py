@@ -15,10 +15,11 @@ import numpy as np
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import flatten, load_stored_evaluation_config
-from replug.config.methods import GENREAD, METHOD, NONE, WITHOUT_RETRIEVER
+from replug.config.methods import GENREAD, METHOD, NONE, POSTERIOR, WITHOUT_RETRIEVER
 from replug.data.shards import prepared_folder
 from replug.data.store import Corpus, PreparedSet
 from replug.evals.ensemble_temperatures import temperature_of
+from replug.evals.evidence import posterior_weighting
 from replug.evals.folder import LM, EvaluationFolder
 from replug.evals.intervals import Interval
 from replug.evals.outcomes import OutcomeFile
@@ -44,6 +45,7 @@ from replug.evals.thresholds import (
 )
 from replug.index_workers.local_index import retriever_identity as index_identity
 from replug.index_workers.version_store import VersionStore
+from replug.models.ensemble import REPLUG_WEIGHTS
 from replug.models.policy import SIGNALS, KnownFrom, Policy, Threshold
 from replug.models.preparing import data_folder
 
@@ -324,7 +326,7 @@ def fit_policy(
     `compared` says in the policy's file how right such policies were on questions left out of fitting.
     """
     thresholds, pooled = thresholds_of(answered, pair, signal)
-    method = answered.methods[pair[1]]
+    method, follows_text = answered.methods[pair[1]], pair[1].endswith(f"/{POSTERIOR}")
     accuracy = {
         " ".join(filter(None, (policy.name, policy.thresholds))): policy.worth.accuracy.value
         for policy in compared
@@ -347,6 +349,7 @@ def fit_policy(
             "accuracy on questions left out": accuracy,
         },
         temperature=temperature_of(pair[1], method.folder),
+        weighting=posterior_weighting(method.config.ensemble) if follows_text else REPLUG_WEIGHTS,
     )
 
 

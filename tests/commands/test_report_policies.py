@@ -10,6 +10,8 @@ from replug.models.policy import load_policy
 from tests.support.command_line import ROOT, CommandLine
 from tests.support.outcome_folders import counted_in_documents, made_up_rows, write_evaluation
 
+MOVING = "replug@2/posterior"
+
 
 def only(rows: list[dict], *methods: str) -> list[dict]:
     return [{**row, "methods": {name: row["methods"][name] for name in methods}} for row in rows]
@@ -111,7 +113,7 @@ def evaluated(replug: CommandLine, tmp_path_factory: pytest.TempPathFactory) -> 
         "lm.path": "stand_in",
         "index.dtype": "float32",
         "num_resamples": 200,
-        "methods": "[none,bm25@1,replug@2,genread]",
+        "methods": f"[none,bm25@1,{MOVING},genread]",
     }
     done = replug("evaluate", ROOT / "configs/eval_popqa.yaml", *(f"{key}={value}" for key, value in keys.items()))
     assert done.status == 0, done.printed
@@ -131,10 +133,9 @@ def evaluated(replug: CommandLine, tmp_path_factory: pytest.TempPathFactory) -> 
     ],
 )
 def test_a_policy_of_an_evaluation_is_followed_with_its_index_and_lm(replug, evaluated, signal):
-    policy = evaluated / f"policies/policies/stand_in/replug_2_{signal}.json"
+    policy = evaluated / f"policies/policies/stand_in/replug_2_posterior_{signal}.json"
     given = ["--popularity", "3"] if signal in ("popularity", "frequency") else []
-    typed = ["lm.path=stand_in", "ensemble.weights=similarity", "--index", evaluated / "out/found/index/replug"]
-    typed += ["--policy", policy]
+    typed = ["lm.path=stand_in", "--index", evaluated / "out/found/index/replug", "--policy", policy]
     done = replug("ask", "Q: In what city was Person3 born? A:", *typed, "--json", *given)
     assert done.status == 0, done.printed
     row = json.loads(done.output.splitlines()[-1])
@@ -143,9 +144,9 @@ def test_a_policy_of_an_evaluation_is_followed_with_its_index_and_lm(replug, eva
 
 def test_an_evaluation_is_reported_with_the_costs_of_every_method(evaluated):
     [of] = json.loads((evaluated / "policies" / "report.json").read_text()).values()
-    assert set(of["ways"]) == {"bm25@1", "replug@2", "genread", "genread + bm25@1", "genread + replug@2"}
+    assert set(of["ways"]) == {"bm25@1", MOVING, "genread", "genread + bm25@1", f"genread + {MOVING}"}
     page = (evaluated / "policies" / "report.html").read_text()
-    assert "none or genread" in page and "genread or replug@2" in page
+    assert "none or genread" in page and f"genread or {MOVING}" in page
     for costs in of["costs"].values():
         assert all(value is not None for value in costs.values())
-    assert of["costs"]["genread"]["lm_calls"] == 2 and of["costs"]["replug@2"]["retriever_calls"] == 1
+    assert of["costs"]["genread"]["lm_calls"] == 2 and of["costs"][MOVING]["retriever_calls"] == 1

@@ -242,6 +242,7 @@ def test_documents_that_are_handed_in_are_used_whatever_the_policy_and_scores_ne
 def test_bm25_may_be_followed_where_one_document_is_read():
     assert replace(POLICY, augmented="bm25@1").ensemble_size == 1
     assert replace(POLICY, augmented="lsr@4").ensemble_size == 4
+    assert replace(POLICY, augmented="lsr@4/posterior").ensemble_size == 4
     assert replace(POLICY, augmented="lsr").ensemble_size is None
     assert replace(POLICY, augmented="lsr@4/even").ensemble_size is None
     assert replace(POLICY, augmented="poe@4").ensemble_size is None  # reranked candidates are no ensemble
