@@ -9,6 +9,7 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.config.load import load_evaluation_config
+from replug.config.schema import EnsembleConfig
 from replug.data.prepare.sets import import_corpus
 from replug.evals.adaptive import (
     COUNTED,
@@ -25,6 +26,7 @@ from replug.evals.adaptive import (
 from replug.evals.folder import EvaluationFolder
 from replug.evals.thresholds import fit_thresholds, rule_by
 from replug.index_workers.version_store import VersionStore
+from replug.models.ensemble import REPLUG_WEIGHTS, Weighting
 from replug.models.policy import load_policy
 from tests.support.index_versions import begin, publish, write_corpus
 from tests.support.outcome_folders import made_up_rows, row, write_evaluation
@@ -175,6 +177,17 @@ def test_genread_is_also_the_method_without_retrieval(made_up):
         *(("none", method) for method in ("bm25@1", "replug@1", "genread")),
         *(("genread", method) for method in ("bm25@1", "replug@1")),
     ]
+
+
+def test_a_policy_says_how_its_documents_are_weighed(tmp_path):
+    rows = made_up_rows(9)
+    for one in rows:
+        one["methods"]["replug@3/posterior"] = one["methods"]["replug@1"]
+    folder = write_evaluation(tmp_path / "out", rows, ensemble=EnsembleConfig(share=0.2, alone=0.1))
+    [answered] = read_answered([EvaluationFolder(folder)])
+    for method, weighting in (("replug@3/posterior", Weighting(0.2, 0.1)), ("replug@1", REPLUG_WEIGHTS)):
+        policy = fit_policy(answered, ("none", method), "popularity", "some:retriever", [])
+        assert (policy.augmented, policy.weighting) == (method, weighting)
 
 
 @pytest.mark.parametrize("signal", ["popularity", "mean_entropy"])
