@@ -31,7 +31,7 @@ from replug.data.store import PreparedSet
 from replug.evals.ensemble_temperatures import fit_ensemble
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, posterior_weighting, random_documents
 from replug.evals.kinds import PromptedLM
-from replug.evals.language_modelling import LanguageModelling, items_of, mixed_by, token_texts
+from replug.evals.language_modelling import LanguageModelling, items_of, token_texts
 from replug.evals.loop import Task, run_task
 from replug.evals.outcomes import Row, outcomes_of
 from replug.evals.outcomes import write_examples as write_outcomes
@@ -42,6 +42,7 @@ from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import IndexService
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder, require_finite_vectors
+from replug.models.ensemble import mix_and_weigh
 from replug.models.ensemble_temperature import EnsembleTemperature, own_temperature, write_temperature
 from replug.train.run_dir import RunDirectory
 from replug.train.workers import Workers
@@ -141,10 +142,12 @@ def document_weights_picture(
     tokens_of = token_texts(lm) if lm.path or lm.tokenizer else None
     task = LanguageModelling(workers.lm, workers.template, [examples[row]], tokens_of, keeps_documents=True)
     details = {name: outcome.detail for name, outcome in task.submit(0, evidence)().items()}
-    weights = mixed_by(evidence[moving], details[moving]["document_logprobs"])[1][:, :-1]
+    of, weighting = evidence[moving], evidence[moving].weighting
+    given = details[moving]["document_logprobs"]
+    weights = mix_and_weigh(given, of.log_prior, weighting.share, weighting.prune)[1][:, :-1]
     after, before = (np.array(details[name]["token_logprobs"]) for name in (moving, fixed))
     tokens = details[moving].get("token_texts", ())
-    members = [*book.ids(evidence[moving].doc_rows), "no document"][: len(weights)]
+    members = [*book.ids(of.doc_rows), "no document"][: len(weights)]
     return {
         "id": examples[row].id,
         "method": moving,

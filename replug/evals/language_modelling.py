@@ -48,7 +48,7 @@ from replug.evals.spans import (
 )
 from replug.evals.tables import Block
 from replug.models.black_box_lm import AsyncLM, ContinuationScore
-from replug.models.ensemble import MovingWeights, mix, prior_log_weights
+from replug.models.ensemble import mix, mix_and_weigh, prior_log_weights
 from replug.models.prompt import PromptTemplate
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class LanguageModelling(Task):
 
     def _outcome(self, span: ScoredSpan, evidence: Evidence, scores: Sequence[ContinuationScore]) -> Outcome:
         by_document, weighting = np.stack([score.token_logprobs for score in scores]), evidence.weighting
-        mixed, weights = mixed_by(evidence, by_document)
+        mixed, weights = mix_and_weigh(by_document, evidence.log_prior, weighting.share, weighting.prune)
         numbers = {
             "bits": bits_of(mixed),
             "bytes": float(len(span.continuation.encode())),
@@ -149,23 +149,6 @@ class LanguageModelling(Task):
         documents = {"document_logprobs": by_document} if self._keeps_documents else {}
         mixture = {"token_logprobs": [round(float(value), 6) for value in mixed], **evidence.final(weights[:, -1])}
         return Outcome(numbers, {**tokens, **documents, **mixture})
-
-
-def mixed_by(evidence: Evidence, token_logprobs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return log-probs [T] of the mixture, and its weights [K, T + 1] before each token and after the last.
-
-    `token_logprobs` [K, T] (nats) are those given each text.
-    """
-    weighting = evidence.weighting
-    if weighting.share == 1:
-        weights = np.exp(evidence.log_prior)[:, None].repeat(token_logprobs.shape[1] + 1, axis=1)
-        return mix(token_logprobs, evidence.log_prior), weights
-    moving = MovingWeights(evidence.log_prior, weighting.share, weighting.prune)
-    mixed, columns = [], [moving.weights]
-    for given in token_logprobs.T:
-        mixed.append(moving.see(given))
-        columns.append(moving.weights)
-    return np.array(mixed), np.array(columns).T
 
 
 def items_of(examples: Sequence[Example]) -> list[Item]:

@@ -118,21 +118,33 @@ def document_weights(
 
 
 def mix(token_logprobs: np.ndarray, log_prior: np.ndarray, share: float = 1.0, prune: float = 0.0) -> np.ndarray:
-    """Return log-probs [T] (nats, float64) of the mixture of members with log-probs [K, T] and log prior weights [K].
+    """Return the log-probs of `mix_and_weigh`."""
+    return mix_and_weigh(token_logprobs, log_prior, share, prune)[0]
 
-    A share of 1 keeps the prior. Raises ValueError for a token that is not finite under any member.
+
+def mix_and_weigh(
+    token_logprobs: np.ndarray, log_prior: np.ndarray, share: float = 1.0, prune: float = 0.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return log-probs [T] of the mixture (nats, float64), and its weights [K, T + 1]: the last are after the text.
+
+    Members have the log-probs `token_logprobs` [K, T] and log prior weights [K], which a share of 1 keeps. Raises
+    ValueError for a token that is not finite under any member.
     """
     token_logprobs = np.asarray(token_logprobs, dtype=np.float64)
     if share != 1 or prune:
         moving = MovingWeights(log_prior, share, prune)
-        return np.array([moving.see(given) for given in token_logprobs.T])
+        seen, columns = [], [moving.weights]
+        for given in token_logprobs.T:
+            seen.append(moving.see(given))
+            columns.append(moving.weights)
+        return np.array(seen), np.array(columns).T
     weighted = token_logprobs + log_prior[:, None]
     largest = weighted.max(axis=0)
     with np.errstate(invalid="ignore"):  # refused below
         mixed: np.ndarray = largest + np.log(np.exp(weighted - largest).sum(axis=0))
     if not np.isfinite(mixed).all():
         raise impossible_token(token_logprobs[:, np.isfinite(mixed).argmin()])
-    return mixed
+    return mixed, np.exp(log_prior)[:, None].repeat(len(mixed) + 1, axis=1)
 
 
 def mix_token_logprobs(
@@ -174,12 +186,8 @@ def token_weights(
     [[0.5, 0.9], [0.5, 0.1]]
     """
     _require_mixable(token_logprobs, similarities, weights)
-    moving = MovingWeights(prior_log_weights(similarities, temperature), share if weights == POSTERIOR else 1.0)
-    columns = []
-    for given in np.asarray(token_logprobs).T:
-        columns.append(moving.weights)
-        moving.see(given)
-    return np.array(columns).reshape(-1, len(similarities)).T
+    log_prior = prior_log_weights(similarities, temperature)
+    return mix_and_weigh(token_logprobs, log_prior, share if weights == POSTERIOR else 1.0)[1][:, :-1]
 
 
 def _require_mixable(token_logprobs: np.ndarray, similarities: np.ndarray, weights: str) -> None:
