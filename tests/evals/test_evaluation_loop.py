@@ -12,38 +12,42 @@ from replug.evals.evidence import EvidenceBook, RetrievedDocuments, texts_of
 from replug.evals.folder import EvaluationFolder
 from replug.evals.loop import Item, Outcome, Task, run_task
 from replug.evals.outcomes import OutcomeFile, outcomes_of
+from replug.models.ensemble import Weighting
 from tests.support.known_lm import KnownTexts
 
 TEXTS = ["zero", "one", "two", "three"]
 
 
-def book(names, retrieves=(True, True), retrievers=("replug",)):
+def book(names, retrieves=(True, True), retrievers=("replug",), share=0.05):
     of_all = RetrievedDocuments(np.array([[3, 1, 2], [0, 2, 1]]), np.array([[3.0, 2, 1], [6, 5, 4]]))
     found = dict.fromkeys(("replug", "random", "bm25"), of_all)
     methods = parse_methods(list(names), 2, dict.fromkeys(retrievers, "path"))
-    return EvidenceBook(methods, KnownTexts(TEXTS), found, list(retrieves))
+    return EvidenceBook(methods, KnownTexts(TEXTS), found, list(retrieves), posterior=Weighting(share))
 
 
 def test_each_method_gets_its_documents():
     of = book(["none", "random", "replug", "replug@3", "replug@3/concat"]).of(0)
     assert of["none"].texts == (None,)
-    assert of["replug"].texts == ("three", "one") and list(of["replug"].similarities) == [3.0, 2.0]
-    assert list(of["random"].similarities) == [0.0, 0.0], "evenly weighted"
+    assert of["replug"].texts == ("three", "one") and of["replug"].weights[0] == pytest.approx(np.e / (1 + np.e))
+    assert list(of["random"].weights) == [0.5, 0.5], "evenly weighted"
     assert of["replug@3/concat"].texts == ("two\none\nthree",), "the nearest last"
     assert of["replug@3/concat"].doc_rows == (3, 1, 2)
     assert list(texts_of(of)) == [None, "one", "two", "three", "two\none\nthree"], "every text once, by its row"
     assert [text for text, is_concatenated in texts_of(of).items() if is_concatenated] == ["two\none\nthree"]
 
 
-def test_the_digest_tells_which_documents_were_measured():
+def test_the_digest_tells_which_documents_and_weights_were_measured():
     assert book(["none", "replug"]).digest() == book(["none", "replug"]).digest()
     others = [
         book(["none"]),
         book(["none", "random"]),
         book(["none", "replug@1"]),
         book(["none", "replug"], (True, False)),
+        book(["none", "replug/posterior"]),
+        book(["none", "replug/posterior"], share=0.1),
     ]
-    assert len({one.digest() for one in [book(["none", "replug"]), *others]}) == 5
+    assert len({one.digest() for one in [book(["none", "replug"]), *others]}) == 7
+    assert book(["none", "replug"]).digest() == book(["none", "replug"], share=0.1).digest(), "no weight follows"
 
 
 class Lengths(Task):
