@@ -69,7 +69,7 @@ class EvaluationFolder:
         Raises UserError where a file is not what was written.
         """
         self.require_finished()
-        print_markdown(self.table.read_text())
+        print_markdown(self.table.read_text(), width=140)
         for path in self._shown:
             if path.exists():
                 print(f"{path.stem}: {path}")
