@@ -7,6 +7,7 @@ training on labels asks the LM only for the held-out texts at the end, and not a
 import json
 import logging
 import math
+import shutil
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from functools import partial
@@ -259,6 +260,7 @@ def _measure(config: Config, run: RunDirectory, data: PreparedSet, workers: Work
     before = found_before(config, run, data, workers)
     after = _found_after(config, run, data, workers, step)
     results = evaluate_heldout(config, data, workers, {"replug": before, "lsr": after}, run.evaluation)
+    shutil.copyfile(run.evaluation / LANGUAGE_MODELLING / PICTURE, run.document_weights)  # `evaluate` writes another
     write_examples(run, data, before, after)
     return results
 
@@ -313,8 +315,7 @@ def show_results(run: RunDirectory) -> dict:
     run.folder.require()
     results = json.loads(run.results.read_text())
     made_by = run.provenance()
-    picture = run.evaluation / LANGUAGE_MODELLING / PICTURE
-    weights = read_json(picture, MEND) if picture.is_file() else None
+    weights = read_json(run.document_weights, MEND) if run.document_weights.is_file() else None
     if weights:
         write_picture(run.picture, weights)
     write_report(

@@ -93,6 +93,7 @@ class RunDirectory:
         self.results = path / "results.json"
         self.examples = path / "examples.json"
         self.report = path / "report.html"
+        self.document_weights = path / "document_weights.json"
         self.picture = path / "weights.png"
 
     @property
@@ -126,6 +127,7 @@ class RunDirectory:
         write_json(self.results, results)
         names = ("config.yaml", "environment.json", "fitted.json")
         files = [*(self.path / name for name in names), self.metrics, self.device_use, self.examples, self.results]
+        files.append(self.document_weights)
         self.folder.finish([path.name for path in files if path.is_file()])
         for folder in (self.checkpoints, self.best_weights):
             shutil.rmtree(folder, ignore_errors=True)

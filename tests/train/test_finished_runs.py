@@ -10,7 +10,8 @@ import pytest
 from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.data.folder import file_sum, read_mark, write_mark
-from replug.train.run import train
+from replug.train.run import show_results, train
+from replug.train.run_dir import RunDirectory
 from tests.support.command_line import BASE, ROOT, STEPS, CommandLine, arguments
 from tests.support.preparing import prepare
 
@@ -56,6 +57,15 @@ def test_the_table_and_the_report_say_which_weights_they_are_of(quiet_run: Path,
 def copied(run: Path, to: Path) -> Path:
     shutil.copytree(run, to, symlinks=True)
     return to
+
+
+def test_the_report_keeps_the_picture_of_its_run_whatever_is_measured_again(quiet_run: Path, tmp_path: Path) -> None:
+    run = RunDirectory(copied(quiet_run, tmp_path / "run"))
+    picture = json.loads(run.document_weights.read_text())
+    other = picture | {"id": "another text"}  # as `replug evaluate` with another ensemble.share leaves it
+    (run.evaluation / "language_modelling/document_weights.json").write_text(json.dumps(other))
+    show_results(run)
+    assert f"on text {picture['id']}," in run.report.read_text() and "another text" not in run.report.read_text()
 
 
 def test_a_finished_run_of_another_lm_or_set_is_not_shown_as_this_one(quiet_run: Path, tmp_path: Path) -> None:
