@@ -209,6 +209,8 @@ def _override_problems(options: AskOptions, overrides: Sequence[str]) -> Iterato
     if options.engine is not None and not options.retriever and TEMPERATURE in of_ensemble:
         yield f"{TEMPERATURE} is of a retriever's similarities, and --engine has TF-IDF; expected --retriever too"
     for name in of_ensemble:
+        if options.k == 0:
+            yield f"{name} is for passages, and --k 0 reads none; leave it out"
         if options.reranks and name != TEMPERATURE:
             yield f"{name} is for the ensemble of every token; expected it without --rerank {options.method}"
     if not options.reranks and any(one.startswith("rerank_lm.") for one in overrides):

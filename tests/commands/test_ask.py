@@ -117,6 +117,7 @@ def test_no_evidence_is_a_member_and_pruned_passages_have_no_weight(replug, inde
         (["ensemble.weights=similarity", "ensemble.share=0.1"], "ensemble.share is 0.1, and weights=similarity stay"),
         (["ensemble.weights=similarity", "ensemble.prune=0.1"], "ensemble.prune is 0.1, and weights=similarity stay"),
         (["ensemble.share=0.1", "--rerank", "poe"], "ensemble.share is for the ensemble of every token"),
+        (["ensemble.alone=0.1", "--k", "0"], "ensemble.alone is for passages, and --k 0 reads none"),
         (["ensemble.share=1.5"], "ensemble.share is 1.5"),
     ],
 )
@@ -229,7 +230,8 @@ def test_documents_are_retrieved_where_the_policy_says(replug: CommandLine, inde
     assert {**rare, "policy": None} == {**asked(replug, *typed, "--k", "3"), "policy": None}
     known = asked(replug, *following(policy, index, "--popularity", "3000"))
     assert known["evidence"] == [] and known["policy"]["threshold"] == 10.0 and known["answer"]
-    assert asked(replug, *typed, "--k", "0")["answer"] == known["answer"]
+    without = ["--index", index, LM, "--max-new-tokens", "4", "--k", "0"]
+    assert asked(replug, *without)["answer"] == known["answer"]
 
 
 def test_the_lms_own_confidence_needs_no_popularity_and_is_of_the_users_form(replug: CommandLine, index, policy):
