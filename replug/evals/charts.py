@@ -5,7 +5,9 @@ backend of a caller's is changed.
 """
 
 import io
-from collections.abc import Callable, Collection, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +48,18 @@ Value = float | Interval
 Draw = Callable[[Axes], None]
 
 
+@contextmanager
+def _styled() -> Iterator[None]:
+    """Draw in our style, without a warning for each letter that the font lacks: a browser has another font."""
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing", UserWarning)
+        yield
+
+
 def to_svg(draw: Draw, width: float = 6.4, height: float = 3.0) -> str:
     """Return one set of axes, drawn, as an <svg> element."""
     content = io.StringIO()
-    with matplotlib.rc_context(STYLE):
+    with _styled():
         figure = Figure(figsize=(width, height), layout="constrained")
         draw(figure.subplots())
         figure.savefig(content, format="svg", metadata={"Date": None})
@@ -59,7 +69,7 @@ def to_svg(draw: Draw, width: float = 6.4, height: float = 3.0) -> str:
 
 def write_png(path: Path, draws: Sequence[Draw], width: float = 14, height: float = 3.8) -> None:
     """Draw several sets of axes side by side."""
-    with matplotlib.rc_context(STYLE):
+    with _styled():
         figure = Figure(figsize=(width, height), layout="constrained")
         for draw, axes in zip(draws, figure.subplots(1, len(draws), squeeze=False)[0], strict=True):
             draw(axes)
