@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from replug.config.choices import Detokenize
-from replug.config.errors import UserError
+from replug.config.errors import RunError, UserError
 from replug.config.evaluation_schema import EvaluationConfig, TextsConfig
 from replug.config.methods import LONG_CONTEXT, POSTERIOR, REPLUG, WITHOUT_RETRIEVER, Method
 from replug.config.rules import evaluation_methods
@@ -135,6 +135,8 @@ class LanguageModelling(Task):
 
     def _outcome(self, span: ScoredSpan, evidence: Evidence, scores: Sequence[ContinuationScore]) -> Outcome:
         by_document, weighting = np.stack([score.token_logprobs for score in scores]), evidence.weighting
+        if not np.isfinite(by_document).all():
+            raise RunError(f"{span.id}: the LM gave a token a log-probability that is not finite")
         mixed, weights = mix_and_weigh(by_document, evidence.log_prior, weighting.share, weighting.prune)
         numbers = {
             "bits": bits_of(mixed),

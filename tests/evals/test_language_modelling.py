@@ -7,18 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from replug.config.errors import RunError
 from replug.config.methods import parse_methods
 from replug.data.records import Document, Example
 from replug.data.shards import write_documents
 from replug.data.store import CorpusStore
-from replug.evals.evidence import EvidenceBook, RetrievedDocuments, random_documents
+from replug.evals.evidence import NOTHING, EvidenceBook, RetrievedDocuments, random_documents
 from replug.evals.language_modelling import LanguageModelling, headroom_lines, oracle_bits
 from replug.evals.loop import EXAMPLES_IN_FLIGHT, outcome_rows
 from replug.evals.spans import ScoredSpan
 from replug.models.ensemble import Weighting, mix, prior_log_weights
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
-from tests.support.known_lm import ImmediateLM
+from tests.support.known_lm import ImmediateLM, KnownLM
 
 SEPARATOR = "\n\n"
 DOCUMENTS = ["red sky", "blue sea and red sky", "a green tree", "日本 の 空", "the sea the sea", "red red red"]
@@ -133,6 +134,12 @@ def test_weights_that_follow_the_text_are_measured_from_the_same_scores(corpus: 
         for oracle in ("bits_best_document", "bits_q_weighted"):
             assert of["numbers"][oracle] == new["methods"]["replug"]["numbers"][oracle], "of the documents alone"
     assert "passes" not in after[0]["methods"]["replug"]["numbers"]
+
+
+def test_a_log_prob_that_is_not_finite_is_refused_with_its_text() -> None:
+    task = LanguageModelling(KnownLM(lambda *_: [-1.0, math.nan]), PromptTemplate(SEPARATOR), make_examples(1))
+    with pytest.raises(RunError, match="w0: the LM gave a token a log-probability that is not finite"):
+        task.submit(0, {"none": NOTHING})()
 
 
 # Headroom ------------------------------------------------------------------------------------------------------------
