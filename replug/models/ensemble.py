@@ -100,11 +100,13 @@ def prior_log_weights(
     """Return the logarithms of the weights that documents begin with, float64 [K].
 
     `alone` is the weight of no document, as one more and last member: [K + 1] where it is above 0. Raises ValueError
-    unless similarities are finite.
+    unless similarities are finite, and the temperature is finite and above 0.
     """
     similarities = np.asarray(similarities, dtype=np.float64)
     if not np.isfinite(similarities).all():
         raise ValueError(f"similarities are {similarities.tolist()}; expected finite numbers")
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature is {temperature}; expected a finite number above 0")
     weights = log_softmax(similarities / temperature) if similarities.size else similarities
     return np.append(weights + math.log1p(-alone), math.log(alone)) if alone else weights
 
@@ -157,8 +159,8 @@ def mix_token_logprobs(
     """Return log-probs [T] of the mixture (nats, float64), from log-probs [K, T] given each document.
 
     `weights` is posterior, or similarity as in the paper, where they stay and `share` does not count. `similarities`
-    [K] are the retriever's. Raises ValueError for other names, other shapes, a share that is not from 0 to 1, and a
-    token that no document makes possible.
+    [K] are the retriever's. Raises ValueError for other names, other shapes, a temperature that is not above 0, a share
+    that is not from 0 to 1, and a token that no document makes possible.
 
     >>> import numpy as np
     >>> given = np.log([[0.9, 0.9], [0.1, 0.1]])
@@ -203,7 +205,7 @@ def _require_mixable(token_logprobs: np.ndarray, similarities: np.ndarray, weigh
 def impossible_token(logprobs: np.ndarray) -> ValueError:
     """Return the error of a token whose log-probs [K] mix to no finite number."""
     shown = np.asarray(logprobs).tolist()
-    return ValueError(f"a token has the log-probs {shown}; expected numbers, a finite one given some document")
+    return ValueError(f"a token has the log-probs {shown}; expected a finite one given some document that is left")
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,6 +138,9 @@ def test_what_cannot_be_mixed_is_refused_by_name(weights: str) -> None:
             mix_token_logprobs(np.full((2, 3), impossible), np.zeros(2), weights=weights)
     with pytest.raises(ValueError, match="expected finite numbers"):
         mix_token_logprobs(given, np.array([0.0, np.inf]), weights=weights)
+    for temperature in (0, -1, np.nan, np.inf):
+        with pytest.raises(ValueError, match="temperature is"):
+            mix_token_logprobs(given, np.zeros(2), temperature, weights)
     for shape in (given[0], given[:, None], given[:0]):
         with pytest.raises(ValueError, match=r"expected \[K, T\] and \[K\]"):
             mix_token_logprobs(shape, np.zeros(2), weights=weights)
