@@ -17,7 +17,8 @@ lm_spent.json      requests and tokens that a server was sent
 fitted.json        training has ended: the first development result, and that of the tuned weights
 retriever/         the tuned encoder; a pair where queries and documents have their own (retriever.train)
 evaluation/        the outcome of every held-out text, in lm/ and retrieval/; what `replug evaluate` adds (index/)
-results.json       the table; report.html beside it, and weights.png, how documents' weights follow one text
+document_weights.json  how documents' weights follow one text; drawn as weights.png
+results.json       the table; report.html beside it
 """
 
 import importlib.metadata
