@@ -22,7 +22,7 @@ from tests.support.runs import descendants, heldout_bits, metrics, name_of, wait
 
 def test_a_run_ends_with_everything_a_user_is_promised(quiet_run):
     results = json.loads((quiet_run / "results.json").read_text())["language_modelling"]
-    assert list(results) == ["none", "random", "replug", "lsr"]
+    assert list(results) == ["none", "random", "replug", "lsr", "replug/posterior", "lsr/posterior"]
     assert {"bpb", "bpb/even", "bpb/odd", "bpb - replug", "bpb - none"} <= results["lsr"].keys()
     assert results["lsr"]["bpb"]["n"] == 40
     for name in ("config.yaml", "environment.json", "report.html", "retriever/model.safetensors", "metrics.jsonl"):
@@ -165,7 +165,7 @@ ON_LABELS = [*SMALL, "data.num_dev=4", "label.dense=2", "label.bm25=1", "label.t
 
 def require_measured(run: Path) -> None:
     bits = heldout_bits(run)
-    assert set(bits) == {"none", "random", "replug", "lsr"}
+    assert set(bits) == {"none", "random", "replug", "lsr", "replug/posterior", "lsr/posterior"}
     assert all(0 < value < 8 and math.isfinite(value) for value in bits.values())
 
 
