@@ -161,7 +161,7 @@ def weighting_of(ensemble: AnsweringConfig) -> "Weighting":
     from replug.models.ensemble import Weighting
 
     share = 1.0 if ensemble.weights == EnsembleWeights.similarity else ensemble.share
-    return Weighting(share, ensemble.alone, ensemble.prune)
+    return Weighting(share, ensemble.alone, ensemble.prune, ensemble.read)
 
 
 def _problems(options: AskOptions, overrides: Sequence[str]) -> Iterator[str]:

@@ -30,6 +30,10 @@ HOST_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 WAYS_OF_DATA = (("corpus", "queries", "heldout", "dev"), ("source",), ("prepared",))  # keys of `data`
 FIT = "fit"  # of ensemble.temperature
+READS_TOKENS = (
+    "ensemble.read counts tokens of prompts, which are not known of a server without lm.tokenizer; expected that, or "
+    "ensemble.read=0"
+)
 OWN_LABELS = "auto"  # of train.labels: made in the run directory
 QUESTION = "{question}"  # where a question stands in questions.query
 
@@ -51,11 +55,11 @@ def _ask_problems(config: AskConfig) -> Iterator[str]:
     yield from lm_problems(config.lm)
     yield from web_problems(config.web)
     yield from rerank_lm_problems(config)
-    yield from _ensemble_problems(config.ensemble)
+    yield from _ensemble_problems(config.ensemble, config.lm)
     if config.ensemble.temperature == FIT:
         yield "ensemble.temperature is fit, which needs a development split; expected a number above 0 for `replug ask`"
     if config.ensemble.weights == EnsembleWeights.similarity:
-        for name in ("share", "prune"):
+        for name in ("share", "prune", "read"):
             if (value := getattr(config.ensemble, name)) != getattr(AnsweringConfig(), name):
                 yield f"ensemble.{name} is {value}, and weights=similarity stay as they are; expected weights=posterior"
     if not config.retriever.path and config.retriever != RetrieverConfig(""):
@@ -79,7 +83,7 @@ def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator
     yield from _resource_problems(config)
     yield from _training_problems(config)
     yield from _with_labels(config) if config.train.labels else _without_labels(config)
-    yield from _ensemble_problems(config.ensemble)
+    yield from _ensemble_problems(config.ensemble, config.lm)
 
 
 def evaluation_methods(config: EvaluationConfig) -> list[Method]:
@@ -108,7 +112,7 @@ def _evaluation_problems(config: EvaluationConfig) -> Iterator[str]:
         yield f"questions.query is {config.questions.query!r}; expected a text with {QUESTION} in it"
     yield from web_problems(config.web)
     yield from untrained_problems(config.retriever)
-    yield from _ensemble_problems(config.ensemble)
+    yield from _ensemble_problems(config.ensemble, config.lm)
     data, retrieves = config.data, any(method.takes_from_corpus for method in evaluation_methods(config))
     if retrieves and not (data.source or data.prepared or (data.queries and data.heldout) or data.corpus):
         yield "data.corpus is missing; expected documents to retrieve: data.corpus, data.prepared or data.source"
@@ -116,7 +120,9 @@ def _evaluation_problems(config: EvaluationConfig) -> Iterator[str]:
     yield from _index_problems(config)
 
 
-def _ensemble_problems(ensemble: EnsembleConfig) -> Iterator[str]:
+def _ensemble_problems(ensemble: EnsembleConfig, lm: LMConfig) -> Iterator[str]:
+    if ensemble.read and lm.url and not lm.tokenizer:
+        yield READS_TOKENS
     value = ensemble.temperature
     if isinstance(value, str) and value != FIT:
         yield f"ensemble.temperature is {value}; expected a number above 0, or {FIT}"

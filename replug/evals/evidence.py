@@ -99,7 +99,8 @@ class Evidence:
 
     def mixture(self, prompts: Sequence[str]) -> Mixture:
         """Return the prompt that mixes one prompt for each text."""
-        return Mixture(prompts, self.weights.tolist(), self.weighting.share, self.weighting.prune)
+        weighting = self.weighting
+        return Mixture(prompts, self.weights.tolist(), weighting.share, weighting.prune, weighting.read)
 
     def final(self, weights: np.ndarray) -> dict[str, list[float]]:
         """Return the detail of an outcome that tells the weights [K] after the text; none where they stay."""
@@ -210,7 +211,7 @@ class EvidenceBook:
 
 def posterior_weighting(ensemble: EnsembleConfig) -> Weighting:
     """Return how the weights of methods that follow the text move."""
-    return Weighting(ensemble.share, ensemble.alone, ensemble.prune)
+    return Weighting(ensemble.share, ensemble.alone, ensemble.prune, ensemble.read)
 
 
 def texts_of(evidence: Mapping[str, Evidence]) -> dict[str | None, bool]:

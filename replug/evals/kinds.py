@@ -131,7 +131,7 @@ def _problems(config: EvaluationConfig, kind: EvaluationKind, methods: Sequence[
     if config.ensemble.temperature is not None and (not kind.asks_lm or config.evaluation == INTERNET_QA):
         yield f"ensemble.temperature is set, but evaluation={config.evaluation} mixes no predictions; expected null"
     usual, follows = EnsembleConfig(), any(method.follows_text for method in methods)
-    for name in ("share", "alone", "prune"):
+    for name in ("share", "alone", "prune", "read"):
         if getattr(config.ensemble, name) != getattr(usual, name) and not follows:
             yield f"ensemble.{name} is set, but no method's weights follow the text; expected such as replug/posterior"
     if not kind.reranks and has_rerank_lm(config):

@@ -18,7 +18,7 @@ import numpy as np
 
 from replug.cluster.background import outcome
 from replug.config.errors import RunError, UserError
-from replug.models.ensemble import MovingWeights
+from replug.models.ensemble import MovingWeights, Weighting, common_end
 from replug.models.generation import Generated, GenerationOptions, Stop, stop_texts
 
 if TYPE_CHECKING:  # seconds to import
@@ -100,8 +100,9 @@ class Mixture:
     """Prompts that differ by their document, and the weights that they begin with.
 
     A `share` below 1 lets the weights follow the answer, and `prune` leaves out prompts whose weight falls below it
-    (`models.ensemble.MovingWeights`). Raises ValueError unless the weights are a distribution, and for a share or a
-    `prune` out of range.
+    (`models.ensemble.MovingWeights`). Weights that follow are first moved by the tokens that all prompts end with, such
+    as a question: the last `read` of them, never a prompt's first. Raises ValueError unless the weights are a
+    distribution, and for a `share`, `prune` or `read` out of range.
 
     >>> mixture = Mixture(["in Basel", "in Nantes"], [0.7, 0.3])
     >>> StandInLM().generate([mixture], GenerationOptions(2))[0].num_prompts
@@ -112,6 +113,7 @@ class Mixture:
     weights: Sequence[float]
     share: float = 1.0
     prune: float = 0.0
+    read: int = 0
 
     def __post_init__(self) -> None:
         require_texts(self.prompts, "prompts")
@@ -122,12 +124,23 @@ class Mixture:
         total = sum(self.weights)
         if not all(weight >= 0 for weight in self.weights) or abs(total - 1) > WEIGHTS_TOLERANCE:
             raise ValueError(f"the weights of {len(self.prompts)} prompts sum to {total:g}; expected 0 or more, sum 1")
-        self.moving()
+        Weighting(self.share, prune=self.prune, read=self.read)
 
-    def moving(self) -> MovingWeights:
-        """Return the weights as they are before the answer."""
+    @property
+    def log_prior(self) -> np.ndarray:
         with np.errstate(divide="ignore"):  # a weight of 0 is a log weight of minus infinity
-            return MovingWeights(np.log(np.asarray(self.weights, dtype=np.float64)), self.share, self.prune)
+            return np.log(np.asarray(self.weights, dtype=np.float64))
+
+    def moving(self, read_logprobs: np.ndarray | None = None) -> MovingWeights:
+        """Return the weights as they are before the answer, moved by log-probs [K, N] of the tokens that are read."""
+        moving = MovingWeights(self.log_prior, self.share, self.prune)
+        if read_logprobs is not None:
+            moving.read(read_logprobs)
+        return moving
+
+    def num_read(self, rows: Sequence[Sequence[Any]]) -> int:
+        """Return how many last tokens of the prompts, given as tokens, move the weights."""
+        return common_end(rows, self.read) if self.share < 1 and len(rows) > 1 else 0
 
 
 Prompt = str | Mixture

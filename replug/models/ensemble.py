@@ -11,6 +11,9 @@ A share of 1 keeps the prior. A share of 0 mixes whole texts (RAG-Sequence, Lewi
 at most that of the best document plus ln(1 / lambda_1(d)) nats. A small share lets a document come back (fixed share,
 Herbster and Warmuth 1998), and adds at most (T - 1) ln(1 / (1 - share)) nats to this bound.
 
+The tokens that all prompts end with, such as a question, may move the weights too: those before the answer are then
+what the question says of each document (`Weighting.read`).
+
 Probabilities are mixed, never logits. Pure arithmetic on numpy arrays (K documents, T tokens), with the records of the
 documents that an index, a few texts in memory or a search engine found.
 """
@@ -18,7 +21,7 @@ documents that an index, a few texts in memory or a search engine found.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -38,8 +41,8 @@ class Weighting:
     """How the weights of an ensemble begin and move. A share of 1 keeps them, as REPLUG does.
 
     `alone` is the prior weight of no document, as one more member of the mixture; its weight tells how little the
-    documents help. Documents whose weight falls below `prune` are not read any further. Raises ValueError for what is
-    out of range.
+    documents help. Documents whose weight falls below `prune` are not read any further. `read` is the number of tokens
+    at the prompts' end that move the weights before the answer. Raises ValueError for what is out of range.
 
     >>> Weighting().share
     0.05
@@ -48,6 +51,7 @@ class Weighting:
     share: float = SHARE
     alone: float = 0.0
     prune: float = 0.0
+    read: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1:
@@ -55,6 +59,8 @@ class Weighting:
         for name, value in (("alone", self.alone), ("prune", self.prune)):
             if not 0 <= value < 1:
                 raise ValueError(f"{name} is {value}; expected 0 (none) or more, and below 1")
+        if not isinstance(self.read, int) or self.read < 0:
+            raise ValueError(f"read is {self.read}; expected 0 (none) or more tokens, a whole number")
 
 
 REPLUG_WEIGHTS, POSTERIOR_WEIGHTS = Weighting(share=1.0), Weighting()
@@ -79,19 +85,41 @@ class MovingWeights:
         """Return the weights [K] of the next token, 0 for what is left out."""
         return np.exp(self.log_weights)
 
+    def read(self, token_logprobs: np.ndarray) -> None:
+        """Move the weights by log-probs [K, N] of the prompt's last tokens.
+
+        None is left out before the text: all have been read, and their predictions of its first token cost nothing.
+        """
+        for logprobs in np.asarray(token_logprobs).T:
+            self._move(logprobs)
+
     def see(self, logprobs: np.ndarray) -> float:
         """Move the weights by a token's log-probs [K] given each document; return the mixture's log-prob of it."""
+        mixed = self._move(logprobs)
+        stays = self.log_weights >= min(self._log_prune, self.log_weights.max())
+        if not stays.all():
+            left_out = np.where(stays, 0.0, -np.inf)
+            self.log_weights, self._log_prior = (log_softmax(w + left_out) for w in (self.log_weights, self._log_prior))
+        return mixed
+
+    def _move(self, logprobs: np.ndarray) -> float:
         joint = self.log_weights + np.asarray(logprobs, dtype=np.float64)
         with np.errstate(invalid="ignore"):  # refused below
             mixed = float(np.logaddexp.reduce(joint))
         if not math.isfinite(mixed):
             raise impossible_token(logprobs)
         self.log_weights = np.logaddexp(self._log_keep + joint - mixed, self._log_share + self._log_prior)
-        stays = self.log_weights >= min(self._log_prune, self.log_weights.max())
-        if not stays.all():
-            left_out = np.where(stays, 0.0, -np.inf)
-            self.log_weights, self._log_prior = (log_softmax(w + left_out) for w in (self.log_weights, self._log_prior))
         return mixed
+
+
+def common_end(rows: Sequence[Sequence[Any]], most: int) -> int:
+    """Return how many last tokens, at most `most`, all prompts share; a prompt's first is predicted by nothing.
+
+    >>> common_end([["doc", "who", "is", "he"], ["other", "one", "who", "is", "he"]], 8)
+    3
+    """
+    most = max(0, min(most, min(map(len, rows)) - 1))
+    return next((n for n in range(most) if any(row[-1 - n] != rows[0][-1 - n] for row in rows)), most)
 
 
 def prior_log_weights(
@@ -125,16 +153,23 @@ def mix(token_logprobs: np.ndarray, log_prior: np.ndarray, share: float = 1.0, p
 
 
 def mix_and_weigh(
-    token_logprobs: np.ndarray, log_prior: np.ndarray, share: float = 1.0, prune: float = 0.0
+    token_logprobs: np.ndarray,
+    log_prior: np.ndarray,
+    share: float = 1.0,
+    prune: float = 0.0,
+    read_logprobs: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return log-probs [T] of the mixture (nats, float64), and its weights [K, T + 1]: the last are after the text.
 
-    Members have the log-probs `token_logprobs` [K, T] and log prior weights [K], which a share of 1 keeps. Raises
-    ValueError for a token that is not finite under any member.
+    Members have the log-probs `token_logprobs` [K, T] and log prior weights [K], which a share of 1 keeps; others are
+    moved by `read_logprobs` [K, N] first, of the prompt's last tokens. Raises ValueError for a token that is not finite
+    under any member.
     """
     token_logprobs = np.asarray(token_logprobs, dtype=np.float64)
     if share != 1 or prune:
         moving = MovingWeights(log_prior, share, prune)
+        if read_logprobs is not None:
+            moving.read(read_logprobs)
         seen, columns = [], [moving.weights]
         for given in token_logprobs.T:
             seen.append(moving.see(given))

@@ -336,7 +336,7 @@ class ReplugLM:
             weights += [weight * float(share) for share in shares]
         if not any(documents):
             return replace(mixture, prompts=prompts)
-        return Mixture(prompts, weights, self.weighting.share, self.weighting.prune)
+        return Mixture(prompts, weights, self.weighting.share, self.weighting.prune, self.weighting.read)
 
     def _score(self, contexts: Texts, prompts: list[list[str]], continuations: Texts) -> list[list[ContinuationScore]]:
         """Return the scores of each continuation after each of its prompts.

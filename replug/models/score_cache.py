@@ -102,8 +102,11 @@ def call_keys(identity: str, call: Call) -> list[Key]:
         return [pair_key(identity, *pair) for pair in zip(call.prefixes, call.continuations, strict=True)]
     options = repr(replace(call.options, opening=""))
     if isinstance(call, GenerateCall):
-        numbers = [np.array([*one.weights, one.share, one.prune], dtype="<f8").tobytes().hex() for one in call.prompts]
-        own = [(weighting, *one.prompts) for weighting, one in zip(numbers, call.prompts, strict=True)]
+        numbers = [[*one.weights, one.share, one.prune, *([one.read] if one.read else [])] for one in call.prompts]
+        own = [
+            (np.array(weighting, dtype="<f8").tobytes().hex(), *one.prompts)
+            for weighting, one in zip(numbers, call.prompts, strict=True)
+        ]
         return [hashed(identity, "generate", options, *parts, size=16) for parts in own]
     return [hashed(identity, "sample", options, prompt, size=16) for prompt in call.prompts]
 

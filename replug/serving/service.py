@@ -206,7 +206,7 @@ class Question:
         similarities = [found.similarity for found in self.documents]
         self.priors = document_weights(similarities, self.index.temperature, weighting.alone).tolist()
         prompts += [self.build(None)] * (weighting.alone > 0)
-        return Mixture(prompts, self.priors, weighting.share, weighting.prune)
+        return Mixture(prompts, self.priors, weighting.share, weighting.prune, weighting.read)
 
     def hear(self, text: str, is_whole: bool = False) -> bool:
         """Tell the client what is new in the text so far; return whether the answer is still wanted."""

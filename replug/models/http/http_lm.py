@@ -19,6 +19,7 @@ import httpx
 import numpy as np
 
 from replug.config.errors import RunError, UserError
+from replug.config.rules import READS_TOKENS
 from replug.config.schema import LMConfig
 from replug.models.black_box_lm import (
     AsyncLM,
@@ -116,6 +117,8 @@ class HttpLM(AsyncLM):
         if isinstance(call, SampleCall):
             return self._run(self._sample(self._prompts(call.prompts, call.options), call.options))
         require_greedy(call.options)
+        if self._tokenizer is None and any(mixture.read and len(mixture.prompts) > 1 for mixture in call.prompts):
+            raise UserError(READS_TOKENS)
         prompts = [self._prompts(mixture.prompts, call.options) for mixture in call.prompts]
         return self._run(_all(self._answer(*asked, call.options) for asked in zip(prompts, call.prompts, strict=True)))
 

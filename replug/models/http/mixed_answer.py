@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replug.models.black_box_lm import Mixture
-from replug.models.ensemble import MovingWeights, mix
+from replug.models.ensemble import MovingWeights, mix_and_weigh
 from replug.models.generation import Generated, GenerationOptions, before_stop, stop_texts
 from replug.models.http.completions_api import BROKEN, Pair, ServerText, num_tops
 from replug.models.pair_tokens import PairIds, answer_text, control_tokens
@@ -125,17 +125,29 @@ class ServerMixture:
     def __init__(self, lm: "HttpLM", prompts: list[Pair], mixture: Mixture, options: GenerationOptions) -> None:
         self._lm, self._prompts, self._mixture, self._options = lm, prompts, mixture, options
         self._num_tops = num_tops(lm.api)
+        self._read: np.ndarray | None = None
 
     async def find(self) -> Generated:
         """Return the mixture's answer. Raises as the server's calls do."""
+        self._read = await self._read_logprobs()
         shown, prompt_tokens = await self._lm.show(self._prompts, self._options.max_new_tokens)
         if self._lm.names and (answer := await self._token_by_token(self._lm.names, shown)):
             return replace(answer, prompt_tokens=prompt_tokens)
         return await self._whole(shown, prompt_tokens)
 
+    async def _read_logprobs(self) -> np.ndarray | None:
+        """Return log-probs [K, N] of the prompts' last tokens that move the weights; None where none do."""
+        if not self._mixture.read:
+            return None
+        ids = [self._ids(place) for place in range(len(self._prompts))]
+        if not (num_read := self._mixture.num_read(ids)):
+            return None
+        pairs = [Pair(row, "", "", (one[:-num_read], one[-num_read:])) for row, one in enumerate(ids)]
+        return np.stack([score.token_logprobs for score in await self._lm.score_pairs(pairs)])
+
     async def _token_by_token(self, names: TokenNames, shown: Sequence[ServerText]) -> Generated | None:
         """Return the answer; None where a choice cannot be known."""
-        moving = self._mixture.moving()
+        moving = self._mixture.moving(self._read)
         plans = {place: deque(names.steps(answer, self._num_tops)) for place, answer in enumerate(shown)}
         chosen: list[int] = []
         logprobs: list[float] = []
@@ -208,21 +220,21 @@ class ServerMixture:
     async def _whole(self, shown: Sequence[ServerText], prompt_tokens: int | None) -> Generated:
         """Return the likeliest whole answer, with one log-prob for all of it."""
         candidates, count = _candidates(shown, self._options), len(self._prompts)
-        moving, mixture = self._mixture.moving(), self._mixture
+        mixture, weights = self._mixture, self._mixture.moving(self._read).weights
         if not candidates:  # nothing was generated after any prompt
-            return Generated("", np.empty(0, dtype=np.float32), None, moving.weights, prompt_tokens)
+            return Generated("", np.empty(0, dtype=np.float32), None, weights, prompt_tokens)
         rows = [(prompt.prefix, scored) for _, scored in candidates for prompt in self._prompts]
         scores = await self._lm.score_pairs([self._lm.pair(row, *texts) for row, texts in enumerate(rows)])
         given = [
             np.stack([score.token_logprobs for score in scores[start : start + count]])
             for start in range(0, len(scores), count)
         ]
-        sums = [mix(one, moving.log_weights, mixture.share, mixture.prune).sum() for one in given]
+        mixed = [mix_and_weigh(one, mixture.log_prior, mixture.share, mixture.prune, self._read) for one in given]
+        sums = [logprobs.sum() for logprobs, _ in mixed]
         best = int(np.argmax(sums))
-        for token in given[best].T:
-            moving.see(token)
-        whole, num_tokens = np.array([sums[best]], dtype=np.float32), given[best].shape[1]
-        return Generated(candidates[best][0], whole, None, moving.weights, prompt_tokens, answer_tokens=num_tokens)
+        whole, weights = np.array([sums[best]], dtype=np.float32), mixed[best][1]
+        num_tokens = given[best].shape[1]
+        return Generated(candidates[best][0], whole, None, weights[:, -1], prompt_tokens, answer_tokens=num_tokens)
 
 
 def _candidates(shown: Sequence[ServerText], options: GenerationOptions) -> list[tuple[str, str]]:

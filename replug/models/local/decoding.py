@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from replug.models.black_box_lm import PassCounts
+from replug.models.local.output_layer import target_logprobs
 from replug.models.probing import probe_ids, same_direction, tried
 
 # Nats by which log-probs may differ with and without padding, on average by the tokens' probabilities.
@@ -85,6 +86,11 @@ class GrowingPrompts(Protocol):
         """Return logits [K, V] of the token after each prompt."""
         ...
 
+    @property
+    def ends(self) -> Sequence[Tensor]:
+        """Return log-probs (nats, float32) of the last tokens of each prompt as it began, as many as were asked for."""
+        ...
+
     def append(self, tokens: Sequence[int], kept: Sequence[int]) -> None:
         """Make the prompts `kept` (their numbers among those under way) longer by a token each; the others are done."""
         ...
@@ -95,7 +101,8 @@ class CachedPrompts:
 
     They are read a slice of columns at a time, of at most `tokens_per_pass` tokens, into one cache: the pass of a slice
     and that of a new token are the same. Equal prompts, such as those of several samples, are read once. `shared` holds
-    the tokens before `rows` that all prompts begin with.
+    the tokens before `rows` that all prompts begin with. `ends` are the log-probs of the last tokens of each row, of
+    `num_ends` [K] tokens, fewer than the row has.
     """
 
     logits: Tensor  # [K, V] of the token after each prompt
@@ -107,6 +114,7 @@ class CachedPrompts:
         tokens_per_pass: int,
         counts: PassCounts,
         shared: SharedPrefix | None = None,
+        num_ends: Sequence[int] = (),
     ) -> None:
         self._model, self._counts = model, counts
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
@@ -114,23 +122,36 @@ class CachedPrompts:
         self._cache: Any = shared.for_rows(len(once)) if shared else None
         ids = _left_padded([torch.tensor(row) for row in once]).to(model.device)
         own = _left_padded([torch.ones(len(row), dtype=torch.long) for row in once])
+        total = ids.shape[1]
         before = torch.ones(len(once), shared.num_tokens if shared else 0, dtype=torch.long)
         self._is_padded = not bool(own.all())
         self._seen = before.to(model.device)  # [K, T so far]: 1 where a token stands, 0 where padding does
         width = max(1, tokens_per_pass // len(once))
-        for columns, shown in zip(ids.split(width, 1), own.to(model.device).split(width, 1), strict=True):
-            self.logits = self._pass(columns, shown)
+        wanted = total - max(num_ends, default=0)  # the first column whose log-probs are
+        found: list[Tensor] = []
+        shown = own.to(model.device)
+        for start in range(0, total, width):
+            end = min(start + width, total)
+            logits = self._pass(ids[:, start:end], shown[:, start:end], min(end - start, max(1, end + 1 - wanted)))
+            targets = ids[:, max(wanted, start + 1) : end + 1]  # a column predicts the next
+            if targets.numel():
+                logprobs = target_logprobs(logits[:, : targets.shape[1]].flatten(0, 1), targets.flatten(), None)
+                found.append(logprobs.view(targets.shape))
+            self.logits = logits[:, -1]
         counts.add(sum(map(len, once)), ids.numel())
         if len(once) < len(rows):
             owner = [once[tuple(row)] for row in rows]
             self._select(owner)
             self.logits = self.logits[owner]
+            found = [part[owner] for part in found]
+        ends = torch.cat(found, 1) if found else torch.empty(len(rows), 0)
+        self.ends = [row[len(row) - n :] for row, n in zip(ends, num_ends, strict=bool(num_ends))]
 
     def append(self, tokens: Sequence[int], kept: Sequence[int]) -> None:
         if len(kept) < len(self._seen):
             self._select(kept)
         column = torch.tensor(tokens, device=self._model.device)[:, None]
-        self.logits = self._pass(column, torch.ones_like(column))
+        self.logits = self._pass(column, torch.ones_like(column), 1)[:, -1]
         self._counts.add(len(column), len(column))
 
     def _select(self, numbers: Sequence[int]) -> None:
@@ -138,22 +159,26 @@ class CachedPrompts:
         self._cache.batch_select_indices(rows)
         self._seen = self._seen[rows]
 
-    def _pass(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Read ids [K, N], of which `mask` shows those that are no padding. Logits [K, V] after the last column."""
+    def _pass(self, ids: Tensor, mask: Tensor, num_kept: int) -> Tensor:
+        """Read ids [K, N], of which `mask` shows those that are no padding. Logits after the last columns."""
         self._seen = torch.cat([self._seen, mask], 1)
         hidden = {"attention_mask": self._seen} if self._is_padded else {}  # attention without a mask is faster
         if self._is_padded and self._takes_positions:
             hidden["position_ids"] = (self._seen.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        output = self._model(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1, **hidden)
+        output = self._model(
+            input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=num_kept, **hidden
+        )
         self._cache = output.past_key_values
-        return output.logits[:, -1]
+        return output.logits[:, -num_kept:]
 
 
 class RecomputedPrompts:
     """Prompts that `read` reads anew for every token: ids of K prompts in, logits [K, V] out."""
 
-    def __init__(self, rows: list[list[int]], read: Callable[[list[list[int]]], Tensor]) -> None:
-        self._rows, self._read = rows, read
+    def __init__(
+        self, rows: list[list[int]], read: Callable[[list[list[int]]], Tensor], ends: Sequence[Tensor] = ()
+    ) -> None:
+        self._rows, self._read, self.ends = rows, read, ends
         self.logits = read(rows)
 
     def append(self, tokens: Sequence[int], kept: Sequence[int]) -> None:
@@ -167,8 +192,14 @@ class PromptsBesideLimit:
     `begin` makes a part of token ids.
     """
 
-    def __init__(self, rows: list[list[int]], limit: float, begin: Callable[[list[list[int]]], GrowingPrompts]) -> None:
-        self._rows, self._limit, self._begin = rows, limit, begin
+    def __init__(
+        self,
+        rows: list[list[int]],
+        limit: float,
+        begin: Callable[[list[list[int]]], GrowingPrompts],
+        ends: Sequence[Tensor] = (),
+    ) -> None:
+        self._rows, self._limit, self._begin, self.ends = rows, limit, begin, ends
         sides = [
             [number for number, row in enumerate(rows) if (len(row) > limit) == is_long] for is_long in (False, True)
         ]

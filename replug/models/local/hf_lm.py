@@ -217,7 +217,7 @@ class HuggingFaceLM:
     @torch.inference_mode()
     def _growing_texts(self, answer: MixedAnswer) -> Iterator[str]:
         """Yield the answer's text after each of its tokens."""
-        for _ in continue_answers(self._grow(answer.rows, answer.options.opening), [answer]):
+        for _ in continue_answers(self._grow([answer]), [answer]):
             yield answer.text
 
     def _finish(self, answers: Sequence[MixedAnswer], budget: int) -> None:
@@ -250,8 +250,7 @@ class HuggingFaceLM:
         for answer in answers:
             answer.begin()
         try:
-            growing = self._grow([row for answer in answers for row in answer.rows], answers[0].options.opening)
-            for _ in continue_answers(growing, answers):
+            for _ in continue_answers(self._grow(answers), answers):
                 pass
         except RuntimeError as error:
             if len(answers) == 1 or not is_out_of_memory(error):
@@ -288,27 +287,37 @@ class HuggingFaceLM:
         others = named if isinstance(named, list) else [named]
         return frozenset(token for token in [self.tokenizer.eos_token_id, *others] if token is not None)
 
-    def _grow(self, rows: Rows, opening: str) -> GrowingPrompts:
-        """Return the prompts by the cheapest way that is right for this model."""
-        begin = partial(self._grow_on_one_side, opening=self._opening_ids(opening))
-        return (
-            begin(rows) if self._longrope_limit == math.inf else PromptsBesideLimit(rows, self._longrope_limit, begin)
-        )
+    def _grow(self, answers: Sequence[MixedAnswer]) -> GrowingPrompts:
+        """Return the prompts of answers by the cheapest way that is right for this model."""
+        rows = [row for answer in answers for row in answer.rows]
+        num_ends = [answer.num_read for answer in answers for _ in answer.rows]
+        opening = self._opening_ids(answers[0].options.opening)
+        if self._longrope_limit == math.inf:
+            return self._grow_on_one_side(rows, opening, num_ends)
+        begin = partial(self._grow_on_one_side, opening=opening)
+        return PromptsBesideLimit(rows, self._longrope_limit, begin, self._ends_of(rows, opening, num_ends))
 
-    def _grow_on_one_side(self, rows: Rows, opening: list[int]) -> GrowingPrompts:
+    def _ends_of(self, rows: Rows, opening: list[int], num_ends: Sequence[int]) -> list[Tensor]:
+        """Score the last tokens of rows, reading each row once more."""
+        cuts = [len(row) - n for row, n in zip(rows, num_ends, strict=True)]
+        pairs = [(row[:cut], row[cut:]) for row, cut in zip(rows, cuts, strict=True) if cut < len(row)]
+        found = iter(self.launch(TokenizedCall(pairs, opening)).result())
+        return [torch.from_numpy(next(found).token_logprobs) if n else torch.empty(0) for n in num_ends]
+
+    def _grow_on_one_side(self, rows: Rows, opening: list[int], num_ends: Sequence[int] = ()) -> GrowingPrompts:
         is_even, use = len({len(row) for row in rows}) == 1, self._cache_use
         if not (use.unpadded if is_even else use.padded):
-            return RecomputedPrompts(rows, self._last_logits)
-        once = list(
-            {tuple(row): row for row in rows}.values()
-        )  # samples of one prompt share no prefix: it is read once
+            return RecomputedPrompts(rows, self._last_logits, self._ends_of(rows, opening, num_ends or [0] * len(rows)))
+        most = max(num_ends, default=0)
+        # Samples of one prompt share no prefix: it is read once. Ends are read behind one token of their own at least.
+        once = list({tuple(row): row[: max(0, len(row) - most)] for row in rows}.values())
         longest = max(map(len, rows))
         shared = self._share(once, opening, longest) if is_even or use.padded_after_prefix else None
         if shared is not None:
             rows = [row[shared.num_tokens :] for row in rows]
         # Read in slices, the first would be on the limit's other side.
         size = len(rows) * longest if longest > self._longrope_limit else self.tokens_per_batch
-        return CachedPrompts(self.model, rows, size, self.counts, shared)
+        return CachedPrompts(self.model, rows, size, self.counts, shared, num_ends if most else ())
 
     def _share(self, prefixes: Rows, opening: list[int], num_tokens_each: int) -> SharedPrefix | None:
         """Return what the prefixes begin with, for inputs that are on one side of longrope's limit with this one."""

@@ -84,6 +84,7 @@ class MixedAnswer:
         goes_on: Callable[[str], bool] | None = None,
     ) -> None:
         self.rows, self.options, self._mixture = rows, options, mixture
+        self.num_read = mixture.num_read(rows)  # tokens at the prompts' end that move the weights
         self._ends, self._decode, self._goes_on = ends, decode, goes_on
         self.begin()
 
@@ -94,6 +95,10 @@ class MixedAnswer:
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._entropies: list[float] = []
+
+    def read(self, token_logprobs: Sequence[Tensor]) -> None:
+        """Move the weights by log-probs [K][num_read] of the prompts' last tokens."""
+        self._moving = self._mixture.moving(torch.stack(list(token_logprobs)).double().cpu().numpy())
 
     @property
     def last_token(self) -> int:
@@ -131,6 +136,10 @@ def continue_answers(prompts: "GrowingPrompts", answers: Sequence[MixedAnswer]) 
     `prompts` are those of the first answer, then those of the second, and so on.
     """
     alive, counts = list(answers), [len(answer.rows) for answer in answers]
+    if any(answer.num_read for answer in answers):
+        ends = iter(prompts.ends)
+        for answer, count in zip(answers, counts, strict=True):
+            answer.read([next(ends) for _ in range(count)])
     while True:
         parts = prompts.logits.split(counts)
         read_on = [answer.take(logits) for answer, logits in zip(alive, parts, strict=True)]

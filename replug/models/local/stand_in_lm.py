@@ -95,13 +95,7 @@ class StandInLM:
         self.counts.add(num_words, num_words)
         scores: list[ContinuationScore] = []
         for prefix, continuation in zip(prefixes, continuations, strict=True):
-            counts = Counter(word.strip() for word in WORD.findall(prefix))
-            total = max(1, sum(counts.values()))
-            logprobs = []
-            for word in WORD.findall(continuation):
-                logprobs.append(_word_logprob(word, counts, total))
-                counts[word.strip()] += 1
-                total += 1
+            logprobs = _word_logprobs(WORD.findall(prefix), WORD.findall(continuation))
             scores.append(ContinuationScore(np.array(logprobs, dtype=np.float32)))
         return scores
 
@@ -124,10 +118,13 @@ class StandInLM:
         return [[self._continue(Mixture([prompt], [1.0]), own) for own in options.draws(prompt)] for prompt in prompts]
 
     def _continue(self, mixture: Mixture, options: GenerationOptions) -> Generated:
-        counts = [Counter(word.strip() for word in WORD.findall(prompt)) for prompt in mixture.prompts]
+        prompts = [WORD.findall(prompt) for prompt in mixture.prompts]
+        cuts = [len(prompt) - mixture.num_read(prompts) for prompt in prompts]
+        read = np.array([_word_logprobs(one[:cut], one[cut:]) for one, cut in zip(prompts, cuts, strict=True)])
+        counts = [Counter(word.strip() for word in prompt) for prompt in prompts]
         words = sorted({word for known in counts for word in known if word})
         prompt_tokens = sum(known.total() for known in counts)
-        chooser, moving, answer = TokenChooser(options), mixture.moving(), ""
+        chooser, moving, answer = TokenChooser(options), mixture.moving(read), ""
         logprobs: list[float] = []
         entropies: list[float] = []
         while words and len(logprobs) < options.max_new_tokens and answer == before_stop(answer, options.stop):
@@ -146,6 +143,17 @@ class StandInLM:
         self.counts.add(len(logprobs), len(logprobs))
         said, unsure = np.array([logprobs, entropies], dtype=np.float32)
         return Generated(before_stop(answer, options.stop), said, unsure, moving.weights, prompt_tokens)
+
+
+def _word_logprobs(before: Sequence[str], words: Sequence[str]) -> list[float]:
+    """Return the log-prob of each word, behind the words before it."""
+    counts = Counter(word.strip() for word in before)
+    total, logprobs = max(1, len(before)), []
+    for word in words:
+        logprobs.append(_word_logprob(word, counts, total))
+        counts[word.strip()] += 1
+        total += 1
+    return logprobs
 
 
 def _word_logprob(word: str, counts: Counter[str], total: int) -> float:
