@@ -306,6 +306,8 @@ MIXTURES = [
     Mixture(PROMPTS[::-1], WEIGHTS),
     Mixture(PROMPTS, WEIGHTS, share=0.05),
     Mixture(PROMPTS, WEIGHTS, share=0.0, prune=0.25),
+    Mixture([f"{prompt} is what the cat said" for prompt in PROMPTS], WEIGHTS, share=0.05, prune=0.05, read=5),
+    Mixture([prompt[::-1] + " on the mat" for prompt in PROMPTS], WEIGHTS, share=0.0, read=100),
 ]
 
 
@@ -339,11 +341,14 @@ def test_answers_and_their_weights_are_those_of_their_scores(
     monkeypatch.setattr(lm, "_begin", lambda *given: begun.append(begin(*given)) or begun[-1])
     found = lm.generate(MIXTURES, options)
     for mixture, answer, under_way in zip(MIXTURES, found, [*begun], strict=True):
-        ids, given = under_way._ids, []
+        ids, given, read = under_way._ids, [], mixture.num_read(under_way.rows)
         for prompt in under_way.rows:
-            logits = lm.model(torch.tensor([prompt + ids]), use_cache=False).logits[0, len(prompt) - 1 : -1]
-            given.append(logits.double().log_softmax(-1)[range(len(ids)), ids].numpy())
-        moving = mixture.moving()
+            seen = [*prompt[len(prompt) - read :], *ids]
+            logits = lm.model(torch.tensor([prompt + ids]), use_cache=False).logits[0, len(prompt) - read - 1 : -1]
+            given.append(logits.double().log_softmax(-1)[range(len(seen)), seen].numpy())
+        assert (read > 0) == (mixture.read > 0)
+        moving = mixture.moving(np.array(given)[:, :read])
+        given = np.array(given)[:, read:]
         np.testing.assert_allclose(answer.token_logprobs, [moving.see(one) for one in np.array(given).T], atol=1e-4)
         np.testing.assert_allclose(answer.weights, moving.weights, atol=1e-4)
         assert "".join(lm.stream(mixture, options)) == answer.text
@@ -399,10 +404,10 @@ def test_mixtures_that_memory_does_not_hold_are_halved(
     expected = llama.generate(MIXTURES, GREEDY)
     grow = llama._grow
 
-    def grow_few(rows: list[list[int]], opening: str) -> object:
-        if len(rows) > 4:
+    def grow_few(answers: Sequence[mixtures.MixedAnswer]) -> object:
+        if sum(len(answer.rows) for answer in answers) > 4:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return grow(rows, opening)
+        return grow(answers)
 
     monkeypatch.setattr(llama, "_grow", grow_few)
     for one, other in zip(llama.generate(MIXTURES, GREEDY), expected, strict=True):
