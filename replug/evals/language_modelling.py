@@ -47,7 +47,7 @@ from replug.evals.spans import (
     unit_starts,
 )
 from replug.evals.tables import Block
-from replug.models.black_box_lm import AsyncLM, ContinuationScore
+from replug.models.black_box_lm import AsyncLM, ContinuationScore, common_read, reading
 from replug.models.ensemble import mix, mix_and_weigh, prior_log_weights
 from replug.models.prompt import PromptTemplate
 
@@ -110,7 +110,8 @@ class LanguageModelling(Task):
         span = self._spans[row]
         prefixes = self._prefixes(span, evidence)
         asked = list(dict.fromkeys(prefixes.values()))
-        future = self._lm.submit(asked, [span.continuation] * len(asked))
+        read = max(one.weighting.read for one in evidence.values())
+        future = self._lm.submit(asked, [span.continuation] * len(asked), **reading(read))
 
         def finish() -> Outcomes:
             scores = dict(zip(asked, future.result(), strict=True))
@@ -137,7 +138,8 @@ class LanguageModelling(Task):
         by_document, weighting = np.stack([score.token_logprobs for score in scores]), evidence.weighting
         if not np.isfinite(by_document).all():
             raise RunError(f"{span.id}: the LM gave a token a log-probability that is not finite")
-        mixed, weights = mix_and_weigh(by_document, evidence.log_prior, weighting.share, weighting.prune)
+        moves = weighting.share, weighting.prune, common_read(scores)
+        mixed, weights = mix_and_weigh(by_document, evidence.log_prior, *moves)
         numbers = {
             "bits": bits_of(mixed),
             "bytes": float(len(span.continuation.encode())),

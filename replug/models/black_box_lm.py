@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # seconds to import
 
 # Is told the number of an answer and its text after each of its tokens; returns False to end it.
 Watch = Callable[[int, str], bool]
+NOTHING_READ = np.empty(0, dtype=np.float32)
 WEIGHTS_TOLERANCE = 1e-5  # by which float32 weights of a few dozen prompts may miss 1
 
 Part = TypeVar("Part")
@@ -41,12 +42,22 @@ class UnscorableText(ValueError, RunError):
 class ContinuationScore:
     """Log-probabilities (nats) of a continuation's tokens, float32 [T].
 
+    Where they were asked for, `read_logprobs` (float32 [N]) are those of the last tokens of its prefix, which have the
+    ids `read_ids` (int32 [N]).
+
     >>> score = StandInLM().score(["a boat"], [" a boat"])[0]
     >>> score.num_tokens, score.sum_logprob == float(score.token_logprobs.sum())
     (2, True)
     """
 
     token_logprobs: np.ndarray
+    read_logprobs: np.ndarray = field(default_factory=lambda: NOTHING_READ)
+    read_ids: np.ndarray = field(default_factory=lambda: NOTHING_READ)
+
+    @classmethod
+    def of_pair(cls, logprobs: np.ndarray, ids: Sequence[int], num_read: int) -> "ContinuationScore":
+        """Return the score of a pair whose continuation, of these log-probs and ids, begins with what is read."""
+        return cls(logprobs[num_read:], logprobs[:num_read], np.array(ids[:num_read], dtype=np.int32))
 
     @property
     def sum_logprob(self) -> float:
@@ -56,6 +67,12 @@ class ContinuationScore:
     @property
     def num_tokens(self) -> int:
         return len(self.token_logprobs)
+
+
+def common_read(scores: "Sequence[ContinuationScore]") -> np.ndarray:
+    """Return log-probs [K, N] of the tokens that all prefixes end with, as far as they were asked for."""
+    num = common_end([score.read_ids.tolist() for score in scores], len(scores[0].read_ids))
+    return np.stack([score.read_logprobs[len(score.read_logprobs) - num :] for score in scores])
 
 
 def sums_of(scores: "Sequence[ContinuationScore | tuple[float, int]]") -> np.ndarray:
@@ -140,7 +157,8 @@ class Mixture:
 
     def num_read(self, rows: Sequence[Sequence[Any]]) -> int:
         """Return how many last tokens of the prompts, given as tokens, move the weights."""
-        return common_end(rows, self.read) if self.share < 1 and len(rows) > 1 else 0
+        moves = self.read and self.share < 1 and len(rows) > 1
+        return common_end([row[1:] for row in rows], self.read) if moves else 0
 
 
 Prompt = str | Mixture
@@ -171,12 +189,13 @@ class BlackBoxLM(Protocol):
         ...
 
     def score(
-        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None, read: int = 0
     ) -> list[ContinuationScore]:
         """Score each continuation after its prefix. The border between the two falls on a token border.
 
         `opening` does not change a score: it is the beginning that all prefixes of many calls share, such as
-        demonstrations, so that local weights read it once for all of them.
+        demonstrations, so that local weights read it once for all of them. Up to `read` last tokens of each prefix are
+        scored too, never its first.
         """
         ...
 
@@ -231,7 +250,7 @@ class LaunchingLM(LocalLM, Protocol):
     """
 
     def tokenize(
-        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None, read: int = 0
     ) -> "TokenizedCall":
         """Do the part of `score` that needs no device."""
         ...
@@ -249,16 +268,17 @@ class ScoreCall:
     continuations: Sequence[str]
     opening: str | None = None
     sums_only: bool = False
+    read: int = 0
 
     def __len__(self) -> int:
         return len(self.prefixes)
 
     def take(self, rows: Sequence[int]) -> "ScoreCall":
         prefixes, continuations = [self.prefixes[row] for row in rows], [self.continuations[row] for row in rows]
-        return ScoreCall(prefixes, continuations, self.opening, self.sums_only)
+        return replace(self, prefixes=prefixes, continuations=continuations)
 
     def run(self, lm: BlackBoxLM) -> list[ContinuationScore]:
-        return lm.score(self.prefixes, self.continuations, opening=self.opening)
+        return lm.score(self.prefixes, self.continuations, opening=self.opening, **reading(self.read))
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +315,11 @@ class SampleCall:
         return lm.sample(self.prompts, self.options)
 
 
+def reading(read: int) -> dict[str, int]:
+    """Return the argument of `score`, none for 0: LMs of other makers need not know it."""
+    return {"read": read} if read else {}
+
+
 Call = ScoreCall | GenerateCall | SampleCall
 
 
@@ -328,12 +353,12 @@ class AsyncLM(ABC):
         """End the work under way, which raises RunError to those who wait for it. A second call does nothing."""
 
     def submit(
-        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None, read: int = 0
     ) -> "Future[list[ContinuationScore]]":
         """Return a future of `score`."""
         require_texts(prefixes, "prefixes")
         require_texts(continuations, "continuations")
-        return self.submit_call(ScoreCall(list(prefixes), list(continuations), opening))
+        return self.submit_call(ScoreCall(list(prefixes), list(continuations), opening, read=read))
 
     def submit_answer(self, prompt: Prompt, options: GenerationOptions) -> "Future[Generated]":
         """Return a future of the answer to one prompt, a text or a mixture."""
@@ -345,9 +370,9 @@ class AsyncLM(ABC):
         return self.submit_call(SampleCall(list(prompts), options))
 
     def score(
-        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None, read: int = 0
     ) -> list[ContinuationScore]:
-        return self.submit(prefixes, continuations, opening=opening).result()
+        return self.submit(prefixes, continuations, opening=opening, read=read).result()
 
     def generate(
         self, prompts: Sequence[Prompt], options: GenerationOptions, watch: Watch | None = None

@@ -113,12 +113,12 @@ class MovingWeights:
 
 
 def common_end(rows: Sequence[Sequence[Any]], most: int) -> int:
-    """Return how many last tokens, at most `most`, all prompts share; a prompt's first is predicted by nothing.
+    """Return how many last tokens, at most `most`, all rows share.
 
-    >>> common_end([["doc", "who", "is", "he"], ["other", "one", "who", "is", "he"]], 8)
+    >>> common_end([["Basel", "who", "is", "he"], ["the", "Rhine", "who", "is", "he"]], 8)
     3
     """
-    most = max(0, min(most, min(map(len, rows)) - 1))
+    most = min(most, *map(len, rows))
     return next((n for n in range(most) if any(row[-1 - n] != rows[0][-1 - n] for row in rows)), most)
 
 
@@ -147,9 +147,15 @@ def document_weights(
     return weights / weights.sum()
 
 
-def mix(token_logprobs: np.ndarray, log_prior: np.ndarray, share: float = 1.0, prune: float = 0.0) -> np.ndarray:
+def mix(
+    token_logprobs: np.ndarray,
+    log_prior: np.ndarray,
+    share: float = 1.0,
+    prune: float = 0.0,
+    read_logprobs: np.ndarray | None = None,
+) -> np.ndarray:
     """Return the log-probs of `mix_and_weigh`."""
-    return mix_and_weigh(token_logprobs, log_prior, share, prune)[0]
+    return mix_and_weigh(token_logprobs, log_prior, share, prune, read_logprobs)[0]
 
 
 def mix_and_weigh(

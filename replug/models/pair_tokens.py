@@ -30,10 +30,14 @@ PairIds = tuple[list[int], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class TokenizedCall:
-    """A call for scores as token ids: its pairs, and its opening, which is empty where it has none."""
+    """A call for scores as token ids: its pairs, and its opening, which is empty where it has none.
+
+    The continuation of a pair begins with `num_read` tokens of its prefix, which are scored apart; () is none.
+    """
 
     pairs: list[PairIds]
     opening: list[int]
+    num_read: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,13 @@ class LMInput:
     @property
     def pairs(self) -> list[PairIds]:
         return [(self.prefix, continuation) for continuation in self.continuations]
+
+
+def reading_pair(pair: PairIds, read: int) -> tuple[PairIds, int]:
+    """Move up to `read` tokens of the prefix, which keeps one, to the continuation; return the pair, and how many."""
+    before, after = pair
+    cut = len(before) - min(read, len(before) - 1)
+    return (before[:cut], before[cut:] + after), len(before) - cut
 
 
 def inputs_of(pairs: Sequence[PairIds]) -> list[LMInput]:

@@ -29,6 +29,8 @@ from replug.models.black_box_lm import (
     Watch,
     as_mixtures,
     check_pairs,
+    common_read,
+    reading,
     require_texts,
 )
 from replug.models.ensemble import (
@@ -153,7 +155,7 @@ class ReplugLM:
                 )
             prior = prior_log_weights([one.similarity for one in found], self.temperature, self.weighting.alone)
             logprobs = np.stack([score.token_logprobs for score in given])
-            mixture = mix(logprobs, prior, self.weighting.share, self.weighting.prune)
+            mixture = mix(logprobs, prior, self.weighting.share, self.weighting.prune, common_read(given))
             mixed.append(ContinuationScore(mixture.astype(np.float32)))
         return mixed
 
@@ -356,11 +358,12 @@ class ReplugLM:
             )
             for rows in calls
         ]
+        also = reading(self.weighting.read if self.weighting.share < 1 else 0)
         if isinstance(self._lm, AsyncLM):
-            futures = [self._lm.submit(*pairs) for pairs in asked]
+            futures = [self._lm.submit(*pairs, **also) for pairs in asked]
             answers = [future.result() for future in futures]
         else:
-            answers = [self._lm.score(*pairs) for pairs in asked]
+            answers = [self._lm.score(*pairs, **also) for pairs in asked]
         scores: list[list[ContinuationScore]] = [[] for _ in contexts]
         for rows, answer in zip(calls, answers, strict=True):
             given = iter(answer)

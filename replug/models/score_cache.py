@@ -64,7 +64,7 @@ FROM models LEFT JOIN cached ON cached.model = models.id GROUP BY models.id ORDE
 KEYS_PER_QUERY = 500
 SQLITE_HEADER = b"SQLite format 3\0"  # what every file of SQLite begins with
 SECONDS_TO_WAIT_FOR_WRITERS = 60.0
-LOGPROBS_DTYPE = "<f4"
+LOGPROBS_DTYPE, IDS_DTYPE = "<f4", "<i4"
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 # A server's log-probs of the same text differ in their last bits from day to day; two models differ by more.
@@ -88,18 +88,19 @@ class ModelUse:
     newest: int | None
 
 
-def pair_key(identity: str, prefix: str, continuation: str) -> Key:
+def pair_key(identity: str, prefix: str, continuation: str, read: int = 0) -> Key:
     """Return 16 bytes that name a pair scored by a model; `prefix` is all that the LM reads before the continuation.
 
     The first six are the same for all prefixes: they say where in the file a query's rows lie.
     """
-    return hashed(identity, continuation, size=6) + hashed(identity, prefix, continuation, size=10)
+    also = [f"read {read}"] if read else []
+    return hashed(identity, continuation, size=6) + hashed(identity, *also, prefix, continuation, size=10)
 
 
 def call_keys(identity: str, call: Call) -> list[Key]:
     """Return a key for each row of a call, 16 bytes of all that its result follows from. Openings do not count."""
     if isinstance(call, ScoreCall):
-        return [pair_key(identity, *pair) for pair in zip(call.prefixes, call.continuations, strict=True)]
+        return [pair_key(identity, *pair, call.read) for pair in zip(call.prefixes, call.continuations, strict=True)]
     options = repr(replace(call.options, opening=""))
     if isinstance(call, GenerateCall):
         numbers = [[*one.weights, one.share, one.prune, *([one.read] if one.read else [])] for one in call.prompts]
@@ -140,8 +141,10 @@ class ScoreCache:
 
     def read(self, keys: Sequence[Key]) -> dict[Key, Stored]:
         """Return the scores that are stored with their tokens, and the answers and samples that are stored."""
-        rows = self._select("SELECT key, kind, content FROM cached WHERE content IS NOT NULL AND key IN ({})", keys)
-        return {key: _unpacked(kind, content) for key, kind, content in rows}
+        rows = self._select(
+            "SELECT key, kind, content, num_tokens FROM cached WHERE content IS NOT NULL AND key IN ({})", keys
+        )
+        return {key: _unpacked(*stored) for key, *stored in rows}
 
     def store(self, identity: str, results: Mapping[Key, Stored], sums_only: Collection[Key] = ()) -> None:
         """Add results of a model in one transaction, the scores of `sums_only` without their tokens.
@@ -233,8 +236,9 @@ def _packed(result: Stored) -> tuple[int, float | None, int | None, bytes] | Non
     """
     if isinstance(result, ContinuationScore):
         total, num_tokens = result.sum_logprob, result.num_tokens
-        content = result.token_logprobs.astype(LOGPROBS_DTYPE).tobytes()
-        return (SCORE, total, num_tokens, content) if num_tokens > 0 and np.isfinite(total) else None
+        logprobs = np.concatenate([result.token_logprobs, result.read_logprobs]).astype(LOGPROBS_DTYPE)
+        content = logprobs.tobytes() + result.read_ids.astype(IDS_DTYPE).tobytes()
+        return (SCORE, total, num_tokens, content) if num_tokens > 0 and np.isfinite(logprobs).all() else None
     answers = [result] if isinstance(result, Generated) else result
     numbers = [part for answer in answers for part in (answer.token_logprobs, answer.token_entropies)]
     array = np.concatenate([np.empty(0, LOGPROBS_DTYPE), *(part for part in numbers if part is not None)])
@@ -253,9 +257,12 @@ def _packed(result: Stored) -> tuple[int, float | None, int | None, bytes] | Non
     return GENERATION if isinstance(result, Generated) else SAMPLES, None, None, content
 
 
-def _unpacked(kind: int, content: bytes) -> Stored:
+def _unpacked(kind: int, content: bytes, num_tokens: int | None) -> Stored:
     if kind == SCORE:
-        return ContinuationScore(np.frombuffer(content, LOGPROBS_DTYPE))
+        logprobs = np.frombuffer(content, LOGPROBS_DTYPE)
+        num_read = (len(logprobs) - num_tokens) // 2
+        read_ids = np.frombuffer(content, IDS_DTYPE)[num_tokens + num_read :]
+        return ContinuationScore(logprobs[:num_tokens], logprobs[num_tokens : num_tokens + num_read], read_ids)
     header, _, numbers = content.partition(b"\n")
     array, start, answers = np.frombuffer(numbers, LOGPROBS_DTYPE), 0, []
     for text, length, has_entropies, weights, *counts in json.loads(header):

@@ -32,6 +32,7 @@ from replug.models.black_box_lm import (
     Pending,
     ScoreCall,
     mapped,
+    reading,
 )
 from replug.models.hardware import available_cores
 from replug.models.local.local_source import LocalSource
@@ -114,7 +115,7 @@ class Scorer:
         if not isinstance(lm, LaunchingLM):
             return partial(InlineExecutor().submit, call.run, lm)
         with self._tokenizer:  # a tokenizer of transformers has settings that a call may change
-            tokenized = lm.tokenize(call.prefixes, call.continuations, opening=call.opening)
+            tokenized = lm.tokenize(call.prefixes, call.continuations, opening=call.opening, **reading(call.read))
         return partial(lm.launch, tokenized)
 
 

@@ -68,13 +68,13 @@ def test_an_equal_call_is_not_asked_twice_nor_after_the_file_was_opened_again(pa
     again = CachingLM(lm, path)
     assert bits(again.submit_answer(Mixture(tuple(PROMPTS), np.array(WEIGHTS)), OPTIONS).result()) == bits(first)
     assert len(lm.calls) == 1
-    for changes in ({"share": 0.05}, {"share": 0.05, "prune": 0.01}):
+    for changes in ({"share": 0.05}, {"share": 0.05, "prune": 0.01}, {"share": 0.05, "read": 2}):
         again.submit_answer(Mixture(PROMPTS, WEIGHTS, **changes), OPTIONS).result()
     again.submit_answer(Mixture(PROMPTS, WEIGHTS, share=0.05), OPTIONS).result()
-    assert len(lm.calls) == 3
+    assert len(lm.calls) == 4
     again.close()
     scores = ScoreCache(path)
-    assert [(use.rows, use.generations) for use in scores.models()] == [(0, 3)]
+    assert [(use.rows, use.generations) for use in scores.models()] == [(0, 4)]
     scores.close()
 
 

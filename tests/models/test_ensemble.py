@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from replug import mix_token_logprobs, token_weights
-from replug.models.ensemble import MovingWeights, Weighting, mix, prior_log_weights
+from replug.models.ensemble import MovingWeights, Weighting, common_end, mix, mix_and_weigh, prior_log_weights
 
 ROUNDS = range(20)
 
@@ -130,6 +130,38 @@ def test_pruned_documents_are_left_out_for_good_and_the_heaviest_stays() -> None
     np.testing.assert_array_equal(alone.weights, [1, 0])
 
 
+# Tokens before the text ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", ROUNDS)
+def test_tokens_that_are_read_move_weights_as_those_of_the_text(seed: int) -> None:
+    given, similarities = drawn(seed)
+    prior = prior_log_weights(similarities)
+    for share in (0.0, 0.05):
+        whole, weights = mix_and_weigh(given, prior, share)
+        rest, begun = mix_and_weigh(given[:, 8:], prior, share, read_logprobs=given[:, :8])
+        np.testing.assert_allclose(rest, whole[8:], rtol=1e-12)
+        np.testing.assert_allclose(begun, weights[:, 8:], rtol=1e-9, atol=1e-300)
+    wholes, ends = (np.logaddexp.reduce(prior + part.sum(axis=1)) for part in (given, given[:, :8]))
+    assert mix(given[:, 8:], prior, 0.0, read_logprobs=given[:, :8]).sum() == pytest.approx(wholes - ends, abs=1e-9)
+    np.testing.assert_array_equal(mix(given, prior, 1.0, read_logprobs=given), mix(given, prior))
+
+
+def test_no_document_is_pruned_before_the_text() -> None:
+    moving = MovingWeights(np.log([0.5, 0.5]), share=0.0, prune=0.1)
+    moving.read(np.log([[0.9, 0.9], [0.1, 0.1]]))
+    np.testing.assert_allclose(moving.weights, [81 / 82, 1 / 82])
+    moving.see(np.log([0.5, 0.5]))
+    np.testing.assert_array_equal(moving.weights, [1, 0])
+
+
+def test_what_all_prompts_end_with_is_counted_by_tokens() -> None:
+    assert common_end([[1, 2, 3, 4], [9, 3, 4], [8, 8, 8, 8, 3, 4]], 9) == 2
+    assert common_end([[1, 2, 3, 4], [9, 3, 4]], 1) == 1
+    assert common_end([[3, 4], [9, 3, 4]], 9) == 2
+    assert common_end([[1, 2], [1, 3]], 9) == common_end([[], [1]], 9) == common_end([[1], [1]], 0) == 0
+
+
 @pytest.mark.parametrize("weights", ["similarity", "posterior"])
 def test_what_cannot_be_mixed_is_refused_by_name(weights: str) -> None:
     given = np.log([[0.5, 0.2], [0.1, 0.4]])
@@ -152,6 +184,6 @@ def test_names_and_shares_that_are_none_are_refused() -> None:
     for share in (-0.1, 1.1, np.nan):
         with pytest.raises(ValueError, match="share is"):
             mix_token_logprobs(np.zeros((1, 1)), np.zeros(1), share=share)
-    for wrong in ({"alone": 1.0}, {"prune": -0.1}, {"prune": np.nan}):
+    for wrong in ({"alone": 1.0}, {"prune": -0.1}, {"prune": np.nan}, {"read": -1}, {"read": 0.5}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             Weighting(**wrong)

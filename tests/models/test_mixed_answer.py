@@ -12,6 +12,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from replug.config.errors import UserError
 from replug.models.black_box_lm import Mixture
 from replug.models.generation import GenerationOptions
 from replug.models.http.completions_api import ServerText
@@ -84,7 +85,12 @@ class HFServer(FaultServer):
 
 PROMPTS = ["the cat sat on the mat", "a much longer prefix of the cat", "x", "the beginning of a text: the cat"]
 WEIGHTS = [0.4, 0.3, 0.2, 0.1]
-MIXTURES = [Mixture(PROMPTS, WEIGHTS), Mixture(PROMPTS, WEIGHTS, 0.05), Mixture(PROMPTS, WEIGHTS, 0.05, prune=0.15)]
+MIXTURES = [
+    Mixture(PROMPTS, WEIGHTS),
+    Mixture(PROMPTS, WEIGHTS, 0.05),
+    Mixture(PROMPTS, WEIGHTS, 0.05, prune=0.15),
+    Mixture([f"{prompt} is on the mat" for prompt in PROMPTS], WEIGHTS, 0.05, read=3),
+]
 
 
 def top(others: float, **probabilities: float) -> TopTokens:
@@ -197,7 +203,7 @@ def test_a_server_answers_as_the_same_weights_do_here(
 
 def test_a_pruned_prompt_is_asked_and_scored_no_further(local: HuggingFaceLM, folder: str, server: HFServer) -> None:
     lm = opened(server, tokenizer=folder)
-    [answer] = lm.generate(MIXTURES[2:], GenerationOptions(5))
+    [answer] = lm.generate(MIXTURES[2:3], GenerationOptions(5))
     lm.close()
     left_out = [prompt for prompt, weight in zip(PROMPTS, answer.weights, strict=True) if not weight]
     assert left_out and answer.answer_tokens is None and answer.num_tokens == 5
@@ -241,6 +247,32 @@ def test_without_the_tokenizer_every_answer_is_scored_after_every_prompt(
     assert moved.sum_logprob == pytest.approx(logprob, abs=1e-3)
     np.testing.assert_allclose(moved.weights, moving.weights, atol=1e-3)
     np.testing.assert_allclose(found.weights, WEIGHTS)
+
+
+def test_without_the_tokenizer_no_tokens_of_prompts_are_read(server: HFServer) -> None:
+    with_text = opened(server)
+    with pytest.raises(UserError, match=r"ensemble\.read counts tokens .* lm\.tokenizer"):
+        with_text.generate(MIXTURES[3:], GenerationOptions(4))
+    with pytest.raises(UserError, match=r"ensemble\.read counts tokens"):
+        with_text.score(["the cat"], [" sat"], read=3)
+    with_text.close()
+
+
+@pytest.mark.parametrize("api", ["echo", "prompt_logprobs"])
+def test_a_server_scores_the_tokens_that_are_read_as_the_same_weights_do_here(
+    local: HuggingFaceLM, folder: str, server: HFServer, api: str
+) -> None:
+    lm = opened(server, tokenizer=folder, api=api)
+    pairs = [*PROMPTS, "y"], [" sat down"] * 5
+    plain = local.score(*pairs)
+    for one, other, alone in zip(lm.score(*pairs, read=4), local.score(*pairs, read=4), plain, strict=True):
+        np.testing.assert_allclose(one.token_logprobs, other.token_logprobs, atol=1e-4)
+        np.testing.assert_allclose(one.read_logprobs, other.read_logprobs, atol=1e-4)
+        assert one.read_ids.tolist() == other.read_ids.tolist()
+        np.testing.assert_allclose(other.token_logprobs, alone.token_logprobs, atol=1e-4)
+    ids = local.tokenizer(PROMPTS[0])["input_ids"]
+    assert lm.score(*pairs, read=4)[0].read_ids.tolist() == ids[-4:]
+    lm.close()
 
 
 def local_scores(lm: HuggingFaceLM, prompts: list[str], answer: str) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -166,7 +167,10 @@ def test_a_mixture_of_prompts_is_a_mixture_over_all_their_documents() -> None:
 # Weights that follow the text ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("weighting", [Weighting(), Weighting(0.1, alone=0.2), Weighting(0.0, prune=0.2)])
+WEIGHTINGS = [Weighting(), Weighting(0.1, alone=0.2), Weighting(0.0, prune=0.2)]
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
 def test_the_log_probs_and_weights_of_an_answer_are_those_of_its_scores(weighting: Weighting) -> None:
     lm, context = StandInLM(), "the cat sat by the sea"
     replug = ReplugLM(lm, Shelf(found(3)), weighting=weighting)
@@ -183,6 +187,26 @@ def test_the_log_probs_and_weights_of_an_answer_are_those_of_its_scores(weightin
         np.testing.assert_allclose(answer.weights, after, atol=1e-5)
     assert len(answer.weights) == len(documents)
     assert (answer.weights == 0).any() == (weighting.prune > 0)
+
+
+@pytest.mark.parametrize("read", [2, 8])
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_the_last_words_of_the_context_move_the_weights_before_the_answer(weighting: Weighting, read: int) -> None:
+    lm, context = StandInLM(), "the sea sat by the cat by the sea"
+    replug = ReplugLM(lm, Shelf(found(3)), weighting=replace(weighting, read=read))
+    answer = replug.generate(context, GREEDY)
+    documents = [f"{text}\n" for text in TEXTS[:3]] + [""] * (weighting.alone > 0)
+    before = context.rsplit(" ", read)[0]
+    tail, text = context.removeprefix(before), f" {answer.text}"
+    prefixes = [document + before for document in documents]
+    ends = [lm.score([prefix], [tail])[0].token_logprobs for prefix in prefixes]
+    given = [lm.score([prefix + tail], [text])[0].token_logprobs for prefix in prefixes]
+    prior = prior_log_weights(SIMILARITIES[:3], alone=weighting.alone)
+    moves = weighting.share, weighting.prune, np.array(ends)
+    expected = mix(np.array(given), prior, *moves)
+    np.testing.assert_allclose(answer.token_logprobs, expected, atol=1e-5)
+    np.testing.assert_allclose(replug.score(context, text).token_logprobs, expected, atol=1e-5)
+    assert abs(expected - mix(np.array(given), prior, *moves[:2])).max() > 1e-3
 
 
 def test_no_document_is_a_member_beside_the_documents_of_each_prompt() -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -39,7 +40,7 @@ from replug.models.http.connection import IllFormed, ServerAway, ServerConnectio
 from replug.models.http.mixed_answer import ServerMixture, TokenNames
 from replug.models.http.request_budget import RequestBudget
 from replug.models.packaged import resolve_lm_path
-from replug.models.pair_tokens import check_lengths, pair_token_ids, require_exact
+from replug.models.pair_tokens import check_lengths, pair_token_ids, reading_pair, require_exact
 
 T = TypeVar("T")
 
@@ -113,7 +114,7 @@ class HttpLM(AsyncLM):
             texts = zip(call.prefixes, call.continuations, strict=True)
             pairs = [self.pair(row, *both) for row, both in enumerate(texts)]
             check_lengths([pair.ids for pair in pairs if pair.ids], self.max_tokens)
-            return self._run(self.score_pairs(pairs))
+            return self._run(self._score_and_read(pairs, call.read) if call.read else self.score_pairs(pairs))
         if isinstance(call, SampleCall):
             return self._run(self._sample(self._prompts(call.prompts, call.options), call.options))
         require_greedy(call.options)
@@ -219,6 +220,16 @@ class HttpLM(AsyncLM):
         _check_same_tokens(pairs, scores)
         await self._check_unchanged()
         return [ContinuationScore(score.logprobs) for score in scores]
+
+    async def _score_and_read(self, pairs: list[Pair], read: int) -> list[ContinuationScore]:
+        if self._tokenizer is None:
+            raise UserError(READS_TOKENS)
+        cut = [(pair, *reading_pair(pair.ids, read)) for pair in pairs if pair.ids]
+        scores = await self.score_pairs([replace(pair, ids=ids) for pair, ids, _ in cut])
+        return [
+            ContinuationScore.of_pair(score.token_logprobs, ids[1], num_read)
+            for score, (_, ids, num_read) in zip(scores, cut, strict=True)
+        ]
 
     async def _score_request(self, pairs: list[Pair]) -> list[ServerText]:
         payload = api.score_payload(self.api, pairs)

@@ -62,6 +62,7 @@ from replug.models.pair_tokens import (
     inputs_of,
     pairs_token_ids,
     prompts_token_ids,
+    reading_pair,
 )
 from replug.models.probing import is_out_of_memory, probe_ids, same_direction, tried
 
@@ -123,19 +124,22 @@ class HuggingFaceLM:
         self._kept, self.counts = [], PassCounts()  # without a trace of that look
 
     def score(
-        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None, read: int = 0
     ) -> list[ContinuationScore]:
         """Return log-probs in nats. Raises UnscorableText for empty continuations and inputs beyond `max_tokens`."""
-        return self.launch(self.tokenize(prefixes, continuations, opening=opening)).result()
+        return self.launch(self.tokenize(prefixes, continuations, opening=opening, read=read)).result()
 
     def tokenize(
-        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None, read: int = 0
     ) -> TokenizedCall:
         """Do the part of `score` that needs no device. Raises what it raises."""
         check_pairs(prefixes, continuations)
         pairs = pairs_token_ids(self.tokenizer, prefixes, continuations)
         check_lengths(pairs, self.max_tokens)
-        return TokenizedCall(pairs, self._opening_ids(opening))
+        if not read:
+            return TokenizedCall(pairs, self._opening_ids(opening))
+        pairs, num_read = map(list, zip(*(reading_pair(pair, read) for pair in pairs), strict=True))
+        return TokenizedCall(pairs, self._opening_ids(opening), num_read)
 
     def launch(self, call: TokenizedCall) -> PendingScores:
         """Do the rest of `score` without waiting for a GPU: the passes of the next call stand behind these."""
@@ -151,7 +155,7 @@ class HuggingFaceLM:
                 some = [inputs[i] for i in batch]
                 passes += self._score_inputs(some, shared)
                 rows += (row for one in some for row in one.rows)
-        return PendingScores(passes, rows)
+        return PendingScores(passes, rows, call)
 
     def generate(
         self, prompts: Sequence[Prompt], options: GenerationOptions, watch: Watch | None = None

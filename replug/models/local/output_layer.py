@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.hardware import HostCopy
-from replug.models.pair_tokens import PairIds
+from replug.models.pair_tokens import PairIds, TokenizedCall
 
 log = logging.getLogger(__name__)
 
@@ -179,8 +179,8 @@ class PassScores:
 class PendingScores:
     """Of a call: passes, and which rows of the call they hold, one after the other."""
 
-    def __init__(self, passes: Sequence[PassScores], rows: Sequence[int]) -> None:
-        self._passes, self._rows = passes, rows
+    def __init__(self, passes: Sequence[PassScores], rows: Sequence[int], call: TokenizedCall) -> None:
+        self._passes, self._rows, self._call = passes, rows, call
 
     def done(self) -> bool:
         """Return whether `result` would not wait."""
@@ -190,4 +190,7 @@ class PendingScores:
         """Return scores in the order of the call. Any thread may wait. Raises what went wrong on the device."""
         logprobs = [row for one in self._passes for row in one.rows()]
         by_row = dict(zip(self._rows, logprobs, strict=True))
-        return [ContinuationScore(by_row[row]) for row in range(len(by_row))]
+        if not self._call.num_read:
+            return [ContinuationScore(by_row[row]) for row in range(len(by_row))]
+        read = zip(self._call.pairs, self._call.num_read, strict=True)
+        return [ContinuationScore.of_pair(by_row[row], ids, num) for row, ((_, ids), num) in enumerate(read)]

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -87,7 +88,7 @@ class StandInLM:
         self.counts = PassCounts()
 
     def score(
-        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
+        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None, read: int = 0
     ) -> list[ContinuationScore]:
         check_pairs(prefixes, continuations)
         time.sleep(self.delay_seconds)
@@ -95,8 +96,11 @@ class StandInLM:
         self.counts.add(num_words, num_words)
         scores: list[ContinuationScore] = []
         for prefix, continuation in zip(prefixes, continuations, strict=True):
-            logprobs = _word_logprobs(WORD.findall(prefix), WORD.findall(continuation))
-            scores.append(ContinuationScore(np.array(logprobs, dtype=np.float32)))
+            before, words = WORD.findall(prefix), WORD.findall(continuation)
+            cut = len(before) - max(0, min(read, len(before) - 1))
+            logprobs = np.array(_word_logprobs(before[:cut], before[cut:] + words), dtype=np.float32)
+            ids = [crc32(word.encode()) >> 1 for word in before[cut:]]  # below 2**31
+            scores.append(ContinuationScore.of_pair(logprobs, ids, len(ids)))
         return scores
 
     def generate(
