@@ -27,8 +27,8 @@ from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
 from replug.evals.loop import Item, Metric, Outcome, Outcomes, Task
 from replug.evals.questions import BETWEEN_BLOCKS, knowledge_line, queries_of, question_problems
-from replug.models.black_box_lm import AsyncLM
-from replug.models.ensemble import log_softmax, mix
+from replug.models.black_box_lm import AsyncLM, common_read
+from replug.models.ensemble import MovingWeights, log_softmax, mix
 from replug.models.prompt import PromptTemplate
 
 # Hendrycks et al.'s own categories.
@@ -263,6 +263,7 @@ class Mmlu(Task):
         for one in asked.values():
             by_opening.setdefault(one.opening, set()).update(one.prompts)
         waiting = [(opening, self._ask(opening, sorted(prompts))) for opening, prompts in sorted(by_opening.items())]
+        read = {name: self._read(asked[name], one.weighting.read) for name, one in evidence.items()}
 
         def finish() -> Outcomes:
             letters = {(opening, prompt): some for opening, ask in waiting for prompt, some in ask().items()}
@@ -270,11 +271,24 @@ class Mmlu(Task):
                 name: np.stack([letters[one.opening, prompt] for prompt in one.prompts]) for name, one in asked.items()
             }
             return {
-                name: self._outcome(question, found[name], one.log_prior, asked[name].num_shots)
+                name: self._outcome(question, found[name], one, one.moving(read[name]()), asked[name].num_shots)
                 for name, one in evidence.items()
             }
 
         return finish
+
+    def _read(self, asked: MmluAsked, read: int) -> Callable[[], np.ndarray | None]:
+        """Ask for log-probs [K, N] of what all prompts end with, in a call of its own: letters keep their numbers."""
+        if not read or len(asked.prompts) == 1:
+            return lambda: None
+        prompts = list(dict.fromkeys(asked.prompts))
+        future = self._lm.submit(prompts, CONTINUATIONS[:1] * len(prompts), opening=asked.opening, read=read)
+
+        def answers() -> np.ndarray:
+            scores = dict(zip(prompts, future.result(), strict=True))
+            return common_read([scores[prompt] for prompt in asked.prompts])
+
+        return answers
 
     def _ask(self, opening: str, prompts: Sequence[str]) -> Callable[[], dict[str, np.ndarray]]:
         """Ask for the four letters' log-probs [4] by prompt, in one call, in the texts' order."""
@@ -292,10 +306,13 @@ class Mmlu(Task):
         asked = self._prompts.of(question, method, evidence)
         return {"references": [LETTERS[question.answer]], "prompt": asked.prompts[0]}
 
-    def _outcome(self, question: MmluQuestion, letters: np.ndarray, log_weights: np.ndarray, num_shots: int) -> Outcome:
-        """Mix log-probs [K, 4] by log weights [K]."""
-        choice, right_probability = mmlu_choice(question, letters, log_weights)
+    def _outcome(
+        self, question: MmluQuestion, letters: np.ndarray, evidence: Evidence, moving: MovingWeights, num_shots: int
+    ) -> Outcome:
+        """Mix log-probs [K, 4] by the weights [K] before the answer."""
+        choice, right_probability = mmlu_choice(question, letters, moving.log_weights)
         is_correct = choice == question.answer
+        documents = letters[: max(1, len(letters) - bool(evidence.weighting.alone))]
         share = 1.0 / self._sizes[question.example.group]
         category_share = 1.0 / self._sizes[CATEGORY_OF[question.example.group]]
         numbers = {
@@ -306,9 +323,10 @@ class Mmlu(Task):
             "category_share": category_share,
             "right_probability": right_probability,
             "shots": float(num_shots),
-            "correct_best_document": float((letters.argmax(axis=1) == question.answer).any()),
+            "correct_best_document": float((documents.argmax(axis=1) == question.answer).any()),
         }
-        return Outcome(numbers, {"answer": LETTERS[choice], "right": LETTERS[question.answer]})
+        final = evidence.final(moving.weights)
+        return Outcome(numbers, {"answer": LETTERS[choice], "right": LETTERS[question.answer], **final})
 
 
 def mmlu_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
@@ -343,8 +361,12 @@ def _num_shots(config: EvaluationConfig) -> int:
 
 def mmlu_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
     yield from question_problems(config, methods)
-    if moving := [method.name for method in methods if method.follows_text]:
-        yield f"methods: {moving[0]}; an answer of mmlu is one letter, so no text moves the weights; expected none such"
+    moving = [method.name for method in methods if method.follows_text]
+    if moving and not config.ensemble.read:
+        yield (
+            f"methods: {moving[0]}; an answer of mmlu is one letter, so only the question moves the weights; expected "
+            "ensemble.read above 0, tokens of it that do"
+        )
 
 
 def dropped_shots(finished: Finished) -> list[str]:

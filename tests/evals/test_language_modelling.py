@@ -142,6 +142,21 @@ def test_a_log_prob_that_is_not_finite_is_refused_with_its_text() -> None:
         task.submit(0, {"none": NOTHING})()
 
 
+def test_the_last_tokens_of_the_context_move_weights_that_follow_the_text(corpus: CorpusStore) -> None:
+    examples, found, lm = make_examples(2), make_found(2), ImmediateLM()
+    methods = parse_methods(["replug", "replug/posterior"], 3, {"replug": "path"})
+    book = EvidenceBook(methods, corpus, found, [True] * 2, posterior=Weighting(share=0.1, read=1))
+    task = LanguageModelling(lm, PromptTemplate(SEPARATOR), examples, keeps_documents=True)
+    for row, outcome in enumerate(outcome_rows(task, book)):
+        prior, before = prior_log_weights(found["replug"].similarities[row]), examples[row].context.rsplit(" ", 1)
+        prefixes = [f"{text}{SEPARATOR}{before[0]}" for text in book.of(row)["replug"].texts]
+        read = np.stack([score.token_logprobs for score in lm.score(prefixes, [f" {before[1]}"] * len(prefixes))])
+        for name, moves in (("replug", (1.0, 0.0)), ("replug/posterior", (0.1, 0.0, read))):
+            given = outcome["methods"][name]["detail"]["document_logprobs"]
+            bits = outcome["methods"][name]["numbers"]["bits"]
+            assert bits == pytest.approx(-mix(given, prior, *moves).sum() / math.log(2))
+
+
 # Headroom ------------------------------------------------------------------------------------------------------------
 
 

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from replug.evals.mmlu import (
     CATEGORY_OF,
     CONTINUATIONS,
     ROOM,
+    Mmlu,
     MmluPrompts,
     MmluQuestion,
     dropped_shots,
@@ -28,9 +29,9 @@ from replug.evals.mmlu import (
     read_mmlu,
 )
 from replug.models.black_box_lm import UnscorableText
-from replug.models.ensemble import prior_log_weights
+from replug.models.ensemble import Weighting, prior_log_weights
 from replug.models.prompt import PromptTemplate
-from tests.support.known_lm import KnownLM, outcome_rows
+from tests.support.known_lm import ImmediateLM, KnownLM, outcome_rows
 from tests.support.shared_data import shared
 from tests.support.tokenizers import letters_tokenizer
 
@@ -112,6 +113,25 @@ def test_the_demonstrations_of_a_set_are_searched_for_behind_its_questions(tmp_p
     lm.prompts.clear()
     mmlu_dataset(config, None).make_task(PromptedLM(lm, PromptTemplate("\n"), lm), Book()).submit(0, {"bm25": NOTHING})
     assert "Knowledge" not in lm.prompts[0][0]
+
+
+def test_the_question_moves_the_weights_of_documents_before_the_letter() -> None:
+    lm, texts, similarities = ImmediateLM(), ("p q r s", "asked asked asked", "no"), np.array([2.0, 0.0, 1.0])
+    fixed = Evidence(texts, prior_log_weights(similarities))
+    moved = replace(fixed, weighting=Weighting(0.1, read=3))
+    made = MmluPrompts(PromptTemplate(""), PromptTemplate(""), {"anatomy": SHOTS}, {n: {"anatomy": None} for n in "mn"})
+    outcomes = Mmlu(lm, made, [ASKED]).submit(0, {"m": fixed, "n": moved})()
+    prompts, end = made.of(ASKED, "m", fixed).prompts, "\nD. s\nAnswer:"
+    assert all(prompt.endswith(end) for prompt in prompts)
+    scores = lm.score([prompt.removesuffix(end) for prompt in prompts], [end] * 3)
+    weights = moved.moving(np.stack([score.token_logprobs for score in scores]))
+    letters = np.array([[lm.score([p], [letter])[0].sum_logprob for letter in CONTINUATIONS] for p in prompts])
+    for name, log_weights in (("m", fixed.log_prior), ("n", weights.log_weights)):
+        right = mmlu_choice(ASKED, letters, log_weights)[1]
+        assert outcomes[name].numbers["right_probability"] == pytest.approx(right)
+    assert outcomes["n"].detail["final_weights"] == pytest.approx(weights.weights, abs=1e-6)
+    assert "final_weights" not in outcomes["m"].detail
+    assert len(lm.calls) == 2, "letters of all methods, and what is read"
 
 
 def test_questions_with_fewer_demonstrations_are_counted_by_method() -> None:

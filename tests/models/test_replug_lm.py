@@ -209,6 +209,19 @@ def test_the_last_words_of_the_context_move_the_weights_before_the_answer(weight
     assert abs(expected - mix(np.array(given), prior, *moves[:2])).max() > 1e-3
 
 
+@pytest.mark.parametrize("read", [3, 100])
+def test_answers_of_local_weights_are_scored_again_alike_by_the_tokens_that_were_read(
+    lm: HuggingFaceLM, read: int
+) -> None:
+    weightings = [Weighting(read=read), Weighting(0.0, alone=0.2, read=read)]
+    for replug in (ReplugLM(lm, Shelf(found(3)), weighting=weighting) for weighting in weightings):
+        context = "the cat sat on the mat by the sea"
+        answer = replug.generate(context, GenerationOptions(6))
+        assert len(answer.token_logprobs) == 6
+        score = replug.score(context, answer.text)
+        np.testing.assert_allclose(score.sum_logprob, answer.sum_logprob, atol=1e-3)
+
+
 def test_no_document_is_a_member_beside_the_documents_of_each_prompt() -> None:
     weighting, contexts = Weighting(0.1, alone=0.25), ["a b", "c d"]
     answer = mixed(ReplugLM(StandInLM(), Shelf(found(2)), weighting=weighting), contexts, [0.3, 0.7], GREEDY)

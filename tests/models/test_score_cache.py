@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from replug.config.errors import RunError, UserError
 from replug.data import files
 from replug.models import score_cache
-from replug.models.black_box_lm import ContinuationScore, GenerateCall, Mixture, SampleCall
+from replug.models.black_box_lm import ContinuationScore, GenerateCall, Mixture, SampleCall, ScoreCall
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.score_cache import FORMAT, ScoreCache, call_keys, pair_key
 from tests.support.processes import PROCESSES
@@ -78,6 +78,18 @@ def test_a_sum_rounded_to_float32_comes_back_bit_for_bit(logprobs: list[float]) 
     assert cache.sums([b"sum", b"tokens"]) == dict.fromkeys([b"sum", b"tokens"], sum_of(score))
     assert sum_of(cache.read([b"tokens"])[b"tokens"]) == sum_of(score)
     cache.close()
+
+
+def test_tokens_that_were_read_before_a_continuation_are_in_its_key_and_come_back(cache: ScoreCache) -> None:
+    keys = [call_keys("lm", ScoreCall(["one"], [" two"], read=read))[0] for read in (0, 1, 2)]
+    assert len({*keys, *call_keys("lm", ScoreCall(["one"], [" two"], opening="o"))}) == 3
+    logprobs = np.array([-0.1, -0.2, -3.0], dtype=np.float32)
+    stored = [ContinuationScore.of_pair(logprobs, [7, 2**31 - 1, 3], num_read) for num_read in (0, 1, 2)]
+    cache.store("lm", dict(zip(keys, stored, strict=True)))
+    found = cache.read(keys)
+    for key, score in zip(keys, stored, strict=True):
+        for part in ("token_logprobs", "read_logprobs", "read_ids"):
+            np.testing.assert_array_equal(getattr(found[key], part), getattr(score, part))
 
 
 def test_more_keys_than_one_query_takes_are_looked_up(cache: ScoreCache) -> None:

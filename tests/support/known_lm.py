@@ -47,10 +47,10 @@ class ImmediateLM(StandInLM):
         super().__init__()
         self.calls = []
 
-    def submit(self, prefixes, continuations):
+    def submit(self, prefixes, continuations, *, opening=None, read=0):
         self.calls.append(list(zip(prefixes, continuations, strict=True)))
         future = Future()
-        future.set_result(self.score(prefixes, continuations))
+        future.set_result(self.score(prefixes, continuations, read=read))
         return future
 
 
