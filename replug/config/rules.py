@@ -31,7 +31,7 @@ ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 WAYS_OF_DATA = (("corpus", "queries", "heldout", "dev"), ("source",), ("prepared",))  # keys of `data`
 FIT = "fit"  # of ensemble.temperature
 READS_TOKENS = (
-    "ensemble.read counts tokens of prompts, which are not known of a server without lm.tokenizer; expected that, or "
+    "ensemble.read counts tokens of prompts, and a server without lm.tokenizer does not tell them; expected that, or "
     "ensemble.read=0"
 )
 OWN_LABELS = "auto"  # of train.labels: made in the run directory

@@ -315,7 +315,7 @@ class SampleCall:
         return lm.sample(self.prompts, self.options)
 
 
-def reading(read: int) -> dict[str, int]:
+def reading(read: int) -> dict[str, Any]:
     """Return the argument of `score`, none for 0: LMs of other makers need not know it."""
     return {"read": read} if read else {}
 

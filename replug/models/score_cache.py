@@ -258,7 +258,7 @@ def _packed(result: Stored) -> tuple[int, float | None, int | None, bytes] | Non
 
 
 def _unpacked(kind: int, content: bytes, num_tokens: int | None) -> Stored:
-    if kind == SCORE:
+    if kind == SCORE and num_tokens is not None:
         logprobs = np.frombuffer(content, LOGPROBS_DTYPE)
         num_read = (len(logprobs) - num_tokens) // 2
         read_ids = np.frombuffer(content, IDS_DTYPE)[num_tokens + num_read :]

@@ -115,6 +115,8 @@ def _prompts_of_questions(config: EvaluationConfig, methods: Sequence[Method], n
         each = WRITTEN_TOKENS if method.source == GENREAD else _document_tokens(config)
         in_shot = each if method.k and config.questions.documents_in_shots else 0
         opening, prefix = _num_shots(config) * (query + ANSWER_TOKENS + in_shot), query + documents * each
+        if method.follows_text and config.ensemble.read and (config.lm.url or config.evaluation == "mmlu"):
+            yield Prompts(num * count, prefix, opening, end_tokens=1)  # the tokens that move weights, in a call apart
         if config.evaluation == "mmlu":
             yield Prompts(num * count, prefix, opening, LETTERS, end_tokens=1)
         else:

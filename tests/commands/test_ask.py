@@ -97,13 +97,14 @@ def test_an_index_answers_by_the_ensemble_of_its_documents(replug, index):
 
 
 def test_no_evidence_is_a_member_and_pruned_passages_have_no_weight(replug, index):
-    typed = ["--index", index, LM, "--k", "3", "--max-new-tokens", "4", "ensemble.alone=0.2", "ensemble.prune=0.3"]
+    keys = ["ensemble.alone=0.2", "ensemble.prune=0.3", "ensemble.read=6"]
+    typed = ["--index", index, LM, "--k", "3", "--max-new-tokens", "4", *keys]
     row = asked(replug, *typed)
     prompts = AnswerPrompts(OWN_SHOTS)
     texts = [*(one["text"] for one in row["evidence"]), None]
     members = [*row["evidence"], row["alone"]]
     priors = [one["prior"] for one in members]
-    mixture = Mixture([prompts.ask(QUESTION, text) for text in texts], priors, share=0.05, prune=0.3)
+    mixture = Mixture([prompts.ask(QUESTION, text) for text in texts], priors, share=0.05, prune=0.3, read=6)
     [expected] = StandInLM().generate([mixture], GenerationOptions(4, "\n"))
     assert sum(priors) == pytest.approx(1) and priors[-1] == 0.2
     assert row["answer"] == expected.text
@@ -119,6 +120,7 @@ def test_no_evidence_is_a_member_and_pruned_passages_have_no_weight(replug, inde
         (["ensemble.share=0.1", "--rerank", "poe"], "ensemble.share is for the ensemble of every token"),
         (["ensemble.alone=0.1", "--k", "0"], "ensemble.alone is for passages, and --k 0 reads none"),
         (["ensemble.share=1.5"], "ensemble.share is 1.5"),
+        (["ensemble.weights=similarity", "ensemble.read=8"], "ensemble.read is 8, and weights=similarity stay"),
     ],
 )
 def test_keys_of_weights_without_effect_are_refused(replug, index, typed, message):

@@ -25,9 +25,11 @@ from replug.models.ensemble import (
 from replug.models.generation import GenerationOptions
 from replug.models.http.http_lm import HttpLM
 from replug.models.http.request_budget import RequestBudget
+from replug.models.local import hf_lm
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.stand_in_lm import StandInLM, StandInSource
 from replug.models.packaged import write_stand_in_encoder
+from replug.models.pair_tokens import prompts_token_ids
 from replug.models.prompt import PromptTemplate
 from replug.models.replug_lm import ReplugLM
 from replug.models.scorer_pool import ScorerPool
@@ -211,15 +213,22 @@ def test_the_last_words_of_the_context_move_the_weights_before_the_answer(weight
 
 @pytest.mark.parametrize("read", [3, 100])
 def test_answers_of_local_weights_are_scored_again_alike_by_the_tokens_that_were_read(
-    lm: HuggingFaceLM, read: int
+    lm: HuggingFaceLM, read: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weightings = [Weighting(read=read), Weighting(0.0, alone=0.2, read=read)]
-    for replug in (ReplugLM(lm, Shelf(found(3)), weighting=weighting) for weighting in weightings):
-        context = "the cat sat on the mat by the sea"
-        answer = replug.generate(context, GenerationOptions(6))
-        assert len(answer.token_logprobs) == 6
-        score = replug.score(context, answer.text)
-        np.testing.assert_allclose(score.sum_logprob, answer.sum_logprob, atol=1e-3)
+    begin, begun = lm._begin, []
+    monkeypatch.setattr(lm, "_begin", lambda *given: begun.append(begin(*given)) or begun[-1])
+
+    def pairs_with_its_ids(tokenizer: object, prefixes: Sequence[str], _: object) -> list:
+        return [(ids, begun[-1]._ids) for ids in prompts_token_ids(tokenizer, prefixes)]
+
+    monkeypatch.setattr(hf_lm, "pairs_token_ids", pairs_with_its_ids)  # texts of nonsense have other tokens
+    context = "the cat sat on the mat by the sea"
+    for weighting in (Weighting(read=read), Weighting(0.0, alone=0.2, read=read)):
+        replug = ReplugLM(lm, Shelf(found(3)), weighting=weighting)
+        answer, score = replug.generate(context, GREEDY), replug.score(context, "the answer")
+        np.testing.assert_allclose(score.token_logprobs, answer.token_logprobs, atol=1e-4)
+        unread = ReplugLM(lm, Shelf(found(3)), weighting=replace(weighting, read=0)).score(context, "the answer")
+        assert abs(unread.token_logprobs - score.token_logprobs).max() > 1e-3
 
 
 def test_no_document_is_a_member_beside_the_documents_of_each_prompt() -> None:

@@ -59,6 +59,8 @@ def test_no_document_as_a_member_is_one_more_prompt() -> None:
     assert read_of("lm", "[replug@3,replug@3/posterior]", 7, alone)[0] == 7 * (256 + 3 * 356)
     assert read_of("open_qa", "[replug@3]", 10, alone)[1] == 30 * 16
     assert read_of("open_qa", "[replug@3/posterior]", 10, alone)[1] == 40 * 16
+    once, twice = (read_of("mmlu", "[replug@3/posterior]", 10, f"ensemble.read={read}")[0] for read in (0, 8))
+    assert once < twice <= 2 * once
 
 
 def test_letters_are_scored_after_each_prompt_and_demonstrations_read_once() -> None:

@@ -114,7 +114,7 @@ def test_no_document_is_a_member_whose_weight_is_told(tiny: Tiny) -> None:
     async def test(client):
         return await post(client, **completion(PROMPTS[0])), await post(client, **completion("x", replug={"k": 0}))
 
-    weighting = Weighting(0.1, alone=0.25, prune=0.01)
+    weighting = Weighting(0.1, alone=0.25, prune=0.01, read=4)
     service = tiny.service()
     service.weighting = weighting
     replug = ReplugLM(tiny.lm, IndexRetriever(LocalIndex(tiny.root, 1)), 2, weighting=weighting)

@@ -333,9 +333,8 @@ def _answer_by_ensemble(
             question, weighing, source, options, config.lm, decoding.max_new_tokens, has_alone=alone > 0
         )
         priors = [*(passage.probability for passage in weighing), *([alone] if alone else [])]
-        prompt = prompts[0]
-        if weighing:
-            prompt = Mixture(prompts, priors, weighting.share, weighting.prune, weighting.read)
+        moves = weighting.share, weighting.prune, weighting.read
+        prompt = Mixture(prompts, priors, *moves) if weighing else prompts[0]
         [generated] = lm.generate([prompt], replace(decoding, opening=opening))
     after = iter(generated.weights.tolist())
     weights = [next(after) if passage.probability > 0 else 0.0 for passage in passages]
