@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from replug.models.black_box_lm import Mixture
 from replug.models.generation import GenerationOptions
 from replug.models.local.decoding import CacheUse
 from replug.models.local.hf_lm import HuggingFaceLM
@@ -114,6 +115,20 @@ def check_answers(lm: HuggingFaceLM, alone: Alone) -> None:
             assert_same(answer.token_logprobs, alone.answer(ids, lm._ends), f"after {len(prompt)} of {len(prompts)}")
 
 
+@torch.inference_mode()
+def check_ends(lm: HuggingFaceLM, alone: Alone) -> None:
+    """Last tokens of prompts on both sides of the limit, which move the weights before an answer."""
+    end = letters(12, 5)
+    for prompts in (PROMPTS, FEW_SHOT):
+        mixture = Mixture([prompt + end for prompt in prompts], [1 / len(prompts)] * len(prompts), share=0.05, read=9)
+        rows = lm._prompt_ids(mixture.prompts, NEW_TOKENS)
+        answer = lm._begin(rows, mixture, GenerationOptions(NEW_TOKENS))
+        assert answer.num_read == 9
+        for ends, ids in zip(lm._grow([answer]).ends, rows, strict=True):
+            expected = alone.logprobs(ids)[-10:-1].gather(1, torch.tensor(ids[-9:])[:, None])[:, 0]
+            assert_same(ends.numpy(), expected.numpy(), f"the end of {len(ids)} tokens")
+
+
 def check_samples(lm: HuggingFaceLM) -> None:
     """Drawn together with keys and values that are kept, and each prompt alone without."""
     options, prompts = GenerationOptions(NEW_TOKENS, temperature=1.0, num_samples=2), [*PROMPTS, *FEW_SHOT]
@@ -143,6 +158,7 @@ def check(folder: Path, kind: str, **given: Any) -> None:
     lm, alone = HuggingFaceLM(str(folder)), Alone(folder)
     check_scores(lm, alone)
     check_answers(lm, alone)
+    check_ends(lm, alone)
     check_samples(lm)
 
 
