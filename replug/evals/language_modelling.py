@@ -135,11 +135,11 @@ class LanguageModelling(Task):
         return prefixes
 
     def _outcome(self, span: ScoredSpan, evidence: Evidence, scores: Sequence[ContinuationScore]) -> Outcome:
-        by_document, weighting = np.stack([score.token_logprobs for score in scores]), evidence.weighting
-        if not np.isfinite(by_document).all():
+        by_document, read = np.stack([score.token_logprobs for score in scores]), common_read(scores)
+        if not (np.isfinite(by_document).all() and np.isfinite(read).all()):
             raise RunError(f"{span.id}: the LM gave a token a log-probability that is not finite")
-        moves = weighting.share, weighting.prune, common_read(scores)
-        mixed, weights = mix_and_weigh(by_document, evidence.log_prior, *moves)
+        weighting = evidence.weighting
+        mixed, weights = mix_and_weigh(by_document, evidence.log_prior, weighting.share, weighting.prune, read)
         numbers = {
             "bits": bits_of(mixed),
             "bytes": float(len(span.continuation.encode())),
