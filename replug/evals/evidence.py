@@ -17,7 +17,7 @@ from replug.config.schema import EnsembleConfig
 from replug.data.files import replace_file
 from replug.data.store import CorpusStore
 from replug.models.black_box_lm import Mixture
-from replug.models.ensemble import POSTERIOR_WEIGHTS, REPLUG_WEIGHTS, MovingWeights, Weighting, prior_log_weights
+from replug.models.ensemble import POSTERIOR_WEIGHTS, REPLUG_WEIGHTS, Weighting, prior_log_weights
 from replug.models.ensemble_temperature import PAPER, EnsembleTemperature
 
 # The errors of reading a damaged archive of numpy.
@@ -101,13 +101,6 @@ class Evidence:
         """Return the prompt that mixes one prompt for each text."""
         weighting = self.weighting
         return Mixture(prompts, self.weights.tolist(), weighting.share, weighting.prune, weighting.read)
-
-    def moving(self, read_logprobs: np.ndarray | None = None) -> MovingWeights:
-        """Return the weights before the text, moved by log-probs [K, N] of the prompt's last tokens."""
-        moving = MovingWeights(self.log_prior, self.weighting.share, self.weighting.prune)
-        if read_logprobs is not None:
-            moving.read(read_logprobs)
-        return moving
 
     def final(self, weights: np.ndarray) -> dict[str, list[float]]:
         """Return the detail of an outcome that tells the weights [K] after the text; none where they stay."""

@@ -271,7 +271,7 @@ class Mmlu(Task):
                 name: np.stack([letters[one.opening, prompt] for prompt in one.prompts]) for name, one in asked.items()
             }
             return {
-                name: self._outcome(question, found[name], one, one.moving(read[name]()), asked[name].num_shots)
+                name: self._outcome(question, found[name], one, read[name](), asked[name].num_shots)
                 for name, one in evidence.items()
             }
 
@@ -307,9 +307,10 @@ class Mmlu(Task):
         return {"references": [LETTERS[question.answer]], "prompt": asked.prompts[0]}
 
     def _outcome(
-        self, question: MmluQuestion, letters: np.ndarray, evidence: Evidence, moving: MovingWeights, num_shots: int
+        self, question: MmluQuestion, letters: np.ndarray, evidence: Evidence, read: np.ndarray | None, num_shots: int
     ) -> Outcome:
-        """Mix log-probs [K, 4] by the weights [K] before the answer."""
+        """Mix log-probs [K, 4] by the weights [K] before the answer, which `read` [K, N] of the question has moved."""
+        moving = MovingWeights(evidence.log_prior, evidence.weighting.share, evidence.weighting.prune, read)
         choice, right_probability = mmlu_choice(question, letters, moving.log_weights)
         is_correct = choice == question.answer
         documents = letters[: max(1, len(letters) - bool(evidence.weighting.alone))]

@@ -150,10 +150,7 @@ class Mixture:
 
     def moving(self, read_logprobs: np.ndarray | None = None) -> MovingWeights:
         """Return the weights as they are before the answer, moved by log-probs [K, N] of the tokens that are read."""
-        moving = MovingWeights(self.log_prior, self.share, self.prune)
-        if read_logprobs is not None:
-            moving.read(read_logprobs)
-        return moving
+        return MovingWeights(self.log_prior, self.share, self.prune, read_logprobs)
 
     def num_read(self, rows: Sequence[Sequence[Any]]) -> int:
         """Return how many last tokens of the prompts, given as tokens, move the weights."""

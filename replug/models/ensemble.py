@@ -70,28 +70,29 @@ class MovingWeights:
     """The weights of K documents, or of other members of a mixture, which move with each token that is seen.
 
     `log_weights` [K] predict the next token. `log_prior` [K] is the logarithm of a distribution. A member whose weight
-    falls below `prune` is left out from then on, and the others share its weight; the heaviest always stays. Raises
-    ValueError for a share or a `prune` out of range.
+    falls below `prune` is left out from then on, and the others share its weight; the heaviest always stays.
+    `read_logprobs` [K, N] are those of the prompt's last tokens, which move the weights first: no member is left out by
+    them, since all have been read. Raises ValueError for a share or a `prune` out of range.
     """
 
-    def __init__(self, log_prior: np.ndarray, share: float = SHARE, prune: float = 0.0) -> None:
+    def __init__(
+        self,
+        log_prior: np.ndarray,
+        share: float = SHARE,
+        prune: float = 0.0,
+        read_logprobs: np.ndarray | None = None,
+    ) -> None:
         Weighting(share, prune=prune)
         self.log_weights = self._log_prior = np.asarray(log_prior, dtype=np.float64)
         with np.errstate(divide="ignore"):
             self._log_keep, self._log_share, self._log_prune = np.log1p(-share), np.log(share), np.log(prune)
+        for logprobs in () if read_logprobs is None else np.asarray(read_logprobs).T:
+            self._move(logprobs)
 
     @property
     def weights(self) -> np.ndarray:
         """Return the weights [K] of the next token, 0 for what is left out."""
         return np.exp(self.log_weights)
-
-    def read(self, token_logprobs: np.ndarray) -> None:
-        """Move the weights by log-probs [K, N] of the prompt's last tokens.
-
-        None is left out before the text: all have been read, and their predictions of its first token cost nothing.
-        """
-        for logprobs in np.asarray(token_logprobs).T:
-            self._move(logprobs)
 
     def see(self, logprobs: np.ndarray) -> float:
         """Move the weights by a token's log-probs [K] given each document; return the mixture's log-prob of it."""
@@ -173,9 +174,7 @@ def mix_and_weigh(
     """
     token_logprobs = np.asarray(token_logprobs, dtype=np.float64)
     if share != 1 or prune:
-        moving = MovingWeights(log_prior, share, prune)
-        if read_logprobs is not None:
-            moving.read(read_logprobs)
+        moving = MovingWeights(log_prior, share, prune, read_logprobs)
         seen, columns = [], [moving.weights]
         for given in token_logprobs.T:
             seen.append(moving.see(given))
@@ -208,8 +207,7 @@ def mix_token_logprobs(
     >>> np.exp(mix_token_logprobs(given, np.zeros(2), share=0)).round(2).tolist()
     [0.5, 0.82]
     """
-    _require_mixable(token_logprobs, similarities, weights)
-    return mix(token_logprobs, prior_log_weights(similarities, temperature), share if weights == POSTERIOR else 1.0)
+    return _mixed(token_logprobs, similarities, temperature, weights, share)[0]
 
 
 def token_weights(
@@ -228,12 +226,12 @@ def token_weights(
     >>> token_weights(given, np.zeros(2), share=0).round(2).tolist()
     [[0.5, 0.9], [0.5, 0.1]]
     """
-    _require_mixable(token_logprobs, similarities, weights)
-    log_prior = prior_log_weights(similarities, temperature)
-    return mix_and_weigh(token_logprobs, log_prior, share if weights == POSTERIOR else 1.0)[1][:, :-1]
+    return _mixed(token_logprobs, similarities, temperature, weights, share)[1][:, :-1]
 
 
-def _require_mixable(token_logprobs: np.ndarray, similarities: np.ndarray, weights: str) -> None:
+def _mixed(
+    token_logprobs: np.ndarray, similarities: np.ndarray, temperature: float, weights: str, share: float
+) -> tuple[np.ndarray, np.ndarray]:
     if weights not in (SIMILARITY, POSTERIOR):
         raise ValueError(f"weights is {weights!r}; expected {SIMILARITY} or {POSTERIOR}")
     shape, num = np.shape(token_logprobs), np.shape(similarities)
@@ -241,6 +239,8 @@ def _require_mixable(token_logprobs: np.ndarray, similarities: np.ndarray, weigh
         raise ValueError(
             f"token_logprobs has the shape {shape} and similarities {num}; expected [K, T] and [K], K documents"
         )
+    log_prior = prior_log_weights(similarities, temperature)
+    return mix_and_weigh(token_logprobs, log_prior, share if weights == POSTERIOR else 1.0)
 
 
 def impossible_token(logprobs: np.ndarray) -> ValueError:

@@ -29,7 +29,7 @@ from replug.evals.mmlu import (
     read_mmlu,
 )
 from replug.models.black_box_lm import UnscorableText
-from replug.models.ensemble import Weighting, prior_log_weights
+from replug.models.ensemble import MovingWeights, Weighting, prior_log_weights
 from replug.models.prompt import PromptTemplate
 from tests.support.known_lm import ImmediateLM, KnownLM, outcome_rows
 from tests.support.shared_data import shared
@@ -124,7 +124,7 @@ def test_the_question_moves_the_weights_of_documents_before_the_letter() -> None
     prompts, end = made.of(ASKED, "m", fixed).prompts, "\nD. s\nAnswer:"
     assert all(prompt.endswith(end) for prompt in prompts)
     scores = lm.score([prompt.removesuffix(end) for prompt in prompts], [end] * 3)
-    weights = moved.moving(np.stack([score.token_logprobs for score in scores]))
+    weights = MovingWeights(moved.log_prior, 0.1, read_logprobs=np.stack([score.token_logprobs for score in scores]))
     letters = np.array([[lm.score([p], [letter])[0].sum_logprob for letter in CONTINUATIONS] for p in prompts])
     for name, log_weights in (("m", fixed.log_prior), ("n", weights.log_weights)):
         right = mmlu_choice(ASKED, letters, log_weights)[1]

@@ -148,8 +148,7 @@ def test_tokens_that_are_read_move_weights_as_those_of_the_text(seed: int) -> No
 
 
 def test_no_document_is_pruned_before_the_text() -> None:
-    moving = MovingWeights(np.log([0.5, 0.5]), share=0.0, prune=0.1)
-    moving.read(np.log([[0.9, 0.9], [0.1, 0.1]]))
+    moving = MovingWeights(np.log([0.5, 0.5]), 0.0, 0.1, np.log([[0.9, 0.9], [0.1, 0.1]]))
     np.testing.assert_allclose(moving.weights, [81 / 82, 1 / 82])
     moving.see(np.log([0.5, 0.5]))
     np.testing.assert_array_equal(moving.weights, [1, 0])
