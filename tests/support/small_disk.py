@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import time
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -23,9 +22,6 @@ class SmallDisk:
     def leave(self, num_bytes: int) -> None:
         """Fill it up but for so many bytes, whole pages."""
         self.free()
-        before = -1
-        while before != (before := os.statvfs(self.folder).f_bavail):  # removed files that searchers still have open
-            time.sleep(1)
         pages = os.statvfs(self.folder).f_bavail - num_bytes // PAGE
         with self._ballast.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, pages * PAGE)

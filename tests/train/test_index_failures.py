@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,29 +47,35 @@ FLAT, LOSSY = "flat_fp16", "IVF8,SQ8"
 
 
 @pytest.fixture(scope="module")
-def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallDisk]:
-    with small_disk(tmp_path_factory.mktemp("failures") / "index", megabytes=8) as disk:
-        yield disk
-
-
-@pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedSet:
     return prepared_set(load_config(ROOT / "configs/debug.yaml"), tmp_path_factory.mktemp("data") / "data")
 
 
-@pytest.fixture(scope="module")
-def service(disk: SmallDisk, ray_session: None) -> Iterator[IndexService]:
-    """One for all tests, since actors take seconds to start; each test takes `versions` of its own."""
-    index = IndexConfig(num_shards=2, num_builders=2)
-    service = IndexService(disk.folder, index, watched_texts=["a text"], watched_k=5)
+@contextmanager
+def service_in(folder: Path) -> Iterator[IndexService]:
+    service = IndexService(folder, IndexConfig(num_shards=2, num_builders=2), watched_texts=["a text"], watched_k=5)
     yield service
     service.close()
 
 
-@pytest.fixture(autouse=True)
-def space_at_the_end(disk: SmallDisk) -> Iterator[None]:
-    yield
-    disk.free()
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, ray_session: None) -> Iterator[IndexService]:
+    """One for all tests but those of full disks, since actors take seconds; each test takes `versions` of its own."""
+    with service_in(tmp_path_factory.mktemp("failures") / "index") as service:
+        yield service
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    with small_disk(tmp_path / "disk", megabytes=8) as disk:
+        yield disk
+
+
+@pytest.fixture
+def service_on_disk(disk: SmallDisk, ray_session: None) -> Iterator[IndexService]:
+    """Its own: actors give the space of files that were removed back when they please."""
+    with service_in(disk.folder) as service:
+        yield service
 
 
 @pytest.fixture(scope="module")
@@ -135,8 +142,7 @@ def trainer_of(
     return Trainer(load_config(ROOT / "configs/debug.yaml", overrides), data, service, version)
 
 
-# A file of a lossy kind, and of the vectors; each takes some builds. The lossy kind comes first, since its last file
-# would fit into what builders give back of earlier versions.
+# A file of a lossy kind, and of the vectors.
 FULL_AT = [
     (LOSSY, "shard-00001.faiss", r"shard-0000[01]\.faiss\.\S*partial"),
     (FLAT, "vectors-00000.npy", r"vectors-000\d\d\.\S*partial"),
@@ -145,11 +151,10 @@ FULL_AT = [
 
 @pytest.mark.parametrize(("kind", "name", "named"), FULL_AT)
 def test_a_disk_that_is_full_leaves_the_live_index_serving_until_it_is_too_old(
-    tmp_path, data, disk, service, versions, kind, name, named
+    tmp_path, data, disk, service_on_disk, kind, name, named
 ):
-    trainer = trainer_of(tmp_path, data, service, version := next(versions), kind, max_age=15)
-    store = service.store
-    store.remove_all_but({version})
+    trainer = trainer_of(tmp_path, data, service_on_disk, version := 0, kind, max_age=15)
+    store = service_on_disk.store
     disk.leave(written_before(store, store.plan(version), name))
     trainer.step_to(9, 10, 11, 12, 13)
     assert trainer.control.live.version == version and trainer.control.num_failed == 1
