@@ -256,6 +256,9 @@ def _read_overrides(overrides: Sequence[str], schema: Schema) -> Any:
                 f"override {override!r} has white space at an end, which YAML drops; expected {key}='\"{value}\"', "
                 "with both pairs of quotes"
             )
+        if key in (names := dict(sections_of(schema))):  # commands look at the names of keys
+            first = f"{key}.{dataclasses.fields(names[key])[0].name}"
+            raise UserError(f"override {override!r} sets a whole section; expected its keys, such as {first}=VALUE")
         try:
             OmegaConf.from_dotlist([override])
         except yaml.YAMLError as error:

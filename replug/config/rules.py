@@ -57,7 +57,7 @@ def _ask_problems(config: AskConfig) -> Iterator[str]:
     yield from rerank_lm_problems(config)
     yield from _ensemble_problems(config.ensemble, config.lm)
     if config.ensemble.temperature == FIT:
-        yield "ensemble.temperature is fit, which needs a development split; expected a number above 0 for `replug ask`"
+        yield "ensemble.temperature is fit, which needs a development split; expected a number above 0"
     if config.ensemble.weights == EnsembleWeights.similarity:
         for name in ("share", "prune", "read"):
             if (value := getattr(config.ensemble, name)) != getattr(AnsweringConfig(), name):

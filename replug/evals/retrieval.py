@@ -65,6 +65,9 @@ def retrieval_problems(config: EvaluationConfig, methods: Sequence[Method]) -> I
     yield from unasked_problems(config, methods)
     if wrong := [method.name for method in methods if method.k == 0 or method.is_concatenated]:
         yield f"methods: {wrong[0]} ranks no documents; evaluation=retrieval expects retrievers"
+    if weighted := [method for method in methods if method.weighting]:
+        name, way = weighted[0].name, weighted[0].weighting
+        yield f"methods: {name}; weights change no ranking; expected {name.removesuffix(f'/{way}')}"
     if shallow := [method.name for method in methods if method.k < RECALL_DEPTH]:
         yield f"k: {shallow[0]} ranks too few documents; evaluation=retrieval expects k={RECALL_DEPTH} or more"
     yield from question_problems(config, methods)

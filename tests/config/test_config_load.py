@@ -151,6 +151,11 @@ def test_white_space_at_the_end_of_a_prompt_is_kept_in_quotes_and_refused_withou
         load(tmp_path, "", "retriever.query_prompt=query: ")
 
 
+def test_an_override_sets_one_key_and_not_a_section() -> None:
+    with pytest.raises(UserError, match=r"'lm=\{path: x\}' sets a whole section; expected its keys, such as lm.path="):
+        load_config(ROOT / "configs/debug.yaml", ["lm={path: x}"])
+
+
 CONTRADICTING = {
     "loss.in_batch=true": "loss.contrastive is 0",
     "loss.in_batch=true loss.contrastive=1 train.micro_batches=2": "train.micro_batches is 2 with loss.in_batch",

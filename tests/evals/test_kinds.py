@@ -67,6 +67,10 @@ def test_the_command_that_a_configuration_tells_is_one_that_passes_its_rules(nam
             ["evaluation=retrieval", "questions.path=x", "methods=[bm25]", "data.corpus=x"],
             "bm25 ranks too few documents",
         ),
+        (
+            ["evaluation=retrieval", "questions.path=x", "methods=[bm25/posterior]", "k=20", "data.corpus=x"],
+            "bm25/posterior; weights change no ranking; expected bm25",
+        ),
         (["texts.path=null"], "texts.path is missing"),
         (
             ["evaluation=mmlu", "questions.path=x", "methods=[bm25/posterior]", "data.corpus=x"],
