@@ -29,7 +29,7 @@ from replug.data.files import write_json
 from replug.data.records import Example
 from replug.data.store import PreparedSet
 from replug.evals.ensemble_temperatures import fit_ensemble
-from replug.evals.evidence import EvidenceBook, RetrievedDocuments, posterior_weighting, random_documents
+from replug.evals.evidence import EvidenceBook, RetrievedDocuments, random_documents
 from replug.evals.kinds import PromptedLM
 from replug.evals.language_modelling import LanguageModelling, items_of, token_texts
 from replug.evals.loop import Task, run_task
@@ -40,7 +40,7 @@ from replug.evals.retrieval import RECALL_DEPTH, Retrieval, gold_rows
 from replug.index_workers.build import build_version, document_search
 from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import IndexService
-from replug.models.build import load_encoder
+from replug.models.build import load_encoder, posterior_weighting
 from replug.models.encoder import Encoder, require_finite_vectors
 from replug.models.ensemble import mix_and_weigh
 from replug.models.ensemble_temperature import EnsembleTemperature, own_temperature, write_temperature
@@ -101,7 +101,7 @@ def _predict(
     k, lm = config.evaluate.k, config.lm
     drawn = {RANDOM: random_documents(len(data.corpus), len(examples), k, config.seed)}
     methods = _methods(["none", RANDOM, *found], k) + _methods([f"{name}/{POSTERIOR}" for name in found], k)
-    weighting = posterior_weighting(config.ensemble)
+    weighting = posterior_weighting(config.ensemble, config.lm, is_asked=False)
     book = EvidenceBook(methods, data.corpus, {**drawn, **found}, [True] * len(examples), posterior=weighting)
     task = LanguageModelling(workers.lm, workers.template, examples, beta=config.loss.beta)
     measured = {

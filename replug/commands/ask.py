@@ -14,7 +14,7 @@ import typer
 from replug.commands.command import Overrides
 from replug.config.choices import EnsembleWeights
 from replug.config.errors import UserError
-from replug.config.evaluation_schema import AnsweringConfig, AskConfig
+from replug.config.evaluation_schema import AskConfig
 from replug.config.load import load_ask_config, names_lm
 from replug.config.methods import ENGINE_NAMES, REPLUG, RERANKERS
 from replug.config.plain_text import plain_json
@@ -156,12 +156,14 @@ def config_of(directory: Path | None, overrides: list[str]) -> AskConfig:
     return load_ask_config(overrides, directory / CONFIG)
 
 
-def weighting_of(ensemble: AnsweringConfig) -> "Weighting":
+def weighting_of(config: AskConfig) -> "Weighting":
     """Return how the configured weights begin and move."""
-    from replug.models.ensemble import Weighting
+    from replug.models.build import posterior_weighting
+    from replug.models.ensemble import REPLUG_WEIGHTS
 
-    share = 1.0 if ensemble.weights == EnsembleWeights.similarity else ensemble.share
-    return Weighting(share, ensemble.alone, ensemble.prune, ensemble.read)
+    if config.ensemble.weights == EnsembleWeights.similarity:
+        return replace(REPLUG_WEIGHTS, alone=config.ensemble.alone)
+    return posterior_weighting(config.ensemble, config.lm, is_asked=True)
 
 
 def _problems(options: AskOptions, overrides: Sequence[str]) -> Iterator[str]:

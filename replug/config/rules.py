@@ -35,6 +35,7 @@ READS_TOKENS = (
     "ensemble.read=0"
 )
 OWN_LABELS = "auto"  # of train.labels: made in the run directory
+QUESTION_TOKENS = 64  # that move posterior weights before an answer, which is too short to do so itself
 QUESTION = "{question}"  # where a question stands in questions.query
 
 
@@ -128,6 +129,13 @@ def _ensemble_problems(ensemble: EnsembleConfig, lm: LMConfig) -> Iterator[str]:
         yield f"ensemble.temperature is {value}; expected a number above 0, or {FIT}"
     if isinstance(value, int | float) and (isinstance(value, bool) or not 0 < value < math.inf):
         yield f"ensemble.temperature is {value}; expected a number above 0, or {FIT}"
+
+
+def tokens_read(ensemble: EnsembleConfig, lm: LMConfig) -> int:
+    """Return how many tokens of a question move posterior weights; 0 where a server's tokens are not known."""
+    if ensemble.read is not None:
+        return ensemble.read
+    return QUESTION_TOKENS if lm.path or lm.tokenizer else 0
 
 
 def web_problems(web: WebConfig) -> Iterator[str]:

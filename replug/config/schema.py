@@ -187,8 +187,11 @@ class EnsembleConfig:
     )
     alone: float = key(0.0, "Posterior weights: prior weight of no document, as one more member. 0: none.", BELOW_1)
     prune: float = key(0.0, "Posterior weights: documents below this weight are not read further. 0: all are.", BELOW_1)
-    read: int = key(
-        0, "Posterior weights: tokens at the prompt's end that move the weights before the answer. 0: none.", FROM_0
+    read: int | None = key(
+        None,
+        "Posterior weights: tokens at the prompt's end that move the weights before the answer. 0: none. Default: 64 "
+        "of a question (none with a server without lm.tokenizer), none of a text.",
+        FROM_0,
     )
 
 

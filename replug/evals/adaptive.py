@@ -19,7 +19,6 @@ from replug.config.methods import GENREAD, METHOD, NONE, POSTERIOR, WITHOUT_RETR
 from replug.data.shards import prepared_folder
 from replug.data.store import Corpus, PreparedSet
 from replug.evals.ensemble_temperatures import temperature_of
-from replug.evals.evidence import posterior_weighting
 from replug.evals.folder import LM, EvaluationFolder
 from replug.evals.intervals import Interval
 from replug.evals.outcomes import OutcomeFile
@@ -45,6 +44,7 @@ from replug.evals.thresholds import (
 )
 from replug.index_workers.local_index import retriever_identity as index_identity
 from replug.index_workers.version_store import VersionStore
+from replug.models.build import posterior_weighting
 from replug.models.ensemble import REPLUG_WEIGHTS
 from replug.models.policy import SIGNALS, KnownFrom, Policy, Threshold
 from replug.models.preparing import data_folder
@@ -332,6 +332,7 @@ def fit_policy(
         for policy in compared
         if policy.name == signal or policy.name not in SIGNALS
     }
+    ensemble, lm = method.config.ensemble, method.config.lm
     return Policy(
         lm=answered.identity,
         retriever=retriever,
@@ -349,7 +350,7 @@ def fit_policy(
             "accuracy on questions left out": accuracy,
         },
         temperature=temperature_of(pair[1], method.folder),
-        weighting=posterior_weighting(method.config.ensemble) if follows_text else REPLUG_WEIGHTS,
+        weighting=posterior_weighting(ensemble, lm, is_asked=True) if follows_text else REPLUG_WEIGHTS,
     )
 
 

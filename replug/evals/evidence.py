@@ -13,7 +13,6 @@ import numpy as np
 
 from replug.config.errors import UserError
 from replug.config.methods import GENREAD, LONG_CONTEXT, RANDOM, Method
-from replug.config.schema import EnsembleConfig
 from replug.data.files import replace_file
 from replug.data.store import CorpusStore
 from replug.models.black_box_lm import Mixture
@@ -207,11 +206,6 @@ class EvidenceBook:
         log_prior = prior_log_weights(similarities, self.temperature(method), weighting.alone)
         members = (*texts, None) if weighting.alone else tuple(texts)
         return Evidence(members, log_prior, doc_rows, weighting=weighting)
-
-
-def posterior_weighting(ensemble: EnsembleConfig) -> Weighting:
-    """Return how the weights of methods that follow the text move."""
-    return Weighting(ensemble.share, ensemble.alone, ensemble.prune, ensemble.read)
 
 
 def texts_of(evidence: Mapping[str, Evidence]) -> dict[str | None, bool]:

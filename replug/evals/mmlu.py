@@ -22,6 +22,7 @@ import numpy as np
 from replug.config.errors import RunError, UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import Method
+from replug.config.rules import tokens_read
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
@@ -363,7 +364,7 @@ def _num_shots(config: EvaluationConfig) -> int:
 def mmlu_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
     yield from question_problems(config, methods)
     moving = [method.name for method in methods if method.follows_text]
-    if moving and not config.ensemble.read:
+    if moving and not tokens_read(config.ensemble, config.lm):
         yield (
             f"methods: {moving[0]}; an answer of mmlu is one letter, so only the question moves the weights; expected "
             "ensemble.read above 0, tokens of it that do"

@@ -22,7 +22,7 @@ from replug.data.folder import sole_writer
 from replug.data.store import Corpus
 from replug.evals.charts import draw_methods, draw_sweep, sweeps_of, to_svg
 from replug.evals.ensemble_temperatures import settled_temperatures, with_temperatures
-from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument, posterior_weighting
+from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
 from replug.evals.folder import EvaluationFolder
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM, check_evaluation
 from replug.evals.leakage import Overlaps, overlap_line, overlaps_with, write_leakage
@@ -34,7 +34,7 @@ from replug.evals.search import find_all, needs_building, open_searches
 from replug.evals.tables import result_blocks, to_markdown
 from replug.index_workers.build_plan import check_faiss
 from replug.models import build
-from replug.models.build import cache_path, lm_source, prompt_template
+from replug.models.build import cache_path, lm_source, posterior_weighting, prompt_template
 from replug.models.caching_lm import CachingLM
 from replug.models.hardware import check_gpus, multiplies_bfloat16
 from replug.models.lm_source import LMSource
@@ -106,8 +106,8 @@ def evidence_book(
     if asked and any(method.source == GENREAD for method in methods):
         written = write_documents(asked, dataset.questions, folder.written)
     retrieves = [bool(query.strip()) for query in dataset.queries]
-    documents, weighting = corpus.corpus if corpus else None, posterior_weighting(config.ensemble)
-    return EvidenceBook(methods, documents, found, retrieves, written, weighting)
+    weighting = posterior_weighting(config.ensemble, config.lm, is_asked=bool(dataset.questions))
+    return EvidenceBook(methods, corpus.corpus if corpus else None, found, retrieves, written, weighting)
 
 
 @contextmanager

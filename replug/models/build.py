@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 
 from replug.config.choices import TooLong, TrainedSide
 from replug.config.errors import UserError
-from replug.config.schema import LMConfig, RetrieverConfig
+from replug.config.rules import tokens_read
+from replug.config.schema import EnsembleConfig, LMConfig, RetrieverConfig
 from replug.data.tokenizing import inside_rules
 from replug.models.caching_lm import CachingLM
 from replug.models.encoder import Encoder
+from replug.models.ensemble import Weighting
 from replug.models.http import server_source
 from replug.models.lm_source import Backend, LMSource
 from replug.models.local import local_source, stand_in_lm
@@ -67,6 +69,12 @@ def counting_template(source: LMSource | None) -> PromptTemplate:
     """
     tokenizer = source.tokenizer() if source and source.max_tokens is not None else None
     return PromptTemplate("", tokenizer, source.max_tokens) if source and tokenizer is not None else PromptTemplate("")
+
+
+def posterior_weighting(ensemble: EnsembleConfig, lm: LMConfig, is_asked: bool) -> Weighting:
+    """Return how weights follow the text; where the LM is asked questions, these move the weights first."""
+    read = tokens_read(ensemble, lm) if is_asked else ensemble.read or 0
+    return Weighting(ensemble.share, ensemble.alone, ensemble.prune, read)
 
 
 def lm_tokenizer(lm: LMConfig) -> "PreTrainedTokenizerBase":

@@ -13,7 +13,7 @@ from typing import Any
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import BM25, GENREAD, GOLD, LONG_CONTEXT, NONE, REPLUG, WITHOUT_RETRIEVER, Method
-from replug.config.rules import evaluation_methods, has_rerank_lm, lm_problems
+from replug.config.rules import evaluation_methods, has_rerank_lm, lm_problems, tokens_read
 from replug.config.schema import LMConfig
 from replug.data.rows import count_rows
 from replug.data.shards import prepared_folder
@@ -109,13 +109,14 @@ def _prompts_of_questions(config: EvaluationConfig, methods: Sequence[Method], n
     query = _query_tokens(config)
     if any(method.source == GENREAD for method in methods):
         yield Prompts(num, query, new_tokens=WRITTEN_TOKENS, calls=num)
+    reads = tokens_read(config.ensemble, config.lm) and (config.lm.url or config.evaluation == "mmlu")
     for method in methods:
         count, documents = (1, method.k) if method.is_concatenated or not method.k else (method.num_read, 1)
         count += _reads_alone(config, method)
         each = WRITTEN_TOKENS if method.source == GENREAD else _document_tokens(config)
         in_shot = each if method.k and config.questions.documents_in_shots else 0
         opening, prefix = _num_shots(config) * (query + ANSWER_TOKENS + in_shot), query + documents * each
-        if method.follows_text and config.ensemble.read and (config.lm.url or config.evaluation == "mmlu"):
+        if method.follows_text and reads:
             yield Prompts(num * count, prefix, opening, end_tokens=1)  # the tokens that move weights, in a call apart
         if config.evaluation == "mmlu":
             yield Prompts(num * count, prefix, opening, LETTERS, end_tokens=1)

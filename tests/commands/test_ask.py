@@ -88,7 +88,7 @@ def test_an_index_answers_by_the_ensemble_of_its_documents(replug, index):
     priors = [one["prior"] for one in evidence]
     assert priors == pytest.approx([math.exp(one) / total for one in similarities])
     prompts = AnswerPrompts(OWN_SHOTS)
-    mixture = Mixture([prompts.ask(QUESTION, one["text"]) for one in evidence], priors, share=0.05)
+    mixture = Mixture([prompts.ask(QUESTION, one["text"]) for one in evidence], priors, share=0.05, read=64)
     [expected] = StandInLM().generate([mixture], GenerationOptions(4, "\n"))
     assert row["answer"] == expected.text and row["sum_logprob"] == pytest.approx(expected.sum_logprob)
     assert [one["weight"] for one in evidence] == pytest.approx(expected.weights)
@@ -131,7 +131,7 @@ def test_keys_of_weights_without_effect_are_refused(replug, index, typed, messag
 def test_a_template_continues_with_the_documents_before_it(replug, index):
     row = asked(replug, "--index", index, LM, "--k", "2", "--max-new-tokens", "5", "--template", "{question}")
     prompts = [f"{one['text']}\n{QUESTION}" for one in row["evidence"]]
-    mixture = Mixture(prompts, [one["prior"] for one in row["evidence"]], share=0.05)
+    mixture = Mixture(prompts, [one["prior"] for one in row["evidence"]], share=0.05, read=64)
     [expected] = StandInLM().generate([mixture], GenerationOptions(5))
     assert row["answer"] == expected.text
 

@@ -185,7 +185,7 @@ def test_a_policy_says_how_its_documents_are_weighed(tmp_path):
         one["methods"]["replug@3/posterior"] = one["methods"]["replug@1"]
     folder = write_evaluation(tmp_path / "out", rows, ensemble=EnsembleConfig(share=0.2, alone=0.1))
     [answered] = read_answered([EvaluationFolder(folder)])
-    for method, weighting in (("replug@3/posterior", Weighting(0.2, 0.1)), ("replug@1", REPLUG_WEIGHTS)):
+    for method, weighting in (("replug@3/posterior", Weighting(0.2, 0.1, read=64)), ("replug@1", REPLUG_WEIGHTS)):
         policy = fit_policy(answered, ("none", method), "popularity", "some:retriever", [])
         assert (policy.augmented, policy.weighting) == (method, weighting)
 

@@ -73,7 +73,7 @@ def test_the_command_that_a_configuration_tells_is_one_that_passes_its_rules(nam
         ),
         (["texts.path=null"], "texts.path is missing"),
         (
-            ["evaluation=mmlu", "questions.path=x", "methods=[bm25/posterior]", "data.corpus=x"],
+            ["evaluation=mmlu", "questions.path=x", "methods=[bm25/posterior]", "data.corpus=x", "ensemble.read=0"],
             "bm25/posterior; an answer of mmlu is one letter, .* expected ensemble.read above 0",
         ),
         (

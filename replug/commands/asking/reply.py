@@ -323,7 +323,7 @@ def _answer_by_ensemble(
     generated: Generated | None = None,
 ) -> Reply:
     """Choose each token for all passages at once, unless an answer is given; without passages the LM answers alone."""
-    weighting = weighting_of(config.ensemble)
+    weighting = weighting_of(config)
     alone = weighting.alone if found.passages else 0.0
     passages = tuple(replace(one, probability=one.probability * (1 - alone)) for one in found.passages)
     if generated is None:
@@ -365,7 +365,7 @@ def _follow(
     with closing(source.open_here()) as lm:
         retriever = open_index(options.index)
         temperature = _temperature(config, retriever)
-        weighting = weighting_of(config.ensemble)
+        weighting = weighting_of(config)
         replug = ReplugLM(lm, retriever, k, policy=policy, temperature=temperature, weighting=weighting)
         [decision] = replug.decide([alone], decoding, [subject], [question])
         found = FoundEvidence(question, tuple(passages_of_documents(decision.documents, temperature)), {})
