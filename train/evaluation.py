@@ -52,6 +52,7 @@ log = logging.getLogger(__name__)
 LANGUAGE_MODELLING, RETRIEVAL = "language_modelling", "retrieval"
 PICTURE, MOST_TOKENS = "document_weights.json", 48  # of a text that the picture shows
 NUM_EXAMPLES = 6  # held-out texts shown in the report with what each retriever finds
+QUESTION = "replug", "lsr"  # what a run is made to answer: does the tuned retriever help more than the untuned one?
 Found = Mapping[str, RetrievedDocuments]  # by method, for all held-out texts
 
 
@@ -112,7 +113,8 @@ def _predict(
         "beta": str(config.loss.beta),
     }
     rows = _rows(task, book, folder, measured, "bits per byte")
-    results = compare(task, rows, PaperConfig(), config.evaluate.num_resamples, config.seed)
+    num, seed, paper = config.evaluate.num_resamples, config.seed, PaperConfig()
+    results = compare(task, rows, methods, paper, num, seed, question=QUESTION)
     add_temperatures(results, book, len(examples))
     write_json(folder / PICTURE, document_weights_picture(config, workers, examples, book, rows, list(found)[-1]))
     return results
@@ -168,7 +170,7 @@ def _retrieve(config: Config, data: PreparedSet, examples: Sequence[Example], fo
     gold = gold_rows([example.gold for example in examples], rows_of)
     task = Retrieval(items_of(examples), gold)
     rows = _rows(task, book, folder, _identity(data, examples, book), "gold documents")
-    return compare(task, rows, PaperConfig(), config.evaluate.num_resamples, config.seed)
+    return compare(task, rows, book.methods, PaperConfig(), config.evaluate.num_resamples, config.seed)
 
 
 def _methods(names: list[str], k: int) -> list[Method]:

@@ -137,6 +137,35 @@ def _parse(name: str, k: int, retrievers: Mapping[str, str]) -> Method:
     return Method(name, source, read, way == CONCAT, weighting, way == RERANK)
 
 
+def asked_comparisons(methods: Sequence[Method]) -> list[tuple[str, str]]:
+    """Return the comparisons (other, method) that answer a question, in the order of `methods`.
+
+    A method stands against the first, against no retrieval, and against those before it that differ in one thing: whose
+    documents, how many, or how they are read; of a series of numbers each stands against the last. Random documents are
+    a control, which stands against no retrieval alone.
+    """
+    # A difference of two causes tells neither, such as lsr/posterior − replug. It would only make Holm's correction
+    # stricter for the comparisons that people ask for.
+    pairs = []
+    for place, method in enumerate(methods):
+        series = [other for other in methods[:place] if other.series == method.series]
+        for other in methods[:place]:
+            is_base = other is methods[0] or NONE in (other.source, method.source)
+            is_one_cause = other in series[-1:] or (
+                other not in series and RANDOM not in (other.source, method.source) and _differ_in_one(other, method)
+            )
+            if is_base or is_one_cause:
+                pairs.append((other.name, method.name))
+    return pairs
+
+
+def _differ_in_one(other: Method, method: Method) -> bool:
+    """Return whether methods that read as many documents have one source or read in one way; or one reads none."""
+    ways = {(one.is_concatenated, one.weighting, one.is_reranked) for one in (other, method)}
+    read = {one.num_read for one in (other, method)} - {0}
+    return len(read) <= 1 and (len(ways) == 1 or other.source == method.source)
+
+
 def parse_answering_methods(names: list[str], k: int) -> list[Method]:
     """Return the methods of `internet_qa` in order. Raises UserError for an unknown or repeated name."""
     _require_different(names, (NONE, GOLD, *RERANKERS))

@@ -3,18 +3,18 @@
     {"mmlu": {"none": {"accuracy": {"value": 0.46, "n": 285, "interval": [0.41, 0.52]}}, "replug": {...}}}
 
 A metric by group is `metric/group`; `metric - OTHER` is the difference from another method on the same examples, with
-the p-value of no difference, alone (`p`) and corrected for all comparisons of the table (`p_holm`). `interval` is a 95%
-bootstrap over `clusters`, the sources of examples, or Wilson's for shares. `paper` is the paper's figure: where its LM,
+the p-value of no difference, alone (`p`) and corrected for the comparisons of the table (`p_holm`). The question that a
+table was made for is tested alone and has no `p_holm`. `interval` is a 95% bootstrap over `clusters`, the sources of examples, or Wilson's for shares. `paper` is the paper's figure: where its LM,
 texts and corpus are others, only the signs of gains compare.
 """
 
-import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from replug.config.evaluation_schema import PaperConfig
+from replug.config.methods import Method, asked_comparisons
 from replug.evals.evidence import EvidenceBook
 from replug.evals.intervals import (
     Clusters,
@@ -36,14 +36,17 @@ MIN_GROUPS = 2  # with one group, its results equal the overall results
 def compare(
     task: Task,
     rows: Sequence[Mapping[str, Any]],
+    methods: Sequence[Method],
     paper: PaperConfig,
     num_resamples: int,
     seed: int,
     overlapping: np.ndarray | None = None,
+    question: tuple[str, str] | None = None,
 ) -> Results:
-    """Return every metric of every method, by group too, and how each method differs from those before it.
+    """Return every metric of every method, by group too, and the differences that `asked_comparisons` names.
 
-    `overlapping` [N] says which examples the corpus holds: figures of the others, and of these, are groups.
+    `overlapping` [N] says which examples the corpus holds: figures of the others, and of these, are groups. `question`
+    is the comparison (other, method) that was decided on before; it needs no correction for the others.
     """
     strata = [task.stratum(example) for example in task.examples]
     measured = Measurements(rows, num_resamples, seed, strata)
@@ -66,14 +69,18 @@ def compare(
         for method in measured.numbers
     }
     main, metric = next(iter(task.metrics.items()))
-    for (other, method), (group, some) in itertools.product(itertools.combinations(results, 2), among.items()):
-        name = f"{main}/{group}" if group else main
-        if name in results[method] and name in results[other]:
-            entry = measured.difference(method, other, metric, some)
-            if group:
-                entry.pop("p")
-            results[method][f"{name} - {other}"] = entry
-    correct_for_many([entry for of in results.values() for entry in of.values() if "p" in entry])
+    corrected = []
+    for other, method in asked_comparisons([method for method in methods if method.name in results]):
+        for group, some in among.items():
+            name = f"{main}/{group}" if group else main
+            if name in results[method] and name in results[other]:
+                entry = measured.difference(method, other, metric, some)
+                results[method][f"{name} - {other}"] = entry
+                if group:
+                    entry.pop("p")
+                elif (other, method) != question:
+                    corrected.append(entry)
+    correct_for_many(corrected)
     for group, values in {"": paper.values, **paper.groups}.items():
         name = f"{main}/{group}" if group else main
         for method in results.keys() & values.keys():

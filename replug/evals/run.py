@@ -161,7 +161,7 @@ def write_results(
     """
     ids = [row["id"] for row in rows]
     in_corpus = overlaps.of(ids) if overlaps else None
-    results = compare(task, rows, config.paper, config.num_resamples, config.seed, in_corpus)
+    results = compare(task, rows, book.methods, config.paper, config.num_resamples, config.seed, in_corpus)
     if latencies:
         timed = Measurements(latencies, config.num_resamples, config.seed)
         for method, of in results.items():

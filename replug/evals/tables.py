@@ -5,7 +5,7 @@ alone. Text is text: no renderer reads what a group or a document is called as m
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -143,7 +143,7 @@ def result_blocks(results: Results, title: str, paper: PaperConfig | None = None
         Table(head, rows),
         _difference_lines(results),
         *_group_tables(results, main),
-        reading_line(num, first[main]),
+        reading_line(num, first[main], _tested_alone(results, main)),
         *(paper_tables(results, paper) if paper else ()),
     ]
     return [block for block in blocks if block]
@@ -219,12 +219,31 @@ def difference_text(entry: Entry) -> str:
     return f"{entry['value']:+.4f} ({low:+.4f} to {high:+.4f}: {says})"
 
 
-def reading_line(num_comparisons: int, entry: Entry) -> str:
-    """Return how intervals and verdicts are to be read; `entry` is a metric over all examples."""
+def _tested_alone(results: Results, main: str) -> str | None:
+    """Return the comparison that the table was made for."""
+    asked = ((method, other, entry) for method, of in results.items() for other, entry in differences_of(of, main))
+    return next((f"{method} − {other}" for method, other, one in asked if "p" in one and "p_holm" not in one), None)
+
+
+def differences_of(of: Mapping[str, Entry], metric: str) -> Iterator[tuple[str, Entry]]:
+    """Yield how a method differs in a metric from other methods, by their names."""
+    for name, entry in of.items():
+        own, separator, other = name.partition(" - ")
+        if separator and own == metric:
+            yield other, entry
+
+
+def reading_line(num_comparisons: int, entry: Entry, tested_alone: str | None = None) -> str:
+    """Return how intervals and verdicts are to be read; `entry` is a metric over all examples.
+
+    `tested_alone` is the comparison that the table was made for.
+    """
     num, what = (entry["clusters"], "sources") if "clusters" in entry else (entry["n"], "examples")
     lines = [f"Intervals: 95%, each by itself, over {num} {what}."]
     if num_comparisons > 1:
-        lines.append(f"Verdicts: p < {LEVEL} after Holm's correction for {num_comparisons} comparisons.")
+        of = f"{num_comparisons} others" if tested_alone else f"{num_comparisons} comparisons"
+        first = f"{tested_alone} is tested alone; " if tested_alone else ""
+        lines.append(f"Verdicts: {first}p < {LEVEL} after Holm's correction for {of}.")
     if num < FEW_CLUSTERS:
         lines.append(f"Of fewer than {FEW_CLUSTERS} {what}, intervals are too narrow.")
     return " ".join(lines)
@@ -238,13 +257,11 @@ def row_names(paths: Sequence[Path]) -> list[str]:
 
 def _difference_lines(results: Results) -> list[str]:
     """Return all of them, or of many those that show something."""
-    lines = {}
+    lines, metric = {}, main_metric(results)
     for method, of in results.items():
-        for name, entry in of.items():
-            metric, separator, other = name.partition(" - ")
-            if separator and "/" not in metric:
-                text = difference_text(entry)
-                lines[f"{metric} of {method} − {other}: {text}"] = verdict(0, 0) not in text
+        for other, entry in differences_of(of, metric):
+            text = difference_text(entry)
+            lines[f"{metric} of {method} − {other}: {text}"] = verdict(0, 0) not in text
     if len(lines) <= MOST_DIFFERENCES or all(lines.values()):
         return list(lines)
     hidden = len(lines) - sum(lines.values())

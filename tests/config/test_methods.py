@@ -6,7 +6,7 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.config.load import load_evaluation_config
-from replug.config.methods import Method, parse_answering_methods, parse_methods
+from replug.config.methods import Method, asked_comparisons, parse_answering_methods, parse_methods
 
 RETRIEVERS = {"replug": "a", "lsr": "b"}
 
@@ -50,6 +50,21 @@ def test_a_reranked_method_reads_one_of_its_documents_in_an_order_of_its_own():
     assert (reranked.k, reranked.num_read, reranked.found_by) == (16, 1, "bm25@16/rerank")
     assert (plain.k, plain.num_read, plain.found_by) == (1, 1, "bm25")
     assert not reranked.is_weighted and reranked.series == "bm25/rerank"
+
+
+def test_comparisons_are_with_the_first_and_with_methods_that_differ_in_one_thing():
+    def asked(*names: str) -> list[str]:
+        pairs = asked_comparisons(parse_methods([*names], 10, RETRIEVERS))
+        return [f"{method} - {other}" for other, method in pairs if other != "none"]
+
+    moving = "replug/posterior", "lsr/posterior"
+    of_moving = ["replug/posterior - replug", "lsr/posterior - lsr", "lsr/posterior - replug/posterior"]
+    assert asked("none", "random", "replug", "lsr", *moving) == ["lsr - replug", *of_moving]
+    assert asked("none", "replug@1", "replug@5", "replug") == ["replug@5 - replug@1", "replug - replug@5"]
+    assert asked("none", "replug", "replug@10/concat", "lsr@1") == ["replug@10/concat - replug"]
+    assert asked("none", "bm25@1", "bm25@16/rerank", "replug@1") == ["bm25@16/rerank - bm25@1", "replug@1 - bm25@1"]
+    assert asked("lsr", "replug@2/even", "none") == ["replug@2/even - lsr", "none - lsr", "none - replug@2/even"]
+    assert asked("none", "long_context", "replug") == ["replug - long_context"]
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_results_are_of_the_test_part_and_weights_of_the_validation_part(tmp_pat
     task, rows = decided(tmp_path)
     assert 2 <= len(VALIDATION) <= 12
     assert [one["id"] for one in rows] == [one.example.id for one in QUESTIONS if one.example.id not in VALIDATION]
-    results = compare(task, rows, PaperConfig(), 100, 0)
+    results = compare(task, rows, METHODS, PaperConfig(), 100, 0)
     assert results["direct@2"]["exact_match"]["n"] == 60 - len(VALIDATION)
     assert results["direct@2"]["exact_match - direct@1"]["value"] == 1.0
     fitted = json.loads((tmp_path / "weights.json").read_text())["methods"]

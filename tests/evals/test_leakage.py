@@ -8,6 +8,7 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig, PaperConfig
+from replug.config.methods import parse_methods
 from replug.data.records import Document, Example
 from replug.data.shards import write_documents
 from replug.data.store import CorpusStore
@@ -108,14 +109,15 @@ def test_every_figure_is_given_with_and_without_what_the_corpus_holds():
         {"id": f"w{i}", "methods": {name: {"numbers": of, "detail": {}} for name in ("none", "replug")}}
         for i, of in enumerate(numbers)
     ]
-    results = compare(task, rows, PaperConfig(), 100, 0, np.array([True, False, False, False]))
+    methods = parse_methods(["none", "replug"], 2, {"replug": ""})
+    results = compare(task, rows, methods, PaperConfig(), 100, 0, np.array([True, False, False, False]))
     assert results["none"]["bpb"]["value"] == pytest.approx(61 / 40)
     assert results["none"]["bpb/not in the corpus"]["value"] == pytest.approx(60 / 30)
     assert results["none"]["bpb/in the corpus"] == {"value": 0.1, "n": 1, "interval": [0.1, 0.1]}
     assert results["replug"]["bpb/not in the corpus - none"]["n"] == 3
     assert {"token_perplexity/not in the corpus", "word_perplexity/not in the corpus"} <= results["none"].keys()
     assert "| not in the corpus | 3 | 2.0000 | 2.0000 |" in to_markdown(result_blocks(results, "lm"))
-    assert "bpb/not in the corpus" not in compare(task, rows, PaperConfig(), 100, 0, np.ones(4, bool))["none"]
+    assert "bpb/not in the corpus" not in compare(task, rows, [], PaperConfig(), 100, 0, np.ones(4, bool))["none"]
 
 
 def test_a_text_without_a_source_is_refused_where_its_own_documents_are_left_out():

@@ -159,7 +159,7 @@ def test_what_is_not_known_is_left_out_and_never_zero():
         assert of["mean_logprob"] == -2.0
     of = PopQa(lm, PromptTemplate("\n"), asked, {("none", "occupation"): []}, book(["none"]), 15)
     rows = [{"methods": {"none": {"numbers": numbers["none"], "detail": {}}}}]
-    assert "prompt_tokens" not in compare(of, rows, PaperConfig(), 100, 0)["none"]
+    assert "prompt_tokens" not in compare(of, rows, [], PaperConfig(), 100, 0)["none"]
 
 
 def test_popularity_that_no_question_tells_is_the_frequency_in_the_corpus():
@@ -196,7 +196,7 @@ def test_results_have_wilsons_intervals_the_most_frequent_answer_and_the_correla
     ]
     by_method = {("none", relation): [] for relation in ("mother", "father")}
     some = PopQa(Poet(), PromptTemplate("\n"), asked, by_method, book(["none"]), 15)
-    results = compare(some, rows, PaperConfig(), 100, 0)
+    results = compare(some, rows, [], PaperConfig(), 100, 0)
     lines = to_markdown(add_popqa_findings(SimpleNamespace(rows=rows, results=results)))
     of = results["none"]
     interval = wilson_interval(3, 6)

@@ -35,7 +35,8 @@ ROWS = [
 
 
 def results_of(task=None, paper=None):
-    return compare(task or Lengths(), ROWS, paper or PaperConfig(), 200, 0)
+    methods = parse_methods(["none", "replug"], 2, {"replug": ""})
+    return compare(task or Lengths(), ROWS, methods, paper or PaperConfig(), 200, 0)
 
 
 def test_results_hold_value_number_and_interval_by_method_and_metric():
@@ -88,10 +89,10 @@ def test_a_number_that_some_examples_lack_is_empty_there_and_a_metric_of_it_is_l
     assert pq.read_table(tmp_path / "examples.parquet").column("margin").to_pylist() == [None, 0.5]
     task = Lengths()
     task.metrics["margin"] = Metric("margin", may_be_unknown=True)
-    assert "margin" not in compare(task, rows, PaperConfig(), 100, 0)["none"]
+    assert "margin" not in compare(task, rows, [], PaperConfig(), 100, 0)["none"]
     task.metrics["margin"] = Metric("margin")
     with pytest.raises(KeyError, match="margin"):
-        compare(task, rows, PaperConfig(), 100, 0)
+        compare(task, rows, [], PaperConfig(), 100, 0)
 
 
 def test_of_many_differences_those_that_show_something_are_listed():
