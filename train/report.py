@@ -1,7 +1,9 @@
 """The report of a training run: the table on the terminal, and `report.html`, one self-contained page.
 
-results.json has the evaluations of the held-out texts (`evals/results.py`), and beside them
+Both begin with the verdict. results.json has the evaluations of the held-out texts (`evals/results.py`), and beside
+them
 
+verdict   whether tuning helped, in words (`train/verdict.py`)
 weights   of the tuned retriever: their step of how many steps, the first and the best development result, and
           bits per byte of labelled ones without documents
 """
@@ -16,19 +18,40 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from replug.cluster.gpus import ROLES
-from replug.config.methods import POSTERIOR
+from replug.config.methods import POSTERIOR, RANDOM
 from replug.data.files import replace_file
 from replug.evals.charts import bars, draw_document_weights, lines, to_svg, write_png
 from replug.evals.intervals import Interval
 from replug.evals.language_modelling import headroom_lines
 from replug.evals.results import Results
-from replug.evals.tables import Block, Html, Table, figure, grid, html_page, print_blocks, result_blocks
+from replug.evals.tables import (
+    Block,
+    Html,
+    Table,
+    differences_of,
+    figure,
+    grid,
+    html_page,
+    print_blocks,
+    result_blocks,
+)
 from replug.train.evaluation import LANGUAGE_MODELLING, RETRIEVAL
+from replug.train.verdict import HARMED, HELPED, verdict_of
 
 Rows = Sequence[Mapping[str, Any]]
 METHODS_LINE = (
     "none: the LM alone; random: with documents drawn at random; replug: with those of the retriever as it was; lsr: "
     "with those of the tuned one; /posterior: the same documents by weights that follow the text."
+)
+SYMBOLS = (
+    "bpb, bits per byte: how many bits the LM needs on average for a byte of a held-out text; lower is better.",
+    "a − b: bits per byte of a minus those of b on the same texts; below 0 a is better.",
+    "95% interval: the values between which 19 of 20 random draws of the same number of sources lie. A difference is "
+    "shown where its interval is without 0.",
+    "Holm's correction: many comparisons find differences by luck, so each must be clearer the more there are. lsr − "
+    "replug, the question of the run, is tested alone.",
+    "bpb_q_weighted, bpb_best_document: what the same documents would give if the LM's own scores weighed them, or the "
+    "best one were known beforehand. Headroom: the distance to that.",
 )
 FAR = 0.5  # of the scored share before: below it a search finds mostly what no label tells of
 SMOOTH_STEPS = 8
@@ -95,14 +118,16 @@ def write_report(
     shares = [[name, *(f"{share:.1%}" for share in of.values())] for name, of in device_shares(device_use).items()]
     heldout = results.get(LANGUAGE_MODELLING)
     sections: dict[str, Sequence[Block]] = {
-        "": [*made_by, *weights_lines(results)],
+        "": [*_verdict_blocks(results), *weights_lines(results)],
         "Held-out texts": _heldout_blocks(heldout, with_figures=True) if heldout else [],
+        "How to read this": [SYMBOLS] if heldout else [],
         "How weights follow a text": _picture_blocks(document_weights) if document_weights else [],
         "Gold documents": result_blocks(results[RETRIEVAL], RETRIEVAL) if RETRIEVAL in results else [],
         "Training": _training_blocks(metrics, is_online=any("index/live_version" in row for row in metrics)),
         "Devices": [DEVICES_NOTE, Table(["device", *ROLES, "idle"], shares)] if device_use else [],
         "The index": _index_blocks(metrics),
         "What each retriever finds first": _example_blocks(examples),
+        "How this was made": list(made_by),
         "Configuration": [Html(f"<details><summary>resolved</summary><pre>{config}</pre></details>")],
     }
     replace_file(path, html_page(f"REPLUG LSR: {path.parent.name}", sections).encode())
@@ -114,8 +139,10 @@ def print_results(results: Mapping[str, Any]) -> None:
 
 
 def run_blocks(results: Mapping[str, Any]) -> list[Block]:
-    """Return what results.json says: which weights the tuned retriever has, and the table of each evaluation."""
-    blocks: list[Block] = [*weights_lines(results)]
+    """Return what results.json says: the verdict, which weights the retriever has, and the table of each evaluation."""
+    verdict = verdict_of(results)
+    blocks: list[Block] = [verdict["sentence"], " ".join(verdict["more"])] if verdict else []
+    blocks += weights_lines(results)
     if LANGUAGE_MODELLING in results:
         blocks += _heldout_blocks(results[LANGUAGE_MODELLING])
     if RETRIEVAL in results:
@@ -123,14 +150,26 @@ def run_blocks(results: Mapping[str, Any]) -> list[Block]:
     return blocks
 
 
+def _verdict_blocks(results: Mapping[str, Any]) -> list[Block]:
+    """Show the verdict, which is the first thing that a reader of the page sees."""
+    verdict = verdict_of(results)
+    if verdict is None:
+        return []
+    colour = {HELPED: "helped", HARMED: "harmed"}.get(verdict["verdict"], "open")
+    more = "".join(f"<p>{escape(sentence)}</p>" for sentence in verdict["more"])
+    sentence = f"<p><b>{escape(verdict['sentence'])}</b></p>"
+    return [Html(f'<section class="verdict {colour}"><h2>{verdict["verdict"]}</h2>{sentence}{more}</section>')]
+
+
 def _heldout_blocks(results: Results, with_figures: bool = False) -> list[Block]:
     blocks = [METHODS_LINE, *result_blocks(results, LANGUAGE_MODELLING)]
     if rooms := headroom_lines(results):
         blocks.append(rooms)
     if with_figures:
-        blocks.append(figure(to_svg(partial(draw_bpb, results=results), width=9)))
+        figures = [figure(to_svg(partial(draw_bpb, results=results)))]
         if any(" - " in name for of in results.values() for name in of):
-            blocks.append(figure(to_svg(partial(draw_differences, results=results), width=9, height=2.8)))
+            figures.append(figure(to_svg(partial(draw_differences, results=results))))
+        blocks.append(grid(figures))
     return blocks
 
 
@@ -206,14 +245,12 @@ def draw_bpb(axes: Axes, results: Results) -> None:
 
 def draw_differences(axes: Axes, results: Results) -> None:
     """Draw what other documents, and other weights of the same, change in bits per byte, with 95% intervals."""
-    found = {}
-    for method, of in results.items():
-        for name, entry in of.items():
-            metric, separator, other = name.partition(" - ")
-            (source, _, way), (base, _, base_way) = method.partition("/"), other.partition("/")
-            differs_once = way == base_way or source == base
-            if separator and metric == "bpb" and "random" not in (method, other) and differs_once:
-                found[f"{method} − {other}"] = {method: Interval(entry["value"], *entry["interval"])}
+    found = {
+        f"{method} − {other}": {method: Interval(entry["value"], *entry["interval"])}
+        for method, of in results.items()
+        for other, entry in differences_of(of, "bpb")
+        if method != RANDOM
+    }
     bars(axes, found, "difference in bits per byte, 95% interval", horizontal=True)
 
 
@@ -251,7 +288,7 @@ def _picture_blocks(document_weights: Mapping[str, Any]) -> list[Block]:
         f"bits fewer the token takes than with the fixed weights of {fixed}. ␣ is a blank that stands alone."
     )
     draw = partial(draw_document_weights, picture=document_weights)
-    return [figure(to_svg(draw, *_picture_size(document_weights)), caption)]
+    return [figure(to_svg(draw, *_picture_size(document_weights)), caption, is_wide=True)]
 
 
 def _training_blocks(metrics: Rows, is_online: bool) -> list[Block]:

@@ -7,6 +7,7 @@ training on labels asks the LM only for the held-out texts at the end, and not a
 import json
 import logging
 import math
+import shlex
 import shutil
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
@@ -61,6 +62,7 @@ from replug.train.sources import (
 )
 from replug.train.step_metrics import StepClock, loggers_of, publish_results
 from replug.train.trained_weights import check_training, save_retriever
+from replug.train.verdict import verdict_of
 from replug.train.workers import Workers, start_workers
 
 log = logging.getLogger(__name__)
@@ -168,6 +170,7 @@ def _train(config: Config, run: RunDirectory, labels: Labels | None, interruptio
             with begin() as (laid_out, workers):
                 results = _measure(laid_out, run, data, workers, weights["step"])
     results["weights"] = weights
+    results["verdict"] = verdict_of(results)
     write_model_card(run.retriever, config, describe_weights(weights), run.provenance(), results)
     run.finish(results)
     publish_results(loggers, run, results)
@@ -305,6 +308,7 @@ def _evaluate(config: Config, run: RunDirectory) -> None:
         results = evaluate_heldout(laid_out, data, workers, found, run.evaluation)
     if run.fitted.is_file():
         results["weights"] = read_json(run.fitted, MEND)
+    results["verdict"] = verdict_of(results)
     write_json(run.evaluation / "results.json", results)
     print_results(results)
     print(f"results: {run.evaluation / 'results.json'}")
@@ -314,7 +318,6 @@ def show_results(run: RunDirectory) -> dict:
     """Write the report, print the table and where things are."""
     run.folder.require()
     results = json.loads(run.results.read_text())
-    made_by = run.provenance()
     weights = read_json(run.document_weights, MEND) if run.document_weights.is_file() else None
     if weights:
         write_picture(run.picture, weights)
@@ -326,11 +329,10 @@ def show_results(run: RunDirectory) -> dict:
         device_use=run.read_device_use(),
         examples_path=run.examples,
         config_path=run.path / "config.yaml",
-        made_by=made_by,
+        made_by=run.provenance(),
     )
     print_results(results)
-    for line in made_by:
-        print(line)
-    for what, path in (("run", run.path), ("tuned retriever", run.retriever), ("report", run.report)):
-        print(f"{what}: {path}")
+    print(f"tuned retriever: {run.retriever}")
+    print(f"report: {run.report}")
+    print(f"next: replug export {shlex.quote(str(run.path))} --out DIR, a model for sentence-transformers")
     return results

@@ -4,8 +4,9 @@
 
 A metric by group is `metric/group`; `metric - OTHER` is the difference from another method on the same examples, with
 the p-value of no difference, alone (`p`) and corrected for the comparisons of the table (`p_holm`). The question that a
-table was made for is tested alone and has no `p_holm`. `interval` is a 95% bootstrap over `clusters`, the sources of examples, or Wilson's for shares. `paper` is the paper's figure: where its LM,
-texts and corpus are others, only the signs of gains compare.
+table was made for is tested alone and has no `p_holm`. `interval` is a 95% bootstrap over `clusters`, the sources of
+examples, or Wilson's for shares. `paper` is the paper's figure: where its LM, texts and corpus are others, only the
+signs of gains compare.
 """
 
 from collections.abc import Collection, Mapping, Sequence

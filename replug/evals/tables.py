@@ -28,11 +28,15 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
 table { border-collapse: collapse; display: block; overflow-x: auto; margin: .6rem 0; }
 th, td { padding: .35rem .8rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
-.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 1rem; }
-svg { width: 100%; height: auto; } figure { margin: 0; }
+.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(480px, 100%), 1fr)); gap: 1rem; }
+svg { width: 100%; height: auto; } figure { margin: 0; } .wide { overflow-x: auto; } .wide svg { min-width: 800px; }
+p, li, h1 { overflow-wrap: anywhere; }
 pre { white-space: pre-wrap; background: #f6f6f4; padding: .6rem .8rem; border-radius: 6px; font-size: 12px; }
 .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem; } .muted, figcaption { color: #777; font-size: 13px; }
 mark { background: #fbe7c6; }
+.verdict { border-left: 6px solid #777; background: #f4f4f2; padding: .4rem 1rem; } .verdict h2 { margin: .3rem 0; }
+.helped { border-color: #2e7d4f; background: #eaf5ee; } .harmed { border-color: #b3261e; background: #fbeae9; }
+@media (max-width: 700px) { .pair { grid-template-columns: 1fr; } th, td { padding: .35rem .5rem; } }
 """
 
 
@@ -77,14 +81,16 @@ def html_page(title: str, sections: Mapping[str, Blocks], css: str = "") -> str:
     shown = {name: blocks for name, blocks in sections.items() if blocks}
     body = "".join(f"{f'<h2>{escape(name)}</h2>' if name else ''}{to_html(blocks)}" for name, blocks in shown.items())
     return (
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(title)}</title><style>{CSS}{css}</style>"
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width, "
+        f"initial-scale=1'><title>{escape(title)}</title><style>{CSS}{css}</style>"
         f"<h1>{escape(title)}</h1>{body}</html>\n"
     )
 
 
-def figure(svg: str, caption: str = "") -> Html:
-    """Return a drawing with what is said below it."""
-    return Html(f"<figure>{svg}{f'<figcaption>{escape(caption)}</figcaption>' if caption else ''}</figure>")
+def figure(svg: str, caption: str = "", is_wide: bool = False) -> Html:
+    """Return a drawing with what is said below it. A wide one scrolls on a narrow screen instead of shrinking."""
+    drawn = f"<div class=wide>{svg}</div>" if is_wide else svg
+    return Html(f"<figure>{drawn}{f'<figcaption>{escape(caption)}</figcaption>' if caption else ''}</figure>")
 
 
 def grid(figures: Sequence[Html]) -> Html:
