@@ -35,7 +35,7 @@ class StepBoundary(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._source.start(self._restored)
-        self._progress = Progress("training", trainer.max_steps, done=trainer.global_step)
+        self._progress = Progress("step", trainer.max_steps, done=trainer.global_step)
         self._clock.read()  # a step begins now
 
     def on_train_batch_start(

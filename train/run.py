@@ -34,6 +34,7 @@ from replug.models.ensemble_temperature import EnsembleTemperature, write_temper
 from replug.models.hardware import check_gpus
 from replug.models.lm_source import LMSource
 from replug.models.preparing import data_folder, prepared_set
+from replug.planning.stages import HELDOUT, INDEX, TRAINING, TUNED
 from replug.train.data_checks import check_data, check_texts
 from replug.train.development import Watch, describe_weights
 from replug.train.evaluation import (
@@ -49,6 +50,7 @@ from replug.train.fitting import fit, lsr_module, quieten_lightning, started_ran
 from replug.train.labels.labelling import label, label_origin
 from replug.train.model_card import write_model_card
 from replug.train.module import LSRModule
+from replug.train.outlook import RunStages
 from replug.train.ranks import NoOthers
 from replug.train.report import print_results, write_picture, write_report
 from replug.train.run_dir import LM, MEND, SET, RunDirectory, manifest_sha256
@@ -71,12 +73,13 @@ log = logging.getLogger(__name__)
 def train(config: Config) -> dict:
     """Run or resume a training run; returns what `results.json` holds."""
     run = RunDirectory(Path(config.run_dir).expanduser())
-    return _train_with_labels(config, run, run.index)
+    _train_with_labels(config, run, run.index, RunStages(config, run))
+    return show_results(run)
 
 
-def _train_with_labels(config: Config, run: RunDirectory, index: Path) -> dict:
+def _train_with_labels(config: Config, run: RunDirectory, index: Path, stages: RunStages) -> None:
     """Train, on labels if the configuration has some. `index` holds the documents that own labels are found in."""
-    labels = _labels(config, run, index)
+    labels = _labels(config, run, index, stages)
     if labels is not None and config.train.epochs is not None:
         steps = math.ceil(config.train.epochs * labels.counts["queries"] / config.train.batch_size)
         config = replace(config, train=replace(config.train, max_steps=steps))
@@ -92,11 +95,10 @@ def _train_with_labels(config: Config, run: RunDirectory, index: Path) -> dict:
             quieten_lightning()
             interruption = Interruption()
             with interruption.installed():
-                _train(config, run, labels, interruption)
-        return show_results(run)
+                _train(config, run, labels, stages, interruption)
 
 
-def _labels(config: Config, run: RunDirectory, index: Path) -> Labels | None:
+def _labels(config: Config, run: RunDirectory, index: Path, stages: RunStages) -> Labels | None:
     """Return the labels that are named, or the run's own, which are made before it begins; None for a live run."""
     if config.train.labels != OWN_LABELS:
         return Labels(Path(config.train.labels).expanduser()) if config.train.labels else None
@@ -106,10 +108,10 @@ def _labels(config: Config, run: RunDirectory, index: Path) -> Labels | None:
     run.require_config(config)
     with sole_writer(run.path):
         _require_dev_texts(config, prepared_set(config, run.data))
-        return label(_with_first_round(config, run, index), run.labels, index)
+        return label(_with_first_round(config, run, index, stages), run.labels, index, stages)
 
 
-def _with_first_round(config: Config, run: RunDirectory, index: Path) -> Config:
+def _with_first_round(config: Config, run: RunDirectory, index: Path, stages: RunStages) -> Config:
     """Train queries on labels without `label.tuned` first, and return the configuration that uses them, if it asks so.
 
     Both rounds have one set, one index and one cache of scores, so no pair is scored twice.
@@ -129,7 +131,7 @@ def _with_first_round(config: Config, run: RunDirectory, index: Path) -> Config:
         train=replace(config.train, label_steps=None, max_steps=num_steps),
         evaluate=replace(config.evaluate, heldout=False),
     )
-    _train_with_labels(first, RunDirectory(run.first), index)
+    _train_with_labels(first, RunDirectory(run.first), index, stages)
     return replace(shared, label=replace(config.label, tuned_path=str(run.first)))
 
 
@@ -141,7 +143,9 @@ def _require_same_files(config: Config, run: RunDirectory) -> None:
         run.require({SET: manifest_sha256(prepared_set(config, run.data).folder)})
 
 
-def _train(config: Config, run: RunDirectory, labels: Labels | None, interruption: Interruption) -> None:
+def _train(
+    config: Config, run: RunDirectory, labels: Labels | None, stages: RunStages, interruption: Interruption
+) -> None:
     # Local weights are always looked at, for whether labels are theirs; a server is asked only if it must be.
     needs_lm = is_live(config) or config.evaluate.heldout or config.lm.path is not None
     lm = lm_source(config.lm, run.budget_file, run.scores) if needs_lm else None
@@ -160,15 +164,20 @@ def _train(config: Config, run: RunDirectory, labels: Labels | None, interruptio
 
     if is_live(config):
         with begin() as (laid_out, workers):
-            found_before(laid_out, run, data, workers)  # makes index version 0, which the first steps search
-            weights = _tune(laid_out, run, data, encoder, labels, workers, lm_identity, loggers, interruption)
+            stages.say(laid_out, data, encoder, workers.lm, workers.template)
+            with stages.stage(INDEX):
+                found_before(laid_out, run, data, workers)  # makes index version 0, which the first steps search
+            with stages.stage(TRAINING):
+                weights = _tune(laid_out, run, data, encoder, labels, workers, lm_identity, loggers, interruption)
             if config.evaluate.heldout:
-                results = _measure(laid_out, run, data, workers, weights["step"])
+                results = _measure(laid_out, run, data, workers, stages, weights["step"])
     else:
-        weights = _tune(config, run, data, encoder, labels, None, lm_identity, loggers, interruption)
+        stages.say(config, data, encoder)
+        with stages.stage(TRAINING):
+            weights = _tune(config, run, data, encoder, labels, None, lm_identity, loggers, interruption)
         if config.evaluate.heldout:
             with begin() as (laid_out, workers):
-                results = _measure(laid_out, run, data, workers, weights["step"])
+                results = _measure(laid_out, run, data, workers, stages, weights["step"])
     results["weights"] = weights
     results["verdict"] = verdict_of(results)
     write_model_card(run.retriever, config, describe_weights(weights), run.provenance(), results)
@@ -258,11 +267,16 @@ def _export(
     return {"step": best.step if best else steps, "steps": steps, **measured}
 
 
-def _measure(config: Config, run: RunDirectory, data: PreparedSet, workers: Workers, step: int) -> dict[str, Any]:
+def _measure(
+    config: Config, run: RunDirectory, data: PreparedSet, workers: Workers, stages: RunStages, step: int
+) -> dict[str, Any]:
     """Measure bits per byte of the held-out texts before and after; the tuned weights are those of `step`."""
-    before = found_before(config, run, data, workers)
-    after = _found_after(config, run, data, workers, step)
-    results = evaluate_heldout(config, data, workers, {"replug": before, "lsr": after}, run.evaluation)
+    with stages.stage(INDEX):
+        before = found_before(config, run, data, workers)
+    with stages.stage(TUNED):
+        after = _found_after(config, run, data, workers, step)
+    with stages.stage(HELDOUT):
+        results = evaluate_heldout(config, data, workers, {"replug": before, "lsr": after}, run.evaluation)
     shutil.copyfile(run.evaluation / LANGUAGE_MODELLING / PICTURE, run.document_weights)  # `evaluate` writes another
     write_examples(run, data, before, after)
     return results

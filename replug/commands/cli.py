@@ -9,6 +9,7 @@ import importlib
 import importlib.metadata
 import logging
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ import typer
 from replug.cluster.interruption import exit_status
 from replug.config.errors import Interrupted, RunError, UserError
 from replug.config.plain_text import plain_text
+from replug.data import progress
 
 # Read by transformers and the hub, here and in Ray's actors: their bars and reports would drown our progress lines.
 QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
@@ -42,8 +44,15 @@ class _StandardError(logging.Handler):
     """Prints a line where standard error is at the moment; a warning begins with that word."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        progress.erase()
         mark = "warning: " if record.levelno >= logging.WARNING else ""
         print(f"{mark}{plain_text(record.getMessage())}", file=sys.stderr, flush=True)
+
+
+def _rewrite(line: str) -> None:
+    """Show a line in place of what stands in the last line of the terminal."""
+    shown = plain_text(line)[: shutil.get_terminal_size().columns - 1]
+    print(f"\r\x1b[K{shown}", end="", file=sys.stderr, flush=True)
 
 
 def log_to_stderr() -> None:
@@ -60,12 +69,15 @@ def log_to_stderr() -> None:
 def main() -> None:
     """Entry point of the `replug` command."""
     log_to_stderr()
+    if sys.stderr.isatty():
+        progress.rewrite_with(_rewrite)
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     try:
         with _says_when_interrupted():
             command_line(*sys.argv[1:2])()
     except (UserError, RunError) as error:
+        progress.erase()
         print(f"replug: {plain_text(str(error))}", file=sys.stderr)
         if isinstance(error, Interrupted):
             sys.exit(exit_status(error.signal))

@@ -191,9 +191,12 @@ class Estimate:
         return sum(self.stages.values())
 
 
-def estimate(job: Job, devices: Devices, split: Split) -> Estimate:
-    """Estimate the run on a split: first index, training, last index, measurements of held-out texts."""
-    shape, seconds = job.shape, seconds_of(job, devices, split)
+def estimate(job: Job, devices: Devices, split: Split, measured: Seconds | None = None) -> Estimate:
+    """Estimate the run on a split: first index, training, last index, measurements of held-out texts.
+
+    `measured` seconds stand in for those by the rates of the devices.
+    """
+    shape, seconds = job.shape, measured or seconds_of(job, devices, split)
     step, waits = (
         (pace_of_shared(job, devices, split, seconds), 0.0)
         if split.shares(devices)

@@ -39,7 +39,7 @@ from replug.data.labels import (
     labels_folder,
     write_labels,
 )
-from replug.data.progress import Progress
+from replug.data.progress import Progress, Stages
 from replug.data.records import Example
 from replug.data.store import CorpusStore, ExampleStore, PreparedSet
 from replug.index_workers.build import build_version
@@ -55,9 +55,11 @@ from replug.models.hardware import check_gpus, multiplies_bfloat16
 from replug.models.preparing import prepared_set
 from replug.models.prompt import PromptTemplate
 from replug.planning.memory import run_sizes
+from replug.planning.stages import INDEX, LABELS
 from replug.train.data_checks import check_data
 from replug.train.development import document_scores
 from replug.train.labels.candidates import Candidates, find_candidates
+from replug.train.outlook import RunStages
 from replug.train.pipeline import score_in_calls
 from replug.train.run_dir import RunDirectory
 from replug.train.workers import local_models
@@ -69,20 +71,21 @@ Scores = list[ContinuationScore] | np.ndarray  # scores of pairs [N], or their s
 CALLS_IN_FLIGHT = 8
 
 
-def label(config: Config, out: Path, index: Path | None = None) -> Labels:
+def label(config: Config, out: Path, index: Path | None = None, stages: RunStages | None = None) -> Labels:
     """Make the labels, or go on with them; finished ones of the same configuration are returned as they are.
 
-    The documents are embedded into `index`, by default in the folder of the labels.
+    The documents are embedded into `index`, by default in the folder of the labels. `stages` are those of the run that
+    the labels are for.
     """
     for problem in labelling_problems(config):
         raise UserError(problem)
     check_faiss()
     check_gpus()
     with sole_writer(out):
-        return _label(config, out, index or out / "index")
+        return _label(config, out, index or out / "index", stages)
 
 
-def _label(config: Config, out: Path, index: Path) -> Labels:
+def _label(config: Config, out: Path, index: Path, run_stages: RunStages | None) -> Labels:
     source = lm_source(config.lm, out / "lm_spent.json", out / "scores.sqlite")
     data = prepared_set(config, RunDirectory(Path(config.run_dir).expanduser()).data)
     check_data(config, data, source)
@@ -102,18 +105,38 @@ def _label(config: Config, out: Path, index: Path) -> Labels:
             closing(IndexService(index, laid_out.index)) as service,
             opened_lm(laid_out.lm, source, out / "scores.sqlite") as lm,
         ):
-            build_version(laid_out, encoder, data, service, IndexState(0, 0))
             template = prompt_template(laid_out.lm, source)
-            for split, store in (("queries", data.queries), ("dev", data.dev)):
-                path, is_dev = out / f"{split}.parquet", split == "dev"
-                if store is not None and not path.is_file():  # one that is there is whole
-                    found = find_candidates(laid_out, data, service, encoder, tuned, store)
-                    rows = label_rows(lm, template, data.corpus, interruption.check, store, *found, is_dev)
-                    write_labels(path, rows, DEV_SCHEMA if is_dev else SCHEMA)
+            if run_stages is not None:
+                run_stages.say(laid_out, data, encoder, lm, template)
+            stages = run_stages or Stages()
+            with stages.stage(INDEX):
+                build_version(laid_out, encoder, data, service, IndexState(0, 0))
+            with stages.stage(LABELS):
+                _write_labels(laid_out, data, out, service, encoder, tuned, lm, template, interruption)
             log.info(f"{lm.num_misses:,} pairs were scored, {lm.num_hits:,} were found in the cache")
     counts = {"queries": len(data.queries), "dev": len(data.dev) if data.dev is not None else 0}
     folder.finish([f"{split}.parquet" for split, count in counts.items() if count], {"counts": counts})
     return Labels(out)
+
+
+def _write_labels(
+    config: Config,
+    data: PreparedSet,
+    out: Path,
+    service: IndexService,
+    encoder: Encoder,
+    tuned: Encoder | None,
+    lm: CachingLM,
+    template: PromptTemplate,
+    interruption: Interruption,
+) -> None:
+    """Find and score the candidates of each split. A file that is there is whole, and is passed over."""
+    for split, store in (("queries", data.queries), ("dev", data.dev)):
+        path, is_dev = out / f"{split}.parquet", split == "dev"
+        if store is not None and not path.is_file():
+            found = find_candidates(config, data, service, encoder, tuned, store)
+            rows = label_rows(lm, template, data.corpus, interruption.check, store, *found, is_dev)
+            write_labels(path, rows, DEV_SCHEMA if is_dev else SCHEMA)
 
 
 def label_origin(
@@ -160,7 +183,7 @@ def label_rows(
 
     submit: Callable[..., Future] = lm.submit if with_tokens else lm.submit_sums
     calls = score_in_calls(submit, template, len(store), load, CALLS_IN_FLIGHT, check)
-    progress = Progress(f"scoring candidates ({'dev' if with_tokens else 'queries'})", len(store))
+    progress = Progress("development texts" if with_tokens else "training texts", len(store))
     for rows, scores in calls:
         per_text = len(scores) // len(rows)
         for place, (row, example) in enumerate(zip(rows, store.examples(rows), strict=True)):

@@ -1,0 +1,154 @@
+"""The first lines of a run: what it will do in numbered stages, and how long all of it takes on this machine.
+
+The LM that the run opened anyway and the encoder are timed for about a second each, in calls of twice as many texts
+each time. `planning.stages` makes the times of them. What the LM says is not kept: no score of the run depends on it.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from replug.cluster.gpu_shares import trains_on_gpu
+from replug.cluster.gpus import num_gpus, torch_device
+from replug.cluster.layout import index_actors, num_ranks
+from replug.config.choices import TrainedSide
+from replug.config.schema import Config
+from replug.data.progress import Stages, format_duration
+from replug.data.store import PreparedSet
+from replug.models.caching_lm import CachingLM
+from replug.models.encoder import Encoder
+from replug.models.prompt import PromptTemplate
+from replug.planning.model_sizes import ModelSize, transformer
+from replug.planning.pace import Split
+from replug.planning.stages import HELDOUT, INDEX, LABELS, TRAINING, TUNED, Counts, Speeds, stage_seconds
+from replug.train.development import embedded
+from replug.train.pipeline import prompts_of
+from replug.train.run_dir import RunDirectory
+
+log = logging.getLogger(__name__)
+
+SECONDS, MOST_CALLS = 1.0, 10  # of a probe
+SIDES = {TrainedSide.query: "queries", TrainedSide.documents: "documents", TrainedSide.both: "queries and documents"}
+
+
+class RunStages(Stages):
+    """The stages of the run that `config` describes, in `run`; of two trainings on labels, those of both."""
+
+    def __init__(self, config: Config, run: RunDirectory) -> None:
+        super().__init__()
+        self._config, self._run = config, run
+
+    def say(
+        self,
+        laid_out: Config,
+        data: PreparedSet,
+        encoder: Encoder,
+        lm: CachingLM | None = None,
+        template: PromptTemplate | None = None,
+    ) -> None:
+        """Say what is tuned to what, the stages and how long they take, unless it was said.
+
+        `laid_out` has the actors that Ray runs. Without an LM the stages that need one have no time.
+        """
+        if self.are_planned:
+            return
+        on_gpu = num_gpus() > 0
+        document, calls = _seconds_of_document(laid_out, data, encoder, on_gpu)
+        measured, pair, split = f"{1 / document:,.0f} documents a second ({calls} calls of the encoder)", None, None
+        if lm is not None and template is not None:
+            pair, calls = _seconds_of_pair(data, lm, template)
+            measured = f"the LM scores {1 / pair:,.3g} pairs of document and text a second ({calls} calls), {measured}"
+            if on_gpu:
+                split = Split(1, index_actors(laid_out.index).num_builders, num_ranks(laid_out))
+        counts = Counts(len(data.corpus), len(data.queries), _num_dev(data), len(data.heldout))
+        found = stage_seconds(self._config, counts, _size(laid_out, encoder), Speeds(pair, document), split)
+        planned = [(name, self._left(place, found)) for place, (name, _) in enumerate(found)]
+        self.plan(planned)
+        known = sum(seconds or 0.0 for _, seconds in planned)
+        more = ", and what the LM takes" if any(seconds is None for _, seconds in planned) else ""
+        log.info(f"{self._aim(data)}\n{len(planned)} stages, about {format_duration(known)} in all{more}; {measured}:")
+        for number, (name, seconds) in enumerate(planned, 1):
+            takes = "not known yet" if seconds is None else format_duration(seconds)
+            log.info(f"  {number} {name}: {_work(self._config, data, name)} · {takes}")
+
+    def _aim(self, data: PreparedSet) -> str:
+        config = self._config
+        lm = config.lm.path or f"{config.lm.model} at {config.lm.url}"
+        return (
+            f"tuning {SIDES[config.retriever.train]} of {config.retriever.path} to {lm}, which stays as it is, on "
+            f"{len(data.queries):,} training, {_num_dev(data):,} development and {len(data.heldout):,} held-out texts "
+            f"with {len(data.corpus):,} documents"
+        )
+
+    def _left(self, place: int, found: Sequence[tuple[str, float | None]]) -> float | None:
+        """Return the seconds that a stage still takes; a resumed run has done some steps of its last training."""
+        name, seconds = found[place]
+        if name != TRAINING or seconds is None or name in [name for name, _ in found[place + 1 :]]:
+            return seconds
+        if self._run.fitted.is_file():
+            return 0.0
+        marks = self._run.checkpoint_marks()
+        return seconds * (1 - marks[-1].step / self._config.train.max_steps) if marks else seconds
+
+
+def _work(config: Config, data: PreparedSet, name: str) -> str:
+    train, label = config.train, config.label
+    steps = f"{train.epochs} epochs" if train.epochs else f"{train.max_steps:,} steps"
+    return {
+        INDEX: f"embed {len(data.corpus):,} documents",
+        LABELS: f"the LM scores up to {label.dense + label.bm25 + label.random + label.tuned} candidates of each text",
+        TRAINING: f"{steps} of {train.batch_size} texts" if not train.epochs else steps,
+        TUNED: "find documents by the tuned retriever",
+        HELDOUT: "compare with and without tuning",
+    }[name]
+
+
+def _num_dev(data: PreparedSet) -> int:
+    return len(data.dev) if data.dev is not None else 0
+
+
+def _size(config: Config, encoder: Encoder) -> ModelSize:
+    """Return the size of an encoder of as many layers. Its speed is measured, so widths matter little."""
+    layers = getattr(encoder.backbones[0].config, "num_hidden_layers", 12)
+    layers = max(layers, config.retriever.frozen_layers + 1)
+    return transformer(layers, encoder.width, 4 * encoder.width, 1, vocabulary=1)
+
+
+def _seconds_of_document(config: Config, data: PreparedSet, encoder: Encoder, on_gpu: bool) -> tuple[float, int]:
+    """Return the seconds of a document, and the number of calls, on the device that trains."""
+    rows = np.random.default_rng(0).permutation(len(data.corpus))
+    device = torch_device(trains_on_gpu(config, on_gpu))
+    if device != "cpu":
+        encoder.to(device)
+    found = _timed(lambda count: embedded(encoder, data.corpus, np.resize(rows, count)))
+    encoder.cpu()
+    return found
+
+
+def _seconds_of_pair(data: PreparedSet, lm: CachingLM, template: PromptTemplate) -> tuple[float, int]:
+    """Return the seconds of a training text behind a document drawn at random, over all scorers, and the calls."""
+    rng = np.random.default_rng(0)
+    texts, documents = rng.permutation(len(data.queries)), rng.permutation(len(data.corpus))
+
+    def score(count: int) -> None:
+        examples = data.queries.examples(np.resize(texts, count))
+        before = [[text] for text in data.corpus.texts(np.resize(documents, count))]
+        lm.uncached.submit(*prompts_of(template, examples, before)).result()
+
+    return _timed(score)
+
+
+def _timed(work: Callable[[int], object]) -> tuple[float, int]:
+    """Return the seconds of a unit of work in the largest call, and the number of timed calls."""
+    work(1)  # what is done once, as loading
+    count, calls, spent = 4, 0, 0.0
+    while True:
+        start = time.perf_counter()
+        work(count)
+        seconds = time.perf_counter() - start
+        calls, spent = calls + 1, spent + seconds
+        if spent >= SECONDS or calls == MOST_CALLS:
+            return seconds / count, calls
+        count *= 2
