@@ -47,9 +47,7 @@ class Stages:
     def __init__(self) -> None:
         self._planned: list[tuple[str, float | None]] = []
         self._at, self._began = -1, 0.0
-        self.leader: Progress | None = (
-            None  # what began first in the stage and is not done; others beside it are silent
-        )
+        self.leader: Progress | None = None  # began first in the stage and is not done; others beside it are silent
 
     @property
     def are_planned(self) -> bool:
@@ -69,7 +67,7 @@ class Stages:
             return
         self._at, self._began, self.leader = following[0], time.monotonic(), None
         expected = self._planned[self._at][1]
-        log.info(self.title + ("" if expected is None else f", about {format_duration(expected)}"))
+        log.info(self.title + (f", about {format_duration(expected)}" if expected and expected >= 1 else ""))
         before, _stages = _stages, self
         try:
             yield

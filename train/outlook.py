@@ -95,12 +95,13 @@ class RunStages(Stages):
 
 def _work(config: Config, data: PreparedSet, name: str) -> str:
     train, label = config.train, config.label
+    is_fixed = config.retriever.train is TrainedSide.query
     steps = f"{train.epochs} epochs" if train.epochs else f"{train.max_steps:,} steps"
     return {
         INDEX: f"embed {len(data.corpus):,} documents",
         LABELS: f"the LM scores up to {label.dense + label.bm25 + label.random + label.tuned} candidates of each text",
         TRAINING: f"{steps} of {train.batch_size} texts" if not train.epochs else steps,
-        TUNED: "find documents by the tuned retriever",
+        TUNED: "find documents for the held-out texts" if is_fixed else "embed the documents anew",
         HELDOUT: "compare with and without tuning",
     }[name]
 

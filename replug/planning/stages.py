@@ -15,13 +15,7 @@ from replug.planning.model_sizes import ModelSize, lm_size
 from replug.planning.pace import Job, Seconds, Split, estimate
 from replug.planning.workload import IndexSize, shape_of, work_of
 
-INDEX, LABELS, TRAINING, TUNED, HELDOUT = (
-    "index",
-    "labels",
-    "training",
-    "index of the tuned retriever",
-    "held-out texts",
-)
+INDEX, LABELS, TRAINING, TUNED, HELDOUT = "index", "labels", "training", "tuned retriever's search", "held-out texts"
 ANY_LM = 1e8  # parameters; its seconds are measured
 
 
