@@ -55,13 +55,14 @@ class RunStages(Stages):
         if self.are_planned:
             return
         on_gpu = num_gpus() > 0
-        document, calls = _seconds_of_document(laid_out, data, encoder, on_gpu)
-        measured, pair, split = f"{1 / document:,.0f} documents a second ({calls} calls of the encoder)", None, None
-        if lm is not None and template is not None:
+        measured, pair, split = "", None, None
+        if lm is not None and template is not None:  # first: its scorers may still be loading
             pair, calls = _seconds_of_pair(data, lm, template)
-            measured = f"the LM scores {1 / pair:,.3g} pairs of document and text a second ({calls} calls), {measured}"
+            measured = f"the LM scores {1 / pair:,.3g} pairs of document and text a second ({calls} calls), "
             if on_gpu:
                 split = Split(1, index_actors(laid_out.index).num_builders, num_ranks(laid_out))
+        document, calls = _seconds_of_document(laid_out, data, encoder, on_gpu)
+        measured += f"the encoder reads {1 / document:,.3g} documents ({calls} calls)"
         counts = Counts(len(data.corpus), len(data.queries), _num_dev(data), len(data.heldout))
         found = stage_seconds(self._config, counts, _size(laid_out, encoder), Speeds(pair, document), split)
         planned = [(name, self._left(place, found)) for place, (name, _) in enumerate(found)]

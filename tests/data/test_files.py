@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from replug.config.errors import UserError
-from replug.data import files, progress
+from replug.data import files
 from replug.data.files import read_json, replace_file, shared_file_system
 
 
@@ -53,15 +53,3 @@ def test_the_mount_nearest_above_a_path_says_what_it_lies_on(
     mounts = [SimpleNamespace(mountpoint=place, fstype=found) for place, found in MOUNTS]
     monkeypatch.setattr(files.psutil, "disk_partitions", lambda all: mounts)
     assert shared_file_system(Path(path)) == kind
-
-
-def test_progress_tells_the_time_left_keeps_its_distance_and_always_tells_the_end(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    cutting = progress.Progress("cutting", total=10)
-    for seconds, units, note in ((6, 2, "books"), (2, 1, ""), (4, 7, "")):  # 3 s each, 8 left
-        now[0] += seconds
-        cutting.advance(units, note)
-    assert capsys.readouterr().err == "cutting: 2/10 · 0:24 left · books\ncutting: 10/10 · took 0:12\n"

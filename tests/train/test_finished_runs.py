@@ -50,8 +50,10 @@ def test_the_table_and_the_report_say_which_weights_they_are_of(quiet_run: Path,
     weights = {"step": STEPS, "steps": STEPS, "first": None, "best": None, "alone": None}
     assert results["weights"] == weights == json.loads((quiet_run / "fitted.json").read_text())
     said = f"lsr: the weights of step {STEPS}, the last, in retriever/"
-    assert said in " ".join(finish(quiet_run).split())
-    assert said in (quiet_run / "report.html").read_text()
+    printed, page = " ".join(finish(quiet_run).split()), (quiet_run / "report.html").read_text()
+    verdict = results["verdict"]
+    assert said in printed and printed.index(verdict["sentence"]) < printed.index(said) < printed.index("report: ")
+    assert said in page and page.index(f"<h2>{verdict['verdict']}</h2>") < page.index(said)
 
 
 def copied(run: Path, to: Path) -> Path:

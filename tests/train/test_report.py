@@ -95,6 +95,12 @@ def test_the_page_loads_nothing_from_elsewhere(page: str) -> None:
     assert page.count("<svg") == page.count("</svg>") == 8
 
 
+def test_the_page_begins_with_the_verdict_and_fits_a_phone(page: str) -> None:
+    top = page.split("<h2>")[1]
+    assert top.startswith("HELPED</h2>") and "lower than before (95% interval 0.050 to 0.200)" in top
+    assert "name=viewport" in page and "Holm" in page.split("How to read this")[1]
+
+
 def test_texts_are_escaped_and_not_run(page: str) -> None:
     escaped = "&lt;script&gt;"
     for text in ("before", "after", "text", "id", "name:"):

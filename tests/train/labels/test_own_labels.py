@@ -53,7 +53,11 @@ def test_the_examples_command_labels_trains_and_measures(tmp_path: Path, replug:
     assert scored[0] == 84 and 0 < scored[1] <= 40  # 4 candidates of 20 texts, and none of 4; then what is new of 2
     first, second = Labels(run / "first/labels"), Labels(run / "labels")
     assert (first.origin.num_candidates, second.origin.num_candidates) == (4, 6)
-    assert len(re.findall(r"embedding index v0: .* took", printed)) == 1 and not list(run.glob("**/labels/index"))
+    said = re.findall(r"^stage \d of 7, .*?(?=, about|$)", printed, re.MULTILINE)
+    names = ["index", "labels 1 of 2", "training 1 of 2", "labels 2 of 2", "training 2 of 2"]
+    names += ["tuned retriever's search", "held-out texts"]
+    assert said == [f"stage {number} of 7, {name}" for number, name in enumerate(names, 1)]
+    assert printed.count("report: ") == 1 and not list(run.glob("**/labels/index"))
     assert second.origin.tuned_queries and [row["found_by"][3:5] for row in second.rows("dev")] == [["tuned"] * 2] * 4
     assert json.loads((run / "labels/manifest.json").read_text())["counts"] == {"queries": 16, "dev": 4}
     results = json.loads((run / "results.json").read_text())

@@ -1,0 +1,56 @@
+"""The stages of a run and their seconds, by speeds measured on one machine, against sums by hand."""
+
+import pytest
+
+from replug.config.load import load_config
+from replug.planning.model_sizes import ModelSize, transformer
+from replug.planning.stages import HELDOUT, INDEX, LABELS, TRAINING, TUNED, Counts, Speeds, stage_seconds
+from tests.support.command_line import ROOT
+
+COUNTS = Counts(documents=1000, queries=100, dev=20, heldout=40)
+PAIR, DOCUMENT = 0.1, 0.01
+ENCODER: ModelSize = transformer(12, 768, 3072, 12, 1)
+
+
+def stages(config: str, *keys: str, pair: float | None = PAIR) -> list[tuple[str, float | None]]:
+    models = ["retriever.path=stand_in", "lm.path=stand_in", "run_dir=x"]
+    loaded = load_config(ROOT / f"configs/{config}.yaml", [*models, *keys])
+    return stage_seconds(loaded, COUNTS, ENCODER, Speeds(pair, DOCUMENT), None)
+
+
+def test_a_live_run_takes_turns_with_the_lm_and_waits_for_its_refreshes() -> None:
+    keys = ["data.context_tokens=64", "data.document_tokens=64", "train.batch_size=8", "retrieve.k=4", "evaluate.k=5"]
+    found = stages("debug", *keys, "train.max_steps=20", "refresh.every_steps=10", "refresh.lag_steps=0")
+    assert [name for name, _ in found] == [INDEX, TRAINING, TUNED, HELDOUT]
+    index, training, tuned, heldout = (seconds for _, seconds in found)
+    assert index == tuned == pytest.approx(1000 * DOCUMENT)
+    step = 8 * 4 * PAIR + 3 * 8 * (1 + 4) * DOCUMENT + 8 * DOCUMENT  # scores, gradient, and queries to search with
+    development = 20 * 5 * (1 + 2) * PAIR
+    assert training == pytest.approx(20 * step + 1000 * DOCUMENT + development)
+    assert heldout == pytest.approx(40 * (1 + 3 * 5) * PAIR)
+
+
+def mine(*keys: str, **more: float | None) -> list[tuple[str, float | None]]:
+    files = [f"data.{name}={name}.jsonl" for name in ("corpus", "queries", "dev", "heldout")]
+    shape = ["data.context_tokens=64", "data.document_tokens=64", "train.batch_size=10", "evaluate.k=5"]
+    return stages("own_data", *files, *shape, "label.dense=3", "label.bm25=1", "train.epochs=2", *keys, **more)
+
+
+def test_two_rounds_of_labels_score_each_pair_once_and_train_queries_alone() -> None:
+    found = mine("label.tuned=2", "ensemble.temperature=fit")
+    assert [name for name, _ in found] == [INDEX, LABELS, TRAINING, LABELS, TRAINING, TUNED, HELDOUT]
+    seconds = [seconds for _, seconds in found]
+    assert seconds[1] == pytest.approx((120 * 4 + 20) * PAIR) and seconds[3] == pytest.approx(120 * 2 * PAIR)
+    training = 120 * 4 * DOCUMENT + 20 * 3 * 10 * DOCUMENT  # candidates once, and 20 steps of 10 queries
+    assert seconds[2] == seconds[4] == pytest.approx(training)
+    assert seconds[5] == pytest.approx(20 * 5 * PAIR), "the temperature is fitted to development texts"
+
+
+def test_times_that_follow_from_an_lm_of_unknown_speed_are_not_made_up() -> None:
+    found = dict(mine("train.labels=labels", "label.tuned=0", "ensemble.temperature=1", pair=None))
+    assert list(found) == [TRAINING, INDEX, TUNED, HELDOUT]
+    assert found[HELDOUT] is None and found[TRAINING] is not None and found[INDEX] is not None
+
+
+def test_a_run_without_held_out_texts_ends_with_its_training() -> None:
+    assert [name for name, _ in mine("label.tuned=0", "evaluate.heldout=false")] == [INDEX, LABELS, TRAINING]
