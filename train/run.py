@@ -64,7 +64,7 @@ from replug.train.sources import (
 )
 from replug.train.step_metrics import StepClock, loggers_of, publish_results
 from replug.train.trained_weights import check_training, save_retriever
-from replug.train.verdict import verdict_of
+from replug.train.verdict import HARMED, verdict_of
 from replug.train.workers import Workers, start_workers
 
 log = logging.getLogger(__name__)
@@ -319,7 +319,7 @@ def _evaluate(config: Config, run: RunDirectory) -> None:
             name: found_by(laid_out, data, workers, measured_encoder(config, path), IndexState(number, 0), name)
             for number, (name, path) in enumerate(paths.items())  # the first is the retriever as it was
         }
-        results = evaluate_heldout(laid_out, data, workers, found, run.evaluation)
+        results: dict[str, Any] = {**evaluate_heldout(laid_out, data, workers, found, run.evaluation)}
     if run.fitted.is_file():
         results["weights"] = read_json(run.fitted, MEND)
     results["verdict"] = verdict_of(results)
@@ -329,7 +329,7 @@ def _evaluate(config: Config, run: RunDirectory) -> None:
 
 
 def show_results(run: RunDirectory) -> dict:
-    """Write the report, print the table and where things are."""
+    """Write the report, print the verdict, the table, where things are, and what to do next."""
     run.folder.require()
     results = json.loads(run.results.read_text())
     weights = read_json(run.document_weights, MEND) if run.document_weights.is_file() else None
@@ -348,5 +348,9 @@ def show_results(run: RunDirectory) -> dict:
     print_results(results)
     print(f"tuned retriever: {run.retriever}")
     print(f"report: {run.report}")
-    print(f"next: replug export {shlex.quote(str(run.path))} --out DIR, a model for sentence-transformers")
+    verdict = verdict_of(results)
+    if verdict and verdict["verdict"] == HARMED:
+        print("next: train again with other keys, in another run_dir")
+    else:
+        print(f"next: replug export {shlex.quote(str(run.path))} --out DIR, a model for sentence-transformers")
     return results
