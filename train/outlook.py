@@ -1,10 +1,11 @@
 """The first lines of a run: what it will do in numbered stages, and how long all of it takes on this machine.
 
-The LM that the run opened anyway and the encoder are timed for about a second each, in calls of twice as many texts
+The LM that the run opened anyway and the encoder are timed for a second each at most, in calls of twice as many texts
 each time. `planning.stages` makes the times of them. What the LM says is not kept: no score of the run depends on it.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -29,7 +30,8 @@ from replug.train.run_dir import RunDirectory
 
 log = logging.getLogger(__name__)
 
-SECONDS, MOST_CALLS = 1.0, 10  # of a probe
+SECONDS = 1.0  # of a probe
+FASTER = 0.9  # a unit of a call takes at most this part of what it took in the call before, or calls are large enough
 SIDES = {TrainedSide.query: "queries", TrainedSide.documents: "documents", TrainedSide.both: "queries and documents"}
 
 
@@ -54,15 +56,15 @@ class RunStages(Stages):
         """
         if self.are_planned:
             return
-        on_gpu = num_gpus() > 0
+        on_gpu, several = num_gpus() > 0, num_gpus() > 1  # on one GPU all roles take turns
         measured, pair, split = "", None, None
         if lm is not None and template is not None:  # first: its scorers may still be loading
             pair, calls = _seconds_of_pair(data, lm, template)
-            measured = f"the LM scores {1 / pair:,.3g} pairs of document and text a second ({calls} calls), "
-            if on_gpu:
+            measured = f"the LM scores {_rate(pair)} pairs of document and text a second ({calls} calls), "
+            if several:
                 split = Split(1, index_actors(laid_out.index).num_builders, num_ranks(laid_out))
         document, calls = _seconds_of_document(laid_out, data, encoder, on_gpu)
-        measured += f"the encoder reads {1 / document:,.3g} documents ({calls} calls)"
+        measured += f"the encoder reads {_rate(document)} documents ({calls} calls)"
         counts = Counts(len(data.corpus), len(data.queries), _num_dev(data), len(data.heldout))
         found = stage_seconds(self._config, counts, _size(laid_out, encoder), Speeds(pair, document), split)
         planned = [(name, self._left(place, found)) for place, (name, _) in enumerate(found)]
@@ -107,6 +109,11 @@ def _work(config: Config, data: PreparedSet, name: str) -> str:
     }[name]
 
 
+def _rate(seconds: float) -> str:
+    """Return how many a second, with a digit behind the point where there are few."""
+    return f"{1 / seconds:,.{0 if seconds < 0.1 else 1}f}"
+
+
 def _num_dev(data: PreparedSet) -> int:
     return len(data.dev) if data.dev is not None else 0
 
@@ -143,14 +150,18 @@ def _seconds_of_pair(data: PreparedSet, lm: CachingLM, template: PromptTemplate)
 
 
 def _timed(work: Callable[[int], object]) -> tuple[float, int]:
-    """Return the seconds of a unit of work in the largest call, and the number of timed calls."""
+    """Return the seconds of a unit of work in the fastest call, and the number of timed calls.
+
+    Each call has twice as many units as the last, until that makes them no faster or the time is over.
+    """
     work(1)  # what is done once, as loading
-    count, calls, spent = 4, 0, 0.0
+    count, calls, spent, best = 4, 0, 0.0, math.inf
     while True:
         start = time.perf_counter()
         work(count)
         seconds = time.perf_counter() - start
-        calls, spent = calls + 1, spent + seconds
-        if spent >= SECONDS or calls == MOST_CALLS:
-            return seconds / count, calls
+        calls, spent, before = calls + 1, spent + seconds, best
+        best = min(best, seconds / count)
+        if spent >= SECONDS or (calls > 2 and best > FASTER * before):
+            return best, calls
         count *= 2

@@ -195,7 +195,7 @@ def label_rows(
                 "ranks": candidates.ranks[row],
                 "similarities": similarities[row],
             }
-        progress.advance(len(rows), f"{len(scores):,} pairs a call")
+        progress.advance(len(rows))
 
 
 def _score_columns(corpus: CorpusStore, text: str, doc_rows: np.ndarray, scores: Scores) -> dict[str, Any]:
