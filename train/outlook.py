@@ -31,6 +31,7 @@ from replug.train.run_dir import RunDirectory
 log = logging.getLogger(__name__)
 
 SECONDS = 1.0  # of a probe
+FIRST_PAIRS, FIRST_DOCUMENTS = 4, 32  # of its first call: about as long on a processor
 FASTER = 0.9  # a unit of a call takes at most this part of what it took in the call before, or calls are large enough
 SIDES = {TrainedSide.query: "queries", TrainedSide.documents: "documents", TrainedSide.both: "queries and documents"}
 
@@ -131,7 +132,7 @@ def _seconds_of_document(config: Config, data: PreparedSet, encoder: Encoder, on
     device = torch_device(trains_on_gpu(config, on_gpu))
     if device != "cpu":
         encoder.to(device)
-    found = _timed(lambda count: embedded(encoder, data.corpus, np.resize(rows, count)))
+    found = _timed(lambda count: embedded(encoder, data.corpus, np.resize(rows, count)), FIRST_DOCUMENTS)
     encoder.cpu()
     return found
 
@@ -146,16 +147,17 @@ def _seconds_of_pair(data: PreparedSet, lm: CachingLM, template: PromptTemplate)
         before = [[text] for text in data.corpus.texts(np.resize(documents, count))]
         lm.uncached.submit(*prompts_of(template, examples, before)).result()
 
-    return _timed(score)
+    return _timed(score, FIRST_PAIRS)
 
 
-def _timed(work: Callable[[int], object]) -> tuple[float, int]:
+def _timed(work: Callable[[int], object], count: int) -> tuple[float, int]:
     """Return the seconds of a unit of work in the fastest call, and the number of timed calls.
 
-    Each call has twice as many units as the last, until that makes them no faster or the time is over.
+    The first has `count` units, and each has twice as many as the last, until that makes them no faster or the time is
+    over.
     """
-    work(1)  # what is done once, as loading
-    count, calls, spent, best = 4, 0, 0.0, math.inf
+    work(count)  # with what is done once, such as loading
+    calls, spent, best = 0, 0.0, math.inf
     while True:
         start = time.perf_counter()
         work(count)
