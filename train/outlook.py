@@ -8,11 +8,13 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import numpy as np
 
 from replug.cluster.gpu_shares import trains_on_gpu
 from replug.cluster.gpus import num_gpus, torch_device
+from replug.cluster.interruption import wait_for
 from replug.cluster.layout import index_actors, num_ranks
 from replug.config.choices import TrainedSide
 from replug.config.schema import Config
@@ -20,6 +22,7 @@ from replug.data.progress import Stages, format_duration
 from replug.data.store import PreparedSet
 from replug.models.caching_lm import CachingLM
 from replug.models.encoder import Encoder
+from replug.models.http.request_budget import BudgetSpent
 from replug.models.prompt import PromptTemplate
 from replug.planning.model_sizes import ModelSize, transformer
 from replug.planning.pace import Split
@@ -50,18 +53,21 @@ class RunStages(Stages):
         encoder: Encoder,
         lm: CachingLM | None = None,
         template: PromptTemplate | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         """Say what is tuned to what, the stages and how long they take, unless it was said.
 
-        `laid_out` has the actors that Ray runs. Without an LM the stages that need one have no time.
+        `laid_out` has the actors that Ray runs. Without an LM the stages that need one have no time. `check` is called
+        while waiting for the LM, to raise what ends the run.
         """
         if self.are_planned:
             return
         on_gpu, several = num_gpus() > 0, num_gpus() > 1  # on one GPU all roles take turns
         measured, pair, split = "", None, None
         if lm is not None and template is not None:  # first: its scorers may still be loading
-            pair, calls = _seconds_of_pair(data, lm, template)
-            measured = f"the LM scores {_rate(pair)} pairs of document and text a second ({calls} calls), "
+            with suppress(BudgetSpent):  # what is cached may be all that the run needs
+                pair, calls = _seconds_of_pair(data, lm, template, check)
+                measured = f"the LM scores {_rate(pair)} pairs of document and text a second ({calls} calls), "
             if several:
                 split = Split(1, index_actors(laid_out.index).num_builders, num_ranks(laid_out))
         document, calls = _seconds_of_document(laid_out, data, encoder, on_gpu)
@@ -137,7 +143,9 @@ def _seconds_of_document(config: Config, data: PreparedSet, encoder: Encoder, on
     return found
 
 
-def _seconds_of_pair(data: PreparedSet, lm: CachingLM, template: PromptTemplate) -> tuple[float, int]:
+def _seconds_of_pair(
+    data: PreparedSet, lm: CachingLM, template: PromptTemplate, check: Callable[[], None]
+) -> tuple[float, int]:
     """Return the seconds of a training text behind a document drawn at random, over all scorers, and the calls."""
     rng = np.random.default_rng(0)
     texts, documents = rng.permutation(len(data.queries)), rng.permutation(len(data.corpus))
@@ -145,7 +153,7 @@ def _seconds_of_pair(data: PreparedSet, lm: CachingLM, template: PromptTemplate)
     def score(count: int) -> None:
         examples = data.queries.examples(np.resize(texts, count))
         before = [[text] for text in data.corpus.texts(np.resize(documents, count))]
-        lm.uncached.submit(*prompts_of(template, examples, before)).result()
+        wait_for(lm.uncached.submit(*prompts_of(template, examples, before)), check)
 
     return _timed(score, FIRST_PAIRS)
 

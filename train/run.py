@@ -164,7 +164,7 @@ def _train(
 
     if is_live(config):
         with begin() as (laid_out, workers):
-            stages.say(laid_out, data, encoder, workers.lm, workers.template)
+            stages.say(laid_out, data, encoder, workers.lm, workers.template, interruption.check)
             with stages.stage(INDEX):
                 found_before(laid_out, run, data, workers)  # makes index version 0, which the first steps search
             with stages.stage(TRAINING):

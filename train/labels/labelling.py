@@ -107,7 +107,7 @@ def _label(config: Config, out: Path, index: Path, run_stages: RunStages | None)
         ):
             template = prompt_template(laid_out.lm, source)
             if run_stages is not None:
-                run_stages.say(laid_out, data, encoder, lm, template)
+                run_stages.say(laid_out, data, encoder, lm, template, interruption.check)
             stages = run_stages or Stages()
             with stages.stage(INDEX):
                 build_version(laid_out, encoder, data, service, IndexState(0, 0))
