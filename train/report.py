@@ -271,7 +271,7 @@ def draw_curve(axes: Axes, metrics: Rows, title: str, names: Mapping[str, str]) 
     swaps = [row["step"] for row in metrics if row.get("index/swapped")] if shows_swaps else []
     few = max(map(len, points.values())) < 20
     lines(axes, points, "step", marks=swaps, marker="o" if few else None)
-    axes.set_title(title, fontsize=10, pad=24 if len(points) > 1 else 6)
+    axes.set_title(title, fontsize=10, pad=(6, 6, 24, 24, 38)[min(len(points), 4)])  # above one or two rows of names
 
 
 # Sections of the page ---------------------------------------------------------------------------------------------

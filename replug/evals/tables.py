@@ -29,7 +29,8 @@ table { border-collapse: collapse; display: block; overflow-x: auto; margin: .6r
 th, td { padding: .35rem .8rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
 .grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(480px, 100%), 1fr)); gap: 1rem; }
-svg { width: 100%; height: auto; } figure { margin: 0; } .wide { overflow-x: auto; } .wide svg { min-width: 800px; }
+svg { width: 100%; height: auto; } figure { margin: 0; } .wide { overflow-x: auto; }
+.wide svg { width: auto; max-width: max(100%, 800px); }
 p, li, h1 { overflow-wrap: anywhere; }
 pre { white-space: pre-wrap; background: #f6f6f4; padding: .6rem .8rem; border-radius: 6px; font-size: 12px; }
 .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem; } .muted, figcaption { color: #777; font-size: 13px; }
