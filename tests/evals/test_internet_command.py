@@ -99,7 +99,7 @@ def test_the_whole_grid_is_measured_in_one_pass(evaluate_here, tmp_path):
     assert value["direct@3"]["best_candidate"] >= value["direct@1"]["best_candidate"]
     assert value["direct@1"]["prompt_tokens"] < value["direct@3"]["prompt_tokens"] < value["poe@3"]["prompt_tokens"]
     assert value["none"]["lm_calls"] == 1 and "flop" in value["poe@3"] and "poe@3 - none" not in value["none"]
-    assert "exact_match - direct@1" in results["poe@3"] and "wilson" in results["poe@3"]["exact_match"]
+    assert "exact_match - direct@3" in results["poe@3"] and "wilson" in results["poe@3"]["exact_match"]
     examples = pq.read_table(out / "examples.parquet").to_pylist()
     assert len(examples) == (len(rows) - len(validation)) * len(GRID)
     assert {len(row["documents"]) for row in examples if row["method"] == "poe@2"} == {2}
