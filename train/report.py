@@ -249,7 +249,7 @@ def draw_differences(axes: Axes, results: Results) -> None:
         f"{method} − {other}": {method: Interval(entry["value"], *entry["interval"])}
         for method, of in results.items()
         for other, entry in differences_of(of, "bpb")
-        if method != RANDOM
+        if RANDOM not in (method, other)
     }
     bars(axes, found, "difference in bits per byte, 95% interval", horizontal=True)
 

@@ -141,8 +141,7 @@ def asked_comparisons(methods: Sequence[Method]) -> list[tuple[str, str]]:
     """Return the comparisons (other, method) that answer a question, in the order of `methods`.
 
     A method stands against the first, against no retrieval, and against those before it that differ in one thing: whose
-    documents, how many, or how they are read; of a series of numbers each stands against the last. Random documents are
-    a control, which stands against no retrieval alone.
+    documents, how many, or how they are read; of a series of numbers each stands against the last.
     """
     # A difference of two causes tells neither, such as lsr/posterior − replug. It would only make Holm's correction
     # stricter for the comparisons that people ask for.
@@ -151,9 +150,7 @@ def asked_comparisons(methods: Sequence[Method]) -> list[tuple[str, str]]:
         series = [other for other in methods[:place] if other.series == method.series]
         for other in methods[:place]:
             is_base = other is methods[0] or NONE in (other.source, method.source)
-            is_one_cause = other in series[-1:] or (
-                other not in series and RANDOM not in (other.source, method.source) and _differ_in_one(other, method)
-            )
+            is_one_cause = other in series[-1:] or (other not in series and _differ_in_one(other, method))
             if is_base or is_one_cause:
                 pairs.append((other.name, method.name))
     return pairs

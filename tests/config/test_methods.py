@@ -59,7 +59,10 @@ def test_comparisons_are_with_the_first_and_with_methods_that_differ_in_one_thin
 
     moving = "replug/posterior", "lsr/posterior"
     of_moving = ["replug/posterior - replug", "lsr/posterior - lsr", "lsr/posterior - replug/posterior"]
-    assert asked("none", "random", "replug", "lsr", *moving) == ["lsr - replug", *of_moving]
+    assert asked("none", "random", "replug", "lsr", *moving) == [
+        *("replug - random", "lsr - random", "lsr - replug"),
+        *of_moving,
+    ]
     assert asked("none", "replug@1", "replug@5", "replug") == ["replug@5 - replug@1", "replug - replug@5"]
     assert asked("none", "replug", "replug@10/concat", "lsr@1") == ["replug@10/concat - replug"]
     assert asked("none", "bm25@1", "bm25@16/rerank", "replug@1") == ["bm25@16/rerank - bm25@1", "replug@1 - bm25@1"]
