@@ -8,6 +8,7 @@ no longer be among the smallest. The training texts of a step follow from seed a
 import hashlib
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,8 +33,7 @@ class Shares:
 
 def split_of(source_id: str, seed: int, shares: Shares) -> str | None:
     """Return `queries`, `heldout`, `dev`, `documents` or None, by a keyed hash of the source's id."""
-    digest = hashlib.blake2b(source_id.encode(), digest_size=8, key=f"side:{seed}".encode()).digest()
-    point = int.from_bytes(digest, "big") / 2**64  # another word would deal every text anew
+    point = _point(source_id, seed)
     if point < shares.queries:
         return "queries"
     if point < shares.queries + shares.heldout:
@@ -43,6 +43,29 @@ def split_of(source_id: str, seed: int, shares: Shares) -> str | None:
     if shares.corpus is None or point < shares.queries + shares.heldout + shares.corpus:
         return "documents"
     return None
+
+
+def _point(source_id: str, seed: int) -> float:
+    digest = hashlib.blake2b(source_id.encode(), digest_size=8, key=f"side:{seed}".encode()).digest()
+    return int.from_bytes(digest, "big") / 2**64  # another word than `side` would deal every text anew
+
+
+def shares_of(source_ids: Iterable[str], seed: int, shares: Shares) -> Shares:
+    """Return shares by which each split has its part of these texts, at least one: of few, hashes may give none."""
+    points = [0.0, *sorted(_point(source_id, seed) for source_id in source_ids), 1.0]
+
+    def border(number: int) -> float:
+        """Return a point that `number` texts lie below."""
+        return (points[number] + points[number + 1]) / 2
+
+    def count(share: float) -> int:
+        return max(1, round(share * (len(points) - 2))) if share else 0
+
+    queries, heldout = count(shares.queries), count(shares.heldout)
+    ends = [border(queries), border(queries + heldout)]
+    corpus = shares.corpus and border(queries + heldout + count(shares.corpus)) - ends[1]
+    dev = shares.dev and 1 - border(len(points) - 2 - count(shares.dev))
+    return Shares(ends[0], ends[1] - ends[0], corpus, dev)
 
 
 def piece_key(digest: bytes) -> int:

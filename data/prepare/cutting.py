@@ -19,11 +19,12 @@ import pyarrow as pa
 from replug.data.files import write_json, writing
 from replug.data.folder import FileSum, file_sum
 from replug.data.hashing import content_hash, hash64
+from replug.data.prepare.prose import Prose, points_elsewhere
 from replug.data.prepare.work import WorkFolder
 from replug.data.sampling import SPLITS, Shares, buckets, piece_key, split_of
 from replug.data.sources.formats import read_items
 from replug.data.sources.records import EXAMPLES, FieldMap, Reason, Rejected, SourceShard, SourceText
-from replug.data.tokenizing import TokenIds, load_plain, pieces_within, split_text, token_offsets
+from replug.data.tokenizing import TokenIds, TokenOffsets, load_plain, pieces_within, split_text, token_offsets
 
 # The columns of runs, for pieces that may become documents, and for those that may become texts of another split.
 # `version` is the hash of the whole text that a piece was cut from, `tail` the key of its continuation alone.
@@ -219,10 +220,8 @@ class _SourceShardCut:
             split = split_of(text.id, self.rules.seed, self.rules.shares)
             assert split is not None
             self.report.tokens += len(offsets)
-            parts = self._bounded(split, split_text(text.text, offsets, _tokens_of(self.rules, split)))
-            self._keep(
-                split, list(self._documents(text, parts) if split == "documents" else self._examples(text, parts))
-            )
+            cut = self._documents if split == "documents" else self._examples
+            self._keep(split, list(cut(text, self._parts(text, offsets, split))))
         if self._characters > RUN_CHARACTERS:
             self.write_runs()
 
@@ -239,6 +238,29 @@ class _SourceShardCut:
             self.report.files[path.name] = file_sum(path)
         self._registry, self._characters = [], 0
         self._runs += 1
+
+    def _parts(self, text: SourceText, offsets: TokenOffsets, split: str) -> list[str]:
+        """Return the documents of a text, or its contexts and continuations in turn."""
+        limit = _tokens_of(self.rules, split)
+        if not text.is_prose:
+            parts = self._bounded(split, split_text(text.text, offsets, limit))
+            return parts if split == "documents" else parts[:-1]  # the last part is shorter than the rest
+        prose = Prose(text.text, offsets.ends())
+        if split != "documents":
+            return self._bounded(split, [part for pair in self._kept(split, prose.examples(limit)) for part in pair])
+        titled = self._kept(split, prose.documents(limit))
+        return self._bounded(split, [f"{title}\n{body}" if title else body for title, body in titled])
+
+    def _kept(self, split: str, pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+        """Yield pieces of prose, and count those that say nothing themselves."""
+        what = "document" if split == "documents" else "example"
+        for first, second in pairs:
+            if not second:
+                self.report.dropped[f"{what} that is too short"] += 1
+            elif points_elsewhere(second if split == "documents" else first + second):
+                self.report.dropped[f"{what} that is a list of links"] += 1
+            else:
+                yield first, second
 
     def _bounded(self, split: str, parts: list[str]) -> list[str]:
         """Pieces that the LM can hold; all but a few are as they were."""
@@ -258,7 +280,7 @@ class _SourceShardCut:
                 yield {**self._head(text, version, number, part), "text": part}
 
     def _examples(self, text: SourceText, parts: list[str]) -> Iterator[Piece]:
-        version, parts = hash64(text.text), parts[:-1]  # the last part is shorter than the rest
+        version = hash64(text.text)
         if len(parts) < 2:
             self.report.dropped["text shorter than two examples"] += 1
         for number, (context, continuation) in enumerate(zip(parts[::2], parts[1::2], strict=False)):

@@ -4,6 +4,7 @@ Of texts with one id one keeps it, which follows from its words and not its plac
 that a range of hashes is read from all of them at once and memory does not grow with the source.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -28,6 +29,9 @@ from replug.data.sources.records import (
     write_rejected,
 )
 
+log = logging.getLogger(__name__)
+
+SHOWN = 3  # texts in a warning; rejected.jsonl has more
 Asked = dict[str, int | None]  # pieces that are asked for by split; None means all. Other splits are not made.
 
 
@@ -112,6 +116,8 @@ def _require_few(work: WorkFolder, cut: Cut, examples: Iterable[Rejected], max_r
         path, listed = work.out / "rejected.jsonl", list(examples)
         write_rejected(path, listed)
         require_few_rejected(cut.rejected, listed, cut.texts, max_rejected, path)
+        first = "; ".join([*map(str, listed[:SHOWN]), *(["..."] if listed[SHOWN:] else [])])
+        log.warning(f"{path} lists texts that could not be read ({cut.rejected.total():,}): {first}")
 
 
 def _reject_duplicates(work: WorkFolder, cut: Cut, max_rejected: float) -> None:

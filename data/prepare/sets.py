@@ -26,7 +26,7 @@ from replug.data.prepare.work import WorkFolder, preparing
 from replug.data.progress import Progress
 from replug.data.records import Document
 from replug.data.rows import read_documents, read_examples
-from replug.data.sampling import Shares
+from replug.data.sampling import Shares, shares_of
 from replug.data.shards import (
     prepared_folder,
     read_documents_of,
@@ -39,6 +39,9 @@ from replug.data.sources.records import FieldMap, SourceShard
 from replug.data.sources.shards import SourcePlan, plan_source
 from replug.data.store import Corpus, PreparedSet
 from replug.data.tokenizing import TokenIds
+
+LEAST_FILES = 10
+FEW_HELDOUT = 50  # texts, of which only large differences can be shown
 
 log = logging.getLogger(__name__)
 
@@ -76,20 +79,23 @@ def prepare_raw(
 
     Raises UserError where too much of the source is unreadable, or it gives nothing for a split.
     """
+    fields = FieldMap(config.text_field, config.id_field, config.domain_field, config.new_text_at)
+    plan = plan_source(str(config.source), fields)
+    plan.say("data.source")
+    shares = Shares(config.query_share, config.heldout_share, config.corpus_share, DEV_SHARE if config.num_dev else 0)
+    if plan.text_ids:
+        _require_enough_files(str(config.source), len(plan.text_ids))
+        shares = shares_of(plan.text_ids, seed, shares)
     with preparing(out, inputs) as work:
         rules = Rules(
-            fields=FieldMap(config.text_field, config.id_field, config.domain_field, config.new_text_at),
-            shares=Shares(
-                config.query_share, config.heldout_share, config.corpus_share, DEV_SHARE if config.num_dev else 0
-            ),
+            fields=fields,
+            shares=shares,
             seed=seed,
             context_tokens=config.context_tokens,
             document_tokens=config.document_tokens or config.context_tokens,
             tokenizers=tokenizers,
         )
         write_json(work.rules, asdict(rules))
-        plan = plan_source(str(config.source), rules.fields)
-        plan.say("data.source")
         splits = _make_splits(work, config, plan.shards, seed, pool, tokenizers.token_ids)
         while splits.fall_short():  # most of what was kept repeated or overlapped the rest
             work.widen()
@@ -100,6 +106,15 @@ def prepare_raw(
         proof = _prove(work, splits, seed, pool)
         _finish(work, plan, splits, proof)
         return PreparedSet(out)
+
+
+def _require_enough_files(source: str, found: int) -> None:
+    if found < LEAST_FILES:
+        raise UserError(
+            f"data.source: {source} holds {found} texts, and each is of one split alone (corpus, training, "
+            f"development, held-out); expected at least {LEAST_FILES} files, better hundreds: divide long ones, such "
+            "as into chapters, or give rows (data.corpus, data.queries, data.dev, data.heldout)"
+        )
 
 
 def _make_splits(
@@ -140,6 +155,8 @@ def _require_some(source: str, splits: Splits) -> None:
 
 def _say_short(splits: Splits) -> None:
     """Fewer than asked for is no mistake: it may be all that there is."""
+    if (heldout := splits.counts["heldout"]) < FEW_HELDOUT:
+        log.warning(f"{heldout} held-out texts show a large difference only; expected {FEW_HELDOUT} or more texts")
     shares = {"queries": "query_share", "heldout": "heldout_share"}
     for split, wanted in splits.cut.asked.items():
         found = splits.counts[split]

@@ -8,6 +8,7 @@ path is its domain. No more of a file is in memory than one text may have. A new
 import codecs
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from replug.data.sources.lines import (
     table_cells,
     twice,
 )
+from replug.data.sources.markup import MainTexts, main_texts, plain_markup
 from replug.data.sources.records import FieldMap, Item, Reason, Rejected, Row, SourceShard, SourceText
 from replug.data.sources.row_texts import checked_text, joined_texts, names_in, nested, texts_of_rows
 
@@ -58,6 +60,8 @@ def rows_problem(path: Path, fields: FieldMap) -> str | None:
     kind = format_of(path)
     if kind in ROWS:
         return None
+    if kind in ("markup", "HTML"):
+        return f"is {kind}"
     lines = (line for _, line in read_lines(SourceShard("jsonl", (str(path),))) if isinstance(line, bytes))
     rows = [json_object(line) for line in itertools.islice(lines, ROWS_AT_A_TIME if kind == "json" else 1)]
     if any(isinstance(row, dict) and nested(row, fields.text) is not None for row in rows):
@@ -75,7 +79,7 @@ def plan_file(path: Path, shard_bytes: int | None, is_rows: bool = True) -> Iter
     Raises UserError for a file whose first bytes are those of another format.
     """
     kind = format_of(path) or "jsonl"
-    if kind == "text" and not is_rows:
+    if kind in PROSE and not is_rows:
         return [SourceShard("text", (str(path),))]
     kind = "jsonl" if kind == "text" else kind
     if (found := other_format(path)) and found.lower() != kind:
@@ -249,25 +253,43 @@ def plan_tree(paths: Iterable[Path], root: str, shard_bytes: int) -> Iterator[So
 
 
 def _read_text(source_shard: SourceShard, fields: FieldMap) -> Iterator[Item]:
-    for name in source_shard.names:
-        if (problem := _file_problem(name)) is not None:
-            yield 0, problem
-        elif fields.new_text_at:
-            limits = FieldMap(max_characters=fields.max_characters)
-            yield from joined_texts(_text_lines(name, fields.max_characters), limits, name, fields.new_text_at)
-        else:
-            yield 0, _whole(name, source_shard.root, fields)
+    with ExitStack() as stack:
+        has_pages = any(format_of(Path(name)) == "HTML" for name in source_shard.names)
+        pages = stack.enter_context(main_texts()) if has_pages else None
+        for name in source_shard.names:
+            if pages is not None and format_of(Path(name)) == "HTML":
+                yield 0, _whole(name, source_shard.root, fields, pages)
+            elif (problem := _file_problem(name)) is not None:
+                yield 0, problem
+            elif fields.new_text_at:
+                limits = FieldMap(max_characters=fields.max_characters)
+                yield from joined_texts(_text_lines(name, fields.max_characters), limits, name, fields.new_text_at)
+            else:
+                yield 0, _whole(name, source_shard.root, fields)
 
 
-def _whole(name: str, root: str, fields: FieldMap) -> SourceText | Rejected:
+def _whole(name: str, root: str, fields: FieldMap, pages: MainTexts | None = None) -> SourceText | Rejected:
     most = BYTES_OF_A_CHARACTER * (fields.max_characters + 1)  # a byte order mark among them
-    with open_file(Path(name)) as file:
-        content = file.read(most + 1)
+    try:
+        with open_file(Path(name)) as file:
+            content = file.read(most + 1)
+    except UNREADABLE as error:  # of a page, which was not looked at before
+        return Rejected(Reason.unreadable_file, name, 0, getattr(error, "strerror", None) or str(error))
     if len(content) > most:
         return Rejected(Reason.too_long, name, 0, f"over {most} bytes, more than a text may have")
-    label = Path(name).relative_to(root) if root else Path(Path(name).name)
-    domain = label.parts[0] if len(label.parts) > 1 else "all"
-    return checked_text(SourceText(str(label), content.decode("utf-8-sig"), domain), fields, name, 0)
+    kind = format_of(Path(name))
+    text = content.decode("utf-8-sig") if pages is None else pages(content)
+    if text is None:
+        return Rejected(Reason.no_main_text, name, 0, "no main text was found in the page")
+    label = text_id(name, root)
+    domain = label.partition("/")[0] if "/" in label else "all"
+    text = plain_markup(text) if kind == "markup" else text
+    return checked_text(SourceText(label, text, domain, is_prose=kind in PROSE), fields, name, 0)
+
+
+def text_id(name: str, root: str) -> str:
+    """Return what a file of a tree of texts is called: its path below the root."""
+    return str(Path(name).relative_to(root)) if root else Path(name).name
 
 
 def _text_lines(name: str, max_characters: int) -> Iterator[Row]:
@@ -361,8 +383,11 @@ SUFFIXES = {
     "json": (".json",),
     "tsv": (".tsv",),
     "parquet": (".parquet",),
-    "text": (".txt", ".md", ".rst", ".tokens", ".raw"),
+    "text": (".txt", ".text", ".tokens", ".raw"),
+    "markup": (".md", ".markdown", ".mdx", ".rst", ".adoc", ".org"),
+    "HTML": (".html", ".htm", ".xhtml"),
     "CSV": (".csv",),
 }
 NO_TEXTS = ("json", "CSV")  # data, of which a file is never one text
+PROSE = ("text", "markup", "HTML")
 EXPECTED = {"tsv": "a table with tabs", "parquet": "Parquet"} | dict.fromkeys(("jsonl", "json"), "JSON Lines")

@@ -25,6 +25,7 @@ class Reason(StrEnum):
     invalid_tsv = "invalid_tsv"
     wrong_columns = "wrong_columns"
     damaged_file = "damaged_file"
+    no_main_text = "no_main_text"
     unreadable_file = "unreadable_file"
     text_missing = "text_missing"
     text_not_a_string = "text_not_a_string"
@@ -64,8 +65,9 @@ def write_rejected(path: Path, examples: Iterable[Rejected]) -> None:
 
 
 def too_many(counts: Counter[str], num_rows: int, limit: float) -> bool:
-    """Return whether more than a share `limit` of all rows was rejected."""
-    return counts.total() > limit * (num_rows + counts.total())
+    """Return whether more than a share `limit` of all rows was rejected. Pages without a main text do not count."""
+    rejected = counts.total() - counts[Reason.no_main_text]
+    return rejected > limit * (num_rows + rejected)
 
 
 def require_few_rejected(
@@ -99,12 +101,16 @@ class SourceShard:
 
 @dataclass(frozen=True, slots=True)
 class SourceText:
-    """One whole text before it is cut. `named` is False where its id is a hash of its words, for want of another."""
+    """One whole text before it is cut. `named` is False where its id is a hash of its words, for want of another.
+
+    Prose is cut at headings and sentences, other texts by tokens alone.
+    """
 
     id: str
     text: str
     domain: str
     named: bool = True
+    is_prose: bool = False
 
 
 @dataclass(frozen=True, slots=True)

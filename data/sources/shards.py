@@ -3,19 +3,22 @@
 A source shard is a range of bytes of a `.jsonl` or `.tsv` file, a compressed file, some row groups of a Parquet file,
 some files of a tree of texts, one shard of a dataset on the hub, or all of a built-in source.
 
-A folder, or a pattern with `*`, is read as rows if any of its files holds rows, and those files alone are read.
-Otherwise each file is a text, apart from `.json` and `.csv`, unless most of the folder is of these: then it is refused.
-What is left aside is named; hidden files are not.
+A folder, or a pattern with `*`, is read as rows if any of its files holds rows, and those files alone are read, unless
+there is more prose (text, Markdown, reStructuredText, HTML): then each file of prose is a text. Without prose each file
+is a text that is not binary, apart from `.json` and `.csv`, unless most of the folder is of these: then it is refused.
+What is left aside is named; hidden files are not, nor what tools keep in folders of their own (`node_modules`).
 
 A source is known by the hash of its files' whole content. A large file is not read again while its inode, size and
 times are those it was hashed with: the time of its last change (ctime) is the system's, which no program sets back.
 """
 
+import codecs
 import hashlib
 import json
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -25,6 +28,7 @@ from replug.config.errors import RunError, UserError
 from replug.data.files import cache_dir, file_sha256, write_json
 from replug.data.sources.formats import (
     NO_TEXTS,
+    PROSE,
     ROWS,
     field_names,
     format_of,
@@ -35,16 +39,23 @@ from replug.data.sources.formats import (
     plan_tree,
     read_items,
     rows_problem,
+    text_id,
 )
+from replug.data.sources.lines import packing_of
+from replug.data.sources.markup import require_html
 from replug.data.sources.records import FieldMap, Rejected, SourceShard, SourceText
 from replug.data.sources.row_texts import names_in
 
 log = logging.getLogger(__name__)
+decoder = codecs.getincrementaldecoder("utf-8")
 
 SOURCE_SHARD_BYTES = 16 << 20
 LARGE_BYTES = 64 << 20  # a smaller one is read in less time than a cache is worth
 SETTLED_NS = 2 * 10**9  # a file that changed just now may change again within the clock's step
+TOOLS_FOLDERS = ("node_modules", "__pycache__")
+HEAD_BYTES = 4096  # by which a file of an unknown kind is binary or a text
 SHOWN = 5  # names of files in a message; the manifest has all
+LINKED = " (a link)"
 FILES_AT_ONCE = 4  # that are hashed: one stream does not have all that a disk can give
 
 
@@ -58,6 +69,13 @@ class SourcePlan:
     field_names: tuple[str, ...] = ()
 
     @property
+    def text_ids(self) -> list[str]:
+        """Return the ids of the texts of a folder, a file each; none of other sources."""
+        if self.shards[0].kind != "text" or self.fields.new_text_at or not self.shards[0].root:
+            return []
+        return [text_id(name, shard.root) for shard in self.shards for name in shard.names]
+
+    @property
     def unread_fields(self) -> list[str]:
         """Return the names of fields, outermost ones, that no key names."""
         read = {name.partition(".")[0] for name in (self.fields.text, self.fields.id, self.fields.domain)}
@@ -68,11 +86,14 @@ class SourcePlan:
         files = len({name for shard in self.shards for name in shard.names})
         is_tree = self.shards[0].kind == "text"
         if is_tree and files > 1:
-            log.info(f"{key}: no file holds rows: each of {files:,} is a text")
+            log.info(f"{key}: each of {files:,} files is a text")
         if aside := self.left_aside:
             read = f"{files:,} {'texts' if is_tree else 'files of rows'}"
-            shown = f"{', '.join(aside[:SHOWN])}{', ...' if len(aside) > SHOWN else ''} ({len(aside):,} in all)"
-            log.warning(f"{key}: left aside beside {read}: {shown}. A pattern such as 'DIR/*.txt' reads others")
+            suffixes = (Path(name.removesuffix(LINKED)).suffix or "without a suffix" for name in aside)
+            counts = ", ".join(f"{count:,} {suffix}" for suffix, count in Counter(suffixes).most_common(SHOWN))
+            names = ", ".join([*aside[:SHOWN], *(["..."] if len(aside) > SHOWN else [])])
+            shown = f"{names} ({len(aside):,} in all: {counts})"
+            log.warning(f"{key}: left aside beside {read}: {shown}. A pattern such as 'DIR/**/*.py' reads others")
         if unread := self.unread_fields:
             said = f"{key}: the rows have fields that are not read: {names_in(unread)}"
             if self.fields.id not in self.field_names and "." not in self.fields.id:
@@ -129,6 +150,8 @@ def _plan(source: str, fields: FieldMap, shard_bytes: int | None) -> tuple[Itera
     if paths is None:
         return plan_hub(source), []
     read, are_rows = _read_of(source, paths, fields)
+    if not are_rows and any(format_of(path) == "HTML" for path in read):
+        require_html(source)
     data = [] if are_rows else [path for path in paths if format_of(path) in NO_TEXTS]
     if data and _num_bytes(set(read) - set(data)) <= _num_bytes(data):  # a README beside data that cannot be read
         raise UserError(f"data.source: {data[0]} {rows_problem(data[0], fields)}")
@@ -144,9 +167,23 @@ def _plan(source: str, fields: FieldMap, shard_bytes: int | None) -> tuple[Itera
 def _read_of(source: str, paths: list[Path], fields: FieldMap) -> tuple[list[Path], bool]:
     """Return the files that are read, and whether they hold rows: those that do, or else those that may be texts."""
     rows = [path for path in paths if rows_problem(path, fields) is None]
-    if rows or Path(source).expanduser().is_file():
+    prose = [path for path in set(paths) - set(rows) if format_of(path) in PROSE]
+    if Path(source).expanduser().is_file() or (rows and _num_bytes(rows) >= _num_bytes(prose)):
         return rows or paths, bool(rows)
-    return [path for path in paths if format_of(path) not in NO_TEXTS], False
+    if prose:
+        return sorted(prose), False
+    return [path for path in paths if format_of(path) not in NO_TEXTS and not _is_binary(path)], False
+
+
+def _is_binary(path: Path) -> bool:
+    """Return whether a file that is not packed begins with bytes that no text in UTF-8 has."""
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+    try:
+        decoder().decode(head)  # a character at the end may be half
+    except UnicodeDecodeError:
+        return format_of(path) is None and packing_of(path) is None
+    return b"\0" in head
 
 
 def _num_bytes(paths: Iterable[Path]) -> int:
@@ -162,11 +199,11 @@ def _links(source: str) -> list[str]:
     for path in found:
         if not path.exists() and format_of(path):
             raise UserError(f"data.source: {path} is a link to nothing: is the download complete?")
-    return [f"{path.relative_to(folder)} (a link)" for path in found]
+    return [f"{path.relative_to(folder)}{LINKED}" for path in found]
 
 
 def _is_hidden(path: Path, folder: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(folder).parts)
+    return any(part.startswith(".") or part in TOOLS_FOLDERS for part in path.relative_to(folder).parts)
 
 
 def _files(source: str) -> list[Path] | None:

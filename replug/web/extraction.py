@@ -5,8 +5,8 @@ those of a list are used. Bytes that do not fit become U+FFFD and are counted.
 
 Some HTML keeps a parser busy for hours, and a parser is C code. So trafilatura runs in a process of its own,
 `python -m replug.web.extraction`, with limits of time and memory; it ends with its caller. A line that goes in is JSON
-`{"html", "today", "seconds"}`; one that comes out is `{"text", "title", "published"}`. trafilatura never gets a URL, so
-it fetches nothing.
+`{"html", "today", "seconds", "with_headings"}`; one that comes out is `{"text", "title", "published"}`. trafilatura
+never gets a URL, so it fetches nothing.
 
 A passage is up to six sentences (Lazaridou et al. 2022, section 2.2). p_tfidf(p|q) is the TF-IDF cosine over the sum of
 the cosines of the passages that are kept, not a softmax; documents are the passages of this question.
@@ -104,8 +104,9 @@ class MainText:
 class Extractor:
     """Extract main texts, one at a time. The process starts with the first page; `close` ends it."""
 
-    def __init__(self, seconds: float = SECONDS) -> None:
-        self._seconds, self._lock = seconds, threading.Lock()
+    def __init__(self, seconds: float = SECONDS, with_headings: bool = False) -> None:
+        """`with_headings` gives texts as Markdown."""
+        self._seconds, self._with_headings, self._lock = seconds, with_headings, threading.Lock()
         self._process: subprocess.Popen[str] | None = None
 
     def extract(self, html: str) -> MainText:
@@ -113,7 +114,8 @@ class Extractor:
         today = datetime.now(UTC).date().isoformat()
         with self._lock:
             process = self._started()
-            line = self._exchange(process, json.dumps({"html": html, "today": today, "seconds": self._seconds}))
+            request = {"html": html, "today": today, "seconds": self._seconds, "with_headings": self._with_headings}
+            line = self._exchange(process, json.dumps(request))
             if not line:
                 code = process.wait()
                 self._end(process)
@@ -185,6 +187,7 @@ def run_process() -> None:
             request["html"],
             include_comments=False,
             with_metadata=True,
+            include_formatting=request["with_headings"],
             # Only dates that the page's markup gives; the last change, since `web.before` must hold for it.
             date_extraction_params={"original_date": False, "extensive_search": False, "max_date": request["today"]},
         )
