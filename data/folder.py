@@ -71,14 +71,20 @@ class Folder:
         if before is None:
             self._require_ours()
             return
-        now = _as_json(inputs)
-        for name in {**before, **now} if are_all else now:
-            if name not in may_change and before.get(name) != now.get(name):
+        for name, (old, new) in self.changed(inputs, are_all).items():
+            if name not in may_change:
                 state = "" if self.is_finished else "unfinished "
                 raise UserError(
-                    f"{name} is {now.get(name)!r}, but the {state}{self.kind} in {self.path} was made with "
-                    f"{before.get(name)!r}: give the same value or another {self.key}, or remove the folder"
+                    f"{name} is {new!r}, but the {state}{self.kind} in {self.path} was made with {old!r}: give the "
+                    f"same value or another {self.key}, or remove the folder"
                 )
+
+    def changed(self, inputs: Mapping[str, Any], are_all: bool = True) -> dict[str, tuple[Any, Any]]:
+        """Return the inputs that differ, each as it was and as it is given; none for a folder that nobody claimed."""
+        before, now = self.inputs, _as_json(inputs)
+        names = () if before is None else {**before, **now} if are_all else now
+        pairs = ((name, ((before or {}).get(name), now.get(name))) for name in names)
+        return {name: pair for name, pair in pairs if pair[0] != pair[1]}
 
     def claim(self, inputs: Mapping[str, Any], may_change: Collection[str] = ()) -> None:
         """Begin the folder, or go on with it. The caller holds its lock. Inputs are values of JSON by name.

@@ -218,6 +218,11 @@ class PreparedSet(Corpus):
         """Return every split of texts that there is."""
         return (self.queries, self.heldout, *([self.dev] if self.dev is not None else []))
 
+    def describe_heldout(self) -> str:
+        """Return how many held-out texts there are, and whose."""
+        source = self.inputs.get("data.source")
+        return f"held-out texts of {self.folder}{f', cut from {source}' if source else ''}: {len(self.heldout):,}"
+
     def require_dev(self) -> ExampleStore:
         """Return the development texts. Raises UserError where the set has none."""
         if self.dev is None:

@@ -19,7 +19,7 @@ from pytorch_lightning.loggers.logger import Logger
 
 from replug.cluster.interruption import Interruption
 from replug.config.choices import Accelerator
-from replug.config.rules import FIT, OWN_LABELS, is_live
+from replug.config.rules import FIT, OWN_LABELS, chooses_by_dev, is_live
 from replug.config.schema import Config
 from replug.data.files import read_json, write_json
 from replug.data.folder import sole_writer
@@ -200,7 +200,7 @@ def _require_fitting(
 
 def _require_dev_texts(config: Config, data: PreparedSet) -> None:
     """Raise UserError where something is to be chosen by development texts and the set has none."""
-    if config.ensemble.temperature == FIT or config.train.patience is not None:
+    if chooses_by_dev(config):
         data.require_dev()
 
 
@@ -312,6 +312,7 @@ def _evaluate(config: Config, run: RunDirectory) -> None:
     data = prepared_set(config, run.data)
     _require_dev_texts(config, data)
     check_data(config, data, lm)
+    log.info(f"measuring {data.describe_heldout()}")
     paths = {"replug": None, **({"lsr": run.retriever} if run.retriever.is_dir() else {})}
     own = run.evaluation / "index"
     with start_workers(config, ("index",), lm, data, own, run.scores) as (laid_out, workers):

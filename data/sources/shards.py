@@ -142,6 +142,12 @@ def source_fingerprint(source: str, fields: FieldMap) -> str | None:
     return digest.hexdigest()
 
 
+def source_bytes(source: str, fields: FieldMap) -> int | None:
+    """Return the bytes of the files that are read. None where the source is no file or folder."""
+    paths = _files(source)
+    return None if paths is None else _num_bytes(_read_of(source, paths, fields)[0])
+
+
 def _plan(source: str, fields: FieldMap, shard_bytes: int | None) -> tuple[Iterable[SourceShard], list[str]]:
     """Return the shards of a source, and the names of files that are left aside."""
     if is_built_in(source):
@@ -153,7 +159,7 @@ def _plan(source: str, fields: FieldMap, shard_bytes: int | None) -> tuple[Itera
     if not are_rows and any(format_of(path) == "HTML" for path in read):
         require_html(source)
     data = [] if are_rows else [path for path in paths if format_of(path) in NO_TEXTS]
-    if data and _num_bytes(set(read) - set(data)) <= _num_bytes(data):  # a README beside data that cannot be read
+    if 0 < len(data) >= len(read) and _num_bytes(set(read) - set(data)) <= _num_bytes(data):  # data beside its card
         raise UserError(f"data.source: {data[0]} {rows_problem(data[0], fields)}")
     if Path(source).expanduser().is_file():
         return plan_file(read[0], shard_bytes, are_rows), []

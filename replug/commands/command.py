@@ -20,6 +20,19 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="Overrides, as section.key=VALUE. `replug keys` lists all keys.", metavar="KEY=VALUE"),
 ]
+# The three keys that every first command gives, in short.
+Source = Annotated[str | None, typer.Option(help="Raw texts: short for data.source=PATH.", metavar="PATH")]
+Retriever = Annotated[str | None, typer.Option(help="Encoder: short for retriever.path=PATH.", metavar="PATH")]
+LM = Annotated[str | None, typer.Option("--lm", help="LM: short for lm.path=PATH or lm.url=URL.", metavar="PATH")]
+
+
+def with_short_keys(
+    overrides: list[str] | None, source: str | None, retriever: str | None, lm: str | None
+) -> list[str]:
+    """Return the overrides with those that the short options stand for."""
+    is_url = lm is not None and lm.startswith(("http://", "https://"))
+    short = {"data.source": source, "retriever.path": retriever, "lm.url" if is_url else "lm.path": lm}
+    return [*(f"{key}={value}" for key, value in short.items() if value is not None), *(overrides or [])]
 
 
 def load_for_run(

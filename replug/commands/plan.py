@@ -5,10 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
-from replug.commands.command import ConfigFile, Overrides
+from replug.commands.command import LM, ConfigFile, Overrides, Retriever, Source, with_short_keys
 from replug.config.errors import UserError
 from replug.config.load import load_config, load_evaluation_config, names_evaluation
 from replug.planning.evaluations import plan_evaluation
+from replug.planning.labelled import plan_labelled
 from replug.planning.tables import print_comparison, print_plan
 from replug.planning.training import Assumptions, plan_training
 
@@ -18,8 +19,12 @@ SAME = "as given"
 def plan(
     config: ConfigFile,
     overrides: Overrides = None,
+    source: Source = None,
+    retriever: Retriever = None,
+    lm: LM = None,
     gpus: Annotated[
-        list[str] | None, typer.Option(help="Number and type of GPUs, such as 8xA100. Repeat to compare.")
+        list[str] | None,
+        typer.Option(help="GPUs, such as 8xA100. Repeat to compare. Default for labels: this machine."),
     ] = None,
     nodes: Annotated[int | None, typer.Option(help="Number of nodes. Default: one per eight GPUs.")] = None,
     split: Annotated[
@@ -46,6 +51,7 @@ def plan(
 ) -> None:
     """Estimate the cost of a run or evaluation: hours, memory, disk, dollars and the best split of the GPUs.
 
+    replug plan own_data --source docs/ --retriever DIR --lm DIR
     replug plan configs/paper.yaml --gpus 8xA100 --what-if lm.path=gpt2
     replug plan configs/eval_lm.yaml retriever.path=facebook/contriever lm.path=gpt2-xl --gpus 1xA100 --price 2
     """
@@ -58,14 +64,12 @@ def plan(
         raise UserError("--examples is given, but the configuration is one of training; expected it with an evaluation")
 
     def planned(devices: str | None, change: str) -> dict[str, Any]:
-        changed = [*(overrides or []), *(change.split() if change != SAME else [])]
+        changed = [*with_short_keys(overrides, source, retriever, lm), *(change.split() if change != SAME else [])]
         if is_evaluation:
             return plan_evaluation(load_evaluation_config(config, changed), devices, given)
         loaded = load_config(config, changed)
         if loaded.train.labels:
-            raise UserError(
-                "train.labels is set; expected train.labels=null: plans are of the loop that asks an LM while it trains"
-            )
+            return plan_labelled(loaded, devices, given)
         return plan_training(loaded, devices, nodes, given)
 
     wanted = [(devices, change) for devices in gpus or (None,) for change in (SAME, *(what_if or []))]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from replug.commands.command import Overrides, load_for_run
+from replug.commands.command import LM, Overrides, Retriever, Source, load_for_run, with_short_keys
 from replug.config.errors import UserError
 from replug.config.paths import find_config, require_folder
 from replug.config.schema import Config
@@ -24,6 +24,9 @@ def prepare(
         ),
     ] = None,
     overrides: Overrides = None,
+    source: Source = None,
+    retriever: Retriever = None,
+    lm: LM = None,
     index: Annotated[bool, typer.Option("--index", help="Embed the corpus into RUN_DIR/index. Needs no LM.")] = False,
     labels: Annotated[
         Path | None, typer.Option(help="Score candidates of every training example with the LM, into this folder.")
@@ -42,9 +45,9 @@ def prepare(
 
     The same command resumes after an interruption. `replug train` also prepares whatever is missing.
 
-    replug prepare configs/own_data.yaml data.source=PATH_OR_HUB_NAME data.out=OUT data.tokenizer=retriever
+    replug prepare own_data --source PATH_OR_HUB_NAME --lm DIR data.out=OUT
 
-    replug prepare configs/own_data.yaml --index retriever.path=DIR data.corpus=docs.jsonl run_dir=DIR
+    replug prepare own_data --index --retriever DIR data.corpus=docs.jsonl run_dir=DIR
 
     replug prepare configs/own_data_online.yaml --labels labels/mine label.dense=16 lm.path=DIR retriever.path=DIR
     """
@@ -59,7 +62,7 @@ def prepare(
             raise UserError(f"{option} writes labels in another form; expected --labels DIR too")
     loaded = load_for_run(
         config,
-        overrides,
+        with_short_keys(overrides, source, retriever, lm),
         needs_lm=labels is not None,
         needs_retriever=index or labels is not None,
         corpus_only=index and labels is None,

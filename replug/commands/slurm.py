@@ -27,7 +27,7 @@ import typer
 from replug.cluster.gpu_shares import ROLES as ALL_ROLES
 from replug.cluster.layout import Layout, NoRoom, lay_out
 from replug.cluster.packing import Node
-from replug.commands.command import ConfigFile, Overrides
+from replug.commands.command import LM, ConfigFile, Overrides, Retriever, Source, with_short_keys
 from replug.config.errors import RunError, UserError
 from replug.config.load import config_to_yaml, load_config
 from replug.config.paths import check_paths
@@ -47,6 +47,9 @@ OPTION = re.compile(r"--[a-z][a-z-]*(=.+)?")
 def slurm(
     config: ConfigFile,
     overrides: Overrides = None,
+    source: Source = None,
+    retriever: Retriever = None,
+    lm: LM = None,
     submit: Annotated[
         bool, typer.Option("--submit", help="Freeze configuration and code, then submit the job.")
     ] = False,
@@ -73,7 +76,7 @@ def slurm(
             raise UserError(f"--sbatch: {option!r} is not an sbatch option; expected one such as --sbatch=--mem=64G")
         name, _, value = option.removeprefix("--").partition("=")
         options[name] = value
-    run_slurm(config, overrides or [], job, options, submit)
+    run_slurm(config, with_short_keys(overrides, source, retriever, lm), job, options, submit)
 
 
 def run_slurm(path: Path, overrides: Sequence[str], job: str, asked: Mapping[str, str], submit: bool) -> None:

@@ -1,15 +1,19 @@
 """`replug train`: tune a retriever."""
 
-from replug.commands.command import ConfigFile, Overrides, load_for_run
+from replug.commands.command import LM, ConfigFile, Overrides, Retriever, Source, load_for_run, with_short_keys
 
 
-def train(config: ConfigFile, overrides: Overrides = None) -> None:
+def train(
+    config: ConfigFile, overrides: Overrides = None, source: Source = None, retriever: Retriever = None, lm: LM = None
+) -> None:
     """Tune a retriever to a frozen LM: prepare the data, index the corpus, train and evaluate.
 
     The same command resumes an unfinished run. RUN_DIR/results.json and RUN_DIR/report.html hold bits per byte on the
     held-out split.
+
+    replug train own_data --source docs/ --retriever sentence-transformers/all-MiniLM-L6-v2 --lm gpt2
     """
-    loaded = load_for_run(config, overrides)
+    loaded = load_for_run(config, with_short_keys(overrides, source, retriever, lm))
     from replug.train.run import train as run_train
 
     run_train(loaded)

@@ -8,15 +8,17 @@ from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.schema import Config, DataConfig
 
 SHIPPED = Path(__file__).parents[1] / "configs"
+RUN_CONFIG = "config.yaml"  # of a run's folder
 PICTURES = (".png", ".svg", ".pdf", ".jpg")
 
 
 def find_config(name: str) -> Path:
-    """Return the file of that name, or the shipped configuration that is called so: `debug`, `configs/debug.yaml`."""
-    path = Path(name)
+    """Return the file or run of that name, or the shipped configuration that is called so: `debug`."""
+    path = Path(name).expanduser()
     inside = path.relative_to("configs") if path.is_relative_to("configs") else path
     shipped = SHIPPED / inside.with_suffix(".yaml")
-    return shipped if not path.exists() and shipped.is_file() else path
+    is_own = path.is_file() or (path / RUN_CONFIG).is_file()
+    return shipped if not is_own and shipped.is_file() else path
 
 
 def require_folder(key: str, path: Path) -> None:
@@ -75,7 +77,7 @@ def check_evaluation_paths(config: EvaluationConfig) -> None:
 
 def _check_source(data: DataConfig) -> None:
     source = data.source or ""
-    if source.startswith((".", "/", "~")) and not Path(source).expanduser().exists():
-        raise UserError(f"data.source: {source} does not exist; expected a JSONL file or a folder")
+    if (source.startswith((".", "/", "~")) or source.endswith("/")) and not Path(source).expanduser().exists():
+        raise UserError(f"data.source: {source} does not exist; expected a folder, a file of rows, or a dataset's name")
     if data.prepared is not None and not (Path(data.prepared).expanduser() / "manifest.json").is_file():
         raise UserError(f"data.prepared: {data.prepared} is not a prepared set (manifest.json is missing)")

@@ -79,6 +79,7 @@ def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator
     if config.retrieve.k < 2:
         yield f"retrieve.k is {config.retrieve.k}; expected at least 2, since one document gives no gradient"
     yield from _data_problems(config.data)
+    yield from _dev_problems(config)
     yield from _index_problems(config)
     yield from refresh_problems(config.refresh)
     yield from _resource_problems(config)
@@ -248,14 +249,27 @@ def _data_problems(data: DataConfig) -> Iterator[str]:
         )
     if (total := total + (data.corpus_share or 0)) > 1 + 1e-9:
         yield f"data.query_share + data.heldout_share{and_dev} + data.corpus_share is {total:g}; expected at most 1"
-    if data.num_dev and ways[0]:
-        yield "data.num_dev is set, but data.corpus and data.queries are not split; expected data.dev=FILE instead"
     if data.dev and not data.queries:
         yield "data.dev is set without data.queries; expected both, or data.num_dev with data.source"
     try:
         re.compile(data.new_text_at or "")
     except re.error as error:
         yield f"data.new_text_at is {data.new_text_at!r}, expected a regular expression: {error}"
+
+
+def _dev_problems(config: Config) -> Iterator[str]:
+    """Refuse a choice by development texts without any, before a text is cut."""
+    data = config.data
+    if not chooses_by_dev(config) or data.prepared or (data.num_dev if data.source else data.dev or not data.queries):
+        return
+    chosen = "train.patience" if config.train.patience is not None else f"ensemble.temperature={FIT}"
+    missing = "data.num_dev is 0; expected such as 100" if data.source else "data.dev is missing; expected a file"
+    yield f"{missing}, since {chosen} chooses by development texts. Without: train.patience=null ensemble.temperature=1"
+
+
+def chooses_by_dev(config: Config) -> bool:
+    """Return whether development texts choose weights or the temperature."""
+    return config.ensemble.temperature == FIT or config.train.patience is not None
 
 
 def _index_problems(config: Config | EvaluationConfig) -> Iterator[str]:

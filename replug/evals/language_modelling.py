@@ -194,6 +194,7 @@ def read_spans(config: EvaluationConfig, corpus: Corpus | None) -> list[ScoredSp
     else:
         out = EvaluationFolder(Path(config.out).expanduser())
         data = corpus if isinstance(corpus, PreparedSet) else prepared_set(config.run_config(), out.data)
+        log.info(f"measuring {data.describe_heldout()}")
         rows = draw_evenly(len(data.heldout), config.texts.max_examples, config.seed)
         spans = [scored_span(example) for example in data.heldout.examples(rows)]
     if alone := sum(not span.query.strip() for span in spans):

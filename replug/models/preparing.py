@@ -4,6 +4,7 @@ It stands in this package because texts are cut by the tokens of the LM or the r
 """
 
 import logging
+import shutil
 from pathlib import Path
 
 from replug.cluster.ray_cluster import RayPool
@@ -12,6 +13,7 @@ from replug.config.errors import UserError
 from replug.config.paths import check_paths
 from replug.config.schema import Config
 from replug.data.files import file_sha256
+from replug.data.folder import INPUTS, Folder, sole_writer
 from replug.data.prepare.cutting import LMBound, Tokenizers
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import Inputs, import_corpus, prepare_raw, prepare_rows
@@ -29,6 +31,7 @@ log = logging.getLogger(__name__)
 OF_THE_MODEL = 8  # tokens of an input that stand for no text: those that begin or end it, and what joins its parts
 LM_TOKENS = "lm tokens (document, example)"  # in a set's inputs: no piece has more
 RETOKENIZED = 2  # times as many tokens as it was cut by has no piece that is tokenized alone: it differs at its ends
+MADE_FROM_SET = (INPUTS, "labels", "first", "index")  # in a run directory
 ROW_KEYS = ("corpus", "queries", "heldout")
 DEV_KEYS = ("num_dev",)  # of sets that have development texts
 RAW_KEYS = (
@@ -45,6 +48,8 @@ def prepared_set(config: Config, default_out: Path) -> PreparedSet:
     if data.prepared:
         return PreparedSet(Path(data.prepared).expanduser())
     out, inputs = data_folder(config, default_out), data_inputs(config)
+    if data.out is None:
+        _make_way(prepared_folder(out), inputs)
     if (folder := prepared_folder(out)).is_finished:
         folder.check(inputs)
         return PreparedSet(out)
@@ -53,6 +58,22 @@ def prepared_set(config: Config, default_out: Path) -> PreparedSet:
         if data.source:
             return prepare_raw(data, config.seed, _tokenizers(config), out, inputs, pool)
         return prepare_rows(**_row_files(config), out=out, inputs=inputs, pool=pool, token_ids=_token_ids(config))
+
+
+def _make_way(folder: Folder, inputs: Inputs) -> None:
+    """Remove a run's set that was made from other inputs. Raises UserError if something was made from it already."""
+    run = folder.path.parent
+    for name, (before, now) in folder.changed(inputs).items():
+        key, _, is_hash = name.partition(" (")
+        what = f"the files of {key} have changed" if is_hash else f"{key} is {now}, and was {before},"
+        what += f" since {folder.path} was prepared"
+        for made in MADE_FROM_SET:
+            if (run / made).exists():
+                raise UserError(f"{what}, and {run / made} was made from it: give another run_dir, or {key} as it was")
+        log.info(f"{what}: preparing it again")
+        with sole_writer(folder.path):
+            shutil.rmtree(folder.path)
+        return
 
 
 def data_folder(config: Config, default_out: Path) -> Path:

@@ -13,9 +13,16 @@ ROLE_NAMES = {"score": "LM scoring", "embed": "embedding", "train": "training", 
 def print_plan(title: str, plan: Plan) -> None:
     """Print everything that the plan of a training or an evaluation has."""
     console = Console()
-    is_training = "wall" in plan
-    console.print(_roles_table(title, plan) if is_training else _models_table(title, plan))
-    for line in plan_lines(plan) if is_training else evaluation_lines(plan):
+    if "lm_calls" in plan:
+        console.print(_labels_table(title, plan))
+        lines = labelled_lines(plan)
+    elif "wall" in plan:
+        console.print(_roles_table(title, plan))
+        lines = plan_lines(plan)
+    else:
+        console.print(_models_table(title, plan))
+        lines = evaluation_lines(plan)
+    for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
 
 
@@ -44,6 +51,20 @@ def plan_lines(plan: Plan) -> list[str]:
     if plan["dollars"] is not None:
         lines.append(f"{_dollars(plan)} dollars, at {plan['price']:g} for an hour of one of {plan['devices']}")
     return [*lines, f"to run it so: {' '.join(plan['settings'])}", *(f"note: {note}" for note in plan["notes"])]
+
+
+def labelled_lines(plan: Plan) -> list[str]:
+    """Return the sentences under the table of a training on labels."""
+    texts, calls, disk = plan["texts"], plan["lm_calls"], plan["disk_gb"]
+    stages = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in calls.items())
+    cost = "" if plan["dollars"] is None else f", {_dollars(plan)} dollars"
+    return [
+        f"texts: {texts['documents']:,} documents; {texts['queries']:,} training, {texts['dev']:,} development and "
+        f"{texts['heldout']:,} held-out examples",
+        f"calls of the LM: {sum(calls.values()):,} ({stages})",
+        f"about {hours(plan['wall_hours'])} on {plan['devices']}{cost}; disk {gigabytes(disk['total'])}",
+        *(f"note: {note}" for note in plan["notes"]),
+    ]
 
 
 def evaluation_lines(plan: Plan) -> list[str]:
@@ -103,6 +124,15 @@ def _roles_table(title: str, plan: Plan) -> Table:
             f"{plan['hours'][role]:.3g}",
             f"{memory} in all" if role == "search" else memory,
         )
+    return table
+
+
+def _labels_table(title: str, plan: Plan) -> Table:
+    table = Table("role", "model", "tokens", "FLOP", "hours", title=title)
+    models = {"score": plan["lm"]["name"], "embed": plan["retriever"]["name"], "train": plan["retriever"]["name"]}
+    for role, model in models.items():
+        tokens = f"{plan['tokens'][role]:.3g}" if role in plan["tokens"] else ""
+        table.add_row(ROLE_NAMES[role], str(model), tokens, f"{plan['flop'][role]:.2g}", f"{plan['hours'][role]:.2g}")
     return table
 
 

@@ -274,10 +274,10 @@ def test_the_rows_of_a_folder_are_read_and_other_files_are_named(case, tmp_path,
 
 
 def test_a_tree_of_texts_leaves_data_aside_and_keeps_its_cards(tmp_path):
-    write_form(tmp_path, {"README.md": b"about", "a/x.py": b"import b", "package.json": b"{}", "n.csv": b"1,2"})
+    write_form(tmp_path, {"setup.cfg": b"about", "a/x.py": b"import b", "p.json": b"{}", "logo": b"\x89PNG\0"})
     plan = plan_source(str(tmp_path), FieldMap())
-    assert [Path(name).name for shard in plan.shards for name in shard.names] == ["README.md", "x.py"]
-    assert plan.left_aside == ("n.csv", "package.json")
+    assert [Path(name).name for shard in plan.shards for name in shard.names] == ["x.py", "setup.cfg"]
+    assert plan.left_aside == ("logo", "p.json")
 
 
 TWICE = pa.table([pa.array(["1"]), pa.array(["2"]), pa.array(["one"])], names=["id", "id", "text"])
