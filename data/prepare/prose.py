@@ -81,6 +81,7 @@ class Prose:
             if any(section.level <= first.level for section in others):  # their own headings stay in the text
                 path, start = first.path[:-1], first.start
             title, length = self._title(path, limit // 3)
+            start = start if title else first.start
             for a, b in self._cut(start, (others or [first])[-1].end, limit - length):
                 if body := self.text[a:b].strip():
                     yield title, body

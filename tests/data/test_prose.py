@@ -1,0 +1,183 @@
+"""A folder of prose is read, cut at headings and sentences, and dealt to the splits by files."""
+
+import gzip
+import re
+from pathlib import Path
+
+import pytest
+
+from replug.config.errors import UserError
+from replug.data.prepare.prose import Prose, points_elsewhere
+from replug.data.sampling import Shares, shares_of, split_of
+from replug.data.sources.formats import read_items
+from replug.data.sources.markup import plain_markup
+from replug.data.sources.records import FieldMap, Rejected
+from replug.data.sources.shards import plan_source
+from tests.support.preparing import prepare
+
+GUIDE = """# Guide
+
+A guide to bees.
+
+## Keeping bees
+
+Bees live in hives. A hive has frames, e.g. ten of them. Dr. Smith opens it in May. The queen stays below. In June the
+keeper adds a second box. Honey is taken in August. The bees need sugar then.
+
+### Tools
+
+- a smoker
+- a veil
+
+```python
+# not a heading
+open(hive)
+```
+
+Legal
+-----
+
+None.
+"""
+
+
+def prose(text: str) -> Prose:
+    """A token is a word with the white space before it."""
+    return Prose(text, [match.end() for match in re.finditer(r"\s*\S+", text)])
+
+
+def test_documents_begin_with_their_headings_and_end_with_sentences():
+    assert [(title, " ".join(body.split())) for title, body in prose(GUIDE).documents(36)] == [
+        ("Guide", "A guide to bees."),
+        ("Guide > Keeping bees", "Bees live in hives. A hive has frames, e.g. ten of them. Dr. Smith opens it in May."),
+        (
+            "Guide > Keeping bees",
+            "The queen stays below. In June the keeper adds a second box. Honey is taken in August. "
+            "The bees need sugar then.",
+        ),
+        ("Guide > Keeping bees > Tools", "- a smoker - a veil ```python # not a heading open(hive) ```"),
+        ("Legal", "None."),
+    ]
+
+
+@pytest.mark.parametrize("limit", [8, 13, 40, 500])
+def test_no_document_or_example_is_longer_than_its_limit_and_no_sentence_is_lost(limit: int):
+    text = "\n\n".join(f"{'#' * (1 + number % 3)} Part {number}\n\n{GUIDE}" for number in range(5))
+    documents, examples = list(prose(text).documents(limit)), list(prose(text).examples(limit))
+    words = [len(f"{title} {body}".split()) for title, body in documents]
+    assert max(words) <= limit
+    assert max(len(part.split()) for pair in examples for part in pair) <= limit
+    said = " ".join(body for _, body in documents).split()
+    assert {"guide", "hives.", "e.g.", "August.", "smoker", "open(hive)", "None."} <= set(said)
+
+
+def test_an_example_is_a_passage_whose_halves_are_sentences():
+    [pair] = prose("One two three four. Five six seven eight. Nine ten. Eleven twelve thirteen.").examples(8)
+    assert pair == ("One two three four. Five six seven eight.", " Nine ten. Eleven twelve thirteen.")
+
+
+def test_text_without_sentences_is_cut_by_lines_and_by_tokens_where_there_are_none():
+    lines = "\n".join("a b c d e" for _ in range(6))
+    assert {body for _, body in prose(lines).documents(12)} == {"a b c d e\na b c d e"}
+    assert [len(body.split()) for _, body in prose("word " * 30).documents(12)] == [10, 10, 10]
+
+
+def test_underlined_headings_have_the_levels_of_their_marks():
+    body = "one two three four five six seven eight nine ten."
+    marked = (("Title", "=", True), ("First", "-", False), ("Inner", "~", False), ("Last", "-", False))
+    text = "".join(f"{over * 5 * mark}\n{title}\n{mark * 5}\n\n{body}\n\n" for title, mark, over in marked)
+    titles = [title for title, _ in prose(text).documents(24)]
+    assert titles == ["Title", "Title > First", "First > Inner", "Title > Last"], "as many headings as fit"
+    assert [title for title, _ in prose(text).documents(200)] == ["Title"], "short sections stand together"
+    assert [body.splitlines()[0] for _, body in prose(text).documents(5)][0] == "=====", "no room for a title"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("- [One](a.md)\n- [Two](b.md): it\n- [Three](c.md)", True),
+        ("Install ........ 3\nUse ............ 4", True),
+        (".. toctree::\n\n   user/install\n   user/guide", True),
+        ("* `One <https://a.org>`_\n* https://b.org/c", True),
+        ("See [the guide](a.md), which explains how bees are kept.\nHives need sun.", False),
+        ("Plain words.", False),
+    ],
+)
+def test_lists_of_links_and_tables_of_contents_only_point_elsewhere(text: str, expected: bool):
+    assert points_elsewhere(text) is expected
+
+
+def test_front_matter_and_comments_are_left_out_and_its_title_is_a_heading():
+    page = "---\nlayout: x\ntitle: 'Bees'\n---\n<!-- licence -->\nText.\n"
+    assert plain_markup(page) == "# Bees\n\nText.\n"
+
+
+# Folders -----------------------------------------------------------------------------------------------------
+
+
+def write(folder: Path, files: dict[str, bytes]) -> Path:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def test_prose_is_read_and_what_else_a_folder_of_documentation_holds_is_counted(tmp_path, caplog):
+    caplog.set_level("INFO", "replug")
+    files = {f"{number}.md": b"# A\n\nSome text." for number in range(3)}
+    others = {"conf.py": b"x = 1", "a/logo.png": b"\x89PNG\0", "data.jsonl": b'{"text": "row"}\n', "b.json": b"{}"}
+    tools = {".git/x.md": b"no", "node_modules/y.md": b"no", "deep/__pycache__/z.txt": b"no"}
+    plan = plan_source(
+        str(write(tmp_path, files | others | tools | {"z.txt.gz": gzip.compress(b"packed")})), FieldMap()
+    )
+    assert plan.text_ids == ["0.md", "1.md", "2.md", "z.txt.gz"]
+    plan.say("data.source")
+    assert "4 in all: 1 .png" in caplog.text and "conf.py" in caplog.text
+
+
+def test_html_is_read_as_its_main_text_and_a_page_without_one_is_no_mistake(tmp_path):
+    paragraphs = "".join(f"<p>The {word} of the hive is told here at length for all.</p>" for word in ("roof", "floor"))
+    page = f"<html><head><title>Bees</title></head><body><nav>Menu</nav><main><h2>Hives</h2>{paragraphs}</main></body>"
+    source = write(tmp_path, {"a.html": page.encode(), "b.html": b"<html><body></body></html>"})
+    [shard] = plan_source(str(source), FieldMap()).shards
+    good, bad = (item for _, item in read_items(shard, FieldMap()))
+    assert "## Hives" in good.text and "The roof of the hive" in good.text and "Menu" not in good.text
+    assert isinstance(bad, Rejected) and bad.reason == "no_main_text"
+
+
+def test_html_without_the_extra_is_refused_with_the_line_that_installs_it(tmp_path, monkeypatch):
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "trafilatura" else find(name))
+    with pytest.raises(UserError, match=r"HTML files, and reading them needs trafilatura: pip install 'replug.web."):
+        plan_source(str(write(tmp_path, {"a.html": b"<html></html>"})), FieldMap())
+
+
+@pytest.mark.parametrize("number", [10, 30, 300])
+def test_each_split_has_its_part_of_few_files(number: int):
+    names = [f"{i}.md" for i in range(number)]
+    shares = shares_of(names, 0, Shares(0.2, 0.1, None, 0.1))
+    found = [split_of(name, 0, shares) for name in names]
+    counts = {split: found.count(split) for split in ("queries", "heldout", "dev", "documents")}
+    tenth = number // 10
+    assert counts == {"queries": 2 * tenth, "heldout": tenth, "dev": tenth, "documents": 6 * tenth}
+
+
+def test_a_folder_too_small_is_refused_with_its_number_of_files(tmp_path):
+    write(tmp_path / "few", {f"{i}.md": GUIDE.encode() for i in range(9)})
+    with pytest.raises(UserError, match=r"few holds 9 texts, and each is of one split alone .* at least 10 files"):
+        prepare(tmp_path / "set", tmp_path / "few")
+    assert not (tmp_path / "set").exists()
+
+
+def test_links_and_short_passages_are_counted_and_a_file_that_cannot_be_read_is_named(tmp_path, caplog):
+    files = {f"{i}.md": GUIDE.replace("May", f"May of {i}").encode() for i in range(30)}
+    links = {f"links{i}.md": b"- [One two](a.md)\n- [Three four](b.md)\n" for i in range(10)}
+    write(tmp_path / "docs", files | links | {"old.txt": "caf\xe9".encode("latin-1")})
+    keys = {"document_tokens": 30, "max_rejected_share": 0.1}
+    prepared = prepare(tmp_path / "set", tmp_path / "docs", context_tokens=15, **keys)
+    assert prepared.manifest["dropped"]["document that is a list of links"] > 0
+    assert not any("Three four" in doc.text for doc in prepared.corpus.iterate())
+    assert "old.txt: at byte 3" in caplog.text
+    assert all(example.context.strip() and example.continuation.strip() for example in prepared.heldout.examples())
