@@ -159,17 +159,17 @@ def _scan(text: str) -> tuple[list[tuple[int, int, int, str]], list[tuple[int, i
     for match in LINE.finditer(text):
         start, line = match.start(), match[0]
         ends.append(match.end() - line.endswith("\n"))
-        if FENCE.match(line):
+        under = UNDERLINE.match(line) if fence < 0 else None
+        if under and _is_title(before[1], line, under[1], above[1]):
+            is_over = above[1].rstrip() == line.rstrip()
+            level = styles.setdefault((under[1], is_over), len(styles) + 1)
+            headings.append((above[0] if is_over else before[0], match.end(), level, _plain(before[1])))
+        elif FENCE.match(line):
             if fence >= 0:
                 fences.append((fence, match.end()))
             fence = -1 if fence >= 0 else start
-        elif fence < 0:
-            if (atx := ATX.match(line)) and atx[2]:
-                headings.append((start, match.end(), len(atx[1]), _plain(atx[2])))
-            elif (under := UNDERLINE.match(line)) and _is_title(before[1], line, under[1], above[1]):
-                is_over = above[1].rstrip() == line.rstrip()
-                level = styles.setdefault((under[1], is_over), len(styles) + 1)
-                headings.append((above[0] if is_over else before[0], match.end(), level, _plain(before[1])))
+        elif fence < 0 and (atx := ATX.match(line)) and atx[2]:
+            headings.append((start, match.end(), len(atx[1]), _plain(atx[2])))
         above, before = before, (start, line)
     return headings, fences, ends
 
