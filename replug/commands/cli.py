@@ -36,7 +36,7 @@ COMMANDS = {  # modules of `replug.commands` by group, in the order of `replug -
     "Train": ("train", "prepare", "slurm"),
     "Evaluate": ("evaluate", "report"),
     "Use": ("search", "ask", "export", "serve"),
-    "Plan and check": ("plan", "configs", "keys", "doctor"),
+    "Plan and check": ("plan", "doctor", "configs", "keys"),
 }
 
 

@@ -79,12 +79,12 @@ def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator
     if config.retrieve.k < 2:
         yield f"retrieve.k is {config.retrieve.k}; expected at least 2, since one document gives no gradient"
     yield from _data_problems(config.data)
-    yield from _dev_problems(config)
     yield from _index_problems(config)
     yield from refresh_problems(config.refresh)
     yield from _resource_problems(config)
     yield from _training_problems(config)
     yield from _with_labels(config) if config.train.labels else _without_labels(config)
+    yield from _dev_problems(config)
     yield from _ensemble_problems(config.ensemble, config.lm)
 
 

@@ -5,6 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from replug.commands.command import with_short_keys
+from replug.config.paths import SHIPPED, find_config
+from tests.support.command_line import CommandLine
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -22,7 +26,7 @@ def test_help_shows_the_commands_in_groups_the_main_ones_first() -> None:
         *("Train", "train", "prepare", "slurm"),
         *("Evaluate", "evaluate", "report"),
         *("Use", "search", "ask", "export", "serve"),
-        *("Plan and check", "plan", "doctor", "keys"),
+        *("Plan and check", "plan", "doctor", "configs", "keys"),
     ]
 
 
@@ -33,3 +37,30 @@ def test_no_command_imports_what_is_heavy_before_it_runs() -> None:
         "print(sorted(heavy & set(sys.modules)))"
     )
     assert run(ROOT / "python", "-c", code) == "[]\n"
+
+
+def test_shipped_configurations_are_listed_and_copied(replug: CommandLine, tmp_path: Path) -> None:
+    lines = replug("configs").output.splitlines()
+    assert len(lines) == len(list((ROOT / "configs").rglob("*.yaml")))
+    assert any(re.match(r"own_data +Your own folder", line) for line in lines)
+    copied = replug("configs", "--copy", "own_data", tmp_path / "mine.yaml")
+    assert copied.status == 0 and (tmp_path / "mine.yaml").read_text() == (ROOT / "configs/own_data.yaml").read_text()
+    assert (
+        "mine.yaml exists; give another file" in replug("configs", "--copy", "own_data", tmp_path / "mine.yaml").errors
+    )
+    assert "no configuration is called 'own'" in replug("configs", "--copy", "own").errors
+
+
+def test_a_name_is_a_file_or_run_of_ones_own_before_a_shipped_one(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "paper").mkdir()
+    assert find_config("paper") == find_config("configs/paper.yaml") == SHIPPED / "paper.yaml"
+    (tmp_path / "paper/config.yaml").touch()
+    assert find_config("paper") == Path("paper")
+
+
+def test_short_options_are_overrides_and_what_is_typed_in_full_comes_after() -> None:
+    assert with_short_keys(["seed=1"], "docs", "enc", "gpt2") == [
+        *("data.source=docs", "retriever.path=enc", "lm.path=gpt2", "seed=1")
+    ]
+    assert with_short_keys(None, None, None, "http://a/v1") == ["lm.url=http://a/v1"]

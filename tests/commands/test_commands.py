@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from huggingface_hub import constants
 
+from replug.commands.evaluate import config_of_run
 from replug.commands.export import export
 from replug.commands.report import report as run_report
 from replug.commands.search import search
@@ -78,3 +79,10 @@ def test_evaluate_measures_the_tuned_retriever_as_train_did(quiet_run, finish, t
     output = finish(run, command="evaluate")
     again = json.loads((run / "evaluation/results.json").read_text())
     assert again == json.loads((quiet_run / "results.json").read_text()), output
+
+
+def test_a_runs_evaluation_takes_its_own_texts_models_and_folder(quiet_run):
+    config = config_of_run(quiet_run, ["evaluate.k=3"])
+    assert (config.run_dir, config.evaluate.k, config.data.source) == (str(quiet_run), 3, None)
+    assert Path(str(config.data.prepared)).samefile(quiet_run / "data")
+    assert config_of_run(quiet_run, ["data.source=stand_in"]).data.prepared is None

@@ -69,6 +69,23 @@ def test_the_table_names_the_roles_what_dominates_and_the_keys(capsys: pytest.Ca
     assert "6 GPUs on node 1: searcher + builder + scorer, 19.2 of 73.6 GB each" in said
 
 
+OWN = ["retriever.path=package:minilm", "lm.path=package:smollm2"]
+
+
+def test_a_plan_of_labels_counts_the_lms_calls_and_takes_this_machine(tmp_path, capsys) -> None:
+    for number in range(40):
+        (tmp_path / f"{number}.md").write_text("Some words. " * 400)
+    asked = [*OWN, f"data.source={tmp_path}", "data.num_queries=50"]
+    found = planned(capsys, ROOT / "configs/own_data.yaml", asked)
+    assert found["texts"] == {"documents": 562, "queries": 50, "heldout": 93, "dev": 93}
+    assert found["lm_calls"] == {"labels": 50 * 13 + 93 * 14, "labels_of_tuned": 143 * 8, "measuring": 93 * 31}
+    assert found["devices"] == "this machine" and found["wall_hours"] > 0 and found["disk_gb"]["total"] > 0.1
+    on_gpu = planned(capsys, ROOT / "configs/own_data.yaml", asked, gpus=["1xA100"], price=2.0)
+    assert on_gpu["dollars"] == pytest.approx(2 * on_gpu["wall_hours"])
+    plan(ROOT / "configs/own_data.yaml", asked)
+    assert "calls of the LM: 6,979 (labels 1,952" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("config", "overrides", "options", "message"),
     [

@@ -167,6 +167,7 @@ CONTRADICTING = {
     "train.labels=auto label.tuned_path=x": "label.tuned_path is x, but label.tuned is 0",
     "train.labels=auto label.tuned=4 retriever.train=query retriever.query_path=x": "expected one encoder instead",
     "data.num_dev=5 data.query_share=0.6 data.heldout_share=0.4": "for data.num_dev is 1.1; expected less",
+    "ensemble.temperature=fit": "data.num_dev is 0; .* since ensemble.temperature=fit chooses by development texts",
     "evaluate.heldout=false": r"evaluate\.heldout=false is set, but train\.labels is not",
     "retriever.dims=[8,8]": "retriever.dims is .*; expected different numbers above 0",
 }

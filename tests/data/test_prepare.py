@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from replug.config.errors import UserError
+from replug.config.load import load_config
 from replug.data.datamodule import Position, Positions, StepDataModule
 from replug.data.files import file_sha256
 from replug.data.prepare.local_pool import LocalPool
@@ -15,6 +16,8 @@ from replug.data.prepare.sets import prepare_rows
 from replug.data.sampling import QuerySampler, split_of
 from replug.data.sources.built_in_texts import stand_in_texts
 from replug.data.store import PreparedSet
+from replug.models.preparing import prepared_set
+from tests.support.packages import ROOT
 from tests.support.preparing import SHARES, ids_on, prepare
 
 
@@ -174,3 +177,19 @@ def test_the_loader_yields_bare_positions_from_the_trainers_own_step():
     module.trainer = SimpleNamespace(global_step=3)
     assert list(module.train_dataloader()) == [Position(3), Position(4)]
     assert len(Positions(first=3, max_steps=7, parts=1)) == 7  # the whole run, as Lightning counts
+
+
+# In a run directory -------------------------------------------------------------------------------------
+
+
+def test_a_changed_key_prepares_again_until_something_was_made_from_the_set(tmp_path, caplog):
+    caplog.set_level("INFO", "replug")
+    run = tmp_path / "run"
+    config = load_config(ROOT / "configs/debug.yaml", [f"run_dir={run}"])
+    first = prepared_set(config, run / "data")
+    changed = load_config(ROOT / "configs/debug.yaml", [f"run_dir={run}", "data.num_queries=9"])
+    assert len(prepared_set(changed, run / "data").queries) == 9 < len(first.queries)
+    assert "data.num_queries is 9, and was" in caplog.text and "preparing it again" in caplog.text
+    (run / "labels").mkdir()
+    with pytest.raises(UserError, match=r"labels was made from it: give another run_dir, or data\.num_q"):
+        prepared_set(config, run / "data")

@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from replug.commands.cli import command_line
+from replug.commands.command import with_short_keys
 from replug.config.load import (
     load_ask_config,
     load_config,
@@ -59,6 +60,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 HELP = sorted((ROOT / "replug/commands").rglob("*.py"))
+SHORT = ("--source", "--retriever", "--lm")
 TAKES_CONFIG = ("train", "evaluate", "prepare", "plan", "slurm")
 
 
@@ -101,7 +103,8 @@ COMMANDS = dict(documented())
 
 def compose(words: list[str]) -> None:
     """Raises UserError where the configuration of a command is refused."""
-    name, overrides = words[0], overrides_of(words[1:])
+    short = [words[words.index(option) + 1] if option in words else None for option in SHORT]
+    name, overrides = words[0], with_short_keys(overrides_of(words[1:]), *short)
     if name == "ask" and not any(word.startswith("--index") for word in words):
         engines = [f"web.engine={words[place + 1]}" for place, word in enumerate(words) if word == "--engine"]
         load_ask_config([*overrides, *engines])

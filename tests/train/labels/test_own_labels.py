@@ -28,14 +28,11 @@ def typed(folder: Path, replug: CommandLine, *others: str) -> list[str]:
     return [words[0], str(CONFIG), *kept, *STAND_INS, *OWN, *others]
 
 
-@pytest.mark.slow
-def test_a_set_without_development_texts_is_refused_before_anything_is_scored(
-    tmp_path: Path, replug: CommandLine
-) -> None:
+def test_a_set_without_development_texts_is_refused_before_anything_is_cut(tmp_path: Path, replug: CommandLine) -> None:
     command = [word for word in typed(tmp_path, replug) if not word.startswith("data.dev")]
     ended = replug(*command)
-    assert ended.status == 2 and "has no development texts; prepare a set with data.num_dev" in ended.errors
-    assert not (tmp_path / "mine/run/labels").exists()
+    assert ended.status == 2 and "data.dev is missing; expected a file, since train.patience chooses" in ended.errors
+    assert not (tmp_path / "mine/run").exists()
 
 
 def test_a_labelling_alone_has_no_tuned_queries_but_those_that_are_named(tmp_path: Path, replug: CommandLine) -> None:
