@@ -89,16 +89,19 @@ class SourcePlan:
             log.info(f"{key}: each of {files:,} files is a text")
         if aside := self.left_aside:
             read = f"{files:,} {'texts' if is_tree else 'files of rows'}"
-            suffixes = (Path(name.removesuffix(LINKED)).suffix or "without a suffix" for name in aside)
-            counts = ", ".join(f"{count:,} {suffix}" for suffix, count in Counter(suffixes).most_common(SHOWN))
             names = ", ".join([*aside[:SHOWN], *(["..."] if len(aside) > SHOWN else [])])
-            shown = f"{names} ({len(aside):,} in all: {counts})"
+            shown = f"{names} ({len(aside):,} in all: {_by_suffix(aside)})"
             log.warning(f"{key}: left aside beside {read}: {shown}. A pattern such as 'DIR/**/*.py' reads others")
         if unread := self.unread_fields:
             said = f"{key}: the rows have fields that are not read: {names_in(unread)}"
             if self.fields.id not in self.field_names and "." not in self.fields.id:
                 said += f". No field is '{self.fields.id}' (data.id_field): a text is named by a hash of its words"
             log.info(said)
+
+
+def _by_suffix(names: Iterable[str]) -> str:
+    suffixes = Counter(Path(name.removesuffix(LINKED)).suffix or "without a suffix" for name in names)
+    return ", ".join(f"{count:,} {suffix}" for suffix, count in suffixes.most_common(SHOWN))
 
 
 def plan_source(source: str, fields: FieldMap) -> SourcePlan:
@@ -109,7 +112,8 @@ def plan_source(source: str, fields: FieldMap) -> SourcePlan:
     planned, left_aside = _plan(source, fields, None if fields.new_text_at else SOURCE_SHARD_BYTES)
     shards = [replace(shard, number=number) for number, shard in enumerate(planned)]
     if not shards:
-        raise UserError(f"data.source: {source} holds no files")
+        found = f"no texts, but {_by_suffix(left_aside)}: extract their text first" if left_aside else "no files"
+        raise UserError(f"data.source: {source} holds {found}")
     names = field_names(shards[0]) if shards[0].kind in ROWS else ()
     return SourcePlan(shards, fields, tuple(left_aside), tuple(names))
 

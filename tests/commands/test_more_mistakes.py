@@ -62,7 +62,7 @@ def test_a_split_that_falls_short_is_said(tmp_path: Path, replug: CommandLine) -
     given = [f"data.source={texts}", "data.num_queries=100000", "lm.path=stand_in", "data.context_tokens=8"]
     ended = replug("prepare", ROOT / "configs/own_data.yaml", *given, f"run_dir={tmp_path / 'run'}")
     assert ended.status == 0, ended.errors
-    assert "warning: data.num_queries asks for 100,000, but the source gives " in ended.errors
+    assert "data.num_queries is 100,000, and the source gives " in ended.errors
     assert "a larger data.query_share" in ended.errors
 
 
