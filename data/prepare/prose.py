@@ -14,6 +14,7 @@ import numpy as np
 LINE = re.compile(r"[^\n]*\n|[^\n]+\Z")
 FENCE = re.compile(r"\s{0,3}(```|~~~)")
 ATX = re.compile(r" {0,3}(#{1,6})[ \t]+(.*?)[ \t]*#*[ \t]*\n?\Z")
+LONGEST_HEADING = 200  # characters
 UNDERLINE = re.compile(r"([=\-~^\"'`#*+:.<>_])\1{2,}[ \t]*\n?\Z")
 MARKS = re.compile(r"\[([^\]]*)\]\([^)]*\)|[*`]+")  # of a heading: a link keeps its words
 
@@ -68,8 +69,8 @@ class Prose:
         self._sections = list(_sections(text, headings))
         borders = [match for match in BORDER.finditer(text) if _ends_a_sentence(text, match)]
         sentences = np.array([m.start() if m["break"] else m.end() for m in borders], np.int64)
-        for start, end in fences:
-            sentences = sentences[(sentences <= start) | (sentences >= end)]
+        begun, ended = np.array([(0, 0), *fences], np.int64).T
+        sentences = sentences[sentences >= ended[np.searchsorted(begun, sentences) - 1]]  # not within a block
         others = [section.start for section in self._sections] + [place for fence in fences for place in fence]
         self._sentences = np.union1d(sentences, np.array(others, np.int64))
         self._lines = np.array(lines, np.int64)
@@ -168,7 +169,7 @@ def _scan(text: str) -> tuple[list[tuple[int, int, int, str]], list[tuple[int, i
             if fence >= 0:
                 fences.append((fence, match.end()))
             fence = -1 if fence >= 0 else start
-        elif fence < 0 and (atx := ATX.match(line)) and atx[2]:
+        elif fence < 0 and len(line) < LONGEST_HEADING and (atx := ATX.match(line)) and atx[2]:
             headings.append((start, match.end(), len(atx[1]), _plain(atx[2])))
         above, before = before, (start, line)
     return headings, fences, ends
@@ -177,7 +178,7 @@ def _scan(text: str) -> tuple[list[tuple[int, int, int, str]], list[tuple[int, i
 def _is_title(title: str, underline: str, mark: str, above: str) -> bool:
     """Return whether an underlined line is a heading: it stands alone, and is no longer than its line, or nearly."""
     words = title.strip()
-    if not words or title[0] in " \t-|>" or UNDERLINE.match(title) or len(words) > 120:
+    if not words or title[0] in " \t-|>" or UNDERLINE.match(title) or len(words) > LONGEST_HEADING:
         return False
     is_alone = not above.strip() or above.rstrip() == underline.rstrip()
     return is_alone and (mark in "=-" or len(underline.rstrip()) >= len(words))

@@ -283,6 +283,8 @@ def _whole(name: str, root: str, fields: FieldMap, pages: MainTexts | None = Non
         return Rejected(Reason.no_main_text, name, 0, "no main text was found in the page")
     label = text_id(name, root)
     domain = label.partition("/")[0] if "/" in label else "all"
+    if kind in PROSE:
+        text = text.replace("\r\n", "\n").replace("\f", "\n")  # the ends of lines, and of a PDF's pages
     text = plain_markup(text) if kind == "markup" else text
     return checked_text(SourceText(label, text, domain, is_prose=kind in PROSE), fields, name, 0)
 

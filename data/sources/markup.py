@@ -11,18 +11,26 @@ from replug.config.errors import require_extra
 
 FRONT_MATTER = re.compile(r"\A---\n(.*?)\n---\s*\n", re.DOTALL)
 FRONT_TITLE = re.compile(r"^title:[ \t]*[\"']?(.*?)[\"']?[ \t]*$", re.MULTILINE)
-COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 
 MainTexts = Callable[[bytes], str | None]  # None for a page without a main text, or one that keeps the parser busy
 
 
 def plain_markup(text: str) -> str:
     """Return the text without comments and front matter, whose title becomes the first heading."""
-    text = COMMENT.sub("", text.replace("\r\n", "\n").replace("\f", "\n"))
+    text = _without_comments(text)
     if (front := FRONT_MATTER.match(text)) is None:
         return text
     title = FRONT_TITLE.search(front[1])
     return (f"# {title[1]}\n\n" if title and title[1] else "") + text[front.end() :]
+
+
+def _without_comments(text: str) -> str:
+    """Search once, whatever the text: an expression would search to the end for every comment that has none."""
+    kept, place = [], 0
+    while (start := text.find("<!--", place)) >= 0 and (end := text.find("-->", start)) >= 0:
+        kept.append(text[place:start])
+        place = end + len("-->")
+    return "".join([*kept, text[place:]])
 
 
 def require_html(source: str) -> None:

@@ -35,8 +35,11 @@ def evaluate(
 
         run_evaluation(evaluation)
         return
-    loaded = config_of_run(config, given) if config.is_dir() else load_for_run(config, given)
-    configure_ray_environment(loaded)
+    if config.is_dir():
+        loaded = config_of_run(config, given)
+        configure_ray_environment(loaded)
+    else:
+        loaded = load_for_run(config, given)
     from replug.train.run import evaluate as evaluate_run
 
     evaluate_run(loaded)
