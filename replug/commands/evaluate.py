@@ -53,7 +53,5 @@ def config_of_run(run: Path, overrides: Sequence[str]) -> Config:
     prepared = Path(data.prepared or data.out or run / "data").expanduser()
     if any(override.startswith("data.") for override in overrides) or not (prepared / MANIFEST).is_file():
         return config
-    own = replace(
-        data, source=None, corpus=None, queries=None, heldout=None, dev=None, out=None, prepared=str(prepared)
-    )
-    return replace(config, data=own)
+    data = replace(data, source=None, corpus=None, queries=None, heldout=None, dev=None, out=None)
+    return replace(config, data=replace(data, prepared=str(prepared)))
