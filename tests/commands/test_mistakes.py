@@ -200,6 +200,7 @@ def test_a_set_made_from_a_raw_file_that_has_changed_since_is_refused(debug_conf
     texts = [" ".join(f"word{i}.{j}" for j in range(9)) for i in range(50)]
     raw.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     debug_config.data.source, debug_config.data.context_tokens = str(raw), 2
+    debug_config.data.out = str(tmp_path / "set")
     prepared_set(debug_config, tmp_path / "set")
     raw.write_text(raw.read_text().replace("word", "wort"))
     assert_says(lambda: prepared_set(debug_config, tmp_path / "set"), "data.source (files) is ")
