@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from replug.models.prompt import PromptTemplate
     from replug.models.replug_lm import ReplugLM
 
+__version__ = "0.1.0"
+
 __all__ = [
     "BlackBoxLM",
     "ContinuationScore",

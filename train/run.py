@@ -62,7 +62,7 @@ from replug.train.sources import (
     measure_last,
     version_after,
 )
-from replug.train.step_metrics import StepClock, loggers_of, publish_results
+from replug.train.step_metrics import StepClock, loggers_of, publish_results, require_wandb
 from replug.train.trained_weights import check_training, save_retriever
 from replug.train.verdict import HARMED, verdict_of
 from replug.train.workers import Workers, start_workers
@@ -73,6 +73,8 @@ log = logging.getLogger(__name__)
 def train(config: Config) -> dict:
     """Run or resume a training run; returns what `results.json` holds."""
     run = RunDirectory(Path(config.run_dir).expanduser())
+    if not run.is_finished:
+        require_wandb(config)  # before the labels, which take the longest
     _train_with_labels(config, run, run.index, RunStages(config, run))
     return show_results(run)
 

@@ -24,7 +24,6 @@ results.json       the table; report.html beside it
 import importlib.metadata
 import json
 import logging
-import os
 import platform
 import shlex
 import shutil
@@ -35,6 +34,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from replug import __version__
+from replug.cluster.environment import allowed_cores
 from replug.config.errors import RunError, UserError
 from replug.config.load import config_to_yaml, inputs_of, load_stored_config
 from replug.config.paths import require_folder
@@ -45,6 +46,7 @@ from replug.planning.model_sizes import ModelSize, encoder_size, lm_size
 
 log = logging.getLogger(__name__)
 
+THIS_FILE = Path(__file__).resolve()  # git follows no link
 CHECKPOINT_FORMAT = 4  # of what the callbacks put into a checkpoint
 MEND = "bring it back, or run `replug train` in another run_dir"
 # What a run directory holds beside its finished files, and what other commands leave where a run is to begin.
@@ -242,17 +244,21 @@ def _logged_step(line: str, torn: int) -> int:
 
 
 def describe_environment() -> dict[str, object]:
-    """Return package versions, git commit and machine, for `environment.json`; a frozen copy knows its own."""
+    """Return versions, git commit and machine, for `environment.json`; a frozen copy knows its own.
+
+    The commit is None unless a repository tracks this file: a .venv may lie in a repository of the user's.
+    """
     frozen = Path(__file__).parents[2].with_name("version.json")  # beside submitted/JOB/code
     at_submission = json.loads(frozen.read_text()) if frozen.is_file() else {}
+    is_tracked = _git("ls-files", "--error-unmatch", THIS_FILE.name) is not None
     return {
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "python": platform.python_version(),
-        "packages": {name: version for name in PACKAGES if (version := _version(name))},
-        "git_commit": _git("rev-parse", "HEAD"),
-        "git_dirty": bool(_git("status", "--porcelain")),
+        "packages": {"replug": __version__} | {name: found for name in PACKAGES if (found := _version(name))},
+        "git_commit": _git("rev-parse", "HEAD") if is_tracked else None,
+        "git_dirty": is_tracked and bool(_git("status", "--porcelain")),
         "machine": platform.platform(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": allowed_cores(),
         **{key: at_submission[key] for key in ("git_commit", "git_dirty", "code_sha256") if key in at_submission},
     }
 
@@ -265,9 +271,10 @@ def _version(name: str) -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    root = Path(__file__).parent
     try:
-        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["git", "-C", str(THIS_FILE.parent), *arguments], capture_output=True, text=True, check=True
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip()
@@ -282,9 +289,9 @@ def provenance_lines(config: Config, environment: Mapping[str, Any], lm_identity
         lines.append(f"command: {command}")
     commit, packages = environment.get("git_commit"), environment.get("packages", {})
     changed = " with changes" if environment.get("git_dirty") else ""
-    code = f"commit {commit[:12]}{changed}" if commit else "no git checkout"
-    versions = (f"{name} {packages[name]}" for name in ("torch", "transformers") if name in packages)
-    return [*lines, f"code: {', '.join([code, *versions])}"]
+    code = [f"commit {commit[:12]}{changed}"] if commit else []
+    versions = (f"{name} {packages[name]}" for name in ("replug", "torch", "transformers") if name in packages)
+    return [*lines, f"code: {', '.join([*code, *versions])}"]
 
 
 def _sized(path: str, size_of: Callable[[str], ModelSize]) -> str:

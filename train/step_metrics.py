@@ -17,7 +17,7 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from replug.cluster.gpus import USE, Busy, BusySeconds, DeviceUse, add_seconds
 from replug.config.choices import WandbMode
-from replug.config.errors import RunError
+from replug.config.errors import RunError, require_extra
 from replug.config.load import flatten
 from replug.config.schema import Config
 from replug.data.datamodule import Position
@@ -134,6 +134,12 @@ class JsonLinesLogger(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         append_row(self._path, {"step": step, **{k: v for k, v in metrics.items() if k != "epoch"}})
+
+
+def require_wandb(config: Config) -> None:
+    """Raise UserError, before anything heavy starts, if W&B is asked for and not installed."""
+    if config.wandb.mode is not WandbMode.off:
+        require_extra("wandb", "wandb", what=f"wandb.mode={config.wandb.mode}")
 
 
 def loggers_of(config: Config, run: RunDirectory) -> list[Logger]:

@@ -53,6 +53,11 @@ def private_folder() -> Path:
 VARIABLES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
 
 
+def allowed_cores() -> int:
+    """Return the cores that the system lets this process use; all of them where it has no such limit, as on macOS."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def use_interface_of(address: str) -> None:
     """Set the network interface of an address for gloo and NCCL in this process, unless the user has set one."""
     for name, known in psutil.net_if_addrs().items():

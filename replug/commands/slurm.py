@@ -24,6 +24,7 @@ from typing import Annotated
 
 import typer
 
+from replug import __version__
 from replug.cluster.gpu_shares import ROLES as ALL_ROLES
 from replug.cluster.layout import Layout, NoRoom, lay_out
 from replug.cluster.packing import Node
@@ -200,14 +201,15 @@ def _summary(path: Path, job: str, options: Mapping[str, str], actors: str, fold
     own = ("job-name", "ntasks-per-node", "requeue", "open-mode", "output", "signal")
     others = [f"--{name}={value}" for name, value in options.items() if name not in known + own]
     version = describe_environment()
-    commit = version["git_commit"] or "no git checkout"
+    commit = f" at commit {version['git_commit']}" if version["git_commit"] else ""
+    commit += " with changes" if version["git_dirty"] else ""
     rows = {
         "job": f"replug {job} {path}",
         "SLURM": "  ".join([*(f"{name} {options[name]}" for name in known if name in options), *others]),
         "actors": actors or "none",
         "run directory": f"{folder.parent.parent} (all nodes must see it)",
         "Python": f"{sys.executable} (all nodes must see it)",
-        "code": f"{commit}{' with changes' if version['git_dirty'] else ''}, a copy in {folder / 'code'}",
+        "code": f"replug {__version__}{commit}, a copy in {folder / 'code'}",
         "configuration": f"resolved, a copy in {folder / 'config.yaml'}",
     }
     return "\n".join(f"{name:<16} {value}" for name, value in rows.items())

@@ -11,8 +11,10 @@ from functools import cache
 from pathlib import Path
 from threading import Barrier
 
+import psutil
 import torch
 
+from replug.cluster.environment import allowed_cores
 from replug.cluster.gpus import rehearsal, torch_device
 from replug.config.errors import UserError
 
@@ -81,7 +83,7 @@ def available_cores() -> int:
 
     An actor has the variable from whoever started it (`thread_env`), since Ray would set it to a CPU's share.
     """
-    return int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
+    return int(os.environ.get("OMP_NUM_THREADS") or allowed_cores())
 
 
 def default_device() -> torch.device:
@@ -125,8 +127,7 @@ def _opens(device: Path) -> bool:
 
 def available_memory() -> int:
     """Return the bytes that processes may still take of the machine and of this container or job."""
-    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    free = int(lines["MemAvailable"].split()[0]) * 1024
+    free = psutil.virtual_memory().available
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
     if limit.is_file() and (most := limit.read_text().strip()).isdigit():
         free = min(free, int(most) - int(used.read_text()))

@@ -96,6 +96,8 @@ def test_online_wandb_wants_a_login_and_never_shows_it(monkeypatch, tmp_path):
     (tmp_path / "netrc").unlink()
     monkeypatch.setenv("WANDB_API_KEY", "hunter3")
     assert "WANDB_API_KEY" in doctor.wandb(online).found and "hunter3" not in doctor.wandb(online).found
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
+    assert doctor.wandb(online).state is State.wrong and "replug[wandb]" in doctor.wandb(online).fix
 
 
 def test_a_cluster_is_joined_and_says_how_a_run_would_be_laid_out_on_it(config, ray_address):

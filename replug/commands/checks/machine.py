@@ -6,9 +6,11 @@ and each ends within `LIMIT_SECONDS`, even if a file system hangs.
 
 import contextlib
 import importlib.metadata
+import importlib.util
 import os
 import shutil
 import stat
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -137,6 +139,8 @@ def running_ray() -> Check:
 def shared_memory() -> Check | None:
     """Check the room in /dev/shm, where Ray keeps its object store."""
     if not Path("/dev/shm").is_dir():
+        if sys.platform != "linux":  # Ray keeps it in a folder there
+            return None
         return Check("shared memory", State.warning, "no /dev/shm", "mount a tmpfs there")
     free = shutil.disk_usage("/dev/shm").free
     if free < OBJECT_STORE_BYTES:
@@ -146,7 +150,9 @@ def shared_memory() -> Check | None:
 
 
 def wandb(mode: WandbMode) -> Check:
-    """Check whether an online run would find a login; the key is never shown."""
+    """Check whether a run would find W&B, and an online one a login; the key is never shown."""
+    if mode is not WandbMode.off and importlib.util.find_spec("wandb") is None:
+        return Check("W&B", State.wrong, f"wandb.mode={mode}, but wandb is not here", "pip install 'replug[wandb]'")
     login = "WANDB_API_KEY" if os.environ.get("WANDB_API_KEY") else None
     path = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
     with contextlib.suppress(NetrcParseError):
