@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
+from huggingface_hub.errors import HTTPError
 
 from replug.config.errors import RunError, UserError
 from replug.data.sources.built_in_texts import read_package_texts, stand_in_texts
@@ -343,7 +343,7 @@ def _hub_rows(source_shard: SourceShard, fields: FieldMap) -> Iterator[Row]:
     try:
         for number, row in enumerate(dataset.shard(num_shards=dataset.num_shards, index=source_shard.start), start=1):
             yield number, row
-    except (OSError, httpx.HTTPError) as error:
+    except (OSError, HTTPError) as error:
         raise RunError(
             f"data.source: {name} broke off after row {number} of shard {source_shard.start} ({error}); what is "
             "finished is kept: run the same command again"
@@ -364,7 +364,7 @@ def _open_hub(name: str):  # type: ignore[no-untyped-def]
     path, configuration, split = named_split(name, TRAIN).split(":", 2)
     try:
         splits = load_dataset(path, configuration or None, streaming=True)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, HTTPError) as error:
         raise UserError(f"data.source: cannot open the dataset {name}: {str(error).strip().splitlines()[0]}") from error
     if split not in splits:
         raise UserError(

@@ -13,10 +13,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from huggingface_hub.errors import HTTPError
 
-from replug.config.errors import UserError
+from replug.config.errors import RunError, UserError
 from replug.data.hashing import content_hash
-from replug.data.sources import shards
+from replug.data.sources import formats, shards
 from replug.data.sources.built_in_texts import MIN_CHARACTERS, PACKAGE_TEXTS
 from replug.data.sources.records import FieldMap, SourceText
 from replug.data.sources.shards import content_sha256, plan_source, read_source_shard, source_fingerprint
@@ -213,6 +214,22 @@ def test_a_dataset_of_the_hub_gives_the_same_set_as_its_rows_in_a_file(hub, tmp_
     prepared = prepare(tmp_path / "a", "corpus")
     plain = prepare(tmp_path / "b", write_jsonl(tmp_path / "raw.jsonl", ROWS))
     assert contents(prepared.folder) == contents(plain.folder)
+
+
+def test_a_hub_that_breaks_off_is_named_with_the_row(hub, monkeypatch):
+    write_form(hub, {"train.parquet": table(ROWS)})
+    [source_shard] = plan_source("corpus", FieldMap()).shards
+
+    class BreaksOff:
+        num_shards = 1
+
+        def shard(self, num_shards: int, index: int):
+            yield {"text": "one"}
+            raise HTTPError("the connection was lost")  # httpx's or httpx2's, by the version of huggingface_hub
+
+    monkeypatch.setattr(formats, "_open_hub", lambda name: BreaksOff())
+    with pytest.raises(RunError, match=r"corpus broke off after row 1 of shard 0 \(the connection was lost\)"):
+        list(read_source_shard(source_shard, FieldMap()))
 
 
 def test_bad_rows_of_a_dataset_of_the_hub_are_counted_with_their_place_in_all_of_it(hub, tmp_path):
