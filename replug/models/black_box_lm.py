@@ -207,7 +207,7 @@ class BlackBoxLM(Protocol):
         ...
 
     def sample(self, prompts: Sequence[str], options: GenerationOptions) -> list[list[Generated]]:
-        """Draw answers after each prompt [P][num_samples]. A draw does not depend on what else is in the call."""
+        """Draw answers after each prompt, `[P][num_samples]`. A draw does not depend on what else is in the call."""
         ...
 
 
