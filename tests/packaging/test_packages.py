@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import replug
 from tests.support.command_line import ROOT, clean_environment
 
 
@@ -32,6 +33,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel that is built from the sdist, as PyPI's users and `python -m build` have it."""
     folder = tmp_path_factory.mktemp("built")
     with tarfile.open(build(ROOT, "sdist", folder)) as archive:
+        assert not [member.name for member in archive if member.issym() or member.islnk()]
         archive.extractall(folder, filter="data")
     [tree] = (path for path in folder.iterdir() if path.is_dir())
     return build(tree, "wheel", folder / "from_sdist")
@@ -60,7 +62,8 @@ def test_the_wheel_of_the_sdist_is_the_wheel_of_the_checkout(wheel: Path, tmp_pa
         "replug/slurm/job.sbatch",
         "replug/py.typed",
     } <= names[0]
-    assert not [name for name in names[0] if name.split("/")[0] not in ("replug", "replug-0.1.0.dist-info")]
+    assert {name.split("/")[0] for name in names[0]} == {"replug", f"replug-{replug.__version__}.dist-info"}
+    assert f"\nversion: {replug.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 @pytest.mark.slow
