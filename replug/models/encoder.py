@@ -261,7 +261,9 @@ class Encoder(nn.Module):
                     module.p = 0.0
         if gradient_checkpointing:
             for backbone in self.backbones:
-                backbone.activation_checkpointing_enable({"use_reentrant": False})
+                # Older versions of transformers have the second name.
+                name = "activation" if hasattr(backbone, "activation_checkpointing_enable") else "gradient"
+                getattr(backbone, f"{name}_checkpointing_enable")({"use_reentrant": False})
 
     def train_mode(self) -> None:
         """Switch to a step with gradient; `eval` is for everything else, and for what is frozen."""
