@@ -15,7 +15,7 @@ from replug.index_workers.searcher import open_shard
 from replug.index_workers.version_store import VersionStore, weights_sha256
 from replug.models.black_box_lm import require_texts
 from replug.models.encoder import Encoder, require_finite_vectors
-from replug.models.encoder_files import is_query_side
+from replug.models.encoder_files import has_tuned_queries
 from replug.models.ensemble import Retrieved
 
 
@@ -34,7 +34,6 @@ class LocalIndex:
         self.plan = store.plan(versions[-1])
         store.check_encoder(self.plan.version)
         self.encoder_folder = store.encoder_folder(self.plan.version)
-        self.query_encoder_folder = query_encoder_folder(root) or self.encoder_folder
         path, expected = store.corpus_path(self.plan), self.plan.num_documents
         if not shard_paths(path):
             raise UserError(f"the index's corpus {path} is gone; bring it back, or build the index again")
@@ -46,9 +45,15 @@ class LocalIndex:
         self.is_independent = all(shard.is_independent for shard in self._shards)  # as `searcher.Shard` has it
 
     def query_encoder(self) -> Encoder:
-        """Load what its queries are encoded by."""
-        plan = self.plan
-        return Encoder(str(self.query_encoder_folder), plan.similarity, plan.max_tokens, dims=plan.dims)
+        """Load what its queries and documents are encoded by. Raises UserError for queries of other documents."""
+        plan, own = self.plan, query_encoder_folder(self.root)
+        return Encoder(
+            str(self.encoder_folder),
+            plan.similarity,
+            plan.max_tokens,
+            query_path=str(own) if own else None,
+            dims=plan.dims,
+        )
 
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return rows and similarities [B, k], best first, for queries [B, D]."""
@@ -58,7 +63,7 @@ class LocalIndex:
 def query_encoder_folder(root: Path) -> Path | None:
     """Return the encoder of queries of a run's index, if they have their own: documents stayed as they were."""
     tuned = root.absolute().parent / "retriever"
-    return tuned if is_query_side(str(tuned)) else None
+    return tuned if has_tuned_queries(str(tuned)) else None
 
 
 def retriever_identity(plan: BuildPlan, root: Path) -> str:

@@ -2,7 +2,7 @@
 
 Hubs read its front matter (huggingface_hub's `ModelCardData`), people the rest. Its figures are those of the run's
 `results.json`, with their intervals. No checksum is kept of it: people fill in what a run does not know, and no vector
-depends on it.
+depends on it. It names no path of the machine of the training.
 """
 
 import json
@@ -13,17 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import ModelCardData, metadata_load, try_to_load_from_cache
+from huggingface_hub import EvalResult, ModelCard, ModelCardData, metadata_load, try_to_load_from_cache
 
-from replug.config.choices import TrainedSide
+from replug.config.choices import Similarity, TrainedSide
 from replug.config.load import flatten
+from replug.config.paths import public_name
 from replug.config.plain_text import plain_line
-from replug.config.schema import Config
-from replug.data.files import replace_file
+from replug.config.schema import Config, RetrieverConfig
+from replug.data.files import file_sha256, replace_file
+from replug.evals.results import Results, main_metric
 from replug.evals.tables import to_markdown
+from replug.models.encoder_files import MODULES_FILE, SETTINGS_FILE, document_encoder
 from replug.models.ensemble_temperature import PAPER, temperature_in
 from replug.models.lora import ADAPTER
-from replug.models.packaged import resolve_encoder_path
+from replug.models.packaged import MINILM_HUB_NAME, resolve_encoder_path
+from replug.train.evaluation import LANGUAGE_MODELLING, RETRIEVAL
 from replug.train.report import run_blocks
 
 log = logging.getLogger(__name__)
@@ -33,7 +37,6 @@ UNKNOWN = "unknown"  # a licence id of the hub: that the field is empty is said,
 TAGS = ["sentence-transformers", "sentence-similarity", "feature-extraction", "replug-lsr"]
 OF_THE_BASE = ("license", "license_name", "license_link", "language")
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-]+(?:\.\d[\w-]*)*")  # a version may stand in it, a file's suffix may not
-HERE = "THIS_FOLDER"  # stands for the name of a folder that may lie anywhere
 DATA_KEYS = ("source", "corpus", "queries", "heldout", "dev", "prepared")
 SETTINGS = (
     *("loss.gamma", "loss.beta", "loss.lm_score", "loss.direction", "loss.contrastive", "retrieve.k"),
@@ -42,27 +45,49 @@ SETTINGS = (
     *("train.batch_size", "train.lr", "train.warmup_ratio", "train.labels"),
     *("refresh.every_steps", "seed"),
 )
+MEASURED = {LANGUAGE_MODELLING: "text-generation", RETRIEVAL: "information-retrieval"}  # with the hub's names of tasks
+METHODS = ("lsr", "lsr/posterior")  # of the tuned retriever
 SIDES = {
     TrainedSide.both: "Tuned for queries and documents.",
     TrainedSide.query: "Tuned for queries alone: documents are embedded by the retriever as it was.",
     TrainedSide.documents: "Tuned for documents alone: queries are embedded by the retriever as it was.",
 }
-# With sentence-transformers, and with replug, which reads the ensemble's temperature too.
-USAGE = """```python
+TEXTS = '["The Loire flows through Nantes.", "The Rhine flows through Basel."]'
+QUERY = '["Which river flows through Basel?"]'
+ONE_MODEL = """```python
 from sentence_transformers import SentenceTransformer
 
 model = SentenceTransformer("{name}")
-queries = model.encode_query(["Which river flows through Basel?"])
-documents = model.encode_document(["The Rhine flows through Basel."])
+queries = model.encode_query({query})
+documents = model.encode_document({texts})
 print(model.similarity(queries, documents))
-```
+```"""
+TWO_MODELS = """```python
+from sentence_transformers import SentenceTransformer
 
-```python
-from replug import Encoder, EncoderRetriever, GenerationOptions, HuggingFaceLM, ReplugLM
+tuned = SentenceTransformer("{name}")
+base = SentenceTransformer("{base}")  # unchanged, for documents
+{changes}queries = tuned.encode_query({query})
+documents = base.encode_document({texts}{prompt})
+print(tuned.similarity(queries, documents))
+```"""
+WITH_REPLUG = """```python
+from replug import Encoder, EncoderRetriever
 
-retriever = EncoderRetriever(Encoder("{name}"), ["The Rhine flows through Basel."])
-lm = ReplugLM(HuggingFaceLM("AN_LM"), retriever, k=1)
-print(lm.generate("The river in Basel is the", GenerationOptions(8)).text)
+texts = {texts}
+retriever = EncoderRetriever(Encoder({given}), texts)
+print(retriever.retrieve({query}, k=1)[0][0].text)
+```"""
+CITATION = """```bibtex
+@misc{shi2023replug,
+  title = {REPLUG: Retrieval-Augmented Black-Box Language Models},
+  author = {Weijia Shi and Sewon Min and Michihiro Yasunaga and Minjoon Seo and Rich James and Mike Lewis
+            and Luke Zettlemoyer and Wen-tau Yih},
+  year = {2023},
+  eprint = {2301.12652},
+  archivePrefix = {arXiv},
+  primaryClass = {cs.CL},
+}
 ```"""
 
 
@@ -77,37 +102,39 @@ def write_model_card(
 ) -> None:
     """Write the card beside an encoder's files.
 
-    `weights` says of which step they are; `results` are the run's, once it has ended. `name` is OWNER/NAME on the hub,
-    and `license_id` a licence instead of the base's.
+    `weights` says of which step they are; `results` are the run's, once it has ended. `name` is what the model is
+    loaded by: OWNER/NAME on the hub, by default its folder in the working directory. `license_id` is a licence instead
+    of the base's.
     """
-    metadata = card_metadata(config, license_id)
-    given = {name: getattr(config.data, name) for name in DATA_KEYS}  # where texts and documents came from
-    said = ", ".join(f"{name} {plain_line(str(value))}" for name, value in given.items() if value)
+    name = name or f"./{folder.name}"
+    given = {key: getattr(config.data, key) for key in DATA_KEYS}  # where texts and documents came from
+    said = ", ".join(f"{key} {plain_line(public_name(value))}" for key, value in given.items() if value)
     data_lines = [f"data: {said}"] if said else []
     # Settings that are off are left out, and so are those that labels and epochs take the place of.
     known = flatten(config)
     replaced = {"train.max_steps": known["train.epochs"], "refresh.every_steps": known["train.labels"]}
     shown = [key for key in SETTINGS if (known[key] or key == "seed") and not replaced.get(key)]
-    rows = [f"| `{key}` | {plain_line(str(known[key]))} |" for key in shown]
+    rows = [f"| `{key}` | {plain_line(public_name(str(known[key])))} |" for key in shown]
     measured = run_blocks(results or {})
     parts = [
-        ["---", *metadata.to_yaml().splitlines(), "---"],
         ["# A retriever tuned to a language model"],
         list(_what_it_is(folder, config, weights)),
         ["## How to use it"],
-        [USAGE.format(name=name or HERE)],
+        list(_how_to_use(folder, config.retriever, name)),
         ["## How it was made"],
         [f"- {line}" for line in (*made_by, *data_lines)],
         ["| setting | value |", "|---|---|", *rows],
         ["## What it is worth", "", to_markdown(measured).rstrip()] if measured else [],
+        ["## Citation", "", CITATION],
     ]
-    lines = [line for part in parts if part for line in (*part, "")]
-    replace_file(folder / FILE, "\n".join(lines).encode())
+    text = "\n".join(line for part in parts if part for line in (*part, ""))
+    front = card_metadata(config, license_id, name, results or {}).to_yaml()
+    replace_file(folder / FILE, str(ModelCard(f"---\n{front}\n---\n{text}")).encode())
 
 
 def _what_it_is(folder: Path, config: Config, weights: str) -> Iterator[str]:
     yield "Tuned by REPLUG LSR ([Shi et al. 2023](https://arxiv.org/abs/2301.12652)) from the retriever below, for"
-    file = folder / "config_sentence_transformers.json"  # as sentence-transformers will compare its vectors
+    file = folder / SETTINGS_FILE  # as sentence-transformers will compare its vectors
     similarity = json.loads(file.read_text()).get("similarity_fn_name") if file.is_file() else None
     yield f"the LM below. Weights of {weights}. Similarity: {similarity or 'cosine'}."
     yield SIDES[config.retriever.train]
@@ -126,34 +153,117 @@ def _what_it_is(folder: Path, config: Config, weights: str) -> Iterator[str]:
     yield f"Temperature of REPLUG's ensemble: {said}."
 
 
-def card_metadata(config: Config, license_id: str | None) -> ModelCardData:
+def _how_to_use(folder: Path, retriever: RetrieverConfig, name: str) -> Iterator[str]:
+    """Yield code for sentence-transformers, and for replug, which reads the ensemble's temperature too."""
+    documents, given = document_encoder(str(folder)), f'"{name}"'
+    if documents is not None:
+        base = _base_name(retriever.path)
+        yield f"This model encodes queries. `{base}` encodes documents, unchanged{_checksum(retriever.path)}."
+        yield "An index of that model's vectors stays valid."
+        prompt = "" if retriever.document_prompt is None else f", prompt={retriever.document_prompt!r}"
+        changes = "".join(f"{line}\n" for line in _changes(retriever))
+        yield ""
+        yield TWO_MODELS.format(name=name, base=base, changes=changes, prompt=prompt, query=QUERY, texts=TEXTS)
+        if documents.path is None:
+            given = f'"{base}", query_path="{name}"'
+    else:
+        if (folder / "router_config.json").is_file():
+            yield "Queries and documents have an encoder each, the routes of a `Router`: `encode` needs a `task`."
+            yield ""
+        yield ONE_MODEL.format(name=name, query=QUERY, texts=TEXTS)
+    yield ""
+    yield WITH_REPLUG.format(given=given, query=QUERY, texts=TEXTS)
+
+
+def _changes(retriever: RetrieverConfig) -> Iterator[str]:
+    """Yield what makes the base, as others load it, encode documents as in the training."""
+    if retriever.max_tokens is not None:
+        yield f"base.max_seq_length = {retriever.max_tokens}"
+    modules, settings = (_file_of(retriever.path, name) for name in (MODULES_FILE, SETTINGS_FILE))
+    is_dot = settings is not None and json.loads(settings.read_text()).get("similarity_fn_name") == "dot"
+    ends = modules is not None and json.loads(modules.read_text())[-1]["type"].endswith(".Normalize")
+    if retriever.similarity is Similarity.dot and ends and not is_dot:
+        yield "del base[-1]  # its Normalize: vectors are compared as they are"
+
+
+def _base_name(path: str) -> str:
+    """Return what others load the base by; a folder of this machine by its name."""
+    if path == "package:minilm":
+        return MINILM_HUB_NAME
+    return path if _is_on_hub(path) else f"./{public_name(resolve_encoder_path(path))}"
+
+
+def _is_on_hub(path: str) -> bool:
+    return not (Path(path).expanduser().exists() or ":" in path or path == "stand_in")
+
+
+def _checksum(path: str) -> str:
+    weights = _file_of(path, "model.safetensors")
+    return f" (SHA-256 of its `model.safetensors`: `{file_sha256(weights)}`)" if weights else ""
+
+
+def _file_of(path: str, name: str) -> Path | None:
+    """Return a file of an encoder on this machine. Nothing is fetched: no network may break the end of a run."""
+    folder = resolve_encoder_path(path)
+    file = Path(folder) / name if Path(folder).is_dir() else try_to_load_from_cache(folder, name)
+    return Path(file) if isinstance(file, (str, Path)) and Path(file).is_file() else None
+
+
+def card_metadata(
+    config: Config, license_id: str | None, name: str = "", results: Mapping[str, Any] | None = None
+) -> ModelCardData:
     """Return the card's front matter, with `license_id` instead of the base's licence, where it is given.
 
     Only what is known is said. The base model and a dataset are named where they are names on the hub and no files of
-    this machine. Licence and language are the base's own, where its folder or the hub's cache holds its card. Nothing
-    is fetched: a card is written at the end of a run too, which no network may break.
+    this machine. Licence and language are the base's own, where its folder or the hub's cache holds its card.
     """
-    path, source = config.retriever.path, (config.data.source or "").partition(":")[0]
-    is_own = Path(path).expanduser().exists() or ":" in path or path == "stand_in"
-    is_dataset = HUB_NAME.fullmatch(source) and not Path(source).expanduser().exists()
-    base = _of_the_base(path)
-    said: dict[str, Any] = {"license": license_id} if license_id else {name: base.get(name) for name in OF_THE_BASE[:3]}
+    path, base = config.retriever.path, _of_the_base(config.retriever.path)
+    said: dict[str, Any] = {"license": license_id} if license_id else {key: base.get(key) for key in OF_THE_BASE[:3]}
+    source = (config.data.source or "").partition(":")[0]
+    dataset = source if HUB_NAME.fullmatch(source) and not Path(source).expanduser().exists() else None
+    evaluations = [
+        one
+        for what, task in MEASURED.items()
+        if what in (results or {})
+        for one in _eval_results((results or {})[what], what, task, dataset)
+    ]
     return ModelCardData(
         **{**said, "license": said["license"] or UNKNOWN},
         language=base.get("language"),
         library_name="sentence-transformers",
         pipeline_tag="sentence-similarity",
-        base_model=None if is_own else path,
-        datasets=[source] if is_dataset else None,
+        base_model=_base_name(path) if _is_on_hub(_base_name(path)) else None,
+        datasets=[dataset] if dataset else None,
         tags=TAGS,
+        model_name=name.rpartition("/")[2] if evaluations else None,
+        eval_results=evaluations or None,
     )
+
+
+def _eval_results(results: Results, what: str, task: str, dataset: str | None) -> Iterator[EvalResult]:
+    """Yield the tuned retriever's main metric, and its difference from the untuned one, with their intervals."""
+    main = main_metric(results)
+    for method in (method for method in METHODS if method in results):
+        for metric in (main, f"{main} - replug"):
+            if metric not in results[method]:
+                continue
+            entry = results[method][metric]
+            low, high = entry["interval"]
+            yield EvalResult(
+                task_type=task,
+                task_name=what.replace("_", " "),
+                dataset_type=dataset or "private",
+                dataset_name=f"held-out texts{f' of {dataset}' if dataset else ''}",
+                metric_type=main,
+                metric_name=f"{method}: {metric}, 95% interval {low:.4f} to {high:.4f}",
+                metric_value=round(entry["value"], 4),
+            )
 
 
 def _of_the_base(path: str) -> Mapping[str, Any]:
     """Return the front matter of the base's card; empty if there is none on this machine, or if it is unreadable."""
-    folder = resolve_encoder_path(path)
-    card = Path(folder) / FILE if Path(folder).is_dir() else try_to_load_from_cache(folder, FILE)
-    if not isinstance(card, (str, Path)) or not Path(card).is_file():
+    card = _file_of(path, FILE)
+    if card is None:
         return {}
     try:
         return metadata_load(card) or {}

@@ -182,7 +182,7 @@ def _train(
                 results = _measure(laid_out, run, data, workers, stages, weights["step"])
     results["weights"] = weights
     results["verdict"] = verdict_of(results)
-    write_model_card(run.retriever, config, describe_weights(weights), run.provenance(), results)
+    write_model_card(run.retriever, config, describe_weights(weights), run.provenance(is_public=True), results)
     run.finish(results)
     publish_results(loggers, run, results)
 
@@ -264,7 +264,7 @@ def _export(
         tuned = load_encoder(config.retriever, run.best_weights, config.index.dims)
         if config.ensemble.temperature == FIT:
             tuned.temperature = EnsembleTemperature(best.temperature, lm, config.evaluate.k, len(data.require_dev()))
-    save_retriever(run.retriever, tuned, config.retriever.train, module.frozen_documents, run.best_weights)
+    save_retriever(run.retriever, tuned, config.retriever, module.frozen_documents, run.best_weights)
     measured = {"first": asdict(watch.first) if watch.first else None, "best": asdict(best) if best else None}
     return {"step": best.step if best else steps, "steps": steps, **measured}
 

@@ -38,7 +38,7 @@ from replug import __version__
 from replug.cluster.environment import allowed_cores
 from replug.config.errors import RunError, UserError
 from replug.config.load import config_to_yaml, inputs_of, load_stored_config
-from replug.config.paths import require_folder
+from replug.config.paths import public_name, require_folder
 from replug.config.schema import Config
 from replug.data.files import file_sha256, read_json, replace_file, write_json
 from replug.data.folder import MANIFEST, Folder, read_mark, write_mark
@@ -207,13 +207,13 @@ class RunDirectory:
     def read_device_use(self) -> list[dict]:
         return _read_rows(self.device_use)
 
-    def provenance(self) -> list[str]:
-        """Return lines that say how the run was made."""
+    def provenance(self, is_public: bool = False) -> list[str]:
+        """Return lines that say how the run was made, `is_public` for readers elsewhere."""
         environment, config = self.path / "environment.json", self.begun_with()
         if config is None:
             return []
         known = read_json(environment, MEND) if environment.is_file() else {}
-        return provenance_lines(config, known, (self.folder.inputs or {}).get(LM))
+        return provenance_lines(config, known, (self.folder.inputs or {}).get(LM), is_public)
 
 
 def _inputs_of(config: Config) -> dict[str, Any]:
@@ -280,12 +280,19 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-def provenance_lines(config: Config, environment: Mapping[str, Any], lm_identity: str | None) -> list[str]:
-    """Return lines that say how a run was made: its models, command, commit and versions."""
-    lm = f"{config.lm.model} at {config.lm.url}" if config.lm.url else _sized(str(config.lm.path), lm_size)
-    models = f"retriever {_sized(config.retriever.path, encoder_size)}; LM {lm}"
+def provenance_lines(
+    config: Config, environment: Mapping[str, Any], lm_identity: str | None, is_public: bool = False
+) -> list[str]:
+    """Return lines that say how a run was made: its models, command, commit and versions.
+
+    `is_public` leaves out what only this machine has: the command, the places of files, and a server's address.
+    """
+    named = public_name if is_public else str
+    server = config.lm.model if is_public else f"{config.lm.model} at {config.lm.url}"
+    lm = server if config.lm.url else _sized(str(config.lm.path), lm_size, named)
+    models = f"retriever {_sized(config.retriever.path, encoder_size, named)}; LM {lm}"
     lines = [f"models: {models}{f', identity {lm_identity}' if lm_identity else ''}"]
-    if command := environment.get("command"):
+    if (command := environment.get("command")) and not is_public:
         lines.append(f"command: {command}")
     commit, packages = environment.get("git_commit"), environment.get("packages", {})
     changed = " with changes" if environment.get("git_dirty") else ""
@@ -294,8 +301,8 @@ def provenance_lines(config: Config, environment: Mapping[str, Any], lm_identity
     return [*lines, f"code: {', '.join([*code, *versions])}"]
 
 
-def _sized(path: str, size_of: Callable[[str], ModelSize]) -> str:
+def _sized(path: str, size_of: Callable[[str], ModelSize], named: Callable[[str], str]) -> str:
     try:
-        return f"{path} ({size_of(path).parameters / 1e6:,.1f}M parameters)"
+        return f"{named(path)} ({size_of(path).parameters / 1e6:,.1f}M parameters)"
     except UserError:  # no table knows it; the plan asks the user, who need not know it here
-        return path
+        return named(path)

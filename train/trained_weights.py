@@ -5,17 +5,16 @@ and a hash of the others, which a resumed run has from `retriever.path`.
 """
 
 import copy
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from replug.config.choices import TrainedSide
 from replug.config.errors import RunError, UserError
-from replug.config.schema import Config
-from replug.models.build import load_encoder
+from replug.config.schema import Config, RetrieverConfig
+from replug.models.build import encoder_location, load_encoder
 from replug.models.encoder import Encoder
-from replug.models.encoder_files import mark_query_side
+from replug.models.encoder_files import DocumentEncoder, mark_tuned_queries, numbers_sha256
 from replug.models.lora import adapter_settings, add_adapters, freeze_layers, frozen_part, keep_adapters
 
 UNTRAINED = "untrained_sha256"  # in a checkpoint that holds the weights alone that learn
@@ -52,11 +51,8 @@ def choose_trained_weights(config: Config, encoder: Encoder) -> None:
             freeze_layers(backbone, frozen_layers)
     else:
         return
-    digest = hashlib.sha256()  # of names and numbers
-    for name, weight in sorted((n, w) for n, w in encoder.named_parameters() if not w.requires_grad):
-        digest.update(name.encode())
-        digest.update(weight.detach().cpu().numpy().tobytes())
-    encoder.untrained_sha256 = digest.hexdigest()
+    untrained = ((name, weight) for name, weight in encoder.named_parameters() if not weight.requires_grad)
+    encoder.untrained_sha256 = numbers_sha256(untrained)
 
 
 def leave_out_untrained(encoder: Encoder, checkpoint: dict[str, Any]) -> None:
@@ -115,20 +111,28 @@ def freeze_sides(side: TrainedSide, encoder: Encoder) -> Encoder | None:
 
 
 def save_retriever(
-    folder: Path, encoder: Encoder, side: TrainedSide, documents: Encoder | None = None, source: Path | None = None
+    folder: Path,
+    encoder: Encoder,
+    retriever: RetrieverConfig,
+    documents: Encoder | None = None,
+    source: Path | None = None,
+    for_hub: bool = False,
 ) -> None:
-    """`documents` encodes documents, as it was, where one encoder had both sides and its queries alone were tuned.
+    """Write the tuned retriever: one encoder, a pair, or queries alone with the name of their documents' encoder.
 
+    `documents` encodes documents, as it was, where one encoder had both sides and its queries alone were tuned.
     `source` is the folder that `encoder` was read from, whose adapters are kept. Queries tuned alone are marked: an
-    index that was made before holds the documents' vectors as they are, and they search it.
+    index that was made before holds the documents' vectors as they are, and they search it. `for_hub` names no folder
+    of this machine.
     """
-    saved = encoder
-    if documents is not None:  # a copy, with the temperature that was fitted to the queries
-        saved = copy.deepcopy(documents).cpu()
-        saved.pair_with(encoder)
-        saved.temperature = encoder.temperature
-    saved.save(folder)
+    if documents is not None:
+        path: str | None = retriever.path
+        if Path(retriever.path).expanduser().exists():
+            path = None if for_hub else encoder_location(retriever.path)
+        encoder.save(folder, DocumentEncoder(path, documents.documents_sha256()))
+    else:
+        encoder.save(folder)
+        if retriever.train is TrainedSide.query:
+            mark_tuned_queries(folder, None)
     if source is not None:
-        keep_adapters(source, folder, "" if documents is None else "query_")
-    if side is TrainedSide.query:
-        mark_query_side(folder)
+        keep_adapters(source, folder)

@@ -27,7 +27,11 @@ def export(
     out: Annotated[Path | None, typer.Option("--out", help="Folder to write the model to.")] = None,
     push: Annotated[
         str | None,
-        typer.Option("--push", metavar="OWNER/NAME", help="Hub repository to push to; HF_TOKEN holds the token."),
+        typer.Option(
+            "--push",
+            metavar="OWNER/NAME",
+            help="Hub repository to push to, by `hf auth login` or HF_TOKEN.",
+        ),
     ] = None,
     public: Annotated[bool, typer.Option("--public", help="Make the pushed repository public.")] = False,
     license_id: Annotated[
@@ -72,13 +76,18 @@ def export(
         folder.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".partial", dir=folder.parent))
         with writing(partial):
-            side, documents = config.retriever.train, None
-            if side is TrainedSide.query and not encoder.is_pair:
-                log.info(f"documents are encoded by retriever.path, {config.retriever.path}, as it is now")
-                documents = load_encoder(config.retriever)
-            save_retriever(partial, encoder, side, documents, read_from)
+            documents = load_encoder(config.retriever) if config.retriever.train is TrainedSide.query else None
+            if documents is not None and documents.is_pair:
+                documents = None  # it had an encoder for each side, and stays a pair
+            save_retriever(partial, encoder, config.retriever, documents, read_from, for_hub=push is not None)
+            if push is not None and documents is not None and Path(config.retriever.path).expanduser().exists():
+                log.warning(
+                    f"documents are encoded by {config.retriever.path}, a folder of this machine: push that model too, "
+                    "and name it in the card"
+                )
             results = json.loads(run.results.read_text()) if run.is_finished else None
-            write_model_card(partial, config, weights, run.provenance(), results, push, license_id)
+            name, made_by = push or f"./{folder.name}", run.provenance(is_public=True)
+            write_model_card(partial, config, weights, made_by, results, name, license_id)
             partial.rename(folder)
         if out is not None:
             print(f"retriever: {out} (weights of {weights})")

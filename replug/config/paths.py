@@ -21,6 +21,12 @@ def find_config(name: str) -> Path:
     return shipped if not is_own and shipped.is_file() else path
 
 
+def public_name(path: str) -> str:
+    """Return a name that means the same everywhere as it is, and the last part of a file's or folder's path."""
+    file = Path(path).expanduser()
+    return file.absolute().name if file.is_absolute() or file.exists() or path.startswith(".") else path
+
+
 def require_folder(key: str, path: Path) -> None:
     """Raise UserError for a folder that cannot be written, or be made; nothing is made."""
     there = next(place for place in (path, *path.absolute().parents) if place.exists())

@@ -29,7 +29,7 @@ from replug.index_workers.local_index import LocalIndex, query_encoder_folder
 from replug.index_workers.service import IndexService
 from replug.index_workers.version_store import VersionStore
 from replug.models.build import load_encoder
-from replug.models.encoder import Encoder, require_finite_vectors
+from replug.models.encoder import Encoder, QueryEncoder, require_finite_vectors
 from replug.models.hardware import available_cores
 from replug.models.packaged import resolve_encoder_path
 
@@ -143,7 +143,12 @@ def _query_vectors(queries: Sequence[str], path: str | None, encoder: Encoder) -
 
 def _query_encoder(path: str | None, encoder: Encoder) -> Encoder:
     """Return the encoder in `path`, which only queries have, or that of the documents."""
-    return Encoder(resolve_encoder_path(path), encoder.similarity, dims=encoder.dims) if path else encoder
+    if not path:
+        return encoder
+    folder = resolve_encoder_path(path)
+    queries = QueryEncoder(folder, encoder.similarity, dims=encoder.dims)
+    encoder.require_documents_of(queries, folder)
+    return queries
 
 
 def open_searches(

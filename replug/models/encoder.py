@@ -22,13 +22,26 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from replug.config.errors import NotFiniteError, UserError
-from replug.data.files import as_other_files
+from replug.data.files import as_other_files, json_sha256
 from replug.data.folder import write_checksums
 from replug.data.store import CorpusStore
 from replug.data.tokenizing import TokenIds, cut_ids
 from replug.models.batching import token_budget_batches
 from replug.models.black_box_lm import require_texts
-from replug.models.encoder_files import KEY, TASKS, chain, joined, load_container, most_tokens, similarity_in
+from replug.models.encoder_files import (
+    KEY,
+    TASKS,
+    DocumentEncoder,
+    chain,
+    document_encoder,
+    has_tuned_queries,
+    joined,
+    load_container,
+    mark_tuned_queries,
+    most_tokens,
+    numbers_sha256,
+    similarity_in,
+)
 from replug.models.ensemble_temperature import EnsembleTemperature, temperature_in, write_temperature
 from replug.models.hardware import one_per_thread, to_device
 from replug.models.lora import merged, save_adapters
@@ -47,9 +60,10 @@ class Encoder(nn.Module):
 
     `path` is a folder, a hub name, `package:minilm`, or a run directory, whose tuned retriever it is. None means what
     the folder says; a folder that says nothing has cosine. With `dot`, unless the folder says so itself, a Normalize at
-    the end of its modules is left out. `query_path` names an encoder for queries alone. `dims` cuts vectors to their
-    first numbers (`index.dims`); the weights are the same. `temperature` is the ensemble's that was saved with the
-    weights, or None; it is saved with them again.
+    the end of its modules is left out. `query_path` names an encoder for queries alone. A folder of tuned queries names
+    its documents' encoder, which is read too and compared. `dims` cuts vectors to their first numbers (`index.dims`);
+    the weights are the same. `temperature` is the ensemble's that was saved with the weights, or None; it is saved with
+    them again.
 
     `model` is the `SentenceTransformer`. A `task` is "query" or "document".
 
@@ -62,6 +76,7 @@ class Encoder(nn.Module):
     temperature: EnsembleTemperature | None
     own_similarity: str | None  # that of the folder; None: it says nothing, and cosine is assumed
     untrained_sha256: str | None = None  # of the weights that training leaves as they are; None: it changes all
+    _needs_documents = True
 
     def __init__(
         self,
@@ -94,7 +109,12 @@ class Encoder(nn.Module):
         self.eval()
         self.width = self._require_vectors(path)
         if query_path is not None:
-            self.pair_with(Encoder(query_path, self.similarity, max_tokens, query_prompt=query_prompt))
+            queries = QueryEncoder(query_path, self.similarity, max_tokens, query_prompt=query_prompt)
+            self.require_documents_of(queries, resolve_encoder_path(query_path))
+            self.pair_with(queries)
+            self.temperature = queries.temperature or self.temperature
+        elif self._needs_documents and (documents := document_encoder(path)) is not None:
+            self._read_documents(path, documents, max_tokens)
         self._require_room()
         if dims is not None and not 0 < dims <= self.width:
             raise UserError(
@@ -291,6 +311,50 @@ class Encoder(nn.Module):
         self.model = joined(queries.modules_of("query"), self.modules_of("document"), self.model)
         self._count_prompts()
 
+    def _read_documents(self, path: str, known: DocumentEncoder, max_tokens: int | None) -> None:
+        """Load the encoder of documents that the tuned queries of `path` belong to."""
+        mend = f"give the one of the training as retriever.path=MODEL, and retriever.query_path={path}"
+        if known.path is None:
+            raise UserError(f"{KEY}: {path} holds tuned queries, and does not name its documents' encoder; {mend}")
+        try:
+            documents = Encoder(
+                known.path, self.similarity, max_tokens or self.max_tokens, document_prompt=self.prompt("document")
+            )
+        except UserError as error:
+            raise UserError(
+                f"{KEY}: {path} holds tuned queries, and the encoder of its documents, {known.path}, cannot be read "
+                f"({error}); bring it back, or {mend}"
+            ) from error
+        if documents.documents_sha256() != known.sha256:
+            raise UserError(
+                f"{KEY}: {path} holds tuned queries, and {known.path} has other weights, modules or another prompt now "
+                f"than when it encoded their documents; {mend}"
+            )
+        self.model = joined(self.modules_of("query"), documents.modules_of("document"), self.model)
+        self._count_prompts()
+
+    def require_documents_of(self, queries: "Encoder", path: str) -> None:
+        """Raise UserError where the tuned queries of `path` belong to documents of another encoder than this one."""
+        known = document_encoder(path)
+        if known is None and not has_tuned_queries(path):
+            return
+        expected = known.sha256 if known else queries.documents_sha256()
+        if self.documents_sha256() != expected:
+            raise UserError(
+                f"{path} holds tuned queries whose documents are encoded by another encoder than this one (other "
+                f"weights, modules or prompt); expected {(known and known.path) or 'the one of their training'}"
+            )
+
+    def documents_sha256(self) -> str:
+        """Return a hash of what makes documents' vectors: modules, prompt and weights, whatever files hold them."""
+        weights = (
+            (f"{place}.{name}", weight)
+            for place, module in enumerate(self.modules_of("document"))
+            for name, weight in module.named_parameters()
+            if "pooler" not in name.split(".")  # drawn where files lack it, and of no use
+        )
+        return json_sha256([self.describe("document"), self.prompt("document"), numbers_sha256(weights)])
+
     def split(self) -> None:
         """Give queries modules of their own, which begin with the same weights. A pair stays as it is."""
         if not self.is_pair:
@@ -302,16 +366,24 @@ class Encoder(nn.Module):
         for module in self.modules_of(task):
             module.requires_grad_(False)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, documents: DocumentEncoder | None = None) -> None:
         """Write a folder that `SentenceTransformer` loads to the same vectors, a pair as a `Router`.
 
+        With `documents`, queries alone are written: the folder names the encoder of documents, which stays as it was.
         Adapters are merged into the weights, and kept beside them as well.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        names = ("document_", "query_") if self.is_pair else ("",)
-        save_adapters(dict(zip(names, self.backbones, strict=False)), folder)
-        merged(self.model).save(str(folder), create_model_card=False)
+        queries, model = self.modules_of("query"), self.model
+        backbones = {"document_": self._backbone("document"), "query_": self._backbone("query")}
+        if documents is not None or not self.is_pair:
+            backbones = {"": self._backbone("query")}
+        if documents is not None:
+            model = joined(queries, queries, self.model)
+        save_adapters(backbones, folder)
+        merged(model).save(str(folder), create_model_card=False)
         write_checksums(folder)
+        if documents is not None:
+            mark_tuned_queries(folder, documents)
         as_other_files(folder)
         if self.temperature is not None:
             write_temperature(folder, self.temperature)
@@ -465,6 +537,12 @@ class Encoder(nn.Module):
 
     def _most(self, task: str) -> int:
         return int(self.tokenizer_of(task).model_max_length)
+
+
+class QueryEncoder(Encoder):
+    """An encoder of queries alone: that of documents, which its folder may name, is not read."""
+
+    _needs_documents = False
 
 
 def _padded(length: int, most: int) -> int:

@@ -6,8 +6,10 @@ token. This file refuses, by name: code that comes with a model, pickles, weight
 model's tokenizer, and models that make no vector of a text.
 """
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize, Router, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
-from torch import nn
+from torch import Tensor, nn
 from transformers import BertConfig, BertModel, DPRContextEncoder, DPRQuestionEncoder, PreTrainedConfig, PreTrainedModel
 
 from replug.config.errors import UserError
@@ -38,7 +40,9 @@ from replug.models.packaged import optional_file
 KEY = "retriever.path"
 TASKS = ("query", "document")
 MODULES_FILE = "modules.json"
-QUERY_SIDE = "query_side.json"  # beside a pair of which queries alone were tuned
+SETTINGS_FILE = "config_sentence_transformers.json"
+TUNED_QUERIES = "replug_tuned_queries"  # a key there: queries alone were tuned, and what encodes documents
+OLD_MARK = "query_side.json"  # of earlier versions, beside a pair of which queries alone were tuned
 DPR_ENCODERS = {"DPRContextEncoder": DPRContextEncoder, "DPRQuestionEncoder": DPRQuestionEncoder}
 NO_LIMIT = 10**9  # a tokenizer of which transformers knows no limit has an absurd one
 UNKNOWN_LIMIT = 512  # tokens, if neither tokenizer nor model says any
@@ -47,6 +51,18 @@ TEXT_FORWARD = {"method": "forward", "method_output_name": "last_hidden_state"}
 HUB_OPTIONS = {"subfolder", "token", "cache_dir", "revision", "local_files_only", "trust_remote_code"}
 IGNORED_OPTIONS = {"dtype", "torch_dtype", "attn_implementation", "add_pooling_layer", "use_safetensors"}
 TOKEN_SETTINGS = ("query_length", "document_length", "query_expansion", "processing_kwargs")
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentEncoder:
+    """The encoder of documents that tuned queries belong to, which stays as it was.
+
+    `path` is as in `retriever.path`; None means a folder that only the machine of the training has. `sha256` is that of
+    `Encoder.documents_sha256`.
+    """
+
+    path: str | None
+    sha256: str
 
 
 class WholeTransformer(Transformer):
@@ -139,12 +155,17 @@ def joined(
     routes: tuple[Any, Any] = list(queries), list(documents)
     prompts: Any = dict(source.prompts)
     return SentenceTransformer(
-        modules=routes[1] if routes[0] == routes[1] else [Router.for_query_document(*routes)],
+        modules=routes[1] if routes[0] == routes[1] else [_router(*routes)],
         device="cpu",
         prompts=prompts,
         default_prompt_name=source.default_prompt_name,
         similarity_fn_name=source.similarity_fn_name,
     )
+
+
+def _router(queries: list[Any], documents: list[Any]) -> Router:
+    """Return a pair without a default route: a text whose task is not said is refused, not taken for a document."""
+    return Router.for_query_document(queries, documents, default_route=None, allow_empty_key=False)
 
 
 def most_tokens(model: PreTrainedModel) -> int:
@@ -159,15 +180,39 @@ def most_tokens(model: PreTrainedModel) -> int:
     return positions if isinstance(positions, int) and positions > 0 else NO_LIMIT
 
 
-def is_query_side(path: str) -> bool:
-    """Return whether only the queries of a folder's pair were tuned, so that an index of its documents stays valid."""
-    return (Path(path) / QUERY_SIDE).is_file()
+def has_tuned_queries(folder: str) -> bool:
+    """Return whether queries alone were tuned in a folder, so that an index of its documents stays valid."""
+    return Path(folder).is_dir() and (TUNED_QUERIES in _settings(folder) or (Path(folder) / OLD_MARK).is_file())
 
 
-def mark_query_side(folder: Path) -> None:
-    """Write into a pair's folder that only its queries were tuned."""
-    write_json(folder / QUERY_SIDE, {"documents": "encoded as before"})
-    add_checksum(folder / QUERY_SIDE)
+def document_encoder(path: str) -> DocumentEncoder | None:
+    """Return what encodes documents where a folder or hub name holds the encoder of queries alone, else None."""
+    known = _settings(path).get(TUNED_QUERIES)
+    return DocumentEncoder(**known) if known else None
+
+
+def mark_tuned_queries(folder: Path, documents: DocumentEncoder | None) -> None:
+    """Write into a folder that queries alone were tuned; `documents` unless the folder is a pair.
+
+    The mark lies in a file that every loader fetches from the hub, so a cache cannot lack it.
+    """
+    settings = {**_settings(str(folder)), TUNED_QUERIES: asdict(documents) if documents else None}
+    write_json(folder / SETTINGS_FILE, settings)
+    add_checksum(folder / SETTINGS_FILE)
+
+
+def numbers_sha256(named: Iterable[tuple[str, Tensor]]) -> str:
+    """Return the SHA-256 of names and numbers of weights, in the order of their names."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(named, key=lambda pair: pair[0]):
+        digest.update(name.encode())
+        digest.update(weight.detach().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _settings(path: str) -> dict[str, Any]:
+    file = optional_file(path, SETTINGS_FILE)
+    return json.loads(file.read_text(encoding="utf-8")) if file else {}
 
 
 def _plain_modules(path: str) -> list[nn.Module]:

@@ -4,14 +4,14 @@ A new repository is private unless told otherwise. An existing one gets a new co
 interrupted push, or holds an earlier export of ours; another one is refused, and so is one that others can read if
 private was asked for. A commit has all files and removes those that the folder lacks.
 
-The token comes from HF_TOKEN alone: none that lies in a home directory is taken, and it stands in no message.
+The token is the hub's own: that of HF_TOKEN, or else of `hf auth login`. It stands in no message.
 """
 
 import logging
 import os
 from pathlib import Path
 
-from huggingface_hub import HfApi, constants
+from huggingface_hub import HfApi, constants, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import validate_repo_id
 
@@ -28,15 +28,15 @@ PATTERNS = ["*.json", "*.txt", "*.md", "*.safetensors", "*.model", "*.jinja"]  #
 
 
 def require_repository(name: str) -> None:
-    """Raise UserError for a name that is not OWNER/NAME, and if HF_TOKEN is not set."""
+    """Raise UserError for a name that is not OWNER/NAME, and if nobody is logged in."""
     try:
         validate_repo_id(name)
     except HFValidationError as error:
         raise UserError(f"--push {plain_line(name)}: {plain_line(str(error))}") from error
     if name.count("/") != 1:
         raise UserError(f"--push {name}: expected OWNER/NAME, with your user name or organization")
-    if not os.environ.get(TOKEN):
-        raise UserError(f"--push {name}: {TOKEN} is not set; expected a token that may write, in that variable")
+    if not get_token():
+        raise UserError(f"--push {name}: there is no token; log in by `hf auth login`, or set {TOKEN}")
 
 
 def push_folder(folder: Path, name: str, is_public: bool = False) -> str:
@@ -44,7 +44,7 @@ def push_folder(folder: Path, name: str, is_public: bool = False) -> str:
     endpoint = os.environ.get("HF_ENDPOINT", constants.ENDPOINT).rstrip("/")
     url, visibility = f"{endpoint}/{name}", "public" if is_public else "private"
     log.info(f"pushing {folder} to {url} ({visibility})")
-    api = HfApi(endpoint=endpoint, token=os.environ[TOKEN])
+    api = HfApi(endpoint=endpoint, token=get_token())
     try:
         try:
             api.create_repo(name, private=not is_public)
@@ -63,7 +63,7 @@ def push_folder(folder: Path, name: str, is_public: bool = False) -> str:
         )
     except HfHubHTTPError as error:
         status = error.response.status_code
-        fix = f"; expected a token in {TOKEN} that may write there" if status in NOT_ALLOWED else ""
+        fix = f"; expected a token that may write there (`hf auth login`, or {TOKEN})" if status in NOT_ALLOWED else ""
         told = _safe(error.server_message or error)
         raise UserError(f"--push {name}: {endpoint} answered {status}: {told}{fix}") from error
     except (HTTPError, ConnectionError) as error:  # of ours, UserError is neither
@@ -75,4 +75,4 @@ def push_folder(folder: Path, name: str, is_public: bool = False) -> str:
 
 
 def _safe(said: object) -> str:
-    return plain_line(str(said)).replace(os.environ[TOKEN], f"${TOKEN}")
+    return plain_line(str(said)).replace(get_token() or TOKEN, f"${TOKEN}")

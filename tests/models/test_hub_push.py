@@ -90,10 +90,12 @@ def test_what_a_hub_refuses_is_said_without_the_token(
     hub.repositories[NAME].tags.clear()
     with pytest.raises(UserError, match="exists already, and is not an export of replug"):
         push_folder(folder, NAME)
-    with pytest.raises(UserError, match=r"--push others/tuned: .* answered 403: .*expected a token in HF_TOKEN"):
+    with pytest.raises(
+        UserError, match=r"--push others/tuned: .* answered 403: .*expected a token that may write there"
+    ):
         push_folder(folder, "others/tuned")
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    with pytest.raises(UserError, match=r"answered 401: .*expected a token in HF_TOKEN") as refused:
+    with pytest.raises(UserError, match=r"answered 401: .*expected a token that may write there") as refused:
         push_folder(folder, NAME)
     assert "hf_wrong" not in str(refused.value)
 
@@ -108,10 +110,24 @@ def test_no_network_is_said(hub: HubServer, folder: Path, monkeypatch: pytest.Mo
         push_folder(folder, NAME)
 
 
-def test_another_name_and_a_missing_token_are_refused(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_push_takes_the_login_that_is_stored(
+    hub: HubServer, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    (tmp_path / "token").write_text(TOKEN)  # as `hf auth login` leaves it
+    require_repository(NAME)
+    push_folder(folder, NAME)
+    assert "config.json" in hub.repositories[NAME].files
+
+
+def test_another_name_and_a_missing_token_are_refused(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, says in (("tuned", "OWNER/NAME"), ("a/b/c", "a/b/c"), ("a/-b", "a/-b")):
         with pytest.raises(UserError, match=says):
             require_repository(name)
     monkeypatch.delenv("HF_TOKEN")
-    with pytest.raises(UserError, match="HF_TOKEN is not set"):
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    with pytest.raises(UserError, match="there is no token; log in by `hf auth login`, or set HF_TOKEN"):
         require_repository(NAME)

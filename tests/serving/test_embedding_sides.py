@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from replug.config.choices import TrainedSide
+from replug.config.schema import RetrieverConfig
 from replug.models.encoder import Encoder
 from replug.train.trained_weights import save_retriever
 from tests.support.dpr_folders import write_dpr_pair
@@ -46,7 +47,8 @@ def of_a_pair(folder: Path) -> Apart:
 def of_tuned_queries(folder: Path) -> Apart:
     """A run that tuned queries alone, searched by the first numbers: documents have the encoder of the index."""
     documents, queries = map(str, write_dpr_pair(folder))
-    save_retriever(folder / "retriever", Encoder(queries), TrainedSide.query, Encoder(documents))
+    config = RetrieverConfig(documents, train=TrainedSide.query)
+    save_retriever(folder / "retriever", Encoder(queries), config, Encoder(documents))
     query, document = (Encoder(path, dims=DIMS).encode(TEXTS).numpy() for path in (queries, documents))
     return Apart(write_small_index(folder, TEXTS, documents, dims=DIMS), query, document)
 

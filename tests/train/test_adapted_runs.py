@@ -76,8 +76,7 @@ def require_exported(replug: CommandLine, run: Path, out: Path, kind: Kind) -> N
     tuned, exported = (Encoder(str(folder)).encode_query([QUERY]) for folder in (run / "retriever", out))
     torch.testing.assert_close(exported, tuned)
     assert (exported - Encoder("stand_in").encode_query([QUERY])).abs().max() > 1e-4
-    kept = ADAPTER if kind.is_refreshed else f"query_{ADAPTER}"
-    assert [(folder / kept).is_dir() for folder in (run / "retriever", out)] == [kind.has_adapter] * 2
+    assert [(folder / ADAPTER).is_dir() for folder in (run / "retriever", out)] == [kind.has_adapter] * 2
     card = (out / "README.md").read_text()
     assert ("adapters of rank 2" in card) is kind.has_adapter
     assert ("Tuned for queries alone" in card) is not kind.is_refreshed

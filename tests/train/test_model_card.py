@@ -10,6 +10,7 @@ from replug.config.schema import LoRAConfig
 from replug.models.encoder import Encoder
 from replug.models.ensemble_temperature import EnsembleTemperature, write_temperature
 from replug.models.lora import add_adapters
+from replug.models.packaged import MINILM_HUB_NAME
 from replug.train.model_card import write_model_card
 from replug.train.run_dir import provenance_lines
 from tests.support.command_line import ROOT
@@ -34,10 +35,13 @@ RESULTS = {
 }
 
 
-@pytest.mark.parametrize(("base", "named"), [("facebook/contriever", "facebook/contriever"), ("package:minilm", None)])
+@pytest.mark.parametrize(
+    ("base", "named"),
+    [("facebook/contriever", "facebook/contriever"), ("package:minilm", MINILM_HUB_NAME), ("stand_in", None)],
+)
 def test_a_card_has_front_matter_models_weights_and_the_table(tmp_path: Path, base: str, named: str | None) -> None:
     config = load_config(ROOT / "configs/debug.yaml", [f"retriever.path={base}", "lm.path=gpt2-xl"])
-    made_by = provenance_lines(config, ENVIRONMENT, "an-identity")
+    made_by = provenance_lines(config, ENVIRONMENT, "an-identity", is_public=True)
     write_model_card(tmp_path, config, "step 30, the last", made_by, RESULTS)
     card = (tmp_path / "README.md").read_text()
     front = ModelCard(card).data
@@ -45,7 +49,7 @@ def test_a_card_has_front_matter_models_weights_and_the_table(tmp_path: Path, ba
     assert {"sentence-transformers", "replug-lsr"} <= set(front.tags)
     for said in (
         *("Weights of step 30, the last.", "LM gpt2-xl (1,5", "M parameters), identity an-identity"),
-        *("command: replug train my.yaml", "commit 0123456789ab with changes, torch 2.13.0"),
+        *("commit 0123456789ab with changes, torch 2.13.0"),
         *(
             "lsr: the weights of step 30, the last",
             "| lsr | 1.7000 | 1.5000 to 1.9000 |",

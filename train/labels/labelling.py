@@ -14,13 +14,12 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from torch import Tensor
 
 from replug.cluster.interruption import Interruption
 from replug.cluster.ray_cluster import ray_cluster, require_seen_by_all
@@ -50,7 +49,7 @@ from replug.models.black_box_lm import ContinuationScore, sums_of
 from replug.models.build import lm_source, load_encoder, opened_lm, prompt_template
 from replug.models.caching_lm import CachingLM
 from replug.models.encoder import Encoder
-from replug.models.encoder_files import is_query_side
+from replug.models.encoder_files import has_tuned_queries
 from replug.models.hardware import check_gpus, multiplies_bfloat16
 from replug.models.preparing import prepared_set
 from replug.models.prompt import PromptTemplate
@@ -90,7 +89,7 @@ def _label(config: Config, out: Path, index: Path, run_stages: RunStages | None)
     data = prepared_set(config, RunDirectory(Path(config.run_dir).expanduser()).data)
     check_data(config, data, source)
     encoder = load_encoder(config.retriever, dims=config.index.dims)
-    tuned = load_tuned_queries(config, encoder)
+    tuned = load_tuned_queries(config)
     origin = label_origin(config, data, source.identity, encoder, tuned)
     folder = labels_folder(out)
     folder.claim(asdict(origin))
@@ -224,28 +223,20 @@ def _require_comparable(text: str, documents: Sequence[str], sums: np.ndarray) -
             )
 
 
-def load_tuned_queries(config: Config, encoder: Encoder) -> Encoder | None:
-    """Load a pair whose queries search the index of `encoder`; None if none are asked for.
+def load_tuned_queries(config: Config) -> Encoder | None:
+    """Load a pair whose queries search the index of `retriever.path`; None if none are asked for.
 
     Raises UserError for a run whose documents are encoded by another encoder.
     """
     if config.label.tuned_path is None:
         return None
     run = RunDirectory(Path(config.label.tuned_path).expanduser())
-    if not is_query_side(str(run.retriever)):
+    if not has_tuned_queries(str(run.retriever)):
         raise UserError(
             f"label.tuned_path: {run.path} holds no queries tuned alone; expected the run directory of a training with "
             "retriever.train=query"
         )
-    tuned = load_encoder(config.retriever, run.retriever, config.index.dims)
-    (reading, weights), (other_reading, others) = _documents_of(tuned), _documents_of(encoder)
-    is_read_alike = reading == other_reading and weights.keys() == others.keys()
-    if not is_read_alike or not all(weights[name].equal(others[name]) for name in weights):
-        raise UserError(
-            f"label.tuned_path: the documents of {run.path} are encoded by another encoder than retriever.path; "
-            "expected a run that began with this one"
-        )
-    return tuned
+    return load_encoder(replace(config.retriever, query_path=str(run.retriever)), dims=config.index.dims)
 
 
 def retriever_identity(encoder: Encoder) -> str:
@@ -255,13 +246,6 @@ def retriever_identity(encoder: Encoder) -> str:
         reading = reading_identity(encoder.pooling, encoder.prompt("query"), encoder.prompt("document"))
         dims = f":first {encoder.dims}" if encoder.dims else ""
         return f"{weights_sha256(Path(folder))[:16]}:{encoder.similarity}:{encoder.max_tokens}{reading}{dims}"
-
-
-def _documents_of(encoder: Encoder) -> tuple[tuple[object, ...], dict[str, Tensor]]:
-    """Return how an encoder reads documents and compares them, and its weights by name."""
-    prompt, modules = encoder.prompt("document"), enumerate(encoder.modules_of("document"))
-    how = (encoder.describe("document"), encoder.similarity, prompt, encoder.max_tokens, encoder.dims)
-    return how, {f"{place}.{name}": value for place, part in modules for name, value in part.state_dict().items()}
 
 
 # What other trainers read ------------------------------------------------------------------------------------------

@@ -98,31 +98,31 @@ def save_run(run: Path, side: TrainedSide, moved_documents: bool = False) -> Non
         for encoder in (tuned, *([documents] if moved_documents else [])):
             next(encoder.parameters()).add_(1.0)
     folder = RunDirectory(run).retriever
-    save_retriever(folder, tuned, side, documents if side is TrainedSide.query else None)
+    retriever = replace(config_with(None).retriever, train=side)
+    save_retriever(folder, tuned, retriever, documents if side is TrainedSide.query else None)
 
 
 def test_queries_of_a_run_are_loaded_beside_the_documents_they_search(tmp_path: Path) -> None:
     save_run(tmp_path, TrainedSide.query)
     untuned = load_encoder(config_with(None).retriever)
-    tuned = load_tuned_queries(config_with(tmp_path), untuned)
+    tuned = load_tuned_queries(config_with(tmp_path))
     assert tuned is not None
     assert not torch.equal(tuned.encode_query(["red boat"]), untuned.encode_query(["red boat"]))
     assert torch.equal(tuned.encode_document(["red boat"]), untuned.encode_document(["red boat"]))
-    assert load_tuned_queries(config_with(None), untuned) is None
+    assert load_tuned_queries(config_with(None)) is None
 
 
 @pytest.mark.parametrize(
     ("side", "moved", "said"),
     [
         (TrainedSide.both, False, "holds no queries tuned alone; expected the run directory of a training with"),
-        (TrainedSide.query, True, "encoded by another encoder than retriever.path"),
+        (TrainedSide.query, True, "holds tuned queries whose documents are encoded by another encoder than this one"),
     ],
 )
 def test_another_runs_queries_are_refused(tmp_path: Path, side: TrainedSide, moved: bool, said: str) -> None:
     save_run(tmp_path, side, moved)
-    config = config_with(tmp_path)
     with pytest.raises(UserError, match=said):
-        load_tuned_queries(config, load_encoder(config.retriever))
+        load_tuned_queries(config_with(tmp_path))
 
 
 SET = ("data.num_queries=60", "data.num_dev=12", "data.num_heldout=10")

@@ -1,0 +1,327 @@
+"""What was tuned is what every loader loads: all kinds of exports, by hub name without a network and by folder.
+
+The hub's cache is laid out in a folder, with the bases and the exports in it. Each export is loaded by replug,
+sentence-transformers, LangChain and LlamaIndex, and by the snippets of its card.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from huggingface_hub import ModelCard, constants
+from langchain_huggingface import HuggingFaceEmbeddings
+from llama_index.embeddings.huggingface import HuggingFaceEmbedding
+from sentence_transformers import SentenceTransformer
+
+from replug.config.errors import UserError
+from replug.config.load import load_config
+from replug.config.schema import Config
+from replug.models.build import load_encoder
+from replug.models.encoder import Encoder
+from replug.models.encoder_files import OLD_MARK, SETTINGS_FILE, TUNED_QUERIES, document_encoder, has_tuned_queries
+from replug.models.ensemble_temperature import EnsembleTemperature
+from replug.train.model_card import QUERY, TEXTS, write_model_card
+from replug.train.trained_weights import choose_trained_weights, freeze_sides, save_retriever
+from tests.support.command_line import ROOT
+from tests.support.encoder_folders import write_chain, write_encoder
+from tests.support.real_models import real_encoder
+from tests.train.test_model_card import RESULTS
+
+MEAN = {"pooling_mode": "mean"}
+PROMPTS = {"query": "query : ", "document": "passage : w3 "}
+QUERY_TEXT, DOCUMENT_TEXTS = "w1 w2 w3 w30", ["w4 w5 w6 w7", "w1 w1 w9"]
+KINDS: dict[str, tuple[str, ...]] = {
+    "both": ("retriever.path=base",),
+    "query": ("retriever.path=base", "retriever.train=query"),
+    "documents": ("retriever.path=base", "retriever.train=documents"),
+    "lora": ("retriever.path=base", "lora.rank=2"),
+    "query-lora": ("retriever.path=base", "retriever.train=query", "lora.rank=2"),
+    "pair": ("retriever.path=base", "retriever.query_path=other"),
+    "pair-query": ("retriever.path=base", "retriever.query_path=other", "retriever.train=query"),
+    "dot": ("retriever.path=base", "retriever.similarity=dot"),
+    "query-dot": ("retriever.path=base", "retriever.similarity=dot", "retriever.train=query"),
+    "prompts": ("retriever.path=prompted",),
+    "query-prompts": ("retriever.path=prompted", "retriever.train=query"),
+    "query-own-prompts": (
+        *("retriever.path=base", "retriever.train=query", "retriever.max_tokens=7"),
+        *("retriever.query_prompt='w8 '", "retriever.document_prompt='w9 w7 '"),
+    ),
+}
+TUNED_ALONE = [kind for kind in KINDS if kind.startswith("query")]
+
+
+@dataclass(frozen=True)
+class Export:
+    """A tuned retriever on the hub, with the vectors that replug measured with, and those of its base."""
+
+    kind: str
+    config: Config
+    name: str
+    folder: Path
+    queries: np.ndarray
+    documents: np.ndarray
+    base_queries: np.ndarray
+    base_documents: np.ndarray
+
+    @property
+    def is_pair(self) -> bool:
+        return (self.folder / "router_config.json").is_file()
+
+
+def hub_folder(cache: Path, name: str) -> Path:
+    """Make room for a model in a cache as the hub's client lays it out."""
+    repository = cache / f"models--{name.replace('/', '--')}"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs/main").write_text("0" * 40)
+    return repository / "snapshots" / ("0" * 40)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The hub's cache, without a network, with three bases: MiniLM's shape in small."""
+    cache = tmp_path_factory.mktemp("hub")
+    for name, architecture, prompts in (("base", "bert", {}), ("other", "electra", {}), ("prompted", "bert", PROMPTS)):
+        write_encoder(folder := hub_folder(cache, f"some/{name}"), architecture)
+        write_chain(folder, MEAN, ["Normalize"], prompts)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(constants, "HF_HUB_CACHE", str(cache))
+        patched.setattr(constants, "HF_HUB_OFFLINE", True)
+        yield cache
+
+
+def both_sides(encoder: Encoder, documents: Encoder | None = None) -> tuple[np.ndarray, np.ndarray]:
+    found = encoder.encode_query([QUERY_TEXT]), (documents or encoder).encode_document(DOCUMENT_TEXTS)
+    return found[0].numpy(), found[1].numpy()
+
+
+def configured(*keys: str) -> Config:
+    named = [re.sub(r"path=(\w+)$", r"path=some/\1", key) for key in keys]
+    return load_config(ROOT / "configs/debug.yaml", [*named, "lm.path=stand_in"])
+
+
+def tune(config: Config) -> tuple[Encoder, Encoder | None]:
+    """Move what a training would move. Returns its encoder, and that of documents where these stay as they are."""
+    encoder = load_encoder(config.retriever)
+    documents = freeze_sides(config.retriever.train, encoder)
+    choose_trained_weights(config, encoder)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in encoder.parameters():
+            if weight.requires_grad:
+                weight.add_(0.1 * torch.randn_like(weight))
+    encoder.temperature = EnsembleTemperature(0.05, "an LM", 5, 40)
+    return encoder, documents
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def export(request: pytest.FixtureRequest, cache: Path) -> Export:
+    kind = request.param
+    config, name = configured(*KINDS[kind]), f"owner/{kind}"
+    encoder, documents = tune(config)
+    save_retriever(folder := hub_folder(cache, name), encoder, config.retriever, documents)
+    write_model_card(folder, config, "step 3", ["code: some"], RESULTS, name, "mit")
+    base = both_sides(load_encoder(config.retriever))
+    return Export(kind, config, name, folder, *both_sides(encoder, documents), *base)
+
+
+def require_measured(export: Export, queries: object, documents: object) -> None:
+    np.testing.assert_allclose(np.asarray(queries).reshape(1, -1), export.queries, atol=2e-6)
+    np.testing.assert_allclose(np.asarray(documents), export.documents, atol=2e-6)
+
+
+def test_what_is_tuned_differs_from_the_base_and_nothing_else_does(export: Export) -> None:
+    is_tuned = [export.config.retriever.train.value in ("both", side) for side in ("query", "documents")]
+    moved = [np.abs(export.queries - export.base_queries), np.abs(export.documents - export.base_documents)]
+    assert [of.max() > 1e-2 for of in moved] == is_tuned
+
+
+def test_replug_loads_the_export_by_name_and_by_folder(export: Export) -> None:
+    for path in (export.name, str(export.folder)):
+        encoder = Encoder(path)
+        np.testing.assert_array_equal(both_sides(encoder)[0], export.queries)
+        require_measured(export, *both_sides(encoder))
+        assert encoder.temperature is not None and encoder.temperature.value == 0.05
+        assert encoder.similarity == (export.config.retriever.similarity or "cosine")
+
+
+def test_the_snippets_of_the_card_run_as_they_stand(export: Export, capsys: pytest.CaptureFixture[str]) -> None:
+    card = ModelCard.load(export.folder / "README.md")
+    snippets = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
+    assert len(snippets) == 2
+    for snippet in snippets:
+        own = snippet.replace(QUERY, repr([QUERY_TEXT])).replace(TEXTS, repr(DOCUMENT_TEXTS))
+        names: dict = {}
+        exec(own, names)
+        if "queries" in names:
+            require_measured(export, names["queries"], names["documents"])
+    product = export.queries @ export.documents.T
+    printed = capsys.readouterr().out.splitlines()
+    said = [float(number) for number in re.findall(r"-?\d+\.\d+", printed[0])]
+    np.testing.assert_allclose(said, product[0], atol=1e-3)
+    assert printed[1] == DOCUMENT_TEXTS[product[0].argmax()]
+
+
+def test_langchain_has_the_measured_vectors(export: Export) -> None:
+    sides = {side: {"prompt_name": side, "task": side} for side in ("query", "document")}
+
+    def embeddings(name: str) -> HuggingFaceEmbeddings:
+        given = {"encode_kwargs": sides["document"], "query_encode_kwargs": sides["query"]}
+        return HuggingFaceEmbeddings(model_name=name, model_kwargs={"device": "cpu"}, **given)
+
+    tuned = embeddings(export.name)
+    documents, config = tuned, export.config.retriever
+    if export.kind in TUNED_ALONE:
+        documents = embeddings(config.path)
+        if config.max_tokens or config.document_prompt or config.similarity:
+            pytest.skip("the base's own prompt, limit and modules: see the card")
+    require_measured(export, tuned.embed_query(QUERY_TEXT), documents.embed_documents(DOCUMENT_TEXTS))
+
+
+class PairEmbedding(HuggingFaceEmbedding):
+    """As docs/library.md shows it: LlamaIndex's class says a prompt's name, and no task."""
+
+    def _embed(self, inputs, prompt_name=None):
+        encode = self._model.encode_query if prompt_name == "query" else self._model.encode_document
+        return encode(inputs).tolist()
+
+
+def test_llama_index_has_the_measured_vectors(export: Export, cache: Path) -> None:
+    kind, config = PairEmbedding if export.is_pair else HuggingFaceEmbedding, export.config.retriever
+    prompts = SentenceTransformer(export.name, device="cpu").prompts
+
+    def embeddings(name: str) -> HuggingFaceEmbedding:
+        given = {"query_instruction": prompts["query"], "text_instruction": prompts["document"]}
+        return kind(name, device="cpu", normalize=config.similarity is None, cache_folder=str(cache), **given)
+
+    tuned = embeddings(export.name)
+    documents = embeddings(config.path) if export.kind in TUNED_ALONE and config.similarity is None else tuned
+    if documents is not tuned and config.max_tokens:
+        documents._model.max_seq_length = config.max_tokens
+    query, texts = tuned.get_query_embedding(QUERY_TEXT), documents.get_text_embedding_batch(DOCUMENT_TEXTS)
+    if export.kind == "query-dot":
+        np.testing.assert_allclose([query], export.queries, atol=2e-6)
+    else:
+        require_measured(export, query, texts)
+
+
+def test_queries_tuned_alone_are_plain_and_name_their_documents(export: Export) -> None:
+    documents, card = document_encoder(export.name), ModelCard.load(export.folder / "README.md")
+    assert has_tuned_queries(str(export.folder)) is (export.config.retriever.train.value == "query")
+    assert (documents is not None) is (export.kind in TUNED_ALONE)
+    assert ("an encoder each, the routes of a `Router`" in card.text) is export.is_pair
+    if documents is None:
+        assert "encodes documents, unchanged" not in card.text
+        return
+    assert not export.is_pair and documents.path == export.config.retriever.path
+    assert re.search(
+        rf"`{documents.path}` encodes documents, unchanged \(SHA-256 of its .*: `[0-9a-f]{{64}}`\)", card.text
+    )
+    assert card.data.base_model == documents.path
+
+
+def test_a_text_of_a_pair_without_its_task_is_refused_by_every_loader(export: Export) -> None:
+    if not export.is_pair:
+        return
+    with pytest.raises(ValueError, match="Could not determine route"):
+        SentenceTransformer(export.name, device="cpu").encode([QUERY_TEXT])
+    with pytest.raises(UserError, match="use encode_query or encode_document"):
+        Encoder(export.name).encode([QUERY_TEXT])
+
+
+def test_the_hub_reads_figures_base_and_licence_from_the_card(export: Export) -> None:
+    data = ModelCard.load(export.folder / "README.md").data
+    assert (data.license, data.model_name) == ("mit", export.kind)
+    found = {(one.task_type, one.metric_name): one.metric_value for one in data.eval_results}
+    assert found["text-generation", "lsr: bpb, 95% interval 1.5000 to 1.9000"] == 1.7
+    assert found["text-generation", "lsr: bpb - replug, 95% interval -0.2000 to -0.0500"] == -0.1
+
+
+# Tuned queries and their documents --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def local(cache: Path, tmp_path: Path) -> tuple[Config, Path]:
+    """Queries tuned alone, whose base is a folder; both lie in one folder."""
+    shutil.copytree(cache / "models--some--base/snapshots" / ("0" * 40), tmp_path / "base")
+    config = load_config(ROOT / "configs/debug.yaml", [f"retriever.path={tmp_path}/base", "retriever.train=query"])
+    encoder, documents = tune(config)
+    save_retriever(tmp_path / "tuned", encoder, config.retriever, documents)
+    return config, tmp_path / "tuned"
+
+
+def test_a_local_base_is_named_by_its_folder_and_no_place_of_this_machine(
+    local: tuple[Config, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, folder = local
+    write_model_card(folder, config, "step 3", ["code: some"])
+    text = (folder / "README.md").read_text()
+    assert str(folder.parent) not in text and '"./tuned"' in text and '"./base"' in text
+    monkeypatch.chdir(folder.parent)
+    for snippet in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(snippet, {})
+
+
+def test_a_base_that_is_gone_or_another_now_is_refused_with_what_to_give_instead(local: tuple[Config, Path]) -> None:
+    config, folder = local
+    given = rf"give the one of the training as retriever.path=MODEL, and retriever.query_path={folder}"
+    base = Path(config.retriever.path)
+    both = Encoder(str(folder))
+    base.rename(base.with_name("moved"))
+    with pytest.raises(UserError, match=rf"base, cannot be read .*{given}"):
+        Encoder(str(folder))
+    moved = Encoder(str(base.with_name("moved")), query_path=str(folder))
+    for again, first in zip(both_sides(moved), both_sides(both), strict=True):
+        np.testing.assert_array_equal(again, first)
+    Encoder("some/prompted", document_prompt="").save(base)
+    with pytest.raises(UserError, match=rf"base has other weights, .* {given}"):
+        Encoder(str(folder))
+    with pytest.raises(UserError, match="tuned queries whose documents are encoded by another encoder than this one"):
+        Encoder("some/other", query_path=str(folder))
+
+
+def test_an_export_for_the_hub_names_no_folder_of_this_machine(local: tuple[Config, Path], tmp_path: Path) -> None:
+    config, _ = local
+    encoder, documents = tune(config)
+    save_retriever(tmp_path / "hub", encoder, config.retriever, documents, for_hub=True)
+    assert str(tmp_path) not in (tmp_path / "hub" / SETTINGS_FILE).read_text()
+    with pytest.raises(UserError, match="does not name its documents' encoder; give the one of the training"):
+        Encoder(str(tmp_path / "hub"))
+    pair = Encoder(config.retriever.path, query_path=str(tmp_path / "hub"))
+    np.testing.assert_array_equal(both_sides(pair)[0], both_sides(encoder, documents)[0])
+    write_model_card(tmp_path / "hub", config, "step 3", [], name="owner/hub")
+    assert 'Encoder("./base", query_path="owner/hub")' in (tmp_path / "hub/README.md").read_text()
+
+
+def test_a_pair_of_an_earlier_version_is_known_by_its_mark(cache: Path, tmp_path: Path) -> None:
+    encoder, documents = tune(configured("retriever.path=base", "retriever.train=query"))
+    assert documents is not None
+    documents.pair_with(encoder)
+    documents.save(tmp_path)
+    (tmp_path / OLD_MARK).write_text("{}")
+    assert has_tuned_queries(str(tmp_path)) and TUNED_QUERIES not in json.loads((tmp_path / SETTINGS_FILE).read_text())
+    Encoder("some/base", query_path=str(tmp_path))
+    with pytest.raises(UserError, match="documents are encoded by another encoder than this one"):
+        Encoder("some/other", query_path=str(tmp_path))
+
+
+def test_minilm_tuned_for_queries_has_a_base_that_the_hub_knows(tmp_path: Path, cache: Path) -> None:
+    name = "sentence-transformers/all-MiniLM-L6-v2"
+    shutil.copytree(real_encoder(), hub_folder(cache, name))
+    config = load_config(ROOT / "configs/debug.yaml", ["retriever.path=package:minilm", "retriever.train=query"])
+    encoder, documents = tune(config)
+    save_retriever(tmp_path, encoder, config.retriever, documents)
+    write_model_card(tmp_path, config, "step 3", [])
+    theirs = SentenceTransformer(name, device="cpu").encode_document(DOCUMENT_TEXTS)
+    np.testing.assert_allclose(Encoder(str(tmp_path)).encode_document(DOCUMENT_TEXTS), theirs, atol=1e-5)
+    ours = SentenceTransformer(str(tmp_path), device="cpu").encode_query([QUERY_TEXT])
+    np.testing.assert_allclose(ours, encoder.encode_query([QUERY_TEXT]), atol=1e-5)
+    assert np.abs(ours - SentenceTransformer(name, device="cpu").encode_query([QUERY_TEXT])).max() > 1e-2
+    card = ModelCard.load(tmp_path / "README.md")
+    assert (card.data.base_model, card.data.license) == (name, "apache-2.0")
+    assert "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db" in card.text  # as the hub shows it
