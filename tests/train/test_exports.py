@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -167,12 +168,18 @@ def test_the_snippets_of_the_card_run_as_they_stand(export: Export, capsys: pyte
     assert printed[1] == DOCUMENT_TEXTS[product[0].argmax()]
 
 
+def shown(place: int, name: str, model: str = "MODEL") -> Any:
+    """Run a block of docs/encoders.md, and return what it calls so."""
+    _, _, section = (ROOT / "docs/encoders.md").read_text().partition("## In LangChain and LlamaIndex")
+    names: dict[str, Any] = {}
+    exec(re.findall(r"```python\n(.*?)```", section, re.DOTALL)[place].replace("MODEL", model), names)
+    return names[name]
+
+
 def test_langchain_has_the_measured_vectors(export: Export) -> None:
-    sides = {side: {"prompt_name": side, "task": side} for side in ("query", "document")}
 
     def embeddings(name: str) -> HuggingFaceEmbeddings:
-        given = {"encode_kwargs": sides["document"], "query_encode_kwargs": sides["query"]}
-        return HuggingFaceEmbeddings(model_name=name, model_kwargs={"device": "cpu"}, **given)
+        return shown(0, "embeddings", name)
 
     tuned = embeddings(export.name)
     documents, config = tuned, export.config.retriever
@@ -183,16 +190,9 @@ def test_langchain_has_the_measured_vectors(export: Export) -> None:
     require_measured(export, tuned.embed_query(QUERY_TEXT), documents.embed_documents(DOCUMENT_TEXTS))
 
 
-class PairEmbedding(HuggingFaceEmbedding):
-    """As docs/library.md shows it: LlamaIndex's class says a prompt's name, and no task."""
-
-    def _embed(self, inputs, prompt_name=None):
-        encode = self._model.encode_query if prompt_name == "query" else self._model.encode_document
-        return encode(inputs).tolist()
-
-
 def test_llama_index_has_the_measured_vectors(export: Export, cache: Path) -> None:
-    kind, config = PairEmbedding if export.is_pair else HuggingFaceEmbedding, export.config.retriever
+    kind = shown(1, "PairEmbedding") if export.is_pair else HuggingFaceEmbedding
+    config = export.config.retriever
     prompts = SentenceTransformer(export.name, device="cpu").prompts
 
     def embeddings(name: str) -> HuggingFaceEmbedding:
