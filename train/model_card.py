@@ -157,7 +157,7 @@ def _how_to_use(folder: Path, retriever: RetrieverConfig, name: str) -> Iterator
     """Yield code for sentence-transformers, and for replug, which reads the ensemble's temperature too."""
     documents, given = document_encoder(str(folder)), f'"{name}"'
     if documents is not None:
-        base = _base_name(retriever.path)
+        base = _hub_name(retriever.path) or f"./{public_name(resolve_encoder_path(retriever.path))}"
         yield f"This model encodes queries. `{base}` encodes documents, unchanged{_checksum(retriever.path)}."
         yield "An index of that model's vectors stays valid."
         prompt = "" if retriever.document_prompt is None else f", prompt={retriever.document_prompt!r}"
@@ -186,15 +186,11 @@ def _changes(retriever: RetrieverConfig) -> Iterator[str]:
         yield "del base[-1]  # its Normalize: vectors are compared as they are"
 
 
-def _base_name(path: str) -> str:
-    """Return what others load the base by; a folder of this machine by its name."""
+def _hub_name(path: str) -> str | None:
+    """Return the base's name on the hub; None for files of this machine."""
     if path == "package:minilm":
         return MINILM_HUB_NAME
-    return path if _is_on_hub(path) else f"./{public_name(resolve_encoder_path(path))}"
-
-
-def _is_on_hub(path: str) -> bool:
-    return not (Path(path).expanduser().exists() or ":" in path or path == "stand_in")
+    return None if Path(path).expanduser().exists() or ":" in path or path == "stand_in" else path
 
 
 def _checksum(path: str) -> str:
@@ -232,7 +228,7 @@ def card_metadata(
         language=base.get("language"),
         library_name="sentence-transformers",
         pipeline_tag="sentence-similarity",
-        base_model=_base_name(path) if _is_on_hub(_base_name(path)) else None,
+        base_model=_hub_name(path),
         datasets=[dataset] if dataset else None,
         tags=TAGS,
         model_name=name.rpartition("/")[2] if evaluations else None,

@@ -179,7 +179,7 @@ def test_the_snippets_of_the_card_run_as_they_stand(export: Export, capsys: pyte
 def shown(place: int, name: str, model: str = "MODEL") -> Any:
     """Run a block of docs/encoders.md, and return what it calls so."""
     _, _, section = (ROOT / "docs/encoders.md").read_text().partition("## In LangChain and LlamaIndex")
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = {"__name__": __name__}
     exec(re.findall(r"```python\n(.*?)```", section, re.DOTALL)[place].replace("MODEL", model), names)
     return names[name]
 
@@ -326,7 +326,7 @@ def test_minilm_tuned_for_queries_has_a_base_that_the_hub_knows(tmp_path: Path, 
     theirs = SentenceTransformer(name, device="cpu").encode_document(DOCUMENT_TEXTS)
     np.testing.assert_allclose(Encoder(str(tmp_path)).encode_document(DOCUMENT_TEXTS), theirs, atol=1e-5)
     ours = SentenceTransformer(str(tmp_path), device="cpu").encode_query([QUERY_TEXT])
-    np.testing.assert_allclose(ours, encoder.encode_query([QUERY_TEXT]), atol=1e-5)
+    np.testing.assert_allclose(ours, encoder.encode_query([QUERY_TEXT]), atol=1e-4)
     assert np.abs(ours - SentenceTransformer(name, device="cpu").encode_query([QUERY_TEXT])).max() > 1e-2
     card = ModelCard.load(tmp_path / "README.md")
     assert (card.data.base_model, card.data.license) == (name, "apache-2.0")
