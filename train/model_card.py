@@ -157,7 +157,7 @@ def _how_to_use(folder: Path, retriever: RetrieverConfig, name: str) -> Iterator
     """Yield code for sentence-transformers, and for replug, which reads the ensemble's temperature too."""
     documents, given = document_encoder(str(folder)), f'"{name}"'
     if documents is not None:
-        base = _hub_name(retriever.path) or f"./{public_name(resolve_encoder_path(retriever.path))}"
+        base = _hub_name(retriever.path) or _local_name(retriever.path)
         yield f"This model encodes queries. `{base}` encodes documents, unchanged{_checksum(retriever.path)}."
         yield "An index of that model's vectors stays valid."
         prompt = "" if retriever.document_prompt is None else f", prompt={retriever.document_prompt!r}"
@@ -191,6 +191,12 @@ def _hub_name(path: str) -> str | None:
     if path == "package:minilm":
         return MINILM_HUB_NAME
     return None if Path(path).expanduser().exists() or ":" in path or path == "stand_in" else path
+
+
+def _local_name(path: str) -> str:
+    """Return a folder of this machine as seen from the one above it, of a run its retriever."""
+    folder, given = Path(resolve_encoder_path(path)), Path(path).expanduser()
+    return f"./{Path(public_name(path)) / (folder.relative_to(given) if folder.is_relative_to(given) else '')}"
 
 
 def _checksum(path: str) -> str:
