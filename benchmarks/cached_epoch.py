@@ -10,21 +10,17 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
+import ray
+
 from benchmarks.machine import describe_machine
-from replug.cluster.environment import configure_ray_environment
-from replug.config.schema import Config
+from benchmarks.workloads import Pairs, mixed_pairs
+from replug.cluster.ray_cluster import own_ray
+from replug.models.caching_lm import CachingLM
+from replug.models.local.local_source import HuggingFaceSource
 from replug.models.model_files import load_tokenizer
 from replug.models.packaged import resolve_lm_path
-
-configure_ray_environment(Config())  # before Ray is imported, which reads it once
-
-import numpy as np  # noqa: E402
-import ray  # noqa: E402
-
-from benchmarks.workloads import Pairs, mixed_pairs  # noqa: E402
-from replug.models.caching_lm import CachingLM  # noqa: E402
-from replug.models.local.local_source import HuggingFaceSource  # noqa: E402
-from replug.models.scorer_pool import ScorerPool  # noqa: E402
+from replug.models.scorer_pool import ScorerPool
 
 
 def epoch(lm: CachingLM, texts: Pairs, queries_per_step: int = 4) -> tuple[float, np.ndarray]:
@@ -37,6 +33,7 @@ def epoch(lm: CachingLM, texts: Pairs, queries_per_step: int = 4) -> tuple[float
     return time.perf_counter() - start, np.concatenate(scores)
 
 
+@own_ray(starts=True)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--queries", type=int, default=16)

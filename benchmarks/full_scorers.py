@@ -24,26 +24,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray
 
 from benchmarks.machine import describe_machine
-from replug.cluster.environment import configure_ray_environment
-from replug.config.schema import Config
-
-configure_ray_environment(Config())  # before Ray is imported, which reads it once
-
-import ray  # noqa: E402
-
-from replug.data.records import Example, SearchResult  # noqa: E402
-from replug.data.sampling import QuerySampler  # noqa: E402
-from replug.index_workers.build_plan import IndexState  # noqa: E402
-from replug.models.black_box_lm import ContinuationScore  # noqa: E402
-from replug.models.caching_lm import CachingLM  # noqa: E402
-from replug.models.local.stand_in_lm import StandInLM, StandInSource  # noqa: E402
-from replug.models.pair_tokens import TokenizedCall  # noqa: E402
-from replug.models.prompt import PromptTemplate  # noqa: E402
-from replug.models.scorer_pool import ScorerPool, TimedScores  # noqa: E402
-from replug.train.pipeline import BatchPipeline  # noqa: E402
-from replug.train.step_metrics import StepClock  # noqa: E402
+from replug.cluster.ray_cluster import own_ray
+from replug.data.records import Example, SearchResult
+from replug.data.sampling import QuerySampler
+from replug.index_workers.build_plan import IndexState
+from replug.models.black_box_lm import ContinuationScore
+from replug.models.caching_lm import CachingLM
+from replug.models.local.stand_in_lm import StandInLM, StandInSource
+from replug.models.pair_tokens import TokenizedCall
+from replug.models.prompt import PromptTemplate
+from replug.models.scorer_pool import ScorerPool, TimedScores
+from replug.train.pipeline import BatchPipeline
+from replug.train.step_metrics import StepClock
 
 K = 20
 TOKENS_PER_SECOND, MEAN_TOKENS = 25_000, 218  # of a replica; of a pair
@@ -169,6 +164,7 @@ def train(pipeline: BatchPipeline, steps: int, seconds: float) -> list[float]:
     return borders
 
 
+@own_ray(starts=True)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replicas", type=int, nargs="*", default=[1, 2, 4, 8])

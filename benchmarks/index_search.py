@@ -22,17 +22,11 @@ from pathlib import Path
 
 import faiss
 import numpy as np
+import ray
 import torch
 
 from benchmarks.machine import describe_machine
-from replug.cluster.environment import configure_ray_environment
-from replug.config.schema import Config
-
-configure_ray_environment(Config())  # before Ray is imported, which reads it once
-
-import ray  # noqa: E402
-
-from benchmarks.vector_index import (  # noqa: E402
+from benchmarks.vector_index import (
     BLOCK_DOCUMENTS,
     copy_version,
     interleaved,
@@ -42,11 +36,12 @@ from benchmarks.vector_index import (  # noqa: E402
     serving,
     write_version,
 )
-from replug.index_workers.answers import top_k_overlap  # noqa: E402
-from replug.index_workers.kinds import IndexKind, resolve_kind  # noqa: E402
-from replug.index_workers.searcher import Shard, open_shard  # noqa: E402
-from replug.index_workers.service import IndexService  # noqa: E402
-from replug.index_workers.version_store import VersionStore  # noqa: E402
+from replug.cluster.ray_cluster import own_ray
+from replug.index_workers.answers import top_k_overlap
+from replug.index_workers.kinds import IndexKind, resolve_kind
+from replug.index_workers.searcher import Shard, open_shard
+from replug.index_workers.service import IndexService
+from replug.index_workers.version_store import VersionStore
 
 K, BATCH = 20, 64
 RAW_CHUNK_ROWS = (16_384, 65_536, 262_144)
@@ -343,6 +338,7 @@ PARTS = {
 }
 
 
+@own_ray(starts=True)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vectors", type=Path, required=True)

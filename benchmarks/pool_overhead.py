@@ -10,16 +10,12 @@ import argparse
 import itertools
 import time
 
+import ray
+
 from benchmarks.machine import describe_machine
-from replug.cluster.environment import configure_ray_environment
-from replug.config.schema import Config
-
-configure_ray_environment(Config())  # before Ray is imported, which reads it once
-
-import ray  # noqa: E402
-
-from replug.models.local.stand_in_lm import StandInSource  # noqa: E402
-from replug.models.scorer_pool import ScorerPool, TimedScores  # noqa: E402
+from replug.cluster.ray_cluster import own_ray
+from replug.models.local.stand_in_lm import StandInSource
+from replug.models.scorer_pool import ScorerPool, TimedScores
 
 
 def calls_per_second_alone(latency: float, calls: int) -> float:
@@ -49,6 +45,7 @@ def gaps_ms(answers: list[TimedScores], replicas: int) -> list[float]:
     return sorted(gaps)
 
 
+@own_ray(starts=True)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--latency", type=float, default=0.1, help="seconds of a call")

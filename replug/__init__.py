@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from replug.config.errors import UserError
+    from replug.library import LSRTrainer, Results, evaluate, label, search
     from replug.models.black_box_lm import BlackBoxLM, ContinuationScore, Mixture
     from replug.models.encoder import Encoder
     from replug.models.encoder_retriever import EncoderRetriever, TextEncoder
@@ -30,16 +31,21 @@ __all__ = [
     "Generated",
     "GenerationOptions",
     "HuggingFaceLM",
+    "LSRTrainer",
     "Mixture",
     "PromptTemplate",
     "ReplugLM",
+    "Results",
     "Retrieved",
     "Retriever",
     "StandInLM",
     "TextEncoder",
     "UserError",
     "Weighting",
+    "evaluate",
+    "label",
     "mix_token_logprobs",
+    "search",
     "token_weights",
 ]
 
@@ -51,16 +57,21 @@ _MODULES = {
     "Generated": "replug.models.generation",
     "GenerationOptions": "replug.models.generation",
     "HuggingFaceLM": "replug.models.local.hf_lm",
+    "LSRTrainer": "replug.library",
     "Mixture": "replug.models.black_box_lm",
     "PromptTemplate": "replug.models.prompt",
     "ReplugLM": "replug.models.replug_lm",
+    "Results": "replug.library",
     "Retrieved": "replug.models.ensemble",
     "Retriever": "replug.models.ensemble",
     "StandInLM": "replug.models.local.stand_in_lm",
     "TextEncoder": "replug.models.encoder_retriever",
     "UserError": "replug.config.errors",
     "Weighting": "replug.models.ensemble",
+    "evaluate": "replug.library",
+    "label": "replug.library",
     "mix_token_logprobs": "replug.models.ensemble",
+    "search": "replug.library",
     "token_weights": "replug.models.ensemble",
 }
 

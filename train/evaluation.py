@@ -40,7 +40,7 @@ from replug.evals.retrieval import RECALL_DEPTH, Retrieval, gold_rows
 from replug.index_workers.build import build_version, document_search
 from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import IndexService
-from replug.models.build import load_encoder, posterior_weighting
+from replug.models.build import has_tokenizer, load_encoder, posterior_weighting
 from replug.models.encoder import Encoder, require_finite_vectors
 from replug.models.ensemble import mix_and_weigh
 from replug.models.ensemble_temperature import EnsembleTemperature, own_temperature, write_temperature
@@ -141,7 +141,7 @@ def document_weights_picture(
 
     row = max(range(len(rows)), key=gain)
     evidence = {name: of for name, of in book.of(row).items() if name in (fixed, moving)}
-    tokens_of = token_texts(lm) if lm.path or lm.tokenizer else None
+    tokens_of = token_texts(lm) if has_tokenizer(lm) else None
     task = LanguageModelling(workers.lm, workers.template, [examples[row]], tokens_of, keeps_documents=True)
     details = {name: outcome.detail for name, outcome in task.submit(0, evidence)().items()}
     of, weighting = evidence[moving], evidence[moving].weighting

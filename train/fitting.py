@@ -5,8 +5,8 @@ Rank 0 has the source and the files. The other ranks have the module and the dat
 
 import logging
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -46,10 +46,11 @@ log = logging.getLogger(__name__)
 def fit(
     config: Config,
     run: RunDirectory,
+    own_callbacks: Sequence[pl.Callback],
+    loggers: list[Logger],
     module: LSRModule,
     watch: Watch,
     newest: CheckpointMark | None,
-    loggers: list[Logger],
     clock: StepClock,
     interruption: Interruption,
     source: BatchSource,
@@ -68,6 +69,7 @@ def fit(
             watch,
             *([DeviceShares(run.device_use, config.train.max_steps, others.devices)] if others.devices() else []),
             TemperatureCheck(config.loss),
+            *own_callbacks,
             Checkpointer(writer, source, config.checkpoint.every_steps, clock),
         ]
         module.batches = source
@@ -109,14 +111,14 @@ def fit_as_other_rank(
     config: Config, run: Path, prepared: Path, checkpoint: Path | None, environment: RankEnvironment
 ) -> None:
     """Run the same fit in an actor of `ranks`, fed by rank 0. If rank 0 ends early, the actor is killed."""
-    quieten_lightning()
-    torch.set_num_threads(available_cores())
-    encoder = load_encoder(config.retriever, dims=config.index.dims)
-    module = lsr_module(config, encoder, PreparedSet(prepared))
-    channel = BatchChannel()
-    module.batches = channel
-    callbacks = [OwnSettings(ignore_signals, available_cores()), channel]
-    run_trainer(lightning_trainer(config, run, callbacks, [], environment), config, module, checkpoint)
+    with own_globals():
+        torch.set_num_threads(available_cores())
+        encoder = load_encoder(config.retriever, dims=config.index.dims)
+        module = lsr_module(config, encoder, PreparedSet(prepared))
+        channel = BatchChannel()
+        module.batches = channel
+        callbacks = [OwnSettings(ignore_signals, available_cores()), channel]
+        run_trainer(lightning_trainer(config, run, callbacks, [], environment), config, module, checkpoint)
 
 
 def lsr_module(config: Config, encoder: Encoder, data: PreparedSet) -> LSRModule:
@@ -138,10 +140,22 @@ def lsr_module(config: Config, encoder: Encoder, data: PreparedSet) -> LSRModule
     return LSRModule(encoder, data.queries, data.corpus, config.loss, train, dims, config.seed, documents)
 
 
-def quieten_lightning() -> None:
-    """Silence its banners and its advice against what is meant: eval mode without dropout, a sized iterable."""
-    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="(pytorch_lightning|lightning_fabric)")
+@contextmanager
+def own_globals() -> Iterator[None]:
+    """Put back, at the end of the block, what training sets for the whole process: threads, randomness, messages.
+
+    Lightning's banners are silenced, and its advice against what is meant: eval mode without dropout, a sized iterable.
+    """
+    logger, threads = logging.getLogger("pytorch_lightning"), torch.get_num_threads()
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=range(num_gpus())):
+            warnings.filterwarnings("ignore", module="(pytorch_lightning|lightning_fabric)")
+            yield
+    finally:
+        logger.setLevel(level)
+        torch.set_num_threads(threads)
 
 
 def lightning_trainer(

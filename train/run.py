@@ -9,12 +9,14 @@ import logging
 import math
 import shlex
 import shutil
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytorch_lightning as pl
 from pytorch_lightning.loggers.logger import Logger
 
 from replug.cluster.interruption import Interruption
@@ -46,7 +48,7 @@ from replug.train.evaluation import (
     measured_encoder,
     write_examples,
 )
-from replug.train.fitting import fit, lsr_module, quieten_lightning, started_ranks
+from replug.train.fitting import fit, lsr_module, own_globals, started_ranks
 from replug.train.labels.labelling import label, label_origin
 from replug.train.model_card import write_model_card
 from replug.train.module import LSRModule
@@ -70,16 +72,27 @@ from replug.train.workers import Workers, start_workers
 log = logging.getLogger(__name__)
 
 
-def train(config: Config) -> dict:
-    """Run or resume a training run; returns what `results.json` holds."""
+def train(config: Config, callbacks: Sequence[pl.Callback] = (), loggers: Sequence[Logger] = ()) -> dict:
+    """Run or resume a training run; returns what `results.json` holds.
+
+    `callbacks` and `loggers` are a user's own. They see no first training that only finds candidates (`label.tuned`).
+    """
     run = RunDirectory(Path(config.run_dir).expanduser())
     if not run.is_finished:
         require_wandb(config)  # before the labels, which take the longest
-    _train_with_labels(config, run, run.index, RunStages(config, run))
-    return show_results(run)
+    with own_globals():
+        _train_with_labels(config, run, run.index, RunStages(config, run), callbacks, loggers)
+        return show_results(run)
 
 
-def _train_with_labels(config: Config, run: RunDirectory, index: Path, stages: RunStages) -> None:
+def _train_with_labels(
+    config: Config,
+    run: RunDirectory,
+    index: Path,
+    stages: RunStages,
+    callbacks: Sequence[pl.Callback] = (),
+    own_loggers: Sequence[Logger] = (),
+) -> None:
     """Train, on labels if the configuration has some. `index` holds the documents that own labels are found in."""
     labels = _labels(config, run, index, stages)
     if labels is not None and config.train.epochs is not None:
@@ -94,10 +107,9 @@ def _train_with_labels(config: Config, run: RunDirectory, index: Path, stages: R
             check_faiss()
             if config.train.accelerator is not Accelerator.cpu:
                 check_gpus()
-            quieten_lightning()
             interruption = Interruption()
             with interruption.installed():
-                _train(config, run, labels, stages, interruption)
+                _train(config, run, labels, stages, interruption, callbacks, own_loggers)
 
 
 def _labels(config: Config, run: RunDirectory, index: Path, stages: RunStages) -> Labels | None:
@@ -146,7 +158,13 @@ def _require_same_files(config: Config, run: RunDirectory) -> None:
 
 
 def _train(
-    config: Config, run: RunDirectory, labels: Labels | None, stages: RunStages, interruption: Interruption
+    config: Config,
+    run: RunDirectory,
+    labels: Labels | None,
+    stages: RunStages,
+    interruption: Interruption,
+    callbacks: Sequence[pl.Callback],
+    own_loggers: Sequence[Logger],
 ) -> None:
     # Local weights are always looked at, for whether labels are theirs; a server is asked only if it must be.
     needs_lm = is_live(config) or config.evaluate.heldout or config.lm.path is not None
@@ -156,7 +174,8 @@ def _train(
     # Only now: a mistake that was fixed above must not be a changed key of an unfinished run.
     lm_identity = lm.identity if lm else labels.origin.lm if labels else ""
     run.claim(config, lm_identity, data.folder, labels.folder if labels else None)
-    loggers = loggers_of(config, run)
+    loggers = [*loggers_of(config, run), *own_loggers]
+    fit_with = partial(fit, config, run, callbacks, loggers)
     results: dict = {}
     roles = ("train", "index") if is_live(config) else ("index",)
 
@@ -170,13 +189,13 @@ def _train(
             with stages.stage(INDEX):
                 found_before(laid_out, run, data, workers)  # makes index version 0, which the first steps search
             with stages.stage(TRAINING):
-                weights = _tune(laid_out, run, data, encoder, labels, workers, lm_identity, loggers, interruption)
+                weights = _tune(laid_out, run, data, encoder, labels, workers, lm_identity, fit_with, interruption)
             if config.evaluate.heldout:
                 results = _measure(laid_out, run, data, workers, stages, weights["step"])
     else:
         stages.say(config, data, encoder)
         with stages.stage(TRAINING):
-            weights = _tune(config, run, data, encoder, labels, None, lm_identity, loggers, interruption)
+            weights = _tune(config, run, data, encoder, labels, None, lm_identity, fit_with, interruption)
         if config.evaluate.heldout:
             with begin() as (laid_out, workers):
                 results = _measure(laid_out, run, data, workers, stages, weights["step"])
@@ -214,7 +233,7 @@ def _tune(
     labels: Labels | None,
     workers: Workers | None,
     lm: str,
-    loggers: list[Logger],
+    fit_with: Callable[..., int],
     interruption: Interruption,
 ) -> dict[str, Any]:
     """Train, and export the weights that did best on the development texts, or the last ones if there are none.
@@ -225,7 +244,7 @@ def _tune(
         return read_json(run.fitted, MEND)
     module, watch = lsr_module(config, encoder, data), Watch(run.best_weights, config.train.patience)
     newest, clock = run.newest_checkpoint(), StepClock()
-    trained = partial(fit, config, run, module, watch, newest, loggers, clock, interruption)
+    trained = partial(fit_with, module, watch, newest, clock, interruption)
     alone = None
     if workers is None:
         assert labels is not None
@@ -300,16 +319,16 @@ def _found_after(
     return found
 
 
-def evaluate(config: Config) -> None:
+def evaluate(config: Config) -> dict:
     """Measure the retriever as it is configured and the run's tuned one, if any, as `replug train` does at its end."""
     check_faiss()
     check_gpus()
     run = RunDirectory(Path(config.run_dir).expanduser())
-    with sole_writer(run.path):
-        _evaluate(config, run)
+    with own_globals(), sole_writer(run.path):
+        return _evaluate(config, run)
 
 
-def _evaluate(config: Config, run: RunDirectory) -> None:
+def _evaluate(config: Config, run: RunDirectory) -> dict:
     lm = lm_source(config.lm, run.budget_file, run.scores)
     data = prepared_set(config, run.data)
     _require_dev_texts(config, data)
@@ -329,6 +348,7 @@ def _evaluate(config: Config, run: RunDirectory) -> None:
     write_json(run.evaluation / "results.json", results)
     print_results(results)
     print(f"results: {run.evaluation / 'results.json'}")
+    return results
 
 
 def show_results(run: RunDirectory) -> dict:

@@ -4,6 +4,7 @@ inputs.json        what the run is made from: configuration, LM, prepared set an
 manifest.json      written when all is done: checksums of what is shown of the run
 config.yaml        the resolved configuration
 environment.json   package versions, git commit, machine
+given/             rows and the encoder that a program gave as objects (replug/library.py)
 data/              the prepared set (unless `data.prepared` names another)
 index/             index versions
 checkpoints/       step-000100.ckpt with its mark step-000100.json, which holds its checksum; removed at the end
@@ -51,7 +52,7 @@ CHECKPOINT_FORMAT = 4  # of what the callbacks put into a checkpoint
 MEND = "bring it back, or run `replug train` in another run_dir"
 # What a run directory holds beside its finished files, and what other commands leave where a run is to begin.
 OTHERS = (
-    *("data", "labels", "first", "index", "checkpoints", "best_weights*", "evaluation", "retriever", "wandb*"),
+    *("given", "data", "labels", "first", "index", "checkpoints", "best_weights*", "evaluation", "retriever", "wandb*"),
     *("submitted", "logs", "*scores.sqlite*", "*lm_spent.json", "environment.json", "heldout_*.npz"),
     *("report.html", "weights.png"),
 )

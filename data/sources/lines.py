@@ -18,7 +18,6 @@ from replug.data.sources.records import Reason, Rejected, SourceShard
 
 MAX_LINE_BYTES = 64 << 20
 EXCERPT = 40  # characters of a line that is none of JSON
-csv.field_size_limit(MAX_LINE_BYTES)  # 128 KB otherwise, less than a long text
 COMPRESSED = (".gz", ".zst", ".bz2")
 PACKINGS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}  # by a file's first bytes
 OTHER_FORMATS = {
@@ -111,12 +110,15 @@ DECODER = json.JSONDecoder(object_pairs_hook=_object_of)
 
 def table_cells(line: bytes) -> list[str] | tuple[Reason, str]:
     """Return the cells of a line of a table with tabs, or why there are none."""
+    limit = csv.field_size_limit(MAX_LINE_BYTES)  # 128 KB otherwise, less than a long text; it is the process's
     try:
         return next(csv.reader([line.decode("utf-8-sig").rstrip("\r\n")], delimiter="\t", strict=True))
     except UnicodeDecodeError as error:
         return Reason.not_utf8, f"not UTF-8 at byte {error.start} of the line; convert the file"
     except csv.Error as error:
         return Reason.invalid_tsv, f"not valid TSV ({error}); expected a row on each line, quotes doubled"
+    finally:
+        csv.field_size_limit(limit)
 
 
 def skip_line(file: BinaryIO) -> None:

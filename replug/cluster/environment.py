@@ -1,40 +1,19 @@
-"""Set what Ray, gloo and NCCL read from the environment, Ray when it is imported.
+"""Set what gloo and NCCL read from the environment, and keep what only this user may read.
 
-A cluster of our own listens on loopback only, and takes work only with a token in a file of this user's. gloo and NCCL
-look for the network interface by the host's name, which may resolve to loopback; Ray's address of the node does not.
+gloo and NCCL look for the network interface by the host's name, which may resolve to loopback; Ray's address of the
+node does not.
 """
 
 import atexit
 import os
-import secrets
 import shutil
-import sys
 import tempfile
 from functools import cache
 from pathlib import Path
 
 import psutil
 
-from replug.config.evaluation_schema import EvaluationConfig
-from replug.config.schema import Config
-
-# Ray's own name for "keep to 127.0.0.1"; asking for that address in ray.init does not: it is replaced.
-LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 LONGEST_PARENT = 20  # characters of the folder above the private one
-
-
-def configure_ray_environment(config: Config | EvaluationConfig) -> None:
-    """Ask for a token and, for a cluster that is yet to be started, loopback; unless RAY_AUTH_MODE is set."""
-    if "RAY_AUTH_MODE" in os.environ:
-        return
-    assert "ray" not in sys.modules, "Ray has read its environment already"
-    os.environ["RAY_AUTH_MODE"] = "token"
-    if config.ray.address is None:
-        os.environ.update(LOOPBACK_ONLY)
-        path = private_folder() / "token"
-        path.touch(mode=0o600)
-        path.write_text(secrets.token_hex(32))
-        os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(path))
 
 
 @cache

@@ -4,6 +4,9 @@ Outside the training steps everything that counts is on disk, so the process end
 remembered; the next boundary, or the wait that is under way, raises, and the step is saved. A main thread that waits
 inside a library runs no Python. So a thread hears of the signal too, and ends the process when its time is over.
 
+In a program of the user's Ctrl-C ends no process: where it would, KeyboardInterrupt is raised, as Python does. Another
+thread than the main one hears of no signal at all.
+
 Ray's agents outlive a raylet that was killed by up to a minute, so this process kills those that it has made.
 """
 
@@ -50,6 +53,7 @@ LOOK_SECONDS = 0.2  # between two looks at the signal, and at what else may end 
 # SIGUSR1 120 s before the end. After Ctrl-C nobody kills, and whoever does not want to wait presses it again.
 SECONDS_TO_END = {signal.SIGTERM: 25.0, signal.SIGUSR1: 110.0, signal.SIGINT: 110.0}
 assert set(SECONDS_TO_END) == set(SIGNALS)
+SAVING = "replug: Ctrl-C: saving the step that is under way; again ends at once, without it"
 
 
 class Interruption:
@@ -62,18 +66,21 @@ class Interruption:
         self._heard: list[int] = []
         self._describe: Callable[[], str] = str
         self._ended = threading.Event()
+        self._raises = False  # KeyboardInterrupt, since Ctrl-C is Python's own: not on the command line
         self._wakeup: socket.socket | None = None  # Python writes the numbers of signals to it, whatever is running
 
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Take the place of whoever handles the signals; Ray's own handler raises where it may be swallowed.
 
-        The process ends in time only while the outermost of these blocks runs.
+        The process ends in time only while the outermost of these blocks runs. In another thread than the main one
+        nothing is installed, for Python sets handlers there alone.
         """
-        if self._wakeup is not None:
+        if self._wakeup is not None or threading.current_thread() is not threading.main_thread():
             self.install()
             yield
             return
+        self._raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler
         before = {number: signal.getsignal(number) for number in SIGNALS}
         own, self._wakeup = socket.socketpair()
         self._wakeup.setblocking(False)
@@ -91,10 +98,12 @@ class Interruption:
                 signal.signal(number, handler)
 
     def install(self) -> None:
+        """Handle the signals again, after a library took them over; does nothing outside `installed`."""
+        if self._wakeup is None:
+            return
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
-        if self._wakeup is not None:
-            signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
 
     @contextmanager
     def deferred(self, describe: Callable[[], str] = str) -> Iterator[None]:
@@ -115,13 +124,17 @@ class Interruption:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Note a signal in the main thread. Further ones change nothing, but a second Ctrl-C ends at once."""
         if self._ends_at_once(number, self._handled):
+            if self._is_pythons(number):
+                raise KeyboardInterrupt
             end_process(number)
+        if self._is_pythons(number):
+            _say(SAVING)
         self._asked = self._asked or number
 
     def _listen(self, own: socket.socket) -> None:
         """Hear of signals in a thread: the main thread may be where it runs no handler."""
         while byte := own.recv(1):
-            if byte[0] in SIGNALS:
+            if byte[0] in SIGNALS and not self._is_pythons(byte[0]):
                 self._on_byte(byte[0])
 
     def _on_byte(self, number: int) -> None:
@@ -130,9 +143,12 @@ class Interruption:
             end_process(number)
         self._asked = self._asked or number
         if number == signal.SIGINT:
-            _say("replug: Ctrl-C: saving the step that is under way; again ends at once, without it")
+            _say(SAVING)
         if is_first:  # in a thread of its own, since this one hears of a second Ctrl-C
             threading.Thread(target=self._end_in_time, args=(number,), daemon=True, name="interruption-time").start()
+
+    def _is_pythons(self, number: int) -> bool:
+        return self._raises and number == signal.SIGINT
 
     def _ends_at_once(self, number: int, before: list[int]) -> bool:
         """Return whether there is nothing to save, or the user does not wait for it.

@@ -13,7 +13,7 @@ from typing import Any
 import ray
 import torch
 from ray.exceptions import GetTimeoutError, RayError
-from ray.util.placement_group import PlacementGroup, placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from replug.cluster.gpus import MEMORY_SHARE, rehearsal
@@ -28,6 +28,7 @@ ASK_SECONDS = 60.0  # for a node to say what GPUs it has: torch is imported ther
 RANK_0_SECONDS = 600.0  # for rank 0's place to answer: a resumed run starts all its actors at that moment
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}  # of an actor without GPUs: else it would take the first of the node, uncounted
 
+_groups: list[PlacementGroup] = []
 _strategies: dict[tuple[str, int], Any] = {}  # by key and number of an actor
 _gpus: dict[tuple[str, int], float] = {}  # that the layout gives it: a rank's on a shared GPU is in no key
 _memory: dict[tuple[str, int], float] = {}  # its part, on a GPU that roles share
@@ -43,8 +44,8 @@ class SeenGPU:
 
 def reserve(layout: Layout) -> None:
     """Hold the layout's GPUs for its actors. Raises UserError where somebody else has them."""
-    groups = [_group(gpu) for gpu in layout.reserved]
-    for gpu, group in zip(layout.reserved, groups, strict=True):
+    _groups.extend(_group(gpu) for gpu in layout.reserved)
+    for gpu, group in zip(layout.reserved, _groups, strict=True):
         if not group.wait(RESERVE_SECONDS):
             raise UserError(
                 f"ray.address: a GPU for {gpu.describe()} is not free within {RESERVE_SECONDS:g} s, though the cluster "
@@ -60,8 +61,11 @@ def reserve(layout: Layout) -> None:
         _strategies.update({(actor.key, actor.number): "SPREAD" for actor in hosts})
 
 
-def forget() -> None:
-    """Forget the places, which are gone with the connection."""
+def forget(cluster_stays: bool = False) -> None:
+    """Forget the places, which are gone with the connection; give them back to a cluster that this process keeps."""
+    for group in _groups if cluster_stays else ():
+        remove_placement_group(group)
+    _groups.clear()
     _strategies.clear()
     _gpus.clear()
     _memory.clear()

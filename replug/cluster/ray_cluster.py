@@ -1,4 +1,4 @@
-"""Start Ray for one run, on loopback, or join the cluster that `ray.address` names.
+"""Start Ray for one run, on loopback, join the cluster that `ray.address` names, or use the one of this process.
 
 `require_seen_by_all` tells before actors start whether every node of a joined cluster sees the run's files: without a
 shared file system an actor elsewhere fails where it first opens a file, hours into a run.
@@ -11,7 +11,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,10 @@ from typing import Any
 import grpc
 import ray
 import torch
+from ray._private import ray_constants
 from ray._private.services import find_gcs_addresses  # what ray.init itself looks for `auto` by
+from ray._raylet import AuthenticationTokenLoader
+from ray._raylet import Config as RayConfig
 from ray.exceptions import AuthenticationError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -102,39 +105,98 @@ def ray_cluster(
 ) -> Iterator[Config]:
     """Ray while the block runs. A cluster started here ends with it; one that was joined goes on.
 
-    Yields the configuration as it is laid out on the cluster, whose GPUs are held for the actors of the roles.
-    A signal ends the process at once, unless the interruption is deferred; the same command resumes. A cluster that is
-    started here has a core for each of `num_tasks` beside those of the actors.
+    Where this process has a Ray already, that one is used, and stays. Yields the configuration as it is laid out on the
+    cluster, whose GPUs are held for the actors of the roles. A signal ends the process at once, unless the interruption
+    is deferred; the same command resumes. A cluster that is started here has a core for each of `num_tasks` beside
+    those of the actors.
     """
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    others = ray_children()  # of clusters that this process made before and may still use
-    try:
-        if config.ray.address is None:
-            laid_out = _start(config, roles, sizes, num_tasks)
-        else:
-            laid_out = _join(config, roles, sizes)
-        with (interruption or Interruption()).installed():  # Ray's own handler raises wherever the process stands
+    interruption, stays = interruption or Interruption(), ray.is_initialized()
+    with interruption.installed(), nullcontext() if stays else own_ray(config.ray.address is None):
+        try:
+            laid_out = _connect(config, roles, sizes, num_tasks)
+            interruption.install()  # Ray's own handler raises wherever the process stands
             places.reserve(laid_out)
             for note in laid_out.notes:
                 log.info(note)
             if laid_out.num_waiting:
                 log.info(f"the cluster has room for all but {laid_out.num_waiting} scorers, which join later")
             yield laid_out.config
-    finally:
-        places.forget()
-        # Asked before the end: those of a raylet that is gone are nobody's children.
-        started = [child for child in ray_children() if child not in others] if config.ray.address is None else []
-        wait_for_ray_threads()
-        ray.shutdown()
-        kill(started)
+        finally:
+            places.forget(stays)
+            wait_for_ray_threads()
 
 
 def layout_on_cluster(config: Config, sizes: Sizes) -> Layout:
     """Return the layout of a run on the cluster at `ray.address`, joined to ask its nodes. Raises UserError."""
+    with own_ray(starts=False):
+        return _connect(config, ROLES, sizes)
+
+
+@contextmanager
+def own_ray(starts: bool) -> Iterator[None]:
+    """Have Ray ask for a token and, where the block `starts` it, listen on loopback only; end it with the block.
+
+    Ray has read its environment when it was imported, which a user's program may have done long ago. RAY_AUTH_MODE is
+    the user's where it is set.
+    """
+    environment = dict(os.environ)
+    others = ray_children()  # of clusters that this process made before and may still use
+    is_cluster = ray_constants.ENABLE_RAY_CLUSTER
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        if starts:
+            os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(_token()))
+    if starts:  # Ray's own name for "keep to 127.0.0.1"; asking for that address in ray.init does not: it is replaced
+        os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
+        ray_constants.ENABLE_RAY_CLUSTER = False
+    _read_authentication()
     try:
-        return _join(config, ROLES, sizes)
+        yield
     finally:
+        # Asked before the end: those of a raylet that is gone are nobody's children.
+        started = [child for child in ray_children() if child not in others] if starts else []
         ray.shutdown()
+        kill(started)
+        ray_constants.ENABLE_RAY_CLUSTER = is_cluster
+        for name in [name for name in os.environ if name.startswith("RAY_") or name == "PYTHONBREAKPOINT"]:
+            if name in environment:
+                os.environ[name] = environment[name]
+            else:  # of ours, or of Ray's
+                del os.environ[name]
+        _read_authentication()
+
+
+def _token() -> Path:
+    path = private_folder() / "token"
+    path.touch(mode=0o600)
+    path.write_text(secrets.token_hex(32))
+    return path
+
+
+def _read_authentication() -> None:
+    """Have Ray read anew from the environment whether it asks for a token, and which."""
+    RayConfig.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _connect(config: Config, roles: Collection[str], sizes: Sizes, num_tasks: int = 0) -> Layout:
+    if ray.is_initialized():
+        _require_named(config.ray.address)
+        return _lay_out_on_nodes(config, roles, sizes)
+    if config.ray.address is None:
+        return _start(config, roles, sizes, num_tasks)
+    return _join(config, roles, sizes)
+
+
+def _require_named(address: str | None) -> None:
+    """Raise UserError where this process is connected to another Ray than the one at `address`."""
+    here = ray.get_runtime_context().gcs_address
+    if address not in (None, "auto", here):
+        raise UserError(
+            f"ray.address is {address}, but this process is connected to the Ray at {here}; leave ray.address out to "
+            "use that one, or call ray.shutdown() before"
+        )
 
 
 def _start(config: Config, roles: Collection[str], sizes: Sizes, num_tasks: int) -> Layout:
@@ -162,6 +224,11 @@ def _join(config: Config, roles: Collection[str], sizes: Sizes) -> Layout:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, AuthenticationError) as error:
         raise UserError(_why_not(address, error)) from error
+    return _lay_out_on_nodes(config, roles, sizes)
+
+
+def _lay_out_on_nodes(config: Config, roles: Collection[str], sizes: Sizes) -> Layout:
+    """Lay a run out on the nodes of the cluster that this process is connected to."""
     here = ray.get_runtime_context().get_node_id()
     nodes = list(layout.nodes_of(ray.nodes(), here, {}))
     known = places.gpu_bytes(nodes)

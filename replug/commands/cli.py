@@ -23,6 +23,7 @@ from replug.cluster.interruption import exit_status
 from replug.config.errors import Interrupted, RunError, UserError
 from replug.config.plain_text import plain_text
 from replug.data import progress
+from replug.messages import LOGGER, StandardError
 
 # Read by transformers and the hub, here and in Ray's actors: their bars and reports would drown our progress lines.
 QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
@@ -40,15 +41,6 @@ COMMANDS = {  # modules of `replug.commands` by group, in the order of `replug -
 }
 
 
-class _StandardError(logging.Handler):
-    """Prints a line where standard error is at the moment; a warning begins with that word."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        progress.erase()
-        mark = "warning: " if record.levelno >= logging.WARNING else ""
-        print(f"{mark}{plain_text(record.getMessage())}", file=sys.stderr, flush=True)
-
-
 def _rewrite(line: str) -> None:
     """Show a line in place of what stands in the last line of the terminal."""
     shown = plain_text(line)[: shutil.get_terminal_size().columns - 1]
@@ -60,10 +52,9 @@ def log_to_stderr() -> None:
 
     A program that uses `replug` as a library decides for itself what becomes of the logger `replug`.
     """
-    logger = logging.getLogger("replug")
-    logger.setLevel(logging.INFO)
-    if not any(isinstance(handler, _StandardError) for handler in logger.handlers):
-        logger.addHandler(_StandardError())
+    LOGGER.setLevel(logging.INFO)
+    if not any(isinstance(handler, StandardError) for handler in LOGGER.handlers):
+        LOGGER.addHandler(StandardError())
 
 
 def main() -> None:

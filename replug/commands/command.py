@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from replug.cluster.environment import configure_ray_environment
 from replug.config.load import load_config
 from replug.config.paths import check_paths, find_config
 from replug.config.schema import Config
@@ -45,5 +44,4 @@ def load_for_run(
     """Load the configuration of a command that starts Ray, and check its local paths before heavy imports."""
     config = load_config(path, overrides or [], needs_lm, needs_retriever)
     check_paths(config, corpus_only)
-    configure_ray_environment(config)
     return config

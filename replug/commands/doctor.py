@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from replug.cluster.environment import configure_ray_environment
 from replug.commands.checks.machine import Check, Checks, State, machine_checks, run_checks
 from replug.commands.command import Overrides
 from replug.config.errors import UserError
@@ -67,7 +66,6 @@ def _checks(path: Path | None, overrides: Sequence[str]) -> Checks:
     except UserError as error:
         wrong = Check("configuration", State.wrong, str(error), "fix this first; its other checks did not run")
         return [*machine_checks(), ("configuration", lambda: wrong)]
-    configure_ray_environment(config)  # before a check imports Ray
     own = config_checks(config)
     loaded = Check("configuration", State.ok, f"{path}: keys, types and rules are valid")
     names = {name for name, _ in own}

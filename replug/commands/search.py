@@ -1,11 +1,12 @@
 """`replug search`: show what retrievers find for a text, without Ray."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from replug.config.errors import UserError
+from replug import library
 from replug.config.plain_text import plain_json, plain_line, plain_text
 
 
@@ -17,41 +18,24 @@ def search(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per directory.")] = False,
 ) -> None:
     """Show the documents that a retriever finds for a query; with --against, those of two retrievers."""
-    if not text.strip():
-        raise UserError("TEXT is empty; expected a text to search with")
     from rich.columns import Columns
     from rich.console import Console
     from rich.panel import Panel
     from rich.text import Text
 
-    answers = [(place, _search_one(place, text, k)) for place in (directory, against) if place is not None]
+    answers = [(place, library.search(place, text, k)) for place in (directory, against) if place is not None]
     if as_json:
         for place, found in answers:
-            print(plain_json({"index": str(place), "query": text, "found": found}))
+            rows = [asdict(doc) | {"similarity": round(doc.similarity, 6)} for doc in found]
+            print(plain_json({"index": str(place), "query": text, "found": rows}))
         return
     console = Console()
     panels = []
     for place, found in answers:  # documents may hold markup or a terminal's commands: both are shown as text
         shown = "\n\n".join(
-            f"[{i}] {doc['similarity']:.3f}  {plain_line(doc['id'])}\n{plain_text(doc['text'])}"
+            f"[{i}] {doc.similarity:.3f}  {plain_line(doc.id)}\n{plain_text(doc.text)}"
             for i, doc in enumerate(found, 1)
         )
         width = console.width // len(answers) - 1
         panels.append(Panel(Text(shown), title=Text(plain_line(str(place))), width=width))
     console.print(Columns(panels))
-
-
-def _search_one(directory: Path, text: str, k: int) -> list[dict]:
-    """Search the newest published version."""
-    from replug.index_workers.build_plan import index_folder
-    from replug.index_workers.local_index import LocalIndex
-    from replug.models.hardware import available_cores
-
-    index = LocalIndex(index_folder(directory), available_cores())
-    vectors = index.query_encoder().encode_query([text]).numpy()
-    rows, similarities = index.search(vectors, min(k, index.plan.num_documents))
-    documents = index.corpus.documents(rows[0])
-    return [
-        {"id": doc.id, "similarity": round(float(similarity), 6), "text": doc.text, "domain": doc.domain}
-        for doc, similarity in zip(documents, similarities[0], strict=True)
-    ]

@@ -1,6 +1,7 @@
 """`replug train`: tune a retriever."""
 
-from replug.commands.command import LM, ConfigFile, Overrides, Retriever, Source, load_for_run, with_short_keys
+from replug.commands.command import LM, ConfigFile, Overrides, Retriever, Source, with_short_keys
+from replug.library import LSRTrainer
 
 
 def train(
@@ -13,7 +14,4 @@ def train(
 
     replug train own_data --source docs/ --retriever sentence-transformers/all-MiniLM-L6-v2 --lm gpt2
     """
-    loaded = load_for_run(config, with_short_keys(overrides, source, retriever, lm))
-    from replug.train.run import train as run_train
-
-    run_train(loaded)
+    LSRTrainer(config=config, overrides=with_short_keys(overrides, source, retriever, lm)).train()

@@ -66,23 +66,23 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
 
 
 def load_config(
-    path: str | Path, overrides: Sequence[str] = (), needs_lm: bool = True, needs_retriever: bool = True
+    path: str | Path | Config, overrides: Sequence[str] = (), needs_lm: bool = True, needs_retriever: bool = True
 ) -> Config:
-    """Merge defaults, file and overrides; check keys, types, missing values and ranges.
+    """Merge defaults, file and overrides; check keys, types, missing values and ranges. A `Config` is as a file.
 
     Without `needs_retriever`, a missing retriever.path becomes an empty path.
     """
-    return _merge(Config, Path(path), overrides, needs_lm, needs_retriever)
+    return _merge(Config, path, overrides, needs_lm, needs_retriever)
 
 
 def load_stored_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Load the configuration that a run stored. Only `overrides` may name the variable of the API key."""
-    return _merge(Config, Path(path), overrides, is_stored=True)
+    return _merge(Config, path, overrides, is_stored=True)
 
 
 def load_stored_evaluation_config(path: str | Path) -> EvaluationConfig:
     """Load the configuration that an evaluation stored."""
-    return _merge(EvaluationConfig, Path(path), (), is_stored=True)
+    return _merge(EvaluationConfig, path, (), is_stored=True)
 
 
 def load_stored_lm(path: str | Path, overrides: Sequence[str] = ()) -> LMConfig:
@@ -113,9 +113,9 @@ def names_lm(overrides: Sequence[str]) -> bool:
     return any(override.startswith(("lm.path=", "lm.url=")) for override in overrides)
 
 
-def load_evaluation_config(path: str | Path, overrides: Sequence[str] = ()) -> EvaluationConfig:
+def load_evaluation_config(path: str | Path | EvaluationConfig, overrides: Sequence[str] = ()) -> EvaluationConfig:
     """Load the configuration of an evaluation."""
-    return _merge(EvaluationConfig, Path(path), overrides)
+    return _merge(EvaluationConfig, path, overrides)
 
 
 def names_evaluation(path: str | Path) -> bool:
@@ -156,7 +156,7 @@ def _leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 def _merge(
     schema: type[Made],
-    path: Path | None,
+    path: str | Path | Made | None,
     overrides: Sequence[str],
     needs_lm: bool = True,
     needs_retriever: bool = True,
@@ -164,7 +164,7 @@ def _merge(
     defaults: Made | None = None,
 ) -> Made:
     try:
-        file = [_read_yaml(path, schema)] if path else []
+        file = [_read(path, schema)] if path else []
         for tree in file:
             _require_own_key(tree, str(path), overrides, is_stored)
         given = _read_overrides(overrides, schema)
@@ -214,6 +214,10 @@ def _require_own_key(tree: Any, path: str, overrides: Sequence[str], is_stored: 
             f"lm.api_key_env: {path} names ${name}, which is sent to lm.url; a file may name variables that begin with "
             f"{OWN_VARIABLES} only: give lm.api_key_env={name} on the command line"
         )
+
+
+def _read(given: str | Path | AnyConfig, schema: Schema) -> Any:
+    return _read_yaml(Path(given), schema) if isinstance(given, str | Path) else OmegaConf.structured(given)
 
 
 def _read_yaml(path: Path, schema: Schema) -> Any:

@@ -19,7 +19,7 @@ from replug.models.encoder import Encoder
 from replug.models.ensemble import Weighting
 from replug.models.http import server_source
 from replug.models.lm_source import Backend, LMSource
-from replug.models.local import local_source, stand_in_lm
+from replug.models.local import given_lm, local_source, stand_in_lm
 from replug.models.packaged import resolve_encoder_path
 from replug.models.prompt import PromptTemplate
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # seconds to import
 
 NO_LIMIT = 10**9  # a tokenizer of which transformers knows no limit has an absurd one
 # The first that takes the section has it. Local weights come last: they take every path.
-BACKENDS: list[Backend] = [server_source.source, stand_in_lm.source, local_source.source]
+BACKENDS: list[Backend] = [server_source.source, stand_in_lm.source, given_lm.source, local_source.source]
 
 
 def lm_source(lm: LMConfig, budget_file: Path, cache: Path) -> LMSource:
@@ -86,13 +86,18 @@ def lm_tokenizer(lm: LMConfig) -> "PreTrainedTokenizerBase":
         )
     tokenizer = _named_source(lm).tokenizer()
     if tokenizer is None:
-        raise UserError("lm.tokenizer is missing; expected the server's tokenizer, whose tokens are to be counted")
+        raise UserError("lm.tokenizer is missing; expected the LM's tokenizer, whose tokens are to be counted")
     return tokenizer
 
 
 def lm_tokenizer_json(lm: LMConfig) -> str:
     """Return the LM's own tokenizer as JSON, as it cuts what stands inside a text. Raises as `lm_tokenizer`."""
     return inside_rules(lm_tokenizer(lm).backend_tokenizer.to_str())
+
+
+def has_tokenizer(lm: LMConfig) -> bool:
+    """Return whether the LM's own tokenizer is known."""
+    return _named_source(lm).tokenizer() is not None
 
 
 def lm_max_tokens(lm: LMConfig) -> int | None:

@@ -68,6 +68,7 @@ class DocumentEncoder:
 class WholeTransformer(Transformer):
     """A `Transformer` whose weights are all in its files, as safetensors."""
 
+    @torch.random.fork_rng(devices=[])  # the program's own randomness stays as it is
     def _load_model(self, model_name_or_path: str, *given: Any, **options: Any) -> PreTrainedModel:
         path, config = model_name_or_path, given[1]  # behind the task
         torch.manual_seed(0)  # a pooler that the files lack is drawn: it is not used, but the same everywhere

@@ -138,9 +138,10 @@ class ScorerPool(AsyncLM):
         env, actor = thread_env(threads)["env_vars"], ray.remote(Scorer)
         self._meter = Meter()
         self._reference: list[np.ndarray] | None = None
+        shipped = ray.put(lm)  # once for all replicas; raises TypeError for what cannot be pickled
         self.pool = ActorPool(
             lambda number: actor.options(**place(SCORER, number, gpus, env), max_concurrency=CALLS_AT_ONCE).remote(
-                lm, threads, number, gpus > 1
+                shipped, threads, number, gpus > 1
             ),
             num_replicas,
             "scorer",

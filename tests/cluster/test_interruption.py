@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 # The main thread waits for a lock that it holds: no signal handler of Python's runs before it has it.
 SCRIPT = """
-import ctypes, subprocess, sys, time
+import ctypes, signal, subprocess, sys, time
 from replug.cluster import interruption
 from replug.cluster.interruption import Interruption
 
@@ -42,6 +42,8 @@ def wait():
         interrupted.check()
 
 interrupted = Interruption()
+if sys.argv[2:] != ["library"]:
+    signal.signal(signal.SIGINT, lambda *_: None)  # any handler, as the command line has one
 with interrupted.installed(), interrupted.installed():
     if sys.argv[1] == "outside":
         hang()
@@ -63,7 +65,7 @@ def interrupted(how: str, by: list[signal.Signals], processes: list[subprocess.P
     """Status, what it said, and the seconds from the first signal on; its stopped child must be gone."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, how],
+        [sys.executable, "-c", SCRIPT, *how.split()],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -80,7 +82,7 @@ def interrupted(how: str, by: list[signal.Signals], processes: list[subprocess.P
         process.send_signal(signum)
         time.sleep(0.1)  # two of one kind that are both still to come are one
     _, said = process.communicate(timeout=20)
-    if how == "waits":
+    if how.startswith(("waits", "runs library")):
         child.kill()
     psutil.wait_procs([child], timeout=5)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
@@ -118,3 +120,10 @@ def test_a_run_that_answers_the_signal_is_left_to_itself(begun):
     status, said, _ = interrupted("waits", [signal.SIGTERM], begun)
     assert status == 1  # what the command line makes 75 of
     assert said.strip().endswith("Interrupted: interrupted by SIGTERM; the same command goes on")
+
+
+def test_in_a_users_program_ctrl_c_saves_the_step_and_a_second_one_is_a_keyboard_interrupt(begun):
+    status, said, _ = interrupted("waits library", [signal.SIGINT], begun)
+    assert status == 1 and said.startswith(SAVING) and "Interrupted: interrupted by Ctrl-C" in said
+    status, said, _ = interrupted("runs library", [signal.SIGINT, signal.SIGINT], begun)
+    assert status == -signal.SIGINT and said.startswith(SAVING) and said.strip().endswith("KeyboardInterrupt")

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from huggingface_hub import constants
 
-from replug.commands.evaluate import config_of_run
 from replug.commands.export import export
 from replug.commands.report import report as run_report
 from replug.commands.search import search
 from replug.config.errors import UserError
 from replug.index_workers.version_store import VersionStore
+from replug.library import config_of_run
 from replug.models.encoder import Encoder
 from tests.support.hub_server import OWNER, TOKEN, HubServer
 

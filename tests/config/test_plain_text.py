@@ -2,13 +2,15 @@
 
 import json
 import logging
+from dataclasses import asdict
 
 import pytest
 
+from replug import Retrieved, library
 from replug.commands import search
-from replug.commands.cli import _StandardError
 from replug.config.plain_text import plain_line, plain_text
 from replug.evals.tables import Table, print_blocks
+from replug.messages import StandardError
 
 HOSTILE = {
     "a closing tag": "[/INST] and [/]",
@@ -18,7 +20,6 @@ HOSTILE = {
     "backspace": "ok\x08\x08no",
     "emoji names": ":smile: :skull:",
 }
-DOC = {"id": "d0", "similarity": 0.5, "text": "", "domain": "all"}
 
 
 def test_plain_text_is_left_as_it_is():
@@ -30,8 +31,8 @@ def test_plain_text_is_left_as_it_is():
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_document_is_shown_by_search_as_it_is_written(name, monkeypatch, capsys):
-    found = [DOC | {"id": HOSTILE[name], "text": f"begin {HOSTILE[name]} end"}]
-    monkeypatch.setattr(search, "_search_one", lambda *_: found)
+    found = [Retrieved(f"begin {HOSTILE[name]} end", 0.5, HOSTILE[name], "s")]
+    monkeypatch.setattr(library, "search", lambda *_: found)
     monkeypatch.setenv("COLUMNS", "300")
     search.search(search.Path("a[/b]"), "q", 1)
     shown = capsys.readouterr().out
@@ -41,7 +42,7 @@ def test_a_document_is_shown_by_search_as_it_is_written(name, monkeypatch, capsy
     search.search(search.Path("i"), "q", 1, as_json=True)
     line = capsys.readouterr().out.rstrip("\n")
     assert line.isprintable()
-    assert json.loads(line)["found"] == found
+    assert json.loads(line)["found"] == [asdict(document) for document in found]
 
 
 @pytest.mark.parametrize(
@@ -67,5 +68,5 @@ def test_a_group_is_one_cell_of_table_md_and_nothing_else(cell, capsys):
 
 
 def test_messages_reach_the_terminal_as_plain_text(capsys):
-    _StandardError().emit(logging.LogRecord("replug", logging.INFO, "", 0, "row %s", ("\x1b[2J\nnext",), None))
+    StandardError().emit(logging.LogRecord("replug", logging.INFO, "", 0, "row %s", ("\x1b[2J\nnext",), None))
     assert capsys.readouterr().err == "row \\x1b[2J\nnext\n"

@@ -103,24 +103,29 @@ def test_actors_without_room_are_refused_before_anything_starts(tmp_path):
 # Who can reach a run -------------------------------------------------------------------------------------------
 
 
+# A user's program may have imported Ray, and even used it, long before.
 LISTENS = """
-import os, stat, sys, psutil
+import os, signal, stat, sys, psutil
 from pathlib import Path
+import ray
 from replug.config.load import load_config
-from replug.cluster.environment import configure_ray_environment, private_folder
-
-config = load_config(Path("configs/debug.yaml"), [])
-configure_ray_environment(config)
+from replug.cluster.environment import private_folder
 from replug.cluster.ray_cluster import ray_cluster
 
+def state():
+    return {**os.environ}, signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+
+config, before = load_config(Path("configs/debug.yaml"), []), state()
 with ray_cluster(config, roles=()):
-    import ray
+    from ray._private.authentication.authentication_utils import is_token_auth_enabled
+    assert is_token_auth_enabled() and (private_folder() / "token").stat().st_mode & 0o777 == 0o600
     session = Path(ray._private.worker._global_node.get_session_dir_path())
     assert session.is_relative_to(private_folder()), session
     mine = [psutil.Process(), *psutil.Process().children(recursive=True)]
     found = {c.laddr.ip for p in mine for c in p.net_connections() if c.status == "LISTEN"}
     print(oct(stat.S_IMODE(private_folder().stat().st_mode)), *sorted(found))
     print(private_folder())
+assert state() == before and not is_token_auth_enabled()
 """
 
 

@@ -251,8 +251,10 @@ def retriever_identity(encoder: Encoder) -> str:
 # What other trainers read ------------------------------------------------------------------------------------------
 
 
-def write_distill_kl(path: Path, labels: Labels, corpus: CorpusStore, loss: LossConfig) -> None:
-    """Write the training texts for sentence-transformers' `DistillKLDivLoss`: Parquet, a column for each passage.
+def distill_kl_rows(
+    labels: Labels, corpus: CorpusStore, loss: LossConfig
+) -> tuple[pa.Schema, Iterator[dict[str, Any]]]:
+    """Return the training texts for sentence-transformers' `DistillKLDivLoss`: a column for each passage.
 
         query, passage_1, …, passage_K, label (the K teacher scores)
 
@@ -269,7 +271,13 @@ def write_distill_kl(path: Path, labels: Labels, corpus: CorpusStore, loss: Loss
             yield {"query": row["context"], **dict(zip(passages, texts, strict=True)), "label": of}
 
     texts = [(name, pa.string()) for name in ("query", *passages)]
-    write_labels(path, rows(), pa.schema([*texts, ("label", pa.list_(pa.float32()))]))
+    return pa.schema([*texts, ("label", pa.list_(pa.float32()))]), rows()
+
+
+def write_distill_kl(path: Path, labels: Labels, corpus: CorpusStore, loss: LossConfig) -> None:
+    """Write the texts of `distill_kl_rows` as Parquet."""
+    schema, rows = distill_kl_rows(labels, corpus, loss)
+    write_labels(path, rows, schema)
 
 
 def write_flagembedding(path: Path, labels: Labels, corpus: CorpusStore, loss: LossConfig) -> None:

@@ -1,0 +1,387 @@
+"""The commands as Python: `LSRTrainer`, `label`, `evaluate` and `search`, which `replug train` and the others call too.
+
+Objects become files before anything starts: rows and an encoder are written under RUN_DIR/given with checksums, and
+are then read as a user's files are. So a run that is resumed with other objects is refused, and the same rows and seed
+give the same losses as the command line.
+"""
+
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.load import (
+    load_config,
+    load_evaluation_config,
+    load_stored_config,
+    load_stored_lm,
+    names_evaluation,
+)
+from replug.config.paths import RUN_CONFIG, check_evaluation_paths, check_paths, find_config
+from replug.config.schema import Config
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from pandas import DataFrame
+    from pytorch_lightning import Callback
+    from pytorch_lightning.loggers import Logger
+    from sentence_transformers import SentenceTransformer
+
+    from replug.models.black_box_lm import BlackBoxLM
+    from replug.models.ensemble import Retrieved
+
+    Rows = str | Path | Iterable[str | Mapping[str, Any]] | Dataset | DataFrame
+    Overrides = Mapping[str, Any] | Sequence[str]
+
+GIVEN = "given"  # the folder of objects in a run directory
+RETRIEVER = "retriever"
+KEYS = {"corpus": "corpus", "train": "queries", "dev": "dev", "heldout": "heldout", "source": "source"}
+
+
+class Results(Mapping[str, Any]):
+    """What a run or an evaluation has found: results.json as a mapping, its table and its report.
+
+    `table` is Markdown, which notebooks show. `report` is the page of a run, or None. `improved` says whether the
+    tuned retriever has fewer bits per byte on held-out texts than before, with a 95% interval below 0; None where that
+    was not measured.
+
+    >>> bpb = {"value": -0.02, "n": 40, "interval": [-0.03, -0.01]}
+    >>> Results({"language_modelling": {"lsr": {"bpb - replug": bpb}}}, "").improved
+    True
+    """
+
+    def __init__(self, content: Mapping[str, Any], table: str, report: Path | None = None) -> None:
+        self._content, self.table, self.report = content, table, report
+
+    def __getitem__(self, name: str) -> Any:
+        return self._content[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._content)
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+    @property
+    def improved(self) -> bool | None:
+        found = self.get("language_modelling", {}).get("lsr", {}).get("bpb - replug")
+        return None if found is None else found["interval"][1] < 0
+
+    def _repr_markdown_(self) -> str:
+        return self.table
+
+
+class LSRTrainer:
+    """Tunes a retriever to a frozen LM (REPLUG LSR), as `replug train` does; resumes what `run_dir` holds.
+
+    `retriever` is a hub name, a folder or a `SentenceTransformer`. `lm` is a hub name, a folder, the URL of a server
+    or a `BlackBoxLM`, of which each scorer process gets a copy. `corpus` (id, text, optional title, domain, source),
+    `train`, `dev` and `heldout` (context, continuation, optional id, domain, source, gold) are a file of JSON Lines, or
+    rows: dicts, a `datasets.Dataset` or a `pandas.DataFrame`; documents may be mere texts. `source` is a folder, a file
+    or raw texts, from which all four are cut, disjoint by source.
+
+    `config` is the name of a shipped configuration, a YAML file or a `Config`; `overrides` are its keys. Lightning's
+    `callbacks` and `loggers` see the training on rank 0. Raises UserError for what is missing or does not fit.
+
+    >>> rows = [{"context": f"the cat {n}", "continuation": f" sat on mat {n}"} for n in range(20)]
+    >>> trainer = LSRTrainer(
+    ...     "stand_in", "stand_in", corpus=["cats sit on mats", "dogs lie in baskets"], train=rows[:16],
+    ...     heldout=rows[16:], config="own_data_online", run_dir="runs/cats", overrides={"train.max_steps": 4},
+    ... )
+    >>> trainer.config.train.max_steps
+    4
+    """
+
+    def __init__(
+        self,
+        retriever: "str | Path | SentenceTransformer | None" = None,
+        lm: "str | Path | BlackBoxLM | None" = None,
+        *,
+        corpus: "Rows | None" = None,
+        train: "Rows | None" = None,
+        dev: "Rows | None" = None,
+        heldout: "Rows | None" = None,
+        source: "Rows | None" = None,
+        config: str | Path | Config = "own_data",
+        run_dir: str | Path | None = None,
+        overrides: "Overrides" = (),
+        callbacks: "Sequence[Callback]" = (),
+        loggers: "Sequence[Logger]" = (),
+    ) -> None:
+        data = {"corpus": corpus, "train": train, "dev": dev, "heldout": heldout, "source": source}
+        self._given = _Given.of(retriever, lm, data, run_dir)
+        self.config: Config = load_config(_file_of(config), [*_dotted(overrides), *self._given.keys])
+        self._callbacks, self._loggers = callbacks, loggers
+        if not self._given.objects:
+            check_paths(self.config)
+
+    def train(self) -> Results:
+        """Train, or go on, and evaluate on the held-out texts; a finished run is read. Raises RunError, UserError."""
+        with _running(self._given, self.config.run_dir):
+            from replug.train.run import train
+
+            return _results_of_run(train(self.config, self._callbacks, self._loggers), self._run_dir)
+
+    @cached_property
+    def retriever(self) -> "SentenceTransformer":
+        """Return the tuned retriever. Raises UserError before the training has ended."""
+        if not (self._run_dir / "fitted.json").is_file():
+            raise UserError(f"{self._run_dir} holds no tuned retriever yet; expected train() to end first")
+        from sentence_transformers import SentenceTransformer
+
+        return SentenceTransformer(str(self._run_dir / RETRIEVER))
+
+    @property
+    def _run_dir(self) -> Path:
+        return Path(self.config.run_dir).expanduser()
+
+
+def label(
+    retriever: "str | Path | SentenceTransformer | None" = None,
+    lm: "str | Path | BlackBoxLM | None" = None,
+    *,
+    out: str | Path,
+    corpus: "Rows | None" = None,
+    train: "Rows | None" = None,
+    dev: "Rows | None" = None,
+    heldout: "Rows | None" = None,
+    source: "Rows | None" = None,
+    config: str | Path | Config = "own_data_online",
+    run_dir: str | Path | None = None,
+    overrides: "Overrides" = (),
+) -> "Dataset":
+    """Let the LM score candidates of every training example, into the folder `out`, as `replug prepare --labels` does.
+
+    Returns a row for each example, for `DistillKLDivLoss` of sentence-transformers: `query`, `passage_1` to `passage_K`
+    and `label`, the K scores. `train.labels=OUT` trains on them here. Arguments are those of `LSRTrainer`.
+    """
+    data = {"corpus": corpus, "train": train, "dev": dev, "heldout": heldout, "source": source}
+    given = _Given.of(retriever, lm, data, run_dir)
+    loaded = load_config(_file_of(config), [*_dotted(overrides), *given.keys])
+    with _running(given, loaded.run_dir):
+        import pyarrow as pa
+        from datasets import Dataset
+
+        from replug.models.preparing import prepared_set
+        from replug.train.labels.labelling import distill_kl_rows
+        from replug.train.labels.labelling import label as make_labels
+        from replug.train.run_dir import RunDirectory
+
+        check_paths(loaded)
+        labels = make_labels(loaded, Path(out).expanduser())
+        documents = prepared_set(loaded, RunDirectory(Path(loaded.run_dir).expanduser()).data).corpus
+        schema, rows = distill_kl_rows(labels, documents, loaded.loss)
+        return Dataset(pa.Table.from_batches([pa.RecordBatch.from_pylist(list(rows), schema)], schema))
+
+
+def evaluate(
+    config: str | Path | Config | EvaluationConfig,
+    retriever: "str | Path | SentenceTransformer | None" = None,
+    lm: "str | Path | BlackBoxLM | None" = None,
+    *,
+    overrides: "Overrides" = (),
+) -> Results:
+    """Evaluate retrievers and methods, as `replug evaluate` does, or go on with an evaluation.
+
+    `config` is an evaluation's (`eval_lm`, docs/evaluation.md), the folder of a run or the configuration of a training:
+    its retriever is compared with the tuned one on the run's held-out texts. Further arguments are those of `LSRTrainer`.
+    """
+    file = _file_of(config)
+    given = _Given.of(retriever, lm, {}, None)
+    keys = [*_dotted(overrides), *given.keys]
+    if isinstance(file, EvaluationConfig) or (isinstance(file, Path) and names_evaluation(file)):
+        from replug.evals.kinds import check_evaluation
+
+        evaluation = load_evaluation_config(file, keys)
+        check_evaluation(evaluation)
+        check_evaluation_paths(evaluation)
+        with _running(given, evaluation.out):
+            from replug.evals.folder import EvaluationFolder
+            from replug.evals.run import evaluate as run_evaluation
+
+            content = run_evaluation(evaluation)
+            return Results(content, EvaluationFolder(Path(evaluation.out).expanduser()).table.read_text())
+    is_run = isinstance(file, Path) and file.is_dir()
+    loaded = config_of_run(file, keys) if is_run else load_config(file, keys)
+    if not is_run:
+        check_paths(loaded)
+    with _running(given, loaded.run_dir):
+        from replug.train.run import evaluate as evaluate_run
+
+        return _results_of_run(evaluate_run(loaded))
+
+
+def config_of_run(run: Path, overrides: Sequence[str]) -> Config:
+    """Load the configuration of a run, with its own prepared set unless the overrides name other data."""
+    stored = run / RUN_CONFIG
+    config = replace(load_stored_config(stored, overrides), run_dir=str(run), lm=load_stored_lm(stored, overrides))
+    data = config.data
+    prepared = Path(data.prepared or data.out or run / "data").expanduser()
+    if any(override.startswith("data.") for override in overrides) or not (prepared / "manifest.json").is_file():
+        return config
+    data = replace(data, source=None, corpus=None, queries=None, heldout=None, dev=None, out=None)
+    return replace(config, data=replace(data, prepared=str(prepared)))
+
+
+def search(directory: str | Path, text: str, k: int = 5) -> "list[Retrieved]":
+    """Return the `k` documents that a run's retriever, or an index, finds for a text; the most similar first.
+
+    The newest published version of the index is searched, in this process. Raises UserError where there is none.
+    """
+    if not text.strip():
+        raise UserError("the text is empty; expected a text to search with")
+    from replug.index_workers.build_plan import index_folder
+    from replug.index_workers.local_index import IndexRetriever, LocalIndex
+    from replug.models.hardware import available_cores
+
+    index = LocalIndex(index_folder(Path(directory)), available_cores())
+    return IndexRetriever(index).retrieve([text], k)[0]
+
+
+# From objects to files and keys ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """Arguments as overrides `keys`, and the `objects` among them, by the file that each becomes."""
+
+    keys: list[str]
+    objects: dict[str, Any]
+    lm: "BlackBoxLM | None" = None
+
+    @classmethod
+    def of(cls, retriever: Any, lm: Any, data: Mapping[str, Any], run_dir: str | Path | None) -> "_Given":
+        keys: dict[str, Any] = {}
+        objects: dict[str, Any] = {}
+        if run_dir is not None:
+            keys["run_dir"] = str(run_dir)
+        for name, rows in data.items():
+            if isinstance(rows, str | Path):
+                keys[f"data.{KEYS[name]}"] = str(rows)
+            elif rows is not None:
+                file = f"{KEYS[name]}.jsonl"
+                keys[f"data.{KEYS[name]}"], objects[file] = f"${{run_dir}}/{GIVEN}/{file}", (name, rows)
+        if isinstance(retriever, str | Path):
+            keys["retriever.path"] = str(retriever)
+        elif retriever is not None:
+            if not callable(getattr(retriever, "save_pretrained", None)):
+                raise UserError(
+                    f"retriever is a {type(retriever).__name__}; expected a hub name, a folder or a SentenceTransformer"
+                )
+            keys["retriever.path"], objects[RETRIEVER] = f"${{run_dir}}/{GIVEN}/{RETRIEVER}", retriever
+        own = None
+        if isinstance(lm, str | Path):
+            keys["lm.url" if str(lm).startswith(("http://", "https://")) else "lm.path"] = str(lm)
+        elif lm is not None:
+            from replug.models.black_box_lm import BlackBoxLM
+            from replug.models.local.given_lm import name_of
+
+            if not isinstance(lm, BlackBoxLM):
+                raise UserError(f"lm is a {type(lm).__name__}; expected a name, a folder, a URL or a BlackBoxLM")
+            keys["lm.path"], own = name_of(lm), lm
+        return cls(_dotted(keys), objects, own)
+
+    def write(self, run_dir: Path) -> None:
+        """Write the objects under `run_dir`. Raises UserError where it holds others."""
+        from replug.data.folder import Folder, file_sum, sole_writer
+
+        if not self.objects:
+            return
+        mend = "give the same objects, or another run_dir"
+        folder = Folder(run_dir / GIVEN, "set of given objects", key="run_dir", mend=mend)
+        with sole_writer(folder.path), tempfile.TemporaryDirectory(prefix=".partial", dir=folder.path) as partial:
+            for name, value in self.objects.items():
+                if name == RETRIEVER:
+                    value.save_pretrained(str(Path(partial) / name), create_model_card=False)
+                else:
+                    _write_rows(Path(partial) / name, *value)
+            paths = sorted(path for path in Path(partial).rglob("*") if path.is_file())
+            sums = {str(path.relative_to(partial)): file_sum(path) for path in paths}
+            folder.claim({f"{name} (sha256)": known["sha256"] for name, known in sums.items()})
+            for path in () if folder.is_finished else paths:
+                place = folder.path / path.relative_to(partial)
+                place.parent.mkdir(exist_ok=True)
+                path.replace(place)
+            folder.finish(sums)
+
+
+def _write_rows(path: Path, name: str, rows: Any) -> None:
+    """Write rows as JSON Lines, which are checked where they are read; a mere text is a document of its number."""
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(rows, pandas.DataFrame):
+        rows = rows.astype(object).where(rows.notna(), None).to_dict("records")
+    if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
+        raise UserError(f"{name} is a {type(rows).__name__}; expected a path, or rows such as a list of dicts")
+    with path.open("w", encoding="utf-8") as file:
+        for number, row in enumerate(rows):
+            if isinstance(row, str) and name in ("corpus", "source"):
+                row = {"id": str(number), "text": row}
+            if not isinstance(row, Mapping):
+                fields_of = "context and continuation" if name not in ("corpus", "source") else "id and text"
+                raise UserError(f"{name}[{number}] is a {type(row).__name__}; expected a dict with {fields_of}")
+            try:
+                line = json.dumps(row, ensure_ascii=False, default=_plain)
+                file.write(f"{line}\n")
+            except (TypeError, ValueError) as error:  # a circle; half a character
+                raise UserError(f"{name}[{number}] is no row of JSON: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    """Return the Python value of a number or an array of numpy's."""
+    if callable(own := getattr(value, "tolist", None)):
+        return own()
+    raise TypeError(f"a {type(value).__name__} is not text, a number or a list")
+
+
+def _dotted(overrides: "Overrides") -> list[str]:
+    """Return overrides as on the command line, `key=value` with the value as JSON, which is YAML too."""
+    if not isinstance(overrides, Mapping):
+        return list(overrides)
+    return [f"{key}={_yaml(key, value)}" for key, value in overrides.items()]
+
+
+def _yaml(key: str, value: Any) -> str:
+    value = value.value if isinstance(value, Enum) else str(value) if isinstance(value, Path) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{key} is {value}; expected a finite number")
+    try:
+        return json.dumps(value, ensure_ascii=False, default=_plain)
+    except TypeError as error:
+        raise UserError(f"{key}: {error}") from error
+
+
+def _file_of(config: Any) -> Any:
+    """Return the file of a shipped name or a path; a configuration as it is."""
+    return find_config(str(config)) if isinstance(config, str | Path) else config
+
+
+@contextmanager
+def _running(given: _Given, run_dir: str) -> Iterator[None]:
+    """Have the objects in their places, and show what happens, while the block runs."""
+    from replug.messages import shown_messages
+
+    with shown_messages():
+        given.write(Path(run_dir).expanduser())
+        if given.lm is None:
+            yield
+            return
+        from replug.models.local.given_lm import given_lm
+
+        with given_lm(given.lm):
+            yield
+
+
+def _results_of_run(content: Mapping[str, Any], run_dir: Path | None = None) -> Results:
+    from replug.evals.tables import to_markdown
+    from replug.train.report import run_blocks
+
+    return Results(content, to_markdown(run_blocks(content)), run_dir / "report.html" if run_dir else None)
