@@ -367,17 +367,12 @@ def _file_of(config: Any) -> Any:
 @contextmanager
 def _running(given: _Given, run_dir: str) -> Iterator[None]:
     """Have the objects in their places, and show what happens, while the block runs."""
-    from replug.messages import shown_messages
+    from replug.messages import quiet_transformers, shown_messages
+    from replug.models.local.given_lm import given_lm
 
-    with shown_messages():
+    with shown_messages(), quiet_transformers(), given_lm(given.lm):
         given.write(Path(run_dir).expanduser())
-        if given.lm is None:
-            yield
-            return
-        from replug.models.local.given_lm import given_lm
-
-        with given_lm(given.lm):
-            yield
+        yield
 
 
 def _results_of_run(content: Mapping[str, Any], run_dir: Path | None = None) -> Results:

@@ -1,4 +1,4 @@
-"""What is shown of the messages of the logger `replug`: lines on standard error, and bars in a notebook."""
+"""What is shown while something runs: messages as lines on standard error, and as bars in a notebook."""
 
 import logging
 import sys
@@ -60,3 +60,16 @@ def shown_messages() -> Iterator[None]:
     finally:
         LOGGER.removeHandler(handler)
         LOGGER.setLevel(logging.NOTSET)
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep transformers' reports on weights that replug checks by itself from being shown while the block runs."""
+    from transformers.utils import logging as of_transformers
+
+    before = of_transformers.get_verbosity()
+    of_transformers.set_verbosity_error()
+    try:
+        yield
+    finally:
+        of_transformers.set_verbosity(before)

@@ -21,8 +21,8 @@ import ray
 import torch
 from ray._private import ray_constants
 from ray._private.services import find_gcs_addresses  # what ray.init itself looks for `auto` by
-from ray._raylet import AuthenticationTokenLoader
-from ray._raylet import Config as RayConfig
+from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
+from ray._raylet import Config as RayConfig  # type: ignore[attr-defined]
 from ray.exceptions import AuthenticationError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -1,0 +1,164 @@
+"""`LSRTrainer`: objects instead of files, in a thread, in a Ray that the program has started, and no global changed."""
+
+import json
+import logging
+import os
+import random
+import signal
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import pytorch_lightning as pl
+import ray
+import torch
+from datasets import Dataset
+from pytorch_lightning.loggers import CSVLogger
+from ray.util.state import list_actors
+from sentence_transformers import SentenceTransformer
+
+from replug import BlackBoxLM, LSRTrainer, StandInLM, UserError
+from replug.data.sources.built_in_texts import example_rows
+from replug.models.packaged import resolve_encoder_path
+from tests.support.command_line import CommandLine
+from tests.support.runs import heldout_bits, what_must_be_equal
+
+ROWS = example_rows()
+SMALL = {
+    **{"retrieve.k": 4, "train.max_steps": 4, "train.batch_size": 4, "refresh.every_steps": 2, "train.lr": 1e-3},
+    **{"evaluate.k": 3, "evaluate.max_examples": 6, "evaluate.num_resamples": 100},
+}
+
+
+def own_lm() -> BlackBoxLM:
+    class OwnLM:  # as in a notebook: no process can import it
+        identity, max_tokens = "own", None
+
+        def score(self, prefixes: Any, continuations: Any, **how: Any) -> Any:
+            return StandInLM().score(prefixes, continuations, **how)
+
+        def generate(self, prompts: Any, options: Any, watch: Any = None) -> Any:
+            return StandInLM().generate(prompts, options)
+
+        def sample(self, prompts: Any, options: Any) -> Any:
+            return StandInLM().sample(prompts, options)
+
+    return OwnLM()
+
+
+class Steps(pl.Callback):
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *given: Any) -> None:
+        self.seen.append(trainer.global_step)
+
+
+def state() -> dict[str, Any]:
+    """What a program may have set for its whole process."""
+    own, lightning = logging.getLogger("replug"), logging.getLogger("pytorch_lightning")
+    return {
+        "environment": {**os.environ},
+        "signals": [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)],
+        "threads": torch.get_num_threads(),
+        "random": [torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())],
+        "warnings": list(warnings.filters),
+        "logging": [(one.level, list(one.handlers)) for one in (logging.getLogger(), own, lightning)],
+        "backend": __import__("matplotlib").rcParams._get("backend"),
+    }
+
+
+def trainer(run: Path, lm: BlackBoxLM | str, **given: Any) -> LSRTrainer:
+    objects: dict[str, Any] = {
+        "corpus": pandas.DataFrame(ROWS["corpus"]),
+        "train": Dataset.from_list(ROWS["queries"]),
+        "heldout": ROWS["heldout"],
+    }
+    encoder = given.pop("encoder", "stand_in")
+    return LSRTrainer(
+        encoder, lm, **{**objects, **given}, config="own_data_online", run_dir=run, overrides=SMALL | given_keys(given)
+    )
+
+
+def given_keys(given: dict[str, Any]) -> dict[str, Any]:
+    return given.pop("overrides", {})
+
+
+@pytest.mark.slow
+def test_objects_give_in_a_thread_what_the_command_gives_of_files_and_leave_the_process_as_it_was(
+    tmp_path: Path, ray_session: None, replug: CommandLine
+) -> None:
+    steps, run = Steps(), tmp_path / "objects"
+    encoder = SentenceTransformer(resolve_encoder_path("stand_in"))
+    given = {"encoder": encoder, "callbacks": [steps], "loggers": [CSVLogger(tmp_path / "logs")]}
+    before, done = state(), []
+    made = trainer(run, own_lm(), **given)
+    thread = threading.Thread(target=lambda: done.append(made.train()))
+    thread.start()
+    thread.join(120)
+    assert done and state() == before and steps.seen == [1, 2, 3, 4]
+    assert ray.is_initialized() and not list_actors(filters=[("state", "=", "ALIVE")])
+    assert "train/loss" in next((tmp_path / "logs").rglob("metrics.csv")).read_text()
+
+    [results] = done
+    assert dict(results) == json.loads((run / "results.json").read_text())
+    assert "| lsr |" in results.table and results.report.is_file() and results.improved in (True, False)
+    tuned = made.retriever.encode_query(["a market"])
+    assert np.abs(tuned - encoder.encode_query(["a market"])).max() > 1e-6
+
+    for name, rows in ROWS.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    files = [f"data.{name}={tmp_path / name}.jsonl" for name in ("corpus", "queries", "heldout")]
+    keys = [f"{key}={value}" for key, value in SMALL.items()]
+    models = ["retriever.path=stand_in", "lm.path=stand_in"]
+    ended = replug("train", "own_data_online", *files, *models, *keys, f"run_dir={tmp_path / 'files'}")
+    assert ended.status == 0, ended.printed
+    assert what_must_be_equal(run) == what_must_be_equal(tmp_path / "files")
+    assert heldout_bits(run) == heldout_bits(tmp_path / "files")
+
+    with pytest.raises(UserError, match=r"corpus.jsonl \(sha256\) is .*, but the set of given objects .* run_dir"):
+        trainer(run, own_lm(), encoder=encoder, corpus=ROWS["corpus"][1:]).train()
+    with pytest.raises(UserError, match=r"lm.path is python:OwnLM, an object of the program that made this"):
+        LSRTrainer(config=run / "config.yaml").train()
+
+
+class Locked(StandInLM):
+    """Holds what no other process can have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+@pytest.mark.slow
+def test_an_lm_that_cannot_be_sent_is_refused(tmp_path: Path, ray_session: None) -> None:
+    with pytest.raises(UserError, match="lm: a Locked cannot be sent to the scorers: .*first call"):
+        trainer(tmp_path / "run", Locked()).train()
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"overrides": {"train.max_step": 3}}, r"train\.max_step: unknown key; did you mean train\.max_steps"),
+        ({"overrides": {"train.lr": float("nan")}}, "train.lr is nan; expected a finite number"),
+        ({"overrides": {"train.lr": {1}}}, "train.lr: a set is not text, a number or a list"),
+        ({"overrides": {"lm.too_long": "cut"}}, r"lm\.too_long: .*truncate"),
+        ({"lm": 3}, "lm is a int; expected a name, a folder, a URL or a BlackBoxLM"),
+        ({"retriever": 3}, "retriever is a int; expected a hub name, a folder or a SentenceTransformer"),
+        ({"heldout": "nowhere.jsonl"}, "data.heldout: nowhere.jsonl does not exist"),
+        ({"train": ["a text"]}, r"train\[0\] is a str; expected a dict with context and continuation"),
+        ({"train": {"context": "a"}}, "train is a dict; expected a path, or rows such as a list of dicts"),
+        ({"corpus": [{"text": "a"}]}, r"given/corpus.jsonl:1: field 'id' is missing"),
+        ({"corpus": [{"id": 1, "text": b"a"}]}, r"corpus\[0\] is no row of JSON: a bytes is not text"),
+        ({"corpus": pandas.DataFrame({"id": ["a"], "text": [None]})}, "field 'text' is null; expected a value"),
+    ],
+)
+def test_what_a_file_is_refused_for_an_object_is_refused_for(given: dict, reason: str, tmp_path: Path) -> None:
+    valid = {"corpus": ROWS["corpus"], "train": ROWS["queries"], "heldout": ROWS["heldout"]}
+    arguments = {"retriever": "stand_in", "lm": "stand_in", **valid, "config": "own_data_online", **given}
+    with pytest.raises(UserError, match=reason):
+        LSRTrainer(**arguments, run_dir=tmp_path / "run").train()
