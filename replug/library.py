@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from replug.models.black_box_lm import BlackBoxLM
     from replug.models.ensemble import Retrieved
 
-    Rows = str | Path | Iterable[str | Mapping[str, Any]] | Dataset | DataFrame
-    Overrides = Mapping[str, Any] | Sequence[str]
+    Rows: TypeAlias = str | Path | Iterable[str | Mapping[str, Any]] | Dataset | DataFrame
+    Overrides: TypeAlias = Mapping[str, Any] | Sequence[str]
 
 GIVEN = "given"  # the folder of objects in a run directory
 RETRIEVER = "retriever"
@@ -309,7 +309,7 @@ class _Given:
             folder.claim({f"{name} (sha256)": known["sha256"] for name, known in sums.items()})
             for path in () if folder.is_finished else paths:
                 place = folder.path / path.relative_to(partial)
-                place.parent.mkdir(exist_ok=True)
+                place.parent.mkdir(parents=True, exist_ok=True)
                 path.replace(place)
             folder.finish(sums)
 

@@ -4,6 +4,8 @@ Rank 0 has the source and the files. The other ranks have the module and the dat
 """
 
 import logging
+import os
+import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -18,6 +20,7 @@ from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.plugins.environments import LightningEnvironment
 from pytorch_lightning.strategies import DDPStrategy
 
+from replug.cluster.environment import VARIABLES
 from replug.cluster.gpu_shares import trains_on_gpu
 from replug.cluster.gpus import num_gpus, torch_device
 from replug.cluster.interruption import Interruption, ignore_signals
@@ -142,12 +145,12 @@ def lsr_module(config: Config, encoder: Encoder, data: PreparedSet) -> LSRModule
 
 @contextmanager
 def own_globals() -> Iterator[None]:
-    """Put back, at the end of the block, what training sets for the whole process: threads, randomness, messages.
+    """Put back at the end of the block what a run sets for its process: threads, random states, messages, variables.
 
     Lightning's banners are silenced, and its advice against what is meant: eval mode without dropout, a sized iterable.
     """
     logger, threads = logging.getLogger("pytorch_lightning"), torch.get_num_threads()
-    level = logger.level
+    level, drawn, variables = logger.level, random.getstate(), {name: os.environ.get(name) for name in VARIABLES}
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings(), torch.random.fork_rng(devices=range(num_gpus())):
@@ -156,6 +159,11 @@ def own_globals() -> Iterator[None]:
     finally:
         logger.setLevel(level)
         torch.set_num_threads(threads)
+        random.setstate(drawn)
+        for name, value in variables.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def lightning_trainer(

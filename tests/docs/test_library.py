@@ -70,17 +70,18 @@ SHRUNK = {  # settings that take seconds instead of minutes
     '"package:smollm2"': '"stand_in"',
     'HuggingFaceLM("package:smollm2")': "StandInLM()",
     "SentenceTransformer(": "SentenceTransformer(ENCODER or ",
-    '"label.dense": 4, "label.bm25": 2, "label.tuned": 4,': '"label.dense": 2, "label.bm25": 1, "label.tuned": 2,',
+    '"label.dense": 4, "label.bm25": 2': '"label.dense": 2, "label.bm25": 1',
+    '"label.tuned": 4, "evaluate.k": 5': '"label.tuned": 2, "evaluate.k": 2, "evaluate.max_examples": 4',
     '"label.dense": 6': '"label.dense": 2',
     "train_dataset=labelled,": "train_dataset=labelled, args=SHORT,",
-    '"data.context_tokens": 32, "train.max_steps": 20': (
-        '"data.context_tokens": 8, "train.max_steps": 2, "retrieve.k": 4, "data.query_share": 0.4, '
-        '"data.heldout_share": 0.3, "data.num_heldout": 4, "evaluate.k": 2'
+    '"data.context_tokens": 32, "data.num_heldout": 20': (
+        '"data.context_tokens": 8, "data.query_share": 0.4, "data.heldout_share": 0.3, "data.num_heldout": 4'
     ),
-    '"train.max_steps": 20, "refresh.every_steps": 10': '"train.max_steps": 2, "refresh.every_steps": 1, "retrieve.k": 4',
+    '"train.max_steps": 20, "refresh.every_steps": 10': (
+        '"train.max_steps": 2, "refresh.every_steps": 1, "evaluate.max_examples": 4, "evaluate.k": 2'
+    ),
     '"train.epochs": 3': '"train.epochs": 1',
     "n_trials=8": "n_trials=2",
-    '"evaluate.k": 5': '"evaluate.k": 2, "evaluate.max_examples": 4',
 }
 
 

@@ -79,13 +79,7 @@ def trainer(run: Path, lm: BlackBoxLM | str, **given: Any) -> LSRTrainer:
         "heldout": ROWS["heldout"],
     }
     encoder = given.pop("encoder", "stand_in")
-    return LSRTrainer(
-        encoder, lm, **{**objects, **given}, config="own_data_online", run_dir=run, overrides=SMALL | given_keys(given)
-    )
-
-
-def given_keys(given: dict[str, Any]) -> dict[str, Any]:
-    return given.pop("overrides", {})
+    return LSRTrainer(encoder, lm, **{**objects, **given}, config="own_data_online", run_dir=run, overrides=SMALL)
 
 
 @pytest.mark.slow
@@ -136,7 +130,7 @@ class Locked(StandInLM):
 
 @pytest.mark.slow
 def test_an_lm_that_cannot_be_sent_is_refused(tmp_path: Path, ray_session: None) -> None:
-    with pytest.raises(UserError, match="lm: a Locked cannot be sent to the scorers: .*first call"):
+    with pytest.raises(UserError, match=r"lm: a Locked cannot be sent to the scorers: .*first call"):
         trainer(tmp_path / "run", Locked()).train()
 
 
