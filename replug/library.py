@@ -119,7 +119,7 @@ class LSRTrainer:
     ) -> None:
         data = {"corpus": corpus, "train": train, "dev": dev, "heldout": heldout, "source": source}
         self._given = _Given.of(retriever, lm, data, run_dir)
-        self.config: Config = load_config(_file_of(config), [*_dotted(overrides), *self._given.keys])
+        self.config: Config = load_config(_file_of(config), [*self._given.keys, *_dotted(overrides)])
         self._callbacks, self._loggers = callbacks, loggers
         if not self._given.objects:
             check_paths(self.config)
@@ -166,7 +166,7 @@ def label(
     """
     data = {"corpus": corpus, "train": train, "dev": dev, "heldout": heldout, "source": source}
     given = _Given.of(retriever, lm, data, run_dir)
-    loaded = load_config(_file_of(config), [*_dotted(overrides), *given.keys])
+    loaded = load_config(_file_of(config), [*given.keys, *_dotted(overrides)])
     with _running(given, loaded.run_dir):
         import pyarrow as pa
         from datasets import Dataset
@@ -197,7 +197,7 @@ def evaluate(
     """
     file = _file_of(config)
     given = _Given.of(retriever, lm, {}, None)
-    keys = [*_dotted(overrides), *given.keys]
+    keys = [*given.keys, *_dotted(overrides)]
     if isinstance(file, EvaluationConfig) or (isinstance(file, Path) and names_evaluation(file)):
         from replug.evals.kinds import check_evaluation
 

@@ -107,6 +107,7 @@ def test_the_ten_examples_of_the_page_run(reader: Path, ray_session: None, capsy
             (reader / f"texts/{number}.txt").write_text(text.text)
     short = SentenceTransformerTrainingArguments("checkpoints", max_steps=2, report_to="none")
     names: dict[str, object] = {"ENCODER": resolve_encoder_path("stand_in"), "SHORT": short, "StandInLM": StandInLM}
+    names["__name__"] = "__main__"  # as a class of a script or a notebook travels to the scorers
     found = FENCE.findall(PAGE.read_text())
     assert [number for number, _ in found] == [str(number) for number in range(1, 11)]
     for number, code in found:
@@ -115,7 +116,7 @@ def test_the_ten_examples_of_the_page_run(reader: Path, ray_session: None, capsy
     assert "| lsr |" in printed and "tensor([[" in printed
     results = names["trainer"].train()  # type: ignore[attr-defined] # finished: it is read again
     assert dict(results) == json.loads((reader / "runs/mine/results.json").read_text())
-    assert "dev/bpb" in (reader / "logs/lightning_logs/version_0/metrics.csv").read_text().splitlines()[0]
+    assert "train/loss" in (reader / "logs/lightning_logs/version_0/metrics.csv").read_text().splitlines()[0]
     assert ray.is_initialized()
 
 
