@@ -153,7 +153,7 @@ def own_globals() -> Iterator[None]:
     level, drawn, variables = logger.level, random.getstate(), {name: os.environ.get(name) for name in VARIABLES}
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), torch.random.fork_rng(devices=range(num_gpus())):
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
             warnings.filterwarnings("ignore", module="(pytorch_lightning|lightning_fabric)")
             yield
     finally:
