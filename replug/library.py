@@ -193,7 +193,7 @@ def evaluate(
     """Evaluate retrievers and methods, as `replug evaluate` does, or go on with an evaluation.
 
     `config` is an evaluation's (`eval_lm`, docs/evaluation.md), the folder of a run or the configuration of a training:
-    its retriever is compared with the tuned one on the run's held-out texts. Further arguments are those of `LSRTrainer`.
+    its retriever is compared with the tuned one on the run's held-out texts. Other arguments are as for `LSRTrainer`.
     """
     file = _file_of(config)
     given = _Given.of(retriever, lm, {}, None)
