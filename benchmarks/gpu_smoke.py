@@ -289,7 +289,7 @@ def _train(place: Place, name: str, overrides: Mapping[str, object], environment
         "run_dir": place.folder / name,
         **overrides,
     }
-    config = "debug" if place.pretends else "quickstart_online"
+    config = "debug" if place.pretends else "quickstart"
     command = [sys.executable, "-m", "replug.commands.cli", "train", str(ROOT / f"configs/{config}.yaml")]
     start = time.monotonic()
     given = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in keys.items()]

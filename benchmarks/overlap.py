@@ -46,7 +46,7 @@ def run(folder: Path, lm: str, depth: int, steps: int) -> list[dict]:
     """The metrics of a run without refreshes."""
     settings = {**COMMON, **SETTINGS[lm], "train.max_steps": steps, "train.pipeline_depth": depth}
     settings |= {"refresh.every_steps": 10 * steps, "data.out": folder / "data", "run_dir": folder / f"depth-{depth}"}
-    command = [sys.executable, "-m", "replug.commands.cli", "train", "configs/quickstart_online.yaml"]
+    command = [sys.executable, "-m", "replug.commands.cli", "train", "configs/quickstart.yaml"]
     subprocess.run(
         [*command, *(f"{key}={value}" for key, value in settings.items())],
         check=True,

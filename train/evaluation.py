@@ -3,10 +3,10 @@
 It is the evaluation `language_modelling` of the held-out texts, and `retrieval` of those that name gold documents,
 under the methods
 
-none, random   the LM alone, and with documents that nobody chose
-replug         the retriever as it was
-lsr            the tuned one
-X/posterior    the documents of replug or lsr by weights that follow the text, from the same LM scores
+none          the LM alone
+replug        the retriever as it was
+lsr           the tuned one
+X/posterior   the documents of replug or lsr by weights that follow the text, from the same LM scores
 """
 
 import hashlib
@@ -22,14 +22,14 @@ import numpy as np
 
 from replug.config.choices import TrainedSide
 from replug.config.evaluation_schema import PaperConfig
-from replug.config.methods import POSTERIOR, RANDOM, Method, parse_methods
+from replug.config.methods import POSTERIOR, Method, parse_methods
 from replug.config.rules import FIT
 from replug.config.schema import Config
 from replug.data.files import write_json
 from replug.data.records import Example
 from replug.data.store import PreparedSet
 from replug.evals.ensemble_temperatures import fit_ensemble
-from replug.evals.evidence import EvidenceBook, RetrievedDocuments, random_documents
+from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.kinds import PromptedLM
 from replug.evals.language_modelling import LanguageModelling, items_of, token_texts
 from replug.evals.loop import Task, run_task
@@ -100,10 +100,9 @@ def _predict(
 ) -> Results:
     """Measure every method's prediction of every text. The LM and how it is prompted are part of what was measured."""
     k, lm = config.evaluate.k, config.lm
-    drawn = {RANDOM: random_documents(len(data.corpus), len(examples), k, config.seed)}
-    methods = _methods(["none", RANDOM, *found], k) + _methods([f"{name}/{POSTERIOR}" for name in found], k)
+    methods = _methods(["none", *found, *(f"{name}/{POSTERIOR}" for name in found)], k)
     weighting = posterior_weighting(config.ensemble, config.lm, is_asked=False)
-    book = EvidenceBook(methods, data.corpus, {**drawn, **found}, [True] * len(examples), posterior=weighting)
+    book = EvidenceBook(methods, data.corpus, found, [True] * len(examples), posterior=weighting)
     task = LanguageModelling(workers.lm, workers.template, examples, beta=config.loss.beta)
     measured = {
         **_identity(data, examples, book),

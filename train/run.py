@@ -20,7 +20,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.loggers.logger import Logger
 
 from replug.cluster.interruption import Interruption
-from replug.config.choices import Accelerator
+from replug.config.choices import Accelerator, TrainedSide
 from replug.config.rules import FIT, OWN_LABELS, chooses_by_dev, is_live
 from replug.config.schema import Config
 from replug.data.files import read_json, write_json
@@ -315,7 +315,8 @@ def _found_after(
     if tuned.temperature is not None:  # fitted again, to what a search of the whole corpus finds
         write_temperature(run.retriever, tuned.temperature)
     found.save(run.found_after)
-    workers.index.store.remove_all_but({version - 1, version})  # only now: a checkpoint may need others until then
+    kept = 0 if config.retriever.train is TrainedSide.query else version
+    workers.index.store.remove_all_but({kept})  # only now: a checkpoint may need others until then
     return found
 
 

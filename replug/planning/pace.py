@@ -219,8 +219,8 @@ def estimate(job: Job, devices: Devices, split: Split, measured: Seconds | None 
     }
     if split.shares(devices):
         elapsed = {**work, "search": math.inf if seconds.search >= step else 0.0}
-    # Without a document, and with those of three ways to choose them.
-    measuring = shape.heldout * (1 + 3 * shape.heldout_k) * seconds.pair / max(1, split.replicas)
+    # Without a document, and with those of the retriever before and after.
+    measuring = shape.heldout * (1 + 2 * shape.heldout_k) * seconds.pair / max(1, split.replicas)
     stages = {
         "first_index": build,
         "training": shape.steps * step + waits,

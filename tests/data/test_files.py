@@ -7,7 +7,7 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.data import files
-from replug.data.files import read_json, replace_file, shared_file_system
+from replug.data.files import link_equal_files, read_json, replace_file, shared_file_system
 
 
 def test_a_link_in_the_way_is_replaced_and_what_it_points_to_stays(tmp_path: Path) -> None:
@@ -17,6 +17,16 @@ def test_a_link_in_the_way_is_replaced_and_what_it_points_to_stays(tmp_path: Pat
     replace_file(tmp_path / "report.html", b"ours")
     assert (tmp_path / "mine").read_text() == "precious"
     assert (tmp_path / "report.html").read_text() == "ours" and not (tmp_path / "report.html").is_symlink()
+
+
+def test_equal_files_are_kept_once_and_others_stay(tmp_path: Path) -> None:
+    contents = {"a": b"same", "b": b"same", "c": b"else"}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    for _ in range(2):  # the second time there is nothing to do
+        link_equal_files(tmp_path.iterdir())
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == contents
+        assert (tmp_path / "a").samefile(tmp_path / "b") and (tmp_path / "c").stat().st_nlink == 1
 
 
 def test_json_that_is_none_is_named(tmp_path: Path) -> None:

@@ -22,12 +22,18 @@ from tests.support.runs import descendants, heldout_bits, metrics, name_of, wait
 
 def test_a_run_ends_with_everything_a_user_is_promised(quiet_run):
     results = json.loads((quiet_run / "results.json").read_text())["language_modelling"]
-    assert list(results) == ["none", "random", "replug", "lsr", "replug/posterior", "lsr/posterior"]
+    assert list(results) == ["none", "replug", "lsr", "replug/posterior", "lsr/posterior"]
     assert {"bpb", "bpb/even", "bpb/odd", "bpb - replug", "bpb - none"} <= results["lsr"].keys()
     assert results["lsr"]["bpb"]["n"] == 40
     for name in ("config.yaml", "environment.json", "report.html", "retriever/model.safetensors", "metrics.jsonl"):
         assert (quiet_run / name).is_file()
     assert [row["step"] for row in metrics(quiet_run)] == list(range(STEPS))
+
+
+def test_a_finished_run_holds_the_tuned_weights_once(quiet_run):
+    [of_index, of_retriever] = sorted(quiet_run.rglob("model.safetensors"))
+    assert of_index.is_relative_to(quiet_run / "index") and of_index.samefile(of_retriever)
+    assert not list(quiet_run.rglob("*.ckpt"))
 
 
 def test_batches_record_the_version_they_saw_and_refreshes_come_at_their_lag(quiet_run):
@@ -146,7 +152,7 @@ def test_a_server_that_stays_away_ends_the_run_and_the_same_command_goes_on(quie
     assert losses(run) == losses(quiet_run)
 
 
-# Both quickstarts, made very small: real weights, real text ----------------------------------------------------
+# The quickstart and the recipe for own data, made very small: real weights, real text ---------------------------
 
 
 SMALL = [
@@ -160,33 +166,42 @@ SMALL = [
     "evaluate.num_resamples=100",
 ]
 ONLINE = [*SMALL, "train.max_steps=4", "refresh.every_steps=1", "refresh.lag_steps=1"]
-ON_LABELS = [*SMALL, "data.num_dev=4", "label.dense=2", "label.bm25=1", "label.tuned=1", "train.epochs=1"]
+REAL = ["data.source=package:numpy_docstrings", "retriever.path=package:minilm", "lm.path=package:smollm2"]
+ON_LABELS = [*SMALL, *REAL, "data.context_tokens=40", "data.num_dev=4"]
+ON_LABELS += ["label.dense=2", "label.bm25=1", "label.tuned=1", "train.epochs=1"]
+
+
+def sum_of_bytes(folder: Path) -> int:
+    """Return the bytes of all files, of hard links once."""
+    sizes = {(status.st_dev, status.st_ino): status.st_size for status in map(os.lstat, folder.rglob("*"))}
+    return sum(sizes.values())
 
 
 def require_measured(run: Path) -> None:
     bits = heldout_bits(run)
-    assert set(bits) == {"none", "random", "replug", "lsr", "replug/posterior", "lsr/posterior"}
+    assert set(bits) == {"none", "replug", "lsr", "replug/posterior", "lsr/posterior"}
     assert all(0 < value < 8 and math.isfinite(value) for value in bits.values())
 
 
 @pytest.mark.slow
-def test_the_papers_loop_tunes_a_real_retriever_to_a_real_lm(finish, tmp_path):
+def test_the_quickstart_tunes_a_real_retriever_to_a_real_lm(finish, tmp_path):
     encoder, _ = real_encoder(), real_lm()
     run = tmp_path / "run"
-    output = finish(run, *ONLINE, config="quickstart_online")
+    output = finish(run, *ONLINE, config="quickstart")
     assert "0 shared sources, 0 equal texts" in output and "swapped to index v1" in output
     require_measured(run)
     before = AutoModel.from_pretrained(encoder)
     after = AutoModel.from_pretrained(run / "retriever")
     assert not torch.equal(before.embeddings.word_embeddings.weight, after.embeddings.word_embeddings.weight)
     assert not torch.equal(before.encoder.layer[0].output.dense.weight, after.encoder.layer[0].output.dense.weight)
+    assert sum_of_bytes(run) < 100e6, "weights lie there once"
 
 
 @pytest.mark.slow
-def test_the_quickstart_tunes_real_queries_twice_on_a_real_lms_labels(finish, tmp_path):
+def test_own_data_tunes_real_queries_twice_on_a_real_lms_labels(finish, tmp_path):
     encoder, _ = real_encoder(), real_lm()
     run = tmp_path / "run"
-    output = finish(run, *ON_LABELS, config="quickstart")
+    output = finish(run, *ON_LABELS, config="own_data")
     assert "0 shared sources, 0 equal texts" in output
     require_measured(run)
     texts = ["a boat", "a ship"]
