@@ -23,6 +23,7 @@ import ray
 import torch
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
+from replug.cluster.environment import SHARED_CORES
 from replug.config.errors import RunError, UserError
 
 log = logging.getLogger(__name__)
@@ -389,4 +390,4 @@ def _telling_line(error: BaseException) -> str:
 
 def thread_env(threads: int) -> dict:
     """Ray sets OMP_NUM_THREADS from num_cpus, which is a share and not a number of threads."""
-    return {"env_vars": {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}}
+    return {"env_vars": {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", **SHARED_CORES}}

@@ -14,6 +14,9 @@ from pathlib import Path
 import psutil
 
 LONGEST_PARENT = 20  # characters of the folder above the private one
+# LM, builders and trainer share the cores. A thread that spins at a barrier keeps the thread that it waits for from
+# running; this is libgomp's own count for more threads than cores, which it cannot see across processes.
+SHARED_CORES = {"GOMP_SPINCOUNT": "1000"}
 
 
 @cache

@@ -19,6 +19,7 @@ from typing import Annotated
 
 import typer
 
+from replug.cluster.environment import SHARED_CORES
 from replug.cluster.interruption import exit_status
 from replug.config.errors import Interrupted, RunError, UserError
 from replug.config.plain_text import plain_text
@@ -62,7 +63,7 @@ def main() -> None:
     log_to_stderr()
     if sys.stderr.isatty():
         progress.rewrite_with(_rewrite)
-    for name, value in QUIET.items():
+    for name, value in {**QUIET, **SHARED_CORES}.items():
         os.environ.setdefault(name, value)
     try:
         with _says_when_interrupted():

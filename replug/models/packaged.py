@@ -10,7 +10,12 @@ import importlib.metadata
 import json
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from replug.config.errors import UserError, require_extra
 from replug.data.files import as_other_files, cache_dir
@@ -104,13 +109,32 @@ def convert_gguf(gguf: Path, cache: Path) -> Path:
     return folder
 
 
+@contextmanager
+def _answering_once(module: Any, *names: str) -> Iterator[None]:
+    """Answer equal calls of a module's functions once while the block runs."""
+    before = {name: getattr(module, name) for name in names}
+    try:
+        for name, function in before.items():
+            setattr(module, name, lru_cache(function))
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(module, name, function)
+
+
 def _write_converted(gguf: Path, folder: Path) -> None:
+    print(f"converting {gguf.name} to safetensors, once ...", flush=True)
+    # transformers reads the file's vocabulary three times, and makes the table of names for each of hundreds of modules
+    with _answering_once(import_module("gguf"), "GGUFReader", "get_tensor_name_map"):
+        _convert(gguf, folder)
+
+
+def _convert(gguf: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     from replug.models.model_files import load_whole
 
-    print(f"converting {gguf.name} to safetensors, once (about half a minute) ...", flush=True)
     unpack = GgufConfig(dequantize=True)  # otherwise the weights stay packed and cannot be saved
     model = load_whole(
         AutoModelForCausalLM,
