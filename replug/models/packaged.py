@@ -2,7 +2,7 @@
 
 `package:minilm` and `package:smollm2` are real weights that arrive as ordinary Python packages, so the
 quickstart needs no model hub. `*.gguf` files are converted once to safetensors and cached, since reading
-GGUF takes half a minute and Ray actors would do it again at each start. `stand_in` is a tiny random BERT.
+GGUF takes long and Ray actors would do it again at each start. `stand_in` is a tiny random BERT.
 """
 
 import hashlib
