@@ -40,7 +40,7 @@ def test_the_slowest_role_sets_the_pace_of_a_split(paper: Config) -> None:
     late = 7 * max(0.0, BUILD / 2 - 1000 * score)
     assert found.step == pytest.approx(score)
     assert found.waits == pytest.approx(late)
-    measuring = 200 * 31 * PAIR / 5
+    measuring = 200 * 21 * PAIR / 5
     assert found.wall_hours == pytest.approx((25_000 * score + late + 2 * BUILD / 2 + measuring) / 3600)
     assert found.dominates == "score"
 
