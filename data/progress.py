@@ -120,15 +120,11 @@ class Progress:
             self._end(elapsed, note)
         elif elapsed >= 1 and now - self._last >= between:
             self._last = now
-            if _rewrite is None:
-                log.info(self._line(elapsed, note), extra={"progress": self})
-            else:
-                _rewrite(self._line(elapsed, note))
+            (_rewrite or log.info)(self._line(elapsed, note))
 
     def _end(self, elapsed: float, note: str) -> None:
         if self._stages is None and elapsed >= 1:
-            told = f"{self.what}: {self.done}/{self.total} · took {format_duration(elapsed)}{_noted(note)}"
-            log.info(told, extra={"progress": self})
+            log.info(f"{self.what}: {self.done}/{self.total} · took {format_duration(elapsed)}{_noted(note)}")
         erase()
 
     def _line(self, elapsed: float, note: str) -> str:

@@ -51,11 +51,9 @@ class Results(Mapping[str, Any]):
     """What a run or an evaluation has found: results.json as a mapping, its table and its report.
 
     `table` is Markdown, which notebooks show. `report` is the page of a run, or None. `improved` says whether the
-    tuned retriever has fewer bits per byte on held-out texts than before, with a 95% interval below 0; None where that
-    was not measured.
+    verdict of a run is HELPED (`train.verdict`); None where it has none.
 
-    >>> bpb = {"value": -0.02, "n": 40, "interval": [-0.03, -0.01]}
-    >>> Results({"language_modelling": {"lsr": {"bpb - replug": bpb}}}, "").improved
+    >>> Results({"verdict": {"verdict": "HELPED"}}, "").improved
     True
     """
 
@@ -73,8 +71,8 @@ class Results(Mapping[str, Any]):
 
     @property
     def improved(self) -> bool | None:
-        found = self.get("language_modelling", {}).get("lsr", {}).get("bpb - replug")
-        return None if found is None else found["interval"][1] < 0
+        verdict = self.get("verdict")
+        return verdict and verdict["verdict"] == "HELPED"
 
     def _repr_markdown_(self) -> str:
         return self.table

@@ -1,16 +1,15 @@
-"""What is shown while something runs: messages as lines on standard error, and as bars in a notebook."""
+"""What is shown while something runs: messages as lines on standard error."""
 
 import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from replug.config.plain_text import plain_text
 from replug.data import progress
-from replug.data.progress import Progress
 
 LOGGER = logging.getLogger("replug")
+CELL_WIDTH = 110  # characters of a notebook's line
 
 
 class StandardError(logging.Handler):
@@ -23,43 +22,27 @@ class StandardError(logging.Handler):
         print(f"{mark}{plain_text(record.getMessage())}", file=sys.stderr, flush=True)
 
 
-class NotebookBars(StandardError):
-    """Shows progress as bars, and other messages as lines."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._bars: dict[int, Any] = {}
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Move the bar of a `Progress`, or print the message."""
-        moved = getattr(record, "progress", None)
-        if not isinstance(moved, Progress):
-            super().emit(record)
-            return
-        from tqdm.auto import tqdm
-
-        bar = self._bars.get(id(moved))
-        if bar is None:
-            bar = self._bars[id(moved)] = tqdm(total=moved.total, desc=moved.what)
-        bar.update(moved.done - bar.n)
-        if moved.is_done:
-            self._bars.pop(id(moved)).close()
-
-
 @contextmanager
 def shown_messages() -> Iterator[None]:
     """Show messages while the block runs, unless the program has chosen what becomes of them."""
     if LOGGER.level != logging.NOTSET or LOGGER.isEnabledFor(logging.INFO):
         yield
         return
-    handler = NotebookBars() if "ipykernel" in sys.modules else StandardError()
+    handler = StandardError()
     LOGGER.addHandler(handler)
     LOGGER.setLevel(logging.INFO)
+    if "ipykernel" in sys.modules:
+        progress.rewrite_with(_rewrite_in_cell)
     try:
         yield
     finally:
+        progress.rewrite_with(None)
         LOGGER.removeHandler(handler)
         LOGGER.setLevel(logging.NOTSET)
+
+
+def _rewrite_in_cell(line: str) -> None:
+    print(f"\r{line:<{CELL_WIDTH}}", end="" if line else "\r", file=sys.stderr, flush=True)
 
 
 @contextmanager
