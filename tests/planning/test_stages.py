@@ -27,7 +27,7 @@ def test_a_live_run_takes_turns_with_the_lm_and_waits_for_its_refreshes() -> Non
     step = 8 * 4 * PAIR + 3 * 8 * (1 + 4) * DOCUMENT + 8 * DOCUMENT  # scores, gradient, and queries to search with
     development = 20 * 5 * (1 + 2) * PAIR
     assert training == pytest.approx(20 * step + 1000 * DOCUMENT + development)
-    assert heldout == pytest.approx(40 * (1 + 3 * 5) * PAIR)
+    assert heldout == pytest.approx(40 * (1 + 2 * 5) * PAIR)
 
 
 def mine(*keys: str, **more: float | None) -> list[tuple[str, float | None]]:
