@@ -11,7 +11,7 @@ import bz2
 import importlib.metadata
 import importlib.util
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from html import unescape
 from pathlib import Path
 
@@ -53,6 +53,14 @@ MODEL_FAMILIES = (
     "gpt_neox", "gptj", "llama", "mistral", "mixtral", "opt", "phi", "phi3", "qwen2",
     "qwen3", "roberta", "roformer", "stablelm", "starcoder2", "vit", "xglm",
 )  # fmt: skip
+MORE_FAMILIES = (
+    "bart", "bigbird_pegasus", "biogpt", "camembert", "cohere", "ctrl", "dbrx", "deberta", "deberta_v2",
+    "deepseek_v3", "dpr", "ernie", "esm", "falcon", "flaubert", "fnet", "funnel", "gemma2", "gemma3", "glm",
+    "glm4", "gpt_bigcode", "gpt_neox_japanese", "granite", "helium", "ibert", "jamba", "layoutlm", "led",
+    "longformer", "luke", "m2m_100", "mamba", "mbart", "megatron_bert", "mobilebert", "mpnet", "mpt", "mvp",
+    "nemotron", "olmo", "olmo2", "olmoe", "pegasus", "persimmon", "plbart", "prophetnet", "qwen2_moe", "rembert",
+    "rwkv", "smollm3", "splinter", "squeezebert", "t5", "umt5", "xlm", "xlm_roberta", "xlnet", "xmod", "yoso",
+)  # fmt: skip
 
 NUMPY_FOLDERS = ("lib", "linalg", "polynomial")
 
@@ -77,11 +85,16 @@ def numpy_docstrings() -> Iterator[tuple[str, str]]:
             yield str(path.relative_to(root)), "\n\n".join(f"{name}\n{text}" for name, text in pairs if text)
 
 
-def transformers_code() -> Iterator[tuple[str, str]]:
+def transformers_code(names: Iterable[str] = MODEL_FAMILIES) -> Iterator[tuple[str, str]]:
     """Yield the definitions of well-known models in the installed transformers library, one text for each."""
     folder = _package_folder("transformers") / "models"
-    for name in MODEL_FAMILIES:
+    for name in names:
         yield name, (folder / name / f"modeling_{name}.py").read_text(encoding="utf-8")
+
+
+def transformers_models() -> Iterator[tuple[str, str]]:
+    """Yield the definitions of three times as many models."""
+    return transformers_code(sorted((*MODEL_FAMILIES, *MORE_FAMILIES)))
 
 
 def wikipedia() -> Iterator[tuple[str, str]]:
@@ -99,6 +112,7 @@ def wikipedia() -> Iterator[tuple[str, str]]:
 PACKAGE_TEXTS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "numpy_docstrings": numpy_docstrings,
     "transformers_code": transformers_code,
+    "transformers_models": transformers_models,
     "wikipedia": wikipedia,
 }
 

@@ -95,7 +95,7 @@ def lm_calls(config: Config, counts: dict[str, int]) -> dict[str, int]:
             calls["labels_of_tuned"] = (counts["queries"] + counts["dev"]) * label.tuned
     if config.evaluate.heldout:
         most = config.evaluate.max_examples or counts["heldout"]
-        calls["measuring"] = min(most, counts["heldout"]) * (1 + 3 * config.evaluate.k)
+        calls["measuring"] = min(most, counts["heldout"]) * (1 + 2 * config.evaluate.k)
     return calls
 
 

@@ -78,12 +78,12 @@ def test_a_plan_of_labels_counts_the_lms_calls_and_takes_this_machine(tmp_path, 
     asked = [*OWN, f"data.source={tmp_path}", "data.query_share=0.1", "data.corpus_share=0.6"]
     found = planned(capsys, ROOT / "configs/own_data.yaml", asked)
     assert found["texts"] == {"documents": 225, "queries": 37, "heldout": 37, "dev": 37}
-    assert found["lm_calls"] == {"labels": 37 * 13 + 37 * 14, "labels_of_tuned": 74 * 8, "measuring": 37 * 31}
+    assert found["lm_calls"] == {"labels": 37 * 13 + 37 * 14, "labels_of_tuned": 74 * 8, "measuring": 37 * 21}
     assert found["devices"] == "this machine" and found["wall_hours"] > 0 and found["disk_gb"]["total"] > 0.1
     on_gpu = planned(capsys, ROOT / "configs/own_data.yaml", asked, gpus=["1xA100"], price=2.0)
     assert on_gpu["dollars"] == pytest.approx(2 * on_gpu["wall_hours"])
     plan(ROOT / "configs/own_data.yaml", asked)
-    assert "calls of the LM: 2,738 (labels 999" in capsys.readouterr().out
+    assert "calls of the LM: 2,368 (labels 999" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
