@@ -2,7 +2,7 @@
 # docker build -t replug:gpu --build-arg FAISS=gpu --build-arg TORCH_INDEX=https://pypi.org/simple .
 # docker run --shm-size=2g -v "$PWD:/work" replug train quickstart     (Ray keeps its objects in shared memory)
 #
-# The second is for a driver from 580 on, and `docker run` then takes --gpus=all. It was written and never built.
+# The second is for a driver from 580 on, and `docker run` then takes --gpus=all. Both were written and never built.
 FROM python:3.11-slim
 ARG FAISS=cpu
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
