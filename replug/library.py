@@ -131,10 +131,18 @@ class LSRTrainer:
 
     @cached_property
     def retriever(self) -> "SentenceTransformer":
-        """Return the tuned retriever. Raises UserError before the training has ended."""
+        """Return the tuned retriever. Raises UserError before the training has ended, or where it was another.
+
+        With `retriever.train=query` it encodes queries alone: `Encoder(run_dir)` has its documents' encoder too.
+        """
         if not (self._run_dir / "fitted.json").is_file():
             raise UserError(f"{self._run_dir} holds no tuned retriever yet; expected train() to end first")
         from sentence_transformers import SentenceTransformer
+
+        from replug.train.run_dir import RunDirectory
+
+        RunDirectory(self._run_dir).require_config(self.config)  # the folder may be that of another training
+        self._given.write(self._run_dir)
 
         return SentenceTransformer(str(self._run_dir / RETRIEVER))
 
@@ -267,7 +275,8 @@ class _Given:
                 keys[f"data.{KEYS[name]}"] = str(rows)
             elif rows is not None:
                 file = f"{KEYS[name]}.jsonl"
-                keys[f"data.{KEYS[name]}"], objects[file] = f"${{run_dir}}/{GIVEN}/{file}", (name, rows)
+                again = list(rows) if isinstance(rows, Iterator) else rows  # it is read whenever a run goes on
+                keys[f"data.{KEYS[name]}"], objects[file] = f"${{run_dir}}/{GIVEN}/{file}", (name, again)
         if isinstance(retriever, str | Path):
             keys["retriever.path"] = str(retriever)
         elif retriever is not None:
@@ -275,6 +284,9 @@ class _Given:
                 raise UserError(
                     f"retriever is a {type(retriever).__name__}; expected a hub name, a folder or a SentenceTransformer"
                 )
+            from replug.models.encoder_retriever import require_both_sides
+
+            require_both_sides(retriever)
             keys["retriever.path"], objects[RETRIEVER] = f"${{run_dir}}/{GIVEN}/{RETRIEVER}", retriever
         own = None
         if isinstance(lm, str | Path):

@@ -4,6 +4,7 @@ Similarities are exact. Whoever has millions of documents builds an index.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -55,6 +56,7 @@ class EncoderRetriever:
                 raise UserError(f"id {twice!r} occurs twice; expected another id for each text")
         if not texts:
             raise ValueError("there are no texts to search")
+        require_both_sides(encoder)
         if empty := [row for row, text in enumerate(texts) if not text.strip()]:
             raise UserError(f"texts[{empty[0]}] is empty ({len(empty)} such texts); leave it out")
         self.temperature = own_temperature(encoder)
@@ -84,3 +86,17 @@ def _vectors(encoder: TextEncoder, texts: list[str], method: str) -> np.ndarray:
     if texts and (vectors.ndim != 2 or len(vectors) != len(texts)):
         raise ValueError(f"the encoder gave an array of shape {vectors.shape} for {len(texts)} texts; expected [N, D]")
     return vectors
+
+
+def require_both_sides(encoder: object) -> None:
+    """Raise UserError for a SentenceTransformer of queries tuned alone: it does not know its documents' encoder."""
+    folder = getattr(getattr(encoder, "tokenizer", None), "name_or_path", "")
+    if not folder or not Path(folder).is_dir():
+        return
+    from replug.models.encoder_files import document_encoder  # brings sentence-transformers, which has made the object
+
+    if document_encoder(folder) is not None:
+        raise UserError(
+            f"the model of {folder} encodes queries alone; expected that path as the retriever, or "
+            f"Encoder({folder!r}), which have its documents' encoder too"
+        )

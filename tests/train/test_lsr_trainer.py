@@ -22,10 +22,13 @@ from pytorch_lightning.loggers import CSVLogger
 from ray._private.state import actors
 from sentence_transformers import SentenceTransformer
 
-from replug import BlackBoxLM, LSRTrainer, StandInLM, UserError
+from replug import BlackBoxLM, Encoder, EncoderRetriever, LSRTrainer, StandInLM, UserError
+from replug.config.load import inputs_of
 from replug.data.sources.built_in_texts import example_rows
+from replug.models.encoder_files import DocumentEncoder
 from replug.models.packaged import resolve_encoder_path
 from replug.train import run as _  # noqa: F401 - before the state is noted: imports change it too
+from replug.train.run_dir import RunDirectory
 from tests.support.command_line import CommandLine
 from tests.support.runs import heldout_bits, what_must_be_equal
 
@@ -168,3 +171,36 @@ def test_what_a_file_is_refused_for_an_object_is_refused_for(given: dict, reason
     arguments = {"retriever": "stand_in", "lm": "stand_in", **valid, "config": "own_data_online", **given}
     with pytest.raises(UserError, match=reason):
         LSRTrainer(**arguments, run_dir=tmp_path / "run").train()
+
+
+def test_a_model_of_queries_alone_is_refused_as_an_object_which_lacks_its_documents_encoder(tmp_path: Path) -> None:
+    folder = tmp_path / "tuned"
+    encoder = Encoder("stand_in")
+    encoder.save(folder, DocumentEncoder("stand_in", encoder.documents_sha256()))
+    tuned = SentenceTransformer(str(folder))
+    with pytest.raises(UserError, match="encodes queries alone; expected that path as the retriever"):
+        LSRTrainer(tuned, "stand_in", source=["a text"])
+    with pytest.raises(UserError, match="encodes queries alone"):
+        EncoderRetriever(tuned, ["a text"])
+    assert EncoderRetriever(Encoder(str(folder)), ["a text"]).retrieve(["a text"], 1)
+
+
+def test_the_retriever_of_another_training_in_the_folder_is_refused(tmp_path: Path) -> None:
+    first = trainer(tmp_path, "stand_in")
+    with pytest.raises(UserError, match="holds no tuned retriever yet"):
+        _ = first.retriever
+    RunDirectory(tmp_path).folder.claim(inputs_of(first.config))
+    first._given.write(tmp_path)
+    Encoder("stand_in").save(tmp_path / "retriever")
+    (tmp_path / "fitted.json").write_text("{}")
+    assert isinstance(first.retriever, SentenceTransformer)
+    with pytest.raises(UserError, match=r"queries.jsonl \(sha256\) is"):
+        _ = trainer(tmp_path, "stand_in", train=ROWS["queries"][1:]).retriever
+    with pytest.raises(UserError, match=r"retriever\.path is"):
+        _ = trainer(tmp_path, "stand_in", encoder="package:minilm").retriever
+
+
+def test_rows_of_a_generator_are_read_whenever_a_run_goes_on(tmp_path: Path) -> None:
+    made = trainer(tmp_path, "stand_in", train=(row for row in ROWS["queries"]))
+    for _round in range(2):
+        made._given.write(tmp_path)
