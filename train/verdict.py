@@ -79,6 +79,8 @@ def difference_words(entry: Entry, than: str = "") -> str:
     `than` follows the word lower or higher. Both ends of an interval around 0 name their side.
     """
     value, (low, high) = entry["value"], entry["interval"]
+    if low == value == high == 0:
+        return f"the same {UNIT}{than.replace('than', 'as')}"
     digits = 3 if max(abs(value), abs(low), abs(high)) >= 0.01 else 5
 
     def size(number: float) -> str:

@@ -37,6 +37,7 @@ def test_harm_is_said_in_capitals_first_with_what_to_try() -> None:
 def test_weights_of_step_0_are_named_as_the_reason_that_nothing_changed() -> None:
     told = verdict_of(results(0.0, 0.0, 0.0, step=0))
     assert told is not None and told["verdict"] == NOT_SHOWN and "weights of step 0" in told["more"][0]
+    assert told["sentence"] == "No difference shown: tuned retriever the same bits per byte as before."
 
 
 @pytest.mark.parametrize(("p_holm", "is_shown"), [(0.2, False), (0.01, True)])
