@@ -7,7 +7,7 @@ each time. `planning.stages` makes the times of them. What the LM says is not ke
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
 import numpy as np
@@ -17,6 +17,7 @@ from replug.cluster.gpus import num_gpus, torch_device
 from replug.cluster.interruption import wait_for
 from replug.cluster.layout import index_actors, num_ranks
 from replug.config.choices import TrainedSide
+from replug.config.rules import OWN_LABELS
 from replug.config.schema import Config
 from replug.data.progress import Stages, format_duration
 from replug.data.store import PreparedSet
@@ -74,7 +75,7 @@ class RunStages(Stages):
         measured += f"the encoder reads {_rate(document)} documents ({calls} calls)"
         counts = Counts(len(data.corpus), len(data.queries), _num_dev(data), len(data.heldout))
         found = stage_seconds(self._config, counts, _size(laid_out, encoder), Speeds(pair, document), split)
-        planned = [(name, self._left(place, found)) for place, (name, _) in enumerate(found)]
+        planned = self._left(found, laid_out.train.max_steps)
         self.plan(planned)
         known = sum(seconds or 0.0 for _, seconds in planned)
         more = ", and what the LM takes" if any(seconds is None for _, seconds in planned) else ""
@@ -92,25 +93,27 @@ class RunStages(Stages):
             f"with {len(data.corpus):,} documents"
         )
 
-    def _left(self, place: int, found: Sequence[tuple[str, float | None]]) -> float | None:
-        """Return the seconds that a stage still takes; a resumed run has done some steps of its last training."""
-        name, seconds = found[place]
-        if name != TRAINING or seconds is None or name in [name for name, _ in found[place + 1 :]]:
-            return seconds
+    def _left(self, found: list[tuple[str, float | None]], max_steps: int) -> list[tuple[str, float | None]]:
+        """Return what is left of the stages: a run that had begun has its labels, and some of its last training."""
+        last = max(place for place, (name, _) in enumerate(found) if name == TRAINING)
+        seconds, marks = found[last][1], self._run.checkpoint_marks()
         if self._run.fitted.is_file():
-            return 0.0
-        marks = self._run.checkpoint_marks()
-        return seconds * (1 - marks[-1].step / self._config.train.max_steps) if marks else seconds
+            seconds = 0.0
+        elif marks and seconds is not None:
+            seconds *= 1 - marks[-1].step / max_steps
+        is_begun = self._config.train.labels == OWN_LABELS and self._run.begun_with() is not None
+        return [*([] if is_begun else found[:last]), (TRAINING, seconds), *found[last + 1 :]]
 
 
 def _work(config: Config, data: PreparedSet, name: str) -> str:
     train, label = config.train, config.label
     is_fixed = config.retriever.train is TrainedSide.query
-    steps = f"{train.epochs} epochs" if train.epochs else f"{train.max_steps:,} steps"
     return {
         INDEX: f"embed {len(data.corpus):,} documents",
         LABELS: f"the LM scores up to {label.dense + label.bm25 + label.random + label.tuned} candidates of each text",
-        TRAINING: f"{steps} of {train.batch_size} texts" if not train.epochs else steps,
+        TRAINING: f"epochs: {train.epochs}"
+        if train.epochs
+        else f"{train.max_steps:,} steps of {train.batch_size} texts",
         TUNED: "find documents for the held-out texts" if is_fixed else "embed the documents anew",
         HELDOUT: "compare with and without tuning",
     }[name]

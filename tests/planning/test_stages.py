@@ -1,10 +1,14 @@
 """The stages of a run and their seconds, by speeds measured on one machine, against sums by hand."""
 
+from pathlib import Path
+
 import pytest
 
-from replug.config.load import load_config
+from replug.config.load import config_to_yaml, load_config
 from replug.planning.model_sizes import ModelSize, transformer
 from replug.planning.stages import HELDOUT, INDEX, LABELS, TRAINING, TUNED, Counts, Speeds, stage_seconds
+from replug.train.outlook import RunStages
+from replug.train.run_dir import CheckpointMark, RunDirectory
 from tests.support.command_line import ROOT
 
 COUNTS = Counts(documents=1000, queries=100, dev=20, heldout=40)
@@ -54,3 +58,15 @@ def test_times_that_follow_from_an_lm_of_unknown_speed_are_not_made_up() -> None
 
 def test_a_run_without_held_out_texts_ends_with_its_training() -> None:
     assert [name for name, _ in mine("label.tuned=0", "evaluate.heldout=false")] == [INDEX, LABELS, TRAINING]
+
+
+def test_a_resumed_run_on_its_own_labels_has_its_last_training_before_it(tmp_path: Path) -> None:
+    files = [f"data.{name}={name}.jsonl" for name in ("corpus", "queries", "dev", "heldout")]
+    keys = ["retriever.path=stand_in", "lm.path=stand_in", f"run_dir={tmp_path}", *files]
+    config, run = load_config(ROOT / "configs/own_data.yaml", keys), RunDirectory(tmp_path)
+    found = [(INDEX, 5.0), (LABELS, 6.0), (TRAINING, 8.0), (LABELS, 2.0), (TRAINING, 8.0), (INDEX, 0.0), (HELDOUT, 9.0)]
+    assert RunStages(config, run)._left(found, 40) == found
+    (tmp_path / "config.yaml").write_text(config_to_yaml(config))
+    run.checkpoints.mkdir()
+    run.mark(CheckpointMark(run.checkpoint(10), 10, (), "a"))
+    assert RunStages(config, run)._left(found, 40) == [(TRAINING, 6.0), *found[-2:]]
