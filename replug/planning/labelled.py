@@ -89,9 +89,9 @@ def lm_calls(config: Config, counts: dict[str, int]) -> dict[str, int]:
     """Return how many pairs the LM scores at most, by stage: a document that two searches find is scored once."""
     label, calls = config.label, {}
     if config.train.labels == OWN_LABELS:
-        first = label.dense + label.bm25 + label.random
+        first = label.dense + label.bm25 + label.random + (label.tuned if label.tuned_path else 0)
         calls["labels"] = counts["queries"] * first + counts["dev"] * (first + 1)
-        if label.tuned:
+        if label.tuned and not label.tuned_path:
             calls["labels_of_tuned"] = (counts["queries"] + counts["dev"]) * label.tuned
     if config.evaluate.heldout:
         most = config.evaluate.max_examples or counts["heldout"]

@@ -4,12 +4,13 @@ The arithmetic is that of `pace`; measured seconds of a pair and of a document s
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from replug.config.choices import TrainedSide
 from replug.config.rules import FIT, OWN_LABELS, is_live
 from replug.config.schema import Config
 from replug.planning.accelerators import ACCELERATORS, Devices
+from replug.planning.labelled import lm_calls
 from replug.planning.memory import trained_part
 from replug.planning.model_sizes import ModelSize, lm_size
 from replug.planning.pace import Job, Seconds, Split, estimate
@@ -89,10 +90,9 @@ def _label_stages(config: Config, counts: Counts, job: Job, encoder: float, pair
     training = (TRAINING, encoder * (once + steps * step))
     if train.labels != OWN_LABELS:
         return [training]
-    stages = [(LABELS, (texts * candidates + counts.dev) * pair), training]
-    if label.tuned and not label.tuned_path:  # pairs that both have are scored once
-        stages += [(LABELS, texts * label.tuned * pair), training]
-    return stages
+    calls = lm_calls(config, asdict(counts))
+    rounds = [name for name in ("labels", "labels_of_tuned") if name in calls]
+    return [stage for name in rounds for stage in ((LABELS, calls[name] * pair), training)]
 
 
 def _trains_documents(config: Config) -> bool:
