@@ -365,7 +365,10 @@ def _open_hub(name: str):  # type: ignore[no-untyped-def]
     try:
         splits = load_dataset(path, configuration or None, streaming=True)
     except (OSError, ValueError, RuntimeError, HTTPError) as error:
-        raise UserError(f"data.source: cannot open the dataset {name}: {str(error).strip().splitlines()[0]}") from error
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"data.source: no file or folder {name} is here, and the hub's dataset cannot be opened: {reason}"
+        ) from error
     if split not in splits:
         raise UserError(
             f"data.source: {name} has no split {split!r}; expected one of {', '.join(map(str, splits))}, such as "

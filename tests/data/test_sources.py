@@ -367,3 +367,12 @@ def test_fields_that_are_not_read_are_named_once_with_what_is_read_instead(suffi
     assert named.manifest["unread_fields"] == ["title"]
     plain = prepare(tmp_path / "plain", write_jsonl(tmp_path / "plain.jsonl", ROWS))
     assert not {"unread_fields", "left_aside"} & plain.manifest.keys()
+
+
+def test_a_source_that_is_neither_here_nor_on_the_hub_is_named_as_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_dataset(*given: object, **options: object) -> None:
+        raise ConnectionError("Couldn't reach 'notes' on the Hub")
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    with pytest.raises(UserError, match=r"no file or folder notes is here, .* cannot be opened: Couldn't reach"):
+        formats._open_hub("notes")
