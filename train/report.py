@@ -40,8 +40,8 @@ from replug.train.verdict import HARMED, HELPED, verdict_of
 
 Rows = Sequence[Mapping[str, Any]]
 METHODS_LINE = (
-    "none: the LM alone; random: with documents drawn at random; replug: with those of the retriever as it was; lsr: "
-    "with those of the tuned one; /posterior: the same documents by weights that follow the text."
+    "none: the LM alone; replug: with documents of the retriever as it was; lsr: with those of the tuned one; "
+    "/posterior: the same documents by weights that follow the text."
 )
 SYMBOLS = (
     "bpb, bits per byte: how many bits the LM needs on average for a byte of a held-out text; lower is better.",
