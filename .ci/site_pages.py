@@ -1,4 +1,4 @@
-"""What mkdocs needs beside docs/: pages from files of the repository's root, links out of docs/, and doctests as code.
+"""Give mkdocs pages from files of the repository, links that lead out of docs/, and doctests as code.
 
 A link to a file that is not a page leads to the repository if REPO_URL is set, and is plain text otherwise.
 """

@@ -48,7 +48,7 @@ KEYS = {"corpus": "corpus", "train": "queries", "dev": "dev", "heldout": "heldou
 
 
 class Results(Mapping[str, Any]):
-    """What a run or an evaluation has found: results.json as a mapping, its table and its report.
+    """Results of a run or an evaluation: results.json as a mapping, its table and its report.
 
     `table` is Markdown, which notebooks show. `report` is the page of a run, or None. `improved` says whether the
     verdict of a run is HELPED (`train.verdict`); None where it has none.

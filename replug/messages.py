@@ -1,4 +1,4 @@
-"""What is shown while something runs: messages as lines on standard error."""
+"""Show messages as lines on standard error while something runs."""
 
 import logging
 import sys

@@ -27,7 +27,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def shown() -> Iterator[list[str]]:
-    """What a terminal's last line held, one after the other."""
+    """The contents of a terminal's last line, one after the other."""
     lines: list[str] = []
     progress.rewrite_with(lines.append)
     yield lines

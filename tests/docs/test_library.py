@@ -1,4 +1,4 @@
-"""What `replug` offers as a library: its names, their examples, the page that tells of them, and the notebook."""
+"""`replug` as a library: its names, their examples, the page that tells of them, and the notebook."""
 
 import doctest
 import inspect

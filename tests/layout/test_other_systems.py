@@ -1,4 +1,4 @@
-"""What Linux has and macOS has not: each is taken away here, and what stands for it gives the same."""
+"""Parts of Linux that macOS has not: each is taken away here, and what stands for it gives the same."""
 
 import os
 import sys

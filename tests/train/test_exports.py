@@ -1,4 +1,4 @@
-"""What was tuned is what every loader loads: all kinds of exports, by hub name without a network and by folder.
+"""Every loader loads what was tuned: all kinds of exports, by hub name without a network and by folder.
 
 The hub's cache is laid out in a folder, with the bases and the exports in it. Each export is loaded by replug,
 sentence-transformers, LangChain and LlamaIndex, and by the snippets of its card.

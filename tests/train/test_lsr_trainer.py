@@ -64,7 +64,7 @@ class Steps(pl.Callback):
 
 
 def state() -> dict[str, Any]:
-    """What a program may have set for its whole process."""
+    """Settings that a program may have made for its whole process."""
     own, lightning = logging.getLogger("replug"), logging.getLogger("pytorch_lightning")
     return {
         "environment": {**os.environ},

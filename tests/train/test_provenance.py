@@ -1,4 +1,4 @@
-"""What a run records of its code: the version always, a commit only of a repository that tracks this code."""
+"""A run records its code: the version always, a commit only of a repository that tracks this code."""
 
 import subprocess
 from pathlib import Path
