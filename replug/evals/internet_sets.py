@@ -31,6 +31,7 @@ from replug.config.rules import evaluation_methods
 from replug.data.hashing import hash64
 from replug.data.rows import read_json_array, read_json_lines
 from replug.data.store import CorpusStore
+from replug.evals.answers import normalize_answer
 from replug.evals.loop import Item
 from replug.evals.questions import (
     OpenQuestion,
@@ -191,28 +192,30 @@ def _strategyqa_question(row: Mapping[str, Any], where: str) -> InternetQuestion
     )
 
 
-LAST_YEAR = 2020  # what an LM of the paper may have read; "after 2020" is 2021 or later
-YEAR = re.compile(r"(?:.*\D)?(\d{4})")  # in "2014" and in "December 13, 1999"
-GROUPS = {True: f"after {LAST_YEAR}", False: f"up to {LAST_YEAR}", None: "all"}
+DATE = re.compile(r"(?:(\w+)\b.*\D)?(\d{4})")  # "2014", "December 2020" and "December 13, 1999"
+# Facts that the paper's LM, trained on text up to November 2020, cannot know (section 5.4): questions as of any later
+# date mostly ask for older ones, so a row counts by when its answer began to be true.
+NEW, OLD = "facts since December 2020", "older facts"
 
 
 def _situatedqa_question(row: Mapping[str, Any], where: str) -> InternetQuestion:
     """Return the question, whose id is the file's name and the line: several rows of one `id` may have one date."""
-    year = None  # a question about a place has no date
+    group = "all"  # a question about a place has no date
     if row.get("date") is None:
         text_of(row, "location", where)
     else:
-        found = YEAR.fullmatch(text_of(row, "date", where).strip())
+        found = DATE.fullmatch(text_of(row, "date", where).strip())
         if found is None:
             raise UserError(
                 f"{where}: date {row['date']!r} does not end with a year; expected a date such as December 13, 1999"
             )
-        year = int(found[1])
+        is_new = int(found[2]) > 2020 or (found[2], found[1]) == ("2020", "December")
+        group = NEW if is_new and row.get("date_type") == "start" else OLD
     example = Item(
         id=Path(where).name,
         query=text_of(row, "edited_question", where),
-        group=GROUPS[None if year is None else year > LAST_YEAR],
-        source=name_of(row, ("id", "example_id"), where) or Path(where).name,
+        group=group,
+        source=name_of(row, ("id", "example_id"), where) or text_of(row, "question", where),
     )
     answers = tuple(dict.fromkeys(texts_of(row, "answer", where)))
     return InternetQuestion(example, answers, given_evidence(row, where))
@@ -236,8 +239,12 @@ VALIDATION_PARTS = 10  # one part in ten, by the hash
 
 
 def is_validation(question: InternetQuestion) -> bool:
-    """Return whether weights may be fitted on it: a tenth of all, which follows from the question alone."""
-    return hash64(question.origin) % VALIDATION_PARTS == 0
+    """Return whether weights may be fitted on it: a tenth of all, which follows from the question's words alone.
+
+    Ids are of a file: another copy of the set would have another tenth.
+    """
+    origin = question.example.source or question.example.query
+    return hash64(normalize_answer(origin)) % VALIDATION_PARTS == 0
 
 
 def plan_questions(

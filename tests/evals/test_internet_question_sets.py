@@ -9,6 +9,8 @@ import pytest
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import QuestionsConfig
 from replug.evals.internet_sets import (
+    NEW,
+    OLD,
     QUESTION_SETS,
     InternetQuestion,
     gold_evidence,
@@ -106,9 +108,33 @@ def test_situatedqa_is_asked_with_its_date_or_place_and_variants_share_an_origin
     rows = [DATED, {**DATED, "date": "2020", "edited_question": "who leads as of 2020"}, PLACED]
     after, before, placed = read("situatedqa", tmp_path, *rows)
     assert after.example.query == "who leads as of January 27, 2021"
-    assert [question.example.group for question in (after, before, placed)] == ["after 2020", "up to 2020", "all"]
+    assert [question.example.group for question in (after, before, placed)] == [NEW, OLD, "all"]
     assert after.origin == before.origin == "-79" and after.example.id != before.example.id
     assert after.answers == ("Bo",), "the published set names one answer twice"
+
+
+@pytest.mark.parametrize(
+    ("date", "date_type", "group"),
+    [
+        ("December 4, 2020", "start", "new"),
+        ("2021", "start", "new"),
+        ("2021", "sampled", "old"),
+        ("November 2020", "start", "old"),
+        ("2020", "start", "old"),
+    ],
+)
+def test_a_fact_is_new_where_it_began_after_the_papers_lm_was_trained(date, date_type, group, tmp_path):
+    [question] = read("situatedqa", tmp_path, {**DATED, "date": date, "date_type": date_type})
+    assert question.example.group == {"new": NEW, "old": OLD}[group]
+
+
+def test_the_validation_part_is_chosen_by_the_questions_words_not_by_the_file(tmp_path):
+    rows = [{"question": f"what is {n}?", "answer": [str(n)]} for n in range(100)]
+    copies = [{**row, "id": f"other-{n}"} for n, row in enumerate(reversed(rows))]
+    chosen = []
+    for some in (rows, copies):
+        chosen.append({one.example.query for one in read("nq", tmp_path, *some) if is_validation(one)})
+    assert chosen[0] == chosen[1] and len(chosen[0]) > 0
 
 
 @pytest.mark.parametrize(
