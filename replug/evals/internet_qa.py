@@ -57,7 +57,7 @@ from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
 from replug.evals.loop import Metric, Outcome, Outcomes, Task
 from replug.evals.outcomes import OutcomeFile, Row
 from replug.evals.questions import queries_of, question_problems
-from replug.evals.results import add_wilson, main_metric
+from replug.evals.results import main_metric
 from replug.evals.tables import Block, Table
 from replug.planning.model_sizes import lm_size
 from replug.web import require_web
@@ -69,7 +69,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOCAL, SEARCH, PASSAGES = "local", "search", "passages"  # an engine; what is found by it; an outcome's name
-SHARES = ("exact_match", "accuracy", "answer_in_evidence", "copied", "best_candidate")
 # `answer_in_evidence`: a passage has an accepted answer; `copied`: it has the prediction. No passage has a label.
 # `best_candidate`: no reranker can be better.
 FREE_ANSWER_METRICS = ("f1", "answer_in_evidence", "copied")
@@ -361,7 +360,7 @@ def decide(prepared: Prepared, rows: Sequence[Row], path: Path, lm: str, reranke
                 detail = {"answer": answer, **outcome["detail"]}
                 outcome = {"numbers": {**numbers, **outcome["numbers"]}, "detail": detail}
             outcomes[method.name] = outcome
-        decided.append({"id": row["id"], "group": row["group"], "methods": outcomes})
+        decided.append({**row, "methods": outcomes})
     part = Task()
     part.examples, part.metrics = [question.example for question, _, _ in test], metrics_of(prepared.metric)
     return part, decided
@@ -378,7 +377,6 @@ def add_internet_findings(finished: Finished) -> list[Block]:
     """Add to the results, and return tables of what was added."""
     results, folder = finished.results, finished.folder
     metric = main_metric(results)
-    add_wilson(results, SHARES)
     fitted: dict[str, dict[str, Any]] = json.loads(folder.weights.read_text())["methods"]
     for method, fit in fitted.items():
         results[method]["validation"] = {

@@ -66,7 +66,8 @@ def row(question: InternetQuestion, of: Answered, prepared: Prepared, lines=(LIN
     }
     for name, outcome in reranked_outcomes(prepared, question, of, lines, SIZES).items():
         methods[name] = {"numbers": outcome.numbers, "detail": outcome.detail}
-    return json.loads(json.dumps({"id": question.example.id, "group": "all", "methods": methods}, allow_nan=False))
+    kept = {"id": question.example.id, "group": "all", "source": "one question"}
+    return json.loads(json.dumps({**kept, "methods": methods}, allow_nan=False))
 
 
 def prepared(questions=QUESTIONS, metric="exact_match", methods=METHODS) -> Prepared:
@@ -115,6 +116,7 @@ def test_results_are_of_the_test_part_and_weights_of_the_validation_part(tmp_pat
     task, rows = decided(tmp_path)
     assert 2 <= len(VALIDATION) <= 12
     assert [one["id"] for one in rows] == [one.example.id for one in QUESTIONS if one.example.id not in VALIDATION]
+    assert {one["source"] for one in rows} == {"one question"}, "intervals have the clusters of variants"
     results = compare(task, rows, METHODS, PaperConfig(), 100, 0)
     assert results["direct@2"]["exact_match"]["n"] == 60 - len(VALIDATION)
     assert results["direct@2"]["exact_match - direct@1"]["value"] == 1.0
