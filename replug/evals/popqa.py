@@ -4,9 +4,9 @@ Besides whether an answer is right, an outcome holds its costs and the signals b
 retrieve (`evals.adaptive`): popularity, the LM's confidence, the retriever's scores, how many documents name the
 subject.
 
-In the results, entries of accuracies get `wilson`, and those of `accuracy` also `most_frequent_answer`: how often the
-most frequent answer of the relation is right, which needs no LM. `correlation`, also by relation, is Pearson's, of
-accuracy with log10 of popularity (figure 4).
+In the results, entries of `accuracy` get `most_frequent_answer`: how often the answer that is most frequent among the
+other questions of the relation is right, which needs no LM. `correlation`, also by relation, is Pearson's, of accuracy
+with log10 of popularity (figure 4).
 """
 
 import json
@@ -28,7 +28,6 @@ from replug.data.store import Corpus
 from replug.evals.answers import contains_answer, has_answer
 from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.folder import EvaluationFolder
-from replug.evals.intervals import wilson_interval
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
 from replug.evals.loop import Item, Metric, Outcome, Outcomes, Task
 from replug.evals.outcomes import Row
@@ -47,13 +46,12 @@ from replug.evals.popqa_sets import (
     read_popqa,
 )
 from replug.evals.questions import STOP, demonstration_seed, draw_questions, queries_of, question_problems
-from replug.evals.results import Results, add_wilson
+from replug.evals.results import Results
 from replug.evals.tables import Block, Table
 from replug.models.black_box_lm import AsyncLM
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.prompt import PromptTemplate
 
-SHARES = ("accuracy", "accuracy_dpr", "answer_recall")
 SCALES = {
     PAGE_VIEWS: "Popularity is monthly page views of the subject (s_pop).",
     DOCUMENTS: "Popularity is the number of documents in the corpus that name the subject: the questions tell none.",
@@ -66,7 +64,7 @@ class Asked:
     """A question with what is known before the LM answers.
 
     `frequency` is the number of documents that name the subject, None without a corpus. `most_frequent_answer` is the
-    object that most questions of the relation have.
+    object that most other questions of the relation have.
     """
 
     question: PopQuestion
@@ -191,7 +189,7 @@ class PopQa(Task):
 def popqa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
     """Draw the questions; those that shots are made of are searched for behind them."""
     questions, shown = _drawn(config)
-    asked = _asked(questions, _frequencies(config, corpus, questions))
+    asked = asked_questions(questions, _frequencies(config, corpus, questions))
     searched = shown if config.questions.documents_in_shots else {}
     shots = {shot.example.id: shot for some in searched.values() for shot in some}
     place_of = {identifier: len(asked) + number for number, identifier in enumerate(shots)}
@@ -225,15 +223,16 @@ def _drawn(config: EvaluationConfig) -> tuple[Sequence[PopQuestion], Mapping[str
     return draw_questions(asked, keys.max_questions, config.seed), shots
 
 
-def _asked(questions: Sequence[PopQuestion], frequencies: Mapping[str, int] | None) -> list[Asked]:
-    objects: dict[str, list[str]] = {}
+def asked_questions(questions: Sequence[PopQuestion], frequencies: Mapping[str, int] | None) -> list[Asked]:
+    objects: dict[str, Counter[str]] = {}
     for question in questions:
-        objects.setdefault(question.relation, []).append(question.object)
-    frequent = {relation: Counter(given).most_common(1)[0][0] for relation, given in objects.items()}
-    return [
-        Asked(question, frequencies[question.subject] if frequencies else None, frequent[question.relation])
-        for question in questions
-    ]
+        objects.setdefault(question.relation, Counter())[question.object] += 1
+    asked = []
+    for question in questions:
+        others = objects[question.relation] - Counter([question.object])  # its own answer would count for itself
+        frequent = others.most_common(1)[0][0] if others else ""
+        asked.append(Asked(question, frequencies[question.subject] if frequencies else None, frequent))
+    return asked
 
 
 def _frequencies(
@@ -264,9 +263,8 @@ def _frequencies(
 
 
 def add_popqa_findings(finished: Finished) -> list[Block]:
-    """Add Wilson's intervals, the most frequent answer and correlations to the results; return tables of them."""
+    """Add the most frequent answer and correlations to the results; return tables of them."""
     results, members = finished.results, _members_by_group(finished.rows)
-    add_wilson(results, SHARES)
     for method, entries in results.items():
         for group, rows in members.items():
             popularity, right, frequent = (
@@ -279,7 +277,7 @@ def add_popqa_findings(finished: Finished) -> list[Block]:
             if correlation is not None and not group.startswith("popularity "):
                 entries[_named("correlation", group)] = {"value": correlation, "n": len(rows)}
     scale = SCALES[_any_outcome(finished.rows[0])["detail"]["popularity_from"]]
-    return [scale, _accuracy_table(results, members), _correlation_table(results, members)]
+    return [scale, _frequent_answers_table(members), _correlation_table(results, members)]
 
 
 def _members_by_group(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -302,18 +300,13 @@ def _named(metric: str, group: str) -> str:
     return f"{metric}/{group}" if group else metric
 
 
-def _accuracy_table(results: Results, members: Mapping[str, Sequence[Row]]) -> Table:
+def _frequent_answers_table(members: Mapping[str, Sequence[Row]]) -> Table:
     rows = []
     for group, own in members.items():
-        cells = [group or "all", str(len(own))]
-        for method in results:
-            interval = wilson_interval(sum(row["methods"][method]["numbers"]["accuracy"] for row in own), len(own))
-            cells.append(f"{interval.value:.3f} ({interval.low:.3f} to {interval.high:.3f})")
         outcomes = [_any_outcome(row) for row in own]
         frequent = float(np.mean([outcome["numbers"]["most_frequent_accuracy"] for outcome in outcomes]))
-        answers = {outcome["detail"]["most_frequent_answer"] for outcome in outcomes}
-        rows.append([*cells, f"{frequent:.3f}" + (f" ({answers.pop()})" if len(answers) == 1 else "")])
-    return Table(["accuracy (Wilson's 95% interval)", "n", *results, "most frequent answer"], rows)
+        rows.append([group or "all", str(len(own)), f"{frequent:.3f}"])
+    return Table(["accuracy without an LM", "n", "most frequent answer of the relation's other questions"], rows)
 
 
 def _correlation_table(results: Results, members: Mapping[str, Sequence[Row]]) -> Table:

@@ -9,7 +9,7 @@ examples, or Wilson's for shares. `paper` is the paper's figure: where its LM, t
 signs of gains compare.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,6 @@ from replug.evals.intervals import (
     difference_and_p,
     holm,
     interval_of_shares,
-    wilson_interval,
 )
 from replug.evals.loop import Metric, Task
 
@@ -155,15 +154,6 @@ def _entry(interval: Interval, clusters: Clusters) -> Entry:
     n = len(clusters.of_example)
     entry = {"value": interval.value, "n": n, "interval": [interval.low, interval.high]}
     return entry if len(clusters) == n else {**entry, "clusters": len(clusters)}
-
-
-def add_wilson(results: Results, shares: Collection[str]) -> None:
-    """Give entries of these metrics `wilson`, Wilson's interval of a share."""
-    for of in results.values():
-        for name, entry in of.items():
-            if name.partition("/")[0] in shares and " - " not in name:
-                interval = wilson_interval(round(entry["value"] * entry["n"]), entry["n"])
-                entry["wilson"] = [interval.low, interval.high]
 
 
 def add_temperatures(results: Results, book: EvidenceBook, num_examples: int) -> None:

@@ -88,7 +88,7 @@ def test_every_way_to_answer_is_measured_with_its_costs(evaluate, data, tmp_path
     assert value["genread"]["prompt_tokens"] > value["none"]["prompt_tokens"]
     assert all(value[name]["seconds"] > 0 and results[name]["seconds"]["n"] == 2 for name in METHODS)
     assert {"accuracy/occupation", "accuracy/popularity 10^0-10^1", "correlation"} <= results["bm25@1"].keys()
-    low, high = results["bm25@1"]["accuracy"]["wilson"]
+    low, high = results["bm25@1"]["accuracy"]["interval"]
     assert value["none"]["accuracy"] == 0 < low < value["bm25@1"]["accuracy"] < high, "the stand-in repeats the town"
     rows = pq.read_table(out / "examples.parquet").to_pylist()
     assert len(rows) == 20 * len(METHODS)
