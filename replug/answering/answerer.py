@@ -79,7 +79,7 @@ class AnsweredAlone:
 
 
 class Answerer:
-    """Ask `lm` for candidates, and `scorer`, which may be smaller, for factors.
+    """Ask `lm` for candidates and log p(a|q,p), and `scorer`, which may be smaller, for the other factors.
 
     `scorer_prompts` fit the scorer, if it holds less than the LM. `weights` are fitted ones by reranker, else all 1.
     """
@@ -110,15 +110,15 @@ class Answerer:
         return lambda: self._ranked(question, passages, *candidates())
 
     def submit_alone(self, question: str, evidence: str | None) -> Callable[[], AnsweredAlone]:
-        """Ask closed book, or with one text as evidence, such as the gold one. The scorer scores labels."""
-        options, labels, prompts = self._options, self._options.labels, self._scorer_prompts
+        """Ask closed book, or with one text as evidence, such as the gold one."""
+        options, labels, prompts = self._options, self._options.labels, self._prompts
         if not labels:
-            opening = self._prompts.opening(has_evidence=evidence is not None)
+            opening = prompts.opening(has_evidence=evidence is not None)
             sampling = options.sampling(options.num_samples_alone, opening)
-            drawn = self._lm.submit_samples([self._prompts.ask(question, evidence)], sampling)
+            drawn = self._lm.submit_samples([prompts.ask(question, evidence)], sampling)
             return lambda: _likeliest(logprobs_of_samples(drawn.result()[0]), num_tokens(drawn.result()[0]))
         parts = [prompts.answer_given_question(label, question, evidence) for label in labels]
-        scores = self._scorer.submit(
+        scores = self._lm.submit(
             [part.prefix for part in parts], [part.continuation for part in parts], opening=parts[0].opening
         )
 
@@ -144,9 +144,8 @@ class Answerer:
     def _ranked(
         self, question: str, passages: Sequence[Passage], candidates: Sequence[Candidate], written: tuple[int, ...]
     ) -> Answered:
-        by_passage = any(RERANKERS[name].needs_all_passages for name in self._options.rerankers)
         factors = submit_factors(
-            self._scorer, self._scorer_prompts, question, passages, candidates, by_passage=by_passage
+            (self._lm, self._prompts), (self._scorer, self._scorer_prompts), question, passages, candidates
         )()
         if self._options.labels:
             factors = normalized_over_labels(factors)

@@ -1,10 +1,11 @@
-"""Sample candidates for an answer, and score the factors that rerankers combine (Lazaridou et al. 2022, 2.3 and 2.4).
+"""Sample candidates for an answer, and score the factors that rerankers combine (Lazaridou et al. 2022, section 3.3).
 
 Four candidates are sampled for each passage, and equal ones of a passage are one. In classification the labels are
-every passage's candidates. Factors are natural logarithms of probabilities of whole texts with their end, float64. The
-LM that gives them may be smaller than the one that samples.
+every passage's candidates. Factors are natural logarithms of probabilities of whole texts with their end, float64.
+p(a|q,p) is that of the LM that answers: a sample's own, which costs nothing, or a label's. The other factors are of the
+LM that reranks, which may be smaller.
 
-Letters: C candidates, P passages, A distinct answers.
+Letters: C candidates, P passages.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,25 +25,27 @@ PASSAGES_PER_CALL = 8
 # The factors by their names, which are the fields of `Factors`.
 ANSWER_GIVEN_QUESTION, QUESTION_GIVEN_ANSWER = "answer_given_question", "question_given_answer"
 ANSWER_ALONE, QUESTION_ALONE, PASSAGE = "answer_alone", "question_alone", "passage"
-ANSWER_BY_PASSAGE = "answer_by_passage"
 LOGPROB_TOLERANCE = 1e-3  # by which rounding may lift a log-probability above 0
+
+
+Reader = tuple[AsyncLM, AnswerPrompts]  # an LM, with prompts that fit it
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An answer on one line, and the number of the passage that it was sampled from."""
+    """An answer on one line, the number of the passage that it was sampled from, and log p(a|q,p); None of a label."""
 
     text: str
     passage: int
+    logprob: float | None = None
 
 
 def sampled_candidates(samples: Sequence[Sequence[Generated]]) -> list[Candidate]:
     """Return the distinct answers of each passage [P], in the order they were drawn. Empty answers are left out."""
     return [
-        Candidate(text, passage)
+        Candidate(text, passage, logprob)
         for passage, drawn in enumerate(samples)
-        for text in dict.fromkeys(one_line(sample.text) for sample in drawn)
-        if text
+        for text, logprob in logprobs_of_samples(drawn).items()
     ]
 
 
@@ -78,7 +81,6 @@ class Factors:
     answer_alone: np.ndarray  # [C] log p(a|p)
     question_alone: np.ndarray  # [P] log p(q|p)
     passage: np.ndarray  # [P] log p_tfidf(p|q), minus infinity for a passage that shares no word with the question
-    answer_by_passage: np.ndarray | None = None  # [A, P] log p(a|q,p) of each of `distinct` given every passage
 
     def __post_init__(self) -> None:
         num_candidates, num_passages = (len(self.answers),), (len(self.passage),)
@@ -89,13 +91,12 @@ class Factors:
             ANSWER_ALONE: num_candidates,
             QUESTION_ALONE: num_passages,
             PASSAGE: num_passages,
-            ANSWER_BY_PASSAGE: (len(self.distinct), *num_passages),
         }
         for name, shape in shapes.items():
             numbers = getattr(self, name)
-            if numbers is not None and numbers.shape != shape:
+            if numbers.shape != shape:
                 raise ValueError(f"{name} has the shape {numbers.shape}; expected {shape}")
-            if name == "passages" or numbers is None:
+            if name == "passages":
                 continue
             if np.isnan(numbers).any() or (numbers > LOGPROB_TOLERANCE).any():
                 raise ValueError(f"{name} holds {numbers.tolist()}; expected log-probabilities, 0 or less")
@@ -104,15 +105,13 @@ class Factors:
 
     @property
     def distinct(self) -> tuple[str, ...]:
-        """Return the A distinct answers, in the order of the candidates."""
+        """Return the distinct answers, in the order of the candidates."""
         return tuple(dict.fromkeys(self.answers))
 
     def of_first(self, num_passages: int) -> "Factors":
         """Return the factors as if only so many passages had been found; p_tfidf is a share of their sum."""
         kept = self.passages < num_passages
         answers = tuple(answer for answer, is_kept in zip(self.answers, kept, strict=True) if is_kept)
-        whole = self.answer_by_passage
-        rows = [self.distinct.index(answer) for answer in dict.fromkeys(answers)]
         return Factors(
             answers,
             self.passages[kept],
@@ -121,37 +120,36 @@ class Factors:
             self.answer_alone[kept],
             self.question_alone[:num_passages],
             _shares(self.passage[:num_passages]),
-            None if whole is None else whole[rows][:, :num_passages],
         )
 
 
 def submit_factors(
-    lm: AsyncLM,
-    prompts: AnswerPrompts,
+    answering: Reader,
+    reranking: Reader,
     question: str,
     passages: Sequence[Passage],
     candidates: Sequence[Candidate],
-    by_passage: bool = False,
 ) -> Callable[[], Factors]:
-    """Ask for all factors of a question; the returned function waits for them. Errors are those of `AsyncLM.submit`.
+    """Ask for the factors of a question that no sampling gave; the returned function waits for them.
 
-    `by_passage` asks for `answer_by_passage` too: A x P more scores.
+    Errors are those of `AsyncLM.submit`.
     """
     answers = tuple(candidate.text for candidate in candidates)
-    distinct = list(dict.fromkeys(answers))
     found = {name: np.zeros(len(answers)) for name in (ANSWER_GIVEN_QUESTION, QUESTION_GIVEN_ANSWER, ANSWER_ALONE)}
     found[QUESTION_ALONE] = np.zeros(len(passages))
-    if by_passage:
-        found[ANSWER_BY_PASSAGE] = np.zeros((len(distinct), len(passages)))
     calls: list[tuple[list[Asked], Future[list[ContinuationScore]]]] = []
     for start in range(0, len(passages), PASSAGES_PER_CALL):
         numbers = range(start, min(start + PASSAGES_PER_CALL, len(passages)))
-        by_opening: dict[str, list[Asked]] = {}
-        for asked in _asked(prompts, question, passages, candidates, distinct if by_passage else (), numbers):
-            by_opening.setdefault(asked[2].opening, []).append(asked)
-        for opening, together in by_opening.items():
-            prefixes, continuations = zip(*((part.prefix, part.continuation) for _, _, part in together), strict=True)
-            calls.append((together, lm.submit(prefixes, continuations, opening=opening)))
+        given = (*_given(answering[1], question, passages, candidates, numbers),)
+        others = (*_others(reranking[1], question, passages, candidates, numbers),)
+        for (lm, _), some in ((answering, given), (reranking, others)):
+            by_opening: dict[str, list[Asked]] = {}
+            for asked in some:
+                by_opening.setdefault(asked[2].opening, []).append(asked)
+            for opening, together in by_opening.items():
+                texts = ((part.prefix, part.continuation) for _, _, part in together)
+                prefixes, continuations = zip(*texts, strict=True)
+                calls.append((together, lm.submit(prefixes, continuations, opening=opening)))
 
     def gather() -> Factors:
         for together, scores in calls:
@@ -159,6 +157,9 @@ def submit_factors(
                 found[factor][place] = score.sum_logprob
         with np.errstate(divide="ignore"):  # a passage that shares no word with the question
             found[PASSAGE] = np.log(np.array([passage.probability for passage in passages], dtype=np.float64))
+        for row, candidate in enumerate(candidates):
+            if candidate.logprob is not None:
+                found[ANSWER_GIVEN_QUESTION][row] = candidate.logprob
         numbers = np.array([candidate.passage for candidate in candidates], dtype=np.int64)
         return Factors(answers, numbers, **found)
 
@@ -168,44 +169,46 @@ def submit_factors(
 Asked = tuple[str, tuple[int, ...], ScoredPart]  # a factor, the place of an entry, and the text whose log-prob it is
 
 
-def _asked(
+def _given(
     prompts: AnswerPrompts,
     question: str,
     passages: Sequence[Passage],
     candidates: Sequence[Candidate],
-    distinct: Sequence[str],
     numbers: range,
 ) -> Iterator[Asked]:
-    """Yield what is asked about these passages, their candidates, and every distinct answer."""
+    """Yield what gives p(a|q,p) of these passages' labels."""
+    for row, candidate in enumerate(candidates):
+        if candidate.passage in numbers and candidate.logprob is None:
+            part = prompts.answer_given_question(candidate.text, question, passages[candidate.passage].text)
+            yield ANSWER_GIVEN_QUESTION, (row,), part
+
+
+def _others(
+    prompts: AnswerPrompts,
+    question: str,
+    passages: Sequence[Passage],
+    candidates: Sequence[Candidate],
+    numbers: range,
+) -> Iterator[Asked]:
+    """Yield what gives the other factors of these passages and their candidates."""
     for number in numbers:
         yield QUESTION_ALONE, (number,), prompts.question_alone(question, passages[number].text)
     for row, candidate in enumerate(candidates):
         if candidate.passage in numbers:
             text, answer = passages[candidate.passage].text, candidate.text
-            yield ANSWER_GIVEN_QUESTION, (row,), prompts.answer_given_question(answer, question, text)
             yield QUESTION_GIVEN_ANSWER, (row,), prompts.question_given_answer(question, answer, text)
             yield ANSWER_ALONE, (row,), prompts.answer_alone(answer, text)
-    for row, answer in enumerate(distinct):
-        for number in numbers:
-            part = prompts.answer_given_question(answer, question, passages[number].text)
-            yield ANSWER_BY_PASSAGE, (row, number), part
 
 
 def normalized_over_labels(factors: Factors) -> Factors:
     """Return the factors of a classification, whose answers' probabilities are shares of the labels in each passage."""
     if not factors.answers:  # no passages
         return factors
-    whole = factors.answer_by_passage
     given, alone = factors.answer_given_question.copy(), factors.answer_alone.copy()
     for passage in range(len(factors.passage)):
         mine = factors.passages == passage
         given[mine], alone[mine] = log_softmax(given[mine]), log_softmax(alone[mine])
-    return replace(
-        factors,
-        answer_given_question=given,
-        answer_alone=alone,
-        answer_by_passage=None if whole is None else log_softmax(whole.T).T,
-    )
+    return replace(factors, answer_given_question=given, answer_alone=alone)
 
 
 def _shares(logprobs: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@
     Question: Which river flows through Nantes?
     Answer: The Loire
 
-An empty line separates blocks, and each line of a block has one label (Lazaridou et al. 2022, section 2.2). A prompt
+An empty line separates blocks, and each line of a block has one label (Lazaridou et al. 2022, section 3.2). A prompt
 ends after a label. What follows it begins with a space and ends with the line, `" The Loire\\n"`, so an answer's
 probability counts its end. The shots of a factor have the order of its block, so factors of one order share their
 opening, which an LM reads once. Evidence first gives p(q|p) too; evidence, answer, question gives p(a|p) and p(q|a,p).

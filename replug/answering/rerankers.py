@@ -1,11 +1,10 @@
-"""Score answers from factors (Lazaridou et al. 2022, section 2.4), and fit the weights of factors.
+"""Score answers from factors (Lazaridou et al. 2022, section 3.3), and fit the weights of factors.
 
 A score is a logarithm of any scale: only the order counts. An answer that several passages gave has the score of its
 best candidate, or the sum of all where the reranker says so. Weights w are exponents, 1 by default.
 
     direct         p(a|q,p), of the passage that gave the answer
     rag            the sum of p_tfidf(p|q)^w p(a|q,p)^w over the passages that gave the answer
-    rag_full       the same sum over all passages
     noisy_channel  p(q|a,p)^w p(a|p)^w p(a|q,p)^w / p(q|p)^w (Bayes' rule times p(a|q,p), as the paper's footnote)
     poe            the product of experts: p_tfidf(p|q)^w times the noisy channel's
 
@@ -41,12 +40,11 @@ GradedQuestion = tuple[Factors, Mapping[str, float]]  # with the gain of each an
 class Reranker:
     """A reranker. `score(factors, weights)` returns the score of each distinct answer, in order.
 
-    `factors` names exactly those that have a weight. `needs_all_passages`: it reads `answer_by_passage`.
+    `factors` names exactly those that have a weight.
     """
 
     score: Callable[[Factors, Weights], dict[str, float]]
     factors: tuple[str, ...]
-    needs_all_passages: bool = False
 
     @property
     def default_weights(self) -> dict[str, float]:
@@ -66,13 +64,6 @@ def _rag(factors: Factors, weights: Weights) -> dict[str, float]:
     shares = _power(factors.passage, weights[PASSAGE])[factors.passages]
     joint = shares + _power(factors.answer_given_question, weights[ANSWER_GIVEN_QUESTION])
     return {answer: float(np.logaddexp.reduce(joint[own])) for answer, own in _rows(factors).items()}
-
-
-def _rag_full(factors: Factors, weights: Weights) -> dict[str, float]:
-    assert factors.answer_by_passage is not None, "rag_full needs the factors of every answer given every passage"
-    shares = _power(factors.passage, weights[PASSAGE])
-    joint = shares + _power(factors.answer_by_passage, weights[ANSWER_GIVEN_QUESTION])
-    return {answer: float(np.logaddexp.reduce(row)) for answer, row in zip(factors.distinct, joint, strict=True)}
 
 
 def _noisy_channel(factors: Factors, weights: Weights) -> dict[str, float]:
@@ -115,7 +106,6 @@ _CHANNEL = (QUESTION_GIVEN_ANSWER, ANSWER_ALONE, ANSWER_GIVEN_QUESTION, QUESTION
 RERANKERS = {
     "direct": Reranker(_direct, (ANSWER_GIVEN_QUESTION,)),
     "rag": Reranker(_rag, (PASSAGE, ANSWER_GIVEN_QUESTION)),
-    "rag_full": Reranker(_rag_full, (PASSAGE, ANSWER_GIVEN_QUESTION), needs_all_passages=True),
     "noisy_channel": Reranker(_noisy_channel, _CHANNEL),
     "poe": Reranker(_product_of_experts, (PASSAGE, *_CHANNEL)),
 }

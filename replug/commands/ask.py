@@ -73,7 +73,7 @@ def ask(
         Path | None, typer.Option(help="JSONL corpus (id, text) that --engine local searches with BM25.")
     ] = None,
     rerank: Annotated[
-        str, typer.Option(help="replug (ensemble of every token), direct, rag, rag_full, noisy_channel or poe.")
+        str, typer.Option(help="replug (ensemble of every token), direct, rag, noisy_channel or poe.")
     ] = REPLUG,
     retriever: Annotated[
         str | None, typer.Option(help="Encoder that reranks the engine's passages, such as RUN_DIR/retriever.")

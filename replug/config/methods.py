@@ -19,7 +19,7 @@ SOURCE@16/rerank    the one of sixteen documents that makes the query most likel
 
 none                closed book: the most likely of many sampled answers
 gold                the same, from the evidence of the data set
-RERANKER@10         the best answer sampled from ten passages, by direct, rag, rag_full, noisy_channel or poe
+RERANKER@10         the best answer sampled from ten passages, by direct, rag, noisy_channel or poe
 """
 
 import itertools
@@ -31,7 +31,7 @@ from replug.config.errors import UserError
 
 NONE, RANDOM, BM25, GENREAD, REPLUG = "none", "random", "bm25", "genread", "replug"
 LONG_CONTEXT = "long_context"
-GOLD, RERANKERS = "gold", ("direct", "rag", "rag_full", "noisy_channel", "poe")  # answering/rerankers.py
+GOLD, RERANKERS = "gold", ("direct", "rag", "noisy_channel", "poe")  # answering/rerankers.py
 ENGINE_NAMES = ("brave", "ddgs", "local", "searxng")  # of `web.engine`
 INTERNET_QA = "internet_qa"  # the evaluation whose methods these are
 IN_WORDS = {"untuned": REPLUG, "tuned": "lsr"}  # where no retriever is called so

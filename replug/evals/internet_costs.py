@@ -92,31 +92,27 @@ def reranking_costs(
 ) -> tuple[int, int, int, int]:
     """Return calls, and tokens read, written and scored, for candidates from the passages that the factors have.
 
-    `written` [P] tokens were sampled from each passage; empty in classification, where nothing is sampled. `asked` and
-    `scored` are by the tokenizers of the LM that answers and of the one that reranks.
+    `written` [P] tokens were sampled from each passage, with their own log-probs; empty in classification, where
+    nothing is sampled and the LM that answers reads every label. `asked` and `scored` are by the tokenizers of the LM
+    that answers and of the one that reranks.
     """
     num_passages = len(factors.question_alone)
     calls, tokens = _scored(reranker, factors, scored)
     if not written:
-        return calls, 0, 0, tokens
+        places = zip(factors.answers, factors.passages, strict=True)
+        lengths = [asked.passages[place] + asked.answers[answer] for answer, place in places]
+        return calls + len(lengths), sum(lengths) + len(lengths) * (asked.opening + asked.question), 0, tokens
     read = sum(asked.passages[:num_passages]) + num_passages * (asked.opening + asked.question)
     return calls + num_passages, read, sum(written[:num_passages]), tokens
 
 
 def _scored(reranker: Reranker, factors: Factors, lines: LineTokens) -> tuple[int, int]:
-    """Return how many texts are scored for a reranker, and their tokens."""
+    """Return how many texts the LM that reranks scores, and their tokens."""
     before = [lines.opening + lines.passages[place] for place in range(len(factors.question_alone))]
-    if reranker.needs_all_passages:
-        answers = [lines.answers[answer] for answer in factors.distinct]
-        return len(answers) * len(before), sum(p + lines.question + a for p in before for a in answers)
     calls, tokens = 0, 0
     for answer, place in zip(factors.answers, factors.passages, strict=True):
         answered = before[place] + lines.answers[answer]
-        lengths = {
-            "answer_given_question": answered + lines.question,
-            "question_given_answer": answered + lines.question,
-            "answer_alone": answered,
-        }
+        lengths = {"question_given_answer": answered + lines.question, "answer_alone": answered}
         used = [length for name, length in lengths.items() if name in reranker.factors]
         calls, tokens = calls + len(used), tokens + sum(used)
     if "question_alone" in reranker.factors:

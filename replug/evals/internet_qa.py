@@ -227,15 +227,14 @@ class InternetQa(Task):
         return outcomes
 
     def _costs_alone(self, question: InternetQuestion, text: str | None, written: int) -> dict[str, float]:
-        """Return the costs of samples, or of labels, which the LM that reranks scores."""
+        """Return the costs of samples, or of labels, which the LM that answers scores."""
         if len(self._counters) < 2:
             return {}
-        asked, scored = self._counters
-        if not self.prepared.labels:
-            return cost_numbers(self._parameters, 1, asked.alone(question.example.query, text), written)
-        prompt, labels = scored.alone(question.example.query, text), self.prepared.labels
-        tokens = prompt * len(labels) + sum(map(scored.answer, labels))
-        return cost_numbers(self._parameters, len(labels), 0, 0, tokens)
+        asked, labels = self._counters[0], self.prepared.labels
+        prompt = asked.alone(question.example.query, text)
+        if not labels:
+            return cost_numbers(self._parameters, 1, prompt, written)
+        return cost_numbers(self._parameters, len(labels), prompt * len(labels) + sum(map(asked.answer, labels)), 0)
 
 
 def reranked_outcomes(
@@ -277,11 +276,8 @@ def reranked_outcomes(
 
 def factors_as_json(factors: Factors) -> dict[str, Any]:
     """Return the factors as lists, to the last bit; null is minus infinity, which JSON lacks."""
-    arrays = {name: getattr(factors, name) for name in (*FACTORS, "answer_by_passage")}
-    lists = {
-        name: None if array is None else np.where(np.isneginf(array), np.array(None), array).tolist()
-        for name, array in arrays.items()
-    }
+    arrays = {name: getattr(factors, name) for name in FACTORS}
+    lists = {name: np.where(np.isneginf(array), np.array(None), array).tolist() for name, array in arrays.items()}
     return {"answers": list(factors.answers), "from": factors.passages.tolist(), **lists}
 
 
@@ -292,12 +288,9 @@ def read_factors(content: Mapping[str, Any]) -> Factors:
         numbers = np.array(values, dtype=np.float64)  # null is NaN here, which no factor is
         return np.where(np.isnan(numbers), -np.inf, numbers)
 
-    by_passage = content["answer_by_passage"]
-    if by_passage is not None:  # [A, P], also where one of the two is 0
-        by_passage = array(by_passage).reshape(len(set(content["answers"])), len(content["passage"]))
     of_names = {name: array(content[name]) for name in FACTORS}
     passages = np.array(content["from"], dtype=np.int64)
-    return Factors(tuple(content["answers"]), passages, **of_names, answer_by_passage=by_passage)
+    return Factors(tuple(content["answers"]), passages, **of_names)
 
 
 # Deciding ---------------------------------------------------------------------------------------------------------

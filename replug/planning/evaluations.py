@@ -133,7 +133,8 @@ def _prompts_of_passages(
 ) -> tuple[list[Prompts], list[Prompts]]:
     """Return prompts that are asked for answers, and prompts that are scored, which `rerank_lm` takes where it is set.
 
-    `evals/internet_costs.py` counts the same: every factor is asked for, and no two samples are alike.
+    `evals/internet_costs.py` counts the same: every factor is asked for but p(a|q,p) of samples, which comes with them,
+    and no two samples are alike.
     """
     labels = LABELS.get(str(config.questions.dataset), 0)
     query, answer, passage = _query_tokens(config), ANSWER_TOKENS, PASSAGE_TOKENS
@@ -143,16 +144,16 @@ def _prompts_of_passages(
     for source, opening, prefix in ((NONE, alone, query), (GOLD, open_book, passage + query)):
         if any(method.source == source for method in methods):
             if labels:
-                scored.append(Prompts(num, prefix, opening, labels, answer))
+                asked.append(Prompts(num, prefix, opening, labels, answer))
             else:
                 asked.append(Prompts(num, prefix, opening, new_tokens=answer, samples=SAMPLES_ALONE, calls=num))
     if passages := max((method.k for method in methods), default=0):
         count, candidates = num * passages, labels or SAMPLES
-        if not labels:
+        if labels:
+            asked.append(Prompts(count, passage + query, open_book, labels, answer))
+        else:
             asked.append(Prompts(count, passage + query, open_book, new_tokens=answer, samples=SAMPLES, calls=count))
-        every = passages if any(method.source == "rag_full" for method in methods) else 1
         scored += [
-            Prompts(count, passage + query, open_book, candidates * every, answer),
             Prompts(count, passage, open_book, 1, query),
             Prompts(count, passage, open_book, candidates, answer),
             Prompts(count, passage, open_book, candidates, answer + query),

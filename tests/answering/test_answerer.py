@@ -39,7 +39,7 @@ def test_factors_equal_direct_scoring(kind: str, question_first: bool, llama: In
     prompts = AnswerPrompts(SHOTS if kind == "stand_in" else (), question_first)
     passages = [replace(passage, text=passage.text[:30]) for passage in PASSAGES]
     question = QUESTION[:20]
-    factors = submit_factors(lm, prompts, question, passages, CANDIDATES, by_passage=True)()
+    factors = submit_factors((lm, prompts), (lm, prompts), question, passages, CANDIDATES)()
     shots, answer_first, asked = (
         "".join(
             "\n".join(f"{label}: {' '.join(getattr(shot, label.lower()).split())}" for label in order.split()) + "\n\n"
@@ -67,10 +67,6 @@ def test_factors_equal_direct_scoring(kind: str, question_first: bool, llama: In
     for number, passage in enumerate(passages):
         prefix = f"{shots}Evidence: {' '.join(passage.text.split())}\nQuestion:"
         np.testing.assert_allclose(factors.question_alone[number], direct(lm, prefix, f" {question}\n"), **tolerance)
-        for row, answer in enumerate(factors.distinct):
-            part = prompts.answer_given_question(answer, question, passage.text)
-            found = factors.answer_by_passage[row, number]
-            np.testing.assert_allclose(found, direct(lm, part.prefix, part.continuation), **tolerance)
     np.testing.assert_allclose(np.exp(factors.passage), [0.5, 0.3, 0.2])
     assert factors.passages.tolist() == [0, 0, 1, 2]
 
@@ -78,10 +74,10 @@ def test_factors_equal_direct_scoring(kind: str, question_first: bool, llama: In
 def test_every_call_names_its_opening_and_many_passages_are_several_calls() -> None:
     lm = CountingLM()
     passages = [replace(PASSAGES[0], text=f"text {number}", probability=0.1) for number in range(10)]
-    submit_factors(lm, PROMPTS, QUESTION, passages, [Candidate("a", 9)])()
+    submit_factors((lm, PROMPTS), (lm, PROMPTS), QUESTION, passages, [Candidate("a", 9, -1.0)])()
     first, second = PROMPTS.openings(has_evidence=True)
     assert lm.openings == [first, first, second]
-    assert sum(lm.asked.values()) == len(lm.asked) == 10 + 3
+    assert sum(lm.asked.values()) == len(lm.asked) == 10 + 2, "the log-prob of a sample is known"
 
 
 def test_a_question_is_answered_with_scores_of_every_reranker() -> None:
@@ -99,7 +95,9 @@ def test_a_smaller_lm_may_score_and_fitted_weights_are_used() -> None:
     prompts = AnswerPrompts(SHOTS[1:])
     weights = {"poe": dict.fromkeys(RERANKERS["poe"].factors, 0.5)}
     answered = Answerer(lm, PROMPTS, OPTIONS, scorer, prompts, weights).answer(QUESTION, PASSAGES)
-    assert set(lm.asked) == {(PROMPTS.ask(QUESTION, text), 4) for text in TEXTS}
+    assert set(lm.asked) == {(PROMPTS.ask(QUESTION, text), 4) for text in TEXTS}, "and nothing is scored by it"
+    drawn = {(one.text, one.passage): one.logprob for one in answered.candidates}
+    assert answered.factors.answer_given_question.tolist() == list(drawn.values()), "p(a|q,p) is the LM's that answers"
     assert all(prefix.startswith(tuple(prompts.openings(has_evidence=True))) for prefix, _ in scorer.asked)
     halved, whole = (
         RERANKERS["poe"].score(answered.factors, some) for some in (weights["poe"], RERANKERS["poe"].default_weights)
@@ -166,8 +164,11 @@ def drawn(text: str, *logprobs: float) -> Generated:
 
 def test_equal_answers_of_a_passage_are_one_and_empty_ones_none() -> None:
     samples = [[drawn(" Paris"), drawn("  "), drawn(" Rome"), drawn(" Paris ")], [drawn("")], [drawn(" New\t York")]]
-    expected = [Candidate("Paris", 0), Candidate("Rome", 0), Candidate("New York", 2)]
-    assert sampled_candidates(samples) == expected
+    assert [(one.text, one.passage) for one in sampled_candidates(samples)] == [
+        ("Paris", 0),
+        ("Rome", 0),
+        ("New York", 2),
+    ]
 
 
 def test_an_answer_that_was_drawn_in_several_ways_has_its_largest_log_prob() -> None:

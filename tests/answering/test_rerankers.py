@@ -15,26 +15,19 @@ Q_GIVEN_AP = [0.1, 0.4, 0.2, 0.1]
 A_GIVEN_P = [0.2, 0.1, 0.3, 0.4]
 Q_GIVEN_P = [0.05, 0.02]
 P_GIVEN_Q = [0.75, 0.25]
-BY_PASSAGE = [[0.5, 0.125], [0.25, 0.3], [0.01, 0.5]]
 
 
-def factors_of(by_passage: list[list[float]] | None = BY_PASSAGE) -> Factors:
+def factors_of() -> Factors:
     return Factors(
         ("a", "b", "a", "c"),
         np.array([0, 0, 1, 1]),
         *(np.log(some) for some in (A_GIVEN_QP, Q_GIVEN_AP, A_GIVEN_P, Q_GIVEN_P, P_GIVEN_Q)),
-        None if by_passage is None else np.log(by_passage),
     )
 
 
 BY_HAND = {
     "direct": {"a": 0.5, "b": 0.25, "c": 0.5},
     "rag": {"a": 0.75 * 0.5 + 0.25 * 0.125, "b": 0.75 * 0.25, "c": 0.25 * 0.5},
-    "rag_full": {
-        "a": 0.75 * 0.5 + 0.25 * 0.125,
-        "b": 0.75 * 0.25 + 0.25 * 0.3,
-        "c": 0.75 * 0.01 + 0.25 * 0.5,
-    },
     "noisy_channel": {  # the better of 0.1 * 0.2 * 0.5 / 0.05 = 0.2 and 0.2 * 0.3 * 0.125 / 0.02 = 0.375
         "a": 0.375,
         "b": 0.4 * 0.1 * 0.25 / 0.05,
@@ -67,7 +60,7 @@ def test_weights_are_exponents() -> None:
 
 def test_a_passage_of_no_probability_gives_its_answers_none_unless_it_weighs_nothing() -> None:
     factors = replace(factors_of(), passage=np.array([0.0, -np.inf]))
-    for name in ("rag", "rag_full", "poe"):
+    for name in ("rag", "poe"):
         weights = RERANKERS[name].default_weights
         scores = RERANKERS[name].score(factors, weights)
         assert not any(math.isnan(score) for score in scores.values())
@@ -85,7 +78,6 @@ def test_the_factors_of_fewer_passages_are_those_of_what_these_gave() -> None:
     np.testing.assert_allclose(np.exp(first.answer_given_question), [0.5, 0.25])
     np.testing.assert_allclose(np.exp(first.question_alone), [0.05])
     np.testing.assert_allclose(first.passage, [0.0])  # its share of the first
-    np.testing.assert_allclose(np.exp(first.answer_by_passage), [[0.5], [0.25]])
     both = factors_of().of_first(2)
     for one, other in zip(factors_of().passage, both.passage, strict=True):
         assert one == pytest.approx(other)
@@ -102,12 +94,10 @@ def test_labels_probabilities_are_shares_within_each_passage() -> None:
         np.log([0.1, 0.4, 0.3, 0.1]),
         np.log([0.1, 0.1]),
         np.log([0.6, 0.4]),
-        np.log([[0.3, 0.2], [0.1, 0.2]]),
     )
     shared = normalized_over_labels(factors)
     np.testing.assert_allclose(np.exp(shared.answer_given_question), [0.75, 0.25, 0.5, 0.5])
     np.testing.assert_allclose(np.exp(shared.answer_alone), [0.2, 0.8, 0.75, 0.25])
-    np.testing.assert_allclose(np.exp(shared.answer_by_passage), [[0.75, 0.5], [0.25, 0.5]])
     np.testing.assert_array_equal(shared.question_given_answer, factors.question_given_answer)
 
 
@@ -157,5 +147,5 @@ def test_without_questions_or_without_a_gain_the_defaults_stay() -> None:
 
 
 def test_a_question_without_candidates_counts_and_gains_nothing() -> None:
-    empty = Factors((), np.empty(0, int), *(np.empty(0) for _ in range(3)), -np.ones(1), np.zeros(1), np.empty((0, 1)))
+    empty = Factors((), np.empty(0, int), *(np.empty(0) for _ in range(3)), -np.ones(1), np.zeros(1))
     assert fit_weights(POE, [(empty, {})])[1] == 0.0

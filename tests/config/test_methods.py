@@ -115,13 +115,13 @@ def test_mistakes_name_their_key(tmp_path, overrides, message):
 
 
 def test_answering_methods_are_none_gold_and_rerankers_with_their_passages():
-    methods = parse_answering_methods(["none", "gold", "direct@1", "poe", "rag_full@50"], 10)
+    methods = parse_answering_methods(["none", "gold", "direct@1", "poe", "rag@50"], 10)
     assert [(method.source, method.k) for method in methods] == [
         ("none", 0),
         ("gold", 0),
         ("direct", 1),
         ("poe", 10),
-        ("rag_full", 50),
+        ("rag", 50),
     ]
     assert not any(method.takes_from_corpus for method in methods)
 

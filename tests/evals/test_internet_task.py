@@ -21,7 +21,8 @@ from tests.support.known_lm import KnownTexts
 
 TEXTS = ["Basel is a city.", "The Rhine flows through Basel.", "Nantes lies on the Loire."]
 SHOTS = tuple(Shot(f"who is {n}?", f"me {n}", f"it was me {n}") for n in range(3))
-NUMBER = next(n for n in range(99) if not is_validation(InternetQuestion(Item(f"q{n}", "", "all"), ("x",))))
+ASKED = "which river flows through basel"
+assert not is_validation(InternetQuestion(Item("q", ASKED, "all"), ("x",)))
 
 
 class River:
@@ -60,7 +61,7 @@ def asked(lm: River, reranker: River | None = None) -> PromptedLM:
 
 
 def prepared(names: list[str], labels: tuple[str, ...] = (), answer: str = "the Rhine") -> Prepared:
-    example = Item(f"q{NUMBER}", "which river flows through basel", "all", ("d1",))
+    example = Item("q", ASKED, "all", ("d1",))
     question = InternetQuestion(example, (answer,), labels=labels)
     passages = tuple(
         Passage(text, f"u{n}", "", None, n + 1, share, share, f"d{n}")
@@ -100,7 +101,7 @@ def test_one_pass_asks_closed_book_gold_and_as_many_passages_as_any_method_reads
     assert row["methods"]["poe@2"]["numbers"]["generated_tokens"] == 16.0, "four samples of two tokens a passage"
 
 
-def test_factors_are_asked_of_the_lm_that_reranks_and_samples_of_the_other():
+def test_factors_are_asked_of_the_lm_that_reranks_and_answers_of_the_other():
     lm, scorer = River(), River()
     outcomes(prepared(["none", "direct@2"]), lm, scorer)
     assert lm.sampled and not lm.scored and scorer.scored and not scorer.sampled
@@ -111,7 +112,11 @@ def test_factors_are_asked_of_the_lm_that_reranks_and_samples_of_the_other():
 def test_in_classification_every_label_is_a_candidate_and_nothing_is_sampled(tmp_path):
     lm = River()
     of = prepared(["none", "gold", "direct@3"], labels=("Rhine", "Loire"), answer="Rhine")
-    _, row = outcomes(of, lm, sizes=(None, None))
+    _, row = outcomes(of, lm, scorer := River(), sizes=(None, None))
+    given = [
+        prefix for prefix, _ in scorer.scored if prefix.endswith("Answer:") and "Question" in prefix.split("\n\n")[-1]
+    ]
+    assert not given and lm.scored, "p(a|q,p) of a label belongs to the LM that answers"
     assert not lm.sampled and row["methods"]["gold"]["detail"]["answer"] == "Rhine"
     assert row["methods"]["passages"]["detail"]["factors"]["answers"] == ["Rhine", "Loire"] * 3
     _, [decided] = decide(of, [row], tmp_path / "weights.json", "lm", "lm")

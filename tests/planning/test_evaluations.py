@@ -74,8 +74,8 @@ def test_answers_and_documents_that_the_lm_writes_are_generated() -> None:
     assert (once, generated) == (10 * 15 + 10 * (15 + 150), 10 * 150 + 10 * 15)
 
 
-def test_answers_from_passages_are_sampled_and_every_factor_is_scored() -> None:
-    once = (150 + 20, 150 + 20 + 4 * 5, 150 + 20, 150 + 4 * 5, 150 + 4 * 25)
+def test_answers_from_passages_are_sampled_and_every_other_factor_is_scored() -> None:
+    once = (150 + 20, 150 + 20, 150 + 4 * 5, 150 + 4 * 25)  # a sample's own log-prob comes with it
     assert read_of("internet_nq", "[poe@2]", 3) == (3 * 2 * sum(once), 3 * 2 * 4 * 5)
     assert read_of("internet_nq", "[none]", 3)[1] == 3 * 50 * 5
     assert read_of("internet_fever", "[none,direct@2]", 3)[1] == 0  # labels are scored
