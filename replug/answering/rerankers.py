@@ -8,8 +8,9 @@ best candidate, or the sum of all where the reranker says so. Weights w are expo
     noisy_channel  p(q|a,p)^w p(a|p)^w p(a|q,p)^w / p(q|p)^w (Bayes' rule times p(a|q,p), as the paper's footnote)
     poe            the product of experts: p_tfidf(p|q)^w times the noisy channel's
 
-Weights are fitted on the validation part of a set only, by a deterministic coordinate search over a fixed grid. An
-evaluation writes them as a file of JSON, which `replug ask --weights` reads:
+Weights are fitted on the validation part of a set only, by a deterministic coordinate search over a fixed grid: they
+make right answers likely where scores are log-probabilities up to a constant. A few questions say nothing about five
+weights, so below MIN_QUESTIONS all stay 1. An evaluation writes a file of JSON, which `replug ask --weights` reads:
 
     {"format": 1, "lm": ..., "reranker": ..., "methods": {"poe@10": {"weights": {"answer_alone": 0.5, ...}, ...}}}
 """
@@ -31,6 +32,7 @@ from replug.answering.factors import (
 )
 from replug.config.errors import UserError
 from replug.data.files import read_json, write_json
+from replug.models.ensemble import log_softmax
 
 Weights = Mapping[str, float]  # by factor
 GradedQuestion = tuple[Factors, Mapping[str, float]]  # with the gain of each answer (exact match or accuracy, 0 to 1)
@@ -114,6 +116,8 @@ RERANKERS = {
 GRID = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
 FORMAT = 1
 FIELDS = {"lm", "reranker", "methods"}
+MIN_QUESTIONS = 30
+SMALLEST_SHARE = 1e-9  # of an answer from a passage of no probability
 MAX_ROUNDS = 10  # through all factors; it ends earlier where a round changes nothing
 
 
@@ -145,19 +149,19 @@ def _is_weight(weight: Any) -> bool:
 
 
 def fit_weights(reranker: Reranker, questions: Sequence[GradedQuestion]) -> tuple[Weights, float, float]:
-    """Return the weights of the largest mean gain, that gain, and the mean gain of the default weights.
+    """Return the weights that make right answers likeliest, their mean gain, and that of the default weights.
 
-    The search begins at the defaults and changes one weight at a time. Of equal gains it takes the weights closest to
-    the defaults; without questions it returns these.
+    The search begins at the defaults and changes one weight at a time. Of equals it takes the weights closest to the
+    defaults. It returns these for fewer than MIN_QUESTIONS questions, and for one factor alone: no order changes.
     """
     defaults = reranker.default_weights
 
     def quality(weights: Weights) -> tuple[float, float]:
         distance = sum(abs(weights[factor] - defaults[factor]) for factor in reranker.factors)
-        return _mean_gain(reranker, questions, weights), -distance
+        return _mean_log_share(reranker, questions, weights), -distance
 
     weights = defaults
-    for _ in range(MAX_ROUNDS):
+    for _ in range(MAX_ROUNDS if len(questions) >= MIN_QUESTIONS and len(defaults) > 1 else 0):
         before = weights
         for factor in reranker.factors:
             values = dict.fromkeys([weights[factor], *GRID])  # max takes the first of equals
@@ -165,7 +169,22 @@ def fit_weights(reranker: Reranker, questions: Sequence[GradedQuestion]) -> tupl
             weights = max((variant for variant in variants if any(variant.values())), key=quality)
         if weights == before:
             break
-    return weights, quality(weights)[0], quality(defaults)[0]
+    return weights, _mean_gain(reranker, questions, weights), _mean_gain(reranker, questions, defaults)
+
+
+def _mean_log_share(reranker: Reranker, questions: Sequence[GradedQuestion], weights: Weights) -> float:
+    """Return the mean log of right answers' share of exp(score), over questions with some right and some wrong answer.
+
+    It changes with every weight, where which answer is best changes for a few questions.
+    """
+    logs = []
+    for factors, gains in questions:
+        if min(gains.values(), default=0) < max(gains.values(), default=0):
+            scores = reranker.score(factors, weights)
+            shares = log_softmax(list(scores.values()))
+            right = np.log([max(gains[answer], SMALLEST_SHARE) for answer in scores])
+            logs.append(max(float(np.logaddexp.reduce(shares + right)), np.log(SMALLEST_SHARE)))
+    return float(np.mean(logs)) if logs else 0.0
 
 
 def _mean_gain(reranker: Reranker, questions: Sequence[GradedQuestion], weights: Weights) -> float:

@@ -23,7 +23,7 @@ import numpy as np
 
 from replug.answering.answerer import Answered, Answerer, AnsweringOptions
 from replug.answering.factors import Factors
-from replug.answering.rerankers import RERANKERS, best_answer, fit_weights, write_weights
+from replug.answering.rerankers import MIN_QUESTIONS, RERANKERS, best_answer, fit_weights, write_weights
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import BM25, GOLD, NONE, REPLUG, Method
@@ -389,8 +389,8 @@ def _weight_blocks(fitted: dict[str, dict[str, Any]], metric: str) -> list[Block
     if not fitted:
         return []
     n = next(iter(fitted.values()))["num_questions"]
-    if n == 0:
-        return ["No question is of the validation part: every reranker has its default weights."]
+    if n < MIN_QUESTIONS:
+        return [f"The validation part has {n} questions: with fewer than {MIN_QUESTIONS} rerankers have weights of 1."]
     rows = []
     for method, fit in fitted.items():
         weights = ", ".join(f"{name} {value:g}" for name, value in fit["weights"].items())

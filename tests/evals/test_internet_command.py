@@ -103,7 +103,7 @@ def test_the_whole_grid_is_measured_in_one_pass(evaluate_here, data, tmp_path):
     examples = pq.read_table(out / "examples.parquet").to_pylist()
     assert len(examples) == (len(rows) - len(validation)) * len(GRID)
     assert {len(row["documents"]) for row in examples if row["method"] == "poe@2"} == {2}
-    assert (out / "flop.svg").read_text().startswith("<svg") and "Weights are fitted on" in (
+    assert (out / "flop.svg").read_text().startswith("<svg") and "The validation part has" in (
         out / "table.md"
     ).read_text()
     again, printed = evaluate_here(out)

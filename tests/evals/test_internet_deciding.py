@@ -8,6 +8,7 @@ import pytest
 
 from replug.answering.answerer import Answered
 from replug.answering.factors import Candidate, Factors
+from replug.answering.rerankers import MIN_QUESTIONS
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import parse_answering_methods
@@ -27,7 +28,7 @@ def question(number: int, answer: str = "blue") -> InternetQuestion:
     return InternetQuestion(Item(f"q{number}", f"what colour is {number}?", "all", ("d1", "d9")), (answer,))
 
 
-QUESTIONS = [question(number) for number in range(60)]
+QUESTIONS = [question(number) for number in range(450)]
 VALIDATION = [one.example.id for one in QUESTIONS if is_validation(one)]
 
 
@@ -113,11 +114,11 @@ def test_a_smaller_number_of_passages_has_only_the_first_ones(tmp_path):
 
 def test_results_are_of_the_test_part_and_weights_of_the_validation_part(tmp_path):
     task, rows = decided(tmp_path)
-    assert 2 <= len(VALIDATION) <= 12
+    assert MIN_QUESTIONS <= len(VALIDATION) <= 60
     assert [one["id"] for one in rows] == [one.example.id for one in QUESTIONS if one.example.id not in VALIDATION]
     assert {one["source"] for one in rows} == {"one question"}, "intervals have the clusters of variants"
     results = compare(task, rows, METHODS, PaperConfig(), 100, 0)
-    assert results["direct@2"]["exact_match"]["n"] == 60 - len(VALIDATION)
+    assert results["direct@2"]["exact_match"]["n"] == 450 - len(VALIDATION)
     assert results["direct@2"]["exact_match - direct@1"]["value"] == 1.0
     fitted = json.loads((tmp_path / "weights.json").read_text())["methods"]
     assert set(fitted) == {"direct@1", "direct@2", "rag@2"}
