@@ -181,7 +181,7 @@ def _mean_log_share(reranker: Reranker, questions: Sequence[GradedQuestion], wei
     for factors, gains in questions:
         if min(gains.values(), default=0) < max(gains.values(), default=0):
             scores = reranker.score(factors, weights)
-            shares = log_softmax(list(scores.values()))
+            shares = log_softmax(np.array(list(scores.values())))
             right = np.log([max(gains[answer], SMALLEST_SHARE) for answer in scores])
             logs.append(max(float(np.logaddexp.reduce(shares + right)), np.log(SMALLEST_SHARE)))
     return float(np.mean(logs)) if logs else 0.0
