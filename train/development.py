@@ -10,6 +10,7 @@ nothing.
 """
 
 import json
+import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -40,6 +41,8 @@ from replug.train.pipeline import score_in_calls
 from replug.train.workers import Workers
 
 RESULT = "dev.json"  # in the folder of the best weights
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,8 @@ def _ensemble_result(config: Config, step: int, scores: Sequence[DocumentScores]
     if isinstance(given, int | float):
         return DevResult(step, ensemble_bits(scores, float(given)) / num_bytes, float(given))
     fit = fit_temperature(scores)
+    if fit.stays and step == 0:
+        log.warning(f"the ensemble temperature stays 1 ({len(scores)} development texts): {fit.stays}")
     return DevResult(step, fit.bits / num_bytes, fit.temperature)
 
 

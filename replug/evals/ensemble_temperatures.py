@@ -100,10 +100,13 @@ def fit_ensemble(
         progress.advance()
     fit = fit_temperature(scores)
     num_bytes = sum(len(example.continuation.encode()) for example in examples)
-    log.info(
-        f"{method.source}: ensemble temperature {fit.temperature:g} by {len(examples)} development texts "
-        f"({fit.bits / num_bytes:.4f} bits per byte, {ensemble_bits(scores, 1.0) / num_bytes:.4f} at 1)"
-    )
+    if fit.stays:
+        log.warning(f"{method.source}: ensemble temperature stays 1 ({len(examples)} texts): {fit.stays}")
+    else:
+        log.info(
+            f"{method.source}: ensemble temperature {fit.temperature:g} by {len(examples)} development texts "
+            f"({fit.bits / num_bytes:.4f} bits per byte, {ensemble_bits(scores, 1.0) / num_bytes:.4f} at 1)"
+        )
     return EnsembleTemperature(fit.temperature, asked.lm.identity, method.k, len(examples))
 
 

@@ -5,6 +5,9 @@
 A grid over log T, from nearly the first document alone to nearly even weights, finds the valley, and a golden section
 searches between the neighbours of the best grid point (Kiefer 1953). The grid's unit is how far similarities of a text
 are apart, which is 0.01 for a tuned encoder with cosines and 10 for one with inner products.
+
+A temperature outlives its fit: `ask` and `serve` weigh by it. So it stays 1 where there are fewer than MIN_TEXTS texts,
+and where the best of the grid is one of its ends, at which similarities say nothing.
 """
 
 import math
@@ -19,6 +22,7 @@ from replug.models.ensemble import mix, prior_log_weights
 GOLDEN = (math.sqrt(5) - 1) / 2
 LOWEST, HIGHEST, STEP = -5.0, 10.0, 0.5  # of the grid: log2 of the temperature over the similarities' spread
 TOLERANCE = 1e-4  # in log2 of the temperature
+MIN_TEXTS = 50
 DIGITS = 4  # of a fitted temperature that are kept, so that a last bit of a score changes none
 
 
@@ -32,10 +36,11 @@ class DocumentScores:
 
 @dataclass(frozen=True, slots=True)
 class TemperatureFit:
-    """The best temperature, and the bits of all texts at it."""
+    """The best temperature, and the bits of all texts at it. `stays` says why it is 1 without a fit, else nothing."""
 
     temperature: float
     bits: float
+    stays: str = ""
 
 
 def ensemble_bits(texts: Sequence[DocumentScores], temperature: float) -> float:
@@ -50,6 +55,8 @@ def fit_temperature(texts: Sequence[DocumentScores]) -> TemperatureFit:
     """
     if not texts:
         raise ValueError("there are no texts to fit a temperature to")
+    if len(texts) < MIN_TEXTS:
+        return TemperatureFit(1.0, ensemble_bits(texts, 1.0), f"a fit needs {MIN_TEXTS} development texts or more")
     # The mean over texts of the standard deviation of a text's similarities.
     spread = float(np.mean([np.std(np.asarray(text.similarities, dtype=np.float64)) for text in texts]))
     if not spread:
@@ -61,7 +68,10 @@ def fit_temperature(texts: Sequence[DocumentScores]) -> TemperatureFit:
     grid = np.arange(LOWEST, HIGHEST + STEP / 2, STEP).tolist()
     values = [bits(point) for point in grid]
     best = int(np.argmin(values))
-    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    if best in (0, len(grid) - 1):
+        which = "the first document alone" if best == 0 else "even weights"
+        return TemperatureFit(1.0, ensemble_bits(texts, 1.0), f"{which} would predict the development texts best")
+    low, high = grid[best - 1], grid[best + 1]
     temperature = float(f"{spread * 2.0 ** golden_section(bits, low, high, TOLERANCE):.{DIGITS}g}")
     return TemperatureFit(temperature, ensemble_bits(texts, temperature))
 

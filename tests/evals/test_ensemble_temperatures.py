@@ -13,7 +13,7 @@ from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import load_evaluation_config
 from replug.config.methods import parse_methods
 from replug.data.store import PreparedSet
-from replug.evals import ensemble_temperatures
+from replug.evals import ensemble_temperatures, temperature_fit
 from replug.evals.ensemble_temperatures import settled_temperatures, temperature_of, with_temperatures
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.folder import EvaluationFolder
@@ -66,6 +66,7 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         }
 
     monkeypatch.setattr(ensemble_temperatures, "find_all", find_all)
+    monkeypatch.setattr(temperature_fit, "MIN_TEXTS", 12)
     return asked
 
 
@@ -172,7 +173,7 @@ def test_bits_are_those_of_the_mixture_at_each_token() -> None:
 
 @pytest.mark.parametrize("spread", [0.01, 1.0, 20.0])
 def test_no_temperature_of_a_fine_grid_predicts_better(spread: float) -> None:
-    texts = texts_with_noise(40, spread)
+    texts = texts_with_noise(60, spread)
     fit = fit_temperature(texts)
     finest = min(ensemble_bits(texts, spread * 2.0**power) for power in np.arange(-6, 10, 0.1))
     assert fit.bits <= finest + 1e-6 * finest
@@ -180,5 +181,15 @@ def test_no_temperature_of_a_fine_grid_predicts_better(spread: float) -> None:
 
 
 def test_where_all_documents_are_equally_similar_it_is_1() -> None:
-    fit = fit_temperature([DocumentScores(np.log([[0.5], [0.1]]), np.zeros(2))])
-    assert (fit.temperature, fit.bits) == (1.0, pytest.approx(-math.log2(0.3)))
+    fit = fit_temperature([DocumentScores(np.log([[0.5], [0.1]]), np.zeros(2))] * 50)
+    assert (fit.temperature, fit.bits) == (1.0, pytest.approx(-50 * math.log2(0.3)))
+
+
+def test_it_stays_1_for_few_texts_and_where_similarities_say_nothing() -> None:
+    few = fit_temperature(texts_with_noise(49, 0.01))
+    assert few.temperature == 1 and few.stays == "a fit needs 50 development texts or more"
+    wrong = [DocumentScores(np.log([[0.1], [0.5]]), np.array([0.5, 0.4 - n / 100])) for n in range(60)]
+    assert fit_temperature(wrong).temperature == 1
+    assert fit_temperature(wrong).stays == "even weights would predict the development texts best"
+    right = [DocumentScores(np.log([[0.5], [0.1]]), one.similarities) for one in wrong]
+    assert fit_temperature(right).stays == "the first document alone would predict the development texts best"
