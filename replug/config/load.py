@@ -22,7 +22,8 @@ from replug.config.schema import Config, LMConfig
 
 Made = TypeVar("Made", Config, EvaluationConfig, AskConfig)
 Schema = type[AnyConfig]
-OWN_VARIABLES = "REPLUG_"  # of the environment: what a file may name as the LM's key
+API_KEY = "api_key_env"
+OWN_VARIABLES = "REPLUG_"  # of the environment: what a file may name as the key of a server
 OTHER_KEY = re.compile(r"\$\{\w+(\.\w+)*\}")  # all of OmegaConf's interpolation that a configuration may use
 MOST_BYTES, MOST_NESTED = 1_000_000, 20  # of a configuration
 EXAMPLES: dict[Schema, str] = {
@@ -166,7 +167,7 @@ def _merge(
     try:
         file = [_read(path, schema)] if path else []
         for tree in file:
-            _require_own_key(tree, str(path), overrides, is_stored)
+            _require_own_keys(tree, str(path), overrides, is_stored)
         given = _read_overrides(overrides, schema)
         for tree in file:
             _overrule_data(tree, given)
@@ -201,19 +202,19 @@ def _section(tree: Any, name: str) -> Any:
     return OmegaConf.to_container(tree, resolve=False).get(name)  # type: ignore[union-attr] # sections at the top
 
 
-def _require_own_key(tree: Any, path: str, overrides: Sequence[str], is_stored: bool) -> None:
-    """Keep a file by somebody else from choosing which of the user's secrets is sent to lm.url."""
-    lm = _section(tree, "lm")
-    name = lm.get("api_key_env") if isinstance(lm, dict) else None
-    if name is None or any(override.startswith("lm.api_key_env=") for override in overrides):
-        return
-    if is_stored:
-        del tree.lm.api_key_env
-    elif not str(name).startswith(OWN_VARIABLES):
-        raise UserError(
-            f"lm.api_key_env: {path} names ${name}, which is sent to lm.url; a file may name variables that begin with "
-            f"{OWN_VARIABLES} only: give lm.api_key_env={name} on the command line"
-        )
+def _require_own_keys(tree: Any, path: str, overrides: Sequence[str], is_stored: bool) -> None:
+    """Keep a file by somebody else from choosing which of the user's secrets is sent to its servers."""
+    for key, name in [*_leaves(OmegaConf.to_container(tree, resolve=False), "")]:
+        section, _, last = key.rpartition(".")
+        if last != API_KEY or name is None or any(override.startswith(f"{key}=") for override in overrides):
+            continue
+        if is_stored:
+            del OmegaConf.select(tree, section)[API_KEY]
+        elif not str(name).startswith(OWN_VARIABLES):
+            raise UserError(
+                f"{key}: {path} names ${name}, which is sent to {section}.url; a file may name variables that begin "
+                f"with {OWN_VARIABLES} only: give {key}={name} on the command line"
+            )
 
 
 def _read(given: str | Path | AnyConfig, schema: Schema) -> Any:

@@ -7,7 +7,9 @@ import pytest
 
 from replug.commands.ask import config_of
 from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import config_to_yaml, load_ask_config, load_config, load_evaluation_config, names_evaluation
+from replug.config.schema import Config
 
 SECRET = "AWS_SECRET_ACCESS_KEY"
 GOOD = "run_dir: run\nretriever: {path: stand_in}\ndata: {source: stand_in}\n"
@@ -32,6 +34,19 @@ def test_a_run_from_somebody_else_names_neither_the_server_nor_the_key(tmp_path:
     said = "lm.url=http://127.0.0.1:8000/v1"
     assert config_of(tmp_path, [said, "lm.model=mine"]).lm.api_key_env == "REPLUG_LM_API_KEY"
     assert config_of(tmp_path, ["lm.path=stand_in"]).lm.url is None
+
+
+@pytest.mark.parametrize(("schema", "load"), [(Config, load_config), (EvaluationConfig, load_evaluation_config)])
+def test_every_section_that_names_a_key_may_name_our_own_variables_only(
+    schema: type, load: Callable, tmp_path: Path
+) -> None:
+    """Walk the schema, so that a new section with a key is refused as the others are."""
+    sections = [name for name, section in vars(schema()).items() if hasattr(section, "api_key_env")]
+    assert sections
+    for name in sections:
+        path = write(tmp_path, f"{name}: {{api_key_env: {SECRET}}}\n")
+        with pytest.raises(UserError, match=rf"{name}.api_key_env: .* names \${SECRET}, which is sent to {name}.url"):
+            load(path)
 
 
 @pytest.mark.parametrize("load", [load_config, load_evaluation_config])
