@@ -1,4 +1,4 @@
-"""Pre-emption: what SIGTERM, SIGUSR1 and Ctrl-C do to a run.
+"""Pre-emption: what SIGTERM, SIGUSR1, a closed terminal (SIGHUP) and Ctrl-C do to a run.
 
 Outside the training steps everything that counts is on disk, so the process ends at once. During them the signal is
 remembered; the next boundary, or the wait that is under way, raises, and the step is saved. A main thread that waits
@@ -47,11 +47,11 @@ Result = TypeVar("Result")
 
 EXIT_STATUS = 75  # EX_TEMPFAIL: the same command goes on
 CTRL_C_STATUS = 130  # as shells have it: 128 and the signal's number
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 LOOK_SECONDS = 0.2  # between two looks at the signal, and at what else may end a wait
 # From the signal until the process has ended. SLURM kills 30 s after SIGTERM by default; our job scripts ask it for
 # SIGUSR1 120 s before the end. After Ctrl-C nobody kills, and whoever does not want to wait presses it again.
-SECONDS_TO_END = {signal.SIGTERM: 25.0, signal.SIGUSR1: 110.0, signal.SIGINT: 110.0}
+SECONDS_TO_END = {signal.SIGTERM: 25.0, signal.SIGUSR1: 110.0, signal.SIGHUP: 25.0, signal.SIGINT: 110.0}
 assert set(SECONDS_TO_END) == set(SIGNALS)
 SAVING = "replug: Ctrl-C: saving the step that is under way; again ends at once, without it"
 
@@ -62,6 +62,8 @@ class Interruption:
     def __init__(self) -> None:
         self._is_deferred = False
         self._asked: int | None = None
+        self._numbers: tuple[int, ...] = ()
+        self._of_terminal: list[int] = []
         self._handled: list[int] = []  # signals, by the thread that they came to
         self._heard: list[int] = []
         self._describe: Callable[[], str] = str
@@ -82,6 +84,10 @@ class Interruption:
             return
         self._raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler
         before = {number: signal.getsignal(number) for number in SIGNALS}
+        if before[signal.SIGHUP] is signal.SIG_IGN:  # by nohup
+            del before[signal.SIGHUP]
+        self._numbers = tuple(before)
+        self._of_terminal = [stream for stream in (0, 1, 2) if os.isatty(stream)]  # one that is closed does not say
         own, self._wakeup = socket.socketpair()
         self._wakeup.setblocking(False)
         wakeup_before = signal.set_wakeup_fd(-1)
@@ -101,7 +107,7 @@ class Interruption:
         """Handle the signals again, after a library took them over; does nothing outside `installed`."""
         if self._wakeup is None:
             return
-        for number in SIGNALS:
+        for number in self._numbers:
             signal.signal(number, self._on_signal)
         signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
 
@@ -123,6 +129,8 @@ class Interruption:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Note a signal in the main thread. Further ones change nothing, but a second Ctrl-C ends at once."""
+        if number == signal.SIGHUP:
+            self._leave_terminal()
         if self._ends_at_once(number, self._handled):
             if self._is_pythons(number):
                 raise KeyboardInterrupt
@@ -138,6 +146,8 @@ class Interruption:
                 self._on_byte(byte[0])
 
     def _on_byte(self, number: int) -> None:
+        if number == signal.SIGHUP:
+            self._leave_terminal()
         is_first = not self._heard
         if self._ends_at_once(number, self._heard):
             end_process(number)
@@ -146,6 +156,13 @@ class Interruption:
             _say(SAVING)
         if is_first:  # in a thread of its own, since this one hears of a second Ctrl-C
             threading.Thread(target=self._end_in_time, args=(number,), daemon=True, name="interruption-time").start()
+
+    def _leave_terminal(self) -> None:
+        """Write nowhere instead of to the terminal that is gone, where every line would raise an error."""
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for stream in self._of_terminal:
+            os.dup2(nowhere, stream)
+        os.close(nowhere)
 
     def _is_pythons(self, number: int) -> bool:
         return self._raises and number == signal.SIGINT

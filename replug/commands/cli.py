@@ -1,7 +1,8 @@
 """The command line. It imports the command that is run; a command imports torch, Ray and FAISS inside its functions.
 
 Errors are one line on standard error. Exit statuses: 2 for a mistake of the user, 1 for a run that failed or a file
-that cannot be written, 75 for a run interrupted by SIGTERM or SIGUSR1 that the same command resumes, 130 for Ctrl-C.
+that cannot be written, 75 for a run interrupted by SIGTERM, SIGUSR1 or a closed terminal that the same command resumes,
+130 for Ctrl-C.
 """
 
 import errno

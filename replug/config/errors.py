@@ -28,7 +28,7 @@ class NotFiniteError(RunError):
 
 
 class Interrupted(RunError):
-    """SIGTERM, SIGUSR1 or Ctrl-C asked the run to stop; it saved its step, and the same command goes on.
+    """SIGTERM, SIGUSR1, SIGHUP or Ctrl-C asked the run to stop; it saved its step, and the same command goes on.
 
     Exit status 75 (EX_TEMPFAIL of sysexits.h): a job script may put the job back into its queue. Of Ctrl-C it is 130.
     """

@@ -1,9 +1,12 @@
 """A signal ends a process in time, wherever its main thread is: also in a library that waits and runs no Python."""
 
+import fcntl
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 
@@ -127,3 +130,31 @@ def test_in_a_users_program_ctrl_c_saves_the_step_and_a_second_one_is_a_keyboard
     assert status == 1 and said.startswith(SAVING) and "Interrupted: interrupted by Ctrl-C" in said
     status, said, _ = interrupted("runs library", [signal.SIGINT, signal.SIGINT], begun)
     assert status == -signal.SIGINT and said.startswith(SAVING) and said.strip().endswith("KeyboardInterrupt")
+
+
+def test_a_closed_terminal_saves_the_step_and_a_process_under_nohup_goes_on(begun):
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, "waits"],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        preexec_fn=lambda: (os.setsid(), fcntl.ioctl(0, termios.TIOCSCTTY, 0)),
+    )
+    begun.append(process)
+    os.close(slave)
+    child = psutil.Process(int(os.read(master, 100)))
+    os.close(master)
+    assert process.wait(timeout=20) == 1, "it raised Interrupted, of which the command line makes 75"
+    child.kill()
+    wrapped = ["nohup", sys.executable, "-c", SCRIPT, "runs"]
+    ignoring = subprocess.Popen(
+        wrapped, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    begun.append(ignoring)
+    child = psutil.Process(int(ignoring.stdout.readline()))
+    ignoring.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        ignoring.wait(timeout=1.5)
+    child.kill()
