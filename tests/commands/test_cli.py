@@ -20,7 +20,7 @@ def run(folder: Path, *arguments: str) -> str:
 
 
 def test_help_shows_the_commands_in_groups_the_main_ones_first() -> None:
-    printed = run(ROOT / "python", "-m", "replug.commands.cli", "--help")
+    printed = run(ROOT / "python", "-m", "replug", "--help")
     named = re.findall(r"^(?:╭─ (?!Options)([\w ]+?) ─|│ ([a-z]+) )", printed, re.MULTILINE)
     assert [group or command for group, command in named] == [
         *("Train", "train", "prepare", "slurm"),
