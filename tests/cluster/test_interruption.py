@@ -81,13 +81,16 @@ def interrupted(how: str, by: list[signal.Signals], processes: list[subprocess.P
         time.sleep(0.02)
     time.sleep(0.2)
     begun = time.monotonic()
-    for signum in by:
+    said = ""
+    for signum, is_last in zip(by, [*[False] * (len(by) - 1), True], strict=True):
         process.send_signal(signum)
-        time.sleep(0.1)  # two of one kind that are both still to come are one
-    _, said = process.communicate(timeout=20)
+        if signum == signal.SIGINT and not is_last:  # two of one kind that are both still to come are one
+            assert process.stderr is not None
+            said += process.stderr.readline()
+    said += process.communicate(timeout=100)[1]
     if how.startswith(("waits", "runs library")):
         child.kill()
-    psutil.wait_procs([child], timeout=5)
+    psutil.wait_procs([child], timeout=60)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
     return process.returncode, said, time.monotonic() - begun
 
@@ -100,14 +103,14 @@ def test_a_run_whose_main_thread_hangs_ends_in_time_and_says_what_is_saved(by, b
         f"replug: interrupted by {by.name}; after 1 s it still waits in its start; step 7 is saved; "
         "the same command goes on\n"
     )
-    assert 0.9 < seconds < 5
+    assert 0.9 < seconds < 20
 
 
 @pytest.mark.parametrize(("by", "ends_with"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)], ids=["SIGTERM", "SIGINT"])
 def test_outside_the_steps_it_ends_at_once_though_the_main_thread_hangs(by, ends_with, begun):
     status, said, seconds = interrupted("outside", [by], begun)
     assert (status, said) == (ends_with, "")
-    assert seconds < 5
+    assert seconds < 20
 
 
 SAVING = "replug: Ctrl-C: saving the step that is under way; again ends at once, without it\n"

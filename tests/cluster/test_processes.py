@@ -39,7 +39,7 @@ def test_threads_that_end_are_waited_for_and_one_that_hangs_is_left_behind() -> 
     start_ray_thread(never.wait, name="hangs")
     begun = time.monotonic()
     wait_for_ray_threads(0.2)
-    assert 0.15 < time.monotonic() - begun < 5
+    assert 0.15 < time.monotonic() - begun < 60
     never.set()
 
 
@@ -47,7 +47,7 @@ NAMED = """
 import ctypes, sys, time
 ctypes.CDLL(None).prctl(15, sys.argv[1].encode())  # PR_SET_NAME
 print(1, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -65,7 +65,7 @@ def test_rays_processes_below_this_one_are_killed_and_others_are_not() -> None:
         assert other.pid not in [process.pid for process in found]
         mine = [process for process in found if process.pid == agent.pid]
         kill(mine)
-        assert agent.wait(timeout=10) == -9
+        assert agent.wait(timeout=60) == -9
         kill(mine)  # it is gone
         time.sleep(0.1)
         assert other.poll() is None
@@ -83,7 +83,7 @@ def test_a_cluster_that_ends_leaves_the_agents_of_another_of_this_process_alone(
             with ray_cluster(debug_config, roles=()):
                 started = [child for child in ray_children() if child not in before]
                 assert started
-            _, alive = psutil.wait_procs(started, timeout=10)  # a killed process takes a moment to go
+            _, alive = psutil.wait_procs(started, timeout=60)  # a killed process takes a moment to go
             assert not alive
             assert other.poll() is None
         finally:

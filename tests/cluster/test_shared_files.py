@@ -41,7 +41,7 @@ def test_a_run_directory_that_another_node_does_not_see_is_refused_within_second
     began = time.monotonic()
     with pytest.raises(UserError) as refused:
         require_seen_by_all(OWN_FOLDER / "run", [tmp_path])
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     said = r"ray\.address: node \d+\.\d+\.\d+\.\d+ does not see /proc/self/cwd/run/seen-\w+; put run_dir, data and"
     assert re.match(said, str(refused.value))
     assert list((tmp_path / "run").iterdir()) == []

@@ -52,8 +52,8 @@ def test_the_command_starts_no_ray_and_is_quick():
         "sys.exit(3 if ray.is_initialized() else 0)"
     )
     begun = time.monotonic()
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=50).returncode == 0
-    assert time.monotonic() - begun < 40
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=200).returncode == 0
+    assert time.monotonic() - begun < 100
 
 
 def test_a_check_that_hangs_is_left_after_its_time():

@@ -63,7 +63,7 @@ def test_openais_client_asks_the_real_command_which_ends_well(index: Path, monke
         next(stream)
         process.send_signal(signal.SIGTERM)
         assert [chunk.choices[0].finish_reason for chunk in stream][-1] in ("stop", "length")
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=200)
     finally:
         process.kill()
     assert process.returncode == 0, output

@@ -1,10 +1,7 @@
 """`replug doctor` of a cache of scores: what it shows, and the statuses it ends with."""
 
 import json
-import os
 import sqlite3
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,8 +11,8 @@ import pytest
 from replug.commands.checks.stored import verify_scores
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.score_cache import ScoreCache
+from tests.support.command_line import CommandLine
 
-ROOT = Path(__file__).parents[2]
 DAY = 86_400
 
 
@@ -68,25 +65,14 @@ def test_json_says_all_that_is_known(path: Path, capsys: pytest.CaptureFixture) 
 # The command line ---------------------------------------------------------------------------------------
 
 
-def replug_verify(*arguments: object) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "replug.commands.cli", "doctor", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=ROOT,
-        env=os.environ | {"COLUMNS": "120"},
-    )
-
-
-def test_the_command_ends_with_0_1_and_2(path: Path) -> None:
-    fine = replug_verify(path, "--json")
-    assert (fine.returncode, json.loads(fine.stdout)["rows"]) == (0, 1000), fine.stderr
+def test_the_command_ends_with_0_1_and_2(path: Path, replug: CommandLine) -> None:
+    fine = replug("doctor", path, "--json")
+    assert (fine.status, json.loads(fine.output)["rows"]) == (0, 1000), fine.errors
     whole = path.read_bytes()
     path.write_bytes(whole[: 5 * 4096] + bytes(len(whole) - 5 * 4096))
-    wrong = replug_verify(path)
-    assert (wrong.returncode, wrong.stdout, wrong.stderr.count("\n")) == (1, "", 1)
-    missing = replug_verify(path.parent / "no.sqlite")
-    assert (missing.returncode, missing.stdout, missing.stderr.count("\n")) == (2, "", 1)
-    assert "no.sqlite does not exist; expected a YAML file, an index" in missing.stderr
+    wrong = replug("doctor", path)
+    assert (wrong.status, wrong.output, wrong.errors.count("\n")) == (1, "", 1)
+    missing = replug("doctor", path.parent / "no.sqlite")
+    assert (missing.status, missing.output, missing.errors.count("\n")) == (2, "", 1)
+    assert "no.sqlite does not exist; expected a YAML file, an index" in missing.errors
     assert not (path.parent / "no.sqlite").exists()

@@ -139,7 +139,7 @@ def kill_after(process: BaseProcess, seconds: float, whole_group: bool) -> bool:
     except ProcessLookupError:  # it has no group yet
         process.kill()
     process.join()
-    _, alive = psutil.wait_procs(workers, timeout=10)
+    _, alive = psutil.wait_procs(workers, timeout=60)
     assert all(not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE for worker in alive)
     return True
 

@@ -104,7 +104,7 @@ def test_seconds_are_of_evidence_and_answer_each_question_and_method_by_itself(t
     timed = [{name: of["numbers"] for name, of in row["methods"].items()} for row in rows]
     assert [row["id"] for row in rows] == ["0", "1"]
     for of in timed:
-        assert of["none"]["seconds"] >= 0.02 and of["none"]["evidence_seconds"] < 0.02
+        assert of["none"]["seconds"] >= 0.02 and of["none"]["evidence_seconds"] <= of["none"]["seconds"] - 0.02
         assert of["bm25@1"]["seconds"] >= 0.07 and of["bm25@1"]["evidence_seconds"] >= 0.05
         assert of["genread"]["seconds"] >= 0.04 and of["genread"]["evidence_seconds"] >= 0.02
     assert searched == [("query 0", 1), ("query 0", 1), ("query 1", 1)], "once untimed, then each question"

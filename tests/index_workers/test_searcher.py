@@ -55,7 +55,7 @@ class RecordingShard:
     def search(self, queries: np.ndarray, k: int) -> Found:
         self.batches.append((len(queries), k))
         self.begun.release()
-        assert self.let_on.wait(20)
+        assert self.let_on.wait(100)
         if (queries < 0).any():
             raise RuntimeError("a negative query")
         rows = np.tile(np.arange(k), (len(queries), 1))
@@ -80,7 +80,7 @@ def together(recording: tuple[Searcher, RecordingShard], first: Callable, others
     searcher, shard = recording
     with ThreadPoolExecutor(1 + len(others)) as threads:
         futures = [threads.submit(first)]
-        assert shard.begun.acquire(timeout=10)
+        assert shard.begun.acquire(timeout=100)
         futures += [threads.submit(call) for call in others]
         loaded = searcher._versions[0]
         while len(loaded._waiting) < len(others):
@@ -131,11 +131,11 @@ def test_a_search_under_way_ends_on_the_version_it_began_on(recording) -> None:
     searcher, shard = recording
     with ThreadPoolExecutor(1) as threads:
         found = threads.submit(searcher.search, 0, query(1), 3)
-        assert shard.begun.acquire(timeout=10)
+        assert shard.begun.acquire(timeout=100)
         searcher.release(keep=[])
         assert searcher.held() == []
         shard.let_on.set()
-        assert found.result(20)[0].tolist() == [[0, 1, 2]]
+        assert found.result(100)[0].tolist() == [[0, 1, 2]]
 
 
 def test_a_version_that_was_built_anew_is_loaded_anew(store: VersionStore) -> None:

@@ -48,20 +48,20 @@ from replug.index_workers.version_store import VersionStore  # noqa: E402
 from tests.support.index_versions import PLAN, save_weights
 
 store = VersionStore(Path(sys.argv[1]))
-plan = replace(PLAN, version=0, num_documents=1600)
-assert plan.num_files == 400
-vectors = np.random.default_rng(0).normal(size=(1600, 2)).astype(np.float16)
+plan = replace(PLAN, version=0, num_documents=640)
+assert plan.num_files == 160
+vectors = np.random.default_rng(0).normal(size=(640, 2)).astype(np.float16)
 store.save_snapshot(0, save_weights(b"w"))
 store.begin(plan)
-for file in range(400):
+for file in range(160):
     store.write_vectors(0, file, vectors[4 * file : 4 * file + 4])
 store.publish(plan)
 
-resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
 searcher = Searcher(store.root, 0, 1, threads=1)
 searcher.load(0)
 open_before = len(os.listdir("/proc/self/fd"))
-print(searcher.search(0, vectors[:1].astype(np.float32), 1600)[0].shape, open_before)
+print(searcher.search(0, vectors[:1].astype(np.float32), 640)[0].shape, open_before)
 
 held = []
 try:
@@ -85,7 +85,7 @@ def test_more_files_than_descriptors_are_served_and_a_limit_of_the_system_is_cal
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT, env=environment)
     lines = done.stdout.splitlines()
     assert len(lines) == 3, done.stdout + done.stderr
-    assert re.fullmatch(r"\(1, 1600\) \d\d?", lines[0])
+    assert re.fullmatch(r"\(1, 640\) \d\d?", lines[0])
     for line, said in (
         (lines[1], "cannot be read: Too many open files"),
         (lines[2], "cannot be read: Too many open"),

@@ -44,7 +44,7 @@ def make(tmp_path):
         (tmp_path / ".venv").mkdir(exist_ok=True)
         (tmp_path / ".venv/calls").write_text("")
         command = ["make", *arguments, f"PYTHON={tmp_path / 'python'}"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
         assert done.returncode == 0, done.stdout + done.stderr
         return len((tmp_path / ".venv/calls").read_text().splitlines())
 

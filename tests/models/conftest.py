@@ -18,6 +18,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def smollm2() -> HuggingFaceLM:
     return HuggingFaceLM(real_lm(), torch.float32)

@@ -119,8 +119,8 @@ def test_a_pair_under_way_is_awaited_and_not_computed_again(path: Path) -> None:
     assert not first.done()
     assert not second.done()
     lm.finish(0)
-    assert bits(first.result(1)) == bits(lm.answers[0])
-    assert bits(second.result(1)) == bits([lm.answers[0][1], lm.answers[1][0]])
+    assert bits(first.result(60)) == bits(lm.answers[0])
+    assert bits(second.result(60)) == bits([lm.answers[0][1], lm.answers[1][0]])
     assert (cached.num_hits, cached.num_misses) == (1, 3)
 
 
@@ -133,7 +133,7 @@ def test_an_error_reaches_every_waiter_and_leaves_nothing_behind(path: Path) -> 
     lm.futures[0].set_exception(OSError("the scorer is gone"))
     for waiter in (first, second):
         with pytest.raises(OSError, match="the scorer is gone"):
-            waiter.result(1)
+            waiter.result(60)
     lm.held = False
     scores = cached.score(["a", "b", "c"], ["y", "y", "y"])
     assert lm.calls[-1] == [("a", "y"), ("b", "y")]  # c was stored: its own call had succeeded
@@ -146,8 +146,8 @@ def test_an_error_raised_at_once_leaves_nothing_behind(path: Path, monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr(lm, "submit_call", lambda call: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            cached.submit(["a"], ["y"]).result(1)
-    assert bits(cached.submit(["a"], ["y"]).result(1)) == bits(lm.answers[0])
+            cached.submit(["a"], ["y"]).result(60)
+    assert bits(cached.submit(["a"], ["y"]).result(60)) == bits(lm.answers[0])
 
 
 def test_another_prefix_continuation_or_model_is_another_key(path: Path) -> None:
@@ -198,11 +198,11 @@ def test_tokens_asked_for_while_only_the_sum_was_wanted_are_there_and_are_stored
     totals = cached.submit_sums(["a", "b"], ["y", "y"])
     scores = cached.submit(["b"], ["y"])
     lm.finish(0)
-    assert totals.result(1).tolist() == sums(lm.answers[0])
-    assert bits(scores.result(1)) == bits(lm.answers[0][1:])
+    assert totals.result(60).tolist() == sums(lm.answers[0])
+    assert bits(scores.result(60)) == bits(lm.answers[0][1:])
     assert len(lm.calls) == 1
     assert rows_with_tokens(path) == (2, 1)
-    assert bits(cached.submit(["b"], ["y"]).result(1)) == bits(lm.answers[0][1:])
+    assert bits(cached.submit(["b"], ["y"]).result(60)) == bits(lm.answers[0][1:])
 
 
 def test_a_sum_asked_for_while_its_tokens_are_under_way_waits_for_them(path: Path) -> None:
@@ -214,7 +214,7 @@ def test_a_sum_asked_for_while_its_tokens_are_under_way_waits_for_them(path: Pat
     totals = cached.submit_sums(["a"], ["y"])
     assert not totals.done()  # the sum that is stored is about to be another one, in its last bits
     lm.finish(1)
-    assert totals.result(1).tolist() == sums(scores.result(1)) == sums(lm.answers[1])
+    assert totals.result(60).tolist() == sums(scores.result(60)) == sums(lm.answers[1])
 
 
 # Units --------------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def test_a_sum_asked_for_while_its_tokens_are_under_way_waits_for_them(path: Pat
 
 def stored_texts(path: Path, texts: str, at_least: int) -> set[str]:
     """Those of the texts that the file holds, once it holds so many."""
-    cache, end = ScoreCache(path), time.monotonic() + 30
+    cache, end = ScoreCache(path), time.monotonic() + 200
     keys = {pair_key("fake", text, "y"): text for text in texts}
     while len(found := cache.read([*keys])) < at_least:
         assert time.monotonic() < end, "waited in vain"
@@ -257,7 +257,7 @@ def test_the_units_of_a_call_are_one_transaction_and_nobody_has_a_score_before_i
     call = cached.submit(list("abcde"), ["y"] * 5)
     for unit in (1, 2, 0):
         lm.finish(unit)
-    assert len(call.result(10)) == 5
+    assert len(call.result(60)) == 5
     assert written == [5]
 
 
@@ -311,7 +311,7 @@ def test_an_error_of_one_unit_leaves_the_others_stored(path: Path) -> None:
     lm.futures[0].set_exception(OSError("the scorer is gone"))
     lm.finish(1)
     with pytest.raises(OSError, match="the scorer is gone"):
-        call.result(1)
+        call.result(60)
     lm.held = False
     scores = cached.score(list("abcd"), ["y"] * 4)
     assert lm.calls[2:] == [[("a", "y"), ("b", "y")]]
@@ -327,7 +327,7 @@ def test_a_file_that_cannot_be_written_is_an_error_to_all_who_wait(path: Path) -
     lm.finish(0)
     for call in (first, second):
         with pytest.raises(RunError, match=str(path)):
-            call.result(1)
+            call.result(60)
 
 
 def test_many_threads_compute_a_pair_once_and_agree(path: Path) -> None:
@@ -342,7 +342,7 @@ def test_many_threads_compute_a_pair_once_and_agree(path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(100)
     assert len(answers) == 8
     assert all(answer == answers[0] for answer in answers)
     assert sorted(pair for call in lm.calls for pair in call) == sorted((f"t{number}", "y") for number in range(50))

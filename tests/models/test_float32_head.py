@@ -11,8 +11,8 @@ from replug.models.generation import GenerationOptions
 from replug.models.local import mixtures, output_layer
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.output_layer import Float32Head, target_logprobs
-from replug.models.packaged import resolve_lm_path
 from tests.support.lm_answers import mixed
+from tests.support.real_models import real_lm
 from tests.support.tiny_lms import CONTINUATIONS, MAX_TOKENS, PREFIXES, VOCABULARY, write_llama, write_tokenizer
 
 HALF = [torch.bfloat16, torch.float16]
@@ -105,9 +105,9 @@ def test_a_half_precision_lm_scores_and_continues_with_float32_logits(
     assert set(seen) == {torch.float32}
 
 
-def test_the_noise_of_rounded_logits_is_gone_from_a_real_lm(smollm2: HuggingFaceLM) -> None:
-    lm = HuggingFaceLM(resolve_lm_path("package:smollm2"), torch.bfloat16)
-    ids = lm.tokenizer(Path(output_layer.__file__).read_text())["input_ids"][:300]
+def test_the_noise_of_rounded_logits_is_gone_from_a_real_lm() -> None:
+    lm = HuggingFaceLM(real_lm(), torch.bfloat16)
+    ids = lm.tokenizer(Path(output_layer.__file__).read_text())["input_ids"][:150]
     with torch.inference_mode():
         hidden = lm._body(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state[0, :-1]
     target = torch.tensor(ids[1:])

@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -97,11 +97,19 @@ def test_closing_ends_what_is_open_with_an_error():
     future = pool.submit("square", 3, 30.0)
     pool.close()
     with pytest.raises(ActorPoolError, match="closed"):
-        future.result(10)
+        future.result(60)
 
 
-def test_the_scorer_pool_answers_as_the_lm_itself():
-    pool = ScorerPool(StandInSource(), num_replicas=2, threads=1)
+@pytest.fixture(scope="module")
+def scorers() -> Iterator[ScorerPool]:
+    """Two replicas for all tests that end none; each call takes 0.3 s, so that both get some."""
+    pool = ScorerPool(StandInSource(0.3), num_replicas=2, threads=1)
+    yield pool
+    pool.close()
+
+
+def test_the_scorer_pool_answers_as_the_lm_itself(scorers: ScorerPool):
+    pool = scorers
     prefixes, continuations = ["a b c", "c d"], [" a b", " e"]
     expected = StandInLM().score(prefixes, continuations)
     scores = pool.score(prefixes, continuations)
@@ -112,7 +120,6 @@ def test_the_scorer_pool_answers_as_the_lm_itself():
     assert [[one.text for one in some] for some in drawn] == [[one.text for one in some] for some in here]
     assert isinstance(pool, AsyncLM)
     assert pool.identity == StandInLM.identity
-    pool.close()
 
 
 def test_ray_listens_on_loopback_only():
@@ -200,19 +207,19 @@ def loading_pool(numbers: list[int], lives: Path | None = None, **options: float
 
 
 def test_a_replica_that_hangs_while_it_starts_is_quarantined_beside_one_that_is_up():
-    pool = loading_pool([0, 1], start_timeout_seconds=0.5)
+    pool = loading_pool([0, 1], start_timeout_seconds=1.0)
     wait_until(lambda: pool.quarantined)
-    assert pool.quarantined == {1: "it failed to start 3 times: it was not up 0.5 s after it had room"}
+    assert pool.quarantined == {1: "it failed to start 3 times: it was not up 1 s after it had room"}
     assert pool.submit("who").result(300) == 0
     pool.close()
 
 
 def test_a_replica_that_waits_for_room_is_not_one_that_hangs():
     actors = [ray.remote(Loading).options(num_cpus=cpus) for cpus in (0, 1000)]
-    pool = ActorPool(lambda n: actors[n].remote(0), 2, "worker", start_timeout_seconds=0.2, validate=lambda *_: None)
+    pool = ActorPool(lambda n: actors[n].remote(0), 2, "worker", start_timeout_seconds=1.0, validate=lambda *_: None)
     wait_until(lambda: pool.num_up == 1)
     pending = pool.handles()[1]
-    time.sleep(1)
+    time.sleep(1.5)
     assert pool.submit("who").result(300) == 0
     assert (pool.quarantined, pool.counts.respawns) == ({}, 0)
     assert pool.handles()[1] is pending
@@ -296,19 +303,18 @@ def wait_until(holds, seconds: float = 300) -> None:
         time.sleep(0.05)
 
 
-def test_a_replica_with_other_weights_is_not_let_in():
-    pool = ScorerPool(StandInSource(), num_replicas=1, threads=1)
-    wait_until(lambda: pool.pool.num_up == 1)
+def test_a_replica_with_other_weights_is_not_let_in(scorers: ScorerPool):
+    pool = scorers
+    wait_until(lambda: pool.pool.num_up == 2)
     good = [logprobs.copy() for logprobs in pool._reference]
     assert pool._validate(1, good) is None
     assert "0.60 nats" in pool._validate(1, [good[0], good[1] - 0.6])
     assert "not finite" in pool._validate(1, [good[0], good[1] * float("nan")])
     assert "other tokens" in pool._validate(1, [good[0], good[1][:-1]])
-    pool.close()
 
 
-def test_the_pool_reports_rates_shares_and_padding():
-    pool = ScorerPool(StandInSource(0.3), num_replicas=2, threads=1)
+def test_the_pool_reports_rates_shares_and_padding(scorers: ScorerPool):
+    pool = scorers
     wait_until(lambda: pool.pool.num_up == 2)  # else the first does it all while the other starts
     pool.metrics()
     futures = [pool.submit(["a b c"] * 4, [" d e"] * 4) for _ in range(10)]
@@ -320,12 +326,9 @@ def test_the_pool_reports_rates_shares_and_padding():
     assert (metrics["replicas"], metrics["respawns"], metrics["retries"]) == (2, 0, 0)
     assert metrics["queue_wait_seconds"] > 0
     assert pool.metrics()["tokens_per_second"] == 0
-    pool.close()
 
 
-def test_a_text_that_cannot_be_scored_comes_back_as_one_line():
-    pool = ScorerPool(StandInSource(), num_replicas=1, threads=1)
+def test_a_text_that_cannot_be_scored_comes_back_as_one_line(scorers: ScorerPool):
     with pytest.raises(UnscorableText) as caught:
-        pool.score(["a"], [""])
+        scorers.score(["a"], [""])
     assert str(caught.value) == "continuation 0 is empty; expected a text to score"
-    pool.close()

@@ -38,7 +38,7 @@ from tests.support.real_models import real_lm
 ROOT = Path(__file__).parent.parent.parent
 KEY = "sk-of-the-test"
 MAX_MODEL_LEN = 1024
-SECONDS_TO_START = 240
+SECONDS_TO_START = 450
 PATIENT = 120.0  # seconds
 
 # Both compute in bfloat16, in kernels of their own. On these texts local bfloat16 is 0.038 from local float32 for a

@@ -75,7 +75,7 @@ def test_processes_at_once_never_pass_the_limit_and_lose_no_count(path: Path) ->
         subprocess.Popen([sys.executable, "-c", spender, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         for _ in range(3)
     ]
-    said = [process.communicate(timeout=60)[0].count(b"sent\n") for process in processes]
+    said = [process.communicate(timeout=200)[0].count(b"sent\n") for process in processes]
     assert sum(said) == 300
     assert spent(path) == {"requests": 300, "tokens": 2400}
 

@@ -25,7 +25,7 @@ def jobs(slurm, tmp_path_factory):
         for name in ("steps", "batch", "cancelled", "broken")
     }
     for name in ("steps", "batch", "cancelled"):
-        submitted[name].wait_for_line("ready at", seconds=90)
+        submitted[name].wait_for_line("ready at")
     yield submitted
     for job in submitted.values():
         slurm.run("scancel", job.number, check=False)
@@ -69,11 +69,11 @@ def test_the_token_is_this_users_alone_and_shown_nowhere(jobs):
 def test_a_signal_to_the_steps_puts_the_job_back_and_it_goes_on(slurm, jobs):
     job = jobs["steps"]
     slurm.run("scancel", "--signal=USR1", job.number)
-    slurm.wait_for(job.number, "PENDING", seconds=30)
+    slurm.wait_for(job.number, "PENDING", seconds=120)
     assert slurm.field(job.number, "Restarts") == "1"
     assert "asked by SIGUSR1" in job.log and "actors answer n1 n2" in job.log  # Ray outlived the signal
     slurm.start_again(job.number)
-    slurm.wait_for(job.number, "COMPLETED", seconds=90)
+    slurm.wait_for(job.number, "COMPLETED", seconds=200)
     assert "start 2" in job.log and "goes on and ends" in job.log
     assert not job.files()
 
@@ -82,10 +82,10 @@ def test_a_cancelled_job_ends_and_leaves_nothing_behind(slurm, jobs):
     job = jobs["cancelled"]
     (folder,) = job.files()
     slurm.run("scancel", job.number)
-    slurm.wait_for(job.number, "CANCELLED", seconds=30)
+    slurm.wait_for(job.number, "CANCELLED", seconds=120)
     assert slurm.field(job.number, "Restarts") == "0"
-    wait_until(lambda: not job.files(), 20, lambda: f"{job.files()} is still there")
-    wait_until(lambda: not processes_with(str(folder)), 20, lambda: f"{processes_with(str(folder))} still run")
+    wait_until(lambda: not job.files(), 100, lambda: f"{job.files()} is still there")
+    wait_until(lambda: not processes_with(str(folder)), 100, lambda: f"{processes_with(str(folder))} still run")
 
 
 def test_pre_emption_with_grace_lets_replug_save_and_requeues_once(slurm, tmp_path):
@@ -94,11 +94,11 @@ def test_pre_emption_with_grace_lets_replug_save_and_requeues_once(slurm, tmp_pa
     listening = submit(slurm, tmp_path / "listening")
     early = submit(slurm, tmp_path / "early", replug=NOT_LISTENING)  # such as while it still imports
     for job in (listening, early):
-        job.wait_for_line("ready at", seconds=60)
+        job.wait_for_line("ready at")
     urgent = ["--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=true"]
-    slurm.wait_for(slurm.run("sbatch", "--parsable", *urgent), "COMPLETED", seconds=60)
+    slurm.wait_for(slurm.run("sbatch", "--parsable", *urgent), "COMPLETED", seconds=200)
     for job in (listening, early):
-        slurm.wait_for(job.number, "PENDING", seconds=5)
+        slurm.wait_for(job.number, "PENDING", seconds=60)
         assert slurm.field(job.number, "Restarts") == "1"
         slurm.run("scancel", job.number)
     assert "asked by SIGTERM" in listening.log and "actors answer n1 n2" in listening.log

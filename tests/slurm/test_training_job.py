@@ -48,7 +48,7 @@ def submit(slurm: LocalSlurm, checkout: Path, run: str) -> Job:
         *OVERRIDES,
     ]
     environment = {**slurm.environment, "PYTHONPATH": str(checkout)}
-    done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     folder = checkout / run / "submitted/train"
     return Job(json.loads((folder / "job.json").read_text())["job_id"], folder)
@@ -70,11 +70,11 @@ def runs(slurm, checkout) -> tuple[Path, Path, Job]:
     with quiet_run(job, checkout / "runs/quiet") as quiet:
         wait_for_step(checkout / "runs/interrupted", 7, job)
         slurm.run("scancel", "--signal=USR1", job.number)
-        slurm.wait_for(job.number, "PENDING", seconds=60)
+        slurm.wait_for(job.number, "PENDING", seconds=120)
         slurm.start_again(job.number)
-        state = slurm.wait_for(job.number, "COMPLETED", "FAILED", "TIMEOUT", seconds=150)
+        state = slurm.wait_for(job.number, "COMPLETED", "FAILED", "TIMEOUT", seconds=300)
         assert state == "COMPLETED", job.log
-        output, _ = quiet.communicate(timeout=150)
+        output, _ = quiet.communicate(timeout=300)
         assert quiet.returncode == 0, output
     return checkout / "runs/quiet", checkout / "runs/interrupted", job
 
@@ -98,7 +98,7 @@ def quiet_run(job: Job, run: Path) -> Iterator[subprocess.Popen]:
         process.kill()
 
 
-def wait_for_step(run: Path, step: int, job: Job, seconds: float = 120) -> None:
+def wait_for_step(run: Path, step: int, job: Job, seconds: float = 300) -> None:
     end = time.monotonic() + seconds
     while not (run / "metrics.jsonl").exists() or len((run / "metrics.jsonl").read_text().splitlines()) <= step:
         assert time.monotonic() < end, job.log

@@ -23,7 +23,7 @@ def on_run(run: Path) -> list[str]:
 
 
 def wait_for_lines(process: subprocess.Popen, path: Path, count: int) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not path.exists() or len(path.read_bytes().splitlines()) < count:
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline

@@ -19,7 +19,7 @@ from typing import Self
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel", "squeue", "sinfo")
 INSTALL = "apt-get install -y --no-install-recommends slurm-wlm munge"
-START_SECONDS, END_SECONDS, SETTLE_SECONDS = 30, 20, 3
+START_SECONDS, END_SECONDS, SETTLE_SECONDS = 100, 30, 3
 ENDS = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 CONF = """\
 ClusterName=replug
@@ -91,7 +91,7 @@ class LocalSlurm:
             self.close()
             raise
 
-    def run(self, *command: str, check: bool = True, timeout: float = 30, **options: object) -> str:
+    def run(self, *command: str, check: bool = True, timeout: float = 100, **options: object) -> str:
         """Standard output of a client command, such as squeue."""
         done = subprocess.run(command, env=self.environment, text=True, capture_output=True, timeout=timeout, **options)  # type: ignore[call-overload]
         assert not check or done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
@@ -106,7 +106,7 @@ class LocalSlurm:
         words = self.run("scontrol", "show", "job", "--oneliner", job).split()
         return next(word.partition("=")[2] for word in words if word.startswith(f"{name}="))
 
-    def wait_for(self, job: str, *states: str, seconds: float = 120) -> str:
+    def wait_for(self, job: str, *states: str, seconds: float = 200) -> str:
         """The state, once it is one of these. Another end, or none in this time, fails the test with SLURM's logs."""
         end = time.monotonic() + seconds
         while (state := self.state(job)) not in states:
@@ -115,7 +115,7 @@ class LocalSlurm:
             time.sleep(0.2)
         return state
 
-    def start_again(self, job: str, seconds: float = 30) -> None:
+    def start_again(self, job: str, seconds: float = 100) -> None:
         """Start a requeued job now. Its first start must be over on the nodes too, or its end would be the second's."""
         end = time.monotonic() + seconds
         while [arguments for arguments in command_lines() if f"[{job}." in arguments]:
@@ -134,10 +134,10 @@ class LocalSlurm:
             daemon.terminate()
         for daemon in self._daemons:
             try:
-                daemon.wait(10)
+                daemon.wait(30)
             except subprocess.TimeoutExpired:
                 daemon.kill()
-                daemon.wait(10)
+                daemon.wait(30)
         for process in self._processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)

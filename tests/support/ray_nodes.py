@@ -63,14 +63,14 @@ class RayCluster:
         """End the cluster; returns the names of the processes that were still there some seconds later, now killed."""
         with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):  # closed already, or dead
             self._process.communicate("stop\n", timeout=60)
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while (left := self.processes()) and time.monotonic() < end:
             time.sleep(0.2)
         names = [name for _, name in _named(left)]
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        self._process.wait(10)
+        self._process.wait(60)
         shutil.rmtree(self._folder, ignore_errors=True)
         return names
 

@@ -40,7 +40,7 @@ os._exit({INTERRUPTED})
 NOT_LISTENING = """
 import sys, time
 print("ready at", sys.argv[-1], flush=True)
-time.sleep(120)
+time.sleep(900)
 """
 
 
@@ -56,7 +56,7 @@ class Job:
         path = self.folder / f"{self.number}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def wait_for_line(self, text: str, seconds: float = 60) -> None:
+    def wait_for_line(self, text: str, seconds: float = 200) -> None:
         wait_until(lambda: text in self.log, seconds, lambda: f"no {text!r} in {self.log}")
 
     def files(self) -> list[Path]:

@@ -57,7 +57,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory, finish: Callable[..., st
         process = start(run, *keys)
         wait_for_step(run, 9, process)
         next(child for child in descendants(process.pid) if "TrainerRank" in name_of(child)).kill()
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=300)
         run.with_suffix(".killed").write_text(f"{process.returncode}\n{output}")
         run.with_suffix(".resumed").write_text(finish(run, *keys))
 

@@ -100,7 +100,7 @@ def test_a_checkpoint_holds_the_state_of_its_step_and_its_mark_the_checksum(run)
 
 def test_the_steps_go_on_while_a_checkpoint_is_written(run, monkeypatch):
     written, save = threading.Event(), torch.save
-    monkeypatch.setattr(torch, "save", lambda *given: written.wait(30) and save(*given))
+    monkeypatch.setattr(torch, "save", lambda *given: written.wait(100) and save(*given))
     with CheckpointWriter(run, keep_last=2, newest_step=0) as writer:
         writer.begin(4, state(1.0), {0})
         assert not writer.collect()

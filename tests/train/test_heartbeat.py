@@ -28,22 +28,20 @@ def test_a_rank_is_silent_from_its_last_beat_on(monkeypatch):
     with beating(1, "127.0.0.1", store.port):
         while not store.check(["replug/heartbeat/1"]):
             time.sleep(0.01)
-        assert heard.silent_seconds(1) == 0
-        time.sleep(0.3)
-        assert heard.silent_seconds(1) < 0.1
-    time.sleep(0.2)
-    heard.silent_seconds(1)
-    time.sleep(0.2)
-    assert heard.silent_seconds(1) > 0.15
+        for _ in range(3):
+            count = store.add("replug/heartbeat/1", 0)
+            while store.add("replug/heartbeat/1", 0) == count:
+                time.sleep(0.01)
+            assert heard.silent_seconds(1) == 0, "it has counted on since"
+    while heard.silent_seconds(1) < 0.2:  # the last beat may still be on its way
+        time.sleep(0.05)
 
 
-@pytest.mark.timeout(120, func_only=True)
-@pytest.mark.parametrize(
-    "hangs", [pytest.param(True, marks=pytest.mark.slow, id="stopped"), pytest.param(False, id="fails")]
-)
+@pytest.mark.timeout(300, func_only=True)
+@pytest.mark.parametrize("hangs", [True, False], ids=["stopped", "fails"])
 def test_a_rank_that_hangs_or_fails_ends_a_collective_and_is_named(ray_session, monkeypatch, tmp_path, hangs):
     """Rank 0 is this process. It waits in an all-reduce, whose own time limit is far off."""
-    monkeypatch.setattr(ranks, "SILENT_SECONDS", 6.0)
+    monkeypatch.setattr(ranks, "SILENT_SECONDS", 6.0 if hangs else 120.0)
 
     def join(environment):
         environment.join("gloo", timedelta(minutes=10))
@@ -68,12 +66,15 @@ def test_a_rank_that_hangs_or_fails_ends_a_collective_and_is_named(ray_session, 
         while not (tmp_path / "pid").exists():
             time.sleep(0.02)
         if hangs:
-            time.sleep(3)  # for a first beat
+            while not others.environment.store.check(["replug/heartbeat/1"]):
+                time.sleep(0.02)
+            time.sleep(1.5)  # for the watcher, which looks each second, to hear it
             os.kill(int((tmp_path / "pid").read_text()), signal.SIGSTOP)
         while True:
             dist.all_reduce(torch.ones(1))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", ["Searcher", pytest.param("gcs_server", marks=pytest.mark.nightly)])
 def test_sigterm_ends_a_run_of_which_something_hangs_in_30_seconds(begin, tmp_path, name):
     """Nothing is saved but by the signal, which comes in the middle of a slow step, and no process is left."""
@@ -88,7 +89,7 @@ def test_sigterm_ends_a_run_of_which_something_hangs_in_30_seconds(begin, tmp_pa
     time.sleep(3)  # until everything that can waits for it
     begun = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=200)
     assert process.returncode == 75 and time.monotonic() - begun < 30, output
-    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert psutil.wait_procs(children, timeout=60)[1] == []
     assert f"saved step {len(metrics(run))}: the same command goes on from there" in output

@@ -70,13 +70,13 @@ def test_slowed_workers_change_no_number(quiet_run, tmp_path):
 
 @pytest.mark.slow
 def test_killed_in_a_refresh_the_same_command_goes_on_with_the_same_losses(quiet_run, finish, tmp_path):
-    run = tmp_path / "run"
-    process = start(run)
+    run, slow = tmp_path / "run", "lm.path=stand_in:0.05"  # so that the signal comes long before the end
+    process = start(run, slow)
     wait_for_step(run, 7, process)
     os.kill(process.pid, signal.SIGKILL)
     wait_for(process, status=-signal.SIGKILL)
     assert not (run / "results.json").exists(), "the run ended before it was killed"
-    assert "resuming at step" in finish(run)
+    assert "resuming at step" in finish(run, slow)
     assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
     assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()
 
@@ -84,8 +84,8 @@ def test_killed_in_a_refresh_the_same_command_goes_on_with_the_same_losses(quiet
 @pytest.mark.slow
 def test_ctrl_c_saves_the_step_and_the_same_command_goes_on_with_the_same_losses(quiet_run, begin, finish, tmp_path):
     """It comes to every process of the terminal: to those of Ray that did not leave its group as well."""
-    run, only_by_signal = tmp_path / "run", "checkpoint.every_steps=100"
-    process = begin(run, only_by_signal)
+    run, only_by_signal = tmp_path / "run", ("checkpoint.every_steps=100", "lm.path=stand_in:0.05")
+    process = begin(run, *only_by_signal)
     wait_for_step(run, 7, process)
     os.killpg(process.pid, signal.SIGINT)
     output = wait_for(process, status=130)
@@ -94,7 +94,7 @@ def test_ctrl_c_saves_the_step_and_the_same_command_goes_on_with_the_same_losses
     saved = len(metrics(run))
     assert f"saved step {saved}: the same command goes on from there" in output
     assert not (run / "results.json").exists(), "the run ended before it was interrupted"
-    assert f"resuming at step {saved}" in finish(run, only_by_signal)
+    assert f"resuming at step {saved}" in finish(run, *only_by_signal)
     assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
 
 

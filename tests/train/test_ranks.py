@@ -53,7 +53,7 @@ def test_a_killed_rank_ends_the_run_with_its_number_and_the_same_command_goes_on
     own = [line for line in lines if line.strip() and "wandb" not in line]  # W&B says last where its files are
     assert own[-1].startswith("replug: trainer rank 1 died: "), lines
     # The checkpoint of step 8 was there when it was killed; on a slow machine a later one is as well.
-    assert re.search(r"resuming at step (8|12|16)\b", two_ranks.with_suffix(".resumed").read_text())
+    assert re.search(r"resuming at step (8|12|16|20)\b", two_ranks.with_suffix(".resumed").read_text())
 
 
 @pytest.mark.nightly
@@ -67,7 +67,7 @@ def test_two_ranks_that_are_interrupted_save_their_step_and_one_rank_goes_on(two
     began = time.monotonic()
     for number in (process.pid, *(other.pid for other in others)):  # as a batch system does
         os.kill(number, signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=200)
     seconds = time.monotonic() - began
     assert process.returncode == 75, output
     assert output.splitlines()[-1].startswith("replug: interrupted by SIGTERM")

@@ -27,7 +27,7 @@ def logs(run: Path) -> list[Path]:
 
 def summary(log: Path) -> dict:
     command = [WANDB, "leet", "inspect", "--summary", "--json", str(log)]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=200).stdout)
 
 
 def test_a_resumed_run_of_two_ranks_is_one_run_with_every_metric(run):

@@ -11,7 +11,6 @@ from replug.models.batching import LMShape, tokens_per_unit
 from replug.models.black_box_lm import AsyncLM, LocalLM
 from replug.models.hardware import DTYPES, default_device, dtype_name
 from replug.models.lm_source import InProcessLM, LMSource
-from replug.models.local.weights import FLASH, lm_identity, require_flash_attention
 from replug.models.packaged import resolve_lm_path
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def source(lm: LMConfig) -> "HuggingFaceSource | None":
 
 @dataclass(frozen=True, slots=True)
 class HuggingFaceSource(LocalSource):
-    """Weights in a folder, or under a hub name. hf_lm.py takes seconds to import, so methods do it.
+    """Weights in a folder, or under a hub name. What reads them takes seconds to import, so methods do it.
 
     `known_identity` is what the process that starts a run found, so that its replicas need not hash the files.
     """
@@ -77,6 +76,8 @@ class HuggingFaceSource(LocalSource):
 
     @property
     def identity(self) -> str:
+        from replug.models.local.weights import lm_identity
+
         return self.known_identity or lm_identity(self.path, DTYPES[self.dtype])
 
     @property
@@ -98,6 +99,7 @@ class HuggingFaceSource(LocalSource):
 
     def connect(self, budget_file: Path | None = None, cache: Path | None = None) -> None:
         """Look at the kind of the model, its tokenizer, and packages; weights are read when they are loaded."""
+        from replug.models.local.weights import FLASH, require_flash_attention
         from replug.models.model_files import require_quantizer, require_safetensors
 
         self.tokenizer()
