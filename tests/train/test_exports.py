@@ -16,8 +16,6 @@ import numpy as np
 import pytest
 import torch
 from huggingface_hub import ModelCard, constants
-from langchain_huggingface import HuggingFaceEmbeddings
-from llama_index.embeddings.huggingface import HuggingFaceEmbedding
 from sentence_transformers import SentenceTransformer
 
 from replug.config.errors import UserError
@@ -185,8 +183,9 @@ def shown(place: int, name: str, model: str = "MODEL") -> Any:
 
 
 def test_langchain_has_the_measured_vectors(export: Export) -> None:
+    pytest.importorskip("langchain_huggingface", reason="seconds to import, so only here")
 
-    def embeddings(name: str) -> HuggingFaceEmbeddings:
+    def embeddings(name: str) -> Any:
         return shown(0, "embeddings", name)
 
     tuned, config = embeddings(export.name), export.config.retriever
@@ -197,11 +196,12 @@ def test_langchain_has_the_measured_vectors(export: Export) -> None:
 
 
 def test_llama_index_has_the_measured_vectors(export: Export, cache: Path) -> None:
-    kind = shown(1, "PairEmbedding") if export.is_pair else HuggingFaceEmbedding
+    llama_index = pytest.importorskip("llama_index.embeddings.huggingface", reason="seconds to import, so only here")
+    kind = shown(1, "PairEmbedding") if export.is_pair else llama_index.HuggingFaceEmbedding
     config = export.config.retriever
     prompts = SentenceTransformer(export.name, device="cpu").prompts
 
-    def embeddings(name: str) -> HuggingFaceEmbedding:
+    def embeddings(name: str) -> Any:
         given = {"query_instruction": prompts["query"], "text_instruction": prompts["document"]}
         return kind(name, device="cpu", normalize=config.similarity is None, cache_folder=str(cache), **given)
 
