@@ -101,7 +101,7 @@ def test_closing_ends_what_is_open_with_an_error():
 
 
 @pytest.fixture(scope="module")
-def scorers() -> Iterator[ScorerPool]:
+def scorers(ray_session: None) -> Iterator[ScorerPool]:
     """Two replicas for all tests that end none; each call takes 0.3 s, so that both get some."""
     pool = ScorerPool(StandInSource(0.3), num_replicas=2, threads=1)
     yield pool
