@@ -4,13 +4,17 @@ The LM that the run opened anyway and the encoder are timed for a second each at
 each time. `planning.stages` makes the times of them. What the LM says is not kept: no score of the run depends on it.
 """
 
+import copy
 import logging
 import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
+import torch
 
 from replug.cluster.gpu_shares import trains_on_gpu
 from replug.cluster.gpus import num_gpus, torch_device
@@ -23,14 +27,16 @@ from replug.data.progress import Stages, format_duration
 from replug.data.store import PreparedSet
 from replug.models.caching_lm import CachingLM
 from replug.models.encoder import Encoder
+from replug.models.hardware import DTYPES, dtype_name
 from replug.models.http.request_budget import BudgetSpent
 from replug.models.prompt import PromptTemplate
 from replug.planning.model_sizes import ModelSize, transformer
 from replug.planning.pace import Split
-from replug.planning.stages import HELDOUT, INDEX, LABELS, TRAINING, TUNED, Counts, Speeds, stage_seconds
+from replug.planning.stages import TRAINING, Counts, Speeds, Stage, run_stages
 from replug.train.development import embedded
 from replug.train.pipeline import prompts_of
 from replug.train.run_dir import RunDirectory
+from replug.train.sources import uses_bf16
 
 log = logging.getLogger(__name__)
 
@@ -71,18 +77,18 @@ class RunStages(Stages):
                 measured = f"the LM scores {_rate(pair)} pairs of document and text a second ({calls} calls), "
             if several:
                 split = Split(1, index_actors(laid_out.index).num_builders, num_ranks(laid_out))
-        document, calls = _seconds_of_document(laid_out, data, encoder, on_gpu)
+        document, trained, calls = _seconds_of_document(laid_out, data, encoder, on_gpu)
         measured += f"the encoder reads {_rate(document)} documents ({calls} calls)"
         counts = Counts(len(data.corpus), len(data.queries), _num_dev(data), len(data.heldout))
-        found = stage_seconds(self._config, counts, _size(laid_out, encoder), Speeds(pair, document), split)
+        found = run_stages(self._config, counts, _size(laid_out, encoder), Speeds(pair, document, trained), split)
         planned = self._left(found, laid_out.train.max_steps)
-        self.plan(planned)
-        known = sum(seconds or 0.0 for _, seconds in planned)
-        more = ", and what the LM takes" if any(seconds is None for _, seconds in planned) else ""
+        self.plan([(stage.name, stage.seconds) for stage in planned])
+        known = sum(stage.seconds or 0.0 for stage in planned)
+        more = ", and what the LM takes" if any(stage.seconds is None for stage in planned) else ""
         log.info(f"{self._aim(data)}\n{len(planned)} stages, about {format_duration(known)} in all{more}; {measured}:")
-        for number, (name, seconds) in enumerate(planned, 1):
-            takes = "not known yet" if seconds is None else format_duration(seconds)
-            log.info(f"  {number} {name}: {_work(self._config, data, name)} · {takes}")
+        for number, stage in enumerate(planned, 1):
+            takes = "not known yet" if stage.seconds is None else format_duration(stage.seconds)
+            log.info(f"  {number} {stage.name}: {stage.work} · {takes}")
 
     def _aim(self, data: PreparedSet) -> str:
         config = self._config
@@ -93,30 +99,16 @@ class RunStages(Stages):
             f"with {len(data.corpus):,} documents"
         )
 
-    def _left(self, found: list[tuple[str, float | None]], max_steps: int) -> list[tuple[str, float | None]]:
+    def _left(self, found: list[Stage], max_steps: int) -> list[Stage]:
         """Return what is left of the stages: a run that had begun has its labels, and some of its last training."""
-        last = max(place for place, (name, _) in enumerate(found) if name == TRAINING)
-        seconds, marks = found[last][1], self._run.checkpoint_marks()
+        last = max(place for place, stage in enumerate(found) if stage.name == TRAINING)
+        seconds, marks = found[last].seconds, self._run.checkpoint_marks()
         if self._run.fitted.is_file():
             seconds = 0.0
         elif marks and seconds is not None:
             seconds *= 1 - marks[-1].step / max_steps
         is_begun = self._config.train.labels == OWN_LABELS and self._run.begun_with() is not None
-        return [*([] if is_begun else found[:last]), (TRAINING, seconds), *found[last + 1 :]]
-
-
-def _work(config: Config, data: PreparedSet, name: str) -> str:
-    train, label = config.train, config.label
-    is_fixed = config.retriever.train is TrainedSide.query
-    return {
-        INDEX: f"embed {len(data.corpus):,} documents",
-        LABELS: f"the LM scores up to {label.dense + label.bm25 + label.random + label.tuned} candidates of each text",
-        TRAINING: f"epochs: {train.epochs}"
-        if train.epochs
-        else f"{train.max_steps:,} steps of {train.batch_size} texts",
-        TUNED: "find documents for the held-out texts" if is_fixed else "embed the documents anew",
-        HELDOUT: "compare with and without tuning",
-    }[name]
+        return [*([] if is_begun else found[:last]), replace(found[last], seconds=seconds), *found[last + 1 :]]
 
 
 def _rate(seconds: float) -> str:
@@ -135,15 +127,22 @@ def _size(config: Config, encoder: Encoder) -> ModelSize:
     return transformer(layers, encoder.width, 4 * encoder.width, 1, vocabulary=1)
 
 
-def _seconds_of_document(config: Config, data: PreparedSet, encoder: Encoder, on_gpu: bool) -> tuple[float, int]:
-    """Return the seconds of a document, and the number of calls, on the device that trains."""
+def _seconds_of_document(config: Config, data: PreparedSet, encoder: Encoder, on_gpu: bool) -> tuple[float, float, int]:
+    """Return the seconds of a document in the precisions of a builder and of the trainer, and the number of calls."""
     rows = np.random.default_rng(0).permutation(len(data.corpus))
     device = torch_device(trains_on_gpu(config, on_gpu))
-    if device != "cpu":
-        encoder.to(device)
-    found = _timed(lambda count: embedded(encoder, data.corpus, np.resize(rows, count)), FIRST_DOCUMENTS)
+
+    def read(by: Encoder, count: int) -> None:
+        embedded(by, data.corpus, np.resize(rows, count))
+
+    builder = copy.deepcopy(encoder).to(device, DTYPES[dtype_name(config.index.dtype.value)])
+    document, calls = _timed(partial(read, builder), FIRST_DOCUMENTS)
+    del builder
+    encoder.to(device)
+    with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=uses_bf16(config.train.precision)):
+        trained, more = _timed(partial(read, encoder), FIRST_DOCUMENTS)
     encoder.cpu()
-    return found
+    return document, trained, calls + more
 
 
 def _seconds_of_pair(

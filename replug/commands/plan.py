@@ -9,7 +9,7 @@ from replug.commands.command import LM, ConfigFile, Overrides, Retriever, Source
 from replug.config.errors import UserError
 from replug.config.load import load_config, load_evaluation_config, names_evaluation
 from replug.planning.evaluations import plan_evaluation
-from replug.planning.labelled import plan_labelled
+from replug.planning.stage_plan import plan_stages
 from replug.planning.tables import print_comparison, print_plan
 from replug.planning.training import Assumptions, plan_training
 
@@ -24,7 +24,7 @@ def plan(
     lm: LM = None,
     gpus: Annotated[
         list[str] | None,
-        typer.Option(help="GPUs, such as 8xA100. Repeat to compare. Default for labels: this machine."),
+        typer.Option(help="GPUs, such as 8xA100. Repeat to compare. Default: this machine."),
     ] = None,
     nodes: Annotated[int | None, typer.Option(help="Number of nodes. Default: one per eight GPUs.")] = None,
     split: Annotated[
@@ -60,6 +60,8 @@ def plan(
     for flag, value in {"--nodes": nodes, "--split": split}.items():
         if is_evaluation and value is not None:
             raise UserError(f"{flag} is for plans of training, and {config} is an evaluation; leave it out")
+        if value is not None and not gpus:
+            raise UserError(f"{flag} is given without --gpus; expected such as --gpus 8xA100 too")
     if not is_evaluation and examples is not None:
         raise UserError("--examples is given, but the configuration is one of training; expected it with an evaluation")
 
@@ -68,8 +70,8 @@ def plan(
         if is_evaluation:
             return plan_evaluation(load_evaluation_config(config, changed), devices, given)
         loaded = load_config(config, changed)
-        if loaded.train.labels:
-            return plan_labelled(loaded, devices, given)
+        if devices is None or loaded.train.labels:
+            return plan_stages(loaded, devices, given)
         return plan_training(loaded, devices, nodes, given)
 
     wanted = [(devices, change) for devices in gpus or (None,) for change in (SAME, *(what_if or []))]

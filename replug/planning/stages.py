@@ -1,23 +1,23 @@
-"""List the stages of a run with their seconds, at speeds that were measured on the machine at hand. Pure.
+"""List the stages of a run: what each does, the pairs that the LM scores in it, and its seconds. Pure.
 
-The arithmetic is that of `pace`; measured seconds of a pair and of a document stand in for the rates of a type of GPU.
+`replug plan` multiplies by the speed of a machine or of GPUs, a run by what it measured when it began. The arithmetic
+of live steps is that of `pace`.
 """
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from replug.config.choices import TrainedSide
 from replug.config.rules import FIT, OWN_LABELS, is_live
 from replug.config.schema import Config
 from replug.planning.accelerators import ACCELERATORS, Devices
-from replug.planning.labelled import lm_calls
 from replug.planning.memory import trained_part
 from replug.planning.model_sizes import ModelSize, lm_size
 from replug.planning.pace import Job, Seconds, Split, estimate
 from replug.planning.workload import IndexSize, shape_of, work_of
 
 INDEX, LABELS, TRAINING, TUNED, HELDOUT = "index", "labels", "training", "tuned retriever's search", "held-out texts"
-ANY_LM = 1e8  # parameters; its seconds are measured
+ANY_LM = 1e8  # parameters; the seconds of a pair are given
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +32,38 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Seconds of a pair on all scorers together (None: not known), and of a document that one encoder embeds."""
+    """Seconds of a pair on all scorers together (None: not known), and of a document that one encoder reads.
+
+    `document` is in the precision of the index, `trained` in that of the trainer, forward.
+    """
 
     pair: float | None
     document: float
+    trained: float
 
 
-def stage_seconds(
-    config: Config, counts: Counts, retriever: ModelSize, speeds: Speeds, split: Split | None
-) -> list[tuple[str, float | None]]:
-    """Return the stages in order, each with its seconds; None where these follow from an LM of unknown speed.
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage of a run. The LM scores `pairs` at most; `seconds` are None where they follow from an unknown LM."""
 
-    Without a `split` all roles take turns on one machine.
-    """
+    name: str
+    work: str
+    pairs: int
+    seconds: float | None
+
+
+def run_stages(
+    config: Config, counts: Counts, retriever: ModelSize, speeds: Speeds, split: Split | None = None
+) -> list[Stage]:
+    """Return the stages in order. Without a `split` all roles take turns on one machine."""
     job = _job(config, counts, retriever)
     pair, work, shape = math.nan if speeds.pair is None else speeds.pair, job.work, job.shape
-    encoder = speeds.document / work.document  # seconds of a FLOP
+    encoder = speeds.trained / work.document  # seconds of a FLOP
+
+    def stage(name: str, text: str, seconds: float, pairs: int = 0) -> Stage:
+        seconds += pairs * pair if pairs else 0.0
+        return Stage(name, text, pairs, None if math.isnan(seconds) else seconds)
+
     seconds = Seconds(
         pair=pair,
         score=shape.pairs * pair,
@@ -59,40 +75,62 @@ def stage_seconds(
     )
     together = Split(1, 1, 1, ("score", "embed", "train"))
     devices = Devices(ACCELERATORS["A100"], 1 if split is None else split.score + split.embed + split.train, 1)
-    found = estimate(job, devices, split or together, seconds)
-    wall = {stage: 3600 * hours for stage, hours in found.stages.items()}
-    fitting = counts.dev * shape.heldout_k * pair if config.ensemble.temperature == FIT else 0.0
-    last = wall["last_index"] if _trains_documents(config) else 0.0
-    index = (INDEX, wall["first_index"])
-    measuring = [(TUNED, last + fitting), (HELDOUT, fitting + wall["measuring"])] if config.evaluate.heldout else []
-    labels = _label_stages(config, counts, job, encoder, pair) if config.train.labels else []
+    wall = {name: 3600 * hours for name, hours in estimate(job, devices, split or together, seconds).stages.items()}
+    index = stage(INDEX, f"embed {counts.documents:,} documents", wall["first_index"])
+    labels = [stage(*parts) for parts in _label_stages(config, counts, job, encoder)] if config.train.labels else []
+    measuring = [stage(*parts) for parts in _measuring(config, counts, job, wall["last_index"])]
     if is_live(config):
-        development = counts.dev * shape.heldout_k * (shape.refresh.num_starts + 2) * pair
-        stages = [index, *labels[:-1], (TRAINING, wall["training"] + development), *measuring]
-    elif config.train.labels == OWN_LABELS:
-        stages = [index, *labels, *measuring]
-    else:
-        stages = [*labels, *([index] if measuring else []), *measuring]
-    return [(name, None if math.isnan(value) else value) for name, value in stages]
+        development = shape.num_dev * shape.heldout_k * (shape.refresh.num_starts + 2)
+        text, live = f"{config.train.max_steps:,} steps of {config.train.batch_size} texts", shape.steps * shape.pairs
+        training = stage(TRAINING, text, wall["training"], development)
+        return [index, *labels[:-1], replace(training, pairs=live + development), *measuring]
+    if config.train.labels == OWN_LABELS:
+        return [index, *labels, *measuring]
+    return [*labels, *([index] if measuring else []), *measuring]
 
 
-def _label_stages(config: Config, counts: Counts, job: Job, encoder: float, pair: float) -> list[tuple[str, float]]:
-    """Return the stages of labels and of trainings on them, the last one a training."""
+def _label_stages(config: Config, counts: Counts, job: Job, encoder: float) -> list[tuple[str, str, float, int]]:
+    """Return name, work, the encoder's seconds and pairs of labels and of trainings on them, the last one a training.
+
+    A document that two searches find is scored once. With each development text the LM also scores it alone.
+    """
     label, train, texts = config.label, config.train, counts.queries + counts.dev
-    candidates = label.dense + label.bm25 + label.random
+    first = label.dense + label.bm25 + label.random + (label.tuned if label.tuned_path else 0)
     steps = math.ceil(train.epochs * counts.queries / train.batch_size) if train.epochs else train.max_steps
     if _trains_documents(config):
-        once, shape = 0.0, replace(job.shape, k=candidates)
+        once, shape = 0.0, replace(job.shape, k=first)
     else:  # candidates are embedded once, and a step encodes queries alone
-        once = min(texts * candidates, counts.documents) * job.work.document
+        once = min(texts * first, counts.documents) * job.work.document
         shape = replace(job.shape, k=0)
     step = work_of(shape, job.retriever, job.lm, flop_factor=job.trained.flop_factor).train_step
-    training = (TRAINING, encoder * (once + steps * step))
+    passes = f"{train.epochs:g} epochs" if train.epochs else f"{train.max_steps:,} steps"
+    training = (TRAINING, f"{passes} of {counts.queries:,} texts", encoder * (once + steps * step), 0)
     if train.labels != OWN_LABELS:
         return [training]
-    calls = lm_calls(config, asdict(counts))
-    rounds = [name for name in ("labels", "labels_of_tuned") if name in calls]
-    return [stage for name in rounds for stage in ((LABELS, calls[name] * pair), training)]
+    stages = [
+        (LABELS, f"the LM scores {first} candidates of each text", 0.0, texts * first + counts.dev),
+        training,
+    ]
+    if label.tuned and not label.tuned_path:
+        more = f"the LM scores up to {label.tuned} more of each text, which the tuned queries find"
+        stages += [(LABELS, more, 0.0, texts * label.tuned), training]
+    return stages
+
+
+def _measuring(config: Config, counts: Counts, job: Job, last_index: float) -> list[tuple[str, str, float, int]]:
+    """Return the stages after training: each held-out text alone, and with the documents found before and after."""
+    if not config.evaluate.heldout:
+        return []
+    k, trains_documents = job.shape.heldout_k, _trains_documents(config)
+    fitting = 0
+    if config.ensemble.temperature == FIT:  # once before and once after; labels hold the nearest documents already
+        known = min(k, config.label.dense) if config.train.labels == OWN_LABELS else 0
+        fitting = counts.dev * (2 * k - known)
+    work = "embed the documents anew" if trains_documents else "find documents for the held-out texts"
+    return [
+        (TUNED, work, last_index if trains_documents else 0.0, fitting),
+        (HELDOUT, "compare with and without tuning", 0.0, job.shape.heldout * (1 + 2 * k)),
+    ]
 
 
 def _trains_documents(config: Config) -> bool:

@@ -13,9 +13,9 @@ ROLE_NAMES = {"score": "LM scoring", "embed": "embedding", "train": "training", 
 def print_plan(title: str, plan: Plan) -> None:
     """Print everything that the plan of a training or an evaluation has."""
     console = Console()
-    if "lm_calls" in plan:
-        console.print(_labels_table(title, plan))
-        lines = labelled_lines(plan)
+    if "stages" in plan:
+        console.print(_stages_table(title, plan))
+        lines = stage_lines(plan)
     elif "wall" in plan:
         console.print(_roles_table(title, plan))
         lines = plan_lines(plan)
@@ -53,16 +53,15 @@ def plan_lines(plan: Plan) -> list[str]:
     return [*lines, f"to run it so: {' '.join(plan['settings'])}", *(f"note: {note}" for note in plan["notes"])]
 
 
-def labelled_lines(plan: Plan) -> list[str]:
-    """Return the sentences under the table of a training on labels."""
-    texts, calls, disk = plan["texts"], plan["lm_calls"], plan["disk_gb"]
-    stages = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in calls.items())
+def stage_lines(plan: Plan) -> list[str]:
+    """Return the sentences under the table of stages."""
+    texts = plan["texts"]
     cost = "" if plan["dollars"] is None else f", {_dollars(plan)} dollars"
     return [
         f"texts: {texts['documents']:,} documents; {texts['queries']:,} training, {texts['dev']:,} development and "
         f"{texts['heldout']:,} held-out examples",
-        f"calls of the LM: {sum(calls.values()):,} ({stages})",
-        f"about {hours(plan['wall_hours'])} on {plan['devices']}{cost}; disk {gigabytes(disk['total'])}",
+        f"about {hours(plan['wall_hours'])} on {plan['devices']}{cost}; the LM scores {plan['lm_calls']:,} pairs of "
+        f"document and text, {plan['tokens']:.3g} tokens; disk {gigabytes(plan['disk_gb']['total'])}",
         *(f"note: {note}" for note in plan["notes"]),
     ]
 
@@ -79,7 +78,7 @@ def evaluation_lines(plan: Plan) -> list[str]:
 
 def print_comparison(plans: Sequence[tuple[str, Plan]]) -> None:
     """Print a row for each named plan: when it ends, the GPUs of each role, the GPU hours of each, dollars."""
-    roles = [role for role in ROLE_NAMES if role in plans[0][1]["hours"] and role != "search"]
+    roles = [role for role in ROLE_NAMES if role in plans[0][1].get("hours", ()) and role != "search"]
     table = Table(Column("run", overflow="fold"), "wall", "GPUs", *(f"{role} h" for role in roles))
     if has_price := plans[0][1]["dollars"] is not None:
         table.add_column("dollars")
@@ -127,12 +126,13 @@ def _roles_table(title: str, plan: Plan) -> Table:
     return table
 
 
-def _labels_table(title: str, plan: Plan) -> Table:
-    table = Table("role", "model", "tokens", "FLOP", "hours", title=title)
-    models = {"score": plan["lm"]["name"], "embed": plan["retriever"]["name"], "train": plan["retriever"]["name"]}
-    for role, model in models.items():
-        tokens = f"{plan['tokens'][role]:.3g}" if role in plan["tokens"] else ""
-        table.add_row(ROLE_NAMES[role], str(model), tokens, f"{plan['flop'][role]:.2g}", f"{plan['hours'][role]:.2g}")
+def _stages_table(title: str, plan: Plan) -> Table:
+    table = Table(
+        "stage", "what is done", Column("pairs", justify="right"), Column("time", justify="right"), title=title
+    )
+    for stage in plan["stages"]:
+        pairs = f"{stage['pairs']:,}" if stage["pairs"] else ""
+        table.add_row(stage["name"], stage["work"], pairs, hours(stage["seconds"] / 3600))
     return table
 
 

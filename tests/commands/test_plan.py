@@ -72,24 +72,27 @@ def test_the_table_names_the_roles_what_dominates_and_the_keys(capsys: pytest.Ca
 OWN = ["retriever.path=package:minilm", "lm.path=package:smollm2"]
 
 
-def test_a_plan_of_labels_counts_the_lms_calls_and_takes_this_machine(tmp_path, capsys) -> None:
+def test_a_plan_of_own_files_counts_the_lms_calls_and_takes_this_machine(tmp_path, capsys) -> None:
     for number in range(40):
         (tmp_path / f"{number}.md").write_text("Some words. " * 400)
     asked = [*OWN, f"data.source={tmp_path}", "data.query_share=0.1", "data.corpus_share=0.6"]
     found = planned(capsys, ROOT / "configs/own_data.yaml", asked)
     assert found["texts"] == {"documents": 225, "queries": 37, "heldout": 37, "dev": 37}
-    assert found["lm_calls"] == {"labels": 37 * 13 + 37 * 14, "labels_of_tuned": 74 * 8, "measuring": 37 * 21}
+    pairs = [0, 37 * 13 + 37 * 14, 0, 74 * 8, 0, 37 * (20 - 9), 37 * 21]
+    assert [stage["pairs"] for stage in found["stages"]] == pairs and found["lm_calls"] == sum(pairs)
     assert found["devices"] == "this machine" and found["wall_hours"] > 0 and found["disk_gb"]["total"] > 0.1
     on_gpu = planned(capsys, ROOT / "configs/own_data.yaml", asked, gpus=["1xA100"], price=2.0)
     assert on_gpu["dollars"] == pytest.approx(2 * on_gpu["wall_hours"])
     plan(ROOT / "configs/own_data.yaml", asked)
-    assert "calls of the LM: 2,368 (labels 999" in capsys.readouterr().out
+    assert "the LM scores 2,775 pairs" in capsys.readouterr().out
+    live = planned(capsys, ROOT / "configs/own_data_online.yaml", [*OWN, f"data.source={tmp_path}"])
+    assert live["devices"] == "this machine" and live["stages"][1]["pairs"] == 1000 * 16 * 20 + 37 * 10 * 6
 
 
 @pytest.mark.parametrize(
     ("config", "overrides", "options", "message"),
     [
-        (PAPER, [], {}, r"--gpus is missing; expected such as --gpus 8xA100"),
+        (PAPER, [], {"split": "6/1/1"}, r"--split is given without --gpus; expected such as --gpus 8xA100"),
         (PAPER, [], {"gpus": ["8xA100"], "examples": 9}, r"--examples is given, but .* one of training"),
         (PAPER, ["lm.path=acme/lm"], {"gpus": ["8xA100"]}, "--lm-parameters"),
         (EVALUATION, ASKED, {"gpus": ["1xA100"], "nodes": 2}, "--nodes is for plans of training"),

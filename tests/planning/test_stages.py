@@ -6,35 +6,36 @@ import pytest
 
 from replug.config.load import config_to_yaml, load_config
 from replug.planning.model_sizes import ModelSize, transformer
-from replug.planning.stages import HELDOUT, INDEX, LABELS, TRAINING, TUNED, Counts, Speeds, stage_seconds
+from replug.planning.stages import HELDOUT, INDEX, LABELS, TRAINING, TUNED, Counts, Speeds, Stage, run_stages
 from replug.train.outlook import RunStages
 from replug.train.run_dir import CheckpointMark, RunDirectory
 from tests.support.command_line import ROOT
 
 COUNTS = Counts(documents=1000, queries=100, dev=20, heldout=40)
-PAIR, DOCUMENT = 0.1, 0.01
+PAIR, DOCUMENT, TRAINED = 0.1, 0.01, 0.03
 ENCODER: ModelSize = transformer(12, 768, 3072, 12, 1)
 
 
-def stages(config: str, *keys: str, pair: float | None = PAIR) -> list[tuple[str, float | None]]:
+def stages(config: str, *keys: str, pair: float | None = PAIR) -> list[Stage]:
     models = ["retriever.path=stand_in", "lm.path=stand_in", "run_dir=x"]
     loaded = load_config(ROOT / f"configs/{config}.yaml", [*models, *keys])
-    return stage_seconds(loaded, COUNTS, ENCODER, Speeds(pair, DOCUMENT), None)
+    return run_stages(loaded, COUNTS, ENCODER, Speeds(pair, DOCUMENT, TRAINED))
 
 
 def test_a_live_run_takes_turns_with_the_lm_and_waits_for_its_refreshes() -> None:
     keys = ["data.context_tokens=64", "data.document_tokens=64", "train.batch_size=8", "retrieve.k=4", "evaluate.k=5"]
     found = stages("debug", *keys, "train.max_steps=20", "refresh.every_steps=10", "refresh.lag_steps=0")
-    assert [name for name, _ in found] == [INDEX, TRAINING, TUNED, HELDOUT]
-    index, training, tuned, heldout = (seconds for _, seconds in found)
+    assert [stage.name for stage in found] == [INDEX, TRAINING, TUNED, HELDOUT]
+    index, training, tuned, heldout = (stage.seconds for stage in found)
     assert index == tuned == pytest.approx(1000 * DOCUMENT)
-    step = 8 * 4 * PAIR + 3 * 8 * (1 + 4) * DOCUMENT + 8 * DOCUMENT  # scores, gradient, and queries to search with
+    step = 8 * 4 * PAIR + 3 * 8 * (1 + 4) * TRAINED + 8 * TRAINED  # scores, gradient, and queries to search with
     development = 20 * 5 * (1 + 2) * PAIR
     assert training == pytest.approx(20 * step + 1000 * DOCUMENT + development)
     assert heldout == pytest.approx(40 * (1 + 2 * 5) * PAIR)
+    assert [stage.pairs for stage in found] == [0, 20 * 8 * 4 + 20 * 5 * (1 + 2), 0, 40 * (1 + 2 * 5)]
 
 
-def mine(*keys: str, **more: float | None) -> list[tuple[str, float | None]]:
+def mine(*keys: str, **more: float | None) -> list[Stage]:
     files = [f"data.{name}={name}.jsonl" for name in ("corpus", "queries", "dev", "heldout")]
     shape = ["data.context_tokens=64", "data.document_tokens=64", "train.batch_size=10", "evaluate.k=5"]
     return stages("own_data", *files, *shape, "label.dense=3", "label.bm25=1", "train.epochs=2", *keys, **more)
@@ -42,31 +43,35 @@ def mine(*keys: str, **more: float | None) -> list[tuple[str, float | None]]:
 
 def test_two_rounds_of_labels_score_each_pair_once_and_train_queries_alone() -> None:
     found = mine("label.tuned=2", "ensemble.temperature=fit")
-    assert [name for name, _ in found] == [INDEX, LABELS, TRAINING, LABELS, TRAINING, TUNED, HELDOUT]
-    seconds = [seconds for _, seconds in found]
+    assert [stage.name for stage in found] == [INDEX, LABELS, TRAINING, LABELS, TRAINING, TUNED, HELDOUT]
+    seconds = [stage.seconds for stage in found]
     assert seconds[1] == pytest.approx((120 * 4 + 20) * PAIR) and seconds[3] == pytest.approx(120 * 2 * PAIR)
-    training = 120 * 4 * DOCUMENT + 20 * 3 * 10 * DOCUMENT  # candidates once, and 20 steps of 10 queries
+    assert "scores 4 candidates" in found[1].work and "up to 2 more" in found[3].work
+    training = 120 * 4 * TRAINED + 20 * 3 * 10 * TRAINED  # candidates once, and 20 steps of 10 queries
     assert seconds[2] == seconds[4] == pytest.approx(training)
-    assert seconds[5] == pytest.approx(20 * 5 * PAIR), "the temperature is fitted to development texts"
+    fitting = 20 * (5 - 3) + 20 * 5  # development texts; three of the five nearest documents are scored already
+    assert found[5].pairs == fitting and seconds[5] == pytest.approx(fitting * PAIR)
 
 
 def test_times_that_follow_from_an_lm_of_unknown_speed_are_not_made_up() -> None:
-    found = dict(mine("train.labels=labels", "label.tuned=0", "ensemble.temperature=1", pair=None))
+    stages = mine("train.labels=labels", "label.tuned=0", "ensemble.temperature=1", pair=None)
+    found = {stage.name: stage.seconds for stage in stages}
     assert list(found) == [TRAINING, INDEX, TUNED, HELDOUT]
     assert found[HELDOUT] is None and found[TRAINING] is not None and found[INDEX] is not None
 
 
 def test_a_run_without_held_out_texts_ends_with_its_training() -> None:
-    assert [name for name, _ in mine("label.tuned=0", "evaluate.heldout=false")] == [INDEX, LABELS, TRAINING]
+    assert [stage.name for stage in mine("label.tuned=0", "evaluate.heldout=false")] == [INDEX, LABELS, TRAINING]
 
 
 def test_a_resumed_run_on_its_own_labels_has_its_last_training_before_it(tmp_path: Path) -> None:
     files = [f"data.{name}={name}.jsonl" for name in ("corpus", "queries", "dev", "heldout")]
     keys = ["retriever.path=stand_in", "lm.path=stand_in", f"run_dir={tmp_path}", *files]
     config, run = load_config(ROOT / "configs/own_data.yaml", keys), RunDirectory(tmp_path)
-    found = [(INDEX, 5.0), (LABELS, 6.0), (TRAINING, 8.0), (LABELS, 2.0), (TRAINING, 8.0), (INDEX, 0.0), (HELDOUT, 9.0)]
+    names = [INDEX, LABELS, TRAINING, LABELS, TRAINING, INDEX, HELDOUT]
+    found = [Stage(name, "", 0, 8.0) for name in names]
     assert RunStages(config, run)._left(found, 40) == found
     (tmp_path / "config.yaml").write_text(config_to_yaml(config))
     run.checkpoints.mkdir()
     run.mark(CheckpointMark(run.checkpoint(10), 10, (), "a"))
-    assert RunStages(config, run)._left(found, 40) == [(TRAINING, 6.0), *found[-2:]]
+    assert RunStages(config, run)._left(found, 40) == [Stage(TRAINING, "", 0, 6.0), *found[-2:]]

@@ -1,0 +1,123 @@
+"""Plan a run by its stages: on this machine, and a training on labels on GPUs too.
+
+On this machine the rate is measured: products of small matrices on one core, which take less than a second. On GPUs it
+is that of other plans.
+"""
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from replug.cluster.environment import allowed_cores
+from replug.config.errors import UserError
+from replug.config.schema import DEV_SHARE, Config
+from replug.data.folder import MANIFEST
+from replug.data.rows import count_rows
+from replug.data.sources.records import FieldMap
+from replug.data.sources.shards import source_bytes
+from replug.planning.accelerators import parse_devices
+from replug.planning.memory import resolve_dtype
+from replug.planning.pace import job_of
+from replug.planning.stages import Counts, Speeds, run_stages
+from replug.planning.training import Assumptions
+from replug.planning.workload import SCORE_BYTES, TEXT_BYTES_PER_TOKEN, run_bytes
+
+THIS_MACHINE = "this machine"
+REACHED = 0.75  # of the rate of products of matrices, which passes of a small LM reach
+BFLOAT16, FLAGS = 3.0, ("avx512_bf16", "amx_bf16")  # times as fast, on processors with one of these
+SIZE, MANY, MEASURED_SECONDS = 64, 64, 0.5  # matrices so small that one core multiplies them
+
+
+def plan_stages(config: Config, gpus: str | None, given: Assumptions) -> dict[str, Any]:
+    """Plan a run on this machine, or on GPUs that take turns. Raises UserError for what cannot be planned."""
+    counts, is_exact = _counts(config, given.num_documents)
+    job = job_of(config, given.lm_parameters, given.retriever_parameters, counts.documents)
+    devices = parse_devices(gpus, efficiency=given.efficiency) if gpus else None
+    cores = 0.0 if devices else REACHED * machine_rate()
+
+    def seconds(flop: float, dtype: str) -> float:
+        if devices:
+            return flop / devices.count / devices.rate(dtype)
+        has_bfloat16 = _multiplies_bfloat16()
+        is_fast = has_bfloat16 and resolve_dtype(dtype, has_bfloat16) == "bfloat16"
+        return flop / cores / (BFLOAT16 if is_fast else 1.0)
+
+    work, train = job.work, config.train.precision.value
+    index, trained = (seconds(work.document, dtype) for dtype in (config.index.dtype.value, train))
+    stages = run_stages(
+        config, counts, job.retriever, Speeds(seconds(work.pair, config.lm.dtype.value), index, trained)
+    )
+    hours = sum(stage.seconds or 0.0 for stage in stages) / 3600
+    disk = run_bytes(config, job.shape, job.retriever, job.trained.learning, job.index)
+    disk["scores"] = float(SCORE_BYTES * sum(stage.pairs for stage in stages))
+    return {
+        "devices": str(devices) if devices else THIS_MACHINE,
+        "lm": {"name": job.lm.name, "parameters": job.lm.parameters},
+        "retriever": {"name": job.retriever.name, "parameters": job.retriever.parameters},
+        "texts": asdict(counts),
+        "lm_calls": sum(stage.pairs for stage in stages),
+        "tokens": sum(stage.pairs for stage in stages) * job.shape.pair,
+        "stages": [asdict(stage) for stage in stages],
+        "wall_hours": hours,
+        "price": given.price,
+        "dollars": None if given.price is None or not devices else hours * devices.count * given.price,
+        "disk_gb": {name: value / 1e9 for name, value in {**disk, "total": sum(disk.values())}.items()},
+        "notes": list(_notes(config, is_exact, devices is None)),
+    }
+
+
+def _counts(config: Config, num_documents: int | None) -> tuple[Counts, bool]:
+    """Return the texts of each split, and whether they are counted: else they follow from the bytes of the source."""
+    data = config.data
+    for folder in (data.prepared, data.out, f"{config.run_dir}/data"):
+        manifest = Path(folder).expanduser() / MANIFEST if folder else None
+        if manifest is not None and manifest.is_file():
+            return Counts(**{"dev": 0, **json.loads(manifest.read_text())["counts"]}), True
+    if data.corpus:
+        rows = {"documents": data.corpus, "queries": data.queries, "heldout": data.heldout, "dev": data.dev}
+        counted = {split: count_rows(Path(path).expanduser()) if path else 0 for split, path in rows.items()}
+        return Counts(**counted), True
+    found = source_bytes(data.source, FieldMap(data.text_field)) if data.source else None
+    tokens = math.inf if found is None else found / TEXT_BYTES_PER_TOKEN
+    dev = DEV_SHARE if data.num_dev else 0.0
+    corpus = 1 - data.query_share - data.heldout_share - dev if data.corpus_share is None else data.corpus_share
+    document, example = data.document_tokens or data.context_tokens, 2 * data.context_tokens
+    most = {
+        "documents": (num_documents or data.num_documents or math.inf, corpus * tokens / document),
+        "queries": (data.num_queries, data.query_share * tokens / example),
+        "heldout": (data.num_heldout, data.heldout_share * tokens / example),
+        "dev": (data.num_dev, dev * tokens / example if dev else 0.0),
+    }
+    if math.isinf(min(most["documents"])):
+        raise UserError("data.num_documents is not set, and no file is there to count; expected --documents N")
+    return Counts(**{split: max(int(min(numbers)), int(split != "dev")) for split, numbers in most.items()}), False
+
+
+def _notes(config: Config, is_exact: bool, is_here: bool) -> Iterator[str]:
+    if not is_exact:
+        yield f"texts follow from the source's bytes, at {TEXT_BYTES_PER_TOKEN:g} a token: `replug prepare` counts them"
+    if is_here:
+        yield "hours follow from products of matrices on this machine; a run measures its models first"
+    if config.lm.url:
+        yield "the LM's server is counted as if it ran here"
+
+
+def machine_rate() -> float:
+    """Measure the FLOP/s of float32 products on one core, the best of some, times the cores."""
+    matrices, seconds, begun = np.ones((MANY, SIZE, SIZE), np.float32), [math.inf], time.perf_counter()
+    while time.perf_counter() - begun < MEASURED_SECONDS:
+        start = time.perf_counter()
+        matrices @ matrices
+        seconds.append(time.perf_counter() - start)
+    return allowed_cores() * 2 * MANY * SIZE**3 / min(seconds)
+
+
+def _multiplies_bfloat16() -> bool:
+    about = Path("/proc/cpuinfo")  # Linux alone tells; elsewhere the plan is of float32
+    return about.is_file() and any(flag in about.read_text() for flag in FLAGS)
