@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.hub_names import check_names
 from replug.config.load import (
     load_config,
     load_evaluation_config,
@@ -124,6 +125,8 @@ class LSRTrainer:
 
     def train(self) -> Results:
         """Train, or go on, and evaluate on the held-out texts; a finished run is read. Raises RunError, UserError."""
+        if not self._given.objects:
+            check_names(self.config)
         with _running(self._given, self.config.run_dir):
             from replug.train.run import train
 
@@ -210,6 +213,7 @@ def evaluate(
         evaluation = load_evaluation_config(file, keys)
         check_evaluation(evaluation)
         check_evaluation_paths(evaluation)
+        check_names(evaluation)
         with _running(given, evaluation.out):
             from replug.evals.folder import EvaluationFolder
             from replug.evals.run import evaluate as run_evaluation
@@ -220,6 +224,7 @@ def evaluate(
     loaded = config_of_run(file, keys) if is_run else load_config(file, keys)
     if not is_run:
         check_paths(loaded)
+        check_names(loaded)
     with _running(given, loaded.run_dir):
         from replug.train.run import evaluate as evaluate_run
 

@@ -139,10 +139,11 @@ def _make_splits(
 
 def _require_some(source: str, splits: Splits) -> None:
     counts = splits.counts
-    said = f"{counts['documents']} documents, {counts['queries']} queries, {counts['heldout']} held-out texts"
-    said += f", {counts['dev']} development texts" if "dev" in counts else ""
-    if reasons := ", ".join(f"{count} {reason}" for reason, count in sorted(splits.dropped.items()) if count):
-        said += f" (dropped: {reasons})"
+    said = f"{counts['documents']:,} documents, {counts['queries']:,} queries, {counts['heldout']:,} held-out texts"
+    said += f", {counts['dev']:,} development texts" if "dev" in counts else ""
+    most_first = sorted(splits.dropped.items(), key=lambda item: (-item[1], item[0]))
+    if reasons := ", ".join(f"{reason}: {count:,}" for reason, count in most_first if count):
+        said += f"; dropped: {reasons}"
     if not all(counts.values()):
         raise UserError(
             f"data.source: {source} gives {said}; expected some of each: give more or longer "

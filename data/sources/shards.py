@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from replug.config.errors import RunError, UserError
+from replug.config.hub_names import is_here
 from replug.data.files import cache_dir, file_sha256, write_json
 from replug.data.sources.formats import (
     NO_TEXTS,
@@ -56,6 +57,7 @@ TOOLS_FOLDERS = ("node_modules", "__pycache__")
 HEAD_BYTES = 4096  # by which a file of an unknown kind is binary or a text
 SHOWN = 5  # names of files in a message; the manifest has all
 LINKED = " (a link)"
+EXPECTED = "a JSONL file, a folder or a dataset's name"
 FILES_AT_ONCE = 4  # that are hashed: one stream does not have all that a disk can give
 
 
@@ -231,8 +233,8 @@ def _files(source: str) -> list[Path] | None:
         return sorted(file for file in path.rglob("*") if file.is_file() and not _is_hidden(file, path))
     if path.is_file():
         return [path]
-    if source.startswith((".", "/", "~")) or source.count("/") > 1 or format_of(path):
-        raise UserError(f"data.source: {source} does not exist; expected a JSONL file, a folder or a dataset's name")
+    if not is_here("data.source", source, EXPECTED) and format_of(path):
+        raise UserError(f"data.source: {source} does not exist; expected {EXPECTED}")
     return None
 
 

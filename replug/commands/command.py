@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from replug.config.hub_names import check_names
 from replug.config.load import load_config
 from replug.config.paths import check_paths, find_config
 from replug.config.schema import Config
@@ -44,4 +45,5 @@ def load_for_run(
     """Load the configuration of a command that starts Ray, and check its local paths before heavy imports."""
     config = load_config(path, overrides or [], needs_lm, needs_retriever)
     check_paths(config, corpus_only)
+    check_names(config)
     return config

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.hub_names import OURS, is_here
 from replug.config.schema import Config, DataConfig
 
 SHIPPED = Path(__file__).parents[1] / "configs"
@@ -82,8 +83,7 @@ def check_evaluation_paths(config: EvaluationConfig) -> None:
 
 
 def _check_source(data: DataConfig) -> None:
-    source = data.source or ""
-    if (source.startswith((".", "/", "~")) or source.endswith("/")) and not Path(source).expanduser().exists():
-        raise UserError(f"data.source: {source} does not exist; expected a folder, a file of rows, or a dataset's name")
+    if data.source and "*" not in data.source and not OURS.fullmatch(data.source):
+        is_here("data.source", data.source, "a folder, a file of rows, or a dataset's name on the hub")
     if data.prepared is not None and not (Path(data.prepared).expanduser() / "manifest.json").is_file():
         raise UserError(f"data.prepared: {data.prepared} is not a prepared set (manifest.json is missing)")

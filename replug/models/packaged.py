@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from replug.config.errors import UserError, require_extra
+from replug.config.hub_names import is_here
 from replug.data.files import as_other_files, cache_dir
 from replug.data.folder import require_checksums, write_checksums
 
@@ -73,8 +74,10 @@ def _existing_or_hub(key: str, path: str, names: tuple[str, ...]) -> str:
         if not any((folder / name).is_file() for name in ("config.json", "modules.json")):
             raise UserError(f"{key}: {folder} has no config.json; expected a folder written by save_pretrained")
         return str(folder)
-    if path.startswith((".", "/", "~", "package:")) or path.count("/") > 1 or path.endswith(".gguf"):
-        raise UserError(f"{key}: {path} does not exist; expected a folder, a hub name, or one of {', '.join(names)}")
+    expected = f"a folder, a hub name, or one of {', '.join(names)}"
+    if path.startswith("package:"):
+        raise UserError(f"{key}: {path} does not exist; expected {expected}")
+    is_here(key, path, expected)
     return path
 
 

@@ -104,6 +104,12 @@ def _notes(config: Config, is_exact: bool, is_here: bool) -> Iterator[str]:
         yield f"texts follow from the source's bytes, at {TEXT_BYTES_PER_TOKEN:g} a token: `replug prepare` counts them"
     if is_here:
         yield "hours follow from products of matrices on this machine; a run measures its models first"
+    if (
+        config.data.source
+        and not is_exact
+        and source_bytes(config.data.source, FieldMap(config.data.text_field)) is None
+    ):
+        yield f"no file or folder {config.data.source} is here: it is taken for a dataset of the hub"
     if config.lm.url:
         yield "the LM's server is counted as if it ran here"
 

@@ -11,12 +11,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from huggingface_hub.errors import RepositoryNotFoundError
 
 from replug.cluster.ray_cluster import ray_cluster
 from replug.config.errors import UserError
+from replug.config.hub_names import check_names
 from replug.config.load import load_config
 from replug.config.paths import check_paths
-from replug.config.schema import DataConfig
+from replug.config.schema import Config, DataConfig
 from replug.data.prepare.cutting import Tokenizers
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import prepare_raw, prepare_rows
@@ -176,7 +178,7 @@ def prepare_source(source: object, out: Path) -> PreparedSet:
 @pytest.mark.parametrize("source", ["/no/such/file", "a/b/c"])
 def test_a_source_that_is_not_there_is_named(tmp_path, source):
     act = partial(prepare_source, source, tmp_path / "set")
-    assert_says(act, f"data.source: {source} does not exist; expected a JSONL file, a folder")
+    assert_says(act, f"data.source: {source} does not exist", "expected a JSONL file, a folder or a dataset's name")
 
 
 # Prepared sets ------------------------------------------------------------------------------------------
@@ -227,7 +229,10 @@ def test_a_mistake_in_the_data_leaves_no_run_begun_whose_keys_could_not_be_fixed
 # Paths --------------------------------------------------------------------------------------------------
 
 MODELS = [
-    (resolve_encoder_path, "/no/such/folder", "retriever.path: /no/such/folder does not exist; expected a folder"),
+    (
+        *(resolve_encoder_path, "/no/such/folder", "retriever.path: /no/such/folder does not exist: / has no no"),
+        *("expected a folder, a hub name",),
+    ),
     (resolve_lm_path, "package:gpt5", "lm.path: package:gpt5 does not exist", "package:smollm2"),
     (resolve_encoder_path, __file__, f"retriever.path: {__file__} is a file; expected a folder"),
 ]
@@ -254,6 +259,59 @@ def test_a_path_of_the_data_is_checked_before_anything_heavy(case):
     overrides, *says = case
     config = load_config(ROOT / "configs" / "debug.yaml", overrides.split())
     assert_says(lambda: check_paths(config), *says)
+
+
+class AskedHub:
+    """Stands in for the hub's API and says the same to every question."""
+
+    def __init__(self, answer: Exception | None) -> None:
+        self.answer, self.asked = answer, []
+
+    def model_info(self, name: str, timeout: float) -> None:
+        assert timeout <= 10
+        self.asked.append(name)
+        if self.answer is not None:
+            raise self.answer
+
+    dataset_info = model_info
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> AskedHub:
+    asked = AskedHub(OSError("no network"))
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: asked)
+    return asked
+
+
+def names_of(*overrides: str) -> Config:
+    return load_config(ROOT / "configs" / "debug.yaml", ["run_dir=run", *overrides])
+
+
+@pytest.mark.parametrize("name", ["./dox", "dox/", "~/dox", "dox/a/b", "/no/dox", "dox/lm.gguf"])
+def test_a_path_is_never_looked_up_on_the_hub(hub: AskedHub, name: str) -> None:
+    for key in ("data.source", "lm.path", "retriever.path"):
+        assert_says(lambda key=key: check_names(names_of(f"{key}={name}")), f"{key}: {name} does not exist")
+    assert not hub.asked
+
+
+def test_a_mistyped_name_is_answered_with_the_folder_and_a_near_name(hub, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").mkdir()
+    says = f"data.source: dosc does not exist: {tmp_path} has no dosc (did you mean docs?). The hub", "does not answer"
+    assert_says(lambda: check_names(names_of("data.source=dosc")), *says)
+    hub.answer = RepositoryNotFoundError("404", response=SimpleNamespace(headers={}, request=None))
+    assert_says(lambda: check_names(names_of("lm.path=me/lm")), "lm.path: me/lm does", "The hub has no model of that")
+    assert hub.asked == ["dosc", "me/lm"]
+
+
+def test_what_is_here_in_the_cache_or_on_the_hub_passes(hub: AskedHub, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    (tmp_path / "models--me--kept").mkdir()
+    check_names(names_of(f"data.source={tmp_path}", "lm.path=me/kept", "retriever.path=package:minilm"))
+    assert not hub.asked
+    hub.answer = None
+    check_names(names_of("data.source=me/rows:all:train", "lm.path=me/lm", "retriever.path=me/encoder"))
+    assert hub.asked == ["me/encoder", "me/lm", "me/rows"]
 
 
 # The command line ---------------------------------------------------------------------------------------

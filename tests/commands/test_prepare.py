@@ -69,7 +69,7 @@ def test_it_says_what_it_made(made):
     last = json.loads(printed.splitlines()[-1])
     manifest = json.loads((out / "manifest.json").read_text())
     assert last == {"prepared": str(out), **manifest["counts"]}
-    assert f"cut into {last['documents']} documents, {last['queries']} queries" in printed
+    assert f"cut into {last['documents']:,} documents, {last['queries']:,} queries" in printed
     assert "0 shared sources, 0 equal texts" in printed
     assert manifest["rejected"] == {"invalid_json": 1}
     assert json.loads((out / "rejected.jsonl").read_text())["line"] == 121

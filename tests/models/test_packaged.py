@@ -22,7 +22,7 @@ def test_a_folder_without_a_configuration_is_refused(resolve, tmp_path: Path) ->
 @pytest.mark.parametrize(("resolve", "key"), [(resolve_encoder_path, "retriever"), (resolve_lm_path, "lm")])
 @pytest.mark.parametrize("path", ["package:unknown", "./missing", "~/no/such/folder", "a/b/c", "missing.gguf"])
 def test_unknown_names_are_refused_with_what_was_expected(resolve, key: str, path: str) -> None:
-    with pytest.raises(UserError, match=rf"{key}\.path: {path} does not exist; expected a folder, a hub name"):
+    with pytest.raises(UserError, match=rf"{key}\.path: {path} does not exist.*; expected a folder, a hub name"):
         resolve(path)
 
 

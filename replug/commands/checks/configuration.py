@@ -18,6 +18,7 @@ from replug.cluster.layout import scorers as scorers_of
 from replug.commands.checks.machine import GIB, Check, Checks, State, wandb
 from replug.config.choices import SwapMode
 from replug.config.errors import UserError
+from replug.config.hub_names import is_here
 from replug.config.paths import check_paths
 from replug.config.rules import server_url
 from replug.config.schema import Config
@@ -104,8 +105,10 @@ def _model(name: str, key: str, path: str) -> Check:
         return Check(name, State.ok, str(local))
     if local.is_dir():
         return Check(name, State.wrong, f"{key}: {local} has no config.json", "a folder written by save_pretrained")
-    if path.startswith((".", "/", "~", "package:")) or path.count("/") > 1 or path.endswith(".gguf"):
-        return Check(name, State.wrong, f"{key}: {path} does not exist", "a folder, or a hub name")
+    try:
+        is_here(key, path, "a folder, or a hub name")
+    except UserError as error:
+        return Check(name, State.wrong, str(error), "name what is there, or bring it")
     if isinstance(try_to_load_from_cache(path, "config.json"), str):
         return Check(name, State.ok, f"{path}, in the hub's cache on this machine")
     if os.environ.get("HF_HUB_OFFLINE") in ("1", "ON", "YES", "TRUE"):

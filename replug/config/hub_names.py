@@ -1,0 +1,85 @@
+"""Tell a mistyped path or name from a name on the hub, before torch and Ray are imported.
+
+What looks like a path is never looked up. What may be a name on the hub, and was not fetched before, is asked for once.
+"""
+
+import difflib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.schema import Config
+
+NAME = re.compile(r"(?![.]|.*[.]gguf$)[\w.-]+(/[\w.-]+)?")  # NAME or OWNER/NAME
+OURS = re.compile(r"(package|python):.*|stand_in(:.*)?")
+HUB_SECONDS = 5.0
+MODEL, DATASET = "model", "dataset"
+
+
+def is_here(key: str, name: str, expected: str) -> bool:
+    """Return whether a file or folder is here; False for what may be a name on the hub. Raises UserError otherwise."""
+    if Path(name).expanduser().exists():
+        return True
+    if NAME.fullmatch(name.partition(":")[0]) is None:
+        raise UserError(f"{key}: {_nothing_at(name)}; expected {expected}")
+    return False
+
+
+def check_names(config: Config | EvaluationConfig) -> None:
+    """Raise UserError for the first model or source that is neither here nor, asked once, on the hub."""
+    for key, name in _models(config):
+        _require(key, name, MODEL, "a folder of a model, or a name on the hub")
+    data, folder = config.data, config.run_dir if isinstance(config, Config) else config.out
+    is_prepared = (Path(data.out or f"{folder}/data").expanduser() / "manifest.json").is_file()
+    if data.source and "*" not in data.source and not is_prepared:
+        _require("data.source", data.source, DATASET, "a folder, a file of rows, or a dataset's name on the hub")
+
+
+def _models(config: Config | EvaluationConfig) -> Iterator[tuple[str, str]]:
+    retriever, lm = config.retriever, config.lm
+    named = {"retriever.path": retriever.path, "retriever.query_path": retriever.query_path, "lm.path": lm.path}
+    if isinstance(config, EvaluationConfig):
+        named |= {f"retrievers.{name}": path for name, path in config.retrievers.items()}
+    yield from ((key, name) for key, name in named.items() if name)
+
+
+def _require(key: str, name: str, kind: str, expected: str) -> None:
+    if OURS.fullmatch(name) or is_here(key, name, expected):
+        return
+    if (said := _hub_says_no(name.partition(":")[0], kind)) is not None:
+        raise UserError(f"{key}: {_nothing_at(name)}. {said}; expected {expected}")
+
+
+def _nothing_at(name: str) -> str:
+    """Say in which folder the path ends, with a near name that is there."""
+    path = Path(name).expanduser().absolute()
+    folder = next(parent for parent in path.parents if parent.is_dir())
+    missing = path.relative_to(folder).parts[0]
+    names = [path.name for path in folder.iterdir()] if os.access(folder, os.R_OK) else []
+    near = difflib.get_close_matches(missing, names, n=1, cutoff=0.5)
+    return f"{name} does not exist: {folder} has no {missing}" + (f" (did you mean {near[0]}?)" if near else "")
+
+
+def _hub_says_no(name: str, kind: str) -> str | None:
+    """Return why the hub does not give a name; None if it may: then loading it says what is wrong with it."""
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HTTPError, RepositoryNotFoundError
+    from huggingface_hub.file_download import repo_folder_name
+
+    if (Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type=kind)).is_dir():
+        return None
+    api = HfApi()
+    try:
+        (api.model_info if kind == MODEL else api.dataset_info)(name, timeout=HUB_SECONDS)
+    except GatedRepoError:
+        return None
+    except RepositoryNotFoundError:
+        return f"The hub has no {kind} of that name"
+    except HfHubHTTPError:
+        return None
+    except (HTTPError, OSError):  # no network, no answer in time, HF_HUB_OFFLINE
+        return f"The hub, which may have a {kind} of that name, does not answer"
+    return None
