@@ -12,8 +12,9 @@ from replug.data.folder import sole_writer
 from replug.data.store import PreparedSet
 from replug.index_workers.build import watched_texts
 from replug.index_workers.service import IndexService
-from replug.models.build import located, opened_lm, prompt_template
+from replug.models.build import encoder_location, located, opened_lm, prompt_template
 from replug.models.caching_lm import CachingLM
+from replug.models.encoder_files import document_encoder
 from replug.models.hardware import multiplies_bfloat16
 from replug.models.lm_source import LMSource
 from replug.models.packaged import resolve_lm_path
@@ -58,6 +59,7 @@ def start_workers(
 def local_models(config: Config) -> list[Path]:
     """Return the folders that scorers and trainer ranks load from; a name on the hub is not a folder."""
     retriever = located(config.retriever)
-    encoders = [path for path in (retriever.path, retriever.query_path) if path is not None]
-    named = [*encoders, *([resolve_lm_path(config.lm.path)] if config.lm.path else [])]
-    return [Path(name) for name in named if Path(name).is_dir()]
+    documents = document_encoder(retriever.path)  # of tuned queries
+    named = [retriever.path, retriever.query_path, documents and documents.path and encoder_location(documents.path)]
+    named += [resolve_lm_path(config.lm.path)] if config.lm.path else []
+    return [Path(name) for name in named if name and Path(name).is_dir()]

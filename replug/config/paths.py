@@ -10,6 +10,8 @@ from replug.config.schema import Config, DataConfig
 
 SHIPPED = Path(__file__).parents[1] / "configs"
 RUN_CONFIG = "config.yaml"  # of a run's folder
+SETTINGS_FILE = "config_sentence_transformers.json"  # in an encoder's folder
+TUNED_QUERIES = "replug_tuned_queries"  # a key there: queries alone were tuned, and what encodes documents
 PICTURES = (".png", ".svg", ".pdf", ".jpg")
 
 

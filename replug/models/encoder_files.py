@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertModel, DPRContextEncoder, DPRQuestionEncoder, PreTrainedConfig, PreTrainedModel
 
 from replug.config.errors import UserError
+from replug.config.paths import SETTINGS_FILE, TUNED_QUERIES
 from replug.data.files import write_json
 from replug.data.folder import CHECKSUMS, add_checksum, require_checksums
 from replug.models.fused_layers import use_fused_gelu
@@ -40,8 +41,6 @@ from replug.models.packaged import optional_file
 KEY = "retriever.path"
 TASKS = ("query", "document")
 MODULES_FILE = "modules.json"
-SETTINGS_FILE = "config_sentence_transformers.json"
-TUNED_QUERIES = "replug_tuned_queries"  # a key there: queries alone were tuned, and what encodes documents
 OLD_MARK = "query_side.json"  # of earlier versions, beside a pair of which queries alone were tuned
 DPR_ENCODERS = {"DPRContextEncoder": DPRContextEncoder, "DPRQuestionEncoder": DPRQuestionEncoder}
 NO_LIMIT = 10**9  # a tokenizer of which transformers knows no limit has an absurd one

@@ -11,6 +11,7 @@ from typing import Any
 
 from replug.config.choices import TrainedSide
 from replug.config.errors import UserError
+from replug.config.paths import SETTINGS_FILE, TUNED_QUERIES
 from replug.config.schema import RetrieverConfig
 
 # Hidden size by layers, and the vocabulary, of a model that is known by its parameter count alone.
@@ -187,6 +188,9 @@ def retriever_size(retriever: RetrieverConfig, parameters: float | None = None) 
         second = encoder_size(retriever.query_path, parameters).parameters
     elif retriever.train is TrainedSide.documents:
         second = size.parameters
+    elif (folder := _folder(retriever.path)) is not None:  # an export of tuned queries may name its documents' encoder
+        known = _read_json(folder / SETTINGS_FILE, "retriever.path", {}).get(TUNED_QUERIES)
+        second = encoder_size(known["path"], parameters).parameters if known and known["path"] else 0
     return replace(size, parameters=size.parameters + second)
 
 
@@ -285,7 +289,9 @@ def _read_json(file: Path, key: str, missing: Any) -> Any:
 
 def _folder(path: str) -> Path | None:
     folder = Path(path).expanduser()
-    return folder if any((folder / name).is_file() for name in ("config.json", "modules.json")) else None
+    places = (folder, folder / "retriever")  # the latter of a run directory
+    names = ("config.json", "modules.json")
+    return next((place for place in places if any((place / name).is_file() for name in names)), None)
 
 
 def _last_part(path: str) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 
 from replug.cluster.environment import allowed_cores
 from replug.config.errors import UserError
+from replug.config.hub_names import OURS
 from replug.config.schema import DEV_SHARE, Config
 from replug.data.folder import MANIFEST
 from replug.data.rows import count_rows
@@ -104,12 +105,9 @@ def _notes(config: Config, is_exact: bool, is_here: bool) -> Iterator[str]:
         yield f"texts follow from the source's bytes, at {TEXT_BYTES_PER_TOKEN:g} a token: `replug prepare` counts them"
     if is_here:
         yield "hours follow from products of matrices on this machine; a run measures its models first"
-    if (
-        config.data.source
-        and not is_exact
-        and source_bytes(config.data.source, FieldMap(config.data.text_field)) is None
-    ):
-        yield f"no file or folder {config.data.source} is here: it is taken for a dataset of the hub"
+    source = "" if is_exact else config.data.source or ""
+    if source and not OURS.fullmatch(source) and source_bytes(source, FieldMap(config.data.text_field)) is None:
+        yield f"no file or folder {source} is here: it is taken for a dataset of the hub"
     if config.lm.url:
         yield "the LM's server is counted as if it ran here"
 

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from replug.config.errors import UserError
-from replug.config.schema import Config
+from replug.config.schema import Config, RetrieverConfig
 from replug.models.encoder import Encoder
-from replug.planning.model_sizes import encoder_size, head_size, lm_size
+from replug.models.encoder_files import DocumentEncoder
+from replug.planning.model_sizes import encoder_size, head_size, lm_size, retriever_size
 from replug.planning.pace import Job, job_of
 from replug.planning.training import disk_gb
 from tests.support.dpr_folders import write_dpr_pair
@@ -110,6 +111,14 @@ def test_a_saved_pair_has_the_size_of_its_documents_encoder(tmp_path: Path) -> N
     documents, queries = map(str, write_dpr_pair(tmp_path))
     Encoder(documents, query_path=queries).save(tmp_path / "pair")
     assert replace(encoder_size(str(tmp_path / "pair")), name="") == replace(encoder_size(documents), name="")
+
+
+def test_tuned_queries_count_with_the_encoder_of_their_documents(tmp_path: Path, folder: Path) -> None:
+    queries = tmp_path / "run/retriever"
+    Encoder(str(folder)).save(queries, DocumentEncoder(str(folder), "sum"))
+    alone = encoder_size(str(folder)).parameters
+    for path in (queries, tmp_path / "run"):
+        assert retriever_size(RetrieverConfig(path=str(path))).parameters == 2 * alone
 
 
 def test_the_plans_index_is_of_the_vectors_that_are_stored(debug_config: Config, folder: Path) -> None:
