@@ -25,6 +25,7 @@ from replug.config.rules import OWN_LABELS
 from replug.config.schema import Config
 from replug.data.progress import Stages, format_duration
 from replug.data.store import PreparedSet
+from replug.index_workers.version_store import VersionStore
 from replug.models.caching_lm import CachingLM
 from replug.models.encoder import Encoder
 from replug.models.hardware import DTYPES, dtype_name
@@ -100,15 +101,25 @@ class RunStages(Stages):
         )
 
     def _left(self, found: list[Stage], max_steps: int) -> list[Stage]:
-        """Return what is left of the stages: a run that had begun has its labels, and some of its last training."""
+        """Return what is left of the stages: those that are done are left out, and steps of the last training."""
         last = max(place for place, stage in enumerate(found) if stage.name == TRAINING)
         seconds, marks = found[last].seconds, self._run.checkpoint_marks()
         if self._run.fitted.is_file():
             seconds = 0.0
         elif marks and seconds is not None:
             seconds *= 1 - marks[-1].step / max_steps
-        is_begun = self._config.train.labels == OWN_LABELS and self._run.begun_with() is not None
-        return [*([] if is_begun else found[:last]), replace(found[last], seconds=seconds), *found[last + 1 :]]
+        before = found[self._num_done(found[:last]) : last]
+        return [*before, replace(found[last], seconds=seconds), *found[last + 1 :]]
+
+    def _num_done(self, stages: list[Stage]) -> int:
+        """Count the stages before the last training that are done: the index, and labels and a training of a round."""
+        run, first = self._run, RunDirectory(self._run.first)
+        if self._config.train.labels == OWN_LABELS and run.begun_with() is not None:
+            return len(stages)
+        if not VersionStore(run.index).is_published(0):
+            return 0
+        marks = (first.begun_with() is not None, first.fitted.is_file()) if self._config.label.tuned else ()
+        return min(len(stages), 1 + sum(marks))
 
 
 def _rate(seconds: float) -> str:

@@ -24,7 +24,7 @@ def plan(
     lm: LM = None,
     gpus: Annotated[
         list[str] | None,
-        typer.Option(help="GPUs, such as 8xA100. Repeat to compare. Default: this machine."),
+        typer.Option(help="GPUs, such as 8xA100. Repeat to compare. Default for a training: this machine."),
     ] = None,
     nodes: Annotated[int | None, typer.Option(help="Number of nodes. Default: one per eight GPUs.")] = None,
     split: Annotated[

@@ -71,6 +71,13 @@ def test_a_resumed_run_on_its_own_labels_has_its_last_training_before_it(tmp_pat
     names = [INDEX, LABELS, TRAINING, LABELS, TRAINING, INDEX, HELDOUT]
     found = [Stage(name, "", 0, 8.0) for name in names]
     assert RunStages(config, run)._left(found, 40) == found
+    published = tmp_path / "index/v000000"
+    published.mkdir(parents=True)
+    (published / "manifest.json").touch()
+    assert RunStages(config, run)._left(found, 40) == found[1:]
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first/config.yaml").write_text(config_to_yaml(config))
+    assert RunStages(config, run)._left(found, 40) == found[2:]
     (tmp_path / "config.yaml").write_text(config_to_yaml(config))
     run.checkpoints.mkdir()
     run.mark(CheckpointMark(run.checkpoint(10), 10, (), "a"))
