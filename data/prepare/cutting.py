@@ -258,7 +258,7 @@ class _SourceShardCut:
             if not second:
                 self.report.dropped[f"{what} that is too short"] += 1
             elif points_elsewhere(second if split == "documents" else first + second):
-                self.report.dropped[f"{what} that is a list of links"] += 1
+                self.report.dropped[f"{what} that only points elsewhere"] += 1
             else:
                 yield first, second
 

@@ -32,6 +32,7 @@ LINK = re.compile(
 )
 LEADERS = re.compile(r"(?:\.[ ]?){4,}\s*\w+\s*\Z")  # "Installation ........ 12"
 PATH = re.compile(r"[-*+]?\s*\S*/\S*\s*\Z")  # of a toctree
+DIRECTIVE = re.compile(r"\.\.\s|\s+:[\w-]+:(?:\s|\Z)")  # of reStructuredText with its options, a comment or a target
 WORD = re.compile(r"\w{2,}")
 WORDS_BESIDE_A_LINK = 3  # or fewer: the line only points elsewhere
 
@@ -48,7 +49,7 @@ class Section:
 
 
 def points_elsewhere(text: str) -> bool:
-    """Return whether most lines are links, or entries of a table of contents."""
+    """Return whether most lines are links, directives, or entries of a table of contents."""
     lines = [line for line in text.splitlines() if WORD.search(line)]
     return 2 * sum(map(_is_pointer, lines)) > len(lines)
 
@@ -57,7 +58,7 @@ def _is_pointer(line: str) -> bool:
     rest, links = LINK.subn(" ", line)
     if links:
         return len(WORD.findall(rest)) <= WORDS_BESIDE_A_LINK
-    return bool(LEADERS.search(line) or PATH.match(line.strip()))
+    return bool(LEADERS.search(line) or PATH.match(line.strip()) or DIRECTIVE.match(line))
 
 
 class Prose:

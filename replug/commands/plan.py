@@ -8,6 +8,7 @@ import typer
 from replug.commands.command import LM, ConfigFile, Overrides, Retriever, Source, with_short_keys
 from replug.config.errors import UserError
 from replug.config.load import load_config, load_evaluation_config, names_evaluation
+from replug.config.paths import SHIPPED
 from replug.planning.evaluations import plan_evaluation
 from replug.planning.stage_plan import plan_stages
 from replug.planning.tables import print_comparison, print_plan
@@ -88,4 +89,5 @@ def plan(
     elif len(plans) > 1:
         print_comparison(named)
     else:
-        print_plan(f"{config} on {plans[0]['devices']}", plans[0])
+        name = config.relative_to(SHIPPED).with_suffix("") if config.is_relative_to(SHIPPED) else config
+        print_plan(f"{name} on {plans[0]['devices']}", plans[0])
