@@ -159,7 +159,9 @@ def _tokenizers(config: Config) -> Tokenizers:
     if name == "retriever" and ids is not None:
         cut = ids.tokenizer
     else:
-        cut = inside_rules(load_tokenizer(resolve_lm_path(name), "data.tokenizer").backend_tokenizer.to_str())
+        cut = inside_rules(
+            load_tokenizer(resolve_lm_path(name, "data.tokenizer"), "data.tokenizer").backend_tokenizer.to_str()
+        )
     limits = _lm_limits(config)
     if limits is None and config.lm.path is None:
         log.warning(

@@ -97,7 +97,7 @@ def _dollars(plan: Plan) -> str:
 def hours(value: float) -> str:
     """Return hours in the unit that reads best."""
     if value >= 1:
-        return f"{value:.1f} h"
+        return f"{value:,.1f} h"
     return f"{60 * value:.1f} min" if value >= 1 / 60 else f"{3600 * value:.3g} s"
 
 
