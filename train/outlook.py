@@ -28,12 +28,12 @@ from replug.data.store import PreparedSet
 from replug.index_workers.version_store import VersionStore
 from replug.models.caching_lm import CachingLM
 from replug.models.encoder import Encoder
-from replug.models.hardware import DTYPES, dtype_name
+from replug.models.hardware import DTYPES, available_cores, dtype_name
 from replug.models.http.request_budget import BudgetSpent
 from replug.models.prompt import PromptTemplate
 from replug.planning.model_sizes import ModelSize, transformer
 from replug.planning.pace import Split
-from replug.planning.stages import TRAINING, Counts, Speeds, Stage, run_stages
+from replug.planning.stages import TAKING_TURNS, TRAINING, Counts, Speeds, Stage, on_processors, run_stages
 from replug.train.development import embedded
 from replug.train.pipeline import prompts_of
 from replug.train.run_dir import RunDirectory
@@ -70,8 +70,9 @@ class RunStages(Stages):
         """
         if self.are_planned:
             return
-        on_gpu, several = num_gpus() > 0, num_gpus() > 1  # on one GPU all roles take turns
-        measured, pair, split = "", None, None
+        on_gpu, several = num_gpus() > 0, num_gpus() > 1
+        measured, pair = "", None
+        split = TAKING_TURNS if on_gpu else on_processors(available_cores())
         if lm is not None and template is not None:  # first: its scorers may still be loading
             with suppress(BudgetSpent):  # what is cached may be all that the run needs
                 pair, calls = _seconds_of_pair(data, lm, template, check)

@@ -14,7 +14,8 @@ from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.schema import Config
 
 NAME = re.compile(r"(?![.]|.*[.]gguf$)[\w.-]+(/[\w.-]+)?")  # NAME or OWNER/NAME
-OURS = re.compile(r"(package|python):.*|stand_in(:.*)?")
+OURS = re.compile(r"package:.*|stand_in")  # sources
+BACKENDS = re.compile(r"\w+:.*|stand_in")  # what `models` looks up, such as package:minilm
 HUB_SECONDS = 5.0
 MODEL, DATASET = "model", "dataset"
 
@@ -31,10 +32,11 @@ def is_here(key: str, name: str, expected: str) -> bool:
 def check_names(config: Config | EvaluationConfig) -> None:
     """Raise UserError for the first model or source that is neither here nor, asked once, on the hub."""
     for key, name in _models(config):
-        _require(key, name, MODEL, "a folder of a model, or a name on the hub")
+        if not BACKENDS.fullmatch(name):
+            _require(key, name, MODEL, "a folder of a model, or a name on the hub")
     data, folder = config.data, config.run_dir if isinstance(config, Config) else config.out
     is_prepared = (Path(data.out or f"{folder}/data").expanduser() / "manifest.json").is_file()
-    if data.source and "*" not in data.source and not is_prepared:
+    if data.source and "*" not in data.source and not OURS.fullmatch(data.source) and not is_prepared:
         _require("data.source", data.source, DATASET, "a folder, a file of rows, or a dataset's name on the hub")
 
 
@@ -47,7 +49,7 @@ def _models(config: Config | EvaluationConfig) -> Iterator[tuple[str, str]]:
 
 
 def _require(key: str, name: str, kind: str, expected: str) -> None:
-    if OURS.fullmatch(name) or is_here(key, name, expected):
+    if is_here(key, name, expected):
         return
     if (said := _hub_says_no(name.partition(":")[0], kind)) is not None:
         raise UserError(f"{key}: {_nothing_at(name)}. {said}; expected {expected}")

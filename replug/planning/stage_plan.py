@@ -25,7 +25,7 @@ from replug.data.sources.shards import source_bytes
 from replug.planning.accelerators import parse_devices
 from replug.planning.memory import resolve_dtype
 from replug.planning.pace import job_of
-from replug.planning.stages import Counts, Speeds, run_stages
+from replug.planning.stages import TAKING_TURNS, Counts, Speeds, on_processors, run_stages
 from replug.planning.training import Assumptions
 from replug.planning.workload import SCORE_BYTES, TEXT_BYTES_PER_TOKEN, run_bytes
 
@@ -51,9 +51,9 @@ def plan_stages(config: Config, gpus: str | None, given: Assumptions) -> dict[st
 
     work, train = job.work, config.train.precision.value
     index, trained = (seconds(work.document, dtype) for dtype in (config.index.dtype.value, train))
-    stages = run_stages(
-        config, counts, job.retriever, Speeds(seconds(work.pair, config.lm.dtype.value), index, trained)
-    )
+    speeds = Speeds(seconds(work.pair, config.lm.dtype.value), index, trained)
+    split = TAKING_TURNS if devices else on_processors(allowed_cores())
+    stages = run_stages(config, counts, job.retriever, speeds, split)
     hours = sum(stage.seconds or 0.0 for stage in stages) / 3600
     disk = run_bytes(config, job.shape, job.retriever, job.trained.learning, job.index)
     disk["scores"] = float(SCORE_BYTES * sum(stage.pairs for stage in stages))

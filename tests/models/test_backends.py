@@ -45,7 +45,7 @@ def test_the_path_names_the_backend(with_toy: None, tmp_path: Path, monkeypatch:
 
     assert source("stand_in") == StandInSource()
     assert source("stand_in:0.25") == StandInSource(0.25)
-    assert isinstance(source("toy"), ToySource)
+    assert isinstance(source("toy:lm"), ToySource)
     assert source("somebody/lm") == HuggingFaceSource("somebody/lm", lm_dtype())
     with pytest.raises(UserError, match=r"lm\.path: \./nothing does not exist"):
         source("./nothing")
@@ -84,7 +84,7 @@ def test_a_server_that_is_not_there_is_told_at_once_and_its_tokenizer_needs_no_s
 
 
 def test_a_toy_is_scored_and_cached_without_ray(with_toy: None, tmp_path: Path) -> None:
-    lm, cache = lm_section("lm.path=toy"), tmp_path / "scores.sqlite"
+    lm, cache = lm_section("lm.path=toy:lm"), tmp_path / "scores.sqlite"
     source = lm_source(lm, tmp_path / "budget.json", cache)
     for hits in (0, 3):
         with opened_lm(lm, source, cache) as opened:
@@ -99,7 +99,7 @@ def test_a_toy_trains_and_answers_through_the_command_line_with_the_stand_ins_nu
     with_toy: None, quiet_run: Path, finish: Callable[..., str], replug: CommandLine, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    finish(run, "lm.path=toy")
+    finish(run, "lm.path=toy:lm")
     assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
     assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()
     answered = replug("ask", "a b", "--index", run, "--max-new-tokens", 3, "--json")

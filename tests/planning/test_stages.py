@@ -6,7 +6,20 @@ import pytest
 
 from replug.config.load import config_to_yaml, load_config
 from replug.planning.model_sizes import ModelSize, transformer
-from replug.planning.stages import HELDOUT, INDEX, LABELS, TRAINING, TUNED, Counts, Speeds, Stage, run_stages
+from replug.planning.pace import Split
+from replug.planning.stages import (
+    HELDOUT,
+    INDEX,
+    LABELS,
+    TAKING_TURNS,
+    TRAINING,
+    TUNED,
+    Counts,
+    Speeds,
+    Stage,
+    on_processors,
+    run_stages,
+)
 from replug.train.outlook import RunStages
 from replug.train.run_dir import CheckpointMark, RunDirectory
 from tests.support.command_line import ROOT
@@ -16,10 +29,10 @@ PAIR, DOCUMENT, TRAINED = 0.1, 0.01, 0.03
 ENCODER: ModelSize = transformer(12, 768, 3072, 12, 1)
 
 
-def stages(config: str, *keys: str, pair: float | None = PAIR) -> list[Stage]:
+def stages(config: str, *keys: str, pair: float | None = PAIR, split: Split = TAKING_TURNS) -> list[Stage]:
     models = ["retriever.path=stand_in", "lm.path=stand_in", "run_dir=x"]
     loaded = load_config(ROOT / f"configs/{config}.yaml", [*models, *keys])
-    return run_stages(loaded, COUNTS, ENCODER, Speeds(pair, DOCUMENT, TRAINED))
+    return run_stages(loaded, COUNTS, ENCODER, Speeds(pair, DOCUMENT, TRAINED), split)
 
 
 def test_a_live_run_takes_turns_with_the_lm_and_waits_for_its_refreshes() -> None:
@@ -33,6 +46,15 @@ def test_a_live_run_takes_turns_with_the_lm_and_waits_for_its_refreshes() -> Non
     assert training == pytest.approx(20 * step + 1000 * DOCUMENT + development)
     assert heldout == pytest.approx(40 * (1 + 2 * 5) * PAIR)
     assert [stage.pairs for stage in found] == [0, 20 * 8 * 4 + 20 * 5 * (1 + 2), 0, 40 * (1 + 2 * 5)]
+
+
+def test_on_several_cores_the_lm_scores_beside_the_trainer() -> None:
+    keys = ["data.context_tokens=64", "data.document_tokens=64", "train.batch_size=8", "retrieve.k=4", "evaluate.k=5"]
+    keys += ["train.max_steps=20", "refresh.every_steps=10", "refresh.lag_steps=0"]
+    training = stages("debug", *keys, split=on_processors(2))[1].seconds
+    slower = max(8 * 4 * PAIR, 3 * 8 * (1 + 4) * TRAINED + 8 * TRAINED)
+    assert training == pytest.approx(20 * slower + 1000 * DOCUMENT + 20 * 5 * (1 + 2) * PAIR)
+    assert on_processors(1) == TAKING_TURNS
 
 
 def mine(*keys: str, **more: float | None) -> list[Stage]:

@@ -1,6 +1,6 @@
 """A backend as somebody else would add it: this file, and its place in the list of `replug/models/build.py`.
 
-`lm.path=toy` scores as the stand-in does, by another name, in the process that asks. It wants no actors.
+`lm.path=toy:lm` scores as the stand-in does, by another name, in the process that asks. It wants no actors.
 """
 
 from transformers import PreTrainedTokenizerBase
@@ -12,7 +12,7 @@ from replug.models.local.stand_in_lm import StandInLM, StandInSource
 
 
 def source(lm: LMConfig) -> "ToySource | None":
-    return ToySource() if lm.path == "toy" else None
+    return ToySource() if lm.path == "toy:lm" else None
 
 
 class ToyLM(StandInLM):
