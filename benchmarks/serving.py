@@ -31,7 +31,7 @@ from replug.models.generation import GenerationOptions
 from replug.models.hardware import resolve_dtype
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.packaged import resolve_lm_path
-from replug.models.prompt import join_document
+from replug.models.prompt import PromptTemplate
 
 LM, CLIENTS, WARM, START_SECONDS = "package:smollm2", 8, 2, 300
 Json = dict[str, Any]
@@ -91,7 +91,7 @@ def served(directory: str, k: int) -> Iterator[Client]:
 def prompts_of(client: Client, question: str, k: int) -> list[str]:
     """What the server's LM reads of a question."""
     found = client.post("/search", query=question, k=k)["data"][0]["documents"]
-    return [join_document(one["text"], "\n", question) for one in found]
+    return [PromptTemplate().whole(one["text"], question) for one in found]
 
 
 def ask_served(client: Client, questions: Sequence[str], tokens: int, measured: Measured) -> None:
@@ -124,7 +124,7 @@ def check_equal(client: Client, lm: HuggingFaceLM, questions: Sequence[str], tok
     for question in questions:
         answer = client.post("/v1/completions", model="replug", prompt=question, max_tokens=tokens)
         documents = answer["replug"]["documents"]
-        prompts = [join_document(one["text"], "\n", question) for one in documents]
+        prompts = [PromptTemplate().whole(one["text"], question) for one in documents]
         [here] = lm.generate([Mixture(prompts, [one["weight"] for one in documents])], GenerationOptions(tokens))
         served = answer["choices"][0]["text"]
         assert served == here.text, f"served {served!r}, here {here.text!r}"

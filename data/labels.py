@@ -6,8 +6,8 @@ LABELS/dev.parquet       the same of its development texts, where it has any, wi
 LABELS/inputs.json       what the labels are made from (`LabelOrigin`)
 LABELS/manifest.json     written last: the number of rows, and checksums
 
-A row has the text (`id`, `domain`, `source`, `context`, `continuation`), `num_tokens` of the continuation, and lists
-over its K candidates, the nearest of the retriever first:
+A row has the text (`id`, `domain`, `source`, `context`, `continuation`; `query` where some text has one of its own),
+`num_tokens` of the continuation, and lists over its K candidates, the nearest of the retriever first:
 
 doc_ids, doc_rows        the document, and its row in the corpus
 found_by, ranks          which of dense, tuned, bm25 and random found it, and its rank there (from 1)
@@ -53,7 +53,15 @@ TOKEN_FIELDS = [
     ("token_logprobs", pa.list_(pa.list_(pa.float32()))),
     ("token_logprobs_alone", pa.list_(pa.float32())),
 ]
-DEV_SCHEMA = pa.schema([*SCHEMA, *(pa.field(*field) for field in TOKEN_FIELDS)])
+QUERY_FIELDS = [("query", pa.string())]  # where some text of a split has a query that is not its context
+
+
+def schema_of(is_dev: bool, has_queries: bool) -> pa.Schema:
+    """Return the columns of a split."""
+    more = (TOKEN_FIELDS if is_dev else []) + (QUERY_FIELDS if has_queries else [])
+    return pa.schema([*SCHEMA, *(pa.field(*field) for field in more)])
+
+
 AGAIN = "run `replug prepare --labels` again in an empty folder"
 
 

@@ -1,6 +1,6 @@
 """The frozen records that cross packages and processes. Shapes: B queries, K documents."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,10 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A text split in two: documents are retrieved for `context`, the LM is scored on `continuation`.
+    """A text split in two: the LM reads `context`, and is scored on `continuation`.
 
-    `gold` are ids of documents known to be right; they only ever measure.
+    Documents are retrieved for `query`, by default the context. `gold` are ids of documents known to be right; they
+    only ever measure.
     """
 
     id: str
@@ -29,6 +30,21 @@ class Example:
     domain: str
     source: str | None = None
     gold: tuple[str, ...] = ()
+    query: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.query:
+            object.__setattr__(self, "query", self.context)
+
+    @property
+    def has_query(self) -> bool:
+        """Return whether documents are retrieved for another text than the context."""
+        return self.query != self.context
+
+    def as_row(self) -> dict[str, Any]:
+        """Return the fields that the user's own rows have; `query` only where it is not the context."""
+        row = asdict(self)
+        return row if self.has_query else {name: row[name] for name in row if name != "query"}
 
 
 @dataclass(frozen=True, slots=True)

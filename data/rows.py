@@ -7,7 +7,7 @@ may be.
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 
 
 DOCUMENT_FIELDS = ("id", "text", "title", "domain", "source")
-EXAMPLE_FIELDS = ("id", "context", "continuation", "domain", "source", "gold")
+EXAMPLE_FIELDS = ("id", "query", "context", "continuation", "domain", "source", "gold")
+QUESTION_FIELDS = ("id", "question", "answers", "domain", "source", "gold")
 
 
 def read_documents(path: Path) -> Iterator[Document]:
@@ -59,35 +60,77 @@ def _is_table(path: Path) -> bool:
 
 
 def read_examples(path: Path) -> list[Example]:
-    """Return rows with `context`, `continuation`, optional `id`, `domain`, `source`, `gold`."""
+    """Return rows with `context`, `continuation`, optional `query`, `id`, `domain`, `source`, `gold`.
+
+    Or rows with `question` and `answers`: the question is the query, its prompt the context, the first answer the
+    continuation.
+    """
     examples: list[Example] = []
     seen: set[str] = set()
     names: dict[str, None] = {}
+    read: dict[str, None] = {}
     for number, (where, row) in enumerate(read_json_lines(path)):
+        is_question = "continuation" not in row and {"question", "answers"} <= row.keys()
         names.update(dict.fromkeys(row))
-        gold = row.get("gold") or []
-        if not isinstance(gold, list) or not all(isinstance(item, str | int) for item in gold):
-            raise UserError(f"{where}: field 'gold' must be a list of document ids")
-        example = Example(
-            id=_identifier(row, where) if "id" in row else str(number),
-            context=_text(row, "context", where),
-            continuation=_text(row, "continuation", where),
-            domain=_optional(row, "domain", where) or "all",
-            source=_optional(row, "source", where),
-            gold=tuple(str(item) for item in gold),
-        )
-        require_new(example.id, seen, where)
-        examples.append(example)
+        read.update(dict.fromkeys(QUESTION_FIELDS if is_question else EXAMPLE_FIELDS))
+        examples.append(_example(row, where, number, is_question))
+        require_new(examples[-1].id, seen, where)
     if not examples:
         raise UserError(f"{path} holds no texts")
-    say_unread(path, names, EXAMPLE_FIELDS)
+    say_unread(path, names, list(read))
     return examples
 
 
-def say_unread(path: Path, names: Iterable[str], read: Sequence[str]) -> None:
-    """Log the fields of a file that are not read, and those that are."""
+def _example(row: dict[str, Any], where: str, number: int, is_question: bool) -> Example:
+    gold = row.get("gold") or []
+    if not isinstance(gold, list) or not all(isinstance(item, str | int) for item in gold):
+        raise UserError(f"{where}: field 'gold' must be a list of document ids")
+    if is_question:
+        query = _text(row, "question", where)
+        context, continuation = question_prompt(query), f" {one_line(texts_of(row, 'answers', where)[0])}"
+    else:
+        query = _text(row, "query", where) if row.get("query") is not None else ""
+        context, continuation = _text(row, "context", where), _text(row, "continuation", where)
+    return Example(
+        id=_identifier(row, where) if "id" in row else str(number),
+        context=context,
+        continuation=continuation,
+        domain=_optional(row, "domain", where) or "all",
+        source=_optional(row, "source", where),
+        gold=tuple(str(item) for item in gold),
+        query=query,
+    )
+
+
+def question_prompt(question: str) -> str:
+    """Return what an LM reads of a question before it answers; an answer follows with a space before it."""
+    return f"Question: {one_line(question)}\nAnswer:"
+
+
+def one_line(text: str) -> str:
+    """Replace white space of every kind by single spaces: a line of a prompt must not become several."""
+    return " ".join(text.split())
+
+
+def texts_of(row: Mapping[str, Any], field: str, where: str) -> tuple[str, ...]:
+    """Return a field that must be a list of texts, at least one. Raises UserError with where it stands."""
+    value = row.get(field)
+    if not isinstance(value, list) or not value or not all(isinstance(item, str) and item.strip() for item in value):
+        raise UserError(
+            f"{where}: field {field!r} must be a list of texts, at least one, found {value!r}; the fields here are "
+            f"{names_in(row)}"
+        )
+    return tuple(value)
+
+
+def say_unread(source: Path | str, names: Iterable[str], read: Sequence[str], more: str = "") -> None:
+    """Warn of the fields of a file that are not read, and say what is read instead."""
     if unread := [name for name in names if name not in read]:
-        log.info(f"{path}: fields that are not read: {names_in(unread)}; a row may have {', '.join(read)}")
+        found = [name for name in read if name in [*names]]
+        log.warning(
+            f"{source}: fields that are not read: {names_in(unread)}; read are {names_in(found)}, and a row may have "
+            f"{', '.join(read)}{more}"
+        )
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -29,6 +29,7 @@ EXAMPLE_SCHEMA = pa.schema(
     [(name, pa.string()) for name in ("id", "context", "continuation", "domain", "source")]
     + [("gold", pa.list_(pa.string()))]
 )
+QUERY_SCHEMA = EXAMPLE_SCHEMA.append(pa.field("query", pa.string()))  # where some example has a query of its own
 
 
 def prepared_folder(path: Path, key: str = "data.out") -> Folder:
@@ -46,9 +47,9 @@ def write_documents(folder: Path, documents: Iterable[Document]) -> int:
     return count
 
 
-def write_examples(path: Path, examples: Iterable[Example]) -> int:
-    """Stream examples to an Arrow file; returns how many."""
-    return write_rows(path, EXAMPLE_SCHEMA, examples)
+def write_examples(path: Path, examples: Iterable[Example], has_queries: bool = False) -> int:
+    """Stream examples to an Arrow file, with their queries if some have their own; returns how many."""
+    return write_rows(path, QUERY_SCHEMA if has_queries else EXAMPLE_SCHEMA, examples)
 
 
 def write_rows(path: Path, schema: pa.Schema, rows: Iterable[Document] | Iterable[Example]) -> int:

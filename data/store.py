@@ -1,7 +1,7 @@
 """Prepared sets on disk: files that are memory-mapped, so reading a row never loads the corpus.
 
 SET/documents/        shards of documents: id, text, domain, source, and the retriever's token ids (`shards`)
-SET/queries.arrow     id, context, continuation, domain, source, gold
+SET/queries.arrow     id, context, continuation, domain, source, gold; query, where some row has one of its own
 SET/heldout.arrow     the same
 SET/dev.arrow         the same, where development texts were asked for
 SET/rejected.jsonl    what of the source could not be taken, if anything
@@ -26,6 +26,7 @@ from replug.data.shards import (
     DOCUMENT_SCHEMA,
     EXAMPLE_SCHEMA,
     FIX,
+    QUERY_SCHEMA,
     ROWS_PER_BATCH,
     TOKEN_RULES,
     combined_sha256,
@@ -123,10 +124,15 @@ class ExampleStore:
 
     def __init__(self, path: Path) -> None:
         prepared_folder(path.parent).require(path.name, meaning=WITHOUT_PROOF)
-        self._table = _open_table(path, EXAMPLE_SCHEMA)
+        self._table = _open_table(path, EXAMPLE_SCHEMA, QUERY_SCHEMA)
 
     def __len__(self) -> int:
         return len(self._table)
+
+    @property
+    def has_queries(self) -> bool:
+        """Return whether some example has a query that is not its context."""
+        return "query" in self._table.column_names
 
     def num_bytes(self) -> np.ndarray:
         """Return UTF-8 bytes of each text, context and continuation together; the texts themselves are not read."""
@@ -141,8 +147,9 @@ class ExampleStore:
     def examples(self, rows: Sequence[int] | np.ndarray | None = None) -> list[Example]:
         """Return texts in the order asked for; all of them by default."""
         columns = self._table[:] if rows is None else self._table[[int(row) for row in rows]]
-        fields = zip(*(columns[name] for name in EXAMPLE_SCHEMA.names), strict=True)
-        return [Example(*texts, tuple(gold)) for *texts, gold in fields]  # type: ignore[call-arg]
+        names = self._table.column_names
+        rows_read = (dict(zip(names, values, strict=True)) for values in zip(*map(columns.get, names), strict=True))
+        return [Example(**{**row, "gold": tuple(row["gold"])}) for row in rows_read]
 
 
 def _num_bytes(table: Dataset, column: str) -> np.ndarray:
@@ -161,14 +168,14 @@ def _open_array(path: Path) -> np.ndarray:
         raise UserError(f"{path} is damaged ({error}); {FIX}") from error
 
 
-def _open_table(path: Path, schema: pa.Schema) -> Dataset:
+def _open_table(path: Path, *schemas: pa.Schema) -> Dataset:
     try:
         table = Dataset.from_file(str(path))
     except (pa.ArrowException, OSError) as error:
         if getattr(error, "errno", None) is not None:  # the system's; Arrow's own have no number
             raise
         raise UserError(f"{path} is damaged, it is no Arrow file ({error}); prepare it again") from error
-    if table.column_names != schema.names:
+    if table.column_names not in [schema.names for schema in schemas]:
         raise UserError(f"{path} is damaged, its columns are {', '.join(table.column_names)}; prepare it again")
     return table
 

@@ -37,7 +37,7 @@ def main(npm: Path, out: Path, num_texts: int = 400, num_tokens: int | None = No
     write(out / "corpus.jsonl", (asdict(document) for data in sets for document in data.corpus.iterate()))
     for name in ("queries", "heldout", "dev"):
         stores = [data.require_dev() if name == "dev" else getattr(data, name) for data in sets]
-        write(out / f"{name}.jsonl", (asdict(example) for store in stores for example in store.examples()))
+        write(out / f"{name}.jsonl", (example.as_row() for store in stores for example in store.examples()))
 
 
 def prepare(name: str, source: str, out: Path, num_texts: int, num_tokens: int | None) -> PreparedSet:

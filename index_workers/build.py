@@ -74,8 +74,8 @@ WATCHED_TEXTS = 64  # by which every refresh is measured: recall, overlap
 
 
 def watched_texts(data: PreparedSet) -> list[str]:
-    """Return the first training texts' contexts, which measure every refresh."""
-    return [example.context for example in data.queries.examples(range(min(WATCHED_TEXTS, len(data.queries))))]
+    """Return the first training texts' queries, which measure every refresh."""
+    return [example.query for example in data.queries.examples(range(min(WATCHED_TEXTS, len(data.queries))))]
 
 
 def index_kind(config: Config, dim: int, num_documents: int) -> IndexKind:

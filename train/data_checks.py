@@ -19,6 +19,7 @@ from replug.data.store import ExampleStore, PreparedSet
 from replug.models.lm_source import LMSource
 from replug.models.pair_tokens import prompts_token_ids, text_rules
 from replug.models.preparing import tokens_at_most
+from replug.models.prompt import PromptTemplate
 
 BATCH_ROWS = 1024
 
@@ -58,7 +59,8 @@ class _LengthCheck:
         self._data, self._tokenizer, self._limit = data, tokenizer, max_tokens
         self._cuts = config.lm.too_long is TooLong.truncate
         self._bound = tokens_at_most(config, data)
-        self._between = len(self._ids([config.lm.separator])[0]) + 2
+        template = PromptTemplate(config.lm.separator, tokenizer, None, config.lm.prompt, config.lm.chat)
+        self._between = len(self._ids([template.whole("", "")])[0]) + 2
 
     def run(self) -> None:
         """Raise UserError for a text or document that is too long."""

@@ -182,7 +182,7 @@ class LabelledDevTexts:
     def __init__(self, config: Config, labels: Labels, data: PreparedSet) -> None:
         self._config, self._corpus = config, data.corpus
         examples = data.require_dev().examples()
-        self._contexts = [example.context for example in examples]
+        self._queries = [example.query for example in examples]
         self._bytes = sum(len(example.continuation.encode()) for example in examples)
         scores, (self._token_logprobs, alone) = labels.scores("dev"), labels.token_logprobs()
         self.bpb_alone = sum(bits_of(tokens) for tokens in alone) / self._bytes  # of the LM without documents
@@ -206,7 +206,7 @@ class LabelledDevTexts:
 
     def similarities(self, encoder: Encoder, vectors_of: VectorsOf | None = None) -> np.ndarray:
         """Return similarities [N, D] of every text to the candidates of all."""
-        queries = encoder.encode_query(self._contexts)
+        queries = encoder.encode_query(self._queries)
         documents = (vectors_of or partial(embedded, encoder, self._corpus))(self.rows)
         found: np.ndarray = (queries @ documents.T).numpy()
         return found

@@ -14,7 +14,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +87,8 @@ def search_examples(
     examples: Sequence[Example],
     k: int,
 ) -> RetrievedDocuments:
-    """Return the `k` nearest documents of every example's context in an index version."""
-    vectors = encoder.encode_query([example.context for example in examples]).numpy()
+    """Return the `k` nearest documents of every example in an index version."""
+    vectors = encoder.encode_query([example.query for example in examples]).numpy()
     require_finite_vectors(vectors, [example.id for example in examples])
     exclude = [example.source for example in examples] if config.retrieve.exclude_own_source else None
     found = document_search(config, encoder, data, index)(version, vectors, k, exclude)
@@ -177,7 +177,7 @@ def _methods(names: list[str], k: int) -> list[Method]:
 
 
 def _identity(data: PreparedSet, examples: Sequence[Example], book: EvidenceBook) -> dict[str, str]:
-    texts = json.dumps([asdict(example) for example in examples])
+    texts = json.dumps([example.as_row() for example in examples])
     return {
         "texts": hashlib.sha256(texts.encode()).hexdigest(),
         "corpus": data.corpus_sha256,
@@ -245,7 +245,8 @@ def write_examples(run: RunDirectory, data: PreparedSet, before: RetrievedDocume
     examples = []
     for row, example in zip(rows, data.heldout.examples(rows), strict=True):
         found = {name: _shown(data, of, row) for name, of in (("before", before), ("after", after))}
-        examples.append({"context": example.context, "continuation": example.continuation, **found})
+        own = {name: value for name, value in example.as_row().items() if name in ("query", "context", "continuation")}
+        examples.append({**own, **found})
     write_json(run.examples, examples)
 
 

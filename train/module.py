@@ -191,9 +191,9 @@ class LSRModule(pl.LightningModule):
 
     def _encoded(self, batch: RetrievedBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Return vectors of queries [B, D] and of U documents [U, D], and which documents each query has [B, K]."""
-        contexts = [example.context for example in self._queries.examples(batch.query_rows)]
+        queries = [example.query for example in self._queries.examples(batch.query_rows)]
         unique, place = np.unique(batch.doc_rows, return_inverse=True)
-        query_vectors = self.encoder.encode_with_gradient(self.encoder.token_ids(contexts, "query"), task="query")
+        query_vectors = self.encoder.encode_with_gradient(self.encoder.token_ids(queries, "query"), task="query")
         if self.vectors_of is not None:
             doc_vectors = self.vectors_of(unique).to(self.device)
         else:

@@ -142,7 +142,7 @@ class BatchPipeline:
     def _begin(self, step: int, query_step: int, index: IndexState) -> _InFlight:
         rows = self._sampler.rows(step)
         examples = self._queries.examples(rows)
-        vectors = self._encode([example.context for example in examples])
+        vectors = self._encode([example.query for example in examples])
         require_finite_vectors(vectors, [example.id for example in examples])
         exclude = [example.source for example in examples] if self._exclude_own_source else None
         given = (step, query_step, index, rows, vectors, exclude, self._last_search)
@@ -184,7 +184,7 @@ def prompts_of(
     for example, before in zip(examples, texts, strict=True):
         for text in before:
             prefixes.append(template.prefix(text, example.context, example.continuation))
-            continuations.append(example.continuation)
+            continuations.append(template.continuation(example.continuation))
     return prefixes, continuations
 
 

@@ -349,6 +349,7 @@ def _example_blocks(examples: Sequence[dict]) -> list[Block]:
                 about = f"<span class=muted>{escape(doc['id'])} · {doc['similarity']:.3f}</span>"
                 columns += f"<pre>{about}\n{escape(doc['text'])}</pre>"
             columns += "</div>"
-        text = f"{escape(example['context'])}<mark>{escape(example['continuation'])}</mark>"
+        query = f"<b>{escape(example['query'])}</b>\n" if "query" in example else ""
+        text = f"{query}{escape(example['context'])}<mark>{escape(example['continuation'])}</mark>"
         blocks.append(Html(f"<pre>{text}</pre><div class=pair>{columns}</div><hr>"))
     return blocks

@@ -223,7 +223,7 @@ def prepare_rows(
         examples |= {"dev": read_examples(dev)} if dev else {}
         write_documents(work.documents, read_documents(corpus))
         for split, rows in examples.items():
-            write_examples(out / f"{split}.arrow", rows)
+            write_examples(out / f"{split}.arrow", rows, any(example.has_query for example in rows))
         proof = prove_disjoint(_documents_of(work.documents), **examples)
         log.info(str(proof))
         require_disjoint(proof)

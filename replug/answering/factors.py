@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from replug.answering.prompts import AnswerPrompts, ScoredPart, one_line
+from replug.answering.prompts import AnswerPrompts, ScoredPart
+from replug.data.rows import one_line
 from replug.models.black_box_lm import AsyncLM, ContinuationScore
 from replug.models.ensemble import log_softmax
 from replug.models.generation import Generated

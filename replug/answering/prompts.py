@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from replug.config.errors import UserError
-from replug.data.rows import read_json_lines
+from replug.data.rows import one_line, read_json_lines
 
 STOP = "\n"  # where an answer ends
 BETWEEN_BLOCKS = "\n\n"
@@ -147,11 +147,6 @@ def fit_shots(
 def _fits(prompts: AnswerPrompts, has_evidence: bool, length: int, num_tokens: Callable[[str], int], room: int) -> bool:
     """Return whether a block of so many tokens fits behind the opening of every order."""
     return max(num_tokens(opening) for opening in prompts.openings(has_evidence)) + length <= room
-
-
-def one_line(text: str) -> str:
-    """Replace white space of every kind by single spaces: a line's end is the end of a part."""
-    return " ".join(text.split())
 
 
 def _line(text: str) -> str:

@@ -19,6 +19,7 @@ from replug.config.load import load_ask_config, names_lm
 from replug.config.methods import ENGINE_NAMES, REPLUG, RERANKERS
 from replug.config.plain_text import plain_json
 from replug.data.folder import require_checksums
+from replug.data.rows import question_prompt
 
 if TYPE_CHECKING:  # brings numpy
     from replug.models.ensemble import Weighting
@@ -28,6 +29,7 @@ CONFIG = "config.yaml"  # of a run directory
 TEMPERATURE = "ensemble.temperature"
 LOCAL = "local"  # the engine that searches the user's documents
 QUESTION = "{question}"  # stands for the question in --template
+STOP = "\n"  # ends an answer that is no message of a chat
 QUICKSTART = Path("runs/quickstart")  # searched by default
 
 
@@ -135,6 +137,7 @@ def ask(
         raise UserError(problem)
     chosen = [f"web.engine={engine or LOCAL}", *([f"retriever.path={retriever}"] if retriever is not None else [])]
     config = config_of(options.index, [*(overrides or []), *chosen])
+    options = _with_template(options, config)
     from replug.models.policy import Subject
 
     subject = Subject(relation, popularity)
@@ -146,6 +149,25 @@ def ask(
         print(plain_json(reply.as_json()))
     else:
         print_reply(reply)
+
+
+def _with_template(options: AskOptions, config: AskConfig) -> AskOptions:
+    """Return the options with a prompt without demonstrations where `lm.prompt` or `lm.chat` asks for another form.
+
+    Raises UserError for prompts of another form.
+    """
+    for lm, section in ((config.lm, "lm"), (config.rerank_lm, "rerank_lm")):
+        if lm.prompt is None and not lm.chat:
+            continue
+        key = f"{section}.{'chat' if lm.chat else 'prompt'}"
+        if options.reranks or options.shots is not None:
+            option = f"--rerank {options.method}" if options.reranks else "--shots"
+            yields = f"{key} is set, and {option} has prompts of its own; expected {section}.prompt=null"
+            raise UserError(f"{yields} {section}.chat=false")
+        if options.template is None:
+            stop = options.stop or (() if lm.chat else (STOP,))
+            return replace(options, template=question_prompt(QUESTION), stop=stop)
+    return options
 
 
 def config_of(directory: Path | None, overrides: list[str]) -> AskConfig:

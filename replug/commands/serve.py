@@ -63,7 +63,7 @@ def serve(
     own = None if temperature is None else float(temperature)
     spread = (lm.gpus_per_replica or 0) > 1
     with serving.listen(host, port) as listener:
-        service = load_service(directory, source, lm.separator, k, limits, own, spread, weighting_of(config))
+        service = load_service(directory, source, lm, k, limits, own, spread, weighting_of(config))
         serving.run_server(serving.create_app(service, token), listener, timeout)
 
 

@@ -37,6 +37,7 @@ READS_TOKENS = (
 OWN_LABELS = "auto"  # of train.labels: made in the run directory
 QUESTION_TOKENS = 64  # that move posterior weights before an answer, which is too short to do so itself
 QUESTION = "{question}"  # where a question stands in questions.query
+DOCUMENT, CONTEXT = "{document}", "{context}"  # where both stand in lm.prompt
 
 
 def check_rules(config: AnyConfig, needs_lm: bool = True, needs_retriever: bool = True) -> None:
@@ -195,11 +196,29 @@ def lm_problems(lm: LMConfig) -> Iterator[str]:
         yield f"lm.path is {lm.path}; expected stand_in, or stand_in:SECONDS such as stand_in:0.05"
     if lm.gpus_per_replica and lm.gpus_per_replica > 1 and lm.gpus_per_replica % 1:
         yield f"lm.gpus_per_replica is {lm.gpus_per_replica}; expected a share of one GPU, or whole GPUs"
+    yield from _prompt_problems(lm)
     if lm.url:
         yield from _server_problems(lm)
     for key in ("model", "tokenizer"):
         if lm.path and getattr(lm, key):
             yield f"lm.{key} is set, but lm.path names a local LM; expected it only with lm.url. Remove it"
+
+
+def _prompt_problems(lm: LMConfig) -> Iterator[str]:
+    if lm.chat and lm.url and not lm.tokenizer:
+        yield "lm.tokenizer is missing; expected the server's tokenizer, since lm.chat=true uses its chat template"
+    if lm.prompt is None:
+        return
+    for place in (DOCUMENT, CONTEXT):
+        if (count := lm.prompt.count(place)) != 1:
+            yield f"lm.prompt has {place} {count or 'no'} times; expected a template with {DOCUMENT} and {CONTEXT} once"
+    if any(DOCUMENT in line and CONTEXT in line for line in lm.prompt.split("\n")):
+        yield (
+            f"lm.prompt has {DOCUMENT} and {CONTEXT} on one line; expected two, since the document's line is left out "
+            f"where there is none: 'lm.prompt=\"Help: {DOCUMENT}\\n\\n{CONTEXT}\"', with both pairs of quotes"
+        )
+    if lm.separator != LMConfig().separator:
+        yield "lm.separator and lm.prompt are both set; expected one of them: lm.prompt has what stands between the two"
 
 
 def server_url(lm: LMConfig) -> str:

@@ -144,7 +144,11 @@ class LMConfig:
         15.0, "Minutes to wait for a server that is away or throttles before the run stops.", ABOVE_0, resumable=True
     )
     # Both kinds.
-    separator: str = key("\n", "Text between a document and the context.")
+    separator: str = key("\n", "Text between a document and the context, without lm.prompt.")
+    prompt: str | None = key(
+        None, "Template with {document} and {context}, on lines of their own. Default: both, lm.separator between them."
+    )
+    chat: bool = key(False, "Put the prompt as the user's message through the tokenizer's chat template.")
     too_long: TooLong = key(
         TooLong.error, "Inputs above the LM's limit: error, or truncate the document, then the context's beginning."
     )

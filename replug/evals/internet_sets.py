@@ -29,7 +29,7 @@ from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
 from replug.config.methods import GOLD, NONE, Method
 from replug.config.rules import evaluation_methods
 from replug.data.hashing import hash64
-from replug.data.rows import read_json_array, read_json_lines
+from replug.data.rows import read_json_array, read_json_lines, texts_of
 from replug.data.store import CorpusStore
 from replug.evals.answers import normalize_answer
 from replug.evals.loop import Item
@@ -44,7 +44,6 @@ from replug.evals.questions import (
     open_question,
     questions_of_rows,
     text_of,
-    texts_of,
 )
 from replug.web.records import FoundEvidence, Passage
 

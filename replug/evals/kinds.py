@@ -137,6 +137,11 @@ def _problems(config: EvaluationConfig, kind: EvaluationKind, methods: Sequence[
     if not kind.reranks and has_rerank_lm(config):
         yield f"rerank_lm is set, but evaluation={config.evaluation} reranks no answers; expected it with internet_qa"
     names = [method.name for method in methods if method.is_reranked]
+    for lm, section in ((config.lm, "lm"), (config.rerank_lm, "rerank_lm")):
+        key = "chat" if lm.chat else "prompt"
+        if (lm.chat or lm.prompt is not None) and (names or config.evaluation == INTERNET_QA):
+            what = f"the reranking of {names[0]}" if names else f"evaluation={INTERNET_QA}"
+            yield f"{section}.{key} is set, but {what} asks by prompts of its own; expected it without {section}.{key}"
     if names and config.evaluation not in MAY_RERANK_DOCUMENTS:
         yield (
             f"methods: {names[0]} reranks documents by the LM, but evaluation={config.evaluation} counts its calls "

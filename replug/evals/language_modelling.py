@@ -94,7 +94,8 @@ class LanguageModelling(Task):
         """
         self._lm, self._template, self._tokens_of = lm, template, tokens_of
         self._keeps_documents, self._beta = keeps_documents, beta
-        self._spans = [scored_span(example) for example in examples]
+        spans = map(scored_span, examples)
+        self._spans = [replace(span, continuation=template.continuation(span.continuation)) for span in spans]
         self.examples = items_of(self._spans)
 
     def compared(self, row: int) -> tuple[str, ...]:

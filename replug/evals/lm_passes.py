@@ -48,7 +48,7 @@ def _begin_writing(lm: PromptedLM, question: str) -> Callable[[], WrittenDocumen
     """Ask for the document of a question; what is returned waits for it."""
     if not question.strip():
         return lambda: WrittenDocument(None, 0, 0)
-    prompt = lm.template.fit(None, lambda _: genread_prompt(question), MAX_NEW_TOKENS)
+    prompt = lm.template.fit(None, lm.template.around(lambda _: genread_prompt(question)), MAX_NEW_TOKENS)
     future = lm.lm.submit_answer(prompt, GenerationOptions(MAX_NEW_TOKENS))
 
     def finish() -> WrittenDocument:

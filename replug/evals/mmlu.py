@@ -214,6 +214,7 @@ class MmluPrompts:
     ) -> None:
         self._template, self._counting = template, counting
         self._demonstrations, self._documents = demonstrations, documents
+        self.letters = [template.continuation(letter) for letter in CONTINUATIONS]
 
     def of(self, question: MmluQuestion, method: str, evidence: Evidence) -> MmluAsked:
         """Return a question's prompts under a method. Raises UnscorableText where the question alone does not fit."""
@@ -221,11 +222,11 @@ class MmluPrompts:
         all_shots, documents = self._demonstrations[subject], self._documents[method][subject]
         for num in range(len(all_shots), -1, -1):
             shots, given = all_shots[:num], documents and documents[:num]
-            build = partial(mmlu_prompt, question, shots, demonstration_documents=given)
+            build = self._template.around(partial(mmlu_prompt, question, shots, demonstration_documents=given))
             if all(self._counting.holds(build(text), ROOM) for text in evidence.texts):
                 break
         prompts = [self._template.fit(text, build, ROOM, evidence.is_concatenated) for text in evidence.texts]
-        return MmluAsked(mmlu_opening(subject, shots, given), tuple(prompts), num)
+        return MmluAsked(self._template.opening(mmlu_opening(subject, shots, given)), tuple(prompts), num)
 
 
 class Mmlu(Task):
@@ -283,7 +284,7 @@ class Mmlu(Task):
         if not read or len(asked.prompts) == 1:
             return lambda: None
         prompts = list(dict.fromkeys(asked.prompts))
-        future = self._lm.submit(prompts, CONTINUATIONS[:1] * len(prompts), opening=asked.opening, read=read)
+        future = self._lm.submit(prompts, self._prompts.letters[:1] * len(prompts), opening=asked.opening, read=read)
 
         def answers() -> np.ndarray:
             scores = dict(zip(prompts, future.result(), strict=True))
@@ -294,7 +295,7 @@ class Mmlu(Task):
     def _ask(self, opening: str, prompts: Sequence[str]) -> Callable[[], dict[str, np.ndarray]]:
         """Ask for the four letters' log-probs [4] by prompt, in one call, in the texts' order."""
         repeated = [prompt for prompt in prompts for _ in LETTERS]
-        future = self._lm.submit(repeated, list(CONTINUATIONS) * len(prompts), opening=opening)
+        future = self._lm.submit(repeated, self._prompts.letters * len(prompts), opening=opening)
 
         def answers() -> dict[str, np.ndarray]:
             letters = np.array([score.sum_logprob for score in future.result()]).reshape(len(prompts), len(LETTERS))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from replug.config.evaluation_schema import EvaluationConfig
+from replug.data.rows import one_line, question_prompt
 from replug.data.store import Corpus
 from replug.evals.answers import exact_match, has_answer, token_f1
 from replug.evals.evidence import Evidence, EvidenceBook
@@ -27,7 +28,6 @@ from replug.evals.questions import (
     draw_questions,
     hold_out_demonstrations,
     knowledge_line,
-    one_line,
     queries_of,
     question_problems,
     read_questions,
@@ -63,7 +63,9 @@ class OpenQa(Task):
         self._demonstrations, self._documents = demonstrations, documents
         self._max_new_tokens = max_new_tokens
         self._options = {
-            method: GenerationOptions(max_new_tokens, STOP, opening=open_qa_opening(demonstrations, given))
+            method: GenerationOptions(
+                max_new_tokens, STOP, opening=template.opening(open_qa_opening(demonstrations, given))
+            )
             for method, given in documents.items()
         }
         self.examples = [question.example for question in questions]
@@ -89,8 +91,9 @@ class OpenQa(Task):
         def build(document: str | None) -> str:
             return open_qa_prompt(question, self._demonstrations, document, self._documents[method])
 
+        asked = self._template.around(build)
         return [
-            self._template.fit(text, build, self._max_new_tokens, evidence.is_concatenated) for text in evidence.texts
+            self._template.fit(text, asked, self._max_new_tokens, evidence.is_concatenated) for text in evidence.texts
         ]
 
 
@@ -117,7 +120,7 @@ def open_qa_opening(demonstrations: Sequence[OpenQuestion], documents: Sequence[
 
 
 def _block(question: OpenQuestion, document: str | None) -> str:
-    return f"{knowledge_line(document)}Question: {one_line(question.example.query)}\nAnswer:"
+    return knowledge_line(document) + question_prompt(question.example.query)
 
 
 def open_qa_outcome(question: OpenQuestion, evidence: Evidence, generated: Generated) -> Outcome:

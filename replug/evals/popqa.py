@@ -110,7 +110,9 @@ class PopQa(Task):
         self._lm, self._template, self._asked, self._shots, self._book = lm, template, asked, shots, book
         self._methods = {method.name: method for method in book.methods}
         self._options = {
-            key: GenerationOptions(max_new_tokens, STOP if shown else None, opening=popqa_opening(shown))
+            key: GenerationOptions(
+                max_new_tokens, STOP if shown else None, opening=template.opening(popqa_opening(shown))
+            )
             for key, shown in shots.items()
         }
         self._popularity = {one.question.example.id: one.popularity for one in asked}
@@ -143,8 +145,9 @@ class PopQa(Task):
         def build(document: str | None) -> str:
             return popqa_prompt(question.example.query, document, self._shots[key])
 
+        asked = self._template.around(build)
         return [
-            self._template.fit(text, build, self._options[key].max_new_tokens, evidence.is_concatenated)
+            self._template.fit(text, asked, self._options[key].max_new_tokens, evidence.is_concatenated)
             for text in evidence.texts
         ]
 

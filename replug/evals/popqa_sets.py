@@ -31,7 +31,7 @@ import numpy as np
 from replug.answering.prompts import Shot
 from replug.config.errors import UserError
 from replug.data.progress import Progress
-from replug.data.rows import read_json_array, read_json_lines
+from replug.data.rows import one_line, read_json_array, read_json_lines
 from replug.data.sources.lines import twice
 from replug.evals.answers import answer_tokens
 from replug.evals.questions import (
@@ -40,7 +40,6 @@ from replug.evals.questions import (
     answers_field,
     draw_demonstrations,
     hold_out_demonstrations,
-    one_line,
     open_question,
     questions_of_rows,
     text_of,

@@ -14,18 +14,13 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
 from replug.config.methods import GENREAD, LONG_CONTEXT, Method
 from replug.config.rules import QUESTION
-from replug.data.rows import read_json_lines, require_new, say_unread
+from replug.data.rows import one_line, read_json_lines, require_new, say_unread, texts_of
 from replug.evals.answers import normalize_answer
 from replug.evals.loop import Item
 
 BETWEEN_BLOCKS = "\n\n"
 STOP = "\n"
 QUESTION_FIELDS = ("id", "question", "answers", "domain", "gold")
-
-
-def one_line(text: str) -> str:
-    """Return every run of white space as one space: a line of a prompt must not become several."""
-    return " ".join(text.split())
 
 
 def knowledge_line(document: str | None) -> str:
@@ -81,18 +76,6 @@ def text_of(row: Mapping[str, Any], field: str, where: str) -> str:
         named = ", ".join(row) or "none"
         raise UserError(f"{where}: field {field!r} must be a text, found {value!r}; the fields here are {named}")
     return value
-
-
-def texts_of(row: Mapping[str, Any], field: str, where: str) -> tuple[str, ...]:
-    """Return a field that must be a list of texts, at least one. Raises UserError with where it stands."""
-    value = row.get(field)
-    if not isinstance(value, list) or not value or not all(isinstance(item, str) and item.strip() for item in value):
-        named = ", ".join(row) or "none"
-        raise UserError(
-            f"{where}: field {field!r} must be a list of texts, at least one, found {value!r}; the fields here are "
-            f"{named}"
-        )
-    return tuple(value)
 
 
 def name_of(row: Mapping[str, Any], fields: Sequence[str], where: str) -> str | None:

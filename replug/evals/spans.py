@@ -102,13 +102,12 @@ class MeasuredText:
 
 @dataclass(frozen=True, slots=True)
 class ScoredSpan(Example):
-    """An example whose `query` documents are retrieved for; `context` is what the LM reads before, `source` the text.
+    """An example of a text: `source` is the text, and `query` the part of it before that documents are retrieved for.
 
     `num_words` words and line ends begin in it. `start` is its place in the text, in characters. `long_context` is as
     much of the text before as the LM holds, where a method reads that.
     """
 
-    query: str = ""
     num_words: int = 0
     start: int = 0
     long_context: str | None = None
@@ -143,13 +142,13 @@ class TokenBorders:
 
 
 def scored_span(example: Example) -> ScoredSpan:
-    """Return an example that is measured as it is: its query is the whole context."""
+    """Return an example that is measured as it is."""
     if isinstance(example, ScoredSpan):
         return example
     begun = unit_starts(example.context + example.continuation)
     num_words = sum(start >= len(example.context) for start in begun)
     own = {field.name: getattr(example, field.name) for field in fields(Example)}
-    return ScoredSpan(**own, query=example.context, num_words=num_words)
+    return ScoredSpan(**own, num_words=num_words)
 
 
 def spans_of(text: MeasuredText, tokenizer: Tokenizer, keys: TextsConfig) -> Iterator[ScoredSpan]:

@@ -9,10 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jinja2 import TemplateError
+
 from replug.config.choices import TooLong, TrainedSide
 from replug.config.errors import UserError
-from replug.config.rules import tokens_read
+from replug.config.rules import CONTEXT, DOCUMENT, tokens_read
 from replug.config.schema import EnsembleConfig, LMConfig, RetrieverConfig
+from replug.data.files import json_sha256
 from replug.data.tokenizing import inside_rules
 from replug.models.caching_lm import CachingLM
 from replug.models.encoder import Encoder
@@ -21,6 +24,7 @@ from replug.models.http import server_source
 from replug.models.lm_source import Backend, LMSource
 from replug.models.local import given_lm, local_source, stand_in_lm
 from replug.models.packaged import resolve_encoder_path
+from replug.models.pair_tokens import num_tokens
 from replug.models.prompt import PromptTemplate
 
 if TYPE_CHECKING:  # seconds to import
@@ -37,8 +41,36 @@ def lm_source(lm: LMConfig, budget_file: Path, cache: Path) -> LMSource:
     What a server is sent is counted in `budget_file`; `cache` is the default place of its scores.
     """
     source = _named_source(lm)
+    if mark := _prompt_mark(lm, source):
+        source = source.prompted_by(mark)
     source.connect(budget_file, cache_path(lm, cache))
     return source
+
+
+def _prompt_mark(lm: LMConfig, source: LMSource) -> str:
+    """Return what tells prompts by lm.prompt and lm.chat from others in the LM's identity; "" for the default ones.
+
+    Raises UserError for a chat LM without a chat template.
+    """
+    if lm.prompt is None and not lm.chat:
+        return ""
+    chat = _chat_template(lm, source) if lm.chat else ""
+    return f", prompt {json_sha256([lm.prompt or f'{DOCUMENT}{lm.separator}{CONTEXT}', chat])[:8]}"
+
+
+def _chat_template(lm: LMConfig, source: LMSource) -> str:
+    """Return the LM's chat template, tried on a message. Raises UserError where there is none."""
+    tokenizer, name = source.tokenizer(), lm.tokenizer or lm.path
+    if tokenizer is None or not tokenizer.chat_template:
+        raise UserError(f"lm.chat is true, but the tokenizer of {name} has no chat template; expected lm.chat=false")
+    try:
+        PromptTemplate(tokenizer=tokenizer, is_chat=True).whole(None, "a message")
+    except TemplateError as error:
+        raise UserError(
+            f"lm.chat: the chat template of {name} refuses a message of the user alone ({error}); expected "
+            "lm.chat=false, or an LM whose template takes one"
+        ) from error
+    return str(tokenizer.chat_template)
 
 
 @contextmanager
@@ -57,9 +89,23 @@ def cache_path(lm: LMConfig, default: Path) -> Path:
 
 def prompt_template(lm: LMConfig, source: LMSource) -> PromptTemplate:
     """Return the template that joins documents and texts, and cuts them if `lm.too_long` asks for it."""
-    if lm.too_long is TooLong.error or source.max_tokens is None:
-        return PromptTemplate(lm.separator)
-    return PromptTemplate(lm.separator, source.tokenizer(), source.max_tokens)
+    limit = None if lm.too_long is TooLong.error else source.max_tokens
+    return limited_template(lm, source, limit)
+
+
+def limited_template(lm: LMConfig, source: LMSource, max_tokens: int | None) -> PromptTemplate:
+    """Return the template that cuts prompts to so many tokens; None cuts none."""
+    tokenizer = source.tokenizer() if lm.chat or max_tokens is not None else None
+    return PromptTemplate(lm.separator, tokenizer, max_tokens, lm.prompt, lm.chat)
+
+
+def tokens_added(lm: LMConfig) -> int:
+    """Return the most tokens that a prompt has beside the document and the context."""
+    source = _named_source(lm)
+    if lm.chat:
+        _chat_template(lm, source)
+        return num_tokens(source.tokenizer(), limited_template(lm, source, None).whole("", ""))
+    return len(PromptTemplate(lm.separator, prompt=lm.prompt).whole("", "").encode())
 
 
 def counting_template(source: LMSource | None) -> PromptTemplate:
@@ -68,7 +114,7 @@ def counting_template(source: LMSource | None) -> PromptTemplate:
     Everything fits where nobody can count: no limit is known, or a server's tokenizer is not given.
     """
     tokenizer = source.tokenizer() if source and source.max_tokens is not None else None
-    return PromptTemplate("", tokenizer, source.max_tokens) if source and tokenizer is not None else PromptTemplate("")
+    return PromptTemplate("", tokenizer, source.max_tokens if source else None)
 
 
 def posterior_weighting(ensemble: EnsembleConfig, lm: LMConfig, is_asked: bool) -> Weighting:

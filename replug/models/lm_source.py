@@ -26,6 +26,10 @@ class LMSource(Protocol):
         """Return the opened LM's identity: equal identities give equal scores."""
         ...
 
+    def prompted_by(self, mark: str) -> "LMSource":
+        """Return the source with this at the end of its identity: it tells apart prompts of other templates."""
+        ...
+
     @property
     def max_tokens(self) -> int | None:
         """Return the opened LM's longest input in tokens. None means no limit."""
@@ -64,9 +68,9 @@ Backend = Callable[[LMConfig], LMSource | None]
 class InProcessLM(AsyncLM):
     """An `AsyncLM` round `lm`, with the units that a pool of it on processors would have."""
 
-    def __init__(self, lm: LocalLM, unit_tokens: int | None = None) -> None:
+    def __init__(self, lm: LocalLM, unit_tokens: int | None = None, identity: str | None = None) -> None:
         self._lm = lm
-        self.identity, self.max_tokens = lm.identity, lm.max_tokens
+        self.identity, self.max_tokens = identity or lm.identity, lm.max_tokens
         self._unit_tokens = unit_tokens or tokens_per_unit(LMShape(), on_gpu=False)
 
     def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:

@@ -211,9 +211,10 @@ def pairs_token_ids(
 
 
 def prompts_token_ids(tokenizer: "PreTrainedTokenizerBase", prompts: Sequence[str]) -> list[list[int]]:
-    """Return the ids of texts that an LM continues, none of them empty."""
+    """Return the ids of texts that an LM continues, none of them empty. A chat template writes its own first token."""
     rules = text_rules(tokenizer)
-    return [rules.start + ids if ids else rules.alone for ids in rules.ids(prompts, begins=True)]
+    starts = [[] if isinstance(prompt, ChatText) else rules.start for prompt in prompts]
+    return [start + ids or rules.alone for start, ids in zip(starts, rules.ids(prompts, begins=True), strict=True)]
 
 
 def num_tokens(tokenizer: "PreTrainedTokenizerBase", prompt: str) -> int:
@@ -267,19 +268,16 @@ def _decoded(tokenizer: "PreTrainedTokenizerBase", ids: list[int]) -> str:
     return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
 
-def chat_text(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Mapping[str, Any]]) -> ChatText:
+def chat_text(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Mapping[str, Any]], **given: Any) -> ChatText:
     """Return what the tokenizer's chat template makes of messages, up to where the assistant speaks.
 
-    The token that begins a text is left out where the tokenizer puts it before each. Raises jinja2's TemplateError for
-    messages that the template refuses.
+    `given` are further variables of the template. Raises jinja2's TemplateError for messages that it refuses.
     """
     rules = text_rules(tokenizer)
     marked = [
         {**message, "content": BREAK.join(rules.pieces(message["content"].replace(BREAK, "")))} for message in messages
     ]
-    written = str(tokenizer.apply_chat_template(marked, tokenize=False, add_generation_prompt=True))
-    if rules.start and tokenizer.bos_token:
-        written = written.removeprefix(str(tokenizer.bos_token))
+    written = str(tokenizer.apply_chat_template(marked, tokenize=False, add_generation_prompt=True, **given))
     parts = written.split(BREAK)
     cuts = [len("".join(parts[:number])) for number in range(1, len(parts))]
     return ChatText("".join(parts), cuts)

@@ -22,7 +22,7 @@ from replug.data.sources.records import FieldMap
 from replug.data.sources.shards import source_fingerprint
 from replug.data.store import Corpus, PreparedSet
 from replug.data.tokenizing import TokenIds, inside_rules
-from replug.models.build import lm_max_tokens, lm_tokenizer_json, load_encoder
+from replug.models.build import lm_max_tokens, lm_tokenizer_json, load_encoder, tokens_added
 from replug.models.model_files import load_tokenizer
 from replug.models.packaged import resolve_lm_path
 
@@ -137,7 +137,7 @@ def _lm_limits(config: Config) -> tuple[int, int] | None:
     data, limit = config.data, None if config.data.tokenizer == "lm" else lm_max_tokens(config.lm)
     if limit is None:
         return None
-    room = limit - len(config.lm.separator.encode()) - OF_THE_MODEL
+    room = limit - tokens_added(config.lm) - OF_THE_MODEL
     if config.lm.too_long is TooLong.truncate:
         return room, room  # all but the continuation is cut where they do not fit together
     document = data.document_tokens or data.context_tokens

@@ -1,64 +1,117 @@
-"""Join a document and a text for the LM, and cut them where they are too long together.
+"""Make the LM's prompts of documents and texts, and cut them where they are too long together.
 
-The document comes first (REPLUG, section 3.2). What does not fit is cut from the document's end, then from the
-context's beginning, and never from the continuation: cut continuations would not be comparable. Documents that were
-concatenated with the nearest last are cut from their beginning.
+The document comes first (REPLUG, section 3.2), or where a template of the user's has it. In a chat all of it is the
+user's message, and what the LM is scored on is the assistant's. What does not fit is cut from the document's end, then
+from the context's beginning, and never from the continuation: cut continuations would not be comparable. Documents that
+were concatenated with the nearest last are cut from their beginning.
 """
 
+import re
 import threading
 from collections.abc import Callable
 
 from transformers import PreTrainedTokenizerBase
 
+from replug.config.rules import CONTEXT, DOCUMENT
 from replug.models.black_box_lm import UnscorableText
-from replug.models.pair_tokens import num_tokens, pair_token_ids, token_spans, within
+from replug.models.pair_tokens import chat_text, num_tokens, pair_token_ids, token_spans, within
 
-
-def join_document(document: str, separator: str, context: str) -> str:
-    """Return the text that the LM reads before the continuation."""
-    return f"{document}{separator}{context}"
+PLACES = re.compile(f"({re.escape(DOCUMENT)}|{re.escape(CONTEXT)})")
+DOCUMENTS_LINE = re.compile(rf"^[^\n]*{re.escape(DOCUMENT)}[^\n]*(\n([^\S\n]*\n)*|$)", re.MULTILINE)
+DAY = "26 Jul 2024"  # that Llama 3's templates name by default; with today's no score could be made again tomorrow
+Build = Callable[[str | None], str]  # the prompt with a document, or without
 
 
 class PromptTemplate:
-    """Builds prefixes. With a tokenizer and a limit, too long inputs are cut and counted; without, left as they are.
+    """Makes prompts. With a tokenizer and a limit, too long inputs are cut and counted; without, left as they are.
+
+    `prompt` has {document} and {context} in it. By default it is both with the separator between them. Without a
+    document its line is left out, and the blank ones behind it. `is_chat` makes it the message of a chat, by the
+    tokenizer's template.
 
     >>> PromptTemplate("\\n").prefix("Basel lies on the Rhine.", "The river is the", " Rhine")
     'Basel lies on the Rhine.\\nThe river is the'
+    >>> PromptTemplate(prompt="Help: {document}\\n\\nQuestion: {context}").prefix(None, "Which river?", " Rhine")
+    'Question: Which river?'
     """
 
     def __init__(
-        self, separator: str, tokenizer: PreTrainedTokenizerBase | None = None, max_tokens: int | None = None
+        self,
+        separator: str = "\n",
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        max_tokens: int | None = None,
+        prompt: str | None = None,
+        is_chat: bool = False,
     ) -> None:
-        self._separator, self._tokenizer, self._max_tokens = separator, tokenizer, max_tokens
+        assert tokenizer is not None or not is_chat, "a chat is written by the tokenizer's template"
+        self._tokenizer, self._max_tokens = tokenizer, max_tokens if tokenizer is not None else None
+        self._prompt, self._is_chat = prompt, is_chat
+        alone = CONTEXT if prompt is None else DOCUMENTS_LINE.sub("", prompt)
+        whole = f"{DOCUMENT}{separator}{CONTEXT}" if prompt is None else prompt
+        self._parts = {has_document: PLACES.split(text) for has_document, text in ((True, whole), (False, alone))}
         self._lock = threading.Lock()  # a tokenizer refuses to be used by two threads at once
         self.num_truncated = 0
 
+    def fill(self, document: str | None, context: str) -> str:
+        """Return the template with a document and a context, which in a chat is the message."""
+        if document is None and self._prompt is None:
+            return context
+        given = {DOCUMENT: document or "", CONTEXT: context}
+        return "".join(given.get(part, part) for part in self._parts[document is not None])
+
+    def whole(self, document: str | None, context: str) -> str:
+        """Return all that the LM reads before the continuation."""
+        return self._said(self.fill(document, context))
+
+    def around(self, build: Build) -> Build:
+        """Return `build` as the LM is to be asked: an evaluation's own prompt is the context of the user's template."""
+        if self._prompt is None:
+            return lambda document: self._said(build(document))
+        return lambda document: self.whole(document, build(None))
+
+    def opening(self, text: str) -> str:
+        """Return what prompts that begin with a text have in common; nothing where a template stands before it."""
+        return "" if self._is_chat or self._prompt is not None else text
+
+    def continuation(self, text: str) -> str:
+        """Return what the LM is scored on: a message of a chat begins without white space."""
+        return text.lstrip() or text if self._is_chat else text
+
+    def _said(self, text: str) -> str:
+        if not self._is_chat:
+            return text
+        assert self._tokenizer is not None
+        return chat_text(self._tokenizer, [{"role": "user", "content": text}], date_string=DAY)
+
     def prefix(self, document: str | None, context: str, continuation: str, keep_end: bool = False) -> str:
-        """Return the document, the separator and the context; the context alone without a document.
+        """Return `whole`, cut where it does not fit the LM with the continuation.
 
         `keep_end` cuts the document's beginning first. Raises UnscorableText where the continuation alone fills the LM.
         """
-        whole = self._join(document, context)
+        whole = self.whole(document, context)
         if self._surely_holds(whole + continuation, 0):
             return whole
         with self._lock:
             if document:
                 document = self._readable(document, keep_end) or None
             context = self._readable(context, keep_end=True)
-            excess = self._excess(self._join(document, context), continuation)
+            excess = self._excess(self.whole(document, context), continuation)
             self.num_truncated += excess > 0
             while excess > 0:  # until it fits: what is cut may be joined by other tokens than before
                 if document:
                     document = self._cut(document, excess, keep_end) or None  # the separator goes with its last token
+                elif document is None and not context:
+                    raise UnscorableText(
+                        f"lm.prompt is {excess} tokens too long without any document and context, with a continuation: "
+                        f"the LM holds {self._max_tokens}; expected a shorter template"
+                    )
                 else:
                     document = None
                     context = self._cut(context, excess, keep_end=True)
-                excess = self._excess(self._join(document, context), continuation)
-            return self._join(document, context)
+                excess = self._excess(self.whole(document, context), continuation)
+            return self.whole(document, context)
 
-    def fit(
-        self, document: str | None, build: Callable[[str | None], str], num_after: int, keep_end: bool = False
-    ) -> str:
+    def fit(self, document: str | None, build: Build, num_after: int, keep_end: bool = False) -> str:
         """Return what `build` makes of the document, cut where the prompt and `num_after` tokens would not fit.
 
         Raises UnscorableText where they do not fit without a document either.
@@ -99,9 +152,6 @@ class PromptTemplate:
     def _surely_holds(self, prompt: str, num_after: int) -> bool:
         """Return whether the bytes fit: a token has at least one, so most prompts need not be tokenized."""
         return self._max_tokens is None or len(prompt.encode()) + 2 + num_after <= self._max_tokens
-
-    def _join(self, document: str | None, context: str) -> str:
-        return context if document is None else join_document(document, self._separator, context)
 
     def _excess(self, prefix: str, continuation: str) -> int:
         """Return the tokens over the limit."""

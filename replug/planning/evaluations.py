@@ -6,7 +6,7 @@ key sets are assumed, and documents of different retrievers are assumed to diffe
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from replug.planning.accelerators import Devices, parse_devices
 from replug.planning.memory import DTYPE_BYTES, gpus_for, known, scoring_bytes
 from replug.planning.model_sizes import ModelSize, encoder_size, lm_size
 from replug.planning.training import DEFAULTS, Assumptions
-from replug.planning.workload import count_documents
+from replug.planning.workload import count_documents, template_tokens
 
 TEXTS, QUESTIONS = ("language_modelling", "token_gain"), ("mmlu", "open_qa", "popqa")
 LETTERS, SUBJECTS = 4, 57  # of MMLU
@@ -81,7 +81,8 @@ def prompts_of(config: EvaluationConfig, num: int) -> list[Prompts]:
     query = _query_tokens(config)
     reranked = [Prompts(num * method.k, document, end_tokens=query) for method in methods if method.is_reranked]
     of_methods = _prompts_of_texts if kind in TEXTS else _prompts_of_questions
-    return [*reranked, *of_methods(config, methods, num)]
+    added = template_tokens(config.lm)
+    return [*reranked, *(replace(one, prefix=one.prefix + added) for one in of_methods(config, methods, num))]
 
 
 def _prompts_of_texts(config: EvaluationConfig, methods: Sequence[Method], num: int) -> Iterator[Prompts]:

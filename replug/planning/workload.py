@@ -5,6 +5,7 @@ the LM. Tests compare the bytes on disk with the files that the stores write.
 """
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +14,8 @@ from replug.cluster.layout import index_actors
 from replug.config.choices import Rerank, TrainedSide
 from replug.config.errors import UserError
 from replug.config.refresh_policy import RefreshPolicy, Start, refresh_policy
-from replug.config.schema import Config
+from replug.config.rules import CONTEXT, DOCUMENT
+from replug.config.schema import Config, LMConfig
 from replug.data.rows import count_rows
 from replug.index_workers.build_plan import rows_per_file
 from replug.index_workers.kinds import IndexKind, bytes_per_vector, num_lists, resolve_kind
@@ -29,6 +31,7 @@ SPECIAL_TOKENS = 2  # the retriever's, round a document's own
 SMALL_VOCABULARY = 1 << 16  # token ids below it take two bytes, others four
 FILE_BYTES = 350  # beside the vectors in a file: header, mark, entry in the manifest
 KEPT_CHECKPOINTS = 2  # train/checkpoints.py
+CHAT_TOKENS = 30  # that a chat template writes round a message: 10 of ChatML, 40 of Llama 3's
 SCORE_BYTES = 45  # a row of the cache: key, sum and counts, in pages that random keys fill to two thirds
 
 
@@ -55,6 +58,7 @@ class Shape:
     heldout: int = 0
     heldout_k: int = 1
     num_dev: int = 0
+    template: int = 0
 
     @property
     def pairs(self) -> int:
@@ -64,7 +68,7 @@ class Shape:
     @property
     def pair(self) -> int:
         """Tokens of a pair."""
-        return self.document + self.context + self.continuation
+        return self.document + self.context + self.continuation + self.template
 
     @property
     def longest(self) -> int:
@@ -101,7 +105,14 @@ def shape_of(config: Config, num_documents: int | None = None) -> Shape:
         heldout=there if evaluate.max_examples is None else min(evaluate.max_examples, there),
         heldout_k=evaluate.k,
         num_dev=data.num_dev,
+        template=template_tokens(config.lm),
     )
+
+
+def template_tokens(lm: LMConfig) -> int:
+    """Return about how many tokens `lm.prompt` and `lm.chat` add to a document and a context."""
+    text = (lm.prompt or "").replace(DOCUMENT, "").replace(CONTEXT, "")
+    return math.ceil(len(text.encode()) / TEXT_BYTES_PER_TOKEN) + CHAT_TOKENS * lm.chat
 
 
 def count_documents(config: Config) -> int:

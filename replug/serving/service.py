@@ -24,14 +24,16 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from replug.cluster.background import attempt
 from replug.config.errors import RunError
+from replug.config.schema import LMConfig
 from replug.index_workers.build_plan import index_folder
 from replug.models.black_box_lm import BlackBoxLM, GrowingAnswer, Mixture
+from replug.models.build import limited_template
 from replug.models.ensemble import POSTERIOR_WEIGHTS, Retrieved, Weighting, document_weights
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.lm_source import LMSource
 from replug.models.local.local_source import LocalSource
 from replug.models.pair_tokens import chat_text
-from replug.models.prompt import PromptTemplate, join_document
+from replug.models.prompt import Build, PromptTemplate
 from replug.serving.index_holder import IndexHolder, ServedIndex
 from replug.serving.openai_api import QUERY, Answer, ApiError, Message, ServingLimits, Side, document_json, refused
 
@@ -44,7 +46,6 @@ GATHER_SECONDS = 0.005  # clients that were answered together ask again together
 MAX_TEXTS_A_CALL = 256
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-Build = Callable[[str | None], str]  # the prompt with a document, or without
 Listener = Callable[[str], None]  # hears the pieces of an answer, in the LM's thread
 
 
@@ -139,12 +140,13 @@ def _outcomes(work: Work, items: Sequence[Any]) -> list[Any]:
 class Prompting:
     """Build the LM's prompts. Without its tokenizer nothing is counted or cut, and there are no chats."""
 
-    def __init__(self, separator: str, tokenizer: "PreTrainedTokenizerBase | None", max_tokens: int | None) -> None:
-        self._separator, self._tokenizer, self._max_tokens = separator, tokenizer, max_tokens
-        self.template = PromptTemplate(separator, tokenizer, None if tokenizer is None else max_tokens)
+    def __init__(
+        self, template: PromptTemplate, tokenizer: "PreTrainedTokenizerBase | None", max_tokens: int | None
+    ) -> None:
+        self.template, self._tokenizer, self._max_tokens = template, tokenizer, max_tokens
 
     def build_text(self, prompt: str) -> Build:
-        return lambda document: prompt if document is None else join_document(document, self._separator, prompt)
+        return lambda document: self.template.whole(document, prompt)
 
     def build_chat(self, messages: Sequence[Message]) -> Build:
         """Raise ApiError if the LM has no chat template, or if the template refuses the messages."""
@@ -155,10 +157,10 @@ class Prompting:
         if messages[-1].role != "user":
             raise refused("messages", f"the last is the {messages[-1].role}'s; expected the user's")
         rows = [{"role": "system" if m.role == "developer" else m.role, "content": m.text} for m in messages]
-        build_last = self.build_text(rows[-1]["content"])
 
         def build(document: str | None) -> str:
-            chat = [*rows[:-1], {"role": "user", "content": build_last(document)}]
+            last = self.template.fill(document, rows[-1]["content"])
+            chat = [*rows[:-1], {"role": "user", "content": last}]
             try:
                 return chat_text(tokenizer, chat)
             except TemplateError as error:
@@ -306,7 +308,7 @@ class Service:
 def load_service(
     directory: Path,
     source: LMSource,
-    separator: str,
+    config: LMConfig,
     k: int,
     limits: ServingLimits,
     temperature: float | None = None,
@@ -322,7 +324,8 @@ def load_service(
     lm = source.load(spread) if isinstance(source, LocalSource) else source.open_here()
     most = min(limits.max_prompt_tokens, lm.max_tokens or limits.max_prompt_tokens)
     log.info(f"loaded {lm.identity}, index version {index.served.version}")
-    return Service(lm, Prompting(separator, source.tokenizer(), most), k, index, limits, weighting)
+    prompting = Prompting(limited_template(config, source, most), source.tokenizer(), most)
+    return Service(lm, prompting, k, index, limits, weighting)
 
 
 def _embed(index: ServedIndex, side: Side, calls: Sequence[list[str]]) -> list[tuple[np.ndarray, int, list[bool]]]:

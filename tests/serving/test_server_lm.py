@@ -46,7 +46,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
 def ask_server(root: Path, server: FaultServer, test: Callable, tokenizer: str | None = None):
     lm = LMConfig(url=server.url, model=MODEL, tokenizer=tokenizer, timeout_seconds=10)
     limits = ServingLimits(max_new_tokens=8, timeout_seconds=60)
-    return ask(load_service(root, ServerSource(lm), "\n", 2, limits), test)
+    return ask(load_service(root, ServerSource(lm), lm, 2, limits), test)
 
 
 def mixed_answer(prompts: list[str], weights: list[float]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from replug.config.schema import Config
-from replug.data.labels import DEV_SCHEMA, SCHEMA, Labels, labels_folder, write_labels
+from replug.data.labels import Labels, labels_folder, schema_of, write_labels
 from replug.data.store import PreparedSet
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.build import load_encoder
@@ -56,6 +56,6 @@ def write_stand_in_labels(
         )
         own = np.take_along_axis(similarities, candidates.doc_rows, axis=1)
         rows = label_rows(lm, template, data.corpus, check, store, candidates, own, split == "dev")  # type: ignore[arg-type]
-        write_labels(folder / f"{split}.parquet", rows, DEV_SCHEMA if split == "dev" else SCHEMA)
+        write_labels(folder / f"{split}.parquet", rows, schema_of(split == "dev", has_queries=False))
     made.finish([f"{split}.parquet" for split in stores], {"counts": counts})
     return Labels(folder)

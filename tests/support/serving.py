@@ -7,10 +7,12 @@ from pathlib import Path
 
 import httpx
 from fastapi import FastAPI
+from transformers import PreTrainedTokenizerBase
 
 from replug.data.sources.built_in_texts import stand_in_vocabulary
 from replug.models.black_box_lm import BlackBoxLM
 from replug.models.local.stand_in_lm import StandInLM
+from replug.models.prompt import PromptTemplate
 from replug.serving.app import create_app
 from replug.serving.index_holder import IndexHolder
 from replug.serving.openai_api import ServingLimits
@@ -21,6 +23,10 @@ POLL_SECONDS = 0.02
 LIMITS = ServingLimits(max_new_tokens=40, timeout_seconds=60)
 
 
+def prompting_of(tokenizer: PreTrainedTokenizerBase | None, max_tokens: int | None = None) -> Prompting:
+    return Prompting(PromptTemplate("\n", tokenizer, max_tokens), tokenizer, max_tokens)
+
+
 def service_of(
     root: Path,
     lm: BlackBoxLM | None = None,
@@ -29,7 +35,7 @@ def service_of(
 ) -> Service:
     """Answers from 2 documents, by the stand-in unless an LM is given."""
     index = IndexHolder(root, poll_seconds=POLL_SECONDS)
-    return Service(lm or StandInLM(), prompting or Prompting("\n", None, None), 2, index, limits)
+    return Service(lm or StandInLM(), prompting or prompting_of(None), 2, index, limits)
 
 
 def client_of_app(app: FastAPI, token: str | None = None) -> httpx.AsyncClient:

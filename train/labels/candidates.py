@@ -140,8 +140,8 @@ def find_candidates(
     while candidates is None:
         bm25 = np.empty((len(examples), 0), np.int64)
         if label.bm25:
-            contexts = [example.context for example in examples]
-            bm25 = search_bm25(partial(_texts, corpus), contexts, min(depth, len(corpus)))[0]
+            queries = [example.query for example in examples]
+            bm25 = search_bm25(partial(_texts, corpus), queries, min(depth, len(corpus)))[0]
         try:
             candidates = mix(bm25=bm25)
         except TooFewFound as error:
@@ -158,7 +158,7 @@ def _query_vectors(examples: list[Example], encoder: Encoder) -> np.ndarray:
     parts = []
     for start in range(0, len(examples), TEXTS_PER_SEARCH):
         batch = examples[start : start + TEXTS_PER_SEARCH]
-        parts.append(encoder.encode_query([example.context for example in batch]).numpy())
+        parts.append(encoder.encode_query([example.query for example in batch]).numpy())
         require_finite_vectors(parts[-1], [example.id for example in batch])
     return np.concatenate(parts)
 

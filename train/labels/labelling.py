@@ -29,13 +29,12 @@ from replug.config.schema import Config, LossConfig
 from replug.data.files import file_sha256, writing
 from replug.data.folder import sole_writer
 from replug.data.labels import (
-    DEV_SCHEMA,
-    SCHEMA,
     SEARCHES,
     TEXT_FIELDS,
     LabelOrigin,
     Labels,
     labels_folder,
+    schema_of,
     write_labels,
 )
 from replug.data.progress import Progress, Stages
@@ -135,7 +134,7 @@ def _write_labels(
         if store is not None and not path.is_file():
             found = find_candidates(config, data, service, encoder, tuned, store)
             rows = label_rows(lm, template, data.corpus, interruption.check, store, *found, is_dev)
-            write_labels(path, rows, DEV_SCHEMA if is_dev else SCHEMA)
+            write_labels(path, rows, schema_of(is_dev, store.has_queries))
 
 
 def label_origin(
@@ -188,7 +187,7 @@ def label_rows(
         for place, (row, example) in enumerate(zip(rows, store.examples(rows), strict=True)):
             own = scores[place * per_text : (place + 1) * per_text]
             yield {
-                **{name: getattr(example, name) for name in TEXT_FIELDS},
+                **{name: getattr(example, name) for name in (*TEXT_FIELDS, "query")},
                 **_score_columns(corpus, example.id, candidates.doc_rows[row], own),
                 "found_by": [SEARCHES[search] for search in candidates.found_by[row]],
                 "ranks": candidates.ranks[row],
@@ -251,6 +250,11 @@ def retriever_identity(encoder: Encoder) -> str:
 # What other trainers read ------------------------------------------------------------------------------------------
 
 
+def query_of(row: dict[str, Any]) -> str:
+    """Return what documents were retrieved for."""
+    return str(row.get("query") or row["context"])
+
+
 def distill_kl_rows(
     labels: Labels, corpus: CorpusStore, loss: LossConfig
 ) -> tuple[pa.Schema, Iterator[dict[str, Any]]]:
@@ -268,7 +272,7 @@ def distill_kl_rows(
     def rows() -> Iterator[dict[str, Any]]:
         for row, of in zip(labels.rows("queries"), scores, strict=True):
             texts = corpus.texts(np.array(row["doc_rows"]))
-            yield {"query": row["context"], **dict(zip(passages, texts, strict=True)), "label": of}
+            yield {"query": query_of(row), **dict(zip(passages, texts, strict=True)), "label": of}
 
     texts = [(name, pa.string()) for name in ("query", *passages)]
     return pa.schema([*texts, ("label", pa.list_(pa.float32()))]), rows()
@@ -296,7 +300,7 @@ def write_flagembedding(path: Path, labels: Labels, corpus: CorpusStore, loss: L
                 order = np.argsort(-of, kind="stable")
                 texts = corpus.texts(np.array(row["doc_rows"])[order])
                 best, *others = of[order].tolist()
-                line = {"query": row["context"], "pos": texts[:1], "neg": texts[1:]}
+                line = {"query": query_of(row), "pos": texts[:1], "neg": texts[1:]}
                 line |= {"pos_scores": [best], "neg_scores": others}
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
         partial.replace(path)

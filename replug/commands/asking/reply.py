@@ -33,7 +33,6 @@ from replug.answering.prompts import (
     AnswerPrompts,
     Shot,
     fit_shots,
-    one_line,
     read_shots,
 )
 from replug.answering.rerankers import Weights, read_weights
@@ -44,18 +43,17 @@ from replug.config.methods import REPLUG
 from replug.config.plain_text import plain_line, plain_text
 from replug.config.rules import has_rerank_lm
 from replug.config.schema import LMConfig
-from replug.data.rows import read_documents
+from replug.data.rows import one_line, read_documents
 from replug.index_workers.build_plan import index_folder
 from replug.index_workers.local_index import IndexRetriever, LocalIndex
 from replug.models.black_box_lm import AsyncLM, Mixture
-from replug.models.build import lm_source, load_encoder
+from replug.models.build import limited_template, lm_source, load_encoder
 from replug.models.ensemble_temperature import own_temperature
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.hardware import available_cores
 from replug.models.lm_source import LMSource
 from replug.models.pair_tokens import num_tokens, token_spans, within
 from replug.models.policy import Policy, Subject
-from replug.models.prompt import PromptTemplate
 from replug.models.replug_lm import ReplugLM
 from replug.train.run_dir import RunDirectory
 from replug.web import require_web
@@ -289,11 +287,9 @@ def ensemble_prompts(
     if options.template is None:
         prompts = fit_prompts(source, _shots(options), question, passages, num_new)
         return [prompts.ask(question, text) for text in texts], prompts.opening(has_evidence=bool(passages))
-    joining = PromptTemplate(lm.separator)
-    if source.max_tokens is not None and (tokenizer := source.tokenizer()) is not None:
-        if source.max_tokens <= num_new:
-            raise UserError(f"--max-new-tokens is {num_new}; the LM holds {source.max_tokens} tokens in all")
-        joining = PromptTemplate(lm.separator, tokenizer, source.max_tokens - num_new)
+    if source.max_tokens is not None and source.max_tokens <= num_new:
+        raise UserError(f"--max-new-tokens is {num_new}; the LM holds {source.max_tokens} tokens in all")
+    joining = limited_template(lm, source, None if source.max_tokens is None else source.max_tokens - num_new)
     asked = options.template.replace(QUESTION, question)
     return [joining.prefix(text, asked, "") for text in texts], ""
 

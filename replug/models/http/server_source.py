@@ -158,6 +158,11 @@ class ServerSource:
     def __init__(self, lm: LMConfig) -> None:
         self._config = lm
         self._server: HttpLM | None = None
+        self._mark = ""
+
+    def prompted_by(self, mark: str) -> "ServerSource":
+        self._mark = mark
+        return self
 
     @property
     def identity(self) -> str:
@@ -177,6 +182,7 @@ class ServerSource:
         if cache is not None:
             with closing(ScoreCache(cache)) as scores:
                 server.identity = scores.identity_like(server.model, server.fingerprint)
+        server.identity += self._mark
         self._server = server
 
     def open(self, lm: LMConfig) -> HttpLM:

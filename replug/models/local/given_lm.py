@@ -57,10 +57,11 @@ class GivenSource(LocalSource):
 
     lm: BlackBoxLM
     tokens_per_batch: int | None = None
+    mark: str = ""
 
     @property
     def identity(self) -> str:
-        return self.lm.identity
+        return self.lm.identity + self.mark
 
     @property
     def max_tokens(self) -> int | None:

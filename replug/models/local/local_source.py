@@ -22,6 +22,7 @@ class LocalSource(LMSource):
 
     roles = ("score",)
     tokens_per_batch: int | None  # padded tokens in one pass; None for a default by hardware and size
+    mark: str  # at the end of the identity: of prompts by another template than the default one
 
     @property
     def shape(self) -> LMShape:
@@ -31,6 +32,9 @@ class LocalSource(LMSource):
     @abstractmethod
     def load(self, spread: bool = False) -> LocalLM:
         """Load the LM in this process; `spread` lays its layers over all visible GPUs."""
+
+    def prompted_by(self, mark: str) -> "LocalSource":
+        return replace(self, mark=mark)  # type: ignore[type-var]  # subclasses are dataclasses
 
     def connect(self, budget_file: Path | None = None, cache: Path | None = None) -> None:
         """Do nothing: weights are read when they are loaded."""
@@ -42,7 +46,7 @@ class LocalSource(LMSource):
         return ScorerPool(self, replicas, None, gpus, lm.timeout_seconds)
 
     def open_here(self) -> AsyncLM:
-        return InProcessLM(self.load(), self.tokens_per_unit(on_gpu=False))
+        return InProcessLM(self.load(), self.tokens_per_unit(on_gpu=False), self.identity)
 
     def tokens_per_unit(self, on_gpu: bool) -> int:
         """Return the tokens of one call to a replica."""
@@ -73,12 +77,13 @@ class HuggingFaceSource(LocalSource):
     tokens_per_batch: int | None = None
     attention: str = "sdpa"
     known_identity: str | None = None
+    mark: str = ""
 
     @property
     def identity(self) -> str:
         from replug.models.local.weights import lm_identity
 
-        return self.known_identity or lm_identity(self.path, DTYPES[self.dtype])
+        return self.known_identity or lm_identity(self.path, DTYPES[self.dtype]) + self.mark
 
     @property
     def max_tokens(self) -> int | None:

@@ -52,10 +52,11 @@ class StandInSource(LocalSource):
 
     delay_seconds: float = 0.0
     tokens_per_batch: int | None = None
+    mark: str = ""
 
     @property
     def identity(self) -> str:
-        return StandInLM.identity
+        return StandInLM.identity + self.mark
 
     @property
     def max_tokens(self) -> int | None:
