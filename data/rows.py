@@ -6,8 +6,7 @@ may be.
 """
 
 import json
-import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,7 @@ from replug.data.records import Document, Example
 from replug.data.sources.formats import ROWS, format_of
 from replug.data.sources.lines import DECODER, json_object, other_format, read_lines
 from replug.data.sources.records import FieldMap, Rejected, SourceShard
-from replug.data.sources.row_texts import names_in
-
-log = logging.getLogger(__name__)
-
+from replug.data.sources.row_texts import names_in, say_unread
 
 DOCUMENT_FIELDS = ("id", "text", "title", "domain", "source")
 EXAMPLE_FIELDS = ("id", "query", "context", "continuation", "domain", "source", "gold")
@@ -121,16 +117,6 @@ def texts_of(row: Mapping[str, Any], field: str, where: str) -> tuple[str, ...]:
             f"{names_in(row)}"
         )
     return tuple(value)
-
-
-def say_unread(source: Path | str, names: Iterable[str], read: Sequence[str], more: str = "") -> None:
-    """Warn of the fields of a file that are not read, and say what is read instead."""
-    if unread := [name for name in names if name not in read]:
-        found = [name for name in read if name in [*names]]
-        log.warning(
-            f"{source}: fields that are not read: {names_in(unread)}; read are {names_in(found)}, and a row may have "
-            f"{', '.join(read)}{more}"
-        )
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -1,11 +1,15 @@
 """Texts out of rows: a text for each row, or one for many. What is wrong with a row is handed on with its reason."""
 
+import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from replug.data.hashing import content_hash
 from replug.data.sources.records import FieldMap, Item, Reason, Rejected, Row, SourceText
+
+log = logging.getLogger(__name__)
 
 NAME_SHOWN = 40  # characters of a field's name in a message: a table without a header has a text there
 MAX_NAME_CHARACTERS = 4096  # of an id or a domain, which are kept for every piece of a text
@@ -124,6 +128,16 @@ class _Lines:
         if self.length > self._max:
             return too_long(name, first, self.length)
         return checked_text(_unnamed("".join(self._lines), "all"), fields, name, first)
+
+
+def say_unread(source: Path | str, names: Collection[str], read: Sequence[str], more: str = "") -> None:
+    """Warn once of the fields of a file or a source that are not read, and say what is read instead."""
+    if unread := [name for name in names if name not in read]:
+        found = names_in(name for name in read if name in names)
+        log.warning(
+            f"{source}: fields that are not read: {names_in(unread)}; read are {found}, and a row may have "
+            f"{', '.join(read)}{more}"
+        )
 
 
 def names_in(row: Iterable[Any]) -> str:

@@ -45,7 +45,7 @@ from replug.data.sources.formats import (
 from replug.data.sources.lines import packing_of
 from replug.data.sources.markup import require_html
 from replug.data.sources.records import FieldMap, Rejected, SourceShard, SourceText
-from replug.data.sources.row_texts import names_in
+from replug.data.sources.row_texts import say_unread
 
 log = logging.getLogger(__name__)
 decoder = codecs.getincrementaldecoder("utf-8")
@@ -80,8 +80,11 @@ class SourcePlan:
     @property
     def unread_fields(self) -> list[str]:
         """Return the names of fields, outermost ones, that no key names."""
-        read = {name.partition(".")[0] for name in (self.fields.text, self.fields.id, self.fields.domain)}
-        return [name for name in dict.fromkeys(self.field_names) if name not in read]
+        return [name for name in dict.fromkeys(self.field_names) if name not in self._read]
+
+    @property
+    def _read(self) -> list[str]:
+        return [name.partition(".")[0] for name in (self.fields.text, self.fields.id, self.fields.domain)]
 
     def say(self, key: str) -> None:
         """Log what is not read, once for a source, and how it would be."""
@@ -94,11 +97,10 @@ class SourcePlan:
             names = ", ".join([*aside[:SHOWN], *(["..."] if len(aside) > SHOWN else [])])
             shown = f"{names} ({len(aside):,} in all: {_by_suffix(aside)})"
             log.warning(f"{key}: left aside beside {read}: {shown}. A pattern such as 'DIR/**/*.py' reads others")
-        if unread := self.unread_fields:
-            said = f"{key}: the rows have fields that are not read: {names_in(unread)}"
-            if self.fields.id not in self.field_names and "." not in self.fields.id:
-                said += f". No field is '{self.fields.id}' (data.id_field): a text is named by a hash of its words"
-            log.info(said)
+        more = " (data.text_field, data.id_field, data.domain_field)"
+        if self.fields.id not in self.field_names and "." not in self.fields.id:
+            more += f". No field is '{self.fields.id}': a text is named by a hash of its words"
+        say_unread(key, self.field_names, self._read, more)
 
 
 def _by_suffix(names: Iterable[str]) -> str:

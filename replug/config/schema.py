@@ -35,7 +35,7 @@ class DataConfig:
         None, "Corpus: JSONL rows (id, text, optional title, domain, source) or .tsv such as psgs_w100.tsv."
     )
     queries: str | None = key(
-        None, "Training examples: JSONL rows with context, continuation, optional id, domain, source, gold."
+        None, "Training examples: JSONL rows with context, continuation, optional query; or question, answers."
     )
     heldout: str | None = key(None, "Held-out examples in the format of data.queries. They are never trained on.")
     dev: str | None = key(

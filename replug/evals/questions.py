@@ -14,7 +14,8 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
 from replug.config.methods import GENREAD, LONG_CONTEXT, Method
 from replug.config.rules import QUESTION
-from replug.data.rows import one_line, read_json_lines, require_new, say_unread, texts_of
+from replug.data.rows import one_line, read_json_lines, require_new, texts_of
+from replug.data.sources.row_texts import say_unread
 from replug.evals.answers import normalize_answer
 from replug.evals.loop import Item
 

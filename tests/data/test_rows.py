@@ -69,8 +69,27 @@ def test_fields_that_are_not_read_are_named_once(tmp_path, caplog):
     read_examples(tmp_path / "texts.jsonl")
     said = [record.message for record in caplog.records]
     assert len(said) == 2
-    assert "docs.jsonl: fields that are not read: url, date; a row may have id, text, title, domain, source" in said[0]
-    assert "texts.jsonl: fields that are not read: golds; a row may have id, context" in said[1]
+    assert "docs.jsonl: fields that are not read: url, date; read are id, text, and a row may have id, text," in said[0]
+    assert "texts.jsonl: fields that are not read: golds; read are context, continuation, and a row may" in said[1]
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
+
+
+def test_questions_are_examples_and_a_query_is_not_the_context(tmp_path, caplog):
+    path = tmp_path / "nq.jsonl"
+    rows = [
+        {"question": "who wrote  Faust?", "answers": ["Goethe", "J. W. Goethe"], "gold": [7], "url": "u"},
+        {"context": "Question: which river?\nAnswer:", "continuation": " Rhine", "query": "which river?"},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked, own = read_examples(path)
+    assert asked == Example(
+        "0", "Question: who wrote Faust?\nAnswer:", " Goethe", "all", None, ("7",), "who wrote  Faust?"
+    )
+    assert (own.query, own.context, own.has_query) == ("which river?", rows[1]["context"], True)
+    assert "fields that are not read: url; read are id" not in caplog.text and "not read: url; read are" in caplog.text
+    path.write_text(json.dumps({"question": "who?", "answers": []}))
+    with pytest.raises(UserError, match=r"nq.jsonl:1: field 'answers' must be a list of texts, at least one"):
+        read_examples(path)
 
 
 ROW = b'{"id": "a", "text": "The Rhine flows through Basel."}\n'

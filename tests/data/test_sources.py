@@ -362,7 +362,8 @@ def test_fields_that_are_not_read_are_named_once_with_what_is_read_instead(suffi
     prepared = prepare(tmp_path / "set", tmp_path / "raw")
     assert prepared.manifest["unread_fields"] == ["_id", "title"]
     [said] = [record.message for record in caplog.records if "not read" in record.message]
-    assert "_id, title. No field is 'id' (data.id_field): a text is named by a hash" in said
+    assert "not read: _id, title; read are text, and a row may have text, id, domain (data.text_field" in said
+    assert "No field is 'id': a text is named by a hash" in said
     named = prepare(tmp_path / "named", tmp_path / f"raw/a{suffix}", id_field="_id")
     assert named.manifest["unread_fields"] == ["title"]
     plain = prepare(tmp_path / "plain", write_jsonl(tmp_path / "plain.jsonl", ROWS))

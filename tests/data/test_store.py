@@ -1,5 +1,6 @@
 """Rows come back from Arrow files in the order asked for."""
 
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -35,7 +36,12 @@ def test_texts_keep_every_field_in_the_order_asked_for(tmp_path):
     examples = ExampleStore(tmp_path / "queries.arrow")
     assert examples.examples() == EXAMPLES
     assert examples.examples([2, 0, 2]) == [EXAMPLES[2], EXAMPLES[0], EXAMPLES[2]]
-    assert (len(examples), examples.examples(np.array([1]))[0].gold) == (3, ())
+    assert (len(examples), examples.examples(np.array([1]))[0].gold, examples.has_queries) == (3, (), False)
+    asked = [replace(EXAMPLES[0], query="what?"), EXAMPLES[1]]
+    write_examples(tmp_path / "asked.arrow", asked, has_queries=True)
+    examples = ExampleStore(tmp_path / "asked.arrow")
+    assert (examples.examples(), examples.has_queries) == (asked, True)
+    assert [example.query for example in examples.examples()] == ["what?", "three"]
 
 
 def test_an_open_corpus_holds_no_descriptors_however_many_shards_it_has(tmp_path):

@@ -2,13 +2,18 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from replug.config.errors import UserError
+from replug.config.load import load_ask_config
+from replug.models.build import limited_template, lm_source
 from replug.models.pair_tokens import pair_token_ids
 from replug.models.prompt import PromptTemplate
-from tests.support.tokenizers import write_family
+from tests.support.tokenizers import CHAT, llama_with, write_family
 
 
 @pytest.fixture(scope="module")
@@ -107,3 +112,118 @@ def test_a_prompt_goes_without_its_document_and_no_further(tokenizer):
         with pytest.raises(ValueError, match=r"1 tokens too long without any document: the LM holds 12, 9 of them for"):
             PromptTemplate("\n", tokenizer, max_tokens=12).fit(document, ask, 9)
     assert PromptTemplate("\n").fit(words("d", 5), ask, 9) == ask(words("d", 5))
+
+
+# Templates of the user's ------------------------------------------------------------------------------------------
+
+HELP = "Answer in a few words.\nThis may help: {document}\n\nQuestion: {context}\nAnswer:"
+
+
+def test_a_template_without_a_document_loses_the_documents_line_and_no_other():
+    template = PromptTemplate(prompt=HELP)
+    filled = "Answer in a few words.\nThis may help: a {context}\nb\n\nQuestion: which {document}?\nAnswer:"
+    assert template.prefix("a {context}\nb", "which {document}?", " Rhine") == filled
+    assert template.prefix(None, "which?", " Rhine") == "Answer in a few words.\nQuestion: which?\nAnswer:"
+    last = PromptTemplate(prompt="{context}\n  Help: {document}")
+    assert [last.fill("d", "c"), last.fill(None, "c")] == ["c\n  Help: d", "c\n"]
+
+
+def test_a_template_is_cut_in_its_document_then_in_its_context_and_never_in_its_own_words(tokenizer):
+    for max_tokens, left in ((22, "d0 d1"), (19, "c2 c3")):
+        template = PromptTemplate(" ", tokenizer, max_tokens, "a b {document}\n{context} e f")
+        prefix = template.prefix(words("d", 9), words("c", 4), " y0")
+        assert left.split()[-1] in prefix.split() and prefix.endswith(" e f")
+        before, after = pair_token_ids(tokenizer, prefix, " y0")
+        assert len(before) + len(after) <= max_tokens
+    with pytest.raises(ValueError, match=r"lm\.prompt is 1 tokens too long without any document and context"):
+        PromptTemplate(" ", tokenizer, 4, "a b {document}\n{context} e f g").prefix("d", "c", " y0 y1")
+
+
+def test_an_evaluations_own_prompt_is_the_context_of_a_template():
+    def build(document):
+        return f"shots {document} question"
+
+    assert PromptTemplate().around(build)("d") == "shots d question"
+    around = PromptTemplate(prompt="Help: {document}\n\n{context}!").around(build)
+    assert [around("d"), around(None)] == ["Help: d\n\nshots None question!", "shots None question!"]
+
+
+CHATS = {  # family of the tokenizer, and template
+    "ChatML": ("byte-level", CHAT.removeprefix("{{ bos_token }}")),
+    "Llama 3": (
+        "byte-level with add_prefix_space",
+        "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m['role'] }}<|im_end|>\n\n{{ m['content'] | trim }}"
+        "<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant<|im_end|>\n\n{% endif %}",
+    ),
+    "Mistral": ("Llama 2", "{{ bos_token }}{% for m in messages %}[INST] {{ m['content'] }} [/INST]{% endfor %}"),
+    "Gemma": (
+        "Gemma",
+        "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] | trim }}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>model\n{% endif %}",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHATS)
+def test_the_score_of_a_chat_is_that_of_the_tokenizers_template_and_has_one_beginning(tmp_path, name):
+    family, chat_template = CHATS[name]
+    lm = llama_with(family, tmp_path)
+    lm.tokenizer.chat_template = chat_template
+    template = PromptTemplate(tokenizer=lm.tokenizer, prompt=HELP, is_chat=True)
+    for document, context in (("The Rhine flows through Basel.", "Which river?"), (None, "Which city?")):
+        prefix, continuation = template.prefix(document, context, " the Rhine"), template.continuation(" the Rhine")
+        filled = HELP.format(document=document, context=context)
+        filled = filled if document else filled.replace("This may help: None\n\n", "")
+        messages = [{"role": "user", "content": filled}]
+        before = lm.tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+        text = lm.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) + "the Rhine"
+        ids = lm.tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert lm.tokenizer.decode(ids[len(before) :]) == "the Rhine"
+        with torch.no_grad():
+            logprobs = torch.log_softmax(lm.model(torch.tensor([ids])).logits[0].double(), dim=-1)
+        naive = [float(logprobs[place - 1, ids[place]]) for place in range(len(before), len(ids))]
+        np.testing.assert_allclose(lm.score([prefix], [continuation])[0].token_logprobs, naive, atol=1e-4)
+        assert ids.count(lm.tokenizer.bos_token_id) == ("bos_token" in chat_template)
+        assert pair_token_ids(lm.tokenizer, prefix, continuation)[0] == before
+
+
+def test_a_chat_is_cut_within_its_message(tmp_path):
+    tokenizer = write_family("byte-level", tmp_path)
+    template = PromptTemplate("\n", tokenizer, 60, is_chat=True)
+    prefix = template.prefix("The river is the Rhine. " * 40, "Which river?", " Rhine")
+    assert prefix.startswith("<s><|im_start|>user\nThe river")
+    assert prefix.endswith("?<|im_end|>\n<|im_start|>assistant\n")
+    before, after = pair_token_ids(tokenizer, prefix, "Rhine")
+    assert 40 < len(before) + len(after) <= 60
+
+
+def test_a_prompt_of_another_form_is_another_lm_and_a_chat_needs_a_template(tmp_path):
+    def source(*keys):
+        return lm_source(load_ask_config(list(keys)).lm, tmp_path / "budget.json", tmp_path / "scores.sqlite")
+
+    llama_with("byte-level", tmp_path / "lm")
+    path = f"lm.path={tmp_path / 'lm'}"
+    help_first, help_after = (f'lm.prompt="Help: {{document}}{gap}{{context}}"' for gap in ("\\n", "\\n\\n"))
+    prompts = ("lm.prompt=null", help_first, "lm.chat=true", help_after)
+    identities = [source(path, prompt).identity for prompt in prompts]
+    assert len(set(identities)) == 4 and all(one.startswith(identities[0]) for one in identities)
+    keys = load_ask_config([path, "lm.chat=true", help_first]).lm
+    chat = limited_template(keys, source(path, "lm.chat=true"), None).whole("d", "c")
+    assert chat == "<s><|im_start|>user\nHelp: d\nc<|im_end|>\n<|im_start|>assistant\n"
+    with pytest.raises(UserError, match=r"lm\.chat is true, but the tokenizer of stand_in has no chat template"):
+        source("lm.path=stand_in", "lm.chat=true")
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        (['lm.prompt="{context}"'], r"lm\.prompt has \{document\} no times; expected a template with"),
+        (['lm.prompt="{document}\\n{context}{context}"'], r"lm\.prompt has \{context\} 2 times"),
+        (['lm.prompt="{document} {context}"'], r"lm\.prompt has \{document\} and \{context\} on one line"),
+        (['lm.prompt="{document}\\n{context}"', 'lm.separator=" "'], r"lm\.separator and lm\.prompt are both set"),
+        (["lm.chat=true", "lm.path=null", "lm.url=http://x", "lm.model=m"], r"lm\.tokenizer is missing; .*chat"),
+    ],
+)
+def test_a_template_that_cannot_be_is_refused_before_anything_is_loaded(keys, says):
+    with pytest.raises(UserError, match=says):
+        load_ask_config(["lm.path=stand_in", *keys])

@@ -3,11 +3,14 @@
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from replug.config.errors import Interrupted, RunError
+from replug.data.shards import write_examples
+from replug.data.store import ExampleStore
 from replug.index_workers.build_plan import IndexState
 from tests.support.training import InlineLM, exact_search, pipeline_for
 
@@ -61,6 +64,22 @@ def test_a_resumed_run_searches_again_and_the_batch_says_with_which_weights(modu
     resumed.advance(1, LIVE)
     assert [(batch.step, batch.query_step) for batch in resumed.state()] == [(0, 0), (1, 0), (2, 1), (3, 1)]
     assert resumed.take(2).retrieved.query_step == 1
+
+
+def test_documents_are_found_by_the_query_and_the_lm_reads_the_context(module, data, tmp_path):
+    asked = [replace(example, query=f"red boat {number}") for number, example in enumerate(data.queries.examples())]
+    write_examples(tmp_path / "asked.arrow", asked, has_queries=True)
+    data.queries = ExampleStore(tmp_path / "asked.arrow")
+    encoded, read, encode = [], [], module.encode_queries
+    module.encode_queries = lambda texts: (encoded.extend(texts), encode(texts))[1]
+    lm = InlineLM()
+    lm.submit_sums = lambda prefixes, _: (read.extend(prefixes), InlineLM.submit_sums(lm, prefixes, _))[1]
+    pipeline = pipeline_for(module, data, lm)
+    pipeline.advance(0, LIVE)
+    examples = [asked[row] for row in pipeline.take(0).retrieved.query_rows]
+    assert encoded == [example.query for example in examples]
+    contexts = [example.context for example in examples for _ in range(5)]
+    assert all(prefix.endswith(f"\n{context}") for prefix, context in zip(read, contexts, strict=True))
 
 
 def test_a_switch_waits_for_the_search_under_way(module, data):

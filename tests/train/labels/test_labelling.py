@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -17,7 +18,7 @@ from replug.config.choices import TrainedSide
 from replug.config.errors import RunError, UserError
 from replug.config.load import load_config
 from replug.config.schema import Config
-from replug.data.labels import SEARCHES, Labels
+from replug.data.labels import SEARCHES, Labels, schema_of, write_labels
 from replug.data.store import PreparedSet
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.build import load_encoder
@@ -27,7 +28,7 @@ from replug.models.local.stand_in_lm import StandInLM
 from replug.models.preparing import prepared_set
 from replug.models.prompt import PromptTemplate
 from replug.train.labels.candidates import Candidates
-from replug.train.labels.labelling import label_rows, load_tuned_queries
+from replug.train.labels.labelling import label_rows, load_tuned_queries, query_of
 from replug.train.pipeline import EXAMPLES_PER_CALL
 from replug.train.run_dir import RunDirectory
 from replug.train.trained_weights import save_retriever
@@ -84,6 +85,14 @@ def test_a_score_that_is_no_number_and_one_of_other_tokens_are_refused_with_the_
         next(rows_of(NanLM(), data))
     with pytest.raises(RunError, match=rf"2 tokens of text {text} after document \S+, and 1 after document {document}"):
         next(rows_of(OtherTokensLM(), data))
+
+
+def test_labels_have_the_queries_of_texts_that_have_their_own(data, tmp_path):
+    rows = list(islice(rows_of(LabellingLM(), data), 2))
+    rows[0]["query"] = "which river?"
+    for has_queries, queries in ((True, ["which river?", rows[1]["context"]]), (False, [r["context"] for r in rows])):
+        write_labels(tmp_path / "queries.parquet", rows, schema_of(False, has_queries))
+        assert [query_of(row) for row in pq.read_table(tmp_path / "queries.parquet").to_pylist()] == queries
 
 
 def config_with(run: Path | None) -> Config:
