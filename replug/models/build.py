@@ -104,7 +104,7 @@ def tokens_added(lm: LMConfig) -> int:
     source = _named_source(lm)
     if lm.chat:
         _chat_template(lm, source)
-        return num_tokens(source.tokenizer(), limited_template(lm, source, None).whole("", ""))
+        return num_tokens(lm_tokenizer(lm), limited_template(lm, source, None).whole("", ""))
     return len(PromptTemplate(lm.separator, prompt=lm.prompt).whole("", "").encode())
 
 

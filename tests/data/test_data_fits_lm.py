@@ -64,6 +64,14 @@ def test_a_document_that_leaves_no_room_is_named_with_the_text_and_the_limit(tmp
     assert "\n" not in str(caught.value)
 
 
+def test_a_template_takes_its_room_from_the_document(tmp_path, config, source):
+    data = prepared(tmp_path / "set", " ".join("d" * 60), " ".join("c" * 20), " ".join("y" * 10))
+    check_data(config, data, source)
+    config.lm.prompt = "This may help: {document}\n\n{context}" + " x" * 10
+    with pytest.raises(UserError, match=r"document d has 60 tokens and text q up to 4\d, but the LM holds 100"):
+        check_data(config, data, source)
+
+
 def test_where_documents_are_cut_only_a_continuation_that_fills_the_lm_is_refused(tmp_path, config, source):
     config.lm.too_long = TooLong.truncate
     check_data(config, prepared(tmp_path / "set", words(500), words(90), " " + words(50)), source)

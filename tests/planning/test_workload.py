@@ -55,6 +55,12 @@ def test_flop_of_a_pair_computed_by_hand() -> None:
     assert work.train_step == 3 * 2 * (work.encode_batch / 2 + 5 * work.document)
 
 
+def test_a_template_and_a_chat_are_counted_in_every_pair(paper: Config) -> None:
+    plain = job_of(paper).shape.pair
+    paper.lm.prompt, paper.lm.chat = "This may help: {document}\n\n{context}", True
+    assert job_of(paper).shape.pair - plain == 5 + 30
+
+
 def small_shape() -> Shape:
     """Documents of 4 tokens, contexts of 3, continuations of 2; 2 queries with 5 documents each."""
     return Shape(

@@ -43,8 +43,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def ask_server(root: Path, server: FaultServer, test: Callable, tokenizer: str | None = None):
-    lm = LMConfig(url=server.url, model=MODEL, tokenizer=tokenizer, timeout_seconds=10)
+def ask_server(root: Path, server: FaultServer, test: Callable, tokenizer: str | None = None, chat: bool = False):
+    lm = LMConfig(url=server.url, model=MODEL, tokenizer=tokenizer, timeout_seconds=10, chat=chat)
     limits = ServingLimits(max_new_tokens=8, timeout_seconds=60)
     return ask(load_service(root, ServerSource(lm), lm, 2, limits), test)
 
@@ -87,6 +87,15 @@ def test_the_servers_answers_are_mixed_over_the_documents(root: Path, tokenizer:
         assert chat.json()["choices"][0]["message"]["content"] == expected
     else:
         assert (chat.status_code, chat.json()["error"]["code"]) == (400, "no_chat_template")
+
+
+def test_completions_of_a_chat_lm_are_answers_to_a_message(root: Path, tokenizer: str) -> None:
+    async def test(client):
+        return await post(client, "/v1/completions", **COMPLETION)
+
+    with FaultServer(tokenizer=tokenizer) as server:
+        whole = ask_server(root, server, test, tokenizer, chat=True)
+    assert whole["choices"][0]["text"] == expected_answer(whole, "[user] {} [assistant]")
 
 
 def test_what_a_server_cannot_do_is_refused_by_name_before_it_is_asked(root: Path, tokenizer: str) -> None:
