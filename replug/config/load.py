@@ -267,7 +267,10 @@ def _read_overrides(overrides: Sequence[str], schema: Schema) -> Any:
         try:
             OmegaConf.from_dotlist([override])
         except yaml.YAMLError as error:
-            raise UserError(f"override {override!r} is not valid YAML: {' '.join(str(error).split())}") from error
+            raise UserError(
+                f"override {override!r} is not valid YAML: {' '.join(str(error).split())}. A text with braces, a colon "
+                f"or \\n needs both pairs of quotes: '{key}=\"TEXT\"'"
+            ) from error
     return _require_sections(OmegaConf.from_dotlist(list(overrides)), schema)
 
 
