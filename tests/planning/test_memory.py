@@ -168,7 +168,7 @@ def with_keys(config: Config, **keys: Any) -> Config:
 def module_of(config: Config) -> LSRModule:
     """Whose texts all have 128 tokens."""
     text = " ".join(["mida"] * WORDS)
-    examples = SimpleNamespace(examples=lambda rows: [SimpleNamespace(context=text)] * len(rows))
+    examples = SimpleNamespace(examples=lambda rows: [SimpleNamespace(query=text)] * len(rows))
     corpus = SimpleNamespace(tokens_by=None, texts=lambda rows: [text] * len(rows))
     stores = cast(Any, SimpleNamespace(queries=examples, corpus=corpus))
     return lsr_module(config, load_encoder(config.retriever), stores)
