@@ -21,7 +21,7 @@ class Example:
     """A text split in two: the LM reads `context`, and is scored on `continuation`.
 
     Documents are retrieved for `query`, by default the context. `gold` are ids of documents known to be right; they
-    only ever measure.
+    only ever measure. `candidates` are ids of documents that the row brings for the LM to score, best first.
     """
 
     id: str
@@ -31,6 +31,7 @@ class Example:
     source: str | None = None
     gold: tuple[str, ...] = ()
     query: str = ""
+    candidates: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.query:
@@ -41,10 +42,15 @@ class Example:
         """Return whether documents are retrieved for another text than the context."""
         return self.query != self.context
 
+    @property
+    def own_columns(self) -> set[str]:
+        """Return the optional columns that the example fills: a `query` that is not the context, and `candidates`."""
+        return {name for name, is_own in (("query", self.has_query), ("candidates", self.candidates)) if is_own}
+
     def as_row(self) -> dict[str, Any]:
-        """Return the fields that the user's own rows have; `query` only where it is not the context."""
-        row = asdict(self)
-        return row if self.has_query else {name: row[name] for name in row if name != "query"}
+        """Return the fields that the user's own rows have; optional columns only where they are filled."""
+        left_out = {"query", "candidates"} - self.own_columns
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 
 @dataclass(frozen=True, slots=True)

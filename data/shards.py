@@ -10,7 +10,7 @@ Workers write them; nothing here loads `datasets`, whose import takes longer tha
 
 import io
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +29,7 @@ EXAMPLE_SCHEMA = pa.schema(
     [(name, pa.string()) for name in ("id", "context", "continuation", "domain", "source")]
     + [("gold", pa.list_(pa.string()))]
 )
-QUERY_SCHEMA = EXAMPLE_SCHEMA.append(pa.field("query", pa.string()))  # where some example has a query of its own
+OWN_COLUMNS = pa.schema([("query", pa.string()), ("candidates", pa.list_(pa.string()))])  # where some example has them
 
 
 def prepared_folder(path: Path, key: str = "data.out") -> Folder:
@@ -47,9 +47,9 @@ def write_documents(folder: Path, documents: Iterable[Document]) -> int:
     return count
 
 
-def write_examples(path: Path, examples: Iterable[Example], has_queries: bool = False) -> int:
-    """Stream examples to an Arrow file, with their queries if some have their own; returns how many."""
-    return write_rows(path, QUERY_SCHEMA if has_queries else EXAMPLE_SCHEMA, examples)
+def write_examples(path: Path, examples: Iterable[Example], own: Collection[str] = ()) -> int:
+    """Stream examples to an Arrow file, with `own` of OWN_COLUMNS; returns how many."""
+    return write_rows(path, pa.schema([*EXAMPLE_SCHEMA, *(of for of in OWN_COLUMNS if of.name in own)]), examples)
 
 
 def write_rows(path: Path, schema: pa.Schema, rows: Iterable[Document] | Iterable[Example]) -> int:

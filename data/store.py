@@ -1,7 +1,7 @@
 """Prepared sets on disk: files that are memory-mapped, so reading a row never loads the corpus.
 
 SET/documents/        shards of documents: id, text, domain, source, and the retriever's token ids (`shards`)
-SET/queries.arrow     id, context, continuation, domain, source, gold; query, where some row has one of its own
+SET/queries.arrow     id, context, continuation, domain, source, gold; query and candidates, where some row has its own
 SET/heldout.arrow     the same
 SET/dev.arrow         the same, where development texts were asked for
 SET/rejected.jsonl    what of the source could not be taken, if anything
@@ -26,7 +26,7 @@ from replug.data.shards import (
     DOCUMENT_SCHEMA,
     EXAMPLE_SCHEMA,
     FIX,
-    QUERY_SCHEMA,
+    OWN_COLUMNS,
     ROWS_PER_BATCH,
     TOKEN_RULES,
     combined_sha256,
@@ -124,7 +124,7 @@ class ExampleStore:
 
     def __init__(self, path: Path) -> None:
         prepared_folder(path.parent).require(path.name, meaning=WITHOUT_PROOF)
-        self._table = _open_table(path, EXAMPLE_SCHEMA, QUERY_SCHEMA)
+        self._table = _open_table(path, EXAMPLE_SCHEMA, OWN_COLUMNS.names)
 
     def __len__(self) -> int:
         return len(self._table)
@@ -149,7 +149,10 @@ class ExampleStore:
         columns = self._table[:] if rows is None else self._table[[int(row) for row in rows]]
         names = self._table.column_names
         rows_read = (dict(zip(names, values, strict=True)) for values in zip(*map(columns.get, names), strict=True))
-        return [Example(**{**row, "gold": tuple(row["gold"])}) for row in rows_read]
+        return [
+            Example(**{name: tuple(value) if isinstance(value, list) else value for name, value in row.items()})
+            for row in rows_read
+        ]
 
 
 def _num_bytes(table: Dataset, column: str) -> np.ndarray:
@@ -168,14 +171,14 @@ def _open_array(path: Path) -> np.ndarray:
         raise UserError(f"{path} is damaged ({error}); {FIX}") from error
 
 
-def _open_table(path: Path, *schemas: pa.Schema) -> Dataset:
+def _open_table(path: Path, schema: pa.Schema, more: Sequence[str] = ()) -> Dataset:
     try:
         table = Dataset.from_file(str(path))
     except (pa.ArrowException, OSError) as error:
         if getattr(error, "errno", None) is not None:  # the system's; Arrow's own have no number
             raise
         raise UserError(f"{path} is damaged, it is no Arrow file ({error}); prepare it again") from error
-    if table.column_names not in [schema.names for schema in schemas]:
+    if table.column_names != [*schema.names, *(name for name in more if name in table.column_names)]:
         raise UserError(f"{path} is damaged, its columns are {', '.join(table.column_names)}; prepare it again")
     return table
 

@@ -166,7 +166,7 @@ def _retrieve(config: Config, data: PreparedSet, examples: Sequence[Example], fo
     k = min(of.doc_rows.shape[1] for of in found.values())
     book = EvidenceBook(_methods([*found], k), data.corpus, found, [True] * len(examples))
     rows_of = data.corpus.rows_of(doc for example in examples for doc in example.gold)
-    gold = gold_rows([example.gold for example in examples], rows_of)
+    gold = gold_rows((dict.fromkeys(example.gold, 1) for example in examples), rows_of)
     task = Retrieval(items_of(examples), gold)
     rows = _rows(task, book, folder, _identity(data, examples, book), "gold documents")
     return compare(task, rows, book.methods, PaperConfig(), config.evaluate.num_resamples, config.seed)

@@ -9,13 +9,13 @@ The user's own rows are never changed: an overlap there is refused.
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from replug.config.errors import UserError
 from replug.config.schema import DEV_SHARE, DataConfig
-from replug.data.files import file_sha256, write_json
+from replug.data.files import write_json
 from replug.data.folder import file_sum, sole_writer
 from replug.data.prepare.assembly import ShardReport, forget_other_ids, write_ids_of_shard, write_shards, write_texts
 from replug.data.prepare.cutting import Rules, Tokenizers
@@ -25,6 +25,7 @@ from replug.data.prepare.reading import Cut, cut_source
 from replug.data.prepare.work import WorkFolder, preparing
 from replug.data.progress import Progress
 from replug.data.records import Document
+from replug.data.row_files import SPLIT_OF_BEIR, rows_sha256
 from replug.data.rows import read_documents, read_examples
 from replug.data.sampling import Shares, shares_of
 from replug.data.shards import (
@@ -208,22 +209,23 @@ def _finish(work: WorkFolder, plan: SourcePlan, splits: Splits, proof: DisjointP
 
 
 def prepare_rows(
-    corpus: Path,
-    queries: Path,
-    heldout: Path,
+    corpus: str | Path,
+    queries: str | Path,
+    heldout: str | Path,
     out: Path,
     inputs: Inputs,
     pool: Pool,
     token_ids: TokenIds | None = None,
-    dev: Path | None = None,
+    dev: str | Path | None = None,
+    fields: Mapping[str, str] | None = None,
 ) -> PreparedSet:
     """Check and import the user's own documents and texts; not one is dropped."""
     with preparing(out, inputs, go_on=False) as work:
-        examples = {"queries": read_examples(queries), "heldout": read_examples(heldout)}
-        examples |= {"dev": read_examples(dev)} if dev else {}
-        write_documents(work.documents, read_documents(corpus))
+        given = {"queries": queries, "heldout": heldout, **({"dev": dev} if dev else {})}
+        examples = {split: read_examples(rows, fields, SPLIT_OF_BEIR[split]) for split, rows in given.items()}
+        write_documents(work.documents, read_documents(corpus, fields))
         for split, rows in examples.items():
-            write_examples(out / f"{split}.arrow", rows, any(example.has_query for example in rows))
+            write_examples(out / f"{split}.arrow", rows, {name for example in rows for name in example.own_columns})
         proof = prove_disjoint(_documents_of(work.documents), **examples)
         log.info(str(proof))
         require_disjoint(proof)
@@ -245,15 +247,21 @@ def prepare_rows(
         return PreparedSet(out)
 
 
-def import_corpus(corpus: Path, out: Path) -> Corpus:
+def row_inputs(sources: Mapping[str, str | Path], fields: Mapping[str, str] | None = None) -> Inputs:
+    """Return what a set of the user's rows follows from: hashes of the files by key, and other names of fields."""
+    inputs: Inputs = {f"data.{name} (sha256)": rows_sha256(rows, SPLIT_OF_BEIR[name]) for name, rows in sources.items()}
+    return {**inputs, "data.fields": dict(fields)} if fields else inputs
+
+
+def import_corpus(corpus: str | Path, out: Path, fields: Mapping[str, str] | None = None) -> Corpus:
     """Import the user's own documents alone, for an index without training; what was imported before serves again."""
-    folder, inputs = prepared_folder(out, key="run_dir"), {"data.corpus (sha256)": file_sha256(corpus)}
+    folder, inputs = prepared_folder(out, key="run_dir"), row_inputs({"corpus": corpus}, fields)
     folder.check(inputs)
     if not folder.is_finished:
         with sole_writer(out):
             folder.claim(inputs)
             shutil.rmtree(out / "documents", ignore_errors=True)  # what an interrupted import left
-            count = write_documents(out / "documents", read_documents(corpus))
+            count = write_documents(out / "documents", read_documents(corpus, fields))
             paths = shard_paths(out / "documents")
             folder.finish([str(path.relative_to(out)) for path in paths], {"counts": {"documents": count}})
     return Corpus(out)

@@ -124,7 +124,7 @@ def plan_source(source: str, fields: FieldMap) -> SourcePlan:
 
 def of_split(source: str, split: str) -> str:
     """Return the source as it is; a dataset on the hub that names no split gets this one."""
-    return named_split(source, split) if not is_built_in(source) and _files(source) is None else source
+    return named_split(source, split) if not is_built_in(source) and files_of(source) is None else source
 
 
 def read_source_shard(source_shard: SourceShard, fields: FieldMap) -> Iterator[tuple[int, SourceText | Rejected]]:
@@ -139,7 +139,7 @@ def source_fingerprint(source: str, fields: FieldMap) -> str | None:
 
     Preparing reads all of them too; large ones are hashed once, several at a time.
     """
-    paths = _files(source)
+    paths = files_of(source)
     if paths is None:
         return None
     paths, _ = _read_of(source, paths, fields)
@@ -152,7 +152,7 @@ def source_fingerprint(source: str, fields: FieldMap) -> str | None:
 
 def source_bytes(source: str, fields: FieldMap) -> int | None:
     """Return the bytes of the files that are read. None where the source is no file or folder."""
-    paths = _files(source)
+    paths = files_of(source)
     return None if paths is None else _num_bytes(_read_of(source, paths, fields)[0])
 
 
@@ -160,7 +160,7 @@ def _plan(source: str, fields: FieldMap, shard_bytes: int | None) -> tuple[Itera
     """Return the shards of a source, and the names of files that are left aside."""
     if is_built_in(source):
         return [SourceShard("built_in", (source,))], []
-    paths = _files(source)
+    paths = files_of(source)
     if paths is None:
         return plan_hub(source), []
     read, are_rows = _read_of(source, paths, fields)
@@ -220,7 +220,7 @@ def _is_hidden(path: Path, folder: Path) -> bool:
     return any(part.startswith(".") or part in TOOLS_FOLDERS for part in path.relative_to(folder).parts)
 
 
-def _files(source: str) -> list[Path] | None:
+def files_of(source: str) -> list[Path] | None:
     """Return the files of a source in a fixed order. None means that it names no files."""
     path = Path(source).expanduser()
     if is_built_in(source):

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from replug.config.errors import UserError
-from replug.data.rows import one_line, read_json_lines
+from replug.data.row_files import read_rows
+from replug.data.rows import one_line
 
 STOP = "\n"  # where an answer ends
 BETWEEN_BLOCKS = "\n\n"
@@ -182,7 +183,7 @@ OWN_SHOTS = (
 def read_shots(path: Path) -> list[Shot]:
     """Read rows of `question`, `answer` and `evidence`, all texts. Raises UserError for others, and for no rows."""
     shots = []
-    for where, row in read_json_lines(path):
+    for where, row in read_rows(path):
         for name in FIELDS:
             if not isinstance(row.get(name), str) or not row[name].strip():
                 raise UserError(f"{where}: field {name!r} must be a text, found {row.get(name)!r}")

@@ -37,7 +37,10 @@ class TextsConfig:
 class QuestionsConfig:
     path: str | None = key(
         None,
-        "mmlu: folder; popqa, internet_qa: published files; else JSONL (question, answers, gold).",
+        "mmlu: folder; popqa, internet_qa: published files; else rows (question, answers, gold), or a BEIR folder.",
+    )
+    qrels: str | None = key(
+        None, "retrieval: graded judgements, BEIR's or TREC's. Default: qrels/test.tsv of a BEIR folder, else gold."
     )
     dataset: str | None = key(
         None, "internet_qa: name of the data set in questions.path: nq, hotpotqa, fever, strategyqa or situatedqa."

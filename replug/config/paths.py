@@ -12,6 +12,7 @@ SHIPPED = Path(__file__).parents[1] / "configs"
 RUN_CONFIG = "config.yaml"  # of a run's folder
 SETTINGS_FILE = "config_sentence_transformers.json"  # in an encoder's folder
 TUNED_QUERIES = "replug_tuned_queries"  # a key there: queries alone were tuned, and what encodes documents
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt", ".gz", ".zst", ".bz2")  # of rows
 PICTURES = (".png", ".svg", ".pdf", ".jpg")
 
 
@@ -59,28 +60,36 @@ def check_paths(config: Config, corpus_only: bool = False) -> None:
         value = getattr(data, name)
         if value is None and name != "dev" and data.prepared is None and data.source is None:
             raise UserError(
-                f"data.{name} is missing; expected data.corpus, data.queries and data.heldout (JSONL files), "
+                f"data.{name} is missing; expected data.corpus, data.queries and data.heldout (files of rows), "
                 "or data.source (raw texts), or data.prepared"
             )
-        if value is not None and not Path(value).expanduser().is_file():
-            what = "is a folder" if Path(value).expanduser().is_dir() else "does not exist"
-            raise UserError(f"data.{name}: {value} {what}; expected a file of JSON Lines")
+        if value is not None:
+            _require_rows(f"data.{name}", value)
     _check_source(data)
+
+
+def _require_rows(key: str, value: str) -> None:
+    """Raise UserError for a path that is missing; OWNER/NAME may be a dataset of the hub, and `*` a pattern."""
+    may_be_hub = not value.startswith((".", "/", "~")) and value.count("/") <= 1 and not value.endswith(SUFFIXES)
+    if not (may_be_hub or "*" in value or Path(value).expanduser().exists()):
+        raise UserError(f"{key}: {value} does not exist; expected a file of rows, a folder or a dataset of the hub")
 
 
 def check_evaluation_paths(config: EvaluationConfig) -> None:
     """Raise UserError for the first path of an evaluation that is missing or cannot be written."""
     require_folder("out", Path(config.out).expanduser())
+    texts, questions = config.texts.path, config.questions
+    if texts is not None and texts.startswith((".", "/", "~")) and not Path(texts).expanduser().exists():
+        raise UserError(f"texts.path: {texts} does not exist; expected a file or folder of your own")
     given = {
-        "texts.path": config.texts.path,
-        "questions.path": config.questions.path,
-        "questions.demonstrations": config.questions.demonstrations,
+        "questions.path": questions.path,
+        "questions.demonstrations": questions.demonstrations,
+        "questions.qrels": questions.qrels,
         "data.corpus": config.data.corpus,
     }
     for key, value in given.items():
-        is_local = key != "texts.path" or str(value).startswith((".", "/", "~"))
-        if value is not None and is_local and not Path(value).expanduser().exists():
-            raise UserError(f"{key}: {value} does not exist; expected a file or folder of your own")
+        if value is not None:
+            _require_rows(key, value)
     _check_source(config.data)
 
 

@@ -32,15 +32,16 @@ DEV_SHARE = 0.1  # of the source documents, for development texts
 class DataConfig:
     # Ready rows: documents, and examples already split into context and continuation.
     corpus: str | None = key(
-        None, "Corpus: JSONL rows (id, text, optional title, domain, source) or .tsv such as psgs_w100.tsv."
+        None, "Corpus: rows (id, text, optional title, domain, source) of a file, folder or hub dataset."
     )
     queries: str | None = key(
-        None, "Training examples: JSONL rows with context, continuation, optional query; or question, answers."
+        None, "Training examples: rows with context, continuation, optional query; or question, answers."
     )
     heldout: str | None = key(None, "Held-out examples in the format of data.queries. They are never trained on.")
     dev: str | None = key(
         None, "Development examples in the format of data.queries, for choosing weights and settings."
     )
+    fields: dict[str, str] = key({}, "Other names of fields in rows, such as {contents: text, meta.pid: id}.")
     # Raw texts, which `replug prepare` cuts into documents and examples.
     source: str | None = key(
         None, "Raw texts to prepare: file, folder, glob (JSONL, TSV, Parquet, text), package:NAME or hub dataset."

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import logging
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,11 @@ OTHERS = (
     *("submitted", "logs", "*.partial"),
 )
 LM, TEXTS, CORPUS = "lm.identity", "texts.sha256", "corpus.sha256"  # inputs beside the configuration's keys
+
+INDEX = "index"  # in found/: by retriever, and of the inputs whose names begin so
+OF_INDEX = (CORPUS, "retriever", "similarities", "index")
+
+log = logging.getLogger(__name__)
 
 
 class EvaluationFolder:
@@ -39,6 +46,7 @@ class EvaluationFolder:
         self.rerank_scores = path / "rerank_scores.sqlite"
         self.rerank_budget_file = path / "rerank_lm_spent.json"
         self.snapshot = path / "snapshot"
+        self.runs = path / "runs"
         self.temperatures = path / "temperatures.json"
         self.weights = path / "weights.json"
         self.outcomes = path / "outcomes.jsonl"
@@ -63,6 +71,10 @@ class EvaluationFolder:
         self.folder.manifest()
         self.folder.require()
 
+    @property
+    def _has_outcomes(self) -> bool:
+        return self.is_finished or (self.outcomes.is_file() and self.outcomes.stat().st_size > 0)
+
     def show(self) -> dict[str, Any]:
         """Print the table of a finished evaluation and where its files are; return what results.json holds.
 
@@ -77,8 +89,8 @@ class EvaluationFolder:
         return results
 
     def require(self, config: EvaluationConfig, lm_identity: str | None) -> None:
-        """Raise UserError if what is there was made with another configuration or LM, or is not an evaluation."""
-        self.folder.check({**inputs_of(config), LM: lm_identity}, are_all=False)
+        """Raise UserError if what is there was measured with another configuration or LM, or is not an evaluation."""
+        self.folder.check({**inputs_of(config), LM: lm_identity} if self._has_outcomes else {}, are_all=False)
 
     def claim(
         self,
@@ -91,12 +103,24 @@ class EvaluationFolder:
         """Begin, or check that what is there was made with the same configuration, LM, texts and documents.
 
         Files can change while their names stay, and what was found and answered before would be mixed with the rest.
+        A try that measured nothing claims nothing: what it found is removed where an input has changed.
         """
         texts = hashlib.sha256(json.dumps([list(queries), list(questions)]).encode()).hexdigest()
-        self.folder.claim({**inputs_of(config), LM: lm_identity, TEXTS: texts, CORPUS: corpus_sha256})
+        inputs = {**inputs_of(config), LM: lm_identity, TEXTS: texts, CORPUS: corpus_sha256}
+        changed = () if self._has_outcomes else tuple(self.folder.changed(inputs))
+        if changed:
+            log.info(f"{self.path} was begun with another {changed[0]} and has measured nothing: beginning anew")
+            self.temperatures.unlink(missing_ok=True)
+            keeps_index = not any(name.startswith(OF_INDEX) for name in changed)
+            for found in self.found.iterdir() if self.found.is_dir() else ():
+                if found.is_file():
+                    found.unlink()
+                elif found.name != INDEX or not keeps_index:
+                    shutil.rmtree(found)
+        self.folder.claim(inputs, may_change=changed)
         replace_file(self.config, config_to_yaml(config).encode())
 
     def finish(self) -> None:
         """Write the manifest, which says that the evaluation is finished."""
-        files = (*self._shown, self.config, self.table, self.outcomes, self.temperatures)
-        self.folder.finish([path.name for path in files if path.is_file()])
+        files = (*self._shown, self.config, self.table, self.outcomes, self.temperatures, *self.runs.glob("*.trec"))
+        self.folder.finish([str(path.relative_to(self.path)) for path in files if path.is_file()])

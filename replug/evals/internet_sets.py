@@ -29,7 +29,8 @@ from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
 from replug.config.methods import GOLD, NONE, Method
 from replug.config.rules import evaluation_methods
 from replug.data.hashing import hash64
-from replug.data.rows import read_json_array, read_json_lines, texts_of
+from replug.data.row_files import read_rows
+from replug.data.rows import texts_of
 from replug.data.store import CorpusStore
 from replug.evals.answers import normalize_answer
 from replug.evals.loop import Item
@@ -81,12 +82,11 @@ class QuestionSet:
     read_shot_row: Callable[[Mapping[str, Any], str], InternetQuestion] | None = None
 
     def read(self, path: Path, as_shots: bool = False) -> list[InternetQuestion]:
-        """Return every question of a JSON array (`.json`), or of JSON Lines, plain or gzip.
+        """Return every question of a file of rows, such as a JSON array or JSON Lines.
 
         Raises UserError with file and line for a field that is missing or malformed.
         """
-        rows = read_json_array(path) if path.suffix == ".json" else read_json_lines(path)
-        return questions_of_rows(rows, (as_shots and self.read_shot_row) or self.read_row, path)
+        return questions_of_rows(read_rows(path), (as_shots and self.read_shot_row) or self.read_row, path)
 
 
 def given_evidence(row: Mapping[str, Any], where: str) -> tuple[str, ...]:

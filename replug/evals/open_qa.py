@@ -9,7 +9,6 @@ document they hold: a server that keeps prefixes computes the demonstrations onc
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from replug.config.evaluation_schema import EvaluationConfig
@@ -139,10 +138,10 @@ def open_qa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalData
     """Draw questions and demonstrations, which are searched for behind them."""
     keys = config.questions
     shots = NUM_DEMONSTRATIONS if keys.shots is None else keys.shots
-    pool = read_questions(Path(str(keys.path)).expanduser())
+    pool = read_questions(str(keys.path), config.data.fields)
     if keys.demonstrations:
         questions = draw_questions(pool, keys.max_questions, config.seed)
-        shown = read_questions(Path(keys.demonstrations).expanduser())
+        shown = read_questions(keys.demonstrations, config.data.fields)
         demonstrations = draw_demonstrations(shown, questions, shots, demonstration_seed(keys, config.seed))
     else:
         demonstrations, rest = hold_out_demonstrations(pool, shots, config.seed)

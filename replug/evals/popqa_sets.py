@@ -16,7 +16,6 @@ before it where there is one. Shots are such questions with their answers. GenRe
 passage (Yu et al. 2023).
 """
 
-import csv
 import json
 import math
 import re
@@ -31,8 +30,8 @@ import numpy as np
 from replug.answering.prompts import Shot
 from replug.config.errors import UserError
 from replug.data.progress import Progress
-from replug.data.rows import one_line, read_json_array, read_json_lines
-from replug.data.sources.lines import twice
+from replug.data.row_files import read_rows
+from replug.data.rows import one_line
 from replug.evals.answers import answer_tokens
 from replug.evals.questions import (
     BETWEEN_BLOCKS,
@@ -176,10 +175,12 @@ def _rows_of_set(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield from _entity_rows(file)
     elif _entity_relation(path):
         yield from _entity_rows(path)
-    elif path.suffix == ".tsv":
-        yield from _table_rows(path)
     else:
-        yield from read_json_lines(path)
+        for where, row in read_rows(path):
+            if isinstance(views := row.get("s_pop"), str):  # of a table; a word is refused with its field's name
+                with suppress(ValueError):
+                    row["s_pop"] = float(views)
+            yield where, row
 
 
 def _entity_relation(path: Path) -> str | None:
@@ -195,8 +196,7 @@ def _entity_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             f"{path}: {relation} is not a relation of EntityQuestions; expected one of "
             f"{', '.join(ENTITY_QUESTIONS_TEMPLATES)}"
         )
-    rows = read_json_lines(path) if path.suffix == ".jsonl" else read_json_array(path)
-    for number, (where, row) in enumerate(rows, start=1):
+    for number, (where, row) in enumerate(read_rows(path), start=1):
         question = row.get("question")
         subject = subject_of(relation, question) if isinstance(question, str) else None
         if subject is None:
@@ -204,29 +204,6 @@ def _entity_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         answers = row.get("answers")
         first = answers[0] if isinstance(answers, list) and answers else None
         yield where, {"id": f"{path.name}:{number}", **row, "subj": subject, "prop": relation, "obj": first}
-
-
-def _table_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield rows without their empty cells, with popularity as numbers."""
-    if not path.is_file():
-        raise UserError(f"{path} does not exist; expected PopQA as a table")
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, delimiter="\t", strict=True)
-            if (again := twice(reader.fieldnames or ())) is not None:
-                raise UserError(f"{path}: the header has two columns named {again!r}; expected different names")
-            for row in reader:
-                where = f"{path}:{reader.line_num}"
-                if None in row or None in row.values():
-                    raise UserError(f"{where}: expected {len(reader.fieldnames or ())} cells, as the header has")
-                cells: dict[str, Any] = {name: cell for name, cell in row.items() if cell.strip()}
-                with suppress(KeyError, ValueError):  # a word is refused with its field's name
-                    cells["s_pop"] = float(cells["s_pop"])
-                yield where, cells
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 ({error.reason}); convert the file") from error
-    except csv.Error as error:
-        raise UserError(f"{path}: not a table of tab-separated cells ({error})") from error
 
 
 def _question(row: Mapping[str, Any], where: str) -> PopQuestion:

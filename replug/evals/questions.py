@@ -1,6 +1,6 @@
 """Questions, as all evaluations of questions read, draw and search for them and put them into prompts.
 
-A set is a file of JSON Lines with `question` and `answers`, and optional `id`, `domain` and `gold` (ids of documents).
+A set has rows with `question` and `answers`, and optional `id`, `domain` and `gold` (ids of documents).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,14 +14,15 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
 from replug.config.methods import GENREAD, LONG_CONTEXT, Method
 from replug.config.rules import QUESTION
-from replug.data.rows import one_line, read_json_lines, require_new, texts_of
+from replug.data.rows import ids_of, one_line, require_new, texts_of
+from replug.data.shapes import question_rows
 from replug.data.sources.row_texts import say_unread
 from replug.evals.answers import normalize_answer
 from replug.evals.loop import Item
 
 BETWEEN_BLOCKS = "\n\n"
 STOP = "\n"
-QUESTION_FIELDS = ("id", "question", "answers", "domain", "gold")
+QUESTION_FIELDS = ("id", "question", "answers", "domain", "gold", "candidates")
 
 
 def knowledge_line(document: str | None) -> str:
@@ -40,8 +41,10 @@ class OpenQuestion:
 Question = TypeVar("Question", bound=OpenQuestion)
 
 
-def read_questions(path: Path) -> list[OpenQuestion]:
-    """Read a JSON Lines file, plain or gzip; a question without `id` is named by the file and its line.
+def read_questions(
+    source: str | Path, fields: Mapping[str, str] | None = None, needs_answers: bool = True
+) -> list[OpenQuestion]:
+    """Read rows of any format; a question without `id` is named by the file and its line.
 
     Raises UserError with file and line for a field that is missing or of another form.
     """
@@ -49,15 +52,15 @@ def read_questions(path: Path) -> list[OpenQuestion]:
 
     def read(row: Mapping[str, Any], where: str) -> OpenQuestion:
         names.update(dict.fromkeys(row))
-        return open_question(row, where)
+        return open_question(row, where, needs_answers=needs_answers or row.get("answers") is not None)
 
-    questions = questions_of_rows(read_json_lines(path), read, path)
-    say_unread(path, names, QUESTION_FIELDS)
+    questions = questions_of_rows(question_rows(source, fields), read, source)
+    say_unread(source, names, QUESTION_FIELDS)
     return questions
 
 
 def questions_of_rows(
-    rows: Iterable[tuple[str, Mapping[str, Any]]], read: Callable[[Mapping[str, Any], str], Question], path: Path
+    rows: Iterable[tuple[str, Mapping[str, Any]]], read: Callable[[Mapping[str, Any], str], Question], path: str | Path
 ) -> list[Question]:
     """Read the question of each row. Raises UserError for an id twice, and for no questions."""
     questions: list[Question] = []
@@ -99,18 +102,17 @@ def answers_field(row: Mapping[str, Any], names: Sequence[str], where: str) -> s
     return given[0]
 
 
-def open_question(row: Mapping[str, Any], where: str, answers: str = "answers") -> OpenQuestion:
+def open_question(
+    row: Mapping[str, Any], where: str, answers: str = "answers", needs_answers: bool = True
+) -> OpenQuestion:
     """Read the question of a row. Raises UserError for a field that is missing or of another form."""
-    gold = row.get("gold") or []
-    if not isinstance(gold, list) or not all(isinstance(item, str | int) for item in gold):
-        raise UserError(f"{where}: field 'gold' must be a list of document ids")
     example = Item(
         id=name_of(row, ("id",), where) or Path(where).name,
         query=text_of(row, "question", where),
         group=name_of(row, ("domain",), where) or "all",
-        gold=tuple(str(item) for item in gold),
+        gold=ids_of(row, "gold", where),
     )
-    return OpenQuestion(example, texts_of(row, answers, where))
+    return OpenQuestion(example, texts_of(row, answers, where) if needs_answers else ())
 
 
 def draw_demonstrations(

@@ -2,63 +2,116 @@
 
 Two recalls go by the name R@k. Here `Success@k` is whether any gold document is among the first k (DPR's top-k
 accuracy); `R@k` is the share of a query's gold documents that are among the first k, as in trec_eval. They are equal
-where every query has one gold document.
+where every query has one gold document. Judgements (`questions.qrels`, BEIR) may have grades, which nDCG weighs.
+
+OUT/runs/METHOD.trec is what each method found, in TREC's form: `ir-measures` gives the same figures for it.
 """
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 
 import ir_measures
 import numpy as np
-from ir_measures import RR, R, Success, nDCG
+from ir_measures import AP, RR, R, Success, nDCG
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import Method
+from replug.config.rules import evaluation_methods
+from replug.data.judgements import Grades, read_qrels, write_run
+from replug.data.row_files import TEST, beir_folder, qrels_file
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence
-from replug.evals.kinds import EvalDataset, EvaluationKind
+from replug.evals.kinds import EvalDataset, EvaluationKind, Finished
 from replug.evals.loop import Item, Metric, Outcome, Outcomes, Task
 from replug.evals.questions import draw_questions, queries_of, question_problems, read_questions, unasked_problems
+from replug.evals.tables import Blocks
+
+log = logging.getLogger(__name__)
 
 RECALL_AT = (1, 5, 20)
 RANKED_AT = 10
 RECALL_DEPTH = max(RECALL_AT)  # documents that recall needs
-_MEASURES = [*(measure @ k for measure in (Success, R) for k in RECALL_AT), RR @ RANKED_AT, nDCG @ RANKED_AT]
+DEEP = 100  # documents that BEIR's measures need
+MEASURES = [*(measure @ k for measure in (Success, R) for k in RECALL_AT), RR @ RANKED_AT, nDCG @ RANKED_AT]
+DEEP_MEASURES = [R @ DEEP, AP @ DEEP]
 
 
 class Retrieval(Task):
-    """Measures what was found by `gold`, the rows of each example's gold documents."""
+    """Measures what was found by `gold`, the grades of each example's documents by their rows."""
 
-    metrics: Mapping[str, Metric] = {
-        ("M" if name.startswith("RR") else "") + name: Metric(name) for name in map(str, _MEASURES)
-    }
-
-    def __init__(self, examples: Sequence[Item], gold: Sequence[set[int]]) -> None:
-        self.examples, self._gold = list(examples), gold
+    def __init__(
+        self, examples: Sequence[Item], gold: Sequence[Mapping[int, int]], measures: Sequence = MEASURES
+    ) -> None:
+        self.examples, self._gold, self._measures = list(examples), gold, measures
+        self.metrics: Mapping[str, Metric] = {
+            ("M" if name.startswith(("RR", "AP")) else "") + name: Metric(name) for name in map(str, measures)
+        }
 
     def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
-        found = np.array([one.doc_rows for one in evidence.values()])
-        values = retrieval_metrics(found, [self._gold[row]] * len(found))
-        outcomes = {
-            name: Outcome({metric: float(of[place]) for metric, of in values.items()})
-            for place, name in enumerate(evidence)
-        }
+        outcomes = {}
+        for name, one in evidence.items():
+            values = retrieval_metrics(np.array([one.doc_rows]), [self._gold[row]], self._measures)
+            outcomes[name] = Outcome({metric: float(of[0]) for metric, of in values.items()})
         return lambda: outcomes
 
 
 def retrieval_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
-    """Draw questions among those that name gold documents."""
+    """Draw questions among those that have judgements, or name gold documents."""
     assert corpus is not None
     if len(corpus.corpus) < RECALL_DEPTH:
         raise UserError(f"data: {len(corpus.corpus)} documents; evaluation=retrieval expects {RECALL_DEPTH} or more")
-    pool = [q for q in read_questions(Path(str(config.questions.path)).expanduser()) if q.example.gold]
+    questions = read_questions(str(config.questions.path), config.data.fields, needs_answers=False)
+    is_judged, grades = _grades(config, [question.example for question in questions])
+    pool = [question for question in questions if grades.get(question.example.id)]
     if not pool:
         raise UserError(f"questions.path: no question of {config.questions.path} names gold documents")
-    examples = [question.example for question in draw_questions(pool, config.questions.max_questions, config.seed)]
-    rows_of = corpus.corpus.rows_of(doc for example in examples for doc in example.gold)
-    gold = gold_rows([example.gold for example in examples], rows_of)
-    return EvalDataset(queries_of(config, examples), lambda asked, book: Retrieval(examples, gold))
+    drawn = [question.example for question in draw_questions(pool, config.questions.max_questions, config.seed)]
+    judged = [grades[example.id] for example in drawn]
+    right = (tuple(doc for doc, grade in of.items() if grade > 0) for of in judged)
+    examples = [replace(example, gold=gold) for example, gold in zip(drawn, right, strict=True)]
+    rows_of = corpus.corpus.rows_of(doc for of in judged for doc in of)
+    _say_unknown("documents", {doc for of in judged for doc in of}, rows_of.keys(), "they count as never found")
+    depth = min(method.k for method in evaluation_methods(config))
+    measures = MEASURES + (DEEP_MEASURES if depth >= min(DEEP, len(corpus.corpus)) else [])
+    if is_judged:  # methods are compared by the first
+        measures = [nDCG @ RANKED_AT, *(measure for measure in measures if measure != nDCG @ RANKED_AT)]
+    gold = gold_rows(judged, rows_of)
+    return EvalDataset(queries_of(config, examples), lambda asked, book: Retrieval(examples, gold, measures))
+
+
+def _grades(config: EvaluationConfig, questions: Sequence[Item]) -> tuple[bool, Grades]:
+    """Return whether there are judgements, and each question's grades: theirs, or 1 for gold documents."""
+    folder, path = beir_folder(str(config.questions.path)), config.questions.qrels
+    if path is None and folder is None:
+        return False, {question.id: dict.fromkeys(question.gold, 1) for question in questions}
+    grades = read_qrels(path if path is not None else qrels_file(folder, TEST))
+    _say_unknown("queries", set(grades), {question.id for question in questions}, "they are left out")
+    return True, grades
+
+
+def _say_unknown(what: str, judged: Collection[str], known: Collection[str], follows: str) -> None:
+    """Warn of judged ids that nothing has. Raises UserError where nothing has any: the files are of other sets."""
+    unknown = sorted(set(judged) - set(known))
+    if not unknown:
+        return
+    said = f"{len(unknown)} of {len(judged)} judged {what} are not known, such as {unknown[0]!r}"
+    if len(unknown) == len(judged):
+        raise UserError(f"{said}; expected ids of {'questions.path' if what == 'queries' else 'data.corpus'}")
+    log.warning(f"{said}; {follows}")
+
+
+def write_runs(finished: Finished) -> Blocks:
+    """Write what each method found as a run of TREC."""
+    finished.folder.runs.mkdir(exist_ok=True)
+    for method in finished.book.methods:
+        found = (
+            (row["id"], finished.book.ids(finished.book.of(place)[method.name].doc_rows))
+            for place, row in enumerate(finished.rows)
+        )
+        write_run(finished.folder.runs / f"{method.name}.trec", found, method.name)
+    return ()
 
 
 def retrieval_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
@@ -73,27 +126,29 @@ def retrieval_problems(config: EvaluationConfig, methods: Sequence[Method]) -> I
     yield from question_problems(config, methods)
 
 
-def retrieval_metrics(found: np.ndarray, gold: Sequence[Collection[int]]) -> dict[str, np.ndarray]:
+def retrieval_metrics(
+    found: np.ndarray, gold: Sequence[Mapping[int, int]], measures: Sequence = MEASURES
+) -> dict[str, np.ndarray]:
     """Return values [N] of every measure for rows [N, K], best first.
 
-    A gold document counts 1, any other 0. A query without gold documents gets 0 by every measure. Gold documents
-    that are not in the corpus are negative numbers, one for each (`gold_rows`): they count, and are never found.
+    `gold` has the grades of each query's documents. A query without any gets 0 by every measure. Gold documents that
+    are not in the corpus are negative numbers, one for each (`gold_rows`): they count, and are never found.
     """
-    qrels = {str(query): dict.fromkeys(map(str, rows), 1) for query, rows in enumerate(gold) if rows}
-    values = {str(measure): np.zeros(len(gold)) for measure in _MEASURES}
+    qrels = {str(query): {str(row): grade for row, grade in of.items()} for query, of in enumerate(gold) if of}
+    values = {str(measure): np.zeros(len(gold)) for measure in measures}
     # `ir-measures` orders by score, so scores must not be equal: they are the ranks.
     run = {
         str(query): {str(row): -float(rank) for rank, row in enumerate(rows)}
         for query, rows in enumerate(found.tolist())
     }
-    for metric in ir_measures.iter_calc(_MEASURES, qrels, run) if qrels else ():
+    for metric in ir_measures.iter_calc(measures, qrels, run) if qrels else ():
         values[str(metric.measure)][int(metric.query_id)] = metric.value
     return values
 
 
-def gold_rows(gold: Iterable[Sequence[str]], rows_of: Mapping[str, int]) -> list[set[int]]:
-    """Return rows of each query's gold documents; an id that the corpus lacks gets a negative number of its own."""
-    return [{rows_of.get(doc, -1 - place) for place, doc in enumerate(dict.fromkeys(ids))} for ids in gold]
+def gold_rows(gold: Iterable[Mapping[str, int]], rows_of: Mapping[str, int]) -> list[dict[int, int]]:
+    """Return grades by row for each query; an id that the corpus lacks gets a negative number of its own."""
+    return [{rows_of.get(doc, -1 - place): grade for place, (doc, grade) in enumerate(of.items())} for of in gold]
 
 
-EVALUATION = EvaluationKind(retrieval_dataset, retrieval_problems, asks_lm=False)
+EVALUATION = EvaluationKind(retrieval_dataset, retrieval_problems, asks_lm=False, add_findings=write_runs)

@@ -12,11 +12,10 @@ from replug.config.choices import TooLong
 from replug.config.errors import UserError
 from replug.config.paths import check_paths
 from replug.config.schema import Config
-from replug.data.files import file_sha256
 from replug.data.folder import INPUTS, Folder, sole_writer
 from replug.data.prepare.cutting import LMBound, Tokenizers
 from replug.data.prepare.local_pool import LocalPool
-from replug.data.prepare.sets import Inputs, import_corpus, prepare_raw, prepare_rows
+from replug.data.prepare.sets import Inputs, import_corpus, prepare_raw, prepare_rows, row_inputs
 from replug.data.shards import prepared_folder
 from replug.data.sources.records import FieldMap
 from replug.data.sources.shards import source_fingerprint
@@ -57,7 +56,8 @@ def prepared_set(config: Config, default_out: Path) -> PreparedSet:
     with LocalPool(workers) if config.ray.address is None else RayPool(config, workers) as pool:
         if data.source:
             return prepare_raw(data, config.seed, _tokenizers(config), out, inputs, pool)
-        return prepare_rows(**_row_files(config), out=out, inputs=inputs, pool=pool, token_ids=_token_ids(config))
+        rows, token_ids = _row_sources(config), _token_ids(config)
+        return prepare_rows(**rows, out=out, inputs=inputs, pool=pool, token_ids=token_ids, fields=data.fields)
 
 
 def _make_way(folder: Folder, inputs: Inputs) -> None:
@@ -96,13 +96,13 @@ def data_inputs(config: Config) -> Inputs:
             inputs |= {"lm.path": lm_path, LM_TOKENS: list(limits)}
         found = source_fingerprint(data.source, FieldMap(data.text_field))
         return {**inputs, "data.source (files)": found} if found else inputs
-    return {f"data.{name} (sha256)": file_sha256(path) for name, path in _row_files(config).items()}
+    return row_inputs(_row_sources(config), data.fields)
 
 
-def _row_files(config: Config) -> dict[str, Path]:
-    """Return the user's own files, by key."""
+def _row_sources(config: Config) -> dict[str, str]:
+    """Return where the user's own rows are, by key."""
     names = (*ROW_KEYS, *(["dev"] if config.data.dev else []))
-    return {name: Path(getattr(config.data, name)).expanduser() for name in names}
+    return {name: getattr(config.data, name) for name in names}
 
 
 def corpus_to_index(config: Config, default_out: Path, index_root: Path) -> Corpus:
@@ -110,7 +110,10 @@ def corpus_to_index(config: Config, default_out: Path, index_root: Path) -> Corp
     data = config.data
     if data.corpus and not (data.queries or data.heldout):
         check_paths(config, corpus_only=True)
-        return import_corpus(Path(data.corpus).expanduser(), index_root / "corpus")
+        out = index_root / "corpus"
+        if not any(made.is_dir() and made != out for made in index_root.glob("*")):  # nothing was made from it yet
+            _make_way(prepared_folder(out), row_inputs({"corpus": data.corpus}, data.fields))
+        return import_corpus(data.corpus, out, data.fields)
     return prepared_set(config, default_out)
 
 

@@ -15,7 +15,7 @@ from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import BM25, GENREAD, GOLD, LONG_CONTEXT, NONE, REPLUG, WITHOUT_RETRIEVER, Method
 from replug.config.rules import evaluation_methods, has_rerank_lm, lm_problems, tokens_read
 from replug.config.schema import LMConfig
-from replug.data.rows import count_rows
+from replug.data.row_files import count_rows
 from replug.data.shards import prepared_folder
 from replug.index_workers.build_plan import newest_encoder
 from replug.planning.accelerators import Devices, parse_devices
@@ -194,7 +194,7 @@ def count_examples(config: EvaluationConfig, given: int | None) -> int:
     path = data.heldout if is_text else questions.path
     if not (is_text and config.texts.path):  # whole texts are not cut here, so their number is not known
         if path and Path(path).expanduser().is_file():
-            counts.append(count_rows(Path(path).expanduser()))
+            counts.append(count_rows(path))
         elif is_text:
             prepared = prepared_folder(Path(data.prepared).expanduser()) if data.prepared else None
             if prepared is not None and prepared.is_finished:

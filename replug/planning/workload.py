@@ -16,7 +16,7 @@ from replug.config.errors import UserError
 from replug.config.refresh_policy import RefreshPolicy, Start, refresh_policy
 from replug.config.rules import CONTEXT, DOCUMENT
 from replug.config.schema import Config, LMConfig
-from replug.data.rows import count_rows
+from replug.data.row_files import count_rows
 from replug.index_workers.build_plan import rows_per_file
 from replug.index_workers.kinds import IndexKind, bytes_per_vector, num_lists, resolve_kind
 from replug.planning.model_sizes import ModelSize
@@ -122,8 +122,8 @@ def count_documents(config: Config) -> int:
         manifest = Path(folder).expanduser() / "manifest.json" if folder else None
         if manifest is not None and manifest.is_file():
             return int(json.loads(manifest.read_text())["counts"]["documents"])
-    if data.corpus and Path(data.corpus).expanduser().is_file():
-        return count_rows(Path(data.corpus).expanduser())
+    if data.corpus and Path(data.corpus).expanduser().exists():
+        return count_rows(data.corpus)
     if data.num_documents is None:
         raise UserError(
             "data.num_documents is not set and no corpus or prepared set is there to count; expected the number of "

@@ -201,8 +201,8 @@ def test_a_source_shard_that_begins_right_at_a_line_takes_it_once(end, tmp_path,
 def hub(tmp_path, monkeypatch) -> Path:
     """A local folder that is taken for the dataset `corpus` of the hub."""
     monkeypatch.chdir(tmp_path)
-    real = shards._files
-    monkeypatch.setattr(shards, "_files", lambda source: None if source.split(":")[0] == "corpus" else real(source))
+    real = shards.files_of
+    monkeypatch.setattr(shards, "files_of", lambda source: None if source.split(":")[0] == "corpus" else real(source))
     return tmp_path / "corpus"
 
 

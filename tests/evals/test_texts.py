@@ -66,10 +66,10 @@ def test_wikitexts_words_are_counted_over_the_original(tmp_path):
 
 
 def test_texts_of_the_hub_are_its_test_split_and_none_else_is_read_for_it(tmp_path, monkeypatch):
-    real = replug.data.sources.shards._files
+    real = replug.data.sources.shards.files_of
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        replug.data.sources.shards, "_files", lambda source: None if source.startswith("of_hub") else real(source)
+        replug.data.sources.shards, "files_of", lambda source: None if source.startswith("of_hub") else real(source)
     )
     (tmp_path / "of_hub").mkdir()
     for split in ("train", "validation"):

@@ -1,0 +1,216 @@
+"""Rows in the formats that users have them in: each is read, or named with its place and what was expected."""
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from replug.config.errors import UserError
+from replug.data import row_files
+from replug.data.hashing import content_hash
+from replug.data.judgements import read_qrels, read_run, write_run
+from replug.data.row_files import DEV, TRAIN, count_rows, read_rows, rows_sha256
+from replug.data.rows import read_documents, read_examples
+from replug.data.shapes import example_rows
+from replug.data.sources import shards
+
+ROWS = [{"id": "a", "text": 'The Rhine, "Rhein",\nflows'}, {"id": "b", "text": "through Basel; ünd"}]
+LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+CSV = 'id,text\na,"The Rhine, ""Rhein"",\nflows"\nb,through Basel; ünd\n'.encode()
+
+
+def parquet(rows: list[dict]) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(rows), sink)
+    return sink.getvalue().to_pybytes()
+
+
+def zstd(content: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(content)
+    return sink.getvalue().to_pybytes()
+
+
+FORMATS = {
+    "JSON Lines": {"rows.jsonl": LINES},
+    "a JSON array": {"rows.json": json.dumps(ROWS, indent=1).encode()},
+    "a JSON array called JSONL": {"rows.jsonl": b"\xef\xbb\xbf \n" + json.dumps(ROWS, ensure_ascii=False).encode()},
+    "CSV": {"rows.csv": CSV},
+    "CSV called JSONL, with line ends of Windows": {"rows.jsonl": CSV.replace(b"ext\n", b"ext\r\n")},
+    "CSV with semicolons": {"rows.csv": 'id;text\na;"The Rhine, ""Rhein"",\nflows"\nb;"through Basel; ünd"'.encode()},
+    "Parquet": {"rows.parquet": parquet(ROWS)},
+    "Parquet without a suffix": {"rows": parquet(ROWS)},
+    "gzip without its suffix": {"rows.jsonl": gzip.compress(LINES)},
+    "a packed array": {"rows.json.zst": zstd(json.dumps(ROWS).encode())},
+    "a folder": {"x/1.jsonl": LINES[: LINES.index(b"\n") + 1], "x/2.parquet": parquet(ROWS[1:]), "x/README.md": b"#"},
+}
+
+
+def write(root: Path, files: dict[str, bytes]) -> Path:
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+    first = next(iter(files))
+    return root / first.partition("/")[0]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_format_is_told_by_its_first_bytes_and_gives_the_same_rows(form, tmp_path, monkeypatch):
+    monkeypatch.setattr(row_files, "READ_CHARACTERS", 7)
+    source = write(tmp_path, FORMATS[form])
+    assert [row for _, row in read_rows(source)] == ROWS
+    assert count_rows(source) == 2
+
+
+def test_a_table_may_hold_lists_and_lack_cells(tmp_path):
+    (tmp_path / "q.csv").write_text('question,answers,domain\nwho,"[\'Ann\', ""Bo\'s""]",\nwhat,"[""x""]",d\n')
+    rows = [row for _, row in read_rows(tmp_path / "q.csv")]
+    assert rows == [
+        {"question": "who", "answers": ["Ann", "Bo's"]},
+        {"question": "what", "answers": ["x"], "domain": "d"},
+    ]
+
+
+def test_ms_marcos_tables_have_no_header_and_quotes_that_mean_nothing(tmp_path):
+    (tmp_path / "collection.tsv").write_text('0\tThe "Rhine flows\n1\tx\n')
+    assert [(doc.id, doc.text) for doc in read_documents(tmp_path / "collection.tsv")] == [
+        ("0", 'The "Rhine flows'),
+        ("1", "x"),
+    ]
+    (tmp_path / "docs.tsv").write_text("D12\thttp://a\tRhine\tIt flows\n")
+    assert next(read_documents(tmp_path / "docs.tsv")).text == "Rhine\nIt flows"
+
+
+def test_fields_have_other_names_by_one_key_also_within_fields(tmp_path):
+    (tmp_path / "docs.jsonl").write_text('{"meta": {"pid": 7}, "contents": "x", "text": "html"}\n')
+    (tmp_path / "texts.jsonl").write_text('{"qid": 1, "prompt": "one", "completion": " two"}\n')
+    names = {"meta.pid": "id", "contents": "text", "qid": "id", "prompt": "context", "completion": "continuation"}
+    [document] = read_documents(tmp_path / "docs.jsonl", names)
+    [example] = read_examples(tmp_path / "texts.jsonl", names)
+    assert (document.id, document.text) == ("7", "x")
+    assert (example.id, example.context, example.continuation) == ("1", "one", " two")
+    with pytest.raises(UserError, match=r"'id' is missing; .* give data\.fields\.NAME=id, or rename one"):
+        list(read_documents(tmp_path / "docs.jsonl"))
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch) -> None:
+    """A local folder that is taken for the dataset `corpus` of the hub."""
+    monkeypatch.chdir(tmp_path)
+    real = shards.files_of
+    monkeypatch.setattr(shards, "files_of", lambda source: None if source.startswith("corpus:") else real(source))
+    write(tmp_path, {"corpus/train.jsonl": LINES, "corpus/test.jsonl": LINES[: LINES.index(b"\n") + 1]})
+
+
+def test_a_dataset_of_the_hub_is_streamed_by_its_split(hub):
+    assert list(read_rows("corpus::test")) == [("corpus::test, row 1", ROWS[0])]
+    assert [row["id"] for _, row in read_rows("corpus::train")] == ["a", "b"]
+    with pytest.raises(UserError, match=r"^corpus::dev has no split 'dev'"):
+        list(read_rows("corpus::dev"))
+
+
+# Known data sets -----------------------------------------------------------------------------------------------
+
+BEIR = {
+    "beir/corpus.jsonl": b'{"_id": "d1", "title": "Rhine", "text": "It flows."}\n{"_id": "d2", "text": "x"}\n',
+    "beir/queries.jsonl": b'{"_id": "q1", "text": "what flows?"}\n{"_id": "q2", "text": "who?"}\n',
+    "beir/qrels/train.tsv": b"query-id\tcorpus-id\tscore\nq2\td2\t1\n",
+    "beir/qrels/test.tsv": b"query-id\tcorpus-id\tscore\nq1\td1\t2\nq1\td2\t0\n",
+}
+
+
+def test_a_beir_folder_is_documents_and_the_queries_of_a_split(tmp_path):
+    folder = write(tmp_path, BEIR)
+    assert [(doc.id, doc.text) for doc in read_documents(folder)] == [("d1", "Rhine\nIt flows."), ("d2", "x")]
+    [(_, row)] = example_rows(folder, split=TRAIN)
+    assert (row["id"], row["query"], row["continuation"], row["gold"]) == ("q2", "who?", " who?", ["d2"])
+    assert (count_rows(folder), count_rows(folder, TRAIN)) == (2, 1)
+    assert rows_sha256(folder) != rows_sha256(folder, TRAIN)
+    with pytest.raises(UserError, match=r"qrels/dev.tsv does not exist; .*beir has the splits test, train"):
+        list(example_rows(folder, split=DEV))
+
+
+DPR = [
+    {
+        "question": "what flows?",
+        "answers": ["the Rhine"],
+        "positive_ctxs": [{"title": "Rhine", "text": "It flows.", "passage_id": "7", "score": 1}],
+        "negative_ctxs": [],
+        "hard_negative_ctxs": [{"title": "", "text": "x", "psg_id": 9}, {"title": "", "text": "y", "psg_id": 7}],
+    }
+]
+CTXS = [{"id": "7", "text": "It flows."}, {"id": "9", "text": "x"}]
+HITS = [{"question": "what flows?", "answers": ["the Rhine"], "ctxs": CTXS}]
+PAIRS = [{"query": "what flows?", "pos": ["It flows."], "neg": ["x", "It flows."], "pos_scores": [1.0]}]
+OF_FLOWS = content_hash("It flows.").hex()
+SETS = {
+    "DPR": (DPR, ["7", "9"], ["7"]),
+    "hits of any retriever": (HITS, ["7", "9"], []),
+    "FlagEmbedding": (PAIRS, [OF_FLOWS, content_hash("x").hex()], [OF_FLOWS]),
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_passages_of_rows_are_documents_and_candidates_by_the_same_ids(name, tmp_path):
+    rows, ids, gold = SETS[name]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    assert [document.id for document in read_documents(tmp_path / "rows.json")] == ids
+    [(_, row)] = example_rows(tmp_path / "rows.json")
+    assert (row["candidates"], row["gold"]) == (ids, gold)
+    if "answers" in rows[0]:
+        assert (row["question"], row["answers"]) == ("what flows?", ["the Rhine"])
+    else:  # the LM is to predict the query
+        assert (row["query"], row["context"], row["continuation"]) == ("what flows?", "Question:", " what flows?")
+
+
+# What cannot be read ----------------------------------------------------------------------------------------------
+
+BAD = {
+    "an array cut short": ("a.json", b'[{"id": 1, "text": "x"}, {"id": 2', r"a\.json, row 2: not valid JSON"),
+    "an array of texts": ("a.json", b'["x"]', r"a\.json, row 1: expected a JSON object, found str"),
+    "an array without a comma": ("a.json", b'[{"id": 1} {"id": 2}]', r"row 1: not valid JSON: expected ',' or '\]'"),
+    "a field twice in an array": ("a.json", b'[{"a": 1, "a": 2}]', r"row 1: not valid JSON: .* two fields named 'a'"),
+    "CSV with a row too short": ("a.csv", b"id,text\n1,x\n\n2\n", r"a\.csv:4: 1 columns, but 2 are expected: id, text"),
+    "CSV with an open quote": ("a.csv", b'id,text\n1,"x\n', r"a\.csv:2: not valid CSV"),
+    "CSV in latin-1": ("a.csv", b"id,text\n1,caf\xe9\n", r"a\.csv:1: not UTF-8"),
+    "half a Parquet file": ("a.parquet", parquet(ROWS)[:-9], r"a\.parquet is no whole Parquet file"),
+    "half a gzip file": (
+        "a.json.gz",
+        gzip.compress(json.dumps(ROWS).encode())[:-12],
+        r"a\.json\.gz:0: unreadable after this line",
+    ),
+    "Zip": ("a.jsonl", b"PK\x03\x04\xff", "is, by its first bytes, Zip; expected JSON Lines, a JSON array, CSV"),
+    "a missing file": ("", b"", r"gone\.jsonl does not exist"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_cannot_be_read_is_named_with_its_place(what, tmp_path):
+    name, content, says = BAD[what]
+    if name:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=says):
+        list(read_rows(tmp_path / (name or "gone.jsonl")))
+
+
+# Judgements and runs ----------------------------------------------------------------------------------------------
+
+
+def test_judgements_and_runs_are_read_in_every_form_and_a_run_is_read_as_it_was_written(tmp_path):
+    grades = {"q 1": {"d1": 2, "d2": 0}}
+    (tmp_path / "beir.tsv").write_text("query-id\tcorpus-id\tscore\nq 1\td1\t2\nq 1\td2\t0\n")
+    (tmp_path / "trec.tsv").write_text("q 1\t0\td1\t2\nq 1\t0\td2\t0\n")
+    assert read_qrels(tmp_path / "beir.tsv") == read_qrels(tmp_path / "trec.tsv") == grades
+    write_run(tmp_path / "run.trec", [("q1", ["b", "a", "c"])], "bm25")
+    (tmp_path / "marco.tsv").write_text("q1\ta\t2\nq1\tb\t1\nq1\tc\t3\n")
+    assert read_run(tmp_path / "run.trec") == read_run(tmp_path / "marco.tsv") == {"q1": ["b", "a", "c"]}
+    shutil.copy(tmp_path / "beir.tsv", tmp_path / "bad.tsv")
+    with (tmp_path / "bad.tsv").open("a") as file:
+        file.write("q 1\td3\tyes\n")
+    with pytest.raises(UserError, match=r"bad\.tsv:4: 'yes' is not a grade"):
+        read_qrels(tmp_path / "bad.tsv")
