@@ -60,12 +60,11 @@ def question_rows(source: str | Path, fields: Mapping[str, str] | None = None, s
             {"question", "context"} & row.keys()
         ):
             row["question"] = row.pop(name)
-        if given := [name for name in PASSAGES if name in row]:
+        if any(name in row for name in PASSAGES):
             found = list(_passages(row, where))
             row["candidates"] = list(dict.fromkeys(passage["id"] for passage in found))
             row.setdefault("gold", [passage["id"] for passage in found if passage["is_gold"]])
-            for name in given:
-                del row[name]
+            row = {name: value for name, value in row.items() if name not in PASSAGES}
         if grades is not None:
             if (of := grades.get(str(row.get("id")))) is None:
                 continue

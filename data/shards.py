@@ -12,6 +12,7 @@ import io
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -91,7 +92,12 @@ def read_documents_of(shard: Path) -> Iterator[Document]:
 
 def read_examples_of(path: Path) -> Iterator[Example]:
     for columns in _read_batches(path):
-        yield from (Example(**{**row, "gold": tuple(row["gold"])}) for row in columns)
+        yield from map(example_of, columns)
+
+
+def example_of(row: dict[str, Any]) -> Example:
+    """Return the example of a row of the file, whose lists become tuples."""
+    return Example(**{name: tuple(value) if isinstance(value, list) else value for name, value in row.items()})
 
 
 def corpus_sha256(folder: Path) -> str:

@@ -30,6 +30,7 @@ from replug.data.shards import (
     ROWS_PER_BATCH,
     TOKEN_RULES,
     combined_sha256,
+    example_of,
     prepared_folder,
     shard_paths,
     token_paths,
@@ -148,11 +149,8 @@ class ExampleStore:
         """Return texts in the order asked for; all of them by default."""
         columns = self._table[:] if rows is None else self._table[[int(row) for row in rows]]
         names = self._table.column_names
-        rows_read = (dict(zip(names, values, strict=True)) for values in zip(*map(columns.get, names), strict=True))
-        return [
-            Example(**{name: tuple(value) if isinstance(value, list) else value for name, value in row.items()})
-            for row in rows_read
-        ]
+        values = zip(*map(columns.get, names), strict=True)
+        return [example_of(dict(zip(names, of, strict=True))) for of in values]
 
 
 def _num_bytes(table: Dataset, column: str) -> np.ndarray:

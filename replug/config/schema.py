@@ -175,6 +175,9 @@ class LabelConfig:
         FROM_0,
         resumable=True,
     )
+    hits: str | None = key(
+        None, "Your own candidates as label.dense: rows (pos, neg, ctxs), or a TREC run file.", resumable=True
+    )
     tuned_path: str | None = key(
         None, "run_dir of an earlier training on labels with retriever.train=query.", resumable=True
     )

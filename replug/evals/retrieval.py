@@ -84,9 +84,11 @@ def retrieval_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDa
 def _grades(config: EvaluationConfig, questions: Sequence[Item]) -> tuple[bool, Grades]:
     """Return whether there are judgements, and each question's grades: theirs, or 1 for gold documents."""
     folder, path = beir_folder(str(config.questions.path)), config.questions.qrels
-    if path is None and folder is None:
+    if path is None and folder is not None:
+        path = str(qrels_file(folder, TEST))
+    if path is None:
         return False, {question.id: dict.fromkeys(question.gold, 1) for question in questions}
-    grades = read_qrels(path if path is not None else qrels_file(folder, TEST))
+    grades = read_qrels(path)
     _say_unknown("queries", set(grades), {question.id for question in questions}, "they are left out")
     return True, grades
 

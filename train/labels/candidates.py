@@ -1,17 +1,21 @@
 """Choose the documents that the LM scores for an example: the retriever's nearest, a tuned one's, BM25's, random ones.
 
+With `label.hits` the user's own candidates stand in the place of the nearest.
+
 A search skips documents that an earlier search gave, so every example has equally many. Each candidate keeps which
 search found it, and its rank there. Queries that were tuned earlier search the same index, of the untuned retriever.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
 from replug.config.errors import UserError
 from replug.config.schema import Config, LabelConfig
+from replug.data.judgements import read_run
 from replug.data.records import Example
 from replug.data.store import CorpusStore, ExampleStore, PreparedSet
 from replug.index_workers.bm25 import search_bm25
@@ -19,9 +23,10 @@ from replug.index_workers.service import IndexService
 from replug.index_workers.vectors import BlockVectors
 from replug.models.encoder import Encoder, require_finite_vectors
 
-DENSE, BM25, RANDOM, TUNED = range(4)  # places in `data.labels.SEARCHES`
+DENSE, BM25, RANDOM, TUNED, HITS = range(5)  # places in `data.labels.SEARCHES`
 SMALL = 4096  # documents of a corpus that is drawn from in one permutation
 TEXTS_PER_SEARCH = 256
+ROWS = "rows"  # of label.hits: the candidates that the examples bring
 Allowed = Callable[[int, np.ndarray], np.ndarray]  # of a text's row: which of these documents it may have
 
 
@@ -130,7 +135,9 @@ def find_candidates(
     mix = partial(
         mix_candidates,
         label,
-        dense=_nearest(index, vectors, label.dense, exclude),
+        dense=_nearest(index, vectors, label.dense, exclude)
+        if label.hits is None
+        else hits_of(label, corpus, examples),
         tuned=by_tuned,
         num_documents=len(corpus),
         seed=config.seed,
@@ -148,9 +155,35 @@ def find_candidates(
             if depth >= len(corpus):
                 raise UserError(f"label.bm25: {error}; expected a larger corpus, or fewer") from error
             depth *= 2
+    if label.hits is not None:
+        candidates = replace(candidates, found_by=np.where(candidates.found_by == DENSE, HITS, candidates.found_by))
     plan = index.store.plan(0)
     stored = BlockVectors(0, index.store.open_vectors(plan, range(plan.num_files)), plan.dim)
     return candidates, similarities(vectors, candidates.doc_rows, stored)
+
+
+def hits_of(label: LabelConfig, corpus: CorpusStore, examples: Sequence[Example]) -> np.ndarray:
+    """Return the rows [N, label.dense] of the documents that each example's row, or the run `label.hits`, ranks first.
+
+    Raises UserError for an example with fewer, and for a document that the corpus does not have.
+    """
+    run = None if label.hits == ROWS else read_run(Path(str(label.hits)).expanduser())
+    given = [example.candidates if run is None else run.get(example.id, ()) for example in examples]
+    for example, documents in zip(examples, given, strict=True):
+        if len(documents) < label.dense:
+            raise UserError(
+                f"label.hits: {label.hits} has {len(documents)} candidates of text {example.id}; expected label.dense="
+                f"{label.dense} or more"
+            )
+    rows_of = corpus.rows_of(document for documents in given for document in documents[: label.dense])
+    for example, documents in zip(examples, given, strict=True):
+        if unknown := [document for document in documents[: label.dense] if document not in rows_of]:
+            raise UserError(
+                f"label.hits: document {unknown[0]} of text {example.id} is not in the corpus; expected ids of "
+                "data.corpus, which may be the same rows"
+            )
+    rows = [[rows_of[document] for document in documents[: label.dense]] for documents in given]
+    return np.array(rows, np.int64).reshape(len(examples), label.dense)
 
 
 def _query_vectors(examples: list[Example], encoder: Encoder) -> np.ndarray:

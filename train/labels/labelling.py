@@ -39,6 +39,7 @@ from replug.data.labels import (
 )
 from replug.data.progress import Progress, Stages
 from replug.data.records import Example
+from replug.data.row_files import rows_sha256
 from replug.data.store import CorpusStore, ExampleStore, PreparedSet
 from replug.index_workers.build import build_version
 from replug.index_workers.build_plan import IndexState, check_faiss, reading_identity
@@ -56,7 +57,7 @@ from replug.planning.memory import run_sizes
 from replug.planning.stages import INDEX, LABELS
 from replug.train.data_checks import check_data
 from replug.train.development import document_scores
-from replug.train.labels.candidates import Candidates, find_candidates
+from replug.train.labels.candidates import ROWS, Candidates, find_candidates
 from replug.train.outlook import RunStages
 from replug.train.pipeline import score_in_calls
 from replug.train.run_dir import RunDirectory
@@ -156,7 +157,12 @@ def label_origin(
         seed=config.seed,
         tuned=label.tuned,
         tuned_queries=retriever_identity(tuned) if tuned else "",
+        hits=_hits_identity(label.hits),
     )
+
+
+def _hits_identity(hits: str | None) -> str:
+    return rows_sha256(hits) if hits not in (None, ROWS) else hits or ""
 
 
 def label_rows(
