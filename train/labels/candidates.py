@@ -132,12 +132,11 @@ def find_candidates(
     by_tuned = np.empty((len(examples), 0), np.int64)
     if tuned is not None:  # as many as are new for each text, whichever the untuned queries found
         by_tuned = _nearest(index, _query_vectors(examples, tuned), label.dense + label.tuned, exclude)
+    given = None if label.hits is None else hits_of(label, corpus, examples)
     mix = partial(
         mix_candidates,
         label,
-        dense=_nearest(index, vectors, label.dense, exclude)
-        if label.hits is None
-        else hits_of(label, corpus, examples),
+        dense=_nearest(index, vectors, label.dense, exclude) if given is None else given,
         tuned=by_tuned,
         num_documents=len(corpus),
         seed=config.seed,
