@@ -7,8 +7,10 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import ir_measures
 import pyarrow.parquet as pq
 import pytest
+from ir_measures import AP, R, nDCG
 
 from replug.models.score_cache import ScoreCache
 from tests.support.command_line import CommandLine, start_process
@@ -131,3 +133,52 @@ def test_retrieval_needs_no_lm(evaluate, tmp_path, corpus, questions):
     assert results["random"]["Success@1"]["value"] < 0.5
     assert {"Success@20", "R@5", "MRR@10", "nDCG@10"} <= results["replug"].keys()
     assert results["replug"]["Success@1"]["n"] == 30
+
+
+@pytest.fixture
+def beir(tmp_path, corpus) -> Path:
+    """Thirty documents and three queries, the last of which the judgements do not have; with grades."""
+    rows = [json.loads(line) for line in corpus.read_text().splitlines()]
+    write_jsonl(tmp_path / "beir/corpus.jsonl", [{"_id": row["id"], "title": "", "text": row["text"]} for row in rows])
+    queries = [{"_id": f"q{i}", "text": f"thing{i} {COLOURS[i]}"} for i in range(3)]
+    write_jsonl(tmp_path / "beir/queries.jsonl", queries)
+    judged = [("q0", "d0", 2), ("q0", "d8", 1), ("q0", "d1", 0), ("q1", "d9", 2), ("q1", "gone", 1), ("lost", "d0", 1)]
+    lines = "".join(f"{query}\t{document}\t{grade}\n" for query, document, grade in judged)
+    (tmp_path / "beir/qrels").mkdir()
+    (tmp_path / "beir/qrels/test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{lines}")
+    return tmp_path / "beir"
+
+
+def test_a_beir_folder_needs_no_answers_and_ir_measures_gives_the_same_figures_for_its_run(evaluate, tmp_path, beir):
+    given = (f"questions.path={beir}", f"data.corpus={beir}", "methods=[random,bm25]")
+    results, printed = evaluate("retrieval", tmp_path / "out", *given)
+    judgements = list(ir_measures.read_trec_qrels(str(trec_qrels(beir))))
+    for method, of in results.items():
+        run = ir_measures.read_trec_run(str(tmp_path / f"out/runs/{method}.trec"))
+        expected = ir_measures.calc_aggregate([nDCG @ 10, R @ 100, AP @ 100], judgements, run)
+        assert of["nDCG@10"] == {**of["nDCG@10"], "n": 2, "value": pytest.approx(expected[nDCG @ 10])}
+        assert of["R@100"]["value"] == pytest.approx(expected[R @ 100])
+        assert of["MAP@100"]["value"] == pytest.approx(expected[AP @ 100])
+    assert 0.5 < results["bm25"]["nDCG@10"]["value"] < 1 and "nDCG@10 - random" in results["bm25"]
+    assert "1 of 3 judged queries are not known, such as 'lost'; they are left out" in printed
+    assert "1 of 5 judged documents are not known, such as 'gone'; they count as never found" in printed
+
+
+def trec_qrels(beir: Path) -> Path:
+    """Write the judgements of queries that there are in TREC's form."""
+    rows = [line.split("\t") for line in (beir / "qrels/test.tsv").read_text().splitlines()[1:]]
+    lines = [f"{query} 0 {document} {grade}\n" for query, document, grade in rows if query != "lost"]
+    (beir / "qrels.trec").write_text("".join(lines))
+    return beir / "qrels.trec"
+
+
+def test_a_first_try_that_measured_nothing_claims_nothing(evaluate, replug, tmp_path, corpus, questions):
+    out, given = tmp_path / "out", (f"data.corpus={corpus}", f"questions.path={questions}")
+    bad = write_jsonl(tmp_path / "bad.jsonl", [{"id": "a", "text": "one"}] * 40)
+    for wrong in (("data.corpus", bad), ("retriever.path", tmp_path / "none"), ("questions.max_questions", 3)):
+        ended = replug(*typed("retrieval", f"out={out}", *given, f"{wrong[0]}={wrong[1]}", "retriever.path=nowhere/x"))
+        assert ended.status == 2, ended.printed
+    results, _ = evaluate("retrieval", out, *given, "methods=[random,bm25]")
+    assert results["bm25"]["Success@1"]["n"] == 30
+    ended = replug(*typed("retrieval", f"out={out}", *given, "methods=[bm25]"))
+    assert ended.status == 2 and "was made with" in ended.errors
