@@ -4,9 +4,12 @@ Every error names file, line and id; fields that are not read are named once. `r
 `shapes` those of known data sets.
 """
 
+from array import array
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from replug.config.errors import UserError
 from replug.data.records import Document, Example
@@ -24,14 +27,18 @@ def read_documents(source: str | Path, fields: Mapping[str, str] | None = None) 
 
     Passages of rows such as DPR's are documents too; one that comes again is passed over.
     """
-    seen: set[str] = set()
+    passages: set[str] = set()
     names: dict[str, None] = {}
+    hashes = array("q")  # of ids: 8 bytes for each of tens of millions
     for where, row, is_passage in document_rows(source, fields):
         doc_id = _identifier(row, where)
-        if is_passage and doc_id in seen:
-            continue
-        require_new(doc_id, seen, where)
-        names.update(dict.fromkeys(row) if not is_passage else ())
+        if is_passage:
+            if doc_id in passages:
+                continue
+            passages.add(doc_id)
+        else:
+            names.update(dict.fromkeys(row))
+        hashes.append(hash(doc_id))
         title = _optional(row, "title", where)
         text = _text(row, "text", where)
         yield Document(
@@ -40,9 +47,20 @@ def read_documents(source: str | Path, fields: Mapping[str, str] | None = None) 
             domain=_optional(row, "domain", where) or "all",
             source=_optional(row, "source", where) or doc_id,
         )
-    if not seen:
+    if not hashes:
         raise UserError(f"{source} holds no documents")
+    _require_unique(hashes, source, fields)
     say_unread(source, names, DOCUMENT_FIELDS)
+
+
+def _require_unique(hashes: array, source: str | Path, fields: Mapping[str, str] | None) -> None:
+    """Raise UserError for the first id that occurs twice; the rows are read again only where a hash does."""
+    ordered = np.sort(np.frombuffer(hashes, np.int64))
+    if twice := set(ordered[1:][ordered[1:] == ordered[:-1]].tolist()):
+        seen: set[str] = set()
+        for where, row, is_passage in document_rows(source, fields):
+            if not is_passage and hash(doc_id := _identifier(row, where)) in twice:
+                require_new(doc_id, seen, where)
 
 
 def read_examples(source: str | Path, fields: Mapping[str, str] | None = None, split: str = TRAIN) -> list[Example]:

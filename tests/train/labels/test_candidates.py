@@ -85,16 +85,15 @@ class StoredIds:
 
 def test_given_candidates_are_those_of_the_rows_or_of_a_run_and_too_few_or_unknown_ones_are_refused(tmp_path):
     examples = [Example("a", "x", " y", "all", candidates=("d3", "d1", "d7")), Example("b", "x", " z", "all")]
-    (tmp_path / "run.trec").write_text(
-        "b Q0 d5 1 9 t\na Q0 d4 2 1.5 t\na Q0 d2 1 2.5 t\nb Q0 d6 2 8 t\nb Q0 gone 3 7 t\n"
-    )
+    hits = ("b Q0 d5 1 9 t", "a Q0 d4 2 1.5 t", "a Q0 d2 1 2.5 t", "b Q0 d6 2 8 t", "b Q0 gone 3 7 t")
+    (tmp_path / "run.trec").write_text("\n".join(hits))
 
     def found(hits: str, dense: int, of: list[Example] = examples) -> list[list[int]]:
         return hits_of(LabelConfig(hits=hits, dense=dense), StoredIds(), of).tolist()  # type: ignore[arg-type]
 
     assert found("rows", 2, examples[:1]) == [[3, 1]]
     assert found(str(tmp_path / "run.trec"), 2) == [[2, 4], [5, 6]]
-    with pytest.raises(UserError, match="rows has 0 candidates of text b; expected label.dense=2 or more"):
+    with pytest.raises(UserError, match=r"rows has 0 candidates of text b; expected label\.dense=2 or more"):
         found("rows", 2)
     with pytest.raises(UserError, match="document gone of text b is not in the corpus"):
         found(str(tmp_path / "run.trec"), 3, examples[1:])
