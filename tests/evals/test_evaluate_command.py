@@ -12,6 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from ir_measures import AP, R, nDCG
 
+from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.evals.folder import EvaluationFolder
 from replug.models.score_cache import ScoreCache
 from tests.support.command_line import CommandLine, start_process
 from tests.support.evaluating import on_run, typed, wait_for_lines
@@ -173,12 +176,31 @@ def trec_qrels(beir: Path) -> Path:
 
 
 def test_a_first_try_that_measured_nothing_claims_nothing(evaluate, replug, tmp_path, corpus, questions):
-    out, given = tmp_path / "out", (f"data.corpus={corpus}", f"questions.path={questions}")
-    bad = write_jsonl(tmp_path / "bad.jsonl", [{"id": "a", "text": "one"}] * 40)
-    for wrong in (("data.corpus", bad), ("retriever.path", tmp_path / "none"), ("questions.max_questions", 3)):
-        ended = replug(*typed("retrieval", f"out={out}", *given, f"{wrong[0]}={wrong[1]}", "retriever.path=nowhere/x"))
+    out, given = tmp_path / "out", (f"data.corpus={corpus}", "methods=[random,bm25]")
+    twice = write_jsonl(tmp_path / "twice.jsonl", [{"id": "a", "text": "one"}] * 40)
+    other = write_jsonl(tmp_path / "other.jsonl", [{"question": "thing1", "gold": ["gone"]}])
+    for wrong in ((f"data.corpus={twice}", f"questions.path={questions}"), (f"questions.path={other}",)):
+        ended = replug(*typed("retrieval", f"out={out}", *given, *wrong))
         assert ended.status == 2, ended.printed
-    results, _ = evaluate("retrieval", out, *given, "methods=[random,bm25]")
+    results, _ = evaluate("retrieval", out, *given, f"questions.path={questions}")
     assert results["bm25"]["Success@1"]["n"] == 30
-    ended = replug(*typed("retrieval", f"out={out}", *given, "methods=[bm25]"))
+    ended = replug(*typed("retrieval", f"out={out}", *given, f"questions.path={other}"))
     assert ended.status == 2 and "was made with" in ended.errors
+
+
+def test_what_a_first_try_found_is_removed_with_its_claim_and_an_index_stays_while_it_fits(tmp_path):
+    folder = EvaluationFolder(tmp_path / "out")
+    first, second = (EvaluationConfig("retrieval", str(tmp_path / "out"), k=k) for k in (20, 30))
+    folder.claim(first, None, ["one"])
+    for name in ("bm25.npz", "dev/bm25.npz", "index/replug/vectors.npy"):
+        (folder.found / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder.found / name).write_text("")
+    folder.require(second, None)
+    folder.claim(second, None, ["two"])
+    assert [path.name for path in folder.found.rglob("*.np*")] == ["vectors.npy"]
+    folder.claim(second, None, ["two"], corpus_sha256="another")
+    assert not list(folder.found.rglob("*.np*"))
+    folder.outcomes.write_text("{}\n")
+    for ask in (lambda: folder.require(first, None), lambda: folder.claim(first, None, ["two"], (), "another")):
+        with pytest.raises(UserError, match="k is 20, but the unfinished evaluation in"):
+            ask()
