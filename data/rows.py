@@ -133,8 +133,6 @@ def texts_of(row: Mapping[str, Any], field: str, where: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-
-
 def require_new(identifier: str, seen: set[str], where: str) -> None:
     if identifier in seen:
         raise UserError(f"{where}: id {identifier!r} occurs twice; ids must be unique")
