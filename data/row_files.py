@@ -60,9 +60,8 @@ def read_rows(source: str | Path, fields: Mapping[str, str] | None = None, part:
     `part` is what is read of a folder of BEIR. Raises UserError for a row or file that is damaged, with its place.
     """
     files = row_files(source, part)
-    for where, row in (
-        _hub_rows(str(source)) if files is None else (pair for path in files for pair in _file_rows(path))
-    ):
+    rows = _hub_rows(str(source)) if files is None else (placed for path in files for placed in _file_rows(path))
+    for where, row in rows:
         yield where, _renamed(row, fields) if fields else row
 
 

@@ -79,6 +79,8 @@ def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator
         yield from lm_problems(config.lm)
     if config.retrieve.k < 2:
         yield f"retrieve.k is {config.retrieve.k}; expected at least 2, since one document gives no gradient"
+    if config.data.fields and config.data.source:
+        yield "data.fields is set with data.source; expected data.text_field, data.id_field and data.domain_field"
     yield from _data_problems(config.data)
     yield from _index_problems(config)
     yield from refresh_problems(config.refresh)
@@ -386,6 +388,8 @@ def labelling_problems(config: Config, makes_first: bool = False) -> Iterator[st
     label = config.label
     if (count := label.dense + label.tuned + label.bm25 + label.random) < 2:
         yield f"label.dense + .tuned + .bm25 + .random is {count}; expected at least 2 candidates per example"
+    if label.hits and not label.dense:
+        yield f"label.hits is {label.hits}, but label.dense is 0; expected the number of its candidates"
     if not label.tuned and not label.tuned_path:
         return
     if not label.tuned:

@@ -116,6 +116,8 @@ def _problems(config: EvaluationConfig, kind: EvaluationKind, methods: Sequence[
     if config.evaluation != INTERNET_QA and (config.questions.dataset or config.questions.question_first):
         key = "dataset" if config.questions.dataset else "question_first"
         yield f"questions.{key} is set, but evaluation={config.evaluation} reads no such key; {INTERNET_QA} does"
+    if config.questions.qrels and config.evaluation != "retrieval":
+        yield f"questions.qrels is set, but evaluation={config.evaluation} reads no such key; retrieval does"
     seed = "questions.demonstration_seed"
     if config.questions.demonstration_seed is not None and config.evaluation not in DRAW_DEMONSTRATIONS:
         yield f"{seed} is set, but evaluation={config.evaluation} draws none; {', '.join(DRAW_DEMONSTRATIONS)} do"
