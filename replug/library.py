@@ -85,7 +85,8 @@ class LSRTrainer:
     `retriever` is a hub name, a folder or a `SentenceTransformer`. `lm` is a hub name, a folder, the URL of a server
     or a `BlackBoxLM`, of which each scorer process gets a copy. `corpus` (id, text, optional title, domain, source),
     `train`, `dev` and `heldout` (context, continuation, optional query, id, domain, source, gold; or question, answers)
-    are a file of JSON Lines, or rows: dicts, a `datasets.Dataset` or a `pandas.DataFrame`; documents may be mere texts.
+    are a file of rows (docs/formats.md), or rows: dicts, a `datasets.Dataset` or a `pandas.DataFrame`; documents may be
+    mere texts.
     `source` is a folder, a file or raw texts, from which all four are cut, disjoint by source.
 
     `config` is the name of a shipped configuration, a YAML file or a `Config`; `overrides` are its keys. Lightning's
