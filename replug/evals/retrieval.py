@@ -98,9 +98,10 @@ def _say_unknown(what: str, judged: Collection[str], known: Collection[str], fol
     unknown = sorted(set(judged) - set(known))
     if not unknown:
         return
-    said = f"{len(unknown)} of {len(judged)} judged {what} are not known, such as {unknown[0]!r}"
+    key = "questions.path" if what == "queries" else "data.corpus"
+    said = f"{len(unknown)} of {len(judged)} judged {what} are not in {key}, such as {unknown[0]!r}"
     if len(unknown) == len(judged):
-        raise UserError(f"{said}; expected ids of {'questions.path' if what == 'queries' else 'data.corpus'}")
+        raise UserError(f"{said}; expected judgements of these {what}")
     log.warning(f"{said}; {follows}")
 
 

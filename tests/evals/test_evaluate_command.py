@@ -163,8 +163,8 @@ def test_a_beir_folder_needs_no_answers_and_ir_measures_gives_the_same_figures_f
         assert of["R@100"]["value"] == pytest.approx(expected[R @ 100])
         assert of["MAP@100"]["value"] == pytest.approx(expected[AP @ 100])
     assert 0.5 < results["bm25"]["nDCG@10"]["value"] < 1 and "nDCG@10 - random" in results["bm25"]
-    assert "1 of 3 judged queries are not known, such as 'lost'; they are left out" in printed
-    assert "1 of 5 judged documents are not known, such as 'gone'; they count as never found" in printed
+    assert "1 of 3 judged queries are not in questions.path, such as 'lost'; they are left out" in printed
+    assert "1 of 5 judged documents are not in data.corpus, such as 'gone'; they count as never found" in printed
 
 
 def trec_qrels(beir: Path) -> Path:
