@@ -97,7 +97,8 @@ def read_examples_of(path: Path) -> Iterator[Example]:
 
 def example_of(row: dict[str, Any]) -> Example:
     """Return the example of a row of the file, whose lists become tuples."""
-    return Example(**{name: tuple(value) if isinstance(value, list) else value for name, value in row.items()})
+    values: dict[str, Any] = {name: tuple(of) if isinstance(of, list) else of for name, of in row.items()}
+    return Example(**values)
 
 
 def corpus_sha256(folder: Path) -> str:
