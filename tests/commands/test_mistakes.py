@@ -245,7 +245,7 @@ def test_a_model_that_is_not_there_is_named_with_its_key(case):
 
 
 DATA_PATHS = [
-    ("data.source=null", "data.corpus is missing; expected data.corpus, data.queries and data.heldout (JSONL files)"),
+    ("data.source=null", "data.corpus is missing; expected data.corpus, data.queries and data.heldout (files of rows)"),
     (f"data.source=null data.corpus={__file__}", "data.queries is missing"),
     (
         "data.source=null data.prepared=/no/set",

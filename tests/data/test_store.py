@@ -37,8 +37,8 @@ def test_texts_keep_every_field_in_the_order_asked_for(tmp_path):
     assert examples.examples() == EXAMPLES
     assert examples.examples([2, 0, 2]) == [EXAMPLES[2], EXAMPLES[0], EXAMPLES[2]]
     assert (len(examples), examples.examples(np.array([1]))[0].gold, examples.has_queries) == (3, (), False)
-    asked = [replace(EXAMPLES[0], query="what?"), EXAMPLES[1]]
-    write_examples(tmp_path / "asked.arrow", asked, has_queries=True)
+    asked = [replace(EXAMPLES[0], query="what?", candidates=("a", "b")), EXAMPLES[1]]
+    write_examples(tmp_path / "asked.arrow", asked, ("query", "candidates"))
     examples = ExampleStore(tmp_path / "asked.arrow")
     assert (examples.examples(), examples.has_queries) == (asked, True)
     assert [example.query for example in examples.examples()] == ["what?", "three"]
