@@ -4,6 +4,7 @@
     documents/00000.tokens.npy   all rows' token ids, one after the other: uint16 where they fit, else uint32
     documents/00000.ends.npy     where each row's ids end, int64
     documents/tokens.json        which tokenizer, so that another retriever does not read them
+    documents/store.json         instead of all these: the vector store in which the documents stay
 
 Workers write them; nothing here loads `datasets`, whose import takes longer than a shard.
 """
@@ -23,6 +24,7 @@ from replug.data.records import Document, Example
 
 FIX = "remove the folder and run `replug prepare` again"
 TOKEN_RULES = "tokens.json"
+STORE, FOUND = "store.json", "found.sqlite"  # a store, and beside the folder the documents that it gave (`store`)
 ROWS_PER_BATCH = 1000
 ROWS_PER_SHARD = 1 << 16
 DOCUMENT_SCHEMA = pa.schema([(name, pa.string()) for name in ("id", "text", "domain", "source")])
@@ -35,7 +37,7 @@ OWN_COLUMNS = pa.schema([("query", pa.string()), ("candidates", pa.list_(pa.stri
 
 def prepared_folder(path: Path, key: str = "data.out") -> Folder:
     """Return the folder of a prepared set; `key` names where to write another."""
-    return Folder(path, "prepared set", key=key, mend=FIX)
+    return Folder(path, "prepared set", key=key, mend=FIX, others=(f"{FOUND}*",))
 
 
 def write_documents(folder: Path, documents: Iterable[Document]) -> int:
@@ -80,8 +82,8 @@ def token_paths(shard: Path) -> tuple[Path, Path]:
 
 
 def shard_paths(folder: Path) -> list[Path]:
-    """Return the shards of a corpus, in row order."""
-    return sorted(folder.glob("*.arrow"))
+    """Return the shards of a corpus, in row order, or the file that names the store of its documents."""
+    return sorted([*folder.glob("*.arrow"), *folder.glob(STORE)])
 
 
 def read_documents_of(shard: Path) -> Iterator[Document]:

@@ -10,9 +10,13 @@ SET/inputs.json, manifest.json    what the set is made from, and what it holds (
 Documents without texts to train on, for an index alone, are a set of documents/ only.
 """
 
+import itertools
 import json
+import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,14 +24,17 @@ import pyarrow.compute as pc
 from datasets import Dataset, concatenate_datasets
 
 from replug.config.errors import UserError
-from replug.data.files import reading
+from replug.data.files import read_json, reading, write_json
+from replug.data.hashing import hash64
 from replug.data.records import Document, Example
 from replug.data.shards import (
     DOCUMENT_SCHEMA,
     EXAMPLE_SCHEMA,
     FIX,
+    FOUND,
     OWN_COLUMNS,
     ROWS_PER_BATCH,
+    STORE,
     TOKEN_RULES,
     combined_sha256,
     example_of,
@@ -35,6 +42,7 @@ from replug.data.shards import (
     shard_paths,
     token_paths,
 )
+from replug.data.vector_stores import CandidateSource, StoredDocument, open_source
 
 TEXTS = ("queries.arrow", "heldout.arrow")
 DEV = "dev.arrow"
@@ -43,6 +51,8 @@ WITHOUT_PROOF = ", so the manifest's proof that training and held-out texts are 
 
 class CorpusStore:
     """Documents by row number, over the shards of a folder. Raises UserError where there are none."""
+
+    url: str | None = None  # of the vector store in which the documents stay
 
     def __init__(self, folder: Path) -> None:
         shards = shard_paths(folder)
@@ -112,12 +122,133 @@ class CorpusStore:
             for file in token_paths(path) if are_tokens else (path,):
                 self._files.require(f"{file.parent.name}/{file.name}")
 
+    def sample(self, rng: np.random.Generator) -> np.ndarray:
+        """Return rows of documents at random: all of them, each once."""
+        return rng.permutation(len(self))
+
     def rows_of(self, ids: Iterable[str]) -> dict[str, int]:
         """Return row numbers of the documents with these ids; ids that are not there are left out."""
         self._require(np.arange(len(self._shards)))
         column = self._table.data.column("id")
         rows = np.flatnonzero(pc.is_in(column, value_set=pa.array(sorted(set(ids)), column.type)))
         return dict(zip(column.take(pa.array(rows)).to_pylist(), rows.tolist(), strict=True))
+
+
+class StoredCorpus(CorpusStore):
+    """Documents that stay in a vector store. The row of a document is a hash of its id.
+
+    SET/documents/store.json names the store. SET/found.sqlite keeps the documents that searches found, as the store
+    last gave them, for every process of a run.
+    """
+
+    tokens_by = None
+
+    def __init__(self, folder: Path) -> None:
+        known = read_json(folder / STORE, FIX)
+        self.url, self.dim, self.similarity = known["url"], known["dim"], known["similarity"]
+        self._count, self._sample = known["count"], known["sample"]
+        self._path = folder.parent / FOUND
+        with self._database() as database:
+            database.execute("CREATE TABLE IF NOT EXISTS found (row INTEGER PRIMARY KEY, id, text, source, vector)")
+
+    def __len__(self) -> int:
+        return self._count
+
+    def open(self) -> CandidateSource:
+        """Open the store. Raises UserError where documents are gone since the set was made."""
+        source = open_source(str(self.url))
+        if len(source) < self._count:
+            raise UserError(
+                f"data.corpus: {self.url} holds {len(source):,} documents, and held {self._count:,} when "
+                f"{self._path.parent} was prepared; bring them back, or begin anew in another run_dir"
+            )
+        return source
+
+    def keep(self, documents: Sequence[StoredDocument]) -> np.ndarray:
+        """Keep documents that the store gave, in place of what it gave before, and return their rows."""
+        rows = [hash64(document.id) >> 1 for document in documents]
+        fields = ((doc.id, doc.text, doc.source, doc.vector.tobytes()) for doc in documents)
+        with self._database() as database:
+            values = ((row, *of) for row, of in zip(rows, fields, strict=True))
+            database.executemany("INSERT OR REPLACE INTO found VALUES (?, ?, ?, ?, ?)", values)
+        return np.array(rows, np.int64)
+
+    def vectors(self, rows: np.ndarray, similarity: str) -> np.ndarray:
+        """Return vectors [..., D] float32 of documents that were found; unit vectors for cosine."""
+        found = b"".join(self._select("vector", rows.ravel()))
+        return comparable(np.frombuffer(found, np.float32).reshape(*rows.shape, self.dim), similarity)
+
+    def rows_of(self, ids: Iterable[str]) -> dict[str, int]:
+        """Return rows of the documents with these ids. Those that were not found yet are fetched from the store."""
+        rows = {id: hash64(id) >> 1 for id in ids}
+        with self._database() as database:
+            there = {row for (row,) in database.execute("SELECT row FROM found")}
+        if unknown := [id for id, row in rows.items() if row not in there]:
+            with closing(self.open()) as source:
+                for start in range(0, len(unknown), ROWS_PER_BATCH):
+                    there.update(self.keep(source.get(unknown[start : start + ROWS_PER_BATCH])).tolist())
+        return {id: row for id, row in rows.items() if row in there}
+
+    def sample(self, rng: np.random.Generator) -> np.ndarray:
+        """Return rows of a few documents of the store, in random order."""
+        return rng.permutation([hash64(id) >> 1 for id in self._sample])
+
+    def iterate(self) -> Iterator[Document]:
+        """Raise UserError: documents that were not found are not here."""
+        raise UserError(
+            f"data.corpus: BM25 reads all documents, but those of {self.url} stay there; expected dense search alone"
+        )
+
+    def _columns(self, rows: Sequence[int] | np.ndarray) -> dict[str, list[str]]:
+        found = {name: self._select(name, rows) for name in ("id", "text", "source")}
+        return {**found, "domain": [""] * len(rows)}
+
+    def _select(self, column: str, rows: Sequence[int] | np.ndarray) -> list[Any]:
+        with self._database() as database:
+            found = [
+                database.execute(f"SELECT {column} FROM found WHERE row = ?", [int(row)]).fetchone() for row in rows
+            ]
+        if None in found:
+            raise UserError(
+                f"data.corpus: a document was asked for that {self.url} did not give to a search; random documents "
+                "need a corpus in files"
+            )
+        return [value for (value,) in found]
+
+    @contextmanager
+    def _database(self) -> Iterator[sqlite3.Connection]:
+        """Open the documents that were found, for one transaction. Several processes and threads may."""
+        with closing(sqlite3.connect(self._path, timeout=60)) as database, database:
+            database.execute("PRAGMA journal_mode=WAL")
+            database.execute("PRAGMA synchronous=NORMAL")
+            yield database
+
+
+def comparable(vectors: np.ndarray, similarity: str) -> np.ndarray:
+    """Return vectors [..., D] whose inner products are similarities: for cosine, of length 1."""
+    if similarity == "dot":
+        return vectors
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+
+
+SAMPLED = 8  # documents of a store that are read when a set is made, to compare them with the encoder
+
+
+def write_store(folder: Path, url: str) -> int:
+    """Name a vector store as the corpus of the prepared set; returns the number of its documents."""
+    with closing(open_source(url)) as source:
+        sample = list(itertools.islice(source.iterate(), SAMPLED))
+        count = len(source)
+        known = {"url": url, "count": count, "dim": source.dim, "similarity": source.similarity}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / STORE, {**known, "sample": [document.id for document in sample]})
+    StoredCorpus(folder).keep(sample)
+    return count
+
+
+def open_corpus(folder: Path) -> CorpusStore:
+    """Open the documents of a prepared set, wherever they lie."""
+    return StoredCorpus(folder) if (folder / STORE).is_file() else CorpusStore(folder)
 
 
 class ExampleStore:
@@ -190,7 +321,7 @@ class Corpus:
         for name in self.manifest["files"]:
             if not (folder / name).is_file():
                 raise UserError(f"{folder}/{name} is missing; {FIX}")
-        self.corpus = CorpusStore(self.corpus_path)
+        self.corpus = open_corpus(self.corpus_path)
 
     @property
     def corpus_path(self) -> Path:
@@ -199,7 +330,11 @@ class Corpus:
     @property
     def corpus_sha256(self) -> str:
         """Hash over the documents' texts and fields."""
-        shards = [name for name in self.manifest["files"] if name.startswith("documents/") and name.endswith(".arrow")]
+        shards = [
+            name
+            for name in self.manifest["files"]
+            if name.startswith("documents/") and name.endswith((".arrow", STORE))
+        ]
         return combined_sha256({Path(name).name: self.manifest["files"][name]["sha256"] for name in shards})
 
 

@@ -23,6 +23,7 @@ from replug.index_workers.build_plan import BuildPlan, IndexState
 from replug.index_workers.faiss_index import check_kind
 from replug.index_workers.kinds import IndexKind, resolve_kind
 from replug.index_workers.service import IndexService
+from replug.index_workers.store_shard import require_store_of
 from replug.index_workers.vectors import order_exactly
 from replug.index_workers.version_store import VersionStore, weights_sha256
 from replug.models.encoder import TOKENS_PER_BATCH, Encoder
@@ -107,7 +108,8 @@ def publish_snapshot(
 def build_plan(
     config: Config, encoder: Encoder, data: Corpus, store: VersionStore, index: IndexState, weights_sha256: str
 ) -> BuildPlan:
-    kind = index_kind(config, encoder.dim, len(data.corpus))
+    require_store_of(data.corpus, encoder)
+    kind = IndexKind(store=data.corpus.url) if data.corpus.url else index_kind(config, encoder.dim, len(data.corpus))
     return BuildPlan(
         version=index.version,
         step=index.step,

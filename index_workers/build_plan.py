@@ -108,7 +108,7 @@ class BuildPlan:
 
     @property
     def num_files(self) -> int:
-        return -(-self.num_documents // self.rows_per_file)
+        return 0 if self.kind.store else -(-self.num_documents // self.rows_per_file)
 
     def rows_of_file(self, file: int) -> range:
         """Return the rows of the corpus that a file of vectors holds."""

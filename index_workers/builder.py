@@ -17,7 +17,7 @@ import torch
 
 from replug.cluster.gpus import Busy, keep_to_memory_share, own_devices
 from replug.config.errors import UserError
-from replug.data.store import CorpusStore
+from replug.data.store import CorpusStore, open_corpus
 from replug.index_workers import faiss_index
 from replug.index_workers.answers import mean_drift, sample_rows
 from replug.index_workers.build_plan import BuildPlan
@@ -160,7 +160,7 @@ class Builder:
         if self._loaded is not None and self._loaded.vectors["corpus_sha256"] == plan.corpus_sha256:
             return self._loaded.corpus
         path = self._store.corpus_path(plan)
-        corpus = CorpusStore(path)
+        corpus = open_corpus(path)
         if len(corpus) != plan.num_documents:
             raise UserError(
                 f"{path} holds {len(corpus)} documents, but index version {plan.version} was begun over "

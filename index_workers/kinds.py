@@ -33,12 +33,16 @@ FAST_SCAN_BLOCK = 32  # vectors that the last block of each list is filled up to
 
 @dataclass(frozen=True)
 class IndexKind:
-    """The index that is built, and how it is asked. `factory` None is exact search over the float16 vectors."""
+    """The index that is built, and how it is asked. `factory` None is exact search over the float16 vectors.
+
+    With `store`, the URL of a vector store, nothing is built: the store has the vectors and is asked.
+    """
 
     factory: str | None = None
     nprobe: int = 0  # lists that a search looks into; 0 where there are none
     rerank: bool = False  # order candidates by the stored float16 vectors
     overretrieve: int = 1  # candidates for each document asked for
+    store: str | None = None
 
     @property
     def is_exact(self) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 
 from replug.config.errors import UserError
 from replug.data.shards import shard_paths
-from replug.data.store import CorpusStore
+from replug.data.store import open_corpus
 from replug.index_workers.answers import merge_top_k
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.faiss_index import set_search_threads
@@ -37,7 +37,7 @@ class LocalIndex:
         path, expected = store.corpus_path(self.plan), self.plan.num_documents
         if not shard_paths(path):
             raise UserError(f"the index's corpus {path} is gone; bring it back, or build the index again")
-        self.corpus = CorpusStore(path)
+        self.corpus = open_corpus(path)
         if len(self.corpus) != expected:
             raise UserError(f"{path} holds {len(self.corpus)} documents, the index {expected}; build the index again")
         num_shards = self.plan.num_shards

@@ -31,7 +31,7 @@ from replug.config.errors import RunError, UserError
 from replug.config.schema import IndexConfig
 from replug.data.progress import Progress
 from replug.data.records import SearchResult
-from replug.data.store import CorpusStore
+from replug.data.store import CorpusStore, open_corpus
 from replug.index_workers.answers import Measures, merge_top_k, search_excluding, top_k_overlap
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.builder import Builder
@@ -139,7 +139,7 @@ class IndexService:
         if exclude is None:
             return SearchResult(*group.search(version, queries, k), version)
         if self._corpus is None:
-            self._corpus = CorpusStore(self.store.corpus_path(self.store.plan(version)))
+            self._corpus = open_corpus(self.store.corpus_path(self.store.plan(version)))
         search = partial(group.search, version)
         try:
             found = search_excluding(search, self._corpus.sources, queries, k, exclude, at_least or k)
@@ -250,7 +250,7 @@ class IndexService:
         In two parts, since with blue_green there are no builders when the searchers are there.
         """
         texts, k = self._watched_texts, min(self._watched_k, plan.num_documents)
-        if not texts:
+        if not texts or plan.kind.store:
             return Measures
         queries = self.builders.submit("encode", plan, texts).result()
         drift = self.builders.submit("drift", self.store.plan(previous), plan).result()

@@ -7,7 +7,7 @@ import numpy as np
 
 from replug.config.errors import UserError
 from replug.data.shards import corpus_sha256, shard_paths
-from replug.data.store import CorpusStore
+from replug.data.store import open_corpus
 from replug.index_workers.faiss_index import count_vectors
 from replug.index_workers.version_store import VersionStore, weights_sha256
 
@@ -56,7 +56,7 @@ def _problems(store: VersionStore, version: int) -> Iterator[str]:
         yield f"the corpus {corpus} is gone"
     elif corpus_sha256(corpus) != plan.corpus_sha256:
         yield f"the corpus {corpus} is not the one that was embedded: its checksum differs"
-    elif (found := len(CorpusStore(corpus))) != plan.num_documents:
+    elif (found := len(open_corpus(corpus))) != plan.num_documents:
         yield f"the corpus {corpus} holds {found} documents, the index {plan.num_documents}"
     if damaged:
         return

@@ -71,7 +71,7 @@ class _LengthCheck:
                 return
         if self._cuts:
             self._check_continuations()
-        else:
+        elif self._data.corpus.url is None:  # the LM itself refuses a document of a store that it cannot hold
             self._check_documents()
 
     def _check_continuations(self) -> None:

@@ -29,7 +29,7 @@ from replug.config.choices import LMScore
 from replug.config.errors import RunError, UserError
 from replug.config.schema import Config
 from replug.data.datamodule import StepDataModule
-from replug.data.store import PreparedSet
+from replug.data.store import PreparedSet, StoredCorpus
 from replug.models.build import load_encoder, located
 from replug.models.encoder import Encoder
 from replug.models.hardware import available_cores
@@ -140,7 +140,10 @@ def lsr_module(config: Config, encoder: Encoder, data: PreparedSet) -> LSRModule
     choose_trained_weights(config, encoder)
     searched = [config.index.dims] if config.index.dims is not None else []
     dims = sorted(config.retriever.dims, reverse=True) or searched
-    return LSRModule(encoder, data.queries, data.corpus, config.loss, train, dims, config.seed, documents)
+    module = LSRModule(encoder, data.queries, data.corpus, config.loss, train, dims, config.seed, documents)
+    if isinstance(corpus := data.corpus, StoredCorpus):
+        module.vectors_of = lambda rows: torch.from_numpy(corpus.vectors(rows, encoder.similarity))
+    return module
 
 
 @contextmanager

@@ -81,7 +81,8 @@ class RunStages(Stages):
                 split = Split(1, index_actors(laid_out.index).num_builders, num_ranks(laid_out))
         document, trained, calls = _seconds_of_document(laid_out, data, encoder, on_gpu)
         measured += f"the encoder reads {_rate(document)} documents ({calls} calls)"
-        counts = Counts(len(data.corpus), len(data.queries), _num_dev(data), len(data.heldout))
+        num_embedded = 1 if data.corpus.url else len(data.corpus)  # a store embeds none
+        counts = Counts(num_embedded, len(data.queries), _num_dev(data), len(data.heldout))
         found = run_stages(self._config, counts, _size(laid_out, encoder), Speeds(pair, document, trained), split)
         planned = self._left(found, laid_out.train.max_steps)
         self.plan([(stage.name, stage.seconds) for stage in planned])
@@ -141,7 +142,7 @@ def _size(config: Config, encoder: Encoder) -> ModelSize:
 
 def _seconds_of_document(config: Config, data: PreparedSet, encoder: Encoder, on_gpu: bool) -> tuple[float, float, int]:
     """Return the seconds of a document in the precisions of a builder and of the trainer, and the number of calls."""
-    rows = np.random.default_rng(0).permutation(len(data.corpus))
+    rows = data.corpus.sample(np.random.default_rng(0))
     device = torch_device(trains_on_gpu(config, on_gpu))
 
     def read(by: Encoder, count: int) -> None:
@@ -162,7 +163,7 @@ def _seconds_of_pair(
 ) -> tuple[float, int]:
     """Return the seconds of a training text behind a document drawn at random, over all scorers, and the calls."""
     rng = np.random.default_rng(0)
-    texts, documents = rng.permutation(len(data.queries)), rng.permutation(len(data.corpus))
+    texts, documents = rng.permutation(len(data.queries)), data.corpus.sample(rng)
 
     def score(count: int) -> None:
         examples = data.queries.examples(np.resize(texts, count))

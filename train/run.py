@@ -21,6 +21,7 @@ from pytorch_lightning.loggers.logger import Logger
 
 from replug.cluster.interruption import Interruption
 from replug.config.choices import Accelerator, TrainedSide
+from replug.config.errors import UserError
 from replug.config.rules import FIT, OWN_LABELS, chooses_by_dev, is_live
 from replug.config.schema import Config
 from replug.data.files import read_json, write_json
@@ -30,6 +31,7 @@ from replug.data.store import PreparedSet
 from replug.evals.evidence import RetrievedDocuments
 from replug.index_workers.build import index_kind
 from replug.index_workers.build_plan import IndexState, check_faiss
+from replug.index_workers.store_shard import require_store_of
 from replug.models.build import lm_source, load_encoder
 from replug.models.encoder import Encoder
 from replug.models.ensemble_temperature import EnsembleTemperature, write_temperature
@@ -213,6 +215,12 @@ def _require_fitting(
     _require_dev_texts(config, data)
     check_data(config, data, lm) if lm else check_texts(config, data)
     index_kind(config, encoder.dim, len(data.corpus))
+    require_store_of(data.corpus, encoder)
+    if data.corpus.url and config.retriever.train is not TrainedSide.query:
+        raise UserError(
+            f"retriever.train is {config.retriever.train.value}; expected query, since data.corpus is a store, whose "
+            "vectors stay as they are"
+        )
     check_training(config, encoder)
     if labels is not None:
         asked = label_origin(config, data, lm.identity if lm else labels.origin.lm, encoder)

@@ -29,7 +29,7 @@ from replug.data.labels import Labels
 from replug.data.progress import Progress
 from replug.data.records import RetrievedBatch, ScoredBatch
 from replug.data.sampling import QuerySampler
-from replug.data.store import PreparedSet
+from replug.data.store import PreparedSet, StoredCorpus
 from replug.index_workers.build import build_version, document_search, publish_snapshot
 from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import Refreshed
@@ -182,7 +182,12 @@ class LabelledBatches:
         self._max_steps = config.train.max_steps
         self._every = config.train.dev_every_steps or math.ceil(len(data.queries) / config.train.batch_size)
         self.dev = LabelledDevTexts(config, labels, data) if watch is not None and labels.counts.get("dev") else None
-        if (documents := module.frozen_documents) is not None:
+        self.vectors_of = module.vectors_of  # those of live batches, too
+        if isinstance(data.corpus, StoredCorpus):
+            data.corpus.rows_of(
+                {doc for split in labels.counts for row in labels.rows(split) for doc in row["doc_ids"]}
+            )
+        elif (documents := module.frozen_documents) is not None:
             rows = np.union1d(self._scores.retrieved.doc_rows, self.dev.rows if self.dev else [])
             module.vectors_of = vectors_once(partial(embedded, documents, data.corpus), rows)
 
@@ -250,7 +255,7 @@ class LabelsThenLive:
         """Do what the live source does, from the step on that it begins with."""
         if step < self._num_label_steps:
             return
-        self._module.vectors_of = None  # which has the labelled candidates alone
+        self._module.vectors_of = self._labelled.vectors_of  # not those of the labelled candidates alone
         if step == self._num_label_steps and self._module.frozen_documents is None:
             self._live.renew(step)
         self._live.advance(step)

@@ -9,11 +9,12 @@ The user's own rows are never changed: an overlap there is refused.
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from replug.config.errors import UserError
+from replug.config.paths import names_store
 from replug.config.schema import DEV_SHARE, DataConfig
 from replug.data.files import write_json
 from replug.data.folder import file_sum, sole_writer
@@ -38,7 +39,7 @@ from replug.data.shards import (
 )
 from replug.data.sources.records import FieldMap, SourceShard
 from replug.data.sources.shards import SourcePlan, plan_source
-from replug.data.store import Corpus, PreparedSet
+from replug.data.store import Corpus, PreparedSet, write_store
 from replug.data.tokenizing import TokenIds
 
 LEAST_FILES = 10
@@ -219,25 +220,25 @@ def prepare_rows(
     dev: str | Path | None = None,
     fields: Mapping[str, str] | None = None,
 ) -> PreparedSet:
-    """Check and import the user's own documents and texts; not one is dropped."""
+    """Check and import the user's own documents and texts; not one is dropped. A corpus may be the URL of a store."""
     with preparing(out, inputs, go_on=False) as work:
         given = {"queries": queries, "heldout": heldout, **({"dev": dev} if dev else {})}
         examples = {split: read_examples(rows, fields, SPLIT_OF_BEIR[split]) for split, rows in given.items()}
-        write_documents(work.documents, read_documents(corpus, fields))
+        num_documents = import_documents(work.documents, corpus, fields)
         for split, rows in examples.items():
             write_examples(out / f"{split}.arrow", rows, {name for example in rows for name in example.own_columns})
-        proof = prove_disjoint(_documents_of(work.documents), **examples)
+        shards = [] if names_store(str(corpus)) else shard_paths(work.documents)
+        proof = prove_disjoint(_documents_of(shards), **examples)
         log.info(str(proof))
         require_disjoint(proof)
-        shards = shard_paths(work.documents)
-        if token_ids is not None:
+        if shards and token_ids is not None:
             for _ in pool.run(write_ids_of_shard, ((shard, token_ids) for shard in shards)):
                 pass
             write_token_rules(work.documents, token_ids.fingerprint)
         domains = {split: dict(Counter(example.domain for example in rows)) for split, rows in examples.items()}
         content = {
-            "counts": {"documents": proof.num_documents, **{split: len(rows) for split, rows in examples.items()}},
-            "domains": {"documents": dict(Counter(doc.domain for doc in _documents_of(work.documents))), **domains},
+            "counts": {"documents": num_documents, **{split: len(rows) for split, rows in examples.items()}},
+            "domains": {"documents": dict(Counter(doc.domain for doc in _documents_of(shards))), **domains},
             "dropped": {},
             "rejected": {},
             "disjoint": asdict(proof),
@@ -248,8 +249,16 @@ def prepare_rows(
 
 
 def row_inputs(sources: Mapping[str, str | Path], fields: Mapping[str, str] | None = None) -> Inputs:
-    """Return what a set of the user's rows follows from: hashes of the files by key, and other names of fields."""
-    inputs: Inputs = {f"data.{name} (sha256)": rows_sha256(rows, SPLIT_OF_BEIR[name]) for name, rows in sources.items()}
+    """Return what a set of the user's rows follows from: hashes of the files by key, and other names of fields.
+
+    A store is its URL: what it holds is the user's to change.
+    """
+    inputs: Inputs = {}
+    for name, rows in sources.items():
+        if names_store(str(rows)):
+            inputs[f"data.{name}"] = str(rows)
+        else:
+            inputs[f"data.{name} (sha256)"] = rows_sha256(rows, SPLIT_OF_BEIR[name])
     return {**inputs, "data.fields": dict(fields)} if fields else inputs
 
 
@@ -261,12 +270,20 @@ def import_corpus(corpus: str | Path, out: Path, fields: Mapping[str, str] | Non
         with sole_writer(out):
             folder.claim(inputs)
             shutil.rmtree(out / "documents", ignore_errors=True)  # what an interrupted import left
-            count = write_documents(out / "documents", read_documents(corpus, fields))
+            count = import_documents(out / "documents", corpus, fields)
             paths = shard_paths(out / "documents")
             folder.finish([str(path.relative_to(out)) for path in paths], {"counts": {"documents": count}})
     return Corpus(out)
 
 
-def _documents_of(folder: Path) -> Iterator[Document]:
-    for path in shard_paths(folder):
+def import_documents(folder: Path, corpus: str | Path, fields: Mapping[str, str] | None = None) -> int:
+    """Import documents, or name the store in which they stay; returns how many there are."""
+    if not names_store(str(corpus)):
+        return write_documents(folder, read_documents(corpus, fields))
+    log.warning("documents that stay in a store are not compared with the texts: keep out what the texts were cut from")
+    return write_store(folder, str(corpus))
+
+
+def _documents_of(shards: Iterable[Path]) -> Iterator[Document]:
+    for path in shards:
         yield from read_documents_of(path)

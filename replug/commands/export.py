@@ -34,6 +34,10 @@ def export(
         ),
     ] = None,
     public: Annotated[bool, typer.Option("--public", help="Make the pushed repository public.")] = False,
+    index: Annotated[
+        Path | None,
+        typer.Option("--index", metavar="FILE", help="Write ids, texts and vectors of the index to a Parquet file."),
+    ] = None,
     license_id: Annotated[
         str | None,
         typer.Option(
@@ -41,13 +45,19 @@ def export(
         ),
     ] = None,
 ) -> None:
-    """Export the tuned retriever as a sentence-transformers model, to a folder, the hub, or both.
+    """Export the tuned retriever as a sentence-transformers model, to a folder, the hub, or both; or its index.
 
     The model has the weights with the best development score, or the last weights without a development split. An
     unfinished run exports its newest checkpoint. The command prints which weights it took.
     """
+    if index is not None:
+        from replug.index_workers.export import export_index
+
+        print(f"index: {index}, {export_index(run_dir, index):,} documents")
     if out is None and push is None:
-        raise UserError("there is nowhere to write to; expected --out DIR, --push OWNER/NAME, or both")
+        if index is not None:
+            return
+        raise UserError("there is nowhere to write to; expected --out DIR, --push OWNER/NAME, or --index FILE")
     if public and push is None:
         raise UserError("--public says who sees what is pushed; expected --push OWNER/NAME beside it")
     from replug.models.hub_push import push_folder, require_repository

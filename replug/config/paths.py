@@ -1,6 +1,7 @@
 """Check that the files of a configuration exist and its folders can be written, before heavy imports."""
 
 import os
+import re
 from pathlib import Path
 
 from replug.config.errors import UserError
@@ -9,6 +10,7 @@ from replug.config.hub_names import OURS, is_here
 from replug.config.schema import Config, DataConfig
 
 SHIPPED = Path(__file__).parents[1] / "configs"
+STORES = ("qdrant:", "postgresql:", "lance:")
 RUN_CONFIG = "config.yaml"  # of a run's folder
 SETTINGS_FILE = "config_sentence_transformers.json"  # in an encoder's folder
 TUNED_QUERIES = "replug_tuned_queries"  # a key there: queries alone were tuned, and what encodes documents
@@ -27,8 +29,15 @@ def find_config(name: str) -> Path:
 
 def public_name(path: str) -> str:
     """Return a name that means the same everywhere as it is, and the last part of a file's or folder's path."""
+    if names_store(path):
+        return f"{path.partition(':')[0]}:?{'&'.join(re.findall(r'(?:collection|table)=[^&]*', path))}"
     file = Path(path).expanduser()
     return file.absolute().name if file.is_absolute() or file.exists() or path.startswith(".") else path
+
+
+def names_store(corpus: str | None) -> bool:
+    """Return whether `data.corpus` is the URL of a vector store, in which documents stay (`data.vector_stores`)."""
+    return (corpus or "").startswith(STORES)
 
 
 def require_folder(key: str, path: Path) -> None:
@@ -70,6 +79,8 @@ def check_paths(config: Config, corpus_only: bool = False) -> None:
 
 def _require_rows(key: str, value: str) -> None:
     """Raise UserError for a path that is missing; OWNER/NAME may be a dataset of the hub, and `*` a pattern."""
+    if names_store(value):
+        return
     may_be_hub = not value.startswith((".", "/", "~")) and value.count("/") <= 1 and not value.endswith(SUFFIXES)
     if not (may_be_hub or "*" in value or Path(value).expanduser().exists()):
         raise UserError(f"{key}: {value} does not exist; expected a file of rows, a folder or a dataset of the hub")

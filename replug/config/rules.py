@@ -23,6 +23,7 @@ from replug.config.methods import (
     parse_answering_methods,
     parse_methods,
 )
+from replug.config.paths import names_store
 from replug.config.refresh_policy import refresh_problems
 from replug.config.schema import DEV_SHARE, Config, DataConfig, EnsembleConfig, LMConfig, RetrieverConfig
 
@@ -297,6 +298,8 @@ def _index_problems(config: Config | EvaluationConfig) -> Iterator[str]:
     index = config.index
     if not index.kind.strip():
         yield "index.kind is empty; expected a preset such as flat_fp16, or a FAISS factory string"
+    if names_store(config.data.corpus) and index.kind != (exact := type(index)().kind):
+        yield f"index.kind is {index.kind}; expected {exact}, since the store of data.corpus is the index"
     for key in ("gpus_per_builder", "gpus_per_searcher"):
         if (getattr(index, key) or 0.0) > 1:
             yield f"index.{key} is {getattr(index, key)}; expected at most 1. Raise index.num_builders or num_shards"
@@ -390,6 +393,9 @@ def labelling_problems(config: Config, makes_first: bool = False) -> Iterator[st
         yield f"label.dense + .tuned + .bm25 + .random is {count}; expected at least 2 candidates per example"
     if label.hits and not label.dense:
         yield f"label.hits is {label.hits}, but label.dense is 0; expected the number of its candidates"
+    for name in ("bm25", "random"):
+        if names_store(config.data.corpus) and (value := getattr(label, name)):
+            yield f"label.{name} is {value}; expected 0, since the store of data.corpus finds by vectors alone"
     if not label.tuned and not label.tuned_path:
         return
     if not label.tuned:

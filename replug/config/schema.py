@@ -32,7 +32,9 @@ DEV_SHARE = 0.1  # of the source documents, for development texts
 class DataConfig:
     # Ready rows: documents, and examples already split into context and continuation.
     corpus: str | None = key(
-        None, "Corpus: rows (id, text, optional title, domain, source) of a file, folder or hub dataset."
+        None,
+        "Corpus: rows (id, text, optional title, domain, source) of a file, folder or hub dataset, or the URL of a "
+        "vector store.",
     )
     queries: str | None = key(
         None, "Training examples: rows with context, continuation, optional query; or question, answers."

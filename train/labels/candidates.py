@@ -17,7 +17,7 @@ from replug.config.errors import UserError
 from replug.config.schema import Config, LabelConfig
 from replug.data.judgements import read_run
 from replug.data.records import Example
-from replug.data.store import CorpusStore, ExampleStore, PreparedSet
+from replug.data.store import CorpusStore, ExampleStore, PreparedSet, StoredCorpus
 from replug.index_workers.bm25 import search_bm25
 from replug.index_workers.service import IndexService
 from replug.index_workers.vectors import BlockVectors
@@ -157,8 +157,10 @@ def find_candidates(
     if label.hits is not None:
         candidates = replace(candidates, found_by=np.where(candidates.found_by == DENSE, HITS, candidates.found_by))
     plan = index.store.plan(0)
-    stored = BlockVectors(0, index.store.open_vectors(plan, range(plan.num_files)), plan.dim)
-    return candidates, similarities(vectors, candidates.doc_rows, stored)
+    take = BlockVectors(0, index.store.open_vectors(plan, range(plan.num_files)), plan.dim).take
+    if isinstance(corpus, StoredCorpus):
+        take = partial(corpus.vectors, similarity=encoder.similarity)
+    return candidates, similarities(vectors, candidates.doc_rows, take)
 
 
 def hits_of(label: LabelConfig, corpus: CorpusStore, examples: Sequence[Example]) -> np.ndarray:
@@ -206,12 +208,12 @@ def _nearest(index: IndexService, vectors: np.ndarray, k: int, exclude: list[str
     return np.concatenate(parts)
 
 
-def similarities(queries: np.ndarray, doc_rows: np.ndarray, vectors: BlockVectors) -> np.ndarray:
+def similarities(queries: np.ndarray, doc_rows: np.ndarray, take: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     """Return inner products [N, K] float32 of query vectors [N, D] and the stored ones of their documents."""
     parts = []
     for start in range(0, len(queries), TEXTS_PER_SEARCH):
         some = slice(start, start + TEXTS_PER_SEARCH)
-        documents = vectors.take(doc_rows[some]).astype(np.float64)
+        documents = take(doc_rows[some]).astype(np.float64)
         parts.append(np.einsum("bd,bkd->bk", queries[some].astype(np.float64), documents))
     return np.concatenate(parts).astype(np.float32)
 

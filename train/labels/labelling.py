@@ -44,6 +44,7 @@ from replug.data.store import CorpusStore, ExampleStore, PreparedSet
 from replug.index_workers.build import build_version
 from replug.index_workers.build_plan import IndexState, check_faiss, reading_identity
 from replug.index_workers.service import IndexService
+from replug.index_workers.store_shard import require_store_of
 from replug.index_workers.version_store import weights_sha256
 from replug.models.black_box_lm import ContinuationScore, sums_of
 from replug.models.build import lm_source, load_encoder, opened_lm, prompt_template
@@ -89,6 +90,7 @@ def _label(config: Config, out: Path, index: Path, run_stages: RunStages | None)
     data = prepared_set(config, RunDirectory(Path(config.run_dir).expanduser()).data)
     check_data(config, data, source)
     encoder = load_encoder(config.retriever, dims=config.index.dims)
+    require_store_of(data.corpus, encoder)
     tuned = load_tuned_queries(config)
     origin = label_origin(config, data, source.identity, encoder, tuned)
     folder = labels_folder(out)

@@ -19,7 +19,7 @@ from replug.commands.checks.machine import GIB, Check, Checks, State, wandb
 from replug.config.choices import SwapMode
 from replug.config.errors import UserError
 from replug.config.hub_names import is_here
-from replug.config.paths import check_paths
+from replug.config.paths import check_paths, names_store
 from replug.config.rules import server_url
 from replug.config.schema import Config
 from replug.data.files import file_system, shared_file_system
@@ -265,9 +265,11 @@ def num_documents(config: Config) -> int | None:
     manifest = Path(prepared).expanduser() / "manifest.json"
     if manifest.is_file():
         return int(json.loads(manifest.read_text())["counts"]["documents"])
-    if data.num_documents is not None or data.corpus is None:
+    if data.num_documents is not None or data.corpus is None or names_store(data.corpus):
         return data.num_documents
     path = Path(data.corpus).expanduser()
+    if not path.is_file():  # a folder, or a dataset of the hub
+        return None
     with path.open("rb") as file:  # lines of a large file, by those of its beginning
         sample = file.read(SAMPLE_BYTES)
     return round(sample.count(b"\n") * path.stat().st_size / max(1, len(sample)))

@@ -1,0 +1,339 @@
+"""Vector stores in which documents stay: Qdrant, PostgreSQL with pgvector, LanceDB. `data.corpus` is their URL.
+
+    qdrant:///FOLDER?collection=NAME      qdrant://HOST:6333?collection=NAME      (API key: $QDRANT_API_KEY)
+    postgresql://USER@HOST/DATABASE?table=NAME                                    (password: $PGPASSWORD)
+    lance:///FOLDER?table=NAME
+
+`text`, `vector` and `source` in the query name the fields of a document's text, vector and source, and `id` that of its
+id outside Qdrant; the defaults are text, vector, id, and the id as source. Other parameters of PostgreSQL go to libpq.
+Nothing is ever written into a store.
+"""
+
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
+
+import numpy as np
+
+from replug.config.errors import UserError
+
+ROWS_PER_READ = 1000
+FIELDS = {"id": "id", "text": "text", "vector": "vector", "source": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDocument:
+    """A document as its store holds it, with its vector [D] float32."""
+
+    id: str
+    text: str
+    source: str
+    vector: np.ndarray
+
+
+class CandidateSource(Protocol):
+    """Holds documents and their vectors of `dim` numbers, and finds those nearest to a query.
+
+    `similarity` is cosine or dot; None if the store compares by whichever is asked for.
+    """
+
+    dim: int
+    similarity: str | None
+
+    def __len__(self) -> int: ...
+
+    def search(self, vectors: np.ndarray, k: int, similarity: str) -> list[list[StoredDocument]]:
+        """Return the k nearest documents to each query vector [B, D], the nearest first, or as many as it finds."""
+        ...
+
+    def get(self, ids: Sequence[str]) -> list[StoredDocument]:
+        """Return the documents with these ids, in any order; those that are not there are left out."""
+        ...
+
+    def iterate(self) -> Iterator[StoredDocument]:
+        """Yield all documents, a few in memory at a time."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAddress:
+    """The parts of a store's URL: where it is, the collection or table, the names of fields, what is left."""
+
+    url: str
+    parts: SplitResult
+    name: str
+    fields: dict[str, str]
+    others: dict[str, str]
+
+    def document(self, id: Any, fields: dict[str, Any], vector: Any) -> StoredDocument:
+        """Return a document of the store. Raises UserError where it has no text or vector."""
+        text, source = fields.get(self.fields["text"]), fields.get(self.fields["source"])
+        if not isinstance(text, str) or not text.strip():
+            found = ", ".join(name for name in fields if name not in (self.fields["vector"], "_distance")) or "none"
+            field = self.fields["text"]
+            raise self.problem(f"document {id} has no text in {field!r} (found: {found}); name it by &text=FIELD")
+        if vector is None:
+            raise self.problem(f"document {id} has no vector; name its field by &vector=FIELD")
+        return StoredDocument(str(id), text, str(source or id), np.asarray(vector, np.float32))
+
+    def problem(self, said: object) -> UserError:
+        """Return what is wrong, as one line that names the key and the store."""
+        return UserError(f"data.corpus: {self.url}: {' '.join(str(said).split()) or type(said).__name__}")
+
+    def require_columns(self, found: Collection[str]) -> None:
+        """Raise UserError where the table has no column for one of the fields."""
+        for field, column in self.fields.items():
+            if column and column not in found:
+                raise self.problem(f"no column {column!r} (found: {', '.join(found)}); name it by &{field}=COLUMN")
+
+    @contextmanager
+    def asking(self, *errors: type[Exception]) -> Iterator[None]:
+        """Raise what a store's library says as UserError."""
+        try:
+            yield
+        except UserError:
+            raise
+        except errors as error:
+            raise self.problem(error) from error
+
+
+def store_address(url: str) -> StoreAddress:
+    """Take the URL of a store apart. Raises UserError for what is missing, unknown or secret."""
+    parts = urlsplit(url)
+    if parts.password or "password" in parts.query:
+        secret = "PGPASSWORD" if parts.scheme == "postgresql" else "QDRANT_API_KEY"
+        raise UserError(f"data.corpus: the URL of the store holds a password; expected it in ${secret}")
+    given = dict(parse_qsl(parts.query, keep_blank_values=True))
+    key = "collection" if parts.scheme == "qdrant" else "table"
+    name = given.pop(key, "")
+    if not name:
+        raise UserError(f"data.corpus: {url} names no {key}; expected {url.partition('?')[0]}?{key}=NAME")
+    fields = {field: given.pop(field, default) for field, default in FIELDS.items()}
+    if given and parts.scheme != "postgresql":
+        expected = ", ".join((key, *FIELDS))
+        raise UserError(f"data.corpus: {url} has the unknown parameter {min(given)!r}; expected {expected}")
+    if not parts.hostname and parts.scheme != "postgresql" and not Path(parts.path).is_dir():  # libraries make it
+        raise UserError(f"data.corpus: {url}: the folder {parts.path} does not exist")
+    return StoreAddress(url, parts, name, fields, given)
+
+
+def open_source(url: str) -> CandidateSource:
+    """Open a store by its URL. Raises UserError for one that is not there, is empty, or cannot be searched."""
+    address = store_address(url)
+    source: CandidateSource = KINDS[address.parts.scheme](address)
+    if not len(source):
+        raise address.problem("it holds no documents")
+    return source
+
+
+def _library(name: str, extra: str) -> Any:
+    """Import the library of a store. Raises UserError with the line that installs it."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise UserError(f"data.corpus: {error.name} is not installed; run: pip install 'replug[{extra}]'") from error
+
+
+class Qdrant:
+    """A collection of Qdrant: in a folder of this machine, which one process may open, or on a server."""
+
+    def __init__(self, address: StoreAddress) -> None:
+        library = _library("qdrant_client", "qdrant")
+        failures = _library("qdrant_client.http.exceptions", "qdrant")
+        self._errors = (ValueError, RuntimeError, OSError, failures.ApiException)  # local ones are ValueErrors
+        self._address, self._models, parts = address, library.models, address.parts
+        with address.asking(*self._errors):
+            if parts.hostname:
+                key = os.environ.get("QDRANT_API_KEY")
+                self._client = library.QdrantClient(host=parts.hostname, port=parts.port or 6333, api_key=key)
+            else:
+                self._client = library.QdrantClient(path=address.parts.path)
+            found = self._client.get_collection(address.name).config.params.vectors
+        self._using = None
+        if isinstance(found, dict):
+            self._using = address.fields["vector"]
+            if self._using not in found:
+                raise address.problem(f"its vectors are {', '.join(found)}; choose one by &vector=NAME")
+            found = found[self._using]
+        self.dim = found.size
+        distances = {"Cosine": "cosine", "Dot": "dot"}
+        if found.distance.value not in distances:
+            raise address.problem(f"vectors are compared by {found.distance.value}; expected Cosine or Dot")
+        self.similarity: str | None = distances[found.distance.value]
+
+    def __len__(self) -> int:
+        with self._address.asking(*self._errors):
+            return self._client.count(self._address.name).count
+
+    def search(self, vectors: np.ndarray, k: int, similarity: str) -> list[list[StoredDocument]]:
+        asked = [
+            self._models.QueryRequest(
+                query=vector.tolist(), using=self._using, limit=k, with_payload=True, with_vector=True
+            )
+            for vector in vectors
+        ]
+        with self._address.asking(*self._errors):
+            answers = self._client.query_batch_points(self._address.name, asked)
+        return [self._documents(answer.points) for answer in answers]
+
+    def get(self, ids: Sequence[str]) -> list[StoredDocument]:
+        points = [int(id) if id.isdigit() else id for id in ids]  # the others are UUIDs
+        with self._address.asking(*self._errors):
+            found = self._client.retrieve(self._address.name, points, with_payload=True, with_vectors=True)
+        return self._documents(found)
+
+    def iterate(self) -> Iterator[StoredDocument]:
+        offset, is_first = None, True
+        while is_first or offset is not None:
+            is_first = False
+            with self._address.asking(*self._errors):
+                found, offset = self._client.scroll(
+                    self._address.name, limit=ROWS_PER_READ, offset=offset, with_payload=True, with_vectors=True
+                )
+            yield from self._documents(found)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _documents(self, points: Iterable[Any]) -> list[StoredDocument]:
+        return [
+            self._address.document(
+                point.id, point.payload or {}, point.vector.get(self._using) if self._using else point.vector
+            )
+            for point in points
+        ]
+
+
+class PgVector:
+    """A table of PostgreSQL with a column of pgvector's types vector or halfvec.
+
+    The operator is the similarity's, so an index of the table is used if it was built for that operator.
+    """
+
+    similarity: str | None = None
+
+    def __init__(self, address: StoreAddress) -> None:
+        self._library = _library("psycopg", "pgvector")
+        self._sql, self._address, fields = self._library.sql, address, address.fields
+        libpq = address.parts._replace(query=urlencode(address.others)).geturl()
+        with address.asking(self._library.Error):
+            self._connection = self._library.connect(libpq, autocommit=True)
+            table = self._connection.execute(
+                "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = %s::regclass "
+                "AND attnum > 0 AND NOT attisdropped",
+                [address.name],
+            )
+            types = dict(table.fetchall())
+        address.require_columns(types)
+        self._types = {field: types[column] for field, column in fields.items() if column}
+        if not self._types["vector"].startswith(("vector", "halfvec")):
+            raise address.problem(f"column {fields['vector']!r} is {self._types['vector']}; expected vector or halfvec")
+        self._columns = {field: self._sql.Identifier(column) for field, column in fields.items() if column}
+        self._columns.setdefault("source", self._columns["id"])
+        self._table = self._sql.Identifier(*address.name.split("."))
+        first = self._ask("SELECT vector_dims({vector}) FROM {table} WHERE {vector} IS NOT NULL LIMIT 1")
+        self.dim = first[0][0] if first else 0
+
+    def __len__(self) -> int:
+        return self._ask("SELECT count(*) FROM {table} WHERE {vector} IS NOT NULL")[0][0]
+
+    def search(self, vectors: np.ndarray, k: int, similarity: str) -> list[list[StoredDocument]]:
+        # HNSW finds no more documents than the list that it keeps, 40 by default
+        self._ask(
+            "SELECT set_config('hnsw.ef_search', greatest(coalesce(nullif(current_setting('hnsw.ef_search', true), "
+            "''), '40')::int, least(%s, 1000))::text, false)",
+            [k],
+        )
+        operator = {"cosine": "<=>", "dot": "<#>"}[similarity]
+        order = f"ORDER BY {{vector}} {operator} %s::{self._types['vector']} LIMIT %s"
+        return [self._documents(order, [f"[{','.join(map(repr, vector.tolist()))}]", k]) for vector in vectors]
+
+    def get(self, ids: Sequence[str]) -> list[StoredDocument]:
+        return self._documents(f"AND {{id}} = ANY(%s::text[]::{self._types['id']}[])", [list(ids)])
+
+    def iterate(self) -> Iterator[StoredDocument]:
+        last: list[Any] = []
+        while True:
+            after = f"AND {{id}} > %s::{self._types['id']}" if last else ""
+            found = self._documents(f"{after} ORDER BY {{id}} LIMIT {ROWS_PER_READ}", last)
+            yield from found
+            if len(found) < ROWS_PER_READ:
+                return
+            last = [found[-1].id]
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _documents(self, rest: str, given: list[Any]) -> list[StoredDocument]:
+        select = (
+            "SELECT {id}::text, {text}, {source}::text, {vector}::vector::real[] FROM {table} "
+            "WHERE {vector} IS NOT NULL "
+        )
+        names = self._address.fields
+        return [
+            self._address.document(id, {names["text"]: text, names["source"]: source}, vector)
+            for id, text, source, vector in self._ask(select + rest, given)
+        ]
+
+    def _ask(self, query: str, given: Sequence[Any] = ()) -> list[tuple]:
+        with self._address.asking(self._library.Error):
+            statement = self._sql.SQL(query).format(table=self._table, **self._columns)
+            return self._connection.execute(statement, given, binary=True).fetchall()
+
+
+class Lance:
+    """A table of LanceDB in a folder."""
+
+    similarity: str | None = None
+
+    def __init__(self, address: StoreAddress) -> None:
+        library = _library("lancedb", "lancedb")
+        self._address, self._errors = address, (ValueError, RuntimeError, OSError)
+        with address.asking(*self._errors):
+            self._table = library.connect(address.parts.path).open_table(address.name)
+        schema, fields = self._table.schema, address.fields
+        address.require_columns(schema.names)
+        self.dim = getattr(schema.field(fields["vector"]).type, "list_size", 0)
+        self._columns = [column for column in dict.fromkeys(fields.values()) if column]
+
+    def __len__(self) -> int:
+        with self._address.asking(*self._errors):
+            return self._table.count_rows()
+
+    def search(self, vectors: np.ndarray, k: int, similarity: str) -> list[list[StoredDocument]]:
+        found, column = [], self._address.fields["vector"]
+        for vector in vectors:
+            with self._address.asking(*self._errors):
+                asked = self._table.search(vector, vector_column_name=column, query_type="vector")
+                rows = asked.distance_type(similarity).select([*self._columns, "_distance"]).limit(k).to_list()
+            found.append(self._documents(rows))
+        return found
+
+    def get(self, ids: Sequence[str]) -> list[StoredDocument]:
+        column = self._address.fields["id"]
+        quoted = (f"'{id.replace(chr(39), 2 * chr(39))}'" for id in ids)
+        with self._address.asking(*self._errors):
+            asked = self._table.search().where(f"cast({column} as string) IN ({','.join(quoted)})")
+            return self._documents(asked.select(self._columns).limit(len(ids)).to_list())
+
+    def iterate(self) -> Iterator[StoredDocument]:
+        with self._address.asking(*self._errors):
+            for batch in self._table.search().select(self._columns).limit(None).to_batches(ROWS_PER_READ):
+                yield from self._documents(batch.to_pylist())
+
+    def close(self) -> None:
+        """Do nothing: the table has no connection."""
+
+    def _documents(self, rows: Iterable[dict[str, Any]]) -> list[StoredDocument]:
+        fields = self._address.fields
+        return [self._address.document(row[fields["id"]], row, row[fields["vector"]]) for row in rows]
+
+
+KINDS: dict[str, Callable[[StoreAddress], CandidateSource]] = {"qdrant": Qdrant, "postgresql": PgVector, "lance": Lance}

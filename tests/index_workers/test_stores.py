@@ -1,0 +1,218 @@
+"""Documents that stay in a vector store: Qdrant, PostgreSQL with pgvector, LanceDB."""
+
+import json
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import replug.models.encoder
+from replug.config.errors import UserError
+from replug.config.load import load_config
+from replug.config.schema import Config
+from replug.data.prepare.sets import import_corpus
+from replug.data.store import Corpus, StoredCorpus, comparable
+from replug.data.vector_stores import open_source
+from replug.index_workers.build import publish_snapshot
+from replug.index_workers.build_plan import IndexState
+from replug.index_workers.local_index import IndexRetriever, LocalIndex
+from replug.index_workers.searcher import open_shard
+from replug.index_workers.store_shard import require_store_of
+from replug.index_workers.version_store import VersionStore
+from replug.models.build import load_encoder
+from replug.models.packaged import write_stand_in_encoder
+from tests.support.command_line import CommandLine, start_process, wait_for
+from tests.support.packages import ROOT
+from tests.support.vector_stores import KINDS, FilledStore, fill_store
+
+WORDS = ["mida", "furo", "sela", "tavo", "nemi", "koru", "bilo", "zeta", "pamu", "ricu"]
+TEXTS = [f"{a} {b} {c}" for a in WORDS for b in WORDS for c in WORDS[:3] if a != b]
+QUERIES = ["mida sela", "koru koru bilo", "zeta", "ricu nemi tavo"]
+
+
+@pytest.fixture(scope="module")
+def embedded() -> np.ndarray:
+    """The vectors of the documents, with lengths of their own, as a store may hold them."""
+    vectors = load_encoder(replace(load_config(ROOT / "configs/debug.yaml", []).retriever)).encode_document(TEXTS)
+    return vectors.numpy() * np.random.default_rng(0).uniform(0.5, 2, (len(TEXTS), 1)).astype(np.float32)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def filled(
+    request: pytest.FixtureRequest, embedded: np.ndarray, tmp_path_factory: pytest.TempPathFactory
+) -> FilledStore:
+    return fill_store(request.param, tmp_path_factory.mktemp("store", numbered=True), TEXTS, embedded)
+
+
+def publish(config: Config, corpus: Corpus, root: Path) -> VersionStore:
+    """Version 0 of an index, without Ray: there is nothing to build."""
+    store = VersionStore(root)
+    plan = publish_snapshot(config, load_encoder(config.retriever), corpus, store, IndexState(0, 0))
+    assert not store.begin(plan).files
+    store.publish(plan)
+    return store
+
+
+def exact(embedded: np.ndarray, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    similarities = queries @ comparable(embedded, "cosine").T
+    order = np.argsort(-similarities, axis=1)[:, :k]
+    return order, np.take_along_axis(similarities, order, axis=1)
+
+
+def test_a_store_gives_the_candidates_of_exact_search_and_no_document_is_embedded(
+    filled: FilledStore, embedded: np.ndarray, debug_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = import_corpus(filled.url, tmp_path / "run/index/corpus")
+    index = LocalIndex(publish(debug_config, corpus, tmp_path / "run/index").root, threads=1)
+    retriever = IndexRetriever(index)
+    queries = retriever.encoder.encode_query(QUERIES).numpy()
+    monkeypatch.setattr(replug.models.encoder.Encoder, "encode_document", None)
+    rows, similarities = index.search(queries, 60)  # more than the list of an HNSW index has by default
+    expected, products = exact(embedded, queries, 60)
+    np.testing.assert_allclose(similarities, products, atol=1e-6)
+    found = [[int(doc.id) for doc in index.corpus.documents(own)] for own in rows]
+    ties = np.abs(np.diff(products, axis=1)) < 1e-6
+    same = np.array(found) == expected
+    assert same[:, :-1][~ties & ~np.roll(ties, 1, axis=1)].all()
+    assert [set(own[:50]) - set(wanted) for own, wanted in zip(found, expected.tolist(), strict=True)] == [set()] * 4
+    [first, *_] = retriever.retrieve(QUERIES[:1], 3)[0]
+    assert (first.text, first.source) == (TEXTS[int(first.id)], f"author {first.id}")
+
+
+def test_documents_are_got_by_their_ids_and_read_in_full(filled: FilledStore, embedded: np.ndarray) -> None:
+    with closing(open_source(filled.url)) as source:
+        assert sorted(int(doc.id) for doc in source.iterate()) == list(range(len(TEXTS))) and len(source) == len(TEXTS)
+        [document] = source.get(["17", "987654"])
+    assert (document.id, document.text, document.source) == ("17", TEXTS[17], "author 17")
+    wanted = comparable(embedded[17], "cosine")
+    np.testing.assert_allclose(comparable(document.vector, "cosine"), wanted, atol=1e-6)
+
+
+def test_an_export_holds_ids_texts_and_vectors(
+    filled: FilledStore, embedded: np.ndarray, debug_config: Config, tmp_path: Path, replug: CommandLine
+) -> None:
+    publish(debug_config, import_corpus(filled.url, tmp_path / "run/index/corpus"), tmp_path / "run/index")
+    ended = replug("export", tmp_path / "run", "--index", tmp_path / "out.parquet")
+    assert ended.status == 0 and f"{len(TEXTS)} documents" in ended.output, ended.errors
+    rows = sorted(pq.read_table(tmp_path / "out.parquet").to_pylist(), key=lambda row: int(row["id"]))
+    assert [row["text"] for row in rows] == TEXTS and rows[3]["source"] == "author 3"
+    vectors = np.array([row["vector"] for row in rows], np.float32)
+    np.testing.assert_allclose(comparable(vectors, "cosine"), comparable(embedded, "cosine"), atol=1e-6)
+
+
+# What may be wrong: one line each ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("=docs", "=other"), "other"),
+        (("source=author", "text=body"), "body"),
+        (("source=author", "source=editor"), "editor"),
+    ],
+)
+def test_a_wrong_collection_or_field_is_one_line(filled: FilledStore, change: tuple[str, str], message: str) -> None:
+    url = filled.url.replace(*change)
+    if message == "editor" and url.startswith("qdrant"):
+        return  # a payload has whatever fields it has: the id is the source
+    with pytest.raises(UserError, match=rf"^data\.corpus: .*{message}"), closing(open_source(url)) as source:
+        source.search(np.ones((1, source.dim), np.float32), 2, "cosine")
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("qdrant:///x", "names no collection; expected qdrant:///x.collection=NAME"),
+        ("lance:///x?table=a&kind=b", "has the unknown parameter 'kind'"),
+        ("lance:///nowhere?table=a", "the folder /nowhere does not exist"),
+        ("qdrant:///nowhere?collection=a", "the folder /nowhere does not exist"),
+        ("postgresql://me:secret@host/db?table=a", r"holds a password; expected it in \$PGPASSWORD$"),
+    ],
+)
+def test_a_wrong_url_says_what_is_expected(url: str, message: str) -> None:
+    if url.startswith(("lance:///n", "qdrant:///n")):
+        pytest.importorskip("lancedb"), pytest.importorskip("qdrant_client")
+    with pytest.raises(UserError, match=message):
+        open_source(url)
+
+
+def test_another_encoder_than_the_stores_is_refused(filled: FilledStore, debug_config: Config, tmp_path: Path) -> None:
+    corpus = import_corpus(filled.url, tmp_path / "corpus").corpus
+    require_store_of(corpus, load_encoder(debug_config.retriever))
+    for name, layers, width, message in (
+        ("wide", 2, 64, "holds vectors of 32 numbers, and those of the retriever have 64; expected the encoder that"),
+        ("other", 2, 32, "have a mean cosine of"),
+    ):
+        write_stand_in_encoder(tmp_path / name, width, layers, seed=5)
+        other = load_encoder(replace(debug_config.retriever, path=str(tmp_path / name)))
+        with pytest.raises(UserError, match=message):
+            require_store_of(corpus, other)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_store_that_lost_half_of_its_rows_is_refused_and_serves_when_they_are_back(
+    kind: str, embedded: np.ndarray, debug_config: Config, tmp_path: Path
+) -> None:
+    store = fill_store(kind, tmp_path, TEXTS, embedded)
+    corpus = import_corpus(store.url, tmp_path / "run/index/corpus")
+    versions = publish(debug_config, corpus, tmp_path / "run/index")
+    store.remove(range(0, len(TEXTS), 2))
+    with pytest.raises(UserError, match=r"holds 135 documents, and held 270 when .* was prepared; bring them back"):
+        open_shard(versions, versions.plan(0), 0, 1)
+    assert isinstance(corpus.corpus, StoredCorpus) and corpus.corpus.texts(
+        corpus.corpus.sample(np.random.default_rng(0))
+    )
+
+
+def test_keys_that_need_every_document_are_refused_with_a_store() -> None:
+    keys = ["data.corpus=lance:///x?table=a", "data.queries=q", "data.heldout=h", "data.source=null", "run_dir=r"]
+    for key, message in (
+        ("index.kind=sq8", "index.kind is sq8; expected flat_fp16, since the store"),
+        ("train.labels=auto", "label.bm25 is 4; expected 0, since the store"),
+    ):
+        with pytest.raises(UserError, match=message):
+            load_config(ROOT / "configs/debug.yaml", [*keys, "label.bm25=4", key])
+
+
+# The whole loop ----------------------------------------------------------------------------------------------------
+
+
+def rows(folder: Path, name: str, number: int, gold: bool = False) -> str:
+    """Write texts whose continuations are documents of the store."""
+    content = [
+        {"id": f"{name}-{n}", "context": TEXTS[n].split()[0], "continuation": f" {TEXTS[n]} {name}"}
+        | ({"gold": [str(n)]} if gold else {})
+        for n in range(0, 3 * number, 3)
+    ]
+    (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in content))
+    return f"{folder / name}.jsonl"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("labels", [("train.labels=auto", "label.dense=4", "train.epochs=1"), ("train.max_steps=4",)])
+def test_queries_are_tuned_to_a_store_and_search_it(
+    kind: str, labels: tuple[str, ...], embedded: np.ndarray, tmp_path: Path, replug: CommandLine
+) -> None:
+    store, run = fill_store(kind, tmp_path, TEXTS, embedded), tmp_path / "run"
+    files = [
+        f"data.{name}={rows(tmp_path, name, 16, gold=name == 'heldout')}" for name in ("queries", "dev", "heldout")
+    ]
+    keys = [f"data.corpus={store.url}", *files, "data.source=null", "retriever.train=query", "train.batch_size=4"]
+    command = ("train", ROOT / "configs/debug.yaml", *keys, *labels, f"run_dir={run}")
+    wait_for(start_process(*command))
+    assert not list(run.rglob("vectors-*.npy")) and (run / "index/v000000/manifest.json").is_file()
+    results = json.loads((run / "results.json").read_text())
+    assert results["language_modelling"]["lsr"]["bpb"]["n"] == results["retrieval"]["lsr"]["R@1"]["n"] == 16
+    assert "author" in replug("search", run, "mida furo").output
+    assert replug("doctor", run).status == 0
+    store.remove(range(1, len(TEXTS), 2))
+    ended = replug("evaluate", run)
+    assert (
+        ended.status == 2
+        and "holds 135 documents, and held 270 when" in ended.errors
+        and (run / "results.json").is_file()
+    )
