@@ -79,13 +79,14 @@ class StoreAddress:
             found = ", ".join(name for name in fields if name not in (self.fields["vector"], "_distance")) or "none"
             field = self.fields["text"]
             raise self.problem(f"document {id} has no text in {field!r} (found: {found}); name it by &text=FIELD")
-        if vector is None:
-            raise self.problem(f"document {id} has no vector; name its field by &vector=FIELD")
+        missing = "vector" if vector is None else "source" if self.fields["source"] and source is None else None
+        if missing:
+            raise self.problem(f"document {id} has no {missing}; name its field by &{missing}=FIELD")
         return StoredDocument(str(id), text, str(source or id), np.asarray(vector, np.float32))
 
     def problem(self, said: object) -> UserError:
         """Return what is wrong, as one line that names the key and the store."""
-        return UserError(f"data.corpus: {self.url}: {' '.join(str(said).split()) or type(said).__name__}")
+        return UserError(f"data.corpus: {self.url}: {(str(said).strip() or type(said).__name__).splitlines()[0]}")
 
     def require_columns(self, found: Collection[str]) -> None:
         """Raise UserError where the table has no column for one of the fields."""
