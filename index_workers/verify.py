@@ -34,7 +34,7 @@ def verify_index(root: Path) -> tuple[list[str], list[str]]:
 def _describe(store: VersionStore, version: int) -> str:
     plan = store.plan(version)
     size = sum(path.stat().st_size for path in store.files(plan)) / 1e6
-    kind = plan.kind.factory or "flat_fp16"
+    kind = plan.kind.store or plan.kind.factory or "flat_fp16"
     return (
         f"{plan.num_documents} documents x {plan.dim}, {kind}, weights of step {plan.step}, {size:,.1f} MB, all intact"
     )
