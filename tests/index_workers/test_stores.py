@@ -125,8 +125,6 @@ def test_a_wrong_collection_or_field_is_one_line(filled: FilledStore, change: tu
     ],
 )
 def test_a_wrong_url_says_what_is_expected(url: str, message: str) -> None:
-    if url.startswith(("lance:///n", "qdrant:///n")):
-        pytest.importorskip("lancedb"), pytest.importorskip("qdrant_client")
     with pytest.raises(UserError, match=message):
         open_source(url)
 
