@@ -17,6 +17,7 @@ import numpy as np
 from replug.cluster.environment import allowed_cores
 from replug.config.errors import UserError
 from replug.config.hub_names import OURS
+from replug.config.paths import names_store
 from replug.config.schema import DEV_SHARE, Config
 from replug.data.folder import MANIFEST
 from replug.data.rows import count_rows
@@ -80,7 +81,7 @@ def _counts(config: Config, num_documents: int | None) -> tuple[Counts, bool]:
         manifest = Path(folder).expanduser() / MANIFEST if folder else None
         if manifest is not None and manifest.is_file():
             return Counts(**{"dev": 0, **json.loads(manifest.read_text())["counts"]}), True
-    if data.corpus:
+    if data.corpus and not names_store(data.corpus):
         rows = {"documents": data.corpus, "queries": data.queries, "heldout": data.heldout, "dev": data.dev}
         counted = {split: count_rows(Path(path).expanduser()) if path else 0 for split, path in rows.items()}
         return Counts(**counted), True
