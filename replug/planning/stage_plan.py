@@ -20,7 +20,7 @@ from replug.config.hub_names import OURS
 from replug.config.paths import names_store
 from replug.config.schema import DEV_SHARE, Config
 from replug.data.folder import MANIFEST
-from replug.data.rows import count_rows
+from replug.data.row_files import CORPUS, SPLIT_OF_BEIR, count_rows
 from replug.data.sources.records import FieldMap
 from replug.data.sources.shards import source_bytes
 from replug.planning.accelerators import parse_devices
@@ -83,7 +83,8 @@ def _counts(config: Config, num_documents: int | None) -> tuple[Counts, bool]:
             return Counts(**{"dev": 0, **json.loads(manifest.read_text())["counts"]}), True
     if data.corpus and not names_store(data.corpus):
         rows = {"documents": data.corpus, "queries": data.queries, "heldout": data.heldout, "dev": data.dev}
-        counted = {split: count_rows(Path(path).expanduser()) if path else 0 for split, path in rows.items()}
+        parts = {**SPLIT_OF_BEIR, "documents": CORPUS}
+        counted = {split: count_rows(path, parts[split]) if path else 0 for split, path in rows.items()}
         return Counts(**counted), True
     found = source_bytes(data.source, FieldMap(data.text_field)) if data.source else None
     tokens = math.inf if found is None else found / TEXT_BYTES_PER_TOKEN
