@@ -22,7 +22,7 @@ from pytorch_lightning.loggers.logger import Logger
 from replug.cluster.interruption import Interruption
 from replug.config.choices import Accelerator, TrainedSide
 from replug.config.errors import UserError
-from replug.config.rules import FIT, OWN_LABELS, chooses_by_dev, is_live
+from replug.config.rules import FIT, OWN_LABELS, chooses_by_dev, is_live, require_logprobs
 from replug.config.schema import Config
 from replug.data.files import read_json, write_json
 from replug.data.folder import sole_writer
@@ -338,6 +338,7 @@ def evaluate(config: Config) -> dict:
 
 
 def _evaluate(config: Config, run: RunDirectory) -> dict:
+    require_logprobs(config.lm)
     lm = lm_source(config.lm, run.budget_file, run.scores)
     data = prepared_set(config, run.data)
     _require_dev_texts(config, data)

@@ -8,6 +8,7 @@ import typer
 from replug.commands.ask import config_of, weighting_of
 from replug.commands.command import Overrides
 from replug.config.errors import UserError, require_extra
+from replug.config.rules import require_logprobs
 
 # Keys of an LM that only matter for Ray or a cache, or that the server decides by itself.
 UNUSED_LM_KEYS = ("num_replicas", "cache", "too_long")
@@ -59,6 +60,7 @@ def serve(
 
     state_of(index_folder(directory))
     files, lm, temperature = RunDirectory(directory), config.lm, config.ensemble.temperature
+    require_logprobs(lm)
     source = lm_source(lm, files.budget_file, files.scores)
     own = None if temperature is None else float(temperature)
     spread = (lm.gpus_per_replica or 0) > 1

@@ -91,6 +91,7 @@ def run_slurm(path: Path, overrides: Sequence[str], job: str, asked: Mapping[str
     folder = run.path / "submitted" / job
     # A configuration's file may not say which key is sent to the server (`config.load`): the user says it here.
     key = [f"lm.api_key_env={config.lm.api_key_env}"] if config.lm.url else []
+    key += [f"lm.headers=[{','.join(config.lm.headers)}]"] if config.lm.headers else []
     script = render(job, asked, folder, Path.cwd(), sys.executable, key)
     options = directives(script)
     actors = _layout(config, job, options).describe()

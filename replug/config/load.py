@@ -168,6 +168,7 @@ def _merge(
         file = [_read(path, schema)] if path else []
         for tree in file:
             _require_own_keys(tree, str(path), overrides, is_stored)
+            _require_own_headers(tree, str(path), overrides)
         given = _read_overrides(overrides, schema)
         for tree in file:
             _overrule_data(tree, given)
@@ -214,6 +215,20 @@ def _require_own_keys(tree: Any, path: str, overrides: Sequence[str], is_stored:
             raise UserError(
                 f"{key}: {path} names ${name}, which is sent to {section}.url; a file may name variables that begin "
                 f"with {OWN_VARIABLES} only: give {key}={name} on the command line"
+            )
+
+
+def _require_own_headers(tree: Any, path: str, overrides: Sequence[str]) -> None:
+    """Keep a file by somebody else from sending the user's secrets in headers."""
+    lm = _section(tree, "lm")
+    headers = (lm.get("headers") if isinstance(lm, dict) else None) or []
+    if any(override.startswith("lm.headers=") for override in overrides):
+        return
+    for variable in (str(header).partition("=")[2] for header in headers):
+        if not variable.startswith(OWN_VARIABLES):
+            raise UserError(
+                f"lm.headers: {path} names ${variable}, which is sent to lm.url; a file may name variables that begin "
+                f"with {OWN_VARIABLES} only: give lm.headers on the command line"
             )
 
 

@@ -11,7 +11,7 @@ from datetime import date
 from operator import attrgetter
 from urllib.parse import urlsplit
 
-from replug.config.choices import EnsembleWeights, Rerank, ServerAPI, TooLong, TrainedSide
+from replug.config.choices import EnsembleWeights, LMScore, Rerank, ServerAPI, Teacher, TooLong, TrainedSide
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import AnsweringConfig, AnyConfig, AskConfig, EvaluationConfig, WebConfig
 from replug.config.keys import keys_of
@@ -30,6 +30,7 @@ from replug.config.schema import DEV_SHARE, Config, DataConfig, EnsembleConfig, 
 HOST_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 WAYS_OF_DATA = (("corpus", "queries", "heldout", "dev"), ("source",), ("prepared",))  # keys of `data`
+API_VERSION = re.compile(r"api-version=([\w.-]+)")
 FIT = "fit"  # of ensemble.temperature
 READS_TOKENS = (
     "ensemble.read counts tokens of prompts, and a server without lm.tokenizer does not tell them; expected that, or "
@@ -77,7 +78,7 @@ def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator
     yield from _out_of_range(config)
     asks_none = not is_live(config) and not config.evaluate.heldout
     if (needs_lm and not asks_none) or config.lm.path or config.lm.url:
-        yield from lm_problems(config.lm)
+        yield from lm_problems(config.lm, trains=True)
     if config.retrieve.k < 2:
         yield f"retrieve.k is {config.retrieve.k}; expected at least 2, since one document gives no gradient"
     if config.data.fields and config.data.source:
@@ -89,6 +90,7 @@ def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator
     yield from _training_problems(config)
     yield from _with_labels(config) if config.train.labels else _without_labels(config)
     yield from _dev_problems(config)
+    yield from _teacher_problems(config)
     yield from _ensemble_problems(config.ensemble, config.lm)
 
 
@@ -187,7 +189,12 @@ def _out_of_range(config: AnyConfig) -> Iterator[str]:
             yield f"{key.path} is {value}; expected {key.bounds.value}"
 
 
-def lm_problems(lm: LMConfig) -> Iterator[str]:
+def lm_problems(lm: LMConfig, trains: bool = False) -> Iterator[str]:
+    """Check the section `lm`. Only labels and training know other scores than log-probs of texts."""
+    if lm.score is not Teacher.logprob and not trains:
+        yield f"lm.score is {lm.score.value}, which is for labels and training; expected lm.score=logprob here"
+    if lm.samples > 1 and lm.score not in (Teacher.answer, Teacher.answer_em):
+        yield f"lm.samples is {lm.samples} with lm.score={lm.score.value}; expected it with lm.score=answer only"
     given = [key for key in ("path", "url") if (getattr(lm, key) or "").strip()]
     if len(given) != 1:
         yield (
@@ -229,9 +236,9 @@ def server_url(lm: LMConfig) -> str:
 
     Raises UserError for what is not a server's address, and shows no password.
     """
-    url, mark, _ = (lm.url or "").strip().replace("#", "?").partition("?")
-    url = url.rstrip("/").removesuffix("/completions").removesuffix("/chat")
-    if "@" in url or mark:
+    url, mark, query = (lm.url or "").strip().replace("#", "?").partition("?")
+    url = url.rstrip("/").removesuffix("/completions").removesuffix("/chat").removesuffix("/generate")
+    if "@" in url or (mark and not API_VERSION.fullmatch(query)):
         wanted = "http://HOST:PORT/v1" if "@" in url else f"lm.url={url}"
         raise UserError(f"lm.url holds a secret or a query; expected {wanted}. Put the key in ${lm.api_key_env}")
     try:
@@ -246,6 +253,12 @@ def server_url(lm: LMConfig) -> str:
     return url
 
 
+def api_version(lm: LMConfig) -> dict[str, str]:
+    """Return the query of lm.url, which gateways such as Azure's want in every request."""
+    found = API_VERSION.search(lm.url or "")
+    return {"api-version": found.group(1)} if found else {}
+
+
 def _server_problems(lm: LMConfig) -> Iterator[str]:
     try:
         server_url(lm)
@@ -253,7 +266,10 @@ def _server_problems(lm: LMConfig) -> Iterator[str]:
         yield str(error)
     if not (lm.model or "").strip():
         yield "lm.model is missing; expected the name under which the server at lm.url serves the LM"
-    if lm.api is not ServerAPI.echo and not lm.tokenizer:
+    for header in lm.headers:
+        if not re.fullmatch(r"[\w-]+=\w+", header):
+            yield f"lm.headers holds {header!r}; expected NAME=VARIABLE, such as api-key=REPLUG_LM_API_KEY"
+    if lm.api is ServerAPI.prompt_logprobs and not lm.tokenizer:
         yield f"lm.tokenizer is missing; expected the server's tokenizer, since lm.api={lm.api.value} sends token ids"
     if lm.too_long is TooLong.truncate and not lm.tokenizer:
         yield "lm.tokenizer is missing; expected the server's tokenizer, since lm.too_long=truncate counts its tokens"
@@ -287,6 +303,37 @@ def _dev_problems(config: Config) -> Iterator[str]:
     chosen = "train.patience" if config.train.patience is not None else f"ensemble.temperature={FIT}"
     missing = "data.num_dev is 0; expected such as 100" if data.source else "data.dev is missing; expected a file"
     yield f"{missing}, since {chosen} chooses by development texts. Without: train.patience=null ensemble.temperature=1"
+
+
+def _teacher_problems(config: Config) -> Iterator[str]:
+    """Refuse measurements in bits per byte by an LM that gives no log-probs of texts."""
+    score = config.lm.score
+    if score is Teacher.logprob:
+        return
+    wrong = {
+        "evaluate.heldout=false": config.evaluate.heldout,
+        "ensemble.temperature=null": config.ensemble.temperature == FIT,
+        "train.patience=null": config.train.patience is not None,
+        "data.num_dev=0": bool(config.data.num_dev and config.data.source),
+        "data.dev=null": config.data.dev is not None,
+    }
+    if any(wrong.values()):
+        yield (
+            f"lm.score={score.value} gives no log-probs, in which held-out and development texts are measured; set "
+            f"{' '.join(key for key, is_wrong in wrong.items() if is_wrong)}, and measure the tuned retriever with "
+            "configs/eval_retrieval.yaml"
+        )
+    if score is not Teacher.yes and config.loss.lm_score not in (LMScore.mean_logprob, LMScore.sum_logprob):
+        yield (
+            f"loss.lm_score is {config.loss.lm_score.value}, but a score by lm.score={score.value} is not a log-prob; "
+            "expected loss.lm_score=mean_logprob"
+        )
+
+
+def require_logprobs(lm: LMConfig) -> None:
+    """Raise UserError for an LM that gives no log-probs of texts, where something is measured or answered by them."""
+    for problem in lm_problems(lm):
+        raise UserError(problem)
 
 
 def chooses_by_dev(config: Config) -> bool:

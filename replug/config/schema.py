@@ -19,6 +19,7 @@ from replug.config.choices import (
     ServerAPI,
     Similarity,
     SwapMode,
+    Teacher,
     TooLong,
     TrainedSide,
     WandbMode,
@@ -134,10 +135,14 @@ class LMConfig:
     url: str | None = key(None, "URL of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1.", resumable=True)
     model: str | None = key(None, "Name of the LM on the server at lm.url.")
     api: ServerAPI = key(
-        ServerAPI.echo, "How the server returns prompt log-probabilities: echo, or prompt_logprobs (vLLM)."
+        ServerAPI.echo,
+        "Requests to the server: completions with echo or with prompt_logprobs (vLLM), chat, or sglang (/generate).",
     )
     tokenizer: str | None = key(None, "Server's tokenizer: folder or hub name. If set, requests contain token ids.")
     api_key_env: str = key("REPLUG_LM_API_KEY", "Environment variable that holds the server's API key.", resumable=True)
+    headers: list[str] = key(
+        [], "Further HTTP headers, NAME=VARIABLE of the environment: [api-key=REPLUG_LM_API_KEY].", resumable=True
+    )
     max_concurrency: int = key(16, "Largest number of concurrent requests to the server.", ABOVE_0, resumable=True)
     prompts_per_request: int = key(4, "Number of prompts per request.", ABOVE_0)
     max_tokens_sent: int | None = key(
@@ -147,6 +152,11 @@ class LMConfig:
         15.0, "Minutes to wait for a server that is away or throttles before the run stops.", ABOVE_0, resumable=True
     )
     # Both kinds.
+    score: Teacher = key(
+        Teacher.logprob,
+        "What training learns from: logprob of the continuation, yes (P(yes) to lm.prompt), answer (F1) or answer_em.",
+    )
+    samples: int = key(1, "Answers per document with lm.score=answer, drawn at temperature 1. 1: greedy.", ABOVE_0)
     separator: str = key("\n", "Text between a document and the context, without lm.prompt.")
     prompt: str | None = key(
         None, "Template with {document} and {context}, on lines of their own. Default: both, lm.separator between them."

@@ -29,10 +29,10 @@ from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import BM25, GOLD, NONE, REPLUG, Method
 from replug.config.rules import evaluation_methods, has_rerank_lm
 from replug.config.schema import LMConfig
+from replug.data.answers import exact_match, has_answer, token_f1
 from replug.data.files import replace_file
 from replug.data.progress import Progress
 from replug.data.store import Corpus
-from replug.evals.answers import exact_match, has_answer, token_f1
 from replug.evals.charts import draw_costs, sweeps_of, to_svg
 from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.folder import EvaluationFolder

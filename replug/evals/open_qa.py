@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from replug.config.evaluation_schema import EvaluationConfig
+from replug.data.answers import exact_match, has_answer, token_f1
 from replug.data.rows import one_line, question_prompt
 from replug.data.store import Corpus
-from replug.evals.answers import exact_match, has_answer, token_f1
 from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM
 from replug.evals.loop import Metric, Outcome, Outcomes, Task

@@ -22,10 +22,10 @@ from replug.answering.prompts import Shot
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import Method
+from replug.data.answers import contains_answer, has_answer
 from replug.data.files import write_json
 from replug.data.folder import require_checksums, write_checksums
 from replug.data.store import Corpus
-from replug.evals.answers import contains_answer, has_answer
 from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.folder import EvaluationFolder
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM

@@ -29,10 +29,10 @@ import numpy as np
 
 from replug.answering.prompts import Shot
 from replug.config.errors import UserError
+from replug.data.answers import answer_tokens
 from replug.data.progress import Progress
 from replug.data.row_files import read_rows
 from replug.data.rows import one_line
-from replug.evals.answers import answer_tokens
 from replug.evals.questions import (
     BETWEEN_BLOCKS,
     OpenQuestion,

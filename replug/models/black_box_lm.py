@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from replug.cluster.background import outcome
+from replug.cluster.background import attempt, outcome
 from replug.config.errors import RunError, UserError
 from replug.models.ensemble import MovingWeights, Weighting, common_end
 from replug.models.generation import Generated, GenerationOptions, Stop, stop_texts
@@ -389,10 +389,11 @@ def mapped(future: "Future[Part]", change: Callable[[Part], Whole]) -> "Future[W
 
     def settle(done: "Future[Part]") -> None:
         found = outcome(done)
-        if isinstance(found, BaseException):
-            whole.set_exception(found)
+        changed = found if isinstance(found, BaseException) else attempt(change, found)
+        if isinstance(changed, BaseException):
+            whole.set_exception(changed)
         else:
-            whole.set_result(change(found))
+            whole.set_result(changed)
 
     future.add_done_callback(settle)
     return whole

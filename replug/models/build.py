@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
 
-from replug.config.choices import TooLong, TrainedSide
+from replug.config.choices import Teacher, TooLong, TrainedSide
 from replug.config.errors import UserError
 from replug.config.rules import CONTEXT, DOCUMENT, tokens_read
 from replug.config.schema import EnsembleConfig, LMConfig, RetrieverConfig
@@ -26,6 +26,7 @@ from replug.models.local import given_lm, local_source, stand_in_lm
 from replug.models.packaged import resolve_encoder_path
 from replug.models.pair_tokens import num_tokens
 from replug.models.prompt import PromptTemplate
+from replug.models.teacher import TeacherSource
 
 if TYPE_CHECKING:  # seconds to import
     from transformers import PreTrainedTokenizerBase
@@ -44,7 +45,7 @@ def lm_source(lm: LMConfig, budget_file: Path, cache: Path) -> LMSource:
     if mark := _prompt_mark(lm, source):
         source = source.prompted_by(mark)
     source.connect(budget_file, cache_path(lm, cache))
-    return source
+    return source if lm.score is Teacher.logprob else TeacherSource(source, lm)
 
 
 def _prompt_mark(lm: LMConfig, source: LMSource) -> str:

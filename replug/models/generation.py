@@ -5,7 +5,7 @@ The log-probs of an answer are those of the mixture of all its prompts (REPLUG, 
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,7 +18,8 @@ class GenerationOptions:
     """How an answer is continued: greedily at temperature 0, else sampled, the same for the same seed.
 
     The answer ends before `stop`, a text or several, of which the first that is complete counts. `top_p` keeps the
-    likeliest tokens that hold this share of the probability. `num_samples` counts the answers that `sample` draws
+    likeliest tokens that hold this share of the probability. `num_tops` shows so many of the likeliest first tokens,
+    which no cache keeps. `num_samples` counts the answers that `sample` draws
     after each prompt; `generate` gives one. `opening` does not change an answer: it is the beginning that the prompts
     of many calls share, such as demonstrations, so that local weights read it once. Raises ValueError for options out
     of range.
@@ -35,6 +36,7 @@ class GenerationOptions:
     seed: int = 0
     opening: str = ""
     num_samples: int = 1
+    num_tops: int = field(default=0, repr=False)  # keys of cached answers are made of the repr
 
     def __post_init__(self) -> None:
         whole = isinstance(self.max_new_tokens, int)
@@ -62,8 +64,9 @@ class Generated:
     distribution at each token, before temperature and nucleus. They include the tokens that ended the answer: the
     end token, or those that hold the stop. A server does not show distributions, so its answers have no entropies.
     Where a server shows whole answers of several prompts only, T is 1, and `answer_tokens` counts the tokens of that
-    one log-prob. `weights` (float64 [K]) are those of its prompts after the last token, 0 for a prompt that was left
-    out. `prompt_tokens` counts those of all prompts, with the opening; None if neither the server nor its tokenizer
+    one log-prob. `tops` holds the log-probs of the likeliest first tokens, by text. `weights` (float64 [K]) are those
+    of its prompts after the last token, 0 for a prompt that was left out. `prompt_tokens` counts those of all prompts,
+    with the opening; None if neither the server nor its tokenizer
     tells. Raises ValueError unless there is one entropy a token.
 
     >>> mixture = Mixture(["in Basel", "Basel Basel"], [0.5, 0.5], share=0.05)
@@ -78,6 +81,7 @@ class Generated:
     weights: np.ndarray = field(default_factory=lambda: np.ones(1))
     prompt_tokens: int | None = None
     answer_tokens: int | None = None
+    tops: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.token_entropies is not None:
@@ -108,6 +112,14 @@ class Generated:
         if self.token_entropies is None or not len(self.token_entropies):
             return None
         return float(self.token_entropies.mean(dtype=np.float64))
+
+
+def by_text(likeliest: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Return log-probs by text; tokens of one text are added up."""
+    tops: dict[str, float] = {}
+    for text, logprob in likeliest:
+        tops[text] = float(np.logaddexp(tops.get(text, -math.inf), logprob))
+    return tops
 
 
 def stop_texts(stop: Stop) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 
 from replug.answering.prompts import Shot
 from replug.config.errors import UserError
-from replug.evals.answers import answer_tokens
+from replug.data.answers import answer_tokens
 from replug.evals.loop import Item
 from replug.evals.popqa_sets import (
     TEMPLATES,

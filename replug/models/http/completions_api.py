@@ -77,6 +77,7 @@ CONTEXT_LENGTHS = ("max_model_len", "context_length", "context_window")  # of vL
 MOST_PLAUSIBLE_TOKENS = 10**12  # of one request; more is nonsense
 MOST_ANSWER_BYTES_PER_TOKEN = 512  # about 100 are needed: a token's text and log-prob, and once more in a list of tops
 MOST_OTHER_ANSWER_BYTES = 1 << 20
+CHAT_TOKENS = 256  # at most of a chat template round one message, with a system prompt of its own
 
 
 class NoPromptLogprobs(IllFormed):
@@ -141,6 +142,9 @@ def _length(card: dict) -> int | None:
 
 def score_payload(api: str, pairs: Sequence[Pair]) -> dict[str, Any]:
     """Return a request for scores. It generates one token, the fewest that every server takes."""
+    if api == "chat":
+        [pair] = pairs
+        return {"prompt": [pair.prefix], "continuation": pair.continuation, "max_tokens": 1, "temperature": 0}
     how = {"echo": True, "logprobs": 1} if api == "echo" else {"prompt_logprobs": 0}
     return {"prompt": [pair.whole for pair in pairs], "max_tokens": 1, "temperature": 0, **how}
 
@@ -154,17 +158,17 @@ def generate_payload(pairs: Sequence[Pair], max_new_tokens: int, stop: Stop) -> 
 
 
 def num_tops(api: str) -> int:
-    """Return how many likeliest tokens a server shows: 20 of vLLM, which alone has `prompt_logprobs`; 5 of all."""
-    return 20 if api == "prompt_logprobs" else 5
+    """Return how many likeliest tokens a server shows: 5 of all completions, 20 of vLLM's and of others' own APIs."""
+    return 5 if api == "echo" else 20
 
 
-def show_payload(api: str, pairs: Sequence[Pair], max_new_tokens: int) -> dict[str, Any]:
-    """Return a request for greedy answers, past any stop, with the likeliest tokens at each place.
+def showing(api: str, most: int, by_ids: bool = False) -> dict[str, Any]:
+    """Return what a request of `generate_payload` has more, so that the answer shows likeliest tokens at each place.
 
-    vLLM names tokens by their ids.
+    vLLM can name tokens by their ids.
     """
-    by_ids = {"return_tokens_as_token_ids": True} if api == "prompt_logprobs" else {}
-    return generate_payload(pairs, max_new_tokens, None) | {"logprobs": num_tops(api)} | by_ids
+    named = {"return_tokens_as_token_ids": True} if by_ids and api == "prompt_logprobs" else {}
+    return {"logprobs": min(most, num_tops(api)), **named}
 
 
 def sample_payload(pairs: Sequence[Pair], options: GenerationOptions) -> dict[str, Any]:
@@ -178,6 +182,8 @@ def most_tokens(payload: dict[str, Any]) -> int:
     """Bound the tokens of a request: a text has at most a token for each byte, and two that open it."""
     prompts = payload["prompt"]
     lengths = [len(prompt.encode()) + 2 if isinstance(prompt, str) else len(prompt) for prompt in prompts]
+    if "continuation" in payload:  # of a chat
+        lengths.append(len(payload["continuation"].encode()) + CHAT_TOKENS)
     return sum(lengths) + len(prompts) * int(payload.get("n", 1)) * int(payload["max_tokens"])
 
 
@@ -227,7 +233,7 @@ def read_generated(
             f"the server draws one answer after a prompt where n={num_samples} were asked for; expected a server whose "
             "/v1/completions knows n, such as vLLM, or local weights"
         )
-    read = [_well_formed(partial(_generated, one, with_tops)) for one in _choices(body, len(pairs) * num_samples)]
+    read = [well_formed(partial(_generated, one, with_tops)) for one in _choices(body, len(pairs) * num_samples)]
     return read, _usage(body, "prompt_tokens") or None  # a server that says 0 does not count
 
 
@@ -244,11 +250,13 @@ def _choices(body: Any, count: int) -> list[dict]:
 
 
 def _read_pair(api: str, pair: Pair, choice: dict, forms: TokenForms | None) -> ServerText:
+    if api == "chat":
+        return well_formed(lambda: _begun_answer(pair, choice))
     if pair.ids is None:
-        return _well_formed(lambda: _by_text(pair, *_echoed(choice)))
+        return well_formed(lambda: _by_text(pair, *_echoed(choice)))
     before, after = pair.ids
     ids = [*before, *after]
-    values = _well_formed(lambda: _of_echo(pair.row, ids, choice, forms) if api == "echo" else _of_ids(ids, choice))
+    values = well_formed(lambda: _of_echo(pair.row, ids, choice, forms) if api == "echo" else _of_ids(ids, choice))
     _require_varied(ids, values[: len(ids)])
     return ServerText(pair.continuation, _checked(values[len(before) : len(ids)], pair.name))
 
@@ -281,7 +289,7 @@ def _require_varied(tokens: Sequence[int | str], values: Sequence[float | None])
         )
 
 
-def _well_formed(read: Callable[[], Any]) -> Any:
+def well_formed(read: Callable[[], Any]) -> Any:
     """Return what `read` returns. Where it trips over the answer's shape, that is the answer's fault."""
     try:
         return read()
@@ -325,6 +333,29 @@ def _of_ids(ids: Sequence[int], choice: dict) -> list[float | None]:
         raise IllFormed(f"the answer has {len(entries)} prompt_logprobs for {len(ids)} tokens")
     first = entries[0][str(ids[0])]["logprob"] if entries[0] else None
     return [first, *(entry[str(i)]["logprob"] for i, entry in zip(ids[1:], entries[1:], strict=True))]
+
+
+def _begun_answer(pair: Pair, choice: dict) -> ServerText:
+    """Return the continuation's part of vLLM's `prompt_logprobs` of a chat: its last tokens, which make its text.
+
+    A chat template may take away the blanks round a message.
+    """
+    if not (entries := choice.get("prompt_logprobs")):
+        raise NoPromptLogprobs("the answer has no prompt_logprobs")
+    steps, shown, wanted = [next(iter(entry.values())) for entry in entries[1:]], "", pair.continuation.strip()
+    for count, step in enumerate(reversed(steps), 1):
+        shown = step["decoded_token"] + shown
+        if wanted and shown.strip() == wanted:
+            part, values = steps[-count:], [entry["logprob"] for entry in steps]
+            texts = tuple(entry["decoded_token"].strip() for entry in part)
+            _require_varied([entry["decoded_token"] for entry in steps], values)
+            return ServerText(pair.continuation, _checked(values[-count:], pair.name), texts)
+        if len(shown.strip()) > len(wanted):
+            break
+    raise UnscorableText(
+        f"input {pair.row}: the last tokens of the chat are {shown[-40:]!r}, not its continuation; expected a chat "
+        "template that can be continued (vLLM's continue_final_message)"
+    )
 
 
 def _checked(values: Sequence[float | None], whose: str) -> np.ndarray:

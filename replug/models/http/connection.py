@@ -31,9 +31,10 @@ import httpx
 
 from replug.config.errors import RunError, UserError
 from replug.config.plain_text import plain_line
-from replug.config.rules import server_url
+from replug.config.rules import api_version, server_url
 from replug.config.schema import LMConfig
 from replug.data.progress import format_duration
+from replug.models.http.wire import GENERATE
 
 log = logging.getLogger(__name__)
 
@@ -90,9 +91,9 @@ class ServerConnection:
 
     def __init__(self, lm: LMConfig, on_retry: Callable[[], None]) -> None:
         self.url, self.is_reached = server_url(lm), False
-        self._lm, self._on_retry, self._key = lm, on_retry, os.environ.get(lm.api_key_env)
-        require_header_value(self._key or "", lm.api_key_env)
-        self._clients = _clients(self.url, self._key, lm.max_concurrency)
+        self._lm, self._on_retry = lm, on_retry
+        headers, self._secrets = request_headers(lm)
+        self._clients = _clients(self.url, headers, api_version(lm), lm.max_concurrency)
         self._free = [clients for clients in self._clients for _ in range(CONNECTIONS_PER_CLIENT)]
         self._answered_at, self._told_until = 0.0, 0.0  # monotonic times: of the last good answer, of the last line
 
@@ -168,7 +169,8 @@ class ServerConnection:
         seconds = patience if payload else min(patience, SECONDS_TO_LIST_MODELS)
         try:
             async with asyncio.timeout(seconds):  # httpx has time-outs for each read only: a drip would never end
-                response = await _sent(client, client.build_request(method, self.url + path, json=payload))
+                base = self.url.removesuffix("/v1") if path == GENERATE else self.url
+                response = await _sent(client, client.build_request(method, base + path, json=payload))
                 try:
                     self.is_reached = True
                     if response.status_code != httpx.codes.OK:
@@ -189,7 +191,7 @@ class ServerConnection:
 
     def words(self, said: str) -> str:
         """Return the server's words without the key."""
-        return shown_words(said, self._key)
+        return shown_words(said, *self._secrets)
 
     def _refusal(self, response: httpx.Response, content: bytes, payload: dict[str, Any] | None) -> Exception:
         status, wait = response.status_code, retry_after(response)
@@ -232,18 +234,39 @@ def _origin(request: httpx.Request) -> tuple[str, str, int | None]:
     return request.url.scheme, request.url.host, request.url.port
 
 
-def _clients(url: str, key: str | None, number: int) -> list[tuple[httpx.AsyncClient, httpx.AsyncClient]]:
+def request_headers(lm: LMConfig) -> tuple[dict[str, str], list[str]]:
+    """Return the headers of every request, and the secrets among them.
+
+    The key travels as `Authorization: Bearer`, unless `lm.headers` names its variable. Raises UserError for a variable
+    that is not set, or whose value no header can hold.
+    """
+    named = dict(header.split("=", 1) for header in lm.headers)
+    values = {name: os.environ.get(variable, "") for name, variable in named.items()}
+    for name, variable in named.items():
+        if not values[name]:
+            raise UserError(f"lm.headers: ${variable} is not set; expected the value of the header {name}")
+        require_header_value(values[name], variable)
+    key = os.environ.get(lm.api_key_env)
+    if key and lm.api_key_env not in named.values():
+        require_header_value(key, lm.api_key_env)
+        values["Authorization"] = f"Bearer {key}"
+    return values, [*filter(None, [key, *values.values()])]
+
+
+def _clients(
+    url: str, headers: dict[str, str], params: dict[str, str], number: int
+) -> list[tuple[httpx.AsyncClient, httpx.AsyncClient]]:
     """Return pairs of clients: one keeps its connections for the next request, one sends each over its own.
 
     Several pairs, since httpx looks at all pairs of a client's connections for each request that it sends.
     """
     trust_env = not is_loopback(httpx.URL(url).host)  # no proxy reaches this machine's own servers
     certificates = httpx.create_ssl_context(trust_env=trust_env)  # slow to read, so shared
-    authorization = {"Authorization": f"Bearer {key}"} if key else {}
 
     def client(num_kept: int) -> httpx.AsyncClient:
         return httpx.AsyncClient(
-            headers={"Accept-Encoding": "identity", **authorization},
+            headers={"Accept-Encoding": "identity", **headers},
+            params=params,
             limits=httpx.Limits(max_connections=CONNECTIONS_PER_CLIENT, max_keepalive_connections=num_kept),
             timeout=httpx.Timeout(None, connect=SECONDS_TO_CONNECT),  # `exchange` bounds the whole
             trust_env=trust_env,
@@ -299,10 +322,10 @@ def servers_words(response: httpx.Response, secret: str | None) -> str:
     return shown_words(_message(response.content), secret)
 
 
-def shown_words(said: str, secret: str | None) -> str:
-    """Return a server's words as one short line without the secret, which it may quote."""
+def shown_words(said: str, *secrets: str | None) -> str:
+    """Return a server's words as one short line without the secrets, which it may quote."""
     line = plain_line(said)
-    if secret:
+    for secret in filter(None, secrets):
         forms = "|".join({re.escape(secret), re.escape(quote(secret, safe=""))})
         line = re.sub(forms, "***", line, flags=re.IGNORECASE)
     return line if len(line) <= LONGEST_MESSAGE else f"{line[:LONGEST_MESSAGE]} ..."

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import httpx
 import numpy as np
 
+from replug.config.choices import ServerAPI, Teacher
 from replug.config.errors import RunError, UserError
 from replug.config.rules import READS_TOKENS
 from replug.config.schema import LMConfig
@@ -35,6 +36,7 @@ from replug.models.black_box_lm import (
 )
 from replug.models.generation import Generated, GenerationOptions, Stop, before_stop
 from replug.models.http import completions_api as api
+from replug.models.http import wire
 from replug.models.http.completions_api import Pair, ServerText, TokenForms
 from replug.models.http.connection import IllFormed, ServerAway, ServerConnection, ServerError, ServerFault
 from replug.models.http.mixed_answer import ServerMixture, TokenNames
@@ -57,9 +59,10 @@ class HttpLM(AsyncLM):
     """
 
     def __init__(self, lm: LMConfig, budget: RequestBudget) -> None:
-        self.model, self.api = str(lm.model), lm.api.value
+        self.model, self.api, self._is_chat = str(lm.model), lm.api.value, lm.api is ServerAPI.chat
+        self._wants_logprobs = lm.score in (Teacher.logprob, Teacher.yes)
         self.identity = self.model
-        self._prompts_per_request = lm.prompts_per_request
+        self._prompts_per_request = 1 if self._is_chat else lm.prompts_per_request
         self.fingerprint = np.empty(0, dtype=np.float32)
         self._tokenizer: Any = None
         self._forms: TokenForms | None = None
@@ -147,7 +150,8 @@ class HttpLM(AsyncLM):
         return [rows[start : start + size] for start in range(0, len(rows), size)]
 
     def pair(self, row: int, prefix: str, continuation: str) -> Pair:
-        ids = pair_token_ids(self._tokenizer, prefix, continuation) if self._tokenizer else None
+        is_sent_as_ids = self._tokenizer and not self._is_chat  # the server's chat template takes text
+        ids = pair_token_ids(self._tokenizer, prefix, continuation) if is_sent_as_ids else None
         return Pair(row, prefix, continuation, ids)
 
     def _prompts(self, prompts: Sequence[str], options: GenerationOptions) -> list[Pair]:
@@ -234,7 +238,7 @@ class HttpLM(AsyncLM):
     async def _score_request(self, pairs: list[Pair]) -> list[ServerText]:
         payload = api.score_payload(self.api, pairs)
         read = partial(api.read_scores, self.api, pairs, forms=self._forms)
-        return await self._ask(pairs, payload, read, is_compared=True)
+        return await self._ask(pairs, payload, read, is_compared=not self._is_chat)
 
     async def _sample(self, pairs: list[Pair], options: GenerationOptions) -> list[list[Generated]]:
         async def ask(chunk: list[Pair]) -> list[list[Generated]]:
@@ -253,27 +257,27 @@ class HttpLM(AsyncLM):
     async def _answer(self, pairs: list[Pair], mixture: Mixture, options: GenerationOptions) -> list[Generated]:
         if len(pairs) > 1:
             return [await ServerMixture(self, pairs, mixture, options).find()]
-        [text], prompt_tokens = await self._generate(pairs, options.max_new_tokens, options.stop)
-        answer = before_stop(text.text, options.stop)
+        shown = api.showing(self.api, options.num_tops) if options.num_tops else {}
+        [text], prompt_tokens = await self._generate(pairs, options.max_new_tokens, options.stop, shown)
+        answer, tops = before_stop(text.text, options.stop), text.tops[0] if text.tops else {}
         self._require_logprobs([(answer, len(text.logprobs))])
-        return [Generated(answer, text.logprobs, prompt_tokens=prompt_tokens)]
+        return [Generated(answer, text.logprobs, prompt_tokens=prompt_tokens, tops=tops)]
 
     async def show(self, pairs: list[Pair], max_new_tokens: int) -> tuple[list[ServerText], int | None]:
         """Return greedy answers past any stop with the likeliest tokens at each place, and the prompts' tokens."""
-        answers, prompt_tokens = await self._generate(pairs, max_new_tokens, None, with_tops=True)
+        shown = api.showing(self.api, api.num_tops(self.api), by_ids=True)
+        answers, prompt_tokens = await self._generate(pairs, max_new_tokens, None, shown)
         self._require_logprobs((answer.text, len(answer.tokens)) for answer in answers)
         return answers, prompt_tokens
 
     async def _generate(
-        self, pairs: list[Pair], max_new_tokens: int, stop: Stop, with_tops: bool = False
+        self, pairs: list[Pair], max_new_tokens: int, stop: Stop, shown: dict[str, Any]
     ) -> tuple[list[ServerText], int | None]:
         """Return greedy answers, and the tokens of all prompts as the server counted them, else by its tokenizer."""
 
         async def ask(chunk: list[Pair]) -> list[tuple[list[ServerText], int | None]]:
-            payload = api.generate_payload(chunk, max_new_tokens, stop)
-            if with_tops:
-                payload = api.show_payload(self.api, chunk, max_new_tokens)
-            return [await self._ask(chunk, payload, partial(api.read_generated, chunk, with_tops=with_tops))]
+            payload = api.generate_payload(chunk, max_new_tokens, stop) | shown
+            return [await self._ask(chunk, payload, partial(api.read_generated, chunk, with_tops=bool(shown)))]
 
         parts = await _all(ask(chunk) for chunk in self._chunks(pairs))
         await self._check_unchanged()
@@ -284,7 +288,7 @@ class HttpLM(AsyncLM):
 
     def _require_logprobs(self, answers: Iterable[tuple[str, int]]) -> None:
         """Raise RunError for a text without as much as one log-prob."""
-        if any(answer and not num_logprobs for answer, num_logprobs in answers):
+        if self._wants_logprobs and any(answer and not num_logprobs for answer, num_logprobs in answers):
             raise RunError(
                 f"{self.url} gives no log-probs of what it generates, so its answers cannot be weighed; expected "
                 "completions with logprobs"
@@ -308,6 +312,10 @@ class HttpLM(AsyncLM):
     ) -> T:
         """Send one request until `read` accepts its answer, which by `is_compared` tells it from others'."""
         payload = {"model": self.model, **payload}
+        if not self._wants_logprobs:  # many hosted models refuse the key
+            payload.pop("logprobs", None)
+        if self._is_chat:
+            payload.setdefault("continuation", "")
         begun = time.monotonic()
         async with self._slots:
             self._meter.add(waits=1, waited_seconds=time.monotonic() - begun)
@@ -324,7 +332,9 @@ class HttpLM(AsyncLM):
         begun = time.monotonic()
         try:
             most_bytes = api.MOST_OTHER_ANSWER_BYTES + api.MOST_ANSWER_BYTES_PER_TOKEN * most
-            body = await self._connection.exchange("POST", "/completions", payload, most_bytes, is_compared)
+            path, sent = wire.request(self.api, payload)
+            said = await self._connection.exchange("POST", path, sent, most_bytes, is_compared)
+            body = api.well_formed(lambda: wire.completion(self.api, said, payload))
             spent = api.tokens_used(body, payload)
             return read(body)
         except ServerFault as fault:

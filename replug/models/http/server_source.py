@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from replug.config.choices import Teacher
 from replug.config.errors import RunError, UserError
 from replug.config.schema import LMConfig
 from replug.models.generation import GenerationOptions
@@ -48,6 +49,7 @@ BEGINNINGS = [
     f"{OTHERS[0]} and then to bake bread you need flour and water and",
 ]
 NUM_GENERATED = 4
+YES_OR_NO = "Paris is the capital of France.\nIs Paris in France? Answer yes or no.\nAnswer:"
 
 
 def connect(config: LMConfig, budget: RequestBudget) -> HttpLM:
@@ -57,6 +59,9 @@ def connect(config: LMConfig, budget: RequestBudget) -> HttpLM:
     """
     lm = HttpLM(config, budget)
     try:
+        if config.score is not Teacher.logprob:
+            probe_teacher(lm, config.score)
+            return lm
         lm.fingerprint = probe(lm)
     except (UserError, RunError):
         lm.close()
@@ -81,7 +86,8 @@ def probe(lm: HttpLM) -> np.ndarray:
             raise UserError(f"lm.url: {lm.url} does not pass the first look: {error}{listed}") from error
         raise UserError(
             f"lm.url: {lm.url} gives no log-probs of the prompt ({error.__cause__}); expected completions with "
-            "echo and logprobs, or vLLM and lm.api=prompt_logprobs; llama.cpp's own server and chat APIs have neither"
+            "echo and logprobs, vLLM and lm.api=prompt_logprobs or chat, or SGLang and lm.api=sglang; llama.cpp's own "
+            "server and other chat APIs have neither: set lm.score=yes or answer"
         ) from error
     if shortcoming is None:
         try:
@@ -95,6 +101,21 @@ def probe(lm: HttpLM) -> np.ndarray:
     if shortcoming:
         raise UserError(f"lm.url: {lm.url} {shortcoming}")
     return np.concatenate(scores)
+
+
+def probe_teacher(lm: HttpLM, score: Teacher) -> None:
+    """Ask one question. Raises UserError for a server that does not answer, or shows no yes among likely tokens."""
+    options = GenerationOptions(1, num_tops=20) if score is Teacher.yes else GenerationOptions(NUM_GENERATED)
+    try:
+        [answer] = lm.generate([YES_OR_NO], options)
+    except (ServerError, ValueError) as error:
+        raise UserError(f"lm.url: {lm.url} does not pass the first look: {error}") from error
+    if score is Teacher.yes and not any(text.strip().lower() == "yes" for text in answer.tops):
+        shown = f"{', '.join(map(repr, answer.tops))} and no yes" if answer.tops else "no likely tokens"
+        raise UserError(
+            f"lm.url: {lm.url} shows {shown} for a question to answer by yes or no; expected the log-probs of its "
+            "likeliest tokens (top_logprobs). Set lm.score=answer, which needs none"
+        )
 
 
 def agree(one: np.ndarray, other: np.ndarray) -> bool:
@@ -179,7 +200,7 @@ class ServerSource:
         if self._server is not None:
             return
         server = connect(self._config, RequestBudget(budget_file, max_tokens=self._config.max_tokens_sent))
-        if cache is not None:
+        if cache is not None and self._config.score is Teacher.logprob:  # others have no fingerprint, but a name
             with closing(ScoreCache(cache)) as scores:
                 server.identity = scores.identity_like(server.model, server.fingerprint)
         server.identity += self._mark

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from replug.models.black_box_lm import Mixture
-from replug.models.generation import Generated, GenerationOptions, before_stop
+from replug.models.generation import Generated, GenerationOptions, before_stop, by_text
 
 if TYPE_CHECKING:  # seconds to import
     from replug.models.local.decoding import GrowingPrompts
@@ -95,6 +95,7 @@ class MixedAnswer:
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._entropies: list[float] = []
+        self._tops: dict[str, float] = {}
 
     def read(self, token_logprobs: Sequence[Tensor]) -> None:
         """Move the weights by log-probs [K][num_read] of the prompts' last tokens."""
@@ -111,6 +112,9 @@ class MixedAnswer:
         """
         read = self._read
         mixed, given = mix_next_token(logits, torch.from_numpy(self._moving.log_weights[read]).to(logits.device))
+        if self.options.num_tops and not self._ids:
+            values, tokens = mixed.topk(min(self.options.num_tops, len(mixed)))
+            self._tops = by_text(zip(map(self._decode, tokens[:, None].tolist()), values.tolist(), strict=True))
         self._ids.append(self._chooser.choose(mixed))
         seen = np.zeros(len(read))
         seen[read] = given[:, self.last_token].double().cpu()
@@ -127,7 +131,8 @@ class MixedAnswer:
 
     def generated(self) -> Generated:
         said, unsure = np.array([self._logprobs, self._entropies], dtype=np.float32)
-        return Generated(self.text, said, unsure, self._moving.weights, sum(map(len, self.rows)))
+        prompt_tokens = sum(map(len, self.rows))
+        return Generated(self.text, said, unsure, self._moving.weights, prompt_tokens, tops=self._tops)
 
 
 def continue_answers(prompts: "GrowingPrompts", answers: Sequence[MixedAnswer]) -> Iterator[None]:

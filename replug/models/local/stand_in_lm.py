@@ -132,12 +132,17 @@ class StandInLM:
         chooser, moving, answer = TokenChooser(options), mixture.moving(read), ""
         logprobs: list[float] = []
         entropies: list[float] = []
+        tops: dict[str, float] = {}
         while words and len(logprobs) < options.max_new_tokens and answer == before_stop(answer, options.stop):
             totals = [max(1, known.total()) for known in counts]
             given = np.array(
                 [[_word_logprob(f" {word}", *one) for word in words] for one in zip(counts, totals, strict=True)]
             )
             mixed = mix(given, moving.log_weights)  # log-probs [V] of words after a space
+            if not tops:
+                tops = dict(
+                    sorted(zip(words, mixed.tolist(), strict=True), key=lambda top: -top[1])[: options.num_tops]
+                )
             chosen = chooser.choose(torch.from_numpy(mixed))
             moving.see(given[:, chosen])
             logprobs.append(mixed[chosen])
@@ -147,7 +152,7 @@ class StandInLM:
                 known[words[chosen]] += 1
         self.counts.add(len(logprobs), len(logprobs))
         said, unsure = np.array([logprobs, entropies], dtype=np.float32)
-        return Generated(before_stop(answer, options.stop), said, unsure, moving.weights, prompt_tokens)
+        return Generated(before_stop(answer, options.stop), said, unsure, moving.weights, prompt_tokens, tops=tops)
 
 
 def _word_logprobs(before: Sequence[str], words: Sequence[str]) -> list[float]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from replug.evals.answers import (
+from replug.data.answers import (
     contains_answer,
     exact_match,
     has_answer,

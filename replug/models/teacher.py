@@ -1,0 +1,140 @@
+"""Score documents by what an LM answers, where it gives no log-probs of its prompt (`lm.score`).
+
+Most hosted models show at most the likeliest tokens of their answer. Such an LM still says how much a document helps:
+
+- `yes`: z = log P(yes) of one generated token, out of yes and no, after a prompt that asks whether the document helps;
+- `answer`, `answer_em`: z is the mean F1, or exact match, of answers from the document against the continuation.
+
+Each is the score of one token, so labels, cache, loss and live training read it as they read log-probs.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from replug.config.choices import Teacher
+from replug.config.errors import RunError
+from replug.config.schema import LMConfig
+from replug.data.answers import exact_match, token_f1
+from replug.models.black_box_lm import (
+    AsyncLM,
+    Call,
+    ContinuationScore,
+    GenerateCall,
+    SampleCall,
+    ScoreCall,
+    as_mixtures,
+    check_pairs,
+    mapped,
+)
+from replug.models.generation import Generated, GenerationOptions
+from replug.models.lm_source import LMSource
+
+if TYPE_CHECKING:  # seconds to import
+    from transformers import PreTrainedTokenizerBase
+
+ANSWER_TOKENS = 32
+NUM_TOPS = 20  # likeliest tokens, the most that OpenAI's chat API and vLLM show
+METRICS: dict[Teacher, Callable[[str, Sequence[str]], float]] = {
+    Teacher.answer: token_f1,
+    Teacher.answer_em: exact_match,
+}
+
+
+class TeacherSource(LMSource):
+    """An `LMSource` whose LM scores by `lm.score`. Its identity names the teacher, as the keys of cached scores do."""
+
+    def __init__(self, source: LMSource, lm: LMConfig) -> None:
+        self._source, self._score, self._samples = source, lm.score, lm.samples
+        self._num_new = 1 if self._score is Teacher.yes else ANSWER_TOKENS
+        self.roles = source.roles
+
+    @property
+    def identity(self) -> str:
+        return f"{self._source.identity} {self._score.value}" + (f"x{self._samples}" if self._samples > 1 else "")
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Return the longest prompt that leaves room for the answer."""
+        longest = self._source.max_tokens
+        return None if longest is None else longest - self._num_new
+
+    def tokenizer(self) -> "PreTrainedTokenizerBase | None":
+        return self._source.tokenizer()
+
+    def connect(self, budget_file: Path | None = None, cache: Path | None = None) -> None:
+        self._source.connect(budget_file, cache)
+
+    def open(self, lm: LMConfig) -> "TeacherLM":
+        return TeacherLM(self._source.open(lm), self.identity, self._score, self._samples)
+
+    def open_here(self) -> "TeacherLM":
+        return TeacherLM(self._source.open_here(), self.identity, self._score, self._samples)
+
+
+class TeacherLM(AsyncLM):
+    """An `AsyncLM` that scores a continuation by the answers of `lm` to the prefix; other calls are `lm`'s."""
+
+    def __init__(self, lm: AsyncLM, identity: str, score: Teacher, samples: int = 1) -> None:
+        self.identity, self.max_tokens = identity, lm.max_tokens
+        self._lm, self._score = lm, score
+        self._options = GenerationOptions(ANSWER_TOKENS, stop="\n")
+        if score is Teacher.yes:
+            self._options = GenerationOptions(1, num_tops=NUM_TOPS)
+        elif samples > 1:
+            self._options = GenerationOptions(ANSWER_TOKENS, stop="\n", temperature=1.0, num_samples=samples)
+
+    def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
+        return self._lm.units(prefixes, continuations)
+
+    def submit_call(self, call: Call) -> "Future[list[Any]]":
+        if not isinstance(call, ScoreCall):
+            return self._lm.submit_call(call)
+        check_pairs(call.prefixes, call.continuations)
+        asked: Call = GenerateCall(as_mixtures(call.prefixes), self._options)
+        if self._options.num_samples > 1:
+            asked = SampleCall(call.prefixes, self._options)
+        return mapped(self._lm.submit_call(asked), partial(self._scores, call.continuations))
+
+    def metrics(self) -> dict[str, float]:
+        return self._lm.metrics()
+
+    def close(self) -> None:
+        self._lm.close()
+
+    def _scores(
+        self, continuations: Sequence[str], said: Sequence[Generated | Sequence[Generated]]
+    ) -> list[ContinuationScore]:
+        """Return z of each continuation as the score of one token."""
+        answers = [[one] if isinstance(one, Generated) else one for one in said]
+        values = [self._z(*pair) for pair in zip(answers, continuations, strict=True)]
+        return [ContinuationScore(np.array([z], dtype=np.float32)) for z in values]
+
+    def _z(self, answers: Sequence[Generated], continuation: str) -> float:
+        if self._score is Teacher.yes:
+            return yes_logprob(answers[0].tops)
+        metric = METRICS[self._score]
+        return float(np.mean([metric(answer.text, [continuation]) for answer in answers]))
+
+
+def yes_logprob(tops: Mapping[str, float]) -> float:
+    """Return log P(yes), out of yes and no, by the log-probs of the likeliest tokens.
+
+    A word that is not among them is at most as likely as the least of them, and counts as that.
+
+    >>> math.exp(yes_logprob({" Yes": math.log(0.6), "yes": math.log(0.1), "No": math.log(0.1), "I": math.log(0.1)}))
+    0.875
+    """
+    if not tops:
+        raise RunError("the LM shows no likeliest tokens of its answer, which lm.score=yes needs; set lm.score=answer")
+    least, said = min(tops.values()), {"yes": -math.inf, "no": -math.inf}
+    for text, logprob in tops.items():
+        if (word := text.strip(" \n\t\"'*.").lower()) in said:
+            said[word] = float(np.logaddexp(said[word], logprob))
+    yes, no = (max(value, least) for value in said.values())
+    return yes - float(np.logaddexp(yes, no))
