@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # seconds to import
 
 ANSWER_TOKENS = 32
 NUM_TOPS = 20  # likeliest tokens, the most that OpenAI's chat API and vLLM show
+LEAST_SHARE = 1e-9  # of probability that a server's rounded log-probs can be taken to leave
 METRICS: dict[Teacher, Callable[[str, Sequence[str]], float]] = {
     Teacher.answer: token_f1,
     Teacher.answer_em: exact_match,
@@ -125,16 +126,17 @@ class TeacherLM(AsyncLM):
 def yes_logprob(tops: Mapping[str, float]) -> float:
     """Return log P(yes), out of yes and no, by the log-probs of the likeliest tokens.
 
-    A word that is not among them is at most as likely as the least of them, and counts as that.
+    A word that is not among them counts as what it is at most: the least of them, or all that they leave.
 
     >>> math.exp(yes_logprob({" Yes": math.log(0.6), "yes": math.log(0.1), "No": math.log(0.1), "I": math.log(0.1)}))
     0.875
     """
     if not tops:
         raise RunError("the LM shows no likeliest tokens of its answer, which lm.score=yes needs; set lm.score=answer")
-    least, said = min(tops.values()), {"yes": -math.inf, "no": -math.inf}
+    left = math.log(max(1 - math.fsum(map(math.exp, tops.values())), LEAST_SHARE))
+    most, said = min(left, *tops.values()), {"yes": -math.inf, "no": -math.inf}
     for text, logprob in tops.items():
         if (word := text.strip(" \n\t\"'*.").lower()) in said:
             said[word] = float(np.logaddexp(said[word], logprob))
-    yes, no = (max(value, least) for value in said.values())
+    yes, no = (value if math.isfinite(value) else most for value in said.values())
     return yes - float(np.logaddexp(yes, no))

@@ -92,6 +92,8 @@ def write_word_tokenizer(folder: Path, texts: Sequence[str]) -> str:
 class FaultServer:
     """Serves from a thread while the `with` block lasts; `url` is its address."""
 
+    paths: Sequence[str] = ()  # that it answers besides
+
     def __init__(
         self,
         fault_share: float = 0.0,
@@ -138,7 +140,8 @@ class FaultServer:
     async def start(self) -> None:
         app = web.Application()
         app.router.add_get("/v1/models", self._models)
-        app.router.add_post("/v1/completions", self._completions)
+        for path in ("/v1/completions", *self.paths):
+            app.router.add_post(path, self._completions)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port, backlog=1024)
@@ -176,6 +179,8 @@ class FaultServer:
         return web.json_response({"error": {"message": f"Invalid key:\n{given}"}}, status=401)
 
     async def _answer(self, request: web.Request, payload: dict) -> web.StreamResponse:
+        if isinstance(payload["prompt"], str):
+            payload["prompt"] = [payload["prompt"]]
         self.payloads.append(payload)
         fault = self._draw()
         self.faults[fault] += 1

@@ -28,16 +28,16 @@ def request(api: str, payload: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def completion(api: str, body: Any, payload: dict[str, Any]) -> Any:
-    """Return an answer as one of the completions API. An error of the shape is a KeyError or a TypeError."""
-    if api == "chat" and "choices" in body:
+    """Return an answer as one of the completions API. One of another shape raises what tripped over it."""
+    if api == "chat":
         shown = {"prompt_logprobs": body["prompt_logprobs"]} if body.get("prompt_logprobs") else {}
         return {**body, "choices": [_chat_choice(choice) | shown for choice in body["choices"]]}
-    if api == "sglang" and isinstance(body, list):
+    if api == "sglang":
         choices = [{"index": i, **_sglang_choice(one, payload)} for i, one in enumerate(body)]
         sent = [one["meta_info"]["prompt_tokens"] for one in body[:: payload.get("n", 1)]]
         new = [one["meta_info"]["completion_tokens"] for one in body]
         return {"choices": choices, "usage": {"prompt_tokens": sum(sent), "total_tokens": sum(sent) + sum(new)}}
-    if payload.get("echo") and isinstance(body, dict) and isinstance(body.get("prompt"), list):
+    if payload.get("echo") and body.get("prompt"):
         return {**body, "choices": [_together_choice(choice, body["prompt"]) for choice in body["choices"]]}
     return body
 
@@ -57,12 +57,18 @@ def _chat_request(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def _chat_choice(choice: dict[str, Any]) -> dict[str, Any]:
-    steps = (choice.get("logprobs") or {}).get("content") or []
-    logprobs = {
-        "tokens": [step["token"] for step in steps],
-        "token_logprobs": [step["logprob"] for step in steps],
-        "top_logprobs": [by_text((top["token"], top["logprob"]) for top in step["top_logprobs"]) for step in steps],
-    }
+    """Return a choice. Together shows log-probs of a chat as completions do."""
+    logprobs = choice.get("logprobs") or {}
+    steps = logprobs.get("content") or []
+    logprobs = (
+        logprobs
+        if "tokens" in logprobs
+        else {
+            "tokens": [step["token"] for step in steps],
+            "token_logprobs": [step["logprob"] for step in steps],
+            "top_logprobs": [by_text((top["token"], top["logprob"]) for top in step["top_logprobs"]) for step in steps],
+        }
+    )
     kept = {"index": choice["index"], "finish_reason": choice.get("finish_reason")}
     return {**kept, "text": choice["message"]["content"] or "", "logprobs": logprobs}
 

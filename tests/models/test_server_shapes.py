@@ -1,0 +1,324 @@
+"""Servers of other shapes, byte for byte as they answer: vLLM's chat, SGLang, Together, gateways such as Azure's.
+
+Each stands on loopback and scores as StandInLM does. The shapes are those of vLLM 0.32 (`chat_completion/protocol.py`),
+SGLang's `/generate` (`tokenizer_manager.py`, sglang-jax#13), Together's openapi.yaml and Azure's REST reference.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from aiohttp import web
+
+from replug.config.choices import Teacher
+from replug.config.errors import UserError
+from replug.config.schema import LMConfig
+from replug.models.build import lm_source
+from replug.models.http import connection as server_connection
+from replug.models.http import server_source as server_probe
+from replug.models.http.request_budget import RequestBudget
+from replug.models.http.server_source import connect
+from replug.models.local.stand_in_lm import WORD
+from tests.support.fault_server import (
+    MODEL,
+    FaultServer,
+    continue_words,
+    server_spec,
+    word_logprobs,
+    write_word_tokenizer,
+)
+
+PREFIXES = ["the red boat of the new boat", "a green 日本語 boat", "the red boat"]
+CONTINUATIONS = [" red boat", " red boat", " the new 日本語"]
+KEY, OTHER = "sk-of-azure-1234", "team-7"
+
+
+@pytest.fixture(autouse=True)
+def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_connection, "BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(server_connection, "MAX_ATTEMPTS", 2)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    texts = [server_probe.HELPFUL, server_probe.LONGER, *server_probe.OTHERS, *server_probe.BEGINNINGS]
+    return write_word_tokenizer(tmp_path_factory.mktemp("tokenizer"), [*texts, *PREFIXES, *CONTINUATIONS])
+
+
+class ShapedServer(FaultServer):
+    """A server with another path and shape. It keeps the headers, queries and requests that it got."""
+
+    def __init__(self, yes: float | None = None, **how: Any) -> None:
+        super().__init__(**how)
+        self.yes, self.seen = yes, []
+
+    @property
+    def root(self) -> str:
+        return self.url.removesuffix("/v1")
+
+    async def _answer(self, request: web.Request, payload: dict) -> web.StreamResponse:
+        self.payloads.append(payload)
+        self.seen.append((dict(request.headers), dict(request.query)))
+        return web.json_response(self.shaped(payload))
+
+    def shaped(self, payload: dict) -> Any:
+        raise NotImplementedError
+
+
+def shown(words: list[str]) -> list[tuple[str, float | None]]:
+    """The words and their log-probs as a server gives them: none for the first."""
+    return list(zip(words, [None, *word_logprobs(words)[1:]], strict=True))
+
+
+class VLLMChat(ShapedServer):
+    """vLLM's chat completions, whose template writes roles before messages."""
+
+    paths = ("/v1/chat/completions",)
+
+    def shaped(self, payload: dict) -> dict:
+        user, *begun = payload["messages"]
+        words = WORD.findall(f"<user> {user['content']}\n<assistant>")
+        prompt_logprobs = None
+        if begun:
+            assert (payload["add_generation_prompt"], payload["continue_final_message"]) == (False, True)
+            words += WORD.findall(begun[0]["content"])
+            entries = [{str(i): {"logprob": v, "rank": 1, "decoded_token": w}} for i, (w, v) in enumerate(shown(words))]
+            prompt_logprobs = [None, *entries[1:]]
+        new = continue_words(words, payload["max_tokens"])
+        of_new = shown([*words, *new])[len(words) :]
+        if self.yes is not None:
+            new, of_new = [" Yes"], [(" Yes", math.log(self.yes)), (" No", math.log(1 - self.yes))]
+        choice = {
+            "index": 0,
+            "message": {
+                **{"role": "assistant", "content": "".join(new), "refusal": None, "annotations": None, "audio": None},
+                **{"function_call": None, "reasoning": None},
+            },
+            "logprobs": chat_logprobs(of_new[: len(new)], of_new) if payload.get("logprobs") else None,
+            **{"finish_reason": "length", "stop_reason": None, "token_ids": None},
+        }
+        count = len(words)
+        return {
+            **{"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": MODEL},
+            "choices": [choice | {"index": index} for index in range(payload.get("n", 1))],
+            **{"service_tier": None, "system_fingerprint": None},
+            "usage": {"prompt_tokens": count, "total_tokens": count + len(new), "completion_tokens": len(new)},
+            **{"prompt_logprobs": prompt_logprobs, "prompt_token_ids": None, "kv_transfer_params": None},
+        }
+
+
+def chat_logprobs(tokens: list[tuple[str, float]], tops: list[tuple[str, float]]) -> dict:
+    def entry(text: str, logprob: float) -> dict:
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+    return {"content": [{**entry(*token), "top_logprobs": [entry(*top) for top in tops]} for token in tokens]}
+
+
+class SGLang(ShapedServer):
+    """SGLang's own API: a list of texts, each with `meta_info`."""
+
+    paths = ("/generate",)
+
+    def shaped(self, payload: dict) -> list[dict]:
+        return [self._one(inputs, payload) for inputs in payload.get("input_ids") or payload["text"]]
+
+    def _one(self, inputs: list[int] | str, payload: dict) -> dict:
+        words = self._split(inputs)
+        ids = inputs if isinstance(inputs, list) else [*range(100, 100 + len(words))]
+        new = continue_words([word for word in words if word != "<s>"], payload["sampling_params"]["max_new_tokens"])
+        opening = words[0] == "<s>"
+        values = [*[0.0] * opening, *word_logprobs([*words, *new][opening:])]
+        meta: dict[str, Any] = {
+            **{"id": "0a1b", "finish_reason": {"type": "length", "length": len(new)}, "prompt_tokens": len(words)},
+            **{"weight_version": "default", "completion_tokens": len(new), "cached_tokens": 0, "e2e_latency": 0.1},
+        }
+        if payload["return_logprob"]:
+            of_input = [[value, i, word] for value, i, word in zip(values, ids, words, strict=False)]
+            of_input[0][0] = None
+            meta["input_token_logprobs"] = of_input if payload["logprob_start_len"] == 0 else []
+            meta["output_token_logprobs"] = [[v, 7, w] for v, w in zip(values[len(words) :], new, strict=True)]
+            meta["output_top_logprobs"] = [[one] for one in meta["output_token_logprobs"]]
+        return {"text": "".join(new), "output_ids": [7] * len(new), "meta_info": meta}
+
+
+class Together(ShapedServer):
+    """Together's completions: one text a request, the prompt's log-probs beside the choices, a bare list of models."""
+
+    async def _models(self, request: web.Request) -> web.Response:
+        card = {"id": MODEL, "object": "model", "created": 0, "type": "chat", "running": False, "context_length": 512}
+        return web.json_response([card | {"display_name": MODEL, "pricing": {"hourly": 0, "input": 0.18}}])
+
+    def shaped(self, payload: dict) -> dict:
+        assert isinstance(payload["prompt"], str)
+        words = ["<|begin_of_text|>", *WORD.findall(payload["prompt"])]
+        new = continue_words(words[1:], payload["max_tokens"])
+        values = [0.0, *word_logprobs([*words[1:], *new])]
+
+        def part(texts: list[str], logprobs: list[float]) -> dict:
+            return {"token_ids": [*range(len(texts))], "tokens": texts, "token_logprobs": logprobs}
+
+        echoed = {"text": payload["prompt"], "logprobs": part(words, values[: len(words)])}
+        return {
+            **{"id": "nrFCEVD", "object": "text.completion", "created": 1, "model": MODEL},
+            "prompt": [echoed] if payload.get("echo") else [],
+            "choices": [
+                {
+                    **{"text": "".join(new), "finish_reason": "length", "seed": 1, "index": 0},
+                    "logprobs": part(new, values[len(words) :]) | {"top_logprobs": [{word: -1.0} for word in new]},
+                }
+            ],
+            "usage": {
+                "prompt_tokens": len(words),
+                "completion_tokens": len(new),
+                "total_tokens": len(words) + len(new),
+            },
+        }
+
+
+class Azure(ShapedServer):
+    """A deployment behind Azure's gateway, which wants its own header and `api-version`, and lists no models."""
+
+    paths = ("/openai/deployments/small/chat/completions",)
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"error": {"code": "404", "message": "Resource not found"}}, status=404)
+
+    async def _answer(self, request: web.Request, payload: dict) -> web.StreamResponse:
+        if request.headers.get("api-key") != KEY:
+            said = f"Access denied due to invalid subscription key or wrong API endpoint: {request.headers['api-key']}"
+            return web.json_response({"error": {"code": "401", "message": said}}, status=401)
+        return await super()._answer(request, payload)
+
+    def shaped(self, payload: dict) -> dict:
+        yes = self.yes if "boat" in payload["messages"][0]["content"] else 1 - self.yes
+        tops = [("Yes", math.log(yes)), ("No", math.log(1 - yes) - 0.1)]
+        safe = {"hate": {"filtered": False, "severity": "safe"}}
+        choice = {
+            **{"content_filter_results": safe, "finish_reason": "stop", "index": 0},
+            "logprobs": chat_logprobs(tops[:1], tops) | {"refusal": None} if payload.get("logprobs") else None,
+            "message": {"annotations": [], "content": "Yes", "refusal": None, "role": "assistant"},
+        }
+        return {
+            **{"choices": [choice], "created": 1, "id": "chatcmpl-2", "model": "gpt-4o-2024-08-06"},
+            **{"object": "chat.completion", "prompt_filter_results": [{"prompt_index": 0}], "system_fingerprint": "fp"},
+            "usage": {"completion_tokens": 1, "prompt_tokens": 20, "total_tokens": 21},
+        }
+
+
+def scores_of(spec: LMConfig) -> list[np.ndarray]:
+    lm = connect(spec, RequestBudget(None))
+    scores = [score.token_logprobs for score in lm.score(PREFIXES, CONTINUATIONS)]
+    lm.close()
+    return scores
+
+
+def by_words(prefixes: list[str]) -> list[list[float]]:
+    """The naive scores: those of the words of each continuation behind its prefix."""
+    pairs = [(WORD.findall(prefix), WORD.findall(after)) for prefix, after in zip(prefixes, CONTINUATIONS, strict=True)]
+    return [word_logprobs([*before, *after])[len(before) :] for before, after in pairs]
+
+
+def test_vllms_chat_scores_the_beginning_of_the_assistants_message() -> None:
+    with VLLMChat() as server:
+        scores = scores_of(server_spec(server.url, api="chat"))
+    assert [score.tolist() for score in scores] == by_words([f"<user> {text}\n<assistant>" for text in PREFIXES])
+
+
+@pytest.mark.parametrize("with_ids", [False, True])
+def test_sglangs_generate_gives_the_scores_of_echoed_completions(tokenizer: str, with_ids: bool) -> None:
+    folder = tokenizer if with_ids else None
+    with SGLang(tokenizer=folder) as server:
+        scores = scores_of(server_spec(f"{server.root}/generate", api="sglang", tokenizer=folder))
+    assert [score.tolist() for score in scores] == by_words(PREFIXES)
+    sent = server.payloads[-1]
+    assert ("input_ids" in sent, sent["logprob_start_len"]) == (with_ids, 0)
+
+
+def test_togethers_prompt_is_read_beside_its_choices() -> None:
+    with Together() as server:
+        lm = connect(server_spec(server.url, prompts_per_request=1), RequestBudget(None))
+        scores = [score.token_logprobs.tolist() for score in lm.score(PREFIXES, CONTINUATIONS)]
+        lm.close()
+    assert scores == by_words(PREFIXES)
+    assert lm.max_tokens == 511
+
+
+def azure_spec(server: ShapedServer, **changes: Any) -> LMConfig:
+    url = f"{server.root}/openai/deployments/small/chat/completions?api-version=2024-10-21"
+    headers = ["api-key=REPLUG_LM_API_KEY", "x-team=MY_TEAM"]
+    return server_spec(url, **{"api": "chat", "headers": headers, "score": Teacher.yes} | changes)
+
+
+@pytest.fixture
+def azure(monkeypatch: pytest.MonkeyPatch) -> Iterator[Azure]:
+    monkeypatch.setenv("REPLUG_LM_API_KEY", KEY)
+    monkeypatch.setenv("MY_TEAM", OTHER)
+    with Azure(yes=0.8) as server:
+        yield server
+
+
+def test_a_gateway_gets_its_headers_and_version_and_says_yes(azure: Azure, tmp_path: Any) -> None:
+    source = lm_source(azure_spec(azure), tmp_path / "budget.json", tmp_path / "scores.sqlite")
+    lm = source.open(azure_spec(azure))
+    scores = lm.score(["a boat", "a cloud"], [" x", " x"])
+    lm.close()
+    odds = [math.log(yes) - math.log(1 - yes) + 0.1 for yes in (0.8, 0.2)]
+    wanted = [value - math.log1p(math.exp(value)) for value in odds]
+    assert [score.sum_logprob for score in scores] == pytest.approx(wanted, abs=1e-6)
+    assert source.identity == f"{MODEL} yes"
+    headers, query = azure.seen[-1]
+    assert query == {"api-version": "2024-10-21"}
+    assert (headers["api-key"], headers["x-team"]) == (KEY, OTHER)
+    assert "Authorization" not in headers
+
+
+def test_an_answer_needs_no_log_probs(azure: Azure, tmp_path: Any) -> None:
+    spec = azure_spec(azure, score=Teacher.answer)
+    lm = lm_source(spec, tmp_path / "budget.json", tmp_path / "scores.sqlite").open(spec)
+    scores = [score.sum_logprob for score in lm.score(["a boat", "a cloud"], [" yes!", " no"])]
+    lm.close()
+    assert scores == [1.0, 0.0]
+    assert not any("logprobs" in payload for payload in azure.payloads)
+
+
+def test_a_refused_key_is_not_shown(azure: Azure, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REPLUG_LM_API_KEY", "sk-wrong")
+    with pytest.raises(UserError, match=r"401 .*invalid subscription key.*\*\*\*") as caught:
+        connect(azure_spec(azure), RequestBudget(None))
+    assert "sk-wrong" not in str(caught.value)
+    monkeypatch.delenv("MY_TEAM")
+    with pytest.raises(UserError, match=r"lm.headers: \$MY_TEAM is not set; expected the value of the header x-team"):
+        connect(azure_spec(azure), RequestBudget(None))
+
+
+@pytest.mark.parametrize(
+    ("server", "api", "says"),
+    [
+        (Azure(yes=0.8), "chat", "gives no log-probs of the prompt .*set lm.score=yes or answer"),
+        (Together(), "echo", r"shows .* and no yes for a question .* Set lm.score=answer"),
+    ],
+)
+def test_what_a_server_cannot_do_is_said_with_what_it_can(
+    server: ShapedServer, api: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REPLUG_LM_API_KEY", KEY)
+    score = Teacher.logprob if isinstance(server, Azure) else Teacher.yes
+    monkeypatch.setenv("MY_TEAM", OTHER)
+    with server, pytest.raises(UserError, match=says):
+        spec = azure_spec(server, score=score) if isinstance(server, Azure) else server_spec(server.url, score=score)
+        connect(spec, RequestBudget(None))
+
+
+@pytest.mark.parametrize(
+    "body", [{}, [], "no", {"choices": [{"index": 0}]}, [{"text": "x"}], [{"meta_info": {}}], None]
+)
+@pytest.mark.parametrize("kind", [VLLMChat, SGLang])
+def test_an_answer_of_another_shape_is_a_fault(
+    kind: type[ShapedServer], body: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kind, "shaped", lambda self, payload: body)
+    api = "chat" if kind is VLLMChat else "sglang"
+    with kind() as server, pytest.raises(UserError, match=r"the answer (is not of the expected form|has )"):
+        connect(server_spec(server.url, api=api), RequestBudget(None))
