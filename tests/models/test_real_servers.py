@@ -23,15 +23,18 @@ import numpy as np
 import pytest
 import torch
 
-from replug.config.choices import ServerAPI
+from replug.config.choices import ServerAPI, Teacher
 from replug.config.errors import UserError
 from replug.config.schema import LMConfig
 from replug.models.generation import GenerationOptions
 from replug.models.http.http_lm import HttpLM
 from replug.models.http.request_budget import RequestBudget
 from replug.models.http.server_source import connect
+from replug.models.lm_source import InProcessLM
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.packaged import SMOLLM2, SMOLLM2_FILE, packaged_file
+from replug.models.pair_tokens import chat_text
+from replug.models.teacher import TeacherLM
 from tests.support.lm_answers import mixed, texts_of
 from tests.support.real_models import real_lm
 
@@ -162,6 +165,30 @@ def test_vllm_passes_the_probe_and_gives_what_local_weights_give(
     print(f"vLLM, {api}, {'ids' if with_ids else 'text'}, {lm.identity}: {assert_close(scores, local)}")
     assert texts_of(lm, ["The capital of France is"], 8, stop=".") == [" Paris"]
     lm.close()
+
+
+def test_vllms_chat_gives_what_local_weights_give_behind_the_chat_template(spec: LMConfig, smollm2: str) -> None:
+    here = HuggingFaceLM(smollm2, torch.bfloat16)
+    chats = [chat_text(here.tokenizer, [{"role": "user", "content": prefix}]) for prefix in PREFIXES]
+    local = [score.token_logprobs for score in here.score(chats, AFTER)]
+    lm = connect(replace(spec, api=ServerAPI.chat), RequestBudget(None))
+    scores = [score.token_logprobs for score in lm.score(PREFIXES, AFTER)]
+    lm.close()
+    print(f"vLLM, chat, {lm.identity}: {assert_close(scores, local)}")
+
+
+@pytest.mark.parametrize("api", ["chat", "prompt_logprobs"])
+def test_vllm_says_yes_as_local_weights_do(spec: LMConfig, smollm2: str, api: str) -> None:
+    here = HuggingFaceLM(smollm2, torch.bfloat16)
+    asked = [f"{text}\nIs that about the capital of France? Answer Yes or No." for text in DOCUMENTS]
+    teacher = replace(spec, api=ServerAPI(api), score=Teacher.yes, tokenizer=None if api == "chat" else smollm2)
+    lm = TeacherLM(connect(teacher, RequestBudget(None)), "vllm", Teacher.yes)
+    there = [score.sum_logprob for score in lm.score(asked, [" x"] * len(asked))]
+    lm.close()
+    prompts = [chat_text(here.tokenizer, [{"role": "user", "content": text}]) for text in asked]
+    local = TeacherLM(InProcessLM(here), "here", Teacher.yes)
+    scores = local.score(prompts if api == "chat" else asked, [" x"] * len(asked))
+    assert there == pytest.approx([score.sum_logprob for score in scores], abs=MAX_NATS)
 
 
 @pytest.mark.parametrize("api", ["echo", "prompt_logprobs"])

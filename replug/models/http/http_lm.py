@@ -67,7 +67,7 @@ class HttpLM(AsyncLM):
         self._tokenizer: Any = None
         self._forms: TokenForms | None = None
         self.names: TokenNames | None = None
-        if tokenizer := server_tokenizer(lm):
+        if (tokenizer := server_tokenizer(lm)) and not self._is_chat:  # a chat is sent as text
             if tokenizer.eos_token_id is None and tokenizer.bos_token_id is None:
                 raise UserError(
                     f"lm.tokenizer: the tokenizer of {lm.tokenizer} has neither a start nor an end token; set one"
@@ -150,8 +150,7 @@ class HttpLM(AsyncLM):
         return [rows[start : start + size] for start in range(0, len(rows), size)]
 
     def pair(self, row: int, prefix: str, continuation: str) -> Pair:
-        is_sent_as_ids = self._tokenizer and not self._is_chat  # the server's chat template takes text
-        ids = pair_token_ids(self._tokenizer, prefix, continuation) if is_sent_as_ids else None
+        ids = pair_token_ids(self._tokenizer, prefix, continuation) if self._tokenizer else None
         return Pair(row, prefix, continuation, ids)
 
     def _prompts(self, prompts: Sequence[str], options: GenerationOptions) -> list[Pair]:
