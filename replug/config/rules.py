@@ -40,6 +40,7 @@ OWN_LABELS = "auto"  # of train.labels: made in the run directory
 QUESTION_TOKENS = 64  # that move posterior weights before an answer, which is too short to do so itself
 QUESTION = "{question}"  # where a question stands in questions.query
 DOCUMENT, CONTEXT = "{document}", "{context}"  # where both stand in lm.prompt
+YES_PROMPT = r"Passage: {document}\n\nText: {context}\n\nDoes the passage help to answer? Answer Yes or No.\nAnswer:"
 
 
 def check_rules(config: AnyConfig, needs_lm: bool = True, needs_retriever: bool = True) -> None:
@@ -215,7 +216,11 @@ def lm_problems(lm: LMConfig, trains: bool = False) -> Iterator[str]:
 
 
 def _prompt_problems(lm: LMConfig) -> Iterator[str]:
-    if lm.chat and lm.url and not lm.tokenizer:
+    if lm.score is Teacher.yes and lm.prompt is None:
+        yield f"lm.prompt is missing; expected a question to answer by yes or no, such as 'lm.prompt=\"{YES_PROMPT}\"'"
+    if lm.chat and lm.api is ServerAPI.chat:
+        yield "lm.chat is true with lm.api=chat, whose server has a chat template of its own; expected lm.chat=false"
+    elif lm.chat and lm.url and not lm.tokenizer:
         yield "lm.tokenizer is missing; expected the server's tokenizer, since lm.chat=true uses its chat template"
     if lm.prompt is None:
         return

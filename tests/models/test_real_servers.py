@@ -170,7 +170,7 @@ def test_vllm_passes_the_probe_and_gives_what_local_weights_give(
 def test_vllms_chat_gives_what_local_weights_give_behind_the_chat_template(spec: LMConfig, smollm2: str) -> None:
     here = HuggingFaceLM(smollm2, torch.bfloat16)
     chats = [chat_text(here.tokenizer, [{"role": "user", "content": prefix}]) for prefix in PREFIXES]
-    local = [score.token_logprobs for score in here.score(chats, AFTER)]
+    local = [score.token_logprobs for score in here.score(chats, [text.strip() for text in AFTER])]
     lm = connect(replace(spec, api=ServerAPI.chat), RequestBudget(None))
     scores = [score.token_logprobs for score in lm.score(PREFIXES, AFTER)]
     lm.close()

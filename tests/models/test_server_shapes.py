@@ -87,6 +87,8 @@ class VLLMChat(ShapedServer):
             entries = [{str(i): {"logprob": v, "rank": 1, "decoded_token": w}} for i, (w, v) in enumerate(shown(words))]
             prompt_logprobs = [None, *entries[1:]]
         new = continue_words(words, payload["max_tokens"])
+        if not begun:
+            new[0] = new[0].strip()
         of_new = shown([*words, *new])[len(words) :]
         if self.yes is not None:
             new, of_new = [" Yes"], [(" Yes", math.log(self.yes)), (" No", math.log(1 - self.yes))]
@@ -214,16 +216,17 @@ def scores_of(spec: LMConfig) -> list[np.ndarray]:
     return scores
 
 
-def by_words(prefixes: list[str]) -> list[list[float]]:
+def by_words(prefixes: list[str], continuations: list[str] = CONTINUATIONS) -> list[list[float]]:
     """The naive scores: those of the words of each continuation behind its prefix."""
-    pairs = [(WORD.findall(prefix), WORD.findall(after)) for prefix, after in zip(prefixes, CONTINUATIONS, strict=True)]
+    pairs = [(WORD.findall(prefix), WORD.findall(after)) for prefix, after in zip(prefixes, continuations, strict=True)]
     return [word_logprobs([*before, *after])[len(before) :] for before, after in pairs]
 
 
 def test_vllms_chat_scores_the_beginning_of_the_assistants_message() -> None:
     with VLLMChat() as server:
         scores = scores_of(server_spec(server.url, api="chat"))
-    assert [score.tolist() for score in scores] == by_words([f"<user> {text}\n<assistant>" for text in PREFIXES])
+    chats = [f"<user> {text}\n<assistant>" for text in PREFIXES]
+    assert [score.tolist() for score in scores] == by_words(chats, [text.strip() for text in CONTINUATIONS])
 
 
 @pytest.mark.parametrize("with_ids", [False, True])

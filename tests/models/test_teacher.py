@@ -23,7 +23,8 @@ from replug.models.teacher import TeacherLM, yes_logprob
 from tests.support.tiny_lms import load, random_lms_need_make_no_sense, write_llama  # noqa: F401
 
 KEYS = ("data.corpus=c", "data.queries=q", "data.heldout=h", "retriever.path=stand_in", "lm.path=stand_in")
-WITHOUT = ("evaluate.heldout=false", "lm.score=yes")
+ASKS = ("lm.score=yes", "lm.prompt={document}\nDoes that help?\n{context}")
+WITHOUT = ("evaluate.heldout=false", *ASKS)
 
 
 class SayingLM(InProcessLM):
@@ -99,7 +100,7 @@ def test_teachers_have_identities_and_cached_scores_of_their_own(tmp_path: Path)
     prefixes, continuations = ["yes yes no", "a boat"], [" boat", " boat"]
     found = {}
     for score in Teacher:
-        lm = LMConfig(path="stand_in", score=score)
+        lm = LMConfig(path="stand_in", score=score)  # prompts are the test's own
         source = lm_source(lm, tmp_path / "budget.json", tmp_path / "scores.sqlite")
         found[source.identity] = source.open_here().score(prefixes, continuations)
         cached_lm = SimpleSource(source)
@@ -122,7 +123,12 @@ class SimpleSource:
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (("lm.score=yes",), r"lm.score=yes gives no log-probs.*set evaluate.heldout=false, and measure"),
+        (
+            ("lm.score=yes",),
+            r"lm.prompt is missing; expected a question .*'lm.prompt=\"Passage: \{document\}\\n\\nText",
+        ),
+        (ASKS, r"lm.score=yes gives no log-probs.*set evaluate.heldout=false, and measure"),
+        (("lm.api=chat", "lm.chat=true", "lm.headers=[]"), r"lm.chat is true with lm.api=chat.*expected lm.chat=false"),
         ((*WITHOUT, "data.dev=d", "train.labels=auto", "train.patience=2"), r"train.patience=null data.dev=null"),
         ((*WITHOUT, "lm.samples=3"), r"lm.samples is 3 with lm.score=yes; expected it with lm.score=answer only"),
         (

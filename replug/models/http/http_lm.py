@@ -114,7 +114,10 @@ class HttpLM(AsyncLM):
         """
         if isinstance(call, ScoreCall):
             check_pairs(call.prefixes, call.continuations)
-            texts = zip(call.prefixes, call.continuations, strict=True)
+            continuations = call.continuations
+            if self._is_chat:  # a message begins without white space
+                continuations = [text.lstrip() or text for text in continuations]
+            texts = zip(call.prefixes, continuations, strict=True)
             pairs = [self.pair(row, *both) for row, both in enumerate(texts)]
             check_lengths([pair.ids for pair in pairs if pair.ids], self.max_tokens)
             return self._run(self._score_and_read(pairs, call.read) if call.read else self.score_pairs(pairs))
