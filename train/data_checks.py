@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from replug.config.choices import TooLong
+from replug.config.choices import Teacher, TooLong
 from replug.config.errors import UserError
 from replug.config.schema import Config
 from replug.data.prepare.disjoint import require_examples_apart
@@ -47,6 +47,11 @@ def check_texts(config: Config, data: PreparedSet) -> None:
             f"text {named[doc]} names gold document {doc!r}, which is not in the corpus ({len(missing)} such ids)"
         )
     require_examples_apart(_streamed(data.queries), _streamed(data.heldout))
+    if data.dev is not None and config.lm.score is not Teacher.logprob:
+        raise UserError(
+            f"{data.folder} has development texts, which are measured in bits per byte, and "
+            f"lm.score={config.lm.score.value} gives none; expected a set without (data.dev=null, data.num_dev=0)"
+        )
     if data.dev is not None:
         require_examples_apart(_streamed(data.queries), _streamed(data.dev), ("training", "development"))
         require_examples_apart(_streamed(data.heldout), _streamed(data.dev), ("held-out", "development"))
