@@ -53,7 +53,10 @@ class TeacherSource(LMSource):
     def __init__(self, source: LMSource, lm: LMConfig) -> None:
         self._source, self._lm, self._score, self._samples = source, lm, lm.score, lm.samples
         self._num_new = 1 if self._score is Teacher.yes else ANSWER_TOKENS
-        self.roles = source.roles
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return self._source.roles
 
     @property
     def identity(self) -> str:
