@@ -2,7 +2,7 @@
 
 REPLUG asks after demonstrations with a document each, then document and question (appendix: prompts for MMLU and
 open-domain QA). The LM's answer ends at the first newline and is compared with every accepted answer
-(`evals.answers`).
+(`data.answers`).
 
 Demonstrations come first and the retrieved document after them, so the prompts of one question begin alike whatever
 document they hold: a server that keeps prefixes computes the demonstrations once.
