@@ -14,6 +14,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from replug.config.choices import Teacher
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import AnyConfig, AskConfig, EvaluationConfig
 from replug.config.keys import keys_of, sections_of
@@ -170,6 +171,8 @@ def _merge(
             _require_own_keys(tree, str(path), overrides, is_stored)
             _require_own_headers(tree, str(path), overrides)
         given = _read_overrides(overrides, schema)
+        for tree in (*file, given):
+            _spell_yes(tree)
         for tree in file:
             _overrule_data(tree, given)
         merged = OmegaConf.merge(OmegaConf.structured(defaults or schema), *file, given)
@@ -216,6 +219,13 @@ def _require_own_keys(tree: Any, path: str, overrides: Sequence[str], is_stored:
                 f"{key}: {path} names ${name}, which is sent to {section}.url; a file may name variables that begin "
                 f"with {OWN_VARIABLES} only: give {key}={name} on the command line"
             )
+
+
+def _spell_yes(tree: Any) -> None:
+    """Put back the word yes of lm.score, which YAML reads as true."""
+    lm = _section(tree, "lm")
+    if isinstance(lm, dict) and lm.get("score") is True:
+        tree.lm.score = Teacher.yes.value
 
 
 def _require_own_headers(tree: Any, path: str, overrides: Sequence[str]) -> None:

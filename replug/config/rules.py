@@ -406,7 +406,7 @@ def _without_labels(config: Config) -> Iterator[str]:
         "train.dev_every_steps": config.train.dev_every_steps,
         "train.label_steps": config.train.label_steps,
         "train.patience": config.train.patience,
-        "evaluate.heldout=false": not config.evaluate.heldout,
+        "evaluate.heldout=false": not config.evaluate.heldout and config.lm.score is Teacher.logprob,
     }
     for key, value in asked.items():
         if value:

@@ -2,7 +2,7 @@
 
 Most hosted models show at most the likeliest tokens of their answer. Such an LM still says how much a document helps:
 
-- `yes`: z = log P(yes) of one generated token, out of yes and no, after a prompt that asks whether the document helps;
+- `yes`: z = log P(yes) of one generated token, after a prompt that asks whether the document helps;
 - `answer`, `answer_em`: z is the mean F1, or exact match, of answers from the document against the continuation.
 
 Each is the score of one token, so labels, cache, loss and live training read it as they read log-probs.
@@ -40,7 +40,8 @@ if TYPE_CHECKING:  # seconds to import
 
 ANSWER_TOKENS = 32
 NUM_TOPS = 20  # likeliest tokens, the most that OpenAI's chat API and vLLM show
-LEAST_SHARE = 1e-9  # of probability that a server's rounded log-probs can be taken to leave
+LEAST_SHARE = 1e-9  # of probability, which rounded log-probs may leave below 0
+AROUND = " \n\t\"'*.,"
 METRICS: dict[Teacher, Callable[[str, Sequence[str]], float]] = {
     Teacher.answer: token_f1,
     Teacher.answer_em: exact_match,
@@ -130,19 +131,16 @@ class TeacherLM(AsyncLM):
 
 
 def yes_logprob(tops: Mapping[str, float]) -> float:
-    """Return log P(yes), out of yes and no, by the log-probs of the likeliest tokens.
+    """Return log P(yes) by the log-probs of the likeliest tokens, in any case and with a blank or a sign round it.
 
-    A word that is not among them counts as what it is at most: the least of them, or all that they leave.
+    Where yes is not among them, it counts as what it is at most: the least of them, or all that they leave.
 
-    >>> math.exp(yes_logprob({" Yes": math.log(0.6), "yes": math.log(0.1), "No": math.log(0.1), "I": math.log(0.1)}))
-    0.875
+    >>> round(math.exp(yes_logprob({"Yes": math.log(0.6), " yes": math.log(0.1), "No": math.log(0.2)})), 6)
+    0.7
     """
     if not tops:
         raise RunError("the LM shows no likeliest tokens of its answer, which lm.score=yes needs; set lm.score=answer")
-    left = math.log(max(1 - math.fsum(map(math.exp, tops.values())), LEAST_SHARE))
-    most, said = min(left, *tops.values()), {"yes": -math.inf, "no": -math.inf}
-    for text, logprob in tops.items():
-        if (word := text.strip(" \n\t\"'*.").lower()) in said:
-            said[word] = float(np.logaddexp(said[word], logprob))
-    yes, no = (value if math.isfinite(value) else most for value in said.values())
-    return yes - float(np.logaddexp(yes, no))
+    said = [logprob for text, logprob in tops.items() if text.strip(AROUND).lower() == "yes"]
+    if said:
+        return float(np.logaddexp.reduce(said))
+    return min(math.log(max(1 - math.fsum(map(math.exp, tops.values())), LEAST_SHARE)), *tops.values())
