@@ -308,8 +308,8 @@ def test_what_a_server_cannot_do_is_said_with_what_it_can(
     score = Teacher.logprob if isinstance(server, Azure) else Teacher.yes
     monkeypatch.setenv("MY_TEAM", OTHER)
     with server, pytest.raises(UserError, match=says):
-        spec = azure_spec(server, score=score) if isinstance(server, Azure) else server_spec(server.url, score=score)
-        connect(spec, RequestBudget(None))
+        together = server_spec(server.url, score=score, prompts_per_request=1)
+        connect(azure_spec(server, score=score) if isinstance(server, Azure) else together, RequestBudget(None))
 
 
 @pytest.mark.parametrize(

@@ -334,7 +334,7 @@ class HttpLM(AsyncLM):
         begun = time.monotonic()
         try:
             most_bytes = api.MOST_OTHER_ANSWER_BYTES + api.MOST_ANSWER_BYTES_PER_TOKEN * most
-            path, sent = wire.request(self.api, payload)
+            path, sent = wire.request(self.api, payload, self._prompts_per_request == 1)
             said = await self._connection.exchange("POST", path, sent, most_bytes, is_compared)
             body = api.well_formed(lambda: wire.completion(self.api, said, payload))
             spent = api.tokens_used(body, payload)

@@ -16,13 +16,16 @@ from replug.models.generation import by_text
 GENERATE = "/generate"  # at the server's root, unlike the paths of the OpenAI-compatible API
 
 
-def request(api: str, payload: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the path and the request of a payload of the completions API."""
+def request(api: str, payload: dict[str, Any], is_single: bool) -> tuple[str, dict[str, Any]]:
+    """Return the path and the request of a payload of the completions API.
+
+    A text that `is_single` goes without a list round it, which Together does not take.
+    """
     if api == "chat":
         return "/chat/completions", _chat_request(payload)
     if api == "sglang":
         return GENERATE, _sglang_request(payload)
-    if len(payload["prompt"]) == 1 and isinstance(payload["prompt"][0], str):  # Together takes no list
+    if is_single and isinstance(payload["prompt"][0], str):
         payload = {**payload, "prompt": payload["prompt"][0]}
     return "/completions", payload
 
