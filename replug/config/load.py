@@ -230,16 +230,16 @@ def _spell_yes(tree: Any) -> None:
 
 def _require_own_headers(tree: Any, path: str, overrides: Sequence[str]) -> None:
     """Keep a file by somebody else from sending the user's secrets in headers."""
-    lm = _section(tree, "lm")
-    headers = (lm.get("headers") if isinstance(lm, dict) else None) or []
-    if any(override.startswith("lm.headers=") for override in overrides):
-        return
-    for variable in (str(header).partition("=")[2] for header in headers):
-        if not variable.startswith(OWN_VARIABLES):
-            raise UserError(
-                f"lm.headers: {path} names ${variable}, which is sent to lm.url; a file may name variables that begin "
-                f"with {OWN_VARIABLES} only: give lm.headers on the command line"
-            )
+    for name, section in OmegaConf.to_container(tree, resolve=False).items():  # type: ignore[union-attr]
+        headers = section.get("headers") if isinstance(section, dict) else None
+        if not headers or any(override.startswith(f"{name}.headers=") for override in overrides):
+            continue
+        for variable in (str(header).partition("=")[2] for header in headers):
+            if not variable.startswith(OWN_VARIABLES):
+                raise UserError(
+                    f"{name}.headers: {path} names ${variable}, which is sent to {name}.url; a file may name variables "
+                    f"that begin with {OWN_VARIABLES} only: give {name}.headers on the command line"
+                )
 
 
 def _read(given: str | Path | AnyConfig, schema: Schema) -> Any:
