@@ -171,10 +171,10 @@ def _merge(
             _require_own_keys(tree, str(path), overrides, is_stored)
             _require_own_headers(tree, str(path), overrides)
         given = _read_overrides(overrides, schema)
-        for tree in (*file, given):
-            _spell_yes(tree)
         for tree in file:
             _overrule_data(tree, given)
+            _spell_yes(tree)
+        _spell_yes(given)
         merged = OmegaConf.merge(OmegaConf.structured(defaults or schema), *file, given)
         if not needs_retriever and OmegaConf.is_missing(merged.retriever, "path"):
             merged.retriever.path = ""
@@ -230,16 +230,16 @@ def _spell_yes(tree: Any) -> None:
 
 def _require_own_headers(tree: Any, path: str, overrides: Sequence[str]) -> None:
     """Keep a file by somebody else from sending the user's secrets in headers."""
-    for name, section in OmegaConf.to_container(tree, resolve=False).items():  # type: ignore[union-attr]
-        headers = section.get("headers") if isinstance(section, dict) else None
-        if not headers or any(override.startswith(f"{name}.headers=") for override in overrides):
+    for key, headers in [*_leaves(OmegaConf.to_container(tree, resolve=False), "")]:
+        if not (key.endswith(".headers") and isinstance(headers, list)):
             continue
-        for variable in (str(header).partition("=")[2] for header in headers):
-            if not variable.startswith(OWN_VARIABLES):
-                raise UserError(
-                    f"{name}.headers: {path} names ${variable}, which is sent to {name}.url; a file may name variables "
-                    f"that begin with {OWN_VARIABLES} only: give {name}.headers on the command line"
-                )
+        others = [variable for _, _, variable in (str(header).partition("=") for header in headers)]
+        others = [variable for variable in others if not variable.startswith(OWN_VARIABLES)]
+        if others and not any(override.startswith(f"{key}=") for override in overrides):
+            raise UserError(
+                f"{key}: {path} names ${others[0]}, which is sent to a server; a file may name variables that begin "
+                f"with {OWN_VARIABLES} only: give {key} on the command line"
+            )
 
 
 def _read(given: str | Path | AnyConfig, schema: Schema) -> Any:
