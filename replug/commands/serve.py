@@ -44,12 +44,13 @@ def serve(
     """
     require_extra("serve", "fastapi", "uvicorn", "prometheus_client", what="replug serve")
     from replug.serving import app as serving
+    from replug.serving.access import token_for
     from replug.serving.openai_api import MAX_DOCUMENTS, ServingLimits
 
     limits = ServingLimits(max_prompt_tokens, max_new_tokens, max_concurrency, max_batch, timeout)
     if k > MAX_DOCUMENTS:
         raise UserError(f"--k is {k}; expected at most {MAX_DOCUMENTS}")
-    token = serving.token_for(host)
+    token = token_for(host)
     _require_known(directory, overrides or [])
     config = config_of(directory, overrides or [])
     from replug.index_workers.build_plan import index_folder

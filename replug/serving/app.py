@@ -1,24 +1,17 @@
-"""The HTTP server: routes, the bearer token, limits, streams.
-
-Whoever has the token may ask. Without a token the server listens on loopback only. A page in a browser could still
-reach it under a name that it made to mean loopback (DNS rebinding), so the name in `Host` must be loopback's too.
+"""The HTTP server: routes, refusals, streams, and the process.
 
 Everything is loaded before the server listens. SIGTERM and Ctrl-C end it when its requests are answered, at most as
 long as a request may take; a second Ctrl-C does not wait.
 """
 
 import asyncio
-import hmac
-import ipaddress
 import json
 import logging
-import os
-import re
 import signal
 import socket
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
+from importlib.metadata import version
 from typing import Any, TypeVar
 
 import uvicorn
@@ -27,16 +20,15 @@ from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from replug.config.errors import RunError, UserError
 from replug.models.black_box_lm import UnscorableText
 from replug.models.generation import GenerationOptions
 from replug.models.http.http_lm import HttpLM, require_greedy
+from replug.serving.access import GONE, HEALTH, OPENAPI, Guard
 from replug.serving.index_holder import ServedIndex
 from replug.serving.openai_api import (
     DEFAULT_TOKENS,
-    QUERY,
     Answer,
     AnswerShape,
     ApiError,
@@ -52,95 +44,10 @@ from replug.serving.openai_api import (
     validation_refused,
 )
 from replug.serving.service import Build, Question, Service
+from replug.serving.tei_api import TEI_INFO, EmbedRequest, RerankRequest, embed, error_response, info_json, rerank
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
-
-TOKEN_VARIABLE = "REPLUG_SERVE_TOKEN"
-MIN_TOKEN_CHARACTERS = 16
-MAX_BODY_BYTES = 8 * 2**20
-HEALTH = "/health"  # needs no token
-COMPUTING = ("/v1/embeddings", "/search", "/v1/completions", "/v1/chat/completions")
-ROUTES = (HEALTH, "/metrics", "/v1/models", *COMPUTING)
-GONE = 499  # the status of a client that disconnected, as nginx has it
-
-
-# Access --------------------------------------------------------------------------------------------------------------
-
-
-def token_for(host: str) -> str | None:
-    """Return the environment's token. Raises UserError for a weak one, and for none beyond loopback."""
-    token = os.environ.get(TOKEN_VARIABLE)
-    if token is None:
-        if not is_loopback(host):
-            raise UserError(f"--host {host} can be reached by others; expected a token for them in ${TOKEN_VARIABLE}")
-        return None
-    if not re.fullmatch(rf"[!-~]{{{MIN_TOKEN_CHARACTERS},}}", token):  # printable ASCII without a space
-        expected = f"expected {MIN_TOKEN_CHARACTERS} ASCII characters or more, such as those of `openssl rand -hex 32`"
-        raise UserError(f"${TOKEN_VARIABLE} is not a token; {expected}")
-    return token
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-class Guard:
-    """Middleware round the routes: refuse requests without the token, too large, or too many; measure all."""
-
-    def __init__(self, app: ASGIApp, token: str | None, service: Service) -> None:
-        self._app, self._token, self._service, self._under_way = app, token, service, 0
-        service.metrics.under_way.set_function(lambda: self._under_way)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":  # the server's own start and end
-            await self._app(scope, receive, send)
-            return
-        route = scope["path"] if scope["path"] in ROUTES else "other"
-        began, status, counted = time.perf_counter(), GONE, route in COMPUTING
-
-        async def send_watched(message: MutableMapping[str, Any]) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            await send(message)
-
-        self._under_way += counted
-        try:
-            self._require_admitted(route, Request(scope))
-            await self._app(scope, receive, send_watched)
-        except ApiError as error:
-            await error.response()(scope, receive, send_watched)
-        except Exception:
-            status = 500  # sent by a layer further out
-            raise
-        finally:
-            self._under_way -= counted
-            self._service.metrics.seconds.labels(route, str(status)).observe(time.perf_counter() - began)
-
-    def _require_admitted(self, route: str, request: Request) -> None:
-        """Raise ApiError for a request that must not reach its route."""
-        if route == HEALTH:
-            return
-        name = re.sub(r":\d*$", "", request.headers.get("host", "")).lower()
-        if self._token is None and not is_loopback(name):
-            message = f"Host is {request.headers.get('host')}; expected this machine's own, such as 127.0.0.1"
-            raise ApiError(403, message, code="wrong_host")
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if self._token is not None and not (
-            scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._token.encode())
-        ):
-            raise ApiError(401, "expected the server's token: Authorization: Bearer TOKEN", code="invalid_api_key")
-        length = request.headers.get("content-length", "")
-        if request.method == "POST" and not length.isdecimal():
-            raise ApiError(411, "Content-Length is missing; expected the number of bytes", code="length_required")
-        if length.isdecimal() and int(length) > MAX_BODY_BYTES:
-            raise ApiError(413, f"the request exceeds {MAX_BODY_BYTES} bytes", code="request_too_large")
-        most = self._service.limits.max_concurrency
-        if route in COMPUTING and self._under_way > most:
-            raise ApiError(503, f"{most} requests are under way already; ask again", code="overloaded")
 
 
 # Routes --------------------------------------------------------------------------------------------------------------
@@ -154,7 +61,15 @@ def create_app(service: Service, token: str | None) -> FastAPI:
         async with service.running():
             yield
 
-    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(
+        title="replug",
+        version=version("replug"),
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=OPENAPI,
+        responses={"4XX": {"description": "A refusal; the message names the key and what is expected."}},
+    )
     app.add_middleware(Guard, token=token, service=service)
     _add_refusals(app)
     _add_routes(app, service)
@@ -164,14 +79,15 @@ def create_app(service: Service, token: str | None) -> FastAPI:
 def _add_refusals(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def refuse_body(request: Request, error: RequestValidationError) -> Response:
-        return validation_refused(error).response()
+        return error_response(validation_refused(error), request.url.path)
 
     @app.exception_handler(HTTPException)
     async def refuse_route(request: Request, error: HTTPException) -> Response:
-        return ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}").response()
+        path = request.url.path
+        return error_response(ApiError(error.status_code, f"{request.method} {path}: {error.detail}"), path)
 
     async def refuse(request: Request, error: Exception) -> Response:
-        return api_error(error).response()
+        return error_response(api_error(error), request.url.path)
 
     for kind in (ApiError, RunError, Exception):
         app.add_exception_handler(kind, refuse)
@@ -191,31 +107,36 @@ def api_error(error: Exception) -> ApiError:
 def _add_routes(app: FastAPI, service: Service) -> None:
     @app.get(HEALTH)
     async def health() -> Json:
+        """Return the index version in use, and whether a newer one cannot be opened."""
         index = service.index
         problem = {"problem": "a newer index version cannot be opened; see the log"} if index.problem else {}
         return {"status": "ready", "index_version": index.served.version, **problem}
 
     @app.get("/metrics")
     async def metrics() -> Response:
+        """Return the metrics for Prometheus."""
         return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/v1/models")
     async def models() -> Json:
+        """List the LM with its documents and the retriever."""
         index = service.index.served
         return models_json(service.lm.identity, index.retriever.identity, index.version)
 
     @app.post("/v1/embeddings")
     async def embeddings(request: Request, asked: EmbeddingRequest) -> JSONResponse:
+        """Return the retriever's vector of each text."""
         index = service.index.served
-        if asked.input_type is None and index.is_asymmetric:
-            raise refused("input_type", "this retriever embeds queries and documents apart; expected query or document")
-        work = service.embed(index, asked.input_type or QUERY, asked.input)
-        vectors, num_tokens, are_cut = await _within(service, request, work)
-        is_base64 = asked.encoding_format == "base64"
-        return JSONResponse(embeddings_json(vectors, num_tokens, are_cut, is_base64, index.version))
+        index.require_length(asked.dimensions)
+        side = index.require_side(asked.input_type, "input_type")
+        vectors, num_tokens, are_cut = await _within(service, request, service.embed(index, side, asked.input))
+        is_base64, vectors = asked.encoding_format == "base64", index.cut(vectors, asked.dimensions)
+        content = embeddings_json(vectors, num_tokens, are_cut, is_base64, index.version)
+        return JSONResponse(content, headers=asked.ignored_header())
 
     @app.post("/search")
     async def search(request: Request, asked: SearchRequest) -> JSONResponse:
+        """Return the documents most similar to each query."""
         index = service.index.served
         found, are_cut = await _within(service, request, service.search(index, asked.k, asked.query))
         rows = [
@@ -241,6 +162,22 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         build = service.prompting.build_chat(asked.messages)
         question = _question(service, asked, service.index.served, options, build, asked.messages[-1].text)
         return await _answer(service, request, [question], AnswerShape(is_chat=True), asked)
+
+    @app.get(TEI_INFO)
+    async def info() -> Json:
+        """Return the retriever and the limits, as text-embeddings-inference has them."""
+        return info_json(service)
+
+    @app.post("/")
+    @app.post("/embed")
+    async def embed_texts(request: Request, asked: EmbedRequest) -> JSONResponse:
+        """Return the retriever's vector of each text as text-embeddings-inference does, a bare list."""
+        return JSONResponse(await _within(service, request, embed(service, asked)))
+
+    @app.post("/rerank")
+    async def rerank_texts(request: Request, asked: RerankRequest) -> JSONResponse:
+        """Order texts by their similarity to a query, as text-embeddings-inference does."""
+        return JSONResponse(await _within(service, request, rerank(service, asked)))
 
 
 def _options(service: Service, asked: CompletionRequest | ChatRequest, default_tokens: int) -> GenerationOptions:
@@ -278,10 +215,12 @@ async def _answer(
 ) -> Response:
     """Answer whole, or in a stream after everything that can be refused has been checked."""
     if not asked.stream:
-        return JSONResponse(shape.whole(await _within(service, request, _answers(service, questions))))
+        content = shape.whole(await _within(service, request, _answers(service, questions)))
+        return JSONResponse(content, headers=asked.ignored_header())
     await _within(service, request, service.retrieve(questions[0]))
     events = _events(service, questions[0], shape, asked.stream_options.include_usage)
-    return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+    headers = {"Cache-Control": "no-cache", **asked.ignored_header()}
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
 
 async def _answers(service: Service, questions: Sequence[Question]) -> list[Answer]:

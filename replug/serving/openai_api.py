@@ -1,8 +1,9 @@
 """Requests and responses in OpenAI's shapes; documents, weights and the index version are under `replug`.
 
 Unknown keys are refused, and so are values that an ensemble cannot fulfil, such as n=2. Clients send many keys at the
-value that asks for nothing, such as n=1: these are accepted. A key that is null counts as absent. Refusals have
-OpenAI's error shape, so that its clients raise their own errors.
+value that asks for nothing, such as n=1: these are accepted. Keys that no answer depends on, such as user, are accepted
+and named in a header of the response. A key that is null counts as absent. Refusals have OpenAI's error shape, so that
+its clients raise their own errors.
 """
 
 import base64
@@ -28,6 +29,7 @@ QUERY: Final = "query"
 DOCUMENT: Final = "document"
 LM_NAME, RETRIEVER_NAME = "replug", "retriever"  # values of `model`
 MAX_TEXTS, MAX_DOCUMENTS = 2048, 100  # of one request; OpenAI's own limit of inputs
+IGNORED_HEADER = "X-Replug-Ignored"
 DEFAULT_TOKENS = 16  # of a completion, as OpenAI has it; chats default to the server's limit
 
 
@@ -42,9 +44,12 @@ class ApiError(Exception):
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Retry-After": "1"} if self.status == 503 else {}
+
     def response(self) -> JSONResponse:
-        headers = {"Retry-After": "1"} if self.status == 503 else {}
-        return JSONResponse(self.as_json(), self.status, headers=headers)
+        return JSONResponse(self.as_json(), self.status, self.headers)
 
 
 def refused(param: str, message: str, code: str | None = None) -> ApiError:
@@ -76,14 +81,16 @@ class ServingLimits:
 
 Texts = Annotated[
     list[str],
-    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value, json_schema_input_type=str | list[str]),
     Field(min_length=1, max_length=MAX_TEXTS),
 ]
 Zero = Annotated[float, Field(ge=0, le=0)]
 Nothing = Annotated[list[Any], Field(max_length=0)]
 
 
-class _Request(BaseModel):
+class StrictRequest(BaseModel):
+    """A request that may hold no other keys and no other types."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
@@ -100,37 +107,57 @@ class _Request(BaseModel):
         return {key: value for key, value in body.items() if value is not None}
 
 
-class EmbeddingRequest(_Request):
+class _OpenAIRequest(StrictRequest):
+    """Keys of OpenAI's API that no answer depends on."""
+
+    user: Any = None
+    safety_identifier: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    prediction: Any = None  # it makes OpenAI's answers faster
+    parallel_tool_calls: Any = None  # tools are refused
+    prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+
+    def ignored_header(self) -> dict[str, str]:
+        """Return the header that names such keys of this request, if it has any."""
+        names = sorted(self.model_fields_set & _OpenAIRequest.model_fields.keys())
+        return {IGNORED_HEADER: ", ".join(names)} if names else {}
+
+
+class EmbeddingRequest(_OpenAIRequest):
     """Texts to embed; `input_type` says for which side of the retriever."""
 
     model: Literal["retriever"]
     input: Texts
     encoding_format: Literal["float", "base64"] = "float"
     input_type: Side | None = None
-    user: str = ""
+    dimensions: int | None = None
 
 
-class SearchRequest(_Request):
+class SearchRequest(StrictRequest):
     query: Texts
     k: int = Field(default=10, ge=1, le=MAX_DOCUMENTS)
 
 
-class EnsembleOptions(_Request):
+class EnsembleOptions(StrictRequest):
     """REPLUG's own: the number of documents, and the query that finds them instead of the prompt."""
 
     k: int | None = Field(default=None, ge=0, le=MAX_DOCUMENTS)
     query: str | None = None
 
 
-class StreamOptions(_Request):
+class StreamOptions(StrictRequest):
     include_usage: bool = False
 
 
-class TextFormat(_Request):
+class TextFormat(StrictRequest):
     type: Literal["text"]
 
 
-class _Generation(_Request):
+class _Generation(_OpenAIRequest):
     model: Literal["replug"]
     max_tokens: int | None = None
     temperature: float = 0.0
@@ -153,13 +180,8 @@ class _Generation(_Request):
     tools: Nothing = []
     functions: Nothing = []
     tool_choice: Literal["none", "auto"] = "none"
-    parallel_tool_calls: bool = False
     response_format: TextFormat | None = None
     modalities: list[Literal["text"]] = ["text"]
-    store: Literal[False] = False
-    service_tier: Literal["auto", "default"] = "auto"
-    metadata: dict[str, Any] = {}
-    user: str = ""
 
     def options(self, limits: ServingLimits, default_tokens: int) -> GenerationOptions:
         """Return how to decode the answer. Raises ApiError for values out of range."""
@@ -177,12 +199,12 @@ class CompletionRequest(_Generation):
     prompt: Texts
 
 
-class TextPart(_Request):
+class TextPart(StrictRequest):
     type: Literal["text"]
     text: str
 
 
-class Message(_Request):
+class Message(StrictRequest):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from replug.serving.app import TOKEN_VARIABLE
+from replug.serving.access import TOKEN_VARIABLE
 from tests.support.command_line import CommandLine, start_process
 from tests.support.real_models import real_lm
 from tests.support.serving import TEXTS

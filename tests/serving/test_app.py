@@ -26,7 +26,8 @@ from replug.models.local.stand_in_lm import StandInLM
 from replug.models.pair_tokens import ChatText, prompts_token_ids
 from replug.models.prompt import PromptTemplate
 from replug.models.replug_lm import ReplugLM
-from replug.serving.app import MAX_BODY_BYTES, TOKEN_VARIABLE, create_app, token_for
+from replug.serving.access import MAX_BODY_BYTES, TOKEN_VARIABLE, token_for
+from replug.serving.app import create_app
 from replug.serving.openai_api import ServingLimits
 from replug.serving.service import Service
 from tests.support.index_versions import flip

@@ -1,11 +1,13 @@
 """A server in this process, over a small index: its app with a client, as one would have it over HTTP."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import httpx
+import uvicorn
 from fastapi import FastAPI
 from transformers import PreTrainedTokenizerBase
 
@@ -13,7 +15,7 @@ from replug.data.sources.built_in_texts import stand_in_vocabulary
 from replug.models.black_box_lm import BlackBoxLM
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
-from replug.serving.app import create_app
+from replug.serving.app import create_app, listen
 from replug.serving.index_holder import IndexHolder
 from replug.serving.openai_api import ServingLimits
 from replug.serving.service import Prompting, Service
@@ -69,3 +71,17 @@ async def post(client: httpx.AsyncClient, path: str, **body: object) -> dict:
     done = await client.post(path, json=body)
     assert done.status_code == 200, done.text
     return done.json()
+
+
+@contextmanager
+def listening(service: Service, token: str | None = None) -> Iterator[str]:
+    """The address of the server on a port of this machine, for clients that open connections."""
+    with listen("127.0.0.1", 0) as listener:
+        server = uvicorn.Server(uvicorn.Config(create_app(service, token), log_config=None))
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()

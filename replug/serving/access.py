@@ -1,0 +1,105 @@
+"""Who may ask, how much and how often: the bearer token, the limits of a request, and the metrics of each route.
+
+Whoever has the token may ask. Without a token the server listens on loopback only. A page in a browser could still
+reach it under a name that it made to mean loopback (DNS rebinding), so the name in `Host` must be loopback's too.
+"""
+
+import hmac
+import ipaddress
+import os
+import re
+import time
+from collections.abc import MutableMapping
+from typing import Any
+
+from fastapi import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from replug.config.errors import UserError
+from replug.serving.openai_api import ApiError
+from replug.serving.service import Service
+from replug.serving.tei_api import TEI_COMPUTING, TEI_INFO, error_response
+
+TOKEN_VARIABLE = "REPLUG_SERVE_TOKEN"
+MIN_TOKEN_CHARACTERS = 16
+MAX_BODY_BYTES = 8 * 2**20
+HEALTH = "/health"  # needs no token
+OPENAPI = "/openapi.json"
+COMPUTING = ("/v1/embeddings", "/search", "/v1/completions", "/v1/chat/completions", *TEI_COMPUTING)
+ROUTES = (HEALTH, OPENAPI, TEI_INFO, "/metrics", "/v1/models", *COMPUTING)
+GONE = 499  # the status of a client that disconnected, as nginx has it
+
+
+def token_for(host: str) -> str | None:
+    """Return the environment's token. Raises UserError for a weak one, and for none beyond loopback."""
+    token = os.environ.get(TOKEN_VARIABLE)
+    if token is None:
+        if not is_loopback(host):
+            raise UserError(f"--host {host} can be reached by others; expected a token for them in ${TOKEN_VARIABLE}")
+        return None
+    if not re.fullmatch(rf"[!-~]{{{MIN_TOKEN_CHARACTERS},}}", token):  # printable ASCII without a space
+        expected = f"expected {MIN_TOKEN_CHARACTERS} ASCII characters or more, such as those of `openssl rand -hex 32`"
+        raise UserError(f"${TOKEN_VARIABLE} is not a token; {expected}")
+    return token
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Guard:
+    """Middleware round the routes: refuse requests without the token, too large, or too many; measure all."""
+
+    def __init__(self, app: ASGIApp, token: str | None, service: Service) -> None:
+        self._app, self._token, self._service, self._under_way = app, token, service, 0
+        service.metrics.under_way.set_function(lambda: self._under_way)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # the server's own start and end
+            await self._app(scope, receive, send)
+            return
+        route = scope["path"] if scope["path"] in ROUTES else "other"
+        began, status, counted = time.perf_counter(), GONE, route in COMPUTING
+
+        async def send_watched(message: MutableMapping[str, Any]) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        self._under_way += counted
+        try:
+            self._require_admitted(route, Request(scope))
+            await self._app(scope, receive, send_watched)
+        except ApiError as error:
+            await error_response(error, scope["path"])(scope, receive, send_watched)
+        except Exception:
+            status = 500  # sent by a layer further out
+            raise
+        finally:
+            self._under_way -= counted
+            self._service.metrics.seconds.labels(route, str(status)).observe(time.perf_counter() - began)
+
+    def _require_admitted(self, route: str, request: Request) -> None:
+        """Raise ApiError for a request that must not reach its route."""
+        if route == HEALTH:
+            return
+        name = re.sub(r":\d*$", "", request.headers.get("host", "")).lower()
+        if self._token is None and not is_loopback(name):
+            message = f"Host is {request.headers.get('host')}; expected this machine's own, such as 127.0.0.1"
+            raise ApiError(403, message, code="wrong_host")
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if self._token is not None and not (
+            scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._token.encode())
+        ):
+            raise ApiError(401, "expected the server's token: Authorization: Bearer TOKEN", code="invalid_api_key")
+        length = request.headers.get("content-length", "")
+        if request.method == "POST" and not length.isdecimal():
+            raise ApiError(411, "Content-Length is missing; expected the number of bytes", code="length_required")
+        if length.isdecimal() and int(length) > MAX_BODY_BYTES:
+            raise ApiError(413, f"the request exceeds {MAX_BODY_BYTES} bytes", code="request_too_large")
+        most = self._service.limits.max_concurrency
+        if route in COMPUTING and self._under_way > most:
+            raise ApiError(503, f"{most} requests are under way already; ask again", code="overloaded")
