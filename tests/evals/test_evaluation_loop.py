@@ -99,6 +99,7 @@ def test_other_texts_or_documents_under_the_same_names_are_refused(tmp_path):
     folder, config = EvaluationFolder(tmp_path), EvaluationConfig(evaluation="popqa", out=str(tmp_path))
     folder.claim(config, "lm", ["a query"], [], "documents")
     folder.claim(config, "lm", ["a query"], [], "documents")
+    folder.outcomes.write_text('{"id": "a"}\n')  # a try that measured nothing claims nothing
     with pytest.raises(UserError, match=r"texts\.sha256 is '\w+', but the unfinished evaluation in .* was made with"):
         folder.claim(config, "lm", ["an edited query"], [], "documents")
     with pytest.raises(UserError, match=r"corpus\.sha256 is 'other documents', but .* another out"):

@@ -218,12 +218,12 @@ def test_a_server_that_restarts_on_its_port_is_waited_for(opened: Opened) -> Non
 def test_patience_is_for_a_server_that_answers_nobody(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """A quota that lets few requests through is not passed by waiting longer in all than for an answer."""
     monkeypatch.setattr(server_connection, "LONGEST_BACKOFF_SECONDS", 0.05)
-    prefixes, continuations = pairs(240)
+    prefixes, continuations = pairs(400)
     with FaultServer(fault_share=0.8, kinds=["throttled"]) as server:
         lm = opened(server, prompts_per_request=4, max_concurrency=4, patience_minutes=1 / 60)
         begun = time.monotonic()
         assert bits(lm.score(prefixes, continuations)) == bits(StandInLM().score(prefixes, continuations))
-    assert time.monotonic() - begun > 1.5
+    assert time.monotonic() - begun > 1
 
 
 def test_a_spent_patience_ends_all_requests_and_a_later_call_tries_again(opened: Opened) -> None:

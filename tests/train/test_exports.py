@@ -9,6 +9,8 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +94,13 @@ def hub_folder(cache: Path, name: str) -> Path:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The hub's cache, without a network, with three bases: MiniLM's shape in small."""
+    """The hub's cache, without a network, with three bases: MiniLM's shape in small.
+
+    Loaders keep the places that the hub's client names when they are imported, so that comes before.
+    """
+    for loader in ("langchain_huggingface", "llama_index.embeddings.huggingface"):
+        if find_spec(loader.partition(".")[0]):
+            import_module(loader)
     cache = tmp_path_factory.mktemp("hub")
     for name, architecture, prompts in (("base", "bert", {}), ("other", "electra", {}), ("prompted", "bert", PROMPTS)):
         write_encoder(folder := hub_folder(cache, f"some/{name}"), architecture)
@@ -183,7 +191,7 @@ def shown(place: int, name: str, model: str = "MODEL") -> Any:
 
 
 def test_langchain_has_the_measured_vectors(export: Export) -> None:
-    pytest.importorskip("langchain_huggingface", reason="seconds to import, so only here")
+    pytest.importorskip("langchain_huggingface", reason="not installed")
 
     def embeddings(name: str) -> Any:
         return shown(0, "embeddings", name)
@@ -196,7 +204,7 @@ def test_langchain_has_the_measured_vectors(export: Export) -> None:
 
 
 def test_llama_index_has_the_measured_vectors(export: Export, cache: Path) -> None:
-    llama_index = pytest.importorskip("llama_index.embeddings.huggingface", reason="seconds to import, so only here")
+    llama_index = pytest.importorskip("llama_index.embeddings.huggingface", reason="not installed")
     kind = shown(1, "PairEmbedding") if export.is_pair else llama_index.HuggingFaceEmbedding
     config = export.config.retriever
     prompts = SentenceTransformer(export.name, device="cpu").prompts

@@ -68,7 +68,7 @@ def test_a_resumed_run_searches_again_and_the_batch_says_with_which_weights(modu
 
 def test_documents_are_found_by_the_query_and_the_lm_reads_the_context(module, data, tmp_path):
     asked = [replace(example, query=f"red boat {number}") for number, example in enumerate(data.queries.examples())]
-    write_examples(tmp_path / "asked.arrow", asked, has_queries=True)
+    write_examples(tmp_path / "asked.arrow", asked, ["query"])
     data.queries = ExampleStore(tmp_path / "asked.arrow")
     encoded, read, encode = [], [], module.encode_queries
     module.encode_queries = lambda texts: (encoded.extend(texts), encode(texts))[1]
