@@ -9,8 +9,6 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -94,13 +92,7 @@ def hub_folder(cache: Path, name: str) -> Path:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The hub's cache, without a network, with three bases: MiniLM's shape in small.
-
-    Loaders keep the places that the hub's client names when they are imported, so that comes before.
-    """
-    for loader in ("langchain_huggingface", "llama_index.embeddings.huggingface"):
-        if find_spec(loader.partition(".")[0]):
-            import_module(loader)
+    """The hub's cache, without a network, with three bases: MiniLM's shape in small."""
     cache = tmp_path_factory.mktemp("hub")
     for name, architecture, prompts in (("base", "bert", {}), ("other", "electra", {}), ("prompted", "bert", PROMPTS)):
         write_encoder(folder := hub_folder(cache, f"some/{name}"), architecture)
@@ -182,11 +174,13 @@ def test_the_snippets_of_the_card_run_as_they_stand(export: Export, capsys: pyte
     assert printed[1] == DOCUMENT_TEXTS[product[0].argmax()]
 
 
-def shown(place: int, name: str, model: str = "MODEL") -> Any:
-    """Run a block of docs/encoders.md, and return what it calls so."""
+def shown(name: str, model: str = "MODEL") -> Any:
+    """Run the block of docs/encoders.md that makes what is called so, and return that."""
     _, _, section = (ROOT / "docs/encoders.md").read_text().partition("## In LangChain and LlamaIndex")
     names: dict[str, Any] = {"__name__": __name__}
-    exec(re.findall(r"```python\n(.*?)```", section, re.DOTALL)[place].replace("MODEL", model), names)
+    blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    [block] = [one for one in blocks if re.search(rf"^(?:class )?{name}\b", one, re.MULTILINE)]
+    exec(block.replace("MODEL", model), names)
     return names[name]
 
 
@@ -194,7 +188,7 @@ def test_langchain_has_the_measured_vectors(export: Export) -> None:
     pytest.importorskip("langchain_huggingface", reason="not installed")
 
     def embeddings(name: str) -> Any:
-        return shown(0, "embeddings", name)
+        return shown("embeddings", name)
 
     tuned, config = embeddings(export.name), export.config.retriever
     found = export.documents  # where the base needs more than its name: its card says what
@@ -205,7 +199,7 @@ def test_langchain_has_the_measured_vectors(export: Export) -> None:
 
 def test_llama_index_has_the_measured_vectors(export: Export, cache: Path) -> None:
     llama_index = pytest.importorskip("llama_index.embeddings.huggingface", reason="not installed")
-    kind = shown(1, "PairEmbedding") if export.is_pair else llama_index.HuggingFaceEmbedding
+    kind = shown("PairEmbedding") if export.is_pair else llama_index.HuggingFaceEmbedding
     config = export.config.retriever
     prompts = SentenceTransformer(export.name, device="cpu").prompts
 
