@@ -181,9 +181,19 @@ def rows(folder: Path, name: str, number: int, gold: bool = False) -> str:
     return f"{folder / name}.jsonl"
 
 
+LABELS, LIVE = ("train.labels=auto", "label.dense=4", "train.epochs=1"), ("train.max_steps=4",)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("labels", [("train.labels=auto", "label.dense=4", "train.epochs=1"), ("train.max_steps=4",)])
+@pytest.mark.parametrize(
+    ("kind", "labels"),
+    [
+        ("postgresql", LABELS),
+        ("lance", LIVE),
+        *(pytest.param(*case, marks=pytest.mark.nightly) for case in (("qdrant", LABELS), ("lance", LABELS))),
+        *(pytest.param(*case, marks=pytest.mark.nightly) for case in (("qdrant", LIVE), ("postgresql", LIVE))),
+    ],
+)
 def test_queries_are_tuned_to_a_store_and_search_it(
     kind: str, labels: tuple[str, ...], embedded: np.ndarray, tmp_path: Path, replug: CommandLine
 ) -> None:
