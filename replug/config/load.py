@@ -23,7 +23,7 @@ from replug.config.schema import Config, LMConfig
 
 Made = TypeVar("Made", Config, EvaluationConfig, AskConfig)
 Schema = type[AnyConfig]
-API_KEY = "api_key_env"
+API_KEY, HEADERS = "api_key_env", "headers"
 OWN_VARIABLES = "REPLUG_"  # of the environment: what a file may name as the key of a server
 OTHER_KEY = re.compile(r"\$\{\w+(\.\w+)*\}")  # all of OmegaConf's interpolation that a configuration may use
 MOST_BYTES, MOST_NESTED = 1_000_000, 20  # of a configuration
@@ -78,7 +78,7 @@ def load_config(
 
 
 def load_stored_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Load the configuration that a run stored. Only `overrides` may name the variable of the API key."""
+    """Load the configuration that a run stored. Only `overrides` may name the user's own variables."""
     return _merge(Config, path, overrides, is_stored=True)
 
 
@@ -168,8 +168,7 @@ def _merge(
     try:
         file = [_read(path, schema)] if path else []
         for tree in file:
-            _require_own_keys(tree, str(path), overrides, is_stored)
-            _require_own_headers(tree, str(path), overrides)
+            _require_own_variables(tree, str(path), overrides, is_stored)
         given = _read_overrides(overrides, schema)
         for tree in file:
             _overrule_data(tree, given)
@@ -206,18 +205,21 @@ def _section(tree: Any, name: str) -> Any:
     return OmegaConf.to_container(tree, resolve=False).get(name)  # type: ignore[union-attr] # sections at the top
 
 
-def _require_own_keys(tree: Any, path: str, overrides: Sequence[str], is_stored: bool) -> None:
+def _require_own_variables(tree: Any, path: str, overrides: Sequence[str], is_stored: bool) -> None:
     """Keep a file by somebody else from choosing which of the user's secrets is sent to its servers."""
-    for key, name in [*_leaves(OmegaConf.to_container(tree, resolve=False), "")]:
+    for key, value in [*_leaves(OmegaConf.to_container(tree, resolve=False), "")]:
         section, _, last = key.rpartition(".")
-        if last != API_KEY or name is None or any(override.startswith(f"{key}=") for override in overrides):
+        is_given = any(override.startswith(f"{key}=") for override in overrides)
+        if last not in (API_KEY, HEADERS) or value is None or is_given:
             continue
-        if is_stored:
-            del OmegaConf.select(tree, section)[API_KEY]
-        elif not str(name).startswith(OWN_VARIABLES):
+        names = [str(header).partition("=")[2] for header in value] if isinstance(value, list) else [str(value)]
+        others = [name for name in names if not name.startswith(OWN_VARIABLES)]
+        if is_stored and (others or last == API_KEY):
+            del OmegaConf.select(tree, section)[last]
+        elif others:
             raise UserError(
-                f"{key}: {path} names ${name}, which is sent to {section}.url; a file may name variables that begin "
-                f"with {OWN_VARIABLES} only: give {key}={name} on the command line"
+                f"{key}: {path} names ${others[0]}, which is sent to {section}.url; a file may name variables that "
+                f"begin with {OWN_VARIABLES} only: give {key} on the command line"
             )
 
 
@@ -226,20 +228,6 @@ def _spell_yes(tree: Any) -> None:
     lm = _section(tree, "lm")
     if isinstance(lm, dict) and lm.get("score") is True:
         tree.lm.score = Teacher.yes.value
-
-
-def _require_own_headers(tree: Any, path: str, overrides: Sequence[str]) -> None:
-    """Keep a file by somebody else from sending the user's secrets in headers."""
-    for key, headers in [*_leaves(OmegaConf.to_container(tree, resolve=False), "")]:
-        if not (key.endswith(".headers") and isinstance(headers, list)):
-            continue
-        others = [variable for _, _, variable in (str(header).partition("=") for header in headers)]
-        others = [variable for variable in others if not variable.startswith(OWN_VARIABLES)]
-        if others and not any(override.startswith(f"{key}=") for override in overrides):
-            raise UserError(
-                f"{key}: {path} names ${others[0]}, which is sent to a server; a file may name variables that begin "
-                f"with {OWN_VARIABLES} only: give {key} on the command line"
-            )
 
 
 def _read(given: str | Path | AnyConfig, schema: Schema) -> Any:

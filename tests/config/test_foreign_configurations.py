@@ -8,7 +8,14 @@ import pytest
 from replug.commands.ask import config_of
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
-from replug.config.load import config_to_yaml, load_ask_config, load_config, load_evaluation_config, names_evaluation
+from replug.config.load import (
+    config_to_yaml,
+    load_ask_config,
+    load_config,
+    load_evaluation_config,
+    load_stored_config,
+    names_evaluation,
+)
 from replug.config.schema import Config
 
 SECRET = "AWS_SECRET_ACCESS_KEY"
@@ -34,6 +41,12 @@ def test_a_run_from_somebody_else_names_neither_the_server_nor_the_key(tmp_path:
     said = "lm.url=http://127.0.0.1:8000/v1"
     assert config_of(tmp_path, [said, "lm.model=mine"]).lm.api_key_env == "REPLUG_LM_API_KEY"
     assert config_of(tmp_path, ["lm.path=stand_in"]).lm.url is None
+
+
+def test_a_stored_run_keeps_only_our_own_headers_so_that_it_can_be_read_again(tmp_path: Path) -> None:
+    for variable, kept in ((SECRET, []), ("REPLUG_OTHER_KEY", ["api-key=REPLUG_OTHER_KEY"])):
+        lm = f"lm: {{url: 'http://127.0.0.1/v1', model: m, headers: [api-key={variable}]}}\n"
+        assert load_stored_config(write(tmp_path, GOOD + lm)).lm.headers == kept
 
 
 @pytest.mark.parametrize(("schema", "load"), [(Config, load_config), (EvaluationConfig, load_evaluation_config)])
