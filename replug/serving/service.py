@@ -23,6 +23,7 @@ from jinja2 import TemplateError
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from replug.cluster.background import attempt
+from replug.config.choices import ServerAPI
 from replug.config.errors import RunError
 from replug.config.schema import LMConfig
 from replug.index_workers.build_plan import index_folder
@@ -152,7 +153,10 @@ class Prompting:
         """Raise ApiError if the LM has no chat template, or if the template refuses the messages."""
         tokenizer = self._tokenizer
         if tokenizer is None or not tokenizer.chat_template:
-            message = "the LM has no chat template; expected /v1/completions, or lm.tokenizer for an LM behind a server"
+            message = (
+                "the LM has no chat template; expected /v1/completions, or for an LM behind a server lm.tokenizer and "
+                "lm.api=echo"
+            )
             raise ApiError(400, message, code="no_chat_template")
         if messages[-1].role != "user":
             raise refused("messages", f"the last is the {messages[-1].role}'s; expected the user's")
@@ -324,7 +328,9 @@ def load_service(
     lm = source.load(spread) if isinstance(source, LocalSource) else source.open_here()
     most = min(limits.max_prompt_tokens, lm.max_tokens or limits.max_prompt_tokens)
     log.info(f"loaded {lm.identity}, index version {index.served.version}")
-    prompting = Prompting(limited_template(config, source, most), source.tokenizer(), most)
+    # A server that is asked in chats has a chat template of its own, and would read ours as text.
+    tokenizer = None if config.url and config.api is ServerAPI.chat else source.tokenizer()
+    prompting = Prompting(limited_template(config, source, most), tokenizer, most)
     return Service(lm, prompting, k, index, limits, weighting)
 
 

@@ -3,16 +3,18 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from replug.config.choices import ServerAPI
 from replug.config.schema import LMConfig
 from replug.models.ensemble import SHARE, mix
 from replug.models.http.server_source import BEGINNINGS, HELPFUL, LONGER, OTHERS, TEXT, ServerSource
-from replug.models.local.stand_in_lm import WORD
-from replug.serving.openai_api import ServingLimits
+from replug.models.local.stand_in_lm import WORD, StandInLM
+from replug.serving.openai_api import ApiError, Message, ServingLimits
 from replug.serving.service import load_service
 from tests.support.fault_server import MODEL, FaultServer, continue_words, word_logprobs, write_word_tokenizer
 from tests.support.serving import TEXTS, ask, post
@@ -96,6 +98,15 @@ def test_completions_of_a_chat_lm_are_answers_to_a_message(root: Path, tokenizer
     with FaultServer(tokenizer=tokenizer) as server:
         whole = ask_server(root, server, test, tokenizer, chat=True)
     assert whole["choices"][0]["text"] == expected_answer(whole, "[user] {} [assistant]")
+
+
+def test_a_server_that_is_asked_in_chats_gets_no_chat_template_of_ours(root: Path, tokenizer: str) -> None:
+    lm = LMConfig(url="http://127.0.0.1/v1", model=MODEL, tokenizer=tokenizer, api=ServerAPI.chat)
+    source = SimpleNamespace(tokenizer=ServerSource(lm).tokenizer, open_here=StandInLM)
+    prompting = load_service(root, source, lm, 2, ServingLimits()).prompting
+    with pytest.raises(ApiError, match=r"no chat template; expected /v1/completions, or .* lm\.api=echo"):
+        prompting.build_chat([Message(role="user", content=PROMPT)])
+    assert prompting.build_text(PROMPT)(TEXTS[0]) == f"{TEXTS[0]}\n{PROMPT}"
 
 
 def test_what_a_server_cannot_do_is_refused_by_name_before_it_is_asked(root: Path, tokenizer: str) -> None:
