@@ -18,6 +18,7 @@ from replug.config.schema import LMConfig
 from replug.models.build import lm_source
 from replug.models.http import connection as server_connection
 from replug.models.http import server_source as server_probe
+from replug.models.http.connection import request_headers
 from replug.models.http.request_budget import RequestBudget
 from replug.models.http.server_source import connect
 from replug.models.local.stand_in_lm import WORD
@@ -268,11 +269,19 @@ def test_a_gateway_gets_its_headers_and_version_and_says_yes(azure: Azure, tmp_p
     scores = lm.score(["a boat", "a cloud"], [" x", " x"])
     lm.close()
     assert [score.sum_logprob for score in scores] == pytest.approx([math.log(0.8), math.log(0.2)], abs=1e-6)
-    assert source.identity == f"{MODEL} yes"
+    assert source.identity == f"{MODEL} chat yes"
     headers, query = azure.seen[-1]
     assert query == {"api-version": "2024-10-21"}
     assert (headers["api-key"], headers["x-team"]) == (KEY, OTHER)
     assert "Authorization" not in headers
+
+
+def test_a_users_own_authorization_is_not_replaced_by_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REPLUG_LM_API_KEY", KEY)
+    monkeypatch.setenv("MY_TEAM", OTHER)
+    headers, secrets = request_headers(LMConfig(headers=["authorization=MY_TEAM"]))
+    assert headers == {"authorization": OTHER}
+    assert {KEY, OTHER} <= set(secrets)
 
 
 def test_an_answer_needs_no_log_probs(azure: Azure, tmp_path: Any) -> None:

@@ -237,8 +237,8 @@ def _origin(request: httpx.Request) -> tuple[str, str, int | None]:
 def request_headers(lm: LMConfig) -> tuple[dict[str, str], list[str]]:
     """Return the headers of every request, and the secrets among them.
 
-    The key travels as `Authorization: Bearer`, unless `lm.headers` names its variable. Raises UserError for a variable
-    that is not set, or whose value no header can hold.
+    The key travels as `Authorization: Bearer`, unless `lm.headers` names its variable or that header. Raises UserError
+    for a variable that is not set, or whose value no header can hold.
     """
     named = dict(header.split("=", 1) for header in lm.headers)
     values = {name: os.environ.get(variable, "") for name, variable in named.items()}
@@ -247,7 +247,7 @@ def request_headers(lm: LMConfig) -> tuple[dict[str, str], list[str]]:
             raise UserError(f"lm.headers: ${variable} is not set; expected the value of the header {name}")
         require_header_value(values[name], variable)
     key = os.environ.get(lm.api_key_env)
-    if key and lm.api_key_env not in named.values():
+    if key and lm.api_key_env not in named.values() and "authorization" not in map(str.lower, named):
         require_header_value(key, lm.api_key_env)
         values["Authorization"] = f"Bearer {key}"
     return values, [*filter(None, [key, *values.values()])]

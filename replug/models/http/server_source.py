@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from replug.config.choices import Teacher
+from replug.config.choices import ServerAPI, Teacher
 from replug.config.errors import RunError, UserError
 from replug.config.schema import LMConfig
 from replug.models.generation import GenerationOptions
@@ -61,6 +61,7 @@ def connect(config: LMConfig, budget: RequestBudget) -> HttpLM:
     try:
         if config.score is not Teacher.logprob:
             probe_teacher(lm, config.score)
+            lm.identity += " chat" if config.api is ServerAPI.chat else ""  # which reads another prompt
             return lm
         lm.fingerprint = probe(lm)
     except (UserError, RunError):
