@@ -213,6 +213,8 @@ def lm_problems(lm: LMConfig, trains: bool = False) -> Iterator[str]:
     for key in ("model", "tokenizer"):
         if lm.path and getattr(lm, key):
             yield f"lm.{key} is set, but lm.path names a local LM; expected it only with lm.url. Remove it"
+    if lm.path and lm.api is ServerAPI.chat:
+        yield "lm.api is chat, but lm.path names a local LM; expected lm.chat=true, and lm.api=chat only with lm.url"
 
 
 def _prompt_problems(lm: LMConfig) -> Iterator[str]:

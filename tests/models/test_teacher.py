@@ -136,6 +136,7 @@ class SimpleSource:
             ("evaluate.heldout=false", "lm.score=answer", "loss.lm_score=probability"),
             r"loss.lm_score is probability, but a score by lm.score=answer is not a log-prob",
         ),
+        (("lm.api=chat",), r"lm.api is chat, but lm.path names a local LM; expected lm.chat=true"),
         (("lm.headers=[api-key]",), r"lm.headers holds 'api-key'; expected NAME=VARIABLE"),
     ],
 )
