@@ -33,8 +33,8 @@ WAYS_OF_DATA = (("corpus", "queries", "heldout", "dev"), ("source",), ("prepared
 API_VERSION = re.compile(r"api-version=([\w.-]+)")
 FIT = "fit"  # of ensemble.temperature
 READS_TOKENS = (
-    "ensemble.read counts tokens of prompts, and a server without lm.tokenizer does not tell them; expected that, or "
-    "ensemble.read=0"
+    "ensemble.read counts tokens of prompts, and a server without lm.tokenizer, or with lm.api=chat, does not tell "
+    "them; expected that, or ensemble.read=0"
 )
 OWN_LABELS = "auto"  # of train.labels: made in the run directory
 QUESTION_TOKENS = 64  # that move posterior weights before an answer, which is too short to do so itself
@@ -130,7 +130,7 @@ def _evaluation_problems(config: EvaluationConfig) -> Iterator[str]:
 
 
 def _ensemble_problems(ensemble: EnsembleConfig, lm: LMConfig) -> Iterator[str]:
-    if ensemble.read and lm.url and not lm.tokenizer:
+    if ensemble.read and lm.url and not _tells_tokens(lm):
         yield READS_TOKENS
     value = ensemble.temperature
     if isinstance(value, str) and value != FIT:
@@ -143,7 +143,12 @@ def tokens_read(ensemble: EnsembleConfig, lm: LMConfig) -> int:
     """Return how many tokens of a question move posterior weights; 0 where a server's tokens are not known."""
     if ensemble.read is not None:
         return ensemble.read
-    return QUESTION_TOKENS if lm.path or lm.tokenizer else 0
+    return QUESTION_TOKENS if _tells_tokens(lm) else 0
+
+
+def _tells_tokens(lm: LMConfig) -> bool:
+    """Return whether the tokens of prompts are known: a server that is asked in chats gets text."""
+    return bool(lm.path or (lm.tokenizer and lm.api is not ServerAPI.chat))
 
 
 def web_problems(web: WebConfig) -> Iterator[str]:

@@ -10,7 +10,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from replug.config.choices import ServerAPI
-from replug.config.schema import LMConfig
+from replug.config.schema import EnsembleConfig, LMConfig
+from replug.models.build import posterior_weighting
 from replug.models.ensemble import SHARE, mix
 from replug.models.http.server_source import BEGINNINGS, HELPFUL, LONGER, OTHERS, TEXT, ServerSource
 from replug.models.local.stand_in_lm import WORD, StandInLM
@@ -107,6 +108,7 @@ def test_a_server_that_is_asked_in_chats_gets_no_chat_template_of_ours(root: Pat
     with pytest.raises(ApiError, match=r"no chat template; expected /v1/completions, or .* lm\.api=echo"):
         prompting.build_chat([Message(role="user", content=PROMPT)])
     assert prompting.build_text(PROMPT)(TEXTS[0]) == f"{TEXTS[0]}\n{PROMPT}"
+    assert posterior_weighting(EnsembleConfig(), lm, is_asked=True).read == 0  # which would want token ids
 
 
 def test_what_a_server_cannot_do_is_refused_by_name_before_it_is_asked(root: Path, tokenizer: str) -> None:
