@@ -133,7 +133,8 @@ def _count(path: Path) -> int:
 
 def _renamed(row: dict[str, Any], fields: Mapping[str, str]) -> dict[str, Any]:
     """Return the row under other names; a field that is named so already gives way."""
-    found = {new: value for old, new in fields.items() if (value := nested(row, old)) is not None}
+    values = ((new, row[old] if old in row else nested(row, old)) for old, new in fields.items())
+    found = {new: value for new, value in values if value is not None}
     return {**{name: value for name, value in row.items() if name not in fields}, **found}
 
 

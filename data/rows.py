@@ -4,6 +4,7 @@ Every error names file, line and id; fields that are not read are named once. `r
 `shapes` those of known data sets.
 """
 
+import logging
 from array import array
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,8 +15,10 @@ import numpy as np
 from replug.config.errors import UserError
 from replug.data.records import Document, Example
 from replug.data.row_files import TRAIN
-from replug.data.shapes import document_rows, example_rows
+from replug.data.shapes import ASKED, document_rows, example_rows
 from replug.data.sources.row_texts import names_in, say_unread
+
+log = logging.getLogger(__name__)
 
 DOCUMENT_FIELDS = ("id", "text", "title", "domain", "source")
 EXAMPLE_FIELDS = ("id", "query", "context", "continuation", "domain", "source", "gold", "candidates")
@@ -27,15 +30,21 @@ def read_documents(source: str | Path, fields: Mapping[str, str] | None = None) 
 
     Passages of rows such as DPR's are documents too; one that comes again is passed over.
     """
-    passages: set[str] = set()
+    passages: dict[str, int] = {}  # hashes of their words by id
     names: dict[str, None] = {}
     hashes = array("q")  # of ids: 8 bytes for each of tens of millions
     for where, row, is_passage in document_rows(source, fields):
         doc_id = _identifier(row, where)
         if is_passage:
-            if doc_id in passages:
+            words = hash(one_line(_text(row, "text", where)))
+            is_known = doc_id in passages
+            if passages.setdefault(doc_id, words) != words:
+                raise UserError(
+                    f"{where}: passage {doc_id!r} has other words than before; expected an id that names one passage "
+                    "in all rows, or passages without ids"
+                )
+            if is_known:
                 continue
-            passages.add(doc_id)
         else:
             names.update(dict.fromkeys(row))
         hashes.append(hash(doc_id))
@@ -82,6 +91,8 @@ def read_examples(source: str | Path, fields: Mapping[str, str] | None = None, s
     if not examples:
         raise UserError(f"{source} holds no texts")
     say_unread(source, names, list(read))
+    if asked := sum(example.context == ASKED for example in examples):
+        log.info(f"{source}: {asked:,} of {len(examples):,} rows have no answer: the LM is to predict the query itself")
     return examples
 
 

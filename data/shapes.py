@@ -44,7 +44,7 @@ def example_rows(
     `candidates` and `gold` are ids of the passages of the row; in a folder of BEIR `gold` is that of the split.
     """
     for where, row in question_rows(source, fields, split):
-        if "question" in row and row.get("answers") is None and "continuation" not in row:
+        if "question" in row and row.get("answers") is None and not ({"context", "continuation"} & row.keys()):
             query = row.pop("question")
             row |= {"query": query, "context": ASKED, "continuation": f" {query}"}
         yield where, row
@@ -87,7 +87,7 @@ def _passages(row: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
             if not isinstance(one.get("text"), str):
                 raise UserError(f"{where}: a passage of {name!r} must be a text, or have one, found {passage!r}")
             title = one.get("title") or ""
-            identifier = next((one[key] for key in PASSAGE_IDS if one.get(key) is not None), None)
+            identifier = next((one[key] for key in PASSAGE_IDS if one.get(key) not in (None, "")), None)
             if identifier is None:
                 identifier = content_hash(f"{title}\n{one['text']}" if title else one["text"]).hex()
             yield {"id": str(identifier), "text": one["text"], "title": title, "is_gold": is_gold}

@@ -94,6 +94,8 @@ def test_fields_have_other_names_by_one_key_also_within_fields(tmp_path):
     [example] = read_examples(tmp_path / "texts.jsonl", names)
     assert (document.id, document.text) == ("7", "x")
     assert (example.id, example.context, example.continuation) == ("1", "one", " two")
+    (tmp_path / "flat.csv").write_text("meta.pid,contents\n7,x\n")  # as pandas flattens them
+    assert [document.id for document in read_documents(tmp_path / "flat.csv", names)] == ["7"]
     with pytest.raises(UserError, match=r"'id' is missing; .* give data\.fields\.NAME=id, or rename one"):
         list(read_documents(tmp_path / "docs.jsonl"))
 
@@ -166,6 +168,21 @@ def test_passages_of_rows_are_documents_and_candidates_by_the_same_ids(name, tmp
         assert (row["question"], row["answers"]) == ("what flows?", ["the Rhine"])
     else:  # the LM is to predict the query
         assert (row["query"], row["context"], row["continuation"]) == ("what flows?", "Question:", " what flows?")
+
+
+def test_passages_that_share_an_id_with_others_are_refused(tmp_path):
+    rows = [{"question": "a?", "answers": ["x"], "ctxs": [{"id": 0, "text": text}]} for text in ("one", " one ", "two")]
+    (tmp_path / "rows.json").write_text(json.dumps(rows[:2]))
+    assert [document.text for document in read_documents(tmp_path / "rows.json")] == ["one"]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    with pytest.raises(UserError, match=r"row 3: passage '0' has other words than before; expected an id that names"):
+        list(read_documents(tmp_path / "rows.json"))
+
+
+def test_a_row_with_a_context_and_no_answer_is_not_taken_for_a_query(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"question": "who?", "context": "A passage.", "answer": "x"}\n')
+    with pytest.raises(UserError, match="field 'continuation' is missing; the fields here are question, context, answ"):
+        read_examples(tmp_path / "rows.jsonl")
 
 
 # What cannot be read ----------------------------------------------------------------------------------------------
