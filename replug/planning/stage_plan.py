@@ -8,7 +8,8 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from contextlib import closing
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ from replug.config.hub_names import OURS
 from replug.config.paths import names_store
 from replug.config.schema import DEV_SHARE, Config
 from replug.data.folder import MANIFEST
-from replug.data.row_files import CORPUS, SPLIT_OF_BEIR, count_rows
+from replug.data.row_files import CORPUS, SPLIT_OF_BEIR, count_rows, row_files
 from replug.data.sources.records import FieldMap
 from replug.data.sources.shards import source_bytes
+from replug.data.vector_stores import open_source
 from replug.planning.accelerators import parse_devices
 from replug.planning.memory import resolve_dtype
 from replug.planning.pace import job_of
@@ -39,7 +41,9 @@ SIZE, MANY, MEASURED_SECONDS = 64, 64, 0.5  # matrices so small that one core mu
 def plan_stages(config: Config, gpus: str | None, given: Assumptions) -> dict[str, Any]:
     """Plan a run on this machine, or on GPUs that take turns. Raises UserError for what cannot be planned."""
     counts, is_exact = _counts(config, given.num_documents)
-    job = job_of(config, given.lm_parameters, given.retriever_parameters, counts.documents)
+    # a store embeds none
+    embedded = replace(counts, documents=1) if names_store(config.data.corpus) else counts
+    job = job_of(config, given.lm_parameters, given.retriever_parameters, embedded.documents)
     devices = parse_devices(gpus, efficiency=given.efficiency) if gpus else None
     cores = 0.0 if devices else REACHED * machine_rate()
 
@@ -54,7 +58,7 @@ def plan_stages(config: Config, gpus: str | None, given: Assumptions) -> dict[st
     index, trained = (seconds(work.document, dtype) for dtype in (config.index.dtype.value, train))
     speeds = Speeds(seconds(work.pair, config.lm.dtype.value), index, trained)
     split = TAKING_TURNS if devices else on_processors(allowed_cores())
-    stages = run_stages(config, counts, job.retriever, speeds, split)
+    stages = run_stages(config, embedded, job.retriever, speeds, split)
     hours = sum(stage.seconds or 0.0 for stage in stages) / 3600
     disk = run_bytes(config, job.shape, job.retriever, job.trained.learning, job.index)
     disk["scores"] = float(SCORE_BYTES * sum(stage.pairs for stage in stages))
@@ -81,11 +85,14 @@ def _counts(config: Config, num_documents: int | None) -> tuple[Counts, bool]:
         manifest = Path(folder).expanduser() / MANIFEST if folder else None
         if manifest is not None and manifest.is_file():
             return Counts(**{"dev": 0, **json.loads(manifest.read_text())["counts"]}), True
-    if data.corpus and not names_store(data.corpus):
+    if data.corpus:
         rows = {"documents": data.corpus, "queries": data.queries, "heldout": data.heldout, "dev": data.dev}
-        parts = {**SPLIT_OF_BEIR, "documents": CORPUS}
-        counted = {split: count_rows(path, parts[split]) if path else 0 for split, path in rows.items()}
-        return Counts(**counted), True
+        given = {"documents": num_documents}
+        counted = {split: given.get(split) or _count(path, split) if path else 0 for split, path in rows.items()}
+        asked = {split: getattr(data, f"num_{split}") if of is None else of for split, of in counted.items()}
+        if asked["documents"] is None:
+            raise UserError(f"{data.corpus} is a dataset of the hub, whose rows are not counted; give --documents N")
+        return Counts(**asked), None not in counted.values()
     found = source_bytes(data.source, FieldMap(data.text_field)) if data.source else None
     tokens = math.inf if found is None else found / TEXT_BYTES_PER_TOKEN
     dev = DEV_SHARE if data.num_dev else 0.0
@@ -102,8 +109,19 @@ def _counts(config: Config, num_documents: int | None) -> tuple[Counts, bool]:
     return Counts(**{split: max(int(min(numbers)), int(split != "dev")) for split, numbers in most.items()}), False
 
 
+def _count(path: str, split: str) -> int | None:
+    """Count the rows of files, or the documents of a store; None for a dataset of the hub."""
+    part = {**SPLIT_OF_BEIR, "documents": CORPUS}[split]
+    if names_store(path):
+        with closing(open_source(path)) as source:
+            return len(source)
+    return None if row_files(path, part) is None else count_rows(path, part)
+
+
 def _notes(config: Config, is_exact: bool, is_here: bool) -> Iterator[str]:
-    if not is_exact:
+    if not is_exact and config.data.corpus:
+        yield "rows of datasets of the hub are not counted: their numbers are --documents and data.num_queries, ..."
+    elif not is_exact:
         yield f"texts follow from the source's bytes, at {TEXT_BYTES_PER_TOKEN:g} a token: `replug prepare` counts them"
     if is_here:
         yield "hours follow from products of matrices on this machine; a run measures its models first"

@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass, replace
 
 from replug.config.choices import TrainedSide
+from replug.config.paths import names_store
 from replug.config.rules import FIT, OWN_LABELS, is_live
 from replug.config.schema import Config
 from replug.planning.accelerators import ACCELERATORS, Devices
@@ -83,7 +84,10 @@ def run_stages(
     )
     devices = Devices(ACCELERATORS["A100"], split.score + split.embed + split.train, 1)
     wall = {name: 3600 * hours for name, hours in estimate(job, devices, split, seconds).stages.items()}
-    index = stage(INDEX, f"embed {counts.documents:,} documents", wall["first_index"])
+    text = (
+        "ask the store of the documents" if names_store(config.data.corpus) else f"embed {counts.documents:,} documents"
+    )
+    index = stage(INDEX, text, wall["first_index"])
     labels = [stage(*parts) for parts in _label_stages(config, counts, job, encoder)] if config.train.labels else []
     measuring = [stage(*parts) for parts in _measuring(config, counts, job, wall["last_index"])]
     if is_live(config):

@@ -23,6 +23,8 @@ from replug.config.paths import check_paths, names_store
 from replug.config.rules import server_url
 from replug.config.schema import Config
 from replug.data.files import file_system, shared_file_system
+from replug.data.row_files import count_rows
+from replug.data.sources.lines import other_format, packing_of
 from replug.index_workers.build_plan import check_faiss
 from replug.models.hardware import available_memory, multiplies_bfloat16
 from replug.models.packaged import MINILM, SMOLLM2, SMOLLM2_FILE, packaged_file
@@ -272,6 +274,10 @@ def num_documents(config: Config) -> int | None:
         return None
     with path.open("rb") as file:  # lines of a large file, by those of its beginning
         sample = file.read(SAMPLE_BYTES)
+    if packing_of(path) is not None:
+        return None
+    if other_format(path) == "Parquet":
+        return count_rows(path)
     return round(sample.count(b"\n") * path.stat().st_size / max(1, len(sample)))
 
 
