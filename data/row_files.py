@@ -13,6 +13,7 @@ import logging
 import re
 from ast import literal_eval
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -320,10 +321,9 @@ def _with_lists(row: dict[str, Any]) -> dict[str, Any]:
 def _as_list(cell: str) -> Any:
     """Return the list that a cell holds, as JSON or Python write it; the cell as it is where it holds none."""
     if cell.startswith("[") and cell.endswith("]"):
-        try:
-            return literal_eval(cell)
-        except (ValueError, SyntaxError):
-            return cell
+        for read in (json.loads, literal_eval):  # Python reads JSON's pairs of surrogates as two characters
+            with suppress(ValueError, SyntaxError):
+                return read(cell)
     return cell
 
 

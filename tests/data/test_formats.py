@@ -143,7 +143,10 @@ DPR = [
         "answers": ["the Rhine"],
         "positive_ctxs": [{"title": "Rhine", "text": "It flows.", "passage_id": "7", "score": 1}],
         "negative_ctxs": [],
-        "hard_negative_ctxs": [{"title": "", "text": "x", "psg_id": 9}, {"title": "", "text": "y", "psg_id": 7}],
+        "hard_negative_ctxs": [
+            {"title": "", "text": "x", "psg_id": 9},
+            {"title": "", "text": "It flows.", "psg_id": 7},
+        ],
     }
 ]
 CTXS = [{"id": "7", "text": "It flows."}, {"id": "9", "text": "x"}]
@@ -168,6 +171,12 @@ def test_passages_of_rows_are_documents_and_candidates_by_the_same_ids(name, tmp
         assert (row["question"], row["answers"]) == ("what flows?", ["the Rhine"])
     else:  # the LM is to predict the query
         assert (row["query"], row["context"], row["continuation"]) == ("what flows?", "Question:", " what flows?")
+
+
+def test_lists_in_cells_are_read_as_json_and_as_python_write_them(tmp_path):
+    cells = r'''"[""a\/b"", ""\ud83d\ude00""]"''', '''"['it''s', ""x""]"''', "[x]"
+    (tmp_path / "a.csv").write_text("question,answers\n" + "".join(f"q,{cell}\n" for cell in cells))
+    assert [row["answers"] for _, row in read_rows(tmp_path / "a.csv")] == [["a/b", "\U0001f600"], ["its", "x"], "[x]"]
 
 
 def test_passages_that_share_an_id_with_others_are_refused(tmp_path):
