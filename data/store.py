@@ -165,8 +165,17 @@ class StoredCorpus(CorpusStore):
         return source
 
     def keep(self, documents: Sequence[StoredDocument]) -> np.ndarray:
-        """Keep documents that the store gave, in place of what it gave before, and return their rows."""
+        """Keep documents that the store gave, in place of what it gave before, and return their rows.
+
+        Raises UserError for two with the same id, as passages of one text may have.
+        """
         rows = [hash64(document.id) >> 1 for document in documents]
+        if len(set(rows)) < len(rows):
+            again = next(document.id for document, row in zip(documents, rows, strict=True) if rows.count(row) > 1)
+            raise UserError(
+                f"data.corpus: {self.url} has several documents with the id {again!r}; expected ids that are unique: "
+                "name their field by &id=FIELD"
+            )
         fields = ((doc.id, doc.text, doc.source, doc.vector.tobytes()) for doc in documents)
         with self._database() as database:
             values = ((row, *of) for row, of in zip(rows, fields, strict=True))

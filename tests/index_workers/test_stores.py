@@ -142,6 +142,16 @@ def test_another_encoder_than_the_stores_is_refused(filled: FilledStore, debug_c
             require_store_of(corpus, other)
 
 
+def test_documents_of_a_store_that_share_an_id_are_refused(filled: FilledStore, tmp_path: Path) -> None:
+    corpus = import_corpus(filled.url, tmp_path / "corpus").corpus
+    assert isinstance(corpus, StoredCorpus)
+    with closing(corpus.open()) as source:
+        documents = list(source.iterate())[:2]
+    corpus.keep(documents)
+    with pytest.raises(UserError, match=r"several documents with the id .*; expected ids that are unique"):
+        corpus.keep([documents[0], replace(documents[1], id=documents[0].id)])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_store_that_lost_half_of_its_rows_is_refused_and_serves_when_they_are_back(
     kind: str, embedded: np.ndarray, debug_config: Config, tmp_path: Path
