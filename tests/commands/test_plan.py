@@ -111,3 +111,19 @@ def test_a_plan_is_made_without_torch_ray_or_faiss(config, overrides) -> None:
         "found = {'torch', 'ray', 'faiss', 'transformers', 'matplotlib'} & set(sys.modules); assert not found, found"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=100, capture_output=True)
+
+
+@pytest.mark.parametrize("corpus", ["lance:///nowhere?table=docs", "owner/name"])
+def test_documents_that_are_not_counted_here_are_given_and_texts_are_counted(
+    corpus: str, tmp_path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"context": "a", "continuation": " b"}\n' * 7)
+    texts = [f"data.{name}={rows}" for name in ("queries", "dev", "heldout")]
+    found = planned(
+        capsys, ROOT / "configs/own_data.yaml", [*OWN, f"data.corpus={corpus}", *texts, "label.bm25=0"], documents=5000
+    )
+    assert found["texts"] == {"documents": 5000, "queries": 7, "dev": 7, "heldout": 7}
+    index = found["stages"][0]
+    assert index["work"] == ("embed 5,000 documents" if corpus == "owner/name" else "ask the store of the documents")
+    assert not any("bytes" in note for note in found["notes"])
