@@ -3,6 +3,7 @@
 Files are those of trec_eval; judgements may also be BEIR's tables (query-id, corpus-id, score), runs MS MARCO's.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -21,12 +22,14 @@ def read_qrels(source: str | Path) -> Grades:
         if len(cells) not in (3, 4):
             raise UserError(f"{path}:{number}: {len(cells)} columns; expected a query, a document and a grade")
         try:
-            grade = int(cells[-1])
+            grade = float(cells[-1])  # 1.0 is a grade too, and no header
         except ValueError:
             if not grades:  # the header
                 continue
-            raise UserError(f"{path}:{number}: {cells[-1]!r} is not a grade; expected a whole number") from None
-        grades.setdefault(cells[0], {})[cells[-2]] = grade
+            grade = math.nan
+        if not grade.is_integer():
+            raise UserError(f"{path}:{number}: {cells[-1]!r} is not a grade; expected a whole number")
+        grades.setdefault(cells[0], {})[cells[-2]] = int(grade)
     if not grades:
         raise UserError(f"{path} holds no judgements")
     return grades

@@ -232,6 +232,8 @@ def test_judgements_and_runs_are_read_in_every_form_and_a_run_is_read_as_it_was_
     (tmp_path / "beir.tsv").write_text("query-id\tcorpus-id\tscore\nq 1\td1\t2\nq 1\td2\t0\n")
     (tmp_path / "trec.tsv").write_text("q 1\t0\td1\t2\nq 1\t0\td2\t0\n")
     assert read_qrels(tmp_path / "beir.tsv") == read_qrels(tmp_path / "trec.tsv") == grades
+    (tmp_path / "no_header.tsv").write_text("q 1\td1\t2.0\nq 1\td2\t0\n")
+    assert read_qrels(tmp_path / "no_header.tsv") == grades
     write_run(tmp_path / "run.trec", [("q1", ["b", "a", "c"])], "bm25")
     (tmp_path / "marco.tsv").write_text("q1\ta\t2\nq1\tb\t1\nq1\tc\t3\n")
     assert read_run(tmp_path / "run.trec") == read_run(tmp_path / "marco.tsv") == {"q1": ["b", "a", "c"]}
