@@ -141,16 +141,12 @@ def submit_factors(
     calls: list[tuple[list[Asked], Future[list[ContinuationScore]]]] = []
     for start in range(0, len(passages), PASSAGES_PER_CALL):
         numbers = range(start, min(start + PASSAGES_PER_CALL, len(passages)))
-        given = (*_given(answering[1], question, passages, candidates, numbers),)
-        others = (*_others(reranking[1], question, passages, candidates, numbers),)
-        for (lm, _), some in ((answering, given), (reranking, others)):
-            by_opening: dict[str, list[Asked]] = {}
-            for asked in some:
-                by_opening.setdefault(asked[2].opening, []).append(asked)
-            for opening, together in by_opening.items():
-                texts = ((part.prefix, part.continuation) for _, _, part in together)
-                prefixes, continuations = zip(*texts, strict=True)
-                calls.append((together, lm.submit(prefixes, continuations, opening=opening)))
+        by_lm: dict[tuple[AsyncLM, str], list[Asked]] = {}
+        for lm, asked in _asked((answering, reranking), question, passages, candidates, numbers):
+            by_lm.setdefault((lm, asked[2].opening), []).append(asked)
+        for (lm, opening), together in by_lm.items():
+            prefixes, continuations = zip(*((part.prefix, part.continuation) for _, _, part in together), strict=True)
+            calls.append((together, lm.submit(prefixes, continuations, opening=opening)))
 
     def gather() -> Factors:
         for together, scores in calls:
@@ -170,35 +166,26 @@ def submit_factors(
 Asked = tuple[str, tuple[int, ...], ScoredPart]  # a factor, the place of an entry, and the text whose log-prob it is
 
 
-def _given(
-    prompts: AnswerPrompts,
+def _asked(
+    readers: Sequence[Reader],
     question: str,
     passages: Sequence[Passage],
     candidates: Sequence[Candidate],
     numbers: range,
-) -> Iterator[Asked]:
-    """Yield what gives p(a|q,p) of these passages' labels."""
-    for row, candidate in enumerate(candidates):
-        if candidate.passage in numbers and candidate.logprob is None:
-            part = prompts.answer_given_question(candidate.text, question, passages[candidate.passage].text)
-            yield ANSWER_GIVEN_QUESTION, (row,), part
-
-
-def _others(
-    prompts: AnswerPrompts,
-    question: str,
-    passages: Sequence[Passage],
-    candidates: Sequence[Candidate],
-    numbers: range,
-) -> Iterator[Asked]:
-    """Yield what gives the other factors of these passages and their candidates."""
+) -> Iterator[tuple[AsyncLM, Asked]]:
+    """Yield what is asked about these passages and their candidates, with the LM of the two that is asked."""
+    (answering, asking), (reranking, prompts) = readers
+    own = [(row, candidate) for row, candidate in enumerate(candidates) if candidate.passage in numbers]
+    for row, candidate in own:
+        if candidate.logprob is None:
+            part = asking.answer_given_question(candidate.text, question, passages[candidate.passage].text)
+            yield answering, (ANSWER_GIVEN_QUESTION, (row,), part)
     for number in numbers:
-        yield QUESTION_ALONE, (number,), prompts.question_alone(question, passages[number].text)
-    for row, candidate in enumerate(candidates):
-        if candidate.passage in numbers:
-            text, answer = passages[candidate.passage].text, candidate.text
-            yield QUESTION_GIVEN_ANSWER, (row,), prompts.question_given_answer(question, answer, text)
-            yield ANSWER_ALONE, (row,), prompts.answer_alone(answer, text)
+        yield reranking, (QUESTION_ALONE, (number,), prompts.question_alone(question, passages[number].text))
+    for row, candidate in own:
+        text, answer = passages[candidate.passage].text, candidate.text
+        yield reranking, (QUESTION_GIVEN_ANSWER, (row,), prompts.question_given_answer(question, answer, text))
+        yield reranking, (ANSWER_ALONE, (row,), prompts.answer_alone(answer, text))
 
 
 def normalized_over_labels(factors: Factors) -> Factors:
