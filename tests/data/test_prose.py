@@ -139,6 +139,7 @@ def test_prose_is_read_and_what_else_a_folder_of_documentation_holds_is_counted(
 
 
 def test_html_is_read_as_its_main_text_and_a_page_without_one_is_no_mistake(tmp_path):
+    pytest.importorskip("trafilatura", reason="the extra web is not installed")
     paragraphs = "".join(f"<p>The {word} of the hive is told here at length for all.</p>" for word in ("roof", "floor"))
     page = f"<html><head><title>Bees</title></head><body><nav>Menu</nav><main><h2>Hives</h2>{paragraphs}</main></body>"
     source = write(tmp_path, {"a.html": page.encode(), "b.html": b"<html><body></body></html>"})
