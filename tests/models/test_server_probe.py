@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from replug.config.errors import UserError
-from replug.models.http import connection as server_connection
 from replug.models.http import server_source as server_probe
 from replug.models.http.request_budget import BudgetSpent, RequestBudget
 from replug.models.http.server_source import connect
@@ -16,10 +15,7 @@ from tests.support.fault_server import MODEL, FaultServer, server_spec, write_wo
 WAYS = [("echo", False), ("echo", True), ("prompt_logprobs", True)]
 
 
-@pytest.fixture(autouse=True)
-def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_connection, "BACKOFF_SECONDS", 0.01)
-    monkeypatch.setattr(server_connection, "MAX_ATTEMPTS", 2)
+pytestmark = pytest.mark.usefixtures("two_attempts")
 
 
 @pytest.fixture(scope="module")

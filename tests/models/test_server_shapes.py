@@ -16,7 +16,6 @@ from replug.config.choices import Teacher
 from replug.config.errors import UserError
 from replug.config.schema import LMConfig
 from replug.models.build import lm_source
-from replug.models.http import connection as server_connection
 from replug.models.http import server_source as server_probe
 from replug.models.http.connection import request_headers
 from replug.models.http.request_budget import RequestBudget
@@ -36,10 +35,7 @@ CONTINUATIONS = [" red boat", " red boat", " the new 日本語"]
 KEY, OTHER = "sk-of-azure-1234", "team-7"
 
 
-@pytest.fixture(autouse=True)
-def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_connection, "BACKOFF_SECONDS", 0.01)
-    monkeypatch.setattr(server_connection, "MAX_ATTEMPTS", 2)
+pytestmark = pytest.mark.usefixtures("two_attempts")
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +59,6 @@ class ShapedServer(FaultServer):
         self.payloads.append(payload)
         self.seen.append((dict(request.headers), dict(request.query)))
         return web.json_response(self.shaped(payload))
-
-    def shaped(self, payload: dict) -> Any:
-        raise NotImplementedError
 
 
 def shown(words: list[str]) -> list[tuple[str, float | None]]:
