@@ -238,9 +238,9 @@ VALIDATION_PARTS = 10  # one part in ten, by the hash
 
 
 def is_validation(question: InternetQuestion) -> bool:
-    """Return whether weights may be fitted on it: a tenth of all, which follows from the question's words alone.
+    """Return whether weights may be fitted on it: a tenth of all, which follows from its words, or its variants' id.
 
-    Ids are of a file: another copy of the set would have another tenth.
+    Other ids are of a file: another copy of the set would have another tenth.
     """
     origin = question.example.source or question.example.query
     return hash64(normalize_answer(origin)) % VALIDATION_PARTS == 0

@@ -1,4 +1,4 @@
-"""Who may ask, how much and how often: the bearer token, the limits of a request, and the metrics of each route.
+"""Limit who asks, how much and how often: the bearer token, bounds of a request, and the metrics of each route.
 
 Whoever has the token may ask. Without a token the server listens on loopback only. A page in a browser could still
 reach it under a name that it made to mean loopback (DNS rebinding), so the name in `Host` must be loopback's too.

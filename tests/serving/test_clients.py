@@ -40,7 +40,7 @@ def url(root: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def vectors() -> np.ndarray:
-    """Of the query, then of TEXTS."""
+    """Return vectors of the query, then of TEXTS."""
     return Encoder("stand_in").encode([QUERY, *TEXTS]).numpy()
 
 

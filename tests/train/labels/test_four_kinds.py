@@ -27,7 +27,7 @@ NUM_DOCUMENTS = 5
 
 @pytest.fixture(scope="module")
 def labelled(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """What `replug.label` returns, by the stand-in LM."""
+    """Label texts by the stand-in LM, as `replug.label` does."""
     folder = tmp_path_factory.mktemp("labelled")
     keys = [
         f"label.dense={NUM_DOCUMENTS}",
