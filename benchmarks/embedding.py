@@ -33,7 +33,8 @@ from replug.data.shards import corpus_sha256, write_documents
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.builder import Builder
 from replug.index_workers.version_store import VersionStore
-from replug.models.encoder import TOKENS_PER_BATCH, Encoder
+from replug.models.batching import ENCODER_TOKENS
+from replug.models.encoder import Encoder
 from replug.models.hardware import resolve_dtype
 from replug.models.packaged import resolve_encoder_path
 
@@ -191,7 +192,7 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=600)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--tokens-per-batch", type=int, default=TOKENS_PER_BATCH)
+    parser.add_argument("--tokens-per-batch", type=int, default=ENCODER_TOKENS["cpu"])
     parser.add_argument("--growth", action="store_true", help="how the time grows with the corpus, instead")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

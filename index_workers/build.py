@@ -26,8 +26,9 @@ from replug.index_workers.service import IndexService
 from replug.index_workers.store_shard import require_store_of
 from replug.index_workers.vectors import order_exactly
 from replug.index_workers.version_store import VersionStore, weights_sha256
-from replug.models.encoder import TOKENS_PER_BATCH, Encoder
-from replug.models.hardware import TOKENS_PER_PASS_GPU, dtype_name
+from replug.models.batching import ENCODER_TOKENS
+from replug.models.encoder import Encoder
+from replug.models.hardware import dtype_name
 
 LIVE_OVERRETRIEVE = 4  # candidates that are embedded for each document asked for, where nobody says otherwise
 
@@ -127,9 +128,8 @@ def build_plan(
         document_prompt=encoder.prompt("document"),
         dims=encoder.dims,
         dtype=dtype_name(config.index.dtype.value),
-        # Long passes keep a GPU busy, short ones stay in a processor's cache.
         tokens_per_batch=config.index.tokens_per_batch
-        or (TOKENS_PER_PASS_GPU if config.index.gpus_per_builder else TOKENS_PER_BATCH),
+        or ENCODER_TOKENS["cuda" if config.index.gpus_per_builder else "cpu"],
         kind=kind,
         # Any number of searchers share exact vectors.
         num_shards=1 if kind.is_exact else index_actors(config.index).num_shards,

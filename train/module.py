@@ -195,7 +195,7 @@ class LSRModule(pl.LightningModule):
         unique, place = np.unique(batch.doc_rows, return_inverse=True)
         query_vectors = self.encoder.encode_with_gradient(self.encoder.token_ids(queries, "query"), task="query")
         if self.vectors_of is not None:
-            doc_vectors = self.vectors_of(unique).to(self.device)
+            doc_vectors = to_device(self.vectors_of(unique), self.device)
         else:
             with torch.set_grad_enabled(not self._frozen):  # without gradient if documents stay as they are
                 ids = self.documents.document_ids(self._corpus, unique)

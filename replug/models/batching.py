@@ -86,6 +86,15 @@ def padded_groups(lengths: Sequence[Sequence[int]], budget: int) -> Iterator[lis
         yield group
 
 
+LENGTH_STEP = {"cpu": 8, "cuda": 1}  # a new shape costs a CPU's library the making of a kernel; odd lengths run slower
+
+
+def padded_length(length: int, most: int, device: str) -> int:
+    """Return the tokens that an encoder computes for a text of `length` tokens alone; `most` is its token limit."""
+    step = LENGTH_STEP[device]
+    return min(-(-length // step) * step, most)
+
+
 BYTES_PER_TOKEN = 4  # of English and code; a guess, which costs padding where it is wrong and nothing else
 CHOICE_CHARACTERS = 8  # a continuation so short is most likely one token, as the letters of a question are
 
@@ -107,11 +116,16 @@ def units_of_similar_length(prefixes: Sequence[str], continuations: Sequence[str
     return [[row for group in batch for row in groups[group]] for batch in token_budget_batches(lengths, num_bytes)]
 
 
-TOKENS_PER_PASS = 1024  # on a CPU
+# Padded tokens in a pass of an encoder if no key says otherwise: what stays in a core's cache, or keeps a GPU busy.
+# A pass with gradient has many times as much in hand.
+ENCODER_TOKENS = {"cpu": 2048, "cuda": 32_768}
+ENCODER_TOKENS_WITH_GRADIENT = {"cpu": 8192, "cuda": 16_384}
+
+TOKENS_PER_PASS = 1024  # of an LM on a CPU
 PASSES_PER_UNIT = 8  # of a CPU: an LM sorts its unit by length, which bytes only guess
 
-# Matrix products of a unit on a GPU: at half of their peaks a fortieth of a second of an H100, a twelfth of an A100.
-FLOP_PER_UNIT_GPU = 12e12
+# Matrix products of a unit on a GPU: at half of their peaks a twentieth of a second of an H100, a sixth of an A100.
+FLOP_PER_UNIT_GPU = 24e12
 FEWEST_TOKENS_GPU, MOST_TOKENS_GPU = 4096, 16_384
 # That fit where nothing is padded, so that a unit is one pass where its texts have more tokens than their bytes say.
 # Padded ones are better two passes then, of the longer rows and of the shorter.

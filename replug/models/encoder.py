@@ -26,7 +26,12 @@ from replug.data.files import as_other_files, json_sha256
 from replug.data.folder import write_checksums
 from replug.data.store import CorpusStore
 from replug.data.tokenizing import TokenIds, cut_ids
-from replug.models.batching import token_budget_batches
+from replug.models.batching import (
+    ENCODER_TOKENS,
+    ENCODER_TOKENS_WITH_GRADIENT,
+    padded_length,
+    token_budget_batches,
+)
 from replug.models.black_box_lm import require_texts
 from replug.models.encoder_files import (
     KEY,
@@ -48,11 +53,8 @@ from replug.models.lora import merged, save_adapters
 from replug.models.model_files import longrope_limit
 from replug.models.packaged import resolve_encoder_path
 
-# Padded tokens in one forward pass: what stays in the cache of a core, and what a step with gradient was measured with.
-TOKENS_PER_BATCH, TOKENS_PER_BATCH_WITH_GRADIENT = 2048, 8192
 SIMILARITIES = ("cosine", "dot")
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # names in a folder; the first that is not empty
-LENGTH_STEP = 8  # every new shape costs a CPU's library the making of a kernel, and odd lengths run slower
 
 
 class Encoder(nn.Module):
@@ -159,6 +161,16 @@ class Encoder(nn.Module):
         found = {id(self._backbone(task)): self._backbone(task) for task in reversed(TASKS)}
         return list(found.values())
 
+    @property
+    def device(self) -> torch.device:
+        """Return where the models are."""
+        return self._backbone("document").device
+
+    @property
+    def device_kind(self) -> str:
+        """Return "cpu" or "cuda", by which sizes of passes differ."""
+        return "cpu" if self.device.type == "cpu" else "cuda"
+
     def tokenizer_of(self, task: str) -> PreTrainedTokenizerBase:
         """Return a task's tokenizer, whose `model_max_length` is its token limit."""
         transformer: Any = self.modules_of(task)[0]
@@ -203,14 +215,15 @@ class Encoder(nn.Module):
         return self.token_ids(corpus.texts(rows))
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor, task: str = "document", prompt_tokens: int = 0
+        self, input_ids: Tensor, attention_mask: Tensor | None, task: str = "document", prompt_tokens: int = 0
     ) -> Tensor:
-        """Return whole vectors [B, D] in float32 for ids and mask [B, T].
+        """Return whole vectors [B, D] in float32 for ids and mask [B, T]; None if no row is padded.
 
         Modules behind the transformer compute in float32, under autocast and with weights in bfloat16 too.
         """
         hidden = self._backbone(task)(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        features = {"token_embeddings": hidden.float(), "attention_mask": attention_mask}
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        features = {"token_embeddings": hidden.float(), "attention_mask": mask}
         if prompt_tokens:
             features["prompt_length"] = prompt_tokens
         with torch.autocast(hidden.device.type, enabled=False):
@@ -219,13 +232,14 @@ class Encoder(nn.Module):
         return features["sentence_embedding"]
 
     def encode(
-        self, texts: Sequence[str], tokens_per_batch: int = TOKENS_PER_BATCH, prompt_name: str | None = None
+        self, texts: Sequence[str], tokens_per_batch: int | None = None, prompt_name: str | None = None
     ) -> Tensor:
         """Return vectors [N, D] float32 in the order given, on the CPU, without gradient.
 
         As `SentenceTransformer.encode` does, with the prompt of that name before each text; None means the folder's
-        default prompt, which few have. The batches follow from the texts alone, so the same texts give the same bits in
-        any order. Raises UserError for an unknown name, and for a pair without the name of a task.
+        default prompt, which few have. `tokens_per_batch` are padded tokens in a pass; None means a default by device.
+        The batches follow from the texts alone, so the same texts give the same bits in any order. Raises UserError for
+        an unknown name, and for a pair without the name of a task.
         """
         name, prompts = prompt_name or self.model.default_prompt_name, self._prompts
         if name is not None and name not in prompts:
@@ -237,18 +251,16 @@ class Encoder(nn.Module):
         task = "query" if prompt_name == "query" else "document"
         return self._encode(texts, task, "" if name is None else prompts[name], tokens_per_batch)
 
-    def encode_query(
-        self, texts: Sequence[str], tokens_per_batch: int = TOKENS_PER_BATCH, autocast: bool = False
-    ) -> Tensor:
+    def encode_query(self, texts: Sequence[str], tokens_per_batch: int | None = None, autocast: bool = False) -> Tensor:
         """Encode texts to search with, behind their prompt, as `encode` does. `autocast` computes in bfloat16."""
         return self._encode(texts, "query", self.prompt("query"), tokens_per_batch, autocast)
 
-    def encode_document(self, texts: Sequence[str], tokens_per_batch: int = TOKENS_PER_BATCH) -> Tensor:
+    def encode_document(self, texts: Sequence[str], tokens_per_batch: int | None = None) -> Tensor:
         """Encode texts to search through, behind their prompt, as `encode` does."""
         return self._encode(texts, "document", self.prompt("document"), tokens_per_batch)
 
     def encode_tokens(
-        self, ids: Sequence[np.ndarray], tokens_per_batch: int = TOKENS_PER_BATCH, task: str = "document"
+        self, ids: Sequence[np.ndarray], tokens_per_batch: int | None = None, task: str = "document"
     ) -> Tensor:
         """Encode tokenized texts, as `token_ids` returns them."""
         return self._encode_ids(ids, task, self.prompt(task), tokens_per_batch)
@@ -257,15 +269,14 @@ class Encoder(nn.Module):
         self, ids: Sequence[np.ndarray], tokens_per_batch: int | None = None, task: str = "document"
     ) -> Tensor:
         """Encode tokenized texts with gradient: whole vectors, whatever `dims` is, on the encoder's device."""
-        tokens_per_batch = tokens_per_batch or self._chunk_tokens or TOKENS_PER_BATCH_WITH_GRADIENT
-        batches = list(self._batches(ids, task, tokens_per_batch))
+        default = ENCODER_TOKENS_WITH_GRADIENT[self.device_kind]
+        batches = list(self._batches(ids, task, tokens_per_batch or self._chunk_tokens or default))
         prompt_tokens = self._prompt_tokens[task, self.prompt(task)]
         # With chunks the loss is of all vectors and activations are of one chunk at a time: the backward pass computes
         # each again, with its dropout (GradCache, Gao et al. 2021).
         compute: Any = self if self._chunk_tokens is None else partial(checkpoint, self, use_reentrant=False)
         parts = [compute(*self._pad([ids[row] for row in rows], task), task, prompt_tokens) for rows in batches]
-        places = torch.argsort(torch.tensor([row for rows in batches for row in rows]))
-        return torch.cat(parts)[to_device(places, parts[0].device)]
+        return _put_back(torch.cat(parts), batches)
 
     def prepare_training(self, dropout: bool, gradient_checkpointing: bool, chunk_tokens: int | None = None) -> None:
         """Set how steps with gradient are computed: the encoder's dropout, and less memory for more time.
@@ -442,8 +453,9 @@ class Encoder(nn.Module):
         widths: list[int] = []
         for task in TASKS:
             try:
-                inputs, mask = self._pad(self._tokenize(["a"], task, ""), task)
-                vectors, alone = self(inputs, mask, task), self(inputs[:, mask[0] == 1], mask[mask == 1][None], task)
+                ids = self._tokenize(["a"], task, "")
+                inputs, mask = self._pad(ids, task)
+                vectors, alone = self(inputs, mask, task), self(inputs[:, : len(ids[0])], None, task)
             except (RuntimeError, LookupError, TypeError, AttributeError) as error:
                 raise UserError(
                     f"{KEY}: the modules of {path} make no vector of a text ({self.describe(task)}): {error}"
@@ -474,28 +486,30 @@ class Encoder(nn.Module):
             )
 
     def _encode(
-        self, texts: Sequence[str], task: str, prompt: str, tokens_per_batch: int, autocast: bool = False
+        self, texts: Sequence[str], task: str, prompt: str, tokens_per_batch: int | None, autocast: bool = False
     ) -> Tensor:
         return self._encode_ids(self._tokenize(texts, task, prompt), task, prompt, tokens_per_batch, autocast)
 
     def _encode_ids(
-        self, ids: Sequence[np.ndarray], task: str, prompt: str, tokens_per_batch: int, autocast: bool = False
+        self, ids: Sequence[np.ndarray], task: str, prompt: str, tokens_per_batch: int | None, autocast: bool = False
     ) -> Tensor:
-        device, prompt_tokens = self.backbones[0].device, self._prompt_tokens[task, prompt]
-        vectors = torch.empty(len(ids), self.dim, device=device)
+        if not ids:
+            return torch.empty(0, self.dim)
+        prompt_tokens = self._prompt_tokens[task, prompt]
+        batches = list(self._batches(ids, task, tokens_per_batch or ENCODER_TOKENS[self.device_kind]))
+        parts: list[Tensor] = [torch.empty(0)] * len(batches)
 
-        def fill(rows: list[int]) -> None:
-            with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-                whole = self(*self._pad([ids[row] for row in rows], task), task, prompt_tokens)
-                vectors[rows] = first_numbers(whole, self.dims, self.similarity)
+        def fill(number: int) -> None:
+            with torch.inference_mode(), torch.autocast(self.device.type, torch.bfloat16, enabled=autocast):
+                whole = self(*self._pad([ids[row] for row in batches[number]], task), task, prompt_tokens)
+                parts[number] = first_numbers(whole, self.dims, self.similarity)
 
-        batches = list(self._batches(ids, task, tokens_per_batch))
-        if vectors.is_cuda:
-            for rows in batches:
-                fill(rows)
+        if self.device_kind == "cpu":
+            one_per_thread(fill, len(batches))
         else:
-            one_per_thread(fill, batches)
-        return vectors.cpu()
+            for number in range(len(batches)):
+                fill(number)
+        return _put_back(torch.cat(parts), batches).cpu()
 
     def _tokenize(self, texts: Sequence[str], task: str, prompt: str) -> list[np.ndarray]:
         require_texts(texts, "texts")
@@ -521,19 +535,21 @@ class Encoder(nn.Module):
 
     def _batches(self, ids: Sequence[np.ndarray], task: str, tokens_per_batch: int) -> Iterator[list[int]]:
         """Yield rows of similar length; equal ones go by their content, so that the order given does not matter."""
-        order, most = sorted(range(len(ids)), key=lambda row: ids[row].tobytes()), self._most(task)
-        for batch in token_budget_batches([_padded(len(ids[row]), most) for row in order], tokens_per_batch):
+        order = sorted(range(len(ids)), key=lambda row: ids[row].tobytes())
+        most, kind = self._most(task), self.device_kind
+        lengths = [padded_length(len(ids[row]), most, kind) for row in order]
+        for batch in token_budget_batches(lengths, tokens_per_batch):
             yield [order[place] for place in batch]
 
-    def _pad(self, ids: Sequence[np.ndarray], task: str) -> tuple[Tensor, Tensor]:
-        """Return right-padded ids and mask [B, T] on the encoder's device."""
-        width = _padded(max(len(row) for row in ids), self._most(task))
+    def _pad(self, ids: Sequence[np.ndarray], task: str) -> tuple[Tensor, Tensor | None]:
+        """Return right-padded ids [B, T] on the encoder's device, and their mask unless no row is padded."""
+        width = padded_length(max(map(len, ids)), self._most(task), self.device_kind)
         mask = np.arange(width) < np.array([len(row) for row in ids])[:, None]
         padding = self.tokenizer_of(task).pad_token_id or 0  # some causal models have none; any id does behind the mask
         inputs = np.full(mask.shape, padding, np.int64)
         inputs[mask] = np.concatenate(ids)
-        device = self._backbone(task).device
-        return to_device(torch.from_numpy(inputs), device), to_device(torch.from_numpy(mask.astype(np.int64)), device)
+        hidden = None if mask.all() else to_device(torch.from_numpy(mask.astype(np.int64)), self.device)
+        return to_device(torch.from_numpy(inputs), self.device), hidden
 
     def _most(self, task: str) -> int:
         return int(self.tokenizer_of(task).model_max_length)
@@ -545,8 +561,10 @@ class QueryEncoder(Encoder):
     _needs_documents = False
 
 
-def _padded(length: int, most: int) -> int:
-    return min(-(-length // LENGTH_STEP) * LENGTH_STEP, most)
+def _put_back(vectors: Tensor, batches: Sequence[Sequence[int]]) -> Tensor:
+    """Return vectors that were computed batch by batch in the order of their rows."""
+    places = torch.argsort(torch.tensor([row for rows in batches for row in rows]))
+    return vectors.index_select(0, to_device(places, vectors.device))
 
 
 def _in_words(module: nn.Module) -> str:

@@ -37,6 +37,7 @@ from replug.models.model_files import (
     require_whole,
 )
 from replug.models.packaged import optional_file
+from replug.models.unasked import trust_given_masks
 
 KEY = "retriever.path"
 TASKS = ("query", "document")
@@ -272,6 +273,7 @@ def _check_transformer(transformer: nn.Module, path: str) -> None:
     if getattr(model, "pooler", None) is not None:
         model.pooler.requires_grad_(False)
     use_fused_gelu(model)
+    trust_given_masks(model)
 
 
 def _require_no_causal(model: PreTrainedModel, path: str) -> None:

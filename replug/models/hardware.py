@@ -18,8 +18,6 @@ from replug.cluster.environment import allowed_cores
 from replug.cluster.gpus import rehearsal, torch_device
 from replug.config.errors import UserError
 
-TOKENS_PER_PASS_GPU = 32_768  # padded, of an encoder where nobody says otherwise: a GPU wants many
-
 DRIVER, DEVICES = Path("/proc/driver/nvidia/version"), Path("/dev")
 DRIVER_OF_CUDA = {"12": 525, "13": 580}  # the first driver that runs a CUDA of this number
 HIDDEN = ("", "-1", "NoDevFiles")  # in CUDA_VISIBLE_DEVICES
@@ -134,18 +132,18 @@ def available_memory() -> int:
     return free
 
 
-def one_per_thread(run: Callable[[list[int]], None], batches: list[list[int]]) -> None:
-    """Run batches side by side, each on one thread.
+def one_per_thread(run: Callable[[int], None], count: int) -> None:
+    """Run batches 0 to count - 1 side by side, each on one thread.
 
     Threads that share one batch wait for each other after every operation. That costs a little on an idle machine,
     and most of the time where another process holds a core.
     """
     threads = torch.get_num_threads()
-    if threads == 1 or len(batches) == 1:
-        for batch in batches:
+    if threads == 1 or count == 1:
+        for batch in range(count):
             run(batch)
     else:
-        list(_single_threads(threads).map(run, batches))
+        list(_single_threads(threads).map(run, range(count)))
 
 
 @cache

@@ -15,7 +15,7 @@ from replug.cluster.packing import USABLE
 from replug.config.choices import TrainedSide
 from replug.config.errors import UserError
 from replug.config.schema import Config, LMConfig
-from replug.models.batching import LMShape, tokens_per_pass
+from replug.models.batching import ENCODER_TOKENS, ENCODER_TOKENS_WITH_GRADIENT, LMShape, tokens_per_pass
 from replug.planning.model_sizes import ModelSize, lm_size, retriever_size
 from replug.planning.workload import Shape, index_size, searched_width, shape_of
 
@@ -23,8 +23,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 WEIGHT_BYTES, GRADIENT_BYTES = 4, 4  # in float32
 LEARNING_BYTES = GRADIENT_BYTES + 8  # and Adam's two moments
 POSITIONS_PER_PRODUCT = 256  # given to the output layer at once (models/local/output_layer.py)
-TOKENS_PER_PASS_GPU = 32_768  # of a builder, where no key says otherwise (models/hardware.py)
-TOKENS_PER_PASS_WITH_GRADIENT = 8192  # where no key says otherwise (models/encoder.py)
+TOKENS_PER_PASS_GPU, TOKENS_PER_PASS_WITH_GRADIENT = ENCODER_TOKENS["cuda"], ENCODER_TOKENS_WITH_GRADIENT["cuda"]
 ROW_BYTES = 4  # of a unit of width in what goes into a layer, which is float32 under autocast too
 PASSING_BYTES = 20  # that a pass has in hand in its last layer and does not keep, for each token and unit of width
 UNCOUNTED = 1.003  # biases and norms, which a ModelSize leaves out

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from starlette.responses import JSONResponse
 
-from replug.models.encoder import TOKENS_PER_BATCH
+from replug.models.batching import ENCODER_TOKENS
 from replug.serving.openai_api import (
     DOCUMENT,
     MAX_TEXTS,
@@ -103,7 +103,7 @@ def info_json(service: Service) -> Json:
         "model_type": {"embedding": {"pooling": encoder.describe(QUERY)}},
         "max_concurrent_requests": service.limits.max_concurrency,
         "max_input_length": encoder.max_tokens,
-        "max_batch_tokens": TOKENS_PER_BATCH,
+        "max_batch_tokens": ENCODER_TOKENS[encoder.device_kind],
         "max_batch_requests": MAX_TEXTS_A_CALL,
         "max_client_batch_size": MAX_TEXTS,
         "auto_truncate": True,

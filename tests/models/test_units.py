@@ -47,8 +47,7 @@ def test_a_unit_a_little_beyond_a_pass_is_two_of_half_a_pass() -> None:
 
 
 def test_a_unit_of_a_gpu_has_so_much_arithmetic_and_an_unpadded_pass_holds_two() -> None:
-    assert [tokens_per_unit(lm, on_gpu=True) for lm in (LLAMA_7B, GPT2_XL, GPT2)] == [4096, 4096, 16_384]
-    assert tokens_per_unit(LMShape(36, 1280), on_gpu=True) == 8192
+    assert [tokens_per_unit(lm, on_gpu=True) for lm in (LLAMA_7B, GPT2_XL, GPT2)] == [4096, 8192, 16_384]
     for lm in (LLAMA_7B, GPT2_XL, GPT2):
         assert tokens_per_pass(lm, on_gpu=True, is_unpadded=True) == 2 * tokens_per_unit(lm, on_gpu=True)
         assert tokens_per_pass(lm, on_gpu=True) == tokens_per_unit(lm, on_gpu=True)

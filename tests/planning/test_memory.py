@@ -21,6 +21,7 @@ from transformers import BertConfig, BertModel
 from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.config.schema import Config, LoRAConfig
+from replug.models.batching import ENCODER_TOKENS_WITH_GRADIENT
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.packaged import write_stand_in_encoder
@@ -98,6 +99,7 @@ def gpu_memory() -> Iterator[PeakBytes]:
         FakeTensorMode(),
         patch.object(nn.functional, "scaled_dot_product_attention", _attention_of_a_gpu),
         patch.object(nn.functional, "dropout", _dropout_of_a_gpu),
+        patch.dict(ENCODER_TOKENS_WITH_GRADIENT, cpu=ENCODER_TOKENS_WITH_GRADIENT["cuda"]),
         PeakBytes() as peak,
     ):
         yield peak
@@ -166,10 +168,12 @@ def with_keys(config: Config, **keys: Any) -> Config:
 
 
 def module_of(config: Config) -> LSRModule:
-    """Whose texts all have 128 tokens."""
-    text = " ".join(["mida"] * WORDS)
-    examples = SimpleNamespace(examples=lambda rows: [SimpleNamespace(query=text)] * len(rows))
-    corpus = SimpleNamespace(tokens_by=None, texts=lambda rows: [text] * len(rows))
+    """Whose texts have 128 tokens, but for one that makes a pass carry a mask."""
+    text, shorter = " ".join(["mida"] * WORDS), " ".join(["mida"] * (WORDS - 1))
+    examples = SimpleNamespace(
+        examples=lambda rows: [SimpleNamespace(query=query) for query in [shorter, *[text] * (len(rows) - 1)]]
+    )
+    corpus = SimpleNamespace(tokens_by=None, texts=lambda rows: [shorter, *[text] * (len(rows) - 1)])
     stores = cast(Any, SimpleNamespace(queries=examples, corpus=corpus))
     return lsr_module(config, load_encoder(config.retriever), stores)
 

@@ -5,6 +5,7 @@ What mixes devices fails as it would on GPUs. A torch built without CUDA lacks a
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ import torch
 from accelerate.hooks import attach_align_device_hook_on_blocks
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel, masking_utils
 
 aten = torch.ops.aten
@@ -53,6 +56,62 @@ def fake_gpus(patch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             mode.cache_enabled = False
             yield mode
+
+
+GPU = torch.device("cuda", 0)
+WAITED_FOR = ("_local_scalar_dense", "nonzero", "_unique2", "unique_dim", "masked_select", "equal", "is_nonzero")
+
+
+class Stops(TorchDispatchMode):
+    """Collects where the host would wait for a GPU: a number that it must know, a copy not in the background."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given, name = kwargs or {}, func.__name__.partition(".")[0]
+        devices = {tensor.device.type for tensor in tree_leaves((args, given)) if isinstance(tensor, Tensor)}
+        if "cuda" in devices and (name in WAITED_FOR or (name in ("index", "index_put") and any(map(_waits, args[1])))):
+            self.found.append(name)
+        result = func(*args, **given)
+        in_background = given.get("non_blocking") or any(value is True for value in args[2:])
+        if name in ("_to_copy", "copy_") and not in_background and len(devices | {result.device.type}) > 1:
+            self.found.append(name)
+        return result
+
+
+def _waits(index: Tensor | None) -> bool:
+    return index is not None and (index.dtype == torch.bool or index.device.type != "cuda")
+
+
+@contextmanager
+def counted_stops(module: nn.Module, patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Put a module on a GPU for good and count. transformers looks at masks and positions as on a true GPU.
+
+    No weight learns: a torch without CUDA knows no gradient there, and what comes before it is the same.
+    """
+    looks_at = {name: getattr(masking_utils, name) for name in ("find_packed_sequence_indices", "is_tracing")}
+    looks_at["is_tracing"] = lambda tensor=None: False
+    sdpa_mask = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
+    from_numpy = torch.from_numpy
+    with fake_gpus(patch) as mode, patch.context() as mended, Stops() as stops:
+        for name, function in looks_at.items():
+            mended.setattr(masking_utils, name, function)
+        mended.setitem(masking_utils.ALL_MASK_ATTENTION_FUNCTIONS._global_mapping, "sdpa", sdpa_mask)
+        mended.setattr(torch, "from_numpy", lambda array: mode.from_tensor(from_numpy(array)))
+        made: dict[int, Tensor] = {}
+        for part in module.modules():
+            for kept in (part._parameters, part._buffers):
+                for name, tensor in kept.items():
+                    kept[name] = None if tensor is None else made.setdefault(id(tensor), _on_gpu(tensor))
+        stops.found.clear()
+        yield stops.found
+
+
+def _on_gpu(tensor: Tensor) -> Tensor:
+    fake = torch.empty(tensor.shape, dtype=tensor.dtype, device="cuda:0")
+    return nn.Parameter(fake, requires_grad=False) if isinstance(tensor, nn.Parameter) else fake
 
 
 def spread(model: PreTrainedModel, places: dict[str, str], dtype: torch.dtype) -> PreTrainedModel:

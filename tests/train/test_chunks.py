@@ -9,7 +9,7 @@ from replug.config.schema import Config
 from replug.data.datamodule import Position
 from replug.data.store import PreparedSet
 from replug.index_workers.build_plan import IndexState
-from replug.models import encoder as encoders
+from replug.models import batching
 from replug.models.build import load_encoder
 from replug.train.fitting import lsr_module
 from replug.train.module import LSRModule
@@ -59,7 +59,7 @@ def test_the_gradient_is_that_of_the_whole_batch(make, lever: dict[str, object])
 def test_what_is_computed_again_has_the_same_bits_and_the_same_dropout(make, monkeypatch, dropout: bool) -> None:
     """Against passes of the same texts, whose activations are kept."""
     loss, found = step(make(CHUNK, dropout))
-    monkeypatch.setattr(encoders, "TOKENS_PER_BATCH_WITH_GRADIENT", CHUNK)
+    monkeypatch.setitem(batching.ENCODER_TOKENS_WITH_GRADIENT, "cpu", CHUNK)
     kept_loss, kept = step(make(None, dropout))
     assert loss == kept_loss
     assert all(torch.equal(found[name], values) for name, values in kept.items())

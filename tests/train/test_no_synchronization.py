@@ -1,91 +1,56 @@
-"""Nothing of a training step waits for the device before its backward pass is launched.
+"""Neither embedding, scoring nor a training step waits for the device before its work is launched.
 
-There is no device here, so what would wait is looked for: operations whose result the host must know, and copies of a
-tensor to the host. transformers looks at a mask by itself; what happens within the backbone is not ours.
+They run on a GPU that computes nothing (tests/support/fake_devices.py), transformers' part too.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import contextlib
+from pathlib import Path
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from replug.config.schema import LossConfig
 from replug.data.datamodule import Position
+from replug.data.records import ScoredBatch
+from replug.models.local.hf_lm import HuggingFaceLM
+from replug.train.module import LSRModule
+from tests.support.fake_devices import GPU, counted_stops
+from tests.support.tiny_lms import (
+    CONTINUATIONS,
+    PREFIXES,
+    load,
+    random_lms_need_make_no_sense,  # noqa: F401
+    write_gpt2,
+    write_llama,
+)
 
-WAITING = ("_local_scalar_dense", "nonzero", "_unique2", "unique_dim", "masked_select", "equal", "is_nonzero")
-TO_HOST = ("cpu", "numpy", "tolist", "item", "__array__")
-
-
-class Waits(TorchDispatchMode):
-    """Collects the names of operations that a device would have to finish first."""
-
-    def __init__(self, found: list[str]) -> None:
-        super().__init__()
-        self._found = found
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.__name__.partition(".")[0]
-        if name in WAITING or (name in ("index", "index_put") and any(map(_is_mask, args[1]))):
-            self._found.append(name)
-        return func(*args, **(kwargs or {}))
-
-
-def _is_mask(index: torch.Tensor | None) -> bool:
-    return index is not None and index.dtype == torch.bool
-
-
-@contextmanager
-def waits(module, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    found: list[str] = []
-    with monkeypatch.context() as patched:
-        for name in TO_HOST:
-            patched.setattr(torch.Tensor, name, noting(name, getattr(torch.Tensor, name), found))
-        inner = module.encoder.backbones[0].forward
-        patched.setattr(module.encoder.backbones[0], "forward", lambda **given: unseen(found, inner, given))
-        with Waits(found):
-            yield found
-
-
-def noting(name: str, method, found: list[str]):
-    def noted(self, *args, **kwargs):
-        found.append(name)
-        return method(self, *args, **kwargs)
-
-    return noted
-
-
-def unseen(found: list[str], forward, given: dict):
-    before = list(found)
-    hidden = forward(**given)
-    found[:] = before
-    return hidden
+TEXTS = ["a cat", "the mat and the cat", "a cat on a mat", "two"]
 
 
 @pytest.fixture
-def stepping(module, scored):
+def stepping(module: LSRModule, scored: ScoredBatch) -> LSRModule:
     module.logged = {}
     module.log_dict = module.logged.update
     return module
 
 
-def test_metrics_are_fetched_after_the_backward_pass_and_not_before(stepping, monkeypatch):
-    with waits(stepping, monkeypatch) as found:
-        loss = stepping.training_step(Position(0), 0)
-        assert found == [] and stepping.logged == {}
-        loss.backward()
-        assert found == []
-        stepping.on_after_backward()
-        assert {"tolist", "cpu"} <= set(found)
+def test_metrics_are_fetched_after_the_backward_pass_and_not_before(stepping):
+    loss = stepping.training_step(Position(0), 0)
+    loss.backward()
+    assert stepping.logged == {}
+    stepping.on_after_backward()
     assert float(stepping.logged["train/loss"]) == float(loss.detach())
 
 
-def test_levers_wait_for_nothing_either(stepping, monkeypatch):
-    stepping._loss, stepping._dims = LossConfig(0.02, 0.5, contrastive=0.5, in_batch=True), (16, 8)
-    with waits(stepping, monkeypatch) as found:
-        stepping.training_step(Position(0), 0).backward()
-        assert found == []
+@pytest.mark.parametrize("levers", [False, True])
+def test_a_step_waits_for_nothing_before_its_backward_pass(stepping, levers, monkeypatch):
+    if levers:
+        stepping._loss, stepping._dims = LossConfig(0.02, 0.5, contrastive=0.5, in_batch=True), (16, 8)
+    stepping._device = GPU
+    with counted_stops(stepping.encoder, monkeypatch) as stops:
+        assert stepping.training_step(Position(0), 0).device == GPU
+    assert stops == []
 
 
 def test_metrics_are_the_means_of_all_parts_and_come_with_the_last(stepping):
@@ -98,8 +63,52 @@ def test_metrics_are_the_means_of_all_parts_and_come_with_the_last(stepping):
     assert float(stepping.logged["train/loss"]) == float(torch.stack(each).detach().mean())
 
 
-def test_what_would_wait_is_found(module, monkeypatch):
-    with waits(module, monkeypatch) as found:
-        ones = torch.ones(3)
-        bool(ones.sum() > 1), float(ones[0]), ones[ones > 0], ones.cpu()
-    assert found == ["_local_scalar_dense", "_local_scalar_dense", "index", "cpu"]
+def test_vectors_are_fetched_once(module, monkeypatch):
+    with counted_stops(module.encoder, monkeypatch) as stops:
+        module.encoder.encode(TEXTS, tokens_per_batch=8)
+    assert stops == ["_to_copy"]
+
+
+def test_an_encoder_with_the_attention_of_transformers_is_asked_about_its_mask(module, monkeypatch):
+    [model] = module.encoder.backbones
+    model.set_attn_implementation("sdpa")
+    with counted_stops(module.encoder, monkeypatch), pytest.raises(DataDependentOutputException):
+        module.encoder.encode(TEXTS)
+
+
+@pytest.fixture(params=[write_gpt2, write_llama])
+def lm(request: pytest.FixtureRequest, tmp_path: Path) -> HuggingFaceLM:
+    lm = load(request.param, tmp_path, tokens_per_batch=40)
+    lm.model.set_attn_implementation("sdpa")  # as on a GPU
+    return lm
+
+
+def test_scoring_waits_for_nothing(lm, monkeypatch):
+    with counted_stops(lm.model, monkeypatch) as stops:
+        lm.launch(lm.tokenize(PREFIXES, CONTINUATIONS))
+    assert stops == []
+
+
+def test_an_lm_without_our_cache_is_asked_about_its_positions(lm, monkeypatch):
+    lm._no_cache = None
+    with counted_stops(lm.model, monkeypatch), pytest.raises(DataDependentOutputException):
+        lm.launch(lm.tokenize(PREFIXES, CONTINUATIONS))
+
+
+@pytest.mark.parametrize(
+    ("wait", "name"),
+    [
+        (lambda x: x.cpu(), "_to_copy"),
+        (lambda x: x[torch.tensor([0])], "index"),
+        (lambda x: x[x > 0], "index"),
+        (lambda x: torch.ops.aten.nonzero(x), "nonzero"),
+    ],
+)
+def test_what_would_wait_is_found(wait, name, module, monkeypatch):
+    found = []
+    with counted_stops(module.encoder, monkeypatch) as stops:
+        x = torch.empty(3, device=GPU)
+        with contextlib.suppress(RuntimeError):  # how many are true, nobody knows
+            wait(x)
+        found += stops
+    assert found == [name]

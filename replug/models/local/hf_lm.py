@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -65,6 +66,7 @@ from replug.models.pair_tokens import (
     reading_pair,
 )
 from replug.models.probing import is_out_of_memory, probe_ids, same_direction, tried
+from replug.models.unasked import no_cache
 
 log = logging.getLogger(__name__)
 
@@ -113,6 +115,7 @@ class HuggingFaceLM:
         self._head = tried(partial(separable_head, self.model), None)
         self._body = self.model.base_model
         self._shares = self._head is not None and tried(partial(reuses_prefixes, self.model), False)
+        self._no_cache = no_cache(self.model)
         self._longrope_limit = longrope_limit(self.model.config)
         self._kept: list[SharedPrefix] = []  # used last, for later calls
         self._is_unpadded = attention == FLASH and self._head is not None
@@ -404,7 +407,7 @@ class HuggingFaceLM:
         if self._head is None:
             return self._logits(inputs, row, position)
         if shared is None:
-            hidden = self._body(input_ids=inputs, use_cache=False).last_hidden_state
+            hidden = self._body(input_ids=inputs, past_key_values=self._no_cache, use_cache=False).last_hidden_state
         else:
             past = shared.for_rows(len(inputs))
             hidden = self.model.base_model(input_ids=inputs, past_key_values=past, use_cache=True).last_hidden_state
@@ -413,8 +416,12 @@ class HuggingFaceLM:
     def _logits(self, inputs: Tensor, row: Tensor, position: Tensor) -> Tensor:
         """Return logits [N, V] from the whole forward pass, computed only where some row predicts."""
         keep = position.unique()
-        # A list, since a tensor would be on the first device, and the hidden states are on the last.
-        logits = self.model(input_ids=inputs, use_cache=False, logits_to_keep=keep.tolist()).logits
+        # A list where layers are spread: a tensor would be on the first device, and the hidden states are on the last.
+        is_spread = hasattr(self.model, "hf_device_map")
+        kept: Any = keep.tolist() if is_spread else to_device(keep, self.model.device)
+        logits = self.model(
+            input_ids=inputs, past_key_values=self._no_cache, use_cache=False, logits_to_keep=kept
+        ).logits
         if logits.shape[1] == len(keep):  # some architectures do not know the option, and give all
             position = torch.searchsorted(keep, position)
         return logits[to_device(row, logits.device), to_device(position, logits.device)]
