@@ -1,0 +1,78 @@
+"""Exact search against float64, and which of FAISS's indexes a GPU takes."""
+
+import time
+
+import numpy as np
+import torch
+
+from benchmarks.gpu.kit import Kit
+from replug.index_workers.exact_search import ExactShard
+from replug.index_workers.vectors import BlockVectors
+
+FACTORIES = ("Flat", "SQfp16", "IVF64,Flat", "IVF64,SQ8", "IVF64,PQ16", "OPQ16_32,IVF64,PQ16", "PCA32,IVF64,SQ8")
+REFUSED = ("SQ8", "PQ16", "HNSW16", "IVF64_HNSW16,SQ8")
+
+
+def exact_search(kit: Kit) -> None:
+    """Hold exact search over a million vectors against float64, and time it."""
+    rows, dim, k = (20_000, 64, 20) if kit.pretends else (1_000_000, 768, 20)
+    generator = torch.Generator(kit.device).manual_seed(0)
+
+    def unit_vectors(count: int) -> torch.Tensor:
+        drawn = torch.randn(count, dim, device=kit.device, generator=generator) + 1
+        return torch.nn.functional.normalize(drawn, dim=1)
+
+    vectors, queries = unit_vectors(rows).half(), unit_vectors(32)
+    vectors[:: rows // 1000] = vectors[0]  # a thousand equal ones, which half of the queries like best
+    queries[16:] += vectors[0].float()
+    blocks = [part.cpu().numpy() for part in vectors.split(65_536)]
+    start = time.perf_counter()
+    shard = ExactShard(BlockVectors(0, blocks, dim), kit.device)
+    kit.wait()
+    kit.say("loading to the device", rows * dim * 2 / (time.perf_counter() - start) / 1e9, "GB/s")
+    found, similarities = shard.search(queries.cpu().numpy(), k)
+    exact = torch.cat([queries.double() @ part.double().T for part in vectors.split(65_536)], 1)
+    best, places = exact.topk(k, dim=1)
+    kit.say("similarities from float64's, largest", float(np.abs(similarities - best.cpu().numpy()).max()), "", 2e-7)
+    has_ties = (exact >= best[:, -1:] - 1e-12).sum(1).gt(k).tolist()
+    apart = [set(a) != set(b) for a, b in zip(found.tolist(), places.cpu().tolist(), strict=True)]
+    wrong = sum(one and not tied for one, tied in zip(apart, has_ties, strict=True))
+    kit.say(f"queries with other rows than float64's, {sum(has_ties)} with ties left out", wrong, "", 0)
+    del exact
+    took = kit.seconds(lambda: shard.search(queries.cpu().numpy(), k), 5, 1)
+    kit.say(f"32 queries over {rows} vectors", 1e3 * took, "ms")
+    if kit.pretends:
+        return
+    kit.begin_memory()
+    held = torch.cuda.memory_allocated()
+    shard.search(queries.cpu().numpy(), k)
+    kit.say("memory of a search beside the vectors", (torch.cuda.max_memory_allocated() - held) / 1e9, "GB")
+
+
+def faiss_indexes(kit: Kit) -> None:
+    """Copy each kind of index to the GPU: it finds the CPU's rows, or FAISS and replug both refuse it."""
+    import faiss
+
+    from replug.index_workers import faiss_index
+
+    if not hasattr(faiss, "StandardGpuResources"):
+        kit.say("left out: faiss-gpu is not installed", 0)
+        return
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((20_000, 64), dtype=np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    queries = vectors[:64] + 0.1 * rng.standard_normal((64, 64), dtype=np.float32)
+    for factory in (*FACTORIES, *REFUSED):
+        index = faiss.index_factory(64, factory, faiss.METRIC_INNER_PRODUCT)
+        index.train(vectors)
+        index.add(vectors)
+        if (factory in REFUSED) != bool(faiss_index.refused_on_gpu(index)):
+            kit.say(f"{factory}: replug refuses what FAISS takes, or the reverse", 1, "", 0)
+        if factory in REFUSED or kit.pretends:
+            continue
+        free = torch.cuda.mem_get_info()[0]
+        copied = faiss_index._to_gpu(index)
+        took = (free - torch.cuda.mem_get_info()[0]) / 1e9
+        same = np.mean([len(set(a) & set(b)) / 20 for a, b in zip(copied.search(queries, 20)[1], index.search(queries, 20)[1], strict=True)])
+        kit.say(f"{factory}: rows as on the CPU, copy of {took:.2f} GB", float(same), "", at_least=0.95)
+        del copied
