@@ -26,7 +26,11 @@ from benchmarks.gpu.kit import Figure, Kit
 from replug.train.run_dir import describe_environment
 
 ROOT = Path(__file__).parents[2]
-PRODUCTS = {"8192 x 8192 x 8192": (8192, 8192, 8192), "GPT-2 XL's MLP": (8192, 1600, 6400), "BERT's": (32_768, 768, 3072)}
+PRODUCTS = {
+    "8192 x 8192 x 8192": (8192, 8192, 8192),
+    "GPT-2 XL's MLP": (8192, 1600, 6400),
+    "BERT's": (32_768, 768, 3072),
+}
 
 
 def machine(kit: Kit) -> None:
@@ -39,7 +43,9 @@ def machine(kit: Kit) -> None:
     if kit.pretends:
         return
     query = "name,memory.total,driver_version,compute_mode,power.limit"
-    found = subprocess.run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], capture_output=True, text=True)
+    found = subprocess.run(
+        ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], capture_output=True, text=True
+    )
     kit.say("GPUs", found.stdout.strip().replace("\n", "; "))
     kit.flops_of_product(64, 64, 64)
     kit.wait()

@@ -34,7 +34,9 @@ IVF = {"index.kind": "IVF4,SQ8", "index.nprobe": 4, "index.gpus_per_searcher": 0
 
 def short_runs(kit: Kit) -> None:
     """Hold each step's loss in float32 and in bfloat16 against the CPU's, over two swaps."""
-    _compare(kit, {"float32": FLOAT32, "bfloat16": BFLOAT16, "blue-green swaps": {**FLOAT32, "index.swap": "blue_green"}})
+    _compare(
+        kit, {"float32": FLOAT32, "bfloat16": BFLOAT16, "blue-green swaps": {**FLOAT32, "index.swap": "blue_green"}}
+    )
 
 
 def run_with_ivf(kit: Kit) -> None:
@@ -62,7 +64,9 @@ def quickstart(kit: Kit) -> None:
     seconds = _train(kit, run, {} if not kit.pretends else SHORT)
     kit.say("the quickstart, data and evaluation included", seconds, "s")
     lines = (kit.folder / "quickstart.log").read_text().splitlines()
-    kit.say("its verdict", next((line.strip() for line in lines if "HELPED" in line or "NO DIFFERENCE" in line), "none"))
+    kit.say(
+        "its verdict", next((line.strip() for line in lines if "HELPED" in line or "NO DIFFERENCE" in line), "none")
+    )
     rows = _metrics(run)
     for key in ("time/wait_scores_seconds", "time/train_seconds", "index/swap_ms"):
         found = sorted(row[key] for row in rows if key in row)

@@ -1,7 +1,6 @@
 """Scoring: GPT-2 XL with random weights for speed and memory, SmolLM2's real weights for log-probs."""
 
 import time
-from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -80,7 +79,9 @@ def scoring(kit: Kit) -> None:
             took = kit.seconds(lambda pairs=pairs, tokens=tokens: score(lm, pairs, tokens), 3, 1)  # type: ignore[misc]
             kit.say(f"GPT-2 XL, passes of {tokens}, {kind}", num_tokens(pairs) / took, "tokens/s")
             if pairs is same:
-                kit.say("the same, share of 989 TFLOP/s", _flop(config, pairs) / took / PEAK_FLOPS, at_least=kit.on_gpu(0.4))
+                kit.say(
+                    "the same, share of 989 TFLOP/s", _flop(config, pairs) / took / PEAK_FLOPS, at_least=kit.on_gpu(0.4)
+                )
     unit = TokenizedCall(same[:10], [])
     lm.tokens_per_batch = 4096
     whole = kit.seconds(lambda: lm.launch(unit).result(), 8)
@@ -94,7 +95,7 @@ def scoring(kit: Kit) -> None:
     kit.say("replug over plain transformers, the same order", plain / ours, "x", at_least=kit.on_gpu(1.3))
     kit.begin_memory()
     score(lm, same, 8192)
-    kit.say_memory("memory of a scorer", score_bytes(LMS["gpt2-xl"].size("gpt2-xl"), 8192, "bfloat16"))
+    kit.say_memory("memory of a scorer", score_bytes(LMS["gpt2-xl"], 8192, "bfloat16"))
 
 
 def plain_transformers(model: PreTrainedModel, pairs: list[PairIds]) -> list[torch.Tensor]:
@@ -165,7 +166,9 @@ def _halve(kit: Kit, lm: HuggingFaceLM, pairs: list[PairIds]) -> None:
     torch.cuda.set_per_process_memory_fraction(room / torch.cuda.get_device_properties(0).total_memory)
     found = np.concatenate(score(lm, pairs, num_tokens(pairs)))
     torch.cuda.set_per_process_memory_fraction(1.0)
-    kit.say("a pass halved for want of memory, nats from small ones", float(np.abs(found - expected).max()), "nats", 1e-3)
+    kit.say(
+        "a pass halved for want of memory, nats from small ones", float(np.abs(found - expected).max()), "nats", 1e-3
+    )
 
 
 def numpy_texts(count: int) -> list[str]:
@@ -174,5 +177,3 @@ def numpy_texts(count: int) -> list[str]:
     long = [text for text in found if len(text) > 800]
     assert len(long) >= count, f"numpy has {len(long)} long docstrings; expected {count}"
     return long[:count]
-
-

@@ -73,6 +73,11 @@ def faiss_indexes(kit: Kit) -> None:
         free = torch.cuda.mem_get_info()[0]
         copied = faiss_index._to_gpu(index)
         took = (free - torch.cuda.mem_get_info()[0]) / 1e9
-        same = np.mean([len(set(a) & set(b)) / 20 for a, b in zip(copied.search(queries, 20)[1], index.search(queries, 20)[1], strict=True)])
+        same = np.mean(
+            [
+                len(set(a) & set(b)) / 20
+                for a, b in zip(copied.search(queries, 20)[1], index.search(queries, 20)[1], strict=True)
+            ]
+        )
         kit.say(f"{factory}: rows as on the CPU, copy of {took:.2f} GB", float(same), "", at_least=0.95)
         del copied
