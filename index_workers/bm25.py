@@ -11,13 +11,28 @@ documents twice, a chunk in memory at a time, and gives the scores of bm25s to t
 
 import itertools
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
-import bm25s
 import numpy as np
 
 from replug.config.errors import UserError
 
+
+def _import_bm25s() -> Any:
+    """Import bm25s as if there were no jax: it would begin to use it, which takes three quarters of a GPU's memory."""
+    is_hidden = sys.modules.setdefault("jax", None) is None  # type: ignore[arg-type]
+    try:
+        import bm25s
+
+        return bm25s
+    finally:
+        if is_hidden:
+            del sys.modules["jax"]
+
+
+bm25s = _import_bm25s()
 STOP_WORDS = "english"
 K1, B = 1.5, 0.75
 CHUNK_DOCUMENTS = 50_000

@@ -1,6 +1,9 @@
 """BM25 against the formula worked out word by word and against `bm25s`; its order, its memory."""
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import bm25s
 import numpy as np
@@ -115,3 +118,11 @@ def test_an_index_in_memory_gives_the_same_scores_and_documents(made_up: list[st
         assert sorted(rows[above]) == sorted(expected_rows[0][above])
     assert index.search("unheardof", 5000)[1].tolist() == [0] * len(made_up)
     assert BM25Index(TEXTS).search("", 3)[1].tolist() == [0, 0, 0]
+
+
+def test_jax_is_not_begun(tmp_path: Path) -> None:
+    """bm25s has jax compute something when it is imported, and jax then takes three quarters of the GPU's memory."""
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax/__init__.py").write_text("raise SystemExit('jax was imported')")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import replug.index_workers.bm25"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
