@@ -1,5 +1,6 @@
 """Figures of a stage, and how they are measured: seconds with the device waited for, memory, and stops of the host."""
 
+import gc
 import json
 import statistics
 import time
@@ -110,6 +111,7 @@ class Kit:
     def begin_memory(self) -> None:
         """Forget what was allocated at most so far."""
         if not self.pretends:
+            gc.collect()  # modules and their trainer know each other
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
