@@ -7,6 +7,7 @@ needs. One that is neither known as such nor mounted through FUSE counts as loca
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,6 +23,7 @@ SYSTEM_LIMIT = (
     "this is a limit of the system and the file may be whole: see `ulimit -n`, `ulimit -v` and "
     "/proc/sys/vm/max_map_count on that machine"
 )
+FULL = re.compile(r"\(os error \d+\)|inline_container\.cc")  # what safetensors, tokenizers and torch say of a full disk
 
 
 def file_sha256(path: Path) -> str:
@@ -95,9 +97,13 @@ def writing(partial: Path) -> Iterator[None]:
     """Remove a file or folder that the disk does not take in this block, and raise RunError with its name."""
     try:
         yield
-    except OSError as error:
+    except Exception as error:
+        if not isinstance(error, OSError) and not FULL.search(str(error)):
+            raise
+        free = shutil.disk_usage(partial.parent).free / 1e6
+        reason = getattr(error, "strerror", None) or f"{error}; {free:.1f} MB are free there"
         shutil.rmtree(partial) if partial.is_dir() else partial.unlink(missing_ok=True)
-        raise RunError(f"{partial} cannot be written: {error.strerror or error}") from error
+        raise RunError(f"{partial} cannot be written: {reason}") from error
 
 
 @contextmanager

@@ -151,7 +151,10 @@ class Folder:
         for name in files:
             problems += [f"{line}; {self.mend}" for line in file_problems(self.path, {name: files[name]})]
             progress.advance()
-        return [*problems, *(f"{self.path / name} is not listed in {MANIFEST}; remove it" for name in self.surplus())]
+        return [
+            *problems,
+            *(f"{self.path / name} is not listed in {MANIFEST}; move it elsewhere" for name in self.surplus()),
+        ]
 
     def surplus(self) -> list[str]:
         """Return names of files that the manifest does not list, apart from those of `others`."""
@@ -227,7 +230,9 @@ def write_mark(path: Path, content: Mapping[str, Any]) -> None:
 def read_mark(path: Path, mend: str) -> dict[str, Any]:
     """Return the content of a mark, without its checksum. Raises UserError, with how to `mend` it, if it is damaged."""
     content = read_json(path, mend)
-    if not isinstance(content, dict) or content.pop(OWN, None) != json_sha256(content):
+    if not isinstance(content, dict) or OWN not in content:
+        raise UserError(f"{path} was not written by replug: it has no {OWN}; give another folder, or move it elsewhere")
+    if content.pop(OWN) != json_sha256(content):
         raise UserError(f"{path} is damaged: its content differs from its own checksum; {mend}")
     return content
 

@@ -140,12 +140,7 @@ class VersionStore:
         shutil.rmtree(partial, ignore_errors=True)
         target = self.encoder_folder(version)
         with writing(partial):
-            try:
-                save(partial)
-            except Exception as error:  # safetensors and tokenizers have error classes of their own for a full disk
-                if "os error" in str(error):
-                    raise OSError(str(error)) from error
-                raise
+            save(partial)
             digest = weights_sha256(partial)
             if (target / WEIGHTS).is_file() and weights_sha256(target) != digest:
                 self._set_aside(self.folder(version))

@@ -7,8 +7,8 @@ give the same losses as the command line.
 
 import json
 import math
+import shutil
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -308,19 +308,23 @@ class _Given:
 
     def write(self, run_dir: Path) -> None:
         """Write the objects under `run_dir`. Raises UserError where it holds others."""
+        from replug.data.files import writing
         from replug.data.folder import Folder, file_sum, sole_writer
 
         if not self.objects:
             return
         mend = "give the same objects, or another run_dir"
         folder = Folder(run_dir / GIVEN, "set of given objects", key="run_dir", mend=mend)
-        with sole_writer(folder.path), tempfile.TemporaryDirectory(prefix=".partial", dir=folder.path) as partial:
+        partial = folder.path / ".partial"
+        with sole_writer(folder.path), writing(partial):
+            shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+            partial.mkdir()
             for name, value in self.objects.items():
                 if name == RETRIEVER:
-                    value.save_pretrained(str(Path(partial) / name), create_model_card=False)
+                    value.save_pretrained(str(partial / name), create_model_card=False)
                 else:
-                    _write_rows(Path(partial) / name, *value)
-            paths = sorted(path for path in Path(partial).rglob("*") if path.is_file())
+                    _write_rows(partial / name, *value)
+            paths = sorted(path for path in partial.rglob("*") if path.is_file())
             sums = {str(path.relative_to(partial)): file_sum(path) for path in paths}
             folder.claim({f"{name} (sha256)": known["sha256"] for name, known in sums.items()})
             for path in () if folder.is_finished else paths:
@@ -328,6 +332,7 @@ class _Given:
                 place.parent.mkdir(parents=True, exist_ok=True)
                 path.replace(place)
             folder.finish(sums)
+            shutil.rmtree(partial)
 
 
 def _write_rows(path: Path, name: str, rows: Any) -> None:

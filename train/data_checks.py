@@ -5,6 +5,7 @@ are known without reading a text, come before tokens, of which none is shorter t
 in batches.
 """
 
+import logging
 from collections.abc import Iterator
 
 import numpy as np
@@ -20,6 +21,8 @@ from replug.models.lm_source import LMSource
 from replug.models.pair_tokens import prompts_token_ids, text_rules
 from replug.models.preparing import tokens_at_most
 from replug.models.prompt import PromptTemplate
+
+log = logging.getLogger(__name__)
 
 BATCH_ROWS = 1024
 
@@ -37,6 +40,11 @@ def check_texts(config: Config, data: PreparedSet) -> None:
     if len(data.corpus) < wanted:
         raise UserError(
             f"retrieve.k or evaluate.k asks for {wanted} documents, but the corpus holds {len(data.corpus)}"
+        )
+    if config.train.batch_size > (number := len(data.queries)):
+        log.warning(
+            f"train.batch_size is {config.train.batch_size:,}, more than the {number:,} training queries: a step reads "
+            "some of them several times"
         )
     named = {doc: text for store in data.texts for doc, text in store.gold().items()}
     # Without gold documents no id of the corpus need be read, which for 36M documents are gigabytes.

@@ -24,7 +24,7 @@ from replug.config.choices import Accelerator, TrainedSide
 from replug.config.errors import UserError
 from replug.config.rules import FIT, OWN_LABELS, chooses_by_dev, is_live, require_logprobs
 from replug.config.schema import Config
-from replug.data.files import read_json, write_json
+from replug.data.files import read_json, write_json, writing
 from replug.data.folder import sole_writer
 from replug.data.labels import Labels
 from replug.data.store import PreparedSet
@@ -291,7 +291,8 @@ def _export(
         tuned = load_encoder(config.retriever, run.best_weights, config.index.dims)
         if config.ensemble.temperature == FIT:
             tuned.temperature = EnsembleTemperature(best.temperature, lm, config.evaluate.k, len(data.require_dev()))
-    save_retriever(run.retriever, tuned, config.retriever, module.frozen_documents, run.best_weights)
+    with writing(run.retriever):
+        save_retriever(run.retriever, tuned, config.retriever, module.frozen_documents, run.best_weights)
     measured = {"first": asdict(watch.first) if watch.first else None, "best": asdict(best) if best else None}
     return {"step": best.step if best else steps, "steps": steps, **measured}
 

@@ -320,7 +320,7 @@ def _file_problem(name: str) -> Rejected | None:
                 done += len(part)
     except UnicodeDecodeError as error:
         at = other_format(Path(name)) or f"at byte {done - waiting + error.start}"
-        return Rejected(Reason.not_utf8, name, 0, f"{at}; convert or remove the file")
+        return Rejected(Reason.not_utf8, name, 0, f"{at}; convert the file, or leave it out of the source")
     except UNREADABLE as error:
         return Rejected(Reason.unreadable_file, name, 0, getattr(error, "strerror", None) or str(error))
 

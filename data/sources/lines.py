@@ -20,6 +20,7 @@ MAX_LINE_BYTES = 64 << 20
 EXCERPT = 40  # characters of a line that is none of JSON
 COMPRESSED = (".gz", ".zst", ".bz2")
 PACKINGS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}  # by a file's first bytes
+LFS_POINTER, HTML = "a pointer of Git LFS, whose file `git lfs pull` fetches", "HTML"
 OTHER_FORMATS = {
     b"PAR1": "Parquet",
     b"ARROW1": "Arrow",
@@ -32,9 +33,15 @@ OTHER_FORMATS = {
     b"SQLite format 3": "SQLite",
     b"\xff\xfe": "UTF-16",
     b"\xfe\xff": "UTF-16",
-    b"version https://git-lfs": "a pointer of Git LFS, whose file `git lfs pull` fetches",
+    b"version https://git-lfs": LFS_POINTER,
+    b"\x93NUMPY": "NumPy",
+    b"\x80\x04\x95": "a pickle",
+    b"<!DOCTYPE html": HTML,
+    b"<!doctype html": HTML,
+    b"<html": HTML,
 }
 TAR, TAR_AT = b"ustar", 257
+HEAD_BYTES = 4096
 
 UNREADABLE = (EOFError, OSError, zlib.error, pa.ArrowInvalid)  # what reading a damaged file raises
 
@@ -83,12 +90,32 @@ def json_object(line: bytes) -> dict[str, Any] | tuple[Reason, str]:
         return Reason.not_utf8, f"not UTF-8 at byte {error.start} of the line; convert the file"
     except json.JSONDecodeError as error:
         begins = error.doc[:EXCERPT].strip()
-        return Reason.invalid_json, f"not valid JSON: {error.msg} at column {error.colno} of {begins!r}"
+        at = f"not valid JSON: {error.msg} at column {error.colno} of {begins!r}"
+        return Reason.invalid_json, f"{at}, which looks like {found}" if (found := _looks_like(error.doc)) else at
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets thousands deep
         return Reason.invalid_json, f"not valid JSON: {error}"
     if not isinstance(row, dict):
-        return Reason.not_an_object, f"expected a JSON object, found {type(row).__name__}"
+        of_array = (
+            " (is the file a JSON array? `jq -c '.[]'` writes a row on each line)" if isinstance(row, list) else ""
+        )
+        return Reason.not_an_object, f"expected a JSON object, found {type(row).__name__}{of_array}"
     return row
+
+
+def _looks_like(line: str) -> str | None:
+    """Return the format that a line which is not JSON looks like; None for a damaged object."""
+    line = line.strip()
+    if line == "{":
+        return "an object over several lines: `jq -c .` writes it on one"
+    if line.startswith("["):
+        return "a JSON array: `jq -c '.[]'` writes a row on each line"
+    if line.startswith("{"):
+        return None
+    if line.startswith("<"):
+        return "HTML or XML"
+    return next(
+        (name for mark, name in {"\t": "a table with tabs", ",": "CSV", ";": "CSV"}.items() if mark in line), "text"
+    )
 
 
 def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -148,9 +175,10 @@ def other_format(path: Path) -> str | None:
     """Return the format of a file without lines of text, by its first bytes; None if it may have lines."""
     try:
         with open_file(path) as file:
-            head = file.read(TAR_AT + len(TAR))
+            head = file.read(HEAD_BYTES)
     except UNREADABLE:  # whoever reads the file says what is wrong with it
         return None
-    if head[TAR_AT:] == TAR:
+    if head[TAR_AT:].startswith(TAR):
         return "Tar"
-    return next((name for magic, name in OTHER_FORMATS.items() if head.startswith(magic)), None)
+    named = next((name for magic, name in OTHER_FORMATS.items() if head.startswith(magic)), None)
+    return named or ("binary" if b"\0" in head else None)

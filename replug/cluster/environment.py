@@ -8,12 +8,14 @@ import atexit
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 import psutil
+from filelock import FileLock, Timeout
 
-LONGEST_PARENT = 20  # characters of the folder above the private one
+PREFIX, LONGEST_PARENT = "replug-", 20  # characters of the folder above the private one
 # LM, builders and trainer share the cores. A thread that spins at a barrier keeps the thread that it waits for from
 # running; this is libgomp's own count for more threads than cores, which it cannot see across processes.
 SHARED_CORES = {"GOMP_SPINCOUNT": "1000"}
@@ -26,9 +28,20 @@ def private_folder() -> Path:
     Not in a deep $TMPDIR: the path of a socket has 107 characters at most, of which Ray needs 70.
     """
     parent = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
-    folder = tempfile.mkdtemp(prefix="replug-", dir=parent if len(parent) <= LONGEST_PARENT else "/tmp")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
+    parent = parent if len(parent) <= LONGEST_PARENT else "/tmp"
+    for lock in Path(parent).glob(f"{PREFIX}*/lock"):  # of processes that were killed: a live one holds its lock
+        with suppress(OSError, Timeout), FileLock(lock, timeout=0, fallback_to_soft=False):
+            shutil.rmtree(lock.parent)
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+    held = FileLock(folder / "lock", fallback_to_soft=False)
+    held.acquire()
+    atexit.register(_remove, folder, held)
+    return folder
+
+
+def _remove(folder: Path, lock: FileLock) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    lock.release()
 
 
 # NCCL takes a bare name for the beginning of one.

@@ -68,6 +68,7 @@ class Interruption:
         self._heard: list[int] = []
         self._describe: Callable[[], str] = str
         self._ended = threading.Event()
+        self._ending = threading.Lock()
         self._raises = False  # KeyboardInterrupt, since Ctrl-C is Python's own: not on the command line
         self._wakeup: socket.socket | None = None  # Python writes the numbers of signals to it, whatever is running
 
@@ -134,7 +135,7 @@ class Interruption:
         if self._ends_at_once(number, self._handled):
             if self._is_pythons(number):
                 raise KeyboardInterrupt
-            end_process(number)
+            self._end_at_once(number)
         if self._is_pythons(number):
             _say(SAVING)
         self._asked = self._asked or number
@@ -150,7 +151,7 @@ class Interruption:
             self._leave_terminal()
         is_first = not self._heard
         if self._ends_at_once(number, self._heard):
-            end_process(number)
+            self._end_at_once(number)
         self._asked = self._asked or number
         if number == signal.SIGINT:
             _say(SAVING)
@@ -175,6 +176,12 @@ class Interruption:
         is_again = number == signal.SIGINT and number in before
         before.append(number)
         return is_again or (self._asked is None and not self._is_deferred)
+
+    def _end_at_once(self, number: int) -> None:
+        """Say why the process ends and end it, in the first of the two threads that comes here."""
+        if self._ending.acquire(blocking=False):
+            _say(f"replug: interrupted by {_called(number)}; what is finished is kept, run the same command again")
+            end_process(number)
 
     def _end_in_time(self, number: int) -> None:
         seconds = SECONDS_TO_END[signal.Signals(number)]

@@ -16,24 +16,30 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from replug.cluster.environment import SHARED_CORES
 from replug.cluster.interruption import exit_status
 from replug.config.errors import Interrupted, RunError, UserError
+from replug.config.load import keys_called
 from replug.config.plain_text import plain_text
 from replug.data import progress
+from replug.data.files import cache_dir
 from replug.messages import LOGGER, StandardError
 
 # Read by transformers and the hub, here and in Ray's actors: their bars and reports would drown our progress lines.
 QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+# Read by Ray when it is imported: what is asked of it after its end would start a second cluster, open to everybody.
+OWN_CLUSTER = {"RAY_ENABLE_AUTO_CONNECT": "0"}
 # What a file system says of a user's path; anything else of the system is a mistake of ours, and shows its traceback.
 OF_A_PATH = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
     *(errno.ENAMETOOLONG, errno.ELOOP),
 )
+
+USAGE_STATUS = 2  # of typer, for options and arguments that a command does not have
 
 COMMANDS = {  # modules of `replug.commands` by group, in the order of `replug --help`
     "Train": ("train", "prepare", "slurm"),
@@ -64,11 +70,16 @@ def main() -> None:
     log_to_stderr()
     if sys.stderr.isatty():
         progress.rewrite_with(_rewrite)
-    for name, value in {**QUIET, **SHARED_CORES}.items():
+    for name, value in {**QUIET, **OWN_CLUSTER, **SHARED_CORES}.items():
         os.environ.setdefault(name, value)
+    app = command_line(*sys.argv[1:2])
     try:
         with _says_when_interrupted():
-            command_line(*sys.argv[1:2])()
+            app()
+    except SystemExit as ended:
+        if ended.code == USAGE_STATUS:
+            _say_keys(app)
+        raise
     except (UserError, RunError) as error:
         progress.erase()
         print(f"replug: {plain_text(str(error))}", file=sys.stderr)
@@ -78,8 +89,20 @@ def main() -> None:
     except OSError as error:
         if error.filename is None or error.errno not in OF_A_PATH:
             raise
-        print(f"replug: {error.filename}: {error.strerror}", file=sys.stderr)
+        mend = "; set REPLUG_CACHE to a folder that can be written" if str(cache_dir()) in str(error.filename) else ""
+        print(f"replug: {error.filename}: {error.strerror}{mend}", file=sys.stderr)
         sys.exit(1)
+
+
+def _say_keys(app: typer.Typer) -> None:
+    """Say how keys are given, where one was typed as an option that the command does not have."""
+    command: Any = typer.main.get_command(app)
+    command = command.commands.get(sys.argv[1])
+    known = {option for parameter in getattr(command, "params", ()) for option in parameter.opts}
+    for name in [typed.partition("=")[0] for typed in sys.argv[2:] if typed.startswith("--")]:
+        if name not in known and (keys := keys_called(name.lstrip("-").replace("-", "_"))):
+            given = " or ".join(f"{key}=VALUE" for key in keys)
+            print(f"replug: {name} is a key of the configuration; expected {given}", file=sys.stderr)
 
 
 @contextmanager

@@ -18,12 +18,11 @@ from replug.config.choices import Teacher
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import AnyConfig, AskConfig, EvaluationConfig
 from replug.config.keys import keys_of, sections_of
-from replug.config.rules import WAYS_OF_DATA, check_rules
+from replug.config.rules import API_KEY, HEADERS, VARIABLE, WAYS_OF_DATA, check_rules
 from replug.config.schema import Config, LMConfig
 
 Made = TypeVar("Made", Config, EvaluationConfig, AskConfig)
 Schema = type[AnyConfig]
-API_KEY, HEADERS = "api_key_env", "headers"
 OWN_VARIABLES = "REPLUG_"  # of the environment: what a file may name as the key of a server
 OTHER_KEY = re.compile(r"\$\{\w+(\.\w+)*\}")  # all of OmegaConf's interpolation that a configuration may use
 MOST_BYTES, MOST_NESTED = 1_000_000, 20  # of a configuration
@@ -214,6 +213,8 @@ def _require_own_variables(tree: Any, path: str, overrides: Sequence[str], is_st
             continue
         names = [str(header).partition("=")[2] for header in value] if isinstance(value, list) else [str(value)]
         others = [name for name in names if not name.startswith(OWN_VARIABLES)]
+        if not is_stored and not all(re.fullmatch(VARIABLE, name) for name in others):
+            continue  # check_rules refuses it, and shows none of it: it may be the key itself
         if is_stored and (others or last == API_KEY):
             del OmegaConf.select(tree, section)[last]
         elif others:
@@ -334,6 +335,12 @@ def _suggestion(key: str, schema: Schema) -> str:
     return (
         "; `replug keys` lists them all" if schema is not AskConfig else f"; expected keys of {' and '.join(sections)}"
     )
+
+
+def keys_called(name: str) -> list[str]:
+    """Return the keys of a configuration with this name, its last part alone or a synonym."""
+    names = [known.path for known in keys_of(Config)]
+    return [*SYNONYMS.get(name, ())] or [path for path in names if f".{path}".endswith(f".{name}")]
 
 
 def _type_name(kind: Any) -> str:

@@ -28,6 +28,8 @@ from replug.config.refresh_policy import refresh_problems
 from replug.config.schema import DEV_SHARE, Config, DataConfig, EnsembleConfig, LMConfig, RetrieverConfig
 
 HOST_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
+API_KEY, HEADERS = "api_key_env", "headers"
+VARIABLE, OWN_KEY = r"[A-Z_][A-Z0-9_]*", "REPLUG_LM_API_KEY"  # of the environment; a key itself has other characters
 ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 WAYS_OF_DATA = (("corpus", "queries", "heldout", "dev"), ("source",), ("prepared",))  # keys of `data`
 API_VERSION = re.compile(r"api-version=([\w.-]+)")
@@ -45,6 +47,8 @@ YES_PROMPT = r"Passage: {document}\n\nText: {context}\n\nDoes the passage help t
 
 def check_rules(config: AnyConfig, needs_lm: bool = True, needs_retriever: bool = True) -> None:
     """Raise UserError for the first rule that does not hold."""
+    for problem in _pasted_secrets(config):
+        raise UserError(problem)
     if isinstance(config, EvaluationConfig):
         problems = _evaluation_problems(config)
     elif isinstance(config, AskConfig):
@@ -53,6 +57,16 @@ def check_rules(config: AnyConfig, needs_lm: bool = True, needs_retriever: bool 
         problems = _problems(config, needs_lm, needs_retriever)
     for problem in problems:
         raise UserError(problem)
+
+
+def _pasted_secrets(config: AnyConfig) -> Iterator[str]:
+    """Find what names no variable where one is expected, and show none of it: it may be the key itself."""
+    for path in (key.path for key in keys_of(type(config))):
+        value, last = attrgetter(path)(config), path.rpartition(".")[2]
+        if last == API_KEY and not re.fullmatch(VARIABLE, value):
+            yield f"{path} is not the name of an environment variable; expected {OWN_KEY}, with the key in it"
+        if last == HEADERS and not all(re.fullmatch(rf"[\w-]+={VARIABLE}", header) for header in value):
+            yield f"{path} has an entry that is not NAME=VARIABLE; expected api-key={OWN_KEY}, with the key in it"
 
 
 def _ask_problems(config: AskConfig) -> Iterator[str]:
@@ -278,9 +292,6 @@ def _server_problems(lm: LMConfig) -> Iterator[str]:
         yield str(error)
     if not (lm.model or "").strip():
         yield "lm.model is missing; expected the name under which the server at lm.url serves the LM"
-    for header in lm.headers:
-        if not re.fullmatch(r"[\w-]+=\w+", header):
-            yield f"lm.headers holds {header!r}; expected NAME=VARIABLE, such as api-key=REPLUG_LM_API_KEY"
     if lm.api is ServerAPI.prompt_logprobs and not lm.tokenizer:
         yield f"lm.tokenizer is missing; expected the server's tokenizer, since lm.api={lm.api.value} sends token ids"
     if lm.too_long is TooLong.truncate and not lm.tokenizer:

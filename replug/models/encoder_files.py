@@ -33,6 +33,7 @@ from replug.models.model_files import (
     read_model_config,
     require_no_adapter,
     require_own_tokenizer,
+    require_safetensors,
     require_tokenizer,
     require_whole,
 )
@@ -78,6 +79,7 @@ class WholeTransformer(Transformer):
             raise UserError(
                 f"{KEY}: {path} loads its Transformer with {sorted(unknown)[0]}, which replug does not follow"
             )
+        require_safetensors(path, KEY)
         options = {name: options[name] for name in options.keys() & HUB_OPTIONS}
         options |= {"dtype": torch.float32, "use_safetensors": True} | REPORTED
         loaded: Any = super()._load_model(path, *given, **options)

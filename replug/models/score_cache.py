@@ -273,12 +273,11 @@ def _unpacked(kind: int, content: bytes, num_tokens: int | None) -> Stored:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    remove = "give another file, or remove this one: its scores are computed again"
     try:
         if path.is_file():  # SQLite takes a file of a byte or two for an empty database
             with path.open("rb") as file:
                 if file.read(len(SQLITE_HEADER)) not in (b"", SQLITE_HEADER):
-                    raise UserError(f"{path} is damaged, or not a cache of scores: file is not a database; {remove}")
+                    raise UserError(f"{path} is not a cache of scores: it does not begin as a file of SQLite does")
         path.parent.mkdir(parents=True, exist_ok=True)
         database = sqlite3.connect(
             path, timeout=SECONDS_TO_WAIT_FOR_WRITERS, isolation_level=None, check_same_thread=False
@@ -296,7 +295,10 @@ def _open(path: Path) -> sqlite3.Connection:
         database.execute("PRAGMA synchronous=NORMAL")
     except (sqlite3.Error, OSError) as error:
         if _is_damage(error):
-            raise UserError(f"{path} is damaged, or not a cache of scores: {error}; {remove}") from error
+            raise UserError(
+                f"{path} is damaged, or not a cache of scores: {error}; give another file. The scores of a run are "
+                "computed again where its scores.sqlite is missing"
+            ) from error
         reason = _in_use(path, error) or f"{path}: the cache of scores cannot be opened: {error}; give another file"
         raise UserError(reason) from error
     return database
@@ -309,10 +311,11 @@ def _is_ours(path: Path, database: sqlite3.Connection) -> bool:
     version = database.execute("PRAGMA user_version").fetchone()[0]
     if is_empty or (application, version) == (APPLICATION_ID, FORMAT):
         return not is_empty
-    found = f"format {version}" if application == APPLICATION_ID else "an older cache, or another program's file"
+    if application != APPLICATION_ID:
+        raise UserError(f"{path} is not a cache of scores, but another program's database; give another file")
     raise UserError(
-        f"{path} is not a cache of scores of format {FORMAT}, but {found}; give another file, or remove this one "
-        "if it is a cache: its scores are computed again"
+        f"{path} is a cache of scores of format {version}, expected {FORMAT}; give another file, or remove this one: "
+        "its scores are computed again"
     )
 
 

@@ -184,7 +184,7 @@ def test_a_source_that_is_not_there_is_named(tmp_path, source):
 # Prepared sets ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("content", ["{", "{}"], ids=["broken JSON", "another checksum"])
+@pytest.mark.parametrize("content", ["{", '{"sha256_of_this": ""}'], ids=["broken JSON", "another checksum"])
 def test_a_set_with_a_damaged_manifest_is_refused(tmp_path, content):
     (tmp_path / "manifest.json").write_text(content)
     assert_says(lambda: PreparedSet(tmp_path), f"{tmp_path}/manifest.json is damaged", "`replug prepare` again")

@@ -62,6 +62,21 @@ def test_every_section_that_names_a_key_may_name_our_own_variables_only(
             load(path)
 
 
+@pytest.mark.parametrize("pasted", ["sk-proj-a1b2", "BSAq9w8", "Bearer 123", "", "9f8e7d"])
+def test_a_key_that_is_pasted_in_place_of_its_variable_is_refused_and_not_shown(pasted: str, tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD + "lm: {url: 'http://127.0.0.1/v1', model: m}\n")
+    (tmp_path / "theirs").mkdir()
+    in_file = write(tmp_path / "theirs", SERVER.replace(SECRET, f"'{pasted}'"))
+    for load in (
+        lambda: load_config(path, [f"lm.api_key_env='{pasted}'"]),
+        lambda: load_config(path, [f"lm.headers=[api-key={pasted or '-'}]"]),
+        lambda: load_config(in_file),
+    ):
+        with pytest.raises(UserError, match=r"expected (api-key=)?REPLUG_LM_API_KEY, with the key in it") as error:
+            load()
+        assert not pasted or pasted not in str(error.value)
+
+
 @pytest.mark.parametrize("load", [load_config, load_evaluation_config])
 def test_a_configuration_may_name_our_own_variables_only_and_the_command_line_any(
     load: Callable, tmp_path: Path

@@ -4,10 +4,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from safetensors import SafetensorError
 
-from replug.config.errors import UserError
+from replug.config.errors import RunError, UserError
 from replug.data import files
-from replug.data.files import link_equal_files, read_json, replace_file, shared_file_system
+from replug.data.files import link_equal_files, read_json, replace_file, shared_file_system, writing
 
 
 def test_a_link_in_the_way_is_replaced_and_what_it_points_to_stays(tmp_path: Path) -> None:
@@ -63,3 +64,22 @@ def test_the_mount_nearest_above_a_path_says_what_it_lies_on(
     mounts = [SimpleNamespace(mountpoint=place, fstype=found) for place, found in MOUNTS]
     monkeypatch.setattr(files.psutil, "disk_partitions", lambda all: mounts)
     assert shared_file_system(Path(path)) == kind
+
+
+FULL_DISK = [
+    OSError(28, "No space left on device"),
+    SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598"),  # torch.save
+    Exception("No space left on device (os error 28)"),  # of tokenizers
+]
+
+
+@pytest.mark.parametrize("error", FULL_DISK, ids=lambda error: type(error).__name__)
+def test_a_full_disk_is_named_whoever_writes_and_leaves_nothing_half_written(error: Exception, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"lm.partial cannot be written: .+"), writing(tmp_path / "lm.partial"):
+        (tmp_path / "lm.partial").mkdir()
+        (tmp_path / "lm.partial/model.safetensors").write_bytes(b"half")
+        raise error
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="a mistake of ours"), writing(tmp_path / "lm.partial"):
+        raise ValueError("a mistake of ours")

@@ -152,7 +152,7 @@ def test_missing_changed_and_surplus_files_are_named_and_required_ones_refused(f
     (finished.path / "sub/b").unlink()
     (finished.path / "sub/c").write_text("")
     said = [f"a is damaged: its checksum differs; {finished.mend}", f"sub/b is missing; {finished.mend}",
-            f"sub/c is not listed in {MANIFEST}; remove it"]  # fmt: skip
+            f"sub/c is not listed in {MANIFEST}; move it elsewhere"]  # fmt: skip
     assert finished.verify() == [f"{finished.path}/{line}" for line in said]
     reader = made(finished.path)
     reader.require("unlisted")

@@ -17,6 +17,7 @@ from replug.data.row_files import DEV, TRAIN, count_rows, read_rows, rows_sha256
 from replug.data.rows import read_documents, read_examples
 from replug.data.shapes import example_rows
 from replug.data.sources import shards
+from tests.support.preparing import prepare
 
 ROWS = [{"id": "a", "text": 'The Rhine, "Rhein",\nflows'}, {"id": "b", "text": "through Basel; ünd"}]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
@@ -242,3 +243,45 @@ def test_judgements_and_runs_are_read_in_every_form_and_a_run_is_read_as_it_was_
         file.write("q 1\td3\tyes\n")
     with pytest.raises(UserError, match=r"bad\.tsv:4: 'yes' is not a grade"):
         read_qrels(tmp_path / "bad.tsv")
+
+
+def source_shown(path: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        prepare(path.parent / "set", path)
+    return str(caught.value)
+
+
+def corpus_shown(path: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        list(read_documents(path))
+    return str(caught.value)
+
+
+# What `data.source` says, and `data.corpus`, which reads arrays and tables whatever they are called.
+NAMED = {
+    "an array": (json.dumps(ROWS).encode(), "JSON array", None),
+    "an array over lines": (json.dumps(ROWS, indent=1).encode(), "looks like a JSON array", None),
+    "an object over lines": (
+        json.dumps(ROWS[0], indent=1).encode(),
+        "an object over several lines",
+        "over several lines",
+    ),
+    "a table with commas": (CSV, "looks like CSV", None),
+    "a table with tabs": (b"id\ttext\na\tone\n", "looks like a table with tabs", None),
+    "YAML": (b"- id: a\n  text: b\n", "looks like text", "looks like text"),
+    "a page": (b"<!doctype html><p>404, not found</p>", "HTML", "HTML"),
+    "XML": (b"<?xml version='1.0'?><a>b</a>", "HTML or XML", "HTML or XML"),
+    "a pointer": (b"version https://git-lfs.github.com/spec/v1\nsize 1\n", "git lfs pull", "git lfs pull"),
+    "vectors": (b"\x93NUMPY\x01\x00", "NumPy", "NumPy"),
+    "a program": (b"\x7fELF\x02\x01\x01" + bytes(90), "binary", "binary"),
+    "Zip": (b"PK\x03\x04" + bytes(90), "Zip", "Zip"),
+}
+
+
+@pytest.mark.parametrize("what", NAMED)
+def test_a_format_that_is_not_read_is_named_by_the_first_bytes(what: str, tmp_path: Path) -> None:
+    content, of_source, of_corpus = NAMED[what]
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content)
+    assert of_source in source_shown(path)
+    assert of_corpus is None or of_corpus in corpus_shown(path)

@@ -305,9 +305,11 @@ def test_the_key_is_sent_and_shown_nowhere(
 
 def test_a_missing_or_wrong_key_names_the_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     with FaultServer(api_key=SECRET) as server:
-        for key in ("", "sk-wrong"):
+        for key, says in {"": "no key was sent: expected it in", "sk-wrong": "other than the one in"}.items():
             monkeypatch.setenv("MY_KEY", key)
-            with pytest.raises(UserError, match=r"401 Unauthorized: .* environment variable MY_KEY") as info:
+            with pytest.raises(
+                UserError, match=rf"401 Unauthorized: .* {says} the environment variable MY_KEY"
+            ) as info:
                 HttpLM(server_spec(server.url, api_key_env="MY_KEY"), RequestBudget(None))
             assert "sk-wrong" not in str(info.value)
 

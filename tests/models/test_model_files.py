@@ -16,7 +16,7 @@ from replug.models.encoder import Encoder
 from replug.models.local import local_source
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.model_files import loading
-from replug.models.packaged import write_stand_in_encoder
+from replug.models.packaged import resolve_lm_path, write_stand_in_encoder
 from tests.support.encoder_folders import write_chain, write_encoder
 from tests.support.tiny_lms import write_gpt2, write_llama, write_tokenizer
 
@@ -134,6 +134,36 @@ def test_pickled_weights_are_refused_before_anything_heavy(lm: Path) -> None:
     (lm / "model.safetensors").rename(lm / "pytorch_model.bin")
     with pytest.raises(UserError, match=r"lm.path: .* has no \*.safetensors, and pickled weights .* are not read"):
         connect(lm)
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_pointer_of_git_lfs_is_named_with_what_fetches_its_file(lm: Path, encoder: Path, name: str) -> None:
+    for folder, load in ((lm, lambda: HuggingFaceLM(str(lm))), (encoder, lambda: Encoder(str(encoder)))):
+        (folder / name).write_bytes(POINTER)
+        with pytest.raises(UserError, match=rf"{folder / name} is, by its first bytes, .*`git lfs pull` fetches"):
+            load()
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "empty file"),
+        (b"GGUF" + bytes(60), ""),
+        (POINTER, "git lfs pull"),
+        (b"<html>404</html>", "first bytes, HTML"),
+    ],
+)
+def test_a_gguf_file_that_is_not_whole_is_refused_and_leaves_nothing(
+    content: bytes, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REPLUG_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "lm.gguf").write_bytes(content)
+    with pytest.raises(UserError, match=rf"^lm\.path: .*lm\.gguf.*{says}"):
+        resolve_lm_path(str(tmp_path / "lm.gguf"))
+    assert not list((tmp_path / "cache/models").iterdir())
 
 
 @pytest.mark.parametrize("method", ["fp8", "mxfp4", "spqr", "higgs"])

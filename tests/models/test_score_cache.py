@@ -21,7 +21,7 @@ from replug.data import files
 from replug.models import score_cache
 from replug.models.black_box_lm import ContinuationScore, GenerateCall, Mixture, SampleCall, ScoreCall
 from replug.models.generation import Generated, GenerationOptions
-from replug.models.score_cache import FORMAT, ScoreCache, call_keys, pair_key
+from replug.models.score_cache import ScoreCache, call_keys, pair_key
 from tests.support.processes import PROCESSES
 
 UNIT = 20
@@ -181,14 +181,14 @@ def test_an_old_cache_is_refused_and_left_as_it_is(path: Path) -> None:
         database.execute("CREATE TABLE scores (key BLOB PRIMARY KEY, logprobs BLOB NOT NULL) WITHOUT ROWID")
     database.close()
     before = path.read_bytes()
-    refused(path, f"format {FORMAT}", "older cache", "remove")
+    refused(path, "another program's database", "give another file")
     assert path.read_bytes() == before
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
 def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(path: Path) -> None:
     path.write_text("years of work" * 100)
-    refused(path, "not a cache of scores", "remove")
+    refused(path, "not a cache of scores: it does not begin as a file of SQLite does")
     assert path.read_text() == "years of work" * 100
 
 

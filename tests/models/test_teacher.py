@@ -137,7 +137,7 @@ class SimpleSource:
             r"loss.lm_score is probability, but a score by lm.score=answer is not a log-prob",
         ),
         (("lm.api=chat",), r"lm.api is chat, but lm.path names a local LM; expected lm.chat=true"),
-        (("lm.headers=[api-key]",), r"lm.headers holds 'api-key'; expected NAME=VARIABLE"),
+        (("lm.headers=[api-key]",), r"lm.headers has an entry that is not NAME=VARIABLE"),
     ],
 )
 def test_keys_that_do_not_go_with_a_teacher_are_refused(tmp_path: Path, overrides: Sequence[str], says: str) -> None:

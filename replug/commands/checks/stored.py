@@ -18,14 +18,13 @@ from replug.evals.folder import EvaluationFolder
 from replug.index_workers.build_plan import index_folder, version_numbers
 from replug.models.score_cache import ModelUse, ScoreCache
 
+KINDS = "an index, a prepared set, labels, an encoder, a run directory"
+
 
 def verify(path: Path, as_json: bool) -> None:
     """Print what is there and what is wrong. Raises UserError if replug did not write it, RunError if it is damaged."""
     if not path.exists():
-        raise UserError(
-            f"{path} does not exist; expected a YAML file, an index, a prepared set, a run directory or a cache of "
-            "scores"
-        )
+        raise UserError(f"{path} does not exist; expected a YAML file, {KINDS} or a cache of scores")
     if path.is_file():
         verify_scores(path, as_json)
         return
@@ -62,6 +61,8 @@ def _verify_folder(directory: Path) -> tuple[list[str], list[str]]:
     for folder, wrong in checked.items():
         found.append(f"{folder}: {'all intact' if not wrong else f'wrong in {len(wrong)} places'}")
         problems += wrong
+    if not found and kind_of(directory) is None and not version_numbers(index_folder(directory)):
+        raise UserError(f"{directory} holds nothing that replug wrote; expected {KINDS}")
     if version_numbers(index_folder(directory)) or not found:
         of_index = verify_index(index_folder(directory))
         found, problems = of_index[0] + found, of_index[1] + problems

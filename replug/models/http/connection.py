@@ -205,7 +205,10 @@ class ServerConnection:
 
     def _hint(self, response: httpx.Response, payload: dict[str, Any] | None) -> str:
         if response.status_code in (401, 403):
-            return f"; expected its key in the environment variable {self._lm.api_key_env}"
+            variable = f"environment variable {self._lm.api_key_env}"
+            if self._secrets:
+                return f"; expected a key that the server accepts, other than the one in the {variable}"
+            return f"; no key was sent: expected it in the {variable}"
         if response.next_request and _origin(response.next_request) != _origin(response.request):
             elsewhere = response.next_request.url.copy_with(query=None, fragment=None, userinfo=b"")
             address = self.words(str(elsewhere).rstrip("/").removesuffix("/completions"))
