@@ -4,7 +4,7 @@ import json
 import logging
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -33,6 +33,7 @@ def export(
             help="Hub repository to push to, by `hf auth login` or HF_TOKEN.",
         ),
     ] = None,
+    harmed: Annotated[bool, typer.Option("--harmed", help="Export a retriever that the run made worse.")] = False,
     public: Annotated[bool, typer.Option("--public", help="Make the pushed repository public.")] = False,
     index: Annotated[
         Path | None,
@@ -74,6 +75,9 @@ def export(
     if not (run.path / "config.yaml").is_file():
         raise UserError(f"{run_dir} is not a run directory (config.yaml is missing)")
     run.folder.require("config.yaml", "environment.json", "fitted.json", "results.json")
+    results = json.loads(run.results.read_text()) if run.is_finished else None
+    if not harmed:
+        _require_unharmed(results)
     config = load_stored_config(run.path / "config.yaml")
     from replug.models.build import load_encoder  # after a mistake could be told
     from replug.train.model_card import write_model_card
@@ -95,7 +99,6 @@ def export(
                     f"documents are encoded by {config.retriever.path}, a folder of this machine: push that model too, "
                     "and name it in the card"
                 )
-            results = json.loads(run.results.read_text()) if run.is_finished else None
             name, made_by = push or f"./{folder.name}", run.provenance(is_public=True)
             write_model_card(partial, config, weights, made_by, results, name, license_id)
             partial.rename(folder)
@@ -103,6 +106,13 @@ def export(
             print(f"retriever: {out} (weights of {weights})")
         if push is not None:
             print(f"pushed: {push_folder(folder, push, public)} (weights of {weights})")
+
+
+def _require_unharmed(results: dict[str, Any] | None) -> None:
+    from replug.train.verdict import HARMED, verdict_of
+
+    if results and (verdict := verdict_of(results)) and verdict["verdict"] == HARMED:
+        raise UserError(f"{verdict['sentence']} {verdict['more'][-1]} Give --harmed to export it all the same")
 
 
 def _tuned(config: Config, run: "RunDirectory") -> tuple["Encoder", str, Path | None]:

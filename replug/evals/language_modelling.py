@@ -298,8 +298,9 @@ def headroom_lines(results: Results) -> list[str]:
         elif source in (REPLUG, *WITHOUT_RETRIEVER) or method not in rooms:
             continue
         if base in rooms and (room := rooms[base][0] - rooms[base][1]) > LEAST_GAIN:
-            share = (rooms[base][0] - of["bpb"]["value"]) / room
-            lines.append(f"{method} gets {share:.0%} of what weights by the LM's own scores would gain over {base}.")
+            gained = rooms[base][0] - of["bpb"]["value"]
+            share = f"gets {gained / room:.0%} of what weights by the LM's own scores would gain over {base}"
+            lines.append(f"{method} {share if gained >= 0 else f'is {-gained:.4f} bits per byte worse than {base}'}.")
     return lines
 
 

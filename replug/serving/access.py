@@ -4,6 +4,7 @@ Whoever has the token may ask. Without a token the server listens on loopback on
 reach it under a name that it made to mean loopback (DNS rebinding), so the name in `Host` must be loopback's too.
 """
 
+import asyncio
 import hmac
 import ipaddress
 import os
@@ -16,8 +17,9 @@ from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from replug.config.errors import UserError
+from replug.serving.connections import SECONDS_TO_ARRIVE
 from replug.serving.openai_api import ApiError
-from replug.serving.service import Service
+from replug.serving.service import CLIENT, Service
 from replug.serving.tei_api import TEI_COMPUTING, TEI_INFO, error_response
 
 TOKEN_VARIABLE = "REPLUG_SERVE_TOKEN"
@@ -72,7 +74,11 @@ class Guard:
         self._under_way += counted
         try:
             self._require_admitted(route, Request(scope))
-            await self._app(scope, receive, send_watched)
+            CLIENT.set(scope.get("client"))
+            async with asyncio.timeout(self._service.limits.timeout_seconds + SECONDS_TO_ARRIVE):
+                await self._app(scope, receive, send_watched)
+        except TimeoutError:  # of a client that does not read: the server closes the connection
+            status = GONE
         except ApiError as error:
             await error_response(error, scope["path"])(scope, receive, send_watched)
         except Exception:
@@ -90,6 +96,9 @@ class Guard:
         if self._token is None and not is_loopback(name):
             message = f"Host is {request.headers.get('host')}; expected this machine's own, such as 127.0.0.1"
             raise ApiError(403, message, code="wrong_host")
+        if self._token is None and "origin" in request.headers:  # a browser sends a page's requests without asking
+            message = f"a page of {request.headers['origin']} asks; expected a token (${TOKEN_VARIABLE}) for browsers"
+            raise ApiError(403, message, code="wrong_origin")
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if self._token is not None and not (
             scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._token.encode())
@@ -100,6 +109,9 @@ class Guard:
             raise ApiError(411, "Content-Length is missing; expected the number of bytes", code="length_required")
         if length.isdecimal() and int(length) > MAX_BODY_BYTES:
             raise ApiError(413, f"the request exceeds {MAX_BODY_BYTES} bytes", code="request_too_large")
+        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if request.method == "POST" and media_type != "application/json":
+            raise ApiError(415, f"Content-Type is {media_type!r}; expected application/json", code="wrong_content_type")
         most = self._service.limits.max_concurrency
         if route in COMPUTING and self._under_way > most:
             raise ApiError(503, f"{most} requests are under way already; ask again", code="overloaded")

@@ -26,6 +26,7 @@ from replug.models.black_box_lm import UnscorableText
 from replug.models.generation import GenerationOptions
 from replug.models.http.http_lm import HttpLM, require_greedy
 from replug.serving.access import GONE, HEALTH, OPENAPI, Guard
+from replug.serving.connections import BACKLOG, BoundedConnection
 from replug.serving.index_holder import ServedIndex
 from replug.serving.openai_api import (
     DEFAULT_TOKENS,
@@ -324,6 +325,8 @@ def run_server(app: FastAPI, listener: socket.socket, timeout_seconds: float) ->
         log_config=None,
         access_log=False,  # it would hold what is asked
         server_header=False,
+        http=BoundedConnection,
+        backlog=BACKLOG,
         timeout_graceful_shutdown=int(timeout_seconds) + 1,
     )
     uvicorn.Server(config).run([listener])

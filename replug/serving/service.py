@@ -12,8 +12,9 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,10 +28,11 @@ from replug.config.choices import ServerAPI
 from replug.config.errors import RunError
 from replug.config.schema import LMConfig
 from replug.index_workers.build_plan import index_folder
-from replug.models.black_box_lm import BlackBoxLM, GrowingAnswer, Mixture
+from replug.models.black_box_lm import BlackBoxLM, GenerateCall, GrowingAnswer, Mixture
 from replug.models.build import limited_template
 from replug.models.ensemble import POSTERIOR_WEIGHTS, Retrieved, Weighting, document_weights
 from replug.models.generation import Generated, GenerationOptions
+from replug.models.http.http_lm import HttpLM
 from replug.models.lm_source import LMSource
 from replug.models.local.local_source import LocalSource
 from replug.models.pair_tokens import chat_text
@@ -68,26 +70,30 @@ class Metrics:
 
 
 Work = tuple[Callable[..., Sequence[Any]], *tuple[Hashable, ...]]  # a function and its first arguments
-Call = tuple[Work, Any, int, "asyncio.Future[Any]"]  # work, item, size of the item, result
+Call = tuple[Work, Any, int, "asyncio.Future[Any]", Hashable]  # work, item, size of the item, result, whose it is
+CLIENT: ContextVar[Hashable] = ContextVar("client", default=None)  # the connection that a request came by
 
 
 class BatchQueue:
     """Compute requests that wait together in one call, in a thread of its own.
 
-    A call takes the oldest request and those behind it with equal work, up to `max_size`. A cancelled request leaves
-    the queue. If a call fails, each of its items is computed alone, so that an item fails only by its own fault.
+    A call takes the first request and those behind it with equal work, up to `max_size`. Clients take turns: first is a
+    request of the client that was served least while it waits. A cancelled request leaves the queue. If a call fails,
+    each of its items is computed alone, so that an item fails only by its own fault.
     """
 
     def __init__(self, name: str, max_size: int, metrics: Metrics) -> None:
         self._max_size, self._batches = max_size, metrics.batches.labels(name)
         self._waiting: list[Call] = []
+        self._served: dict[Hashable, int] = {}  # by client that waits
         self._is_filled = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, name)  # a tokenizer refuses two threads at once
 
     async def submit(self, work: Work, item: Any, size: int = 1) -> Any:
         """Return the item's entry of `function(*arguments, items)`, or raise its error."""
-        call = work, item, size, asyncio.get_running_loop().create_future()
+        call = work, item, size, asyncio.get_running_loop().create_future(), CLIENT.get()
         self._waiting.append(call)
+        self._served.setdefault(call[-1], min(self._served.values(), default=0))
         self._is_filled.set()
         try:
             return await call[3]
@@ -103,9 +109,9 @@ class BatchQueue:
                 await asyncio.sleep(GATHER_SECONDS)
                 if taken := self._take():
                     self._batches.observe(len(taken))
-                    work, items = taken[0][0], [item for _, item, _, _ in taken]
+                    work, items = taken[0][0], [item for _, item, *_ in taken]
                     outcomes = await asyncio.get_running_loop().run_in_executor(self._thread, _outcomes, work, items)
-                    for (_, _, _, future), outcome in zip(taken, outcomes, strict=True):
+                    for (_, _, _, future, _), outcome in zip(taken, outcomes, strict=True):
                         if future.done():  # its client has gone
                             continue
                         if isinstance(outcome, Exception):
@@ -120,13 +126,21 @@ class BatchQueue:
     def _take(self) -> list[Call]:
         """Take the next call out of the queue. An item larger than `max_size` has a call to itself."""
         taken: list[Call] = []
-        room = self._max_size
-        for call in [call for call in self._waiting if call[0] == self._waiting[0][0]]:
+        room, turns = self._max_size, dict(self._served)
+        order: list[tuple[int, Call]] = []
+        for call in self._waiting:
+            order.append((turns[call[-1]], call))
+            turns[call[-1]] += 1
+        fair = [call for _, call in sorted(order, key=lambda pair: pair[0])]
+        for call in [call for call in fair if call[0] == fair[0][0]]:
             room -= call[2]
             if taken and room < 0:
                 break
             taken.append(call)
+            self._served[call[-1]] += 1
         self._waiting = [call for call in self._waiting if call not in taken]
+        still = {call[-1] for call in self._waiting}
+        self._served = {client: count for client, count in self._served.items() if client in still}
         return taken
 
 
@@ -290,9 +304,18 @@ class Service:
             [question.documents], [question.query_is_cut] = found
 
     async def answer(self, question: Question) -> Answer:
-        """Answer from the documents that were found. Cancelling it ends the answer in the LM. Raises RunError."""
+        """Answer from the documents that were found. Cancelling it ends the answer in the LM. Raises RunError.
+
+        A server is asked without waiting for its other answers, so that one which hangs holds up nobody.
+        """
+        generated: Generated
         try:
-            generated: Generated = await self._lm_queue.submit((self._generate, question.options), question)
+            if isinstance(self.lm, HttpLM):
+                asked = await self._lm_queue.submit((self._ask_server, question.options), question)
+                [generated] = await asyncio.wrap_future(asked)
+                question.hear(generated.text, is_whole=True)
+            else:
+                generated = await self._lm_queue.submit((self._generate, question.options), question)
         finally:
             question.is_gone.set()
         if question.error is not None:
@@ -300,6 +323,10 @@ class Service:
         self.metrics.tokens.labels("generated").inc(generated.num_tokens)
         self.metrics.tokens.labels("read").inc(generated.prompt_tokens or 0)
         return question.answered(generated)
+
+    def _ask_server(self, options: GenerationOptions, questions: Sequence[Question]) -> list[Future[list[Generated]]]:
+        mixtures = [question.mixture(self.prompting.template, self.weighting) for question in questions]
+        return [self.lm.submit_call(GenerateCall([mixture], options)) for mixture in mixtures]
 
     def _generate(self, options: GenerationOptions, questions: Sequence[Question]) -> list[Generated]:
         mixtures = [question.mixture(self.prompting.template, self.weighting) for question in questions]

@@ -29,6 +29,7 @@ from replug.index_workers.bm25 import BM25Index
 from replug.models.ensemble import Retrieved, Retriever
 from replug.models.http.connection import ServerFault, is_loopback, require_header_value, retry_after, servers_words
 from replug.models.http.request_budget import RequestBudget
+from replug.web.fetch import ACCEPTED, FetchFailed, unpacked
 from replug.web.records import EngineRefused, EngineResult, SearchEngine
 
 SECONDS, MAX_BYTES, MAX_ATTEMPTS = 30.0, 8 * 2**20, 4  # of one answer
@@ -123,7 +124,7 @@ class ApiEngine(ABC):
             raise EngineRefused("ill_formed", "the answer is not JSON") from error
 
     async def _exchange(self, parameters: Mapping[str, str | int]) -> httpx.Response:
-        headers = {self.key_header: self._key} if self._key else {}
+        headers = {"Accept-Encoding": ACCEPTED, **({self.key_header: self._key} if self._key else {})}
         async with (
             asyncio.timeout(SECONDS),
             httpx.AsyncClient(
@@ -132,13 +133,16 @@ class ApiEngine(ABC):
             client.stream("GET", self.url, params=dict(parameters)) as response,
         ):
             content = bytearray()
-            async for piece in response.aiter_bytes(2**16):
+            async for piece in response.aiter_raw(2**16):  # httpx would unpack all of a piece at once
                 content += piece
                 if len(content) > MAX_BYTES:
                     raise EngineRefused("ill_formed", f"an answer of more than {MAX_BYTES} bytes")
-            # The bytes are unpacked already, so the header of their coding must go.
+            try:
+                body = unpacked(bytes(content), response.headers.get("Content-Encoding", ""), MAX_BYTES)
+            except FetchFailed as error:
+                raise EngineRefused("ill_formed", f"an answer that cannot be unpacked ({error})") from error
             kept = [(k, v) for k, v in response.headers.items() if k in ("content-type", "retry-after")]
-            return httpx.Response(response.status_code, headers=kept, content=bytes(content))
+            return httpx.Response(response.status_code, headers=kept, content=body)
 
 
 class SearxngEngine(ApiEngine):

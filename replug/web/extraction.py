@@ -200,6 +200,10 @@ def run_process() -> None:
 # Passages ------------------------------------------------------------------------------------------------------------
 
 
+MAX_CHARACTERS = 1000  # that are cut into sentences at once: the time grows with their square
+PIECE = re.compile(rf"\S.{{0,{MAX_CHARACTERS - 1}}}(?=\s|$)|\S.{{0,{MAX_CHARACTERS - 1}}}")  # up to white space
+
+
 def split_passages(text: str, sentences_per_passage: int) -> list[str]:
     """Return texts of so many sentences, the last of the rest; white space is single."""
     import sentencex
@@ -207,8 +211,8 @@ def split_passages(text: str, sentences_per_passage: int) -> list[str]:
     sentences = [
         " ".join(sentence.split())
         for line in text.splitlines()
-        if line.strip()
-        for sentence in sentencex.segment("en", line)
+        for piece in PIECE.findall(line)
+        for sentence in sentencex.segment("en", piece)
     ]
     sentences = [sentence for sentence in sentences if sentence]
     starts = range(0, len(sentences), sentences_per_passage)

@@ -14,6 +14,7 @@ nothing is (RFC 9309).
 
 import asyncio
 import ipaddress
+import re
 import socket
 import time
 import zlib
@@ -184,8 +185,11 @@ def unpacked(body: bytes, coding: str, limit: int) -> bytes:
 
     Unpacking stops at the limit, so a bomb takes no more memory than an honest page.
     """
-    if coding not in WINDOW_BITS:
+    coding = coding.strip().lower()
+    if coding in ("", "identity"):
         return body
+    if coding not in WINDOW_BITS:  # among them gzip of gzip
+        raise FetchFailed("content_encoding")
     bits, out = WINDOW_BITS[coding], bytearray()
     if coding == "deflate" and body and body[0] & 0x0F != ZLIB_HEADER:
         bits = -zlib.MAX_WBITS
@@ -208,6 +212,7 @@ def unpacked(body: bytes, coding: str, limit: int) -> bytes:
 AGENT = "replug"  # the name for us in a robots.txt
 ROBOTS_MAX_BYTES = 512_000  # RFC 9309 asks for 500 KiB at least
 CONTENT_TYPES = ("text/html", "application/xhtml+xml", "text/plain")
+USER_AGENT_LINE = re.compile(r"^(\s*user[- ]?agent[\s:]+)(.*)$", re.IGNORECASE | re.MULTILINE)
 REDIRECTS = (301, 302, 303, 307, 308)
 USER_AGENT = f"{AGENT}/{version('replug')} (reads pages to answer questions; heeds robots.txt)"
 HEADERS = [
@@ -326,7 +331,7 @@ class Fetcher:
                 raise  # the page itself would fail for the same reason
             return None
         if 200 <= found.status < 300:
-            return Protego.parse(found.body.decode("utf-8", errors="replace"))
+            return parse_robots(found.body.decode("utf-8", errors="replace"))
         return Protego.parse("") if 400 <= found.status < 500 else None
 
     async def _ask(self, url: httpx.URL, seconds: float, is_page: bool) -> tuple[Downloaded, float]:
@@ -367,14 +372,25 @@ class Fetcher:
             return replace(answer, body=await self._body(response, headers, limit))
 
     async def _body(self, response: httpcore.Response, headers: httpx.Headers, limit: int) -> bytes:
-        coding, body = headers.get("Content-Encoding", "").strip().lower(), bytearray()
-        if coding not in ("", "identity", *WINDOW_BITS):
-            raise FetchFailed("content_encoding")
+        coding, body = headers.get("Content-Encoding", ""), bytearray()
         async for piece in response.aiter_stream():
             body += piece
             if len(body) > limit:
                 raise FetchFailed("too_large")
         return unpacked(bytes(body), coding, limit)
+
+
+def parse_robots(text: str) -> Protego:
+    """Return the rules, with all agents whose names mean others as one: Protego copies rules to each agent of a group.
+
+    Thousands of names above thousands of rules would keep the event loop busy for minutes.
+    """
+
+    def ours(match: re.Match[str]) -> str:
+        name = match[2].partition("#")[0].strip().lower().replace("*", "")
+        return match[0] if name in AGENT else f"{match[1]}another"
+
+    return Protego.parse(USER_AGENT_LINE.sub(ours, text))
 
 
 def _robots_url(url: httpx.URL) -> str:

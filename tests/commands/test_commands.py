@@ -48,6 +48,15 @@ def test_the_exported_retriever_is_the_one_that_made_the_last_index(quiet_run, t
         export(quiet_run, tmp_path / "out")
 
 
+def test_a_retriever_that_the_run_made_worse_is_exported_only_when_asked_for(quiet_run, replug, tmp_path, monkeypatch):
+    verdict = {"verdict": "HARMED", "sentence": "HARMED: tuned retriever worse.", "more": ["Try a smaller train.lr."]}
+    monkeypatch.setattr("replug.train.verdict.verdict_of", lambda results: verdict)
+    refused = replug("export", quiet_run, "--out", tmp_path / "out")
+    assert refused.status == 2 and not (tmp_path / "out").exists()
+    assert "HARMED: tuned retriever worse. Try a smaller train.lr. Give --harmed to export it" in refused.errors
+    assert replug("export", quiet_run, "--out", tmp_path / "out", "--harmed").status == 0
+
+
 def test_a_run_is_exported_to_a_folder_and_a_hub_at_once(quiet_run, replug, tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     with HubServer() as hub:

@@ -5,11 +5,14 @@ import base64
 import copy
 import json
 import shutil
+import socket
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from tokenizers.processors import TemplateProcessing
@@ -26,6 +29,7 @@ from replug.models.local.stand_in_lm import StandInLM
 from replug.models.pair_tokens import ChatText, prompts_token_ids
 from replug.models.prompt import PromptTemplate
 from replug.models.replug_lm import ReplugLM
+from replug.serving import connections
 from replug.serving.access import MAX_BODY_BYTES, TOKEN_VARIABLE, token_for
 from replug.serving.app import create_app
 from replug.serving.openai_api import ServingLimits
@@ -39,6 +43,7 @@ from tests.support.serving import (
     ask,
     client_of,
     client_of_app,
+    listening,
     post,
     prompting_of,
     service_of,
@@ -351,6 +356,41 @@ def test_without_a_token_the_host_is_this_machine(tiny: Tiny) -> None:
         return [(await client.get("/v1/models", headers={"Host": host})).status_code for host in hosts]
 
     assert ask(tiny.service(), test) == [200, 200, 200, 403, 403, 403]
+
+
+def test_a_page_in_a_browser_and_other_content_are_refused(tiny: Tiny) -> None:
+    async def test(client):
+        own = {"Content-Type": "application/json; charset=utf-8"}
+        sent = [
+            own,
+            own | {"Origin": "http://evil.example"},
+            own | {"Origin": "null"},
+            {"Content-Type": "text/plain"},
+            {},
+        ]
+        posts = [await client.post("/search", content=b'{"query": "x"}', headers=headers) for headers in sent]
+        return [done.status_code for done in posts]
+
+    assert ask(tiny.service(), test) == [200, 403, 403, 415, 415]
+    assert ask(tiny.service(), test, TOKEN) == [200, 200, 200, 415, 415]  # no page has the token
+
+
+def test_requests_that_never_arrive_are_closed_and_too_many_connections_too(tiny: Tiny, monkeypatch) -> None:
+    monkeypatch.setattr(connections, "SECONDS_TO_ARRIVE", 0.5)
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 20)
+    head = b"POST /search HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    halves = [b"", b"GET /hea", head, head + b"Content-Length: 99\r\n\r\n{"]
+    with listening(tiny.service()) as url, ExitStack() as opened:
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        held = [opened.enter_context(socket.create_connection(address, timeout=60)) for _ in range(40)]
+        for number, one in enumerate(held):
+            with suppress(OSError):  # of those that are too many
+                one.sendall(halves[number % len(halves)])
+        for one in held:
+            with suppress(OSError):
+                while one.recv(1 << 16):  # nothing more comes when the server has closed it
+                    pass
+        assert httpx.get(f"{url}/health", timeout=60).json()["status"] == "ready"
 
 
 def test_a_body_that_is_too_large_or_of_unknown_length_is_refused(tiny: Tiny) -> None:

@@ -1,5 +1,6 @@
 """An LM behind `lm.url`, served: its answers are mixed over the documents; what it cannot do is refused by name."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -123,3 +124,24 @@ def test_what_a_server_cannot_do_is_refused_by_name_before_it_is_asked(root: Pat
     with FaultServer(tokenizer=tokenizer, max_model_len=100) as server:
         found = ask_server(root, server, test, tokenizer)
     assert found == [(400, "temperature", "unsupported_parameter")] * 2 + [(400, None, "context_length_exceeded")]
+
+
+def test_a_call_that_hangs_holds_up_nobody_and_ends_with_its_time(root: Path) -> None:
+    with FaultServer() as server:
+        lm = LMConfig(url=server.url, model=MODEL, timeout_seconds=600)
+        service = load_service(root, ServerSource(lm), lm, 2, ServingLimits(max_new_tokens=8, timeout_seconds=3))
+
+        async def test(client):
+            server.seconds = 1000.0
+            server.connections.clear()
+            hanging = asyncio.create_task(client.post("/v1/completions", json=COMPLETION))
+            while not server.open:
+                await asyncio.sleep(0.01)
+            server.seconds, held = 0.0, set(server.connections)
+            assert (await post(client, "/v1/completions", **COMPLETION))["choices"]
+            assert not hanging.done()
+            assert (await hanging).status_code == 504
+            while not all(connection.is_closing() for connection in held):
+                await asyncio.sleep(0.01)  # the server's side of what was cancelled
+
+        ask(service, test)

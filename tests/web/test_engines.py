@@ -1,5 +1,6 @@
 """Every engine against a server that answers as the real one does, or goes wrong as it may. Loopback only."""
 
+import gzip
 import json
 import sys
 import time
@@ -85,6 +86,8 @@ def test_429_is_waited_for_as_long_as_it_asks(site: WebSite) -> None:
         (lambda send, request: time.sleep(9), "failed", 2),
         (answer(b'{"results": 3}'), "ill_formed", 1),
         (answer(b" " * (2**17)), "ill_formed", 1),
+        (answer(gzip.compress(bytes(2**24)), more=["Content-Encoding: gzip"]), "ill_formed", 1),
+        (answer(gzip.compress(gzip.compress(b"{}")), more=["Content-Encoding: gzip, gzip"]), "ill_formed", 1),
         (answer(b"{}", "400 Bad Request"), "status_400", 1),
         (redirect("http://127.0.0.1:9/"), "status_302", 1),
         (answer(b'{"results": [], "unresponsive_engines": [["bing", "timeout"]]}'), "engines_unresponsive", 1),

@@ -251,6 +251,16 @@ def test_abbreviations_end_no_sentence_and_lines_end_one_but_no_passage() -> Non
     assert split_passages(" \n ", 6) == []
 
 
+@pytest.mark.parametrize("mark", ["«", "“", "("])
+def test_a_line_without_end_is_cut_into_sentences_in_time_that_grows_with_its_length(mark: str) -> None:
+    begun = time.process_time()
+    passages = split_passages(mark * 200_000, 6)
+    assert time.process_time() - begun < 20  # a minute, if it were cut at once
+    assert sum(passage.count(mark) for passage in passages) == 200_000
+    words = "word " * 1000
+    assert " ".join(split_passages(words, 1)) == words.strip()
+
+
 def test_cosines_equal_a_computation_by_hand() -> None:
     """Passages "red fox", "red hen", question "red fox cub": idf of red is 1, of fox 1 + log(3 / 2); cub is unknown."""
     fox = 1 + math.log(3 / 2)

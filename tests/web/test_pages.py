@@ -13,7 +13,7 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.web.extraction import Extractor, decode_page
-from replug.web.fetch import USER_AGENT, Fetcher, FetchFailed, FetchLimits
+from replug.web.fetch import AGENT, USER_AGENT, Fetcher, FetchFailed, FetchLimits, parse_robots
 from replug.web.snapshot import KeptPage, Snapshot, WebPages
 from tests.support.web_site import QUICK, WebSite, answer, article, hostile_pages, redirect, web_site
 
@@ -103,6 +103,22 @@ def test_robots_are_heeded_by_our_name_and_asked_for_once(site: WebSite, extract
     assert [page.failure for page in found.values()] == [None, "robots", None]
     assert (site.requests["/robots.txt"], site.requests["/private/b"]) == (1, 0)
     assert {request.headers["user-agent"] for request in site.seen} == {USER_AGENT}
+
+
+def test_the_rules_of_thousands_of_agents_are_read_at_once_and_ours_stay() -> None:
+    others, rules = (lambda n: "".join(f"User-agent: a{i}\n" for i in range(n))), "Disallow: /b\nAllow: /b/c\n"
+    begun = time.process_time()
+    read = parse_robots(
+        others(9000) + "".join(f"Disallow: /{i}\n" for i in range(9000)) + "User agent rePlug # us\n" + rules
+    )
+    assert time.process_time() - begun < 5  # minutes, if each agent had a copy of all rules
+    for found in (read, parse_robots(others(2) + f"user-agent:*\n{rules}"), parse_robots(f"User-agent: rep*\n{rules}")):
+        assert [found.can_fetch(f"http://x/{path}", AGENT) for path in ("a", "b", "b/c", "7")] == [
+            True,
+            False,
+            True,
+            True,
+        ]
 
 
 def test_an_unreadable_robots_txt_forbids_everything_and_redirects_obey_it_too(

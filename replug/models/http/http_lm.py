@@ -172,6 +172,8 @@ class HttpLM(AsyncLM):
         try:
             return await work
         except asyncio.CancelledError:
+            if not self._closed:  # whoever asked wants it no more
+                raise
             raise RunError(f"the connection to {self.url} was closed before its work was done") from None
 
     async def _shut_down(self) -> None:

@@ -1,0 +1,46 @@
+"""Bound what one connection may cost: a request must arrive whole in time, and only so many connections are open.
+
+uvicorn has no such limits. A head that never ends would hold a file descriptor for ever, and without descriptors the
+server answers nobody. It is a small server for one team; what the internet sends is for a proxy before it.
+"""
+
+import asyncio
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+SECONDS_TO_ARRIVE = 20.0  # a request's head and body
+MAX_CONNECTIONS = 512  # of the 1,024 descriptors that a process may usually open
+BACKLOG = 128  # connections that asyncio accepts at once, before any can be refused
+
+
+class BoundedConnection(H11Protocol):
+    """uvicorn's connection, which is closed if its request does not arrive in time, or if it is one too many."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]
+        if len(self.connections) > MAX_CONNECTIONS:
+            self.transport.abort()
+        self._bound()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._bound()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unset_timer()
+        super().connection_lost(exc)
+
+    def _bound(self) -> None:
+        """Begin to count when a request begins, and end when it is here."""
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._unset_timer()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(SECONDS_TO_ARRIVE, self.transport.abort)
+
+    def _unset_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
