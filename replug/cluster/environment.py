@@ -30,11 +30,12 @@ def private_folder() -> Path:
     parent = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     parent = parent if len(parent) <= LONGEST_PARENT else "/tmp"
     for lock in Path(parent).glob(f"{PREFIX}*/lock"):  # of processes that were killed: a live one holds its lock
-        with suppress(OSError, Timeout), FileLock(lock, timeout=0, fallback_to_soft=False):
+        with suppress(OSError, NotImplementedError, Timeout), FileLock(lock, timeout=0, fallback_to_soft=False):
             shutil.rmtree(lock.parent)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     held = FileLock(folder / "lock", fallback_to_soft=False)
-    held.acquire()
+    with suppress(OSError, NotImplementedError):  # no locks there, so nobody takes it for one that was left
+        held.acquire()
     atexit.register(_remove, folder, held)
     return folder
 

@@ -13,6 +13,7 @@ from replug.commands.command import Overrides
 from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.config.paths import find_config
+from replug.config.plain_text import plain_line
 
 MARKS = {State.ok: ("✓", "green"), State.warning: ("!", "yellow"), State.wrong: ("✗", "red")}
 
@@ -79,7 +80,8 @@ def _print(found: Sequence[Check]) -> None:
     console = Console(highlight=False)
     for check in found:
         mark, colour = MARKS[check.state]
-        fix = f" → {check.fix}" if check.fix and check.state is not State.ok else ""
-        console.print(Text.assemble((mark, colour), f" {check.name:<16} {check.found}", (fix, colour)), soft_wrap=True)
+        fix = f" → {plain_line(check.fix)}" if check.fix and check.state is not State.ok else ""
+        found_here = plain_line(check.found)
+        console.print(Text.assemble((mark, colour), f" {check.name:<16} {found_here}", (fix, colour)), soft_wrap=True)
     counts = {state: sum(check.state is state for check in found) for state in State}
     console.print(f"{counts[State.ok]} passed, {counts[State.warning]} warnings, {counts[State.wrong]} failed")

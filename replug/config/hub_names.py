@@ -22,11 +22,18 @@ MODEL, DATASET = "model", "dataset"
 
 def is_here(key: str, name: str, expected: str) -> bool:
     """Return whether a file or folder is here; False for what may be a name on the hub. Raises UserError otherwise."""
-    if Path(name).expanduser().exists():
+    if (path := Path(name).expanduser()).exists():
+        require_no_pipe(key, path)
         return True
     if NAME.fullmatch(name.partition(":")[0]) is None:
         raise UserError(f"{key}: {_nothing_at(name)}; expected {expected}")
     return False
+
+
+def require_no_pipe(key: str, path: Path) -> None:
+    """Raise UserError for a pipe, a socket or a device such as /dev/stdin: what is read once has no checksum."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise UserError(f"{key}: {path} is a pipe or a device; expected a file or folder, which is read several times")
 
 
 def check_names(config: Config | EvaluationConfig) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
-from replug.config.hub_names import OURS, is_here
+from replug.config.hub_names import OURS, is_here, require_no_pipe
 from replug.config.schema import Config, DataConfig
 
 SHIPPED = Path(__file__).parents[1] / "configs"
@@ -82,6 +82,7 @@ def _require_rows(key: str, value: str) -> None:
     if names_store(value):
         return
     may_be_hub = not value.startswith((".", "/", "~")) and value.count("/") <= 1 and not value.endswith(SUFFIXES)
+    require_no_pipe(key, Path(value).expanduser())
     if not (may_be_hub or "*" in value or Path(value).expanduser().exists()):
         raise UserError(f"{key}: {value} does not exist; expected a file of rows, a folder or a dataset of the hub")
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+LEAST_TEMPERATURE = 1e-6  # logits divided by less are infinite in float32
 Stop = str | Sequence[str] | None  # texts, any of which ends an answer; None and an empty list end none
 
 
@@ -42,7 +43,8 @@ class GenerationOptions:
         whole = isinstance(self.max_new_tokens, int)
         _require(whole and self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "1 or more, a whole number")
         object.__setattr__(self, "stop", _normalized(self.stop))
-        _require(0 <= self.temperature < math.inf, "temperature", self.temperature, "0 (greedy) or more")
+        is_usable = self.temperature == 0 or LEAST_TEMPERATURE <= self.temperature < math.inf
+        _require(is_usable, "temperature", self.temperature, f"0 (greedy), or {LEAST_TEMPERATURE:g} or more")
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
         _require(0 <= self.seed < 2**63, "seed", self.seed, "0 or more, and below 2**63")
         _require(self.num_samples >= 1, "num_samples", self.num_samples, "1 or more")

@@ -280,7 +280,8 @@ def test_texts_that_the_retriever_does_not_read_whole_are_cut_and_the_response_s
 REFUSED = [
     (completion("x", n=2), 400, "n", "should be 1"),
     (completion("x", colour="red"), 400, "colour", "unknown"),
-    (completion("x", temperature=-1), 400, "temperature", "expected 0 (greedy) or more"),
+    (completion("x", temperature=-1), 400, "temperature", "expected 0 (greedy), or 1e-06 or more"),
+    (completion("x", temperature=1e-320), 400, "temperature", "expected 0 (greedy), or 1e-06 or more"),
     (completion(["x"] * 2049), 400, "prompt", "at most 2048 items"),
     (chat("\ud800"), 400, "messages", "half a character"),
     (completion(["x", "y"], stream=True), 400, "prompt", "expected one with stream"),

@@ -464,7 +464,7 @@ def print_reply(reply: Reply) -> None:
         table = Table(*columns, title="Evidence", title_justify="left")
         for place, (passage, weight) in enumerate(reply.weighted_passages(), start=1):
             shown = f"{weight:.1%}", f"{passage.probability:.1%}"
-            table.add_row(str(place), *shown, _evidence(passage), passage.fetched or "")
+            table.add_row(str(place), *shown, _evidence(passage), Text(plain_line(passage.fetched or "")))
         if reply.alone:
             table.add_row("", f"{reply.alone['weight']:.1%}", f"{reply.alone['prior']:.1%}", "no evidence", "")
         console.print(table)

@@ -1,6 +1,5 @@
 """Verify folders by their checksums, counts and dimensions, and a cache of scores by SQLite's own check."""
 
-import json
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from replug.config.errors import RunError, UserError
-from replug.config.plain_text import plain_line
+from replug.config.plain_text import plain_json, plain_line
 from replug.data.folder import CHECKSUMS, Folder, checksum_problems, kind_of
 from replug.data.labels import labels_folder
 from replug.data.store import verify_prepared
@@ -82,7 +81,7 @@ def verify_scores(path: Path, as_json: bool) -> None:
         held = {name: sum(getattr(use, name) for use in models) for name in counts}
         if as_json:
             whole = {"file": str(path), "bytes": cache.num_bytes(), **held, "models": [asdict(use) for use in models]}
-            print(json.dumps(whole, ensure_ascii=False))
+            print(plain_json(whole))
             return
         print(
             f"{path}: {cache.num_bytes() / 1e6:.1f} MB, {held['rows']} rows, {held['rows_with_tokens']} of them with "
@@ -100,7 +99,7 @@ def _table(models: list[ModelUse]) -> Table:
         table.add_column(name, justify="right")
     for use in models:
         table.add_row(
-            escape(use.identity),
+            escape(plain_line(use.identity)),
             *(str(number) for number in (use.rows, use.rows_with_tokens, use.generations, use.samples)),
             *(_date(seconds) for seconds in (use.oldest, use.newest)),
         )
