@@ -79,7 +79,7 @@ class WholeTransformer(Transformer):
             raise UserError(
                 f"{KEY}: {path} loads its Transformer with {sorted(unknown)[0]}, which replug does not follow"
             )
-        require_safetensors(path, KEY)
+        require_safetensors(str(Path(path, options.get("subfolder") or "")), KEY)
         options = {name: options[name] for name in options.keys() & HUB_OPTIONS}
         options |= {"dtype": torch.float32, "use_safetensors": True} | REPORTED
         loaded: Any = super()._load_model(path, *given, **options)

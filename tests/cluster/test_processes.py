@@ -3,15 +3,18 @@
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
+from filelock import FileLock
 
 from replug.cluster.background import start_ray_thread, wait_for_ray_threads
-from replug.cluster.environment import VARIABLES, use_interface_of
+from replug.cluster.environment import VARIABLES, private_folder, use_interface_of
 from replug.cluster.interruption import kill, ray_children
 from replug.cluster.ray_cluster import ray_cluster
 
@@ -29,6 +32,20 @@ def test_both_libraries_are_told_the_interface_of_the_address_and_what_a_user_ha
     assert [os.environ[name] for name in VARIABLES] == ["ib0", "=ib0"]
     use_interface_of("192.168.0.7")
     assert os.environ["GLOO_SOCKET_IFNAME"] == "ib0"
+
+
+def test_folders_that_killed_processes_left_are_removed_and_those_of_live_ones_stay(monkeypatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as parent:
+        left, live, new, foreign = (Path(parent) / name for name in ("replug-1", "replug-2", "replug-3", "other"))
+        for folder in (left, live, new, foreign):
+            folder.mkdir()
+            (folder / "lock").touch()
+            os.utime(folder, (0, 0) if folder != new else None)
+        monkeypatch.setenv("RAY_TMPDIR", parent)
+        with FileLock(live / "lock"):
+            made = private_folder.__wrapped__()
+        assert set(Path(parent).iterdir()) == {live, new, foreign, made}
+        assert made.stat().st_mode & 0o777 == 0o700
 
 
 def test_threads_that_end_are_waited_for_and_one_that_hangs_is_left_behind() -> None:

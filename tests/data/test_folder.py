@@ -1,5 +1,6 @@
 """The contract of folders: one writer, the same inputs, a manifest that names every wrong file."""
 
+import errno
 import itertools
 import json
 import os
@@ -170,3 +171,17 @@ def test_any_flipped_bit_in_what_says_so_is_noticed(finished: Folder, name: str)
         assert finished.verify(), (place, bit)
     (finished.path / MANIFEST).unlink()
     assert f"holds no finished set: {MANIFEST} is missing" in finished.verify()[0]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO])
+def test_where_a_folder_cannot_be_locked_nobody_writes_it(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system without locks, known by name or not: else two processes would be its sole writers."""
+
+    def refuse(*_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(UserError, match="cannot be written: "), sole_writer(tmp_path / "run"):
+        pytest.fail("it was not locked")

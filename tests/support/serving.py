@@ -78,6 +78,7 @@ async def post(client: httpx.AsyncClient, path: str, **body: object) -> dict:
 def listening(service: Service, token: str | None = None) -> Iterator[str]:
     """The address of the server on a port of this machine, for clients that open connections."""
     with listen("127.0.0.1", 0) as listener:
+        listener.listen()  # a connection that comes before the server accepts waits
         config = uvicorn.Config(create_app(service, token), log_config=None, http=BoundedConnection)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, args=([listener],))
