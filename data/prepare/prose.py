@@ -27,11 +27,12 @@ ABBREVIATION = re.compile(
     r"(?:\b[A-Za-z]|\b(?:Mr|Mrs|Ms|Dr|Prof|St|Fig|Figs|Eq|Eqs|Sec|No|vs|etc|cf|al|ca|approx|Vol|pp|eds?|Inc|Ltd|Jr|Sr))\Z"
 )
 
+# Each part of a link has a longest length: else a line of brackets takes time that grows with its square.
 LINK = re.compile(
-    r"!?\[[^\]]*\]\([^)]*\)|\[[^\]]*\]\[[^\]]*\]|\[[^\]]+\]:\s*\S+|`[^`<]*<[^>]+>`_{1,2}|:\w+:`[^`]*`|<?https?://\S+"
+    r"!?\[[^\]]{0,500}\]\([^)]{0,2000}\)|\[[^\]]{0,500}\]\[[^\]]{0,500}\]|\[[^\]]{1,500}\]:\s*\S+|"
+    r"`[^`<]{0,500}<[^>]{1,2000}>`_{1,2}|:\w{1,50}:`[^`]{0,500}`|<?https?://\S+"
 )
-LEADERS = re.compile(r"(?:\.[ ]?){4,}\s*\w+\s*\Z")  # "Installation ........ 12"
-PATH = re.compile(r"[-*+]?\s*\S*/\S*\s*\Z")  # of a toctree
+LEADERS = re.compile(r"(?:\.[ ]?){4}\s*\w+\s*\Z")  # "Installation ........ 12"
 DIRECTIVE = re.compile(r"\.\.\s|\s+:[\w-]+:(?:\s|\Z)")  # of reStructuredText with its options, a comment or a target
 WORD = re.compile(r"\w{2,}")
 WORDS_BESIDE_A_LINK = 3  # or fewer: the line only points elsewhere
@@ -58,7 +59,9 @@ def _is_pointer(line: str) -> bool:
     rest, links = LINK.subn(" ", line)
     if links:
         return len(WORD.findall(rest)) <= WORDS_BESIDE_A_LINK
-    return bool(LEADERS.search(line) or PATH.match(line.strip()) or DIRECTIVE.match(line))
+    *bullet, last = line.split()
+    is_path = "/" in last and (not bullet or bullet in (["-"], ["*"], ["+"]))  # of a toctree
+    return bool(is_path or LEADERS.search(line) or DIRECTIVE.match(line))
 
 
 class Prose:

@@ -2,6 +2,7 @@
 
 import gzip
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -185,3 +186,10 @@ def test_links_and_short_passages_are_counted_and_a_file_that_cannot_be_read_is_
     assert not any("Three four" in doc.text for doc in prepared.corpus.iterate())
     assert "old.txt: at byte 3" in caplog.text
     assert all(example.context.strip() and example.continuation.strip() for example in prepared.heldout.examples())
+
+
+@pytest.mark.parametrize("unit", [".", ". ", "/", "[", "[a](", "[a][", "`<", ":a:`", "<http"])
+def test_a_line_without_end_is_judged_in_time_that_grows_with_its_length(unit: str) -> None:
+    begun = time.process_time()
+    points_elsewhere(unit * (100_000 // len(unit)) + " some words of a text")
+    assert time.process_time() - begun < 5  # minutes, where it grows with its square
