@@ -68,7 +68,7 @@ class Interruption:
         self._heard: list[int] = []
         self._describe: Callable[[], str] = str
         self._ended = threading.Event()
-        self._ending = threading.Lock()
+        self._told = threading.Lock()
         self._raises = False  # KeyboardInterrupt, since Ctrl-C is Python's own: not on the command line
         self._wakeup: socket.socket | None = None  # Python writes the numbers of signals to it, whatever is running
 
@@ -178,10 +178,10 @@ class Interruption:
         return is_again or (self._asked is None and not self._is_deferred)
 
     def _end_at_once(self, number: int) -> None:
-        """Say why the process ends and end it, in the first of the two threads that comes here."""
-        if self._ending.acquire(blocking=False):
+        """Say why the process ends, once for both threads, and end it."""
+        if self._told.acquire(blocking=False):
             _say(f"replug: interrupted by {_called(number)}; what is finished is kept, run the same command again")
-            end_process(number)
+        end_process(number)
 
     def _end_in_time(self, number: int) -> None:
         seconds = SECONDS_TO_END[signal.Signals(number)]
