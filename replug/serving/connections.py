@@ -15,14 +15,17 @@ BACKLOG = 128  # connections that asyncio accepts at once, before any can be ref
 
 
 class BoundedConnection(H11Protocol):
-    """uvicorn's connection, which is closed if its request does not arrive in time, or if it is one too many."""
+    """uvicorn's connection, which is closed if its request does not arrive in time, or before, for newer ones."""
 
+    connections: "set[BoundedConnection]"  # type: ignore[assignment]
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
-        if len(self.connections) > MAX_CONNECTIONS:
-            self.transport.abort()
+        if len(self.connections) > MAX_CONNECTIONS:  # one whose request has not arrived gives way
+            closed = next((one for one in self.connections if one._timer is not None), self)
+            closed._unset_timer()  # the loop forgets it later: the next one too many closes another
+            closed.transport.abort()
         self._bound()
 
     def data_received(self, data: bytes) -> None:
