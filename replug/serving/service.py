@@ -325,6 +325,7 @@ class Service:
         return question.answered(generated)
 
     def _ask_server(self, options: GenerationOptions, questions: Sequence[Question]) -> list[Future[list[Generated]]]:
+        assert isinstance(self.lm, HttpLM)
         mixtures = [question.mixture(self.prompting.template, self.weighting) for question in questions]
         return [self.lm.submit_call(GenerateCall([mixture], options)) for mixture in mixtures]
 
