@@ -288,11 +288,13 @@ def names_of(*overrides: str) -> Config:
     return load_config(ROOT / "configs" / "debug.yaml", ["run_dir=run", *overrides])
 
 
-@pytest.mark.parametrize("key", ["data.source", "data.corpus"])
-def test_a_pipe_is_not_taken_for_a_dataset_of_the_hub(tmp_path: Path, key: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "beside"), [("data.source", []), ("data.corpus", ["data.source=null", "data.queries=q", "data.heldout=h"])]
+)
+def test_a_pipe_is_not_taken_for_a_dataset_of_the_hub(tmp_path: Path, key: str, beside: list[str]) -> None:
     os.mkfifo(tmp_path / "rows.jsonl")
     for name in (tmp_path / "rows.jsonl", "/dev/stdin"):
-        config = names_of("data.source=null", "data.queries=q", "data.heldout=h", f"{key}={name}")
+        config = names_of(*beside, f"{key}={name}")
         if not Path(name).is_file():  # standard input may be one
             assert_says(partial(check_paths, config), f"{key}: {name} is a pipe or a device; expected a file or folder")
 
