@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from replug.cluster.gpus import Busy, keep_to_memory_share, own_devices
+from replug.cluster.gpus import Busy, keep_to_memory_bound, own_devices
 from replug.config.errors import UserError
 from replug.data.store import CorpusStore, open_corpus
 from replug.index_workers import faiss_index
@@ -43,7 +43,7 @@ class Builder:
     """Embeds files of whichever version it is asked for; holds one encoder at a time. Calls may overlap."""
 
     def __init__(self, root: Path, threads: int) -> None:
-        keep_to_memory_share()
+        keep_to_memory_bound()
         torch.set_num_threads(threads)
         self._store = VersionStore(root)
         self._loaded: _Loaded | None = None

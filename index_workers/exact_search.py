@@ -17,6 +17,7 @@ from replug.index_workers.vectors import BlockVectors, SplitQueries, order_exact
 
 # Rows of a chunk: on a CPU its float32 vectors stay in the processor's cache, nearly; a GPU wants few launches.
 CHUNK_ROWS, CHUNK_ROWS_GPU = 4_096, 262_144
+PRODUCTS_GPU = 1 << 24  # of a chunk on a GPU, where each takes 16 bytes at most with its part of the k best
 # Products of chunks in a row, 8 MiB, looked through together: a top-k of few columns is mostly its beginning.
 STRETCH_PRODUCTS = 1 << 21
 # Rows of a group. The k best rows lie in the k groups of the largest maxima, which are found many times faster.
@@ -151,7 +152,7 @@ class ExactShard:
             yield from self._float32_products(queries)
             return
         split, start = SplitQueries(queries), 0
-        for piece in self._pieces():
+        for piece in self._pieces(PRODUCTS_GPU // max(1, len(queries))):
             yield start, split.products(piece)
             start += len(piece)
 
@@ -182,9 +183,10 @@ class ExactShard:
         if filled:
             yield start, buffer[:filled]
 
-    def _pieces(self) -> Iterator[Tensor]:
+    def _pieces(self, most: int = CHUNK_ROWS_GPU) -> Iterator[Tensor]:
         """Yield the float16 vectors, at most a chunk's rows at a time."""
-        return (piece for block in self._vectors.blocks for piece in block.split(self._chunk_rows))
+        rows = min(most, self._chunk_rows)
+        return (piece for block in self._vectors.blocks for piece in block.split(rows))
 
 
 class _Best:

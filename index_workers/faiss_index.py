@@ -7,6 +7,7 @@ copy is refused by `check_kind`, before anything is embedded.
 import math
 import sys
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,17 @@ import torch
 
 from replug.config.errors import RunError, UserError
 from replug.index_workers.exact_search import MARGIN, ExactShard
-from replug.index_workers.kinds import EXPECTED, MOST_LISTS_AT_ONCE, IndexKind, num_centroids, num_lists
+from replug.index_workers.kinds import (
+    EXPECTED,
+    MOST_LISTS_AT_ONCE,
+    SEARCH_BYTES,
+    IndexKind,
+    num_centroids,
+    num_lists,
+)
 from replug.index_workers.vectors import BlockVectors, most_similar, order_exactly
 
+PINNED_BYTES = 64 << 20  # of the host, through which FAISS copies to a GPU
 QUERIES = 64  # searched at once; the vectors of their candidates are held in memory
 
 # What FAISS can do on a GPU, by the sources of version 1.15.
@@ -258,7 +267,16 @@ def _to_gpu(index: faiss.Index) -> faiss.Index:
     options = faiss.GpuClonerOptions()
     codes = _without_transforms(index)
     options.useFloat16 = isinstance(codes, faiss.IndexIVFPQ) and codes.pq.M > FLOAT32_CODES_ON_GPU
-    return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, index, options)
+    return faiss.index_cpu_to_gpu(_gpu_resources(), 0, index, options)
+
+
+@cache
+def _gpu_resources() -> Any:
+    """Return the scratch memory of all indexes of this process; FAISS would take 1.5 GiB for each, and pin 256 MiB."""
+    resources = faiss.StandardGpuResources()
+    resources.setTempMemory(SEARCH_BYTES)
+    resources.setPinnedMemory(PINNED_BYTES)
+    return resources
 
 
 def _reason(error: RuntimeError) -> str:

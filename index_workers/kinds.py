@@ -28,6 +28,7 @@ PRESETS: dict[str, Callable[[int, int], str]] = {
     "ivf_pq": lambda dim, lists: f"IVF{lists},PQ{dim // 2}x4fs",
 }
 EXPECTED = f"{', '.join((EXACT, *PRESETS))} or a FAISS index_factory string"
+SEARCH_BYTES = 512 << 20  # of a GPU, beside the vectors: FAISS's scratch; an exact search takes half of it
 FAST_SCAN_BLOCK = 32  # vectors that the last block of each list is filled up to
 
 

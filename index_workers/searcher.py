@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from replug.cluster.gpus import Busy, keep_to_memory_share, own_devices
+from replug.cluster.gpus import Busy, keep_to_memory_bound, own_devices
 from replug.config.errors import UserError
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.exact_search import ExactShard
@@ -82,7 +82,7 @@ class Searcher:
     """Shard `shard` of `num_shards`. Several threads may call it at once."""
 
     def __init__(self, root: Path, shard: int, num_shards: int, threads: int, device: str = "cpu") -> None:
-        keep_to_memory_share()
+        keep_to_memory_bound()
         set_search_threads(threads)
         torch.set_num_threads(threads)
         self._store = VersionStore(root)

@@ -30,6 +30,14 @@ def gpus_per_node(options: Mapping[str, str]) -> int:
     return max(asked.values(), default=0)
 
 
+def gpu_type(options: Mapping[str, str]) -> str | None:
+    """Return the type that the options name, such as a100; None without one or with several."""
+    parts = [*options.get("gpus-per-node", "").split(","), *options.get("gres", "").split(",")]
+    names = [re.sub(r"^(gres[:/])?gpu:?", "", part.strip()).partition(":")[0] for part in parts if ":" in part]
+    found = {name for name in names if name and not name.isdigit()}
+    return found.pop() if len(found) == 1 else None
+
+
 def _count(name: str, part: str) -> int:
     """Count `4`, `a100:4`, or `a100`, which is one."""
     found = re.fullmatch(r"(?:[\w.-]+:)?(\d+)|[A-Za-z][\w.-]*", part)

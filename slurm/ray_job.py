@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from replug.slurm.ray_node import write_token
+from replug.slurm.ray_node import MPS, write_token
 
 INTERRUPTED = 75  # replug's exit status: it saved its step, and the same command goes on
 JOIN_SECONDS = 120
@@ -139,11 +139,12 @@ def run(allocation: JobAllocation, folder: Path, nodes: list[JobNode], asked: St
 
 
 def job_environment(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """Return the environment of every step: the token's path, never the token, and GPUs in SLURM's order."""
+    """Return the environment of every step: the token's path, never the token, GPUs in SLURM's order, MPS if asked."""
     kept = {name: value for name, value in environment.items() if name not in OF_THE_JOB}
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / "token")}
     gpus = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}  # as SLURM numbers them
-    return {**kept, **token, **gpus}
+    names = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY") if environment.get(MPS) == "1" else ()
+    return {**kept, **token, **gpus, **dict.fromkeys(names, str(folder / "mps"))}
 
 
 def own_address() -> str:

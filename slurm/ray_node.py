@@ -3,6 +3,9 @@
     python -m replug.slurm.ray_node FOLDER HOST:PORT [--head]        reads the token from standard input
     python -m replug.slurm.ray_node --wait HOST:PORT NODES           ends when that many nodes have joined
 
+With REPLUG_MPS=1 in the environment it starts CUDA MPS before Ray, so that processes compute on a GPU side by side.
+GPUs in compute mode Exclusive_Process take several processes only so.
+
 Ray ends when standard input ends, which `slurm.ray_job` holds open. It ignores SIGTERM and SIGUSR1, which pre-emption
 and `scancel` send to every process at once, because `replug` still needs its actors to save its step.
 """
@@ -17,12 +20,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from replug.slurm.gpu_options import gpus_of_step
 
 OBJECT_STORE_BYTES = 2**30  # ids, queries and answers pass through it, vectors and weights do not
 LOOK_SECONDS = 0.3
+MPS, MPS_CONTROL, MPS_SECONDS = "REPLUG_MPS", "nvidia-cuda-mps-control", 30
 SHIELDED = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT}
 
 
@@ -38,10 +43,11 @@ def main() -> int:
     except ValueError as error:
         sys.exit(f"replug job: {error}")
     signal.pthread_sigmask(signal.SIG_BLOCK, SHIELDED)  # inherited by all that Ray starts, whatever handlers it sets
-    ray = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
-    asked = threading.Event()
-    threading.Thread(target=stop_at_end_of_input, args=(ray, asked), daemon=True).start()
-    status = ray.wait()
+    with mps(Path(folder)) if os.environ.get(MPS) == "1" and gpus_of_step(os.environ) else contextlib.nullcontext():
+        ray = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
+        asked = threading.Event()
+        threading.Thread(target=stop_at_end_of_input, args=(ray, asked), daemon=True).start()
+        status = ray.wait()
     if is_first_here:
         shutil.rmtree(folder, ignore_errors=True)
     return 0 if asked.is_set() else status or 1
@@ -58,6 +64,25 @@ def write_token(folder: Path, token: str) -> None:
         partial.touch(mode=0o600)
         partial.write_text(token)
         partial.rename(folder / "token")
+
+
+@contextlib.contextmanager
+def mps(folder: Path) -> Iterator[None]:
+    """Run the control daemon of CUDA MPS for this node's processes, whose environment names its folder.
+
+    The daemon sees all GPUs of the step, whatever CUDA_VISIBLE_DEVICES says: it would number them anew for its clients.
+    """
+    if shutil.which(MPS_CONTROL) is None:
+        sys.exit(f"replug job: {MPS}=1, but {MPS_CONTROL} is not on PATH of {socket.gethostname()}; leave {MPS} out")
+    (folder / "mps").mkdir(exist_ok=True)
+    seen = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    started = subprocess.run([MPS_CONTROL, "-d"], env=seen, capture_output=True, text=True, timeout=MPS_SECONDS)
+    if started.returncode != 0:
+        sys.exit(f"replug job: {MPS_CONTROL} -d: {(started.stderr or started.stdout).strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run([MPS_CONTROL], input="quit\n", env=seen, text=True, timeout=MPS_SECONDS, check=False)
 
 
 def ray_command(folder: str, address: str, is_head: bool) -> list[str]:

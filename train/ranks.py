@@ -27,9 +27,9 @@ from torch.distributed import DistError, TCPStore
 
 from replug.cluster.actor_pool import thread_env
 from replug.cluster.environment import use_interface_of
-from replug.cluster.gpus import devices_of, keep_to_memory_share, own_devices
+from replug.cluster.gpus import devices_of, keep_to_memory_bound, own_devices
 from replug.cluster.packing import TRAINER
-from replug.cluster.places import device_of, gpu_of_rank_0, memory_share, place
+from replug.cluster.places import device_of, gpu_of_rank_0, memory_bound, place
 from replug.config.errors import RunError
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class TrainerRank:
         return own_devices()
 
     def run(self, fit: Callable[[RankEnvironment], None], environment: RankEnvironment) -> None:
-        keep_to_memory_share()
+        keep_to_memory_bound()
         use_interface_of(ray.util.get_node_ip_address())
         with beating(environment.global_rank(), environment.main_address, environment.main_port):
             fit(environment)
@@ -121,7 +121,7 @@ class OtherRanks:
         use_interface_of(address)
         seen = gpu_of_rank_0(gpus) if gpus else None
         device = device_of(seen) if seen else 0
-        keep_to_memory_share(memory_share(TRAINER, 0), device)
+        keep_to_memory_bound(memory_bound(TRAINER, 0), device)
         self.environment = RankEnvironment(0, ranks, address, store.port, device)
         self.environment.store = store
         self.num_others = ranks - 1

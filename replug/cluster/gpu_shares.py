@@ -25,6 +25,7 @@ class Sizes:
     """Bytes that actors hold on their GPUs (`planning.memory`). None means not known; nothing is checked then."""
 
     vectors: float | None = None  # of one index version as it is searched, all shards together
+    search: float = 0.0  # a searcher, beside its vectors
     embedding: float | None = None  # a builder: its encoder and one pass
     scoring: float | None = None  # an LM and one pass, over all its GPUs
     training: Callable[[int], float] | None = None  # a rank of so many: weights, moments, its part of a batch
@@ -111,9 +112,9 @@ def _gpus_of_vectors(config: Config, nodes: Sequence[Node], sizes: Sizes, most: 
     if sizes.vectors is None or math.isinf(limit) or index.kind not in EXACT_KINDS or index.gpus_per_searcher == 0:
         return 1
     if index.swap is SwapMode.blue_green:
-        wanted = 2 * math.ceil(sizes.vectors / limit)
+        wanted = 2 * math.ceil(sizes.vectors / max(1.0, limit - sizes.search))
     else:
-        wanted = math.ceil(2 * sizes.vectors / max(1.0, limit - (sizes.embedding or 0.0)))
+        wanted = math.ceil(2 * sizes.vectors / max(1.0, limit - sizes.search - (sizes.embedding or 0.0)))
     host = min((node.memory_bytes for node in nodes if node.memory_bytes is not None), default=math.inf)
     is_worth_it = wanted <= max(1, sum(node.gpus for node in nodes) // 4) or host_bytes(index, sizes, len(nodes)) > host
     return wanted if wanted <= most and is_worth_it else 1

@@ -3,20 +3,27 @@
 Tests start a Ray cluster whose GPUs are numbers (tests/support/fake_cluster.py). The layout counts those, and models
 compute on the processor. A variable in the environment of its processes says so.
 
+`nvidia-smi` says what is free of a GPU's memory and whether several processes may use it; it makes no context there.
+
 Actors say with their results how many seconds they worked. A device is a GPU, `NODE:NUMBER` by Ray's number of it, or
 the processors of a node, `NODE:cpu`.
 """
 
 import json
+import math
 import os
+import shutil
+import subprocess
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 
 VARIABLE = "REPLUG_REHEARSAL"
-MEMORY_SHARE = "REPLUG_GPU_MEMORY_SHARE"  # of a process on a GPU that others compute on too
+MEMORY_BOUND = "REPLUG_GPU_MEMORY_BOUND"  # bytes of a process on a GPU that others compute on too
+SMI_SECONDS = 60.0  # for nvidia-smi, which wakes GPUs that sleep
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +50,56 @@ def num_gpus() -> int:
     return rehearsed.gpus_of_node if rehearsed else torch.cuda.device_count()
 
 
-def keep_to_memory_share(share: float | None = None, device: int = 0) -> None:
+@dataclass(frozen=True, slots=True)
+class GPUState:
+    """What is free on each GPU that a process sees, and whether a GPU takes one process only."""
+
+    free_bytes: float
+    is_exclusive: bool
+
+
+def gpu_state() -> GPUState | None:
+    """Return the state of this process's GPUs, of the fullest where they differ; None without GPUs."""
+    if (rehearsed := rehearsal()) is not None:
+        return GPUState(rehearsed.memory_gb * 1e9, is_exclusive=False)
+    seen = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+    if not seen:
+        return None
+    known = _smi_rows()
+    rows = [known.get(str(gpu.uuid), (math.inf, "Default")) for gpu in seen]
+    # Without nvidia-smi, as on AMD's GPUs and in some containers, all memory counts as free.
+    free = min(min(float(gpu.total_memory), num_bytes) for gpu, (num_bytes, _) in zip(seen, rows, strict=True))
+    return GPUState(free, any(mode.startswith("Exclusive") for _, mode in rows) and not _has_mps())
+
+
+def _smi_rows() -> dict[str, tuple[float, str]]:
+    """Return the free bytes and the compute mode of each GPU of the machine, by the name that torch has of it."""
+    if (program := shutil.which("nvidia-smi")) is None:
+        return {}
+    query = [program, "--query-gpu=uuid,memory.free,compute_mode", "--format=csv,noheader,nounits"]
+    printed = subprocess.run(query, capture_output=True, text=True, timeout=SMI_SECONDS).stdout
+    rows = [[cell.strip() for cell in line.split(",")] for line in printed.splitlines()]
+    return {
+        uuid.removeprefix("GPU-"): (float(free) * 2**20 if free.isdigit() else math.inf, mode)
+        for uuid, free, mode in (row for row in rows if len(row) == 3)
+    }
+
+
+def _has_mps() -> bool:
+    """Return whether a server of CUDA MPS listens here, through which several processes share an exclusive GPU."""
+    return (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists()
+
+
+def keep_to_memory_bound(num_bytes: float | None = None, device: int = 0) -> None:
     """Let torch take no more of a GPU than this process's part, by default the one that it was started with.
 
     A cache that grows would take what is counted for another process. And a pass that memory does not hold is halved,
     which changes last bits: it may follow from this process's work alone.
     """
-    share = share or float(os.environ.get(MEMORY_SHARE, 0.0))
-    if share and rehearsal() is None:
-        torch.cuda.set_per_process_memory_fraction(share, device)
+    num_bytes = num_bytes or float(os.environ.get(MEMORY_BOUND, 0.0))
+    if num_bytes and rehearsal() is None:
+        whole = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / whole), device)
 
 
 def torch_device(wants_gpu: bool) -> str:

@@ -164,6 +164,7 @@ def _lay_out(
         lm, scoring, waiting = _scorers(config, gpus, packing, groups, sizes)
         config, groups = replace(config, lm=lm), groups + scoring
     actors, planned = tuple(actor for group in groups for actor in group.actors), packing.planned()
+    _require_shareable(planned)
     return Layout(config, planned, actors, waiting, tuple(_notes_on(config, nodes, sizes, planned, actors)), shared)
 
 
@@ -225,8 +226,9 @@ def _index_groups(index: IndexConfig, sizes: Sizes) -> list[ActorGroup]:
         )
     version = None if sizes.vectors is None or not asked.gpus_per_searcher else sizes.vectors / asked.num_shards
     if version is None or not blue_green:
-        builds, searches = sizes.embedding, None if version is None else 2 * version
+        builds, searches = sizes.embedding, None if version is None else 2 * version + sizes.search
     else:
+        version += sizes.search
         builds = max(sizes.embedding or 0.0, version)  # the next version's searcher takes the builder's place
         searches = builds if apart else version
     builders = [Actor(BUILDER, n, asked.gpus_per_builder, builds) for n in range(asked.num_builders)]
@@ -278,13 +280,26 @@ def _require_place(packing: Packing, group: ActorGroup, groups: Sequence[ActorGr
         raise NoRoom(_describe_shortage(packing, group, groups))
 
 
-def nodes_of(descriptions: Sequence[dict], driver: str, gpu_bytes: dict[str, float]) -> Iterator[Node]:
-    """Yield the living nodes of `ray.nodes()`; `driver` is the id of the command's, `gpu_bytes` are by id."""
+def _require_shareable(gpus: Sequence[PlannedGPU]) -> None:
+    """Raise UserError for several processes on a GPU whose compute mode lets one in."""
+    refused = next((gpu for gpu in gpus if gpu.node.is_exclusive and len(gpu.actors) > 1), None)
+    if refused is not None:
+        raise UserError(
+            f"GPUs of {refused.node.where} have compute mode Exclusive_Process, which lets one process in, but the "
+            f"layout puts {refused.describe()} on one; expected mode Default (nvidia-smi -c DEFAULT, as root), CUDA "
+            "MPS (REPLUG_MPS=1 in a SLURM job, else nvidia-cuda-mps-control -d before Ray starts), or whole numbers in "
+            "resources that share no GPU, with index.gpus_per_searcher=0"
+        )
+
+
+def nodes_of(descriptions: Sequence[dict], driver: str) -> Iterator[Node]:
+    """Yield the living nodes of `ray.nodes()`; `driver` is the id of the command's."""
     for node in descriptions:
         if node["Alive"]:
             resources, name = node["Resources"], node["NodeID"]
             cpus, gpus, memory = resources.get("CPU", 0.0), resources.get("GPU", 0.0), resources.get("memory")
-            yield Node(name, cpus, gpus, gpu_bytes.get(name), memory, name == driver, node["NodeManagerAddress"])
+            address = node["NodeManagerAddress"]
+            yield Node(name, cpus, gpus, memory_bytes=memory, is_driver=name == driver, address=address)
 
 
 # What a user is told: what finds no room, which keys change that, what may surprise.
@@ -298,7 +313,7 @@ def _describe_memory(packing: Packing, group: ActorGroup) -> str:
     others = f" and {_gb(most.num_bytes)} are taken" if most.actors else ""
     return (
         f"{group.key}: {parts} need {_gb(group.num_bytes)}{each}, but a GPU has {_gb(most.node.gpu_limit)} to give "
-        f"({USABLE:.0%} of {_gb(most.node.gpu_bytes or 0.0)}){others}; expected {SMALLER[group.key]}"
+        f"({USABLE:.0%} of {_gb(most.node.gpu_bytes or 0.0)} that are free){others}; expected {SMALLER[group.key]}"
     )
 
 
@@ -336,6 +351,11 @@ def _notes_on(
         yield "the memory of the GPUs is not known, so whether it is enough was not checked"
     elif unknown:
         yield f"what a {' and a '.join(unknown)} takes of GPU memory is not known and was not checked"
+    if any(gpu.has(TRAINER) and len(gpu.actors) > 1 for gpu in gpus) and num_ranks(config) > 1:
+        yield (
+            "several trainer ranks are on GPUs that other processes use, and wait for each other's time slices: "
+            "resources.train=1, or GPUs of their own, would be faster"
+        )
     has_searchers = any(actor.key == SEARCHER for actor in actors)
     if not (has_searchers and gpus) or sizes.vectors is None or config.index.gpus_per_searcher:
         return

@@ -13,7 +13,7 @@ TRAINER, SEARCHER, BUILDER, SCORER = "resources.train", "index.num_shards", "ind
 NAMES = {TRAINER: "trainer rank", SEARCHER: "searcher", BUILDER: "builder", SCORER: "scorer"}
 
 USABLE = 0.92  # of a device's memory: the rest is the driver's, the allocator's gaps, one process's context
-CONTEXT_BYTES = 5e8  # that every other process on a GPU takes: CUDA's context, and the libraries' code
+CONTEXT_BYTES = 7.2e8  # that every other process on a GPU takes: CUDA's context and cuBLAS, as measured on an H200
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +23,11 @@ class Node:
     name: str  # no other node's
     cpus: float
     gpus: float
-    gpu_bytes: float | None = None  # of the smallest of its GPUs
+    gpu_bytes: float | None = None  # that are free on each of its GPUs
     memory_bytes: float | None = None  # of the machine
     is_driver: bool = False  # the command was started here
     address: str = ""
+    is_exclusive: bool = False  # its GPUs take one process each
 
     @property
     def where(self) -> str:
@@ -84,16 +85,16 @@ class PlannedGPU:
         held = sum((actor.num_bytes or 0.0) / max(1.0, actor.gpus) for actor in self.actors)
         return held + CONTEXT_BYTES * max(0, len(self.actors) - 1)
 
-    def memory_share(self, actor: Actor) -> float | None:
-        """Return the share of memory that torch may take: its own bytes, and an equal part of the rest.
+    def memory_bound(self, actor: Actor) -> float | None:
+        """Return the bytes that torch may take: the actor's own, and a part of the rest in proportion to them.
 
         None where the process has the GPU for itself, where only the index is, or where a size is not known.
         """
         held = [one.num_bytes for one in self.actors]
         if self.node.gpu_bytes is None or None in held or len(held) < 2 or not self.has(TRAINER, SCORER):
             return None
-        left = (self.node.gpu_limit - self.num_bytes) / len(held)
-        return ((actor.num_bytes or 0.0) + left) / self.node.gpu_bytes
+        contexts = CONTEXT_BYTES * (len(held) - 1)
+        return (actor.num_bytes or 0.0) * (self.node.gpu_limit - contexts) / (self.num_bytes - contexts)
 
     def describe(self) -> str:
         """Name the actors, as `builder 0 and searcher 0`."""

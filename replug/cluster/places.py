@@ -16,7 +16,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from replug.cluster.gpus import MEMORY_SHARE, rehearsal
+from replug.cluster.gpus import MEMORY_BOUND, GPUState, gpu_state, rehearsal
 from replug.cluster.layout import Layout
 from replug.cluster.packing import SEARCHER, TRAINER, Node, PlannedGPU
 from replug.config.errors import RunError, UserError
@@ -54,8 +54,8 @@ def reserve(layout: Layout) -> None:
         strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
         _strategies.update({(actor.key, actor.number): strategy for actor in gpu.actors})
         _gpus.update({(actor.key, actor.number): actor.gpus for actor in gpu.actors})
-        shares = {(actor.key, actor.number): gpu.memory_share(actor) for actor in gpu.actors}
-        _memory.update({at: share for at, share in shares.items() if share})
+        bounds = {(actor.key, actor.number): gpu.memory_bound(actor) for actor in gpu.actors}
+        _memory.update({at: bound for at, bound in bounds.items() if bound})
     if layout.gpus:  # searches in host memory want the memory of every node
         hosts = [actor for actor in layout.actors if actor.key == SEARCHER and not actor.gpus]
         _strategies.update({(actor.key, actor.number): "SPREAD" for actor in hosts})
@@ -73,8 +73,8 @@ def forget(cluster_stays: bool = False) -> None:
 
 def place(key: str, number: int, gpus: float, env: dict[str, str]) -> dict[str, Any]:
     """Ray's options of one actor: a logical CPU, its GPUs, where it is put, and its environment."""
-    if share := memory_share(key, number):
-        env = {**env, MEMORY_SHARE: str(share)}
+    if bound := memory_bound(key, number):
+        env = {**env, MEMORY_BOUND: str(bound)}
     return {
         "num_cpus": 1,
         "num_gpus": _gpus.get((key, number), gpus),
@@ -83,8 +83,8 @@ def place(key: str, number: int, gpus: float, env: dict[str, str]) -> dict[str, 
     }
 
 
-def memory_share(key: str, number: int) -> float | None:
-    """Return the share of memory that torch may take on a shared GPU. None means no bound."""
+def memory_bound(key: str, number: int) -> float | None:
+    """Return the bytes that torch may take of a shared GPU. None means no bound."""
     return _memory.get((key, number))
 
 
@@ -116,13 +116,13 @@ def device_of(gpu: SeenGPU) -> int:
     return own.index(gpu.uuid)
 
 
-def gpu_bytes(nodes: Sequence[Node]) -> dict[str, float]:
-    """Return the bytes of a GPU of each node, by the node's name; nodes that do not answer are left out."""
-    if (rehearsed := rehearsal()) is not None:
-        return {node.name: rehearsed.memory_gb * 1e9 for node in nodes if node.gpus}
+def gpu_states(nodes: Sequence[Node]) -> dict[str, GPUState]:
+    """Return what each node says of a GPU of its own, by the node's name; nodes that do not answer are left out."""
+    if rehearsal() is not None:
+        return {node.name: state for node in nodes if node.gpus and (state := gpu_state())}
     if torch.version.cuda is None and torch.version.hip is None:
         return {}
-    ask = ray.remote(max_calls=1)(_own_gpu_bytes)
+    ask = ray.remote(max_calls=1)(gpu_state)
     asked = {
         ask.options(
             num_cpus=0, num_gpus=0.01, scheduling_strategy=NodeAffinitySchedulingStrategy(node.name, False)
@@ -131,13 +131,13 @@ def gpu_bytes(nodes: Sequence[Node]) -> dict[str, float]:
         if node.gpus
     }
     answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ASK_SECONDS) if asked else ([], [])
-    found: dict[str, float | None] = {}
+    found: dict[str, GPUState | None] = {}
     for answer in answered:
         try:
             found[asked[answer].name] = ray.get(answer)
         except RayError as error:
             log.warning(f"a node does not say what GPUs it has: {_last_line(error)}")
-    return {name: num_bytes for name, num_bytes in found.items() if num_bytes is not None}
+    return {name: state for name, state in found.items() if state is not None}
 
 
 def _group(gpu: PlannedGPU) -> PlacementGroup:
@@ -158,10 +158,6 @@ def _last_line(error: RayError) -> str:
 def _seen() -> SeenGPU:
     ray_id = ray.get_runtime_context().get_accelerator_ids()["GPU"][0]
     return SeenGPU(ray_id, _uuid(0) if torch.cuda.is_available() else None)
-
-
-def _own_gpu_bytes() -> float | None:
-    return float(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None
 
 
 def _uuid(number: int) -> str:

@@ -89,10 +89,13 @@ def require_seen_by_all(written: Path, read: Collection[Path]) -> None:
 
 def this_node() -> Node:
     """Describe this machine, with logical CPUs for as many actors as there are."""
-    sizes = (torch.cuda.get_device_properties(n).total_memory for n in range(torch.cuda.device_count()))
-    smallest = min(map(float, sizes), default=None)
     memory_bytes = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    return Node("this machine", math.inf, torch.cuda.device_count(), smallest, memory_bytes, is_driver=True)
+    here = Node("this machine", math.inf, torch.cuda.device_count(), memory_bytes=memory_bytes, is_driver=True)
+    return _with_state(here, gpus.gpu_state())
+
+
+def _with_state(node: Node, state: gpus.GPUState | None) -> Node:
+    return replace(node, gpu_bytes=state.free_bytes, is_exclusive=state.is_exclusive) if state else node
 
 
 @contextmanager
@@ -230,9 +233,9 @@ def _join(config: Config, roles: Collection[str], sizes: Sizes) -> Layout:
 def _lay_out_on_nodes(config: Config, roles: Collection[str], sizes: Sizes) -> Layout:
     """Lay a run out on the nodes of the cluster that this process is connected to."""
     here = ray.get_runtime_context().get_node_id()
-    nodes = list(layout.nodes_of(ray.nodes(), here, {}))
-    known = places.gpu_bytes(nodes)
-    nodes = [replace(node, gpu_bytes=known.get(node.name)) for node in nodes]
+    nodes = list(layout.nodes_of(ray.nodes(), here))
+    states = places.gpu_states(nodes)
+    nodes = [_with_state(node, states.get(node.name)) for node in nodes]
     laid_out = _lay_out("ray.address", config, nodes, sizes, roles)
     _require_same_gpus(laid_out, config, roles, gpus.num_gpus())
     return laid_out

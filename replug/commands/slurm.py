@@ -12,12 +12,14 @@ JOB is train, prepare or evaluate. Later edits do not reach a queued or requeued
 
 import hashlib
 import json
+import math
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -26,8 +28,9 @@ import typer
 
 from replug import __version__
 from replug.cluster.gpu_shares import ROLES as ALL_ROLES
-from replug.cluster.layout import Layout, NoRoom, lay_out
+from replug.cluster.layout import UNKNOWN, Layout, NoRoom, lay_out
 from replug.cluster.packing import Node
+from replug.commands.checks.configuration import memory_needs, num_documents
 from replug.commands.command import LM, ConfigFile, Overrides, Retriever, Source, with_short_keys
 from replug.config.errors import RunError, UserError
 from replug.config.load import config_to_yaml, load_config
@@ -35,10 +38,16 @@ from replug.config.paths import check_paths
 from replug.config.schema import Config
 from replug.data.files import replace_file, write_json, writing
 from replug.data.folder import sole_writer
-from replug.slurm.gpu_options import gpus_per_node
+from replug.planning.accelerators import find_accelerator
+from replug.planning.memory import run_sizes
+from replug.slurm.gpu_options import gpu_type, gpus_per_node
 from replug.train.run_dir import RunDirectory, describe_environment
 
 CODE = Path(__file__).parents[1]  # the package, whose folders may be links
+TEMPLATE = CODE / "slurm/job.sbatch"
+MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}  # options of sbatch, of which a job has one
+UNKNOWN_GPU = "the job may be laid out otherwise: name a known type of GPU, such as --gpus-per-node a100:4"
+PROCESS_GIB, WORKER_GIB = 4, 2  # of the host: a process with torch and CUDA, and one that prepares data
 ROLES = {"train": ALL_ROLES, "prepare": (), "evaluate": ("score", "index")}
 JOBS = tuple(ROLES)
 ENDED = {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"}
@@ -92,14 +101,16 @@ def run_slurm(path: Path, overrides: Sequence[str], job: str, asked: Mapping[str
     # A configuration's file may not say which key is sent to the server (`config.load`): the user says it here.
     key = [f"lm.api_key_env={config.lm.api_key_env}"] if config.lm.url else []
     key += [f"lm.headers=[{','.join(config.lm.headers)}]"] if config.lm.headers else []
+    options = {**directives(TEMPLATE.read_text()), **asked}
+    layout = _layout(config, job, options)
+    if not MEMORY & asked.keys():
+        asked = {**asked, "mem": f"{_memory_gib(layout, job, _num_nodes(options))}G"}
     script = render(job, asked, folder, Path.cwd(), sys.executable, key)
-    options = directives(script)
-    actors = _layout(config, job, options).describe()
     if job == "train":  # a run goes on with the configuration it was begun with
         if run.is_finished:
             raise UserError(f"run_dir: {run.path} holds a finished run; give another run_dir to train again")
         run.require_config(config)
-    print(_summary(path, job, options, actors, folder))
+    print(_summary(path, job, directives(script), layout, folder))
     if not submit:
         print(f"\n{script}\nNothing is written or submitted yet: add --submit.")
         return
@@ -116,7 +127,7 @@ def render(
     job: str, asked: Mapping[str, str], folder: Path, submitted_from: Path, python: str, overrides: Sequence[str] = ()
 ) -> str:
     """Return the job script: slurm/job.sbatch with other options, its variables set to what is frozen in `folder`."""
-    template = (CODE / "slurm/job.sbatch").read_text()
+    template = TEMPLATE.read_text()
     own = {"job-name": f"replug-{job}", "output": str(folder).replace("%", "%%") + "/%j.log"}
     options = {**directives(template), **own, **asked}
     variables = {
@@ -179,16 +190,37 @@ def code_sha256(folder: Path) -> str:
 def _layout(config: Config, job: str, options: Mapping[str, str]) -> Layout:
     """Lay the job's actors out on the nodes that it asks for. Raises UserError if they do not fit."""
     cpus = _number("cpus-per-task", options["cpus-per-task"])
-    num_nodes = max(1, _number("nodes", options["nodes"].partition("-")[0]))  # a range, such as 2-4, has its least
     try:
         gpus = gpus_per_node(options)
     except ValueError as error:
         raise UserError(str(error)) from error
-    nodes = [Node(f"node {number}", cpus, gpus, is_driver=number == 0) for number in range(num_nodes)]
+    gpu, roles = find_accelerator(gpu_type(options) or ""), ROLES[job]
+    num_bytes = 1e9 * gpu.memory_gb if gpu else None
+    nodes = [
+        Node(f"node {number}", cpus, gpus, num_bytes, is_driver=number == 0) for number in range(_num_nodes(options))
+    ]
+    sizes = run_sizes(config, num_documents(config), gpu is None or bool(gpu.bfloat16)) if roles else UNKNOWN
     try:
-        return lay_out(config, nodes, roles=ROLES[job])
+        found = lay_out(config, nodes, sizes, roles)
     except NoRoom as error:
         raise UserError(f"--nodes, --cpus-per-task, --gpus-per-node: {error}") from error
+    if not gpus or not roles:
+        return found
+    return replace(found, notes=(f"for GPUs of {gpu.memory_gb:g} GB" if gpu else UNKNOWN_GPU, *found.notes))
+
+
+def _memory_gib(layout: Layout, job: str, num_nodes: int) -> int:
+    """Return the host memory that a node needs: its processes, what they hold beside GPUs, and those that prepare."""
+    workers = 0 if layout.config.data.prepared else math.ceil(layout.config.data.num_workers / num_nodes)
+    needed = PROCESS_GIB + WORKER_GIB * workers
+    if job == "prepare":
+        return needed
+    processes = PROCESS_GIB * (1 + math.ceil(len(layout.actors) / num_nodes))
+    return max(needed, processes + math.ceil(memory_needs(layout.config, num_nodes) / 2**30))
+
+
+def _num_nodes(options: Mapping[str, str]) -> int:
+    return max(1, _number("nodes", options["nodes"].partition("-")[0]))  # a range, such as 2-4, has its least
 
 
 def _number(option: str, text: str) -> int:
@@ -197,8 +229,8 @@ def _number(option: str, text: str) -> int:
     return int(text)
 
 
-def _summary(path: Path, job: str, options: Mapping[str, str], actors: str, folder: Path) -> str:
-    known = ("nodes", "cpus-per-task", "gpus-per-node", "gpus-per-task", "gpus", "gres", "time", "partition", "account")
+def _summary(path: Path, job: str, options: Mapping[str, str], layout: Layout, folder: Path) -> str:
+    known = ("nodes", "cpus-per-task", "mem", "gpus-per-node", "gres", "time", "partition", "account")
     own = ("job-name", "ntasks-per-node", "requeue", "open-mode", "output", "signal")
     others = [f"--{name}={value}" for name, value in options.items() if name not in known + own]
     version = describe_environment()
@@ -207,7 +239,8 @@ def _summary(path: Path, job: str, options: Mapping[str, str], actors: str, fold
     rows = {
         "job": f"replug {job} {path}",
         "SLURM": "  ".join([*(f"{name} {options[name]}" for name in known if name in options), *others]),
-        "actors": actors or "none",
+        "actors": layout.describe() or "none",
+        **({"layout": "; ".join(layout.notes)} if layout.notes else {}),
         "run directory": f"{folder.parent.parent} (all nodes must see it)",
         "Python": f"{sys.executable} (all nodes must see it)",
         "code": f"replug {__version__}{commit}, a copy in {folder / 'code'}",

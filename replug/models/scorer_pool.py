@@ -18,7 +18,7 @@ import torch
 
 from replug.cluster.actor_pool import ActorPool, thread_env
 from replug.cluster.background import InlineExecutor
-from replug.cluster.gpus import USE, Busy, keep_to_memory_share, own_devices
+from replug.cluster.gpus import USE, Busy, keep_to_memory_bound, own_devices
 from replug.cluster.packing import SCORER
 from replug.cluster.places import place
 from replug.models.batching import units_of_similar_length
@@ -67,7 +67,7 @@ class Scorer:
     """
 
     def __init__(self, lm: LocalSource, threads: int, number: int = 0, spread: bool = False) -> None:
-        keep_to_memory_share()
+        keep_to_memory_bound()
         torch.set_num_threads(threads)
         self._device = ThreadPoolExecutor(1, "device", torch.set_num_threads, (threads,))
         self._tokenizer, self._clock = threading.Lock(), threading.Lock()

@@ -22,7 +22,7 @@ from replug.planning.accelerators import Devices, parse_devices
 from replug.planning.memory import DTYPE_BYTES, gpus_for, known, scoring_bytes
 from replug.planning.model_sizes import ModelSize, encoder_size, lm_size
 from replug.planning.training import DEFAULTS, Assumptions
-from replug.planning.workload import count_documents, template_tokens
+from replug.planning.workload import count_documents, encoded_tokens, template_tokens
 
 TEXTS, QUESTIONS = ("language_modelling", "token_gain"), ("mmlu", "open_qa", "popqa")
 LETTERS, SUBJECTS = 4, 57  # of MMLU
@@ -264,7 +264,7 @@ def _lm_cost(keys: LMConfig, prompts: Sequence[Prompts], devices: Devices, given
             f"--gpus is {devices}, but {size.name} takes {gpus} of them ({num_bytes / 1e9:.0f} GB); expected such as "
             f"--gpus {gpus}x{gpu.name}"
         )
-    rate = devices.rate(keys.dtype.value)
+    rate = devices.rate(keys.dtype.value, "score")
     reading_weights = size.parameters * DTYPE_BYTES[gpu.resolve_dtype(keys.dtype.value)] / gpu.bandwidth
     flop = seconds = 0.0
     for one in prompts:
@@ -289,7 +289,8 @@ def _embedding_cost(
     name, path = named
     encoder = newest_encoder(Path(path).expanduser())
     size = known(encoder_size, str(encoder or path)) or encoder_size(str(encoder or path), given.retriever_parameters)
-    texts = [(0 if encoder else documents, _document_tokens(config)), (num, _query_tokens(config))]
+    lengths = (encoded_tokens(tokens, config.retriever) for tokens in (_document_tokens(config), _query_tokens(config)))
+    texts = list(zip((0 if encoder else documents, num), lengths, strict=True))
     flop = sum(count * length * size.flop_per_token(length) for count, length in texts)
     return {
         "name": name,
@@ -298,7 +299,7 @@ def _embedding_cost(
         "is_indexed": bool(encoder),
         "tokens": sum(count * length for count, length in texts),
         "flop": flop,
-        "hours": flop / devices.rate(config.index.dtype.value) / 3600,
+        "hours": flop / devices.rate(config.index.dtype.value, "embed") / 3600,
     }
 
 

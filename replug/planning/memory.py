@@ -15,6 +15,7 @@ from replug.cluster.packing import USABLE
 from replug.config.choices import TrainedSide
 from replug.config.errors import UserError
 from replug.config.schema import Config, LMConfig
+from replug.index_workers.kinds import SEARCH_BYTES
 from replug.models.batching import ENCODER_TOKENS, ENCODER_TOKENS_WITH_GRADIENT, LMShape, tokens_per_pass
 from replug.planning.model_sizes import ModelSize, lm_size, retriever_size
 from replug.planning.workload import Shape, index_size, searched_width, shape_of
@@ -75,6 +76,7 @@ def sizes_of(
             vectors = None
     return Sizes(
         vectors=vectors,
+        search=SEARCH_BYTES,
         embedding=embedding_bytes(config, retriever, resolve),
         scoring=scoring,
         training=rank_bytes,
@@ -173,8 +175,8 @@ def train_bytes(
     """
     hidden, size = retriever.hidden, DTYPE_BYTES[dtype]
     is_chunked = shape.chunk_tokens is not None
-    queries = shape.batch_size / (ranks * shape.micro_batches) * shape.context  # tokens that a rank encodes at a time
-    documents = queries / shape.context * shape.k * shape.document
+    queries = shape.batch_size / (ranks * shape.micro_batches) * shape.encoded_query  # tokens of a rank at a time
+    documents = queries / shape.encoded_query * shape.k * shape.encoded_document
     of_sides = {TrainedSide.query: (queries,), TrainedSide.documents: (documents,)}
     tokens = of_sides.get(part.side, (queries, documents))  # with gradient
     in_pass = max(shape.chunk_tokens or TOKENS_PER_PASS_WITH_GRADIENT, shape.longest)

@@ -18,10 +18,14 @@ from replug.planning.model_sizes import ModelSize, lm_size, retriever_size
 from replug.planning.workload import IndexSize, Shape, Workload, index_size, searched_width, shape_of, work_of
 
 ROLES = ("score", "embed", "train", "search")
+RANK_0 = "rank_0"  # whose interpreter has the pairs of a step scored
 HOST_CORES, HOST_BANDWIDTH = 64, 1e11  # of a node that searches on its processors; bytes a second
 RING_WITHIN, RING_BETWEEN = 1e11, 1e10  # bytes a second of gradients: within a node (NVLink), between nodes (100 Gbit)
-RECOMPUTED = 4 / 3  # work of a training step whose activations are computed twice
-CROWDED = 0.95  # of a GPU's speed while several processes take turns: a guess, it was not measured
+# Measured on one H200 (docs/gpu.md).
+RECOMPUTED = 2.5  # times as long a training step takes with gradient checkpointing or chunks: passes wait for the host
+BESIDE = 0.5  # of its own time that a rank's step takes longer for each role that is busy on its GPU
+PRODUCT = 2.1e-10  # seconds of a GPU for a query's product with a vector and its part of the k best
+UNIT = 2.3e-3  # seconds of rank 0's interpreter to have a unit of ten pairs scored (benchmarks.pool_overhead)
 HEADROOM = 1.3  # of a rank beside others: a step also waits for units of pairs that its GPU slows down
 
 # Of one core that searches, measured on a Xeon with AVX512 (docs/benchmarks.md).
@@ -51,9 +55,10 @@ def job_of(
     lm_parameters: float | None = None,
     retriever_parameters: float | None = None,
     num_documents: int | None = None,
+    device: str = "cuda",
 ) -> Job:
     """Return the job of a configuration. Raises UserError if the size of a model or the corpus is unknown."""
-    shape = shape_of(config, num_documents)
+    shape = shape_of(config, num_documents, device)
     retriever = retriever_size(config.retriever, retriever_parameters)
     lm = lm_size(str(config.lm.path or config.lm.model), lm_parameters)
     searched = searched_width(config, retriever.dim)
@@ -115,6 +120,7 @@ class Seconds:
     train: float  # a step
     encode: float  # the queries of a batch
     search: float
+    rank_0: float = 0.0  # of its interpreter, to have the pairs of a step scored
 
     def exchange(self, job: Job, devices: Devices, ranks: int) -> float:
         """Return the seconds of a ring all-reduce of the gradients."""
@@ -125,22 +131,24 @@ class Seconds:
 def seconds_of(job: Job, devices: Devices, split: Split) -> Seconds:
     """Divide the work by the rates that the GPUs reach in the configuration's precisions."""
     config, shape, work = job.config, job.shape, job.work
-    pair = work.pair / devices.rate(config.lm.dtype.value)
+    pair = work.pair / devices.rate(config.lm.dtype.value, "score")
     unit = tokens_per_unit(LMShape(job.lm.layers, job.lm.hidden), True, config.lm.tokens_per_batch)
+    units = -(-shape.pairs // max(1, unit // shape.pair))
     again = 1 + (split.recompute + (shape.chunk_tokens is not None)) * (RECOMPUTED - 1)
     return Seconds(
         pair=pair,
         score=shape.pairs * pair,
-        units=-(-shape.pairs // max(1, unit // shape.pair)),
-        build=shape.num_documents * work.document / devices.rate(config.index.dtype.value),
-        train=again * work.train_step / devices.rate(config.train.precision.value),
-        encode=work.encode_batch / devices.rate(config.train.precision.value),
+        units=units,
+        build=shape.num_documents * work.document / devices.rate(config.index.dtype.value, "embed"),
+        train=again * work.train_step / devices.rate(config.train.precision.value, "train"),
+        encode=work.encode_batch / devices.rate(config.train.precision.value, "embed"),
         search=search_seconds(job, devices, split),
+        rank_0=UNIT * units,
     )
 
 
 def search_seconds(job: Job, devices: Devices, split: Split) -> float:
-    """Return the seconds of searching a batch: the larger of computing products and reading vectors.
+    """Return the seconds of searching a batch: the larger of the time of products and that of reading vectors.
 
     A GPU reads the vectors that each query probes; a CPU reads the vectors that any query probes once.
     """
@@ -148,7 +156,8 @@ def search_seconds(job: Job, devices: Devices, split: Split) -> float:
     share = index.probed_share if split.search_on_gpu else min(1.0, shape.batch_size * index.probed_share)
     read = shape.num_documents * index.bytes_per_vector * share / parts
     if split.search_on_gpu:
-        return max(job.work.search_batch / parts / devices.rate("float16"), read / gpu.bandwidth)
+        products = shape.batch_size * shape.num_documents * share / parts
+        return max(PRODUCT * products, read / gpu.bandwidth)
     width = searched_width(job.config, job.retriever.dim)
     cores = core_seconds(index.kind, width, shape.num_documents, shape.batch_size, shape.k, parts) / HOST_CORES
     return max(cores, read / HOST_BANDWIDTH)
@@ -234,7 +243,7 @@ def estimate(job: Job, devices: Devices, split: Split, measured: Seconds | None 
         waits,
         {role: value / 3600 for role, value in work.items()},
         {stage: value / 3600 for stage, value in stages.items()},
-        max(ROLES, key=lambda role: (elapsed[role], work[role])),
+        RANK_0 if seconds.rank_0 >= step else max(ROLES, key=lambda role: (elapsed[role], work[role])),
     )
 
 
@@ -248,7 +257,7 @@ def pace_of_split(job: Job, devices: Devices, split: Split, seconds: Seconds) ->
     score, unit = seconds.score / split.replicas, seconds.score / units
     latency = (step + seconds.search - (-units // split.replicas) * unit) / (shape.depth + 1)
     together = step + score if {"score", "train"} <= set(split.shared) else 0.0
-    pace = max(step, score, seconds.search, latency, together)
+    pace = max(step, score, seconds.search, seconds.rank_0, latency, together)
     late = seconds.build / split.builders - (0 if split.shared else (shape.refresh.lag_steps or 0) * pace)
     return pace, shape.refresh.num_starts * max(0.0, late)
 
@@ -258,28 +267,29 @@ def pace_of_shared(job: Job, devices: Devices, split: Split, seconds: Seconds) -
     ranks, score, index, count = split.train, split.score, split.embed, devices.count
     refresh = job.shape.refresh
     embed = refresh.num_starts * seconds.build / job.shape.steps
+    searching = split.searching(devices) * seconds.search if split.search_on_gpu else 0.0
     train = seconds.train / ranks + seconds.exchange(job, devices, ranks)
     chain, others = seconds.encode + train, count - ranks  # what comes one after the other in a step
     if score <= others and index <= others:
-        pace = max(chain, (seconds.score + embed) / others)
+        pace = max(chain, (seconds.score + embed + searching) / others)
     else:
-        least = (seconds.score + embed + seconds.encode + ranks * train) / count
+        least = (seconds.score + embed + searching + seconds.encode + ranks * train) / count
         beside = [(seconds.score, score)] if score > others else []
-        beside += [(embed, index)] if index > others else []
+        beside += [(embed + searching, index)] if index > others else []
         pace = _pace_beside(chain, least, beside)
     lag = 1.0 if refresh.lag_steps is None else refresh.lag_steps / refresh.every_steps
     late = max(0.0, embed / index - lag * pace / 2)
-    return max(pace + late * (1 - index / count), seconds.search)
+    return max(pace + late * (1 - index / count), seconds.search, seconds.rank_0)
 
 
 def _pace_beside(chain: float, least: float, beside: list[tuple[float, int]]) -> float:
-    """Return the seconds of a step whose chain shares GPUs with scorers or builders for part of the time.
+    """Return the seconds of a step whose chain shares a GPU with scorers or builders for part of the time.
 
     `beside` has the seconds of each such role in a step, and its GPUs. Bisection finds the fixed point.
     """
-    low, high = least, max(least, 3 * HEADROOM * chain / CROWDED)
+    low, high = least, max(least, (1 + 2 * BESIDE) * HEADROOM * chain)
     for _ in range(20):
         pace = (low + high) / 2
         busy = sum(min(1.0, 2 * work / (gpus * pace)) for work, gpus in beside)
-        low, high = (pace, high) if HEADROOM * chain * (1 + busy) / CROWDED > pace else (low, pace)
+        low, high = (pace, high) if HEADROOM * chain * (1 + BESIDE * busy) > pace else (low, pace)
     return high

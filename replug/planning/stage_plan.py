@@ -43,20 +43,23 @@ def plan_stages(config: Config, gpus: str | None, given: Assumptions) -> dict[st
     counts, is_exact = _counts(config, given.num_documents)
     # a store embeds none
     embedded = replace(counts, documents=1) if names_store(config.data.corpus) else counts
-    job = job_of(config, given.lm_parameters, given.retriever_parameters, embedded.documents)
     devices = parse_devices(gpus, efficiency=given.efficiency) if gpus else None
+    device = "cuda" if devices else "cpu"
+    job = job_of(config, given.lm_parameters, given.retriever_parameters, embedded.documents, device)
     cores = 0.0 if devices else REACHED * machine_rate()
 
-    def seconds(flop: float, dtype: str) -> float:
+    def seconds(flop: float, dtype: str, role: str) -> float:
         if devices:
-            return flop / devices.count / devices.rate(dtype)
+            return flop / devices.count / devices.rate(dtype, role)
         has_bfloat16 = _multiplies_bfloat16()
         is_fast = has_bfloat16 and resolve_dtype(dtype, has_bfloat16) == "bfloat16"
         return flop / cores / (BFLOAT16 if is_fast else 1.0)
 
-    work, train = job.work, config.train.precision.value
-    index, trained = (seconds(work.document, dtype) for dtype in (config.index.dtype.value, train))
-    speeds = Speeds(seconds(work.pair, config.lm.dtype.value), index, trained)
+    speeds = Speeds(
+        seconds(job.work.pair, config.lm.dtype.value, "score"),
+        seconds(job.work.document, config.index.dtype.value, "embed"),
+        seconds(job.work.document, config.train.precision.value, "train"),
+    )
     split = TAKING_TURNS if devices else on_processors(allowed_cores())
     stages = run_stages(config, embedded, job.retriever, speeds, split)
     hours = sum(stage.seconds or 0.0 for stage in stages) / 3600

@@ -32,7 +32,7 @@ def plan_lines(plan: Plan) -> list[str]:
     stages = ", ".join(f"{name.replace('_', ' ')} {hours(value)}" for name, value in plan["wall"].items())
     lines = [
         f"ends after {hours(plan['wall_hours'])} ({stages}); a step takes {plan['step_seconds']:.3g} s",
-        f"dominated by {ROLE_NAMES[plan['dominates']]}",
+        f"dominated by {ROLE_NAMES.get(plan['dominates'], 'the interpreter of rank 0')}",
         f"{refreshes['count']} refreshes of {hours(refreshes['build_hours'])}, for which the trainer waits "
         f"{hours(refreshes['wait_hours'])}; the index is searched on the {plan['search_on']}",
         f"disk {gigabytes(plan['disk_gb']['total'])}, of it index versions "

@@ -16,7 +16,7 @@ from replug.config.errors import UserError
 from replug.config.schema import Config
 from replug.planning.accelerators import DeviceModel, Devices, parse_devices
 from replug.planning.memory import embedding_bytes, gpus_for, scoring_bytes, sizes_of, train_bytes
-from replug.planning.pace import CROWDED, Estimate, Job, Split, estimate, job_of
+from replug.planning.pace import RANK_0, Estimate, Job, Split, estimate, job_of
 from replug.planning.workload import run_bytes, total_flop, total_tokens
 
 
@@ -37,6 +37,7 @@ class Assumptions:
 
 
 DEFAULTS = Assumptions()
+EQUAL_HOURS = 1.02  # times the least hours: what an estimate does not tell apart
 RESOURCES = {"train": "train", "score": "score", "index": "embed"}  # keys of `resources`, and their roles
 
 
@@ -135,13 +136,13 @@ def _notes(job: Job, devices: Devices, laid: LaidSplit) -> Iterator[str]:
             f"a batch is searched in {search:.2g} s, longer than all else of a step: more nodes that search "
             "(index.num_shards), GPUs (resources.index), or index.kind=pq or ivf_pq, which find less, would keep ahead"
         )
-    if split.recompute:
-        yield "training fits with gradient checkpointing only, which is counted as a third more work"
-    if split.shares(devices):
+    if found.dominates == RANK_0:
         yield (
-            f"GPUs are shared in equal time slices, which are taken to cost {1 - CROWDED:.0%} while several roles have "
-            "work: no GPU has shown it yet"
+            f"rank 0 needs {found.seconds.rank_0:.2g} s to have the pairs of a step scored, longer than all else: more "
+            "GPUs do not help, a larger lm.tokens_per_batch does"
         )
+    if split.recompute:
+        yield "training fits with gradient checkpointing only, whose steps take 2.5 times as long"
     if job.config.lm.path is None:
         yield "the LM's server is counted as if it ran on the GPUs of the scoring role"
     if not job.config.data.source and not job.config.data.prepared:
@@ -165,7 +166,7 @@ def memory_gb(job: Job, accelerator: DeviceModel, split: Split) -> dict[str, flo
 
 
 def best_split(job: Job, devices: Devices) -> LaidSplit:
-    """Return the split with the least wall time that the layout has room for. Raises UserError without one.
+    """Return the split with the fewest ranks that ends within 2% of the soonest. Raises UserError if none has room.
 
     Splits are tried in the order of their time with searches on GPUs, which is the least that they can take.
     """
@@ -174,17 +175,19 @@ def best_split(job: Job, devices: Devices) -> LaidSplit:
         hoped = estimate(job, devices, replace(split, search_on_gpu=True))
         return hoped.wall_hours, -split.score, split.embed, split.train
 
-    best: tuple[tuple[float, int, int, int], LaidSplit] | None = None
+    fitting: list[LaidSplit] = []  # those that end as soon as the soonest, give or take what is equal
+    least = math.inf
     ordered = [(order(split), split) for split in _splits(job, devices)]
     for hoped, split in sorted(ordered, key=lambda one: one[0]):
-        if best is not None and best[0] < hoped:
-            break
-        if (laid := _fitted(job, devices, split)) is not None:
-            found = (laid.estimate.wall_hours, *hoped[1:])
-            best = (found, laid) if best is None or found < best[0] else best
-    if best is None:
+        fewest = min((laid.estimate.split.train for laid in fitting), default=math.inf)
+        if hoped[0] >= least and split.train >= fewest:  # neither sooner nor of fewer ranks
+            continue
+        if hoped[0] <= EQUAL_HOURS * least and (laid := _fitted(job, devices, split)) is not None:
+            least = min(least, laid.estimate.wall_hours)
+            fitting = [one for one in [*fitting, laid] if one.estimate.wall_hours <= EQUAL_HOURS * least]
+    if not fitting:
         raise UserError(_does_not_fit(job, devices))
-    return best[1]
+    return min(fitting, key=lambda laid: (laid.estimate.split.train, laid.estimate.wall_hours))
 
 
 def given_split(job: Job, devices: Devices, text: str) -> LaidSplit:
@@ -244,12 +247,11 @@ def _all_splits(job: Job, devices: Devices) -> Iterator[Split]:
             if batch % train == 0:
                 yield Split(score, count - score - train, train, (), together)
     if count > 1 and together == 1 and job.config.lm.path:  # shared: on all GPUs, or not where a rank is
-        for train in range(1, count + 1):
-            if batch // job.shape.micro_batches % train == 0:
-                others = count - train
-                for score, embed in ((count, count), (count, others), (others, others)):
-                    if embed and score + embed + train > count:
-                        yield Split(score, embed, train)
+        yield Split(count, count, 1)
+        yield Split(count, count - 1, 1)
+        for train in range(1, count):
+            if batch // job.shape.micro_batches % train == 0 and 2 * (count - train) + train > count:
+                yield Split(count - train, count - train, train)
 
 
 def _fitted(job: Job, devices: Devices, split: Split) -> LaidSplit | None:

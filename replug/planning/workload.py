@@ -1,7 +1,8 @@
 """Count what a run computes and stores: tokens, FLOP, bytes of its index and on disk. Pure but for `count_documents`.
 
 Texts fill their examples, a document found by several queries counts for each, and a token of the retriever is one of
-the LM. Tests compare the bytes on disk with the files that the stores write.
+the LM; the retriever adds its special tokens and pads as the encoder does. Tests compare the bytes on disk with the
+files that the stores write.
 """
 
 import json
@@ -15,10 +16,11 @@ from replug.config.choices import Rerank, TrainedSide
 from replug.config.errors import UserError
 from replug.config.refresh_policy import RefreshPolicy, Start, refresh_policy
 from replug.config.rules import CONTEXT, DOCUMENT
-from replug.config.schema import Config, LMConfig
+from replug.config.schema import Config, LMConfig, RetrieverConfig
 from replug.data.row_files import count_rows
 from replug.index_workers.build_plan import rows_per_file
 from replug.index_workers.kinds import IndexKind, bytes_per_vector, num_lists, resolve_kind
+from replug.models.batching import padded_length
 from replug.planning.model_sizes import ModelSize
 
 FLOAT32, FLOAT16 = 4, 2
@@ -27,7 +29,8 @@ TEXT_BYTES_PER_TOKEN = 4.0  # of English prose; program code has about 3
 NAME_BYTES = 60.0  # a row's id, domain and source together
 OFFSET_BYTES = 4  # where a string of a row ends
 TOKEN_END_BYTES = 8  # where a document's token ids end
-SPECIAL_TOKENS = 2  # the retriever's, round a document's own
+SPECIAL_TOKENS = 2  # the retriever's, round a text's own
+LONGEST = 512  # tokens that most encoders read
 SMALL_VOCABULARY = 1 << 16  # token ids below it take two bytes, others four
 FILE_BYTES = 350  # beside the vectors in a file: header, mark, entry in the manifest
 KEPT_CHECKPOINTS = 2  # train/checkpoints.py
@@ -39,8 +42,9 @@ SCORE_BYTES = 45  # a row of the cache: key, sum and counts, in pages that rando
 class Shape:
     """The numbers of a configuration that cost something; lengths of texts are in tokens.
 
-    After training the LM measures `heldout` texts by every method with `heldout_k` documents; before training and at
-    each refresh it measures `num_dev` development texts.
+    The LM reads a `document`, a `context` and a `continuation`. The encoder computes `encoded_document` tokens for a
+    document and `encoded_query` for a context. After training the LM measures `heldout` texts by every method with
+    `heldout_k` documents; before training and at each refresh it measures `num_dev` development texts.
     """
 
     batch_size: int
@@ -51,6 +55,8 @@ class Shape:
     context: int
     continuation: int
     document: int
+    encoded_query: int
+    encoded_document: int
     num_documents: int
     num_queries: int
     refresh: RefreshPolicy
@@ -73,7 +79,7 @@ class Shape:
     @property
     def longest(self) -> int:
         """Tokens of the longest text that the retriever encodes."""
-        return max(self.context, self.document)
+        return max(self.encoded_query, self.encoded_document)
 
     @property
     def steps(self) -> int:
@@ -85,19 +91,21 @@ class Shape:
         return self.refresh.num_starts + 2
 
 
-def shape_of(config: Config, num_documents: int | None = None) -> Shape:
-    """Return the shape of a run. Counts the documents where `num_documents` is None."""
-    train, data, evaluate = config.train, config.data, config.evaluate
-    limit, there = config.retriever.max_tokens or 512, config.data.num_heldout
+def shape_of(config: Config, num_documents: int | None = None, device: str = "cuda") -> Shape:
+    """Return the shape of a run on GPUs, or on `cpu`. Counts the documents where `num_documents` is None."""
+    train, data, evaluate, there = config.train, config.data, config.evaluate, config.data.num_heldout
+    document, retriever = data.document_tokens or data.context_tokens, config.retriever
     return Shape(
         batch_size=train.batch_size,
         k=config.retrieve.k,
         depth=train.pipeline_depth,
         micro_batches=train.micro_batches,
         chunk_tokens=train.chunk_tokens,
-        context=min(data.context_tokens, limit),
+        context=data.context_tokens,
         continuation=data.context_tokens,
-        document=min(data.document_tokens or data.context_tokens, limit),
+        document=document,
+        encoded_query=encoded_tokens(data.context_tokens, retriever, retriever.query_prompt, device),
+        encoded_document=encoded_tokens(document, retriever, retriever.document_prompt, device),
         num_documents=num_documents or count_documents(config),
         num_queries=data.num_queries,
         refresh=refresh_policy(config.refresh, train.max_steps, config.retriever.train is not TrainedSide.query),
@@ -109,10 +117,19 @@ def shape_of(config: Config, num_documents: int | None = None) -> Shape:
     )
 
 
+def encoded_tokens(length: int, keys: RetrieverConfig, prompt: str | None = None, device: str = "cuda") -> int:
+    """Return the tokens that the encoder computes for a text of `length` tokens, by the encoder's own rule."""
+    most = keys.max_tokens or LONGEST
+    return padded_length(min(length + SPECIAL_TOKENS + _tokens_in(prompt or ""), most), most, device)
+
+
 def template_tokens(lm: LMConfig) -> int:
     """Return about how many tokens `lm.prompt` and `lm.chat` add to a document and a context."""
-    text = (lm.prompt or "").replace(DOCUMENT, "").replace(CONTEXT, "")
-    return math.ceil(len(text.encode()) / TEXT_BYTES_PER_TOKEN) + CHAT_TOKENS * lm.chat
+    return _tokens_in((lm.prompt or "").replace(DOCUMENT, "").replace(CONTEXT, "")) + CHAT_TOKENS * lm.chat
+
+
+def _tokens_in(text: str) -> int:
+    return math.ceil(len(text.encode()) / TEXT_BYTES_PER_TOKEN)
 
 
 def count_documents(config: Config) -> int:
@@ -164,7 +181,9 @@ def work_of(
     A search reads `probed_share` of the vectors, of which it compares `searched` dimensions (None: all). A training
     step costs `flop_factor` forward passes.
     """
-    query, document = (tokens * retriever.flop_per_token(tokens) for tokens in (shape.context, shape.document))
+    query, document = (
+        tokens * retriever.flop_per_token(tokens) for tokens in (shape.encoded_query, shape.encoded_document)
+    )
     return Workload(
         pair=shape.pair * lm.flop_per_token(shape.pair) + shape.continuation * lm.flop_per_prediction,
         document=document,
@@ -178,8 +197,8 @@ def total_tokens(shape: Shape) -> dict[str, float]:
     """Return the tokens that pass through a model in the whole run, by role."""
     return {
         "score": float(shape.steps * shape.pairs * shape.pair),
-        "embed": float(shape.num_builds * shape.num_documents * shape.document),
-        "train": float(shape.steps * shape.batch_size * (2 * shape.context + shape.k * shape.document)),
+        "embed": float(shape.num_builds * shape.num_documents * shape.encoded_document),
+        "train": float(shape.steps * shape.batch_size * (2 * shape.encoded_query + shape.k * shape.encoded_document)),
         "search": 0.0,
     }
 
@@ -243,7 +262,7 @@ def run_bytes(config: Config, shape: Shape, retriever: ModelSize, learning: int,
 def prepared_bytes(shape: Shape, vocabulary: int) -> float:
     """Return the bytes of documents with their token ids and of training texts, by the lengths of the configuration."""
     texts = TEXT_BYTES_PER_TOKEN * shape.document
-    documents = documents_bytes(shape.num_documents, texts, shape.document + SPECIAL_TOKENS, vocabulary)
+    documents = documents_bytes(shape.num_documents, texts, shape.encoded_document, vocabulary)
     return documents + examples_bytes(shape.num_queries, TEXT_BYTES_PER_TOKEN * (shape.context + shape.continuation))
 
 

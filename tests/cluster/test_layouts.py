@@ -9,6 +9,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 
 from replug.cluster import places
 from replug.cluster.actor_pool import ActorPool
+from replug.cluster.gpus import GPUState
 from replug.cluster.layout import lay_out, nodes_of
 from replug.cluster.packing import BUILDER, CONTEXT_BYTES, SCORER, SEARCHER, TRAINER
 from replug.cluster.ray_cluster import ray_cluster
@@ -54,7 +56,8 @@ def clusters() -> Iterator[Callable[..., str]]:
 @pytest.fixture
 def cluster(clusters: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """`cluster(4, 4)`: the address of nodes with so many fake GPUs of 80 GB; the command runs on the first."""
-    monkeypatch.setattr(places, "gpu_bytes", lambda nodes: {node.name: A100 for node in nodes if node.gpus})
+    states = GPUState(A100, is_exclusive=False)
+    monkeypatch.setattr(places, "gpu_states", lambda nodes: {node.name: states for node in nodes if node.gpus})
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     return clusters
 
@@ -85,7 +88,7 @@ def check_layout(address: str, folder: Path, *overrides: str) -> dict[tuple[str,
     sizes = run_sizes(config, config.data.num_documents, has_bfloat16=True)
     with ray_cluster(config, sizes=sizes) as laid_out:
         here = ray.get_runtime_context().get_node_id()
-        nodes = list(nodes_of(ray.nodes(), here, {node["NodeID"]: A100 for node in ray.nodes()}))
+        nodes = [replace(node, gpu_bytes=A100) for node in nodes_of(ray.nodes(), here)]
         with closing(IndexService(folder, laid_out.index)) as index:
             found = all_places(laid_out, index)
         planned = lay_out(config, nodes, sizes)

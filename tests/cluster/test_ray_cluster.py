@@ -1,15 +1,17 @@
 """What a cluster must have room for, and who gets what of it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from replug.cluster import places
 from replug.cluster.gpu_shares import ROLES, Sizes
-from replug.cluster.gpus import keep_to_memory_share
+from replug.cluster.gpus import keep_to_memory_bound
 from replug.cluster.layout import UNKNOWN, Layout, lay_out, num_ranks
 from replug.cluster.packing import BUILDER, CONTEXT_BYTES, NAMES, SCORER, SEARCHER, TRAINER, Node
-from replug.cluster.ray_cluster import _lay_out, _require_same_gpus
+from replug.cluster.ray_cluster import _lay_out, _require_same_gpus, this_node
 from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.config.schema import Config
@@ -137,7 +139,7 @@ def test_vectors_that_would_take_too_many_gpus_are_searched_in_host_memory(count
 def test_a_trainer_too_large_for_its_gpu_is_refused_with_the_keys_that_make_it_smaller():
     config, sizes = paper("resources.train=1")
     reason = refused(config, gpus(8, num_bytes=24e9), sizes)
-    assert reason.startswith("resources.train: trainer rank 34.4 GB need 34.4 GB, but a GPU has 22.1 GB to give (92%")
+    assert reason.startswith("resources.train: trainer rank 34.8 GB need 34.8 GB, but a GPU has 22.1 GB to give (92%")
     assert "train.gradient_checkpointing=true" in reason
 
 
@@ -191,27 +193,78 @@ def test_what_shared_gpus_do_not_hold_is_refused_with_gigabytes_and_keys():
     roles = ("resources.train=1", "resources.score=8", "resources.index=7", "train.micro_batches=1")
     config, sizes = paper(*roles, "lm.path=llama-2-13b")
     reason = refused(config, gpus(8, num_bytes=A100), sizes)
-    assert reason.startswith("lm.num_replicas: scorer 2") and "and 66.7 GB are taken" in reason
+    assert reason.startswith("lm.num_replicas: scorer 2") and "and 67.6 GB are taken" in reason
     assert "resources.score" in reason
 
 
-def test_each_process_on_a_shared_gpu_may_take_its_bytes_and_an_equal_part_of_what_is_left():
+def test_each_process_on_a_shared_gpu_may_take_its_bytes_and_a_part_of_the_rest_in_proportion():
     config, sizes = paper("resources.train=2", "resources.score=8", "resources.index=8")
     for gpu in lay_out(config, gpus(8, num_bytes=A100), sizes).gpus:
-        shares = [gpu.memory_share(actor) for actor in gpu.actors]
-        assert all(share * A100 > actor.num_bytes for share, actor in zip(shares, gpu.actors, strict=True))
+        bounds = [gpu.memory_bound(actor) for actor in gpu.actors]
+        more = {round(bound / actor.num_bytes, 6) for bound, actor in zip(bounds, gpu.actors, strict=True)}
+        assert len(more) == 1 and more.pop() > 1
         contexts = CONTEXT_BYTES * (len(gpu.actors) - 1)
-        assert sum(shares) * A100 + contexts == pytest.approx(gpu.node.gpu_limit)
+        assert sum(bounds) + contexts == pytest.approx(gpu.node.gpu_limit)
+
+
+def test_several_ranks_on_gpus_that_others_use_are_said_to_be_slow():
+    for ranks, is_said in ((2, True), (1, False)):
+        found = lay_out(configured(f"resources.train={ranks}", "resources.score=8", "resources.index=8"), gpus(8))
+        assert any("several trainer ranks" in note for note in found.notes) == is_said
 
 
 def test_a_process_keeps_to_the_part_that_it_was_started_with(monkeypatch):
     taken = []
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(total_memory=A100))
     monkeypatch.setattr("torch.cuda.set_per_process_memory_fraction", lambda *share: taken.append(share))
-    keep_to_memory_share()
-    keep_to_memory_share(0.25, 3)
-    monkeypatch.setitem(places._memory, (SCORER, 2), 0.5)
+    keep_to_memory_bound()
+    keep_to_memory_bound(20e9, 3)
+    monkeypatch.setitem(places._memory, (SCORER, 2), 40e9)
     for name, value in places.place(SCORER, 2, 0.25, {"A": "b"})["runtime_env"]["env_vars"].items():
         monkeypatch.setenv(name, value)
-    keep_to_memory_share()
+    keep_to_memory_bound()
     assert taken == [(0.25, 3), (0.5, 0)]
     assert places.place(SCORER, 3, 0.25, {})["runtime_env"]["env_vars"] == {}
+
+
+# What nvidia-smi says of the GPUs ------------------------------------------------------------------------------------
+
+ROWS = ["GPU-a, 30000, {mode}", "GPU-b, 20000, Default", "GPU-of-another-job, 10, Default"]
+
+
+@pytest.fixture
+def two_gpus(tmp_path, monkeypatch):
+    """Two GPUs of 24 GB, and an nvidia-smi that prints the rows of `show`."""
+    properties = [SimpleNamespace(uuid=uuid, total_memory=24e9) for uuid in "ab"]
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda number: properties[number])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "mps"))
+
+    def show(mode: str, rows: Sequence[str] = ROWS) -> Node:
+        lines = "\n".join(row.format(mode=mode) for row in rows)
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{lines}'\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+        return this_node()
+
+    return show
+
+
+def test_a_plan_of_this_machine_has_the_memory_that_is_free_on_its_fullest_gpu(two_gpus, tmp_path):
+    assert two_gpus("Default").gpu_bytes == 20_000 * 2**20
+    assert two_gpus("Default", ["GPU-a, [N/A], [N/A]", "GPU-b, [N/A], [N/A]"]).gpu_bytes == 24e9
+    (tmp_path / "nvidia-smi").unlink()
+    assert this_node() == replace(two_gpus("Default", ["No devices were found"]), gpu_bytes=24e9)
+
+
+def test_gpus_that_take_one_process_are_refused_before_two_are_put_there(two_gpus, tmp_path):
+    config, both = configured("resources.train=0.5", "resources.index=0.5", "resources.score=1"), "Exclusive_Process"
+    assert not two_gpus("Default").is_exclusive
+    reason = refused(config, [two_gpus(both)])
+    assert "compute mode Exclusive_Process" in reason and "trainer rank 0 and searcher 0 and builder 0" in reason
+    assert "nvidia-smi -c DEFAULT" in reason and "REPLUG_MPS=1" in reason
+    apart = configured("resources.train=1", "resources.index=1", "lm.gpus_per_replica=0", "index.gpus_per_searcher=0")
+    assert on_gpus(lay_out(apart, [two_gpus(both)])) == [["trainer rank 0"], ["builder 0"]]
+    (tmp_path / "mps").mkdir()
+    (tmp_path / "mps/control").touch()  # the pipe of a server of MPS
+    assert len(on_gpus(lay_out(config, [two_gpus(both)]))) == 2

@@ -143,7 +143,7 @@ def test_the_papers_corpus_needs_more_disk_and_memory_than_a_small_machine_has(c
 @pytest.fixture
 def one_gpu(monkeypatch):
     """Of 24 GB."""
-    properties = type("Properties", (), {"total_memory": 24e9})
+    properties = type("Properties", (), {"total_memory": 24e9, "uuid": "a"})
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda number: properties)
 

@@ -168,7 +168,7 @@ def disk(config: Config) -> Check:
 
 def memory(config: Config) -> Check:
     """Check this machine's memory for trainer, LM and index."""
-    free, needed = available_memory(), memory_needs(config)
+    free, needed = available_memory(), memory_needs(layout(config).config)
     found = f"{free / GIB:.1f} GiB available, about {needed / GIB:.1f} needed for trainer, LM and index"
     if needed > free and config.ray.address is None:
         return Check("memory", State.wrong, found, "a smaller LM, index.kind=ivf_pq, or more nodes: replug slurm")
@@ -238,9 +238,12 @@ def disk_needs(config: Config) -> tuple[int, str]:
     return int(sum(parts.values())), sizes + unknown
 
 
-def memory_needs(config: Config) -> int:
-    """Return the bytes on this machine of the trainer, of the LM's replicas and of vectors that no GPU holds."""
-    documents, size, config = num_documents(config) or 0, retriever_of(config), layout(config).config
+def memory_needs(config: Config, num_nodes: int = 1) -> int:
+    """Return the bytes on a node of the trainer, of the LM's replicas and of vectors that no GPU holds.
+
+    `config` is laid out, on so many nodes.
+    """
+    documents, size = num_documents(config) or 0, retriever_of(config)
     num_scorers, gpus_per_scorer = scorers_of(config.lm)
     lm = known(lm_size, config.lm.path) if config.lm.path and not gpus_per_scorer else None
     dtype = resolve_dtype(config.lm.dtype.value, multiplies_bfloat16())
@@ -249,7 +252,8 @@ def memory_needs(config: Config) -> int:
         each = vector_size(config, documents or 1, size.dim).bytes_per_vector
     versions = 2 if config.index.swap is SwapMode.double else 1
     weights = num_scorers * lm.parameters * DTYPE_BYTES[dtype] if lm else 0
-    return int(trained_part(config, size).num_bytes + weights + versions * documents * each)
+    vectors = versions * documents * each / min(num_nodes, config.index.num_shards or 1)
+    return int(trained_part(config, size).num_bytes + weights + vectors)
 
 
 def vector_size(config: Config, documents: int, dim: int) -> IndexSize:
