@@ -32,9 +32,10 @@ def gpus_per_node(options: Mapping[str, str]) -> int:
 
 def gpu_type(options: Mapping[str, str]) -> str | None:
     """Return the type that the options name, such as a100; None without one or with several."""
-    parts = [*options.get("gpus-per-node", "").split(","), *options.get("gres", "").split(",")]
-    names = [re.sub(r"^(gres[:/])?gpu:?", "", part.strip()).partition(":")[0] for part in parts if ":" in part]
-    found = {name for name in names if name and not name.isdigit()}
+    resources = [re.sub(r"^gres[:/]", "", part.strip()) for part in options.get("gres", "").split(",")]
+    gpus = [name.partition(":")[2] for name in resources if name.partition(":")[0] == "gpu"]
+    entries = [*options.get("gpus-per-node", "").split(","), *gpus]
+    found = {name for entry in entries if (name := entry.strip().partition(":")[0]) and not name.isdigit()}
     return found.pop() if len(found) == 1 else None
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.slurm.gpu_options import gpus_of_step, gpus_per_node
+from replug.slurm.gpu_options import gpu_type, gpus_of_step, gpus_per_node
 
 ASKED = [
     ({}, 0),
@@ -15,6 +15,14 @@ ASKED = [
     ({"gres": "gpu:a100:4"}, 4),
     ({"gres": "lustre:1,gpu:2,nvme:100G"}, 2),
     ({"gres": "gres/gpu:2", "gpus-per-node": "2"}, 2),
+]
+TYPES = [
+    ({"gpus-per-node": "a100:4"}, "a100"),
+    ({"gpus-per-node": "4"}, None),
+    ({"gres": "lustre:1,gpu:2"}, None),
+    ({"gres": "gres/gpu:nvidia_h100_nvl:4"}, "nvidia_h100_nvl"),
+    ({"gpus-per-node": "a100:2,h100:1"}, None),
+    ({"gpus-per-node": "h200"}, "h200"),
 ]
 REFUSED = [
     ({"gres": "gpu:1,mps:50"}, r"--gres=mps:50: other jobs use this GPU too"),
@@ -27,6 +35,11 @@ REFUSED = [
 @pytest.mark.parametrize(("options", "expected"), ASKED, ids=str)
 def test_gpus_of_a_node_are_counted(options, expected):
     assert gpus_per_node(options) == expected
+
+
+@pytest.mark.parametrize(("options", "expected"), TYPES, ids=str)
+def test_the_type_of_the_gpus_is_read(options, expected):
+    assert gpu_type(options) == expected
 
 
 @pytest.mark.parametrize(("options", "message"), REFUSED, ids=str)

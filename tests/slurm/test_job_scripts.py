@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from replug.cluster.layout import lay_out
+from replug.cluster.packing import Node
 from replug.commands.slurm import code_sha256, directives, freeze, job_state, render, run_slurm
 from replug.config.errors import UserError
 from replug.config.load import flatten, load_config
+from replug.planning.memory import run_sizes
+from replug.slurm.ray_job import job_environment
+from replug.slurm.ray_node import mps
 from replug.train.run_dir import RunDirectory
 
 ROOT = Path(__file__).parent.parent.parent
@@ -89,6 +94,33 @@ def test_actors_that_no_node_has_room_for_are_refused_before_the_queue(prints):
     assert "lm.num_replicas 40" in prints("lm.num_replicas=40")  # further scorers join when there is room
 
 
+PAPER = ROOT / "configs/paper.yaml"
+
+
+def test_a_job_of_a_known_gpu_prints_the_layout_that_it_takes(capsys, tmp_path):
+    asked = {"nodes": "1", "gpus-per-node": "a100:8", "cpus-per-task": "64"}
+    run_slurm(PAPER, [f"run_dir={tmp_path}"], "train", asked, submit=False)
+    printed, config = capsys.readouterr().out, load_config(PAPER)
+    node = Node("n1", 64, 8, 80e9, is_driver=True)
+    taken = lay_out(config, [node], run_sizes(config, config.data.num_documents, has_bfloat16=True))
+    assert f"actors           {taken.describe()}\n" in printed and "for GPUs of 80 GB" in printed
+    run_slurm(PAPER, [f"run_dir={tmp_path}"], "train", {**asked, "gpus-per-node": "8"}, submit=False)
+    assert "the job may be laid out otherwise: name a known type of GPU" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"resources.train: trainer rank .* a GPU has 22.1 GB to give"):
+        run_slurm(PAPER, ["resources.train=1"], "train", {**asked, "gpus-per-node": "a10:8"}, submit=False)
+
+
+def test_a_job_asks_for_the_memory_of_its_processes_unless_it_is_told(prints):
+    def asked(printed: str) -> int:
+        return int(directives(printed)["mem"].removesuffix("G"))
+
+    one, more = asked(prints()), asked(prints("lm.num_replicas=3"))
+    assert one >= 16 and more == one + 2 * 4  # a process in torch takes 4 GiB
+    assert asked(prints("index.num_builders=2", cpus_per_task="8", nodes="2")) < more
+    assert "mem" not in directives(prints(mem_per_cpu="4G"))
+    assert asked(prints(mem="7G")) == 7
+
+
 def test_an_unfinished_run_goes_on_with_its_own_configuration_only(prints, tmp_path):
     RunDirectory(tmp_path / "run").folder.claim(flatten(load_config(DEBUG)))
     with pytest.raises(UserError, match=r"loss.gamma is 0.5, but .* made with 0.02"):
@@ -146,3 +178,26 @@ def test_what_is_frozen_is_whole_and_says_its_version(tmp_path):
     assert not list((tmp_path / "code").rglob("__pycache__"))
     assert code_sha256(tmp_path / "code") in (tmp_path / "version.json").read_text()
     freeze(config, tmp_path, "#!/bin/sh\n")  # again, over what is there
+
+
+def test_a_node_runs_mps_while_ray_runs_if_it_is_asked(tmp_path, monkeypatch):
+    """A control daemon of this test's own, which writes how it was called and where its pipes are."""
+    control = tmp_path / "bin/nvidia-cuda-mps-control"
+    control.parent.mkdir()
+    control.write_text(
+        "#!/bin/sh\n"
+        f'echo "$1 in $CUDA_MPS_PIPE_DIRECTORY of ${{CUDA_VISIBLE_DEVICES-all}}" >> {tmp_path}/calls\n'
+        f'[ "$1" = -d ] || cat >> {tmp_path}/calls\n'
+    )
+    control.chmod(0o755)
+    environment = job_environment({"REPLUG_MPS": "1", "CUDA_VISIBLE_DEVICES": "2,3", "PATH": "/bin"}, tmp_path)
+    assert not [name for name in job_environment({"PATH": "/bin"}, tmp_path) if "MPS" in name]
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit, match=r"REPLUG_MPS=1, but nvidia-cuda-mps-control is not on PATH"), mps(tmp_path):
+        pass
+    monkeypatch.setenv("PATH", f"{control.parent}:/usr/bin:/bin")
+    with mps(tmp_path):
+        assert (tmp_path / "calls").read_text() == f"-d in {tmp_path}/mps of all\n"
+        assert (tmp_path / "mps").is_dir()
+    assert (tmp_path / "calls").read_text().endswith("quit\n")

@@ -48,8 +48,8 @@ GresTypes=gpu
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=8 Gres=gpu:a100:2
-NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=8 Gres=gpu:a100:2
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=8 RealMemory=65536 Gres=gpu:a100:2
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=8 RealMemory=65536 Gres=gpu:a100:2
 PartitionName=low Nodes=n1,n2 Default=YES PriorityTier=1 GraceTime=60
 PartitionName=urgent Nodes=n1,n2 PriorityTier=10
 """
