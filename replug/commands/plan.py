@@ -42,7 +42,7 @@ def plan(
         int | None, typer.Option(help="Number of corpus documents, if no file exists to count.", min=1)
     ] = None,
     efficiency: Annotated[
-        float | None, typer.Option(help="Reached share of the GPUs' peak FLOP/s. Default: 0.35.")
+        float | None, typer.Option(help="Reached share of the GPUs' peak FLOP/s. Default: by role.")
     ] = None,
     examples: Annotated[
         int | None, typer.Option(help="Number of evaluated examples, if no file exists to count.", min=1)

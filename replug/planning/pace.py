@@ -25,7 +25,8 @@ RING_WITHIN, RING_BETWEEN = 1e11, 1e10  # bytes a second of gradients: within a 
 RECOMPUTED = 2.5  # times as long a training step takes with gradient checkpointing or chunks: passes wait for the host
 BESIDE = 0.5  # of its own time that a rank's step takes longer for each role that is busy on its GPU
 PRODUCT = 2.1e-10  # seconds of a GPU for a query's product with a vector and its part of the k best
-UNIT = 2.3e-3  # seconds of rank 0's interpreter to have a unit of ten pairs scored (benchmarks.pool_overhead)
+# Seconds of rank 0's interpreter in a step: of each, of each pair, and of each replica (benchmarks.pool_overhead).
+RANK_0_STEP, RANK_0_PAIR, RANK_0_REPLICA = 0.0, 1.3e-4, 2.0e-3
 HEADROOM = 1.3  # of a rank beside others: a step also waits for units of pairs that its GPU slows down
 
 # Of one core that searches, measured on a Xeon with AVX512 (docs/benchmarks.md).
@@ -133,17 +134,16 @@ def seconds_of(job: Job, devices: Devices, split: Split) -> Seconds:
     config, shape, work = job.config, job.shape, job.work
     pair = work.pair / devices.rate(config.lm.dtype.value, "score")
     unit = tokens_per_unit(LMShape(job.lm.layers, job.lm.hidden), True, config.lm.tokens_per_batch)
-    units = -(-shape.pairs // max(1, unit // shape.pair))
     again = 1 + (split.recompute + (shape.chunk_tokens is not None)) * (RECOMPUTED - 1)
     return Seconds(
         pair=pair,
         score=shape.pairs * pair,
-        units=units,
+        units=-(-shape.pairs // max(1, unit // shape.pair)),
         build=shape.num_documents * work.document / devices.rate(config.index.dtype.value, "embed"),
         train=again * work.train_step / devices.rate(config.train.precision.value, "train"),
         encode=work.encode_batch / devices.rate(config.train.precision.value, "embed"),
         search=search_seconds(job, devices, split),
-        rank_0=UNIT * units,
+        rank_0=RANK_0_STEP + RANK_0_PAIR * shape.pairs + RANK_0_REPLICA * split.replicas,
     )
 
 

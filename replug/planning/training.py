@@ -138,8 +138,8 @@ def _notes(job: Job, devices: Devices, laid: LaidSplit) -> Iterator[str]:
         )
     if found.dominates == RANK_0:
         yield (
-            f"rank 0 needs {found.seconds.rank_0:.2g} s to have the pairs of a step scored, longer than all else: more "
-            "GPUs do not help, a larger lm.tokens_per_batch does"
+            f"rank 0 needs {found.seconds.rank_0:.2g} s of its interpreter to have the pairs of a step scored, longer "
+            "than all else: more GPUs would not help"
         )
     if split.recompute:
         yield "training fits with gradient checkpointing only, whose steps take 2.5 times as long"

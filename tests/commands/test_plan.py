@@ -66,7 +66,7 @@ def test_the_table_names_the_roles_what_dominates_and_the_keys(capsys: pytest.Ca
     said = capsys.readouterr().out
     assert "LM scoring" in said and "dominated by LM scoring" in said and "dollars, at 2 for an hour" in said
     assert "to run it so: resources.train=1 resources.score=7 resources.index=7" in said
-    assert "7 GPUs on node 1: searcher + builder + scorer, 22.1 of 73.6 GB each" in said
+    assert "7 GPUs on node 1: searcher + builder + scorer, 22.3 of 73.6 GB each" in said
 
 
 OWN = ["retriever.path=package:minilm", "lm.path=package:smollm2"]

@@ -48,7 +48,10 @@ def test_thousands_of_equal_documents_come_in_the_order_of_their_rows_in_little_
     assert_same(shard_of(vectors, block=1000).search(QUERIES, 20), brute_force(vectors, QUERIES, 20))
 
 
-def test_vectors_that_were_copied_are_searched_without_their_files(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rows", [1_000, 64])
+def test_vectors_that_were_copied_are_searched_without_their_files(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """And so many rows at a time that their products fit the memory that a search may take."""
+    monkeypatch.setattr(exact_search, "PRODUCTS_GPU", rows * len(QUERIES))
     monkeypatch.setattr(exact_search, "MappedVectors", lambda vectors: CopiedVectors(vectors, torch.device("cpu")))
     vectors = VECTORS.copy()
     shard = shard_of(vectors, first_row=1000)

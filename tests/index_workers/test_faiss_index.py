@@ -5,12 +5,15 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
+import faiss
 import numpy as np
 import pytest
 
 from replug.config.errors import RunError, UserError
 from replug.config.load import load_config
+from replug.index_workers import faiss_index
 from replug.index_workers.build import index_kind
 from replug.index_workers.faiss_index import (
     FaissShard,
@@ -22,6 +25,7 @@ from replug.index_workers.faiss_index import (
 )
 from replug.index_workers.kinds import (
     POINTS_PER_LIST,
+    SEARCH_BYTES,
     IndexKind,
     default_nprobe,
     default_overretrieve,
@@ -236,3 +240,27 @@ def test_the_lists_of_a_preset_are_a_power_of_two_that_can_be_trained(documents:
 def test_nprobe_is_by_default_a_32nd_of_the_lists_and_eight_at_least(codes: str, nprobe: list[int]) -> None:
     assert [default_nprobe(f"IVF{lists},{codes}") for lists in (1, 128, 1024, 65536)] == nprobe
     assert default_nprobe(codes) == 0
+
+
+def test_all_indexes_of_a_process_share_one_bounded_scratch_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, copied = [], []
+
+    class Resources(SimpleNamespace):
+        def __init__(self) -> None:
+            made.append(self)
+
+        def setTempMemory(self, num_bytes: int) -> None:
+            self.temp = num_bytes
+
+        def setPinnedMemory(self, num_bytes: int) -> None:
+            self.pinned = num_bytes
+
+    monkeypatch.setattr(faiss, "StandardGpuResources", Resources, raising=False)
+    monkeypatch.setattr(faiss, "GpuClonerOptions", SimpleNamespace, raising=False)
+    monkeypatch.setattr(faiss, "index_cpu_to_gpu", lambda of, *_: copied.append(of), raising=False)
+    faiss_index._gpu_resources.cache_clear()
+    for _ in range(2):
+        faiss_index._to_gpu(faiss.index_factory(8, "Flat"))
+    faiss_index._gpu_resources.cache_clear()
+    assert len(made) == 1 and copied == 2 * made
+    assert made[0].temp == SEARCH_BYTES and made[0].pinned < 128 << 20

@@ -6,7 +6,18 @@ from replug.config.errors import UserError
 from replug.config.schema import Config
 from replug.index_workers.kinds import IndexKind, resolve_kind
 from replug.planning.accelerators import find_accelerator, parse_devices
-from replug.planning.pace import HOST_CORES, UNIT, Estimate, Split, core_seconds, estimate, job_of, search_seconds
+from replug.planning.pace import (
+    HOST_CORES,
+    RANK_0_PAIR,
+    RANK_0_REPLICA,
+    RANK_0_STEP,
+    Estimate,
+    Split,
+    core_seconds,
+    estimate,
+    job_of,
+    search_seconds,
+)
 from replug.planning.training import Assumptions, laid_plan
 
 A100 = 312e12
@@ -28,7 +39,7 @@ def test_seconds_of_each_activity_are_its_flop_over_the_rate(paper: Config) -> N
     assert (found.pair, found.build) == (pytest.approx(PAIR), pytest.approx(BUILD))
     assert (found.train, found.encode) == (pytest.approx(STEP), pytest.approx(QUERIES))
     assert pytest.approx(1.92, rel=0.005) == BUILD / 3600
-    assert found.units == 128  # calls of 4,096 tokens or more, of ten pairs each
+    assert found.units == 61  # calls of 8,192 tokens or more, of 21 pairs each
 
 
 def test_the_slowest_role_sets_the_pace_of_a_split(paper: Config) -> None:
@@ -94,9 +105,11 @@ def test_nodes_search_side_by_side_and_searchers_of_one_share_its_cores(paper: C
 def test_rank_0_sets_the_pace_where_gpus_score_faster_than_it_hands_out(paper: Config) -> None:
     from replug.planning.training import plan_training
 
-    plan = plan_training(paper, "64xH100", given=Assumptions(split="62/62/2"))
-    assert plan["step_seconds"] == pytest.approx(UNIT * 128) and plan["dominates"] == "rank_0"
-    assert any("rank 0 needs 0.29 s" in note for note in plan["notes"])
+    paper.lm.path = "gpt2"
+    plan = plan_training(paper, "64xH100", given=Assumptions(split="60/60/4"))
+    rank_0 = RANK_0_STEP + RANK_0_PAIR * 1280 + RANK_0_REPLICA * 60
+    assert plan["step_seconds"] == pytest.approx(rank_0) and plan["dominates"] == "rank_0"
+    assert any(f"rank 0 needs {rank_0:.2g} s" in note for note in plan["notes"])
 
 
 def test_a_search_that_takes_longer_than_a_step_dominates_and_a_note_says_so(paper: Config) -> None:
