@@ -93,8 +93,9 @@ class PlannedGPU:
         held = [one.num_bytes for one in self.actors]
         if self.node.gpu_bytes is None or None in held or len(held) < 2 or not self.has(TRAINER, SCORER):
             return None
-        contexts = CONTEXT_BYTES * (len(held) - 1)
-        return (actor.num_bytes or 0.0) * (self.node.gpu_limit - contexts) / (self.num_bytes - contexts)
+        free = self.node.gpu_bytes - CONTEXT_BYTES * (len(held) + 1)  # beside all contexts, and as much of the driver
+        planned = sum(actor.num_bytes or 0.0 for actor in self.actors)
+        return (actor.num_bytes or 0.0) * max(1.0, free / planned)
 
     def describe(self) -> str:
         """Name the actors, as `builder 0 and searcher 0`."""

@@ -203,8 +203,7 @@ def test_each_process_on_a_shared_gpu_may_take_its_bytes_and_a_part_of_the_rest_
         bounds = [gpu.memory_bound(actor) for actor in gpu.actors]
         more = {round(bound / actor.num_bytes, 6) for bound, actor in zip(bounds, gpu.actors, strict=True)}
         assert len(more) == 1 and more.pop() > 1
-        contexts = CONTEXT_BYTES * (len(gpu.actors) - 1)
-        assert sum(bounds) + contexts == pytest.approx(gpu.node.gpu_limit)
+        assert sum(bounds) + CONTEXT_BYTES * (len(gpu.actors) + 1) == pytest.approx(A100)
 
 
 def test_several_ranks_on_gpus_that_others_use_are_said_to_be_slow():

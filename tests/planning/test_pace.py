@@ -161,7 +161,7 @@ def test_an_unknown_type_is_an_error_that_lists_the_known_ones() -> None:
         ("Quadro RTX 6000", None),
         ("NVIDIA GeForce RTX 3090 Ti", None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
-        ("NVIDIA A30", None),
+        ("NVIDIA A2", None),
     ],
 )
 def test_a_card_is_known_by_its_longest_name_and_no_other_is_taken_for_it(name: str, known: str | None) -> None:
