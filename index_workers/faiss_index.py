@@ -27,6 +27,7 @@ from replug.index_workers.kinds import (
 )
 from replug.index_workers.vectors import BlockVectors, most_similar, order_exactly
 
+CUBLAS_BYTES = 96 << 20  # that FAISS takes beside its scratch memory: 70 MB on an H200
 PINNED_BYTES = 64 << 20  # of the host, through which FAISS copies to a GPU
 QUERIES = 64  # searched at once; the vectors of their candidates are held in memory
 
@@ -274,7 +275,7 @@ def _to_gpu(index: faiss.Index) -> faiss.Index:
 def _gpu_resources() -> Any:
     """Return the scratch memory of all indexes of this process; FAISS would take 1.5 GiB for each, and pin 256 MiB."""
     resources = faiss.StandardGpuResources()
-    resources.setTempMemory(SEARCH_BYTES)
+    resources.setTempMemory(SEARCH_BYTES - CUBLAS_BYTES)
     resources.setPinnedMemory(PINNED_BYTES)
     return resources
 

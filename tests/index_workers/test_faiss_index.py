@@ -263,4 +263,4 @@ def test_all_indexes_of_a_process_share_one_bounded_scratch_memory(monkeypatch: 
         faiss_index._to_gpu(faiss.index_factory(8, "Flat"))
     faiss_index._gpu_resources.cache_clear()
     assert len(made) == 1 and copied == 2 * made
-    assert made[0].temp == SEARCH_BYTES and made[0].pinned < 128 << 20
+    assert SEARCH_BYTES / 2 < made[0].temp < SEARCH_BYTES and made[0].pinned < 128 << 20
