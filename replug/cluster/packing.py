@@ -13,7 +13,7 @@ TRAINER, SEARCHER, BUILDER, SCORER = "resources.train", "index.num_shards", "ind
 NAMES = {TRAINER: "trainer rank", SEARCHER: "searcher", BUILDER: "builder", SCORER: "scorer"}
 
 USABLE = 0.92  # of a device's memory: the rest is the driver's, the allocator's gaps, one process's context
-CONTEXT_BYTES = 7.2e8  # that every other process on a GPU takes: CUDA's context and cuBLAS, as measured on an H200
+CONTEXT_BYTES = 7.2e8  # that every other process on a GPU takes: CUDA's context and cuBLAS; 0.62 to 0.72 GB on an H200
 
 
 @dataclass(frozen=True, slots=True)

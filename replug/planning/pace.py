@@ -22,7 +22,7 @@ RANK_0 = "rank_0"  # whose interpreter has the pairs of a step scored
 HOST_CORES, HOST_BANDWIDTH = 64, 1e11  # of a node that searches on its processors; bytes a second
 RING_WITHIN, RING_BETWEEN = 1e11, 1e10  # bytes a second of gradients: within a node (NVLink), between nodes (100 Gbit)
 # Measured on one H200 (docs/gpu.md).
-RECOMPUTED = 2.5  # times as long a training step takes with gradient checkpointing or chunks: passes wait for the host
+RECOMPUTED, CHUNKED = 1.9, 3.3  # times as long a training step takes with gradient checkpointing, and in chunks
 BESIDE = 0.5  # of its own time that a rank's step takes longer for each role that is busy on its GPU
 PRODUCT = 2.1e-10  # seconds of a GPU for a query's product with a vector and its part of the k best
 # Seconds of rank 0's interpreter in a step: of each, of each pair, and of each replica (benchmarks.pool_overhead).
@@ -134,7 +134,7 @@ def seconds_of(job: Job, devices: Devices, split: Split) -> Seconds:
     config, shape, work = job.config, job.shape, job.work
     pair = work.pair / devices.rate(config.lm.dtype.value, "score")
     unit = tokens_per_unit(LMShape(job.lm.layers, job.lm.hidden), True, config.lm.tokens_per_batch)
-    again = 1 + (split.recompute + (shape.chunk_tokens is not None)) * (RECOMPUTED - 1)
+    again = (RECOMPUTED if split.recompute else 1.0) * (CHUNKED if shape.chunk_tokens else 1.0)
     return Seconds(
         pair=pair,
         score=shape.pairs * pair,

@@ -16,7 +16,7 @@ from replug.config.errors import UserError
 from replug.config.schema import Config
 from replug.planning.accelerators import DeviceModel, Devices, parse_devices
 from replug.planning.memory import embedding_bytes, gpus_for, scoring_bytes, sizes_of, train_bytes
-from replug.planning.pace import RANK_0, Estimate, Job, Split, estimate, job_of
+from replug.planning.pace import RANK_0, RECOMPUTED, Estimate, Job, Split, estimate, job_of
 from replug.planning.workload import run_bytes, total_flop, total_tokens
 
 
@@ -142,7 +142,7 @@ def _notes(job: Job, devices: Devices, laid: LaidSplit) -> Iterator[str]:
             "than all else: more GPUs would not help"
         )
     if split.recompute:
-        yield "training fits with gradient checkpointing only, whose steps take 2.5 times as long"
+        yield f"training fits with gradient checkpointing only, whose steps take {RECOMPUTED:g} times as long"
     if job.config.lm.path is None:
         yield "the LM's server is counted as if it ran on the GPUs of the scoring role"
     if not job.config.data.source and not job.config.data.prepared:
