@@ -131,7 +131,7 @@ def test_weights_that_follow_the_text_are_measured_from_the_same_scores(corpus: 
         assert of["numbers"]["bits"] == pytest.approx(-mix(given, prior, 0.1, 0.3).sum() / math.log(2))
         assert sum(of["detail"]["final_weights"]) == pytest.approx(1, abs=1e-5)
         assert 0 < of["numbers"]["passes"] <= of["numbers"]["all_passes"] == given.size
-        for oracle in ("bits_best_document", "bits_q_weighted"):
+        for oracle in ("bits_best_document", "bits_q_weighted", "bits_half_weighted"):
             assert of["numbers"][oracle] == new["methods"]["replug"]["numbers"][oracle], "of the documents alone"
     assert "passes" not in after[0]["methods"]["replug"]["numbers"]
 
@@ -171,8 +171,17 @@ def test_q_weighs_by_the_mean_logprob_over_beta() -> None:
     assert oracle_bits(LOGPROBS, beta=1e-3)["bits_q_weighted"] == pytest.approx(3)
 
 
-def of(ensemble: float, q_weighted: float, best_document: float) -> dict:
+def test_half_of_a_text_weighs_the_documents_for_the_other_half() -> None:
+    agree = np.log([[0.5, 0.5], [0.25, 0.25]])  # the first document is better in both halves, so both gain
+    differ = np.log([[0.5, 0.25], [0.25, 0.5]])
+    even = -2 * math.log2(0.375)
+    assert oracle_bits(agree)["bits_half_weighted"] < even < oracle_bits(differ)["bits_half_weighted"]
+    assert oracle_bits(agree[:, :1])["bits_half_weighted"] == pytest.approx(even / 2)
+
+
+def of(ensemble: float, q_weighted: float, best_document: float, half_weighted: float = 0.68) -> dict:
     numbers = {"bpb": ensemble, "bpb_q_weighted": q_weighted, "bpb_best_document": best_document}
+    numbers["bpb_half_weighted"] = half_weighted
     return {name: {"value": value} for name, value in numbers.items()}
 
 
@@ -193,7 +202,7 @@ def test_lines_say_the_headroom_and_the_shares_of_as_many_documents_mixed_alike(
     ]
     assert lines[1] == (
         "Headroom of replug: 0.7000 bits per byte; 0.6400 weighed by the LM's own scores, 0.6600 by the best document "
-        "alone."
+        "alone. What can be predicted of it: 0.6800, each half of a text weighed by the scores of the other half."
     )
     assert lines[-1] == "lsr gets 50% of what weights by the LM's own scores would gain over replug."
     assert headroom_lines({}) == []
