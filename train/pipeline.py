@@ -180,12 +180,12 @@ def prompts_of(
     template: PromptTemplate, examples: Sequence[Example], texts: Iterable[Sequence[str | None]]
 ) -> tuple[list[str], list[str]]:
     """Return prefixes and continuations, one of each for every text before every example; None is no document."""
-    prefixes, continuations = [], []
-    for example, before in zip(examples, texts, strict=True):
-        for text in before:
-            prefixes.append(template.prefix(text, example.context, example.continuation))
-            continuations.append(template.continuation(example.continuation))
-    return prefixes, continuations
+    parts = [
+        (text, example.context, example.continuation)
+        for example, before in zip(examples, texts, strict=True)
+        for text in before
+    ]
+    return template.prefixes(parts), [template.continuation(continuation) for _, _, continuation in parts]
 
 
 def score_in_calls(

@@ -8,13 +8,14 @@ were concatenated with the nearest last are cut from their beginning.
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
 from replug.config.rules import CONTEXT, DOCUMENT
+from replug.data.tokenizing import FIRST_CHARACTERS
 from replug.models.black_box_lm import UnscorableText
-from replug.models.pair_tokens import chat_text, num_tokens, pair_token_ids, token_spans, within
+from replug.models.pair_tokens import chat_text, num_tokens, pair_token_ids, pairs_token_ids, token_spans, within
 
 PLACES = re.compile(f"({re.escape(DOCUMENT)}|{re.escape(CONTEXT)})")
 DOCUMENTS_LINE = re.compile(rf"^[^\n]*{re.escape(DOCUMENT)}[^\n]*(\n([^\S\n]*\n)*|$)", re.MULTILINE)
@@ -110,6 +111,29 @@ class PromptTemplate:
                     context = self._cut(context, excess, keep_end=True)
                 excess = self._excess(self.whole(document, context), continuation)
             return self.whole(document, context)
+
+    def prefixes(self, parts: Sequence[tuple[str | None, str, str]]) -> list[str]:
+        """Return `prefix` of each document, context and continuation.
+
+        Where bytes do not say that they fit, one call of the tokenizer counts all; those that are cut take many.
+        """
+        wholes = [self.whole(document, context) for document, context, _ in parts]
+        rows = [row for row, part in enumerate(parts) if not self._surely_holds(wholes[row] + part[2], 0)]
+        if not rows:
+            return wholes
+        assert self._tokenizer is not None and self._max_tokens is not None
+        near = [row for row in rows if len(wholes[row] + parts[row][2]) <= FIRST_CHARACTERS * self._max_tokens]
+        with self._lock:
+            pairs = pairs_token_ids(self._tokenizer, [wholes[row] for row in near], [parts[row][2] for row in near])
+        fits = {
+            row
+            for row, (before, after) in zip(near, pairs, strict=True)
+            if len(before) + len(after) <= self._max_tokens
+        }
+        for row in rows:
+            if row not in fits:
+                wholes[row] = self.prefix(*parts[row])
+        return wholes
 
     def fit(self, document: str | None, build: Build, num_after: int, keep_end: bool = False) -> str:
         """Return what `build` makes of the document, cut where the prompt and `num_after` tokens would not fit.

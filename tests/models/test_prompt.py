@@ -66,6 +66,14 @@ def test_the_continuation_is_never_cut(tokenizer):
     assert template.prefix(words("d", 10), words("c", 5), " " + words("y", 4)) == " c4"
 
 
+def test_prefixes_of_a_batch_are_those_of_each_pair(tokenizer):
+    batch, alone = PromptTemplate("\n", tokenizer, 16), PromptTemplate("\n", tokenizer, 16)
+    documents = [None, "", *(words("d", count) for count in (1, 7, 8, 40, 4000))]
+    parts = [(document, words("c", 5), " " + words("y", 3)) for document in documents]
+    assert batch.prefixes(parts) == [alone.prefix(*part) for part in parts]
+    assert batch.num_truncated == alone.num_truncated == 2
+
+
 def test_concatenated_documents_lose_their_beginning_which_is_farthest(tokenizer):
     template = PromptTemplate("\n", tokenizer, max_tokens=15)
     prefix = template.prefix(words("d", 10), words("c", 5), " " + words("y", 5), keep_end=True)
