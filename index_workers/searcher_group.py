@@ -88,7 +88,8 @@ class SearcherGroup:
 
     def search(self, version: int, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return rows and similarities [B, k], best first, merged from every shard."""
-        parts = self._ask(lambda actor: actor.search_timed.remote(version, queries, k))
+        shipped = ray.put(queries)  # once: an array among the arguments is copied for every shard
+        parts = self._ask(lambda actor: actor.search_timed.remote(version, shipped, k))
         for _, busy in parts:
             USE.note("search", busy)
         return merge_top_k([found for found, _ in parts], k)
