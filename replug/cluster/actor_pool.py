@@ -37,6 +37,7 @@ MAX_KILLED_STARTS = 20
 DEVICE_FAULTS = ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS", "CUSOLVER_STATUS", "CUSPARSE_STATUS", "NCCL error")
 # Memory that was not there is no fault: the device is as sound as before.
 OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED")
+LOOK_SECONDS = 0.5  # between two looks for what is overdue
 
 
 class ActorPoolError(RunError):
@@ -58,6 +59,7 @@ class _Call:
     method: str
     args: tuple
     future: Future
+    times: int = 1
     submitted: float = field(default_factory=time.monotonic)
     attempts: int = 0
     deadline: float = float("inf")
@@ -112,9 +114,9 @@ class ActorPool:
         self._thread = threading.Thread(target=self._run, name=f"{name}-dispatcher", daemon=True)
         self._thread.start()
 
-    def submit(self, method: str, *args: Any) -> Future:
-        """Call a method of some replica; the future holds its result or raises."""
-        call = _Call(method, args, Future())
+    def submit(self, method: str, *args: Any, times: int = 1) -> Future:
+        """Call a method of some replica, which may take so many times the timeout; the future is its result's."""
+        call = _Call(method, args, Future(), times)
         with self._end_lock:
             if self._end is None:
                 self._events.put(("submit", call))
@@ -164,17 +166,21 @@ class ActorPool:
             "started": self._finish_start,
             "done": self._finish,
         }
+        next_look = 0.0
         while True:
             try:
-                event = self._events.get(timeout=self._seconds_to_deadline())
+                kind, *about = self._events.get(timeout=LOOK_SECONDS)
             except queue.Empty:
+                pass
+            else:
+                if kind == "close":
+                    return
+                handlers[kind](*about)
+            if time.monotonic() >= next_look:
                 self._end_overdue()
-                continue
-            if event[0] == "close":
-                return
-            kind, *about = event
-            handlers[kind](*about)
-            self._dispatch()
+                next_look = time.monotonic() + LOOK_SECONDS
+            if self._events.empty():  # once for many events: it looks at every replica
+                self._dispatch()
 
     def _launch(self, number: int, failed_starts: int = 0, killed_starts: int = 0) -> None:
         """Start an actor under this number; it waits for its place in the cluster."""
@@ -255,7 +261,7 @@ class ActorPool:
         self.counts.retries += call.attempts > 0
         call.attempts += 1
         # Calls of one replica queue up behind each other, so each waits for those before it too.
-        call.deadline = now + self._timeout * (len(replica.in_flight) + 1)
+        call.deadline = now + self._timeout * (call.times + sum(other.times for other in replica.in_flight.values()))
         replica.in_flight[ticket] = call
         try:
             reference = getattr(replica.handle, call.method).remote(*call.args)
@@ -299,13 +305,6 @@ class ActorPool:
         ray.kill(replica.handle)
         self._launch(replica.number)
 
-    def _seconds_to_deadline(self) -> float | None:
-        deadlines = [call.deadline for replica in self._replicas.values() for call in replica.in_flight.values()]
-        deadlines += [replica.start_deadline for replica in self._replicas.values()]
-        deadlines.append(self._room_deadline())
-        deadlines = [deadline for deadline in deadlines if deadline < float("inf")]
-        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
-
     def _room_deadline(self) -> float:
         """When calls are given up while all replicas wait for room, counted from the first call or the last launch.
 
@@ -329,7 +328,6 @@ class ActorPool:
                 f"no replica came up within {self._start_timeout:g} s; is there room for one in the cluster?"
                 f"{self._reasons()}"
             )
-        self._dispatch()
 
     def _reasons(self) -> str:
         """Why replicas are quarantined, in brackets; empty where none is."""
