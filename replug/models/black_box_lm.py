@@ -30,6 +30,7 @@ Watch = Callable[[int, str], bool]
 NOTHING_READ = np.empty(0, dtype=np.float32)
 WEIGHTS_TOLERANCE = 1e-5  # by which float32 weights of a few dozen prompts may miss 1
 
+Sum = tuple[float, int]  # log-probability (nats) and number of tokens of a continuation
 Part = TypeVar("Part")
 Whole = TypeVar("Whole")
 
@@ -75,10 +76,13 @@ def common_read(scores: "Sequence[ContinuationScore]") -> np.ndarray:
     return np.stack([score.read_logprobs[len(score.read_logprobs) - num :] for score in scores])
 
 
-def sums_of(scores: "Sequence[ContinuationScore | tuple[float, int]]") -> np.ndarray:
+def sums_of(scores: "Sequence[ContinuationScore | Sum]") -> np.ndarray:
     """Return sums of log-probs (nats) and numbers of tokens, float64 [N, 2], of scores and of sums that are known."""
-    sums = [score if isinstance(score, tuple) else (score.sum_logprob, score.num_tokens) for score in scores]
-    return np.array(sums, dtype=np.float64).reshape(len(sums), 2)
+    return np.array([sum_of(score) for score in scores], dtype=np.float64).reshape(len(scores), 2)
+
+
+def sum_of(score: "ContinuationScore | Sum") -> "Sum":
+    return score if isinstance(score, tuple) else (score.sum_logprob, score.num_tokens)
 
 
 @dataclass(slots=True)
@@ -259,7 +263,7 @@ class LaunchingLM(LocalLM, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ScoreCall:
-    """A call of `score`. `sums_only`: a cache needs not store the log-probs of the tokens."""
+    """A call of `score`. `sums_only`: the log-probs of tokens are not wanted, and `submit_call` may give a `Sum`."""
 
     prefixes: Sequence[str]
     continuations: Sequence[str]
@@ -341,6 +345,10 @@ class AsyncLM(ABC):
         The call is computed in one piece: the unit of determinism.
         """
 
+    def submit_units(self, call: Call, units: Sequence[list[int]]) -> "list[tuple[list[int], Future[list[Any]]]]":
+        """Submit the units of a call; return the rows that are answered together, and a future of their results."""
+        return [(unit, _begun(self.submit_call, call.take(unit))) for unit in units]
+
     @abstractmethod
     def metrics(self) -> dict[str, float]:
         """Return what is worth logging, by name: counts since the start, and rates since the last call."""
@@ -380,6 +388,16 @@ class AsyncLM(ABC):
 
     def sample(self, prompts: Sequence[str], options: GenerationOptions) -> list[list[Generated]]:
         return self.submit_samples(prompts, options).result()
+
+
+def _begun(submit: "Callable[[Call], Future[list[Any]]]", call: Call) -> "Future[list[Any]]":
+    """Return the future of a call, also where it is refused at once."""
+    begun: Future[list[Any]] | Exception = attempt(submit, call)
+    if not isinstance(begun, Exception):
+        return begun
+    refused: Future[list[Any]] = Future()
+    refused.set_exception(begun)
+    return refused
 
 
 def mapped(future: "Future[Part]", change: Callable[[Part], Whole]) -> "Future[Whole]":

@@ -10,36 +10,41 @@ one transaction when the last one is there, and in any case every few seconds.
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from replug.cluster.background import attempt, outcome
-from replug.models.black_box_lm import AsyncLM, Call, ScoreCall, mapped, require_texts, sums_of
+from replug.models.black_box_lm import AsyncLM, Call, ScoreCall, mapped, require_texts, sum_of, sums_of
 from replug.models.score_cache import Key, ScoreCache, Stored, call_keys
 
 SECONDS_BETWEEN_WRITES = 5.0  # what kill -9 may cost where no call ends
 
+Whole = TypeVar("Whole")
+
 
 @dataclass(slots=True, eq=False)
-class Reserved:
-    """A key under way. A call that asks for its tokens meanwhile has them stored."""
+class Asked:
+    """What one call asks of the LM: its keys, and what is said of each or why there is nothing.
 
-    key: Key
-    sums_only: bool = True
-    future: "Future[Stored]" = field(default_factory=Future)
+    It has one future, which is done after the last: a future for each of a step's thousand keys costs more than all
+    else here.
+    """
 
-    def __post_init__(self) -> None:
-        self.future.set_running_or_notify_cancel()  # several may wait for it, so none of them can cancel it
+    keys: list[Key]
+    sums_only: bool
+    num_coming: int  # keys of which the LM has said nothing yet
+    results: "dict[Key, Stored | BaseException]" = field(default_factory=dict)
+    done: "Future[None]" = field(default_factory=Future)
 
 
-# What the LM said to a unit: its keys, its results or why there are none, and whether it is the last of its call.
-Done = tuple[list[Reserved], list[Stored] | BaseException, bool]
+# What the LM said to some rows of a call, or why it said nothing.
+Said = tuple[Asked, list[int], list[Stored] | BaseException]
 
 
 class CachingLM(AsyncLM):
@@ -55,8 +60,8 @@ class CachingLM(AsyncLM):
         self.num_hits = self.num_misses = 0
         self._lock = threading.Lock()  # round the reserved keys, the counts and the file
         self._file = ScoreCache(path)
-        self._reserved: dict[Key, Reserved] = {}
-        self._queue: queue.Queue[Done | None] = queue.Queue()
+        self._reserved: dict[Key, Asked] = {}
+        self._queue: queue.Queue[Said | None] = queue.Queue()
         self._thread = threading.Thread(target=self._write, name="score-writer", daemon=True)
         self._thread.start()
 
@@ -65,7 +70,7 @@ class CachingLM(AsyncLM):
 
     def submit_call(self, call: Call) -> "Future[list[Any]]":
         """Answer from the cache, from calls under way, and from the LM, in this order."""
-        return gather(self._look_up(call, self._file.read))
+        return self._look_up(call, self._file.read)
 
     def submit_sums(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[np.ndarray]":
         """Return a future of sums of log-probs (nats) and numbers of tokens, float64 [N, 2].
@@ -74,8 +79,7 @@ class CachingLM(AsyncLM):
         """
         require_texts(prefixes, "prefixes")
         require_texts(continuations, "continuations")
-        results = self._look_up(ScoreCall(prefixes, continuations, sums_only=True), self._file.sums)
-        return mapped(gather(results), sums_of)
+        return mapped(self._look_up(ScoreCall(prefixes, continuations, sums_only=True), self._file.sums), sums_of)
 
     def metrics(self) -> dict[str, float]:
         """Return the LM's own metrics, and hits, misses and the share of hits since the start."""
@@ -90,53 +94,57 @@ class CachingLM(AsyncLM):
         with self._lock:
             self._file.close()
 
-    def _look_up(self, call: Call, read: Callable[[Sequence[Key]], dict[Key, Any]]) -> list[Any]:
-        """Return what `read` finds of each row, or its future. Errors of the LM are the futures'."""
+    def _look_up(self, call: Call, read: Callable[[Sequence[Key]], Mapping[Key, Any]]) -> "Future[list[Any]]":
+        """Return a future of what `read` finds of each row, or the LM says. Its error is that of the first such row.
+
+        What is reserved is not looked up: which of two answers it gets would depend on timing. Tokens are not taken
+        from a call for sums, whose rows are stored without them.
+        """
         keys = call_keys(self.identity, call)
         sums_only = isinstance(call, ScoreCall) and call.sums_only
-        missing: list[int] = []
-        results: list[Any] = []
         with self._lock:
-            # What is reserved is not looked up: which of two answers it gets would depend on timing.
-            known = read([key for key in dict.fromkeys(keys) if key not in self._reserved])
+            under_way = {key: asked for key in keys if (asked := self._reserved.get(key))}
+            if not sums_only:
+                under_way = {key: asked for key, asked in under_way.items() if not asked.sums_only}
+            known = read([key for key in dict.fromkeys(keys) if key not in under_way])
+            missing: dict[Key, int] = {}
             for row, key in enumerate(keys):
-                if key in known:
-                    results.append(known[key])
-                    continue
-                if key not in self._reserved:
-                    self._reserved[key] = Reserved(key)
-                    missing.append(row)
-                self._reserved[key].sums_only &= sums_only
-                results.append(self._reserved[key].future)
+                if key not in known and key not in under_way:
+                    missing.setdefault(key, row)
+            own = Asked(list(missing), sums_only, len(missing))
+            self._reserved |= dict.fromkeys(missing, own)
+            under_way |= dict.fromkeys(missing, own)
             self.num_hits, self.num_misses = self.num_hits + len(keys) - len(missing), self.num_misses + len(missing)
-            reserved = [self._reserved[keys[row]] for row in missing]
         if missing:
-            self._ask(reserved, call.take(missing))
-        return results
+            self._ask(own, call.take(list(missing.values())))
 
-    def _ask(self, reserved: list[Reserved], call: Call) -> None:
-        """Submit unit by unit. An error that the LM raises at once gives the keys back too."""
+        def answers() -> list[Any]:
+            said = [known[key] if key in known else under_way[key].results[key] for key in keys]
+            for one in said:
+                if isinstance(one, BaseException):
+                    raise one
+            return said
+
+        return after([asked.done for asked in set(under_way.values())], answers)
+
+    def _ask(self, asked: Asked, call: Call) -> None:
+        """Submit the units of a call. An error that the LM raises at once gives the keys back too."""
         units = attempt(self._units, call)
         if not isinstance(units, Exception) and sorted(row for unit in units for row in unit) != [*range(len(call))]:
             units = ValueError(f"the LM's units do not hold each of {len(call)} rows once: {units}")
         if isinstance(units, Exception):
-            return self._queue.put((reserved, units, True))
-        left, lock = len(units), threading.Lock()
+            return self._queue.put((asked, [*range(len(call))], units))
 
-        def settle(unit: list[int], said: list[Stored] | BaseException) -> None:
-            nonlocal left
-            if not isinstance(said, BaseException) and len(said) != len(unit):
-                said = ValueError(f"the LM gave {len(said)} answers to {len(unit)} inputs")
-            with lock:
-                left -= 1
-                self._queue.put(([reserved[row] for row in unit], said, left == 0))
+        def settle(rows: list[int], done: "Future[list[Any]]") -> None:
+            said = outcome(done)
+            if not isinstance(said, BaseException) and len(said) != len(rows):
+                said = ValueError(f"the LM gave {len(said)} answers to {len(rows)} inputs")
+            elif asked.sums_only and not isinstance(said, BaseException):
+                said = list(map(sum_of, said))
+            self._queue.put((asked, rows, said))
 
-        for unit in units:
-            inner = attempt(self.uncached.submit_call, call.take(unit))
-            if isinstance(inner, Exception):
-                settle(unit, inner)
-            else:
-                inner.add_done_callback(lambda done, unit=unit: settle(unit, outcome(done)))
+        for rows, inner in self.uncached.submit_units(call, units):
+            inner.add_done_callback(partial(settle, rows))
         return None
 
     def _units(self, call: Call) -> list[list[int]]:
@@ -149,71 +157,56 @@ class CachingLM(AsyncLM):
         return [list(range(len(call)))]
 
     def _write(self) -> None:
-        """Store units, then hand them out; an error goes to all who wait."""
-        while units := self._next():
+        """Store what the LM said, then hand it out; an error goes to all who wait."""
+        while parts := self._next():
             new: dict[Key, Stored] = {}
-            for reserved, said, _ in units:
+            for asked, rows, said in sorted(parts, key=lambda part: not part[0].sums_only):  # tokens replace a sum
                 if not isinstance(said, BaseException):
-                    new |= {key.key: result for key, result in zip(reserved, said, strict=True)}
-            with self._lock:  # to the end: a key whose tokens somebody wants meanwhile would be stored without them
-                sums_only = {key.key for reserved, _, _ in units for key in reserved if key.sums_only}
-                error = attempt(partial(self._file.store, self.identity), new, sums_only) if new else None
-                for reserved, _, _ in units:
-                    for key in reserved:
-                        del self._reserved[key.key]
-            for reserved, said, _ in units:
+                    new |= zip((asked.keys[row] for row in rows), said, strict=True)
+            with self._lock:
+                error = attempt(self._file.store, self.identity, new) if new else None
+                for asked, rows, _ in parts:
+                    for key in (asked.keys[row] for row in rows):
+                        if self._reserved.get(key) is asked:  # not a later call's, for tokens
+                            del self._reserved[key]
+            for asked, rows, said in parts:
                 said = said if isinstance(said, BaseException) else error or said
-                for row, key in enumerate(reserved):
-                    if isinstance(said, BaseException):
-                        key.future.set_exception(said)
-                    else:
-                        key.future.set_result(said[row])
+                results = [said] * len(rows) if isinstance(said, BaseException) else said
+                asked.results |= zip((asked.keys[row] for row in rows), results, strict=True)
+                if len(asked.results) == len(asked.keys):
+                    asked.done.set_result(None)
 
-    def _next(self) -> list[Done]:
-        """Wait for the units of the next transaction; none when it is closed and all is written."""
-        units: list[Done] = []
+    def _next(self) -> list[Said]:
+        """Wait for the parts of the next transaction; none when it is closed and all is written."""
+        parts: list[Said] = []
         deadline = float("inf")
         while True:
             try:
-                timeout = None if not units else max(0.0, deadline - time.monotonic())
+                timeout = None if not parts else max(0.0, deadline - time.monotonic())
                 item = self._queue.get(timeout=timeout)
             except queue.Empty:
-                return units
+                return parts
             if item is None:
-                if units:
+                if parts:
                     self._queue.put(None)  # for the next time
-                return units
-            units.append(item)
+                return parts
+            parts.append(item)
             deadline = min(deadline, time.monotonic() + SECONDS_BETWEEN_WRITES)
-            if item[2] and self._queue.empty():
-                return units
+            asked, rows, _ = item
+            asked.num_coming -= len(rows)
+            if not asked.num_coming and self._queue.empty():
+                return parts
 
 
-def gather(results: "Sequence[Any | Future[Any]]") -> "Future[list[Any]]":
-    """Return one future for all, in order; the first error in order is its error."""
-    whole: Future[list[Any]] = Future()
-    whole.set_running_or_notify_cancel()
-    pending = [result for result in results if isinstance(result, Future)]
-    left = len(pending)
-    lock = threading.Lock()
+def after(pending: "Iterable[Future[None]]", result: Callable[[], Whole]) -> "Future[Whole]":
+    """Return the future of a result that can be had once all of `pending` are done."""
+    left, all_done = iter(pending), Future[None]()
 
-    def finish() -> None:
-        errors = [error for future in pending if (error := future.exception()) is not None]
-        if errors:
-            whole.set_exception(errors[0])
+    def wait_for_next(_: object = None) -> None:
+        if (future := next(left, None)) is None:
+            all_done.set_result(None)
         else:
-            whole.set_result([result.result() if isinstance(result, Future) else result for result in results])
+            future.add_done_callback(wait_for_next)
 
-    def count(_: Future) -> None:
-        nonlocal left
-        with lock:
-            left -= 1
-            if left:
-                return
-        finish()
-
-    if not pending:
-        finish()
-    for future in pending:
-        future.add_done_callback(count)
-    return whole
+    wait_for_next()
+    return mapped(all_done, lambda _: result())

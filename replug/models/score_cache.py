@@ -10,9 +10,10 @@ A stored row is replaced only when its tokens join it: what one process has read
 
 import hashlib
 import json
+import math
 import sqlite3
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,13 +22,12 @@ import numpy as np
 
 from replug.config.errors import RunError, UserError
 from replug.data.files import shared_file_system
-from replug.models.black_box_lm import Call, ContinuationScore, GenerateCall, ScoreCall
+from replug.models.black_box_lm import Call, ContinuationScore, GenerateCall, ScoreCall, Sum
 from replug.models.generation import Generated
 from replug.models.pair_tokens import ChatText
 
 Key = bytes
-Sum = tuple[float, int]  # log-probability (nats) and number of tokens of a continuation
-Stored = ContinuationScore | Generated | list[Generated]  # a list holds the samples of one prompt
+Stored = ContinuationScore | Sum | Generated | list[Generated]  # a list holds the samples of one prompt
 
 # In the file's header: "RPLG", and the version of what follows.
 APPLICATION_ID = 0x52504C47
@@ -93,14 +93,27 @@ def pair_key(identity: str, prefix: str, continuation: str, read: int = 0) -> Ke
 
     The first six are the same for all prefixes: they say where in the file a query's rows lie.
     """
+    return _pair_keys(identity, [prefix], [continuation], read)[0]
+
+
+def _pair_keys(identity: str, prefixes: Sequence[str], continuations: Sequence[str], read: int) -> list[Key]:
+    """Return keys of pairs. What many have in common, the model and a query's continuation, is hashed once."""
     also = [f"read {read}"] if read else []
-    return hashed(identity, continuation, size=6) + hashed(identity, *also, prefix, continuation, size=10)
+    begun = hashlib.blake2b(b"".join(map(_framed, [identity, *also])), digest_size=10)
+    ends = {text: (hashed(identity, text, size=6), _framed(text)) for text in set(continuations)}
+    keys = []
+    for prefix, continuation in zip(prefixes, continuations, strict=True):
+        place, end = ends[continuation]
+        digest = begun.copy()
+        digest.update(_framed(prefix) + end)
+        keys.append(place + digest.digest())
+    return keys
 
 
 def call_keys(identity: str, call: Call) -> list[Key]:
     """Return a key for each row of a call, 16 bytes of all that its result follows from. Openings do not count."""
     if isinstance(call, ScoreCall):
-        return [pair_key(identity, *pair, call.read) for pair in zip(call.prefixes, call.continuations, strict=True)]
+        return _pair_keys(identity, call.prefixes, call.continuations, call.read)
     options = repr(replace(call.options, opening=""))
     if isinstance(call, GenerateCall):
         numbers = [[*one.weights, one.share, one.prune, *([one.read] if one.read else [])] for one in call.prompts]
@@ -114,11 +127,12 @@ def call_keys(identity: str, call: Call) -> list[Key]:
 
 def hashed(*parts: str, size: int) -> bytes:
     """Return so many bytes of hash, which follow from the parts and from where each ends."""
-    digest = hashlib.blake2b(digest_size=size)
-    for part in parts:
-        encoded = part.encode() + (repr(part.cuts).encode() if isinstance(part, ChatText) else b"")
-        digest.update(len(encoded).to_bytes(8, "big") + encoded)
-    return digest.digest()
+    return hashlib.blake2b(b"".join(map(_framed, parts)), digest_size=size).digest()
+
+
+def _framed(part: str) -> bytes:
+    encoded = part.encode() + (repr(part.cuts).encode() if isinstance(part, ChatText) else b"")
+    return len(encoded).to_bytes(8, "big") + encoded
 
 
 class ScoreCache:
@@ -146,8 +160,8 @@ class ScoreCache:
         )
         return {key: _unpacked(*stored) for key, *stored in rows}
 
-    def store(self, identity: str, results: Mapping[Key, Stored], sums_only: Collection[Key] = ()) -> None:
-        """Add results of a model in one transaction, the scores of `sums_only` without their tokens.
+    def store(self, identity: str, results: Mapping[Key, Stored]) -> None:
+        """Add results of a model in one transaction.
 
         Leaves out results with numbers that are not finite: the caller has them, and asks again.
         """
@@ -159,7 +173,7 @@ class ScoreCache:
             for key, result in results.items():
                 if (row := _packed(result)) is not None:
                     kind, total, num_tokens, content = row
-                    rows.append((key, model, kind, total, num_tokens, now, None if key in sums_only else content))
+                    rows.append((key, model, kind, total, num_tokens, now, content))
             self._database.executemany(INSERT, sorted(rows))  # by key: a page is filled once
 
     def identity_like(self, name: str, fingerprint: np.ndarray) -> str:
@@ -229,11 +243,13 @@ class ScoreCache:
             raise RunError(_explain(self.path, error)) from error
 
 
-def _packed(result: Stored) -> tuple[int, float | None, int | None, bytes] | None:
+def _packed(result: Stored) -> tuple[int, float | None, int | None, bytes | None] | None:
     """Return a row's kind, sum, number of tokens and content; None for numbers that are not finite, and for no token.
 
     Answers are a line of JSON and the float32 numbers of all, one after another.
     """
+    if isinstance(result, tuple):
+        return (SCORE, *result, None) if result[1] > 0 and math.isfinite(result[0]) else None
     if isinstance(result, ContinuationScore):
         total, num_tokens = result.sum_logprob, result.num_tokens
         logprobs = np.concatenate([result.token_logprobs, result.read_logprobs]).astype(LOGPROBS_DTYPE)

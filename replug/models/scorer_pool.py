@@ -31,8 +31,10 @@ from replug.models.black_box_lm import (
     Meter,
     Pending,
     ScoreCall,
+    Sum,
     mapped,
     reading,
+    sum_of,
 )
 from replug.models.hardware import available_cores
 from replug.models.local.local_source import LocalSource
@@ -41,15 +43,16 @@ PROBE = (["The capital of France is", "one two three four five"], [" Paris, and 
 # Nats by which replicas on different hardware may differ on the probe's tokens, at most and on average.
 PROBE_TOLERANCE = (0.5, 0.1)
 CALLS_AT_ONCE = 2  # that a replica has: one on its device, the next being tokenized
+UNITS_PER_CALL_GPU = 8  # a unit takes a GPU a moment, and processors seconds that a killed replica would lose
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class TimedScores:
-    """A replica's scores of one call, and what they cost."""
+    """A replica's scores of one unit, or their sums alone, and what they cost."""
 
-    scores: list[ContinuationScore]
+    scores: list[ContinuationScore] | list[Sum]
     replica: int
     began: float  # seconds of the replica's own clock
     seconds: float
@@ -83,8 +86,12 @@ class Scorer:
         """Return log-probs of texts that are the same for every replica."""
         return self._compute(lambda: [score.token_logprobs for score in self._lm.score(*PROBE)])
 
-    def score(self, call: ScoreCall) -> TimedScores:
-        """Return the scores, and the seconds of the device alone: a call behind another begins where that one ends."""
+    def score(self, units: Sequence[ScoreCall]) -> list[TimedScores]:
+        """Return the scores of each unit. All are launched before the first is waited for."""
+        return [answer() for answer in [self._launched(unit) for unit in units]]
+
+    def _launched(self, call: ScoreCall) -> Callable[[], TimedScores]:
+        """Launch a unit; return what waits for it. One behind another begins where that one ends, by its seconds."""
         scoring = self._scoring(call)
 
         def launch() -> tuple[Pending, float, float | None, int, int]:
@@ -94,13 +101,18 @@ class Scorer:
             ended = time.monotonic() if scores.done() else None
             return scores, began, ended, counts.tokens - tokens, counts.padded_tokens - padded
 
-        pending, launched, ended, tokens, padded = self._compute(launch)
-        scores = pending.result()
-        ended = ended or time.monotonic()
-        with self._clock:
-            began = min(max(launched, self._free_at), ended)
-            self._free_at = max(self._free_at, ended)
-        return TimedScores(scores, self._number, began, ended - began, tokens, padded, self._devices)
+        pending, launched, at_once, tokens, padded = self._compute(launch)
+
+        def answer() -> TimedScores:
+            scores = pending.result()
+            ended = at_once or time.monotonic()
+            with self._clock:
+                began = min(max(launched, self._free_at), ended)
+                self._free_at = max(self._free_at, ended)
+            said = list(map(sum_of, scores)) if call.sums_only else scores
+            return TimedScores(said, self._number, began, ended - began, tokens, padded, self._devices)
+
+        return answer
 
     def run(self, call: Call) -> list[Any]:
         """Return the answers or samples of a call."""
@@ -134,6 +146,7 @@ class ScorerPool(AsyncLM):
         self.identity = lm.identity
         self.max_tokens = lm.max_tokens
         self._unit_tokens = lm.tokens_per_unit(on_gpu=gpus > 0)
+        self._units_per_call = UNITS_PER_CALL_GPU if gpus else 1
         threads = threads or max(1, available_cores() // num_replicas)
         env, actor = thread_env(threads)["env_vars"], ray.remote(Scorer)
         self._meter = Meter()
@@ -158,7 +171,18 @@ class ScorerPool(AsyncLM):
         """Have one replica compute the call in one piece, so that its numbers do not depend on load."""
         if not isinstance(call, ScoreCall):
             return self.pool.submit("run", call)
-        return mapped(self.pool.submit("score", call), self._note)
+        return self._scores([call])
+
+    def submit_units(self, call: Call, units: Sequence[list[int]]) -> "list[tuple[list[int], Future[list[Any]]]]":
+        """Have each replica compute a few units, one by one: a call to an actor costs the trainer most of a unit."""
+        if not isinstance(call, ScoreCall):
+            return super().submit_units(call, units)
+        size = min(self._units_per_call, -(-len(units) // max(1, self.pool.num_up)))
+        num_calls = -(-len(units) // size)
+        calls = [units[first::num_calls] for first in range(num_calls)]  # long units and short ones
+        return [
+            ([row for unit in some for row in unit], self._scores([call.take(unit) for unit in some])) for some in calls
+        ]
 
     def metrics(self) -> dict[str, float]:
         """Return rates and shares since the last call, and counts since the start."""
@@ -177,7 +201,11 @@ class ScorerPool(AsyncLM):
     def close(self) -> None:
         self.pool.close()
 
-    def _note(self, answer: TimedScores) -> list[ContinuationScore]:
+    def _scores(self, units: Sequence[ScoreCall]) -> "Future[list[Any]]":
+        answers = self.pool.submit("score", units, times=len(units))
+        return mapped(answers, lambda answers: [score for answer in answers for score in self._note(answer)])
+
+    def _note(self, answer: TimedScores) -> list[ContinuationScore] | list[Sum]:
         self._meter.add(tokens=answer.tokens, padded_tokens=answer.padded_tokens, busy_seconds=answer.seconds)
         USE.note("score", Busy(answer.seconds, answer.devices))
         return answer.scores

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from replug.commands.checks.stored import verify_scores
-from replug.models.black_box_lm import ContinuationScore
+from replug.models.black_box_lm import ContinuationScore, sum_of
 from replug.models.score_cache import ScoreCache
 from tests.support.command_line import CommandLine
 
@@ -19,9 +19,9 @@ DAY = 86_400
 def fill(path: Path, identity: str, first: int, num_rows: int, with_tokens: bool = False, age_days: float = 0) -> None:
     """Rows with keys of their own."""
     cache = ScoreCache(path)
-    logprobs = -np.random.default_rng(0).random(128, dtype=np.float32)
+    score = ContinuationScore(-np.random.default_rng(0).random(128, dtype=np.float32))
     keys = [number.to_bytes(16, "big") for number in range(first, first + num_rows)]
-    cache.store(identity, dict.fromkeys(keys, ContinuationScore(logprobs)), [] if with_tokens else keys)
+    cache.store(identity, dict.fromkeys(keys, score if with_tokens else sum_of(score)))
     cache.close()
     change(path, f"UPDATE cached SET created = created - {age_days * DAY} WHERE key >= ?", first)
 

@@ -192,17 +192,19 @@ def test_sums_alone_are_stored_without_tokens_and_join_them_when_a_call_needs_th
     assert (cached.num_hits, cached.num_misses) == (5, 5)
 
 
-def test_tokens_asked_for_while_only_the_sum_was_wanted_are_there_and_are_stored(path: Path) -> None:
+@pytest.mark.parametrize("first", [0, 1], ids=["sums first", "tokens first"])
+def test_tokens_asked_for_while_sums_are_under_way_are_computed_as_after_them(path: Path, first: int) -> None:
     lm = CountingLM(held=True)
     cached = CachingLM(lm, path)
-    totals = cached.submit_sums(["a", "b"], ["y", "y"])
-    scores = cached.submit(["b"], ["y"])
-    lm.finish(0)
-    assert totals.result(60).tolist() == sums(lm.answers[0])
-    assert bits(scores.result(60)) == bits(lm.answers[0][1:])
-    assert len(lm.calls) == 1
+    calls = [cached.submit_sums(["a", "b"], ["y", "y"]), cached.submit(["b"], ["y"])]
+    for number in (first, 1 - first):
+        lm.finish(number)
+        calls[number].result(60)
+    assert calls[0].result().tolist() == sums(lm.answers[0])
+    assert bits(calls[1].result()) == bits(lm.answers[1])
     assert rows_with_tokens(path) == (2, 1)
-    assert bits(cached.submit(["b"], ["y"]).result(60)) == bits(lm.answers[0][1:])
+    assert bits(cached.submit(["b"], ["y"]).result(60)) == bits(lm.answers[1])
+    assert len(lm.calls) == 2
 
 
 def test_a_sum_asked_for_while_its_tokens_are_under_way_waits_for_them(path: Path) -> None:
@@ -248,10 +250,10 @@ def test_the_units_of_a_call_are_one_transaction_and_nobody_has_a_score_before_i
     cached = CachingLM(lm, path)
     written, store = [], cached._file.store
 
-    def recorded(identity: str, scores: dict, sums_only: set) -> None:
+    def recorded(identity: str, scores: dict) -> None:
         assert not call.done()
         written.append(len(scores))
-        store(identity, scores, sums_only)
+        store(identity, scores)
 
     monkeypatch.setattr(cached._file, "store", recorded)
     call = cached.submit(list("abcde"), ["y"] * 5)

@@ -265,6 +265,9 @@ def test_positions_are_those_before_each_token_of_a_continuation() -> None:
 
 # A replica --------------------------------------------------------------------------------------------------------
 
+TWO_CALLS = [[ScoreCall(["a b"], [" b"])], [ScoreCall(["c d"], [" d"])]]
+ONE_CALL = [[unit for units in TWO_CALLS for unit in units]]
+
 
 class SlowLM(StandInLM):
     """Says what happens to it, and stays at its first call until the second is tokenized."""
@@ -298,7 +301,7 @@ def test_a_replica_tokenizes_the_next_call_while_its_device_is_at_one() -> None:
     replica, slow = Scorer(StandInSource(), threads=1), SlowLM()
     replica._lm = slow
     with ThreadPoolExecutor(2) as calls:  # as many as a pool gives it at once
-        answers = list(calls.map(replica.score, [ScoreCall(["a b"], [" b"]), ScoreCall(["c d"], [" d"])]))
+        answers = [answer for some in calls.map(replica.score, TWO_CALLS) for answer in some]
     plain = StandInLM()
     assert [bits(answer.scores) for answer in answers] == [
         bits(plain.score(["a b"], [" b"])),
@@ -312,8 +315,9 @@ def test_what_tokenizing_refuses_reaches_the_caller_and_the_next_call_is_answere
     replica = Scorer(StandInSource(), threads=1)
     replica._lm = lm
     with pytest.raises(UnscorableText, match="continuation 0 is empty"):
-        replica.score(ScoreCall(["a"], [""]))
-    assert bits(replica.score(ScoreCall(["a"], [" b"])).scores) == bits(lm.score(["a"], [" b"]))
+        replica.score([ScoreCall(["a"], [""])])
+    [answer] = replica.score([ScoreCall(["a"], [" b"])])
+    assert bits(answer.scores) == bits(lm.score(["a"], [" b"]))
 
 
 class BehindLM(SlowLM):
@@ -333,14 +337,13 @@ class BehindLM(SlowLM):
         return under_way
 
 
-def test_a_replica_launches_the_next_call_behind_the_one_that_its_device_is_at() -> None:
+@pytest.mark.parametrize("asked", [TWO_CALLS, ONE_CALL], ids=["two calls", "two units of one call"])
+def test_a_replica_launches_the_next_unit_behind_the_one_that_its_device_is_at(asked: list[list[ScoreCall]]) -> None:
     replica, behind = Scorer(StandInSource(), threads=1), BehindLM()
     replica._lm = behind
     with ThreadPoolExecutor(2) as calls:
-        first, second = sorted(
-            calls.map(replica.score, [ScoreCall(["a b"], [" b"]), ScoreCall(["c d"], [" d"])]),
-            key=lambda answer: answer.began,
-        )
+        answers = [answer for some in calls.map(replica.score, asked) for answer in some]
+    first, second = sorted(answers, key=lambda answer: answer.began)
     assert len(behind.launched) == 2
     assert second.began == pytest.approx(first.began + first.seconds)  # not when it was launched
     assert 0.05 < second.seconds < 60

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from replug.config.errors import RunError, UserError
 from replug.data import files
 from replug.models import score_cache
-from replug.models.black_box_lm import ContinuationScore, GenerateCall, Mixture, SampleCall, ScoreCall
+from replug.models.black_box_lm import ContinuationScore, GenerateCall, Mixture, SampleCall, ScoreCall, sum_of
 from replug.models.generation import Generated, GenerationOptions
-from replug.models.score_cache import ScoreCache, call_keys, pair_key
+from replug.models.score_cache import ScoreCache, Stored, call_keys, pair_key
 from tests.support.processes import PROCESSES
 
 UNIT = 20
@@ -35,14 +35,10 @@ def key_of(number: int) -> bytes:
     return pair_key("lm", "prefix", str(number))
 
 
-def unit_of(number: int, with_tokens: bool = False) -> tuple[dict[bytes, ContinuationScore], set[bytes]]:
-    """Return a unit's scores, and the keys of those that are stored without their tokens."""
+def unit_of(number: int, with_tokens: bool = False) -> dict[bytes, Stored]:
+    """Return a unit's scores, or their sums alone."""
     scores = {key_of(row): score_of(row) for row in range(number * UNIT, (number + 1) * UNIT)}
-    return scores, set() if with_tokens else set(scores)
-
-
-def sum_of(score: ContinuationScore) -> tuple[float, int]:
-    return score.sum_logprob, score.num_tokens
+    return {key: score if with_tokens else sum_of(score) for key, score in scores.items()}
 
 
 @pytest.fixture
@@ -61,7 +57,7 @@ def cache(path: Path) -> Iterator[ScoreCache]:
 
 
 def test_what_is_stored_comes_back_and_what_is_not_is_left_out(cache: ScoreCache) -> None:
-    cache.store("lm", {key_of(1): score_of(1), key_of(2): score_of(2)}, {key_of(2)})
+    cache.store("lm", {key_of(1): score_of(1), key_of(2): sum_of(score_of(2))})
     keys = [key_of(number) for number in range(4)]
     assert cache.sums(keys) == {key_of(1): sum_of(score_of(1)), key_of(2): sum_of(score_of(2))}
     found = cache.read(keys)
@@ -74,7 +70,7 @@ def test_what_is_stored_comes_back_and_what_is_not_is_left_out(cache: ScoreCache
 def test_a_sum_rounded_to_float32_comes_back_bit_for_bit(logprobs: list[float]) -> None:
     score = ContinuationScore(np.array(logprobs, dtype=np.float32))
     cache = ScoreCache(Path(":memory:"))
-    cache.store("lm", {b"sum": score, b"tokens": score}, [b"sum"])
+    cache.store("lm", {b"sum": sum_of(score), b"tokens": score})
     assert cache.sums([b"sum", b"tokens"]) == dict.fromkeys([b"sum", b"tokens"], sum_of(score))
     assert sum_of(cache.read([b"tokens"])[b"tokens"]) == sum_of(score)
     cache.close()
@@ -94,14 +90,14 @@ def test_tokens_that_were_read_before_a_continuation_are_in_its_key_and_come_bac
 
 def test_more_keys_than_one_query_takes_are_looked_up(cache: ScoreCache) -> None:
     for number in range(80):
-        cache.store("lm", *unit_of(number))
+        cache.store("lm", unit_of(number))
     keys = [key_of(row) for row in range(-700, 80 * UNIT)]
     assert cache.sums(keys) == {key_of(row): sum_of(score_of(row)) for row in range(80 * UNIT)}
 
 
 def test_tokens_join_a_sum_and_nothing_else_replaces_a_row(cache: ScoreCache) -> None:
     for number, with_tokens, wanted in [(1, False, 1), (2, False, 1), (3, True, 3), (4, True, 3), (5, False, 3)]:
-        cache.store("lm", {b"key": score_of(number)}, [] if with_tokens else [b"key"])
+        cache.store("lm", {b"key": score_of(number) if with_tokens else sum_of(score_of(number))})
         assert cache.sums([b"key"]) == {b"key": sum_of(score_of(wanted))}
     np.testing.assert_array_equal(cache.read([b"key"])[b"key"].token_logprobs, score_of(3).token_logprobs)
 
@@ -211,7 +207,7 @@ def beside(path: Path) -> set[str]:
 def test_on_a_network_file_system_no_memory_is_shared_and_what_is_stored_comes_back(path: Path) -> None:
     cache = ScoreCache(path)
     for number in range(5):
-        cache.store("lm", *unit_of(number))
+        cache.store("lm", unit_of(number))
         assert beside(path) == {"", "-journal"}
     cache.close()
     cache = ScoreCache(path)
@@ -224,7 +220,7 @@ def test_on_a_network_file_system_no_memory_is_shared_and_what_is_stored_comes_b
 def test_on_a_network_file_system_a_second_process_is_refused_by_name(path: Path) -> None:
     cache = ScoreCache(path)
     refused(path, "network file system (nfs4)", "one process at a time", "lm.cache")
-    cache.store("lm", *unit_of(0))
+    cache.store("lm", unit_of(0))
     cache.close()
     ScoreCache(path).close()
 
@@ -234,7 +230,7 @@ def test_kill_9_on_a_network_file_system_leaves_whole_units_and_the_file_free(pa
     process = os.fork()
     if process == 0:
         cache = ScoreCache(path)
-        cache.store("lm", *unit_of(0))
+        cache.store("lm", unit_of(0))
         cache._database.execute("BEGIN")
         cache._database.execute("DELETE FROM cached")
         cache._database.execute("PRAGMA cache_spill = 1")
@@ -254,14 +250,14 @@ def test_the_rows_of_a_step_lie_side_by_side(path: Path) -> None:
     cache = ScoreCache(path)
     score = score_of(0)
 
-    def step(number: int, queries: int) -> tuple[dict[bytes, ContinuationScore], set[bytes]]:
+    def step(number: int, queries: int) -> dict[bytes, Stored]:
         pairs = [(f"document {i}", f"{number} {query}") for query in range(queries) for i in range(20)]
         keys = [pair_key("lm", *pair) for pair in pairs]
-        return dict.fromkeys(keys, score), set(keys)
+        return dict.fromkeys(keys, sum_of(score))
 
-    cache.store("lm", *step(0, 5000))
+    cache.store("lm", step(0, 5000))
     cache._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-    cache.store("lm", *step(1, 64))
+    cache.store("lm", step(1, 64))
     pages = path.with_name(path.name + "-wal").stat().st_size / 4096
     assert pages < 4 * 64  # with random keys 1,200; a leaf that is full is shared with its neighbours
     cache.close()
@@ -274,7 +270,7 @@ def damaged(path: Path, bytes_kept: int) -> Path:
     """A cache of 2,000 rows, overwritten with zeros from a place on."""
     cache = ScoreCache(path)
     for number in range(100):
-        cache.store("lm", *unit_of(number, with_tokens=True))
+        cache.store("lm", unit_of(number, with_tokens=True))
     cache.close()
     content = path.read_bytes()
     path.write_bytes(content[:bytes_kept] + bytes(len(content) - bytes_kept))
@@ -294,9 +290,9 @@ def test_damage_found_when_reading_names_the_file_and_the_command(path: Path) ->
 
 
 def test_rows_are_counted_by_model(cache: ScoreCache) -> None:
-    cache.store("a", *unit_of(0))
-    cache.store("a", dict(list(unit_of(0)[0].items())[:5]))
-    cache.store("b", *unit_of(1))
+    cache.store("a", unit_of(0))
+    cache.store("a", dict(list(unit_of(0).items())[:5]))
+    cache.store("b", unit_of(1))
     cache.store("c", {})
     uses = [(use.identity, use.rows, use.rows_with_tokens) for use in cache.models()]
     assert uses == [("a", 20, 5), ("b", 20, 0), ("c", 0, 0)]
@@ -348,7 +344,7 @@ def test_a_fingerprint_that_is_not_finite_is_refused(cache: ScoreCache) -> None:
 def write_units(path: Path, first: int, number: int, with_tokens: bool) -> None:
     cache = ScoreCache(path)
     for unit in range(first, first + number):
-        cache.store("lm", *unit_of(unit, with_tokens))
+        cache.store("lm", unit_of(unit, with_tokens))
     cache.close()
 
 
@@ -358,7 +354,7 @@ def write_for_ever(path: Path, done: Path) -> None:
     with done.open("a") as report:
         start = int(time.time_ns())
         for unit in range(start, start + 10**9):
-            cache.store("lm", *unit_of(unit % 10**9, with_tokens=unit % 2 == 0))
+            cache.store("lm", unit_of(unit % 10**9, with_tokens=unit % 2 == 0))
             report.write(f"{unit % 10**9}\n")
             report.flush()
 
