@@ -1,76 +1,167 @@
-"""What the Ray pool costs: N replicas of a stand-in LM with a fixed latency against one such LM called directly.
+"""What a training step costs rank 0 beside the training: milliseconds of its process's processor time.
 
-    python -m benchmarks.pool_overhead
+    python -m benchmarks.pool_overhead --pairs 160 640 1280 --replicas 8 64
 
-One replica's rate is that of the LM itself in this process. Idle gaps are what a replica's own clock shows
-between the end of a call and the begin of the next, while calls were waiting.
+Replicas and searchers answer at once, so all that is measured is rank 0's own: prompts, the cache on disk, units, calls
+to replicas, and a search of every shard, as many as replicas. The time is that of all threads of this process, Ray's
+among them; replicas and searchers are other processes. The last line fits a + b * pairs + c * replicas, which
+`planning.pace` counts.
 """
 
 import argparse
-import itertools
+import pickle
+import tempfile
 import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from unittest.mock import patch
 
+import numpy as np
 import ray
 
 from benchmarks.machine import describe_machine
+from replug.cluster.gpus import Busy
 from replug.cluster.ray_cluster import own_ray
-from replug.models.local.stand_in_lm import StandInSource
+from replug.data.records import Example
+from replug.index_workers.searcher_group import SearcherGroup
+from replug.models import scorer_pool
+from replug.models.black_box_lm import ScoreCall
+from replug.models.caching_lm import CachingLM
+from replug.models.prompt import PromptTemplate
 from replug.models.scorer_pool import ScorerPool, TimedScores
+from replug.train.pipeline import prompts_of
+
+K, TEXT_BYTES, TOKENS, DIM = 20, 512, 128, 768  # documents of a query, sizes of texts and vectors, as in paper.yaml
+AHEAD = 2  # steps that are scored beside the one that is waited for
 
 
-def calls_per_second_alone(latency: float, calls: int) -> float:
-    lm = StandInSource(latency).load()
-    start = time.perf_counter()
-    for i in range(calls):
-        lm.score([f"a {i} b"], [f" {i}"])
-    return calls / (time.perf_counter() - start)
+class Pickled:
+    """An object as bytes that unpickle to it: a process sends what it cannot import."""
+
+    def __init__(self, value: object) -> None:
+        self.data = pickle.dumps(value)
+
+    def __reduce__(self) -> tuple:
+        return pickle.loads, (self.data,)
 
 
-def calls_per_second(pool: ScorerPool, calls: int) -> tuple[float, list[TimedScores]]:
-    answers: list[TimedScores] = []
-    pool._note = lambda answer: answers.append(answer) or answer.scores  # type: ignore
-    start = time.perf_counter()
-    futures = [pool.submit([f"a {i} b"], [f" {i}"]) for i in range(calls)]
-    for future in futures:
+class InstantLM:
+    """Stands in for a source of local weights."""
+
+    identity, max_tokens = "instant", None
+
+    def __init__(self, unit_tokens: int) -> None:
+        self._unit_tokens = unit_tokens
+        self.answers = [Pickled(_answer(pairs)) for pairs in range(129)]
+
+    def tokens_per_unit(self, on_gpu: bool) -> int:
+        return self._unit_tokens
+
+
+def _answer(pairs: int) -> TimedScores:
+    scores = [(-float(TOKENS), TOKENS)] * pairs
+    return TimedScores(scores, 0, 0.0, 0.0, pairs * TOKENS, pairs * TOKENS, ("0:0",))
+
+
+class Replica:
+    """Stands in for a `Scorer`. Imports no torch: 64 of them are on one machine."""
+
+    def __init__(self, lm: InstantLM, *_: object) -> None:
+        self._answers = lm.answers
+
+    def probe(self) -> list[np.ndarray]:
+        return [np.zeros(1, np.float32)]
+
+    def score(self, units: list[ScoreCall]) -> list[Pickled]:
+        return [self._answers[len(unit)] for unit in units]
+
+
+class Shard:
+    """Stands in for a `Searcher`."""
+
+    def __init__(self, busy: Pickled) -> None:
+        self._busy = busy
+
+    def search_timed(self, version: int, queries: np.ndarray, k: int) -> tuple[tuple[np.ndarray, np.ndarray], Pickled]:
+        return (np.zeros((len(queries), k), np.int64), np.zeros((len(queries), k), np.float32)), self._busy
+
+    def ping(self) -> None:
+        """Answer."""
+
+
+def milliseconds(steps: int, step: Callable[[int], object]) -> float:
+    """Return the mean of a step, without the first ones, which find nothing to wait for."""
+    for number in range(steps):
+        if number == AHEAD + 1:
+            began = time.process_time()
+        step(number)
+    return 1000 * (time.process_time() - began) / (steps - AHEAD - 1)
+
+
+def scoring(lm: CachingLM, pairs: int, steps: int) -> float:
+    rng, waiting = np.random.default_rng(), deque()
+
+    def text() -> str:
+        return rng.bytes(TEXT_BYTES // 2).hex()
+
+    examples = [[Example(f"{step} {i}", text(), text(), "") for i in range(pairs // K)] for step in range(steps)]
+    documents = [[text() for _ in range(K)] for _ in range(pairs // K)]
+
+    def step(number: int) -> None:
+        waiting.append(lm.submit_sums(*prompts_of(PromptTemplate("\n"), examples[number], documents)))
+        if len(waiting) > AHEAD:
+            waiting.popleft().result(300)
+
+    found = milliseconds(steps, step)
+    for future in waiting:
         future.result(300)
-    return calls / (time.perf_counter() - start), answers
+    return found
 
 
-def gaps_ms(answers: list[TimedScores], replicas: int) -> list[float]:
-    """Idle milliseconds between calls of a replica; its last calls, when nothing waits any more, are left out."""
-    gaps = []
-    for replica in range(replicas):
-        own = sorted((a for a in answers if a.replica == replica), key=lambda a: a.began)
-        gaps += [1000 * (b.began - a.began - a.seconds) for a, b in itertools.pairwise(own[:-1])]
-    return sorted(gaps)
+def searched(arguments: argparse.Namespace, shards: int) -> dict[int, float]:
+    """Return the milliseconds of searching every shard, by pairs."""
+    actor, busy = ray.remote(num_cpus=0, concurrency_groups={"ping": 1})(Shard), Pickled(Busy(0.0, ("0:0",)))
+    with closing(SearcherGroup(lambda _: actor.remote(busy), shards, 300)) as group:
+        found = {}
+        for pairs in arguments.pairs:
+            vectors = np.random.default_rng().random((pairs // K, DIM), np.float32)
+            found[pairs] = milliseconds(arguments.steps, lambda _, vectors=vectors: group.search(0, vectors, K))
+        return found
+
+
+def scored(arguments: argparse.Namespace, replicas: int) -> dict[int, float]:
+    """Return the milliseconds of scoring, by pairs."""
+    with patch.object(scorer_pool, "Scorer", Replica), tempfile.TemporaryDirectory() as folder:
+        pool = ScorerPool(InstantLM(arguments.unit_tokens), replicas, threads=1)  # type: ignore[arg-type]
+        pool._units_per_call = scorer_pool.UNITS_PER_CALL_GPU
+        while pool.pool.num_up < replicas:
+            time.sleep(0.1)
+        with closing(CachingLM(pool, Path(folder, "scores.sqlite"))) as lm:
+            return {pairs: scoring(lm, pairs, arguments.steps) for pairs in arguments.pairs}
 
 
 @own_ray(starts=True)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--latency", type=float, default=0.1, help="seconds of a call")
-    parser.add_argument("--calls", type=int, default=150, help="for each replica")
-    parser.add_argument("--replicas", type=int, nargs="*", default=[1, 2, 4, 8])
+    parser.add_argument("--pairs", type=int, nargs="+", default=[160, 640, 1280])
+    parser.add_argument("--replicas", type=int, nargs="+", default=[8, 64])
+    parser.add_argument("--unit-tokens", type=int, default=4096)
+    parser.add_argument("--steps", type=int, default=40)
     arguments = parser.parse_args()
     print(describe_machine(1))
     ray.init(num_cpus=max(arguments.replicas), include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    alone = calls_per_second_alone(arguments.latency, arguments.calls)
-    print(f"one LM called directly: {alone:.2f} calls/s of {1000 * arguments.latency:.0f} ms")
+    measured: list[tuple[int, int, float]] = []
     for replicas in arguments.replicas:
-        pool = ScorerPool(StandInSource(arguments.latency), replicas, threads=1)
-        while pool.pool.num_up < replicas:
-            time.sleep(0.1)
-        rate, answers = calls_per_second(pool, arguments.calls * replicas)
-        gaps = gaps_ms(answers, replicas)
-        shown = (
-            f"median {gaps[len(gaps) // 2]:.2f} ms, largest {gaps[-1]:.2f} ms, {sum(g > 5 for g in gaps)} above 5 ms"
-        )
-        print(
-            f"{replicas} replicas: {rate:7.2f} calls/s, {rate / (replicas * alone):.3f} of {replicas} times one; "
-            f"idle gaps {shown}",
-            flush=True,
-        )
-        pool.close()
+        search, scores = searched(arguments, replicas), scored(arguments, replicas)
+        for pairs in arguments.pairs:
+            parts = f"scores {scores[pairs]:6.1f} ms, search {search[pairs]:6.1f} ms"
+            print(f"{replicas:3} replicas, {pairs:5} pairs: {parts}", flush=True)
+            measured.append((pairs, replicas, scores[pairs] + search[pairs]))
+    pairs, replicas, spent = np.array(measured).T
+    fit = np.linalg.lstsq(np.stack([np.ones_like(pairs), pairs, replicas], axis=1), spent, rcond=None)[0]
+    print(f"{fit[0]:.1f} ms + {1000 * fit[1]:.1f} us a pair + {fit[2]:.2f} ms a replica")
 
 
 if __name__ == "__main__":
