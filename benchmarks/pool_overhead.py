@@ -9,6 +9,7 @@ among them; replicas and searchers are other processes. The last line fits a + b
 """
 
 import argparse
+import functools
 import pickle
 import tempfile
 import time
@@ -16,12 +17,14 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import ray
 
 from benchmarks.machine import describe_machine
+from replug.cluster.actor_pool import ActorPool
 from replug.cluster.gpus import Busy
 from replug.cluster.ray_cluster import own_ray
 from replug.data.records import Example
@@ -34,6 +37,7 @@ from replug.models.scorer_pool import ScorerPool, TimedScores
 from replug.train.pipeline import prompts_of
 
 K, TEXT_BYTES, TOKENS, DIM = 20, 512, 128, 768  # documents of a query, sizes of texts and vectors, as in paper.yaml
+PROCESSES = 8  # that all replicas or all shards share, as handles of rank 0: a hundred processes take minutes to start
 AHEAD = 2  # steps that are scored beside the one that is waited for
 
 
@@ -76,6 +80,14 @@ class Replica:
 
     def score(self, units: list[ScoreCall]) -> list[Pickled]:
         return [self._answers[len(unit)] for unit in units]
+
+
+class Handles(ActorPool):
+    """A pool whose replicas share a few processes."""
+
+    def __init__(self, make_actor: Callable[[int], Any], *arguments: Any, **options: Any) -> None:
+        make = functools.cache(make_actor)
+        super().__init__(lambda number: make(number % PROCESSES), *arguments, **options)
 
 
 class Shard:
@@ -123,7 +135,8 @@ def scoring(lm: CachingLM, pairs: int, steps: int) -> float:
 def searched(arguments: argparse.Namespace, shards: int) -> dict[int, float]:
     """Return the milliseconds of searching every shard, by pairs."""
     actor, busy = ray.remote(num_cpus=0, concurrency_groups={"ping": 1})(Shard), Pickled(Busy(0.0, ("0:0",)))
-    with closing(SearcherGroup(lambda _: actor.remote(busy), shards, 300)) as group:
+    processes = [actor.remote(busy) for _ in range(PROCESSES)]
+    with closing(SearcherGroup(lambda shard: processes[shard % PROCESSES], shards, 300)) as group:
         found = {}
         for pairs in arguments.pairs:
             vectors = np.random.default_rng().random((pairs // K, DIM), np.float32)
@@ -133,7 +146,7 @@ def searched(arguments: argparse.Namespace, shards: int) -> dict[int, float]:
 
 def scored(arguments: argparse.Namespace, replicas: int) -> dict[int, float]:
     """Return the milliseconds of scoring, by pairs."""
-    with patch.object(scorer_pool, "Scorer", Replica), tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, patch.multiple(scorer_pool, Scorer=Replica, ActorPool=Handles):
         pool = ScorerPool(InstantLM(arguments.unit_tokens), replicas, threads=1)  # type: ignore[arg-type]
         pool._units_per_call = scorer_pool.UNITS_PER_CALL_GPU
         while pool.pool.num_up < replicas:
@@ -151,7 +164,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     arguments = parser.parse_args()
     print(describe_machine(1))
-    ray.init(num_cpus=max(arguments.replicas), include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(num_cpus=PROCESSES, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     measured: list[tuple[int, int, float]] = []
     for replicas in arguments.replicas:
         search, scores = searched(arguments, replicas), scored(arguments, replicas)

@@ -33,6 +33,7 @@ def test_loading_has_the_time_of_the_configuration_and_is_named_by_its_key(monke
         raise GetTimeoutError
 
     monkeypatch.setattr(searcher_group.ray, "get", never)
+    monkeypatch.setattr(searcher_group.ray, "put", lambda queries: queries)
     says = r"do not answer \(GetTimeoutError, after at most 7200 s\): is there room"
     for ask in (lambda of: of.load(1, 10), lambda of: of.search(1, None, 3), lambda of: of.release([1])):
         with pytest.raises(RunError, match=says):
@@ -83,6 +84,7 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         shards.append(actor.shard)
 
     monkeypatch.setattr(searcher_group.ray, "get", get)
+    monkeypatch.setattr(searcher_group.ray, "put", lambda queries: queries)
     monkeypatch.setattr(searcher_group.ray, "kill", kill)
     return shards
 

@@ -291,7 +291,7 @@ def test_damage_found_when_reading_names_the_file_and_the_command(path: Path) ->
 
 def test_rows_are_counted_by_model(cache: ScoreCache) -> None:
     cache.store("a", unit_of(0))
-    cache.store("a", dict(list(unit_of(0).items())[:5]))
+    cache.store("a", dict(list(unit_of(0, with_tokens=True).items())[:5]))
     cache.store("b", unit_of(1))
     cache.store("c", {})
     uses = [(use.identity, use.rows, use.rows_with_tokens) for use in cache.models()]
