@@ -1,6 +1,6 @@
 """Decide which texts are computed together, and how many tokens in one pass of an LM. Imports no torch.
 
-Batches follow from the lengths alone. A unit is what a replica scores in one call: pairs of similar length, so many
+Batches follow from the lengths alone. A unit is what a replica scores together: pairs of similar length, so many
 tokens by their bytes, the longest first. Taking units out leaves the others as they were.
 A CPU is busy with few tokens, and few rows of similar length are padded little. A GPU wants enough arithmetic in a pass
 to hide what launching it costs. So a GPU's units follow from the LM's size, and never from the number of replicas: a
@@ -154,7 +154,7 @@ def tokens_per_pass(
 
 
 def tokens_per_unit(shape: LMShape, on_gpu: bool, tokens_per_batch: int | None = None) -> int:
-    """Return the tokens of one call to a replica: a pass on a GPU, several on a CPU."""
+    """Return the tokens of one unit of a replica: a pass on a GPU, several on a CPU."""
     if on_gpu:
         return tokens_per_batch or _tokens_per_unit_gpu(shape)
     return PASSES_PER_UNIT * (tokens_per_batch or TOKENS_PER_PASS)

@@ -1,7 +1,8 @@
 """The frozen LM as a pool of Ray actors: the same protocol as one LM, with work done elsewhere.
 
-One submitted call is scored by one replica in one piece, so its numbers do not depend on load. Replicas are
-compared by a probe when they come up: nobody would notice one with other weights, or with broken memory.
+One submitted call is scored by one replica in one piece, so its numbers do not depend on load. A GPU's replica gets
+several units in one call, since a call costs the trainer more than all else of a unit, and computes them one by one.
+Replicas are compared by a probe when they come up: nobody would notice one with other weights, or with broken memory.
 """
 
 import threading

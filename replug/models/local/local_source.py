@@ -49,7 +49,7 @@ class LocalSource(LMSource):
         return InProcessLM(self.load(), self.tokens_per_unit(on_gpu=False), self.identity)
 
     def tokens_per_unit(self, on_gpu: bool) -> int:
-        """Return the tokens of one call to a replica."""
+        """Return the tokens of one unit."""
         return tokens_per_unit(self.shape, on_gpu, self.tokens_per_batch)
 
 
