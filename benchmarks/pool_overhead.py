@@ -42,10 +42,10 @@ AHEAD = 2  # steps that are scored beside the one that is waited for
 
 
 class Pickled:
-    """An object as bytes that unpickle to it: a process sends what it cannot import."""
+    """Bytes that unpickle to an object, so that a process sends what it does not import: torch, 64 times."""
 
-    def __init__(self, value: object) -> None:
-        self.data = pickle.dumps(value)
+    def __init__(self, data: bytes) -> None:
+        self.data = data
 
     def __reduce__(self) -> tuple:
         return pickle.loads, (self.data,)
@@ -56,9 +56,8 @@ class InstantLM:
 
     identity, max_tokens = "instant", None
 
-    def __init__(self, unit_tokens: int) -> None:
-        self._unit_tokens = unit_tokens
-        self.answers = [Pickled(_answer(pairs)) for pairs in range(129)]
+    def __init__(self, unit_tokens: int, answers: list[bytes]) -> None:
+        self._unit_tokens, self.answers = unit_tokens, answers  # to units of no pair, of one, and so on
 
     def tokens_per_unit(self, on_gpu: bool) -> int:
         return self._unit_tokens
@@ -79,7 +78,7 @@ class Replica:
         return [np.zeros(1, np.float32)]
 
     def score(self, units: list[ScoreCall]) -> list[Pickled]:
-        return [self._answers[len(unit)] for unit in units]
+        return [Pickled(self._answers[len(unit)]) for unit in units]
 
 
 class Handles(ActorPool):
@@ -93,8 +92,8 @@ class Handles(ActorPool):
 class Shard:
     """Stands in for a `Searcher`."""
 
-    def __init__(self, busy: Pickled) -> None:
-        self._busy = busy
+    def __init__(self, busy: bytes) -> None:
+        self._busy = Pickled(busy)
 
     def search_timed(self, version: int, queries: np.ndarray, k: int) -> tuple[tuple[np.ndarray, np.ndarray], Pickled]:
         return (np.zeros((len(queries), k), np.int64), np.zeros((len(queries), k), np.float32)), self._busy
@@ -134,7 +133,7 @@ def scoring(lm: CachingLM, pairs: int, steps: int) -> float:
 
 def searched(arguments: argparse.Namespace, shards: int) -> dict[int, float]:
     """Return the milliseconds of searching every shard, by pairs."""
-    actor, busy = ray.remote(num_cpus=0, concurrency_groups={"ping": 1})(Shard), Pickled(Busy(0.0, ("0:0",)))
+    actor, busy = ray.remote(num_cpus=0, concurrency_groups={"ping": 1})(Shard), pickle.dumps(Busy(0.0, ("0:0",)))
     processes = [actor.remote(busy) for _ in range(PROCESSES)]
     with closing(SearcherGroup(lambda shard: processes[shard % PROCESSES], shards, 300)) as group:
         found = {}
@@ -147,7 +146,9 @@ def searched(arguments: argparse.Namespace, shards: int) -> dict[int, float]:
 def scored(arguments: argparse.Namespace, replicas: int) -> dict[int, float]:
     """Return the milliseconds of scoring, by pairs."""
     with tempfile.TemporaryDirectory() as folder, patch.multiple(scorer_pool, Scorer=Replica, ActorPool=Handles):
-        pool = ScorerPool(InstantLM(arguments.unit_tokens), replicas, threads=1)  # type: ignore[arg-type]
+        pool = ScorerPool(
+            InstantLM(arguments.unit_tokens, [pickle.dumps(_answer(n)) for n in range(129)]), replicas, threads=1
+        )  # type: ignore[arg-type]
         pool._units_per_call = scorer_pool.UNITS_PER_CALL_GPU
         while pool.pool.num_up < replicas:
             time.sleep(0.1)
