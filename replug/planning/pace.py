@@ -26,7 +26,7 @@ RECOMPUTED, CHUNKED = 1.9, 3.3  # times as long a training step takes with gradi
 BESIDE = 0.5  # of its own time that a rank's step takes longer for each role that is busy on its GPU
 PRODUCT = 2.1e-10  # seconds of a GPU for a query's product with a vector and its part of the k best
 # Seconds of rank 0's interpreter in a step: of each, of each pair, and of each replica (benchmarks.pool_overhead).
-RANK_0_STEP, RANK_0_PAIR, RANK_0_REPLICA = 0.0, 1.3e-4, 2.0e-3
+RANK_0_STEP, RANK_0_PAIR, RANK_0_REPLICA = 5e-3, 3.2e-5, 1.2e-3
 HEADROOM = 1.3  # of a rank beside others: a step also waits for units of pairs that its GPU slows down
 
 # Of one core that searches, measured on a Xeon with AVX512 (docs/benchmarks.md).
