@@ -13,11 +13,13 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.schema import Config
 
-NAME = re.compile(r"(?![.]|.*[.]gguf$)[\w.-]+(/[\w.-]+)?")  # NAME or OWNER/NAME
+FILES = r"gguf|jsonl|ndjson|json|csv|tsv|parquet|txt|gz|zst|bz2"  # endings that no name on the hub has
+NAME = re.compile(rf"(?![.]|.*[.](?:{FILES})$)[\w.-]+(/[\w.-]+)?")  # NAME or OWNER/NAME
 OURS = re.compile(r"package:.*|stand_in")  # sources
 BACKENDS = re.compile(r"\w+:.*|stand_in")  # what `models` looks up, such as package:minilm
 HUB_SECONDS = 5.0
 MODEL, DATASET = "model", "dataset"
+ROWS = "a file of rows, a folder of them, or a dataset's name on the hub"
 
 
 def is_here(key: str, name: str, expected: str) -> bool:
@@ -43,8 +45,20 @@ def check_names(config: Config | EvaluationConfig) -> None:
             _require(key, name, MODEL, "a folder of a model, or a name on the hub")
     data, folder = config.data, config.run_dir if isinstance(config, Config) else config.out
     is_prepared = (Path(data.out or f"{folder}/data").expanduser() / "manifest.json").is_file()
-    if data.source and "*" not in data.source and not OURS.fullmatch(data.source) and not is_prepared:
+    if is_prepared:
+        return
+    if data.source and "*" not in data.source and not OURS.fullmatch(data.source):
         _require("data.source", data.source, DATASET, "a folder, a file of rows, or a dataset's name on the hub")
+    for key, name in names_of_rows(config):
+        _require(key, name, DATASET, ROWS)
+
+
+def names_of_rows(config: Config | EvaluationConfig) -> Iterator[tuple[str, str]]:
+    """Yield the keys that name rows, with their values; patterns of files and the URL of a store are left out."""
+    named = {f"data.{name}": getattr(config.data, name) for name in ("corpus", "queries", "heldout", "dev")}
+    if isinstance(config, EvaluationConfig):
+        named |= {f"questions.{name}": getattr(config.questions, name) for name in ("path", "demonstrations", "qrels")}
+    yield from ((key, name) for key, name in named.items() if name and "*" not in name and "://" not in name)
 
 
 def _models(config: Config | EvaluationConfig) -> Iterator[tuple[str, str]]:

@@ -6,15 +6,14 @@ from pathlib import Path
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
-from replug.config.hub_names import OURS, is_here, require_no_pipe
-from replug.config.schema import Config, DataConfig
+from replug.config.hub_names import OURS, ROWS, is_here, names_of_rows
+from replug.config.schema import Config
 
 SHIPPED = Path(__file__).parents[1] / "configs"
 STORES = ("qdrant:", "postgresql:", "lance:")
 RUN_CONFIG = "config.yaml"  # of a run's folder
 SETTINGS_FILE = "config_sentence_transformers.json"  # in an encoder's folder
 TUNED_QUERIES = "replug_tuned_queries"  # a key there: queries alone were tuned, and what encodes documents
-SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt", ".gz", ".zst", ".bz2")  # of rows
 PICTURES = (".png", ".svg", ".pdf", ".jpg")
 
 
@@ -72,40 +71,22 @@ def check_paths(config: Config, corpus_only: bool = False) -> None:
                 f"data.{name} is missing; expected data.corpus, data.queries and data.heldout (files of rows), "
                 "or data.source (raw texts), or data.prepared"
             )
-        if value is not None:
-            _require_rows(f"data.{name}", value)
-    _check_source(data)
-
-
-def _require_rows(key: str, value: str) -> None:
-    """Raise UserError for a path that is missing; OWNER/NAME may be a dataset of the hub, and `*` a pattern."""
-    if names_store(value):
-        return
-    may_be_hub = not value.startswith((".", "/", "~")) and value.count("/") <= 1 and not value.endswith(SUFFIXES)
-    require_no_pipe(key, Path(value).expanduser())
-    if not (may_be_hub or "*" in value or Path(value).expanduser().exists()):
-        raise UserError(f"{key}: {value} does not exist; expected a file of rows, a folder or a dataset of the hub")
+    _check_data(config)
 
 
 def check_evaluation_paths(config: EvaluationConfig) -> None:
     """Raise UserError for the first path of an evaluation that is missing or cannot be written."""
     require_folder("out", Path(config.out).expanduser())
-    texts, questions = config.texts.path, config.questions
+    texts = config.texts.path
     if texts is not None and texts.startswith((".", "/", "~")) and not Path(texts).expanduser().exists():
         raise UserError(f"texts.path: {texts} does not exist; expected a file or folder of your own")
-    given = {
-        "questions.path": questions.path,
-        "questions.demonstrations": questions.demonstrations,
-        "questions.qrels": questions.qrels,
-        "data.corpus": config.data.corpus,
-    }
-    for key, value in given.items():
-        if value is not None:
-            _require_rows(key, value)
-    _check_source(config.data)
+    _check_data(config)
 
 
-def _check_source(data: DataConfig) -> None:
+def _check_data(config: Config | EvaluationConfig) -> None:
+    for key, name in names_of_rows(config):
+        is_here(key, name, ROWS)
+    data = config.data
     if data.source and "*" not in data.source and not OURS.fullmatch(data.source):
         is_here("data.source", data.source, "a folder, a file of rows, or a dataset's name on the hub")
     if data.prepared is not None and not (Path(data.prepared).expanduser() / "manifest.json").is_file():

@@ -301,19 +301,26 @@ def test_a_pipe_is_not_taken_for_a_dataset_of_the_hub(tmp_path: Path, key: str, 
 
 @pytest.mark.parametrize("name", ["./dox", "dox/", "~/dox", "dox/a/b", "/no/dox", "dox/lm.gguf"])
 def test_a_path_is_never_looked_up_on_the_hub(hub: AskedHub, name: str) -> None:
-    for key in ("data.source", "lm.path", "retriever.path"):
-        assert_says(lambda key=key: check_names(names_of(f"{key}={name}")), f"{key}: {name} does not exist")
+    for key in ("data.source", "data.corpus", "lm.path", "retriever.path"):
+        given = ["data.source=null"] * (key == "data.corpus") + [f"{key}={name}"]
+        assert_says(lambda given=given: check_names(names_of(*given)), f"{key}: {name} does not exist")
     assert not hub.asked
 
 
 def test_a_mistyped_name_is_answered_with_the_folder_and_a_near_name(hub, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "docs").mkdir()
-    says = f"data.source: dosc does not exist: {tmp_path} has no dosc (did you mean docs?). The hub", "does not answer"
-    assert_says(lambda: check_names(names_of("data.source=dosc")), *says)
+    for key in ("data.source", "data.corpus"):
+        says = f"{key}: dosc does not exist: {tmp_path} has no dosc (did you mean docs?). The hub", "does not answer"
+        assert_says(lambda key=key: check_names(names_of("data.source=null", f"{key}=dosc")), *says)
+    (tmp_path / "docs.jsonl").touch()
+    rows = [f"data.{name}=dosc.jsonl" for name in ("corpus", "queries", "heldout")]
+    assert_says(
+        lambda: check_paths(names_of("data.source=null", *rows)), "has no dosc.jsonl (did you mean docs.jsonl?)"
+    )
     hub.answer = RepositoryNotFoundError("404", response=SimpleNamespace(headers={}, request=None))
     assert_says(lambda: check_names(names_of("lm.path=me/lm")), "lm.path: me/lm does", "The hub has no model of that")
-    assert hub.asked == ["dosc", "me/lm"]
+    assert hub.asked == ["dosc", "dosc", "me/lm"]
 
 
 def test_what_is_here_in_the_cache_or_on_the_hub_passes(hub: AskedHub, tmp_path, monkeypatch) -> None:
