@@ -14,7 +14,7 @@ import numpy as np
 
 from replug.config.errors import UserError
 from replug.data.records import Document, Example
-from replug.data.row_files import TRAIN
+from replug.data.row_files import TRAIN, count_rows
 from replug.data.shapes import ASKED, document_rows, example_rows
 from replug.data.sources.row_texts import names_in, say_unread
 
@@ -60,6 +60,13 @@ def read_documents(source: str | Path, fields: Mapping[str, str] | None = None) 
         raise UserError(f"{source} holds no documents")
     _require_unique(hashes, source, fields)
     say_unread(source, names, DOCUMENT_FIELDS)
+
+
+def count_documents(source: str | Path, fields: Mapping[str, str] | None = None) -> int:
+    """Count documents: the rows of files, or the passages in rows such as DPR's. Raises UserError for the hub's."""
+    rows = count_rows(source)
+    _, _, has_passages = next(document_rows(source, fields), ("", {}, False))
+    return sum(1 for _ in read_documents(source, fields)) if has_passages else rows
 
 
 def _require_unique(hashes: array, source: str | Path, fields: Mapping[str, str] | None) -> None:

@@ -125,7 +125,7 @@ def _reject_duplicates(work: WorkFolder, cut: Cut, max_rejected: float) -> None:
     folders = [work.source_shard(source_shard.number) for source_shard in cut.source_shards]
     named, unnamed, places = find_duplicates(folders, cut.texts, work.duplicates)
     if named:
-        detail = "another text has this id; data.id_field must name a field that tells all texts apart"
+        detail = "another text has this id; data.fields={NAME: id} must name a field that tells all texts apart"
         cases = [
             Rejected(Reason.duplicate_id, cut.source_shards[number].names[0], cut.absolute(number, line), detail)
             for number, line in places

@@ -81,7 +81,7 @@ def prepare_raw(
 
     Raises UserError where too much of the source is unreadable, or it gives nothing for a split.
     """
-    fields = FieldMap(config.text_field, config.id_field, config.domain_field, config.new_text_at)
+    fields = FieldMap.of(config.fields, config.new_text_at)
     plan = plan_source(str(config.source), fields)
     plan.say("data.source")
     shares = Shares(config.query_share, config.heldout_share, config.corpus_share, DEV_SHARE if config.num_dev else 0)

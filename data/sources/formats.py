@@ -70,7 +70,7 @@ def rows_problem(path: Path, fields: FieldMap) -> str | None:
         return f"is {kind or 'of no known format'}; expected JSON Lines, TSV or Parquet"
     first = rows[0] if rows else {}
     found = f"has the fields {names_in(first)}" if isinstance(first, dict) else f"is none ({first[1]})"
-    return f"holds no rows: the first {found}; expected on each line an object with '{fields.text}' (data.text_field)"
+    return f"holds no rows: the first {found}; expected on each line an object with '{fields.text}' (data.fields)"
 
 
 def plan_file(path: Path, shard_bytes: int | None, is_rows: bool = True) -> Iterable[SourceShard]:

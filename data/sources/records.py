@@ -5,7 +5,7 @@ Every rejected case is counted, and the first hundred of each reason are listed.
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -125,6 +125,12 @@ class FieldMap:
     domain: str = "domain"
     new_text_at: str | None = None
     max_characters: int = 16 << 20
+
+    @classmethod
+    def of(cls, fields: Mapping[str, str], new_text_at: str | None = None) -> "FieldMap":
+        """Return the map that `data.fields` describes: from the row's name of a field to the one that is read."""
+        text, id, domain = ({new: old for old, new in fields.items()}.get(new, new) for new in ("text", "id", "domain"))
+        return cls(text, id, domain, new_text_at)
 
 
 # A line or row of a source shard, counted from 1; None for a line that is not a row: blank, or a table's header.

@@ -36,7 +36,7 @@ def _text_of_row(row: dict[str, Any], fields: FieldMap, name: str, line: int) ->
 def _text_problem(row: dict[str, Any], fields: FieldMap) -> tuple[Reason, str] | None:
     text = nested(row, fields.text)
     if text is None:
-        return Reason.text_missing, f"field '{fields.text}' (data.text_field) is missing; the fields: {names_in(row)}"
+        return Reason.text_missing, f"field '{fields.text}' (data.fields) is missing; the fields: {names_in(row)}"
     if not isinstance(text, str):
         return Reason.text_not_a_string, f"field '{fields.text}' must be a string, found {type(text).__name__}"
     return None
@@ -45,7 +45,7 @@ def _text_problem(row: dict[str, Any], fields: FieldMap) -> tuple[Reason, str] |
 def _name_problem(row: dict[str, Any], fields: FieldMap) -> tuple[Reason, str] | None:
     identifier, domain = nested(row, fields.id), nested(row, fields.domain)
     if identifier == "":
-        return Reason.id_empty, f"field '{fields.id}' (data.id_field) is empty"
+        return Reason.id_empty, f"field '{fields.id}' (data.fields) is empty"
     if not _is_name(identifier):
         return (
             Reason.id_not_a_string,

@@ -97,7 +97,7 @@ class SourcePlan:
             names = ", ".join([*aside[:SHOWN], *(["..."] if len(aside) > SHOWN else [])])
             shown = f"{names} ({len(aside):,} in all: {_by_suffix(aside)})"
             log.warning(f"{key}: left aside beside {read}: {shown}. A pattern such as 'DIR/**/*.py' reads others")
-        more = " (data.text_field, data.id_field, data.domain_field)"
+        more = " (data.fields)"
         if self.fields.id not in self.field_names and "." not in self.fields.id:
             more += f". No field is '{self.fields.id}': a text is named by a hash of its words"
         say_unread(key, self.field_names, self._read, more)

@@ -39,6 +39,7 @@ READS_TOKENS = (
     "them; expected that, or ensemble.read=0"
 )
 OWN_LABELS = "auto"  # of train.labels: made in the run directory
+TEXT_FIELDS = ("text", "id", "domain")  # what a row of data.source has, by `data.fields`
 QUESTION_TOKENS = 64  # that move posterior weights before an answer, which is too short to do so itself
 QUESTION = "{question}"  # where a question stands in questions.query
 DOCUMENT, CONTEXT = "{document}", "{context}"  # where both stand in lm.prompt
@@ -96,8 +97,8 @@ def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator
         yield from lm_problems(config.lm, trains=True)
     if config.retrieve.k < 2:
         yield f"retrieve.k is {config.retrieve.k}; expected at least 2, since one document gives no gradient"
-    if config.data.fields and config.data.source:
-        yield "data.fields is set with data.source; expected data.text_field, data.id_field and data.domain_field"
+    if config.data.source and (unread := set(config.data.fields.values()) - set(TEXT_FIELDS)):
+        yield f"data.fields names {min(unread)}; a raw text (data.source) has {', '.join(TEXT_FIELDS)}: expected these"
     yield from _data_problems(config.data)
     yield from _index_problems(config)
     yield from refresh_problems(config.refresh)
@@ -213,7 +214,7 @@ def lm_problems(lm: LMConfig, trains: bool = False) -> Iterator[str]:
     """Check the section `lm`. Only labels and training know other scores than log-probs of texts."""
     if lm.score is not Teacher.logprob and not trains:
         yield f"lm.score is {lm.score.value}, which is for labels and training; expected lm.score=logprob here"
-    if lm.samples > 1 and lm.score not in (Teacher.answer, Teacher.answer_em):
+    if lm.samples > 1 and lm.score is not Teacher.answer:
         yield f"lm.samples is {lm.samples} with lm.score={lm.score.value}; expected it with lm.score=answer only"
     given = [key for key in ("path", "url") if (getattr(lm, key) or "").strip()]
     if len(given) != 1:
@@ -229,7 +230,7 @@ def lm_problems(lm: LMConfig, trains: bool = False) -> Iterator[str]:
     yield from _prompt_problems(lm)
     if lm.url:
         yield from _server_problems(lm)
-    for key in ("model", "tokenizer"):
+    for key in ("model", "tokenizer", "headers"):
         if lm.path and getattr(lm, key):
             yield f"lm.{key} is set, but lm.path names a local LM; expected it only with lm.url. Remove it"
     if lm.path and lm.api is ServerAPI.chat:

@@ -44,16 +44,13 @@ class DataConfig:
     dev: str | None = key(
         None, "Development examples in the format of data.queries, for choosing weights and settings."
     )
-    fields: dict[str, str] = key({}, "Other names of fields in rows, such as {contents: text, meta.pid: id}.")
+    fields: dict[str, str] = key({}, "Other names of fields in rows and raw texts: {contents: text, meta.pid: id}.")
     # Raw texts, which `replug prepare` cuts into documents and examples.
     source: str | None = key(
         None, "Raw texts to prepare: file, folder, glob (JSONL, TSV, Parquet, text), package:NAME or hub dataset."
     )
     out: str | None = key(None, "Folder of the prepared set. Default: RUN_DIR/data.")
     prepared: str | None = key(None, "Folder that `replug prepare` wrote; replaces the keys above.")
-    text_field: str = key("text", "Field of a raw row that holds its text.")
-    id_field: str = key("id", "Field of a raw row that identifies its source document.")
-    domain_field: str = key("domain", "Field of a raw row that holds its domain. Dots address nested fields.")
     new_text_at: str | None = key(
         None, "Regular expression for a text's first line, if texts span several rows or lines."
     )
@@ -154,7 +151,7 @@ class LMConfig:
     # Both kinds.
     score: Teacher = key(
         Teacher.logprob,
-        "What training learns from: logprob of the continuation, yes (P(yes) to lm.prompt), answer (F1) or answer_em.",
+        "What training learns from: logprob of the continuation, yes (P(yes) to lm.prompt) or answer (F1).",
     )
     samples: int = key(1, "Answers per document with lm.score=answer, drawn at temperature 1. 1: greedy.", ABOVE_0)
     separator: str = key("\n", "Text between a document and the context, without lm.prompt.")

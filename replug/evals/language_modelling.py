@@ -173,8 +173,8 @@ def lm_dataset(config: EvaluationConfig, corpus: Corpus | None, with_tokens: boo
         assert asked is not None
         return LanguageModelling(asked.lm, asked.template, spans, tokens_of)
 
-    sources = [span.source for span in spans]
-    if config.exclude_own_source:
+    sources = [span.source for span in spans] if config.exclude_own_source else []
+    if sources:
         require_sources([span.id for span in spans], sources)
     predicted = [span.continuation for span in spans]
     return EvalDataset([span.query for span in spans], make_task, sources=sources, predicted=predicted)
@@ -252,7 +252,7 @@ def _texts(config: EvaluationConfig) -> Iterator["SourceText"]:
     from replug.data.sources.shards import of_split, plan_source, read_source_shard
 
     data = config.data
-    fields = FieldMap(data.text_field, data.id_field, data.domain_field, data.new_text_at)
+    fields = FieldMap.of(data.fields, data.new_text_at)
     try:
         plan = plan_source(of_split(str(config.texts.path), SPLIT), fields)
     except UserError as error:

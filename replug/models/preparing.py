@@ -34,7 +34,7 @@ MADE_FROM_SET = (INPUTS, "labels", "first", "index")  # in a run directory
 ROW_KEYS = ("corpus", "queries", "heldout")
 DEV_KEYS = ("num_dev",)  # of sets that have development texts
 RAW_KEYS = (
-    *("source", "text_field", "id_field", "domain_field", "tokenizer", "document_tokens", "context_tokens"),
+    *("source", "fields", "tokenizer", "document_tokens", "context_tokens"),
     *("num_documents", "num_queries", "num_heldout", "query_share", "heldout_share", "corpus_share"),
     *("new_text_at", "ngram_overlap"),
 )
@@ -94,7 +94,7 @@ def data_inputs(config: Config) -> Inputs:
             inputs[f"{data.tokenizer}.path"] = paths[data.tokenizer]
         if limits := _lm_limits(config):  # which LM must hold the pieces, and how many of its tokens
             inputs |= {"lm.path": lm_path, LM_TOKENS: list(limits)}
-        found = source_fingerprint(data.source, FieldMap(data.text_field))
+        found = source_fingerprint(data.source, FieldMap.of(data.fields))
         return {**inputs, "data.source (files)": found} if found else inputs
     return row_inputs(_row_sources(config), data.fields)
 

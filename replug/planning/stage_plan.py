@@ -19,9 +19,10 @@ from replug.cluster.environment import allowed_cores
 from replug.config.errors import UserError
 from replug.config.hub_names import OURS
 from replug.config.paths import names_store
-from replug.config.schema import DEV_SHARE, Config
+from replug.config.schema import DEV_SHARE, Config, DataConfig
 from replug.data.folder import MANIFEST
-from replug.data.row_files import CORPUS, SPLIT_OF_BEIR, count_rows, row_files
+from replug.data.row_files import SPLIT_OF_BEIR, count_rows, row_files
+from replug.data.rows import count_documents
 from replug.data.sources.records import FieldMap
 from replug.data.sources.shards import source_bytes
 from replug.data.vector_stores import open_source
@@ -91,12 +92,12 @@ def _counts(config: Config, num_documents: int | None) -> tuple[Counts, bool]:
     if data.corpus:
         rows = {"documents": data.corpus, "queries": data.queries, "heldout": data.heldout, "dev": data.dev}
         given = {"documents": num_documents}
-        counted = {split: given.get(split) or _count(path, split) if path else 0 for split, path in rows.items()}
+        counted = {split: given.get(split) or _count(data, path, split) if path else 0 for split, path in rows.items()}
         asked = {split: getattr(data, f"num_{split}") if of is None else of for split, of in counted.items()}
         if asked["documents"] is None:
             raise UserError(f"{data.corpus} is a dataset of the hub, whose rows are not counted; give --documents N")
         return Counts(**asked), None not in counted.values()
-    found = source_bytes(data.source, FieldMap(data.text_field)) if data.source else None
+    found = source_bytes(data.source, FieldMap.of(data.fields)) if data.source else None
     tokens = math.inf if found is None else found / TEXT_BYTES_PER_TOKEN
     dev = DEV_SHARE if data.num_dev else 0.0
     corpus = 1 - data.query_share - data.heldout_share - dev if data.corpus_share is None else data.corpus_share
@@ -112,13 +113,14 @@ def _counts(config: Config, num_documents: int | None) -> tuple[Counts, bool]:
     return Counts(**{split: max(int(min(numbers)), int(split != "dev")) for split, numbers in most.items()}), False
 
 
-def _count(path: str, split: str) -> int | None:
+def _count(data: DataConfig, path: str, split: str) -> int | None:
     """Count the rows of files, or the documents of a store; None for a dataset of the hub."""
-    part = {**SPLIT_OF_BEIR, "documents": CORPUS}[split]
     if names_store(path):
         with closing(open_source(path)) as source:
             return len(source)
-    return None if row_files(path, part) is None else count_rows(path, part)
+    if row_files(path) is None:
+        return None
+    return count_documents(path, data.fields) if split == "documents" else count_rows(path, SPLIT_OF_BEIR[split])
 
 
 def _notes(config: Config, is_exact: bool, is_here: bool) -> Iterator[str]:
@@ -129,7 +131,7 @@ def _notes(config: Config, is_exact: bool, is_here: bool) -> Iterator[str]:
     if is_here:
         yield "hours follow from products of matrices on this machine; a run measures its models first"
     source = "" if is_exact else config.data.source or ""
-    if source and not OURS.fullmatch(source) and source_bytes(source, FieldMap(config.data.text_field)) is None:
+    if source and not OURS.fullmatch(source) and source_bytes(source, FieldMap.of(config.data.fields)) is None:
         yield f"no file or folder {source} is here: it is taken for a dataset of the hub"
     if config.lm.url:
         yield "the LM's server is counted as if it ran here"

@@ -17,7 +17,7 @@ from replug.config.errors import UserError
 from replug.config.refresh_policy import RefreshPolicy, Start, refresh_policy
 from replug.config.rules import CONTEXT, DOCUMENT
 from replug.config.schema import Config, LMConfig, RetrieverConfig
-from replug.data.row_files import count_rows
+from replug.data import rows
 from replug.index_workers.build_plan import rows_per_file
 from replug.index_workers.kinds import IndexKind, bytes_per_vector, num_lists, resolve_kind
 from replug.models.batching import padded_length
@@ -140,7 +140,7 @@ def count_documents(config: Config) -> int:
         if manifest is not None and manifest.is_file():
             return int(json.loads(manifest.read_text())["counts"]["documents"])
     if data.corpus and Path(data.corpus).expanduser().exists():
-        return count_rows(data.corpus)
+        return rows.count_documents(data.corpus, data.fields)
     if data.num_documents is None:
         raise UserError(
             "data.num_documents is not set and no corpus or prepared set is there to count; expected the number of "

@@ -215,8 +215,8 @@ def test_fields_within_fields_are_checked_like_others(tmp_path):
     rows = [{"body": {"text": r["text"]}, "meta": {"id": r["id"], "pile_set_name": r["domain"]}} for r in GOOD]
     rows += [{"body": "words", "meta": {"id": "x"}}, {"body": {"text": "words"}, "meta": {"pile_set_name": ["Books"]}}]
     write_jsonl(tmp_path / "raw.jsonl", rows)
-    fields = {"text_field": "body.text", "id_field": "meta.id", "domain_field": "meta.pile_set_name"}
-    prepared = prepare_all(tmp_path, tmp_path / "raw.jsonl", **fields)
+    fields = {"body.text": "text", "meta.id": "id", "meta.pile_set_name": "domain"}
+    prepared = prepare_all(tmp_path, tmp_path / "raw.jsonl", fields=fields)
     reasons = [("text_missing", "raw.jsonl", 61), ("domain_not_a_string", "raw.jsonl", 62)]
     assert listed(prepared.folder) == reasons
     assert set(prepared.manifest["domains"]["documents"]) == {"books", "news", "web"}

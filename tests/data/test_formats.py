@@ -14,7 +14,7 @@ from replug.data import row_files
 from replug.data.hashing import content_hash
 from replug.data.judgements import read_qrels, read_run, write_run
 from replug.data.row_files import DEV, TRAIN, count_rows, read_rows, rows_sha256
-from replug.data.rows import read_documents, read_examples
+from replug.data.rows import count_documents, read_documents, read_examples
 from replug.data.shapes import example_rows
 from replug.data.sources import shards
 from tests.support.preparing import prepare
@@ -166,6 +166,7 @@ def test_passages_of_rows_are_documents_and_candidates_by_the_same_ids(name, tmp
     rows, ids, gold = SETS[name]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     assert [document.id for document in read_documents(tmp_path / "rows.json")] == ids
+    assert (count_documents(tmp_path / "rows.json"), count_rows(tmp_path / "rows.json")) == (2, 1)
     [(_, row)] = example_rows(tmp_path / "rows.json")
     assert (row["candidates"], row["gold"]) == (ids, gold)
     if "answers" in rows[0]:

@@ -308,7 +308,7 @@ REFUSED = {
     ),
     "rows with another field": (
         {"a.json": b'{"contents": "one"}\n'},
-        "has the fields contents; .* 'text' .data.text_f",
+        "has the fields contents; .* 'text' .data.fields",
     ),
     "Parquet called JSONL": ({"a.jsonl": table(ROWS)}, "a.jsonl is, by its first bytes, Parquet; expected JSON Lines"),
     "a pointer": ({"README.md": b"a", "a.parquet": POINTER}, "a.parquet is, .* Git LFS, .*git lfs pull"),
@@ -362,9 +362,9 @@ def test_fields_that_are_not_read_are_named_once_with_what_is_read_instead(suffi
     prepared = prepare(tmp_path / "set", tmp_path / "raw")
     assert prepared.manifest["unread_fields"] == ["_id", "title"]
     [said] = [record.message for record in caplog.records if "not read" in record.message]
-    assert "not read: _id, title; read are text, and a row may have text, id, domain (data.text_field" in said
+    assert "not read: _id, title; read are text, and a row may have text, id, domain (data.fields)" in said
     assert "No field is 'id': a text is named by a hash" in said
-    named = prepare(tmp_path / "named", tmp_path / f"raw/a{suffix}", id_field="_id")
+    named = prepare(tmp_path / "named", tmp_path / f"raw/a{suffix}", fields={"_id": "id"})
     assert named.manifest["unread_fields"] == ["title"]
     plain = prepare(tmp_path / "plain", write_jsonl(tmp_path / "plain.jsonl", ROWS))
     assert not {"unread_fields", "left_aside"} & plain.manifest.keys()
