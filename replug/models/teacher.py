@@ -3,13 +3,13 @@
 Most hosted models show at most the likeliest tokens of their answer. Such an LM still says how much a document helps:
 
 - `yes`: z = log P(yes) of one generated token, after a prompt that asks whether the document helps;
-- `answer`, `answer_em`: z is the mean F1, or exact match, of answers from the document against the continuation.
+- `answer`: z is the mean F1 of answers from the document against the continuation.
 
 Each is the score of one token, so labels, cache, loss and live training read it as they read log-probs.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 from replug.config.choices import Teacher
 from replug.config.errors import RunError
 from replug.config.schema import LMConfig
-from replug.data.answers import exact_match, token_f1
+from replug.data.answers import token_f1
 from replug.models.black_box_lm import (
     AsyncLM,
     Call,
@@ -41,11 +41,7 @@ if TYPE_CHECKING:  # seconds to import
 ANSWER_TOKENS = 32
 NUM_TOPS = 20  # likeliest tokens, the most that OpenAI's chat API and vLLM show
 LEAST_SHARE = 1e-9  # of probability, which rounded log-probs may leave below 0
-AROUND = " \n\t\"'*.,"
-METRICS: dict[Teacher, Callable[[str, Sequence[str]], float]] = {
-    Teacher.answer: token_f1,
-    Teacher.answer_em: exact_match,
-}
+AROUND = " \n\t\"'*.,Ġ▁"  # the last two stand for a blank in raw tokens
 
 
 class TeacherSource(LMSource):
@@ -126,12 +122,16 @@ class TeacherLM(AsyncLM):
     def _z(self, answers: Sequence[Generated], continuation: str) -> float:
         if self._score is Teacher.yes:
             return yes_logprob(answers[0].tops)
-        metric = METRICS[self._score]
-        return float(np.mean([metric(answer.text, [continuation]) for answer in answers]))
+        return float(np.mean([token_f1(answer.text, [continuation]) for answer in answers]))
+
+
+def says_yes(token: str) -> bool:
+    """Return whether a token is yes, in any case and with a blank or a sign round it."""
+    return token.strip(AROUND).lower() == "yes"
 
 
 def yes_logprob(tops: Mapping[str, float]) -> float:
-    """Return log P(yes) by the log-probs of the likeliest tokens, in any case and with a blank or a sign round it.
+    """Return log P(yes) by the log-probs of the likeliest tokens.
 
     Where yes is not among them, it counts as what it is at most: the least of them, or all that they leave.
 
@@ -140,7 +140,7 @@ def yes_logprob(tops: Mapping[str, float]) -> float:
     """
     if not tops:
         raise RunError("the LM shows no likeliest tokens of its answer, which lm.score=yes needs; set lm.score=answer")
-    said = [logprob for text, logprob in tops.items() if text.strip(AROUND).lower() == "yes"]
+    said = [logprob for text, logprob in tops.items() if says_yes(text)]
     if said:
         return float(np.logaddexp.reduce(said))
     return min(math.log(max(1 - math.fsum(map(math.exp, tops.values())), LEAST_SHARE)), *tops.values())

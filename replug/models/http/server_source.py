@@ -22,6 +22,7 @@ from replug.models.http.connection import ServerError
 from replug.models.http.http_lm import HttpLM, server_tokenizer
 from replug.models.http.request_budget import RequestBudget
 from replug.models.score_cache import ScoreCache
+from replug.models.teacher import says_yes
 
 if TYPE_CHECKING:  # seconds to import
     from transformers import PreTrainedTokenizerBase
@@ -111,7 +112,7 @@ def probe_teacher(lm: HttpLM, score: Teacher) -> None:
         [answer] = lm.generate([YES_OR_NO], options)
     except (ServerError, ValueError) as error:
         raise UserError(f"lm.url: {lm.url} does not pass the first look: {error}") from error
-    if score is Teacher.yes and not any(text.strip().lower() == "yes" for text in answer.tops):
+    if score is Teacher.yes and not any(map(says_yes, answer.tops)):
         shown = f"{', '.join(map(repr, answer.tops))} and no yes" if answer.tops else "no likely tokens"
         raise UserError(
             f"lm.url: {lm.url} shows {shown} for a question to answer by yes or no; expected the log-probs of its "
