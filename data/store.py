@@ -13,6 +13,7 @@ Documents without texts to train on, for an index alone, are a set of documents/
 import itertools
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -164,18 +165,23 @@ class StoredCorpus(CorpusStore):
             )
         return source
 
-    def keep(self, documents: Sequence[StoredDocument]) -> np.ndarray:
+    def keep(self, documents: Sequence[StoredDocument], source: CandidateSource) -> np.ndarray:
         """Keep documents that the store gave, in place of what it gave before, and return their rows.
 
-        Raises UserError for two with the same id, as passages of one text may have.
+        Raises UserError for two with the same id, as passages of one text may have: found at once, or by `source` where
+        an id had another text before, which is a document that was changed otherwise.
         """
         rows = [hash64(document.id) >> 1 for document in documents]
-        if len(set(rows)) < len(rows):
-            again = next(document.id for document, row in zip(documents, rows, strict=True) if rows.count(row) > 1)
-            raise UserError(
-                f"data.corpus: {self.url} has several documents with the id {again!r}; expected ids that are unique: "
-                "name their field by &id=FIELD"
-            )
+        with self._database() as database:
+            known = [database.execute("SELECT text FROM found WHERE row = ?", [row]).fetchone() for row in rows]
+        others = [doc.id for doc, before in zip(documents, known, strict=True) if before not in (None, (doc.text,))]
+        for found in (documents, source.get(others) if others else ()):
+            ids = Counter(document.id for document in found)
+            if ids.total() > len(ids):
+                raise UserError(
+                    f"data.corpus: {self.url} has several documents with the id {ids.most_common(1)[0][0]!r}; expected "
+                    "ids that are unique: name their field by &id=FIELD"
+                )
         fields = ((doc.id, doc.text, doc.source, doc.vector.tobytes()) for doc in documents)
         with self._database() as database:
             values = ((row, *of) for row, of in zip(rows, fields, strict=True))
@@ -195,7 +201,8 @@ class StoredCorpus(CorpusStore):
         if unknown := [id for id, row in rows.items() if row not in there]:
             with closing(self.open()) as source:
                 for start in range(0, len(unknown), ROWS_PER_BATCH):
-                    there.update(self.keep(source.get(unknown[start : start + ROWS_PER_BATCH])).tolist())
+                    got = source.get(unknown[start : start + ROWS_PER_BATCH])
+                    there.update(self.keep(got, source).tolist())
         return {id: row for id, row in rows.items() if row in there}
 
     def sample(self, rng: np.random.Generator) -> np.ndarray:
@@ -249,9 +256,9 @@ def write_store(folder: Path, url: str) -> int:
         sample = list(itertools.islice(source.iterate(), SAMPLED))
         count = len(source)
         known = {"url": url, "count": count, "dim": source.dim, "similarity": source.similarity}
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / STORE, {**known, "sample": [document.id for document in sample]})
-    StoredCorpus(folder).keep(sample)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / STORE, {**known, "sample": [document.id for document in sample]})
+        StoredCorpus(folder).keep(sample, source)
     return count
 
 

@@ -52,7 +52,7 @@ class CandidateSource(Protocol):
         ...
 
     def get(self, ids: Sequence[str]) -> list[StoredDocument]:
-        """Return the documents with these ids, in any order; those that are not there are left out."""
+        """Return the documents with these ids, in any order; at least one more than ids where several have one id."""
         ...
 
     def iterate(self) -> Iterator[StoredDocument]:
@@ -322,7 +322,8 @@ class Lance:
         quoted = (f"'{id.replace(chr(39), 2 * chr(39))}'" for id in ids)
         with self._address.asking(*self._errors):
             asked = self._table.search().where(f"cast({column} as string) IN ({','.join(quoted)})")
-            return self._documents(asked.select(self._columns).limit(len(ids)).to_list())
+            found = asked.select(self._columns).limit(len(ids) + 1).to_list()  # one more tells that ids repeat
+        return self._documents(found)
 
     def iterate(self) -> Iterator[StoredDocument]:
         with self._address.asking(*self._errors):

@@ -35,7 +35,7 @@ class StoreShard:
                 f"data.corpus: {self._corpus.url} finds {fewest} of the {min(k, len(self))} documents that are asked "
                 "for; let its index look further, as by &options=-c%20ivfflat.probes%3D100, or search without one"
             )
-        rows = np.stack([self._corpus.keep(documents) for documents in found])
+        rows = np.stack([self._corpus.keep(documents, self._source) for documents in found])
         vectors = np.stack([[document.vector for document in documents] for documents in found])
         return order_exactly(queries, rows, comparable(vectors, self._similarity), k)
 

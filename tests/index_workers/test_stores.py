@@ -142,14 +142,23 @@ def test_another_encoder_than_the_stores_is_refused(filled: FilledStore, debug_c
             require_store_of(corpus, other)
 
 
-def test_documents_of_a_store_that_share_an_id_are_refused(filled: FilledStore, tmp_path: Path) -> None:
+def test_documents_of_a_store_that_share_an_id_are_refused(
+    filled: FilledStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     corpus = import_corpus(filled.url, tmp_path / "corpus").corpus
     assert isinstance(corpus, StoredCorpus)
     with closing(corpus.open()) as source:
         documents = list(source.iterate())[:2]
-    corpus.keep(documents)
-    with pytest.raises(UserError, match=r"several documents with the id .*; expected ids that are unique"):
-        corpus.keep([documents[0], replace(documents[1], id=documents[0].id)])
+        corpus.keep(documents, source)
+        changed = replace(documents[0], text="as its author put it later")
+        assert corpus.texts(corpus.keep([changed], source)) == [changed.text]
+        twice = [documents[0], replace(documents[1], id=documents[0].id)]
+        refused = pytest.raises(UserError, match=r"several documents with the id .*; expected ids that are unique")
+        with refused:
+            corpus.keep(twice, source)
+        monkeypatch.setattr(source, "get", lambda ids: twice)  # each search finds one of the two
+        with refused:
+            corpus.keep(twice[1:], source)
 
 
 @pytest.mark.parametrize("kind", KINDS)
