@@ -58,7 +58,8 @@ def settled_temperatures(
                 "with some (data.num_dev, data.dev), or a number"
             )
         examples = corpus.require_dev().examples()
-        queries, own = [example.query for example in examples], [example.source for example in examples]
+        queries = [example.query for example in examples]
+        own = [example.source for example in examples] if config.exclude_own_source else []
         searched = find_all(config, corpus, queries, [*largest.values()], folder.found, own=own, texts="development")
         found = {
             source: fit_ensemble(asked, examples, corpus.corpus, searched[source], method)

@@ -52,7 +52,7 @@ class EvalDataset:
     """The set that is measured: a text to retrieve for by example (empty where nothing can be retrieved), and the task.
 
     `questions`, one for each query, are what an LM is to write documents for; none where the LM is asked no questions.
-    `sources`, one for each query, are the texts that queries were cut from; none where they are questions. `predicted`
+    `sources`, one for each query, are those whose documents it must not find; none where it may find all. `predicted`
     are the texts that an LM is to predict.
     """
 

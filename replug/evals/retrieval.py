@@ -21,7 +21,7 @@ from replug.config.methods import Method
 from replug.config.rules import evaluation_methods
 from replug.data.judgements import Grades, read_qrels, write_run
 from replug.data.row_files import TEST, beir_folder, qrels_file
-from replug.data.store import Corpus
+from replug.data.store import Corpus, CorpusStore, StoredCorpus
 from replug.evals.evidence import Evidence
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished
 from replug.evals.loop import Item, Metric, Outcome, Outcomes, Task
@@ -78,7 +78,26 @@ def retrieval_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDa
     if is_judged:  # methods are compared by the first
         measures = [nDCG @ RANKED_AT, *(measure for measure in measures if measure != nDCG @ RANKED_AT)]
     gold = gold_rows(judged, rows_of)
-    return EvalDataset(queries_of(config, examples), lambda asked, book: Retrieval(examples, gold, measures))
+    own = own_documents(corpus.corpus, examples)
+    if count := sum(map(bool, own)):
+        log.info(f"questions that are documents themselves, by id and words: {count}; none finds itself, as in MTEB")
+
+    def make_task(asked: object, book: object) -> Retrieval:
+        return Retrieval(examples, gold, measures)
+
+    return EvalDataset(queries_of(config, examples), make_task, sources=own)
+
+
+def own_documents(corpus: CorpusStore, examples: Sequence[Item]) -> list[str | None]:
+    """Return for each question its id if the corpus has it as a document (ArguAna, Quora), with or without a title."""
+    if isinstance(corpus, StoredCorpus):  # whose ids may be numbers only, and whose documents stay there
+        return []
+    rows = corpus.rows_of(example.id for example in examples)
+    words = dict(zip(rows, corpus.texts([*rows.values()]), strict=True))
+    return [
+        example.id if words.get(example.id, "").strip().endswith(example.query.strip()) else None
+        for example in examples
+    ]
 
 
 def _grades(config: EvaluationConfig, questions: Sequence[Item]) -> tuple[bool, Grades]:

@@ -67,8 +67,8 @@ def find_all(
 ) -> dict[str, RetrievedDocuments]:
     """Find rows and similarities [N, K] by source, as many as any of its methods and recall need. Ray must run.
 
-    With `exclude_own_source` no document of the query's own source is found; `own` are the sources. Results are kept in
-    `out`, or in its folder `texts` for other texts than the evaluation's own.
+    No document of `own`, the source of each query, is found. Results are kept in `out`, or in its folder `texts` for
+    other texts than the evaluation's own.
     """
     (out / texts).mkdir(parents=True, exist_ok=True)
     found = {}
@@ -78,7 +78,8 @@ def find_all(
         path = out / texts / f"{source}.npz"
         if not path.exists():
             find = partial(_find, config, corpus, queries, source, out)
-            found_now = find_others(find, corpus, own, k, needed) if config.exclude_own_source else find(k)
+            at_least = needed if config.exclude_own_source else 1
+            found_now = find_others(find, corpus, own, k, at_least) if any(own) else find(k)
             found_now.save(path)
         found[source] = RetrievedDocuments.load(path)
     return found

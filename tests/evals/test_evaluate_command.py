@@ -167,6 +167,20 @@ def test_a_beir_folder_needs_no_answers_and_ir_measures_gives_the_same_figures_f
     assert "1 of 5 judged documents are not in data.corpus, such as 'gone'; they count as never found" in printed
 
 
+def test_a_question_that_is_a_document_itself_does_not_find_itself(evaluate, tmp_path, beir):
+    with (beir / "queries.jsonl").open("a") as file:  # as in ArguAna; an id alone means nothing
+        file.write(json.dumps({"_id": "d16", "text": f"thing16 is {' '.join([COLOURS[0]] * 3)}"}) + "\n")
+        file.write(json.dumps({"_id": "d9", "text": "another word"}) + "\n")
+    with (beir / "qrels/test.tsv").open("a") as file:
+        file.write("d16\td24\t1\nd9\td9\t1\n")
+    given = (f"questions.path={beir}", f"data.corpus={beir}", "methods=[random,bm25]")
+    _, printed = evaluate("retrieval", tmp_path / "out", *given)
+    assert "documents themselves, by id and words: 1; none finds itself" in printed
+    found = [line.split()[::2][:2] for line in (tmp_path / "out/runs/bm25.trec").read_text().splitlines()]
+    assert ["d16", "d16"] not in found and ["d9", "d9"] in found
+    assert sum(query == "d16" for query, _ in found) == 29
+
+
 def trec_qrels(beir: Path) -> Path:
     """Write the judgements of queries that there are in TREC's form."""
     rows = [line.split("\t") for line in (beir / "qrels/test.tsv").read_text().splitlines()[1:]]
