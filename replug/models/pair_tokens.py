@@ -268,16 +268,19 @@ def _decoded(tokenizer: "PreTrainedTokenizerBase", ids: list[int]) -> str:
     return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
 
-def chat_text(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Mapping[str, Any]], **given: Any) -> ChatText:
+DAY = "26 Jul 2024"  # that Llama 3's templates name by default; with today's no score could be made again tomorrow
+
+
+def chat_text(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Mapping[str, Any]]) -> ChatText:
     """Return what the tokenizer's chat template makes of messages, up to where the assistant speaks.
 
-    `given` are further variables of the template. Raises jinja2's TemplateError for messages that it refuses.
+    Raises jinja2's TemplateError for messages that it refuses.
     """
     rules = text_rules(tokenizer)
     marked = [
         {**message, "content": BREAK.join(rules.pieces(message["content"].replace(BREAK, "")))} for message in messages
     ]
-    written = str(tokenizer.apply_chat_template(marked, tokenize=False, add_generation_prompt=True, **given))
+    written = str(tokenizer.apply_chat_template(marked, tokenize=False, add_generation_prompt=True, date_string=DAY))
     parts = written.split(BREAK)
     cuts = [len("".join(parts[:number])) for number in range(1, len(parts))]
     return ChatText("".join(parts), cuts)

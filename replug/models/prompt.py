@@ -19,7 +19,6 @@ from replug.models.pair_tokens import chat_text, num_tokens, pair_token_ids, pai
 
 PLACES = re.compile(f"({re.escape(DOCUMENT)}|{re.escape(CONTEXT)})")
 DOCUMENTS_LINE = re.compile(rf"^[^\n]*{re.escape(DOCUMENT)}[^\n]*(\n([^\S\n]*\n)*|$)", re.MULTILINE)
-DAY = "26 Jul 2024"  # that Llama 3's templates name by default; with today's no score could be made again tomorrow
 Build = Callable[[str | None], str]  # the prompt with a document, or without
 
 
@@ -82,7 +81,7 @@ class PromptTemplate:
         if not self._is_chat:
             return text
         assert self._tokenizer is not None
-        return chat_text(self._tokenizer, [{"role": "user", "content": text}], date_string=DAY)
+        return chat_text(self._tokenizer, [{"role": "user", "content": text}])
 
     def prefix(self, document: str | None, context: str, continuation: str, keep_end: bool = False) -> str:
         """Return `whole`, cut where it does not fit the LM with the continuation.
