@@ -124,7 +124,7 @@ def longrope_limit(config: PreTrainedConfig) -> float:
 def load_tokenizer(path: str, key: str = "lm.path") -> PreTrainedTokenizerBase:
     """Return the model's own tokenizer. Raises UserError, which names the key, if it has no fast one."""
     require_tokenizer(path, key)
-    with loading(key, path), _naming_sentencepiece():
+    with loading(key, path), _naming_sentencepiece(path):
         # Mistral's own library would replace the fast tokenizer wherever it happens to be installed.
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, mistral_format=False)
     if not tokenizer.is_fast:
@@ -133,12 +133,14 @@ def load_tokenizer(path: str, key: str = "lm.path") -> PreTrainedTokenizerBase:
 
 
 @contextmanager
-def _naming_sentencepiece() -> Iterator[None]:
+def _naming_sentencepiece(path: str) -> Iterator[None]:
     """Name the package without which transformers takes a file of SentencePiece for one of tiktoken."""
     try:
         yield
     except ValueError as error:
-        if importlib.util.find_spec("sentencepiece") is None and ".model" in str(error):
+        files = (optional_file(path, name) for name in TOKENIZER_FILES if name.endswith(".model"))
+        is_its = any(file is not None and file.read_bytes()[:1] == b"\n" for file in files)  # tiktoken's are of base64
+        if is_its and importlib.util.find_spec("sentencepiece") is None:
             raise ImportError("pip install sentencepiece") from error
         raise
 
