@@ -74,8 +74,8 @@ test-all: test test-slow test-nightly
 # The fast tests with the lowest versions that pyproject.toml allows, and with the newest, without constraints.txt.
 test-lowest test-newest: test-%: .venv-%/.installed
 	@.venv-$*/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile -m "not slow and not nightly" \
-		$(addprefix tests/,cluster config data evals index_workers models planning train) \
-		--ignore-glob='tests/evals/test_internet*' --deselect $(FAMILIES)
+		$(addprefix tests/,cluster commands config data evals index_workers models planning train) \
+		$(foreach of,evals/test_internet commands/test_ask commands/test_serve,--ignore-glob='tests/$(of)*') --deselect $(FAMILIES)
 
 # Knows the families of one transformers. The ignored tests need the extra `web`.
 FAMILIES := tests/models/test_architectures.py::test_nearly_every_family_is_tried

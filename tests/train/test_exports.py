@@ -218,6 +218,22 @@ def test_llama_index_has_the_measured_vectors(export: Export, cache: Path) -> No
         require_measured(export, query, texts)
 
 
+def test_llama_index_takes_the_documents_of_an_index_and_embeds_none(
+    export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("llama_index.embeddings.huggingface", reason="not installed")
+    if export.kind != "query":
+        return
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/mine").mkdir(parents=True)
+    (tmp_path / "runs/mine/retriever").symlink_to(export.folder)
+    ids = [f"d{row}" for row in range(len(DOCUMENT_TEXTS))]
+    pq.write_table(pa.table({"id": ids, "text": DOCUMENT_TEXTS, "vector": export.documents.tolist()}), "vectors.parquet")
+    found = shown("llama_index").as_retriever(similarity_top_k=len(ids)).retrieve(QUERY_TEXT)
+    product = dict(zip(ids, (export.queries @ export.documents.T)[0].tolist(), strict=True))
+    assert {one.node_id: one.score for one in found} == pytest.approx(product, abs=1e-5)
+
+
 def test_queries_tuned_alone_are_plain_and_name_their_documents(export: Export) -> None:
     documents, card = document_encoder(export.name), ModelCard.load(export.folder / "README.md")
     assert has_tuned_queries(str(export.folder)) is (export.config.retriever.train.value == "query")
