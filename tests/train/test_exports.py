@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from huggingface_hub import ModelCard, constants
@@ -228,7 +230,9 @@ def test_llama_index_takes_the_documents_of_an_index_and_embeds_none(
     (tmp_path / "runs/mine").mkdir(parents=True)
     (tmp_path / "runs/mine/retriever").symlink_to(export.folder)
     ids = [f"d{row}" for row in range(len(DOCUMENT_TEXTS))]
-    pq.write_table(pa.table({"id": ids, "text": DOCUMENT_TEXTS, "vector": export.documents.tolist()}), "vectors.parquet")
+    pq.write_table(
+        pa.table({"id": ids, "text": DOCUMENT_TEXTS, "vector": export.documents.tolist()}), "vectors.parquet"
+    )
     found = shown("llama_index").as_retriever(similarity_top_k=len(ids)).retrieve(QUERY_TEXT)
     product = dict(zip(ids, (export.queries @ export.documents.T)[0].tolist(), strict=True))
     assert {one.node_id: one.score for one in found} == pytest.approx(product, abs=1e-5)
