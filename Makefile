@@ -77,7 +77,7 @@ test-lowest test-newest: test-%: .venv-%/.installed
 		$(addprefix tests/,cluster commands config data evals index_workers models planning train) \
 		$(foreach of,evals/test_internet commands/test_ask commands/test_serve,--ignore-glob='tests/$(of)*') --deselect $(FAMILIES)
 
-# Knows the families of one transformers. The ignored tests need the extra `web`.
+# Knows the families of one transformers. The ignored tests need the extras `web` and `serve`.
 FAMILIES := tests/models/test_architectures.py::test_nearly_every_family_is_tried
 
 .venv-lowest/.installed .venv-newest/.installed: .venv-%/.installed: pyproject.toml .ci/lowest.py
