@@ -22,6 +22,30 @@ class StandardError(logging.Handler):
         print(f"{mark}{plain_text(record.getMessage())}", file=sys.stderr, flush=True)
 
 
+class CollectedWarnings(logging.Handler):
+    """Collects the first warning of each place in the code, for another process that can show it.
+
+    What an actor logs is in a file of Ray's.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._seen: set[str] = set()
+        self._new: dict[str, str] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the message unless its place had one."""
+        place = f"{record.module}:{record.lineno}"
+        if place not in self._seen:
+            self._seen.add(place)
+            self._new[place] = record.getMessage()
+
+    def take(self) -> dict[str, str]:
+        """Return messages that were not taken yet, by their places."""
+        new, self._new = self._new, {}
+        return new
+
+
 @contextmanager
 def shown_messages() -> Iterator[None]:
     """Show messages while the block runs, unless the program has chosen what becomes of them."""

@@ -23,7 +23,7 @@ import ray
 import torch
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
-from replug.cluster.environment import SHARED_CORES
+from replug.cluster.environment import torch_environment
 from replug.config.errors import RunError, UserError
 
 log = logging.getLogger(__name__)
@@ -388,4 +388,4 @@ def _telling_line(error: BaseException) -> str:
 
 def thread_env(threads: int) -> dict:
     """Ray sets OMP_NUM_THREADS from num_cpus, which is a share and not a number of threads."""
-    return {"env_vars": {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", **SHARED_CORES}}
+    return {"env_vars": {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", **torch_environment()}}

@@ -21,6 +21,15 @@ SECONDS_TO_LOCK = 60.0  # from when a private folder is made
 # LM, builders and trainer share the cores. A thread that spins at a barrier keeps the thread that it waits for from
 # running; this is libgomp's own count for more threads than cores, which it cannot see across processes.
 SHARED_CORES = {"GOMP_SPINCOUNT": "1000"}
+# Passes of many sizes leave gaps in segments of a fixed size, so that a GPU with free memory runs out of it.
+ALLOCATOR = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+ALLOCATOR_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+
+
+def torch_environment() -> dict[str, str]:
+    """Return the variables that torch reads in every process of a run, but for those that the user has set."""
+    has_own = any(os.environ.get(name) not in (None, *ALLOCATOR.values()) for name in ALLOCATOR_NAMES)
+    return SHARED_CORES if has_own else {**SHARED_CORES, **ALLOCATOR}
 
 
 @cache

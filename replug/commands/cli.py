@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import typer
 
-from replug.cluster.environment import SHARED_CORES
+from replug.cluster.environment import torch_environment
 from replug.cluster.interruption import exit_status
 from replug.config.errors import Interrupted, RunError, UserError
 from replug.config.load import keys_called
@@ -70,7 +70,7 @@ def main() -> None:
     log_to_stderr()
     if sys.stderr.isatty():
         progress.rewrite_with(_rewrite)
-    for name, value in {**QUIET, **OWN_CLUSTER, **SHARED_CORES}.items():
+    for name, value in {**QUIET, **OWN_CLUSTER, **torch_environment()}.items():
         os.environ.setdefault(name, value)
     app = command_line(*sys.argv[1:2])
     try:

@@ -87,10 +87,11 @@ def sum_of(score: "ContinuationScore | Sum") -> "Sum":
 
 @dataclass(slots=True)
 class PassCounts:
-    """Tokens an LM's passes have held so far, without and with padding."""
+    """Tokens an LM's passes have held so far, without and with padding, and passes that memory did not hold."""
 
     tokens: int = 0
     padded_tokens: int = 0
+    halved: int = 0
 
     def add(self, tokens: int, padded_tokens: int) -> None:
         self.tokens += tokens

@@ -82,7 +82,8 @@ class InProcessLM(AsyncLM):
     def metrics(self) -> dict[str, float]:
         """Return the share of its passes that is not padding."""
         counts = self._lm.counts
-        return {"batch_fill": counts.tokens / counts.padded_tokens if counts.padded_tokens else 1.0}
+        fill = counts.tokens / counts.padded_tokens if counts.padded_tokens else 1.0
+        return {"batch_fill": fill, "halved_passes": float(counts.halved)}
 
     def close(self) -> None:
         """Nothing is under way."""

@@ -5,11 +5,12 @@ several units in one call, since a call costs the trainer more than all else of 
 Replicas are compared by a probe when they come up: nobody would notice one with other weights, or with broken memory.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from replug.cluster.background import InlineExecutor
 from replug.cluster.gpus import USE, Busy, keep_to_memory_bound, own_devices
 from replug.cluster.packing import SCORER
 from replug.cluster.places import place
+from replug.messages import CollectedWarnings
 from replug.models.batching import units_of_similar_length
 from replug.models.black_box_lm import (
     AsyncLM,
@@ -39,6 +41,8 @@ from replug.models.black_box_lm import (
 )
 from replug.models.hardware import available_cores
 from replug.models.local.local_source import LocalSource
+
+log = logging.getLogger(__name__)
 
 PROBE = (["The capital of France is", "one two three four five"], [" Paris, and that of Italy is Rome.", " six seven"])
 # Nats by which replicas on different hardware may differ on the probe's tokens, at most and on average.
@@ -59,6 +63,8 @@ class TimedScores:
     seconds: float
     tokens: int
     padded_tokens: int
+    halved_passes: int
+    warnings: dict[str, str]  # new ones, by their places in the code
     devices: tuple[str, ...] = ()
 
 
@@ -78,6 +84,8 @@ class Scorer:
         self._free_at = 0.0  # when the device had done all that is fetched
         self._loader, self._spread = lm, spread
         self._number, self._devices = number, own_devices()
+        self._warnings = CollectedWarnings()
+        logging.getLogger("replug").addHandler(self._warnings)
 
     @cached_property
     def _lm(self) -> LocalLM:
@@ -95,14 +103,14 @@ class Scorer:
         """Launch a unit; return what waits for it. One behind another begins where that one ends, by its seconds."""
         scoring = self._scoring(call)
 
-        def launch() -> tuple[Pending, float, float | None, int, int]:
+        def launch() -> tuple[Pending, float, float | None, list[int]]:
             counts = self._lm.counts
-            tokens, padded, began = counts.tokens, counts.padded_tokens, time.monotonic()
+            before, began = astuple(counts), time.monotonic()
             scores = scoring()
             ended = time.monotonic() if scores.done() else None
-            return scores, began, ended, counts.tokens - tokens, counts.padded_tokens - padded
+            return scores, began, ended, [now - then for now, then in zip(astuple(counts), before, strict=True)]
 
-        pending, launched, at_once, tokens, padded = self._compute(launch)
+        pending, launched, at_once, (tokens, padded, halved) = self._compute(launch)
 
         def answer() -> TimedScores:
             scores = pending.result()
@@ -111,7 +119,10 @@ class Scorer:
                 began = min(max(launched, self._free_at), ended)
                 self._free_at = max(self._free_at, ended)
             said = list(map(sum_of, scores)) if call.sums_only else scores
-            return TimedScores(said, self._number, began, ended - began, tokens, padded, self._devices)
+            warnings = self._warnings.take()
+            return TimedScores(
+                said, self._number, began, ended - began, tokens, padded, halved, warnings, self._devices
+            )
 
         return answer
 
@@ -150,7 +161,7 @@ class ScorerPool(AsyncLM):
         self._units_per_call = UNITS_PER_CALL_GPU if gpus else 1
         threads = threads or max(1, available_cores() // num_replicas)
         env, actor = thread_env(threads)["env_vars"], ray.remote(Scorer)
-        self._meter = Meter()
+        self._meter, self._halved, self._warned = Meter(), 0, set[str]()
         self._reference: list[np.ndarray] | None = None
         shipped = ray.put(lm)  # once for all replicas; raises TypeError for what cannot be pickled
         self.pool = ActorPool(
@@ -192,6 +203,7 @@ class ScorerPool(AsyncLM):
         return {
             **rates,
             "batch_fill": sums["tokens"] / sums["padded_tokens"] if sums["padded_tokens"] else 1.0,
+            "halved_passes": float(self._halved),
             "replicas": float(num_up),
             "respawns": float(counts.respawns),
             "retries": float(counts.retries),
@@ -209,6 +221,11 @@ class ScorerPool(AsyncLM):
     def _note(self, answer: TimedScores) -> list[ContinuationScore] | list[Sum]:
         self._meter.add(tokens=answer.tokens, padded_tokens=answer.padded_tokens, busy_seconds=answer.seconds)
         USE.note("score", Busy(answer.seconds, answer.devices))
+        self._halved += answer.halved_passes
+        for source, warning in answer.warnings.items():
+            if source not in self._warned:
+                self._warned.add(source)
+                log.warning(f"scorer {answer.replica}: {warning}")
         return answer.scores
 
     def _validate(self, number: int, probe: list[np.ndarray]) -> str | None:

@@ -1,12 +1,14 @@
 """The actor pool and the scorer pool, on real Ray with real kill -9."""
 
+import logging
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -14,10 +16,10 @@ import ray
 import torch
 
 from replug.cluster.actor_pool import ActorPool, ActorPoolError, is_device_fault
-from replug.models.black_box_lm import AsyncLM, UnscorableText
+from replug.models.black_box_lm import AsyncLM, ContinuationScore, ScoreCall, UnscorableText
 from replug.models.generation import GenerationOptions
 from replug.models.local.stand_in_lm import StandInLM, StandInSource
-from replug.models.scorer_pool import ScorerPool
+from replug.models.scorer_pool import Scorer, ScorerPool
 from tests.support.lm_answers import texts_of
 
 pytestmark = pytest.mark.usefixtures("ray_session")
@@ -311,6 +313,25 @@ def test_a_replica_with_other_weights_is_not_let_in(scorers: ScorerPool):
     assert "0.60 nats" in pool._validate(1, [good[0], good[1] - 0.6])
     assert "not finite" in pool._validate(1, [good[0], good[1] * float("nan")])
     assert "other tokens" in pool._validate(1, [good[0], good[1][:-1]])
+
+
+class CrampedLM(StandInLM):
+    """Halves a pass in each call, and says so."""
+
+    def score(self, prefixes: Sequence[str], continuations: Sequence[str], **options: Any) -> list[ContinuationScore]:
+        self.counts.halved += 1
+        logging.getLogger("replug.models.cramped").warning(f"out of memory at {len(prefixes)} rows")
+        return super().score(prefixes, continuations, **options)
+
+
+def test_halved_passes_are_counted_and_the_first_is_told(scorers: ScorerPool, caplog: pytest.LogCaptureFixture):
+    replica = Scorer(StandInSource(), threads=1)
+    replica.__dict__["_lm"] = CrampedLM()
+    for rows in (3, 2):
+        scorers._note(replica.score(ScoreCall(["a"] * rows, [" b"] * rows)))
+    assert scorers.metrics()["halved_passes"] == 2
+    told = [record.message for record in caplog.records if record.name == "replug.models.scorer_pool"]
+    assert told == ["scorer 0: out of memory at 3 rows"]
 
 
 def test_the_pool_reports_rates_shares_and_padding(scorers: ScorerPool):

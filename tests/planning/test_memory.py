@@ -1,7 +1,7 @@
 """The plan's memory of training, beside what a step of the module holds on fake tensors."""
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -92,6 +92,14 @@ def _dropout_of_a_gpu(values: Tensor, p: float = 0.5, training: bool = True, inp
     return ATEN.native_dropout(values, p, True)[0] if training and p else values
 
 
+def _with_a_mask(of_real: Callable[..., tuple[Tensor, Tensor | None]]) -> Callable[..., tuple[Tensor, Tensor]]:
+    def pad(self: Encoder, ids: Sequence[np.ndarray], task: str) -> tuple[Tensor, Tensor]:
+        inputs, mask = of_real(self, ids, task)
+        return inputs, torch.ones_like(inputs) if mask is None else mask
+
+    return pad
+
+
 @contextmanager
 def gpu_memory() -> Iterator[PeakBytes]:
     """Of all tensors that are made within."""
@@ -99,6 +107,7 @@ def gpu_memory() -> Iterator[PeakBytes]:
         FakeTensorMode(),
         patch.object(nn.functional, "scaled_dot_product_attention", _attention_of_a_gpu),
         patch.object(nn.functional, "dropout", _dropout_of_a_gpu),
+        patch.object(Encoder, "_pad", _with_a_mask(Encoder._pad)),  # texts of one length, as if some were shorter
         patch.dict(ENCODER_TOKENS_WITH_GRADIENT, cpu=ENCODER_TOKENS_WITH_GRADIENT["cuda"]),
         PeakBytes() as peak,
     ):
@@ -168,12 +177,10 @@ def with_keys(config: Config, **keys: Any) -> Config:
 
 
 def module_of(config: Config) -> LSRModule:
-    """Whose texts have 128 tokens, but for one that makes a pass carry a mask."""
-    text, shorter = " ".join(["mida"] * WORDS), " ".join(["mida"] * (WORDS - 1))
-    examples = SimpleNamespace(
-        examples=lambda rows: [SimpleNamespace(query=query) for query in [shorter, *[text] * (len(rows) - 1)]]
-    )
-    corpus = SimpleNamespace(tokens_by=None, texts=lambda rows: [shorter, *[text] * (len(rows) - 1)])
+    """Whose texts all have 128 tokens."""
+    text = " ".join(["mida"] * WORDS)
+    examples = SimpleNamespace(examples=lambda rows: [SimpleNamespace(query=text)] * len(rows))
+    corpus = SimpleNamespace(tokens_by=None, texts=lambda rows: [text] * len(rows))
     stores = cast(Any, SimpleNamespace(queries=examples, corpus=corpus))
     return lsr_module(config, load_encoder(config.retriever), stores)
 

@@ -102,6 +102,7 @@ class HuggingFaceLM:
         path = resolve_lm_path(str(path))
         self.tokenizer = load_lm_tokenizer(path)
         self.model = load_causal_lm(path, dtype, "auto" if spread else None, attention)
+        self._is_spread = spread
         if not spread:
             self.model.to(device)  # type: ignore[arg-type]
         self.model.eval().requires_grad_(False)
@@ -245,7 +246,7 @@ class HuggingFaceLM:
         """Decode answers in one go, or in halves where memory does not hold them."""
         if self._finish_in_memory(answers):
             return
-        report_out_of_memory(len(answers), sum(len(row) for answer in answers for row in answer.rows))
+        self._report_halving(len(answers), sum(len(row) for answer in answers for row in answer.rows))
         self._free_memory()
         half = len(answers) // 2
         self._finish_together(answers[:half])
@@ -352,9 +353,22 @@ class HuggingFaceLM:
         if scores is not None:
             return [scores]
         longest = max(one.num_tokens for one in inputs) + (shared.num_tokens if shared else 0)
-        report_out_of_memory(len(inputs), len(inputs) * longest)
+        self._report_halving(len(inputs), len(inputs) * longest)
         half = len(inputs) // 2
         return self._score_inputs(inputs[:half], shared) + self._score_inputs(inputs[half:], shared)
+
+    def _report_halving(self, num_groups: int, size: int) -> None:
+        """Raise RunError if fewer inputs in a pass would not help."""
+        if num_groups == 1:
+            raise RunError(
+                f"the LM ran out of memory on a single input of {size} tokens: take shorter texts, a smaller LM or "
+                "dtype, or more memory"
+            )
+        self.counts.halved += 1
+        log.warning(
+            f"the LM ran out of memory at {size} tokens in one pass; halving, as each time it meets such a pass "
+            "(lm.tokens_per_batch sets the size)"
+        )
 
     def _pass_in_memory(self, inputs: list[LMInput], shared: SharedPrefix | None) -> PassScores | None:
         """Return None where memory does not hold the pass, whose tensors are gone then."""
@@ -417,8 +431,7 @@ class HuggingFaceLM:
         """Return logits [N, V] from the whole forward pass, computed only where some row predicts."""
         keep = position.unique()
         # A list where layers are spread: a tensor would be on the first device, and the hidden states are on the last.
-        is_spread = hasattr(self.model, "hf_device_map")
-        kept: Any = keep.tolist() if is_spread else to_device(keep, self.model.device)
+        kept: Any = keep.tolist() if self._is_spread else to_device(keep, self.model.device)
         logits = self.model(
             input_ids=inputs, past_key_values=self._no_cache, use_cache=False, logits_to_keep=kept
         ).logits
@@ -453,16 +466,3 @@ def require_rows_apart(model: PreTrainedModel) -> None:
         raise UserError(
             f"lm.attention: {type(model).__name__} does not keep unpadded rows apart; leave lm.attention out"
         )
-
-
-def report_out_of_memory(num_groups: int, size: int) -> None:
-    """Raise RunError if fewer inputs in a pass would not help."""
-    if num_groups == 1:
-        raise RunError(
-            f"the LM ran out of memory on a single input of {size} tokens: take shorter texts, a smaller LM or dtype, "
-            "or more memory"
-        )
-    log.warning(
-        f"the LM ran out of memory at {size} tokens in one pass; halving, as each time it meets such a pass "
-        "(lm.tokens_per_batch sets the size)"
-    )
