@@ -326,7 +326,7 @@ class CrampedLM(StandInLM):
 
 def test_halved_passes_are_counted_and_the_first_is_told(scorers: ScorerPool, caplog: pytest.LogCaptureFixture):
     replica = Scorer(StandInSource(), threads=1)
-    replica.__dict__["_lm"] = CrampedLM()
+    replica._lm = CrampedLM()
     for rows in (3, 2):
         scorers._note(replica.score(ScoreCall(["a"] * rows, [" b"] * rows)))
     assert scorers.metrics()["halved_passes"] == 2
