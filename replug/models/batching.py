@@ -119,14 +119,14 @@ def units_of_similar_length(prefixes: Sequence[str], continuations: Sequence[str
 # Padded tokens in a pass of an encoder if no key says otherwise: what stays in a core's cache, or keeps a GPU busy.
 # A pass with gradient has many times as much in hand.
 ENCODER_TOKENS = {"cpu": 2048, "cuda": 32_768}
-ENCODER_TOKENS_WITH_GRADIENT = {"cpu": 8192, "cuda": 16_384}
+ENCODER_TOKENS_WITH_GRADIENT = {"cpu": 8192, "cuda": 32_768}
 
 TOKENS_PER_PASS = 1024  # of an LM on a CPU
 PASSES_PER_UNIT = 8  # of a CPU: an LM sorts its unit by length, which bytes only guess
 
 # Matrix products of a unit on a GPU: at half of their peaks a twentieth of a second of an H100, a sixth of an A100.
 FLOP_PER_UNIT_GPU = 24e12
-FEWEST_TOKENS_GPU, MOST_TOKENS_GPU = 4096, 16_384
+FEWEST_TOKENS_GPU, MOST_TOKENS_GPU = 4096, 32_768
 # That fit where nothing is padded, so that a unit is one pass where its texts have more tokens than their bytes say.
 # Padded ones are better two passes then, of the longer rows and of the shorter.
 UNITS_PER_PASS_GPU = 2

@@ -327,7 +327,7 @@ class CrampedLM(StandInLM):
 def test_halved_passes_are_counted_and_the_first_is_told(scorers: ScorerPool, caplog: pytest.LogCaptureFixture):
     replica = Scorer(StandInSource(), threads=1)
     replica._lm = CrampedLM()
-    for answer in [replica.score(ScoreCall(["a"] * rows, [" b"] * rows)) for rows in (3, 2)]:
+    for answer in replica.score([ScoreCall(["a"] * rows, [" b"] * rows) for rows in (3, 2)]):
         scorers._note(answer)
     assert scorers.metrics()["halved_passes"] == 2
     told = [record.message for record in caplog.records if record.name == "replug.models.scorer_pool"]

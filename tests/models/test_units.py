@@ -47,7 +47,7 @@ def test_a_unit_a_little_beyond_a_pass_is_two_of_half_a_pass() -> None:
 
 
 def test_a_unit_of_a_gpu_has_so_much_arithmetic_and_an_unpadded_pass_holds_two() -> None:
-    assert [tokens_per_unit(lm, on_gpu=True) for lm in (LLAMA_7B, GPT2_XL, GPT2)] == [4096, 8192, 16_384]
+    assert [tokens_per_unit(lm, on_gpu=True) for lm in (LLAMA_7B, GPT2_XL, GPT2)] == [4096, 8192, 32_768]
     for lm in (LLAMA_7B, GPT2_XL, GPT2):
         assert tokens_per_pass(lm, on_gpu=True, is_unpadded=True) == 2 * tokens_per_unit(lm, on_gpu=True)
         assert tokens_per_pass(lm, on_gpu=True) == tokens_per_unit(lm, on_gpu=True)
@@ -60,7 +60,7 @@ def test_a_models_layers_and_width_are_read_from_its_configuration(tmp_path: Pat
     write_gpt2(tmp_path)
     source = HuggingFaceSource(str(tmp_path))
     assert source.shape == LMShape(2, 32)
-    assert (source.tokens_per_unit(on_gpu=True), source.tokens_per_unit(on_gpu=False)) == (16_384, 8192)
+    assert (source.tokens_per_unit(on_gpu=True), source.tokens_per_unit(on_gpu=False)) == (32_768, 8192)
     assert StandInSource(tokens_per_batch=20).tokens_per_unit(on_gpu=False) == 160
 
 

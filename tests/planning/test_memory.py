@@ -243,7 +243,7 @@ def test_the_papers_step_holds_what_was_measured_at_its_size() -> None:
     config, size = load_config(Path(__file__).parents[2] / "configs/paper.yaml"), encoder_size("facebook/contriever")
     config = replace(config, train=replace(config.train, micro_batches=1))
     config.data.context_tokens = config.data.document_tokens = TOKENS - 2  # beside [CLS] and [SEP]
-    measured = {(): 66.225, ("chunk_tokens", 8192): 4.937, ("gradient_checkpointing", True): 9.077}
+    measured = {(): 66.989, ("chunk_tokens", 8192): 4.944, ("gradient_checkpointing", True): 9.596}
     for keys, gigabytes in measured.items():
         asked = with_keys(config, **dict([keys] if keys else []))
         assert gigabytes <= planned_bytes(asked, size) / 1e9 <= 1.01 * gigabytes
