@@ -65,7 +65,7 @@ class InstantLM:
 
 def _answer(pairs: int) -> TimedScores:
     scores = [(-float(TOKENS), TOKENS)] * pairs
-    return TimedScores(scores, 0, 0.0, 0.0, pairs * TOKENS, pairs * TOKENS, ("0:0",))
+    return TimedScores(scores, 0, 0.0, 0.0, pairs * TOKENS, pairs * TOKENS, 0, {}, ("0:0",))
 
 
 class Replica:
