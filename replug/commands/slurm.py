@@ -30,7 +30,6 @@ from replug import __version__
 from replug.cluster.gpu_shares import ROLES as ALL_ROLES
 from replug.cluster.layout import UNKNOWN, Layout, NoRoom, lay_out
 from replug.cluster.packing import Node
-from replug.commands.checks.configuration import memory_needs, num_documents
 from replug.commands.command import LM, ConfigFile, Overrides, Retriever, Source, with_short_keys
 from replug.config.errors import RunError, UserError
 from replug.config.load import config_to_yaml, load_config
@@ -199,6 +198,8 @@ def _layout(config: Config, job: str, options: Mapping[str, str]) -> Layout:
     nodes = [
         Node(f"node {number}", cpus, gpus, num_bytes, is_driver=number == 0) for number in range(_num_nodes(options))
     ]
+    from replug.commands.checks.configuration import num_documents  # torch is behind it
+
     sizes = run_sizes(config, num_documents(config), gpu is None or bool(gpu.bfloat16)) if roles else UNKNOWN
     try:
         found = lay_out(config, nodes, sizes, roles)
@@ -215,6 +216,8 @@ def _memory_gib(layout: Layout, job: str, num_nodes: int) -> int:
     needed = PROCESS_GIB + WORKER_GIB * workers
     if job == "prepare":
         return needed
+    from replug.commands.checks.configuration import memory_needs  # torch is behind it
+
     processes = PROCESS_GIB * (1 + math.ceil(len(layout.actors) / num_nodes))
     return max(needed, processes + math.ceil(memory_needs(layout.config, num_nodes) / 2**30))
 

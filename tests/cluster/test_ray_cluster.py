@@ -139,7 +139,7 @@ def test_vectors_that_would_take_too_many_gpus_are_searched_in_host_memory(count
 def test_a_trainer_too_large_for_its_gpu_is_refused_with_the_keys_that_make_it_smaller():
     config, sizes = paper("resources.train=1")
     reason = refused(config, gpus(8, num_bytes=24e9), sizes)
-    assert reason.startswith("resources.train: trainer rank 34.8 GB need 34.8 GB, but a GPU has 22.1 GB to give (92%")
+    assert reason.startswith("resources.train: trainer rank 35.0 GB need 35.0 GB, but a GPU has 22.1 GB to give (92%")
     assert "train.gradient_checkpointing=true" in reason
 
 

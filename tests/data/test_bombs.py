@@ -84,7 +84,10 @@ def test_a_byte_that_is_no_utf8_is_found_wherever_it_stands(at, tmp_path):
     (tmp_path / "a.txt").write_bytes(content[: at // 2 * 2] + b"\xff" + content[at // 2 * 2 :])
     [(_, item)] = read_source_shard(plan_source(str(tmp_path / "a.txt"), FieldMap()).shards[0], FieldMap())
     assert isinstance(item, Rejected)
-    assert (item.reason, item.detail) == ("not_utf8", f"at byte {at // 2 * 2}; convert or remove the file")
+    assert (item.reason, item.detail) == (
+        "not_utf8",
+        f"at byte {at // 2 * 2}; convert the file, or leave it out of the source",
+    )
 
 
 def test_a_line_of_own_rows_has_a_bound(tmp_path, monkeypatch):
