@@ -77,7 +77,7 @@ def main() -> None:
         with _says_when_interrupted():
             app()
     except SystemExit as ended:
-        if ended.code == USAGE_STATUS:
+        if ended.code == USAGE_STATUS and len(sys.argv) > 1:
             _say_keys(app)
         raise
     except (UserError, RunError) as error:

@@ -85,11 +85,11 @@ class CommandLine:
     def __init__(self, address: Callable[[], str]) -> None:
         self._address = address
 
-    def __call__(self, command: str, *typed: object) -> Ended:
+    def __call__(self, *typed: object) -> Ended:
         from replug.commands.cli import main
 
-        joined = [f"ray.address={self._address()}"] if _wants_ray(command, *typed) else []
-        argv = ["replug", command, *map(str, typed), *joined]
+        joined = [f"ray.address={self._address()}"] if typed and _wants_ray(*typed) else []
+        argv = ["replug", *map(str, typed), *joined]
         status: object = 0
         with mock.patch.object(sys, "argv", argv), _as_before(), _printed() as (output, errors, printed):
             try:
