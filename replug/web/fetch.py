@@ -212,7 +212,7 @@ def unpacked(body: bytes, coding: str, limit: int) -> bytes:
 AGENT = "replug"  # the name for us in a robots.txt
 ROBOTS_MAX_BYTES = 512_000  # RFC 9309 asks for 500 KiB at least
 CONTENT_TYPES = ("text/html", "application/xhtml+xml", "text/plain")
-USER_AGENT_LINE = re.compile(r"^(\s*user[- ]?agent[\s:]+)(.*)$", re.IGNORECASE | re.MULTILINE)
+USER_AGENT_LINE = re.compile(r"(\s*user[-\s]*agent[\s:]+)(.*)", re.IGNORECASE)
 REDIRECTS = (301, 302, 303, 307, 308)
 USER_AGENT = f"{AGENT}/{version('replug')} (reads pages to answer questions; heeds robots.txt)"
 HEADERS = [
@@ -331,7 +331,7 @@ class Fetcher:
                 raise  # the page itself would fail for the same reason
             return None
         if 200 <= found.status < 300:
-            return parse_robots(found.body.decode("utf-8", errors="replace"))
+            return parse_robots(found.body.decode("utf-8-sig", errors="replace"))
         return Protego.parse("") if 400 <= found.status < 500 else None
 
     async def _ask(self, url: httpx.URL, seconds: float, is_page: bool) -> tuple[Downloaded, float]:
@@ -386,11 +386,16 @@ def parse_robots(text: str) -> Protego:
     Thousands of names above thousands of rules would keep the event loop busy for minutes.
     """
 
-    def ours(match: re.Match[str]) -> str:
-        name = match[2].partition("#")[0].strip().lower().replace("*", "")
-        return match[0] if name in AGENT else f"{match[1]}another"
+    def ours(line: str) -> str:
+        if (match := USER_AGENT_LINE.match(line)) is None:
+            return line
+        name = match[2].partition("#")[0].strip().lower()
+        if name != "*":
+            name = name.replace("*", "")
+            name = name if name and name in AGENT else "another"
+        return f"{match[1]}{name}"
 
-    return Protego.parse(USER_AGENT_LINE.sub(ours, text))
+    return Protego.parse("\n".join(map(ours, text.splitlines())))  # the lines that Protego sees
 
 
 def _robots_url(url: httpx.URL) -> str:

@@ -111,6 +111,7 @@ def test_the_rules_of_thousands_of_agents_are_read_at_once_and_ours_stay() -> No
     read = parse_robots(
         others(9000) + "".join(f"Disallow: /{i}\n" for i in range(9000)) + "User agent rePlug # us\n" + rules
     )
+    assert parse_robots("\n" * 500_000 + "User-agent: *\rDisallow: /b\r").can_fetch("http://x/b", AGENT) is False
     assert time.process_time() - begun < 5  # minutes, if each agent had a copy of all rules
     for found in (read, parse_robots(others(2) + f"user-agent:*\n{rules}"), parse_robots(f"User-agent: rep*\n{rules}")):
         assert [found.can_fetch(f"http://x/{path}", AGENT) for path in ("a", "b", "b/c", "7")] == [
