@@ -200,8 +200,9 @@ def run_process() -> None:
 # Passages ------------------------------------------------------------------------------------------------------------
 
 
-MAX_CHARACTERS = 1000  # that are cut into sentences at once: the time grows with their square
-PIECE = re.compile(rf"\S.{{0,{MAX_CHARACTERS - 1}}}(?=\s|$)|\S.{{0,{MAX_CHARACTERS - 1}}}")  # up to white space
+# At most a thousand characters are cut into sentences at once, since the time grows with their square: the rest of a
+# line, or up to the last end of a sentence, or to white space.
+PIECE = re.compile(r"\S.{0,999}$|\S.{0,998}[.!?](?=\s)|\S.{0,999}(?=\s)|\S.{0,999}")
 
 
 def split_passages(text: str, sentences_per_passage: int) -> list[str]:

@@ -257,6 +257,8 @@ def test_a_line_without_end_is_cut_into_sentences_in_time_that_grows_with_its_le
     passages = split_passages(mark * 200_000, 6)
     assert time.process_time() - begun < 20  # a minute, if it were cut at once
     assert sum(passage.count(mark) for passage in passages) == 200_000
+    sentence = "The Rhine flows through Basel and on to the north."
+    assert split_passages(f"{sentence} " * 100, 1) == [sentence] * 100
     words = "word " * 1000
     assert " ".join(split_passages(words, 1)) == words.strip()
 
