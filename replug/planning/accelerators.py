@@ -74,7 +74,8 @@ ACCELERATORS = {
         _tera("MI300X", 1307, 1307, 163.4, 192, 5300),
     )
 }
-OTHER = re.compile(r"\b(ti|super|laptop|max|d|mig|\d+g\.\d+gb)\b")  # a card of another speed, or a part of one
+# A card of another speed, or a part of one; SLURM's types have `_` for spaces, such as a100_3g.20gb.
+OTHER = re.compile(r"(?<![a-z])(ti|super|laptop|max|d|mig|\d+g\.\d+gb)(?![a-z])")
 
 
 def find_accelerator(name: str) -> DeviceModel | None:

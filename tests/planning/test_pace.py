@@ -161,6 +161,9 @@ def test_an_unknown_type_is_an_error_that_lists_the_known_ones() -> None:
         ("Quadro RTX 6000", None),
         ("NVIDIA GeForce RTX 3090 Ti", None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("a100_3g.20gb", None),
+        ("rtx_3090_ti", None),
+        ("rtx3090ti", None),
         ("NVIDIA A2", None),
     ],
 )
