@@ -257,7 +257,10 @@ def _texts(config: EvaluationConfig) -> Iterator["SourceText"]:
         plan = plan_source(of_split(str(config.texts.path), SPLIT), fields)
     except UserError as error:
         raise UserError(str(error).replace("data.source", "texts.path")) from error
-    plan.say("texts.path")
+    # Names that the texts do not have are those of the corpus.
+    named = {old: new for old, new in data.fields.items() if old.partition(".")[0] in plan.field_names}
+    fields = FieldMap.of(named, data.new_text_at)
+    replace(plan, fields=fields).say("texts.path")
     for source_shard in plan.shards:
         for _, item in read_source_shard(source_shard, fields):
             if isinstance(item, Rejected):

@@ -65,6 +65,15 @@ def test_wikitexts_words_are_counted_over_the_original(tmp_path):
     assert sum(span.num_words for span in spans) == len(article.split()) + 3
 
 
+def test_names_of_the_corpus_fields_are_no_names_of_fields_that_texts_lack(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"id": "a", "text": "some text"}\n')
+    (tmp_path / "b.jsonl").write_text('{"pid": "b", "contents": "other text", "text": "a summary"}\n')
+    for name, expected in (("a", "some text"), ("b", "other text")):
+        keys = [f"texts.path={tmp_path / name}.jsonl", "data.fields={contents: text, pid: id}"]
+        [span] = read_spans(config_of(tmp_path, *keys), None)
+        assert (span.source, span.continuation) == (name, expected)
+
+
 def test_texts_of_the_hub_are_its_test_split_and_none_else_is_read_for_it(tmp_path, monkeypatch):
     real = replug.data.sources.shards.files_of
     monkeypatch.chdir(tmp_path)
