@@ -62,10 +62,10 @@ def check_rules(config: AnyConfig, needs_lm: bool = True, needs_retriever: bool 
 
 def _pasted_secrets(config: AnyConfig) -> Iterator[str]:
     """Find what names no variable where one is expected, and show none of it: it may be the key itself."""
-    for path in (key.path for key in keys_of(type(config))):
+    for path, default in ((key.path, key.default) for key in keys_of(type(config))):
         value, last = attrgetter(path)(config), path.rpartition(".")[2]
         if last == API_KEY and not re.fullmatch(VARIABLE, value):
-            yield f"{path} is not the name of an environment variable; expected {OWN_KEY}, with the key in it"
+            yield f"{path} is not the name of an environment variable; expected {default}, with the key in it"
         if last == HEADERS and not all(re.fullmatch(rf"[\w-]+={VARIABLE}", header) for header in value):
             yield f"{path} has an entry that is not NAME=VARIABLE; expected api-key={OWN_KEY}, with the key in it"
 
