@@ -75,7 +75,7 @@ class Ended:
     printed: str
 
 
-def _wants_ray(command: str, *typed: object) -> bool:
+def _wants_ray(command: object = None, *typed: object) -> bool:
     return command in ("train", "evaluate") or (command == "prepare" and bool({"--index", "--labels"} & set(typed)))
 
 
@@ -88,7 +88,7 @@ class CommandLine:
     def __call__(self, *typed: object) -> Ended:
         from replug.commands.cli import main
 
-        joined = [f"ray.address={self._address()}"] if typed and _wants_ray(*typed) else []
+        joined = [f"ray.address={self._address()}"] if _wants_ray(*typed) else []
         argv = ["replug", *map(str, typed), *joined]
         status: object = 0
         with mock.patch.object(sys, "argv", argv), _as_before(), _printed() as (output, errors, printed):
