@@ -7,7 +7,6 @@ copy is refused by `check_kind`, before anything is embedded.
 import math
 import sys
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from replug.index_workers.kinds import (
 from replug.index_workers.vectors import BlockVectors, most_similar, order_exactly
 
 CUBLAS_BYTES = 96 << 20  # that FAISS takes beside its scratch memory: 70 MB on an H200
+VERSIONS_AT_ONCE = 2  # that a searcher holds at most
 PINNED_BYTES = 64 << 20  # of the host, through which FAISS copies to a GPU
 QUERIES = 64  # searched at once; the vectors of their candidates are held in memory
 
@@ -271,11 +271,13 @@ def _to_gpu(index: faiss.Index) -> faiss.Index:
     return faiss.index_cpu_to_gpu(_gpu_resources(), 0, index, options)
 
 
-@cache
 def _gpu_resources() -> Any:
-    """Return the scratch memory of all indexes of this process; FAISS would take 1.5 GiB for each, and pin 256 MiB."""
+    """Return the scratch memory of an index; FAISS would take 1.5 GiB, and pin 256 MiB.
+
+    Each index has its own: FAISS lets one thread at a time use it, and a version is copied while another is searched.
+    """
     resources = faiss.StandardGpuResources()
-    resources.setTempMemory(SEARCH_BYTES - CUBLAS_BYTES)
+    resources.setTempMemory(SEARCH_BYTES // VERSIONS_AT_ONCE - CUBLAS_BYTES)
     resources.setPinnedMemory(PINNED_BYTES)
     return resources
 
