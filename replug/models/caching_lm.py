@@ -203,10 +203,10 @@ def after(pending: "Iterable[Future[None]]", result: Callable[[], Whole]) -> "Fu
     left, all_done = iter(pending), Future[None]()
 
     def wait_for_next(_: object = None) -> None:
-        if (future := next(left, None)) is None:
-            all_done.set_result(None)
-        else:
-            future.add_done_callback(wait_for_next)
+        for future in left:  # a callback of what is done would be called here, in a stack as deep as there are futures
+            if not future.done():
+                return future.add_done_callback(wait_for_next)
+        return all_done.set_result(None)
 
     wait_for_next()
     return mapped(all_done, lambda _: result())

@@ -14,7 +14,7 @@ import pytest
 from replug.config.errors import RunError
 from replug.models import caching_lm
 from replug.models.black_box_lm import AsyncLM, Call, ContinuationScore, ScoreCall, sums_of
-from replug.models.caching_lm import CachingLM
+from replug.models.caching_lm import CachingLM, after
 from replug.models.score_cache import ScoreCache, pair_key
 
 Pair = tuple[str, str]
@@ -122,6 +122,19 @@ def test_a_pair_under_way_is_awaited_and_not_computed_again(path: Path) -> None:
     assert bits(first.result(60)) == bits(lm.answers[0])
     assert bits(second.result(60)) == bits([lm.answers[0][1], lm.answers[1][0]])
     assert (cached.num_hits, cached.num_misses) == (1, 3)
+
+
+@pytest.mark.parametrize("last", [0, -1])
+def test_a_call_may_wait_for_thousands_of_others(last: int) -> None:
+    pending: list[Future[None]] = [Future() for _ in range(2000)]
+    others = [future for future in pending if future is not pending[last]]
+    for future in others[:1000]:
+        future.set_result(None)
+    whole = after(pending, lambda: "all")
+    for future in [*others[1000:], pending[last]]:
+        assert not whole.done()
+        future.set_result(None)
+    assert whole.result(timeout=60) == "all"
 
 
 def test_an_error_reaches_every_waiter_and_leaves_nothing_behind(path: Path) -> None:
