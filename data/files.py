@@ -100,8 +100,8 @@ def writing(partial: Path) -> Iterator[None]:
     except Exception as error:
         if not isinstance(error, OSError) and not FULL.search(str(error)):
             raise
-        free = shutil.disk_usage(partial.parent).free / 1e6
-        reason = getattr(error, "strerror", None) or f"{error}; {free:.1f} MB are free there"
+        if (reason := getattr(error, "strerror", None)) is None:
+            reason = f"{error}; {shutil.disk_usage(partial.parent).free / 1e6:.1f} MB are free there"
         shutil.rmtree(partial) if partial.is_dir() else partial.unlink(missing_ok=True)
         raise RunError(f"{partial} cannot be written: {reason}") from error
 

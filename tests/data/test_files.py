@@ -83,3 +83,8 @@ def test_a_full_disk_is_named_whoever_writes_and_leaves_nothing_half_written(err
     assert not list(tmp_path.iterdir())
     with pytest.raises(ValueError, match="a mistake of ours"), writing(tmp_path / "lm.partial"):
         raise ValueError("a mistake of ours")
+
+
+def test_a_file_in_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"gone/a.json.partial cannot be written: No such file or directory"):
+        replace_file(tmp_path / "gone/a.json", b"{}")
