@@ -16,7 +16,7 @@ import ray
 import torch
 
 from replug.cluster.actor_pool import ActorPool, ActorPoolError, is_device_fault
-from replug.models.black_box_lm import AsyncLM, ContinuationScore, ScoreCall, UnscorableText
+from replug.models.black_box_lm import AsyncLM, ContinuationScore, ScoreCall, UnscorableText, sum_of
 from replug.models.generation import GenerationOptions
 from replug.models.local.stand_in_lm import StandInLM, StandInSource
 from replug.models.scorer_pool import Scorer, ScorerPool
@@ -313,6 +313,19 @@ def test_a_replica_with_other_weights_is_not_let_in(scorers: ScorerPool):
     assert "0.60 nats" in pool._validate(1, [good[0], good[1] - 0.6])
     assert "not finite" in pool._validate(1, [good[0], good[1] * float("nan")])
     assert "other tokens" in pool._validate(1, [good[0], good[1][:-1]])
+
+
+def test_several_units_in_a_call_give_each_row_its_own_score(scorers: ScorerPool, monkeypatch: pytest.MonkeyPatch):
+    pool = scorers
+    wait_until(lambda: pool.pool.num_up == 2)
+    monkeypatch.setattr(pool, "_units_per_call", 8)
+    prefixes, continuations = [f"a {'b ' * n}" for n in range(6)], [" c" + " d" * (n % 4) for n in range(6)]
+    units, done = [[3, 0], [5], [1, 4], [2]], pool.pool.counts.calls
+    answered = pool.submit_units(ScoreCall(prefixes, continuations, sums_only=True), units)
+    found = {row: one for rows, scores in answered for row, one in zip(rows, scores.result(300), strict=True)}
+    expected = StandInLM().score(prefixes, continuations)
+    assert [found[row] for row in range(6)] == [sum_of(score) for score in expected]
+    assert len(answered) == pool.pool.counts.calls - done == 2
 
 
 class CrampedLM(StandInLM):
