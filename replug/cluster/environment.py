@@ -17,6 +17,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 PREFIX, LONGEST_PARENT = "replug-", 20  # of the private folder, and characters of the folder above it
+LOCK = ".replug-private"  # a name that marks a folder as ours, since one that was left is removed
 SECONDS_TO_LOCK = 60.0  # from when a private folder is made
 # LM, builders and trainer share the cores. A thread that spins at a barrier keeps the thread that it waits for from
 # running; this is libgomp's own count for more threads than cores, which it cannot see across processes.
@@ -40,13 +41,13 @@ def private_folder() -> Path:
     """
     parent = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     parent = parent if len(parent) <= LONGEST_PARENT else "/tmp"
-    for lock in Path(parent).glob(f"{PREFIX}*/lock"):  # of processes that were killed: a live one holds its lock
+    for lock in Path(parent).glob(f"{PREFIX}*/{LOCK}"):  # of processes that were killed: a live one holds its lock
         with suppress(OSError, NotImplementedError, Timeout):
             if time.time() - lock.parent.stat().st_mtime > SECONDS_TO_LOCK:
                 with FileLock(lock, timeout=0, fallback_to_soft=False):
                     shutil.rmtree(lock.parent)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-    held = FileLock(folder / "lock", fallback_to_soft=False)
+    held = FileLock(folder / LOCK, fallback_to_soft=False)
     with suppress(OSError, NotImplementedError):  # no locks there, so nobody takes it for one that was left
         held.acquire()
     atexit.register(_remove, folder, held)

@@ -14,7 +14,7 @@ import pytest
 from filelock import FileLock
 
 from replug.cluster.background import start_ray_thread, wait_for_ray_threads
-from replug.cluster.environment import VARIABLES, private_folder, use_interface_of
+from replug.cluster.environment import LOCK, VARIABLES, private_folder, use_interface_of
 from replug.cluster.interruption import kill, ray_children
 from replug.cluster.ray_cluster import ray_cluster
 
@@ -39,12 +39,16 @@ def test_folders_that_killed_processes_left_are_removed_and_those_of_live_ones_s
         left, live, new, foreign = (Path(parent) / name for name in ("replug-1", "replug-2", "replug-3", "other"))
         for folder in (left, live, new, foreign):
             folder.mkdir()
-            (folder / "lock").touch()
+            (folder / LOCK).touch()
             os.utime(folder, (0, 0) if folder != new else None)
+        users = Path(parent) / "replug-runs"
+        users.mkdir()
+        (users / "lock").touch()  # of a program of the user's
+        os.utime(users, (0, 0))
         monkeypatch.setenv("RAY_TMPDIR", parent)
-        with FileLock(live / "lock"):
+        with FileLock(live / LOCK):
             made = private_folder.__wrapped__()
-        assert set(Path(parent).iterdir()) == {live, new, foreign, made}
+        assert set(Path(parent).iterdir()) == {live, new, foreign, users, made}
         assert made.stat().st_mode & 0o777 == 0o700
 
 
