@@ -29,8 +29,8 @@ from replug.index_workers.bm25 import BM25Index
 from replug.models.ensemble import Retrieved, Retriever
 from replug.models.http.connection import ServerFault, is_loopback, require_header_value, retry_after, servers_words
 from replug.models.http.request_budget import RequestBudget
-from replug.web.fetch import ACCEPTED, FetchFailed, unpacked
 from replug.web.records import EngineRefused, EngineResult, SearchEngine
+from replug.web.unpacking import ACCEPTED, FetchFailed, unpacked
 
 SECONDS, MAX_BYTES, MAX_ATTEMPTS = 30.0, 8 * 2**20, 4  # of one answer
 BACKOFF_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0  # an engine that asks for a longer wait has refused

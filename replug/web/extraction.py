@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from replug.config.errors import RunError
-from replug.web.fetch import FetchFailed
+from replug.web.unpacking import FetchFailed
 
 # Encodings -----------------------------------------------------------------------------------------------------------
 

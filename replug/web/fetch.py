@@ -17,7 +17,6 @@ import ipaddress
 import re
 import socket
 import time
-import zlib
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
@@ -30,14 +29,7 @@ import httpcore
 import httpx
 from protego import Protego
 
-
-class FetchFailed(Exception):
-    """A page that gives nothing. `reason` is counted; it holds none of the page's own words but a status."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
+from replug.web.unpacking import ACCEPTED, FetchFailed, unpacked
 
 # Addresses -----------------------------------------------------------------------------------------------------------
 
@@ -171,40 +163,6 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
-
-
-# Bodies --------------------------------------------------------------------------------------------------------------
-
-ACCEPTED = "gzip, deflate"
-WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-ZLIB_HEADER = 0x8  # the low bits of the first byte; some servers send deflate without a header
-
-
-def unpacked(body: bytes, coding: str, limit: int) -> bytes:
-    """Return a body out of its coding. Raises FetchFailed if it is damaged, or if it has more than `limit` bytes.
-
-    Unpacking stops at the limit, so a bomb takes no more memory than an honest page.
-    """
-    coding = coding.strip().lower()
-    if coding in ("", "identity"):
-        return body
-    if coding not in WINDOW_BITS:  # among them gzip of gzip
-        raise FetchFailed("content_encoding")
-    bits, out = WINDOW_BITS[coding], bytearray()
-    if coding == "deflate" and body and body[0] & 0x0F != ZLIB_HEADER:
-        bits = -zlib.MAX_WBITS
-    while body:  # gzip may have several members
-        decoder = zlib.decompressobj(bits)
-        try:
-            out += decoder.decompress(body, limit + 1 - len(out))
-        except zlib.error as error:
-            raise FetchFailed("content_encoding") from error
-        if len(out) > limit:
-            raise FetchFailed("too_large")
-        if not decoder.eof:
-            raise FetchFailed("incomplete")
-        body = decoder.unused_data
-    return bytes(out)
 
 
 # Pages ---------------------------------------------------------------------------------------------------------------
