@@ -1,4 +1,4 @@
-"""What a training step costs rank 0 beside the training: milliseconds of its process's processor time.
+"""Measure what a training step costs rank 0 beside the training: milliseconds of its process's processor time.
 
     python -m benchmarks.pool_overhead --pairs 160 640 1280 --replicas 8 64
 

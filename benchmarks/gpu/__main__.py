@@ -1,4 +1,4 @@
-"""What a GPU computes, how fast, and in how much memory: each stage in a process of its own, a report of its figures.
+"""Measure a GPU, each stage in a process of its own, and write a report: numbers, speed and memory.
 
     python -m benchmarks.gpu                    # all stages, a quarter of an hour of one GPU; no network is needed
     python -m benchmarks.gpu scoring training   # some of them

@@ -44,7 +44,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Kit:
-    """Where a stage writes its figures. With `pretends` the CPU stands for the GPU, at small sizes."""
+    """Writes the figures of a stage. With `pretends` the CPU stands for the GPU, at small sizes."""
 
     stage: str
     folder: Path

@@ -52,7 +52,7 @@ def num_gpus() -> int:
 
 @dataclass(frozen=True, slots=True)
 class GPUState:
-    """What is free on each GPU that a process sees, and whether a GPU takes one process only."""
+    """The bytes that are free on each GPU that a process sees, and whether a GPU takes one process only."""
 
     free_bytes: float
     is_exclusive: bool

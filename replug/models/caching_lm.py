@@ -30,7 +30,7 @@ Whole = TypeVar("Whole")
 
 @dataclass(slots=True, eq=False)
 class Asked:
-    """What one call asks of the LM: its keys, and what is said of each or why there is nothing.
+    """One call's questions to the LM: its keys, and what is said of each or why there is nothing.
 
     It has one future, which is done after the last: a future for each of a step's thousand keys costs more than all
     else here.
