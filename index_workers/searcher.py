@@ -139,9 +139,11 @@ class Searcher:
 def _yield_to_searches() -> None:
     """For a thread of its own, since it may not raise its priority again: loading reads and compares everything.
 
-    Not the lowest priority: where LMs keep all cores busy, a refresh must come to its end too.
+    Counted from the process' own priority, which Ray lowers to 15: only root may raise it again. Not far below it:
+    where LMs keep all cores busy, a refresh must come to its end too.
     """
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+    here = threading.get_native_id()
+    os.setpriority(os.PRIO_PROCESS, here, os.getpriority(os.PRIO_PROCESS, here) + 4)  # 19, the lowest, beyond
 
 
 def open_shard(store: VersionStore, plan: BuildPlan, shard: int, num_shards: int, device: str = "cpu") -> Shard:

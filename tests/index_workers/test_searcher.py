@@ -1,5 +1,6 @@
 """One shard's searcher: calls answered together, versions held and let go."""
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -159,3 +160,21 @@ def test_the_exact_answer_of_parts_is_that_of_the_whole_whatever_the_kind(store:
         )
         np.testing.assert_array_equal(found[0], expected[0])
         np.testing.assert_array_equal(found[1], expected[1])
+
+
+def test_loading_yields_to_searches_in_a_process_of_low_priority(store: VersionStore, monkeypatch) -> None:
+    """Ray's workers run at 15, and only root may raise a priority: a fixed one ended everybody else's training."""
+    priorities = []
+
+    def open_shard(*_) -> RecordingShard:
+        priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return RecordingShard()
+
+    def load() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 15)
+        Searcher(store.root, 0, 1, threads=1).load(0)
+
+    monkeypatch.setattr(searcher_module, "open_shard", open_shard)
+    with ThreadPoolExecutor(1) as thread:  # of its own, since it keeps the priority
+        thread.submit(load).result()
+    assert priorities == [19]
