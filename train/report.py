@@ -50,9 +50,8 @@ SYMBOLS = (
     "shown where its interval is without 0.",
     "Holm's correction: many comparisons find differences by luck, so each must be clearer the more there are. lsr − "
     "replug, the question of the run, is tested alone.",
-    "bpb_q_weighted, bpb_best_document: what the same documents would give if the LM's own scores weighed them, or the "
-    "best one were known beforehand. Headroom: the distance to that. bpb_half_weighted: what they would give if the "
-    "scores of each half of a text weighed them for the other half, which can be predicted.",
+    "Headroom: what the same documents would give if the LM's own scores weighed them, or the best one were known "
+    "beforehand; what can be predicted of it: the scores of each half of a text weigh them for the other half.",
 )
 FAR = 0.5  # of the scored share before: below it a search finds mostly what no label tells of
 SMOOTH_STEPS = 8

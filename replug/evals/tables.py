@@ -131,10 +131,11 @@ def _html(block: Block) -> str:
 def result_blocks(results: Results, title: str, paper: PaperConfig | None = None) -> list[Block]:
     """Show methods down and metrics over all examples across, then differences, groups, and the paper's figures.
 
-    The first metric has its intervals. The paper's figures stand in the last column, where they are known.
+    The first metric has its intervals. The paper's figures stand in the last column, where they are known. Oracles
+    (`bpb_...`) are no columns: a terminal has no room for them, and the headroom's sentences tell of them.
     """
     named = dict.fromkeys(name for of in results.values() for name in of)
-    metrics = [name for name in named if "/" not in name and " - " not in name]
+    metrics = [name for name in named if "/" not in name and " - " not in name and not name.startswith("bpb_")]
     main, first = metrics[0], next(iter(results.values()))
     has_paper = any("paper" in of[main] for of in results.values())
     head = ["method", main, "95% interval", *metrics[1:]]
