@@ -198,8 +198,8 @@ def _resampled(ratios: Sequence[Ratio], num_resamples: int, seed: int, clusters:
     strata = None if clusters is None else clusters.strata
     drawn = [counts @ sums for counts in resample_counts(len(sums), num_resamples, seed, strata)]
     totals = np.concatenate(drawn)  # [num_resamples, 2M]
-    with np.errstate(invalid="ignore"):
-        values = [ratio.transform(totals[:, 2 * m] / totals[:, 2 * m + 1]) for m, ratio in enumerate(ratios)]
+    totals[:, 1::2][totals[:, 1::2] == 0] = np.nan  # a text without words still has bits
+    values = [ratio.transform(totals[:, 2 * m] / totals[:, 2 * m + 1]) for m, ratio in enumerate(ratios)]
     return np.stack(values, axis=1)
 
 

@@ -73,6 +73,15 @@ def test_ratios_without_a_meaning_are_refused(numerators: list, denominators: li
         Ratio(np.array(numerators), np.array(denominators))
 
 
+@pytest.mark.filterwarnings("error")
+def test_resamples_of_texts_without_words_are_left_out() -> None:
+    bits, words = np.array([5.0, 3.0, 4.0]), np.array([0, 2, 2])
+    found = interval_of(Ratio(bits, words), 200)
+    assert (found.value, found.low) == (3, 1.5)
+    assert 1.5 < found.high <= (5 + 5 + 4) / 2
+    assert np.isfinite(difference_and_p(Ratio(bits, words), Ratio(bits + 1, words), 200)[0].high)
+
+
 @pytest.mark.parametrize(
     ("num_right", "num_all", "low", "high"),
     [
