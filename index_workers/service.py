@@ -125,13 +125,11 @@ class IndexService:
         queries: np.ndarray,
         k: int,
         exclude: Sequence[str | None] | None = None,
-        at_least: int | None = None,
     ) -> SearchResult:
         """Return the k nearest documents to each query vector [B, D], in one version over every shard.
 
-        `exclude` names a source for each query whose documents it must not get; where that leaves fewer than k in
-        the corpus, `at_least` (default: k) are enough. Raises UserError where a version is
-        not published or damaged, RunError where the searchers do not answer.
+        `exclude` names a source for each query whose documents it must not get. Raises UserError where that leaves
+        fewer than k, or a version is not published or damaged, RunError where the searchers do not answer.
         """
         if version not in self._groups:
             self.prepare(version)
@@ -142,7 +140,7 @@ class IndexService:
             self._corpus = open_corpus(self.store.corpus_path(self.store.plan(version)))
         search = partial(group.search, version)
         try:
-            found = search_excluding(search, self._corpus.sources, queries, k, exclude, at_least or k)
+            found = search_excluding(search, self._corpus.sources, queries, k, exclude, k)
         except ValueError as error:
             raise UserError(f"retrieve.exclude_own_source: {error}; ask for fewer by retrieve.k") from error
         return SearchResult(*found, version)

@@ -37,7 +37,7 @@ from replug.evals.outcomes import Row, outcomes_of
 from replug.evals.outcomes import write_examples as write_outcomes
 from replug.evals.results import Results, add_temperatures, compare
 from replug.evals.retrieval import RECALL_DEPTH, Retrieval, gold_rows
-from replug.index_workers.build import build_version, document_search
+from replug.index_workers.build import build_version
 from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import IndexService
 from replug.models.build import has_tokenizer, load_encoder, posterior_weighting
@@ -91,7 +91,7 @@ def search_examples(
     vectors = encoder.encode_query([example.query for example in examples]).numpy()
     require_finite_vectors(vectors, [example.id for example in examples])
     exclude = [example.source for example in examples] if config.retrieve.exclude_own_source else None
-    found = document_search(config, encoder, data, index)(version, vectors, k, exclude)
+    found = index.search(version, vectors, k, exclude)
     return RetrievedDocuments(found.doc_rows, found.similarities)
 
 

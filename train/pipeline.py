@@ -17,10 +17,9 @@ import numpy as np
 
 from replug.cluster.interruption import LOOK_SECONDS, wait_for
 from replug.config.errors import RunError
-from replug.data.records import Example, RetrievedBatch, ScoredBatch
+from replug.data.records import Example, RetrievedBatch, ScoredBatch, SearchResult
 from replug.data.sampling import QuerySampler
 from replug.data.store import PreparedSet
-from replug.index_workers.build import Search
 from replug.index_workers.build_plan import IndexState
 from replug.models.encoder import require_finite_vectors
 from replug.models.prompt import PromptTemplate
@@ -34,6 +33,8 @@ SEARCH_SECONDS_AT_THE_END = 8.0
 
 EXAMPLES_PER_CALL = 16
 
+# The k nearest documents to query vectors [B, D] in one version, none of a query's excluded source.
+Search = Callable[[int, np.ndarray, int, Sequence[str | None] | None], SearchResult]
 Scores = Future[np.ndarray]  # sums of log-probs and numbers of tokens [B * K, 2], a query's documents in a row
 
 

@@ -21,8 +21,8 @@ import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
 
-from replug.cluster.background import InlineExecutor, in_background, note_ray_thread
-from replug.config.choices import Precision, Rerank, TrainedSide
+from replug.cluster.background import in_background, note_ray_thread
+from replug.config.choices import Precision, TrainedSide
 from replug.config.refresh_policy import refresh_policy
 from replug.config.schema import Config
 from replug.data.labels import Labels
@@ -30,7 +30,7 @@ from replug.data.progress import Progress
 from replug.data.records import RetrievedBatch, ScoredBatch
 from replug.data.sampling import QuerySampler
 from replug.data.store import PreparedSet, StoredCorpus
-from replug.index_workers.build import build_version, document_search, publish_snapshot
+from replug.index_workers.build import build_version, publish_snapshot
 from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import Refreshed
 from replug.index_workers.version_store import VersionStore
@@ -276,13 +276,12 @@ def live_batches(
 ) -> Iterator[LiveBatches]:
     """Make the live source. Its thread ends with the block, after an error with the searchers that Ray kills."""
     executor = ThreadPoolExecutor(1, thread_name_prefix="retrieve", initializer=note_ray_thread)
-    is_live = config.index.rerank is Rerank.live
     pipeline = BatchPipeline(
         QuerySampler(len(data.queries), config.train.batch_size, config.seed),
         data,
         encode=partial(module.encode_queries, autocast=uses_bf16(config.train.precision)),
-        search=document_search(config, module.encoder, data, workers.index),
-        executor=InlineExecutor() if is_live else executor,  # live: its weights are those of the boundary
+        search=workers.index.search,
+        executor=executor,
         k=config.retrieve.k,
         exclude_own_source=config.retrieve.exclude_own_source,
         score=workers.lm.submit_sums,

@@ -11,7 +11,7 @@ from datetime import date
 from operator import attrgetter
 from urllib.parse import urlsplit
 
-from replug.config.choices import EnsembleWeights, LMScore, Rerank, ServerAPI, Teacher, TooLong, TrainedSide
+from replug.config.choices import EnsembleWeights, LMScore, ServerAPI, Teacher, TooLong, TrainedSide
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import AnsweringConfig, AnyConfig, AskConfig, EvaluationConfig, WebConfig
 from replug.config.keys import keys_of
@@ -403,8 +403,6 @@ def _training_problems(config: Config) -> Iterator[str]:
             f"train.micro_batches is {config.train.micro_batches} with loss.in_batch; expected 1, since "
             "in-batch negatives need the whole batch"
         )
-    if config.retriever.train is TrainedSide.query and config.index.rerank is Rerank.live:
-        yield "index.rerank is live with retriever.train=query; expected stored or none, since documents do not change"
     dims = config.retriever.dims
     if any(count < 1 for count in dims) or len(set(dims)) < len(dims):
         yield f"retriever.dims is {dims}; expected different numbers above 0, such as [384,128]"

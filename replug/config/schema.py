@@ -245,9 +245,7 @@ class RefreshConfig:
 class IndexConfig:
     kind: str = key("flat_fp16", "Index type: flat_fp16 (exact), sq8, pq, ivf_sq8, ivf_pq, or a FAISS factory string.")
     nprobe: int | None = key(None, "Number of IVF lists that a search visits. Default: depends on index.kind.", ABOVE_0)
-    rerank: Rerank = key(
-        Rerank.stored, "Rerank results of a lossy index by its stored vectors, by live encoding, or none."
-    )
+    rerank: Rerank = key(Rerank.stored, "Rerank results of a lossy index by its stored vectors, or none.")
     dims: int | None = key(None, "Store and search only this many leading dimensions. Default: all.", ABOVE_0)
     num_shards: int | None = key(
         None, "Number of shards, each with one searcher actor. Default: derived from resources.index.", ABOVE_0

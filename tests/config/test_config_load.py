@@ -159,7 +159,6 @@ def test_an_override_sets_one_key_and_not_a_section() -> None:
 CONTRADICTING = {
     "loss.in_batch=true": "loss.contrastive is 0",
     "loss.in_batch=true loss.contrastive=1 train.micro_batches=2": "train.micro_batches is 2 with loss.in_batch",
-    "retriever.train=query index.rerank=live": "index.rerank is live with retriever.train=query",
     "train.epochs=2": r"train\.epochs is set, but train\.labels is not",
     "train.patience=1": r"train\.patience is set, but train\.labels is not",
     "train.labels=x resources.train=2": "one rank trains on labels",

@@ -34,7 +34,7 @@ def exact_search(module: LSRModule, data: PreparedSet) -> Callable[..., SearchRe
     """Over the corpus as the module's encoder has it now."""
     vectors = module.documents.encode_document([doc.text for doc in data.corpus.iterate()]).numpy()
 
-    def search(version: int, queries: np.ndarray, k: int, exclude: object, at_least: object = None) -> SearchResult:
+    def search(version: int, queries: np.ndarray, k: int, exclude: object) -> SearchResult:
         similarities = queries @ vectors.T
         rows = np.argsort(-similarities, axis=1)[:, :k]
         return SearchResult(rows, np.take_along_axis(similarities, rows, axis=1), version)
