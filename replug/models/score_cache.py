@@ -88,16 +88,12 @@ class ModelUse:
     newest: int | None
 
 
-def pair_key(identity: str, prefix: str, continuation: str, read: int = 0) -> Key:
-    """Return 16 bytes that name a pair scored by a model; `prefix` is all that the LM reads before the continuation.
+def pair_keys(identity: str, prefixes: Sequence[str], continuations: Sequence[str], read: int = 0) -> list[Key]:
+    """Return 16 bytes for each pair scored by a model; a prefix is all that the LM reads before the continuation.
 
-    The first six are the same for all prefixes: they say where in the file a query's rows lie.
+    The first six are the same for all prefixes: they say where in the file a query's rows lie. What many have in
+    common, the model and a query's continuation, is hashed once.
     """
-    return _pair_keys(identity, [prefix], [continuation], read)[0]
-
-
-def _pair_keys(identity: str, prefixes: Sequence[str], continuations: Sequence[str], read: int) -> list[Key]:
-    """Return keys of pairs. What many have in common, the model and a query's continuation, is hashed once."""
     also = [f"read {read}"] if read else []
     begun = hashlib.blake2b(b"".join(map(_framed, [identity, *also])), digest_size=10)
     ends = {text: (hashed(identity, text, size=6), _framed(text)) for text in set(continuations)}
@@ -113,7 +109,7 @@ def _pair_keys(identity: str, prefixes: Sequence[str], continuations: Sequence[s
 def call_keys(identity: str, call: Call) -> list[Key]:
     """Return a key for each row of a call, 16 bytes of all that its result follows from. Openings do not count."""
     if isinstance(call, ScoreCall):
-        return _pair_keys(identity, call.prefixes, call.continuations, call.read)
+        return pair_keys(identity, call.prefixes, call.continuations, call.read)
     options = repr(replace(call.options, opening=""))
     if isinstance(call, GenerateCall):
         numbers = [[*one.weights, one.share, one.prune, *([one.read] if one.read else [])] for one in call.prompts]

@@ -15,7 +15,7 @@ from replug.config.errors import RunError
 from replug.models import caching_lm
 from replug.models.black_box_lm import AsyncLM, Call, ContinuationScore, ScoreCall, sums_of
 from replug.models.caching_lm import CachingLM, after
-from replug.models.score_cache import ScoreCache, pair_key
+from replug.models.score_cache import ScoreCache, pair_keys
 
 Pair = tuple[str, str]
 
@@ -238,7 +238,7 @@ def test_a_sum_asked_for_while_its_tokens_are_under_way_waits_for_them(path: Pat
 def stored_texts(path: Path, texts: str, at_least: int) -> set[str]:
     """Those of the texts that the file holds, once it holds so many."""
     cache, end = ScoreCache(path), time.monotonic() + 200
-    keys = {pair_key("fake", text, "y"): text for text in texts}
+    keys = dict(zip(pair_keys("fake", texts, ["y"] * len(texts)), texts, strict=True))
     while len(found := cache.read([*keys])) < at_least:
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.01)

@@ -21,7 +21,7 @@ from replug.data import files
 from replug.models import score_cache
 from replug.models.black_box_lm import ContinuationScore, GenerateCall, Mixture, SampleCall, ScoreCall, sum_of
 from replug.models.generation import Generated, GenerationOptions
-from replug.models.score_cache import ScoreCache, Stored, call_keys, pair_key
+from replug.models.score_cache import ScoreCache, Stored, call_keys, pair_keys
 from tests.support.processes import PROCESSES
 
 UNIT = 20
@@ -32,7 +32,7 @@ def score_of(number: int, num_tokens: int = 5) -> ContinuationScore:
 
 
 def key_of(number: int) -> bytes:
-    return pair_key("lm", "prefix", str(number))
+    return pair_keys("lm", ["prefix"], [str(number)])[0]
 
 
 def unit_of(number: int, with_tokens: bool = False) -> dict[bytes, Stored]:
@@ -252,7 +252,7 @@ def test_the_rows_of_a_step_lie_side_by_side(path: Path) -> None:
 
     def step(number: int, queries: int) -> dict[bytes, Stored]:
         pairs = [(f"document {i}", f"{number} {query}") for query in range(queries) for i in range(20)]
-        keys = [pair_key("lm", *pair) for pair in pairs]
+        keys = pair_keys("lm", *zip(*pairs, strict=True))
         return dict.fromkeys(keys, sum_of(score))
 
     cache.store("lm", step(0, 5000))
