@@ -1,7 +1,7 @@
-"""What grows with the corpus: search, equal documents, loading, k-means, filling lists, BM25, checks before a run.
+"""What grows with the corpus: search, equal documents, loading, k-means, filling lists, BM25.
 
     python -m benchmarks.index_scale --rows 1000000 --dim 768
-        [--parts search equal load kmeans fill bm25 check weights]
+        [--parts search equal load kmeans fill bm25]
 
 Vectors and texts are synthetic, made from a seed: nothing but time and memory follows from them. Each line ends with
 the same for 36M documents of 768 dimensions, by bytes, by comparisons or by documents, whichever the time goes with.
@@ -15,19 +15,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import faiss
 import numpy as np
-import pyarrow as pa
 import torch
 
 from benchmarks.machine import describe_machine
 from benchmarks.vector_index import BLOCK_DOCUMENTS, make_plan
-from replug.config.load import load_config
-from replug.data.shards import DOCUMENT_SCHEMA, EXAMPLE_SCHEMA, ROWS_PER_BATCH, ROWS_PER_SHARD, prepared_folder
-from replug.data.store import PreparedSet
 from replug.index_workers.bm25 import search_bm25
 from replug.index_workers.exact_search import ExactShard
 from replug.index_workers.faiss_index import two_level_centroids
@@ -35,13 +31,7 @@ from replug.index_workers.kinds import POINTS_PER_LIST, IndexKind, preset_lists
 from replug.index_workers.searcher import open_shard
 from replug.index_workers.vectors import BlockVectors
 from replug.index_workers.version_store import VersionStore
-from replug.models.local.local_source import HuggingFaceSource
-from replug.models.local.weights import lm_identity
-from replug.models.packaged import resolve_lm_path
-from replug.models.preparing import LM_TOKENS
-from replug.train.data_checks import check_data
 
-ROOT = Path(__file__).parents[1]
 ROWS, DIM = 36_000_000, 768  # of the paper's corpus and its encoder
 K, BATCH, WORDS, VOCABULARY = 20, 64, 80, 200_000
 CPU = torch.device("cpu")
@@ -198,68 +188,6 @@ def run_bm25(kind: str, count: int) -> None:
     show(f"{what}, of one core", time.process_time() - start, ROWS / count)
 
 
-def processor_seconds(call: Callable[[], object]) -> float:
-    """Of this process, which other programs hardly change."""
-    start = time.process_time()
-    call()
-    return time.process_time() - start
-
-
-def measure_check(vectors: np.ndarray, folder: Path) -> None:
-    """Opening a prepared set, and what `train` looks at before it begins, with a text for each 45 documents.
-
-    One text in a hundred names a gold document. The paper's 800,000 texts are counted where preparing did not.
-    """
-    rows, path = len(vectors), resolve_lm_path("package:smollm2")
-    keys = [f"lm.path={path}", "data.source=null", f"data.prepared={folder}"]
-    config, source = load_config(ROOT / "configs/paper.yaml", keys), HuggingFaceSource(path)
-    write_set(folder / "set", rows, rows // 45, {"lm.path": path, LM_TOKENS: [338, 338]})
-    write_set(folder / "uncounted", 2_000, 2_000, {})
-    show("opening a prepared set", processor_seconds(lambda: PreparedSet(folder / "set")), ROWS / rows)
-    data, before = PreparedSet(folder / "set"), peak_bytes()
-    check_data(config, data, source)  # which imports and loads a tokenizer
-    show("its lengths, bounded by preparing", processor_seconds(lambda: check_data(config, data, source)), ROWS / rows)
-    print(f"peak memory {(peak_bytes() - before) / 2**20:,.0f} MiB", flush=True)
-    few = PreparedSet(folder / "uncounted")
-    show("4,000 texts counted; 800,000", processor_seconds(lambda: check_data(config, few, source)), 200)
-
-
-def write_set(folder: Path, documents: int, examples: int, inputs: dict[str, object]) -> None:
-    """Documents of 60 letters, texts of 256 words; written by column, since a million objects take longer."""
-    prepared = prepared_folder(folder)
-    prepared.claim(inputs)
-    (folder / "documents").mkdir()
-    for number, start in enumerate(range(0, documents, ROWS_PER_SHARD)):
-        ids = [f"text-{row // 9:08d}#{row % 9}" for row in range(start, min(start + ROWS_PER_SHARD, documents))]
-        columns = [ids, ["w" * 60] * len(ids), ["all"] * len(ids), [one.partition("#")[0] for one in ids]]
-        write_table(folder / f"documents/{number:05d}.arrow", DOCUMENT_SCHEMA, columns)
-    half = [f"{row:08d} " + "word " * 127 for row in range(examples)]
-    gold = [[f"text-{row // 9:08d}#{row % 9}"] if row % 100 == 0 else [] for row in range(examples)]
-    texts = [[str(row) for row in range(examples)], half, half, ["all"] * examples, ["s"] * examples, gold]
-    for split in ("queries", "heldout"):
-        write_table(folder / f"{split}.arrow", EXAMPLE_SCHEMA, texts)
-    files = [str(path.relative_to(folder)) for path in folder.rglob("*.arrow")]
-    proof = {"shared_sources": [], "equal_texts": []}
-    prepared.finish(files, {"disjoint": proof, "counts": {"documents": documents}})
-
-
-def write_table(path: Path, schema: pa.Schema, columns: Sequence[Sequence[object]]) -> None:
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
-        writer.write_table(pa.Table.from_arrays(arrays, schema=schema), ROWS_PER_BATCH)
-
-
-def measure_weights(vectors: np.ndarray, folder: Path) -> None:
-    """Hash the weights of an LM, 13 billion in 16 bits, from the page cache, as a run does once."""
-    (folder / "lm").mkdir()
-    with (folder / "lm/model.safetensors").open("wb") as file:
-        file.truncate(2 << 30)
-    grown = 26e9 / (2 << 30)
-    of = str(folder / "lm")
-    seconds = processor_seconds(lambda: lm_identity(of, torch.float16))
-    print(f"hashing the weights of an LM: {seconds:.2f} s for 2 GiB; of 26 GB: {seconds * grown:.0f} s", flush=True)
-
-
 PARTS = {
     "search": measure_search,
     "equal": measure_equal,
@@ -267,8 +195,6 @@ PARTS = {
     "kmeans": measure_kmeans,
     "fill": measure_fill,
     "bm25": measure_bm25,
-    "check": measure_check,
-    "weights": measure_weights,
 }
 
 
