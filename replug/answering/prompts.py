@@ -10,9 +10,11 @@ probability counts its end. The shots of a factor have the order of its block, s
 opening, which an LM reads once. Evidence first gives p(q|p) too; evidence, answer, question gives p(a|p) and p(q|a,p).
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from replug.config.errors import UserError
 from replug.data.row_files import read_rows
@@ -28,6 +30,7 @@ EVIDENCE_FIRST: Order = (EVIDENCE, QUESTION, ANSWER)
 QUESTION_FIRST: Order = (QUESTION, EVIDENCE, ANSWER)
 ANSWER_FIRST: Order = (EVIDENCE, ANSWER, QUESTION)
 LINE_ENDS = 2  # tokens that a question and an answer may have behind them
+AnyShot = TypeVar("AnyShot")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +117,29 @@ class AnswerPrompts:
         return self._opening(order) + STOP.join([*lines, f"{end}:"])
 
 
-def fit_shots(
+def fit_shots(shots: Sequence[AnyShot], fits: Callable[[Sequence[AnyShot]], bool]) -> Sequence[AnyShot]:
+    """Return the shots that a question's prompts have room for: the earliest go, and never the question's evidence.
+
+    `fits` says whether all its prompts fit with these shots. Where it never does, no shots are left: the caller cuts
+    the evidence, or refuses the question.
+    """
+    if fits(shots):
+        return shots
+    first = bisect_left(range(len(shots)), True, lo=min(1, len(shots)), key=lambda first: fits(shots[first:]))
+    return shots[first:]
+
+
+def fit_prompts(
     prompts: AnswerPrompts,
     asked: Iterable[tuple[str, str | None]],
     num_tokens: Callable[[str], int],
     max_tokens: int | None,
     max_new_tokens: int,
 ) -> AnswerPrompts:
-    """Return the prompts with as many shots as the longest one of a set can have; the earliest shots go.
+    """Return the prompts with the shots that fit before all that is asked (`fit_shots`).
 
-    `asked` are the set's questions with the evidence they are asked with, None for closed book; `max_tokens` is what
-    the LM holds, with an answer of `max_new_tokens`. Raises UserError if a prompt does not fit without shots.
+    `asked` is a question with each evidence that it is asked with, None for closed book; `max_tokens` is what the LM
+    holds, with an answer of `max_new_tokens`. Raises UserError if a prompt does not fit without shots.
     """
     if max_tokens is None:
         return prompts
@@ -134,10 +149,16 @@ def fit_shots(
         own = num_tokens(bare.ask(question, evidence)), question
         longest[evidence is not None] = max(longest.get(evidence is not None, (0, "")), own)
     room = max_tokens - max_new_tokens - LINE_ENDS
-    for first in range(len(prompts.shots) + 1):
-        fewer = AnswerPrompts(prompts.shots[first:], prompts.question_first)
-        if all(_fits(fewer, has_evidence, length, num_tokens, room) for has_evidence, (length, _) in longest.items()):
-            return fewer
+
+    def fits(shots: Sequence[Shot]) -> bool:
+        fewer = AnswerPrompts(shots, prompts.question_first)
+        return all(
+            _fits(fewer, has_evidence, length, num_tokens, room) for has_evidence, (length, _) in longest.items()
+        )
+
+    fewer = AnswerPrompts(fit_shots(prompts.shots, fits), prompts.question_first)
+    if fewer.shots or fits(()):
+        return fewer
     length, question = max(longest.values())
     raise UserError(
         f"the prompt of {question!r} has {length} tokens without shots, and the LM holds {max_tokens}, "

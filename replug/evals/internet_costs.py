@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from replug.answering.factors import Factors
-from replug.answering.prompts import ANSWER, EVIDENCE, QUESTION, AnswerPrompts, fit_shots
+from replug.answering.prompts import ANSWER, EVIDENCE, QUESTION, AnswerPrompts, fit_prompts
 from replug.answering.rerankers import Reranker
 from replug.evals.internet_sets import Prepared
 from replug.evals.kinds import PromptedLM
@@ -139,7 +139,7 @@ def fitting_prompts(prepared: Prepared, lm: PromptedLM, max_new_tokens: int) -> 
         for question in prepared.questions
         for text in (None, *prepared.evidence(question))
     )
-    fitting = fit_shots(prompts, asked, count, limit, max_new_tokens)
+    fitting = fit_prompts(prompts, asked, count, limit, max_new_tokens)
     if len(fitting.shots) < len(prompts.shots):
         log.warning(
             f"{len(fitting.shots)} of {len(prompts.shots)} shots fit beside the longest evidence: the LM holds {limit} "

@@ -3,9 +3,9 @@
 Each demonstration has the first document found for it before it (REPLUG, section 6.2, and the appendix's prompt). The
 LM's probability of each letter is mixed over K documents (`models.ensemble`); the largest answers.
 
-Where the LM holds fewer tokens, the last demonstrations are dropped until all prompts of a question fit, as Hendrycks
-et al.'s code does. Only where none is left is a document cut (`lm.too_long`). The paper's "All" is called the mean of
-four categories, which is 69.75 for Codex and not the 68.3 that is printed: so there are three means.
+Where the LM holds fewer tokens, the earliest demonstrations are left out (`evals.few_shot`); Hendrycks et al.'s code
+leaves out the last. The paper's "All" is called the mean of four categories, which is 69.75 for Codex and not the 68.3
+that is printed: so there are three means.
 """
 
 import csv
@@ -25,12 +25,12 @@ from replug.config.methods import Method
 from replug.config.rules import tokens_read
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook
-from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
+from replug.evals.few_shot import FewShot, FewShotPrompts, dropped_shots, few_shot
+from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM
 from replug.evals.loop import Item, Metric, Outcome, Outcomes, Task
 from replug.evals.questions import BETWEEN_BLOCKS, knowledge_line, queries_of, question_problems
 from replug.models.black_box_lm import AsyncLM, common_read
 from replug.models.ensemble import MovingWeights, log_softmax, mix
-from replug.models.prompt import PromptTemplate
 
 # Hendrycks et al.'s own categories.
 CATEGORIES = {
@@ -62,6 +62,7 @@ LETTERS = ("A", "B", "C", "D")
 CONTINUATIONS = tuple(f" {letter}" for letter in LETTERS)
 NUM_DEMONSTRATIONS = 5
 FIELDS = "question, A, B, C, D, answer"
+ROOM = 4  # tokens kept free for a letter: one in all vocabularies known to us
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,10 @@ class MmluQuestion:
     example: Item
     choices: tuple[str, str, str, str]
     answer: int
+
+
+ShotWithDocument = tuple[MmluQuestion, str | None]
+Shots = Mapping[str, Mapping[str, Sequence[ShotWithDocument]]]  # by method and subject
 
 
 def read_mmlu(
@@ -100,28 +105,16 @@ def read_mmlu(
     return questions, demonstrations
 
 
-def mmlu_prompt(
-    question: MmluQuestion,
-    demonstrations: Sequence[MmluQuestion],
-    document: str | None = None,
-    demonstration_documents: Sequence[str | None] | None = None,
-) -> str:
-    """Return what the LM reads before one of CONTINUATIONS. Raises what `mmlu_opening` does."""
-    opening = mmlu_opening(question.example.group, demonstrations, demonstration_documents)
-    return opening + _block(question, document)
+def mmlu_prompt(question: MmluQuestion, shots: Sequence[ShotWithDocument] = (), document: str | None = None) -> str:
+    """Return what the LM reads before one of CONTINUATIONS."""
+    return mmlu_opening(question.example.group, shots) + _block(question, document)
 
 
-def mmlu_opening(
-    subject: str, demonstrations: Sequence[MmluQuestion], documents: Sequence[str | None] | None = None
-) -> str:
-    """Return what the prompts of a subject begin with: header, and demonstrations with documents and answers.
-
-    Raises ValueError where there are documents for the demonstrations, but not one for each.
-    """
+def mmlu_opening(subject: str, shots: Sequence[ShotWithDocument]) -> str:
+    """Return what the prompts of a subject begin with: header, and demonstrations with documents and answers."""
     header = f"The following are multiple choice questions (with answers) about {subject.replace('_', ' ')}."
-    given = [None] * len(demonstrations) if documents is None else documents
-    shots = (f"{_block(shot, text)} {LETTERS[shot.answer]}" for shot, text in zip(demonstrations, given, strict=True))
-    return "".join(f"{block}{BETWEEN_BLOCKS}" for block in (header, *shots))
+    shown = (f"{_block(shot, text)} {LETTERS[shot.answer]}" for shot, text in shots)
+    return "".join(f"{block}{BETWEEN_BLOCKS}" for block in (header, *shown))
 
 
 def mmlu_choice(question: MmluQuestion, letter_logprobs: np.ndarray, log_weights: np.ndarray) -> tuple[int, float]:
@@ -189,45 +182,6 @@ def _rows(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 ROOM = 4  # tokens kept free for a letter: one in all vocabularies known to us
 
-# By method and subject, the document of each demonstration; None for demonstrations without.
-ShotDocuments = Mapping[str, Mapping[str, Sequence[str | None] | None]]
-
-
-@dataclass(frozen=True, slots=True)
-class MmluAsked:
-    """The prompts [K] of a question under a method, one for each text, which all begin with `opening`."""
-
-    opening: str
-    prompts: tuple[str, ...]
-    num_shots: int
-
-
-class MmluPrompts:
-    """`demonstrations` by subject, their documents by method. `counting` knows the LM's limit, `template` may cut."""
-
-    def __init__(
-        self,
-        template: PromptTemplate,
-        counting: PromptTemplate,
-        demonstrations: Mapping[str, Sequence[MmluQuestion]],
-        documents: ShotDocuments,
-    ) -> None:
-        self._template, self._counting = template, counting
-        self._demonstrations, self._documents = demonstrations, documents
-        self.letters = [template.continuation(letter) for letter in CONTINUATIONS]
-
-    def of(self, question: MmluQuestion, method: str, evidence: Evidence) -> MmluAsked:
-        """Return a question's prompts under a method. Raises UnscorableText where the question alone does not fit."""
-        subject = question.example.group
-        all_shots, documents = self._demonstrations[subject], self._documents[method][subject]
-        for num in range(len(all_shots), -1, -1):
-            shots, given = all_shots[:num], documents and documents[:num]
-            build = self._template.around(partial(mmlu_prompt, question, shots, demonstration_documents=given))
-            if all(self._counting.holds(build(text), ROOM) for text in evidence.texts):
-                break
-        prompts = [self._template.fit(text, build, ROOM, evidence.is_concatenated) for text in evidence.texts]
-        return MmluAsked(self._template.opening(mmlu_opening(subject, shots, given)), tuple(prompts), num)
-
 
 class Mmlu(Task):
     """The letters of one prompt are asked together, so that a local LM reads the prompt once."""
@@ -242,8 +196,9 @@ class Mmlu(Task):
         "accuracy_best_document": Metric("correct_best_document", may_be_unknown=True),  # by an oracle
     }
 
-    def __init__(self, lm: AsyncLM, prompts: MmluPrompts, questions: Sequence[MmluQuestion]) -> None:
-        self._lm, self._prompts, self._questions = lm, prompts, questions
+    def __init__(self, lm: AsyncLM, few_shot: FewShot, questions: Sequence[MmluQuestion], shots: Shots) -> None:
+        self._lm, self._few_shot, self._questions, self._shots = lm, few_shot, questions, shots
+        self._letters = [few_shot.template.continuation(letter) for letter in CONTINUATIONS]
         subjects = [question.example.group for question in questions]
         self._sizes = Counter([*subjects, *(CATEGORY_OF[subject] for subject in subjects)])
         self.examples = [question.example for question in questions]
@@ -260,7 +215,7 @@ class Mmlu(Task):
 
     def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
         question = self._questions[row]
-        asked = {name: self._prompts.of(question, name, one) for name, one in evidence.items()}
+        asked = {name: self._asked(question, name, one) for name, one in evidence.items()}
         by_opening: dict[str, set[str]] = {}
         for one in asked.values():
             by_opening.setdefault(one.opening, set()).update(one.prompts)
@@ -273,18 +228,23 @@ class Mmlu(Task):
                 name: np.stack([letters[one.opening, prompt] for prompt in one.prompts]) for name, one in asked.items()
             }
             return {
-                name: self._outcome(question, found[name], one, read[name](), asked[name].num_shots)
+                name: self._outcome(question, found[name], one, read[name](), asked[name])
                 for name, one in evidence.items()
             }
 
         return finish
 
-    def _read(self, asked: MmluAsked, read: int) -> Callable[[], np.ndarray | None]:
+    def _asked(self, question: MmluQuestion, method: str, evidence: Evidence) -> FewShotPrompts:
+        subject = question.example.group
+        opening, prompt = partial(mmlu_opening, subject), partial(mmlu_prompt, question)
+        return self._few_shot.ask(question.example.id, self._shots[method][subject], opening, prompt, evidence)
+
+    def _read(self, asked: FewShotPrompts, read: int) -> Callable[[], np.ndarray | None]:
         """Ask for log-probs [K, N] of what all prompts end with, in a call of its own: letters keep their numbers."""
         if not read or len(asked.prompts) == 1:
             return lambda: None
         prompts = list(dict.fromkeys(asked.prompts))
-        future = self._lm.submit(prompts, self._prompts.letters[:1] * len(prompts), opening=asked.opening, read=read)
+        future = self._lm.submit(prompts, self._letters[:1] * len(prompts), opening=asked.opening, read=read)
 
         def answers() -> np.ndarray:
             scores = dict(zip(prompts, future.result(), strict=True))
@@ -295,7 +255,7 @@ class Mmlu(Task):
     def _ask(self, opening: str, prompts: Sequence[str]) -> Callable[[], dict[str, np.ndarray]]:
         """Ask for the four letters' log-probs [4] by prompt, in one call, in the texts' order."""
         repeated = [prompt for prompt in prompts for _ in LETTERS]
-        future = self._lm.submit(repeated, self._prompts.letters * len(prompts), opening=opening)
+        future = self._lm.submit(repeated, self._letters * len(prompts), opening=opening)
 
         def answers() -> dict[str, np.ndarray]:
             letters = np.array([score.sum_logprob for score in future.result()]).reshape(len(prompts), len(LETTERS))
@@ -305,11 +265,16 @@ class Mmlu(Task):
 
     def shown(self, row: int, method: str, evidence: Evidence) -> dict[str, Any]:
         question = self._questions[row]
-        asked = self._prompts.of(question, method, evidence)
+        asked = self._asked(question, method, evidence)
         return {"references": [LETTERS[question.answer]], "prompt": asked.prompts[0]}
 
     def _outcome(
-        self, question: MmluQuestion, letters: np.ndarray, evidence: Evidence, read: np.ndarray | None, num_shots: int
+        self,
+        question: MmluQuestion,
+        letters: np.ndarray,
+        evidence: Evidence,
+        read: np.ndarray | None,
+        asked: FewShotPrompts,
     ) -> Outcome:
         """Mix log-probs [K, 4] by the weights [K] before the answer, which `read` [K, N] of the question has moved."""
         moving = MovingWeights(evidence.log_prior, evidence.weighting.share, evidence.weighting.prune, read)
@@ -325,7 +290,7 @@ class Mmlu(Task):
             "correct_category_share": category_share * is_correct,
             "category_share": category_share,
             "right_probability": right_probability,
-            "shots": float(num_shots),
+            **asked.numbers,
             "correct_best_document": float((documents.argmax(axis=1) == question.answer).any()),
         }
         final = evidence.final(moving.weights)
@@ -339,19 +304,20 @@ def mmlu_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset
     questions = [question for some in by_subject.values() for question in some[: config.questions.max_questions]]
 
     def make_task(asked: PromptedLM | None, book: EvidenceBook) -> Mmlu:
-        from replug.models.build import counting_template  # brings torch: only once the configuration is checked
-
         assert asked is not None
         row, wanted = itertools.count(len(questions)), config.questions.documents_in_shots
         places = {subject: [next(row) for _ in shots] for subject, shots in demonstrations.items()}
-        documents = {
+        by_method = {
             method.name: {
-                name: [book.nearest(method, at) for at in of] if wanted else None for name, of in places.items()
+                subject: [
+                    (shot, book.nearest(method, place) if wanted else None)
+                    for shot, place in zip(shots, places[subject], strict=True)
+                ]
+                for subject, shots in demonstrations.items()
             }
             for method in book.methods
         }
-        prompts = MmluPrompts(asked.template, counting_template(asked.source), demonstrations, documents)
-        return Mmlu(asked.lm, prompts, questions)
+        return Mmlu(asked.lm, few_shot(asked, ROOM), questions, by_method)
 
     shots = [shot for some in demonstrations.values() for shot in some]
     examples = [question.example for question in (*questions, *shots)]
@@ -370,19 +336,6 @@ def mmlu_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterat
             f"methods: {moving[0]}; an answer of mmlu is one letter, so only the question moves the weights; expected "
             "ensemble.read above 0, tokens of it that do"
         )
-
-
-def dropped_shots(finished: Finished) -> list[str]:
-    """Return how many questions had fewer demonstrations than were asked for, by method."""
-    lines, wanted = [], _num_shots(finished.config)
-    for method in finished.book.methods:
-        fewer = sum(row["methods"][method.name]["numbers"]["shots"] < wanted for row in finished.rows)
-        if fewer:
-            lines.append(
-                f"{method.name}: {fewer} of {len(finished.rows)} questions had fewer than {wanted} demonstrations, "
-                "since the LM holds no more tokens."
-            )
-    return lines
 
 
 EVALUATION = EvaluationKind(mmlu_dataset, mmlu_problems, add_findings=dropped_shots)

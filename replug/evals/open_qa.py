@@ -9,6 +9,7 @@ document they hold: a server that keeps prefixes computes the demonstrations onc
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from replug.config.evaluation_schema import EvaluationConfig
@@ -16,6 +17,7 @@ from replug.data.answers import exact_match, has_answer, token_f1
 from replug.data.rows import one_line, question_prompt
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook
+from replug.evals.few_shot import FewShot, FewShotPrompts, dropped_shots, few_shot
 from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM
 from replug.evals.loop import Metric, Outcome, Outcomes, Task
 from replug.evals.questions import (
@@ -33,11 +35,9 @@ from replug.evals.questions import (
 )
 from replug.models.black_box_lm import AsyncLM
 from replug.models.generation import Generated, GenerationOptions
-from replug.models.prompt import PromptTemplate
 
 NUM_DEMONSTRATIONS = 16
-# By method, the documents that its demonstrations have; None for demonstrations without.
-DemonstrationDocuments = Mapping[str, Sequence[str | None] | None]
+ShotWithDocument = tuple[OpenQuestion, str | None]
 
 
 class OpenQa(Task):
@@ -47,26 +47,19 @@ class OpenQa(Task):
         "exact_match": Metric("exact_match"),
         "f1": Metric("f1"),
         "answer_recall": Metric("answer_recall"),  # some document holds an accepted answer
+        "shots": Metric("shots"),  # demonstrations that the LM had room for
     }
 
     def __init__(
         self,
         lm: AsyncLM,
-        template: PromptTemplate,
+        few_shot: FewShot,
         questions: Sequence[OpenQuestion],
-        demonstrations: Sequence[OpenQuestion],
-        documents: DemonstrationDocuments,
+        shots: Mapping[str, Sequence[ShotWithDocument]],
         max_new_tokens: int,
     ) -> None:
-        self._lm, self._template, self._questions = lm, template, questions
-        self._demonstrations, self._documents = demonstrations, documents
+        self._lm, self._few_shot, self._questions, self._shots = lm, few_shot, questions, shots
         self._max_new_tokens = max_new_tokens
-        self._options = {
-            method: GenerationOptions(
-                max_new_tokens, STOP, opening=template.opening(open_qa_opening(demonstrations, given))
-            )
-            for method, given in documents.items()
-        }
         self.examples = [question.example for question in questions]
 
     def compared(self, row: int) -> tuple[str, ...]:
@@ -74,55 +67,42 @@ class OpenQa(Task):
 
     def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
         question = self._questions[row]
+        asked = {name: self._asked(name, question, one) for name, one in evidence.items()}
         futures = {
-            name: self._lm.submit_answer(one.mixture(self._prompts(name, question, one)), self._options[name])
-            for name, one in evidence.items()
+            name: self._lm.submit_answer(
+                evidence[name].mixture(one.prompts), GenerationOptions(self._max_new_tokens, STOP, opening=one.opening)
+            )
+            for name, one in asked.items()
         }
         return lambda: {
-            name: open_qa_outcome(question, evidence[name], future.result()) for name, future in futures.items()
+            name: open_qa_outcome(question, evidence[name], future.result(), asked[name])
+            for name, future in futures.items()
         }
 
     def shown(self, row: int, method: str, evidence: Evidence) -> dict[str, Any]:
         question = self._questions[row]
-        return {"references": list(question.answers), "prompt": self._prompts(method, question, evidence)[0]}
+        return {"references": list(question.answers), "prompt": self._asked(method, question, evidence).prompts[0]}
 
-    def _prompts(self, method: str, question: OpenQuestion, evidence: Evidence) -> list[str]:
-        def build(document: str | None) -> str:
-            return open_qa_prompt(question, self._demonstrations, document, self._documents[method])
-
-        asked = self._template.around(build)
-        return [
-            self._template.fit(text, asked, self._max_new_tokens, evidence.is_concatenated) for text in evidence.texts
-        ]
+    def _asked(self, method: str, question: OpenQuestion, evidence: Evidence) -> FewShotPrompts:
+        prompt = partial(open_qa_prompt, question)
+        return self._few_shot.ask(question.example.id, self._shots[method], open_qa_opening, prompt, evidence)
 
 
-def open_qa_prompt(
-    question: OpenQuestion,
-    demonstrations: Sequence[OpenQuestion],
-    document: str | None = None,
-    demonstration_documents: Sequence[str | None] | None = None,
-) -> str:
-    """Return what the LM continues until STOP. Raises what `open_qa_opening` does."""
-    return open_qa_opening(demonstrations, demonstration_documents) + _block(question, document)
+def open_qa_prompt(question: OpenQuestion, shots: Sequence[ShotWithDocument], document: str | None = None) -> str:
+    """Return what the LM continues until STOP."""
+    return open_qa_opening(shots) + _block(question, document)
 
 
-def open_qa_opening(demonstrations: Sequence[OpenQuestion], documents: Sequence[str | None] | None = None) -> str:
-    """Return what the prompts of all questions begin with: demonstrations with their first answer.
-
-    Raises ValueError where there are documents for the demonstrations, but not one for each.
-    """
-    given = [None] * len(demonstrations) if documents is None else documents
-    return "".join(
-        f"{_block(shot, text)} {one_line(shot.answers[0])}{BETWEEN_BLOCKS}"
-        for shot, text in zip(demonstrations, given, strict=True)
-    )
+def open_qa_opening(shots: Sequence[ShotWithDocument]) -> str:
+    """Return what the prompts of questions begin with: demonstrations with their first answer."""
+    return "".join(f"{_block(shot, text)} {one_line(shot.answers[0])}{BETWEEN_BLOCKS}" for shot, text in shots)
 
 
 def _block(question: OpenQuestion, document: str | None) -> str:
     return knowledge_line(document) + question_prompt(question.example.query)
 
 
-def open_qa_outcome(question: OpenQuestion, evidence: Evidence, generated: Generated) -> Outcome:
+def open_qa_outcome(question: OpenQuestion, evidence: Evidence, generated: Generated, asked: FewShotPrompts) -> Outcome:
     """Return how right the first line of what the LM wrote is, and whether some document holds an answer."""
     prediction = generated.text.partition(STOP)[0].strip()
     recall = any(has_answer(document, question.answers) for document in evidence.texts if document is not None)
@@ -130,6 +110,7 @@ def open_qa_outcome(question: OpenQuestion, evidence: Evidence, generated: Gener
         "exact_match": exact_match(prediction, question.answers),
         "f1": token_f1(prediction, question.answers),
         "answer_recall": float(recall),
+        **asked.numbers,
     }
     return Outcome(numbers, {"answer": prediction, **evidence.final(generated.weights)})
 
@@ -141,8 +122,8 @@ def open_qa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalData
     pool = read_questions(str(keys.path), config.data.fields)
     if keys.demonstrations:
         questions = draw_questions(pool, keys.max_questions, config.seed)
-        shown = read_questions(keys.demonstrations, config.data.fields)
-        demonstrations = draw_demonstrations(shown, questions, shots, demonstration_seed(keys, config.seed))
+        pool_of_shots = read_questions(keys.demonstrations, config.data.fields)
+        demonstrations = draw_demonstrations(pool_of_shots, questions, shots, demonstration_seed(keys, config.seed))
     else:
         demonstrations, rest = hold_out_demonstrations(pool, shots, config.seed)
         questions = draw_questions(rest, keys.max_questions, config.seed)
@@ -150,14 +131,18 @@ def open_qa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalData
     def make_task(asked: PromptedLM | None, book: EvidenceBook) -> OpenQa:
         assert asked is not None
         places = range(len(questions), len(questions) + len(demonstrations))
-        documents = {
-            method.name: [book.nearest(method, place) for place in places] if keys.documents_in_shots else None
+        shown = keys.documents_in_shots
+        by_method = {
+            method.name: [
+                (shot, book.nearest(method, place) if shown else None)
+                for shot, place in zip(demonstrations, places, strict=True)
+            ]
             for method in book.methods
         }
-        return OpenQa(asked.lm, asked.template, questions, demonstrations, documents, keys.max_new_tokens)
+        return OpenQa(asked.lm, few_shot(asked, keys.max_new_tokens), questions, by_method, keys.max_new_tokens)
 
     asked_for = [question.example for question in [*questions, *demonstrations]]
     return EvalDataset(queries_of(config, asked_for), make_task, [example.query for example in asked_for])
 
 
-EVALUATION = EvaluationKind(open_qa_dataset, question_problems)
+EVALUATION = EvaluationKind(open_qa_dataset, question_problems, add_findings=dropped_shots)

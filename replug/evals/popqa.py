@@ -13,6 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from replug.data.files import write_json
 from replug.data.folder import require_checksums, write_checksums
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook
+from replug.evals.few_shot import FewShot, FewShotPrompts, dropped_shots, few_shot
 from replug.evals.folder import EvaluationFolder
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
 from replug.evals.loop import Item, Metric, Outcome, Outcomes, Task
@@ -50,7 +52,6 @@ from replug.evals.results import Results
 from replug.evals.tables import Block, Table
 from replug.models.black_box_lm import AsyncLM
 from replug.models.generation import Generated, GenerationOptions
-from replug.models.prompt import PromptTemplate
 
 SCALES = {
     PAGE_VIEWS: "Popularity is monthly page views of the subject (s_pop).",
@@ -96,25 +97,21 @@ class PopQa(Task):
         "retriever_calls": Metric("retriever_calls"),
         "prompt_tokens": Metric("prompt_tokens", may_be_unknown=True),
         "generated_tokens": Metric("generated_tokens"),
+        "shots": Metric("shots"),  # demonstrations that the LM had room for
     }
 
     def __init__(
         self,
         lm: AsyncLM,
-        template: PromptTemplate,
+        few_shot: FewShot,
         asked: Sequence[Asked],
         shots: Shots,
         book: EvidenceBook,
         max_new_tokens: int,
     ) -> None:
-        self._lm, self._template, self._asked, self._shots, self._book = lm, template, asked, shots, book
+        self._lm, self._few_shot, self._asked, self._shots, self._book = lm, few_shot, asked, shots, book
         self._methods = {method.name: method for method in book.methods}
-        self._options = {
-            key: GenerationOptions(
-                max_new_tokens, STOP if shown else None, opening=template.opening(popqa_opening(shown))
-            )
-            for key, shown in shots.items()
-        }
+        self._max_new_tokens = max_new_tokens
         self._popularity = {one.question.example.id: one.popularity for one in asked}
         self.examples = [one.question.example for one in asked]
 
@@ -126,32 +123,31 @@ class PopQa(Task):
         return question.example.query, *question.answers
 
     def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
+        question = self._asked[row].question
+        asked = {name: self._prompts(name, question, one) for name, one in evidence.items()}
         futures = {
-            name: self._lm.submit_answer(
-                one.mixture(self._prompts(name, self._asked[row].question, one)),
-                self._options[name, self._asked[row].question.relation],
-            )
-            for name, one in evidence.items()
+            name: self._lm.submit_answer(evidence[name].mixture(one.prompts), self._options(name, question, one))
+            for name, one in asked.items()
         }
-        return lambda: {name: self._outcome(row, name, evidence[name], f.result()) for name, f in futures.items()}
+        return lambda: {
+            name: self._outcome(row, name, evidence[name], asked[name], f.result()) for name, f in futures.items()
+        }
 
     def shown(self, row: int, method: str, evidence: Evidence) -> dict[str, Any]:
         question = self._asked[row].question
-        return {"references": list(question.answers), "prompt": self._prompts(method, question, evidence)[0]}
+        return {"references": list(question.answers), "prompt": self._prompts(method, question, evidence).prompts[0]}
 
-    def _prompts(self, method: str, question: PopQuestion, evidence: Evidence) -> list[str]:
-        key = (method, question.relation)
+    def _prompts(self, method: str, question: PopQuestion, evidence: Evidence) -> FewShotPrompts:
+        shots, prompt = self._shots[method, question.relation], partial(popqa_prompt, question.example.query)
+        return self._few_shot.ask(question.example.id, shots, popqa_opening, prompt, evidence)
 
-        def build(document: str | None) -> str:
-            return popqa_prompt(question.example.query, document, self._shots[key])
+    def _options(self, method: str, question: PopQuestion, asked: FewShotPrompts) -> GenerationOptions:
+        stop = STOP if self._shots[method, question.relation] else None
+        return GenerationOptions(self._max_new_tokens, stop, opening=asked.opening)
 
-        asked = self._template.around(build)
-        return [
-            self._template.fit(text, asked, self._options[key].max_new_tokens, evidence.is_concatenated)
-            for text in evidence.texts
-        ]
-
-    def _outcome(self, row: int, name: str, evidence: Evidence, generated: Generated) -> Outcome:
+    def _outcome(
+        self, row: int, name: str, evidence: Evidence, prompts: FewShotPrompts, generated: Generated
+    ) -> Outcome:
         asked, method = self._asked[row], self._methods[name]
         prediction = first_line(generated.text)
         known = {
@@ -162,6 +158,7 @@ class PopQa(Task):
             "popularity": asked.popularity,
             "frequency": asked.frequency,
             **self._costs(row, method, generated),
+            **prompts.numbers,
             "mean_logprob": generated.mean_logprob,
             "mean_entropy": generated.mean_entropy,
         }
@@ -207,7 +204,8 @@ def popqa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDatase
                 by_method[method.name, relation] = [
                     Shot(shot.example.query, shot.object, passage) for shot, passage in zip(some, passages, strict=True)
                 ]
-        return PopQa(prompted.lm, prompted.template, asked, by_method, book, config.questions.max_new_tokens)
+        room = config.questions.max_new_tokens
+        return PopQa(prompted.lm, few_shot(prompted, room), asked, by_method, book, room)
 
     examples = [question.example for question in (*questions, *shots.values())]
     return EvalDataset(queries_of(config, examples), make_task, [example.query for example in examples])
@@ -280,7 +278,12 @@ def add_popqa_findings(finished: Finished) -> list[Block]:
             if correlation is not None and not group.startswith("popularity "):
                 entries[_named("correlation", group)] = {"value": correlation, "n": len(rows)}
     scale = SCALES[_any_outcome(finished.rows[0])["detail"]["popularity_from"]]
-    return [scale, _frequent_answers_table(members), _correlation_table(results, members)]
+    return [
+        scale,
+        *dropped_shots(finished),
+        _frequent_answers_table(members),
+        _correlation_table(results, members),
+    ]
 
 
 def _members_by_group(rows: Sequence[Row]) -> dict[str, list[Row]]:

@@ -107,7 +107,7 @@ def subject_of(relation: str, question: str) -> str | None:
     return subject if subject.strip() and question == f"{before}{subject}{after}" else None
 
 
-def popqa_prompt(question: str, passage: str | None, shots: Sequence[Shot] = ()) -> str:
+def popqa_prompt(question: str, shots: Sequence[Shot] = (), passage: str | None = None) -> str:
     """Return what the LM continues: the shots, the passage, the question."""
     return popqa_opening(shots) + _block(question, passage)
 

@@ -134,10 +134,17 @@ class PromptTemplate:
                 wholes[row] = self.prefix(*parts[row])
         return wholes
 
-    def fit(self, document: str | None, build: Build, num_after: int, keep_end: bool = False) -> str:
+    @property
+    def cuts(self) -> bool:
+        """Return whether too long inputs are cut."""
+        return self._max_tokens is not None
+
+    def fit(
+        self, document: str | None, build: Build, num_after: int, keep_end: bool = False, name: str | None = None
+    ) -> str:
         """Return what `build` makes of the document, cut where the prompt and `num_after` tokens would not fit.
 
-        Raises UnscorableText where they do not fit without a document either.
+        Raises UnscorableText with the question's name where they do not fit without a document either.
         """
         whole = build(document)
         if self._surely_holds(whole, num_after):
@@ -154,9 +161,9 @@ class PromptTemplate:
                 excess = self._excess_of(whole, num_after)
         if excess > 0:
             raise UnscorableText(
-                f"a prompt is {excess} tokens too long without any document: the LM holds {self._max_tokens}, "
-                f"{num_after} of them for the answer; expected fewer demonstrations (questions.shots), or "
-                "demonstrations without documents (questions.documents_in_shots=false)"
+                f"{'a prompt' if name is None else f'question {name}: its prompt'} is {excess} tokens too long without "
+                f"any document: the LM holds {self._max_tokens}, {num_after} of them for the answer; expected a "
+                "shorter question"
             )
         return whole
 

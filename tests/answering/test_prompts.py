@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.answering.prompts import AnswerPrompts, Shot, fit_shots, read_shots
+from replug.answering.prompts import AnswerPrompts, Shot, fit_prompts, read_shots
 from replug.config.errors import UserError
 from tests.support.answering_questions import PROMPTS, QUESTION, SHOTS, TEXTS
 
@@ -52,14 +52,14 @@ def longest(prompts: AnswerPrompts, asked: list[tuple[str, str | None]]) -> int:
 def test_the_earliest_shots_go_until_every_prompt_fits_and_all_have_the_same() -> None:
     asked: list[tuple[str, str | None]] = [(QUESTION, text) for text in TEXTS] + [("a long question " * 5, None)]
     whole = longest(PROMPTS, asked)
-    assert fit_shots(PROMPTS, asked, num_words, whole + 10 + 2, 10).shots == tuple(SHOTS)
-    assert fit_shots(PROMPTS, asked, num_words, whole + 10 + 1, 10).shots == tuple(SHOTS[1:])
+    assert fit_prompts(PROMPTS, asked, num_words, whole + 10 + 2, 10).shots == tuple(SHOTS)
+    assert fit_prompts(PROMPTS, asked, num_words, whole + 10 + 1, 10).shots == tuple(SHOTS[1:])
     alone = longest(AnswerPrompts(()), asked)
-    assert fit_shots(PROMPTS, asked, num_words, alone + 12, 10).shots == ()
-    assert fit_shots(PROMPTS, asked, num_words, None, 10) is PROMPTS
-    assert fit_shots(PROMPTS, [], num_words, 1, 10).shots == tuple(SHOTS)
+    assert fit_prompts(PROMPTS, asked, num_words, alone + 12, 10).shots == ()
+    assert fit_prompts(PROMPTS, asked, num_words, None, 10) is PROMPTS
+    assert fit_prompts(PROMPTS, [], num_words, 1, 10).shots == tuple(SHOTS)
     with pytest.raises(UserError, match=r"has \d+ tokens without shots, and the LM holds .* shorter evidence"):
-        fit_shots(PROMPTS, asked, num_words, alone + 11, 10)
+        fit_prompts(PROMPTS, asked, num_words, alone + 11, 10)
 
 
 # Shots of a file, and ours ---------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 
 from replug.answering.prompts import LINE_ENDS, Shot
 from replug.commands.ask import AskOptions
-from replug.commands.asking.reply import Reply, ensemble_prompts, fit_passages, fit_prompts, print_reply
+from replug.commands.asking.reply import Reply, ensemble_prompts, fit_passages, print_reply, prompts_that_fit
 from replug.config.errors import UserError
 from replug.config.schema import LMConfig
 from replug.models.build import lm_source
@@ -38,13 +38,13 @@ def test_the_earliest_shots_go_and_then_the_end_of_the_evidence(source, caplog):
     long, short = passage("the cat sat " * 100), passage("the cat sat")
     with caplog.at_level(logging.INFO, logger="replug"):
         fitted = fit_passages(source, QUESTION, [short, long], NEW_TOKENS)
-        prompts = fit_prompts(source, SHOTS, QUESTION, fitted, NEW_TOKENS)
+        prompts = prompts_that_fit(source, SHOTS, QUESTION, fitted, NEW_TOKENS)
     assert "1 of 2 passages were cut at their end" in caplog.text and "room for 0 of 3 shots" in caplog.text
     for one in fitted:
         assert length(source, prompts.ask(QUESTION, one.text)) <= MAX_TOKENS - NEW_TOKENS - LINE_ENDS
     assert fitted[0] == short
     assert long.text.startswith(fitted[1].text) and len(fitted[1].text) > 100
-    assert fit_prompts(source, SHOTS[:1], QUESTION, [short], NEW_TOKENS).shots == tuple(SHOTS[:1])
+    assert prompts_that_fit(source, SHOTS[:1], QUESTION, [short], NEW_TOKENS).shots == tuple(SHOTS[:1])
 
 
 def test_a_question_that_fits_no_prompt_is_refused(source):

@@ -13,27 +13,24 @@ from replug.config.errors import RunError, UserError
 from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
 from replug.config.methods import Method
 from replug.evals.evidence import NOTHING, Evidence
-from replug.evals.kinds import Finished, PromptedLM
+from replug.evals.few_shot import FewShot
+from replug.evals.kinds import PromptedLM
 from replug.evals.loop import Item
 from replug.evals.mmlu import (
     CATEGORY_OF,
     CONTINUATIONS,
     ROOM,
     Mmlu,
-    MmluPrompts,
     MmluQuestion,
-    dropped_shots,
     mmlu_choice,
     mmlu_dataset,
     mmlu_prompt,
     read_mmlu,
 )
-from replug.models.black_box_lm import UnscorableText
 from replug.models.ensemble import MovingWeights, Weighting, prior_log_weights
 from replug.models.prompt import PromptTemplate
 from tests.support.known_lm import ImmediateLM, KnownLM, outcome_rows
 from tests.support.shared_data import shared
-from tests.support.tokenizers import letters_tokenizer
 
 DEV = "".join(f"shot {number}?,1,2,3,4,B\n" for number in range(5))
 TEST = "asked?,1,2,3,4,B\n"
@@ -43,39 +40,12 @@ def question(text: str) -> MmluQuestion:
     return MmluQuestion(Item(text, text, "anatomy"), ("p", "q", "r", "s"), 0)
 
 
-SHOTS = [question(f"shot {number}") for number in range(5)]
-DOCUMENTS = [f"knows {number}" for number in range(5)]
+SHOTS = [(question(f"shot {number}"), f"knows {number}") for number in range(5)]
 ASKED = question("asked")
-
-
-def prompts(limit: int | None = None, cuts: bool = False, documents=DOCUMENTS) -> MmluPrompts:
-    counting = PromptTemplate("", letters_tokenizer(), limit) if limit else PromptTemplate("")
-    template = counting if cuts else PromptTemplate("")
-    return MmluPrompts(template, counting, {"anatomy": SHOTS}, {"m": {"anatomy": documents}})
 
 
 def evidence(*texts: str) -> Evidence:
     return Evidence(texts, prior_log_weights(np.zeros(len(texts))))
-
-
-def test_the_last_demonstrations_are_dropped_until_every_document_fits() -> None:
-    whole = prompts().of(ASKED, "m", evidence("short", "a longer document"))
-    longest = max(map(len, whole.prompts)) + ROOM + 1  # and the token that an empty prefix would begin with
-    assert prompts(longest).of(ASKED, "m", evidence("short", "a longer document")) == whole
-    fewer = prompts(longest - 2).of(ASKED, "m", evidence("short", "a longer document"))
-    assert fewer.num_shots == 4
-    assert all("shot 3" in prompt and "shot 4" not in prompt for prompt in fewer.prompts), "also before the short one"
-    assert all(prompt.startswith(fewer.opening) for prompt in fewer.prompts)
-
-
-def test_without_any_demonstration_a_document_is_cut_where_that_is_allowed() -> None:
-    limit = len(prompts().of(ASKED, "m", NOTHING).prompts[0]) // 2
-    cut = prompts(limit, cuts=True).of(ASKED, "m", evidence("a document " * 50))
-    assert cut.num_shots == 0 and len(cut.prompts[0]) + ROOM <= limit and "a document" in cut.prompts[0]
-    whole = prompts(limit).of(ASKED, "m", evidence("a document " * 50))
-    assert whole.num_shots == 0 and len(whole.prompts[0]) > limit, "the LM itself refuses it"
-    with pytest.raises(UnscorableText, match="tokens too long without any document"):
-        prompts(60, cuts=True).of(ASKED, "m", NOTHING)
 
 
 @dataclass
@@ -119,9 +89,9 @@ def test_the_question_moves_the_weights_of_documents_before_the_letter() -> None
     lm, texts, similarities = ImmediateLM(), ("p q r s", "asked asked asked", "no"), np.array([2.0, 0.0, 1.0])
     fixed = Evidence(texts, prior_log_weights(similarities))
     moved = replace(fixed, weighting=Weighting(0.1, read=3))
-    made = MmluPrompts(PromptTemplate(""), PromptTemplate(""), {"anatomy": SHOTS}, {n: {"anatomy": None} for n in "mn"})
-    outcomes = Mmlu(lm, made, [ASKED]).submit(0, {"m": fixed, "n": moved})()
-    prompts, end = made.of(ASKED, "m", fixed).prompts, "\nD. s\nAnswer:"
+    made = FewShot(PromptTemplate(""), PromptTemplate(""), ROOM)
+    outcomes = Mmlu(lm, made, [ASKED], {n: {"anatomy": SHOTS} for n in "mn"}).submit(0, {"m": fixed, "n": moved})()
+    prompts, end = [mmlu_prompt(ASKED, SHOTS, text) for text in texts], "\nD. s\nAnswer:"
     assert all(prompt.endswith(end) for prompt in prompts)
     scores = lm.score([prompt.removesuffix(end) for prompt in prompts], [end] * 3)
     weights = MovingWeights(moved.log_prior, 0.1, read_logprobs=np.stack([score.token_logprobs for score in scores]))
@@ -132,12 +102,6 @@ def test_the_question_moves_the_weights_of_documents_before_the_letter() -> None
     assert outcomes["n"].detail["final_weights"] == pytest.approx(weights.weights, abs=1e-6)
     assert "final_weights" not in outcomes["m"].detail
     assert len(lm.calls) == 2, "letters of all methods, and what is read"
-
-
-def test_questions_with_fewer_demonstrations_are_counted_by_method() -> None:
-    rows = [{"methods": {"none": {"numbers": {"shots": 5}}, "bm25": {"numbers": {"shots": n}}}} for n in (5, 3, 4)]
-    [said] = dropped_shots(Finished(EvaluationConfig("mmlu", "out"), None, rows, Book(), {}))
-    assert said.startswith("bm25: 2 of 3 questions had fewer than 5 demonstrations")
 
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -225,10 +189,9 @@ EVEREST = "Mount Everest\nMount Everest is 8,849 m high.\n\nIt lies between Nepa
 
 
 def test_prompts_are_the_golden_ones() -> None:
-    shots, documents = [RIVER, DESERT], ["The Nile is long.", None]
-    assert mmlu_prompt(MOUNTAIN, shots, EVEREST) == golden("mmlu_with_document")
+    assert mmlu_prompt(MOUNTAIN, [(RIVER, None), (DESERT, None)], EVEREST) == golden("mmlu_with_document")
     assert mmlu_prompt(MOUNTAIN, []) == golden("mmlu_without_document")
-    with_all = mmlu_prompt(MOUNTAIN, shots, "Everest is high.", documents)
+    with_all = mmlu_prompt(MOUNTAIN, [(RIVER, "The Nile is long."), (DESERT, None)], "Everest is high.")
     assert with_all == golden("mmlu_demonstrations_with_documents")
     assert CONTINUATIONS == (" A", " B", " C", " D")
 

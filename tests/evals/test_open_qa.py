@@ -79,9 +79,10 @@ def test_a_wrong_row_is_named_with_its_line_and_what_was_expected(tmp_path: Path
 
 def test_prompts_are_the_golden_ones() -> None:
     documents = ["Paris\nParis is the capital of France.", "Mozart was born in  Salzburg in 1756."]
-    prompt = open_qa_prompt(CAIRO, [FRANCE, MOZART], "The Nile\nflows through Egypt.\n", documents)
+    shots = list(zip([FRANCE, MOZART], documents, strict=True))
+    prompt = open_qa_prompt(CAIRO, shots, "The Nile\nflows through Egypt.\n")
     assert prompt == golden("open_qa_with_documents")
-    assert open_qa_prompt(CAIRO, [FRANCE, MOZART]) == golden("open_qa_without_documents")
+    assert open_qa_prompt(CAIRO, [(FRANCE, None), (MOZART, None)]) == golden("open_qa_without_documents")
 
 
 def test_a_question_that_is_evaluated_is_no_demonstration_by_its_id_or_its_text() -> None:

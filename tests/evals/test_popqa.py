@@ -41,14 +41,14 @@ PASSAGES = ["Fryderyk Chopin\nChopin was born in Żelazowa Wola.\n", "N'Djamena 
 @pytest.mark.parametrize(
     ("name", "prompt"),
     [
-        ("zero_shot", popqa_prompt(ASKED, None)),
-        ("few_shot", popqa_prompt(ASKED, None, SHOTS)),
+        ("zero_shot", popqa_prompt(ASKED)),
+        ("few_shot", popqa_prompt(ASKED, SHOTS)),
         (
             "with_passages",
             popqa_prompt(
                 ASKED,
-                "Ada Lovelace\nAda was a mathematician.",
                 [Shot(shot.question, shot.answer, text) for shot, text in zip(SHOTS, PASSAGES, strict=True)],
+                "Ada Lovelace\nAda was a mathematician.",
             ),
         ),
         ("genread", genread_prompt(ASKED)),

@@ -10,6 +10,7 @@ from replug.answering.prompts import Shot
 from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import parse_methods
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
+from replug.evals.few_shot import FewShot
 from replug.evals.loop import Item
 from replug.evals.outcomes import Row
 from replug.evals.popqa import Asked, PopQa, add_popqa_findings, asked_questions
@@ -24,6 +25,7 @@ from tests.support.known_lm import KnownTexts
 
 TEXTS = ["Ada was a poet.", "Ada was a baker.", "Chad's capital is N'Djamena."]
 METHODS = ["none", "bm25@1", "replug", "genread", "random"]
+EVERYTHING = FewShot(PromptTemplate("\n"), PromptTemplate("\n"), 15)  # fits
 SHOTS = [Shot("In what city was Bo born?", "Rome")]
 
 
@@ -69,7 +71,7 @@ def book(names=METHODS, written_tokens: int | None = 30, **more) -> EvidenceBook
 def task(lm, shots=SHOTS, asked=ASKED, of=None) -> PopQa:
     of = of or book()
     by_method = {(method.name, "occupation"): shots for method in of.methods}
-    return PopQa(lm, PromptTemplate("\n"), asked, by_method, of, 15)
+    return PopQa(lm, EVERYTHING, asked, by_method, of, 15)
 
 
 def measured(lm=None, **settings) -> list[Row]:
@@ -156,7 +158,7 @@ def test_what_is_not_known_is_left_out_and_never_zero():
     for of in numbers.values():
         assert not {"mean_entropy", "prompt_tokens", "frequency"} & of.keys()
         assert of["mean_logprob"] == -2.0
-    of = PopQa(lm, PromptTemplate("\n"), asked, {("none", "occupation"): []}, book(["none"]), 15)
+    of = PopQa(lm, EVERYTHING, asked, {("none", "occupation"): []}, book(["none"]), 15)
     rows = [{"methods": {"none": {"numbers": numbers["none"], "detail": {}}}}]
     assert "prompt_tokens" not in compare(of, rows, [], PaperConfig(), 100, 0)["none"]
 
@@ -181,6 +183,7 @@ def test_results_have_the_most_frequent_answer_and_the_correlation():
                         **dict.fromkeys(PopQa.metrics, 0.0),
                         "accuracy": float(is_right),
                         "most_frequent_accuracy": float(number < 2),
+                        "dropped_shots": 2.0 * (number == 3),
                         "popularity": one.popularity,
                     },
                     "detail": {
@@ -194,9 +197,10 @@ def test_results_have_the_most_frequent_answer_and_the_correlation():
         for number, (one, is_right) in enumerate(zip(asked, right, strict=True))
     ]
     by_method = {("none", relation): [] for relation in ("mother", "father")}
-    some = PopQa(Poet(), PromptTemplate("\n"), asked, by_method, book(["none"]), 15)
+    some = PopQa(Poet(), EVERYTHING, asked, by_method, book(["none"]), 15)
     results = compare(some, rows, [], PaperConfig(), 100, 0)
-    lines = to_markdown(add_popqa_findings(SimpleNamespace(rows=rows, results=results)))
+    lines = to_markdown(add_popqa_findings(SimpleNamespace(rows=rows, results=results, book=book(["none"]))))
+    assert "none: 1 of 6 questions lost their earliest demonstrations, 2 in all: the LM holds no more tokens." in lines
     of = results["none"]
     assert of["accuracy/father"]["n"] == 3 and of["accuracy/popularity 10^0-10^1"]["n"] == 2
     assert of["accuracy"]["most_frequent_answer"] == pytest.approx(2 / 6)

@@ -9,9 +9,10 @@ import pytest
 from replug.config.evaluation_schema import PaperConfig
 from replug.data.records import Example
 from replug.evals.evidence import NOTHING, Evidence
+from replug.evals.few_shot import FewShot
 from replug.evals.language_modelling import LanguageModelling
 from replug.evals.loop import Item
-from replug.evals.mmlu import Mmlu, MmluPrompts, MmluQuestion
+from replug.evals.mmlu import Mmlu, MmluQuestion
 from replug.evals.open_qa import OpenQa
 from replug.evals.questions import OpenQuestion
 from replug.evals.results import compare
@@ -45,22 +46,24 @@ def test_documents_are_mixed_as_probabilities_and_each_is_scored_once():
     assert lm.prompts == [["good\nx", "bad\nx"]]
 
 
+EVERYTHING = FewShot(PromptTemplate("\n"), PromptTemplate("\n"), 8)  # fits
+
+
 def question(subject, number, answer):
     return MmluQuestion(Item(f"{subject}{number}", f"question {number}", subject), ("p", "q", "r", "s"), answer)
 
 
-def unprompted(*subjects, methods=("none",)):
+def mmlu(lm, questions, methods=("none",)):
     """Without demonstrations, for an LM that holds everything."""
-    template = PromptTemplate("\n")
-    documents = {method: dict.fromkeys(subjects) for method in methods}
-    return MmluPrompts(template, template, dict.fromkeys(subjects, ()), documents)
+    subjects = {question.example.group for question in questions}
+    return Mmlu(lm, EVERYTHING, questions, {method: dict.fromkeys(subjects, ()) for method in methods})
 
 
 def test_averages_over_questions_and_over_subjects_have_their_own_names():
     rights = {"anatomy": [1, 1, 1, 0], "virology": [0], "sociology": [1, 0], "astronomy": [1]}
     questions = [question(s, i, 0 if right else 1) for s, of in rights.items() for i, right in enumerate(of)]
     lm = KnownLM(lambda prefix, letter: [math.log(0.7 if letter == " A" else 0.1)])
-    task = Mmlu(lm, unprompted(*rights), questions)
+    task = mmlu(lm, questions)
     of = compare(task, outcome_rows(task, {"none": NOTHING}), [], PaperConfig(), 100, 0)["none"]
     values = {name: entry["value"] for name, entry in of.items()}
     assert values["accuracy"] == pytest.approx(5 / 8)
@@ -73,17 +76,17 @@ def test_averages_over_questions_and_over_subjects_have_their_own_names():
 
 def test_letters_are_asked_in_the_order_of_documents():
     lm = KnownLM(lambda prefix, letter: [math.log(0.9 if ("blue" in prefix) == (letter == " C") else 0.01)])
-    task = Mmlu(lm, unprompted("anatomy", methods=("none", "replug")), [question("anatomy", 0, 2)])
+    task = mmlu(lm, [question("anatomy", 0, 2)], ("none", "replug"))
     outcomes = task.submit(0, {"none": NOTHING, "replug": Evidence(("it is blue",), np.zeros(1))})()
     assert outcomes["replug"].numbers["correct"] == 1 and outcomes["replug"].detail == {"answer": "C", "right": "C"}
     assert outcomes["none"].numbers["correct"] == 0
 
 
 def test_an_open_question_is_asked_with_its_methods_documents_and_demonstrations():
-    shots = [OpenQuestion(Item("s", "who?", "all"), ("me",))]
+    shot = OpenQuestion(Item("s", "who?", "all"), ("me",))
     asked = OpenQuestion(Item("q", "what colour?", "all"), ("Blue",))
     lm = KnownLM(lambda prompt, _: " blue.\nQuestion: red?" if "blue" in prompt else " no idea")
-    task = OpenQa(lm, PromptTemplate("\n"), [asked], shots, {"none": None, "replug": ["of me"]}, 8)
+    task = OpenQa(lm, EVERYTHING, [asked], {"none": [(shot, None)], "replug": [(shot, "of me")]}, 8)
     evidence = {"none": NOTHING, "replug": Evidence(("red", "it is blue"), np.log([0.25, 0.75]))}
     outcomes = task.submit(0, evidence)()
     assert lm.prompts == [
@@ -93,8 +96,9 @@ def test_an_open_question_is_asked_with_its_methods_documents_and_demonstrations
             for text in ("red", "it is blue")
         ],
     ]
-    assert outcomes["none"].numbers == {"exact_match": 0.0, "f1": 0.0, "answer_recall": 0.0}
-    assert outcomes["replug"].numbers == {"exact_match": 1.0, "f1": 1.0, "answer_recall": 1.0}
+    shots = {"shots": 1.0, "dropped_shots": 0.0}
+    assert outcomes["none"].numbers == {"exact_match": 0.0, "f1": 0.0, "answer_recall": 0.0, **shots}
+    assert outcomes["replug"].numbers == {"exact_match": 1.0, "f1": 1.0, "answer_recall": 1.0, **shots}
     assert "final_weights" not in outcomes["replug"].detail
     moving = {"replug": replace(evidence["replug"], weighting=Weighting(0.1))}
     assert task.submit(0, moving)()["replug"].detail["final_weights"] == [0.25, 0.75], "this LM moves none"

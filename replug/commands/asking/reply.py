@@ -32,7 +32,7 @@ from replug.answering.prompts import (
     STOP,
     AnswerPrompts,
     Shot,
-    fit_shots,
+    fit_prompts,
     read_shots,
 )
 from replug.answering.rerankers import Weights, read_weights
@@ -227,7 +227,7 @@ def fit_passages(source: LMSource, question: str, passages: Sequence[Passage], m
     if tokenizer is None or source.max_tokens is None:
         return list(passages)
     bare = AnswerPrompts(())
-    fit_shots(bare, [(question, "")], _token_counter(source), source.max_tokens, max_new_tokens)
+    fit_prompts(bare, [(question, "")], _token_counter(source), source.max_tokens, max_new_tokens)
     own = num_tokens(tokenizer, bare.ask(question, ""))
     room = source.max_tokens - max_new_tokens - LINE_ENDS - MARGIN - own
     fitted = []
@@ -242,7 +242,7 @@ def fit_passages(source: LMSource, question: str, passages: Sequence[Passage], m
     return fitted
 
 
-def fit_prompts(
+def prompts_that_fit(
     source: LMSource, shots: Sequence[Shot], question: str, passages: Sequence[Passage], max_new_tokens: int
 ) -> AnswerPrompts:
     """Return prompts with as many shots as fit the longest one."""
@@ -250,7 +250,7 @@ def fit_prompts(
     if source.max_tokens is None or source.tokenizer() is None:
         return prompts
     asked = [(question, None), *((question, passage.text) for passage in passages)]
-    fitted = fit_shots(prompts, asked, _token_counter(source), source.max_tokens, max_new_tokens)
+    fitted = fit_prompts(prompts, asked, _token_counter(source), source.max_tokens, max_new_tokens)
     if len(fitted.shots) < len(shots):
         log.info(f"the prompts have room for {len(fitted.shots)} of {len(shots)} shots")
     return fitted
@@ -285,7 +285,7 @@ def ensemble_prompts(
     texts: list[str | None] = [passage.text for passage in passages]
     texts += [None] * (has_alone or not passages)
     if options.template is None:
-        prompts = fit_prompts(source, _shots(options), question, passages, num_new)
+        prompts = prompts_that_fit(source, _shots(options), question, passages, num_new)
         return [prompts.ask(question, text) for text in texts], prompts.opening(has_evidence=bool(passages))
     if source.max_tokens is not None and source.max_tokens <= num_new:
         raise UserError(f"--max-new-tokens is {num_new}; the LM holds {source.max_tokens} tokens in all")
@@ -389,7 +389,9 @@ def _rerank(
     num_new = answering.max_new_tokens
     passages = fit_passages(source, question, found.passages, num_new)
     passages = fit_passages(rerank_source, question, passages, num_new)
-    prompts, rerank_prompts = (fit_prompts(one, shots, question, passages, num_new) for one in (source, rerank_source))
+    prompts, rerank_prompts = (
+        prompts_that_fit(one, shots, question, passages, num_new) for one in (source, rerank_source)
+    )
     with _opened(source, rerank_source) as (lm, rerank_lm):
         weights: dict[str, Weights] | None = None
         if options.weights is not None:
