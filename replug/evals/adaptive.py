@@ -7,7 +7,7 @@ retrieval and one with it, policies by each signal in the outcomes are compared 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from replug.data.shards import prepared_folder
 from replug.data.store import Corpus, PreparedSet
 from replug.evals.ensemble_temperatures import temperature_of
 from replug.evals.folder import LM, EvaluationFolder
-from replug.evals.intervals import Interval
+from replug.evals.intervals import Interval, holm
 from replug.evals.outcomes import OutcomeFile
 from replug.evals.popqa_sets import DOCUMENTS
 from replug.evals.search import index_of
@@ -233,7 +233,8 @@ class Compared:
     """A policy on the same splits as all others: never, always, the name of a signal, or oracle.
 
     `thresholds` is BY_RELATION or POOLED, None where the policy has none. `costs` are None for the oracle, which nobody
-    can follow. `auroc` says how well the signal separates right closed-book answers from wrong ones.
+    can follow. `auroc` says how well the signal separates right closed-book answers from wrong ones. `p_holm` is
+    that of no gain, corrected for all policies by a signal; None for the others.
     """
 
     name: str
@@ -241,6 +242,7 @@ class Compared:
     worth: Worth
     costs: Costs | None
     auroc: Interval | None = None
+    p_holm: float | None = None
 
 
 def compare_policies(
@@ -261,11 +263,14 @@ def compare_policies(
         {label: rule for label, (_, _, rule) in rules.items()}, closed, augmented, splits, num_resamples
     )
     aurocs = {name: signal_auroc(oriented(name, values), closed, num_resamples) for name, values in signals.items()}
+    corrected = dict(zip(rules, holm([worth[label].p for label in rules]), strict=True))
     by_signal = []
     for label, (name, kind, rule) in rules.items():
         retrieved = decisions(rule, closed, augmented, splits)
         costs = policy_costs(answered.methods[pair[0]], answered.methods[pair[1]], name, retrieved, splits)
-        by_signal.append(Compared(name, kind, worth[label], with_dollars(costs, prices), aurocs[name]))
+        by_signal.append(
+            Compared(name, kind, worth[label], with_dollars(costs, prices), aurocs[name], corrected[label])
+        )
     without, with_documents = (answered.methods[name].mean_costs(prices) for name in pair)
     compared = [
         Compared(NEVER_RETRIEVE, None, worth[NEVER_RETRIEVE], without),
@@ -326,6 +331,7 @@ def fit_policy(
     `compared` says in the policy's file how right such policies were on questions left out of fitting.
     """
     thresholds, pooled = thresholds_of(answered, pair, signal)
+    own = next((policy for policy in compared if policy.name == signal), None)  # by relation where there are several
     method, follows_text = answered.methods[pair[1]], pair[1].endswith(f"/{POSTERIOR}")
     accuracy = {
         " ".join(filter(None, (policy.name, policy.thresholds))): policy.worth.accuracy.value
@@ -348,6 +354,7 @@ def fit_policy(
             "query": method.config.questions.query,
             "max_new_tokens": method.config.questions.max_new_tokens,
             "accuracy on questions left out": accuracy,
+            **({"gain": {**asdict(own.worth.gain), "p_holm": own.p_holm}} if own else {}),
         },
         temperature=temperature_of(pair[1], method.folder),
         weighting=posterior_weighting(ensemble, lm, is_asked=True) if follows_text else REPLUG_WEIGHTS,

@@ -43,8 +43,8 @@ from replug.evals.charts import to_svg
 from replug.evals.intervals import Interval, wilson_interval
 from replug.evals.popqa_sets import popularity_correlation
 from replug.evals.tables import Block, Blocks, Html, Table, figure, grid, html_page
-from replug.evals.thresholds import NUM_RESAMPLES
-from replug.models.policy import SIGNALS
+from replug.evals.thresholds import MIN_QUESTIONS, NUM_RESAMPLES
+from replug.models.policy import SIGNALS, Threshold
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,9 @@ COST_HEADS = {
 }
 NOTE = (
     "Each policy is fitted to 75% of the questions and measured on the others, in 100 random splits. Intervals are "
-    "95%, by fitting anew in a bootstrap over questions. The gain is that over the better of never and always. AUROC: "
+    "95%, by fitting anew in a bootstrap over questions. The gain is that over the better of never and always; its p "
+    f"is Holm's, over the policies of the table. A relation with fewer than {MIN_QUESTIONS} questions to fit to has the "
+    "threshold of all questions. AUROC: "
     "how well the signal separates right closed-book answers from wrong ones; 0.5 is chance."
 )
 
@@ -87,11 +89,11 @@ def write_report(
                 "augmented": pair[1],
                 "help and harm": help_and_harm(answered, pair),
                 "popularity": policy_by_popularity(answered, pair),
-                "thresholds by popularity": thresholds_of(answered, pair, answered.popularity_signal)[0],
+                "thresholds by popularity": _popularity_thresholds(answered, pair),
                 "better": better,
                 "policies": compared,
             }
-            _write_policies(answered, pair, compared, out / "policies" / slug(answered.name))
+            _write_policies(answered, pair, compared, better, out / "policies" / slug(answered.name))
             progress.advance()
 
     def shown(drawings: Figures) -> Html:
@@ -119,6 +121,11 @@ def write_report(
                 *_help_and_harm_blocks(way),
                 shown(figures_of_way(answered, name, way)),
                 comparison_table(way),
+                *(
+                    [f"No gain is shown (its interval holds 0) of: {unsure}."]
+                    if (unsure := _without_gain(way["policies"]))
+                    else []
+                ),
                 f"The policy by {answered.popularity_signal} retrieves by relation: {'; '.join(rules)}.",
                 NOTE,
             ]
@@ -143,7 +150,9 @@ def _measure_lm(answered: AnsweredQuestions, prices: Prices | None) -> Measured:
     }
 
 
-def _write_policies(answered: AnsweredQuestions, pair: Pair, compared: Sequence[Compared], folder: Path) -> None:
+def _write_policies(
+    answered: AnsweredQuestions, pair: Pair, compared: Sequence[Compared], better: str, folder: Path
+) -> None:
     """Write the policy of each signal; none where the index or the documents of the evaluation are gone."""
     method = answered.methods[pair[1]]
     try:
@@ -152,9 +161,26 @@ def _write_policies(answered: AnsweredQuestions, pair: Pair, compared: Sequence[
         log.warning(f"no policy of {pair_name(pair)} is written: {error}")
         return
     folder.mkdir(parents=True, exist_ok=True)
+    if unsure := _without_gain(compared):
+        log.warning(
+            f"{answered.name}, {pair_name(pair)}: policies by {unsure} may gain nothing over {better} (the interval of "
+            "the gain holds 0); see report.html before you use them"
+        )
     for signal in answered.signals(pair):
         policy = fit_policy(answered, pair, signal, retriever, compared)
         policy.save(folder / f"{slug(pair_name(pair))}_{signal}.json")
+
+
+def _popularity_thresholds(answered: AnsweredQuestions, pair: Pair) -> dict[str, Threshold]:
+    """Return the thresholds of relations with questions enough, and that of all others."""
+    by_relation, pooled = thresholds_of(answered, pair, answered.popularity_signal)
+    return {**by_relation, "others": pooled}
+
+
+def _without_gain(compared: Sequence[Compared]) -> str:
+    """Name the signals whose policy, as it is kept, may gain nothing: its interval holds 0, or lies below."""
+    kept = {one.name: one for one in reversed(compared) if one.thresholds}  # by relation where there are several
+    return ", ".join(name for name, one in reversed(kept.items()) if one.worth.gain.low <= 0)
 
 
 def accuracies(answered: AnsweredQuestions, among: np.ndarray) -> dict[str, Interval]:
@@ -235,12 +261,13 @@ def _json(value: Any) -> Any:
 
 def comparison_table(way: Measured) -> Table:
     """Show a policy a row; a column that nobody measured is left out."""
-    head = ["policy", "accuracy", f"gain over {way['better']}", "retrieves", "AUROC"]
+    head = ["policy", "accuracy", f"gain over {way['better']}", "p (Holm)", "retrieves", "AUROC"]
     rows = []
     for policy in way["policies"]:
         name = f"{policy.name}, {policy.thresholds}" if policy.thresholds else policy.name
         gain = "" if policy.name == way["better"] else _interval_text(policy.worth.gain, "+")
-        rows.append([name, _interval_text(policy.worth.accuracy), gain, f"{policy.worth.share.value:.0%}"])
+        p = "" if policy.p_holm is None else f"{policy.p_holm:.3f}"
+        rows.append([name, _interval_text(policy.worth.accuracy), gain, p, f"{policy.worth.share.value:.0%}"])
         rows[-1] += [_interval_text(policy.auroc), *(_cost_text(policy.costs, cost) for cost in COST_HEADS)]
     head += [name for name, _ in COST_HEADS.values()]
     shown = [column for column in range(len(head)) if any(row[column] for row in rows)]

@@ -155,7 +155,7 @@ def difference_and_p(
     both = _resampled([a, b], num_resamples, seed, clusters)
     value, resampled = value_of(a) - value_of(b), both[:, 0] - both[:, 1]
     is_one = (len(a.numerators) if clusters is None else len(clusters)) == 1
-    return percentile_interval(value, resampled), 1.0 if is_one else _p_value(value, resampled)
+    return percentile_interval(value, resampled), 1.0 if is_one else p_value(value, resampled)
 
 
 def percentile_interval(value: float, resampled: np.ndarray) -> Interval:
@@ -164,7 +164,7 @@ def percentile_interval(value: float, resampled: np.ndarray) -> Interval:
     return Interval(value, float(low), float(high))
 
 
-def _p_value(value: float, resampled: np.ndarray) -> float:
+def p_value(value: float, resampled: np.ndarray) -> float:
     """Return twice the share of resamples beyond 0: below 0.05 exactly where the 95% interval is without 0.
 
     Where none is on the other side their number is all that bounds it, and the normal distribution of their spread is

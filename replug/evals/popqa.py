@@ -162,9 +162,7 @@ class PopQa(Task):
             "mean_logprob": generated.mean_logprob,
             "mean_entropy": generated.mean_entropy,
         }
-        scores = [float(score) for score in self._book.similarities(method, row)[:2]]
-        known |= {"top_score": scores[0]} if scores else {}
-        known |= {"margin": scores[0] - scores[1]} if len(scores) > 1 else {}
+        known["top_score"] = next(iter(self._book.similarities(method, row)), None)
         detail = {
             "answer": prediction,
             "relation": asked.question.relation,

@@ -2,7 +2,9 @@
 
 A signal grows with the LM's own knowledge. A question retrieves if its value is below the threshold of its group, a
 relation or all questions. An unknown value is -inf. Candidates are NEVER, every value observed in fitting, and ALWAYS;
-of thresholds that are equally right the lowest is taken (docs/adaptive.md).
+of thresholds that are equally right the lowest is taken (docs/adaptive.md). A threshold that is fitted to few questions
+loses on others: a group with fewer than MIN_QUESTIONS has that of all questions, and where all are as few, it is NEVER
+or ALWAYS.
 
 In questions sorted by value a threshold is a place, the cut: what lies before it retrieves, and what that gains is a
 prefix sum. So 1,000 resamples of 600 questions in 100 splits take seconds. A question that a resample draws twice lies
@@ -16,11 +18,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from replug.evals.intervals import Interval, percentile_interval, resample_counts
+from replug.evals.intervals import Interval, p_value, percentile_interval, resample_counts
 
 NEVER, ALWAYS = -np.inf, np.inf
 NUM_SPLITS, FITTED_SHARE, NUM_RESAMPLES = 100, 0.75, 1000
 NEVER_RETRIEVE, ALWAYS_RETRIEVE, ORACLE = "never", "always", "oracle"
+MIN_QUESTIONS = 50
 OUT_OF_REACH = np.int32(1 << 30)  # more than any number of questions gains
 
 
@@ -33,35 +36,44 @@ class Rule:
     values: np.ndarray  # [N], sorted
     bounds: np.ndarray  # [G + 1], the place of each group's first question
     starts: np.ndarray  # [N], the place of the first question of the same group and value
+    min_questions: int  # that a group has a threshold of its own for
 
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """A policy's accuracy, the share of questions that retrieve, and its gain over the better of never and always."""
+    """A policy's accuracy, the share of questions that retrieve, and its gain over the better of never and always.
+
+    `p` is that of no gain, 1 for the better one itself.
+    """
 
     accuracy: Interval
     share: Interval
     gain: Interval
+    p: float
 
 
-def rule_by(values: np.ndarray, groups: Sequence[str] | None = None) -> Rule:
+def rule_by(values: np.ndarray, groups: Sequence[str] | None = None, min_questions: int = MIN_QUESTIONS) -> Rule:
     """Return the rule with a threshold for each group [N]; None means one threshold for all questions."""
     names, codes = np.unique(np.asarray(groups or [""] * len(values)), return_inverse=True)
     order = np.lexsort((values, codes))
     values, codes = values[order], codes[order]
     is_first = np.concatenate([[True], (values[1:] != values[:-1]) | (codes[1:] != codes[:-1])])
     starts = np.maximum.accumulate(np.where(is_first, np.arange(len(values)), 0))
-    return Rule(names.tolist(), order, values, np.searchsorted(codes, np.arange(len(names) + 1)), starts)
+    return Rule(names.tolist(), order, values, np.searchsorted(codes, np.arange(len(names) + 1)), starts, min_questions)
 
 
 def fit_thresholds(rule: Rule, closed: np.ndarray, augmented: np.ndarray) -> dict[str, float]:
-    """Return the threshold of each group with the most right answers; `closed` and `augmented` [N] are 0 or 1."""
-    gains = (augmented - closed)[rule.order]
-    [cuts] = _cuts(rule, np.ones((1, len(gains)), np.int32), _prefix_sums(gains[None]))
-    fitted = {}
+    """Return the threshold of each group with the most right answers; `closed` and `augmented` [N] are 0 or 1.
+
+    Groups with too few questions are left out: theirs is that of all questions, which is never left out.
+    """
+    gains, fitted = (augmented - closed)[rule.order], np.ones((1, len(rule.values)), np.int32)
+    [cuts] = _cuts_with_pooled(rule, fitted, gains, _prefix_sums(gains[None]), _prefix_sums(fitted))
+    thresholds = {}
     for name, start, stop, cut in zip(rule.names, rule.bounds[:-1], rule.bounds[1:], cuts, strict=True):
-        fitted[name] = NEVER if cut == start else ALWAYS if cut == stop else float(rule.values[cut])
-    return fitted
+        if stop - start >= rule.min_questions or not name:
+            thresholds[name] = NEVER if cut == start else ALWAYS if cut == stop else float(rule.values[cut])
+    return thresholds
 
 
 def draw_splits(num_questions: int, num_splits: int = NUM_SPLITS, seed: int = 0) -> np.ndarray:
@@ -120,6 +132,7 @@ def measure(
             percentile_interval(float(right[0]), drawn[name][0]),
             percentile_interval(float(retrieved[0]), drawn[name][1]),
             percentile_interval(float((right - once[better][0])[0]), drawn[name][0] - drawn[better][0]),
+            1.0 if name == better else p_value(float((right - once[better][0])[0]), drawn[name][0] - drawn[better][0]),
         )
         for name, (right, retrieved) in once.items()
     }
@@ -149,8 +162,8 @@ def refit(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the shares [B] of right answers and of retrieving questions, means over splits, for counts [B, N].
 
-    Thresholds are fitted anew to the True side of each split [S, N] and measured on the other. A group that nothing was
-    fitted to has the threshold of all questions; where a resample leaves nothing at all to fit to, none retrieves.
+    Thresholds are fitted anew to the True side of each split [S, N] and measured on the other; where a resample leaves
+    nothing at all to fit to, none retrieves.
     """
     gains = (augmented - closed)[rule.order].astype(np.int32)
     drawn = counts[:, rule.order].astype(np.int32)
@@ -200,20 +213,22 @@ def _cuts(rule: Rule, fitted: np.ndarray, gained: np.ndarray) -> np.ndarray:
 def _cuts_with_pooled(
     rule: Rule, fitted: np.ndarray, gains: np.ndarray, gained: np.ndarray, number: np.ndarray
 ) -> np.ndarray:
-    """Return the cuts [B, G]; a group with nothing to fit to has its place under the threshold of all questions."""
+    """Return the cuts [B, G]; a group with few to fit to has its place under the threshold of all questions."""
     cuts = _cuts(rule, fitted, gained)
-    nothing = np.diff(number[:, rule.bounds], axis=1) == 0  # [B, G]
-    rows = np.flatnonzero(nothing.any(axis=1))
+    are_few = np.diff(number[:, rule.bounds], axis=1) < rule.min_questions  # [B, G]
+    rows = np.flatnonzero(are_few.any(axis=1))
     if not len(rows):
         return cuts
     pooled = rule_by(rule.values)
     in_order = fitted[rows][:, pooled.order]
     places = _cuts(pooled, in_order, _prefix_sums(in_order * gains[pooled.order]))[:, 0]
+    never_or_always = np.where(gained[rows, -1] > 0, len(rule.values), 0)
+    places = np.where(number[rows, -1] < rule.min_questions, never_or_always, places)
     # Where none retrieves the threshold is the lowest value that exists: nothing lies below it.
-    for row, threshold in zip(rows, np.append(pooled.values, np.inf)[places], strict=True):
-        for group in np.flatnonzero(nothing[row]):
-            start, stop = rule.bounds[group], rule.bounds[group + 1]
-            cuts[row, group] = start + np.searchsorted(rule.values[start:stop], threshold, side="left")
+    thresholds = np.append(pooled.values, np.inf)[places]
+    for group, (start, stop) in enumerate(zip(rule.bounds[:-1], rule.bounds[1:], strict=True)):
+        own = are_few[rows, group]
+        cuts[rows[own], group] = start + np.searchsorted(rule.values[start:stop], thresholds[own], side="left")
     return cuts
 
 

@@ -61,7 +61,6 @@ SIGNALS = {
         Signal("mean_logprob", "below", KnownFrom.closed_answer, "log-prob of the closed-book answer"),
         Signal("mean_entropy", "above", KnownFrom.closed_answer, "entropy of the closed-book answer"),
         Signal("top_score", "above", KnownFrom.search, "score of the first document"),
-        Signal("margin", "above", KnownFrom.search, "lead of the first document"),
     )
 }
 
@@ -196,10 +195,8 @@ class Policy:
         return closed.mean_entropy
 
     def value_of_search(self, similarities: Sequence[float]) -> float | None:
-        """Return the signal of similarities, the largest first; None where too few documents were found."""
-        if self.signal == "top_score":
-            return similarities[0] if similarities else None
-        return similarities[0] - similarities[1] if len(similarities) > 1 else None
+        """Return the signal of similarities, the largest first; None where none was found."""
+        return similarities[0] if similarities else None
 
     def save(self, path: Path) -> None:
         content = {"format": FORMAT, **asdict(self), "retrieves_when": self.decides_by.retrieves_when}

@@ -39,7 +39,16 @@ def written(replug: CommandLine, folders: list[Path], tmp_path_factory: pytest.T
 
 def test_every_signal_is_compared_and_its_policy_written(written: tuple[Path, str]):
     out, printed = written
-    for shown in ("tiny: none or bm25@1", "margin", "oracle", "AUROC", "dollars", "by relation", str(out)):
+    for shown in (
+        "tiny: none or bm25@1",
+        "p (Holm)",
+        "may gain nothing",
+        "oracle",
+        "AUROC",
+        "dollars",
+        "by relation",
+        str(out),
+    ):
         assert shown in printed
     signals = ("popularity", "frequency", "mean_logprob", "mean_entropy", "top_score", "margin")
     names = {str(path.relative_to(out)) for path in out.glob("policies/*/*.json")}
@@ -129,7 +138,7 @@ def evaluated(replug: CommandLine, tmp_path_factory: pytest.TempPathFactory) -> 
         "popularity",
         "mean_entropy",
         "top_score",
-        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("frequency", "mean_logprob", "margin")),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("frequency", "mean_logprob")),
     ],
 )
 def test_a_policy_of_an_evaluation_is_followed_with_its_index_and_lm(replug, evaluated, signal):

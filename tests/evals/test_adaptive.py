@@ -156,7 +156,7 @@ def made_up(tmp_path_factory) -> AnsweredQuestions:
 
 def test_every_signal_is_compared_on_the_same_splits_between_never_and_the_oracle(made_up):
     compared, better = compare_policies(made_up, PAIR, num_resamples=50)
-    names = ["popularity", "frequency", "mean_logprob", "mean_entropy", "top_score", "margin"]
+    names = ["popularity", "frequency", "mean_logprob", "mean_entropy", "top_score"]
     assert [one.name for one in compared] == ["never", "always", *(name for name in names for _ in "ab"), "oracle"]
     by = {(one.name, one.thresholds): one for one in compared}
     assert by["never", None].worth.share.value == 0 and by["always", None].worth.share.value == 1

@@ -127,13 +127,14 @@ def test_an_outcome_holds_rightness_costs_and_signals():
         "retriever_calls": 0.0,
         "prompt_tokens": 100.0,
         "generated_tokens": 2.0,
+        "shots": 1.0,
+        "dropped_shots": 0.0,
         "mean_logprob": -2.0,
         "mean_entropy": 0.75,
     }
     assert numbers["bm25@1"] == numbers["none"] | {
         **dict.fromkeys(("accuracy", "accuracy_dpr", "answer_recall", "retriever_calls"), 1.0),
         "top_score": 3.0,
-        "margin": 2.0,
     }
     assert (numbers["replug"]["lm_calls"], numbers["replug"]["retriever_calls"]) == (2.0, 1.0)
     assert (numbers["genread"]["lm_calls"], numbers["genread"]["retriever_calls"]) == (2.0, 0.0)

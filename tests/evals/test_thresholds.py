@@ -48,12 +48,27 @@ def brute_force(values: Sequence[float], closed: Sequence[int], augmented: Seque
 @given(st.lists(QUESTION, min_size=1, max_size=12))
 def test_thresholds_are_those_of_brute_force_with_ties_and_unknown_values(rows):
     values, relations, closed, augmented = columns(rows)
-    fitted = fit_thresholds(rule_by(values, relations), closed, augmented)
+    fitted = fit_thresholds(rule_by(values, relations, 1), closed, augmented)
     assert fitted.keys() == set(relations)
     for relation, threshold in fitted.items():
         own = np.array(relations) == relation
         assert threshold == brute_force(values[own], closed[own], augmented[own])
-    assert fit_thresholds(rule_by(values), closed, augmented) == {"": brute_force(values, closed, augmented)}
+    assert fit_thresholds(rule_by(values, min_questions=1), closed, augmented) == {
+        "": brute_force(values, closed, augmented)
+    }
+
+
+def test_few_questions_have_no_threshold_of_their_own():
+    """What is not popular needs documents, but in the small relation it is the other way round: chance, of so few."""
+    values, relations = np.array([*range(6), 0, 5]), [*"aaaaaa", *"bb"]
+    closed, augmented = np.array([0, 0, 0, 1, 1, 1, 1, 0]), np.array([1, 1, 1, 0, 0, 0, 0, 1])
+    rule = rule_by(values, relations, 6)
+    assert fit_thresholds(rule, closed, augmented) == {"a": 3.0}, "b has the threshold of all questions"
+    splits = np.array([[True] * 6 + [False] * 2])
+    assert decisions(rule, closed, augmented, splits).tolist() == [[False] * 6 + [True, False]]
+    assert fit_thresholds(rule_by(values, min_questions=8), closed, augmented) == {"": 3.0}
+    assert fit_thresholds(rule_by(values, min_questions=9), closed, augmented) == {"": NEVER}, "always gains nothing"
+    assert fit_thresholds(rule_by(values, min_questions=9), 0 * closed, augmented) == {"": ALWAYS}
 
 
 # Splits -----------------------------------------------------------------------------------------------------------
@@ -95,7 +110,7 @@ def test_refitting_all_resamples_at_once_is_refitting_one_at_a_time(rows, seed, 
     # A resample that lies wholly on one side of a split leaves nothing to fit to or to measure.
     sides = [(counts @ side.T).min(axis=1) > 0 for side in (splits, ~splits)]
     counts = counts[sides[0] & sides[1]]
-    found = refit(rule_by(values, groups.tolist()), closed, augmented, splits, counts)
+    found = refit(rule_by(values, groups.tolist(), 1), closed, augmented, splits, counts)
     for row, drawn in enumerate(counts.astype(int)):
         rights, shares = [], []
         for split in splits:

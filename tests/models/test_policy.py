@@ -160,9 +160,6 @@ def test_a_signal_of_the_closed_book_answer_costs_one_call_which_is_the_answer_w
     [
         ("top_score", 0.5, (0.75, 0.5), True),
         ("top_score", 0.75, (0.75, 0.5), False),
-        ("margin", 0.2, (0.75, 0.5), True),
-        ("margin", 0.25, (0.75, 0.5), False),
-        ("margin", 0.2, (0.75,), True),  # there is no second: nothing is known
     ],
 )
 def test_a_signal_of_the_search_costs_one_search(signal, threshold, similarities, retrieves):

@@ -94,7 +94,7 @@ def _made_up(identifier: str, relation: str, knows: float, rng: np.random.Genera
         methods[name] = {
             **of_question,
             **_numbers(right, has, 1 if calls else 2, calls, 700 if calls else 520, 6 if calls else 140),
-            **({"top_score": 0.4 + 0.2 * has + float(rng.normal(0, 0.1)), "margin": 0.05 * has} if calls else {}),
+            **({"top_score": 0.4 + 0.2 * has + float(rng.normal(0, 0.1))} if calls else {}),
         }
     return row(identifier, relation, **methods)
 
