@@ -164,7 +164,7 @@ def _with_template(options: AskOptions, config: AskConfig) -> AskOptions:
             option = f"--rerank {options.method}" if options.reranks else "--shots"
             yields = f"{key} is set, and {option} has prompts of its own; expected {section}.prompt=null"
             raise UserError(f"{yields} {section}.chat=false")
-        if options.template is None:
+        if options.template is None and options.policy is None:
             stop = options.stop or (() if lm.chat else (STOP,))
             return replace(options, template=question_prompt(QUESTION), stop=stop)
     return options
@@ -253,6 +253,10 @@ def _prompt_problems(options: AskOptions) -> Iterator[str]:
         yield f"--template is for the ensemble; --rerank {options.method} has prompts of its own: leave one out"
     if options.reranks and options.stop:
         yield f"--stop is for the ensemble; candidates of --rerank {options.method} end with their line: leave one out"
+    form = {"--template": options.template, "--shots": options.shots, "--stop": options.stop or None}
+    for option in (name for name, given in (form | {"--max-new-tokens": options.max_new_tokens}).items() if given):
+        if options.policy is not None:
+            yield f"{option}: the policy brings the prompt that it was fitted to, and its length; leave {option} out"
     if "" in options.stop:
         yield "--stop is empty; expected a text, such as \\n for the end of a line"
     if options.top_p is not None and not 0 < options.top_p <= 1:

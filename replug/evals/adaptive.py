@@ -6,6 +6,7 @@ retrieval and one with it, policies by each signal in the outcomes are compared 
 (`evals.thresholds`). The policy that is kept has thresholds fitted to all questions of the LM.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -46,7 +47,7 @@ from replug.index_workers.local_index import retriever_identity as index_identit
 from replug.index_workers.version_store import VersionStore
 from replug.models.build import posterior_weighting
 from replug.models.ensemble import REPLUG_WEIGHTS
-from replug.models.policy import SIGNALS, KnownFrom, Policy, Threshold
+from replug.models.policy import SIGNALS, KnownFrom, Policy, PolicyPrompts, Threshold
 from replug.models.preparing import data_folder
 
 POPULARITY, FREQUENCY = "popularity", "frequency"
@@ -351,14 +352,26 @@ def fit_policy(
             "lm": answered.name,
             "folders": sorted({str(answered.methods[name].folder.path) for name in pair}),
             "questions": len(answered.ids),
-            "query": method.config.questions.query,
-            "max_new_tokens": method.config.questions.max_new_tokens,
             "accuracy on questions left out": accuracy,
             **({"gain": {**asdict(own.worth.gain), "p_holm": own.p_holm}} if own else {}),
         },
         temperature=temperature_of(pair[1], method.folder),
         weighting=posterior_weighting(ensemble, lm, is_asked=True) if follows_text else REPLUG_WEIGHTS,
+        prompts=prompts_of(answered, pair),
     )
+
+
+def prompts_of(answered: AnsweredQuestions, pair: Pair) -> PolicyPrompts:
+    """Return the prompts of two methods. Raises UserError where an evaluation did not keep them."""
+    forms = []
+    for name in pair:
+        path = answered.methods[name].folder.prompts
+        if not path.is_file():
+            raise UserError(f"{path} is missing: a policy must say which prompts it is for; {AGAIN}")
+        forms.append(json.loads(path.read_text(encoding="utf-8"))[name])
+    config = answered.methods[pair[1]].config
+    questions, lm = config.questions, config.lm
+    return PolicyPrompts(*forms, questions.max_new_tokens, questions.query, lm.prompt, lm.chat)
 
 
 def thresholds_of(answered: AnsweredQuestions, pair: Pair, signal: str) -> tuple[dict[str, Threshold], Threshold]:

@@ -26,6 +26,7 @@ from replug.evals.adaptive import (
     compare_policies,
     fit_policy,
     pair_name,
+    prompts_of,
     retriever_identity,
     thresholds_of,
 )
@@ -59,9 +60,9 @@ COST_HEADS = {
 NOTE = (
     "Each policy is fitted to 75% of the questions and measured on the others, in 100 random splits. Intervals are "
     "95%, by fitting anew in a bootstrap over questions. The gain is that over the better of never and always; its p "
-    f"is Holm's, over the policies of the table. A relation with fewer than {MIN_QUESTIONS} questions to fit to has the "
-    "threshold of all questions. AUROC: "
-    "how well the signal separates right closed-book answers from wrong ones; 0.5 is chance."
+    f"is Holm's, over the policies of the table. A relation with fewer than {MIN_QUESTIONS} questions to fit to has "
+    "the threshold of all questions. AUROC: how well the signal separates right closed-book answers from wrong ones; "
+    "0.5 is chance."
 )
 
 # Mallen et al., table 1: (closed book is right, the answer with Contriever's document is) -> share, recall@1.
@@ -157,6 +158,7 @@ def _write_policies(
     method = answered.methods[pair[1]]
     try:
         retriever = retriever_identity(pair[1], method.config, method.folder)
+        prompts_of(answered, pair)
     except UserError as error:
         log.warning(f"no policy of {pair_name(pair)} is written: {error}")
         return

@@ -19,13 +19,14 @@ from typing import Any
 
 import numpy as np
 
+from replug.answering.few_shot import FewShot, FewShotPrompts
 from replug.config.errors import RunError, UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import Method
 from replug.config.rules import tokens_read
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook
-from replug.evals.few_shot import FewShot, FewShotPrompts, dropped_shots, few_shot
+from replug.evals.few_shot import dropped_shots, few_shot
 from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM
 from replug.evals.loop import Item, Metric, Outcome, Outcomes, Task
 from replug.evals.questions import BETWEEN_BLOCKS, knowledge_line, queries_of, question_problems
@@ -237,7 +238,9 @@ class Mmlu(Task):
     def _asked(self, question: MmluQuestion, method: str, evidence: Evidence) -> FewShotPrompts:
         subject = question.example.group
         opening, prompt = partial(mmlu_opening, subject), partial(mmlu_prompt, question)
-        return self._few_shot.ask(question.example.id, self._shots[method][subject], opening, prompt, evidence)
+        return self._few_shot.ask(
+            question.example.id, self._shots[method][subject], opening, prompt, evidence.texts, evidence.is_concatenated
+        )
 
     def _read(self, asked: FewShotPrompts, read: int) -> Callable[[], np.ndarray | None]:
         """Ask for log-probs [K, N] of what all prompts end with, in a call of its own: letters keep their numbers."""

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from replug.answering.few_shot import FewShot, FewShotPrompts
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.data.answers import exact_match, has_answer, token_f1
 from replug.data.rows import one_line, question_prompt
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook
-from replug.evals.few_shot import FewShot, FewShotPrompts, dropped_shots, few_shot
+from replug.evals.few_shot import dropped_shots, few_shot
 from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM
 from replug.evals.loop import Metric, Outcome, Outcomes, Task
 from replug.evals.questions import (
@@ -85,7 +86,9 @@ class OpenQa(Task):
 
     def _asked(self, method: str, question: OpenQuestion, evidence: Evidence) -> FewShotPrompts:
         prompt = partial(open_qa_prompt, question)
-        return self._few_shot.ask(question.example.id, self._shots[method], open_qa_opening, prompt, evidence)
+        return self._few_shot.ask(
+            question.example.id, self._shots[method], open_qa_opening, prompt, evidence.texts, evidence.is_concatenated
+        )
 
 
 def open_qa_prompt(question: OpenQuestion, shots: Sequence[ShotWithDocument], document: str | None = None) -> str:

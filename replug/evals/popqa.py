@@ -19,16 +19,17 @@ from typing import Any
 
 import numpy as np
 
+from replug.answering.few_shot import FewShot, FewShotPrompts
 from replug.answering.prompts import Shot
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
-from replug.config.methods import Method
+from replug.config.methods import NONE, Method
 from replug.data.answers import contains_answer, has_answer
 from replug.data.files import write_json
 from replug.data.folder import require_checksums, write_checksums
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook
-from replug.evals.few_shot import FewShot, FewShotPrompts, dropped_shots, few_shot
+from replug.evals.few_shot import dropped_shots, few_shot
 from replug.evals.folder import EvaluationFolder
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
 from replug.evals.loop import Item, Metric, Outcome, Outcomes, Task
@@ -41,6 +42,7 @@ from replug.evals.popqa_sets import (
     document_frequencies,
     first_line,
     plan_shots,
+    popqa_form,
     popqa_opening,
     popqa_prompt,
     popularity_bin,
@@ -139,7 +141,9 @@ class PopQa(Task):
 
     def _prompts(self, method: str, question: PopQuestion, evidence: Evidence) -> FewShotPrompts:
         shots, prompt = self._shots[method, question.relation], partial(popqa_prompt, question.example.query)
-        return self._few_shot.ask(question.example.id, shots, popqa_opening, prompt, evidence)
+        return self._few_shot.ask(
+            question.example.id, shots, popqa_opening, prompt, evidence.texts, evidence.is_concatenated
+        )
 
     def _options(self, method: str, question: PopQuestion, asked: FewShotPrompts) -> GenerationOptions:
         stop = STOP if self._shots[method, question.relation] else None
@@ -202,11 +206,23 @@ def popqa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDatase
                 by_method[method.name, relation] = [
                     Shot(shot.example.query, shot.object, passage) for shot, passage in zip(some, passages, strict=True)
                 ]
+        _write_prompts(config, book.methods, by_method)
         room = config.questions.max_new_tokens
         return PopQa(prompted.lm, few_shot(prompted, room), asked, by_method, book, room)
 
     examples = [question.example for question in (*questions, *shots.values())]
     return EvalDataset(queries_of(config, examples), make_task, [example.query for example in examples])
+
+
+def _write_prompts(config: EvaluationConfig, methods: Sequence[Method], shots: Shots) -> None:
+    """Keep the form of the prompts by method and relation, for policies: they are of these prompts alone."""
+    forms: dict[str, dict[str, list[str]]] = {}
+    for method in methods:
+        has_document = method.source != NONE
+        forms[method.name] = {
+            relation: popqa_form(own, has_document) for (name, relation), own in shots.items() if name == method.name
+        }
+    write_json(EvaluationFolder(Path(config.out).expanduser()).prompts, forms)
 
 
 def _drawn(config: EvaluationConfig) -> tuple[Sequence[PopQuestion], Mapping[str, Sequence[PopQuestion]]]:

@@ -1,12 +1,13 @@
-"""A policy of retrieval: by which signal and below which value documents are retrieved (Mallen et al. 2023, section 6).
+"""A policy of retrieval: by which signal and below which value documents are retrieved (Mallen et al. 2023, section 5).
 
 `replug report DIR --policies OUT` writes policies from an evaluation's outcomes, each as a file of JSON.
 `ReplugLM(policy=...)` and `replug ask --policy` follow one. A policy is fitted to one LM, one retriever over its
 documents and two methods, and says nothing of others: whoever loads it compares.
 
-    {"format": 2, "lm": ..., "retriever": ..., "closed": "none", "augmented": "replug@1", "signal": "popularity",
+    {"format": 3, "lm": ..., "retriever": ..., "closed": "none", "augmented": "replug@1", "signal": "popularity",
      "retrieves_when": "below", "thresholds": {"capital": 1841.0, "genre": "always"}, "pooled": 2310.0, "fitted": {...},
-     "temperature": 1.0, "weighting": {"share": 1.0, "alone": 0.0, "prune": 0.0}}
+     "temperature": 1.0, "weighting": {"share": 1.0, "alone": 0.0, "prune": 0.0},
+     "prompts": {"closed": {"capital": ["Q: {question} A:"]}, "augmented": ...}}
 """
 
 import json
@@ -19,11 +20,13 @@ from typing import Any, Literal
 
 from replug.config.errors import UserError
 from replug.config.methods import METHOD, NONE, RERANKERS, WITHOUT_RETRIEVER
+from replug.config.rules import QUESTION
 from replug.data.files import write_json
 from replug.models.ensemble import POSTERIOR, REPLUG_WEIGHTS, Weighting
 from replug.models.generation import Generated
 
-FORMAT = 2
+FORMAT = 3
+FORM = 60  # characters of a prompt that an error shows
 Threshold = float | Literal["never", "always"]
 NEVER: Threshold = "never"
 ALWAYS: Threshold = "always"
@@ -75,11 +78,40 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyPrompts:
+    """The prompts that a policy was fitted to, by relation: each shot, and last the question; joined they are a prompt.
+
+    `query` is what was searched for. `lm_prompt` and `chat` are those keys of the LM.
+    """
+
+    closed: Mapping[str, Sequence[str]]
+    augmented: Mapping[str, Sequence[str]]
+    max_new_tokens: int
+    query: str = QUESTION
+    lm_prompt: str | None = None
+    chat: bool = False
+
+    def of(self, relation: str | None, has_document: bool) -> Sequence[str]:
+        """Return the parts of a relation's prompts; another relation has the shots of the first."""
+        forms = self.augmented if has_document else self.closed
+        return forms[relation] if relation in forms else next(iter(forms.values()))
+
+    def require_form(self, lm_prompt: str | None, chat: bool) -> None:
+        """Raise UserError where the LM is asked in another form than it was in fitting."""
+        for name, fitted, given in (("prompt", self.lm_prompt, lm_prompt), ("chat", self.chat, chat)):
+            if fitted != given:
+                raise UserError(
+                    f"lm.{name} is {given!r}, but the policy was fitted with {fitted!r}; expected lm.{name}={fitted}"
+                )
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """Thresholds in the signal's own unit, by relation; `pooled` is for other relations, and where none is given.
 
     `lm` and `retriever` are identities; `closed` and `augmented` are methods as `configs.methods` reads them. `fitted`
-    says from what and how well, for a reader. `temperature` and `weighting` are the ensemble's.
+    says from what and how well, for a reader. `temperature` and `weighting` are the ensemble's. `prompts` None means
+    that whoever made the policy answers for the prompts.
     """
 
     lm: str
@@ -92,6 +124,7 @@ class Policy:
     fitted: Mapping[str, Any] = field(default_factory=dict)
     temperature: float = 1.0
     weighting: Weighting = REPLUG_WEIGHTS
+    prompts: PolicyPrompts | None = None
 
     def __post_init__(self) -> None:
         if self.signal not in SIGNALS:
@@ -163,6 +196,25 @@ class Policy:
                 "now): bring those back, or fit a policy to outcomes with these"
             )
 
+    def require_prompt(self, prompt: str, joined: str, relation: str | None) -> None:
+        """Raise UserError for a prompt of another form; `joined` has DOCUMENT in the place of a document."""
+        if self.prompts is None:
+            return
+        alone, augmented = ("".join(self.prompts.of(relation, has)) for has in (False, True))
+        before, after = alone.split(QUESTION)
+        question = prompt[len(before) : len(prompt) - len(after)]
+        if prompt != before + question + after:
+            raise UserError(
+                f"the policy was fitted to prompts of the form {alone[-FORM:]!r}{_shots(self.prompts, relation)}, "
+                f"found {prompt[-FORM:]!r}; expected that form, or a policy fitted to outcomes of this one"
+            )
+        if joined != augmented.replace(QUESTION, question):
+            raise UserError(
+                f"the policy was fitted to documents in prompts of the form {augmented[-FORM:]!r}"
+                f"{_shots(self.prompts, relation)}, and here they are joined as {joined[:FORM]!r}; expected that form, "
+                "such as separator='\\n\\n', or a policy fitted to outcomes of this one"
+            )
+
     def require_ensemble(self, k: int, temperature: float = 1.0, weighting: Weighting = REPLUG_WEIGHTS) -> None:
         """Raise UserError unless the choice is between no document and an ensemble of `k` that is weighed so."""
         if self.ensemble_size is None:
@@ -203,6 +255,11 @@ class Policy:
         write_json(path, content)
 
 
+def _shots(prompts: PolicyPrompts, relation: str | None) -> str:
+    num = len(prompts.of(relation, has_document=True)) - 1
+    return f" after {num} shots" if num else ""
+
+
 def load_policy(path: Path) -> Policy:
     """Return a policy from its file. Raises UserError naming the file and what of it cannot be read."""
     content = _read(path)
@@ -215,7 +272,8 @@ def load_policy(path: Path) -> Policy:
     when = content.pop("retrieves_when")
     try:
         weighting = Weighting(**content["weighting"])
-        policy = Policy(**{name: content[name] for name in names} | {"weighting": weighting})
+        prompts = None if content["prompts"] is None else PolicyPrompts(**content["prompts"])
+        policy = Policy(**{name: content[name] for name in names} | {"weighting": weighting, "prompts": prompts})
     except (UserError, AttributeError, TypeError, ValueError) as error:
         raise UserError(f"{path}: {error}") from error
     if when != policy.decides_by.retrieves_when:

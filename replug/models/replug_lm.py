@@ -19,6 +19,7 @@ from typing import Any, overload
 import numpy as np
 
 from replug.config.errors import UserError
+from replug.config.rules import DOCUMENT
 from replug.models.black_box_lm import (
     AsyncLM,
     BlackBoxLM,
@@ -262,6 +263,8 @@ class ReplugLM:
         queries = prompts if queries is None else queries
         if len(queries) != len(prompts):
             raise ValueError(f"{len(queries)} queries, but {len(prompts)} prompts")
+        for prompt, subject in zip(prompts, subjects, strict=True):
+            policy.require_prompt(prompt, self._template.fill(DOCUMENT, prompt), subject.relation)
         seen = self._see(policy, prompts, queries, options, subjects)
         does = [
             policy.retrieves(value, subject.relation) for (value, _, _), subject in zip(seen, subjects, strict=True)
@@ -289,10 +292,10 @@ class ReplugLM:
         if policy.decides_by.known_from is KnownFrom.closed_answer:
             answers = self.generate(prompts, options, documents=[[] for _ in prompts])
             return [(policy.value_of_answer(answer), None, answer) for answer in answers]
-        found = self._search(queries, max(self._k, 2))  # a margin is of two
+        found = self._search(queries, self._k)
         similarities = [[document.similarity for document in documents] for documents in found]
         values = [policy.value_of_search(own) for own in similarities]
-        return [(value, documents[: self._k], None) for value, documents in zip(values, found, strict=True)]
+        return [(value, documents, None) for value, documents in zip(values, found, strict=True)]
 
     def follow(self, prompts: Texts, options: GenerationOptions, decisions: Sequence[Decision]) -> list[Generated]:
         """Answer as it was decided; no answer that is there already is asked for again."""

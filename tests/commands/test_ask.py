@@ -17,7 +17,7 @@ from replug.index_workers.version_store import VersionStore
 from replug.models.black_box_lm import Mixture
 from replug.models.generation import GenerationOptions
 from replug.models.local.stand_in_lm import StandInLM
-from replug.models.policy import Policy
+from replug.models.policy import Policy, PolicyPrompts
 from replug.web import evidence as build
 from tests.support.command_line import CommandLine
 from tests.support.lm_answers import mixed, texts_of
@@ -204,23 +204,15 @@ def policy(index: Path) -> Policy:
     """For the retriever of the index and the stand-in."""
     retriever = VersionStore(index).plan(0).retriever
     by_relation = {"capital": 1000.0, "genre": "always"}
-    return Policy(StandInLM.identity, retriever, "none", "replug@3", "popularity", by_relation, 10.0)
+    prompts = PolicyPrompts({"capital": ["Q: {question} A:"]}, {"capital": ["{document}\n\nQ: {question} A:"]}, 4)
+    found = "none", "replug@3", "popularity", by_relation, 10.0
+    return Policy(StandInLM.identity, retriever, *found, prompts=prompts)
 
 
 def following(policy: Policy, index: Path, *typed: str) -> list[object]:
     """What is typed to follow it."""
     policy.save(Path("policy.json"))
-    return [
-        "--index",
-        index,
-        LM,
-        "ensemble.weights=similarity",
-        "--policy",
-        "policy.json",
-        "--max-new-tokens",
-        "4",
-        *typed,
-    ]
+    return ["--index", index, LM, "ensemble.weights=similarity", "--policy", "policy.json", *typed]
 
 
 def test_documents_are_retrieved_where_the_policy_says(replug: CommandLine, index, policy):
@@ -228,21 +220,25 @@ def test_documents_are_retrieved_where_the_policy_says(replug: CommandLine, inde
     assert len(rare["evidence"]) == 3  # as many as the policy was fitted to
     decided = {"signal": "popularity", "value": 3.0, "threshold": 1000.0, "retrieves": True}
     assert decided.items() <= rare["policy"].items()
-    typed = ["--index", index, LM, "ensemble.weights=similarity", "--max-new-tokens", "4"]
-    assert {**rare, "policy": None} == {**asked(replug, *typed, "--k", "3"), "policy": None}
+    texts = [one["text"] for one in rare["evidence"]]
+    prompts = [f"{text}\n\nQ: {QUESTION} A:" for text in texts]
+    answer = mixed(StandInLM(), prompts, [one["prior"] for one in rare["evidence"]], GenerationOptions(4))
+    assert rare["answer"] == answer.text.strip().partition("\n")[0].strip()
     known = asked(replug, *following(policy, index, "--popularity", "3000"))
     assert known["evidence"] == [] and known["policy"]["threshold"] == 10.0 and known["answer"]
-    without = ["--index", index, LM, "--max-new-tokens", "4", "--k", "0"]
-    assert asked(replug, *without)["answer"] == known["answer"]
 
 
-def test_the_lms_own_confidence_needs_no_popularity_and_is_of_the_users_form(replug: CommandLine, index, policy):
+def test_the_lms_own_confidence_needs_no_popularity_and_the_prompt_is_the_policys(replug: CommandLine, index, policy):
+    shots = {"capital": ["Q: first? A: one\n\n", "Q: second? A: two\n\n", "Q: {question} A:"]}
     unsure = replace(policy, signal="mean_logprob", thresholds={}, pooled=-1e9)
-    row = asked(replug, *following(unsure, index, "--template", "Q: {question} A:"))
-    options = GenerationOptions(4)
-    closed = mixed(StandInLM(), [f"Q: {QUESTION} A:"], [1.0], options)
-    assert row["evidence"] == [] and row["answer"] == closed.text
+    unsure = replace(unsure, prompts=replace(policy.prompts, closed=shots))
+    row = asked(replug, *following(unsure, index))
+    prompt = f"Q: first? A: one\n\nQ: second? A: two\n\nQ: {QUESTION} A:"
+    closed = mixed(StandInLM(), [prompt], [1.0], GenerationOptions(4, stop="\n"))
+    assert row["evidence"] == [] and row["answer"] == closed.text.strip()
     assert row["policy"]["value"] == pytest.approx(closed.mean_logprob)
+    done = replug("ask", QUESTION, *following(policy, index, "--template", "Q: {question} A:", "--popularity", "3"))
+    assert done.status == 2 and "--template: the policy brings the prompt that it was fitted to" in done.errors
 
 
 # Engines ----------------------------------------------------------------------------------------------------------

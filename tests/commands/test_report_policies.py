@@ -50,7 +50,7 @@ def test_every_signal_is_compared_and_its_policy_written(written: tuple[Path, st
         str(out),
     ):
         assert shown in printed
-    signals = ("popularity", "frequency", "mean_logprob", "mean_entropy", "top_score", "margin")
+    signals = ("popularity", "frequency", "mean_logprob", "mean_entropy", "top_score")
     names = {str(path.relative_to(out)) for path in out.glob("policies/*/*.json")}
     assert names == {f"policies/tiny/bm25_1_{signal}.json" for signal in signals}
     assert "no policy of bm25@1 is written: the documents are gone" in printed, "of the other LM"
@@ -145,9 +145,13 @@ def test_a_policy_of_an_evaluation_is_followed_with_its_index_and_lm(replug, eva
     policy = evaluated / f"policies/policies/stand_in/replug_2_posterior_{signal}.json"
     given = ["--popularity", "3"] if signal in ("popularity", "frequency") else []
     typed = ["lm.path=stand_in", "--index", evaluated / "out/found/index/replug", "--policy", policy]
-    done = replug("ask", "Q: In what city was Person3 born? A:", *typed, "--json", *given)
+    done = replug("ask", "In what city was Person3 born?", *typed, "--json", *given)
     assert done.status == 0, done.printed
     row = json.loads(done.output.splitlines()[-1])
+    outcomes = [json.loads(line) for line in (evaluated / "out/outcomes.jsonl").read_text().splitlines()]
+    [of] = [one["methods"] for one in outcomes if one["id"] == "Person3"]
+    method = MOVING if row["policy"]["retrieves"] else "none"
+    assert row["answer"] == of[method]["detail"]["answer"], "as in the evaluation"
     assert row["policy"]["signal"] == signal and len(row["evidence"]) == 2 * row["policy"]["retrieves"]
 
 

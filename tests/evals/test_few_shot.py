@@ -2,12 +2,10 @@
 
 import pytest
 
+from replug.answering.few_shot import FewShot, FewShotPrompts
 from replug.answering.prompts import Shot
-from replug.evals.evidence import NOTHING, Evidence
-from replug.evals.few_shot import FewShot, FewShotPrompts
 from replug.evals.popqa_sets import popqa_opening, popqa_prompt
 from replug.models.black_box_lm import UnscorableText
-from replug.models.ensemble import prior_log_weights
 from replug.models.prompt import PromptTemplate
 from tests.support.tokenizers import letters_tokenizer
 
@@ -19,8 +17,9 @@ DOCUMENTS = "short", "a longer document"
 def asked(limit: int | None, *texts: str, cuts: bool = False) -> FewShotPrompts:
     counting = PromptTemplate("", letters_tokenizer(), limit)  # a token is a letter
     few_shot = FewShot(counting if cuts else PromptTemplate(""), counting, ROOM)
-    evidence = Evidence(texts, prior_log_weights([0.0] * len(texts))) if texts else NOTHING
-    return few_shot.ask("q7", SHOTS, popqa_opening, lambda shots, text: popqa_prompt("who?", shots, text), evidence)
+    return few_shot.ask(
+        "q7", SHOTS, popqa_opening, lambda shots, text: popqa_prompt("who?", shots, text), texts or [None]
+    )
 
 
 def test_the_earliest_shots_go_before_any_document_of_the_question_is_cut():

@@ -12,7 +12,7 @@ from replug.config.errors import UserError
 from replug.models.ensemble import REPLUG_WEIGHTS, Retrieved, Weighting
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.local.stand_in_lm import StandInLM
-from replug.models.policy import Policy, Subject, load_policy
+from replug.models.policy import Policy, PolicyPrompts, Subject, load_policy
 from replug.models.replug_lm import ReplugLM
 from tests.support.lm_answers import mixed
 
@@ -58,11 +58,28 @@ def test_a_policy_says_why():
     assert POLICY.reason(7.0, "sport") == "no document: popularity is 7; sport: never"
 
 
+def test_another_prompt_than_the_policys_is_refused_by_its_form():
+    shot, asked = "Q: in what city was Bo born? A: Rome\n\n", "Q: {question} A:"
+    prompts = PolicyPrompts({"capital": [asked]}, {"capital": ["{document}\n\n" + asked]}, 15)
+    policy = replace(POLICY, prompts=prompts)
+    joined = "{document}\n\nQ: where? A:"
+    policy.require_prompt("Q: where? A:", joined, "capital")
+    policy.require_prompt("Q: where? A:", joined, None)
+    with pytest.raises(UserError, match=r"prompts of the form 'Q: \{question\} A:', found 'where\?'"):
+        policy.require_prompt("where?", joined, None)
+    with pytest.raises(UserError, match=r"joined as '\{document\}\\nQ: where.*separator"):
+        policy.require_prompt("Q: where? A:", joined.replace("\n\n", "\n"), None)
+    shown = replace(policy, prompts=replace(prompts, augmented={"capital": [shot, "{document}\n\n" + asked]}))
+    with pytest.raises(UserError, match="after 1 shots"):
+        shown.require_prompt("Q: where? A:", joined, None)
+
+
 # On disk ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_policy_comes_back_from_its_file(tmp_path):
-    policy = replace(POLICY, fitted={"questions": 5})
+    form = {"capital": ["Q: {question} A:"]}
+    policy = replace(POLICY, fitted={"questions": 5}, prompts=PolicyPrompts(form, form, 15))
     policy.save(tmp_path / "policy.json")
     assert load_policy(tmp_path / "policy.json") == policy
 
@@ -71,7 +88,7 @@ def test_a_policy_comes_back_from_its_file(tmp_path):
     ("change", "message"),
     [
         ({"signal": "page_rank"}, "signal 'page_rank' is unknown; expected one of popularity, frequency"),
-        ({"format": 1}, "not a policy of format 2"),
+        ({"format": 1}, "not a policy of format 3"),
         ({"weighting": {"share": 2}}, "share is 2; expected 0"),
         ({"retrieves_when": "above"}, "retrieves_when is 'above'; expected 'below' of popularity"),
         ({"pooled": "sometimes"}, "threshold 'sometimes' of pooled: expected a finite number, 'never' or 'always'"),
@@ -165,7 +182,7 @@ def test_a_signal_of_the_closed_book_answer_costs_one_call_which_is_the_answer_w
 def test_a_signal_of_the_search_costs_one_search(signal, threshold, similarities, retrieves):
     lm, shelf = Counted([-1.0]), Shelf(similarities)
     [decision] = following(by(signal, threshold), lm, shelf).decide(["a"], OPTIONS)
-    assert decision.retrieves is retrieves and shelf.asked == [("a", 2)] and not lm.prompts
+    assert decision.retrieves is retrieves and shelf.asked == [("a", 1)] and not lm.prompts
     assert [found.id for found in decision.documents] == (["d0"] if retrieves else [])
 
 

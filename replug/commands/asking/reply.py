@@ -6,7 +6,7 @@ evaluation: the earliest shots go, then the end of the evidence. What others wro
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -26,6 +26,7 @@ from replug.answering.factors import (
     QUESTION_GIVEN_ANSWER,
     Factors,
 )
+from replug.answering.few_shot import FewShot
 from replug.answering.prompts import (
     LINE_ENDS,
     OWN_SHOTS,
@@ -41,19 +42,19 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import AskConfig
 from replug.config.methods import REPLUG
 from replug.config.plain_text import plain_line, plain_text
-from replug.config.rules import has_rerank_lm
+from replug.config.rules import DOCUMENT, has_rerank_lm
 from replug.config.schema import LMConfig
 from replug.data.rows import one_line, read_documents
 from replug.index_workers.build_plan import index_folder
 from replug.index_workers.local_index import IndexRetriever, LocalIndex
 from replug.models.black_box_lm import AsyncLM, Mixture
-from replug.models.build import limited_template, lm_source, load_encoder
+from replug.models.build import counting_template, limited_template, lm_source, load_encoder
 from replug.models.ensemble_temperature import own_temperature
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.hardware import available_cores
 from replug.models.lm_source import LMSource
 from replug.models.pair_tokens import num_tokens, token_spans, within
-from replug.models.policy import Policy, Subject
+from replug.models.policy import Policy, PolicyPrompts, Subject
 from replug.models.replug_lm import ReplugLM
 from replug.train.run_dir import RunDirectory
 from replug.web import require_web
@@ -317,21 +318,26 @@ def _answer_by_ensemble(
     options: AskOptions,
     config: AskConfig,
     generated: Generated | None = None,
+    prompting: "Prompting | None" = None,
 ) -> Reply:
     """Choose each token for all passages at once, unless an answer is given; without passages the LM answers alone."""
     weighting = weighting_of(config)
     alone = weighting.alone if found.passages else 0.0
     passages = tuple(replace(one, probability=one.probability * (1 - alone)) for one in found.passages)
     if generated is None:
-        decoding = generation_options(options)
         weighing = [passage for passage in passages if passage.probability > 0]  # others change nothing
-        prompts, opening = ensemble_prompts(
-            question, weighing, source, options, config.lm, decoding.max_new_tokens, has_alone=alone > 0
-        )
+        if prompting is not None:
+            prompts, decoding = prompting([*(one.text for one in weighing), *([None] * (alone > 0 or not weighing))])
+        else:
+            decoding = generation_options(options)
+            prompts, opening = ensemble_prompts(
+                question, weighing, source, options, config.lm, decoding.max_new_tokens, has_alone=alone > 0
+            )
+            decoding = replace(decoding, opening=opening)
         priors = [*(passage.probability for passage in weighing), *([alone] if alone else [])]
         moves = weighting.share, weighting.prune, weighting.read
         prompt = Mixture(prompts, priors, *moves) if weighing else prompts[0]
-        [generated] = lm.generate([prompt], replace(decoding, opening=opening))
+        [generated] = lm.generate([prompt], decoding)
     after = iter(generated.weights.tolist())
     weights = [next(after) if passage.probability > 0 else 0.0 for passage in passages]
     return Reply(
@@ -348,6 +354,30 @@ def _answer_by_ensemble(
     )
 
 
+Prompting = Callable[[Sequence[str | None]], tuple[Sequence[str], GenerationOptions]]
+
+
+def policy_prompting(
+    form: PolicyPrompts, relation: str | None, question: str, source: LMSource, lm: LMConfig, options: AskOptions
+) -> Prompting:
+    """Return what builds the prompts of texts as the policy's evaluation did, and says how it decoded."""
+    few_shot = FewShot(limited_template(lm, source, source.max_tokens), counting_template(source), form.max_new_tokens)
+
+    def prompting(texts: Sequence[str | None]) -> tuple[Sequence[str], GenerationOptions]:
+        *shots, with_document = form.of(relation, has_document=any(text is not None for text in texts))
+        alone = form.of(relation, has_document=False)[-1]
+
+        def prompt(kept: Sequence[str], text: str | None) -> str:
+            before, after = (alone if text is None else with_document).split(QUESTION)
+            return "".join(kept) + before.replace(DOCUMENT, (text or "").strip()) + one_line(question) + after
+
+        asked = few_shot.ask(repr(question), shots, "".join, prompt, texts)
+        decoding = generation_options(replace(options, max_new_tokens=form.max_new_tokens))
+        return asked.prompts, replace(decoding, stop=STOP if shots else None, opening=asked.opening)
+
+    return prompting
+
+
 def _follow(
     policy: Policy, subject: Subject, question: str, k: int, source: LMSource, options: AskOptions, config: AskConfig
 ) -> Reply:
@@ -356,16 +386,22 @@ def _follow(
     Raises UserError for a policy that was fitted to another LM, index, number of documents or temperature.
     """
     assert options.index is not None  # `ask.check` refuses this
-    decoding = generation_options(options)
-    [alone], _ = ensemble_prompts(question, (), source, options, config.lm, decoding.max_new_tokens)
+    if policy.prompts is None:
+        raise UserError("--policy: the file says no prompts; expected a policy that `replug report --policies` wrote")
+    policy.prompts.require_form(config.lm.prompt, config.lm.chat)
+    prompting = policy_prompting(policy.prompts, subject.relation, question, source, config.lm, options)
+    [alone], decoding = prompting([None])
     with closing(source.open_here()) as lm:
         retriever = open_index(options.index)
         temperature = _temperature(config, retriever)
         weighting = weighting_of(config)
-        replug = ReplugLM(lm, retriever, k, policy=policy, temperature=temperature, weighting=weighting)
-        [decision] = replug.decide([alone], decoding, [subject], [question])
+        replug = ReplugLM(
+            lm, retriever, k, policy=replace(policy, prompts=None), temperature=temperature, weighting=weighting
+        )
+        query = policy.prompts.query.replace(QUESTION, question)
+        [decision] = replug.decide([alone], decoding, [subject], [query])
         found = FoundEvidence(question, tuple(passages_of_documents(decision.documents, temperature)), {})
-        reply = _answer_by_ensemble(lm, question, found, source, options, config, decision.closed_answer)
+        reply = _answer_by_ensemble(lm, question, found, source, options, config, decision.closed_answer, prompting)
     decided = {
         "signal": policy.signal,
         "value": decision.value,
@@ -373,7 +409,7 @@ def _follow(
         "retrieves": decision.retrieves,
         "reason": policy.reason(decision.value, subject.relation),
     }
-    return replace(reply, policy=decided)
+    return replace(reply, answer=reply.answer.strip().partition(STOP)[0].strip(), policy=decided)
 
 
 # Rerankers -----------------------------------------------------------------------------------------------------------
