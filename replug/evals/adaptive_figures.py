@@ -1,6 +1,6 @@
 """Draw when retrieval helps: figures of Mallen et al. 2023, with what the paper reports.
 
-The paper's LMs are far larger, its corpus is Wikipedia, and it asks all 14,267 questions: GPT-3 davinci-003 zero-shot,
+The paper's LMs are far larger, its corpus is Wikipedia, and it asks all 14,282 questions: GPT-3 davinci-003 zero-shot,
 the open LMs 15-shot. OPT-13B's numbers are those that the official notebook prints (adaptive-retrieval.ipynb).
 """
 
@@ -25,9 +25,9 @@ Measured = dict[str, Any]  # what report.json holds of one LM, or of two of its 
 Figures = Iterator[tuple[str, Draw, float, str]]  # name, drawing, height, caption
 
 PAPER = {  # by figure, what the paper reports
-    "accuracy": "davinci-003 is right for 34% closed book, for 41% with Contriever's first document; OPT-13B for "
-    "17.2% closed book, and for 25.4% with BM25's.",
-    "adaptive": "adaptive retrieval with davinci-003, GenRead where it knows and Contriever where it does not, is "
+    "accuracy": "davinci-003 is right for 34% closed book, for 41% with the first document of Contriever-MS MARCO; "
+    "GPT-NeoX 20B for 25% closed book; OPT-13B (the notebook) for 17.2% closed book, for 25.4% with BM25's document.",
+    "adaptive": "adaptive retrieval with davinci-003, GenRead where it knows and Contriever-MS MARCO where it does not, is "
     "right for 46.5%, 5.3 points above the best way without a policy; OPT-13B, closed book or BM25, for 27.1%.",
     "cost_dollars": "dollars for 1,000 questions to davinci-003, from closed book to GenRead: 0.46, 3.08, 2.80, 3.25.",
 }

@@ -65,7 +65,7 @@ NOTE = (
     "0.5 is chance."
 )
 
-# Mallen et al., table 1: (closed book is right, the answer with Contriever's document is) -> share, recall@1.
+# Mallen et al., table 1: (closed book is right, the answer with Contriever-MS MARCO's document is) -> share, recall@1.
 PAPER_HELP_AND_HARM = {
     (True, True): (0.24, 0.83),
     (True, False): (0.10, 0.14),
@@ -306,7 +306,7 @@ def _help_and_harm_blocks(way: Measured) -> list[Block]:
         rows.append([*said, str(cell["n"]), f"{cell['share']:.0%}", held, f"{share:.0%}", f"{recall:.2f}"])
     note = (
         f"{way['augmented']} harms in the second row and helps in the third. The paper's shares are those of "
-        "davinci-003, closed book and with Contriever's first document."
+        "davinci-003, closed book and with the first document of Contriever-MS MARCO."
     )
     return [Table(head, rows), note]
 

@@ -93,7 +93,6 @@ class PopQa(Task):
 
     metrics: Mapping[str, Metric] = {
         "accuracy": Metric("accuracy"),
-        "accuracy_dpr": Metric("accuracy_dpr"),
         "answer_recall": Metric("answer_recall"),  # some document holds an accepted answer
         "lm_calls": Metric("lm_calls"),
         "retriever_calls": Metric("retriever_calls"),
@@ -156,7 +155,6 @@ class PopQa(Task):
         prediction = first_line(generated.text)
         known = {
             "accuracy": float(contains_answer(prediction, asked.question.answers)),
-            "accuracy_dpr": float(has_answer(prediction, asked.question.answers)),
             "answer_recall": float(any(has_answer(text, asked.question.answers) for text in evidence.texts if text)),
             "most_frequent_accuracy": float(contains_answer(asked.most_frequent_answer, asked.question.answers)),
             "popularity": asked.popularity,
@@ -229,9 +227,9 @@ def _drawn(config: EvaluationConfig) -> tuple[Sequence[PopQuestion], Mapping[str
     """Return the questions that are asked, and the shots before those of each relation."""
     keys = config.questions
     num_shots = NUM_SHOTS if keys.shots is None else keys.shots
-    questions = read_popqa(Path(str(keys.path)).expanduser())
+    questions = read_popqa(str(keys.path))
     if keys.demonstrations:
-        pool = read_popqa(Path(keys.demonstrations).expanduser())
+        pool = read_popqa(keys.demonstrations)
         drawn = draw_questions(questions, keys.max_questions, config.seed)
         return plan_shots(pool, drawn, num_shots, demonstration_seed(keys, config.seed))
     asked, shots = plan_shots(questions, None, num_shots, config.seed)

@@ -4,9 +4,7 @@ A set is one of
 
 FILE.tsv            the published table: tab-separated, with a header
 FILE.jsonl[.gz]     JSON Lines of the same fields
-P19.test.json       a file of EntityQuestions (Sciavolino et al. 2021), named by its relation; its questions have
-                    neither subject nor popularity, and the subject is read by the relation's template
-FOLDER              all files of EntityQuestions in it
+akariasai/PopQA     the same on the hub
 
 The fields are `subj`, `prop` (one of TEMPLATES), `obj`, `possible_answers` (or `answers`; in a table a JSON list), and
 optional `question`, `s_pop` (monthly page views), `id` and `gold`. A `question` must be its template's.
@@ -18,8 +16,7 @@ passage (Yu et al. 2023).
 
 import json
 import math
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +43,7 @@ from replug.evals.questions import (
 )
 
 # Subjects stand where the braces are. The relations' names are those of the field `prop`.
-POPQA_TEMPLATES = {
+TEMPLATES = {
     "occupation": "What is {}'s occupation?",
     "place of birth": "In what city was {} born?",
     "genre": "What genre is {}?",
@@ -64,34 +61,6 @@ POPQA_TEMPLATES = {
     "mother": "Who is the mother of {}?",
     "capital": "What is the capital of {}?",
 }
-# EntityQuestions (Sciavolino et al. 2021), whose files are named by Wikidata's properties.
-ENTITY_QUESTIONS_TEMPLATES = {
-    "P17": "Which country is {} located in?",
-    "P19": "Where was {} born?",
-    "P20": "Where did {} die?",
-    "P26": "Who is {} married to?",
-    "P36": "What is the capital of {}?",
-    "P40": "Who is {}'s child?",
-    "P50": "Who is the author of {}?",
-    "P69": "Where was {} educated?",
-    "P106": "What kind of work does {} do?",
-    "P112": "Who founded {}?",
-    "P127": "Who owns {}?",
-    "P131": "Where is {} located?",
-    "P136": "What type of music does {} play?",
-    "P159": "Where is the headquarter of {}?",
-    "P170": "Who was {} created by?",
-    "P175": "Who performed {}?",
-    "P176": "Which company is {} produced by?",
-    "P264": "What music label is {} represented by?",
-    "P276": "Where is {} located?",
-    "P407": "Which language was {} written in?",
-    "P413": "What position does {} play?",
-    "P495": "Which country was {} created in?",
-    "P740": "Where was {} founded?",
-    "P800": "What is {} famous for?",
-}
-TEMPLATES = POPQA_TEMPLATES | ENTITY_QUESTIONS_TEMPLATES
 GENREAD_TEMPLATE = "Generate a background document from Wikipedia to answer the given question. {}"
 
 
@@ -99,13 +68,6 @@ def question_of(relation: str, subject: str) -> str:
     """Return the question that asks for a subject's relation, a key of TEMPLATES."""
     before, after = TEMPLATES[relation].split("{}")
     return f"{before}{subject}{after}"
-
-
-def subject_of(relation: str, question: str) -> str | None:
-    """Return the subject of a question that the relation's template made; None means that it did not make it."""
-    before, after = TEMPLATES[relation].split("{}")
-    subject = question[len(before) : len(question) - len(after)]
-    return subject if subject.strip() and question == f"{before}{subject}{after}" else None
 
 
 def popqa_prompt(question: str, shots: Sequence[Shot] = (), passage: str | None = None) -> str:
@@ -137,9 +99,6 @@ def _block(question: str, passage: str | None) -> str:
     return f"{'' if passage is None else passage.strip() + BETWEEN_BLOCKS}Q: {one_line(question)} A:"
 
 
-ENTITY_QUESTIONS_FILE = re.compile(r"(?P<relation>P[0-9]+)\..*json")
-
-
 @dataclass(frozen=True, slots=True)
 class PopQuestion(OpenQuestion):
     """A question of the relation `example.group`; `object` is the answer that shots show.
@@ -156,60 +115,20 @@ class PopQuestion(OpenQuestion):
         return self.example.group
 
 
-def read_popqa(path: Path) -> list[PopQuestion]:
-    """Return every question of a file or folder, in its order.
+def read_popqa(source: str | Path) -> list[PopQuestion]:
+    """Return every question of a file or of the hub's set, in its order.
 
     Raises UserError with file and line for a missing or malformed field, an unknown relation, a question that its
     template does not make, and for popularity that only some of the questions have.
     """
-    questions = questions_of_rows(_rows_of_set(path), _question, path)
+    questions = questions_of_rows(read_rows(source), _question, source)
     without = [question.example.id for question in questions if question.subject_popularity is None]
     if without and len(without) < len(questions):  # page views of some and documents of others are not one scale
         raise UserError(
-            f"{path}: s_pop is missing in {len(without)} of {len(questions)} questions, first {without[0]}; expected "
+            f"{source}: s_pop is missing in {len(without)} of {len(questions)} questions, first {without[0]}; expected "
             "it in all, or in none (then documents of the corpus are counted)"
         )
     return questions
-
-
-def _rows_of_set(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.suffix == ".json" and _entity_relation(file))
-        if not files:
-            raise UserError(f"{path} holds no files of EntityQuestions; expected files such as P19.test.json")
-        for file in files:
-            yield from _entity_rows(file)
-    elif _entity_relation(path):
-        yield from _entity_rows(path)
-    else:
-        for where, row in read_rows(path):
-            if isinstance(views := row.get("s_pop"), str):  # of a table; a word is refused with its field's name
-                with suppress(ValueError):
-                    row["s_pop"] = float(views)
-            yield where, row
-
-
-def _entity_relation(path: Path) -> str | None:
-    found = ENTITY_QUESTIONS_FILE.fullmatch(path.name)
-    return found["relation"] if found else None
-
-
-def _entity_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield rows of `question` and `answers` with PopQA's fields; the first answer is the object."""
-    relation = str(_entity_relation(path))
-    if relation not in ENTITY_QUESTIONS_TEMPLATES:
-        raise UserError(
-            f"{path}: {relation} is not a relation of EntityQuestions; expected one of "
-            f"{', '.join(ENTITY_QUESTIONS_TEMPLATES)}"
-        )
-    for number, (where, row) in enumerate(read_rows(path), start=1):
-        question = row.get("question")
-        subject = subject_of(relation, question) if isinstance(question, str) else None
-        if subject is None:
-            raise UserError(f"{where}: question {question!r} is not of the form {TEMPLATES[relation]!r}")
-        answers = row.get("answers")
-        first = answers[0] if isinstance(answers, list) and answers else None
-        yield where, {"id": f"{path.name}:{number}", **row, "subj": subject, "prop": relation, "obj": first}
 
 
 def _question(row: Mapping[str, Any], where: str) -> PopQuestion:
@@ -227,6 +146,9 @@ def _question(row: Mapping[str, Any], where: str) -> PopQuestion:
             answers = json.loads(answers)
     found = open_question({**row, "question": asked, "domain": relation, field: answers}, where, field)
     views = row.get("s_pop")
+    if isinstance(views, str):  # of a table; a word is refused with its field's name
+        with suppress(ValueError):
+            views = float(views)
     if views is not None and (
         isinstance(views, bool) or not isinstance(views, int | float) or not 0 <= views < math.inf
     ):

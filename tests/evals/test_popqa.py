@@ -25,7 +25,6 @@ from replug.evals.popqa_sets import (
     popularity_correlation,
     question_of,
     read_popqa,
-    subject_of,
 )
 from tests.support.shared_data import shared
 
@@ -56,13 +55,6 @@ PASSAGES = ["Fryderyk Chopin\nChopin was born in Żelazowa Wola.\n", "N'Djamena 
 )
 def test_prompts_are_the_golden_files(name: str, prompt: str):
     assert prompt == (GOLDEN / f"popqa_{name}.txt").read_text(encoding="utf-8").removesuffix("\n")
-
-
-def test_the_subject_is_read_out_of_the_question_that_it_made():
-    for relation in TEMPLATES:
-        for subject in ("Ada", "{braces} and ?", "Who is the child of X?", "É"):
-            assert subject_of(relation, question_of(relation, subject)) == subject
-        assert subject_of(relation, "How old is Ada?") is subject_of(relation, question_of(relation, " ")) is None
 
 
 def test_an_answer_is_its_first_line_after_a_blank_one():
@@ -174,27 +166,10 @@ def test_a_wrong_row_is_named_with_its_line_and_what_was_expected(tmp_path, chan
         read_popqa(write(tmp_path / "q.jsonl", {**ROW, **change}))
 
 
-def test_popularity_of_some_questions_only_and_a_folder_without_sets_are_refused(tmp_path):
+def test_popularity_of_some_questions_only_is_refused(tmp_path):
     rows = [ROW, {**ROW, "id": 2, "s_pop": None}]
     with pytest.raises(UserError, match=r"s_pop is missing in 1 of 2 questions, first 2; expected it in all, or in"):
         read_popqa(write(tmp_path / "q.jsonl", *rows))
-    with pytest.raises(UserError, match=r"holds no files of EntityQuestions; expected files such as P19\.test\.json"):
-        read_popqa(tmp_path)
-
-
-def entity_questions(folder: Path) -> None:
-    born = [{"question": f"Where was {name} born?", "answers": [f"{name}town", "x"]} for name in ("Ada", "Bo")]
-    (folder / "P19.test.json").write_text(json.dumps(born))
-    (folder / "P36.test.json").write_text('[{"question": "What is the capital of Chad?", "answers": ["N\'Djamena"]}]')
-
-
-def test_entity_questions_have_their_relation_by_the_file_and_their_subject_by_its_template(tmp_path):
-    entity_questions(tmp_path)
-    ada, bo, chad = read_popqa(tmp_path)
-    example = Item("P19.test.json:1", "Where was Ada born?", "P19")
-    assert ada == PopQuestion(example, ("Adatown", "x"), "Ada", "Adatown")
-    assert (bo.subject, chad.subject, chad.relation) == ("Bo", "Chad", "P36")
-    assert read_popqa(tmp_path / "P36.test.json") == [chad]
 
 
 def test_fifteen_shots_of_sixteen_relations_are_one_of_each_other_relation():

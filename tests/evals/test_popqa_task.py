@@ -118,7 +118,6 @@ def test_an_outcome_holds_rightness_costs_and_signals():
     numbers = {name: of["numbers"] for name, of in first["methods"].items()}
     assert numbers["none"] == {
         "accuracy": 0.0,
-        "accuracy_dpr": 0.0,
         "answer_recall": 0.0,
         "most_frequent_accuracy": 1.0,
         "popularity": 5.0,
@@ -133,7 +132,7 @@ def test_an_outcome_holds_rightness_costs_and_signals():
         "mean_entropy": 0.75,
     }
     assert numbers["bm25@1"] == numbers["none"] | {
-        **dict.fromkeys(("accuracy", "accuracy_dpr", "answer_recall", "retriever_calls"), 1.0),
+        **dict.fromkeys(("accuracy", "answer_recall", "retriever_calls"), 1.0),
         "top_score": 3.0,
     }
     assert (numbers["replug"]["lm_calls"], numbers["replug"]["retriever_calls"]) == (2.0, 1.0)

@@ -104,7 +104,6 @@ def _made_up(identifier: str, relation: str, knows: float, rng: np.random.Genera
 def _numbers(right: float, recall: float, lm: int, retriever: int, prompt: int, generated: int) -> dict[str, float]:
     return {
         "accuracy": float(right),
-        "accuracy_dpr": float(right),
         "answer_recall": float(recall),
         "lm_calls": lm,
         "retriever_calls": retriever,
