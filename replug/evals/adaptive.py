@@ -363,7 +363,7 @@ def fit_policy(
 
 def prompts_of(answered: AnsweredQuestions, pair: Pair) -> PolicyPrompts:
     """Return the prompts of two methods. Raises UserError where an evaluation did not keep them."""
-    forms = []
+    forms: list[Mapping[str, Sequence[str]]] = []
     for name in pair:
         path = answered.methods[name].folder.prompts
         if not path.is_file():
@@ -371,7 +371,7 @@ def prompts_of(answered: AnsweredQuestions, pair: Pair) -> PolicyPrompts:
         forms.append(json.loads(path.read_text(encoding="utf-8"))[name])
     config = answered.methods[pair[1]].config
     questions, lm = config.questions, config.lm
-    return PolicyPrompts(*forms, questions.max_new_tokens, questions.query, lm.prompt, lm.chat)
+    return PolicyPrompts(forms[0], forms[1], questions.max_new_tokens, questions.query, lm.prompt, lm.chat)
 
 
 def thresholds_of(answered: AnsweredQuestions, pair: Pair, signal: str) -> tuple[dict[str, Threshold], Threshold]:

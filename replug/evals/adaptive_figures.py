@@ -27,8 +27,8 @@ Figures = Iterator[tuple[str, Draw, float, str]]  # name, drawing, height, capti
 PAPER = {  # by figure, what the paper reports
     "accuracy": "davinci-003 is right for 34% closed book, for 41% with the first document of Contriever-MS MARCO; "
     "GPT-NeoX 20B for 25% closed book; OPT-13B (the notebook) for 17.2% closed book, for 25.4% with BM25's document.",
-    "adaptive": "adaptive retrieval with davinci-003, GenRead where it knows and Contriever-MS MARCO where it does not, is "
-    "right for 46.5%, 5.3 points above the best way without a policy; OPT-13B, closed book or BM25, for 27.1%.",
+    "adaptive": "adaptive retrieval with davinci-003, GenRead where it knows and Contriever-MS MARCO where not, "
+    "is right for 46.5%, 5.3 points above the best way without a policy; OPT-13B, closed book or BM25, for 27.1%.",
     "cost_dollars": "dollars for 1,000 questions to davinci-003, from closed book to GenRead: 0.46, 3.08, 2.80, 3.25.",
 }
 

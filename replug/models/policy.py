@@ -94,7 +94,7 @@ class PolicyPrompts:
     def of(self, relation: str | None, has_document: bool) -> Sequence[str]:
         """Return the parts of a relation's prompts; another relation has the shots of the first."""
         forms = self.augmented if has_document else self.closed
-        return forms[relation] if relation in forms else next(iter(forms.values()))
+        return forms.get(relation or "", next(iter(forms.values())))
 
     def require_form(self, lm_prompt: str | None, chat: bool) -> None:
         """Raise UserError where the LM is asked in another form than it was in fitting."""
