@@ -16,11 +16,11 @@ def few_shot(asked: PromptedLM, num_after: int) -> FewShot:
 def dropped_shots(finished: Finished) -> list[Any]:
     """Return a line for each method with how many questions had fewer demonstrations than the others."""
     lines = []
-    for method in finished.book.methods:
-        dropped = [int(row["methods"][method.name]["numbers"][DROPPED]) for row in finished.rows]
+    for method in finished.results:
+        dropped = [int(row["methods"][method]["numbers"][DROPPED]) for row in finished.rows]
         if any(dropped):
             lines.append(
-                f"{method.name}: {sum(map(bool, dropped))} of {len(dropped)} questions lost their earliest "
+                f"{method}: {sum(map(bool, dropped))} of {len(dropped)} questions lost their earliest "
                 f"demonstrations, {sum(dropped)} in all: the LM holds no more tokens."
             )
     return lines

@@ -5,7 +5,6 @@ and bills. An LM that reads a common beginning once, as local weights do, reads 
 FLOP are 2 x parameters x tokens read and written.
 """
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,8 +15,6 @@ from replug.evals.internet_sets import Prepared
 from replug.evals.kinds import PromptedLM
 from replug.models.lm_source import LMSource
 from replug.models.pair_tokens import token_spans
-
-log = logging.getLogger(__name__)
 
 NumTokens = Callable[[str], int]
 Parameters = tuple[float | None, float | None]  # of the LM that answers and of the one that reranks; None means unknown
@@ -53,13 +50,15 @@ class LineTokens:
 class LineCounter:
     """Counts the tokens of the lines of prompts by one tokenizer."""
 
-    def __init__(self, num_tokens: NumTokens, prompts: AnswerPrompts) -> None:
-        self._num_tokens, self._prompts = num_tokens, prompts
-        self._openings: dict[bool, int] = {}
+    def __init__(self, num_tokens: NumTokens) -> None:
+        self._num_tokens = num_tokens
+        self._openings: dict[tuple[AnswerPrompts, bool], int] = {}
 
-    def lines(self, question: str, passages: Sequence[str], answers: Sequence[str]) -> LineTokens:
+    def lines(
+        self, prompts: AnswerPrompts, question: str, passages: Sequence[str], answers: Sequence[str]
+    ) -> LineTokens:
         return LineTokens(
-            self._opening(has_evidence=True),
+            self._opening(prompts, has_evidence=True),
             self._question(question),
             [self._evidence(text) for text in passages],
             {answer: self.answer(answer) for answer in answers},
@@ -69,15 +68,16 @@ class LineCounter:
         """Return the tokens of an answer with the end of its line."""
         return self._num_tokens(f" {text}\n")
 
-    def alone(self, question: str, evidence: str | None) -> int:
+    def alone(self, prompts: AnswerPrompts, question: str, evidence: str | None) -> int:
         """Return the tokens of a whole prompt that asks closed book, or with one text."""
         evidence_tokens = 0 if evidence is None else self._evidence(evidence)
-        return self._opening(evidence is not None) + evidence_tokens + self._question(question)
+        return self._opening(prompts, evidence is not None) + evidence_tokens + self._question(question)
 
-    def _opening(self, has_evidence: bool) -> int:
-        if has_evidence not in self._openings:
-            self._openings[has_evidence] = self._num_tokens(self._prompts.opening(has_evidence))
-        return self._openings[has_evidence]
+    def _opening(self, prompts: AnswerPrompts, has_evidence: bool) -> int:
+        key = prompts, has_evidence
+        if key not in self._openings:
+            self._openings[key] = self._num_tokens(prompts.opening(has_evidence))
+        return self._openings[key]
 
     def _question(self, text: str) -> int:
         """Return the tokens of a question with the label of the answer: every prompt has both."""
@@ -121,31 +121,36 @@ def _scored(reranker: Reranker, factors: Factors, lines: LineTokens) -> tuple[in
     return calls, tokens
 
 
-def fitting_prompts(prepared: Prepared, lm: PromptedLM, max_new_tokens: int) -> AnswerPrompts:
-    """Return prompts with as many shots as fit beside the longest question and evidence of the set.
+class FittingPrompts:
+    """Builds prompts for one LM with the shots that each question leaves room for (`answering.prompts.fit_shots`).
 
     All shots are kept for an LM whose tokenizer or limit is unknown: too long a prompt is refused when it is asked.
     """
-    prompts, count, limit = (
-        AnswerPrompts(prepared.shots, prepared.question_first),
-        token_counter(lm.source),
-        lm.lm.max_tokens,
-    )
-    if count is None or limit is None:
-        return prompts
-    # Every question closed book, and with every text that it is asked with.
-    asked = (
-        (question.example.query, text)
-        for question in prepared.questions
-        for text in (None, *prepared.evidence(question))
-    )
-    fitting = fit_prompts(prompts, asked, count, limit, max_new_tokens)
-    if len(fitting.shots) < len(prompts.shots):
-        log.warning(
-            f"{len(fitting.shots)} of {len(prompts.shots)} shots fit beside the longest evidence: the LM holds {limit} "
-            "tokens"
-        )
-    return fitting
+
+    def __init__(self, prepared: Prepared, lm: PromptedLM, max_new_tokens: int) -> None:
+        self.num_tokens = token_counter(lm.source)
+        self._limit, self._max_new_tokens = lm.lm.max_tokens, max_new_tokens
+        self._whole = AnswerPrompts(prepared.shots, prepared.question_first)
+        self._by_shots = {len(self._whole.shots): self._whole}  # prompts of equal shots share their openings
+        self._found: dict[tuple[str | None, ...], AnswerPrompts] = {}
+
+    def of(self, question: str, texts: Sequence[str | None]) -> AnswerPrompts:
+        """Return the prompts of a question with these texts as evidence, None for closed book.
+
+        Raises UserError where one does not fit without shots.
+        """
+        if self.num_tokens is None:
+            return self._whole
+        key = question, *texts
+        if key not in self._found:
+            asked = [(question, text) for text in texts]
+            fitting = fit_prompts(self._whole, asked, self.num_tokens, self._limit, self._max_new_tokens)
+            self._found[key] = self._by_shots.setdefault(len(fitting.shots), fitting)
+        return self._found[key]
+
+    def num_dropped(self, prompts: AnswerPrompts) -> int:
+        """Return how many shots these prompts lack."""
+        return len(self._whole.shots) - len(prompts.shots)
 
 
 def token_counter(source: LMSource | None) -> NumTokens | None:

@@ -23,27 +23,29 @@ import numpy as np
 
 from replug.answering.answerer import Answered, Answerer, AnsweringOptions
 from replug.answering.factors import Factors
+from replug.answering.few_shot import DROPPED
+from replug.answering.prompts import AnswerPrompts
 from replug.answering.rerankers import MIN_QUESTIONS, RERANKERS, best_answer, fit_weights, write_weights
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import BM25, GOLD, NONE, REPLUG, Method
 from replug.config.rules import evaluation_methods, has_rerank_lm
 from replug.config.schema import LMConfig
-from replug.data.answers import exact_match, has_answer, token_f1
+from replug.data.answers import exact_match, has_answer, normalize_answer, token_f1
 from replug.data.files import replace_file
 from replug.data.progress import Progress
 from replug.data.store import Corpus
 from replug.evals.charts import draw_costs, sweeps_of, to_svg
 from replug.evals.evidence import Evidence, EvidenceBook
+from replug.evals.few_shot import dropped_shots
 from replug.evals.folder import EvaluationFolder
 from replug.evals.internet_costs import (
+    FittingPrompts,
     LineCounter,
     LineTokens,
     Parameters,
     cost_numbers,
-    fitting_prompts,
     reranking_costs,
-    token_counter,
 )
 from replug.evals.internet_sets import (
     EXACT_MATCH,
@@ -54,7 +56,7 @@ from replug.evals.internet_sets import (
     prepare,
 )
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
-from replug.evals.loop import Metric, Outcome, Outcomes, Task
+from replug.evals.loop import Item, Metric, Outcome, Outcomes, Task
 from replug.evals.outcomes import OutcomeFile, Row
 from replug.evals.questions import queries_of, question_problems
 from replug.evals.results import main_metric
@@ -71,9 +73,11 @@ log = logging.getLogger(__name__)
 LOCAL, SEARCH, PASSAGES = "local", "search", "passages"  # an engine; what is found by it; an outcome's name
 # `answer_in_evidence`: a passage has an accepted answer; `copied`: it has the prediction. No passage has a label.
 # `best_candidate`: no reranker can be better.
+# `gold_overlap`: the largest share of the gold evidence's words that a passage has, where answers are labels.
 FREE_ANSWER_METRICS = ("f1", "answer_in_evidence", "copied")
 OTHER_METRICS = (
-    "best_candidate", "retrieval_recall", "passages", "lm_calls", "prompt_tokens", "generated_tokens", "flop",
+    "best_candidate", "gold_overlap", "retrieval_recall", "passages", "shots",
+    "lm_calls", "prompt_tokens", "generated_tokens", "flop",
 )  # fmt: skip
 FACTORS = ("answer_given_question", "question_given_answer", "answer_alone", "question_alone", "passage")
 
@@ -183,13 +187,13 @@ class InternetQa(Task):
         self._reranking = [method for method in prepared.methods if method.k]
         self._alone = {method.source for method in prepared.methods if not method.k}
         rerankers = tuple(dict.fromkeys(method.source for method in self._reranking))
-        options = AnsweringOptions(rerankers, max_new_tokens=max_new_tokens, seed=seed, labels=prepared.labels)
-        prompts = fitting_prompts(prepared, asked, max_new_tokens)
-        scorer_prompts = fitting_prompts(prepared, scorer, max_new_tokens) if asked.reranker else prompts
-        self._answerer = Answerer(asked.lm, prompts, options, scorer.lm, scorer_prompts)
+        self._options = AnsweringOptions(rerankers, max_new_tokens=max_new_tokens, seed=seed, labels=prepared.labels)
+        self._lms = asked.lm, scorer.lm
+        prompts = FittingPrompts(prepared, asked, max_new_tokens)
+        self._prompts = prompts, FittingPrompts(prepared, scorer, max_new_tokens) if asked.reranker else prompts
         self.lm, self.reranker = asked.lm.identity, scorer.lm.identity
-        counts = [(token_counter(asked.source), prompts), (token_counter(scorer.source), scorer_prompts)]
-        self._counters = [LineCounter(count, of) for count, of in counts if count]  # both, or costs are unknown
+        counts = [one.num_tokens for one in self._prompts]
+        self._counters = [LineCounter(count) for count in counts if count]  # both, or costs are unknown
         self.examples = [question.example for question in prepared.questions]
         self.metrics: Mapping[str, Metric] = metrics_of(prepared.metric)
 
@@ -199,39 +203,62 @@ class InternetQa(Task):
 
     def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
         question, prepared = self.prepared.questions[row], self.prepared
-        texts = {NONE: None, GOLD: prepared.gold.get(question.example.id)}
-        alone = {
-            source: self._answerer.submit_alone(question.example.query, text)
-            for source, text in texts.items()
-            if source in self._alone
-        }
+        query, texts = question.example.query, {NONE: None, GOLD: prepared.gold.get(question.example.id)}
+        prompts = {source: self._prompts[0].of(query, [texts[source]]) for source in texts if source in self._alone}
+        alone = {source: self._answerer(of).submit_alone(query, texts[source]) for source, of in prompts.items()}
         passages = prepared.passages(question) if self._reranking else ()
-        reranked = self._answerer.submit(question.example.query, passages) if self._reranking else None
+        read = [passage.text for passage in passages]
+        fitting = [prompts.of(query, read) for prompts in self._prompts] if self._reranking else []
+        reranked = self._answerer(*fitting).submit(query, passages) if self._reranking else None
 
         def outcomes() -> Outcomes:
             alone_outcomes = {}
             for source, wait in alone.items():
                 answered = wait()
                 numbers = answer_numbers(prepared.metric, answered.answer, question)
-                numbers |= self._costs_alone(question, texts[source], answered.written_tokens)
-                alone_outcomes[source] = Outcome(numbers, {"answer": answered.answer, "documents": [], "weights": []})
+                numbers |= self._costs_alone(prompts[source], query, texts[source], answered.written_tokens)
+                numbers |= self._shots([prompts[source]])
+                ranked = _best_first(answered.logprobs)
+                detail = {"answer": answered.answer, "candidates": ranked, "documents": [], "weights": []}
+                alone_outcomes[source] = Outcome(numbers, detail)
             if reranked is None:
                 return alone_outcomes
             found = reranked()
-            texts_read = [passage.text for passage in found.passages]
             lines = [
-                counter.lines(question.example.query, texts_read, found.factors.distinct) for counter in self._counters
+                counter.lines(one, query, read, found.factors.distinct)
+                for counter, one in zip(self._counters, fitting, strict=False)
             ]
-            return {**alone_outcomes, **reranked_outcomes(prepared, question, found, lines, self._parameters)}
+            by_method = reranked_outcomes(prepared, question, found, lines, self._parameters)
+            for method in self._reranking:
+                by_method[method.name].numbers.update(self._shots(fitting))
+            return {**alone_outcomes, **by_method}
 
         return outcomes
 
-    def _costs_alone(self, question: InternetQuestion, text: str | None, written: int) -> dict[str, float]:
+    def shown(self, row: int, method: str, evidence: Evidence) -> dict[str, Any]:
+        question = self.prepared.questions[row]
+        passages = self.prepared.passages(question) if method not in (NONE, GOLD) else ()
+        texts = [passage.text for passage in passages] or [
+            self.prepared.gold[question.example.id] if method == GOLD else None
+        ]
+        prompt = self._prompts[0].of(question.example.query, texts).ask(question.example.query, texts[0])
+        return {"references": list(question.answers), "prompt": prompt}
+
+    def _answerer(self, prompts: AnswerPrompts, scorer_prompts: AnswerPrompts | None = None) -> Answerer:
+        lm, scorer = self._lms
+        return Answerer(lm, prompts, self._options, scorer, scorer_prompts)
+
+    def _shots(self, prompts: Sequence[AnswerPrompts]) -> dict[str, float]:
+        """Return how many shots the prompts of the LM that answers, or else of the one that reranks, have and lack."""
+        dropped = max(fitting.num_dropped(one) for fitting, one in zip(self._prompts, prompts, strict=False))
+        return {"shots": float(len(self.prepared.shots) - dropped), DROPPED: float(dropped)}
+
+    def _costs_alone(self, prompts: AnswerPrompts, query: str, text: str | None, written: int) -> dict[str, float]:
         """Return the costs of samples, or of labels, which the LM that answers scores."""
         if len(self._counters) < 2:
             return {}
         asked, labels = self._counters[0], self.prepared.labels
-        prompt = asked.alone(question.example.query, text)
+        prompt = asked.alone(prompts, query, text)
         if not labels:
             return cost_numbers(self._parameters, 1, prompt, written)
         return cost_numbers(self._parameters, len(labels), prompt * len(labels) + sum(map(asked.answer, labels)), 0)
@@ -257,6 +284,8 @@ def reranked_outcomes(
         numbers = {"best_candidate": max(gains, default=0.0), "passages": float(len(passages))}
         if prepared.metric == EXACT_MATCH:
             numbers["answer_in_evidence"] = float(any(holds_answer[: method.k]))
+        elif question.example.id in prepared.gold:
+            numbers["gold_overlap"] = gold_overlap(prepared.gold[question.example.id], texts[: method.k])
         gold, ids = set(question.example.gold), [passage.doc_id for passage in passages]
         if gold and None not in ids:  # unknown where the set names none, or the engine's documents have no ids
             numbers["retrieval_recall"] = len(gold.intersection(ids)) / len(gold)
@@ -272,6 +301,17 @@ def reranked_outcomes(
     failures = dict(prepared.found[question.example.id].failures)
     detail = {"factors": factors_as_json(factors), "held_by": held_by, "passages": found, "failures": failures}
     return {**outcomes, PASSAGES: Outcome({}, detail)}
+
+
+def gold_overlap(gold: str, passages: Sequence[str]) -> float:
+    """Return the largest share of the gold evidence's distinct words, without stop words, that a passage has.
+
+    The paper's "normalized word overlap" (section 4), which it defines no further.
+    """
+    from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
+
+    own, *others = (set(normalize_answer(text).split()) - ENGLISH_STOP_WORDS for text in (gold, *passages))
+    return max((len(own & words) / max(1, len(own)) for words in others), default=0.0)
 
 
 def factors_as_json(factors: Factors) -> dict[str, Any]:
@@ -307,7 +347,26 @@ def answer_numbers(metric: str, answer: str, question: InternetQuestion) -> dict
     return {metric: gain(answer, question), "f1": token_f1(answer, question.answers) if answer else 0.0}
 
 
-def decide(prepared: Prepared, rows: Sequence[Row], path: Path, lm: str, reranker: str) -> tuple[Task, list[Row]]:
+def _best_first(scores: Mapping[str, float]) -> list[str]:
+    return sorted(scores, key=lambda answer: -scores[answer])  # stable: the first of equals is the answer
+
+
+class TestPart(Task):
+    """The questions that methods are compared on, of all that `whole` has asked."""
+
+    __test__ = False  # for pytest
+
+    def __init__(self, examples: Sequence[Item], metrics: Mapping[str, Metric], whole: Task | None) -> None:
+        self.examples, self.metrics, self._whole = examples, metrics, whole
+        self._rows = {example.id: row for row, example in enumerate(whole.examples)} if whole else {}
+
+    def shown(self, row: int, method: str, evidence: Evidence) -> dict[str, Any]:
+        return self._whole.shown(self._rows[self.examples[row].id], method, evidence) if self._whole else {}
+
+
+def decide(
+    prepared: Prepared, rows: Sequence[Row], path: Path, lm: str, reranker: str, whole: Task | None = None
+) -> tuple[Task, list[Row]]:
     """Fit weights on the validation part and write them to `path`; return the test part with every method's answers.
 
     Raises UserError where no question is in the test part.
@@ -350,20 +409,18 @@ def decide(prepared: Prepared, rows: Sequence[Row], path: Path, lm: str, reranke
                 if prepared.metric == EXACT_MATCH:
                     held_by = row["methods"][PASSAGES]["detail"]["held_by"].get(answer, [])
                     numbers["copied"] = float(any(held_by[: method.k]))
-                detail = {"answer": answer, **outcome["detail"]}
+                detail = {"answer": answer, "candidates": _best_first(scores), **outcome["detail"]}
                 outcome = {"numbers": {**numbers, **outcome["numbers"]}, "detail": detail}
             outcomes[method.name] = outcome
         decided.append({**row, "methods": outcomes})
-    part = Task()
-    part.examples, part.metrics = [question.example for question, _, _ in test], metrics_of(prepared.metric)
-    return part, decided
+    return TestPart([question.example for question, _, _ in test], metrics_of(prepared.metric), whole), decided
 
 
 def settle(
     config: EvaluationConfig, folder: EvaluationFolder, task: Task, rows: Sequence[Row]
 ) -> tuple[Task, Sequence[Row]]:
     assert isinstance(task, InternetQa)
-    return decide(task.prepared, rows, folder.weights, task.lm, task.reranker)
+    return decide(task.prepared, rows, folder.weights, task.lm, task.reranker, task)
 
 
 def add_internet_findings(finished: Finished) -> list[Block]:
@@ -382,7 +439,11 @@ def add_internet_findings(finished: Finished) -> list[Block]:
         sweeps = sweeps_of(evaluation_methods(finished.config), least=1)
         draw = partial(draw_costs, results=results, metric=metric, cost="flop", sweeps=sweeps)
         replace_file(folder.flop_figure, to_svg(draw, width=7, height=4).encode())
-    return [*_weight_blocks(fitted, metric), *_failure_lines(OutcomeFile(folder.outcomes).rows)]
+    return [
+        *dropped_shots(finished),
+        *_weight_blocks(fitted, metric),
+        *_failure_lines(OutcomeFile(folder.outcomes).rows),
+    ]
 
 
 def _weight_blocks(fitted: dict[str, dict[str, Any]], metric: str) -> list[Block]:

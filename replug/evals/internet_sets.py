@@ -5,7 +5,7 @@ itself gives, and is needed where the set gives none and `data.corpus` lacks the
 
 nq           NQ-open (Lee et al. 2019): JSONL of `question` and `answer` (or `answers`). Evidence is the first of DPR's
              `positive_ctxs` (its files are JSON arrays), else the first document of `gold`, by its id in the corpus
-hotpotqa     HotpotQA (Yang et al. 2018): its JSON array. Evidence is the sentences of `supporting_facts`
+hotpotqa     HotpotQA (Yang et al. 2018): its JSON array. Evidence is the paragraphs that `supporting_facts` name
 fever        FEVER (Thorne et al. 2018): JSONL of claims with one of three labels. Evidence is the documents whose ids
              are the pages of the first set of evidence. A claim with NOT ENOUGH INFO has none
 strategyqa   StrategyQA (Geva et al. 2021): yes or no. Evidence is the `facts` of its JSON array, or of JSON Lines
@@ -116,23 +116,18 @@ def _hotpotqa_question(row: Mapping[str, Any], where: str) -> InternetQuestion:
         query=text_of(row, "question", where),
         group=text_of(row, "type", where) if row.get("type") is not None else "all",
     )
-    evidence = given_evidence(row, where) or _supporting_sentences(row, where)
+    evidence = given_evidence(row, where) or _supporting_paragraphs(row, where)
     return InternetQuestion(example, (text_of(row, "answer", where),), evidence)
 
 
-def _supporting_sentences(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    """Return the sentences of `supporting_facts`, in their order.
-
-    A few facts of the published set name a sentence behind a page's last one: they are skipped, as its evaluation does.
-    """
-    pages = dict(_pairs(row, "context", where))
-    sentences = []
-    for title, number in _pairs(row, "supporting_facts", where):
-        of_page = pages.get(title)
-        if not isinstance(of_page, list) or not isinstance(number, int) or isinstance(number, bool) or number < 0:
-            raise UserError(f"{where}: 'supporting_facts' names {[title, number]!r}, which 'context' lacks")
-        sentences += [str(sentence).strip() for sentence in of_page[number : number + 1]]
-    return tuple(sentence for sentence in sentences if sentence)
+def _supporting_paragraphs(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """Return the paragraphs that `supporting_facts` name, in their order."""
+    paragraphs, found = dict(_pairs(row, "context", where)), []
+    for title in dict.fromkeys(title for title, _ in _pairs(row, "supporting_facts", where)):
+        if not isinstance(paragraphs.get(title), list):
+            raise UserError(f"{where}: 'supporting_facts' names {title!r}, which 'context' lacks")
+        found.append(" ".join(str(sentence).strip() for sentence in paragraphs[title]))
+    return tuple(found)
 
 
 def _pairs(row: Mapping[str, Any], field: str, where: str) -> list[tuple[str, Any]]:

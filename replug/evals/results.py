@@ -10,11 +10,12 @@ signs of gains compare.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from replug.config.evaluation_schema import PaperConfig
+from replug.config.evaluation_schema import EvaluationConfig, PaperConfig
 from replug.config.methods import Method, asked_comparisons
 from replug.evals.evidence import EvidenceBook
 from replug.evals.intervals import (
@@ -82,11 +83,30 @@ def compare(
                     corrected.append(entry)
     correct_for_many(corrected)
     for group, values in {"": paper.values, **paper.groups}.items():
-        name = f"{main}/{group}" if group else main
+        name = paper_metric(results, main, group)
         for method in results.keys() & values.keys():
             if name in results[method]:
                 results[method][name]["paper"] = values[method]
     return results
+
+
+def paper_metric(results: Results, main: str, group: str) -> str:
+    """Return the metric that a paper's figures of a group are of: the main one there, or the one of that name."""
+    return group if any(group in of for of in results.values()) else f"{main}/{group}" if group else main
+
+
+def paper_of_dataset(config: EvaluationConfig) -> PaperConfig:
+    """Return the paper's figures of the data set that is measured.
+
+    A group `nq` holds those of a set's main metric, and `nq METRIC` those of another metric.
+    """
+    paper, dataset = config.paper, config.questions.dataset
+    own = {name: values for name, values in paper.groups.items() if dataset and name.split()[0] == dataset}
+    if not own:
+        return paper
+    assert dataset is not None
+    of_metrics = {name.removeprefix(dataset).strip(): values for name, values in own.items()}
+    return replace(paper, values=of_metrics.pop("", {}), groups=of_metrics)
 
 
 def correct_for_many(entries: Sequence[Entry]) -> None:

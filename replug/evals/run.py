@@ -29,7 +29,7 @@ from replug.evals.leakage import Overlaps, overlap_line, overlaps_with, write_le
 from replug.evals.lm_passes import SECONDS, measure_latencies, reranked, write_documents
 from replug.evals.loop import Task, run_task
 from replug.evals.outcomes import OutcomeFile, Row, write_examples
-from replug.evals.results import Measurements, add_temperatures, compare, main_metric
+from replug.evals.results import Measurements, add_temperatures, compare, main_metric, paper_of_dataset
 from replug.evals.search import find_all, needs_building, open_searches
 from replug.evals.tables import result_blocks, to_markdown
 from replug.index_workers.build_plan import check_faiss
@@ -161,14 +161,15 @@ def write_results(
     """
     ids = [row["id"] for row in rows]
     in_corpus = overlaps.of(ids) if overlaps else None
-    results = compare(task, rows, book.methods, config.paper, config.num_resamples, config.seed, in_corpus)
+    paper = paper_of_dataset(config)
+    results = compare(task, rows, book.methods, paper, config.num_resamples, config.seed, in_corpus)
     if latencies:
         timed = Measurements(latencies, config.num_resamples, config.seed)
         for method, of in results.items():
             of["seconds"] = timed.metric(method, SECONDS, timed.all)
     add_temperatures(results, book, len(rows))
     write_examples(folder.examples, rows, book, task)
-    blocks = result_blocks(results, config.evaluation, config.paper)
+    blocks = result_blocks(results, config.evaluation, paper)
     if overlaps:
         write_leakage(folder.leakage, overlaps, ids)
         blocks.append(overlap_line(overlaps, ids))

@@ -17,7 +17,7 @@ from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import NONE
 from replug.config.plain_text import plain_line
 from replug.evals.intervals import FEW_CLUSTERS, LEVEL, verdict
-from replug.evals.results import Entry, Results, correct_for_many, main_metric
+from replug.evals.results import Entry, Results, correct_for_many, main_metric, paper_metric
 
 MARKUP = re.compile(r"[\\`*\[\]<>|~&!]|(?<!\w)_|_(?!\w)")  # of Markdown; an underscore within a word is none
 MOST_DIFFERENCES = 20  # that are listed whatever they show; more hide the few that show something
@@ -189,7 +189,7 @@ def paper_tables(results: Results, paper: PaperConfig) -> list[Table]:
     main = main_metric(results)
     rows = []
     for group, values in {"": paper.values, **paper.groups}.items():
-        name = f"{main}/{group}" if group else main
+        name = paper_metric(results, main, group)
         ours = {method: of[name]["value"] for method, of in results.items() if name in of}
         for method in (method for method in ours if method in values):
             gains = _gain(ours, method, main), _gain(values, method, main)

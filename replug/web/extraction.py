@@ -200,13 +200,16 @@ def run_process() -> None:
 # Passages ------------------------------------------------------------------------------------------------------------
 
 
-# At most a thousand characters are cut into sentences at once, since the time grows with their square: the rest of a
+# At most 500 characters are cut into sentences at once, since the time grows with their square: the rest of a
 # line, or up to the last end of a sentence, or to white space.
-PIECE = re.compile(r"\S.{0,999}$|\S.{0,998}[.!?](?=\s)|\S.{0,999}(?=\s)|\S.{0,999}")
+PIECE = re.compile(r"\S.{0,499}$|\S.{0,498}[.!?](?=\s)|\S.{0,499}(?=\s)|\S.{0,499}")
+
+
+MAX_PASSAGE_BYTES = 2048  # some 500 tokens of English; a tokenizer of bytes makes no more tokens than bytes
 
 
 def split_passages(text: str, sentences_per_passage: int) -> list[str]:
-    """Return texts of so many sentences, the last of the rest; white space is single."""
+    """Return texts of at most so many sentences and MAX_PASSAGE_BYTES; white space is single."""
     import sentencex
 
     sentences = [
@@ -215,9 +218,16 @@ def split_passages(text: str, sentences_per_passage: int) -> list[str]:
         for piece in PIECE.findall(line)
         for sentence in sentencex.segment("en", piece)
     ]
-    sentences = [sentence for sentence in sentences if sentence]
-    starts = range(0, len(sentences), sentences_per_passage)
-    return [" ".join(sentences[start : start + sentences_per_passage]) for start in starts]
+    passages: list[str] = []
+    num = sentences_per_passage  # sentences of the last passage
+    for sentence in filter(None, sentences):
+        longer = f"{passages[-1]} {sentence}" if num < sentences_per_passage else ""
+        if longer and len(longer.encode(errors="replace")) <= MAX_PASSAGE_BYTES:
+            passages[-1], num = longer, num + 1
+        else:
+            passages.append(sentence)
+            num = 1
+    return passages
 
 
 def tfidf_cosines(question: str, passages: Sequence[str]) -> np.ndarray:

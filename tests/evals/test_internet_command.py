@@ -51,7 +51,8 @@ def data(tmp_path_factory) -> Path:
 def typed(data: Path, out: Path, *overrides: str, dataset: str = "nq", file: str = "nq.jsonl") -> list[str]:
     return [
         "evaluate",
-        str(ROOT / f"configs/eval_internet_{dataset}.yaml"),
+        str(ROOT / "configs/eval_internet.yaml"),
+        f"questions.dataset={dataset}",
         f"out={out}",
         f"questions.path={data / file}",
         f"questions.shots={SHOTS}",
@@ -103,6 +104,10 @@ def test_the_whole_grid_is_measured_in_one_pass(evaluate_here, data, tmp_path):
     examples = pq.read_table(out / "examples.parquet").to_pylist()
     assert len(examples) == (len(rows) - len(validation)) * len(GRID)
     assert {len(row["documents"]) for row in examples if row["method"] == "poe@2"} == {2}
+    for row in examples:  # what was asked, what is right, and what could have been answered, best first
+        assert row["prompt"].endswith(f"Question: {row['question']}\nAnswer:") and row["prompt"].count("Question") == 4
+        assert row["references"] == list(questions[row["id"]].answers)
+        assert row["answer"] == (row["candidates"] or [""])[0]
     assert (out / "flop.svg").read_text().startswith("<svg") and "The validation part has" in (
         out / "table.md"
     ).read_text()
@@ -115,6 +120,7 @@ def test_another_lm_in_this_process_reranks_the_labels_that_the_first_one_scores
     settings = ["rerank_lm.path=stand_in", "methods=[none,gold,direct@2,poe@2]"]
     results, _ = evaluate_here(out, *settings, dataset="strategyqa", file="strategyqa.json")
     assert results["poe@2"]["accuracy"]["n"] <= 8 - SHOTS and "copied" not in results["poe@2"]
+    assert results["poe@2"]["gold_overlap"]["value"] == 1.0, "the fact is a document"
     assert num_rows(out / "rerank_scores.sqlite") > 0 < num_rows(out / "scores.sqlite")
     assert "reranked by" in (out / "inputs.json").read_text()
 

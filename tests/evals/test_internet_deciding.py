@@ -11,13 +11,22 @@ from replug.answering.factors import Candidate, Factors
 from replug.answering.rerankers import MIN_QUESTIONS
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import PaperConfig
+from replug.config.load import load_evaluation_config
 from replug.config.methods import parse_answering_methods
 from replug.evals.internet_costs import LineTokens, cost_numbers
-from replug.evals.internet_qa import answer_numbers, decide, factors_as_json, read_factors, reranked_outcomes
+from replug.evals.internet_qa import (
+    answer_numbers,
+    decide,
+    factors_as_json,
+    gold_overlap,
+    read_factors,
+    reranked_outcomes,
+)
 from replug.evals.internet_sets import InternetQuestion, Prepared, is_validation
 from replug.evals.loop import Item
-from replug.evals.results import compare
+from replug.evals.results import compare, paper_of_dataset
 from replug.web.records import FoundEvidence, Passage
+from tests.support.command_line import ROOT
 
 METHODS = parse_answering_methods(["none", "gold", "direct@1", "direct@2", "rag@2"], 10)
 LINES = LineTokens(100, 10, (20, 30), {"red": 2, "blue": 2})
@@ -170,3 +179,24 @@ def test_what_is_not_known_is_left_out(tmp_path):
     numbers = rows[0]["methods"]["rag@2"]["numbers"]
     assert not {"retrieval_recall", "flop", "lm_calls", "prompt_tokens"} & numbers.keys()
     assert rows[0]["methods"]["rag@2"]["detail"]["documents"] == ["u0", "u1"]
+
+
+def test_overlap_with_gold_evidence_is_that_of_the_best_passage_without_stop_words():
+    """Gold words: Rhine, flows, Basel. The first passage has one of them, the second two."""
+    passages = ["the rhine", "Basel flows, and it was"]
+    assert gold_overlap("The Rhine flows through Basel.", passages) == pytest.approx(2 / 3)
+    assert gold_overlap("The Rhine", []) == 0.0
+
+
+def test_a_papers_table_shows_the_figures_of_the_data_set_that_is_measured():
+    """Lazaridou et al. 2022, table 1."""
+    given = ["questions.path=x", "data.corpus=x", "lm.path=x", "out=x"]
+    shown = {
+        name: paper_of_dataset(
+            load_evaluation_config(ROOT / "configs/paper_tables/internet.yaml", [*given, f"questions.dataset={name}"])
+        )
+        for name in ("nq", "hotpotqa", "fever", "strategyqa")
+    }
+    assert [of.values["poe@50"] for of in shown.values()] == [0.384, 0.303, 0.572, 0.662]
+    assert [of.groups["copied"]["direct@50"] for of in list(shown.values())[:2]] == [0.894, 0.705]
+    assert [of.groups["gold_overlap"]["direct@50"] for of in list(shown.values())[2:]] == [0.433, 0.349]

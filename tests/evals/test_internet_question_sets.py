@@ -85,9 +85,11 @@ def test_nq_has_answers_under_either_name_and_evidence_of_three_kinds(tmp_path):
     assert questions[1].example.gold == ("p1", "p2")
 
 
-def test_hotpotqas_evidence_are_its_supporting_sentences(tmp_path):
+def test_hotpotqas_evidence_are_the_paragraphs_of_its_supporting_facts(tmp_path):
     [question] = read("hotpotqa", tmp_path, HOTPOT)
-    assert question.evidence == ("It began in 1844.", "It began in 1989."), "there is no tenth sentence"
+    paragraphs = dict(HOTPOT["context"])
+    shown = (paragraphs["Arthur's Magazine"], paragraphs["First for Women"])
+    assert question.evidence == tuple(" ".join(map(str.strip, sentences)) for sentences in shown)
     assert (question.example.id, question.example.group) == ("5a8b", "comparison")
 
 
@@ -141,7 +143,7 @@ def test_the_validation_part_is_chosen_by_the_questions_words_not_by_the_file(tm
     ("dataset", "row", "message"),
     [
         ("nq", {"question": "a"}, "set.jsonl:1: expected the field 'answer' or 'answers', found neither"),
-        ("hotpotqa", {**HOTPOT, "supporting_facts": [["No", 0]]}, r"names \['No', 0\], which 'context' lacks"),
+        ("hotpotqa", {**HOTPOT, "supporting_facts": [["No", 0]]}, "names 'No', which 'context' lacks"),
         ("fever", {**CLAIM, "label": "TRUE"}, "label 'TRUE' is unknown; expected one of SUPPORTS"),
         ("strategyqa", {**STRATEGY, "answer": "yes"}, "field 'answer' must be true or false, found 'yes'"),
         ("situatedqa", {**DATED, "date": "last week"}, "date 'last week' does not end with a year"),

@@ -127,7 +127,12 @@ def test_in_classification_every_label_is_a_candidate_and_nothing_is_sampled(tmp
 
 def test_the_earliest_shots_go_where_they_do_not_fit_and_for_the_scorer_by_its_own_limit():
     lm, scorer = River(max_tokens=100), River(max_tokens=64)
-    outcomes(prepared(["none", "direct@2"]), lm, scorer)
+    _, row = outcomes(prepared(["none", "direct@2"]), lm, scorer)
+    numbers = {name: row["methods"][name]["numbers"] for name in ("none", "direct@2")}
+    assert {name: (of["shots"], of["dropped_shots"]) for name, of in numbers.items()} == {
+        "none": (3.0, 0.0),
+        "direct@2": (1.0, 2.0),
+    }
     prompts = [prompt for some, _ in lm.sampled for prompt in some]
     assert {prompt.count("who is") for prompt in prompts} == {3}
     assert {prefix.count("who is") for prefix, _ in scorer.scored} == {1}

@@ -76,10 +76,10 @@ def test_answers_and_documents_that_the_lm_writes_are_generated() -> None:
 
 def test_answers_from_passages_are_sampled_and_every_other_factor_is_scored() -> None:
     once = (150 + 20, 150 + 20, 150 + 4 * 5, 150 + 4 * 25)  # a sample's own log-prob comes with it
-    assert read_of("internet_nq", "[poe@2]", 3) == (3 * 2 * sum(once), 3 * 2 * 4 * 5)
-    assert read_of("internet_nq", "[none]", 3)[1] == 3 * 50 * 5
-    assert read_of("internet_fever", "[none,direct@2]", 3)[1] == 0  # labels are scored
-    both = planned("internet_nq", "methods=[poe@2]", "rerank_lm.path=gpt2-xl")
+    assert read_of("internet", "[poe@2]", 3) == (3 * 2 * sum(once), 3 * 2 * 4 * 5)
+    assert read_of("internet", "[none]", 3)[1] == 3 * 50 * 5
+    assert read_of("internet", "[none,direct@2]", 3, "questions.dataset=fever")[1] == 0  # labels are scored
+    both = planned("internet", "methods=[poe@2]", "rerank_lm.path=gpt2-xl")
     assert [lm["name"] for lm in both["lms"]] == ["gpt2", "gpt2-xl"]
     assert (both["lms"][0]["tokens_generated"] > 0, both["lms"][1]["tokens_generated"]) == (True, 0)
 

@@ -240,6 +240,14 @@ def test_a_passage_is_six_sentences_and_the_last_is_the_rest() -> None:
     assert " ".join(passages) == text
 
 
+def test_a_passage_has_an_upper_length_where_no_sentence_ends() -> None:
+    """A passage of six sentences had 9,999 words, which took the shots of every question."""
+    for text in ("word " * 9999, "河" * 9999):
+        passages = split_passages(text, 6)
+        assert "".join(passages).replace(" ", "") == text.replace(" ", "")
+        assert 1000 < max(len(passage.encode()) for passage in passages) <= 2048
+
+
 def test_abbreviations_end_no_sentence_and_lines_end_one_but_no_passage() -> None:
     text = "Dr. Smith of the U.S. Army met J. R. R. Tolkien.\n\nA heading\nIt cost  $3.5 million."
     assert split_passages(text, 1) == [
