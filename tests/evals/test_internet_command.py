@@ -120,7 +120,7 @@ def test_another_lm_in_this_process_reranks_the_labels_that_the_first_one_scores
     settings = ["rerank_lm.path=stand_in", "methods=[none,gold,direct@2,poe@2]"]
     results, _ = evaluate_here(out, *settings, dataset="strategyqa", file="strategyqa.json")
     assert results["poe@2"]["accuracy"]["n"] <= 8 - SHOTS and "copied" not in results["poe@2"]
-    assert results["poe@2"]["gold_overlap"]["value"] == 1.0, "the fact is a document"
+    assert 0.5 <= results["poe@2"]["gold_overlap"]["value"] <= 1.0, "documents of other towns have half of the words"
     assert num_rows(out / "rerank_scores.sqlite") > 0 < num_rows(out / "scores.sqlite")
     assert "reranked by" in (out / "inputs.json").read_text()
 
