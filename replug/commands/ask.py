@@ -138,6 +138,8 @@ def ask(
     chosen = [f"web.engine={engine or LOCAL}", *([f"retriever.path={retriever}"] if retriever is not None else [])]
     config = config_of(options.index, [*(overrides or []), *chosen])
     options = _with_template(options, config)
+    if policy is not None and votes(config):
+        raise UserError("--policy was fitted to a mixture of predictions; expected it without ensemble.weights=vote")
     from replug.models.policy import Subject
 
     subject = Subject(relation, popularity)
@@ -183,9 +185,14 @@ def weighting_of(config: AskConfig) -> "Weighting":
     from replug.models.build import posterior_weighting
     from replug.models.ensemble import REPLUG_WEIGHTS
 
-    if config.ensemble.weights == EnsembleWeights.similarity:
+    if config.ensemble.weights != EnsembleWeights.posterior:
         return replace(REPLUG_WEIGHTS, alone=config.ensemble.alone)
     return posterior_weighting(config.ensemble, config.lm, is_asked=True)
+
+
+def votes(config: AskConfig) -> bool:
+    """Return whether the documents' own answers vote."""
+    return config.ensemble.weights == EnsembleWeights.vote
 
 
 def _problems(options: AskOptions, overrides: Sequence[str]) -> Iterator[str]:

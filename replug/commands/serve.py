@@ -5,10 +5,9 @@ from typing import Annotated
 
 import typer
 
-from replug.commands.ask import config_of, weighting_of
+from replug.commands.ask import config_of, votes, weighting_of
 from replug.commands.command import Overrides
 from replug.config.errors import UserError, require_extra
-from replug.config.rules import require_logprobs
 
 # Keys of an LM that only matter for Ray or a cache, or that the server decides by itself.
 UNUSED_LM_KEYS = ("num_replicas", "cache", "too_long")
@@ -61,12 +60,11 @@ def serve(
 
     state_of(index_folder(directory))
     files, lm, temperature = RunDirectory(directory), config.lm, config.ensemble.temperature
-    require_logprobs(lm)
     source = lm_source(lm, files.budget_file, files.scores)
     own = None if temperature is None else float(temperature)
     spread = (lm.gpus_per_replica or 0) > 1
     with serving.listen(host, port) as listener:
-        service = load_service(directory, source, lm, k, limits, own, spread, weighting_of(config))
+        service = load_service(directory, source, lm, k, limits, own, spread, weighting_of(config), votes(config))
         serving.run_server(serving.create_app(service, token), listener, timeout)
 
 

@@ -142,7 +142,8 @@ class AnsweringConfig(EnsembleConfig):
     """The ensemble that answers; the methods of an evaluation name their weights (NAME/posterior)."""
 
     weights: EnsembleWeights = key(
-        EnsembleWeights.posterior, "Weights of documents: posterior (they follow the text) or similarity (paper)."
+        EnsembleWeights.posterior,
+        "posterior: weights that follow the text. similarity: they stay (paper). vote: each document's answer votes.",
     )
 
 

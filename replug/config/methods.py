@@ -11,6 +11,7 @@ SOURCE@3/concat     three documents in one prompt, the nearest last
 SOURCE@3/even       three documents of equal weight
 SOURCE@3/softmax    three documents weighted by the softmax of their similarities or BM25 scores
 SOURCE@3/posterior  three documents whose weights begin as those of SOURCE@3 and follow the text (models/ensemble.py)
+SOURCE@3/vote       three documents whose own answers vote (models/generation.py), as in the authors' code
 SOURCE@16/rerank    the one of sixteen documents that makes the query most likely for the LM
 
 `bm25@1` is in-context RALM (Ram et al. 2023), `bm25@16/rerank` its reranking by an LM.
@@ -36,7 +37,7 @@ ENGINE_NAMES = ("brave", "ddgs", "local", "searxng")  # of `web.engine`
 INTERNET_QA = "internet_qa"  # the evaluation whose methods these are
 IN_WORDS = {"untuned": REPLUG, "tuned": "lsr"}  # where no retriever is called so
 WITHOUT_RETRIEVER = (NONE, RANDOM, BM25, GENREAD, LONG_CONTEXT)
-WAYS = CONCAT, EVEN, SOFTMAX, POSTERIOR, RERANK = "concat", "even", "softmax", "posterior", "rerank"
+WAYS = CONCAT, EVEN, SOFTMAX, POSTERIOR, VOTE, RERANK = "concat", "even", "softmax", "posterior", "vote", "rerank"
 METHOD = re.compile(rf"(?P<source>[A-Za-z0-9_.-]+)(@(?P<k>[0-9]+))?(/(?P<way>{'|'.join(WAYS)}))?")
 
 
@@ -44,8 +45,8 @@ METHOD = re.compile(rf"(?P<source>[A-Za-z0-9_.-]+)(@(?P<k>[0-9]+))?(/(?P<way>{'|
 class Method:
     """`source` is none, long_context, random, bm25, genread or a retriever's name; `k` documents, 0 for none.
 
-    `weighting` is even, softmax or posterior where the name says so. Of a reranked method's documents one is read. A
-    method of `evaluation=internet_qa` reads passages that a search engine found: its source is none, gold or a
+    `weighting` is even, softmax, posterior or vote where the name says so. A reranked method reads one of its documents.
+    A method of `evaluation=internet_qa` reads passages that a search engine found: its source is none, gold or a
     reranker.
     """
 
@@ -73,6 +74,16 @@ class Method:
     def follows_text(self) -> bool:
         """Return whether the weights of the documents follow the text."""
         return self.weighting == POSTERIOR
+
+    @property
+    def votes(self) -> bool:
+        """Return whether the answers of the documents vote; otherwise their predictions are mixed."""
+        return self.weighting == VOTE
+
+    @property
+    def num_mixed(self) -> int:
+        """Return how many documents are read side by side, or ranked by the LM; 1 where the LM only answers."""
+        return 1 if self.is_concatenated or self.votes else self.k
 
     @property
     def series(self) -> str:
@@ -132,7 +143,7 @@ def _parse(name: str, k: int, retrievers: Mapping[str, str]) -> Method:
         raise UserError(f"methods: {name}; expected at least one document")
     if source == RANDOM and way == SOFTMAX:
         raise UserError(f"methods: {name}; random documents have no similarity for /softmax; expected random")
-    weighting = way if way in (EVEN, SOFTMAX, POSTERIOR) else None
+    weighting = way if way in (EVEN, SOFTMAX, POSTERIOR, VOTE) else None
     read = {NONE: 0, LONG_CONTEXT: 0, GENREAD: 1}.get(source, number)
     return Method(name, source, read, way == CONCAT, weighting, way == RERANK)
 

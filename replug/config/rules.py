@@ -72,16 +72,16 @@ def _pasted_secrets(config: AnyConfig) -> Iterator[str]:
 
 def _ask_problems(config: AskConfig) -> Iterator[str]:
     yield from _out_of_range(config)
-    yield from lm_problems(config.lm)
+    yield from lm_problems(config.lm, votes=config.ensemble.weights == EnsembleWeights.vote)
     yield from web_problems(config.web)
     yield from rerank_lm_problems(config)
     yield from _ensemble_problems(config.ensemble, config.lm)
     if config.ensemble.temperature == FIT:
         yield "ensemble.temperature is fit, which needs a development split; expected a number above 0"
-    if config.ensemble.weights == EnsembleWeights.similarity:
+    if (weights := config.ensemble.weights) != EnsembleWeights.posterior:
         for name in ("share", "prune", "read"):
             if (value := getattr(config.ensemble, name)) != getattr(AnsweringConfig(), name):
-                yield f"ensemble.{name} is {value}, and weights=similarity stay as they are; expected weights=posterior"
+                yield f"ensemble.{name} is {value}, and weights={weights} stay as they are; expected weights=posterior"
     if not config.retriever.path and config.retriever != RetrieverConfig(""):
         yield "retriever.path is missing, but other keys of retriever are set; expected both. Give --retriever DIR"
     yield from untrained_problems(config.retriever)
@@ -210,10 +210,13 @@ def _out_of_range(config: AnyConfig) -> Iterator[str]:
             yield f"{key.path} is {value}; expected {key.bounds.value}"
 
 
-def lm_problems(lm: LMConfig, trains: bool = False) -> Iterator[str]:
-    """Check the section `lm`. Only labels and training know other scores than log-probs of texts."""
-    if lm.score is not Teacher.logprob and not trains:
-        yield f"lm.score is {lm.score.value}, which is for labels and training; expected lm.score=logprob here"
+def lm_problems(lm: LMConfig, trains: bool = False, votes: bool = False) -> Iterator[str]:
+    """Check the section `lm`. Labels, training and a server's answers that vote need no log-probs of texts."""
+    if lm.score is not Teacher.logprob and not trains and not (votes and lm.url):
+        yield (
+            f"lm.score is {lm.score.value}, which is for labels, training and a server whose answers vote; expected "
+            "lm.score=logprob here, or only methods such as replug/vote (ask and serve: ensemble.weights=vote)"
+        )
     if lm.samples > 1 and lm.score is not Teacher.answer:
         yield f"lm.samples is {lm.samples} with lm.score={lm.score.value}; expected it with lm.score=answer only"
     given = [key for key in ("path", "url") if (getattr(lm, key) or "").strip()]
@@ -227,6 +230,8 @@ def lm_problems(lm: LMConfig, trains: bool = False) -> Iterator[str]:
         yield f"lm.path is {lm.path}; expected stand_in, or stand_in:SECONDS such as stand_in:0.05"
     if lm.gpus_per_replica and lm.gpus_per_replica > 1 and lm.gpus_per_replica % 1:
         yield f"lm.gpus_per_replica is {lm.gpus_per_replica}; expected a share of one GPU, or whole GPUs"
+    if lm.score is Teacher.yes and lm.prompt is None and not votes:
+        yield f"lm.prompt is missing; expected a question to answer by yes or no, such as 'lm.prompt=\"{YES_PROMPT}\"'"
     yield from _prompt_problems(lm)
     if lm.url:
         yield from _server_problems(lm)
@@ -238,8 +243,6 @@ def lm_problems(lm: LMConfig, trains: bool = False) -> Iterator[str]:
 
 
 def _prompt_problems(lm: LMConfig) -> Iterator[str]:
-    if lm.score is Teacher.yes and lm.prompt is None:
-        yield f"lm.prompt is missing; expected a question to answer by yes or no, such as 'lm.prompt=\"{YES_PROMPT}\"'"
     if lm.chat and lm.api is ServerAPI.chat:
         yield "lm.chat is true with lm.api=chat, whose server has a chat template of its own; expected lm.chat=false"
     elif lm.chat and lm.url and not lm.tokenizer:
@@ -352,12 +355,6 @@ def _teacher_problems(config: Config) -> Iterator[str]:
             f"loss.lm_score is {config.loss.lm_score.value}, but a score by lm.score={score.value} is not a log-prob; "
             "expected loss.lm_score=mean_logprob"
         )
-
-
-def require_logprobs(lm: LMConfig) -> None:
-    """Raise UserError for an LM that gives no log-probs of texts, where something is measured or answered by them."""
-    for problem in lm_problems(lm):
-        raise UserError(problem)
 
 
 def chooses_by_dev(config: Config) -> bool:

@@ -6,6 +6,7 @@ import json
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -15,9 +16,10 @@ from replug.config.errors import UserError
 from replug.config.methods import GENREAD, LONG_CONTEXT, RANDOM, Method
 from replug.data.files import replace_file
 from replug.data.store import CorpusStore
-from replug.models.black_box_lm import Mixture
+from replug.models.black_box_lm import AsyncLM, Mixture
 from replug.models.ensemble import POSTERIOR_WEIGHTS, REPLUG_WEIGHTS, Weighting, prior_log_weights
 from replug.models.ensemble_temperature import PAPER, EnsembleTemperature
+from replug.models.generation import Generated, GenerationOptions
 
 # The errors of reading a damaged archive of numpy.
 DAMAGED = (zipfile.BadZipFile, zlib.error, ValueError, KeyError, TypeError, EOFError, OSError, RuntimeError)
@@ -80,7 +82,7 @@ class Evidence:
     A text None is the LM without documents: alone, or the last member of an ensemble (`weighting.alone`). `doc_rows`
     are all documents used: more than texts where they are concatenated into one, the nearest last, so that too long a
     text is to be cut at its beginning. `has_long_context`: the LM reads as much of the text before as it holds.
-    `weighting` says how weights move.
+    `weighting` says how weights move. `votes`: each text has an answer of its own, and these vote.
     """
 
     texts: tuple[str | None, ...]
@@ -89,6 +91,7 @@ class Evidence:
     is_concatenated: bool = False
     has_long_context: bool = False
     weighting: Weighting = REPLUG_WEIGHTS
+    votes: bool = False
 
     @property
     def weights(self) -> np.ndarray:
@@ -96,14 +99,17 @@ class Evidence:
         weights = np.exp(self.log_prior)
         return weights / weights.sum()
 
-    def mixture(self, prompts: Sequence[str]) -> Mixture:
-        """Return the prompt that mixes one prompt for each text."""
-        weighting = self.weighting
-        return Mixture(prompts, self.weights.tolist(), weighting.share, weighting.prune, weighting.read)
+    def submit(self, lm: AsyncLM, prompts: Sequence[str], options: GenerationOptions) -> Future[Generated]:
+        """Return a future of the one answer to a prompt for each text."""
+        weights, weighting = self.weights.tolist(), self.weighting
+        if self.votes:
+            return lm.submit_vote(prompts, weights, options)
+        mixture = Mixture(prompts, weights, weighting.share, weighting.prune, weighting.read)
+        return lm.submit_answer(mixture, options)
 
     def final(self, weights: np.ndarray) -> dict[str, list[float]]:
-        """Return the detail of an outcome that tells the weights [K] after the text; none where they stay."""
-        return {"final_weights": weights.round(6).tolist()} if self.weighting.share < 1 else {}
+        """Return the detail of an outcome that tells the weights [K] after the text, or votes; none where they stay."""
+        return {"final_weights": weights.round(6).tolist()} if self.weighting.share < 1 or self.votes else {}
 
 
 NOTHING = Evidence((None,), np.zeros(1))
@@ -205,7 +211,7 @@ class EvidenceBook:
         similarities = found.similarities[row, : method.num_read] if method.is_weighted else np.zeros(len(texts))
         log_prior = prior_log_weights(similarities, self.temperature(method), weighting.alone)
         members = (*texts, None) if weighting.alone else tuple(texts)
-        return Evidence(members, log_prior, doc_rows, weighting=weighting)
+        return Evidence(members, log_prior, doc_rows, weighting=weighting, votes=method.votes)
 
 
 def texts_of(evidence: Mapping[str, Evidence]) -> dict[str | None, bool]:

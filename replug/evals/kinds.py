@@ -30,6 +30,7 @@ from replug.models.prompt import PromptTemplate
 
 KINDS = ("internet_qa", "language_modelling", "mmlu", "open_qa", "popqa", "retrieval", "token_gain")
 DRAW_DEMONSTRATIONS = ("internet_qa", "open_qa", "popqa")
+ASK_QUESTIONS = ("open_qa", "popqa")  # for whole answers
 MAY_RERANK_DOCUMENTS = ("language_modelling", "mmlu", "open_qa", "token_gain")
 
 
@@ -111,7 +112,8 @@ def check_evaluation(config: EvaluationConfig) -> EvaluationKind:
 def _problems(config: EvaluationConfig, kind: EvaluationKind, methods: Sequence[Method]) -> Iterable[str]:
     """Yield what does not go together in any kind of evaluation."""
     if kind.asks_lm:
-        yield from lm_problems(config.lm)
+        votes = config.evaluation in ASK_QUESTIONS and all(method.num_mixed <= 1 for method in methods)
+        yield from lm_problems(config.lm, votes=votes)
         yield from rerank_lm_problems(config) if kind.reranks else ()
     if config.evaluation != INTERNET_QA and (config.questions.dataset or config.questions.question_first):
         key = "dataset" if config.questions.dataset else "question_first"

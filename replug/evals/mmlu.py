@@ -62,6 +62,7 @@ CATEGORY_OF = {subject: category for category, subjects in CATEGORIES.items() fo
 LETTERS = ("A", "B", "C", "D")
 CONTINUATIONS = tuple(f" {letter}" for letter in LETTERS)
 NUM_DEMONSTRATIONS = 5
+NO_VOTE = -1e9  # nats: finite, and below any letter's log-prob
 FIELDS = "question, A, B, C, D, answer"
 ROOM = 4  # tokens kept free for a letter: one in all vocabularies known to us
 
@@ -118,15 +119,20 @@ def mmlu_opening(subject: str, shots: Sequence[ShotWithDocument]) -> str:
     return "".join(f"{block}{BETWEEN_BLOCKS}" for block in (header, *shown))
 
 
-def mmlu_choice(question: MmluQuestion, letter_logprobs: np.ndarray, log_weights: np.ndarray) -> tuple[int, float]:
+def mmlu_choice(
+    question: MmluQuestion, letter_logprobs: np.ndarray, log_weights: np.ndarray, votes: bool = False
+) -> tuple[int, float]:
     """Return the mixture's choice, 0 to 3, and how probable it holds the right one among the four letters.
 
     From log-probs [K, 4] of CONTINUATIONS (nats) and log weights [K] of K documents; without documents K is 1. The
-    letters' raw probabilities are mixed, and normalised only after; of equal ones the first letter is taken. Raises
-    RunError for log-probs that are not finite.
+    letters' raw probabilities are mixed, and normalised only after; of equal ones the first letter is taken. If
+    documents vote, only the likeliest letter of each counts. Raises RunError for log-probs that are not finite.
     """
     if not np.isfinite(letter_logprobs).all():
         raise RunError(f"{question.example.id}: the LM gave a letter a log-probability that is not finite")
+    if votes:
+        own = letter_logprobs.argmax(axis=1)
+        letter_logprobs = np.where(np.arange(len(LETTERS)) == own[:, None], letter_logprobs, NO_VOTE)
     mixed = mix(letter_logprobs, log_weights)  # [4]
     return int(np.argmax(mixed)), float(np.exp(log_softmax(mixed)[question.answer]))
 
@@ -281,7 +287,7 @@ class Mmlu(Task):
     ) -> Outcome:
         """Mix log-probs [K, 4] by the weights [K] before the answer, which `read` [K, N] of the question has moved."""
         moving = MovingWeights(evidence.log_prior, evidence.weighting.share, evidence.weighting.prune, read)
-        choice, right_probability = mmlu_choice(question, letters, moving.log_weights)
+        choice, right_probability = mmlu_choice(question, letters, moving.log_weights, evidence.votes)
         is_correct = choice == question.answer
         documents = letters[: max(1, len(letters) - bool(evidence.weighting.alone))]
         share = 1.0 / self._sizes[question.example.group]

@@ -70,8 +70,8 @@ class OpenQa(Task):
         question = self._questions[row]
         asked = {name: self._asked(name, question, one) for name, one in evidence.items()}
         futures = {
-            name: self._lm.submit_answer(
-                evidence[name].mixture(one.prompts), GenerationOptions(self._max_new_tokens, STOP, opening=one.opening)
+            name: evidence[name].submit(
+                self._lm, one.prompts, GenerationOptions(self._max_new_tokens, STOP, opening=one.opening)
             )
             for name, one in asked.items()
         }

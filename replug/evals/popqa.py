@@ -127,7 +127,7 @@ class PopQa(Task):
         question = self._asked[row].question
         asked = {name: self._prompts(name, question, one) for name, one in evidence.items()}
         futures = {
-            name: self._lm.submit_answer(evidence[name].mixture(one.prompts), self._options(name, question, one))
+            name: evidence[name].submit(self._lm, one.prompts, self._options(name, question, one))
             for name, one in asked.items()
         }
         return lambda: {

@@ -172,6 +172,8 @@ def unasked_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Ite
     """Refuse methods and keys that only evaluations with questions to an LM have."""
     if any(method.source == GENREAD for method in methods):
         yield f"methods: genread writes a document for a question; evaluation={config.evaluation} asks the LM none"
+    if voting := [method.name for method in methods if method.votes]:
+        yield f"methods: {voting[0]}; answers vote, and evaluation={config.evaluation} asks the LM for none"
     if config.questions.latency_questions:
         yield (
             f"questions.latency_questions is {config.questions.latency_questions}, but "

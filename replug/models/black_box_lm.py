@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -19,7 +20,7 @@ import numpy as np
 from replug.cluster.background import attempt, outcome
 from replug.config.errors import RunError, UserError
 from replug.models.ensemble import MovingWeights, Weighting, common_end
-from replug.models.generation import Generated, GenerationOptions, Stop, stop_texts
+from replug.models.generation import Generated, GenerationOptions, Stop, elected, stop_texts
 
 if TYPE_CHECKING:  # seconds to import
     from replug.models.pair_tokens import TokenizedCall
@@ -369,6 +370,12 @@ class AsyncLM(ABC):
     def submit_answer(self, prompt: Prompt, options: GenerationOptions) -> "Future[Generated]":
         """Return a future of the answer to one prompt, a text or a mixture."""
         return mapped(self.submit_call(GenerateCall(as_mixtures([prompt]), options)), lambda answers: answers[0])
+
+    def submit_vote(
+        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
+    ) -> "Future[Generated]":
+        """Return a future of the answer that the prompts' own answers vote for (`generation.elected`)."""
+        return mapped(self.submit_call(GenerateCall(as_mixtures(prompts), options)), partial(elected, weights=weights))
 
     def submit_samples(self, prompts: Sequence[str], options: GenerationOptions) -> "Future[list[list[Generated]]]":
         """Return a future of `sample`."""

@@ -116,6 +116,26 @@ class Generated:
         return float(self.token_entropies.mean(dtype=np.float64))
 
 
+def elected(answers: Sequence[Generated], weights: Sequence[float] | np.ndarray) -> Generated:
+    """Return the answer that the answers to K prompts vote for, as the REPLUG authors' code does for questions.
+
+    An answer has weight * exp(mean log-prob) votes, the weight alone where its LM shows no log-probs. Equal texts,
+    white space round them aside, add up; of equal sums the first wins. The result is that text's answer of most votes.
+    Its `weights` [K] are the votes, divided by their sum, and its `prompt_tokens` are those of all prompts.
+    """
+    with np.errstate(divide="ignore"):  # a weight of 0 has no votes
+        votes = np.log(weights) + [answer.mean_logprob or 0.0 for answer in answers]
+    votes = np.exp(votes - votes.max())
+    sums: dict[str, float] = {}
+    for answer, vote in zip(answers, votes, strict=True):
+        sums[answer.text.strip()] = sums.get(answer.text.strip(), 0.0) + float(vote)
+    text = max(sums, key=lambda one: sums[one])
+    best = max((place for place, answer in enumerate(answers) if answer.text.strip() == text), key=votes.__getitem__)
+    counts = [answer.prompt_tokens for answer in answers]
+    total = None if None in counts else sum(count for count in counts if count is not None)
+    return replace(answers[best], weights=votes / votes.sum(), prompt_tokens=total)
+
+
 def by_text(likeliest: Iterable[tuple[str, float]]) -> dict[str, float]:
     """Return log-probs by text; tokens of one text are added up."""
     tops: dict[str, float] = {}

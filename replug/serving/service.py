@@ -28,11 +28,10 @@ from replug.config.choices import ServerAPI
 from replug.config.errors import RunError
 from replug.config.schema import LMConfig
 from replug.index_workers.build_plan import index_folder
-from replug.models.black_box_lm import BlackBoxLM, GenerateCall, GrowingAnswer, Mixture
+from replug.models.black_box_lm import AsyncLM, BlackBoxLM, GrowingAnswer, Mixture
 from replug.models.build import limited_template
 from replug.models.ensemble import POSTERIOR_WEIGHTS, Retrieved, Weighting, document_weights
-from replug.models.generation import Generated, GenerationOptions
-from replug.models.http.http_lm import HttpLM
+from replug.models.generation import Generated, GenerationOptions, elected
 from replug.models.lm_source import LMSource
 from replug.models.local.local_source import LocalSource
 from replug.models.pair_tokens import chat_text
@@ -266,9 +265,10 @@ class Service:
         index: IndexHolder,
         limits: ServingLimits,
         weighting: Weighting = POSTERIOR_WEIGHTS,
+        votes: bool = False,
     ) -> None:
         self.lm, self.prompting, self.k, self.index, self.limits = lm, prompting, k, index, limits
-        self.weighting = weighting
+        self.weighting, self.votes = weighting, votes
         self.metrics = Metrics()
         self.metrics.version.set_function(lambda: index.served.version)
         self._retriever_queue = BatchQueue("retriever", MAX_TEXTS_A_CALL, self.metrics)
@@ -310,9 +310,9 @@ class Service:
         """
         generated: Generated
         try:
-            if isinstance(self.lm, HttpLM):
+            if isinstance(self.lm, AsyncLM):
                 asked = await self._lm_queue.submit((self._ask_server, question.options), question)
-                [generated] = await asyncio.wrap_future(asked)
+                generated = await asyncio.wrap_future(asked)
                 question.hear(generated.text, is_whole=True)
             else:
                 generated = await self._lm_queue.submit((self._generate, question.options), question)
@@ -324,17 +324,31 @@ class Service:
         self.metrics.tokens.labels("read").inc(generated.prompt_tokens or 0)
         return question.answered(generated)
 
-    def _ask_server(self, options: GenerationOptions, questions: Sequence[Question]) -> list[Future[list[Generated]]]:
-        assert isinstance(self.lm, HttpLM)
+    def _ask_server(self, options: GenerationOptions, questions: Sequence[Question]) -> list[Future[Generated]]:
+        assert isinstance(self.lm, AsyncLM)
         mixtures = [question.mixture(self.prompting.template, self.weighting) for question in questions]
-        return [self.lm.submit_call(GenerateCall([mixture], options)) for mixture in mixtures]
+        if self.votes:
+            return [self.lm.submit_vote(mixture.prompts, mixture.weights, options) for mixture in mixtures]
+        return [self.lm.submit_answer(mixture, options) for mixture in mixtures]
 
     def _generate(self, options: GenerationOptions, questions: Sequence[Question]) -> list[Generated]:
         mixtures = [question.mixture(self.prompting.template, self.weighting) for question in questions]
-        generated = self.lm.generate(mixtures, options, lambda number, text: questions[number].hear(text))
+        if self.votes:
+            generated = self._vote(mixtures, options, questions)
+        else:
+            generated = self.lm.generate(mixtures, options, lambda number, text: questions[number].hear(text))
         for question, answer in zip(questions, generated, strict=True):
             question.hear(answer.text, is_whole=True)
         return generated
+
+    def _vote(
+        self, mixtures: Sequence[Mixture], options: GenerationOptions, questions: Sequence[Question]
+    ) -> list[Generated]:
+        """Return the elected answer of each question, which nobody hears before its end."""
+        prompts = [prompt for mixture in mixtures for prompt in mixture.prompts]
+        owners = [question for question, of in zip(questions, mixtures, strict=True) for _ in of.prompts]
+        answers = iter(self.lm.generate(prompts, options, lambda row, text: not owners[row].is_gone.is_set()))
+        return [elected([next(answers) for _ in mixture.prompts], mixture.weights) for mixture in mixtures]
 
 
 def load_service(
@@ -346,6 +360,7 @@ def load_service(
     temperature: float | None = None,
     spread: bool = False,
     weighting: Weighting = POSTERIOR_WEIGHTS,
+    votes: bool = False,
 ) -> Service:
     """Load the newest index of a run or an index directory, and an LM that has been reached.
 
@@ -359,7 +374,7 @@ def load_service(
     # A server that is asked in chats has a chat template of its own, and would read ours as text.
     tokenizer = None if config.url and config.api is ServerAPI.chat else source.tokenizer()
     prompting = Prompting(limited_template(config, source, most), tokenizer, most)
-    return Service(lm, prompting, k, index, limits, weighting)
+    return Service(lm, prompting, k, index, limits, weighting, votes)
 
 
 def _embed(index: ServedIndex, side: Side, calls: Sequence[list[str]]) -> list[tuple[np.ndarray, int, list[bool]]]:

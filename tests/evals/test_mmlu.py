@@ -185,6 +185,14 @@ def test_probabilities_are_mixed_and_not_logits_or_normalised_ones() -> None:
     assert (np.log(probabilities) * [[0.75], [0.25]]).sum(0).argmax() == 1  # and what mixing logits would have
 
 
+def test_the_likeliest_letters_of_documents_vote() -> None:
+    probabilities = np.array([[0.3, 0.4, 0.1, 0.1], [0.3, 0.4, 0.1, 0.1], [0.6, 0.1, 0.1, 0.1]])
+    weights = np.array([0.3, 0.3, 0.4])
+    assert mmlu_choice(RIVER, np.log(probabilities), np.log(weights))[0] == 0  # 0.42 against 0.28 of B
+    choice, right_probability = mmlu_choice(RIVER, np.log(probabilities), np.log([0.4, 0.4, 0.2]), votes=True)
+    assert choice == 1 and right_probability == pytest.approx(0.12 / (0.12 + 0.32))  # of A, by the third alone
+
+
 EVEREST = "Mount Everest\nMount Everest is 8,849 m high.\n\nIt lies between Nepal and China.\n"
 
 

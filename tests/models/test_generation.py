@@ -15,7 +15,7 @@ from transformers import GPT2LMHeadModel
 
 from replug.config.errors import RunError
 from replug.models.black_box_lm import Mixture, UnscorableText, pieces
-from replug.models.generation import Generated, GenerationOptions, before_stop
+from replug.models.generation import Generated, GenerationOptions, before_stop, elected
 from replug.models.local import mixtures
 from replug.models.local.decoding import CacheUse, find_cache_use
 from replug.models.local.hf_lm import HuggingFaceLM
@@ -104,6 +104,20 @@ def test_the_mixture_is_the_weighted_mean_of_the_probabilities() -> None:
     given = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]])
     mixed, _ = mix_next_token(given.log() + 7.0, torch.tensor([0.75, 0.25]).log())  # logits: log-probs and any constant
     torch.testing.assert_close(mixed.exp(), torch.tensor([0.4, 0.25, 0.35]))
+
+
+def test_equal_answers_add_their_votes_and_each_weighs_by_its_mean_log_prob() -> None:
+    def answer(text: str, *probabilities: float) -> Generated:
+        return Generated(text, np.log(probabilities).astype(np.float32), prompt_tokens=10)
+
+    answers = [answer(" Loire", 0.9, 0.9), answer(" Rhine", 0.4), answer(" Rhine ", 0.5, 0.5), answer(" Po", 1.0)]
+    found = elected(answers, [0.4, 0.35, 0.25, 0.0])
+    votes = np.array([0.4 * 0.9, 0.35 * 0.4, 0.25 * 0.5, 0.0])
+    assert found.text == " Loire" and found.prompt_tokens == 40
+    np.testing.assert_allclose(found.weights, votes / votes.sum(), rtol=1e-6)
+    assert elected(answers, [0.3, 0.4, 0.3, 0.0]).text == " Rhine"  # 0.27 against 0.16 + 0.15
+    silent = [replace(one, token_logprobs=one.token_logprobs[:0]) for one in answers]  # of a server without log-probs
+    assert elected(silent, [0.4, 0.35, 0.25, 0.0]).text == " Rhine"
 
 
 def test_a_prompt_of_no_weight_counts_for_nothing_and_half_precision_is_mixed_in_float32() -> None:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from replug.config.choices import ServerAPI
+from replug.config.choices import ServerAPI, Teacher
 from replug.config.schema import EnsembleConfig, LMConfig
-from replug.models.build import posterior_weighting
-from replug.models.ensemble import SHARE, mix
+from replug.models.build import lm_source, posterior_weighting
+from replug.models.ensemble import REPLUG_WEIGHTS, SHARE, mix
 from replug.models.http.server_source import BEGINNINGS, HELPFUL, LONGER, OTHERS, TEXT, ServerSource
 from replug.models.local.stand_in_lm import WORD, StandInLM
 from replug.serving.openai_api import ApiError, Message, ServingLimits
@@ -124,6 +124,24 @@ def test_what_a_server_cannot_do_is_refused_by_name_before_it_is_asked(root: Pat
     with FaultServer(tokenizer=tokenizer, max_model_len=100) as server:
         found = ask_server(root, server, test, tokenizer)
     assert found == [(400, "temperature", "unsupported_parameter")] * 2 + [(400, None, "context_length_exceeded")]
+
+
+def test_answers_vote_behind_a_server_without_any_log_probs(root: Path) -> None:
+    async def test(client):
+        return await post(client, "/v1/completions", **COMPLETION)
+
+    with FaultServer() as server:
+        lm = LMConfig(url=server.url, model=MODEL, timeout_seconds=10, score=Teacher.answer)
+        limits = ServingLimits(max_new_tokens=8, timeout_seconds=60)
+        whole = ask(
+            load_service(root, lm_source(lm, None, None), lm, 2, limits, weighting=REPLUG_WEIGHTS, votes=True), test
+        )
+    documents = whole["replug"]["documents"]
+    own = ["".join(continue_words(WORD.findall(f"{one['text']}\n{PROMPT}"), NUM_TOKENS)) for one in documents]
+    priors = [one["prior"] for one in documents]
+    assert whole["choices"][0]["text"] == own[int(np.argmax(priors))]  # two answers, the heavier one is elected
+    assert [one["weight"] for one in documents] == pytest.approx(priors, abs=1e-4)
+    assert not any(key in payload for payload in server.payloads for key in ("logprobs", "echo", "prompt_logprobs"))
 
 
 def test_a_call_that_hangs_holds_up_nobody_and_ends_with_its_time(root: Path) -> None:

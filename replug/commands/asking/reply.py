@@ -37,7 +37,7 @@ from replug.answering.prompts import (
     read_shots,
 )
 from replug.answering.rerankers import Weights, read_weights
-from replug.commands.ask import LOCAL, QUESTION, AskOptions, weighting_of
+from replug.commands.ask import LOCAL, QUESTION, AskOptions, votes, weighting_of
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import AskConfig
 from replug.config.methods import REPLUG
@@ -336,8 +336,10 @@ def _answer_by_ensemble(
             decoding = replace(decoding, opening=opening)
         priors = [*(passage.probability for passage in weighing), *([alone] if alone else [])]
         moves = weighting.share, weighting.prune, weighting.read
-        prompt = Mixture(prompts, priors, *moves) if weighing else prompts[0]
-        [generated] = lm.generate([prompt], decoding)
+        if weighing and votes(config):
+            generated = lm.submit_vote(prompts, priors, decoding).result()
+        else:
+            [generated] = lm.generate([Mixture(prompts, priors, *moves) if weighing else prompts[0]], decoding)
     after = iter(generated.weights.tolist())
     weights = [next(after) if passage.probability > 0 else 0.0 for passage in passages]
     return Reply(
