@@ -35,7 +35,7 @@ from replug.evals.language_modelling import LanguageModelling, items_of, token_t
 from replug.evals.loop import Task, run_task
 from replug.evals.outcomes import Row, outcomes_of
 from replug.evals.outcomes import write_examples as write_outcomes
-from replug.evals.results import Results, add_temperatures, compare
+from replug.evals.results import Results, add_effective_documents, add_temperatures, compare
 from replug.evals.retrieval import RECALL_DEPTH, Retrieval, gold_rows
 from replug.index_workers.build import build_version
 from replug.index_workers.build_plan import IndexState
@@ -115,6 +115,7 @@ def _predict(
     num, seed, paper = config.evaluate.num_resamples, config.seed, PaperConfig()
     results = compare(task, rows, methods, paper, num, seed, question=QUESTION)
     add_temperatures(results, book, len(examples))
+    add_effective_documents(results, book, rows)
     write_json(folder / PICTURE, document_weights_picture(config, workers, examples, book, rows, list(found)[-1]))
     return results
 

@@ -22,8 +22,8 @@ class TextsConfig:
     path: str | None = key(None, "Raw texts to evaluate in full. Default: the held-out split of the prepared set.")
     max_examples: int | None = key(200, "Number of spans or held-out examples, evenly spread. null: all.", ABOVE_0)
     # Spans of texts.path. Held-out examples have their own context.
-    scored_tokens: int = key(128, "Tokens scored together as one span (paper: 128).", ABOVE_0)
-    context_tokens: int = key(128, "Tokens before a span that the LM reads (paper: 128).", ABOVE_0)
+    scored_tokens: int = key(128, "Tokens scored together as one span (training: 128; authors' code: 768).", ABOVE_0)
+    context_tokens: int = key(128, "Tokens before a span that the LM reads (authors' code: 128).", ABOVE_0)
     query_tokens: int = key(128, "Tokens before a span that form the query (paper: 128).", ABOVE_0)
     tokenizer: str | None = key(None, "LM whose tokenizer counts the tokens, as lm.path. Default: the evaluated LM.")
     detokenize: Detokenize = key(
@@ -48,7 +48,9 @@ class QuestionsConfig:
     demonstrations: str | None = key(
         None, "JSONL of demonstrations. Default: questions of questions.path that are not evaluated."
     )
-    query: str = key("{question}", "Template of the search query. Use the form of the retriever's training queries.")
+    query: str = key(
+        "{question}", "Template of the search query. Use the form of training queries; mmlu: {choices} too."
+    )
     shots: int | None = key(
         None, "Number of demonstrations. Default: 5 (mmlu), 16 (open_qa), 15 (popqa, internet_qa).", FROM_0
     )

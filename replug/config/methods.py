@@ -45,9 +45,9 @@ METHOD = re.compile(rf"(?P<source>[A-Za-z0-9_.-]+)(@(?P<k>[0-9]+))?(/(?P<way>{'|
 class Method:
     """`source` is none, long_context, random, bm25, genread or a retriever's name; `k` documents, 0 for none.
 
-    `weighting` is even, softmax, posterior or vote where the name says so. A reranked method reads one of its documents.
-    A method of `evaluation=internet_qa` reads passages that a search engine found: its source is none, gold or a
-    reranker.
+    `weighting` is even, softmax, posterior or vote where the name says so. A reranked method reads one of its
+    documents. A method of `evaluation=internet_qa` reads passages that a search engine found: its source is none, gold
+    or a reranker.
     """
 
     name: str

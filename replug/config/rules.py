@@ -357,6 +357,12 @@ def _teacher_problems(config: Config) -> Iterator[str]:
         )
 
 
+def require_logprobs(lm: LMConfig) -> None:
+    """Raise UserError for an LM that gives no log-probs of texts, where something is measured or answered by them."""
+    for problem in lm_problems(lm):
+        raise UserError(problem)
+
+
 def chooses_by_dev(config: Config) -> bool:
     """Return whether development texts choose weights or the temperature."""
     return config.ensemble.temperature == FIT or config.train.patience is not None

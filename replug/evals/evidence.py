@@ -17,7 +17,7 @@ from replug.config.methods import GENREAD, LONG_CONTEXT, RANDOM, Method
 from replug.data.files import replace_file
 from replug.data.store import CorpusStore
 from replug.models.black_box_lm import AsyncLM, Mixture
-from replug.models.ensemble import POSTERIOR_WEIGHTS, REPLUG_WEIGHTS, Weighting, prior_log_weights
+from replug.models.ensemble import POSTERIOR_WEIGHTS, REPLUG_WEIGHTS, Weighting, document_weights, prior_log_weights
 from replug.models.ensemble_temperature import PAPER, EnsembleTemperature
 from replug.models.generation import Generated, GenerationOptions
 
@@ -157,6 +157,16 @@ class EvidenceBook:
         if not method.takes_from_corpus or method.source == RANDOM or not self._retrieves[row]:
             return np.empty(0)
         return self._found[method.found_by].similarities[row]
+
+    def num_effective(self, method: Method, row: int, final: Sequence[float] | None) -> float:
+        """Return exp(entropy of the weights), those after the text where they are known; k for k equal weights."""
+        if not self._retrieves[row]:
+            return 1.0
+        if final is None:
+            found = self._found[method.found_by].similarities[row, : method.num_read]
+            final = document_weights(found if method.is_weighted else np.zeros(len(found)), self.temperature(method))
+        weights = np.array([weight for weight in final if weight > 0])
+        return float(np.exp(-(weights * np.log(weights)).sum()))
 
     def written(self, method: Method, row: int) -> WrittenDocument | None:
         """Return what the LM wrote for the method; None where it was not asked to."""

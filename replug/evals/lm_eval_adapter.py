@@ -24,7 +24,7 @@ from replug.models.replug_lm import ReplugLM
 
 MAX_NEW_TOKENS = 256  # where a task does not say
 BETWEEN_SHOTS = "\n\n"  # the harness's own `fewshot_delimiter`
-EXAMPLE = 128  # tokens that documents are found by, and that are scored next (REPLUG, section 6.1)
+EXAMPLE = 128  # tokens that documents are found by (REPLUG, section 6.1), and that are scored next
 
 TextPair = tuple[str, str]  # what stands before, and what is scored
 

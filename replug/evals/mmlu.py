@@ -62,6 +62,7 @@ CATEGORY_OF = {subject: category for category, subjects in CATEGORIES.items() fo
 LETTERS = ("A", "B", "C", "D")
 CONTINUATIONS = tuple(f" {letter}" for letter in LETTERS)
 NUM_DEMONSTRATIONS = 5
+CHOICES = "{choices}"  # of `questions.query`
 NO_VOTE = -1e9  # nats: finite, and below any letter's log-prob
 FIELDS = "question, A, B, C, D, answer"
 ROOM = 4  # tokens kept free for a letter: one in all vocabularies known to us
@@ -109,14 +110,12 @@ def read_mmlu(
 
 def mmlu_prompt(question: MmluQuestion, shots: Sequence[ShotWithDocument] = (), document: str | None = None) -> str:
     """Return what the LM reads before one of CONTINUATIONS."""
-    return mmlu_opening(question.example.group, shots) + _block(question, document)
+    return mmlu_opening(shots) + _block(question, document)
 
 
-def mmlu_opening(subject: str, shots: Sequence[ShotWithDocument]) -> str:
-    """Return what the prompts of a subject begin with: header, and demonstrations with documents and answers."""
-    header = f"The following are multiple choice questions (with answers) about {subject.replace('_', ' ')}."
-    shown = (f"{_block(shot, text)} {LETTERS[shot.answer]}" for shot, text in shots)
-    return "".join(f"{block}{BETWEEN_BLOCKS}" for block in (header, *shown))
+def mmlu_opening(shots: Sequence[ShotWithDocument]) -> str:
+    """Return what the prompts of a subject begin with: demonstrations with documents and answers."""
+    return "".join(f"{_block(shot, text)} {LETTERS[shot.answer]}{BETWEEN_BLOCKS}" for shot, text in shots)
 
 
 def mmlu_choice(
@@ -138,8 +137,11 @@ def mmlu_choice(
 
 
 def _block(question: MmluQuestion, document: str | None) -> str:
-    choices = "".join(f"{letter}. {choice}\n" for letter, choice in zip(LETTERS, question.choices, strict=True))
-    return f"{knowledge_line(document)}Question: {question.example.query}\n{choices}Answer:"
+    return f"{knowledge_line(document)}Question: {question.example.query}\n{_choices(question)}\nAnswer:"
+
+
+def _choices(question: MmluQuestion) -> str:
+    return "\n".join(f"{letter}. {choice}" for letter, choice in zip(LETTERS, question.choices, strict=True))
 
 
 def _read_file(path: Path, subject: str, split: str) -> list[MmluQuestion]:
@@ -185,9 +187,6 @@ def _rows(path: Path) -> Iterator[tuple[str, list[str]]]:
         raise UserError(f"{path}: not UTF-8 ({error.reason}) at or after line {line}; convert the file") from error
     except csv.Error as error:
         raise UserError(f"{path}:{line}: not valid CSV ({error}); expected {FIELDS}") from error
-
-
-ROOM = 4  # tokens kept free for a letter: one in all vocabularies known to us
 
 
 class Mmlu(Task):
@@ -242,10 +241,9 @@ class Mmlu(Task):
         return finish
 
     def _asked(self, question: MmluQuestion, method: str, evidence: Evidence) -> FewShotPrompts:
-        subject = question.example.group
-        opening, prompt = partial(mmlu_opening, subject), partial(mmlu_prompt, question)
+        shots, prompt = self._shots[method][question.example.group], partial(mmlu_prompt, question)
         return self._few_shot.ask(
-            question.example.id, self._shots[method][subject], opening, prompt, evidence.texts, evidence.is_concatenated
+            question.example.id, shots, mmlu_opening, prompt, evidence.texts, evidence.is_concatenated
         )
 
     def _read(self, asked: FewShotPrompts, read: int) -> Callable[[], np.ndarray | None]:
@@ -329,8 +327,13 @@ def mmlu_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset
         return Mmlu(asked.lm, few_shot(asked, ROOM), questions, by_method)
 
     shots = [shot for some in demonstrations.values() for shot in some]
-    examples = [question.example for question in (*questions, *shots)]
-    return EvalDataset(queries_of(config, examples), make_task, [example.query for example in examples])
+    searched = [*questions, *shots]
+    examples = [question.example for question in searched]
+    queries = [
+        query.replace(CHOICES, _choices(question))
+        for query, question in zip(queries_of(config, examples), searched, strict=True)
+    ]
+    return EvalDataset(queries, make_task, [example.query for example in examples])
 
 
 def _num_shots(config: EvaluationConfig) -> int:

@@ -184,6 +184,16 @@ def add_temperatures(results: Results, book: EvidenceBook, num_examples: int) ->
             results[name]["temperature"] = {"value": value, "n": num_examples, "interval": [value, value]}
 
 
+def add_effective_documents(results: Results, book: EvidenceBook, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Give methods that weigh several documents their mean `effective_documents`: near k, they are an average of k."""
+    for method in book.methods:
+        mixes = method.takes_from_corpus and method.num_read > 1 and not method.is_concatenated
+        if mixes and method.name in results:
+            details = [row["methods"][method.name]["detail"].get("final_weights") for row in rows]
+            effective = [book.num_effective(method, row, final) for row, final in enumerate(details)]
+            results[method.name]["effective_documents"] = {"value": float(np.mean(effective)), "n": len(rows)}
+
+
 def main_metric(results: Results) -> str:
     """Return the metric that methods are compared by."""
     return next(iter(next(iter(results.values()))))

@@ -29,7 +29,14 @@ from replug.evals.leakage import Overlaps, overlap_line, overlaps_with, write_le
 from replug.evals.lm_passes import SECONDS, measure_latencies, reranked, write_documents
 from replug.evals.loop import Task, run_task
 from replug.evals.outcomes import OutcomeFile, Row, write_examples
-from replug.evals.results import Measurements, add_temperatures, compare, main_metric, paper_of_dataset
+from replug.evals.results import (
+    Measurements,
+    add_effective_documents,
+    add_temperatures,
+    compare,
+    main_metric,
+    paper_of_dataset,
+)
 from replug.evals.search import find_all, needs_building, open_searches
 from replug.evals.tables import result_blocks, to_markdown
 from replug.index_workers.build_plan import check_faiss
@@ -168,6 +175,8 @@ def write_results(
         for method, of in results.items():
             of["seconds"] = timed.metric(method, SECONDS, timed.all)
     add_temperatures(results, book, len(rows))
+    if kind.asks_lm:
+        add_effective_documents(results, book, rows)
     write_examples(folder.examples, rows, book, task)
     blocks = result_blocks(results, config.evaluation, paper)
     if overlaps:

@@ -1,5 +1,6 @@
 """What a configuration file, its overrides and the defaults come to."""
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,7 +19,11 @@ from replug.config.load import (
     names_evaluation,
 )
 from replug.config.schema import Config, DataConfig, LMConfig
+from replug.data.rows import read_documents
+from replug.evals.kinds import check_evaluation
+from replug.evals.language_modelling import read_spans
 from tests.support.packages import ROOT
+from tests.support.tiny_lms import write_llama, write_tokenizer
 
 FOLDER = Path(__file__).parents[2] / "configs"
 EVALUATIONS = [*sorted(FOLDER.glob("eval_*.yaml")), *sorted(FOLDER.glob("paper_tables/*.yaml"))]
@@ -214,3 +219,49 @@ def test_a_missing_module_is_refused_with_its_extra() -> None:
     require_extra("web", "json", "math", what="web.engine")
     with pytest.raises(UserError, match=r"^lora.rank needs no_such_module: pip install 'replug\[lora\]'$"):
         require_extra("lora", "json", "no_such_module", what="lora.rank")
+
+
+OWN_TABLES = [name for name in TABLES if not name.startswith(("internet_", "popqa_"))]
+PUBLISHED = {  # the published form of each file: the Pile or Wikitext, MMLU, NQ-open, TriviaQA of DPR
+    "texts.jsonl": '{"text": "One two three.", "meta": {"pile_set_name": "Pile-CC"}}\n'
+    '{"text": "Four five six seven.", "meta": {"pile_set_name": "Github"}}\n',
+    "nq.jsonl": "".join(f'{{"question": "q {n}?", "answer": ["a", "b"]}}\n' for n in range(20)),
+    "trivia.jsonl": "".join(f'{{"question": "q {n}?", "answers": ["a", "b"]}}\n' for n in range(20)),
+    "mmlu/test/anatomy_test.csv": "q?,1,2,3,4,B\n",
+    "mmlu/dev/anatomy_dev.csv": "".join(f"shot {n}?,1,2,3,4,A\n" for n in range(5)),
+    "psgs_w100.tsv": 'id\ttext\ttitle\n1\t"Love Yourself ""Love Yourself"" is a song"\tLove Yourself\n',
+}
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the published files, and `lm`, an LM that holds 2,048 tokens."""
+    folder = tmp_path_factory.mktemp("published")
+    for name, text in PUBLISHED.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    write_llama(folder / "lm")
+    write_tokenizer(folder / "lm")
+    lm = folder / "lm/config.json"
+    lm.write_text(json.dumps(json.loads(lm.read_text()) | {"max_position_embeddings": 2048}))
+    return folder
+
+
+@pytest.mark.parametrize("name", OWN_TABLES)
+def test_a_papers_table_reads_the_published_files_with_an_lm_of_2048_tokens(name: str, published: Path) -> None:
+    is_lm = TABLES[name].evaluation in ("language_modelling", "token_gain")
+    questions = "mmlu" if "mmlu" in name else "nq.jsonl" if "natural" in name else "trivia.jsonl"
+    asked = "texts.path=texts.jsonl" if is_lm else f"questions.path={questions}"
+    key, _, path = asked.partition("=")
+    corpus = ["data.source=null", f"data.corpus={published / 'psgs_w100.tsv'}"]
+    lm = [f"lm.path={published / 'lm'}", "retriever.path=stand_in", f"out={published / name}"]
+    config = load_evaluation_config(FOLDER / f"paper_tables/{name}.yaml", [f"{key}={published / path}", *corpus, *lm])
+    dataset = check_evaluation(config).make_dataset(config, None)
+    assert dataset.queries and (is_lm or "q" in dataset.queries[0])
+    [document] = read_documents(str(config.data.corpus), config.data.fields)
+    assert document.text == ("Love Yourself\n" if is_lm else "") + 'Love Yourself "Love Yourself" is a song'
+    if is_lm:
+        texts = config.texts
+        assert 128 + texts.context_tokens + texts.scored_tokens <= 1024  # GPT-2's limit
+        is_pile = "table1" in name or "number" in name
+        assert {span.domain for span in read_spans(config, None)} == ({"Pile-CC", "Github"} if is_pile else {"all"})

@@ -62,10 +62,13 @@ def test_the_demonstrations_of_a_set_are_searched_for_behind_its_questions(tmp_p
     for split, rows in (("test", (TEST * 3, TEST * 2)), ("dev", (DEV, DEV))):
         (tmp_path / split).mkdir()
         for subject, content in zip(("anatomy", "virology"), rows, strict=True):
-            (tmp_path / split / f"{subject}_{split}.csv").write_text(content)
+            (tmp_path / split / f"{subject}_{split}.csv").write_text(content.replace("asked?", f"{subject}?"))
     config = EvaluationConfig("mmlu", "out", questions=QuestionsConfig(path=str(tmp_path), max_questions=2, shots=2))
     dataset = mmlu_dataset(config, None)
-    assert list(dataset.queries) == ["asked?"] * 4 + ["shot 0?", "shot 1?"] * 2
+    assert list(dataset.queries) == ["anatomy?"] * 2 + ["virology?"] * 2 + ["shot 0?", "shot 1?"] * 2
+    config.questions.query = "{question} {choices}"
+    first, *_ = mmlu_dataset(config, None).queries
+    assert first.startswith("anatomy? A. ") and first.count("\n") == 3
     lm = KnownLM(lambda prefix, letter: [math.log(0.5 if letter == " B" else 0.1)])
     task = dataset.make_task(PromptedLM(lm, PromptTemplate("\n"), lm), Book())
     rows = outcome_rows(task, {"none": NOTHING, "bm25": evidence("own")})

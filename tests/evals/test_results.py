@@ -1,5 +1,6 @@
 """The results of outcomes, and the one renderer of their tables and figures."""
 
+import math
 from functools import partial
 
 import numpy as np
@@ -11,11 +12,11 @@ from matplotlib.figure import Figure
 from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import parse_methods
 from replug.evals.charts import bars, draw_costs, draw_methods, draw_sweep, to_svg
-from replug.evals.evidence import EvidenceBook
+from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.intervals import Interval
 from replug.evals.loop import Item, Metric, Task
 from replug.evals.outcomes import write_examples
-from replug.evals.results import compare
+from replug.evals.results import Results, add_effective_documents, compare
 from replug.evals.tables import Html, Table, html_page, paper_tables, result_blocks, to_html, to_markdown
 
 
@@ -37,6 +38,22 @@ ROWS = [
 def results_of(task=None, paper=None):
     methods = parse_methods(["none", "replug"], 2, {"replug": ""})
     return compare(task or Lengths(), ROWS, methods, paper or PaperConfig(), 200, 0)
+
+
+def test_the_effective_number_of_documents_tells_an_average_from_a_choice() -> None:
+    methods = parse_methods(["none", "replug@2", "replug@2/posterior", "bm25@2", "replug@1"], 2, {"replug": "DIR"})
+    close = RetrievedDocuments(np.array([[0, 1], [1, 0]]), np.array([[0.6, 0.5], [0.6, 0.6]]))
+    book = EvidenceBook(methods, None, {"replug": close, "bm25": close}, [True, True])
+    moved = {"replug@2/posterior": {"detail": {"final_weights": [1.0, 0.0]}}}
+    rows = [{"methods": {**{method.name: {"detail": {}} for method in methods}, **moved}} for _ in range(2)]
+    results: Results = {method.name: {} for method in methods}
+    add_effective_documents(results, book, rows)
+    weight = 1 / (1 + math.exp(-0.1))
+    first = math.exp(-weight * math.log(weight) - (1 - weight) * math.log(1 - weight))
+    assert results["replug@2"]["effective_documents"] == {"value": pytest.approx((first + 2) / 2), "n": 2}
+    assert results["replug@2/posterior"]["effective_documents"]["value"] == 1
+    assert results["bm25@2"]["effective_documents"]["value"] == pytest.approx(2)
+    assert "effective_documents" not in results["replug@1"] | results["none"]
 
 
 def test_results_hold_value_number_and_interval_by_method_and_metric():
