@@ -28,7 +28,7 @@ from replug.config.choices import ServerAPI
 from replug.config.errors import RunError
 from replug.config.schema import LMConfig
 from replug.index_workers.build_plan import index_folder
-from replug.models.black_box_lm import AsyncLM, BlackBoxLM, GrowingAnswer, Mixture
+from replug.models.black_box_lm import AsyncLM, BlackBoxLM, GenerateCall, GrowingAnswer, Mixture, as_mixtures
 from replug.models.build import limited_template
 from replug.models.ensemble import POSTERIOR_WEIGHTS, Retrieved, Weighting, document_weights
 from replug.models.generation import Generated, GenerationOptions, elected
@@ -312,7 +312,8 @@ class Service:
         try:
             if isinstance(self.lm, AsyncLM):
                 asked = await self._lm_queue.submit((self._ask_server, question.options), question)
-                generated = await asyncio.wrap_future(asked)
+                answers = await asyncio.wrap_future(asked)
+                generated = answers[0] if len(answers) == 1 else elected(answers, question.priors)
                 question.hear(generated.text, is_whole=True)
             else:
                 generated = await self._lm_queue.submit((self._generate, question.options), question)
@@ -324,12 +325,11 @@ class Service:
         self.metrics.tokens.labels("read").inc(generated.prompt_tokens or 0)
         return question.answered(generated)
 
-    def _ask_server(self, options: GenerationOptions, questions: Sequence[Question]) -> list[Future[Generated]]:
+    def _ask_server(self, options: GenerationOptions, questions: Sequence[Question]) -> list[Future[list[Generated]]]:
         assert isinstance(self.lm, AsyncLM)
         mixtures = [question.mixture(self.prompting.template, self.weighting) for question in questions]
-        if self.votes:
-            return [self.lm.submit_vote(mixture.prompts, mixture.weights, options) for mixture in mixtures]
-        return [self.lm.submit_answer(mixture, options) for mixture in mixtures]
+        asked = [as_mixtures(mixture.prompts) if self.votes else [mixture] for mixture in mixtures]
+        return [self.lm.submit_call(GenerateCall(prompts, options)) for prompts in asked]
 
     def _generate(self, options: GenerationOptions, questions: Sequence[Question]) -> list[Generated]:
         mixtures = [question.mixture(self.prompting.template, self.weighting) for question in questions]
