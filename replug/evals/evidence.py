@@ -162,10 +162,10 @@ class EvidenceBook:
         """Return exp(entropy of the weights), those after the text where they are known; k for k equal weights."""
         if not self._retrieves[row]:
             return 1.0
-        if final is None:
-            found = self._found[method.found_by].similarities[row, : method.num_read]
-            final = document_weights(found if method.is_weighted else np.zeros(len(found)), self.temperature(method))
-        weights = np.array([weight for weight in final if weight > 0])
+        found = self._found[method.found_by].similarities[row, : method.num_read]
+        first = document_weights(found if method.is_weighted else np.zeros(len(found)), self.temperature(method))
+        weights = first if final is None else np.array(final)
+        weights = weights[weights > 0]
         return float(np.exp(-(weights * np.log(weights)).sum()))
 
     def written(self, method: Method, row: int) -> WrittenDocument | None:
