@@ -14,7 +14,7 @@ from replug.config.evaluation_schema import PaperConfig
 from replug.config.load import load_evaluation_config
 from replug.config.methods import parse_answering_methods
 from replug.evals.internet_costs import LineTokens, cost_numbers
-from replug.evals.internet_qa import (
+from replug.evals.internet_deciding import (
     answer_numbers,
     decide,
     factors_as_json,

@@ -8,7 +8,8 @@ import numpy as np
 from replug.answering.prompts import Shot
 from replug.config.methods import Method, parse_answering_methods
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
-from replug.evals.internet_qa import CorpusEngine, InternetQa, decide
+from replug.evals.internet_deciding import decide
+from replug.evals.internet_qa import CorpusEngine, InternetQa
 from replug.evals.internet_sets import InternetQuestion, Prepared, is_validation
 from replug.evals.kinds import PromptedLM
 from replug.evals.loop import Item
