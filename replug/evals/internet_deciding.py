@@ -133,6 +133,7 @@ def gain(answer: str, question: InternetQuestion) -> float:
 
 
 def answer_numbers(metric: str, answer: str, question: InternetQuestion) -> dict[str, float]:
+    """Return the metrics of an answer alone."""
     if metric != EXACT_MATCH:
         return {metric: gain(answer, question)}
     return {metric: gain(answer, question), "f1": token_f1(answer, question.answers) if answer else 0.0}
