@@ -119,12 +119,16 @@ class Generated:
 def elected(answers: Sequence[Generated], weights: Sequence[float] | np.ndarray) -> Generated:
     """Return the answer that the answers to K prompts vote for, as the REPLUG authors' code does for questions.
 
-    An answer has weight * exp(mean log-prob) votes, the weight alone where its LM shows no log-probs. Equal texts,
-    white space round them aside, add up; of equal sums the first wins. The result is that text's answer of most votes.
+    An answer has weight * exp(mean log-prob) votes, the weight alone where the LM shows no log-probs; an empty answer
+    beside others has none. Equal texts, white space round them aside, add up; of equal sums the first wins. The result
+    is that text's answer of most votes.
     Its `weights` [K] are the votes, divided by their sum, and its `prompt_tokens` are those of all prompts.
     """
+    means = np.array([-np.inf if answer.mean_logprob is None else answer.mean_logprob for answer in answers])
     with np.errstate(divide="ignore"):  # a weight of 0 has no votes
-        votes = np.log(weights) + [answer.mean_logprob or 0.0 for answer in answers]
+        votes = np.log(weights) + means
+        if np.isneginf(votes).all():
+            votes = np.log(weights)
     votes = np.exp(votes - votes.max())
     sums: dict[str, float] = {}
     for answer, vote in zip(answers, votes, strict=True):

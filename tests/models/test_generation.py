@@ -118,6 +118,8 @@ def test_equal_answers_add_their_votes_and_each_weighs_by_its_mean_log_prob() ->
     assert elected(answers, [0.3, 0.4, 0.3, 0.0]).text == " Rhine"  # 0.27 against 0.16 + 0.15
     silent = [replace(one, token_logprobs=one.token_logprobs[:0]) for one in answers]  # of a server without log-probs
     assert elected(silent, [0.4, 0.35, 0.25, 0.0]).text == " Rhine"
+    empty = replace(silent[0], text="")
+    assert elected([empty, *answers[1:]], [0.9, 0.05, 0.05, 0.0]).text == " Rhine ", "an empty answer is not certain"
 
 
 def test_a_prompt_of_no_weight_counts_for_nothing_and_half_precision_is_mixed_in_float32() -> None:
