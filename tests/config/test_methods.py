@@ -75,7 +75,7 @@ def test_comparisons_are_with_the_first_and_with_methods_that_differ_in_one_thin
     [
         ([], "methods is empty"),
         (["random/softmax"], "random documents have no similarity"),
-        (["replug/sum"], "WAY is one of concat, even, softmax, posterior, rerank"),
+        (["replug/sum"], "WAY is one of concat, even, softmax, posterior, vote, rerank"),
         (["replug@0"], "at least one document"),
         (["genread@2"], "genread@2; the LM writes one document; expected `genread`"),
         (
