@@ -16,6 +16,7 @@ from replug.models.black_box_lm import BlackBoxLM
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
 from replug.serving.app import create_app, listen
+from replug.serving.connections import BoundedConnection
 from replug.serving.index_holder import IndexHolder
 from replug.serving.openai_api import ServingLimits
 from replug.serving.service import Prompting, Service
@@ -78,7 +79,7 @@ def listening(service: Service, token: str | None = None) -> Iterator[str]:
     """The address of the server on a port of this machine, for clients that open connections."""
     with listen("127.0.0.1", 0) as listener:
         listener.listen()  # a connection that comes before the server accepts waits
-        config = uvicorn.Config(create_app(service, token), log_config=None)
+        config = uvicorn.Config(create_app(service, token), log_config=None, http=BoundedConnection)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
