@@ -1,4 +1,4 @@
-"""What grows with the corpus: search, equal documents, loading, k-means, filling lists, BM25.
+"""Measure what grows with the corpus: search, equal documents, loading, k-means, filling lists, BM25.
 
     python -m benchmarks.index_scale --rows 1000000 --dim 768
         [--parts search equal load kmeans fill bm25]

@@ -59,7 +59,7 @@ def test_thresholds_are_those_of_brute_force_with_ties_and_unknown_values(rows):
 
 
 def test_few_questions_have_no_threshold_of_their_own():
-    """What is not popular needs documents, but in the small relation it is the other way round: chance, of so few."""
+    """Unpopular entities need documents, but in the small relation it is the other way round: chance, of so few."""
     values, relations = np.array([*range(6), 0, 5]), [*"aaaaaa", *"bb"]
     closed, augmented = np.array([0, 0, 0, 1, 1, 1, 1, 0]), np.array([1, 1, 1, 0, 0, 0, 0, 1])
     rule = rule_by(values, relations, 6)
