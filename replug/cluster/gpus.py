@@ -58,11 +58,14 @@ class GPUState:
     is_exclusive: bool
 
 
-def gpu_state() -> GPUState | None:
-    """Return the state of this process's GPUs, of the fullest where they differ; None without GPUs."""
+def gpu_state(count: int | None = None) -> GPUState | None:
+    """Return the state of the first `count` GPUs that this process sees, by default all; None without GPUs.
+
+    Where they differ, the fullest one counts.
+    """
     if (rehearsed := rehearsal()) is not None:
         return GPUState(rehearsed.memory_gb * 1e9, is_exclusive=False)
-    seen = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+    seen = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())][:count]
     if not seen:
         return None
     known = _smi_rows()

@@ -117,16 +117,18 @@ def device_of(gpu: SeenGPU) -> int:
 
 
 def gpu_states(nodes: Sequence[Node]) -> dict[str, GPUState]:
-    """Return what each node says of a GPU of its own, by the node's name; nodes that do not answer are left out."""
+    """Return the state of each node's GPUs, by the node's name; nodes that do not answer are left out."""
     if rehearsal() is not None:
         return {node.name: state for node in nodes if node.gpus and (state := gpu_state())}
     if torch.version.cuda is None and torch.version.hip is None:
         return {}
-    ask = ray.remote(max_calls=1)(gpu_state)
+    ask: Any = ray.remote(max_calls=1)(gpu_state)
     asked = {
         ask.options(
-            num_cpus=0, num_gpus=0.01, scheduling_strategy=NodeAffinitySchedulingStrategy(node.name, False)
-        ).remote(): node
+            num_cpus=0,
+            runtime_env={"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}},  # else it sees none or one
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node.name, False),
+        ).remote(int(node.gpus)): node
         for node in nodes
         if node.gpus
     }

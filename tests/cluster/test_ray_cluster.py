@@ -8,7 +8,7 @@ import pytest
 
 from replug.cluster import places
 from replug.cluster.gpu_shares import ROLES, Sizes
-from replug.cluster.gpus import keep_to_memory_bound
+from replug.cluster.gpus import gpu_state, keep_to_memory_bound
 from replug.cluster.layout import UNKNOWN, Layout, lay_out, num_ranks
 from replug.cluster.packing import BUILDER, CONTEXT_BYTES, NAMES, SCORER, SEARCHER, TRAINER, Node
 from replug.cluster.ray_cluster import _lay_out, _require_same_gpus, this_node
@@ -251,6 +251,7 @@ def two_gpus(tmp_path, monkeypatch):
 
 def test_a_plan_of_this_machine_has_the_memory_that_is_free_on_its_fullest_gpu(two_gpus, tmp_path):
     assert two_gpus("Default").gpu_bytes == 20_000 * 2**20
+    assert gpu_state(1).free_bytes == 24e9  # where Ray was started with the first GPU alone
     assert two_gpus("Default", ["GPU-a, [N/A], [N/A]", "GPU-b, [N/A], [N/A]"]).gpu_bytes == 24e9
     (tmp_path / "nvidia-smi").unlink()
     assert this_node() == replace(two_gpus("Default", ["No devices were found"]), gpu_bytes=24e9)
