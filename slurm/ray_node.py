@@ -43,7 +43,7 @@ def main() -> int:
     except ValueError as error:
         sys.exit(f"replug job: {error}")
     signal.pthread_sigmask(signal.SIG_BLOCK, SHIELDED)  # inherited by all that Ray starts, whatever handlers it sets
-    with mps(Path(folder)) if os.environ.get(MPS) == "1" and gpus_of_step(os.environ) else contextlib.nullcontext():
+    with mps(Path(folder)) if wants_mps() and gpus_of_step(os.environ) else contextlib.nullcontext():
         ray = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
         asked = threading.Event()
         threading.Thread(target=stop_at_end_of_input, args=(ray, asked), daemon=True).start()
@@ -64,6 +64,14 @@ def write_token(folder: Path, token: str) -> None:
         partial.touch(mode=0o600)
         partial.write_text(token)
         partial.rename(folder / "token")
+
+
+def wants_mps() -> bool:
+    """Return what REPLUG_MPS says, 0 where it is not set."""
+    value = os.environ.get(MPS) or "0"
+    if value not in ("0", "1"):
+        sys.exit(f"replug job: {MPS}={value}: expected 1 (start CUDA MPS) or 0")
+    return value == "1"
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from replug.config.errors import UserError
 from replug.config.load import flatten, load_config
 from replug.planning.memory import run_sizes
 from replug.slurm.ray_job import job_environment
-from replug.slurm.ray_node import mps
+from replug.slurm.ray_node import mps, wants_mps
 from replug.train.run_dir import RunDirectory
 
 ROOT = Path(__file__).parent.parent.parent
@@ -201,3 +201,7 @@ def test_a_node_runs_mps_while_ray_runs_if_it_is_asked(tmp_path, monkeypatch):
         assert (tmp_path / "calls").read_text() == f"-d in {tmp_path}/mps of all\n"
         assert (tmp_path / "mps").is_dir()
     assert (tmp_path / "calls").read_text().endswith("quit\n")
+    assert wants_mps()
+    monkeypatch.setenv("REPLUG_MPS", "true")
+    with pytest.raises(SystemExit, match="REPLUG_MPS=true: expected 1"):
+        wants_mps()
