@@ -99,15 +99,15 @@ class Answerer:
         self._weights: dict[str, Weights] = {**defaults, **(weights or {})}
 
     def answer(self, question: str, passages: Sequence[Passage]) -> Answered:
-        return self.submit(question, passages)()
+        return self.submit(question, passages)()()
 
-    def submit(self, question: str, passages: Sequence[Passage]) -> Callable[[], Answered]:
-        """Ask for candidates at once, and for factors when the returned function is called.
+    def submit(self, question: str, passages: Sequence[Passage]) -> Callable[[], Callable[[], Answered]]:
+        """Ask for candidates at once, for factors when the returned function is called; what that returns waits.
 
         What is asked follows from the order of the calls, never from which answer came first.
         """
         candidates = self._submit_candidates(question, passages)
-        return lambda: self._ranked(question, passages, *candidates())
+        return lambda: self._submit_factors(question, passages, *candidates())
 
     def submit_alone(self, question: str, evidence: str | None) -> Callable[[], AnsweredAlone]:
         """Ask closed book, or with one text as evidence, such as the gold one."""
@@ -141,16 +141,19 @@ class Answerer:
         drawn = self._lm.submit_samples(prompts, options.sampling(options.num_samples, opening))
         return lambda: (sampled_candidates(drawn.result()), tuple(map(num_tokens, drawn.result())))
 
-    def _ranked(
+    def _submit_factors(
         self, question: str, passages: Sequence[Passage], candidates: Sequence[Candidate], written: tuple[int, ...]
-    ) -> Answered:
-        factors = submit_factors(
+    ) -> Callable[[], Answered]:
+        scored = submit_factors(
             (self._lm, self._prompts), (self._scorer, self._scorer_prompts), question, passages, candidates
-        )()
-        if self._options.labels:
-            factors = normalized_over_labels(factors)
-        scores = {name: RERANKERS[name].score(factors, weights) for name, weights in self._weights.items()}
-        return Answered(question, tuple(passages), tuple(candidates), factors, scores, written)
+        )
+
+        def ranked() -> Answered:
+            factors = normalized_over_labels(scored()) if self._options.labels else scored()
+            scores = {name: RERANKERS[name].score(factors, weights) for name, weights in self._weights.items()}
+            return Answered(question, tuple(passages), tuple(candidates), factors, scores, written)
+
+        return ranked
 
 
 def _likeliest(logprobs: dict[str, float], written_tokens: int = 0) -> AnsweredAlone:

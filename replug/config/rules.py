@@ -201,6 +201,10 @@ def rerank_lm_problems(config: EvaluationConfig | AskConfig) -> Iterator[str]:
         yield "rerank_lm.path is missing, but other keys of rerank_lm are set; expected rerank_lm.path or rerank_lm.url"
     if has_rerank_lm(config):
         yield from (problem.replace("lm.", "rerank_lm.") for problem in lm_problems(config.rerank_lm))
+    if config.lm.path and config.rerank_lm.path:
+        for name in ("num_replicas", "gpus_per_replica"):
+            if getattr(config.rerank_lm, name) is not None:
+                yield f"rerank_lm.{name} is set, but each replica of lm holds rerank_lm too; expected lm.{name}"
 
 
 def _out_of_range(config: AnyConfig) -> Iterator[str]:

@@ -14,10 +14,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from replug.answering.answerer import Answerer, AnsweringOptions
+from replug.answering.answerer import Answered, Answerer, AnsweringOptions
 from replug.answering.few_shot import DROPPED
 from replug.answering.prompts import AnswerPrompts
 from replug.config.errors import UserError
@@ -154,7 +155,9 @@ def find_for_all(finder: "EvidenceFinder", queries: Mapping[str, str]) -> dict[s
 
 
 class InternetQa(Task):
-    """Reads nothing of `evidence`: its passages were searched for before."""
+    """Reads nothing of `evidence`: its passages were searched for before. Candidates come first, then their factors."""
+
+    asks_twice = True
 
     def __init__(
         self, prepared: Prepared, asked: PromptedLM, max_new_tokens: int, seed: int, parameters: Parameters
@@ -177,7 +180,7 @@ class InternetQa(Task):
         question = self.prepared.questions[row]
         return question.example.query, *question.answers
 
-    def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
+    def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Callable[[], Outcomes]]:
         question, prepared = self.prepared.questions[row], self.prepared
         query, texts = question.example.query, {NONE: None, GOLD: prepared.gold.get(question.example.id)}
         prompts = {source: self._prompts[0].of(query, [texts[source]]) for source in texts if source in self._alone}
@@ -185,9 +188,9 @@ class InternetQa(Task):
         passages = prepared.passages(question) if self._reranking else ()
         read = [passage.text for passage in passages]
         fitting = [prompts.of(query, read) for prompts in self._prompts] if self._reranking else []
-        reranked = self._answerer(*fitting).submit(query, passages) if self._reranking else None
+        sampled = self._answerer(*fitting).submit(query, passages) if self._reranking else None
 
-        def outcomes() -> Outcomes:
+        def outcomes(reranked: Callable[[], Answered] | None) -> Outcomes:
             alone_outcomes = {}
             for source, wait in alone.items():
                 answered = wait()
@@ -209,7 +212,7 @@ class InternetQa(Task):
                 by_method[method.name].numbers.update(self._shots(fitting))
             return {**alone_outcomes, **by_method}
 
-        return outcomes
+        return lambda: partial(outcomes, sampled() if sampled else None)
 
     def shown(self, row: int, method: str, evidence: Evidence) -> dict[str, Any]:
         question = self.prepared.questions[row]

@@ -20,7 +20,7 @@ from replug.config.schema import EnsembleConfig
 from replug.data.store import Corpus
 from replug.evals.evidence import EvidenceBook
 from replug.evals.folder import EvaluationFolder
-from replug.evals.loop import Task
+from replug.evals.loop import EXAMPLES_IN_FLIGHT, Task
 from replug.evals.outcomes import Row
 from replug.evals.results import Results
 from replug.evals.tables import Blocks
@@ -39,6 +39,7 @@ class PromptedLM:
     """The LM that is asked, behind its cache, and how texts are put to it; `uncached` is the LM itself.
 
     `source` is where the LM comes from. `reranker` is `rerank_lm`, where another LM is to say how good answers are.
+    `num_in_flight` examples are put to the LM before the first is waited for.
     """
 
     lm: AsyncLM
@@ -46,6 +47,7 @@ class PromptedLM:
     uncached: AsyncLM
     source: LMSource | None = None
     reranker: "PromptedLM | None" = None
+    num_in_flight: int = EXAMPLES_IN_FLIGHT
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,8 @@ def write_documents(lm: PromptedLM, questions: Sequence[str], path: Path) -> lis
     known = file.by("question", set(asked))
     progress = Progress("documents written by the LM", len(asked), len(known))
     missing = [question for question in asked if question not in known]
-    for question, document in zip(missing, in_order(_begin_writing(lm, question) for question in missing), strict=True):
+    begun = (_begin_writing(lm, question) for question in missing)
+    for question, document in zip(missing, in_order(begun, lm.num_in_flight), strict=True):
         known[question] = {"question": question, **asdict(document)}
         file.append(known[question])
         progress.advance()
@@ -75,7 +76,7 @@ def reranked(
             for documents, query in zip(rows, queries, strict=True)
         )
         best_first = []
-        for row, scores in enumerate(in_order(begun)):
+        for row, scores in enumerate(in_order(begun, asked.num_in_flight)):
             best_first.append(rows[row][np.argsort(-scores, kind="stable")])
             progress.advance()
         ordered[method.name] = RetrievedDocuments(np.stack(best_first), np.zeros(rows.shape))

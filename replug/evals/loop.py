@@ -30,7 +30,7 @@ class Item:
     source: str | None = None
 
 
-EXAMPLES_IN_FLIGHT = 8
+EXAMPLES_IN_FLIGHT = 8  # for each replica of the LM
 Found = TypeVar("Found")
 
 
@@ -61,14 +61,16 @@ class Metric:
 class Task:
     """One evaluation: its examples, its metrics, and how an example is put to the LM.
 
-    Methods are compared by the first metric. A task that only compares what was measured before has no `submit`.
+    Methods are compared by the first metric. A task that only compares what was measured before has no `submit`. One
+    that `asks_twice` asks more when the first answer is there: waiting for that returns what waits for the rest.
     """
 
     examples: Sequence[Item]
     metrics: Mapping[str, Metric]
+    asks_twice = False
 
-    def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
-        """Put an example to the LM, and return what waits for the answer."""
+    def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Any]:
+        """Put an example to the LM, and return what waits for its `Outcomes`."""
         raise NotImplementedError
 
     def groups(self, example: Item) -> tuple[str, ...]:
@@ -88,33 +90,39 @@ class Task:
         return {}
 
 
-def outcome_rows(task: Task, book: EvidenceBook, rows: Sequence[int] | None = None) -> Iterator[Row]:
-    """Measure the examples of these numbers, all by default, some at a time; they come in that order."""
+def outcome_rows(
+    task: Task, book: EvidenceBook, rows: Sequence[int] | None = None, num_in_flight: int = EXAMPLES_IN_FLIGHT
+) -> Iterator[Row]:
+    """Measure the examples of these numbers, all by default, some at a time; they come in that order.
 
-    def begin(row: int) -> Callable[[], Row]:
-        example, finish = task.examples[row], task.submit(row, book.of(row))
-        return lambda: {
+    What the LM is asked, and in which order by each stage of a task, does not depend on how many are in flight.
+    """
+    numbers = range(len(task.examples)) if rows is None else rows
+    told = in_order((task.submit(row, book.of(row)) for row in numbers), num_in_flight)
+    for row, outcomes in zip(numbers, in_order(told, num_in_flight) if task.asks_twice else told, strict=True):
+        example = task.examples[row]
+        yield {
             "id": example.id,
             "group": example.group,
             **({"source": example.source} if example.source else {}),
-            "methods": {name: {"numbers": one.numbers, "detail": one.detail} for name, one in finish().items()},
+            "methods": {name: {"numbers": one.numbers, "detail": one.detail} for name, one in outcomes.items()},
         }
 
-    return in_order(map(begin, range(len(task.examples)) if rows is None else rows))
 
-
-def in_order(begun: Iterable[Callable[[], Found]]) -> Iterator[Found]:
+def in_order(begun: Iterable[Callable[[], Found]], num_in_flight: int = EXAMPLES_IN_FLIGHT) -> Iterator[Found]:
     """Wait for calls in their order while the next ones are under way: taking one from `begun` begins it."""
     in_flight: deque[Callable[[], Found]] = deque()
     for finish in begun:
         in_flight.append(finish)
-        if len(in_flight) > EXAMPLES_IN_FLIGHT:
+        if len(in_flight) > num_in_flight:
             yield in_flight.popleft()()
     while in_flight:
         yield in_flight.popleft()()
 
 
-def run_task(task: Task, book: EvidenceBook, file: OutcomeFile, what: str) -> list[Row]:
+def run_task(
+    task: Task, book: EvidenceBook, file: OutcomeFile, what: str, num_in_flight: int = EXAMPLES_IN_FLIGHT
+) -> list[Row]:
     """Return the outcomes of every example in order; those that the file does not hold yet are measured.
 
     Raises UserError where two examples have one id, or the file holds another's.
@@ -125,7 +133,7 @@ def run_task(task: Task, book: EvidenceBook, file: OutcomeFile, what: str) -> li
     known = file.by("id", set(ids))
     missing = [row for row, name in enumerate(ids) if name not in known]
     progress = Progress(what, len(ids), len(known))
-    for row in outcome_rows(task, book, missing):
+    for row in outcome_rows(task, book, missing, num_in_flight):
         file.append(row)
         known[row["id"]] = row
         progress.advance()

@@ -16,7 +16,7 @@ from replug.cluster.ray_cluster import ray_cluster
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import GENREAD, Method
 from replug.config.rules import evaluation_methods, has_rerank_lm
-from replug.config.schema import Config
+from replug.config.schema import Config, LMConfig
 from replug.data.files import replace_file, write_json
 from replug.data.folder import sole_writer
 from replug.data.store import Corpus
@@ -27,7 +27,7 @@ from replug.evals.folder import EvaluationFolder
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM, check_evaluation
 from replug.evals.leakage import Overlaps, overlap_line, overlaps_with, write_leakage
 from replug.evals.lm_passes import SECONDS, measure_latencies, reranked, write_documents
-from replug.evals.loop import Task, run_task
+from replug.evals.loop import EXAMPLES_IN_FLIGHT, Task, run_task
 from replug.evals.outcomes import OutcomeFile, Row, write_examples
 from replug.evals.results import (
     Measurements,
@@ -46,6 +46,7 @@ from replug.models.caching_lm import CachingLM
 from replug.models.hardware import check_gpus, multiplies_bfloat16
 from replug.models.lm_source import LMSource
 from replug.models.preparing import corpus_to_index
+from replug.models.scorer_pool import ScorerPool
 from replug.planning.memory import run_sizes
 
 log = logging.getLogger(__name__)
@@ -78,15 +79,17 @@ def _evaluate(config: EvaluationConfig, folder: EvaluationFolder, kind: Evaluati
     folder.claim(config, identity, dataset.queries, asked_for, corpus.corpus_sha256 if corpus else None)
     check_faiss()
     check_gpus()
-    with evaluation_cluster(config, methods, source, len(corpus.corpus) if corpus else None) as run_config:
+    num_documents = len(corpus.corpus) if corpus else None
+    with evaluation_cluster(config, methods, source, reranker, num_documents) as run_config:
         found = find_all(config, corpus, dataset.queries, methods, folder.found, own=dataset.sources) if corpus else {}
-        with opened_lms(config, run_config, source, reranker, folder) as asked:
+        with opened_lms(config, run_config.lm, source, reranker, folder) as asked:
             temperatures = settled_temperatures(config, corpus, methods, asked, folder)
             found = with_temperatures(found, temperatures)
             book = evidence_book(config, methods, corpus, dataset, found, asked, folder)
             task = dataset.make_task(asked, book)
             overlaps = overlaps_with(config, corpus, task, folder.overlaps) if corpus else None
-            rows = run_task(task, book, OutcomeFile(folder.outcomes), config.evaluation)
+            num_in_flight = asked.num_in_flight if asked else EXAMPLES_IN_FLIGHT
+            rows = run_task(task, book, OutcomeFile(folder.outcomes), config.evaluation, num_in_flight)
             latencies: list[Row] = []
             if asked and (num := config.questions.latency_questions):
                 searches = open_searches(config, corpus, methods, folder.found) if corpus else {}
@@ -119,13 +122,24 @@ def evidence_book(
 
 @contextmanager
 def evaluation_cluster(
-    config: EvaluationConfig, methods: Sequence[Method], source: LMSource | None, num_documents: int | None
+    config: EvaluationConfig,
+    methods: Sequence[Method],
+    source: LMSource | None,
+    reranker: LMSource | None,
+    num_documents: int | None,
 ) -> Iterator[Config]:
-    """Open Ray, where an index is to be built or the LM wants actors."""
+    """Open Ray, where an index is to be built or an LM wants actors.
+
+    `lm` of what is yielded is the section of the replicas, which hold both LMs if both are local.
+    """
     builds = any(needs_building(config, method.source) for method in methods if method.takes_from_corpus)
-    roles = [*(source.roles if source else ()), *(["index"] if builds else [])]
-    run_config = config.run_config()
+    local = [lm for lm, of in ((config.lm, source), (config.rerank_lm, reranker)) if of and of.roles]
+    run_config = replace(config.run_config(), lm=local[0] if local else config.lm)
+    roles = [*(["score"] if local else []), *(["index"] if builds else [])]
     sizes = run_sizes(run_config, num_documents, multiplies_bfloat16())
+    for second in local[1:]:
+        also = run_sizes(replace(run_config, lm=second), None, multiplies_bfloat16()).scoring
+        sizes = replace(sizes, scoring=sizes.scoring + also if sizes.scoring and also else None)
     with ray_cluster(run_config, roles=roles, sizes=sizes) if roles else nullcontext(run_config) as laid_out:
         yield laid_out
 
@@ -133,23 +147,36 @@ def evaluation_cluster(
 @contextmanager
 def opened_lms(
     config: EvaluationConfig,
-    run_config: Config,
+    scorers: LMConfig,
     source: LMSource | None,
     reranker: LMSource | None,
     folder: EvaluationFolder,
 ) -> Iterator[PromptedLM | None]:
-    """Open the LM behind its cache, and that of `rerank_lm` in this process; None where no LM takes part."""
+    """Open the LM behind its cache, and that of `rerank_lm`; None where no LM takes part.
+
+    `scorers` is the section of local LMs as it is laid out. Two of them share its replicas.
+    """
     if source is None:
         yield None
         return
-    with build.opened_lm(run_config.lm, source, folder.scores) as lm:
-        asked = PromptedLM(lm, prompt_template(run_config.lm, source), lm.uncached, source)
+    section = scorers if source.roles else config.lm
+    is_shared = bool(reranker and reranker.roles and source.roles)
+    with build.opened_lm(section, source, folder.scores, *([reranker] if is_shared else [])) as lm:
+        in_flight = num_in_flight(section)
+        asked = PromptedLM(lm, prompt_template(section, source), lm.uncached, source, num_in_flight=in_flight)
         if reranker is None:
             yield asked
             return
-        with closing(CachingLM(reranker.open_here(), cache_path(config.rerank_lm, folder.rerank_scores))) as other:
+        second = lm.uncached.second if isinstance(lm.uncached, ScorerPool) else None
+        cache = cache_path(config.rerank_lm, folder.rerank_scores)
+        with closing(CachingLM(second or reranker.open(scorers), cache)) as other:
             template = prompt_template(config.rerank_lm, reranker)
             yield replace(asked, reranker=PromptedLM(other, template, other.uncached, reranker))
+
+
+def num_in_flight(lm: LMConfig) -> int:
+    """Return how many examples keep all replicas of an LM busy, or all connections to its server."""
+    return max(EXAMPLES_IN_FLIGHT, lm.max_concurrency if lm.url else EXAMPLES_IN_FLIGHT * (lm.num_replicas or 1))
 
 
 def write_results(

@@ -17,12 +17,14 @@ from replug.config.rules import CONTEXT, DOCUMENT, tokens_read
 from replug.config.schema import EnsembleConfig, LMConfig, RetrieverConfig
 from replug.data.files import json_sha256
 from replug.data.tokenizing import inside_rules
+from replug.models.black_box_lm import AsyncLM
 from replug.models.caching_lm import CachingLM
 from replug.models.encoder import Encoder
 from replug.models.ensemble import Weighting
 from replug.models.http import server_source
 from replug.models.lm_source import Backend, LMSource
 from replug.models.local import given_lm, local_source, stand_in_lm
+from replug.models.local.local_source import LocalSource, open_pool
 from replug.models.packaged import resolve_encoder_path
 from replug.models.pair_tokens import num_tokens
 from replug.models.prompt import PromptTemplate
@@ -75,9 +77,16 @@ def _chat_template(lm: LMConfig, source: LMSource) -> str:
 
 
 @contextmanager
-def opened_lm(lm: LMConfig, source: LMSource, cache: Path) -> Iterator[CachingLM]:
-    """Open the LM behind its cache, by its section as it is laid out, and close it at the end."""
-    cached = CachingLM(source.open(lm), cache_path(lm, cache))
+def opened_lm(lm: LMConfig, source: LMSource, cache: Path, second: LMSource | None = None) -> Iterator[CachingLM]:
+    """Open the LM behind its cache, by its section as it is laid out, and close it at the end.
+
+    The replicas of a local LM hold the local LM `second` too, which is `ScorerPool.second`.
+    """
+    if isinstance(source, LocalSource) and isinstance(second, LocalSource):
+        opened: AsyncLM = open_pool(lm, source, second)
+    else:
+        opened = source.open(lm)
+    cached = CachingLM(opened, cache_path(lm, cache))
     try:
         yield cached
     finally:

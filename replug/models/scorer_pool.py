@@ -3,6 +3,7 @@
 One submitted call is scored by one replica in one piece, so its numbers do not depend on load. A GPU's replica gets
 several units in one call, since a call costs the trainer more than all else of a unit, and computes them one by one.
 Replicas are compared by a probe when they come up: nobody would notice one with other weights, or with broken memory.
+A replica may hold a second LM (`SecondLM`), so that neither waits for devices that the other has to itself.
 """
 
 import logging
@@ -69,20 +70,22 @@ class TimedScores:
 
 
 class Scorer:
-    """One replica: a plain class, made an actor where the pool is built. Its LM is loaded by the first call.
+    """One replica: a plain class, made an actor where the pool is built. An LM is loaded by the first call to it.
 
     All that computes runs in one thread, call after call. Two calls may be with a replica at once: the second is
     tokenized while the device is at the first, and its passes are launched behind those of the first, whose scores its
     own thread waits for.
     """
 
-    def __init__(self, lm: LocalSource, threads: int, number: int = 0, spread: bool = False) -> None:
+    def __init__(
+        self, lm: LocalSource, threads: int, number: int = 0, spread: bool = False, second: LocalSource | None = None
+    ) -> None:
         keep_to_memory_bound()
         torch.set_num_threads(threads)
         self._device = ThreadPoolExecutor(1, "device", torch.set_num_threads, (threads,))
         self._tokenizer, self._clock = threading.Lock(), threading.Lock()
         self._free_at = 0.0  # when the device had done all that is fetched
-        self._loader, self._spread = lm, spread
+        self._loader, self._second_loader, self._spread = lm, second, spread
         self._number, self._devices = number, own_devices()
         self._warnings = CollectedWarnings()
         logging.getLogger("replug").addHandler(self._warnings)
@@ -91,20 +94,31 @@ class Scorer:
     def _lm(self) -> LocalLM:
         return self._loader.load(self._spread)
 
+    @cached_property
+    def _second(self) -> LocalLM:
+        assert self._second_loader is not None
+        return self._second_loader.load(self._spread)
+
     def probe(self) -> list[np.ndarray]:
-        """Return log-probs of texts that are the same for every replica."""
-        return self._compute(lambda: [score.token_logprobs for score in self._lm.score(*PROBE)])
+        """Return log-probs of texts that are the same for every replica, by each of its LMs."""
 
-    def score(self, units: Sequence[ScoreCall]) -> list[TimedScores]:
+        def scored() -> list[np.ndarray]:
+            lms = [self._lm, *([self._second] if self._second_loader else [])]
+            return [score.token_logprobs for lm in lms for score in lm.score(*PROBE)]
+
+        return self._compute(scored)
+
+    def score(self, units: Sequence[ScoreCall], by_second: bool = False) -> list[TimedScores]:
         """Return the scores of each unit. All are launched before the first is waited for."""
-        return [answer() for answer in [self._launched(unit) for unit in units]]
+        lm = self._second if by_second else self._lm
+        return [answer() for answer in [self._launched(lm, unit) for unit in units]]
 
-    def _launched(self, call: ScoreCall) -> Callable[[], TimedScores]:
+    def _launched(self, lm: LocalLM, call: ScoreCall) -> Callable[[], TimedScores]:
         """Launch a unit; return what waits for it. One behind another begins where that one ends, by its seconds."""
-        scoring = self._scoring(call)
+        scoring = self._scoring(lm, call)
 
         def launch() -> tuple[Pending, float, float | None, list[int]]:
-            counts = self._lm.counts
+            counts = lm.counts
             before, began = astuple(counts), time.monotonic()
             scores = scoring()
             ended = time.monotonic() if scores.done() else None
@@ -126,16 +140,15 @@ class Scorer:
 
         return answer
 
-    def run(self, call: Call) -> list[Any]:
+    def run(self, call: Call, by_second: bool = False) -> list[Any]:
         """Return the answers or samples of a call."""
-        return self._compute(lambda: call.run(self._lm))
+        return self._compute(lambda: call.run(self._second if by_second else self._lm))
 
     def _compute(self, work: Callable[[], Result]) -> Result:
         return self._device.submit(work).result()
 
-    def _scoring(self, call: ScoreCall) -> Callable[[], Pending]:
+    def _scoring(self, lm: LocalLM, call: ScoreCall) -> Callable[[], Pending]:
         """Return the work that is left for the device: all of it where the LM does not tokenize apart."""
-        lm = self._lm
         if not isinstance(lm, LaunchingLM):
             return partial(InlineExecutor().submit, call.run, lm)
         with self._tokenizer:  # a tokenizer of transformers has settings that a call may change
@@ -144,7 +157,7 @@ class Scorer:
 
 
 class ScorerPool(AsyncLM):
-    """An `AsyncLM` over up to `num_replicas` actors."""
+    """An `AsyncLM` over up to `num_replicas` actors, which hold the LM `second` too where one is given."""
 
     def __init__(
         self,
@@ -154,9 +167,11 @@ class ScorerPool(AsyncLM):
         gpus: float = 0.0,
         timeout_seconds: float = 600.0,
         max_attempts: int = 5,
+        second: LocalSource | None = None,
     ) -> None:
         self.identity = lm.identity
         self.max_tokens = lm.max_tokens
+        self.second = SecondLM(self, second, on_gpu=gpus > 0) if second else None
         self._unit_tokens = lm.tokens_per_unit(on_gpu=gpus > 0)
         self._units_per_call = UNITS_PER_CALL_GPU if gpus else 1
         threads = threads or max(1, available_cores() // num_replicas)
@@ -164,9 +179,10 @@ class ScorerPool(AsyncLM):
         self._meter, self._halved, self._warned = Meter(), 0, set[str]()
         self._reference: list[np.ndarray] | None = None
         shipped = ray.put(lm)  # once for all replicas; raises TypeError for what cannot be pickled
+        also = ray.put(second)
         self.pool = ActorPool(
             lambda number: actor.options(**place(SCORER, number, gpus, env), max_concurrency=CALLS_AT_ONCE).remote(
-                shipped, threads, number, gpus > 1
+                shipped, threads, number, gpus > 1, also
             ),
             num_replicas,
             "scorer",
@@ -179,21 +195,24 @@ class ScorerPool(AsyncLM):
     def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
         return units_of_similar_length(prefixes, continuations, self._unit_tokens)
 
-    def submit_call(self, call: Call) -> "Future[list[Any]]":
+    def submit_call(self, call: Call, by_second: bool = False) -> "Future[list[Any]]":
         """Have one replica compute the call in one piece, so that its numbers do not depend on load."""
         if not isinstance(call, ScoreCall):
-            return self.pool.submit("run", call)
-        return self._scores([call])
+            return self.pool.submit("run", call, by_second)
+        return self._scores([call], by_second)
 
-    def submit_units(self, call: Call, units: Sequence[list[int]]) -> "list[tuple[list[int], Future[list[Any]]]]":
+    def submit_units(
+        self, call: Call, units: Sequence[list[int]], by_second: bool = False
+    ) -> "list[tuple[list[int], Future[list[Any]]]]":
         """Have each replica compute a few units, one by one: a call to an actor costs the trainer most of a unit."""
         if not isinstance(call, ScoreCall):
-            return super().submit_units(call, units)
+            return [(unit, self.submit_call(call.take(unit), by_second)) for unit in units]
         size = min(self._units_per_call, -(-len(units) // max(1, self.pool.num_up)))
         num_calls = -(-len(units) // size)
         calls = [units[first::num_calls] for first in range(num_calls)]  # long units and short ones
         return [
-            ([row for unit in some for row in unit], self._scores([call.take(unit) for unit in some])) for some in calls
+            ([row for unit in some for row in unit], self._scores([call.take(unit) for unit in some], by_second))
+            for some in calls
         ]
 
     def metrics(self) -> dict[str, float]:
@@ -214,8 +233,8 @@ class ScorerPool(AsyncLM):
     def close(self) -> None:
         self.pool.close()
 
-    def _scores(self, units: Sequence[ScoreCall]) -> "Future[list[Any]]":
-        answers = self.pool.submit("score", units, times=len(units))
+    def _scores(self, units: Sequence[ScoreCall], by_second: bool = False) -> "Future[list[Any]]":
+        answers = self.pool.submit("score", units, by_second, times=len(units))
         return mapped(answers, lambda answers: [score for answer in answers for score in self._note(answer)])
 
     def _note(self, answer: TimedScores) -> list[ContinuationScore] | list[Sum]:
@@ -241,3 +260,27 @@ class ScorerPool(AsyncLM):
         if differences.max() > most or differences.mean() > mean:
             return f"log-probs up to {differences.max():.2f} nats away from the other replicas'"
         return None
+
+
+class SecondLM(AsyncLM):
+    """An `AsyncLM` of the second LM on the replicas of a pool, which ends with the pool."""
+
+    def __init__(self, pool: ScorerPool, lm: LocalSource, on_gpu: bool) -> None:
+        self.identity, self.max_tokens = lm.identity, lm.max_tokens
+        self._pool, self._unit_tokens = pool, lm.tokens_per_unit(on_gpu)
+
+    def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
+        return units_of_similar_length(prefixes, continuations, self._unit_tokens)
+
+    def submit_call(self, call: Call) -> "Future[list[Any]]":
+        return self._pool.submit_call(call, by_second=True)
+
+    def submit_units(self, call: Call, units: Sequence[list[int]]) -> "list[tuple[list[int], Future[list[Any]]]]":
+        return self._pool.submit_units(call, units, by_second=True)
+
+    def metrics(self) -> dict[str, float]:
+        """Return those of the pool."""
+        return self._pool.metrics()
+
+    def close(self) -> None:
+        """The pool closes its replicas."""

@@ -242,27 +242,32 @@ def plan_evaluation(config: EvaluationConfig, gpus: str | None, given: Assumptio
 
 
 def _lm_costs(config: EvaluationConfig, devices: Devices, num: int, given: Assumptions) -> Iterator[dict[str, Any]]:
-    """Yield the cost of each LM; one of several GPUs holds them all while one works."""
+    """Yield the cost of each LM; one of several GPUs holds them all while one works, and a replica two local LMs."""
     prompts = prompts_of(config, num)
     for problem in lm_problems(config.lm) if config.evaluation != "retrieval" else ():
         raise UserError(problem)
-    if prompts:
-        yield _lm_cost(config.lm, prompts, devices, given)
+    lms = [(config.lm, prompts)] if prompts else []
     if config.evaluation == "internet_qa" and has_rerank_lm(config):
-        yield _lm_cost(
-            config.rerank_lm, _prompts_of_passages(config, evaluation_methods(config), num)[1], devices, given
-        )
+        lms.append((config.rerank_lm, _prompts_of_passages(config, evaluation_methods(config), num)[1]))
+    local = [keys for keys, _ in lms if keys.path]
+    for keys, own in lms:
+        yield _lm_cost(keys, own, devices, given, beside=[other for other in local if keys.path and other is not keys])
 
 
-def _lm_cost(keys: LMConfig, prompts: Sequence[Prompts], devices: Devices, given: Assumptions) -> dict[str, Any]:
-    path, gpu = str(keys.path or keys.model), devices.accelerator
-    size = known(lm_size, path) or lm_size(path, given.lm_parameters)
-    num_bytes = scoring_bytes(keys, size, gpu.resolve_dtype)
+def _lm_cost(
+    keys: LMConfig, prompts: Sequence[Prompts], devices: Devices, given: Assumptions, beside: Sequence[LMConfig]
+) -> dict[str, Any]:
+    def size_of(lm: LMConfig) -> ModelSize:
+        path = str(lm.path or lm.model)
+        return known(lm_size, path) or lm_size(path, given.lm_parameters)
+
+    gpu, size = devices.accelerator, size_of(keys)
+    num_bytes = sum(scoring_bytes(lm, size_of(lm), gpu.resolve_dtype) for lm in (keys, *beside))
     gpus = max(gpus_for(num_bytes, gpu.memory_gb), math.ceil(keys.gpus_per_replica or 1))
     if gpus > devices.count:
         raise UserError(
-            f"--gpus is {devices}, but {size.name} takes {gpus} of them ({num_bytes / 1e9:.0f} GB); expected such as "
-            f"--gpus {gpus}x{gpu.name}"
+            f"--gpus is {devices}, but {size.name}{' with the other LM' if beside else ''} takes {gpus} of them "
+            f"({num_bytes / 1e9:.0f} GB); expected such as --gpus {gpus}x{gpu.name}"
         )
     rate = devices.rate(keys.dtype.value, "score")
     reading_weights = size.parameters * DTYPE_BYTES[gpu.resolve_dtype(keys.dtype.value)] / gpu.bandwidth

@@ -115,7 +115,7 @@ def test_the_whole_grid_is_measured_in_one_pass(evaluate_here, data, tmp_path):
     assert again == results and "holds a finished evaluation" in printed
 
 
-def test_another_lm_in_this_process_reranks_the_labels_that_the_first_one_scores(evaluate_here, tmp_path):
+def test_another_lm_reranks_the_labels_that_the_first_one_scores(evaluate_here, tmp_path):
     out = tmp_path / "out"
     settings = ["rerank_lm.path=stand_in", "methods=[none,gold,direct@2,poe@2]"]
     results, _ = evaluate_here(out, *settings, dataset="strategyqa", file="strategyqa.json")
@@ -159,9 +159,10 @@ def evaluate_typed(replug: CommandLine, data: Path) -> Evaluate:
 
 
 @pytest.mark.slow
-def test_killed_among_questions_it_goes_on_to_the_same_results(evaluate_typed, data, tmp_path):
-    settings = ["methods=[none,gold,direct@1,poe@3]"]
+def test_killed_among_questions_it_goes_on_to_the_same_results(evaluate_typed, evaluate_here, data, tmp_path):
+    settings = ["methods=[none,gold,direct@1,poe@3]", "rerank_lm.path=stand_in"]
     whole, _ = evaluate_typed(tmp_path / "whole", *settings)
+    assert evaluate_here(tmp_path / "here", *settings)[0] == whole, "replicas that hold both LMs say what each says"
     out = tmp_path / "killed"
     slow = [*settings, "lm.path=stand_in:0.05"]
     kill_when(out, "outcomes.jsonl", 3, typed(data, out, *slow))

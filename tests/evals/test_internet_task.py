@@ -1,9 +1,13 @@
 """What an evaluation from passages asks of LMs, against LMs whose every answer is known."""
 
+import json
+from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from replug.answering.prompts import Shot
 from replug.config.methods import Method, parse_answering_methods
@@ -12,10 +16,12 @@ from replug.evals.internet_deciding import decide
 from replug.evals.internet_qa import CorpusEngine, InternetQa
 from replug.evals.internet_sets import InternetQuestion, Prepared, is_validation
 from replug.evals.kinds import PromptedLM
-from replug.evals.loop import Item
+from replug.evals.loop import Item, outcome_rows
 from replug.models.black_box_lm import ContinuationScore
+from replug.models.caching_lm import CachingLM
 from replug.models.generation import Generated
-from replug.models.local.stand_in_lm import StandInSource
+from replug.models.lm_source import InProcessLM
+from replug.models.local.stand_in_lm import StandInLM, StandInSource
 from replug.models.prompt import PromptTemplate
 from replug.web.records import EngineResult, FoundEvidence, Passage
 from tests.support.known_lm import KnownTexts
@@ -84,7 +90,7 @@ def prepared(names: list[str], labels: tuple[str, ...] = (), answer: str = "the 
 def outcomes(of: Prepared, lm: River, reranker: River | None = None, sizes=(1.0, 1.0)) -> tuple[InternetQa, dict]:
     """The task, and a row as the outcomes' file holds it."""
     task = InternetQa(of, asked(lm, reranker), 32, 0, sizes)
-    told = task.submit(0, {})()
+    told = task.submit(0, {})()()
     methods = {name: {"numbers": one.numbers, "detail": one.detail} for name, one in told.items()}
     return task, {"id": of.questions[0].example.id, "group": "all", "methods": methods}
 
@@ -138,6 +144,50 @@ def test_the_earliest_shots_go_where_they_do_not_fit_and_for_the_scorer_by_its_o
     assert {prompt.count("who is") for prompt in prompts} == {3}
     assert {prefix.count("who is") for prefix, _ in scorer.scored} == {1}
     assert all("who is 2?" in prefix for prefix, _ in scorer.scored)
+
+
+@pytest.mark.parametrize("labels", [(), ("Rhine", "Loire")])
+def test_outcomes_are_the_same_whatever_the_number_in_flight_and_the_order(labels, tmp_path):
+    one = prepared(["none", "gold", "direct@1", "poe@3"], labels, answer="Rhine")
+    questions = [
+        replace(one.questions[0], example=replace(one.questions[0].example, id=f"q{n}", query=f"{ASKED} {n}"))
+        for n in range(7)
+    ]
+    of = replace(
+        one,
+        questions=tuple(questions),
+        gold={question.example.id: f"It is the Rhine {n}." for n, question in enumerate(questions)},
+        found={question.example.id: one.found["q"] for question in questions},
+    )
+    book = EvidenceBook([], None, {}, [True] * 7)
+
+    def measured(num_in_flight: int, order: Sequence[int]) -> list[str]:
+        path = tmp_path / f"{num_in_flight}-{order[0]}"
+        lms = [CachingLM(InProcessLM(StandInLM()), path.with_suffix(f".{name}")) for name in ("lm", "reranker")]
+        source = StandInSource()
+        other = PromptedLM(lms[1], PromptTemplate("\n"), lms[1], source)
+        task = InternetQa(of, PromptedLM(lms[0], PromptTemplate("\n"), lms[0], source, other), 3, 0, (1.0, 1.0))
+        rows = [json.dumps(row) for row in outcome_rows(task, book, order, num_in_flight)]
+        for lm in lms:
+            lm.close()
+        return rows
+
+    rows = measured(8, range(7))
+    assert len(set(rows)) == 7
+    for num_in_flight in (1, 3, 100):
+        assert measured(num_in_flight, range(7)) == rows
+    assert measured(3, [5, 0, 6, 2, 1, 4, 3]) == [rows[n] for n in (5, 0, 6, 2, 1, 4, 3)]
+
+
+def test_factors_of_one_question_are_asked_for_while_those_of_another_are_under_way():
+    lm, one = River(), prepared(["poe@2"])
+    names = [f"q{n}" for n in range(4)]
+    questions = [replace(one.questions[0], example=replace(one.questions[0].example, id=name)) for name in names]
+    of = replace(one, questions=tuple(questions), found=dict.fromkeys(names, one.found["q"]))
+    task = InternetQa(of, asked(lm), 32, 0, (1.0, 1.0))
+    row = next(outcome_rows(task, EvidenceBook([], None, {}, [True] * 4), num_in_flight=1))
+    of_one = row["methods"]["poe@2"]["numbers"]["lm_calls"] - 2  # beside sampling from two passages
+    assert (len(lm.sampled), len(lm.scored)) == (3, 2 * of_one)
 
 
 def test_a_corpus_gives_documents_best_first_and_bm25_none_that_shares_no_word():

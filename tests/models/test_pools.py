@@ -18,6 +18,7 @@ import torch
 from replug.cluster.actor_pool import ActorPool, ActorPoolError, is_device_fault
 from replug.models.black_box_lm import AsyncLM, ContinuationScore, ScoreCall, UnscorableText, sum_of
 from replug.models.generation import GenerationOptions
+from replug.models.local.given_lm import GivenSource
 from replug.models.local.stand_in_lm import StandInLM, StandInSource
 from replug.models.scorer_pool import Scorer, ScorerPool
 from tests.support.lm_answers import texts_of
@@ -122,6 +123,28 @@ def test_the_scorer_pool_answers_as_the_lm_itself(scorers: ScorerPool):
     assert [[one.text for one in some] for some in drawn] == [[one.text for one in some] for some in here]
     assert isinstance(pool, AsyncLM)
     assert pool.identity == StandInLM.identity
+
+
+class OtherLM(StandInLM):
+    """Reads prefixes in capitals."""
+
+    identity = "other"
+
+    def score(self, prefixes: Sequence[str], continuations: Sequence[str], **options: Any) -> list[ContinuationScore]:
+        return super().score([prefix.upper() for prefix in prefixes], continuations, **options)
+
+
+def test_a_replica_holds_a_second_lm_whose_answers_are_its_own():
+    pool = ScorerPool(StandInSource(), num_replicas=1, threads=1, second=GivenSource(OtherLM()))
+    assert pool.second is not None and (pool.identity, pool.second.identity) == (StandInLM.identity, "other")
+    prefixes, continuations = ["a b c", "c d"], [" a b", " e"]
+    for lm, alone in ((pool, StandInLM()), (pool.second, OtherLM())):
+        expected = [score.sum_logprob for score in alone.score(prefixes, continuations)]
+        assert [score.sum_logprob for score in lm.score(prefixes, continuations)] == expected
+        assert texts_of(lm, ["a b b"], 2) == ["b b"]
+    pool.second.close()
+    assert pool.score(prefixes, continuations), "the second LM ends with the pool"
+    pool.close()
 
 
 def test_ray_listens_on_loopback_only():

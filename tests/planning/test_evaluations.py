@@ -84,6 +84,14 @@ def test_answers_from_passages_are_sampled_and_every_other_factor_is_scored() ->
     assert (both["lms"][0]["tokens_generated"] > 0, both["lms"][1]["tokens_generated"]) == (True, 0)
 
 
+def test_a_replica_has_memory_for_the_lm_that_reranks_too() -> None:
+    def gpus(*keys: str) -> list[int]:
+        return [lm["gpus"] for lm in planned("internet", "methods=[poe@2]", *keys, gpus="4xA100")["lms"]]
+
+    assert gpus("lm.path=facebook/opt-30b") == [1]
+    assert gpus("lm.path=facebook/opt-30b", "rerank_lm.path=facebook/opt-13b") == [2, 2]
+
+
 @pytest.mark.parametrize("path", EVALUATIONS, ids=lambda path: path.stem)
 def test_every_evaluation_of_this_repository_has_a_plan(path: Path) -> None:
     own = [one for one in OWN if not ("lms:" in path.read_text() and one.startswith("lm."))]

@@ -16,6 +16,8 @@ from replug.models.packaged import resolve_lm_path
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from replug.models.scorer_pool import ScorerPool
+
 
 class LocalSource(LMSource):
     """An `LMSource` for whatever `load` loads. Subclasses are records that travel to actors by pickle."""
@@ -39,11 +41,12 @@ class LocalSource(LMSource):
     def connect(self, budget_file: Path | None = None, cache: Path | None = None) -> None:
         """Do nothing: weights are read when they are loaded."""
 
-    def open(self, lm: LMConfig) -> AsyncLM:
-        from replug.models.scorer_pool import ScorerPool  # imports Ray, which `open_here` does without
+    def shipped(self) -> "LocalSource":
+        """Return the source as replicas get it."""
+        return self
 
-        replicas, gpus = scorers(lm)
-        return ScorerPool(self, replicas, None, gpus, lm.timeout_seconds)
+    def open(self, lm: LMConfig) -> AsyncLM:
+        return open_pool(lm, self)
 
     def open_here(self) -> AsyncLM:
         return InProcessLM(self.load(), self.tokens_per_unit(on_gpu=False), self.identity)
@@ -51,6 +54,15 @@ class LocalSource(LMSource):
     def tokens_per_unit(self, on_gpu: bool) -> int:
         """Return the tokens of one unit."""
         return tokens_per_unit(self.shape, on_gpu, self.tokens_per_batch)
+
+
+def open_pool(lm: LMConfig, source: LocalSource, second: LocalSource | None = None) -> "ScorerPool":
+    """Put an LM to work on replicas by its section as it is laid out, and a second one on the same replicas."""
+    from replug.models.scorer_pool import ScorerPool  # imports Ray, which `open_here` does without
+
+    replicas, gpus = scorers(lm)
+    also = second.shipped() if second else None
+    return ScorerPool(source.shipped(), replicas, None, gpus, lm.timeout_seconds, second=also)
 
 
 def source(lm: LMConfig) -> "HuggingFaceSource | None":
@@ -126,5 +138,5 @@ class HuggingFaceSource(LocalSource):
             attention=self.attention,
         )
 
-    def open(self, lm: LMConfig) -> AsyncLM:
-        return LocalSource.open(replace(self, known_identity=self.identity), lm)
+    def shipped(self) -> LocalSource:
+        return replace(self, known_identity=self.identity)
