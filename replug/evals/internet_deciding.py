@@ -42,9 +42,10 @@ from replug.evals.tables import Block, Table
 
 PASSAGES = "passages"  # an outcome's name
 # `answer_in_evidence`: a passage has an accepted answer; `copied`: it has the prediction. No passage has a label.
+# `answer_in_pages`: a page of the engine has one, whether or not the passages that are read do.
 # `best_candidate`: no reranker can be better.
 # `gold_overlap`: the largest share of the gold evidence's words that a passage has, where answers are labels.
-FREE_ANSWER_METRICS = ("f1", "answer_in_evidence", "copied")
+FREE_ANSWER_METRICS = ("f1", "answer_in_evidence", "answer_in_pages", "copied")
 OTHER_METRICS = (
     "best_candidate", "gold_overlap", "retrieval_recall", "passages", "shots",
     "lm_calls", "prompt_tokens", "generated_tokens", "flop",
@@ -78,6 +79,7 @@ def reranked_outcomes(
         numbers = {"best_candidate": max(gains, default=0.0), "passages": float(len(passages))}
         if prepared.metric == EXACT_MATCH:
             numbers["answer_in_evidence"] = float(any(holds_answer[: method.k]))
+            numbers["answer_in_pages"] = float(question.example.id in prepared.in_pages)
         elif question.example.id in prepared.gold:
             numbers["gold_overlap"] = gold_overlap(prepared.gold[question.example.id], texts[: method.k])
         gold, ids = set(question.example.gold), [passage.doc_id for passage in passages]

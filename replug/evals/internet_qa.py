@@ -26,6 +26,7 @@ from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import BM25, GOLD, NONE, REPLUG, Method
 from replug.config.rules import has_rerank_lm
 from replug.config.schema import LMConfig
+from replug.data.answers import has_answer
 from replug.data.progress import Progress
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook
@@ -129,16 +130,19 @@ def _with_evidence(
     from replug.web.evidence import evidence_finder
 
     folder = EvaluationFolder(Path(config.out).expanduser())
-    ids = [question.example.id for question in prepared.questions]
     with closing(evidence_finder(config.web, folder.snapshot, local)) as finder:
-        return replace(prepared, found=find_for_all(finder, dict(zip(ids, queries, strict=True))))
+        return find_for_all(finder, prepared, queries)
 
 
-def find_for_all(finder: "EvidenceFinder", queries: Mapping[str, str]) -> dict[str, FoundEvidence]:
-    """Return the evidence of every question by its id, given what is searched for by id."""
-    progress, found = Progress("search", len(queries)), {}
-    for identifier, query in queries.items():
-        found[identifier] = finder.find(query)
+def find_for_all(finder: "EvidenceFinder", prepared: Prepared, queries: Sequence[str]) -> Prepared:
+    """Return the questions with their evidence, given what is searched for. Pages are not kept in memory."""
+    progress, in_pages = Progress("search", len(queries)), set[str]()
+    found: dict[str, FoundEvidence] = {}
+    for question, query in zip(prepared.questions, queries, strict=True):
+        evidence = finder.find(query)
+        found[question.example.id] = replace(evidence, pages=())
+        if not question.labels and any(has_answer(page, question.answers) for page in evidence.pages):
+            in_pages.add(question.example.id)
         progress.advance()
     without = sum(not evidence.passages for evidence in found.values())
     if without:
@@ -148,7 +152,7 @@ def find_for_all(finder: "EvidenceFinder", queries: Mapping[str, str]) -> dict[s
             f"{without} of {len(found)} questions have no passage, so methods that rerank answer them with nothing"
             f"{f'; what went wrong: {reasons}' if reasons else ''}"
         )
-    return found
+    return replace(prepared, found=found, in_pages=in_pages)
 
 
 # Asking -----------------------------------------------------------------------------------------------------------

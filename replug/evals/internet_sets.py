@@ -18,7 +18,7 @@ measured the validation part, on which weights are fitted.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -338,7 +338,10 @@ def _own_evidence(question: InternetQuestion, corpus: CorpusStore | None) -> str
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """`gold` is the evidence of the questions that are asked with it, by id. `found` is empty if no method reranks."""
+    """`gold` is the evidence of the questions that are asked with it, by id. `found` is empty if no method reranks.
+
+    `in_pages` are the ids of questions that a page answers, before passages are cut and chosen.
+    """
 
     methods: tuple[Method, ...]
     questions: tuple[InternetQuestion, ...]
@@ -347,6 +350,7 @@ class Prepared:
     question_first: bool
     gold: Mapping[str, str]
     found: Mapping[str, FoundEvidence]
+    in_pages: Collection[str] = ()
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -187,17 +187,22 @@ def joined_blocks(title: str, results: Mapping[str, Results]) -> list[Block]:
 def paper_tables(results: Results, paper: PaperConfig) -> list[Table]:
     """Show the paper's figures by method and group beside ours, with gains in percent, and those of other systems."""
     main = main_metric(results)
-    rows = []
-    for group, values in {"": paper.values, **paper.groups}.items():
+    rows, figures = [], {"": paper.values, **paper.groups}
+    for group, values in figures.items():
         name = paper_metric(results, main, group)
         ours = {method: of[name]["value"] for method, of in results.items() if name in of}
         for method in (method for method in ours if method in values):
             gains = _gain(ours, method, main), _gain(values, method, main)
-            label = f"{method}, {group}" if group else method
-            rows.append([label, f"{ours[method]:.4f}", f"{values[method]:g}", *gains])
-    rows += [[name, "", f"{value:g}", "", ""] for name, value in paper.values.items() if name not in results]
+            rows.append([_labelled(method, group), f"{ours[method]:.4f}", f"{values[method]:g}", *gains])
+    for group, values in figures.items():
+        others = values.keys() - results.keys()
+        rows += [[_labelled(name, group), "", f"{value:g}", "", ""] for name, value in values.items() if name in others]
     head = [f"{main}, {paper.table or 'the paper'}", "ours", "paper", "gain, ours", "gain, paper"]
     return [Table(head, rows)] if rows else []
+
+
+def _labelled(name: str, group: str) -> str:
+    return f"{name}, {group}" if group else name
 
 
 def _gain(values: Mapping[str, float], method: str, main: str) -> str:

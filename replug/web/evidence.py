@@ -53,7 +53,8 @@ class EvidenceFinder:
         elif not search.results:
             failures["no_results"] += 1
         pages = list(self._distinct(self._read(search.results, failures), failures))
-        return FoundEvidence(question, self._ranked(question, pages), dict(sorted(failures.items())))
+        texts = tuple(page.text for _, page in pages)
+        return FoundEvidence(question, self._ranked(question, pages), dict(sorted(failures.items())), texts)
 
     def close(self) -> None:
         if self._pages is not None:

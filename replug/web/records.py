@@ -49,12 +49,14 @@ class Passage:
 class FoundEvidence:
     """The passages for a question: best cosine first, ties by rank, then by place.
 
-    `failures` counts, by reason, pages that gave nothing and searches that an engine refused.
+    `failures` counts, by reason, pages that gave nothing and searches that an engine refused. `pages` are the texts
+    that passages are cut from, in the engine's order.
     """
 
     question: str
     passages: tuple[Passage, ...]
     failures: Mapping[str, int]
+    pages: tuple[str, ...] = ()
 
 
 class EngineRefused(Exception):

@@ -199,4 +199,9 @@ def test_a_papers_table_shows_the_figures_of_the_data_set_that_is_measured():
     }
     assert [of.values["poe@50"] for of in shown.values()] == [0.384, 0.303, 0.572, 0.662]
     assert [of.groups["copied"]["direct@50"] for of in list(shown.values())[:2]] == [0.894, 0.705]
+    assert shown["nq"].groups["answer_in_pages"] == {
+        "direct@50": 0.924,
+        "Google on Wikipedia": 0.865,
+        "DPR": 0.794,
+    }
     assert [of.groups["gold_overlap"]["direct@50"] for of in list(shown.values())[2:]] == [0.433, 0.349]

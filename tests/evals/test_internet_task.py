@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from replug.answering.prompts import Shot
+from replug.config.evaluation_schema import WebConfig
 from replug.config.methods import Method, parse_answering_methods
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.internet_deciding import decide
-from replug.evals.internet_qa import CorpusEngine, InternetQa
+from replug.evals.internet_qa import CorpusEngine, InternetQa, find_for_all
 from replug.evals.internet_sets import InternetQuestion, Prepared, is_validation
 from replug.evals.kinds import PromptedLM
 from replug.evals.loop import Item, outcome_rows
@@ -23,6 +24,7 @@ from replug.models.generation import Generated
 from replug.models.lm_source import InProcessLM
 from replug.models.local.stand_in_lm import StandInLM, StandInSource
 from replug.models.prompt import PromptTemplate
+from replug.web.evidence import EvidenceFinder
 from replug.web.records import EngineResult, FoundEvidence, Passage
 from tests.support.known_lm import KnownTexts
 
@@ -188,6 +190,18 @@ def test_factors_of_one_question_are_asked_for_while_those_of_another_are_under_
     row = next(outcome_rows(task, EvidenceBook([], None, {}, [True] * 4), num_in_flight=1))
     of_one = row["methods"]["poe@2"]["numbers"]["lm_calls"] - 2  # beside sampling from two passages
     assert (len(lm.sampled), len(lm.scored)) == (3, 2 * of_one)
+
+
+def test_a_page_may_hold_the_answer_that_none_of_its_kept_passages_does():
+    texts = ["which river flows through basel", "A city. " * 40 + "It lies on the Rhine."]
+    results = [EngineResult(f"document:{n}", "", n, text) for n, text in enumerate(texts, 1)]
+    engine = SimpleNamespace(identity="known", search=lambda query, num: results[:num])
+    for num, expected in ((2, 1.0), (1, 0.0)):
+        finder = EvidenceFinder(engine, WebConfig(num_results=num, max_passages=1))
+        found = find_for_all(finder, prepared(["direct@1"]), [ASKED])
+        assert not found.found["q"].pages, "pages are too large to keep"
+        numbers = outcomes(found, River())[1]["methods"]["direct@1"]["numbers"]
+        assert (numbers["answer_in_pages"], numbers["answer_in_evidence"]) == (expected, 0.0)
 
 
 def test_a_corpus_gives_documents_best_first_and_bm25_none_that_shares_no_word():

@@ -81,6 +81,8 @@ def test_the_table_shows_differences_groups_and_the_papers_figures():
     assert "left − " not in table, "differences of groups are in results.json alone"
     assert results["replug"]["length/left"]["paper"] == 2.5 and "law" not in table
     assert "| replug, left | 8.0000 | 2.5 |  |  |" in table and "| Atlas 11B |  | 0.479 |  |  |" in table
+    [of_group] = paper_tables(results, PaperConfig("table 9", groups={"left": {"Atlas 11B": 0.5}}))
+    assert of_group.rows == [["Atlas 11B, left", "", "0.5", "", ""]]
 
 
 def test_gains_are_in_percent_of_no_retrieval_and_above_0_where_they_are_better():
