@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from replug.answering.answerer import Answered, Answerer, AnsweringOptions
 from replug.answering.few_shot import DROPPED
-from replug.answering.prompts import AnswerPrompts
+from replug.answering.prompts import AnswerPrompts, fit_prompts
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import BM25, GOLD, NONE, REPLUG, Method
@@ -36,6 +36,7 @@ from replug.evals.internet_costs import (
     LineCounter,
     Parameters,
     cost_numbers,
+    token_counter,
 )
 from replug.evals.internet_deciding import (
     add_internet_findings,
@@ -54,6 +55,7 @@ from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM
 from replug.evals.loop import Metric, Outcome, Outcomes, Task
 from replug.evals.outcomes import Row
 from replug.evals.questions import queries_of, question_problems
+from replug.models.build import lm_max_tokens, lm_tokenizer
 from replug.planning.model_sizes import lm_size
 from replug.web import require_web
 from replug.web.records import EngineResult, FoundEvidence, SearchEngine
@@ -72,6 +74,7 @@ LOCAL, SEARCH = "local", "search"  # an engine; what is found by it
 def internet_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
     """Draw the questions; those of an engine on the web are searched for here, before anything heavy starts."""
     prepared = prepare(config, corpus.corpus if corpus else None)
+    require_room(config, prepared)
     queries = queries_of(config, [question.example for question in prepared.questions])
     on_web = prepared.num_passages > 0 and config.web.engine != LOCAL
     if on_web:
@@ -87,6 +90,31 @@ def internet_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDat
         return InternetQa(found, asked, config.questions.max_new_tokens, config.seed, parameters)
 
     return EvalDataset([""] * len(queries) if on_web else queries, make_task)
+
+
+def require_room(config: EvaluationConfig, prepared: Prepared) -> None:
+    """Raise UserError, before a search is paid for, for a question that no local LM's prompt has room for.
+
+    Known before are the question, the room for its answer and the gold evidence: the question counts as if a passage
+    was empty. How long passages are is known after the search alone; a question that does not fit with them is refused
+    when it is asked. So is what a server does not hold, whose limit is its own.
+    """
+    for name, lm in (("lm", config.lm), ("rerank_lm", config.rerank_lm)):
+        max_tokens = lm_max_tokens(lm) if lm.path else None
+        if max_tokens is None:
+            continue
+        num_tokens, bare = token_counter(lm_tokenizer(lm)), AnswerPrompts((), prepared.question_first)
+        alone = [None] if any(method.source == NONE for method in prepared.methods) else []
+        for question in prepared.questions:
+            texts: list[str | None] = [""] if prepared.num_passages else []
+            if lm is config.lm:
+                gold = prepared.gold.get(question.example.id)
+                texts += alone if gold is None else [*alone, gold]
+            try:
+                asked = [(question.example.query, text) for text in texts]
+                fit_prompts(bare, asked, num_tokens, max_tokens, config.questions.max_new_tokens)
+            except UserError as error:
+                raise UserError(f"question {question.example.id}, {name}: {error}") from error
 
 
 def _parameters(lm: LMConfig) -> float | None:
