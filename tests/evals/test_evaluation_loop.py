@@ -1,6 +1,8 @@
 """The loop of all evaluations, and what it makes of interruptions."""
 
 import json
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +10,8 @@ import pytest
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import parse_methods
+from replug.config.schema import LMConfig
+from replug.evals import run
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, texts_of
 from replug.evals.folder import EvaluationFolder
 from replug.evals.loop import Item, Outcome, Task, run_task
@@ -80,6 +84,36 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(tmp_path):
     assert [row["id"] for row in file.rows] == ["a", "b"]
     assert [json.loads(line)["id"] for line in path.read_text().splitlines()] == ["a", "b"]
     run_task(Lengths(fails_at=0), methods, OutcomeFile(path), "lengths")  # nothing is left to do
+
+
+def test_more_replicas_and_more_connections_have_more_examples_in_flight():
+    assert [run.num_in_flight(LMConfig(path="x", num_replicas=n)) for n in (None, 1, 8)] == [8, 8, 64]
+    assert [run.num_in_flight(LMConfig(url="http://x", max_concurrency=n)) for n in (1, 16)] == [8, 16]
+
+
+def test_a_replica_has_room_for_both_local_lms_and_is_of_the_one_that_is_local(monkeypatch, tmp_path):
+    laid_out = []
+
+    def ray_cluster(config, *, roles, sizes):
+        laid_out.append((config.lm.path, list(roles), sizes.scoring))
+        return nullcontext(config)
+
+    monkeypatch.setattr(run, "ray_cluster", ray_cluster)
+    here, server = SimpleNamespace(roles=("score",)), SimpleNamespace(roles=())
+
+    def scoring(lm, rerank_lm, source, reranker):
+        config = EvaluationConfig("internet_qa", str(tmp_path), lm=LMConfig(**lm), rerank_lm=LMConfig(**rerank_lm))
+        with run.evaluation_cluster(config, [], source, reranker, None):
+            path, roles, num_bytes = laid_out.pop()
+        assert roles == ["score"]
+        return path, num_bytes
+
+    xl, small, url = {"path": "gpt2-xl"}, {"path": "gpt2"}, {"url": "http://x"}
+    (_, of_xl), (_, of_small) = scoring(xl, {}, here, None), scoring(small, {}, here, None)
+    assert scoring(xl, small, here, here) == ("gpt2-xl", of_xl + of_small)
+    assert scoring(xl, url, here, server) == ("gpt2-xl", of_xl)
+    assert scoring(url, small, server, here) == ("gpt2", of_small)
+    assert scoring(xl, {"path": "unknown/lm"}, here, here) == ("gpt2-xl", None), "a sum of what is not known"
 
 
 def test_rows_of_other_examples_and_two_examples_of_one_id_are_refused(tmp_path):
