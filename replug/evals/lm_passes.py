@@ -13,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
+from replug.answering.genread import WrittenDocument, first_line, genread_prompt
 from replug.config.methods import GENREAD, Method
 from replug.data.progress import Progress
 from replug.data.store import CorpusStore
-from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
+from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.kinds import EvalDataset, PromptedLM
 from replug.evals.loop import Metric, in_order
 from replug.evals.outcomes import OutcomeFile, Row
-from replug.evals.popqa_sets import first_line, genread_prompt
 from replug.models.generation import GenerationOptions
 
 MAX_NEW_TOKENS = 150

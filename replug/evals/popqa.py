@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from replug.answering.few_shot import FewShot, FewShotPrompts
+from replug.answering.genread import first_line
 from replug.answering.prompts import Shot
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
@@ -40,7 +41,6 @@ from replug.evals.popqa_sets import (
     PAGE_VIEWS,
     PopQuestion,
     document_frequencies,
-    first_line,
     plan_shots,
     popqa_form,
     popqa_opening,
