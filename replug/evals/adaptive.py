@@ -404,15 +404,20 @@ def retriever_identity(method: str, config: EvaluationConfig, folder: Evaluation
     if source in (NONE, GENREAD):
         return source
     if source in WITHOUT_RETRIEVER:
-        imported, prepared = folder.data / "corpus", data_folder(config.run_config(), folder.data)
-        if prepared_folder(imported).is_finished:
-            return f"{source}:{Corpus(imported).corpus_sha256[:16]}"
-        if not prepared_folder(prepared).is_finished:
-            raise UserError(f"the documents are gone from {prepared}: a policy must say which retriever it is for")
-        return f"{source}:{PreparedSet(prepared).corpus_sha256[:16]}"
+        return f"{source}:{documents_of(config, folder).corpus_sha256[:16]}"
     root = index_of(config, source, folder.found)
     store = VersionStore(root.absolute())
     if not (versions := store.published()):
         raise UserError(f"the index of {method} is gone from {root}: a policy must say which retriever it is for")
     own = config.query_encoders.get(source)
     return index_identity(store.plan(versions[-1]), root) + (f":queries by {own}" if own else "")
+
+
+def documents_of(config: EvaluationConfig, folder: EvaluationFolder) -> Corpus:
+    """Return the documents of an evaluation. Raises UserError where they are gone."""
+    imported, prepared = folder.data / "corpus", data_folder(config.run_config(), folder.data)
+    if prepared_folder(imported).is_finished:
+        return Corpus(imported)
+    if not prepared_folder(prepared).is_finished:
+        raise UserError(f"the documents are gone from {prepared}: a policy must say which retriever it is for")
+    return PreparedSet(prepared)
