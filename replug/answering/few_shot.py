@@ -57,9 +57,11 @@ class FewShot:
         kept = fit_shots(shots, fits)
         build, num = self.template.around(partial(prompt, kept)), self._num_after
         if not kept and not self.template.cuts and not fits(kept):
+            most = max(self._counting.num_tokens(build(text)) for text in texts)
             raise UnscorableText(
-                f"question {name}: its prompt has more tokens than the LM holds beside {num} for the answer, even "
-                "without demonstrations; expected shorter documents, or lm.too_long=truncate, which cuts them"
+                f"question {name}: its prompt has {most} tokens even without demonstrations, and the LM holds "
+                f"{self._counting.max_tokens}, {num} of them for the answer; expected shorter documents, or "
+                "lm.too_long=truncate, which cuts them"
             )
         prompts = [self.template.fit(text, build, num, keep_end, name) for text in texts]
         return FewShotPrompts(self.template.opening(opening(kept)), tuple(prompts), len(kept), len(shots) - len(kept))

@@ -128,8 +128,10 @@ class FittingPrompts:
     """
 
     def __init__(self, prepared: Prepared, lm: PromptedLM, max_new_tokens: int) -> None:
+        from replug.models.build import counting_template  # brings torch: only once the configuration is checked
+
         self.num_tokens = token_counter(lm.source)
-        self._limit, self._max_new_tokens = lm.lm.max_tokens, max_new_tokens
+        self._counting, self._max_new_tokens = counting_template(lm.source), max_new_tokens
         self._whole = AnswerPrompts(prepared.shots, prepared.question_first)
         self._by_shots = {len(self._whole.shots): self._whole}  # prompts of equal shots share their openings
         self._found: dict[tuple[str | None, ...], AnswerPrompts] = {}
@@ -139,12 +141,10 @@ class FittingPrompts:
 
         Raises UserError where one does not fit without shots.
         """
-        if self.num_tokens is None:
-            return self._whole
         key = question, *texts
         if key not in self._found:
             asked = [(question, text) for text in texts]
-            fitting = fit_prompts(self._whole, asked, self.num_tokens, self._limit, self._max_new_tokens)
+            fitting = fit_prompts(self._whole, asked, self._counting, self._max_new_tokens)
             self._found[key] = self._by_shots.setdefault(len(fitting.shots), fitting)
         return self._found[key]
 

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,6 @@ from replug.models.ensemble_temperature import own_temperature
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.hardware import available_cores
 from replug.models.lm_source import LMSource
-from replug.models.pair_tokens import num_tokens, token_spans, within
 from replug.models.policy import KnownFrom, Policy, PolicyPrompts, Subject
 from replug.models.prompt import DOCUMENTS_LINE
 from replug.models.replug_lm import ReplugLM
@@ -78,7 +76,6 @@ log = logging.getLogger(__name__)
 NUM_PASSAGES = 10  # unless an option or a policy says otherwise
 NEW_TOKENS, NEW_TOKENS_OF_TEMPLATE = 32, 64
 FOLDER = Path("runs/ask")  # of engines' answers, if no index is searched
-MARGIN = 8  # tokens that joined texts may have more than each for itself
 CLOSED_BOOK = "closed book"
 TITLES = {
     ANSWER_GIVEN_QUESTION: "p(a|q,p)",
@@ -228,23 +225,15 @@ def _temperature(config: AskConfig, retriever: object) -> float:
 
 
 def fit_passages(source: LMSource, question: str, passages: Sequence[Passage], max_new_tokens: int) -> list[Passage]:
-    """Cut evidence to what a prompt without shots holds. Raises UserError for a question that fits no prompt."""
-    tokenizer = source.tokenizer() if source.max_tokens is not None else None
-    if tokenizer is None or source.max_tokens is None:
-        return list(passages)
-    bare = AnswerPrompts(())
-    fit_prompts(bare, [(question, "")], _token_counter(source), source.max_tokens, max_new_tokens)
-    own = num_tokens(tokenizer, bare.ask(question, ""))
-    room = source.max_tokens - max_new_tokens - LINE_ENDS - MARGIN - own
+    """Cut evidence to what a prompt without shots holds. Raises UnscorableText for a question that fits no prompt."""
+    counting, bare = counting_template(source), AnswerPrompts(())
     fitted = []
     for passage in passages:
-        text = one_line(passage.text)
-        ends = [end for _, end in token_spans(tokenizer, within(tokenizer, text, max(room, 0) + 1))]
-        kept = text if len(ends) <= room else text[: ends[room - 1]] if room > 0 else ""
-        fitted.append(replace(passage, text=kept))
-    num_cut = sum(one_line(old.text) != new.text for old, new in zip(passages, fitted, strict=True))
-    if num_cut:
-        log.warning(f"{num_cut} of {len(passages)} passages were cut at their end to fit the LM")
+        text, num_after = one_line(passage.text), max_new_tokens + LINE_ENDS
+        kept = counting.fit_document(text, lambda text: bare.ask(question, text or ""), num_after, name=repr(question))
+        fitted.append(replace(passage, text=kept or ""))
+    if counting.num_truncated:
+        log.warning(f"{counting.num_truncated} of {len(passages)} passages were cut at their end to fit the LM")
     return fitted
 
 
@@ -252,20 +241,11 @@ def prompts_that_fit(
     source: LMSource, shots: Sequence[Shot], question: str, passages: Sequence[Passage], max_new_tokens: int
 ) -> AnswerPrompts:
     """Return prompts with as many shots as fit the longest one."""
-    prompts = AnswerPrompts(shots)
-    if source.max_tokens is None or source.tokenizer() is None:
-        return prompts
     asked = [(question, None), *((question, passage.text) for passage in passages)]
-    fitted = fit_prompts(prompts, asked, _token_counter(source), source.max_tokens, max_new_tokens)
+    fitted = fit_prompts(AnswerPrompts(shots), asked, counting_template(source), max_new_tokens)
     if len(fitted.shots) < len(shots):
         log.info(f"the prompts have room for {len(fitted.shots)} of {len(shots)} shots")
     return fitted
-
-
-def _token_counter(source: LMSource) -> Any:
-    tokenizer = source.tokenizer()
-    assert tokenizer is not None
-    return partial(num_tokens, tokenizer)
 
 
 def _shots(options: AskOptions) -> Sequence[Shot]:
