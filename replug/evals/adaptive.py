@@ -49,6 +49,7 @@ from replug.models.build import posterior_weighting
 from replug.models.ensemble import REPLUG_WEIGHTS
 from replug.models.policy import SIGNALS, KnownFrom, Policy, PolicyPrompts, Threshold
 from replug.models.preparing import data_folder
+from replug.planning.model_sizes import known_parameters
 
 POPULARITY, FREQUENCY = "popularity", "frequency"
 COUNTED = ("lm_calls", "retriever_calls", "prompt_tokens", "generated_tokens")
@@ -112,6 +113,11 @@ class AnsweredQuestions:
     def popularity(self) -> np.ndarray:
         """Return the popularity of each subject, [N], the same under every method."""
         return next(iter(self.methods.values())).numbers[POPULARITY]
+
+    @property
+    def parameters(self) -> float | None:
+        """Return the LM's parameters, None where neither a table nor its own files tell them."""
+        return known_parameters(next(iter(self.methods.values())).config.lm)
 
     def right(self, pair: Pair) -> tuple[np.ndarray, np.ndarray]:
         """Return whether each question is answered right by the two methods, [N] each."""
@@ -419,5 +425,5 @@ def documents_of(config: EvaluationConfig, folder: EvaluationFolder) -> Corpus:
     if prepared_folder(imported).is_finished:
         return Corpus(imported)
     if not prepared_folder(prepared).is_finished:
-        raise UserError(f"the documents are gone from {prepared}: a policy must say which retriever it is for")
+        raise UserError(f"the documents are gone from {prepared}; {AGAIN}")
     return PreparedSet(prepared)

@@ -20,11 +20,9 @@ from typing import TYPE_CHECKING, Any
 from replug.answering.answerer import Answerer, AnsweringOptions
 from replug.answering.few_shot import DROPPED
 from replug.answering.prompts import AnswerPrompts
-from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import BM25, GOLD, NONE, REPLUG, Method
 from replug.config.rules import has_rerank_lm
-from replug.config.schema import LMConfig
 from replug.data.progress import Progress
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook
@@ -52,7 +50,7 @@ from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM
 from replug.evals.loop import Metric, Outcome, Outcomes, Task
 from replug.evals.outcomes import Row
 from replug.evals.questions import queries_of, question_problems
-from replug.planning.model_sizes import lm_size
+from replug.planning.model_sizes import known_parameters
 from replug.web import require_web
 from replug.web.records import EngineResult, FoundEvidence, SearchEngine
 
@@ -80,19 +78,11 @@ def internet_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDat
         found = prepared
         for method in searches(config):
             found = _with_evidence(config, prepared, queries, CorpusEngine(method, book, queries))
-        lm = _parameters(config.lm)
-        parameters = lm, _parameters(config.rerank_lm) if has_rerank_lm(config) else lm
+        lm = known_parameters(config.lm)
+        parameters = lm, known_parameters(config.rerank_lm) if has_rerank_lm(config) else lm
         return InternetQa(found, asked, config.questions.max_new_tokens, config.seed, parameters)
 
     return EvalDataset([""] * len(queries) if on_web else queries, make_task)
-
-
-def _parameters(lm: LMConfig) -> float | None:
-    """Return the size of an LM by a table or by its own files; None means that neither has it."""
-    try:
-        return float(lm_size(lm.path or lm.model or "").parameters)
-    except UserError:
-        return None
 
 
 def searches(config: EvaluationConfig) -> list[Method]:

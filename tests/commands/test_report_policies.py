@@ -1,6 +1,7 @@
 """`replug report --policies` as a user types it, and `replug ask` with what it wrote."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,7 +73,7 @@ def test_the_page_shows_several_lms_with_the_papers_numbers_and_every_figure(wri
     assert "<b>" not in page
     found = {path.stem for path in out.glob("*.svg")}
     shared = {"accuracy", "adaptive", "relations", "correlation"}
-    shared |= {"cost_seconds", "cost_prompt_tokens", "cost_dollars"}
+    shared |= {"cost_seconds", "cost_prompt_tokens", "cost_dollars", "subjects"}
     of_each = ("popularity", "adaptive_bm25_1", "policies_bm25_1")
     assert found == shared | {f"{name}_{lm}" for name in of_each for lm in ("tiny", "large__b_")}
     assert page.count("<svg") == len(found)
@@ -220,6 +221,15 @@ def test_ask_answers_as_the_evaluation_by_every_method_of_a_policy(replug, asked
                 assert reply["sum_logprob"] is not None and reply["evidence"]
             if signal == "mean_logprob":
                 assert reply["policy"]["value"] == pytest.approx(row["methods"][pair[0]]["numbers"][signal])
+
+
+def test_questions_that_documents_help_are_shown_with_the_answers_marked(asked_with_shots):
+    page = (asked_with_shots / "policies" / "report.html").read_text()
+    assert "bm25@1 helps" in page and "first document; answers are marked" in page
+    helped = re.findall(
+        r"<tr><td>In what city was (Person\d) born\? \((Town\d)\)</td>.*?<td class=text>(.*?)</td>", page
+    )
+    assert helped and all(name in text and f"<mark>{town}</mark>" in text for name, town, text in helped)
 
 
 def test_a_policy_to_bm25_refuses_other_documents_and_none(replug, asked_with_shots, tmp_path):
