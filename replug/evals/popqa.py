@@ -209,7 +209,10 @@ def popqa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDatase
         return PopQa(prompted.lm, few_shot(prompted, room), asked, by_method, book, room)
 
     examples = [question.example for question in (*questions, *shots.values())]
-    return EvalDataset(queries_of(config, examples), make_task, [example.query for example in examples])
+    written_for = [example.query for example in examples]
+    bare = [(question.example.id, popqa_prompt(question.example.query)) for question in questions]
+    num_after = config.questions.max_new_tokens
+    return EvalDataset(queries_of(config, examples), make_task, written_for, bare_prompts=bare, num_after=num_after)
 
 
 def _write_prompts(config: EvaluationConfig, methods: Sequence[Method], shots: Shots) -> None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from replug.answering.few_shot import FewShot
 from replug.answering.genread import WrittenDocument
 from replug.cluster.ray_cluster import ray_cluster
 from replug.config.evaluation_schema import EvaluationConfig
@@ -42,7 +43,7 @@ from replug.evals.search import find_all, needs_building, open_searches
 from replug.evals.tables import result_blocks, to_markdown
 from replug.index_workers.build_plan import check_faiss
 from replug.models import build
-from replug.models.build import cache_path, lm_source, posterior_weighting, prompt_template
+from replug.models.build import cache_path, counting_template, lm_source, posterior_weighting, prompt_template
 from replug.models.caching_lm import CachingLM
 from replug.models.hardware import check_gpus, multiplies_bfloat16
 from replug.models.lm_source import LMSource
@@ -75,6 +76,10 @@ def _evaluate(config: EvaluationConfig, folder: EvaluationFolder, kind: Evaluati
     needs_corpus = config.data.corpus or any(method.takes_from_corpus for method in methods)
     corpus = corpus_to_index(run_config, folder.data, folder.data) if needs_corpus else None
     dataset = kind.make_dataset(config, corpus)
+    if source:
+        few_shot = FewShot(prompt_template(config.lm, source), counting_template(source), dataset.num_after)
+        for name, prompt in dataset.bare_prompts:
+            few_shot.require(name, prompt)
     asked_for = [*dataset.questions, *dataset.predicted]
     folder.claim(config, identity, dataset.queries, asked_for, corpus.corpus_sha256 if corpus else None)
     check_faiss()

@@ -171,7 +171,7 @@ def test_what_is_assumed_is_what_the_evaluations_have() -> None:
 
     options, own = AnsweringOptions(), evaluations
     assert (len(mmlu.LETTERS), len(mmlu.CATEGORY_OF)) == (own.LETTERS, own.SUBJECTS)
-    assert own.WRITTEN_TOKENS == WRITING.max_new_tokens
+    assert WRITING.max_new_tokens == own.WRITTEN_TOKENS
     numbers = (mmlu.NUM_DEMONSTRATIONS, open_qa.NUM_DEMONSTRATIONS, popqa.NUM_SHOTS)
     assert tuple(own.SHOTS[kind] for kind in ("mmlu", "open_qa", "popqa")) == numbers
     assert (options.num_samples, options.num_samples_alone) == (own.SAMPLES, own.SAMPLES_ALONE)
