@@ -68,7 +68,8 @@ def ask(
     question: Annotated[str, typer.Argument(help="Question, or the text for --template.")],
     overrides: Overrides = None,
     index: Annotated[
-        Path | None, typer.Option(help="Run, index or evaluation directory. Default: runs/quickstart.")
+        Path | None,
+        typer.Option(help="Run or index to search; with --policy its evaluation. Default: runs/quickstart."),
     ] = None,
     engine: Annotated[str | None, typer.Option(help="Search engine: local, searxng, brave or ddgs.")] = None,
     corpus: Annotated[

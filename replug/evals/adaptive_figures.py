@@ -94,7 +94,7 @@ def figures_by_popularity(measured: Mapping[str, Measured], signal: str) -> Figu
         lines(axes, points, "parameters of the LM, millions", "right answers", log_x=True, is_share=True)
         axes.set_xticks([size / 1e6 for size in sizes.values()])
 
-    yield "sizes", draw_sizes, 3.8, f"Closed book, a line for each {label} (figure 6)."
+    yield "sizes", draw_sizes, 3.8, f"Closed book, a line for each range of {label} (figure 6)."
 
 
 def _panels(name: str, bins: Mapping[str, Sequence[Mapping[str, Any]]], label: str, said: str) -> Figures:
