@@ -16,7 +16,8 @@ import numpy as np
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import flatten, load_stored_evaluation_config
-from replug.config.methods import GENREAD, METHOD, NONE, POSTERIOR, WITHOUT_RETRIEVER
+from replug.config.methods import GENREAD, NONE, POSTERIOR, WITHOUT_RETRIEVER
+from replug.config.rules import evaluation_methods
 from replug.data.shards import prepared_folder
 from replug.data.store import Corpus, PreparedSet
 from replug.evals.ensemble_temperatures import temperature_of
@@ -349,8 +350,8 @@ def fit_policy(
     return Policy(
         lm=answered.identity,
         retriever=retriever,
-        closed=full_name(pair[0], answered.methods[pair[0]].config.k),
-        augmented=full_name(pair[1], method.config.k),
+        closed=full_name(pair[0], answered.methods[pair[0]].config),
+        augmented=full_name(pair[1], method.config),
         signal=signal,
         thresholds=thresholds,
         pooled=pooled,
@@ -392,13 +393,11 @@ def thresholds_of(answered: AnsweredQuestions, pair: Pair, signal: str) -> tuple
     return {relation: in_unit(threshold) for relation, threshold in by_relation.items()}, in_unit(pooled)
 
 
-def full_name(method: str, k: int) -> str:
-    """Return the method with its number of documents, such as replug@10."""
-    found = METHOD.fullmatch(method)
-    assert found is not None, method  # the evaluation has run
-    if found["k"] or found["source"] in (NONE, GENREAD):
-        return method
-    return f"{found['source']}@{k}{method[len(found['source']) :]}"
+def full_name(name: str, config: EvaluationConfig) -> str:
+    """Return a method's name with its source and its number of documents, such as replug@10 for `untuned`."""
+    [method] = evaluation_methods(replace(config, methods=[name]))
+    number = f"@{method.k}" if method.takes_from_corpus else ""
+    return f"{method.source}{number}{''.join(name.partition('/')[1:])}"
 
 
 def retriever_identity(method: str, config: EvaluationConfig, folder: EvaluationFolder) -> str:
@@ -406,7 +405,7 @@ def retriever_identity(method: str, config: EvaluationConfig, folder: Evaluation
 
     Raises UserError where the index or the documents of the evaluation are gone.
     """
-    source = method.partition("@")[0].partition("/")[0]
+    source = full_name(method, config).partition("@")[0]
     if source in (NONE, GENREAD):
         return source
     if source in WITHOUT_RETRIEVER:

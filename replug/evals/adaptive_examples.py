@@ -61,7 +61,7 @@ def _examples(method: MethodOutcomes, name: str, ids: Sequence[str]) -> dict[str
 
 def _documents(method: MethodOutcomes, name: str, examples: Sequence[dict[str, Any]]) -> list[str]:
     """Return the first document of each example."""
-    if name == GENREAD:
+    if name.partition("@")[0] == GENREAD:
         written = {row["question"]: row["text"] or "" for row in OutcomeFile(method.folder.written).rows}
         return [written[example["question"]] for example in examples]
     corpus = documents_of(method.config, method.folder).corpus

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import load_evaluation_config
-from replug.config.schema import EnsembleConfig
+from replug.config.schema import EnsembleConfig, RetrieverConfig
 from replug.data.prepare.sets import import_corpus
 from replug.evals.adaptive import (
     COUNTED,
@@ -17,6 +18,7 @@ from replug.evals.adaptive import (
     MethodOutcomes,
     compare_policies,
     fit_policy,
+    full_name,
     oriented,
     policy_costs,
     read_answered,
@@ -265,3 +267,9 @@ def test_what_needs_no_index_is_known_by_its_documents_or_by_its_name(tmp_path):
     corpus = import_corpus(tmp_path / "corpus.jsonl", folder.data / "corpus")
     assert retriever_identity("bm25@1", config, folder) == f"bm25:{corpus.corpus_sha256[:16]}"
     assert retriever_identity("genread", config, folder) == "genread"
+
+
+def test_a_policy_names_its_methods_in_full():
+    config = EvaluationConfig(k=10, retriever=RetrieverConfig(path="stand_in"), retrievers={"lsr": "x"})
+    names = {"untuned": "replug@10", "tuned@3/posterior": "lsr@3/posterior", "genread@1": "genread", "none": "none"}
+    assert {name: full_name(name, config) for name in (*names, "bm25@1")} == {**names, "bm25@1": "bm25@1"}
