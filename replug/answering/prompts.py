@@ -14,11 +14,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from replug.config.errors import UserError
 from replug.data.row_files import read_rows
 from replug.data.rows import one_line
+
+if TYPE_CHECKING:  # seconds to import
+    from replug.models.prompt import PromptTemplate
 
 STOP = "\n"  # where an answer ends
 BETWEEN_BLOCKS = "\n\n"
@@ -130,45 +133,34 @@ def fit_shots(shots: Sequence[AnyShot], fits: Callable[[Sequence[AnyShot]], bool
 
 
 def fit_prompts(
-    prompts: AnswerPrompts,
-    asked: Iterable[tuple[str, str | None]],
-    num_tokens: Callable[[str], int],
-    max_tokens: int | None,
-    max_new_tokens: int,
+    prompts: AnswerPrompts, asked: Iterable[tuple[str, str | None]], counting: "PromptTemplate", max_new_tokens: int
 ) -> AnswerPrompts:
-    """Return the prompts with the shots that fit before all that is asked (`fit_shots`).
+    """Return the prompts with the shots that fit before all that is asked (`fit_shots`), in every order of a block.
 
-    `asked` is a question with each evidence that it is asked with, None for closed book; `max_tokens` is what the LM
+    `asked` is a question with each evidence that it is asked with, None for closed book; `counting` knows what the LM
     holds, with an answer of `max_new_tokens`. Raises UserError if a prompt does not fit without shots.
     """
-    if max_tokens is None:
-        return prompts
-    bare = AnswerPrompts((), prompts.question_first)
-    longest: dict[bool, tuple[int, str]] = {}  # with evidence, and closed book
-    for question, evidence in asked:
-        own = num_tokens(bare.ask(question, evidence)), question
-        longest[evidence is not None] = max(longest.get(evidence is not None, (0, "")), own)
-    room = max_tokens - max_new_tokens - LINE_ENDS
+    bare, asked = AnswerPrompts((), prompts.question_first), list(asked)
+    blocks = [(bare.ask(question, evidence), evidence is not None) for question, evidence in asked]
+    num_after = max_new_tokens + LINE_ENDS
 
     def fits(shots: Sequence[Shot]) -> bool:
         fewer = AnswerPrompts(shots, prompts.question_first)
         return all(
-            _fits(fewer, has_evidence, length, num_tokens, room) for has_evidence, (length, _) in longest.items()
+            counting.holds(opening + block, num_after)
+            for block, has_evidence in blocks
+            for opening in fewer.openings(has_evidence)
         )
 
-    fewer = AnswerPrompts(fit_shots(prompts.shots, fits), prompts.question_first)
-    if fewer.shots or fits(()):
-        return fewer
-    length, question = max(longest.values())
-    raise UserError(
-        f"the prompt of {question!r} has {length} tokens without shots, and the LM holds {max_tokens}, "
-        f"{max_new_tokens} of them for the answer; expected shorter evidence, or an LM with a longer context"
-    )
-
-
-def _fits(prompts: AnswerPrompts, has_evidence: bool, length: int, num_tokens: Callable[[str], int], room: int) -> bool:
-    """Return whether a block of so many tokens fits behind the opening of every order."""
-    return max(num_tokens(opening) for opening in prompts.openings(has_evidence)) + length <= room
+    kept = fit_shots(prompts.shots, fits)
+    if not kept and not fits(()):
+        long = next(row for row, (block, _) in enumerate(blocks) if not counting.holds(block, num_after))
+        raise UserError(
+            f"the prompt of {asked[long][0]!r} has {counting.num_tokens(blocks[long][0])} tokens without shots, and "
+            f"the LM holds {counting.max_tokens}, {num_after} of them for the answer; expected shorter evidence, or an "
+            "LM with a longer context"
+        )
+    return prompts if len(kept) == len(prompts.shots) else AnswerPrompts(kept, prompts.question_first)
 
 
 def _line(text: str) -> str:

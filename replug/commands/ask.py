@@ -68,7 +68,8 @@ def ask(
     question: Annotated[str, typer.Argument(help="Question, or the text for --template.")],
     overrides: Overrides = None,
     index: Annotated[
-        Path | None, typer.Option(help="Run or index directory to search. Default: runs/quickstart.")
+        Path | None,
+        typer.Option(help="Run or index to search; with --policy its evaluation. Default: runs/quickstart."),
     ] = None,
     engine: Annotated[str | None, typer.Option(help="Search engine: local, searxng, brave or ddgs.")] = None,
     corpus: Annotated[
@@ -131,7 +132,7 @@ def ask(
         *(index, corpus, engine, retriever, rerank, k, template, shots, policy, weights),
         *(max_new_tokens, stops, temperature, top_p, seed),
     )
-    if index is None and engine is None and QUICKSTART.is_dir():
+    if index is None and engine is None and policy is None and QUICKSTART.is_dir():
         options = replace(options, index=QUICKSTART)
     for problem in _problems(options, overrides or []):
         raise UserError(problem)
@@ -207,7 +208,7 @@ def _problems(options: AskOptions, overrides: Sequence[str]) -> Iterator[str]:
     if options.weights is not None and not options.reranks:
         yield "--weights are of a reranker's factors; expected a reranker too, such as --rerank poe"
     if options.policy is not None and (options.engine is not None or options.reranks):
-        yield "--policy was fitted to the ensemble of an index's documents; expected it without --engine and --rerank"
+        yield "--policy was fitted to documents of an evaluation; expected it without --engine and --rerank"
 
 
 def _engine_problems(options: AskOptions) -> Iterator[str]:
@@ -223,7 +224,7 @@ def _engine_problems(options: AskOptions) -> Iterator[str]:
         yield f"--index and --engine {engine} are both given; expected one of them"
     if engine != LOCAL and options.corpus is not None:
         yield "--corpus is for --engine local; expected it too"
-    if engine is None and options.index is None and options.k != 0:
+    if engine is None and options.index is None and options.policy is None and options.k != 0:
         yield (
             f"there is nothing to search, and no {QUICKSTART}; expected --index RUN_DIR, --engine local with --corpus, "
             f"or --engine with one of {', '.join(name for name in ENGINE_NAMES if name != LOCAL)}"

@@ -81,17 +81,18 @@ def load_stored_config(path: str | Path, overrides: Sequence[str] = ()) -> Confi
     return _merge(Config, path, overrides, is_stored=True)
 
 
-def load_stored_evaluation_config(path: str | Path) -> EvaluationConfig:
-    """Load the configuration that an evaluation stored."""
-    return _merge(EvaluationConfig, path, (), is_stored=True)
+def load_stored_evaluation_config(path: str | Path, overrides: Sequence[str] = ()) -> EvaluationConfig:
+    """Load the configuration that an evaluation stored. Only `overrides` may name the user's own variables."""
+    return _merge(EvaluationConfig, path, overrides, is_stored=True)
 
 
 def load_stored_lm(path: str | Path, overrides: Sequence[str] = ()) -> LMConfig:
-    """Return the LM of a run's stored configuration, without its cache.
+    """Return the LM of the stored configuration of a run or an evaluation, without its cache.
 
     Raises UserError if the file names a server and the overrides do not: its author would receive the prompts and key.
     """
-    lm = load_stored_config(path, overrides).lm
+    load = load_stored_evaluation_config if names_evaluation(path) else load_stored_config
+    lm = load(path, overrides).lm
     if lm.url and not any(override.startswith("lm.url=") for override in overrides):
         raise UserError(
             f"lm.url: {path} names the server {lm.url}, which is asked on your word only: give lm.url={lm.url} (and "

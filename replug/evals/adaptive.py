@@ -16,7 +16,8 @@ import numpy as np
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import flatten, load_stored_evaluation_config
-from replug.config.methods import GENREAD, METHOD, NONE, POSTERIOR, WITHOUT_RETRIEVER
+from replug.config.methods import GENREAD, NONE, POSTERIOR, WITHOUT_RETRIEVER
+from replug.config.rules import evaluation_methods
 from replug.data.shards import prepared_folder
 from replug.data.store import Corpus, PreparedSet
 from replug.evals.ensemble_temperatures import temperature_of
@@ -49,6 +50,7 @@ from replug.models.build import posterior_weighting
 from replug.models.ensemble import REPLUG_WEIGHTS
 from replug.models.policy import SIGNALS, KnownFrom, Policy, PolicyPrompts, Threshold
 from replug.models.preparing import data_folder
+from replug.planning.model_sizes import known_parameters
 
 POPULARITY, FREQUENCY = "popularity", "frequency"
 COUNTED = ("lm_calls", "retriever_calls", "prompt_tokens", "generated_tokens")
@@ -112,6 +114,11 @@ class AnsweredQuestions:
     def popularity(self) -> np.ndarray:
         """Return the popularity of each subject, [N], the same under every method."""
         return next(iter(self.methods.values())).numbers[POPULARITY]
+
+    @property
+    def parameters(self) -> float | None:
+        """Return the LM's parameters, None where neither a table nor its own files tell them."""
+        return known_parameters(next(iter(self.methods.values())).config.lm)
 
     def right(self, pair: Pair) -> tuple[np.ndarray, np.ndarray]:
         """Return whether each question is answered right by the two methods, [N] each."""
@@ -343,8 +350,8 @@ def fit_policy(
     return Policy(
         lm=answered.identity,
         retriever=retriever,
-        closed=full_name(pair[0], answered.methods[pair[0]].config.k),
-        augmented=full_name(pair[1], method.config.k),
+        closed=full_name(pair[0], answered.methods[pair[0]].config),
+        augmented=full_name(pair[1], method.config),
         signal=signal,
         thresholds=thresholds,
         pooled=pooled,
@@ -386,13 +393,11 @@ def thresholds_of(answered: AnsweredQuestions, pair: Pair, signal: str) -> tuple
     return {relation: in_unit(threshold) for relation, threshold in by_relation.items()}, in_unit(pooled)
 
 
-def full_name(method: str, k: int) -> str:
-    """Return the method with its number of documents, such as replug@10."""
-    found = METHOD.fullmatch(method)
-    assert found is not None, method  # the evaluation has run
-    if found["k"] or found["source"] in (NONE, GENREAD):
-        return method
-    return f"{found['source']}@{k}{method[len(found['source']) :]}"
+def full_name(name: str, config: EvaluationConfig) -> str:
+    """Return a method's name with its source and its number of documents, such as replug@10 for `untuned`."""
+    [method] = evaluation_methods(replace(config, methods=[name]))
+    number = f"@{method.k}" if method.takes_from_corpus else ""
+    return f"{method.source}{number}{''.join(name.partition('/')[1:])}"
 
 
 def retriever_identity(method: str, config: EvaluationConfig, folder: EvaluationFolder) -> str:
@@ -400,19 +405,24 @@ def retriever_identity(method: str, config: EvaluationConfig, folder: Evaluation
 
     Raises UserError where the index or the documents of the evaluation are gone.
     """
-    source = method.partition("@")[0].partition("/")[0]
+    source = full_name(method, config).partition("@")[0]
     if source in (NONE, GENREAD):
         return source
     if source in WITHOUT_RETRIEVER:
-        imported, prepared = folder.data / "corpus", data_folder(config.run_config(), folder.data)
-        if prepared_folder(imported).is_finished:
-            return f"{source}:{Corpus(imported).corpus_sha256[:16]}"
-        if not prepared_folder(prepared).is_finished:
-            raise UserError(f"the documents are gone from {prepared}: a policy must say which retriever it is for")
-        return f"{source}:{PreparedSet(prepared).corpus_sha256[:16]}"
+        return f"{source}:{documents_of(config, folder).corpus_sha256[:16]}"
     root = index_of(config, source, folder.found)
     store = VersionStore(root.absolute())
     if not (versions := store.published()):
         raise UserError(f"the index of {method} is gone from {root}: a policy must say which retriever it is for")
     own = config.query_encoders.get(source)
     return index_identity(store.plan(versions[-1]), root) + (f":queries by {own}" if own else "")
+
+
+def documents_of(config: EvaluationConfig, folder: EvaluationFolder) -> Corpus:
+    """Return the documents of an evaluation. Raises UserError where they are gone."""
+    imported, prepared = folder.data / "corpus", data_folder(config.run_config(), folder.data)
+    if prepared_folder(imported).is_finished:
+        return Corpus(imported)
+    if not prepared_folder(prepared).is_finished:
+        raise UserError(f"the documents are gone from {prepared}; {AGAIN}")
+    return PreparedSet(prepared)

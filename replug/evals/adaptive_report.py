@@ -30,11 +30,13 @@ from replug.evals.adaptive import (
     retriever_identity,
     thresholds_of,
 )
+from replug.evals.adaptive_examples import example_blocks
 from replug.evals.adaptive_figures import (
     ADAPTIVE,
     PAPER,
     Figures,
     Measured,
+    figures_by_popularity,
     figures_of_all,
     figures_of_lm,
     figures_of_way,
@@ -108,7 +110,9 @@ def write_report(
 
     names = ", ".join(measured)
     about = f"{len(lms[0].ids):,} questions, asked of {names}. The paper's LMs are far larger; it has Wikipedia."
-    sections: dict[str, Blocks] = {"": [about, shown(figures_of_all(measured, prices))]}
+    by_popularity = figures_by_popularity(measured, lms[0].popularity_signal)
+    drawn = [*figures_of_all(measured, prices), *by_popularity]
+    sections: dict[str, Blocks] = {"": [about, shown(iter(drawn))]}
     for answered in lms:
         lm = measured[answered.name]
         sections[answered.name] = [shown(figures_of_lm(answered.name, lm, answered.popularity_signal))]
@@ -120,6 +124,7 @@ def write_report(
             ]
             sections[title] = [
                 *_help_and_harm_blocks(way),
+                *example_blocks(answered, (way["closed"], way["augmented"])),
                 shown(figures_of_way(answered, name, way)),
                 comparison_table(way),
                 *(
@@ -140,11 +145,14 @@ def write_report(
 
 
 def _measure_lm(answered: AnsweredQuestions, prices: Prices | None) -> Measured:
+    everything = np.ones(len(answered.ids), dtype=bool)
     return {
         "identity": answered.identity,
         "n": len(answered.ids),
-        "accuracy": accuracies(answered, np.ones(len(answered.ids), dtype=bool)),
-        "popularity": [{**ends, "accuracy": accuracies(answered, own)} for ends, own in _half_powers(answered)],
+        "accuracy": accuracies(answered, everything),
+        "parameters": answered.parameters,
+        "popularity": _by_popularity(answered, everything),
+        "powers of popularity": _by_popularity(answered, everything, per_power=1),
         "relations": accuracy_by_relation(answered),
         "costs": {name: method.mean_costs(prices) for name, method in answered.methods.items()},
         "ways": {},
@@ -211,7 +219,7 @@ def policy_by_popularity(answered: AnsweredQuestions, pair: Pair) -> list[dict[s
     """Return by popularity the accuracy of two methods and of their policy, which is a mean over splits."""
     right = accuracy_by_popularity_policy(answered, pair)
     bins = []
-    for ends, own in _half_powers(answered):
+    for ends, own in _bins(answered):
         accuracy: dict[str, Interval | float] = {name: accuracies(answered, own)[name] for name in pair}
         measured = right[own & ~np.isnan(right)]
         if len(measured):
@@ -229,18 +237,24 @@ def accuracy_by_relation(answered: AnsweredQuestions) -> list[dict[str, Any]]:
             name: popularity_correlation(answered.popularity[own], method.accuracy[own])
             for name, method in answered.methods.items()
         }
-        accuracy = accuracies(answered, own)
-        found.append({"relation": relation, "n": int(own.sum()), "accuracy": accuracy, "correlation": correlation})
+        of = {"relation": relation, "n": int(own.sum()), "accuracy": accuracies(answered, own)}
+        found.append({**of, "correlation": correlation, "popularity": _by_popularity(answered, own)})
     return found
 
 
-def _half_powers(answered: AnsweredQuestions) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """Yield bins of half powers of ten that hold questions: both ends, their number, and which they are, bool [N].
+def _by_popularity(answered: AnsweredQuestions, among: np.ndarray, per_power: int = 2) -> list[dict[str, Any]]:
+    """Return the bins of popularity that hold questions among these bool [N], with the accuracy by method."""
+    bins = ((ends, own & among) for ends, own in _bins(answered, per_power))
+    return [{**ends, "n": int(own.sum()), "accuracy": accuracies(answered, own)} for ends, own in bins if own.any()]
 
-    A popularity below 1 counts as 1 (figures 1 and 5).
+
+def _bins(answered: AnsweredQuestions, per_power: int = 2) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
+    """Yield bins of powers of ten, or parts of these: both ends, their number, and which questions, bool [N].
+
+    A popularity below 1 counts as 1 (figures 1 and 5 have half powers).
     """
     popularity = np.maximum(answered.popularity, 1)
-    edges = 10 ** (np.arange(0, 2 * np.ceil(np.log10(popularity.max() + 1)) + 1) / 2)
+    edges = 10 ** (np.arange(0, per_power * np.ceil(np.log10(popularity.max() + 1)) + 1) / per_power)
     places = np.searchsorted(edges, popularity, side="right") - 1
     for place in np.unique(places):
         own = places == place

@@ -14,7 +14,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from replug.config.methods import Method
 from replug.evals.intervals import Interval
@@ -165,6 +165,32 @@ def lines(
         legend(axes)
 
 
+def panels(axes: Axes, drawings: Mapping[str, Draw], columns: int = 3) -> None:
+    """Draw several sets of axes, each under its title, in the place of one; they share scales, labels and a legend."""
+    place, figure = axes.get_subplotspec(), axes.figure
+    assert place is not None and isinstance(figure, Figure), "the axes lie in the grid of a figure"
+    num_rows = -(-len(drawings) // columns)
+    grid, drawn = place.subgridspec(num_rows, columns), list[Axes]()
+    axes.remove()
+    for number, (title, draw) in enumerate(drawings.items()):
+        shared = drawn[0] if drawn else None
+        own = figure.add_subplot(grid[divmod(number, columns)], sharex=shared, sharey=shared)
+        drawn.append(own)
+        draw(own)
+        own.set_title(title, fontsize=9)
+        own.tick_params(labelsize=7)
+        own.xaxis.set_major_locator(LogLocator(numticks=4))
+        if number % columns:
+            own.set_ylabel("")
+        if number + columns < len(drawings):
+            own.set_xlabel("")
+        if drawn_legend := own.get_legend():
+            drawn_legend.remove()
+    handles, labels = drawn[0].get_legend_handles_labels()
+    if len(labels) > 1:
+        figure.legend(handles, labels, frameon=False, ncols=_columns(labels), loc="outside upper center", fontsize=9)
+
+
 def colours_of(names: Sequence[str]) -> dict[str, str]:
     """Return a colour for each name: its own, or the next of the others, the same for the same order."""
     unknown = [name for name in names if name not in COLOURS]
@@ -173,9 +199,12 @@ def colours_of(names: Sequence[str]) -> dict[str, str]:
 
 def legend(axes: Axes) -> None:
     """Write a legend above the axes, in as many columns as its longest name leaves room for."""
-    longest = max((len(str(label)) for label in axes.get_legend_handles_labels()[1]), default=0)
-    columns = min(6, max(1, LEGEND_CHARACTERS // (longest + 8)))
+    columns = _columns(axes.get_legend_handles_labels()[1])
     axes.legend(frameon=False, ncols=columns, loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=9)
+
+
+def _columns(labels: Sequence[Any]) -> int:
+    return min(6, max(1, LEGEND_CHARACTERS // (max((len(str(label)) for label in labels), default=0) + 8)))
 
 
 def _middle(value: Value) -> float:

@@ -7,17 +7,14 @@ FLOP are 2 x parameters x tokens read and written.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from replug.answering.factors import Factors
 from replug.answering.prompts import ANSWER, EVIDENCE, QUESTION, AnswerPrompts, fit_prompts
 from replug.answering.rerankers import Reranker
 from replug.evals.internet_sets import Prepared
 from replug.evals.kinds import PromptedLM
+from replug.models.lm_source import LMSource
 from replug.models.pair_tokens import token_spans
-
-if TYPE_CHECKING:  # seconds to import
-    from transformers import PreTrainedTokenizerBase
 
 NumTokens = Callable[[str], int]
 Parameters = tuple[float | None, float | None]  # of the LM that answers and of the one that reranks; None means unknown
@@ -131,9 +128,10 @@ class FittingPrompts:
     """
 
     def __init__(self, prepared: Prepared, lm: PromptedLM, max_new_tokens: int) -> None:
-        tokenizer = lm.source.tokenizer() if lm.source else None
-        self.num_tokens = token_counter(tokenizer) if tokenizer else None
-        self._limit, self._max_new_tokens = lm.lm.max_tokens, max_new_tokens
+        from replug.models.build import counting_template  # brings torch: only once the configuration is checked
+
+        self.num_tokens = token_counter(lm.source)
+        self._counting, self._max_new_tokens = counting_template(lm.source), max_new_tokens
         self._whole = AnswerPrompts(prepared.shots, prepared.question_first)
         self._by_shots = {len(self._whole.shots): self._whole}  # prompts of equal shots share their openings
         self._found: dict[tuple[str | None, ...], AnswerPrompts] = {}
@@ -143,12 +141,10 @@ class FittingPrompts:
 
         Raises UserError where one does not fit without shots.
         """
-        if self.num_tokens is None:
-            return self._whole
         key = question, *texts
         if key not in self._found:
             asked = [(question, text) for text in texts]
-            fitting = fit_prompts(self._whole, asked, self.num_tokens, self._limit, self._max_new_tokens)
+            fitting = fit_prompts(self._whole, asked, self._counting, self._max_new_tokens)
             self._found[key] = self._by_shots.setdefault(len(fitting.shots), fitting)
         return self._found[key]
 
@@ -157,6 +153,9 @@ class FittingPrompts:
         return len(self._whole.shots) - len(prompts.shots)
 
 
-def token_counter(tokenizer: "PreTrainedTokenizerBase") -> NumTokens:
-    """Return a function that counts the tokens of a text."""
+def token_counter(source: LMSource | None) -> NumTokens | None:
+    """Return a function that counts the tokens of a text; None means that the LM's tokenizer is unknown."""
+    tokenizer = source.tokenizer() if source else None
+    if tokenizer is None:
+        return None
     return lambda text: len(token_spans(tokenizer, text))

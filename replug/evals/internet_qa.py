@@ -25,7 +25,6 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import BM25, GOLD, NONE, REPLUG, Method
 from replug.config.rules import has_rerank_lm
-from replug.config.schema import LMConfig
 from replug.data.answers import has_answer
 from replug.data.progress import Progress
 from replug.data.store import Corpus
@@ -36,7 +35,6 @@ from replug.evals.internet_costs import (
     LineCounter,
     Parameters,
     cost_numbers,
-    token_counter,
 )
 from replug.evals.internet_deciding import (
     add_internet_findings,
@@ -55,8 +53,7 @@ from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM
 from replug.evals.loop import Metric, Outcome, Outcomes, Task
 from replug.evals.outcomes import Row
 from replug.evals.questions import queries_of, question_problems
-from replug.models.build import lm_max_tokens, lm_tokenizer
-from replug.planning.model_sizes import lm_size
+from replug.planning.model_sizes import known_parameters
 from replug.web import require_web
 from replug.web.records import EngineResult, FoundEvidence, SearchEngine
 
@@ -85,8 +82,8 @@ def internet_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDat
         found = prepared
         for method in searches(config):
             found = _with_evidence(config, prepared, queries, CorpusEngine(method, book, queries))
-        lm = _parameters(config.lm)
-        parameters = lm, _parameters(config.rerank_lm) if has_rerank_lm(config) else lm
+        lm = known_parameters(config.lm)
+        parameters = lm, known_parameters(config.rerank_lm) if has_rerank_lm(config) else lm
         return InternetQa(found, asked, config.questions.max_new_tokens, config.seed, parameters)
 
     return EvalDataset([""] * len(queries) if on_web else queries, make_task)
@@ -99,11 +96,15 @@ def require_room(config: EvaluationConfig, prepared: Prepared) -> None:
     was empty. How long passages are is known after the search alone; a question that does not fit with them is refused
     when it is asked. So is what a server does not hold, whose limit is its own.
     """
+    from replug.models.build import lm_max_tokens, lm_tokenizer  # brings torch: only once the configuration is checked
+    from replug.models.prompt import PromptTemplate
+
     for name, lm in (("lm", config.lm), ("rerank_lm", config.rerank_lm)):
         max_tokens = lm_max_tokens(lm) if lm.path else None
         if max_tokens is None:
             continue
-        num_tokens, bare = token_counter(lm_tokenizer(lm)), AnswerPrompts((), prepared.question_first)
+        counting = PromptTemplate("", lm_tokenizer(lm), max_tokens)
+        bare = AnswerPrompts((), prepared.question_first)
         alone = [None] if any(method.source == NONE for method in prepared.methods) else []
         for question in prepared.questions:
             texts: list[str | None] = [""] if prepared.num_passages else []
@@ -112,17 +113,9 @@ def require_room(config: EvaluationConfig, prepared: Prepared) -> None:
                 texts += alone if gold is None else [*alone, gold]
             try:
                 asked = [(question.example.query, text) for text in texts]
-                fit_prompts(bare, asked, num_tokens, max_tokens, config.questions.max_new_tokens)
+                fit_prompts(bare, asked, counting, config.questions.max_new_tokens)
             except UserError as error:
                 raise UserError(f"question {question.example.id}, {name}: {error}") from error
-
-
-def _parameters(lm: LMConfig) -> float | None:
-    """Return the size of an LM by a table or by its own files; None means that neither has it."""
-    try:
-        return float(lm_size(lm.path or lm.model or "").parameters)
-    except UserError:
-        return None
 
 
 def searches(config: EvaluationConfig) -> list[Method]:

@@ -56,7 +56,8 @@ class EvalDataset:
 
     `questions`, one for each query, are what an LM is to write documents for; none where the LM is asked no questions.
     `sources`, one for each query, are those whose documents it must not find; none where it may find all. `predicted`
-    are the texts that an LM is to predict.
+    are the texts that an LM is to predict. `bare_prompts` are examples' names with their prompts without demonstration
+    and document, after which the LM must hold `num_after` tokens.
     """
 
     queries: Sequence[str]
@@ -64,6 +65,8 @@ class EvalDataset:
     questions: Sequence[str] = ()
     sources: Sequence[str | None] = ()
     predicted: Sequence[str] = ()
+    bare_prompts: Sequence[tuple[str, str]] = ()
+    num_after: int = 0
 
 
 @dataclass(frozen=True, slots=True)

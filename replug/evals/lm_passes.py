@@ -13,17 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
+from replug.answering.genread import WRITING, WrittenDocument, writing_prompt, written_document
 from replug.config.methods import GENREAD, Method
 from replug.data.progress import Progress
 from replug.data.store import CorpusStore
-from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
+from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.kinds import EvalDataset, PromptedLM
 from replug.evals.loop import Metric, in_order
 from replug.evals.outcomes import OutcomeFile, Row
-from replug.evals.popqa_sets import first_line, genread_prompt
-from replug.models.generation import GenerationOptions
 
-MAX_NEW_TOKENS = 150
 FIELDS = ("text", "prompt_tokens", "generated_tokens")  # of a written document
 
 
@@ -49,14 +47,8 @@ def _begin_writing(lm: PromptedLM, question: str) -> Callable[[], WrittenDocumen
     """Ask for the document of a question; what is returned waits for it."""
     if not question.strip():
         return lambda: WrittenDocument(None, 0, 0)
-    prompt = lm.template.fit(None, lm.template.around(lambda _: genread_prompt(question)), MAX_NEW_TOKENS)
-    future = lm.lm.submit_answer(prompt, GenerationOptions(MAX_NEW_TOKENS))
-
-    def finish() -> WrittenDocument:
-        answer = future.result()
-        return WrittenDocument(first_line(answer.text) or None, answer.prompt_tokens, answer.num_tokens)
-
-    return finish
+    future = lm.lm.submit_answer(writing_prompt(question, lm.template), WRITING)
+    return lambda: written_document(future.result())
 
 
 def reranked(

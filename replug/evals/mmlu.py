@@ -333,7 +333,9 @@ def mmlu_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset
         query.replace(CHOICES, _choices(question))
         for query, question in zip(queries_of(config, examples), searched, strict=True)
     ]
-    return EvalDataset(queries, make_task, [example.query for example in examples])
+    written_for = [example.query for example in examples]
+    bare = [(question.example.id, mmlu_prompt(question)) for question in questions]
+    return EvalDataset(queries, make_task, written_for, bare_prompts=bare, num_after=ROOM)
 
 
 def _num_shots(config: EvaluationConfig) -> int:

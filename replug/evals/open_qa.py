@@ -145,7 +145,11 @@ def open_qa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalData
         return OpenQa(asked.lm, few_shot(asked, keys.max_new_tokens), questions, by_method, keys.max_new_tokens)
 
     asked_for = [question.example for question in [*questions, *demonstrations]]
-    return EvalDataset(queries_of(config, asked_for), make_task, [example.query for example in asked_for])
+    written_for = [example.query for example in asked_for]
+    bare = [(question.example.id, open_qa_prompt(question, ())) for question in questions]
+    return EvalDataset(
+        queries_of(config, asked_for), make_task, written_for, bare_prompts=bare, num_after=keys.max_new_tokens
+    )
 
 
 EVALUATION = EvaluationKind(open_qa_dataset, question_problems, add_findings=dropped_shots)

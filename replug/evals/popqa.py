@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from replug.answering.few_shot import FewShot, FewShotPrompts
+from replug.answering.genread import first_line
 from replug.answering.prompts import Shot
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
@@ -40,7 +41,6 @@ from replug.evals.popqa_sets import (
     PAGE_VIEWS,
     PopQuestion,
     document_frequencies,
-    first_line,
     plan_shots,
     popqa_form,
     popqa_opening,
@@ -209,7 +209,10 @@ def popqa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDatase
         return PopQa(prompted.lm, few_shot(prompted, room), asked, by_method, book, room)
 
     examples = [question.example for question in (*questions, *shots.values())]
-    return EvalDataset(queries_of(config, examples), make_task, [example.query for example in examples])
+    written_for = [example.query for example in examples]
+    bare = [(question.example.id, popqa_prompt(question.example.query)) for question in questions]
+    num_after = config.questions.max_new_tokens
+    return EvalDataset(queries_of(config, examples), make_task, written_for, bare_prompts=bare, num_after=num_after)
 
 
 def _write_prompts(config: EvaluationConfig, methods: Sequence[Method], shots: Shots) -> None:

@@ -10,8 +10,7 @@ The fields are `subj`, `prop` (one of TEMPLATES), `obj`, `possible_answers` (or 
 optional `question`, `s_pop` (monthly page views), `id` and `gold`. A `question` must be its template's.
 
 Prompts are those of the official code (`run_model.py`). A question is `Q: ... A:`, with its passage and a blank line
-before it where there is one. Shots are such questions with their answers. GenRead's prompt asks the LM to write the
-passage (Yu et al. 2023).
+before it where there is one. Shots are such questions with their answers.
 """
 
 import json
@@ -61,7 +60,6 @@ TEMPLATES = {
     "mother": "Who is the mother of {}?",
     "capital": "What is the capital of {}?",
 }
-GENREAD_TEMPLATE = "Generate a background document from Wikipedia to answer the given question. {}"
 
 
 def question_of(relation: str, subject: str) -> str:
@@ -83,16 +81,6 @@ def popqa_form(shots: Sequence[Shot], has_document: bool) -> list[str]:
 def popqa_opening(shots: Sequence[Shot]) -> str:
     """Return what the prompts of all questions of a relation begin with."""
     return "".join(f"{_block(shot.question, shot.evidence)} {one_line(shot.answer)}{BETWEEN_BLOCKS}" for shot in shots)
-
-
-def genread_prompt(question: str) -> str:
-    """Return what the LM continues by a document of its own."""
-    return GENREAD_TEMPLATE.format(one_line(question))
-
-
-def first_line(generated: str) -> str:
-    """Return the first line of the answer, after a blank line that it may begin with, as the official code cuts it."""
-    return generated.removeprefix(BETWEEN_BLOCKS).partition("\n")[0].strip()
 
 
 def _block(question: str, passage: str | None) -> str:

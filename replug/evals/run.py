@@ -12,6 +12,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from replug.answering.few_shot import FewShot
+from replug.answering.genread import WrittenDocument
 from replug.cluster.ray_cluster import ray_cluster
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import GENREAD, Method
@@ -22,7 +24,7 @@ from replug.data.folder import sole_writer
 from replug.data.store import Corpus
 from replug.evals.charts import draw_methods, draw_sweep, sweeps_of, to_svg
 from replug.evals.ensemble_temperatures import settled_temperatures, with_temperatures
-from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
+from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.folder import EvaluationFolder
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM, check_evaluation
 from replug.evals.leakage import Overlaps, overlap_line, overlaps_with, write_leakage
@@ -41,7 +43,7 @@ from replug.evals.search import find_all, needs_building, open_searches
 from replug.evals.tables import result_blocks, to_markdown
 from replug.index_workers.build_plan import check_faiss
 from replug.models import build
-from replug.models.build import cache_path, lm_source, posterior_weighting, prompt_template
+from replug.models.build import cache_path, counting_template, lm_source, posterior_weighting, prompt_template
 from replug.models.caching_lm import CachingLM
 from replug.models.hardware import check_gpus, multiplies_bfloat16
 from replug.models.lm_source import LMSource
@@ -75,6 +77,10 @@ def _evaluate(config: EvaluationConfig, folder: EvaluationFolder, kind: Evaluati
     needs_corpus = config.data.corpus or any(method.takes_from_corpus for method in methods)
     corpus = corpus_to_index(run_config, folder.data, folder.data) if needs_corpus else None
     dataset = kind.make_dataset(config, corpus)
+    if source:
+        few_shot = FewShot(prompt_template(config.lm, source), counting_template(source), dataset.num_after)
+        for name, prompt in dataset.bare_prompts:
+            few_shot.require(name, prompt)
     asked_for = [*dataset.questions, *dataset.predicted]
     folder.claim(config, identity, dataset.queries, asked_for, corpus.corpus_sha256 if corpus else None)
     check_faiss()

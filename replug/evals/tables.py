@@ -5,7 +5,7 @@ alone. Text is text: no renderer reads what a group or a document is called as m
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -15,7 +15,7 @@ from rich.markdown import Markdown
 
 from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import NONE
-from replug.config.plain_text import plain_line
+from replug.config.plain_text import plain_line, plain_text
 from replug.evals.intervals import FEW_CLUSTERS, LEVEL, verdict
 from replug.evals.results import Entry, Results, correct_for_many, main_metric, paper_metric
 
@@ -27,7 +27,7 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 1080px; margin: 2rem aut
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
 table { border-collapse: collapse; display: block; overflow-x: auto; margin: .6rem 0; }
 th, td { padding: .35rem .8rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
+th:first-child, td:first-child, .text { text-align: left; } .text { white-space: normal; min-width: 24rem; }
 .grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(480px, 100%), 1fr)); gap: 1rem; }
 svg { width: 100%; height: auto; } figure { margin: 0; } .wide { overflow-x: auto; }
 .wide svg { width: auto; max-width: max(100%, 800px); }
@@ -47,6 +47,25 @@ class Table:
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
+
+
+class Marked(str):
+    """A cell whose `spans` of characters (start, end) are marked, in order; a page breaks its lines."""
+
+    spans: Sequence[tuple[int, int]]
+
+    def __new__(cls, text: str, spans: Sequence[tuple[int, int]]) -> "Marked":
+        cell = super().__new__(cls, text)
+        cell.spans = spans
+        return cell
+
+    def render(self, plain: Callable[[str], str], begin: str, end: str) -> str:
+        """Return the text with each part as `plain` writes it, and the marks between."""
+        parts, place = [], 0
+        for low, high in self.spans:
+            parts += [plain(self[place:low]), begin, plain(self[low:high]), end]
+            place = high
+        return "".join([*parts, plain(self[place:])])
 
 
 class Html(str):
@@ -108,7 +127,7 @@ def _markdown(block: Block) -> str:
     if isinstance(block, str):
         return plain_line(block)
     if isinstance(block, Table):
-        head, *rows = (f"| {' | '.join(map(markdown_text, cells))} |" for cells in (block.head, *block.rows))
+        head, *rows = (f"| {' | '.join(map(_markdown_cell, cells))} |" for cells in (block.head, *block.rows))
         return "\n".join([head, f"| {' | '.join(['---'] * len(block.head))} |", *rows])
     return "\n".join(f"- {plain_line(line)}" for line in block)
 
@@ -120,9 +139,21 @@ def _html(block: Block) -> str:
         return f"<p>{escape(block)}</p>"
     if isinstance(block, Table):
         head = "".join(f"<th>{escape(cell)}</th>" for cell in block.head)
-        rows = ("".join(f"<td>{escape(cell)}</td>" for cell in cells) for cells in block.rows)
+        rows = ("".join(map(_html_cell, cells)) for cells in block.rows)
         return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
     return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in block)}</ul>"
+
+
+def _markdown_cell(cell: str) -> str:
+    if isinstance(cell, Marked):
+        return cell.render(lambda part: MARKUP.sub(r"\\\g<0>", plain_text(part).replace("\n", " ")), "**", "**")
+    return markdown_text(cell)
+
+
+def _html_cell(cell: str) -> str:
+    if isinstance(cell, Marked):
+        return f"<td class=text>{cell.render(escape, '<mark>', '</mark>')}</td>"
+    return f"<td>{escape(cell)}</td>"
 
 
 # The tables of results -------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from replug.config.errors import UserError
-from replug.config.methods import METHOD, NONE, RERANKERS, WITHOUT_RETRIEVER
+from replug.config.methods import GENREAD, METHOD, NONE, RANDOM, RERANKERS, WITHOUT_RETRIEVER
 from replug.config.rules import QUESTION
 from replug.data.files import write_json
 from replug.models.ensemble import POSTERIOR, REPLUG_WEIGHTS, Weighting
@@ -91,9 +91,9 @@ class PolicyPrompts:
     lm_prompt: str | None = None
     chat: bool = False
 
-    def of(self, relation: str | None, has_document: bool) -> Sequence[str]:
+    def of(self, relation: str | None, retrieves: bool) -> Sequence[str]:
         """Return the parts of a relation's prompts; another relation has the shots of the first."""
-        forms = self.augmented if has_document else self.closed
+        forms = self.augmented if retrieves else self.closed
         return forms.get(relation or "", next(iter(forms.values())))
 
     def require_form(self, lm_prompt: str | None, chat: bool) -> None:
@@ -141,12 +141,19 @@ class Policy:
         return SIGNALS[self.signal]
 
     @property
+    def source(self) -> str:
+        """Return where documents come from: bm25, genread, or the name of a retriever."""
+        return self.augmented.partition("@")[0]
+
+    @property
     def ensemble_size(self) -> int | None:
         """Documents that are retrieved, where the choice is between none and an ensemble weighed by similarity."""
         found = METHOD.fullmatch(self.augmented)
+        if self.closed == NONE and self.augmented == GENREAD:
+            return 1
         if self.closed != NONE or found is None or found["k"] is None or found["way"] not in (None, POSTERIOR):
             return None
-        if found["source"] in RERANKERS:
+        if found["source"] in (*RERANKERS, RANDOM):
             return None
         size = int(found["k"])
         return size if size == 1 or found["source"] not in WITHOUT_RETRIEVER else None
@@ -165,7 +172,8 @@ class Policy:
 
     def reason(self, value: float | None, relation: str | None = None) -> str:
         """Return a line that says why a question does or does not retrieve."""
-        does = "documents" if self.retrieves(value, relation) else "no document"
+        alone = "no document" if self.closed == NONE else self.closed
+        does = "documents" if self.retrieves(value, relation) else alone
         seen = "unknown" if value is None else f"{value:g}"
         whose = relation if relation in self.thresholds else "all relations together"
         return f"{does}: {self.signal} is {seen}; {whose}: {self.rule(relation)}"
@@ -196,10 +204,21 @@ class Policy:
                 "now): bring those back, or fit a policy to outcomes with these"
             )
 
-    def require_prompt(self, prompt: str, joined: str, relation: str | None) -> None:
-        """Raise UserError for a prompt of another form; `joined` has DOCUMENT in the place of a document."""
+    def query(self, question: str) -> str:
+        """Return what documents are retrieved by, as in fitting; an LM that writes them is asked the question."""
+        return (
+            question
+            if self.prompts is None or self.source == GENREAD
+            else self.prompts.query.replace(QUESTION, question)
+        )
+
+    def require_prompt(self, prompt: str, joined: str, relation: str | None) -> str:
+        """Return the question of a prompt, the whole prompt where the policy says no form.
+
+        `joined` has DOCUMENT in the place of a document. Raises UserError for a prompt of another form.
+        """
         if self.prompts is None:
-            return
+            return prompt
         alone, augmented = ("".join(self.prompts.of(relation, has)) for has in (False, True))
         before, after = alone.split(QUESTION)
         question = prompt[len(before) : len(prompt) - len(after)]
@@ -214,13 +233,14 @@ class Policy:
                 f"{_shots(self.prompts, relation)}, and here they are joined as {joined[:FORM]!r}; expected that form, "
                 "such as separator='\\n\\n', or a policy fitted to outcomes of this one"
             )
+        return question
 
     def require_ensemble(self, k: int, temperature: float = 1.0, weighting: Weighting = REPLUG_WEIGHTS) -> None:
         """Raise UserError unless the choice is between no document and an ensemble of `k` that is weighed so."""
         if self.ensemble_size is None:
             raise UserError(
                 f"the policy chooses between {self.closed} and {self.augmented}; expected {NONE} and an ensemble "
-                "weighed by similarity, such as replug@10"
+                "weighed by similarity, such as replug@10, or one document, such as bm25@1 and genread"
             )
         if self.ensemble_size != k:
             raise UserError(f"k is {k}, but the policy was fitted to {self.augmented}; expected k={self.ensemble_size}")
@@ -256,7 +276,7 @@ class Policy:
 
 
 def _shots(prompts: PolicyPrompts, relation: str | None) -> str:
-    num = len(prompts.of(relation, has_document=True)) - 1
+    num = len(prompts.of(relation, retrieves=True)) - 1
     return f" after {num} shots" if num else ""
 
 

@@ -44,7 +44,7 @@ class PromptTemplate:
         is_chat: bool = False,
     ) -> None:
         assert tokenizer is not None or not is_chat, "a chat is written by the tokenizer's template"
-        self._tokenizer, self._max_tokens = tokenizer, max_tokens if tokenizer is not None else None
+        self._tokenizer, self.max_tokens = tokenizer, max_tokens if tokenizer is not None else None
         self._prompt, self._is_chat = prompt, is_chat
         alone = CONTEXT if prompt is None else DOCUMENTS_LINE.sub("", prompt)
         whole = f"{DOCUMENT}{separator}{CONTEXT}" if prompt is None else prompt
@@ -103,7 +103,7 @@ class PromptTemplate:
                 elif document is None and not context:
                     raise UnscorableText(
                         f"lm.prompt is {excess} tokens too long without any document and context, with a continuation: "
-                        f"the LM holds {self._max_tokens}; expected a shorter template"
+                        f"the LM holds {self.max_tokens}; expected a shorter template"
                     )
                 else:
                     document = None
@@ -120,14 +120,12 @@ class PromptTemplate:
         rows = [row for row, part in enumerate(parts) if not self._surely_holds(wholes[row] + part[2], 0)]
         if not rows:
             return wholes
-        assert self._tokenizer is not None and self._max_tokens is not None
-        near = [row for row in rows if len(wholes[row] + parts[row][2]) <= FIRST_CHARACTERS * self._max_tokens]
+        assert self._tokenizer is not None and self.max_tokens is not None
+        near = [row for row in rows if len(wholes[row] + parts[row][2]) <= FIRST_CHARACTERS * self.max_tokens]
         with self._lock:
             pairs = pairs_token_ids(self._tokenizer, [wholes[row] for row in near], [parts[row][2] for row in near])
         fits = {
-            row
-            for row, (before, after) in zip(near, pairs, strict=True)
-            if len(before) + len(after) <= self._max_tokens
+            row for row, (before, after) in zip(near, pairs, strict=True) if len(before) + len(after) <= self.max_tokens
         }
         for row in rows:
             if row not in fits:
@@ -137,35 +135,38 @@ class PromptTemplate:
     @property
     def cuts(self) -> bool:
         """Return whether too long inputs are cut."""
-        return self._max_tokens is not None
+        return self.max_tokens is not None
 
     def fit(
         self, document: str | None, build: Build, num_after: int, keep_end: bool = False, name: str | None = None
     ) -> str:
-        """Return what `build` makes of the document, cut where the prompt and `num_after` tokens would not fit.
+        """Return what `build` makes of `fit_document`."""
+        return build(self.fit_document(document, build, num_after, keep_end, name))
+
+    def fit_document(
+        self, document: str | None, build: Build, num_after: int, keep_end: bool = False, name: str | None = None
+    ) -> str | None:
+        """Return the document, cut where what `build` makes of it and `num_after` tokens would not fit the LM.
 
         Raises UnscorableText with the question's name where they do not fit without a document either.
         """
-        whole = build(document)
-        if self._surely_holds(whole, num_after):
-            return whole
+        if self._surely_holds(build(document), num_after):
+            return document
         with self._lock:
             if document:
                 document = self._readable(document, keep_end) or None
-            whole = build(document)
-            excess = self._excess_of(whole, num_after)
+            excess = self._excess_of(build(document), num_after)
             self.num_truncated += excess > 0
             while excess > 0 and document:
                 document = self._cut(document, excess, keep_end) or None
-                whole = build(document)
-                excess = self._excess_of(whole, num_after)
+                excess = self._excess_of(build(document), num_after)
         if excess > 0:
             raise UnscorableText(
                 f"{'a prompt' if name is None else f'question {name}: its prompt'} is {excess} tokens too long without "
-                f"any document: the LM holds {self._max_tokens}, {num_after} of them for the answer; expected a "
+                f"any document: the LM holds {self.max_tokens}, {num_after} of them for the answer; expected a "
                 "shorter question"
             )
-        return whole
+        return document
 
     def holds(self, prompt: str, num_after: int) -> bool:
         """Return whether a prompt and `num_after` tokens fit the LM; yes where no limit is known."""
@@ -174,29 +175,35 @@ class PromptTemplate:
         with self._lock:
             return self._excess_of(prompt, num_after) <= 0
 
+    def num_tokens(self, prompt: str) -> int:
+        """Return how many tokens the LM reads of a prompt; its tokenizer must be known."""
+        assert self._tokenizer is not None
+        with self._lock:
+            return num_tokens(self._tokenizer, prompt)
+
     def _readable(self, text: str, keep_end: bool) -> str:
         """Return a text up to the first token that the LM does not hold, for the cost of what is left."""
-        assert self._tokenizer is not None and self._max_tokens is not None
-        return within(self._tokenizer, text, self._max_tokens + 1, keep_end)
+        assert self._tokenizer is not None and self.max_tokens is not None
+        return within(self._tokenizer, text, self.max_tokens + 1, keep_end)
 
     def _surely_holds(self, prompt: str, num_after: int) -> bool:
         """Return whether the bytes fit: a token has at least one, so most prompts need not be tokenized."""
-        return self._max_tokens is None or len(prompt.encode()) + 2 + num_after <= self._max_tokens
+        return self.max_tokens is None or len(prompt.encode()) + 2 + num_after <= self.max_tokens
 
     def _excess(self, prefix: str, continuation: str) -> int:
         """Return the tokens over the limit."""
-        assert self._tokenizer is not None and self._max_tokens is not None
+        assert self._tokenizer is not None and self.max_tokens is not None
         before, after = pair_token_ids(self._tokenizer, prefix, self._readable(continuation, keep_end=False))
-        if len(after) >= self._max_tokens:
+        if len(after) >= self.max_tokens:
             raise UnscorableText(
-                f"a continuation has {len(after)} tokens or more, but the LM holds {self._max_tokens} with at least "
+                f"a continuation has {len(after)} tokens or more, but the LM holds {self.max_tokens} with at least "
                 "one before it: shorten it, or take an LM with a longer context"
             )
-        return len(before) + len(after) - self._max_tokens
+        return len(before) + len(after) - self.max_tokens
 
     def _excess_of(self, prompt: str, num_after: int) -> int:
-        assert self._tokenizer is not None and self._max_tokens is not None
-        return num_tokens(self._tokenizer, self._readable(prompt, keep_end=False)) + num_after - self._max_tokens
+        assert self._tokenizer is not None and self.max_tokens is not None
+        return num_tokens(self._tokenizer, self._readable(prompt, keep_end=False)) + num_after - self.max_tokens
 
     def _cut(self, text: str, count: int, keep_end: bool) -> str:
         """Return the text without its last `count` tokens, or with `keep_end` without its first."""

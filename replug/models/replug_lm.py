@@ -248,8 +248,9 @@ class ReplugLM:
         subjects: Sequence[Subject] | None = None,
         queries: Sequence[str] | None = None,
     ) -> list[Decision]:
-        """Decide which prompts the policy answers from documents, and find these by `queries`, by default the prompts.
+        """Decide which prompts the policy answers from documents, and find these by `queries`.
 
+        By default these are as in fitting, of the question in each prompt; the prompts where the policy says no form.
         Costs what the signal costs: nothing for what is given, a call of the LM for each prompt, or a search. Raises
         UserError where a signal must be given and is not, or cannot be seen.
         """
@@ -260,11 +261,13 @@ class ReplugLM:
         subjects = [Subject() for _ in prompts] if subjects is None else subjects
         if len(subjects) != len(prompts):
             raise ValueError(f"{len(subjects)} subjects, but {len(prompts)} prompts")
-        queries = prompts if queries is None else queries
+        questions = [
+            policy.require_prompt(prompt, self._template.fill(DOCUMENT, prompt), subject.relation)
+            for prompt, subject in zip(prompts, subjects, strict=True)
+        ]
+        queries = [policy.query(question) for question in questions] if queries is None else queries
         if len(queries) != len(prompts):
             raise ValueError(f"{len(queries)} queries, but {len(prompts)} prompts")
-        for prompt, subject in zip(prompts, subjects, strict=True):
-            policy.require_prompt(prompt, self._template.fill(DOCUMENT, prompt), subject.relation)
         seen = self._see(policy, prompts, queries, options, subjects)
         does = [
             policy.retrieves(value, subject.relation) for (value, _, _), subject in zip(seen, subjects, strict=True)

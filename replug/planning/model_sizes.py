@@ -12,7 +12,7 @@ from typing import Any
 from replug.config.choices import TrainedSide
 from replug.config.errors import UserError
 from replug.config.paths import SETTINGS_FILE, TUNED_QUERIES
-from replug.config.schema import RetrieverConfig
+from replug.config.schema import LMConfig, RetrieverConfig
 
 # Hidden size by layers, and the vocabulary, of a model that is known by its parameter count alone.
 ENCODER_ASPECT, ENCODER_VOCABULARY = 64, 30_522  # as BERT-base
@@ -209,6 +209,14 @@ def lm_size(path: str, parameters: float | None = None) -> ModelSize:
     if known is None:
         raise UserError(_unknown("lm.path", path, "--lm-parameters 7e9", "gpt2-xl"))
     return replace(known, name=path)
+
+
+def known_parameters(lm: LMConfig) -> float | None:
+    """Return the parameters of an LM by a table or by its own files; None means that neither has it."""
+    try:
+        return float(lm_size(lm.path or lm.model or "").parameters)
+    except UserError:
+        return None
 
 
 def read_size(folder: Path, key: str) -> ModelSize:

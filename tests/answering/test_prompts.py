@@ -7,7 +7,9 @@ import pytest
 
 from replug.answering.prompts import AnswerPrompts, Shot, fit_prompts, read_shots
 from replug.config.errors import UserError
+from replug.models.prompt import PromptTemplate
 from tests.support.answering_questions import PROMPTS, QUESTION, SHOTS, TEXTS
+from tests.support.tokenizers import letters_tokenizer
 
 GOLDEN = Path(__file__).parent / "golden"
 SWAPPED = AnswerPrompts(SHOTS, question_first=True)
@@ -38,28 +40,28 @@ def test_a_shot_without_evidence_is_for_closed_books_only() -> None:
         prompts.ask("c?", "evidence")
 
 
-# Shots that fit; a token is a word -------------------------------------------------------------------------------
+# Shots that fit; a token is a letter -------------------------------------------------------------------------------
 
 
-def num_words(text: str) -> int:
-    return len(text.split())
+def holding(max_tokens: int | None) -> PromptTemplate:
+    return PromptTemplate("", letters_tokenizer(), max_tokens)
 
 
 def longest(prompts: AnswerPrompts, asked: list[tuple[str, str | None]]) -> int:
-    return max(num_words(prompts.ask(*one)) for one in asked)
+    return max(len(prompts.ask(*one)) for one in asked)
 
 
 def test_the_earliest_shots_go_until_every_prompt_fits_and_all_have_the_same() -> None:
     asked: list[tuple[str, str | None]] = [(QUESTION, text) for text in TEXTS] + [("a long question " * 5, None)]
     whole = longest(PROMPTS, asked)
-    assert fit_prompts(PROMPTS, asked, num_words, whole + 10 + 2, 10).shots == tuple(SHOTS)
-    assert fit_prompts(PROMPTS, asked, num_words, whole + 10 + 1, 10).shots == tuple(SHOTS[1:])
+    assert fit_prompts(PROMPTS, asked, holding(whole + 10 + 2), 10).shots == tuple(SHOTS)
+    assert fit_prompts(PROMPTS, asked, holding(whole + 10 + 1), 10).shots == tuple(SHOTS[1:])
     alone = longest(AnswerPrompts(()), asked)
-    assert fit_prompts(PROMPTS, asked, num_words, alone + 12, 10).shots == ()
-    assert fit_prompts(PROMPTS, asked, num_words, None, 10) is PROMPTS
-    assert fit_prompts(PROMPTS, [], num_words, 1, 10).shots == tuple(SHOTS)
+    assert fit_prompts(PROMPTS, asked, holding(alone + 12), 10).shots == ()
+    assert fit_prompts(PROMPTS, asked, holding(None), 10) is PROMPTS
+    assert fit_prompts(PROMPTS, [], holding(1), 10).shots == tuple(SHOTS)
     with pytest.raises(UserError, match=r"has \d+ tokens without shots, and the LM holds .* shorter evidence"):
-        fit_prompts(PROMPTS, asked, num_words, alone + 11, 10)
+        fit_prompts(PROMPTS, asked, holding(alone + 11), 10)
 
 
 # Shots of a file, and ours ---------------------------------------------------------------------------------------

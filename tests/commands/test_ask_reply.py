@@ -9,6 +9,7 @@ from replug.commands.ask import AskOptions
 from replug.commands.asking.reply import Reply, ensemble_prompts, fit_passages, print_reply, prompts_that_fit
 from replug.config.errors import UserError
 from replug.config.schema import LMConfig
+from replug.models.black_box_lm import UnscorableText
 from replug.models.build import lm_source
 from replug.models.lm_source import LMSource
 from replug.web.records import Passage
@@ -48,7 +49,7 @@ def test_the_earliest_shots_go_and_then_the_end_of_the_evidence(source, caplog):
 
 
 def test_a_question_that_fits_no_prompt_is_refused(source):
-    with pytest.raises(UserError, match="tokens without shots, and the LM holds 128"):
+    with pytest.raises(UnscorableText, match=r"its prompt is \d+ tokens too long .* the LM holds 128, 10 of them"):
         fit_passages(source, "who? " * 100, [passage("x")], NEW_TOKENS)
 
 

@@ -1,14 +1,20 @@
 """`replug report --policies` as a user types it, and `replug ask` with what it wrote."""
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from replug.data.prepare.sets import import_corpus
+from replug.evals.adaptive import pair_name
+from replug.evals.adaptive_figures import slug
+from replug.evals.popqa_sets import question_of
 from replug.models.policy import load_policy
 from tests.support.command_line import ROOT, CommandLine
 from tests.support.outcome_folders import counted_in_documents, made_up_rows, write_evaluation
+from tests.support.small_index import write_small_index
 
 MOVING = "replug@2/posterior"
 
@@ -67,7 +73,7 @@ def test_the_page_shows_several_lms_with_the_papers_numbers_and_every_figure(wri
     assert "<b>" not in page
     found = {path.stem for path in out.glob("*.svg")}
     shared = {"accuracy", "adaptive", "relations", "correlation"}
-    shared |= {"cost_seconds", "cost_prompt_tokens", "cost_dollars"}
+    shared |= {"cost_seconds", "cost_prompt_tokens", "cost_dollars", "subjects"}
     of_each = ("popularity", "adaptive_bm25_1", "policies_bm25_1")
     assert found == shared | {f"{name}_{lm}" for name in of_each for lm in ("tiny", "large__b_")}
     assert page.count("<svg") == len(found)
@@ -144,7 +150,8 @@ def evaluated(replug: CommandLine, tmp_path_factory: pytest.TempPathFactory) -> 
 def test_a_policy_of_an_evaluation_is_followed_with_its_index_and_lm(replug, evaluated, signal):
     policy = evaluated / f"policies/policies/stand_in/replug_2_posterior_{signal}.json"
     given = ["--popularity", "3"] if signal in ("popularity", "frequency") else []
-    typed = ["lm.path=stand_in", "--index", evaluated / "out/found/index/replug", "--policy", policy]
+    index = evaluated / "out" if signal == "popularity" else evaluated / "out/found/index/replug"
+    typed = ["lm.path=stand_in", "--index", index, "--policy", policy]
     done = replug("ask", "In what city was Person3 born?", *typed, "--json", *given)
     assert done.status == 0, done.printed
     row = json.loads(done.output.splitlines()[-1])
@@ -153,6 +160,85 @@ def test_a_policy_of_an_evaluation_is_followed_with_its_index_and_lm(replug, eva
     method = MOVING if row["policy"]["retrieves"] else "none"
     assert row["answer"] == of[method]["detail"]["answer"], "as in the evaluation"
     assert row["policy"]["signal"] == signal and len(row["evidence"]) == 2 * row["policy"]["retrieves"]
+
+
+WORK = ["writer", "baker", "singer"]
+
+
+@pytest.fixture(scope="module")
+def asked_with_shots(replug: CommandLine, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """PopQA after two shots with passages, from BM25 and from the LM's own documents; no index is built."""
+    root = tmp_path_factory.mktemp("shots")
+    people = [f"Person{number}" for number in range(6)]
+    questions = [
+        {"id": f"{name} {prop}", "subj": name, "prop": prop, "obj": obj, "s_pop": 3**number, "possible_answers": [obj]}
+        for number, name in enumerate(people)
+        for prop, obj in (("occupation", WORK[number % 3]), ("place of birth", f"Town{number}"))
+    ]
+    texts = [f"{name} is a {WORK[number % 3]} of{f' Town{number}' * 9}" for number, name in enumerate(people[:4])]
+    documents = [{"id": f"d{number}", "text": text} for number, text in enumerate(["nothing at all", *texts])]
+    for name, rows in (("questions", questions), ("corpus", documents)):
+        (root / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    keys = {
+        "out": root / "out",
+        "questions.path": root / "questions.jsonl",
+        "questions.shots": 2,
+        "questions.max_new_tokens": 2,
+        "questions.max_questions": 5,
+        "questions.query": "who or what is {question}",
+        "data.corpus": root / "corpus.jsonl",
+        "lm.path": "stand_in",
+        "num_resamples": 50,
+        "methods": "[none,bm25@1,genread]",
+    }
+    done = replug("evaluate", ROOT / "configs/eval_popqa.yaml", *(f"{key}={value}" for key, value in keys.items()))
+    assert done.status == 0, done.printed
+    done = replug("report", root / "out", "--policies", root / "policies")
+    assert done.status == 0, done.printed
+    return root
+
+
+@pytest.mark.parametrize("signal", ["popularity", "mean_logprob"])
+@pytest.mark.parametrize("pair", [("none", "bm25@1"), ("none", "genread"), ("genread", "bm25@1")], ids=" + ".join)
+def test_ask_answers_as_the_evaluation_by_every_method_of_a_policy(replug, asked_with_shots, tmp_path, pair, signal):
+    folder = asked_with_shots / "out"
+    rows = [json.loads(line) for line in (folder / "outcomes.jsonl").read_text().splitlines()]
+    name = slug(pair_name(pair))
+    fitted = load_policy(asked_with_shots / f"policies/policies/stand_in/{name}_{signal}.json")
+    assert len({row["methods"]["bm25@1"]["detail"]["answer"] for row in rows}) > 1
+    for threshold, method in (("never", pair[0]), ("always", pair[1])):
+        replace(fitted, thresholds={}, pooled=threshold).save(tmp_path / "policy.json")
+        for row in rows:
+            relation, subject = row["group"], row["id"].split()[0]
+            given = ["--popularity", "7"] if signal == "popularity" else []
+            typed = ["--index", folder, "--policy", tmp_path / "policy.json", "--relation", relation, *given]
+            done = replug("ask", question_of(relation, subject), *typed, "--json")
+            assert done.status == 0, done.printed
+            reply, expected = json.loads(done.output.splitlines()[-1]), row["methods"][method]
+            assert reply["answer"] == expected["detail"]["answer"]
+            assert reply["method"] == {"none": "closed book"}.get(method, method)
+            if method != "none":
+                assert reply["sum_logprob"] is not None and reply["evidence"]
+            if signal == "mean_logprob":
+                assert reply["policy"]["value"] == pytest.approx(row["methods"][pair[0]]["numbers"][signal])
+
+
+def test_questions_that_documents_help_are_shown_with_the_answers_marked(asked_with_shots):
+    page = (asked_with_shots / "policies" / "report.html").read_text()
+    assert "bm25@1 helps" in page and "first document; answers are marked" in page
+    helped = re.findall(
+        r"<tr><td>In what city was (Person\d) born\? \((Town\d)\)</td>.*?<td class=text>(.*?)</td>", page
+    )
+    assert helped and all(name in text and f"<mark>{town}</mark>" in text for name, town, text in helped)
+
+
+def test_a_policy_to_bm25_refuses_other_documents_and_none(replug, asked_with_shots, tmp_path):
+    policy = asked_with_shots / "policies/policies/stand_in/bm25_1_popularity.json"
+    typed = ["ask", "In what city was Person2 born?", "--policy", policy, "--popularity", "1", "lm.path=stand_in"]
+    done = replug(*typed, "--index", write_small_index(tmp_path, ["Person2 is of Town1"]))
+    assert done.status == 2 and "fitted to another retriever or to other documents (bm25:" in done.errors
+    done = replug(*typed)
+    assert done.status == 2 and "--index is missing: the policy retrieves by bm25@1; expected --index" in done.errors
 
 
 def test_an_evaluation_is_reported_with_the_costs_of_every_method(evaluated):

@@ -22,6 +22,7 @@ from replug.config.schema import Config, DataConfig, LMConfig
 from replug.data.rows import read_documents
 from replug.evals.kinds import check_evaluation
 from replug.evals.language_modelling import read_spans
+from replug.evals.popqa_sets import TEMPLATES, question_of
 from tests.support.packages import ROOT
 from tests.support.tiny_lms import write_llama, write_tokenizer
 
@@ -224,8 +225,13 @@ def test_a_missing_module_is_refused_with_its_extra() -> None:
         require_extra("lora", "json", "no_such_module", what="lora.rank")
 
 
-OWN_TABLES = [name for name in TABLES if not name.startswith(("internet", "popqa_"))]
-PUBLISHED = {  # the published form of each file: the Pile or Wikitext, MMLU, NQ-open, TriviaQA of DPR
+EVIDENCE = '"positive_ctxs": [{"title": "T", "text": "It is a."}]'
+PUBLISHED = {  # the published form of each file: the Pile or Wikitext, MMLU, NQ-open, TriviaQA and NQ of DPR
+    "nq_dpr.jsonl": "".join(f'{{"question": "q {n}?", "answers": ["a"], {EVIDENCE}}}\n' for n in range(20)),
+    "temp.dev.jsonl": '{"question": "q", "id": 1, "edited_question": "q as of May 1, 2021", "date": "May 1, 2021", '
+    '"date_type": "start", "answer": ["a"]}\n',
+    "popQA.tsv": "id\tsubj\tprop\tobj\ts_pop\tquestion\tpossible_answers\n"
+    + "".join(f'{n}{r}\tq {n}\t{r}\ta\t9\t{question_of(r, f"q {n}")}\t["a"]\n' for r in TEMPLATES for n in range(2)),
     "texts.jsonl": '{"text": "One two three.", "meta": {"pile_set_name": "Pile-CC"}}\n'
     '{"text": "Four five six seven.", "meta": {"pile_set_name": "Github"}}\n',
     "nq.jsonl": "".join(f'{{"question": "q {n}?", "answer": ["a", "b"]}}\n' for n in range(20)),
@@ -250,19 +256,23 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", OWN_TABLES)
+@pytest.mark.parametrize("name", TABLES)
 def test_a_papers_table_reads_the_published_files_with_an_lm_of_2048_tokens(name: str, published: Path) -> None:
     is_lm = TABLES[name].evaluation in ("language_modelling", "token_gain")
-    questions = "mmlu" if "mmlu" in name else "nq.jsonl" if "natural" in name else "trivia.jsonl"
-    asked = "texts.path=texts.jsonl" if is_lm else f"questions.path={questions}"
-    key, _, path = asked.partition("=")
+    files = {"table2": "mmlu", "table3_n": "nq.jsonl", "table3_t": "trivia.jsonl", "popqa": "popQA.tsv"}
+    files |= {"internet_s": "temp.dev.jsonl", "internet": "nq_dpr.jsonl"}
+    key, path = (
+        ("texts.path", "texts.jsonl") if is_lm else ("questions.path", files[next(filter(name.startswith, files))])
+    )
     corpus = ["data.source=null", f"data.corpus={published / 'psgs_w100.tsv'}"]
+    corpus += [f"questions.demonstrations={published / 'nq_dpr.jsonl'}"] if name == "internet_situatedqa" else []
     lm = [f"lm.path={published / 'lm'}", "retriever.path=stand_in", f"out={published / name}"]
     config = load_evaluation_config(FOLDER / f"paper_tables/{name}.yaml", [f"{key}={published / path}", *corpus, *lm])
     dataset = check_evaluation(config).make_dataset(config, None)
     assert dataset.queries and (is_lm or "q" in dataset.queries[0])
     [document] = read_documents(str(config.data.corpus), config.data.fields)
-    assert document.text == ("Love Yourself\n" if is_lm else "") + 'Love Yourself "Love Yourself" is a song'
+    has_title = is_lm or name.startswith(("popqa", "internet"))
+    assert document.text == ("Love Yourself\n" if has_title else "") + 'Love Yourself "Love Yourself" is a song'
     if is_lm:
         texts = config.texts
         assert 128 + texts.context_tokens + texts.scored_tokens <= 1024  # GPT-2's limit

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from replug.config.errors import UserError
+from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import load_evaluation_config
-from replug.config.schema import EnsembleConfig
+from replug.config.schema import EnsembleConfig, RetrieverConfig
 from replug.data.prepare.sets import import_corpus
 from replug.evals.adaptive import (
     COUNTED,
@@ -17,19 +18,23 @@ from replug.evals.adaptive import (
     MethodOutcomes,
     compare_policies,
     fit_policy,
+    full_name,
     oriented,
     policy_costs,
     read_answered,
     retriever_identity,
     with_dollars,
 )
+from replug.evals.adaptive_figures import figures_by_popularity
+from replug.evals.adaptive_report import _measure_lm
+from replug.evals.charts import to_svg
 from replug.evals.folder import EvaluationFolder
 from replug.evals.thresholds import fit_thresholds, rule_by
 from replug.index_workers.version_store import VersionStore
 from replug.models.ensemble import REPLUG_WEIGHTS, Weighting
 from replug.models.policy import load_policy
 from tests.support.index_versions import begin, publish, write_corpus
-from tests.support.outcome_folders import made_up_rows, row, write_evaluation
+from tests.support.outcome_folders import RELATIONS, made_up_rows, row, write_evaluation
 
 NONE = {"accuracy": 1.0, "popularity": 50.0, "mean_logprob": -0.5, "lm_calls": 1, "retriever_calls": 0}
 BM25 = {"accuracy": 0.0, "popularity": 50.0, "top_score": 3.0, "lm_calls": 1, "retriever_calls": 1}
@@ -214,6 +219,26 @@ def test_the_policy_that_is_kept_has_the_thresholds_of_all_questions_in_the_sign
     json.loads((tmp_path / "p.json").read_text(), parse_constant=pytest.fail)  # no Infinity, which JSON lacks
 
 
+# Figures ----------------------------------------------------------------------------------------------------------
+
+
+def test_several_lms_are_drawn_by_relation_and_by_size_where_that_is_known(tmp_path):
+    rows = {name: made_up_rows(200, knows) for name, knows in (("gpt2", 0.3), ("gpt2-xl", 0.8))}
+    answered = read(*(write_evaluation(tmp_path / name, of, name) for name, of in rows.items()))
+    [first, second] = (_measure_lm(one, None) for one in answered)
+    measured = {"gpt2": first, "gpt2-xl": second}
+    drawn = {name: to_svg(draw, 7.0, height) for name, draw, height, _ in figures_by_popularity(measured, "popularity")}
+    assert list(drawn) == ["subjects", "popularity_by_relation", "sizes"]
+    shown = drawn["popularity_by_relation"]
+    assert [shown.count(f">{name}<") for name in (*RELATIONS, "gpt2", "gpt2-xl")] == [1] * 7, "one legend"
+    assert ">124<" in drawn["sizes"] and ">1,557<" in drawn["sizes"] and "10,000 to 100,000" in drawn["sizes"]
+    for bins in (first["powers of popularity"], first["popularity"]):
+        right = sum(of["n"] * of["accuracy"]["none"].value for of in bins)
+        assert sum(of["n"] for of in bins) == 200 and right == pytest.approx(answered[0].right(PAIR)[0].sum())
+    unknown = {"gpt2": first, "other": {**second, "parameters": None}}
+    assert "sizes" not in [name for name, *_ in figures_by_popularity(unknown, "popularity")]
+
+
 # Retrievers -------------------------------------------------------------------------------------------------------
 
 
@@ -242,3 +267,9 @@ def test_what_needs_no_index_is_known_by_its_documents_or_by_its_name(tmp_path):
     corpus = import_corpus(tmp_path / "corpus.jsonl", folder.data / "corpus")
     assert retriever_identity("bm25@1", config, folder) == f"bm25:{corpus.corpus_sha256[:16]}"
     assert retriever_identity("genread", config, folder) == "genread"
+
+
+def test_a_policy_names_its_methods_in_full():
+    config = EvaluationConfig(k=10, retriever=RetrieverConfig(path="stand_in"), retrievers={"lsr": "x"})
+    names = {"untuned": "replug@10", "tuned@3/posterior": "lsr@3/posterior", "genread@1": "genread", "none": "none"}
+    assert {name: full_name(name, config) for name in (*names, "bm25@1")} == {**names, "bm25@1": "bm25@1"}

@@ -6,8 +6,9 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
+from replug.answering.genread import WrittenDocument
 from replug.config.methods import parse_methods
-from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
+from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.kinds import EvalDataset, PromptedLM
 from replug.evals.lm_passes import measure_latencies, write_documents
 from replug.evals.loop import Item, Outcome

@@ -63,8 +63,7 @@ def test_lines_are_counted_as_the_prompt_has_them():
 
 def test_a_long_passage_takes_the_earliest_shots_of_its_own_question_alone():
     shots = [Shot(f"who is {n}?", f"me {n}", f"it was me {n}") for n in range(3)]
-    source = SimpleNamespace(tokenizer=StandInSource().tokenizer)
-    lm = SimpleNamespace(source=source, lm=SimpleNamespace(max_tokens=120))
+    lm = SimpleNamespace(source=SimpleNamespace(tokenizer=StandInSource().tokenizer, max_tokens=120))
     fitting = FittingPrompts(SimpleNamespace(shots=shots, question_first=False), lm, 8)
     long = "it is blue " * 25
     assert fitting.num_tokens(fitting.of("what colour?", [long]).ask("what colour?", long)) <= 120 - 8

@@ -64,9 +64,12 @@ def done(result) -> Future:
 
 
 def asked(lm: River, reranker: River | None = None) -> PromptedLM:
-    source = SimpleNamespace(tokenizer=StandInSource().tokenizer)
-    other = PromptedLM(reranker, PromptTemplate("\n"), reranker, source) if reranker else None
-    return PromptedLM(lm, PromptTemplate("\n"), lm, source, other)
+    words = StandInSource().tokenizer
+    first, second = (
+        PromptedLM(one, PromptTemplate("\n"), one, SimpleNamespace(tokenizer=words, max_tokens=one.max_tokens))
+        for one in (lm, reranker or lm)
+    )
+    return replace(first, reranker=second if reranker else None)
 
 
 def prepared(names: list[str], labels: tuple[str, ...] = (), answer: str = "the Rhine") -> Prepared:

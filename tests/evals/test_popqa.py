@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from replug.answering.genread import first_line, genread_prompt
 from replug.answering.prompts import Shot
 from replug.config.errors import UserError
 from replug.data.answers import answer_tokens
@@ -17,8 +18,6 @@ from replug.evals.popqa_sets import (
     TEMPLATES,
     PopQuestion,
     document_frequencies,
-    first_line,
-    genread_prompt,
     plan_shots,
     popqa_prompt,
     popularity_bin,

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from replug.answering.few_shot import FewShot
+from replug.answering.genread import WrittenDocument
 from replug.answering.prompts import Shot
 from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import parse_methods
-from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
+from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.loop import Item
 from replug.evals.outcomes import Row
 from replug.evals.popqa import Asked, PopQa, add_popqa_findings, asked_questions

@@ -8,11 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from replug.answering.genread import GenRead, genread_prompt
 from replug.config.errors import UserError
+from replug.models.black_box_lm import as_mixtures
 from replug.models.ensemble import REPLUG_WEIGHTS, Retrieved, Weighting
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.policy import Policy, PolicyPrompts, Subject, load_policy
+from replug.models.prompt import PromptTemplate
 from replug.models.replug_lm import ReplugLM
 from tests.support.lm_answers import mixed
 
@@ -144,9 +147,10 @@ class Counted(StandInLM):
         self.logprobs, self.entropies = logprobs, entropies
 
     def generate(self, prompts, options, watch=None) -> list[Generated]:
-        self.prompts += [text for mixture in prompts for text in mixture.prompts]
+        mixtures = as_mixtures(prompts)
+        self.prompts += [text for mixture in mixtures for text in mixture.prompts]
         entropies = None if self.entropies is None else np.array(self.entropies, np.float32)
-        texts = [f"from {len(mixture.prompts)}: {mixture.prompts[0]}" for mixture in prompts]
+        texts = [f"from {len(mixture.prompts)}: {mixture.prompts[0]}" for mixture in mixtures]
         return [Generated(text, np.array(self.logprobs, np.float32), entropies, prompt_tokens=1) for text in texts]
 
 
@@ -197,6 +201,24 @@ def test_documents_may_be_found_by_another_text_than_the_prompt(signal):
         following(policy, lm, shelf).decide(["Q: a? A:"], OPTIONS, [Subject(None, 3)], ["a?", "b?"])
 
 
+ASKED = PolicyPrompts({"": ["Q: {question} A:"]}, {"": ["{document}\n\nQ: {question} A:"]}, 4, query="about {question}")
+
+
+def test_documents_are_found_by_the_question_as_in_fitting():
+    policy, lm, shelf = replace(POLICY, prompts=ASKED), Counted(), Shelf()
+    replug = ReplugLM(lm, shelf, 1, PromptTemplate("\n\n"), policy)
+    replug.generate("Q: where? A:", OPTIONS, subjects=Subject(None, 3))
+    assert shelf.asked == [("about where?", 1)] and lm.prompts == ["document 0\n\nQ: where? A:"]
+
+
+def test_the_lm_writes_the_document_of_a_policy_to_genread():
+    policy, lm = replace(POLICY, prompts=ASKED, augmented="genread", retriever="genread"), Counted()
+    replug = ReplugLM(lm, GenRead(lm), 1, PromptTemplate("\n\n"), policy)
+    replug.generate(["Q: where? A:", "Q: who? A:"], OPTIONS, subjects=[Subject(None, 3), Subject(None, 5000)])
+    asked = genread_prompt("where?")
+    assert lm.prompts == [asked, f"from 1: {asked}\n\nQ: where? A:", "Q: who? A:"]
+
+
 def test_an_empty_closed_book_answer_retrieves_and_an_lm_without_entropies_is_refused():
     assert following(by("mean_entropy", 1.0), Counted([], [])).decide(["a"], OPTIONS)[0].retrieves
     with pytest.raises(UserError, match="mean_entropy, and the LM, such as a server, shows no entropies"):
@@ -217,7 +239,8 @@ def test_popularity_must_be_given(subjects):
         ({"lm": "other"}, 1, "another LM .other then, stand-in now"),
         ({"retriever": "other"}, 1, "another retriever or to other documents .other then, shelf now"),
         ({}, 3, "k is 3, but the policy was fitted to replug@1"),
-        ({"augmented": "genread"}, 1, "chooses between none and genread"),
+        ({"closed": "genread"}, 1, "chooses between genread and replug@1"),
+        ({"augmented": "random@1"}, 1, "chooses between none and random@1"),
         ({"augmented": "replug@3/concat"}, 3, "chooses between none and replug@3/concat"),
     ],
 )

@@ -177,12 +177,13 @@ def test_a_prepared_set_tells_its_texts_and_their_lengths(tmp_path: Path) -> Non
 
 def test_what_is_assumed_is_what_the_evaluations_have() -> None:
     from replug.answering.answerer import AnsweringOptions
-    from replug.evals import lm_passes, mmlu, open_qa, popqa
+    from replug.answering.genread import WRITING
+    from replug.evals import mmlu, open_qa, popqa
     from replug.planning import evaluations
 
     options, own = AnsweringOptions(), evaluations
     assert (len(mmlu.LETTERS), len(mmlu.CATEGORY_OF)) == (own.LETTERS, own.SUBJECTS)
-    assert own.WRITTEN_TOKENS == lm_passes.MAX_NEW_TOKENS
+    assert WRITING.max_new_tokens == own.WRITTEN_TOKENS
     numbers = (mmlu.NUM_DEMONSTRATIONS, open_qa.NUM_DEMONSTRATIONS, popqa.NUM_SHOTS)
     assert tuple(own.SHOTS[kind] for kind in ("mmlu", "open_qa", "popqa")) == numbers
     assert (options.num_samples, options.num_samples_alone) == (own.SAMPLES, own.SAMPLES_ALONE)

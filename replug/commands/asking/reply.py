@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from replug.answering.factors import (
     Factors,
 )
 from replug.answering.few_shot import FewShot
+from replug.answering.genread import GenRead, first_line
 from replug.answering.prompts import (
     LINE_ENDS,
     OWN_SHOTS,
@@ -37,24 +37,27 @@ from replug.answering.prompts import (
     read_shots,
 )
 from replug.answering.rerankers import Weights, read_weights
-from replug.commands.ask import LOCAL, QUESTION, AskOptions, votes, weighting_of
+from replug.commands.ask import CONFIG, LOCAL, QUESTION, AskOptions, votes, weighting_of
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import AskConfig
-from replug.config.methods import REPLUG
+from replug.config.load import load_stored_evaluation_config, names_evaluation
+from replug.config.methods import BM25, GENREAD, NONE, REPLUG
 from replug.config.plain_text import plain_line, plain_text
 from replug.config.rules import DOCUMENT, has_rerank_lm
 from replug.config.schema import LMConfig
 from replug.data.rows import one_line, read_documents
+from replug.index_workers.bm25 import CorpusBM25
 from replug.index_workers.build_plan import index_folder
 from replug.index_workers.local_index import IndexRetriever, LocalIndex
 from replug.models.black_box_lm import AsyncLM, Mixture
-from replug.models.build import counting_template, limited_template, lm_source, load_encoder
+from replug.models.build import counting_template, limited_template, lm_source, load_encoder, prompt_template
+from replug.models.ensemble import Retriever
 from replug.models.ensemble_temperature import own_temperature
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.hardware import available_cores
 from replug.models.lm_source import LMSource
-from replug.models.pair_tokens import num_tokens, token_spans, within
-from replug.models.policy import Policy, PolicyPrompts, Subject
+from replug.models.policy import KnownFrom, Policy, PolicyPrompts, Subject
+from replug.models.prompt import DOCUMENTS_LINE
 from replug.models.replug_lm import ReplugLM
 from replug.train.run_dir import RunDirectory
 from replug.web import require_web
@@ -73,7 +76,6 @@ log = logging.getLogger(__name__)
 NUM_PASSAGES = 10  # unless an option or a policy says otherwise
 NEW_TOKENS, NEW_TOKENS_OF_TEMPLATE = 32, 64
 FOLDER = Path("runs/ask")  # of engines' answers, if no index is searched
-MARGIN = 8  # tokens that joined texts may have more than each for itself
 CLOSED_BOOK = "closed book"
 TITLES = {
     ANSWER_GIVEN_QUESTION: "p(a|q,p)",
@@ -151,11 +153,11 @@ def reply_to(
     question: str, options: AskOptions, config: AskConfig, policy: Policy | None = None, subject: Subject | None = None
 ) -> Reply:
     """Answer a question. LMs are reached before the search, and read after it, unless a policy asks them first."""
-    folder, k = options.index or FOLDER, _num_passages(options, config, policy)
+    folder = options.index or FOLDER
     source = _source(config.lm, folder)
     if policy is not None:
-        return _follow(policy, subject or Subject(), question, k, source, options, config)
-    reranker = source
+        return _follow(policy, subject or Subject(), question, source, options, config)
+    reranker, k = source, _num_passages(options, config)
     if options.reranks and has_rerank_lm(config):
         reranker = _source(config.rerank_lm, folder, "rerank_")
     found = find_evidence(question, k, options, config, folder)
@@ -166,10 +168,10 @@ def reply_to(
         return _answer_by_ensemble(lm, question, found, source, options, config)
 
 
-def _num_passages(options: AskOptions, config: AskConfig, policy: Policy | None) -> int:
+def _num_passages(options: AskOptions, config: AskConfig) -> int:
     most = None if options.engine is None else config.web.max_passages
     if options.k is None:
-        return (policy and policy.ensemble_size) or min(NUM_PASSAGES, most or NUM_PASSAGES)
+        return min(NUM_PASSAGES, most or NUM_PASSAGES)
     if most is not None and options.k > most:
         raise UserError(f"--k is {options.k}, and web.max_passages={most} are kept; raise that too")
     return options.k
@@ -223,23 +225,15 @@ def _temperature(config: AskConfig, retriever: object) -> float:
 
 
 def fit_passages(source: LMSource, question: str, passages: Sequence[Passage], max_new_tokens: int) -> list[Passage]:
-    """Cut evidence to what a prompt without shots holds. Raises UserError for a question that fits no prompt."""
-    tokenizer = source.tokenizer() if source.max_tokens is not None else None
-    if tokenizer is None or source.max_tokens is None:
-        return list(passages)
-    bare = AnswerPrompts(())
-    fit_prompts(bare, [(question, "")], _token_counter(source), source.max_tokens, max_new_tokens)
-    own = num_tokens(tokenizer, bare.ask(question, ""))
-    room = source.max_tokens - max_new_tokens - LINE_ENDS - MARGIN - own
+    """Cut evidence to what a prompt without shots holds. Raises UnscorableText for a question that fits no prompt."""
+    counting, bare = counting_template(source), AnswerPrompts(())
     fitted = []
     for passage in passages:
-        text = one_line(passage.text)
-        ends = [end for _, end in token_spans(tokenizer, within(tokenizer, text, max(room, 0) + 1))]
-        kept = text if len(ends) <= room else text[: ends[room - 1]] if room > 0 else ""
-        fitted.append(replace(passage, text=kept))
-    num_cut = sum(one_line(old.text) != new.text for old, new in zip(passages, fitted, strict=True))
-    if num_cut:
-        log.warning(f"{num_cut} of {len(passages)} passages were cut at their end to fit the LM")
+        text, num_after = one_line(passage.text), max_new_tokens + LINE_ENDS
+        kept = counting.fit_document(text, lambda text: bare.ask(question, text or ""), num_after, name=repr(question))
+        fitted.append(replace(passage, text=kept or ""))
+    if counting.num_truncated:
+        log.warning(f"{counting.num_truncated} of {len(passages)} passages were cut at their end to fit the LM")
     return fitted
 
 
@@ -247,20 +241,11 @@ def prompts_that_fit(
     source: LMSource, shots: Sequence[Shot], question: str, passages: Sequence[Passage], max_new_tokens: int
 ) -> AnswerPrompts:
     """Return prompts with as many shots as fit the longest one."""
-    prompts = AnswerPrompts(shots)
-    if source.max_tokens is None or source.tokenizer() is None:
-        return prompts
     asked = [(question, None), *((question, passage.text) for passage in passages)]
-    fitted = fit_prompts(prompts, asked, _token_counter(source), source.max_tokens, max_new_tokens)
+    fitted = fit_prompts(AnswerPrompts(shots), asked, counting_template(source), max_new_tokens)
     if len(fitted.shots) < len(shots):
         log.info(f"the prompts have room for {len(fitted.shots)} of {len(shots)} shots")
     return fitted
-
-
-def _token_counter(source: LMSource) -> Any:
-    tokenizer = source.tokenizer()
-    assert tokenizer is not None
-    return partial(num_tokens, tokenizer)
 
 
 def _shots(options: AskOptions) -> Sequence[Shot]:
@@ -342,9 +327,10 @@ def _answer_by_ensemble(
             [generated] = lm.generate([Mixture(prompts, priors, *moves) if weighing else prompts[0]], decoding)
     after = iter(generated.weights.tolist())
     weights = [next(after) if passage.probability > 0 else 0.0 for passage in passages]
+    answer = generated.text if options.template is not None else generated.text.strip()
     return Reply(
         question,
-        generated.text.strip() if options.template is None else generated.text,
+        answer if prompting is None else first_line(generated.text),
         REPLUG if found.passages else CLOSED_BOOK,
         lm.identity,
         options.searched,
@@ -360,19 +346,24 @@ Prompting = Callable[[Sequence[str | None]], tuple[Sequence[str], GenerationOpti
 
 
 def policy_prompting(
-    form: PolicyPrompts, relation: str | None, question: str, source: LMSource, lm: LMConfig, options: AskOptions
+    form: PolicyPrompts,
+    retrieves: bool,
+    relation: str | None,
+    question: str,
+    source: LMSource,
+    lm: LMConfig,
+    options: AskOptions,
 ) -> Prompting:
     """Return what builds the prompts of texts as the policy's evaluation did, and says how it decoded."""
     few_shot = FewShot(limited_template(lm, source, source.max_tokens), counting_template(source), form.max_new_tokens)
+    *shots, with_document = form.of(relation, retrieves)
+    alone = DOCUMENTS_LINE.sub("", with_document)
+
+    def prompt(kept: Sequence[str], text: str | None) -> str:
+        before, after = (alone if text is None else with_document).split(QUESTION)
+        return "".join(kept) + before.replace(DOCUMENT, (text or "").strip()) + one_line(question) + after
 
     def prompting(texts: Sequence[str | None]) -> tuple[Sequence[str], GenerationOptions]:
-        *shots, with_document = form.of(relation, has_document=any(text is not None for text in texts))
-        alone = form.of(relation, has_document=False)[-1]
-
-        def prompt(kept: Sequence[str], text: str | None) -> str:
-            before, after = (alone if text is None else with_document).split(QUESTION)
-            return "".join(kept) + before.replace(DOCUMENT, (text or "").strip()) + one_line(question) + after
-
         asked = few_shot.ask(repr(question), shots, "".join, prompt, texts)
         decoding = generation_options(replace(options, max_new_tokens=form.max_new_tokens))
         return asked.prompts, replace(decoding, stop=STOP if shots else None, opening=asked.opening)
@@ -380,29 +371,76 @@ def policy_prompting(
     return prompting
 
 
-def _follow(
-    policy: Policy, subject: Subject, question: str, k: int, source: LMSource, options: AskOptions, config: AskConfig
-) -> Reply:
-    """Answer from the index's documents or without, as the policy decides. No answer is asked for twice.
+def policy_retriever(policy: Policy, directory: Path | None) -> Retriever | None:
+    """Return what finds the documents of a policy: BM25, or an index with its encoder; None where the LM writes them.
 
-    Raises UserError for a policy that was fitted to another LM, index, number of documents or temperature.
+    The directory is that of the evaluation, or of an index over the same documents.
     """
-    assert options.index is not None  # `ask.check` refuses this
+    if policy.source == GENREAD:
+        return None
+    if directory is None:
+        raise UserError(
+            f"--index is missing: the policy retrieves by {policy.augmented}; expected --index with the folder of the "
+            "evaluation that it was fitted to, or of an index over the same documents"
+        )
+    if names_evaluation(directory / CONFIG):
+        return _retriever_of_evaluation(policy.source, directory)
+    if policy.source != BM25:
+        return open_index(directory)
+    index = LocalIndex(index_folder(directory), available_cores())
+    return CorpusBM25(index.corpus, index.plan.corpus_sha256)
+
+
+def _retriever_of_evaluation(source: str, directory: Path) -> Retriever:
+    from replug.evals.adaptive import documents_of  # brings Ray
+    from replug.evals.folder import EvaluationFolder
+    from replug.evals.search import index_of
+
+    config, folder = load_stored_evaluation_config(directory / CONFIG), EvaluationFolder(directory)
+    if source == BM25:
+        documents = documents_of(config, folder)
+        return CorpusBM25(documents.corpus, documents.corpus_sha256)
+    known = [*config.retrievers, *([REPLUG] if config.retriever.path else [])]
+    if source not in known:
+        raise UserError(
+            f"--index: the policy retrieves by {source}, and the evaluation in {directory} has "
+            f"{', '.join(known) or 'no retriever'}; expected the evaluation that the policy was fitted to"
+        )
+    return open_index(index_of(config, source, folder.found))
+
+
+def _follow(
+    policy: Policy, subject: Subject, question: str, source: LMSource, options: AskOptions, config: AskConfig
+) -> Reply:
+    """Answer from documents or without, as the policy decides. No answer is asked for twice.
+
+    Raises UserError for a policy that was fitted to another LM, retriever, number of documents or temperature.
+    """
     if policy.prompts is None:
         raise UserError("--policy: the file says no prompts; expected a policy that `replug report --policies` wrote")
     policy.prompts.require_form(config.lm.prompt, config.lm.chat)
-    prompting = policy_prompting(policy.prompts, subject.relation, question, source, config.lm, options)
-    [alone], decoding = prompting([None])
+    without, augmented = (
+        policy_prompting(policy.prompts, retrieves, subject.relation, question, source, config.lm, options)
+        for retrieves in (False, True)
+    )
+    found_by = policy_retriever(policy, options.index)
     with closing(source.open_here()) as lm:
-        retriever = open_index(options.index)
+        genread = GenRead(lm, prompt_template(config.lm, source))
+        retriever = found_by or genread
         temperature = _temperature(config, retriever)
-        weighting = weighting_of(config)
-        replug = ReplugLM(
-            lm, retriever, k, policy=replace(policy, prompts=None), temperature=temperature, weighting=weighting
-        )
-        query = policy.prompts.query.replace(QUESTION, question)
-        [decision] = replug.decide([alone], decoding, [subject], [query])
-        found = FoundEvidence(question, tuple(passages_of_documents(decision.documents, temperature)), {})
+        deciding = replace(policy, prompts=None, closed=NONE)  # what is read without retrieval is found here
+        k = deciding.ensemble_size or NUM_PASSAGES if options.k is None else options.k
+        replug = ReplugLM(lm, retriever, k, policy=deciding, temperature=temperature, weighting=weighting_of(config))
+        writes, sees_answer = policy.closed == GENREAD, policy.decides_by.known_from is KnownFrom.closed_answer
+        [documents] = genread.retrieve([question], int(writes and sees_answer))
+        [asked], decoding = without([document.text for document in documents] or [None])
+        [decision] = replug.decide([asked], decoding, [subject], [policy.query(question)])
+        if decision.retrieves:
+            documents = list(decision.documents)
+        elif writes and not sees_answer:
+            [documents] = genread.retrieve([question], 1)
+        found = FoundEvidence(question, tuple(passages_of_documents(documents, temperature)), {})
+        prompting = augmented if decision.retrieves else without
         reply = _answer_by_ensemble(lm, question, found, source, options, config, decision.closed_answer, prompting)
     decided = {
         "signal": policy.signal,
@@ -411,7 +449,8 @@ def _follow(
         "retrieves": decision.retrieves,
         "reason": policy.reason(decision.value, subject.relation),
     }
-    return replace(reply, answer=reply.answer.strip().partition(STOP)[0].strip(), policy=decided)
+    method = policy.augmented if decision.retrieves else policy.closed
+    return replace(reply, method=CLOSED_BOOK if method == NONE else method, policy=decided)
 
 
 # Rerankers -----------------------------------------------------------------------------------------------------------
