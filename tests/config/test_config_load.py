@@ -271,7 +271,7 @@ def test_a_papers_table_reads_the_published_files_with_an_lm_of_2048_tokens(name
     dataset = check_evaluation(config).make_dataset(config, None)
     assert dataset.queries and (is_lm or "q" in dataset.queries[0])
     [document] = read_documents(str(config.data.corpus), config.data.fields)
-    has_title = is_lm or name.startswith(("popqa", "internet"))
+    has_title = is_lm or name.startswith("internet")
     assert document.text == ("Love Yourself\n" if has_title else "") + 'Love Yourself "Love Yourself" is a song'
     if is_lm:
         texts = config.texts
