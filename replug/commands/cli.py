@@ -63,7 +63,6 @@ def log_to_stderr() -> None:
     LOGGER.setLevel(logging.INFO)
     if not any(isinstance(handler, StandardError) for handler in LOGGER.handlers):
         LOGGER.addHandler(StandardError())
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # peft imports it, and it names kernels that it lacks
 
 
 def main() -> None:
