@@ -13,7 +13,6 @@ from replug.config.choices import (
     Attention,
     Direction,
     DType,
-    LMDType,
     LMScore,
     Precision,
     Rerank,
@@ -112,8 +111,8 @@ class LoRAConfig:
 class LMConfig:
     # Local weights, or a server: one of path and url.
     path: str | None = key(None, "Local LM: folder, GGUF file, hub name, package:smollm2 or stand_in[:SECONDS].")
-    dtype: LMDType = key(
-        LMDType.auto, "auto (bfloat16 where the hardware supports it, else float32), float32, bfloat16, float16, int8."
+    dtype: DType = key(
+        DType.auto, "auto (bfloat16 where the hardware supports it, else float32), float32, bfloat16 or float16."
     )
     attention: Attention = key(
         Attention.sdpa, "sdpa, or flash_attention_2 (needs a GPU and flash-attn; avoids padding)."

@@ -26,7 +26,7 @@ OLDER_CUDA = (
     "make install FAISS=gpu TORCH='torch==2.13.0+cu126 --index-url https://download.pytorch.org/whl/cu126'"
 )
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def multiplies_bfloat16() -> bool:
@@ -38,14 +38,14 @@ def multiplies_bfloat16() -> bool:
 
 
 def resolve_dtype(name: str) -> torch.dtype:
-    """Return the torch dtype for `auto`, or for a name of DTYPES."""
+    """Return the torch dtype for `auto`, `float32`, `bfloat16` or `float16`."""
     if name == "auto":
         return torch.bfloat16 if multiplies_bfloat16() else torch.float32
     return DTYPES[name]
 
 
 def dtype_name(name: str) -> str:
-    """Return the name of `resolve_dtype`."""
+    """Return the name of `resolve_dtype`: float32, bfloat16 or float16."""
     return str(resolve_dtype(name)).removeprefix("torch.")
 
 

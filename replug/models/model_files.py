@@ -202,20 +202,13 @@ def require_safetensors(path: str, key: str) -> None:
         )
 
 
-def quantization_of(path: str, key: str) -> Any:
-    """Return how the weights of a folder or hub name are quantized, by its configuration; None if they are not."""
-    config = read_model_config(path, key)
-    return getattr(config, "quantization_config", None) or getattr(
-        config.get_text_config(), "quantization_config", None
-    )
-
-
 def require_quantizer(path: str, key: str) -> None:
     """Raise UserError for quantized weights that transformers does not know, or whose package is not installed.
 
     What else they want, such as a GPU, is known where they are loaded.
     """
-    how = quantization_of(path, key)
+    config = read_model_config(path, key)
+    how = getattr(config, "quantization_config", None) or getattr(config.get_text_config(), "quantization_config", None)
     if how is None:
         return
     from transformers.quantizers.auto import AutoHfQuantizer  # seconds to import

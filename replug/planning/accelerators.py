@@ -33,11 +33,8 @@ class DeviceModel:
         return resolve_dtype(name, bool(self.bfloat16))
 
     def peak(self, dtype: str) -> float:
-        """Return the peak FLOP/s of a precision; without native support, that of float32.
-
-        int8 counts as float16: its speed was not measured on a GPU.
-        """
-        native: float = getattr(self, "float16" if dtype == "int8" else dtype)
+        """Return the peak FLOP/s of a precision; without native support, that of float32."""
+        native: float = getattr(self, dtype)
         return native or self.float32
 
 

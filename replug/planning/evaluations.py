@@ -19,7 +19,7 @@ from replug.data.row_files import count_rows
 from replug.data.shards import prepared_folder
 from replug.index_workers.build_plan import newest_encoder
 from replug.planning.accelerators import Devices, parse_devices
-from replug.planning.memory import gpus_for, known, scoring_bytes, weight_bytes
+from replug.planning.memory import DTYPE_BYTES, gpus_for, known, scoring_bytes
 from replug.planning.model_sizes import ModelSize, encoder_size, lm_size
 from replug.planning.training import DEFAULTS, Assumptions
 from replug.planning.workload import count_documents, encoded_tokens, template_tokens
@@ -270,7 +270,7 @@ def _lm_cost(
             f"({num_bytes / 1e9:.0f} GB); expected such as --gpus {gpus}x{gpu.name}"
         )
     rate = devices.rate(keys.dtype.value, "score")
-    reading_weights = weight_bytes(size, gpu.resolve_dtype(keys.dtype.value)) / gpu.bandwidth
+    reading_weights = size.parameters * DTYPE_BYTES[gpu.resolve_dtype(keys.dtype.value)] / gpu.bandwidth
     flop = seconds = 0.0
     for one in prompts:
         reading, writing = one.flop(size)

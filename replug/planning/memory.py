@@ -20,7 +20,7 @@ from replug.models.batching import ENCODER_TOKENS, ENCODER_TOKENS_WITH_GRADIENT,
 from replug.planning.model_sizes import ModelSize, lm_size, retriever_size
 from replug.planning.workload import Shape, index_size, searched_width, shape_of
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 2}  # int8: of all but the weights of layers
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 WEIGHT_BYTES, GRADIENT_BYTES = 4, 4  # in float32
 LEARNING_BYTES = GRADIENT_BYTES + 8  # and Adam's two moments
 POSITIONS_PER_PRODUCT = 256  # given to the output layer at once (models/local/output_layer.py)
@@ -91,12 +91,7 @@ def pass_bytes(model: ModelSize, num_tokens: int, dtype: str) -> float:
 def score_bytes(lm: ModelSize, num_tokens: int, dtype: str) -> float:
     """Return the bytes of a replica: weights, a pass of `num_tokens`, and logits of some positions."""
     logits = POSITIONS_PER_PRODUCT * lm.vocabulary * (DTYPE_BYTES[dtype] + 8.0)
-    return weight_bytes(lm, dtype) + pass_bytes(lm, num_tokens, dtype) + logits
-
-
-def weight_bytes(lm: ModelSize, dtype: str) -> int:
-    """Return the bytes of weights: with int8 one for each weight of the layers."""
-    return lm.parameters * DTYPE_BYTES[dtype] - (lm.layer_parameters if dtype == "int8" else 0)
+    return lm.parameters * DTYPE_BYTES[dtype] + pass_bytes(lm, num_tokens, dtype) + logits
 
 
 def scoring_bytes(keys: LMConfig, lm: ModelSize, resolve: Resolve) -> float:

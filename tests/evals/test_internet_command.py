@@ -18,9 +18,9 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.config.load import load_evaluation_config
-from replug.evals import internet_qa
 from replug.evals.internet_sets import QUESTION_SETS, is_validation
 from replug.evals.run import evaluate
+from replug.models import build
 from replug.models.local.local_source import LocalSource
 from replug.models.score_cache import ScoreCache
 from tests.support.command_line import ROOT, CommandLine, start_process
@@ -209,7 +209,7 @@ def test_a_question_that_no_prompt_has_room_for_is_refused_before_a_search(evalu
     ]
     for name in ("lm", "rerank_lm"):
         small = "stand_in" if name == "lm" else "stand_in:0"
-        monkeypatch.setattr(internet_qa, "lm_max_tokens", lambda lm, small=small: 64 if lm.path == small else 900)
+        monkeypatch.setattr(build, "lm_max_tokens", lambda lm, small=small: 64 if lm.path == small else 900)
         with pytest.raises(UserError, match=rf"question long, {name}: .* has \d+ tokens without shots, .* holds 64"):
             evaluate_here(tmp_path / "out", *settings)
         assert not (tmp_path / "out/snapshot").exists()

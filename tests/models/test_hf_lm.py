@@ -1,6 +1,5 @@
 """The local LM against one pair at a time through the whole model, on tiny random models and on SmolLM2."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -54,36 +53,6 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="module")
 def lm(folder: Path) -> HuggingFaceLM:
     return HuggingFaceLM(str(folder))
-
-
-def test_int8_weights_have_a_byte_say_nearly_the_same_and_are_another_lm_to_a_cache(
-    folder: Path, lm: HuggingFaceLM
-) -> None:
-    pytest.importorskip("bitsandbytes")
-    int8 = HuggingFaceLM(str(folder), torch.int8)
-    linear = [layer for layer in int8.model.modules() if type(layer).__name__ == "Linear8bitLt"]
-    assert len(linear) >= 8 and {layer.weight.dtype for layer in linear} == {torch.int8}
-    differences = [
-        np.abs(a.token_logprobs - b.token_logprobs)
-        for a, b in zip(int8.score(PREFIXES, CONTINUATIONS), lm.score(PREFIXES, CONTINUATIONS), strict=True)
-    ]
-    assert 0 < np.concatenate(differences).mean() < 0.15
-    assert int8._cache_use == lm._cache_use and int8._shares == lm._shares, "probes look at what the weights stand for"
-    identities = {lm_identity(str(folder), dtype) for dtype in (torch.int8, torch.float32, torch.bfloat16)}
-    assert int8.identity in identities and len(identities) == 3
-    assert texts_of(int8, PREFIXES[:1], 3) == texts_of(int8, PREFIXES[:1], 3)
-    (quantized := shutil.copytree(folder, folder.parent / f"{folder.name}-quantized"))
-    how = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}
-    config = json.loads((quantized / "config.json").read_text())
-    (quantized / "config.json").write_text(json.dumps(config | how))
-    with pytest.raises(UserError, match=r"lm\.dtype is int8, but .* is quantized already; expected lm\.dtype=auto"):
-        HuggingFaceSource(str(quantized), "int8").connect()
-
-
-def test_int8_names_the_packages_that_it_needs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replug.config.errors.importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"lm\.dtype=int8 needs bitsandbytes: pip install 'replug\[int8\]'"):
-        HuggingFaceSource(str(folder), "int8").connect()
 
 
 def assert_equals_naive_loop(lm: HuggingFaceLM) -> None:

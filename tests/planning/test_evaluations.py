@@ -13,7 +13,6 @@ from replug.data.shards import prepared_folder
 from replug.evals.kinds import KINDS
 from replug.planning.accelerators import ACCELERATORS
 from replug.planning.evaluations import count_examples, plan_evaluation, prompts_of
-from replug.planning.memory import weight_bytes
 from replug.planning.model_sizes import encoder_size, lm_size
 from replug.planning.training import Assumptions
 from tests.support.command_line import ROOT
@@ -91,9 +90,6 @@ def test_a_replica_has_memory_for_the_lm_that_reranks_too() -> None:
 
     assert gpus("lm.path=facebook/opt-30b") == [1]
     assert gpus("lm.path=facebook/opt-30b", "rerank_lm.path=facebook/opt-13b") == [2, 2]
-    assert gpus("lm.path=facebook/opt-30b", "rerank_lm.path=facebook/opt-13b", "lm.dtype=int8") == [1, 1]
-    size = lm_size("facebook/opt-13b")
-    assert size.parameters < weight_bytes(size, "int8") < 1.03 * size.parameters
 
 
 @pytest.mark.parametrize("path", EVALUATIONS, ids=lambda path: path.stem)

@@ -28,7 +28,7 @@ from replug.data.sources.lines import other_format, packing_of
 from replug.index_workers.build_plan import check_faiss
 from replug.models.hardware import available_memory, multiplies_bfloat16
 from replug.models.packaged import MINILM, SMOLLM2, SMOLLM2_FILE, packaged_file
-from replug.planning.memory import known, resolve_dtype, run_sizes, trained_part, weight_bytes
+from replug.planning.memory import DTYPE_BYTES, known, resolve_dtype, run_sizes, trained_part
 from replug.planning.model_sizes import ModelSize, encoder_size, lm_size, retriever_size
 from replug.planning.workload import FLOAT32, IndexSize, index_size, run_bytes, searched_width, shape_of
 from replug.train.run_dir import RunDirectory
@@ -251,7 +251,7 @@ def memory_needs(config: Config, num_nodes: int = 1) -> int:
     if not config.index.gpus_per_searcher:
         each = vector_size(config, documents or 1, size.dim).bytes_per_vector
     versions = 2 if config.index.swap is SwapMode.double else 1
-    weights = num_scorers * weight_bytes(lm, dtype) if lm else 0
+    weights = num_scorers * lm.parameters * DTYPE_BYTES[dtype] if lm else 0
     vectors = versions * documents * each / min(num_nodes, config.index.num_shards or 1)
     return int(trained_part(config, size).num_bytes + weights + vectors)
 

@@ -51,7 +51,7 @@ from replug.models.local.output_layer import (
     target_logprobs,
     use_float32_head,
 )
-from replug.models.local.weights import FLASH, dequantized, lm_identity, load_causal_lm, require_sense
+from replug.models.local.weights import FLASH, lm_identity, load_causal_lm, require_sense
 from replug.models.model_files import lm_shape, load_lm_tokenizer, longest_input, longrope_limit
 from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import (
@@ -81,7 +81,7 @@ class HuggingFaceLM:
 
     `spread` lays the layers over all visible GPUs, for models larger than one. `identity` is given where the weights
     have been hashed already. With `attention="flash_attention_2"` passes have no padding. Raises UserError for what is
-    not a trained causal LM with its own tokenizer, and where flash attention or bitsandbytes is not installed.
+    not a trained causal LM with its own tokenizer, and where flash attention is not installed.
 
     >>> lm = HuggingFaceLM("./my-lm")  # or "package:smollm2", a GGUF file, a name on the hub
     >>> lm.score(["a boat"], [" on the lake"])[0].sum_logprob < 0
@@ -101,24 +101,22 @@ class HuggingFaceLM:
     ) -> None:
         path = resolve_lm_path(str(path))
         self.tokenizer = load_lm_tokenizer(path)
-        placed = {"": torch.device(device)} if dtype == torch.int8 else None  # while weights are read
-        self.model = load_causal_lm(path, dtype, "auto" if spread else placed, attention)
+        self.model = load_causal_lm(path, dtype, "auto" if spread else None, attention)
         self._is_spread = spread
-        if not spread and placed is None:
+        if not spread:
             self.model.to(device)  # type: ignore[arg-type]
         self.model.eval().requires_grad_(False)
-        with dequantized():
-            use_cpu_attention(self.model)
+        use_cpu_attention(self.model)
         use_fused_gelu(self.model)
         use_float32_head(self.model)
         on_gpu = self.model.device.type != "cpu"
         self.identity = identity or lm_identity(path, dtype)
         self.max_tokens: int | None = longest_input(self.model.config)
         self.counts = PassCounts()
-        with dequantized():
-            self._head = tried(partial(separable_head, self.model), None)
-            self._shares = self._head is not None and tried(partial(reuses_prefixes, self.model), False)
-        self._body, self._no_cache = self.model.base_model, no_cache(self.model)
+        self._head = tried(partial(separable_head, self.model), None)
+        self._body = self.model.base_model
+        self._shares = self._head is not None and tried(partial(reuses_prefixes, self.model), False)
+        self._no_cache = no_cache(self.model)
         self._longrope_limit = longrope_limit(self.model.config)
         self._kept: list[SharedPrefix] = []  # used last, for later calls
         self._is_unpadded = attention == FLASH and self._head is not None
@@ -279,8 +277,7 @@ class HuggingFaceLM:
 
     @cached_property
     def _cache_use(self) -> CacheUse:
-        with dequantized():
-            return tried(partial(find_cache_use, self.model), CacheUse())
+        return tried(partial(find_cache_use, self.model), CacheUse())
 
     @property
     def _bytes_per_token(self) -> int:

@@ -116,14 +116,12 @@ class HuggingFaceSource(LocalSource):
 
     def connect(self, budget_file: Path | None = None, cache: Path | None = None) -> None:
         """Look at the kind of the model, its tokenizer, and packages; weights are read when they are loaded."""
-        from replug.models.local.weights import FLASH, require_flash_attention, require_int8
+        from replug.models.local.weights import FLASH, require_flash_attention
         from replug.models.model_files import require_quantizer, require_safetensors
 
         self.tokenizer()
         require_quantizer(self.path, "lm.path")
         require_safetensors(self.path, "lm.path")
-        if self.dtype == "int8":
-            require_int8(self.path)
         if self.attention == FLASH:
             require_flash_attention(DTYPES[self.dtype])
 

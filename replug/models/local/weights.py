@@ -9,22 +9,18 @@ import hashlib
 import importlib.util
 import logging
 import random
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from replug.config.errors import UserError, require_extra
+from replug.config.errors import UserError
 from replug.models.black_box_lm import BlackBoxLM
-from replug.models.hardware import dtype_name, resolve_dtype
-from replug.models.model_files import load_whole, loading, quantization_of
+from replug.models.model_files import load_whole, loading
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +38,7 @@ def lm_identity(path: str, dtype: torch.dtype) -> str:
         files = sorted([*folder.glob("*.json"), *folder.glob("*.safetensors")])
         stamps = tuple((file.name, (status := file.stat()).st_size, status.st_mtime_ns) for file in files)
         name = _digest(folder, stamps)
-    others = f"+{dtype_name('auto')}" if dtype == torch.int8 else ""
-    return f"{name}:{str(dtype).removeprefix('torch.')}{others}"
+    return f"{name}:{str(dtype).removeprefix('torch.')}"
 
 
 @lru_cache(maxsize=8)  # a process asks for an identity more than once
@@ -60,36 +55,16 @@ def _digest(folder: Path, stamps: tuple[Stamp, ...]) -> str:
 
 def require_flash_attention(dtype: torch.dtype) -> None:
     """Raise UserError for float32, and where the package flash-attn is not installed."""
-    if dtype in (torch.float32, torch.int8) or importlib.util.find_spec("flash_attn") is None:
+    if dtype == torch.float32 or importlib.util.find_spec("flash_attn") is None:
         raise UserError(
             f"lm.attention is {FLASH}, which needs the package flash-attn, a GPU, and lm.dtype=bfloat16 or float16 "
             f"(found {str(dtype).removeprefix('torch.')}): pip install flash-attn, or leave lm.attention out"
         )
 
 
-def require_int8(path: str) -> None:
-    """Raise UserError without bitsandbytes, and for weights that are quantized already: transformers would keep them.
-
-    It says of every product that it casts to float16, and of an optional package; neither is a warning to a user.
-    """
-    require_extra("int8", "bitsandbytes", "accelerate", what="lm.dtype=int8")
-    if quantization_of(path, "lm.path") is not None:
-        raise UserError(f"lm.dtype is int8, but {path} is quantized already; expected lm.dtype=auto")
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-
-
-def load_causal_lm(
-    path: str, dtype: torch.dtype, device_map: str | dict[str, Any] | None, attention: str = "sdpa"
-) -> PreTrainedModel:
-    """Load weights onto the CPU, a device or all visible GPUs. Raises UserError for other models and without room.
-
-    int8 is LLM.int8() (Dettmers et al. 2022): weights of linear layers have a byte, columns with large activations are
-    computed in float16. Embeddings, norms and output layer have the dtype of `auto`.
-    """
+def load_causal_lm(path: str, dtype: torch.dtype, device_map: str | None, attention: str = "sdpa") -> PreTrainedModel:
+    """Load weights onto the CPU or all visible GPUs. Raises UserError for other models and without room."""
     options: dict[str, Any] = {"dtype": dtype, "device_map": device_map}
-    if dtype == torch.int8:
-        require_int8(path)
-        options |= {"dtype": resolve_dtype("auto"), "quantization_config": BitsAndBytesConfig(load_in_8bit=True)}
     if attention == FLASH:
         require_flash_attention(dtype)
         options["attn_implementation"] = FLASH
@@ -98,29 +73,6 @@ def load_causal_lm(
     if device_map is not None and torch.cuda.is_available():
         _require_on_gpus(model, path)
     return model
-
-
-@contextmanager
-def dequantized() -> Iterator[None]:
-    """Multiply by what int8 weights stand for while the block runs, slowly; other models have no such weights.
-
-    A probe asks what an architecture can do. Products of int8 depend on which texts share a pass: columns that are
-    large in any of them are computed in float16.
-    """
-    bnb: Any = sys.modules.get("bitsandbytes")
-    if bnb is None:
-        yield
-        return
-
-    def product(inputs: Tensor, _: Tensor, *, state: Any, bias: Tensor | None = None, **options: Any) -> Tensor:
-        weight = (state.CB.float() * (state.SCB.float() / 127)[:, None]).to(inputs.dtype)
-        return nn.functional.linear(inputs, weight, bias)
-
-    before, bnb.matmul = bnb.matmul, product
-    try:
-        yield
-    finally:
-        bnb.matmul = before
 
 
 def _require_on_gpus(model: PreTrainedModel, path: str) -> None:
