@@ -162,6 +162,7 @@ class FaultServer:
         return web.json_response({"object": "list", "data": [card]})
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
+        request["seconds"] = self.seconds  # of now: a test may change them once it sees the request open
         self.requests += 1
         self.connections.add(request.transport)
         self.times.append(time.monotonic())
@@ -195,7 +196,7 @@ class FaultServer:
         if self.max_model_len and max(map(len, prompts)) >= self.max_model_len:
             said = f"maximum context length is {self.max_model_len} tokens"
             return web.json_response({"error": {"message": said}}, status=400)
-        await asyncio.sleep(self.seconds)
+        await asyncio.sleep(request["seconds"])
         if self.mode == "mixed_up":  # which choice belongs to which input
             prompts.reverse()
         return await self._send(request, fault, self._body(prompts, payload), payload)
