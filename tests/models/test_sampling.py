@@ -79,6 +79,7 @@ def test_a_draw_does_not_depend_on_what_is_asked_with_it(lm: HuggingFaceLM) -> N
     assert_same(whole, lm.sample(PROMPTS[::-1], OPTIONS)[::-1])
     assert_same([some[:2] for some in whole], lm.sample(PROMPTS, replace(OPTIONS, num_samples=2)))
     assert_same(whole, lm.sample(PROMPTS, replace(OPTIONS, opening="")))
+    assert_same(whole, [some[:4] for some in lm.sample(PROMPTS, replace(OPTIONS, num_samples=20))])  # several rows
     assert len({text for some in texts(whole) for text in some}) > 6
     assert texts(lm.sample(PROMPTS, replace(OPTIONS, seed=5))) != texts(whole)
 

@@ -6,6 +6,9 @@ token, which is slow and right for every causal model. A prefix that all inputs 
 demonstrations, is computed once. Its end follows from a call's texts alone: kept or computed again, it gives the same
 numbers.
 
+Prompts that share most of their tokens, such as fifty samples of one, stand in one row behind each other, and a mask
+shows each its own. What they share is then kept once and read once for a token of all, not once for each.
+
 With longrope (Phi-3-mini-128k, Phi-4-mini) the longest input of a pass decides by which frequencies all of it is read.
 So no pass, cache or prefix holds inputs on both sides of that limit, and what grows beyond it is read anew there, as in
 transformers' own `generate`.
@@ -13,8 +16,11 @@ transformers' own `generate`.
 
 import copy
 import inspect
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -23,6 +29,7 @@ from transformers import PreTrainedModel
 
 from replug.models.black_box_lm import PassCounts
 from replug.models.local.output_layer import target_logprobs
+from replug.models.model_files import longrope_limit
 from replug.models.probing import probe_ids, same_direction, tried
 
 # Nats by which log-probs may differ with and without padding, on average by the tokens' probabilities.
@@ -33,6 +40,8 @@ TOLERANCE_NATS, TOLERANCE_NATS_HALF_PRECISION = 0.01, 0.15
 MIN_SHARED_TOKENS = 64
 # Prefixes end at multiples of this, so that documents which begin with the same words leave the prefix as it is.
 SHARED_STEP = 32
+# Each prompt of a row computes attention to the columns of all: so many times those of the longest prompt at most.
+MOST_COLUMNS = 2
 
 
 def shared_tokens(prefixes: list[list[int]]) -> int:
@@ -43,6 +52,37 @@ def shared_tokens(prefixes: list[list[int]]) -> int:
     most = min(len(prefix) for prefix in prefixes) - 1
     length = next((i for i in range(most) if first[i] != last[i]), most)
     return length - length % SHARED_STEP if length >= MIN_SHARED_TOKENS else 0
+
+
+def is_worth_a_row(rows: Sequence[Sequence[int]], num_shared: int) -> bool:
+    """Return whether prompts that begin with the same `num_shared` tokens share so much that one row should hold them.
+
+    Equal ones count once.
+    """
+    num_columns = sum(len(row) - num_shared for row in set(map(tuple, rows)))
+    return num_columns < sum(map(len, rows)) and num_columns <= MOST_COLUMNS * max(map(len, rows))
+
+
+def packed_groups(items: Sequence[list[list[int]]], num_shared: int, num_new: int) -> Iterator[list[int]]:
+    """Yield groups of items of one or several rows each, which as one row have few columns.
+
+    One item at least. Each row is continued by `num_new` tokens; items of equal rows stand side by side.
+    """
+    group: list[int] = []
+    seen: set[tuple[int, ...]] = set()
+    num_columns = longest = 0
+    for number, rows in enumerate(items):
+        once = set(map(tuple, rows))
+        longest = max(longest, *map(len, rows))
+        num_columns += sum(len(row) - num_shared for row in once - seen) + num_new * len(rows)
+        if group and num_columns > MOST_COLUMNS * longest:
+            yield group
+            group, seen, longest = [], set(), max(map(len, rows))
+            num_columns = sum(len(row) - num_shared for row in once) + num_new * len(rows)
+        group.append(number)
+        seen |= once
+    if group:
+        yield group
 
 
 class SharedPrefix:
@@ -100,9 +140,8 @@ class CachedPrompts:
     """Prompts whose keys and values are kept; each token costs one pass over as many positions as there are prompts.
 
     They are read a slice of columns at a time, of at most `tokens_per_pass` tokens, into one cache: the pass of a slice
-    and that of a new token are the same. Equal prompts, such as those of several samples, are read once. `shared` holds
-    the tokens before `rows` that all prompts begin with. `ends` are the log-probs of the last tokens of each row, of
-    `num_ends` [K] tokens, fewer than the row has.
+    and that of a new token are the same. Equal prompts, such as those of several samples, are read once. `ends` are the
+    log-probs of the last tokens of each row, of `num_ends` [K] tokens, fewer than the row has.
     """
 
     logits: Tensor  # [K, V] of the token after each prompt
@@ -113,19 +152,17 @@ class CachedPrompts:
         rows: list[list[int]],
         tokens_per_pass: int,
         counts: PassCounts,
-        shared: SharedPrefix | None = None,
         num_ends: Sequence[int] = (),
     ) -> None:
         self._model, self._counts = model, counts
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         once = {tuple(row): number for number, row in enumerate(dict.fromkeys(map(tuple, rows)))}
-        self._cache: Any = shared.for_rows(len(once)) if shared else None
+        self._cache: Any = None
         ids = _left_padded([torch.tensor(row) for row in once]).to(model.device)
         own = _left_padded([torch.ones(len(row), dtype=torch.long) for row in once])
         total = ids.shape[1]
-        before = torch.ones(len(once), shared.num_tokens if shared else 0, dtype=torch.long)
         self._is_padded = not bool(own.all())
-        self._seen = before.to(model.device)  # [K, T so far]: 1 where a token stands, 0 where padding does
+        self._seen = own[:, :0].to(model.device)  # [K, T so far]: 1 where a token stands, 0 where padding does
         width = max(1, tokens_per_pass // len(once))
         wanted = total - max(num_ends, default=0)  # the first column whose log-probs are
         found: list[Tensor] = []
@@ -170,6 +207,84 @@ class CachedPrompts:
         )
         self._cache = output.past_key_values
         return output.logits[:, -num_kept:]
+
+
+class PackedPrompts:
+    """Prompts behind each other in one row, of which a mask shows each token those of its own prompt.
+
+    Equal prompts are read once, and `shared` holds what all prompts begin with. Neither is copied for each prompt, so a
+    new token of all of them reads these keys and values once. New tokens are columns too, those of ended prompts as
+    well. `ends` are those of `CachedPrompts`.
+    """
+
+    logits: Tensor  # [K, V] of the token after each prompt
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        rows: list[list[int]],
+        tokens_per_pass: int,
+        counts: PassCounts,
+        shared: SharedPrefix | None,
+        num_ends: Sequence[int],
+    ) -> None:
+        self._model, self._counts, device = model, counts, model.device
+        self._cache: Any = shared.for_rows(1) if shared else None
+        before = shared.num_tokens if shared else 0
+        once = {row: number for number, row in enumerate(dict.fromkeys(map(tuple, rows)))}
+        lengths = torch.tensor([len(row) for row in once])
+        ids, owner = torch.tensor(list(chain(*once))), torch.arange(len(once)).repeat_interleave(lengths)
+        columns, last = torch.arange(len(ids)), lengths.cumsum(0) - 1
+        following = last[owner] - columns  # how many tokens of its prompt follow each
+        positions = before + lengths[owner] - 1 - following
+        logits: list[Tensor] = []
+        logprobs = torch.zeros(len(ids))
+        for part in columns.split(tokens_per_pass):
+            earlier = columns[: part[-1] + 1]
+            own = (owner[part, None] == owner[earlier]) & (part[:, None] >= earlier)
+            seen = torch.cat([torch.ones(len(part), before, dtype=torch.bool), own], 1).to(device)
+            kept = part[following[part] <= max(num_ends)]  # what predicts an end, or the token after a prompt
+            found = self._pass(ids[part].to(device), positions[part].to(device), seen, kept - part[0])
+            is_last = following[kept] == 0
+            logits.append(found[is_last.to(device)])
+            targets = kept[~is_last] + 1
+            if len(targets):
+                predicted = target_logprobs(found[~is_last.to(device)], ids[targets].to(device), None)
+                logprobs[targets] = predicted.cpu()
+        counts.add(len(ids), len(ids))
+        of = torch.tensor([once[tuple(row)] for row in rows])
+        self.ends = [logprobs[end + 1 - n : end + 1] for end, n in zip(last[of].tolist(), num_ends, strict=True)]
+        self.logits = torch.cat(logits)[of.to(device)]
+        self._positions = (before + lengths[of]).to(device)  # [K] of the next tokens
+        prompts = [torch.ones(len(rows), before, dtype=torch.bool), of[:, None] == owner]
+        self._seen = torch.cat(prompts, 1).to(device)  # [K, columns so far]: the tokens of each prompt
+
+    def append(self, tokens: Sequence[int], kept: Sequence[int]) -> None:
+        device = self._model.device
+        rows = torch.tensor(kept, device=device)
+        own = torch.eye(len(kept), dtype=torch.bool, device=device)
+        self._seen, positions = torch.cat([self._seen[rows], own], 1), self._positions[rows]
+        self.logits = self._pass(torch.tensor(tokens, device=device), positions, self._seen, torch.arange(len(kept)))
+        self._positions = positions + 1
+        self._counts.add(len(kept), len(kept))
+
+    def _pass(self, ids: Tensor, positions: Tensor, seen: Tensor, kept: Tensor) -> Tensor:
+        """Read ids [N], which see the columns `seen` [N, C]; return logits [M, V] after those in the places `kept`."""
+        hidden = torch.zeros(seen.shape, dtype=self._model.dtype, device=seen.device)
+        hidden.masked_fill_(~seen, torch.finfo(hidden.dtype).min)  # what is added to scores, in every kind of attention
+        output = self._model(
+            input_ids=ids[None],
+            position_ids=positions[None],
+            attention_mask=hidden[None, None],
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=(kept if len(kept) else kept.new_zeros(1)).tolist(),
+        )
+        self._cache = output.past_key_values
+        logits: Tensor = output.logits[0]
+        if len(logits) == len(ids):  # some architectures do not know the option, and give all
+            logits = logits[kept.to(logits.device)]
+        return logits[: len(kept)]
 
 
 class RecomputedPrompts:
@@ -231,11 +346,11 @@ class PromptsBesideLimit:
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """What a model's keys and values can be kept for: unpadded prompts, padding on the left, padding after a prefix."""
+    """What a model's keys and values can be kept for: unpadded prompts, padding on the left, several in one row."""
 
     unpadded: bool = False
     padded: bool = False
-    padded_after_prefix: bool = False
+    packed: bool = False
 
 
 def find_cache_use(model: PreTrainedModel) -> CacheUse:
@@ -246,23 +361,31 @@ def find_cache_use(model: PreTrainedModel) -> CacheUse:
     if model.dtype != torch.float32:
         tolerance = TOLERANCE_NATS_HALF_PRECISION
     with torch.inference_mode():
-        prefix, alone = SharedPrefix(model, ids[:8]), _probe(model, [ids])
+        prefix, alone = SharedPrefix(model, ids[:8]), _probe(model, CachedPrompts(model, [ids], 6, PassCounts()))
     likely = alone.exp() > 0
 
     @torch.inference_mode()
-    def is_same(rows: list[list[int]], shared: SharedPrefix | None = None) -> bool:
+    def is_same(begin: Callable[[], GrowingPrompts]) -> bool:
         """Compare log-probs, on average by the expected probabilities; what has none does not count."""
-        other = _probe(model, rows, shared)
+        other = _probe(model, begin())
         return float((alone.exp() * (alone - other).abs())[likely].sum()) < tolerance
 
-    # A layer that looks back a number of columns would count padding after the prefix. Trying does not show that, since
+    def cached(*rows: list[int]) -> bool:
+        return tried(lambda: is_same(lambda: CachedPrompts(model, list(rows), 6 * len(rows), PassCounts())), False)
+
+    # A layer that looks back a number of columns would count those of other prompts. Trying does not show that, since
     # windows are longer than the probe. GPT-Neo has one without telling its cache.
     is_sliding = any(getattr(prefix.cache, "is_sliding", []))
     has_window = is_sliding or getattr(model.config, "window_size", None) is not None
+    rows = [ids[8:], ids[12:] + ids[:5], ids[8:]]
+    packed = partial(PackedPrompts, model, rows, 6, PassCounts(), prefix, [0] * len(rows))
+    # BigBird has a buffer as long as its longest input, which a row of several may exceed.
+    has_buffer = any(name.endswith("token_type_ids") for name, _ in model.named_buffers())
+    is_plain = not (has_window or has_buffer) and longrope_limit(model.config) == math.inf
     return CacheUse(
-        tried(lambda: is_same([ids, ids[::-1]]), False),
-        tried(lambda: is_same([ids, ids + ids[:5]]), False),
-        not has_window and tried(lambda: is_same([ids[8:], ids[8:] + ids[:5]], prefix), False),
+        cached(ids, ids[::-1]),
+        cached(ids, ids + ids[:5]),
+        is_plain and tried(partial(is_same, packed), False),
     )
 
 
@@ -271,8 +394,9 @@ def _left_padded(rows: list[Tensor]) -> Tensor:
     return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side="left")
 
 
-def _probe(model: PreTrainedModel, rows: list[list[int]], shared: SharedPrefix | None = None) -> Tensor:
-    """Return log-probs [V] after the first row and one more token, read in slices and without the others."""
-    prompts = CachedPrompts(model, rows, 6 * len(rows), PassCounts(), shared)
-    prompts.append([probe_ids(model)[3]], [0])
+def _probe(model: PreTrainedModel, prompts: GrowingPrompts) -> Tensor:
+    """Return log-probs [V] after the first prompt and two more tokens, beside other ones of the others."""
+    ids, number = probe_ids(model), len(prompts.logits)
+    prompts.append([ids[3 + i] for i in range(number)], range(number))
+    prompts.append([ids[7]], [0])
     return prompts.logits[0].float().log_softmax(-1)

@@ -35,10 +35,13 @@ from replug.models.local.decoding import (
     CachedPrompts,
     CacheUse,
     GrowingPrompts,
+    PackedPrompts,
     PromptsBesideLimit,
     RecomputedPrompts,
     SharedPrefix,
     find_cache_use,
+    is_worth_a_row,
+    packed_groups,
     reuses_prefixes,
     shared_tokens,
 )
@@ -74,6 +77,12 @@ KEPT_PREFIXES = 2  # what the lines of an answer's factors follow
 PASSES_PER_GROUP = 4  # whose tokens are decoded together: more would keep more keys and values than they save passes
 SAMPLED_BYTES = 2**30  # of keys and values of samples that are drawn together
 Rows = list[list[int]]  # of token ids
+
+
+def _read_first(answers: Sequence[MixedAnswer]) -> Rows:
+    """Return what is read of each prompt before the tokens that move weights, once of equal prompts."""
+    most = max(answer.num_read for answer in answers)
+    return list({tuple(row): row[: max(0, len(row) - most)] for answer in answers for row in answer.rows}.values())
 
 
 class HuggingFaceLM:
@@ -229,18 +238,33 @@ class HuggingFaceLM:
             yield answer.text
 
     def _finish(self, answers: Sequence[MixedAnswer], budget: int) -> None:
-        """Decode as many answers together as have `budget` tokens, with their prompts.
+        """Decode answers that share much of their prompts in one row, and of others as many as have `budget` tokens.
 
         Where the model cannot be padded, only answers to the same prompts are decoded together.
         """
         alike: dict[object, list[MixedAnswer]] = {}
-        for answer in answers:
-            kind = None if self._cache_use.padded else tuple(map(tuple, answer.rows))
-            alike.setdefault(kind, []).append(answer)
+        for group, is_packed in self._packed_groups(answers):
+            if is_packed:
+                self._finish_together(group)
+                continue
+            for answer in group:
+                kind = None if self._cache_use.padded else tuple(map(tuple, answer.rows))
+                alike.setdefault(kind, []).append(answer)
         for some in alike.values():
             lengths = [[len(row) + answer.options.max_new_tokens for row in answer.rows] for answer in some]
-            for group in padded_groups(lengths, budget):
-                self._finish_together([some[number] for number in group])
+            for numbers in padded_groups(lengths, budget):
+                self._finish_together([some[number] for number in numbers])
+
+    def _packed_groups(self, answers: Sequence[MixedAnswer]) -> Iterator[tuple[Sequence[MixedAnswer], bool]]:
+        """Yield answers in groups, and whether the prompts of a group are read as one row."""
+        if not (self._cache_use.packed and answers):
+            yield answers, False
+            return
+        num_shared = self._num_shared(answers)
+        num_new = max(answer.options.max_new_tokens for answer in answers)
+        for numbers in packed_groups([answer.rows for answer in answers], num_shared, num_new):
+            some = [answers[number] for number in numbers]
+            yield some, is_worth_a_row([row for answer in some for row in answer.rows], num_shared)
 
     def _finish_together(self, answers: Sequence[MixedAnswer]) -> None:
         """Decode answers in one go, or in halves where memory does not hold them."""
@@ -300,32 +324,35 @@ class HuggingFaceLM:
         rows = [row for answer in answers for row in answer.rows]
         num_ends = [answer.num_read for answer in answers for _ in answer.rows]
         opening = self._opening_ids(answers[0].options.opening)
+        if self._cache_use.packed and is_worth_a_row(rows, self._num_shared(answers)):
+            shared = self._share(_read_first(answers), opening, max(map(len, rows)))
+            own = [row[shared.num_tokens if shared else 0 :] for row in rows]
+            return PackedPrompts(self.model, own, self.tokens_per_batch, self.counts, shared, num_ends)
         if self._longrope_limit == math.inf:
-            return self._grow_on_one_side(rows, opening, num_ends)
-        begin = partial(self._grow_on_one_side, opening=opening)
-        return PromptsBesideLimit(rows, self._longrope_limit, begin, self._ends_of(rows, opening, num_ends))
+            return self._grow_on_one_side(rows, num_ends)
+        return PromptsBesideLimit(rows, self._longrope_limit, self._grow_on_one_side, self._ends_of(rows, num_ends))
 
-    def _ends_of(self, rows: Rows, opening: list[int], num_ends: Sequence[int]) -> list[Tensor]:
+    def _ends_of(self, rows: Rows, num_ends: Sequence[int]) -> list[Tensor]:
         """Score the last tokens of rows, reading each row once more."""
         cuts = [len(row) - n for row, n in zip(rows, num_ends, strict=True)]
         pairs = [(row[:cut], row[cut:]) for row, cut in zip(rows, cuts, strict=True) if cut < len(row)]
-        found = iter(self.launch(TokenizedCall(pairs, opening)).result())
+        found = iter(self.launch(TokenizedCall(pairs, [])).result())
         return [torch.from_numpy(next(found).token_logprobs) if n else torch.empty(0) for n in num_ends]
 
-    def _grow_on_one_side(self, rows: Rows, opening: list[int], num_ends: Sequence[int] = ()) -> GrowingPrompts:
+    def _grow_on_one_side(self, rows: Rows, num_ends: Sequence[int] = ()) -> GrowingPrompts:
         is_even, use = len({len(row) for row in rows}) == 1, self._cache_use
         if not (use.unpadded if is_even else use.padded):
-            return RecomputedPrompts(rows, self._last_logits, self._ends_of(rows, opening, num_ends or [0] * len(rows)))
-        most = max(num_ends, default=0)
-        # Samples of one prompt share no prefix: it is read once. Ends are read behind one token of their own at least.
-        once = list({tuple(row): row[: max(0, len(row) - most)] for row in rows}.values())
+            return RecomputedPrompts(rows, self._last_logits, self._ends_of(rows, num_ends or [0] * len(rows)))
         longest = max(map(len, rows))
-        shared = self._share(once, opening, longest) if is_even or use.padded_after_prefix else None
-        if shared is not None:
-            rows = [row[shared.num_tokens :] for row in rows]
         # Read in slices, the first would be on the limit's other side.
         size = len(rows) * longest if longest > self._longrope_limit else self.tokens_per_batch
-        return CachedPrompts(self.model, rows, size, self.counts, shared, num_ends if most else ())
+        return CachedPrompts(self.model, rows, size, self.counts, num_ends if any(num_ends) else ())
+
+    def _num_shared(self, answers: Sequence[MixedAnswer]) -> int:
+        """Return how many tokens all prompts of answers begin with; what moves weights is read behind them."""
+        opening = self._opening_ids(answers[0].options.opening)
+        first = _read_first(answers)
+        return shared_tokens([*first, opening] if opening else first)
 
     def _share(self, prefixes: Rows, opening: list[int], num_tokens_each: int) -> SharedPrefix | None:
         """Return what the prefixes begin with, for inputs that are on one side of longrope's limit with this one."""
