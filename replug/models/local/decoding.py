@@ -40,8 +40,9 @@ TOLERANCE_NATS, TOLERANCE_NATS_HALF_PRECISION = 0.01, 0.15
 MIN_SHARED_TOKENS = 64
 # Prefixes end at multiples of this, so that documents which begin with the same words leave the prefix as it is.
 SHARED_STEP = 32
-# Each prompt of a row computes attention to the columns of all: so many times those of the longest prompt at most.
-MOST_COLUMNS = 2
+# Each prompt of a row computes attention to the columns of all: as many as a pass has tokens, or so many times those of
+# the longest prompt.
+LONGEST_PROMPTS = 2
 
 
 def shared_tokens(prefixes: list[list[int]]) -> int:
@@ -54,19 +55,25 @@ def shared_tokens(prefixes: list[list[int]]) -> int:
     return length - length % SHARED_STEP if length >= MIN_SHARED_TOKENS else 0
 
 
-def is_worth_a_row(rows: Sequence[Sequence[int]], num_shared: int) -> bool:
+def is_worth_a_row(rows: Sequence[Sequence[int]], num_shared: int, tokens_per_pass: int) -> bool:
     """Return whether prompts that begin with the same `num_shared` tokens share so much that one row should hold them.
 
     Equal ones count once.
     """
     num_columns = sum(len(row) - num_shared for row in set(map(tuple, rows)))
-    return num_columns < sum(map(len, rows)) and num_columns <= MOST_COLUMNS * max(map(len, rows))
+    return num_columns < sum(map(len, rows)) and num_columns <= _most_columns(max(map(len, rows)), tokens_per_pass)
 
 
-def packed_groups(items: Sequence[list[list[int]]], num_shared: int, num_new: int) -> Iterator[list[int]]:
-    """Yield groups of items of one or several rows each, which as one row have few columns.
+def _most_columns(longest: int, tokens_per_pass: int) -> int:
+    return max(tokens_per_pass, LONGEST_PROMPTS * longest)
 
-    One item at least. Each row is continued by `num_new` tokens; items of equal rows stand side by side.
+
+def packed_groups(
+    items: Sequence[list[list[int]]], num_shared: int, num_new: int, tokens_per_pass: int
+) -> Iterator[list[int]]:
+    """Yield groups of items of one or several rows each, which in one row together have few columns.
+
+    One item at least. Each prompt is continued by `num_new` tokens; items of equal prompts stand side by side.
     """
     group: list[int] = []
     seen: set[tuple[int, ...]] = set()
@@ -75,7 +82,7 @@ def packed_groups(items: Sequence[list[list[int]]], num_shared: int, num_new: in
         once = set(map(tuple, rows))
         longest = max(longest, *map(len, rows))
         num_columns += sum(len(row) - num_shared for row in once - seen) + num_new * len(rows)
-        if group and num_columns > MOST_COLUMNS * longest:
+        if group and num_columns > _most_columns(longest, tokens_per_pass):
             yield group
             group, seen, longest = [], set(), max(map(len, rows))
             num_columns = sum(len(row) - num_shared for row in once) + num_new * len(rows)

@@ -260,11 +260,11 @@ class HuggingFaceLM:
         if not (self._cache_use.packed and answers):
             yield answers, False
             return
-        num_shared = self._num_shared(answers)
+        num_shared, most = self._num_shared(answers), self.tokens_per_batch
         num_new = max(answer.options.max_new_tokens for answer in answers)
-        for numbers in packed_groups([answer.rows for answer in answers], num_shared, num_new):
+        for numbers in packed_groups([answer.rows for answer in answers], num_shared, num_new, most):
             some = [answers[number] for number in numbers]
-            yield some, is_worth_a_row([row for answer in some for row in answer.rows], num_shared)
+            yield some, is_worth_a_row([row for answer in some for row in answer.rows], num_shared, most)
 
     def _finish_together(self, answers: Sequence[MixedAnswer]) -> None:
         """Decode answers in one go, or in halves where memory does not hold them."""
@@ -324,7 +324,7 @@ class HuggingFaceLM:
         rows = [row for answer in answers for row in answer.rows]
         num_ends = [answer.num_read for answer in answers for _ in answer.rows]
         opening = self._opening_ids(answers[0].options.opening)
-        if self._cache_use.packed and is_worth_a_row(rows, self._num_shared(answers)):
+        if self._cache_use.packed and is_worth_a_row(rows, self._num_shared(answers), self.tokens_per_batch):
             shared = self._share(_read_first(answers), opening, max(map(len, rows)))
             own = [row[shared.num_tokens if shared else 0 :] for row in rows]
             return PackedPrompts(self.model, own, self.tokens_per_batch, self.counts, shared, num_ends)
