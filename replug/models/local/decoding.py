@@ -253,23 +253,21 @@ class PackedPrompts:
             kept = part[following[part] <= max(num_ends)]  # what predicts an end, or the token after a prompt
             found = self._pass(ids[part].to(device), positions[part].to(device), seen, kept - part[0])
             is_last = following[kept] == 0
-            logits.append(found[is_last.to(device)])
+            logits.append(found[is_last])
             targets = kept[~is_last] + 1
             if len(targets):
-                predicted = target_logprobs(found[~is_last.to(device)], ids[targets].to(device), None)
-                logprobs[targets] = predicted.cpu()
+                logprobs[targets] = target_logprobs(found[~is_last], ids[targets].to(device), None).cpu()
         counts.add(len(ids), len(ids))
         of = torch.tensor([once[tuple(row)] for row in rows])
         self.ends = [logprobs[end + 1 - n : end + 1] for end, n in zip(last[of].tolist(), num_ends, strict=True)]
-        self.logits = torch.cat(logits)[of.to(device)]
+        self.logits = torch.cat(logits)[of]
         self._positions = (before + lengths[of]).to(device)  # [K] of the next tokens
         prompts = [torch.ones(len(rows), before, dtype=torch.bool), of[:, None] == owner]
         self._seen = torch.cat(prompts, 1).to(device)  # [K, columns so far]: the tokens of each prompt
 
     def append(self, tokens: Sequence[int], kept: Sequence[int]) -> None:
         device = self._model.device
-        rows = torch.tensor(kept, device=device)
-        own = torch.eye(len(kept), dtype=torch.bool, device=device)
+        own, rows = torch.eye(len(kept), dtype=torch.bool, device=device), torch.tensor(kept)
         self._seen, positions = torch.cat([self._seen[rows], own], 1), self._positions[rows]
         self.logits = self._pass(torch.tensor(tokens, device=device), positions, self._seen, torch.arange(len(kept)))
         self._positions = positions + 1
@@ -290,7 +288,7 @@ class PackedPrompts:
         self._cache = output.past_key_values
         logits: Tensor = output.logits[0]
         if len(logits) == len(ids):  # some architectures do not know the option, and give all
-            logits = logits[kept.to(logits.device)]
+            logits = logits[kept]
         return logits[: len(kept)]
 
 
