@@ -1,4 +1,4 @@
-"""What it saves to answer many prompts together, and to keep what they share once.
+"""Measure the gain of answering many prompts together, and of keeping what they share once.
 
     python -m benchmarks.generation [--prompts 8] [--k 5] [--tokens 32] [--rounds 3] [--samples 20 --shots 1000]
 

@@ -351,7 +351,7 @@ class PromptsBesideLimit:
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """What a model's keys and values can be kept for: unpadded prompts, padding on the left, several in one row."""
+    """The uses that a model's keys and values have: unpadded prompts, padding on the left, several in one row."""
 
     unpadded: bool = False
     padded: bool = False
