@@ -1,0 +1,42 @@
+"""Answers drawn after the same shots: in one row, and with keys and values of their own."""
+
+from functools import partial
+
+import torch
+
+from benchmarks.gpu.kit import Kit
+from benchmarks.workloads import Cutter
+from replug.models.generation import GenerationOptions
+from replug.models.local.decoding import CacheUse
+from replug.models.local.hf_lm import HuggingFaceLM
+
+
+def drawn_answers(kit: Kit) -> None:
+    """Hold answers drawn in one row against those with keys and values of their own; time both, say their memory."""
+    num_shots, num_samples = (200, 4) if kit.pretends else (2000, 20)
+    for dtype in (torch.float32, torch.bfloat16):
+        lm, name = HuggingFaceLM("package:smollm2", dtype, kit.device), str(dtype).removeprefix("torch.")
+        cut = Cutter(lm.tokenizer, 2 * num_shots, seed=0)
+        shots = cut.text(num_shots, num_shots)
+        prompts = [shots + cut.text(100, 100) for _ in range(2)]
+        options = GenerationOptions(16, num_samples=num_samples, temperature=1.0, top_p=0.9, opening=shots)
+        kit.say(f"{name}: several prompts in one row are right", int(lm._cache_use.packed), at_least=1)
+        draw, texts, seconds = partial(_draw, lm, prompts, options), [], []
+        for way, is_packed in (("with copies", False), ("in one row", True)):
+            lm._cache_use = CacheUse(unpadded=True, padded=True, packed=is_packed)
+            seconds.append(kit.seconds(draw, 3, 1))
+            kit.begin_memory()
+            held = 0 if kit.pretends else torch.cuda.memory_allocated()
+            texts.append(draw())
+            kit.say(f"{name}: {len(texts[-1])} answers {way}", seconds[-1], "s")
+            if not kit.pretends:
+                peak, reserved = torch.cuda.max_memory_allocated() - held, torch.cuda.max_memory_reserved()
+                kit.say(f"{name}: memory {way}, beside the weights", peak / 1e9, f"GB; {reserved / 1e9:.2f} reserved")
+        differ = sum(one != other for one, other in zip(*texts, strict=True))
+        kit.say(f"{name}: answers that differ", differ, "", 0 if dtype == torch.float32 else None)
+        kit.say(f"{name}: with copies over in one row", seconds[0] / seconds[1], "x")
+
+
+def _draw(lm: HuggingFaceLM, prompts: list[str], options: GenerationOptions) -> list[str]:
+    lm._kept = []  # the shots are read each time
+    return [answer.text for answers in lm.sample(prompts, options) for answer in answers]
