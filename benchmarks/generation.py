@@ -35,13 +35,16 @@ def seconds(answer: Callable[[], list[str]]) -> tuple[float, list[str]]:
     return time.perf_counter() - start, answers
 
 
+def prompts_after_shots(cut: Cutter, num_shots: int, num_samples: int) -> tuple[list[str], GenerationOptions]:
+    """Return two prompts that begin with the same shots of so many tokens, and how their answers are drawn."""
+    shots = cut.text(num_shots, num_shots)
+    options = GenerationOptions(16, num_samples=num_samples, temperature=1.0, top_p=0.9, opening=shots or None)
+    return [shots + cut.text(100, 100) for _ in range(2)], options
+
+
 def compare_rows(lm: HuggingFaceLM, cut: Cutter, arguments: argparse.Namespace) -> None:
     """Print the seconds of drawn answers in one row and with a copy of keys and values for each."""
-    shots = cut.text(arguments.shots, arguments.shots)
-    prompts = [shots + cut.text(100, 100) for _ in range(2)]
-    options = GenerationOptions(
-        16, num_samples=arguments.samples, temperature=1.0, top_p=0.9, opening=shots if arguments.shots else None
-    )
+    prompts, options = prompts_after_shots(cut, arguments.shots, arguments.samples)
 
     def drawn(is_packed: bool) -> tuple[float, list[str]]:
         lm._cache_use = CacheUse(unpadded=True, padded=True, packed=is_packed)

@@ -4,6 +4,7 @@ from functools import partial
 
 import torch
 
+from benchmarks.generation import prompts_after_shots
 from benchmarks.gpu.kit import Kit
 from benchmarks.workloads import Cutter
 from replug.models.generation import GenerationOptions
@@ -16,10 +17,7 @@ def drawn_answers(kit: Kit) -> None:
     num_shots, num_samples = (200, 4) if kit.pretends else (2000, 20)
     for dtype in (torch.float32, torch.bfloat16):
         lm, name = HuggingFaceLM("package:smollm2", dtype, kit.device), str(dtype).removeprefix("torch.")
-        cut = Cutter(lm.tokenizer, 2 * num_shots, seed=0)
-        shots = cut.text(num_shots, num_shots)
-        prompts = [shots + cut.text(100, 100) for _ in range(2)]
-        options = GenerationOptions(16, num_samples=num_samples, temperature=1.0, top_p=0.9, opening=shots)
+        prompts, options = prompts_after_shots(Cutter(lm.tokenizer, 2 * num_shots, seed=0), num_shots, num_samples)
         kit.say(f"{name}: several prompts in one row are right", int(lm._cache_use.packed), at_least=1)
         draw, texts, seconds = partial(_draw, lm, prompts, options), [], []
         for way, is_packed in (("with copies", False), ("in one row", True)):
