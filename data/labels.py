@@ -10,7 +10,7 @@ A row has the text (`id`, `domain`, `source`, `context`, `continuation`; `query`
 `num_tokens` of the continuation, and lists over its K candidates, the nearest of the retriever first:
 
 doc_ids, doc_rows        the document, and its row in the corpus
-found_by, ranks          which of dense (or hits), tuned, bm25 and random found it, and its rank there (from 1)
+found_by, ranks          which of dense (or hits), bm25 and random found it, and its rank there (from 1)
 similarities             to the retriever as it was when the texts were labelled
 sum_logprobs             of the continuation after document and context, nats
 
@@ -33,7 +33,7 @@ from replug.data.records import NO_INDEX, RetrievedBatch, ScoredBatch
 from replug.data.shards import in_batches
 
 SPLITS = ("queries", "dev")
-SEARCHES = ("dense", "bm25", "random", "tuned", "hits")
+SEARCHES = ("dense", "bm25", "random", "hits")
 ROWS_PER_GROUP = 256
 TEXT_FIELDS = ("id", "domain", "source", "context", "continuation")
 SCHEMA = pa.schema(
@@ -80,19 +80,17 @@ class LabelOrigin:
     random: int
     exclude_own_source: bool
     seed: int
-    tuned: int = 0
-    tuned_queries: str = ""  # weights of the tuned query encoder
     hits: str = ""  # hash of the run whose documents are the first candidates, or `rows`
 
     @property
     def num_candidates(self) -> int:
-        return self.dense + self.tuned + self.bm25 + self.random
+        return self.dense + self.bm25 + self.random
 
 
 def labels_folder(path: Path) -> Folder:
     """Return the folder of labels: claimed for a `LabelOrigin`, finished with the `counts` of its splits."""
     others = ("index", "scores.sqlite*", "lm_spent.json", "*.partial")
-    return Folder(path, "set of labels", key="--labels or train.labels", mend=AGAIN, others=others)
+    return Folder(path, "set of labels", key="--labels or train.labels", mend=AGAIN, others=others, format=2)
 
 
 class Labels:

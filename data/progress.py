@@ -77,11 +77,8 @@ class Stages:
 
     @property
     def title(self) -> str:
-        """Return the number and the name of the stage, which is counted where it comes again."""
-        names = [name for name, _ in self._planned]
-        name, times = names[self._at], names.count(names[self._at])
-        again = f" {names[: self._at + 1].count(name)} of {times}" if times > 1 else ""
-        return f"stage {self._at + 1} of {len(names)}, {name}{again}"
+        """Return the number and the name of the stage."""
+        return f"stage {self._at + 1} of {len(self._planned)}, {self._planned[self._at][0]}"
 
     def left(self, own: float, elapsed: float) -> str:
         """Say how long all of it still takes, where a part of the stage takes `own` more seconds by its pace."""

@@ -48,7 +48,7 @@ SIDES = {TrainedSide.query: "queries", TrainedSide.documents: "documents", Train
 
 
 class RunStages(Stages):
-    """The stages of the run that `config` describes, in `run`; of two trainings on labels, those of both."""
+    """The stages of the run that `config` describes, in `run`."""
 
     def __init__(self, config: Config, run: RunDirectory) -> None:
         super().__init__()
@@ -103,8 +103,8 @@ class RunStages(Stages):
         )
 
     def _left(self, found: list[Stage], max_steps: int) -> list[Stage]:
-        """Return what is left of the stages: those that are done are left out, and steps of the last training."""
-        last = max(place for place, stage in enumerate(found) if stage.name == TRAINING)
+        """Return what is left of the stages: those that are done are left out, and steps of the training."""
+        last = next(place for place, stage in enumerate(found) if stage.name == TRAINING)
         seconds, marks = found[last].seconds, self._run.checkpoint_marks()
         if self._run.fitted.is_file():
             seconds = 0.0
@@ -114,14 +114,11 @@ class RunStages(Stages):
         return [*before, replace(found[last], seconds=seconds), *found[last + 1 :]]
 
     def _num_done(self, stages: list[Stage]) -> int:
-        """Count the stages before the last training that are done: the index, and labels and a training of a round."""
-        run, first = self._run, RunDirectory(self._run.first)
+        """Count the stages before the training that are done: the index, and labels."""
+        run = self._run
         if self._config.train.labels == OWN_LABELS and run.begun_with() is not None:
             return len(stages)
-        if not VersionStore(run.index).is_published(0):
-            return 0
-        marks = (first.begun_with() is not None, first.fitted.is_file()) if self._config.label.tuned else ()
-        return min(len(stages), 1 + sum(marks))
+        return min(len(stages), int(VersionStore(run.index).is_published(0)))
 
 
 def _rate(seconds: float) -> str:

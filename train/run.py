@@ -77,26 +77,22 @@ log = logging.getLogger(__name__)
 def train(config: Config, callbacks: Sequence[pl.Callback] = (), loggers: Sequence[Logger] = ()) -> dict:
     """Run or resume a training run; returns what `results.json` holds.
 
-    `callbacks` and `loggers` are a user's own. They see no first training that only finds candidates (`label.tuned`).
+    `callbacks` and `loggers` are a user's own.
     """
     run = RunDirectory(Path(config.run_dir).expanduser())
     if not run.is_finished:
         require_wandb(config)  # before the labels, which take the longest
     with own_globals():
-        _train_with_labels(config, run, run.index, RunStages(config, run), callbacks, loggers)
+        _train_with_labels(config, run, callbacks, loggers)
         return show_results(run)
 
 
 def _train_with_labels(
-    config: Config,
-    run: RunDirectory,
-    index: Path,
-    stages: RunStages,
-    callbacks: Sequence[pl.Callback] = (),
-    own_loggers: Sequence[Logger] = (),
+    config: Config, run: RunDirectory, callbacks: Sequence[pl.Callback], own_loggers: Sequence[Logger]
 ) -> None:
-    """Train, on labels if the configuration has some. `index` holds the documents that own labels are found in."""
-    labels = _labels(config, run, index, stages)
+    """Train, on labels if the configuration has some."""
+    stages = RunStages(config, run)
+    labels = _labels(config, run, stages)
     if labels is not None and config.train.epochs is not None:
         steps = math.ceil(config.train.epochs * labels.counts["queries"] / config.train.batch_size)
         config = replace(config, train=replace(config.train, max_steps=steps))
@@ -114,7 +110,7 @@ def _train_with_labels(
                 _train(config, run, labels, stages, interruption, callbacks, own_loggers)
 
 
-def _labels(config: Config, run: RunDirectory, index: Path, stages: RunStages) -> Labels | None:
+def _labels(config: Config, run: RunDirectory, stages: RunStages) -> Labels | None:
     """Return the labels that are named, or the run's own, which are made before it begins; None for a live run."""
     if config.train.labels != OWN_LABELS:
         return Labels(Path(config.train.labels).expanduser()) if config.train.labels else None
@@ -123,32 +119,8 @@ def _labels(config: Config, run: RunDirectory, index: Path, stages: RunStages) -
         return Labels(run.labels)  # made again they could be others
     run.require_config(config)
     with sole_writer(run.path):
-        _require_dev_texts(config, prepared_set(config, run.data))
-        return label(_with_first_round(config, run, index, stages), run.labels, index, stages)
-
-
-def _with_first_round(config: Config, run: RunDirectory, index: Path, stages: RunStages) -> Config:
-    """Train queries on labels without `label.tuned` first, and return the configuration that uses them, if it asks so.
-
-    Both rounds have one set, one index and one cache of scores, so no pair is scored twice.
-    """
-    if not config.label.tuned or config.label.tuned_path:
-        return config
-    shared = replace(
-        config,
-        data=replace(config.data, out=config.data.out or str(run.data)),
-        lm=replace(config.lm, cache=config.lm.cache or str(run.scores)),
-    )
-    num_steps = config.train.label_steps or config.train.max_steps
-    first = replace(
-        shared,
-        run_dir=str(run.first),
-        label=replace(config.label, tuned=0),
-        train=replace(config.train, label_steps=None, max_steps=num_steps),
-        evaluate=replace(config.evaluate, heldout=False),
-    )
-    _train_with_labels(first, RunDirectory(run.first), index, stages)
-    return replace(shared, label=replace(config.label, tuned_path=str(run.first)))
+        _require_trainable(config, prepared_set(config, run.data), measured_encoder(config))
+        return label(config, run.labels, run.index, stages)
 
 
 def _require_same_files(config: Config, run: RunDirectory) -> None:
@@ -212,8 +184,16 @@ def _require_fitting(
     config: Config, data: PreparedSet, lm: LMSource | None, encoder: Encoder, labels: Labels | None
 ) -> None:
     """Raise UserError where the parts of a run do not fit together, before anything heavy starts."""
-    _require_dev_texts(config, data)
     check_data(config, data, lm) if lm else check_texts(config, data)
+    _require_trainable(config, data, encoder)
+    if labels is not None:
+        asked = label_origin(config, data, lm.identity if lm else labels.origin.lm, encoder)
+        labels.require(asked)
+
+
+def _require_trainable(config: Config, data: PreparedSet, encoder: Encoder) -> None:
+    """Raise UserError where retriever and set cannot be trained as asked, before the LM scores anything."""
+    _require_dev_texts(config, data)
     index_kind(config, encoder.dim, len(data.corpus))
     require_store_of(data.corpus, encoder)
     if data.corpus.url and config.retriever.train is not TrainedSide.query:
@@ -222,9 +202,6 @@ def _require_fitting(
             "vectors stay as they are"
         )
     check_training(config, encoder)
-    if labels is not None:
-        asked = label_origin(config, data, lm.identity if lm else labels.origin.lm, encoder)
-        labels.require(asked)
 
 
 def _require_dev_texts(config: Config, data: PreparedSet) -> None:

@@ -10,7 +10,6 @@ index/             index versions
 checkpoints/       step-000100.ckpt with its mark step-000100.json, which holds its checksum; removed at the end
 best_weights/      the weights that do best on development texts, with their result; removed at the end
 labels/            of train.labels=auto, what `replug prepare --labels` writes
-first/             there with label.tuned, the run of the first training, whose queries find candidates
 metrics.jsonl      one object for every logged step
 device_use.jsonl   seconds that each device was busy, by role; one object for some steps
 scores.sqlite      the cache of LM scores
@@ -52,7 +51,7 @@ CHECKPOINT_FORMAT = 4  # of what the callbacks put into a checkpoint
 MEND = "bring it back, or run `replug train` in another run_dir"
 # What a run directory holds beside its finished files, and what other commands leave where a run is to begin.
 OTHERS = (
-    *("given", "data", "labels", "first", "index", "checkpoints", "best_weights*", "evaluation", "retriever", "wandb*"),
+    *("given", "data", "labels", "index", "checkpoints", "best_weights*", "evaluation", "retriever", "wandb*"),
     *("submitted", "logs", "*scores.sqlite*", "*lm_spent.json", "environment.json", "heldout_*.npz"),
     *("report.html", "weights.png"),
 )
@@ -90,7 +89,6 @@ class RunDirectory:
         self.retriever = path / "retriever"
         self.best_weights = path / "best_weights"
         self.labels = path / "labels"
-        self.first = path / "first"
         self.found_before = path / "heldout_before.npz"
         self.found_after = path / "heldout_after.npz"
         self.fitted = path / "fitted.json"

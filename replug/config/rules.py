@@ -11,7 +11,7 @@ from datetime import date
 from operator import attrgetter
 from urllib.parse import urlsplit
 
-from replug.config.choices import EnsembleWeights, LMScore, ServerAPI, Teacher, TooLong, TrainedSide
+from replug.config.choices import EnsembleWeights, LMScore, ServerAPI, Teacher, TooLong
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import AnsweringConfig, AnyConfig, AskConfig, EvaluationConfig, WebConfig
 from replug.config.keys import keys_of
@@ -456,32 +456,19 @@ def _with_labels(config: Config) -> Iterator[str]:
         if train.label_steps is not None and getattr(train, name) is not None:
             yield f"train.{name} is set with train.label_steps; expected only one; live training evaluates at refreshes"
     if config.train.labels == OWN_LABELS:
-        yield from labelling_problems(config, makes_first=True)
+        yield from labelling_problems(config)
     ranks = config.resources.train
     if isinstance(ranks, int | float) and ranks > 1:
         yield f"resources.train is {ranks:g} with train.labels; expected 1 or auto, since one rank trains on labels"
 
 
-def labelling_problems(config: Config, makes_first: bool = False) -> Iterator[str]:
-    """Check the section `label`. With `makes_first`, a first training makes the queries that find `label.tuned`."""
+def labelling_problems(config: Config) -> Iterator[str]:
+    """Check the section `label`."""
     label = config.label
-    if (count := label.dense + label.tuned + label.bm25 + label.random) < 2:
-        yield f"label.dense + .tuned + .bm25 + .random is {count}; expected at least 2 candidates per example"
+    if (count := label.dense + label.bm25 + label.random) < 2:
+        yield f"label.dense + .bm25 + .random is {count}; expected at least 2 candidates per example"
     if label.hits and not label.dense:
         yield f"label.hits is {label.hits}, but label.dense is 0; expected the number of its candidates"
     for name in ("bm25", "random"):
         if names_store(config.data.corpus) and (value := getattr(label, name)):
             yield f"label.{name} is {value}; expected 0, since the store of data.corpus finds by vectors alone"
-    if not label.tuned and not label.tuned_path:
-        return
-    if not label.tuned:
-        yield f"label.tuned_path is {label.tuned_path}, but label.tuned is 0; expected a number of candidates"
-    if not (label.tuned_path or makes_first):
-        yield (
-            f"label.tuned is {label.tuned}; expected label.tuned_path, the run_dir of an earlier training on labels, "
-            "or label.tuned=0"
-        )
-    if makes_first and config.retriever.train is not TrainedSide.query:
-        yield f"label.tuned is {label.tuned} with retriever.train={config.retriever.train.value}; expected query"
-    if config.retriever.query_path:
-        yield f"label.tuned is {label.tuned} with retriever.query_path; expected one encoder instead of a pair"

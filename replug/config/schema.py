@@ -178,17 +178,8 @@ class LabelConfig:
     dense: int = key(20, "Number of candidates per example that the retriever finds.", FROM_0, resumable=True)
     bm25: int = key(0, "Number of further candidates per example that BM25 finds.", FROM_0, resumable=True)
     random: int = key(0, "Number of further candidates per example that are drawn at random.", FROM_0, resumable=True)
-    tuned: int = key(
-        0,
-        "Number of further candidates per example that the tuned queries of label.tuned_path find.",
-        FROM_0,
-        resumable=True,
-    )
     hits: str | None = key(
         None, "Your own candidates as label.dense: rows (pos, neg, ctxs), or a TREC run file.", resumable=True
-    )
-    tuned_path: str | None = key(
-        None, "run_dir of an earlier training on labels with retriever.train=query.", resumable=True
     )
 
 

@@ -101,31 +101,25 @@ def run_stages(
 
 
 def _label_stages(config: Config, counts: Counts, job: Job, encoder: float) -> list[tuple[str, str, float, int]]:
-    """Return name, work, the encoder's seconds and pairs of labels and of trainings on them, the last one a training.
+    """Return name, work, the encoder's seconds and pairs of the run's own labels, and of the training on labels.
 
     A document that two searches find is scored once. With each development text the LM also scores it alone.
     """
     label, train, texts = config.label, config.train, counts.queries + counts.dev
-    first = label.dense + label.bm25 + label.random + (label.tuned if label.tuned_path else 0)
+    num_candidates = label.dense + label.bm25 + label.random
     steps = math.ceil(train.epochs * counts.queries / train.batch_size) if train.epochs else train.max_steps
     if _trains_documents(config):
-        once, shape = 0.0, replace(job.shape, k=first)
+        once, shape = 0.0, replace(job.shape, k=num_candidates)
     else:  # candidates are embedded once, and a step encodes queries alone
-        once = min(texts * first, counts.documents) * job.work.document
+        once = min(texts * num_candidates, counts.documents) * job.work.document
         shape = replace(job.shape, k=0)
     step = work_of(shape, job.retriever, job.lm, flop_factor=job.trained.flop_factor).train_step
     passes = f"{train.epochs:g} epochs" if train.epochs else f"{train.max_steps:,} steps"
     training = (TRAINING, f"{passes} of {counts.queries:,} texts", encoder * (once + steps * step), 0)
     if train.labels != OWN_LABELS:
         return [training]
-    stages = [
-        (LABELS, f"the LM scores {first} candidates of each text", 0.0, texts * first + counts.dev),
-        training,
-    ]
-    if label.tuned and not label.tuned_path:
-        more = f"the LM scores up to {label.tuned} more of each text, which the tuned queries find"
-        stages += [(LABELS, more, 0.0, texts * label.tuned), training]
-    return stages
+    work = f"the LM scores {num_candidates} candidates of each text"
+    return [(LABELS, work, 0.0, texts * num_candidates + counts.dev), training]
 
 
 def _measuring(config: Config, counts: Counts, job: Job, last_index: float) -> list[tuple[str, str, float, int]]:

@@ -84,18 +84,16 @@ def test_before_its_pace_is_known_a_stage_takes_what_was_expected(clock: Clock, 
     ]
 
 
-def test_stages_that_come_again_are_counted_and_unknown_times_are_not_made_up(
-    clock: Clock, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_times_of_stages_are_not_made_up(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     stages = Stages()
     with stages.stage("labels"):  # of no run
         pass
-    stages.plan([("labels", None), ("training", 5.0), ("labels", None), ("training", 5.0)])
-    for name in ("labels", "training", "labels", "index", "training"):
+    stages.plan([("labels", None), ("training", None), ("tuned", 5.0)])
+    for name in ("labels", "training", "index", "tuned"):
         with stages.stage(name):
             work(clock, Progress("part", 10), (20, 5))
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "stage 1 of 4, labels 1 of 2"
-    assert lines[1] == "stage 1 of 4, labels 1 of 2: part 5/10 · 0:20 left of this stage"
-    assert lines[-1] == "stage 4 of 4, training 2 of 2: part 5/10 · all of it: 0:20 left"
+    assert lines[0] == "stage 1 of 3, labels"
+    assert lines[1] == "stage 1 of 3, labels: part 5/10 · 0:20 left of this stage"
+    assert lines[-1] == "stage 3 of 3, tuned: part 5/10 · all of it: 0:20 left"
     assert "part: 5/10 · 0:20 left" in lines, "an index that no stage is planned for"

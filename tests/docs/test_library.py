@@ -71,7 +71,7 @@ SHRUNK = {  # settings that take seconds instead of minutes
     'HuggingFaceLM("package:smollm2")': "StandInLM()",
     "SentenceTransformer(": "SentenceTransformer(ENCODER or ",
     '"label.dense": 4, "label.bm25": 2': '"label.dense": 2, "label.bm25": 1',
-    '"label.tuned": 4, "evaluate.k": 5': '"label.tuned": 0, "evaluate.k": 2, "evaluate.max_examples": 4',
+    '"evaluate.k": 5': '"evaluate.k": 2, "evaluate.max_examples": 4',
     '"label.dense": 6': '"label.dense": 2',
     "train_dataset=labelled,": "train_dataset=labelled, args=SHORT,",
     '"data.context_tokens": 32, "data.num_heldout": 20': (

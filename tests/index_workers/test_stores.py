@@ -203,6 +203,17 @@ def rows(folder: Path, name: str, number: int, gold: bool = False) -> str:
 LABELS, LIVE = ("train.labels=auto", "label.dense=4", "train.epochs=1"), ("train.max_steps=4",)
 
 
+def test_a_training_that_would_embed_a_store_anew_is_refused_before_the_lm_scores(
+    embedded: np.ndarray, tmp_path: Path, replug: CommandLine
+) -> None:
+    store, run = fill_store("qdrant", tmp_path, TEXTS, embedded), tmp_path / "run"
+    files = [f"data.{name}={rows(tmp_path, name, 16)}" for name in ("queries", "dev", "heldout")]
+    keys = [f"data.corpus={store.url}", *files, "data.source=null", *LABELS, f"run_dir={run}"]
+    ended = replug("train", ROOT / "configs/debug.yaml", *keys)
+    assert ended.status == 2 and "retriever.train is both; expected query, since data.corpus is a" in ended.errors
+    assert not (run / "labels").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "labels"),

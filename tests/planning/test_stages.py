@@ -63,43 +63,39 @@ def mine(*keys: str, **more: float | None) -> list[Stage]:
     return stages("own_data", *files, *shape, "label.dense=3", "label.bm25=1", "train.epochs=2", *keys, **more)
 
 
-def test_two_rounds_of_labels_score_each_pair_once_and_train_queries_alone() -> None:
-    found = mine("label.tuned=2", "ensemble.temperature=fit")
-    assert [stage.name for stage in found] == [INDEX, LABELS, TRAINING, LABELS, TRAINING, TUNED, HELDOUT]
+def test_a_training_on_own_labels_scores_each_pair_once_and_can_leave_documents_as_they_are() -> None:
+    found = mine("retriever.train=query", "ensemble.temperature=fit")
+    assert [stage.name for stage in found] == [INDEX, LABELS, TRAINING, TUNED, HELDOUT]
     seconds = [stage.seconds for stage in found]
-    assert seconds[1] == pytest.approx((120 * 4 + 20) * PAIR) and seconds[3] == pytest.approx(120 * 2 * PAIR)
-    assert "scores 4 candidates" in found[1].work and "up to 2 more" in found[3].work
-    training = 120 * 4 * TRAINED + 20 * 3 * 10 * TRAINED  # candidates once, and 20 steps of 10 queries
-    assert seconds[2] == seconds[4] == pytest.approx(training)
+    assert seconds[1] == pytest.approx((120 * 4 + 20) * PAIR) and "scores 4 candidates" in found[1].work
+    # Candidates once, and 20 steps of 10 queries.
+    assert seconds[2] == pytest.approx(120 * 4 * TRAINED + 20 * 3 * 10 * TRAINED)
     fitting = 20 * (5 - 3) + 20 * 5  # development texts; three of the five nearest documents are scored already
-    assert found[5].pairs == fitting and seconds[5] == pytest.approx(fitting * PAIR)
+    assert found[3].pairs == fitting and seconds[3] == pytest.approx(fitting * PAIR)
 
 
 def test_times_that_follow_from_an_lm_of_unknown_speed_are_not_made_up() -> None:
-    stages = mine("train.labels=labels", "label.tuned=0", "ensemble.temperature=1", pair=None)
+    stages = mine("train.labels=labels", "ensemble.temperature=1", pair=None)
     found = {stage.name: stage.seconds for stage in stages}
     assert list(found) == [TRAINING, INDEX, TUNED, HELDOUT]
     assert found[HELDOUT] is None and found[TRAINING] is not None and found[INDEX] is not None
 
 
 def test_a_run_without_held_out_texts_ends_with_its_training() -> None:
-    assert [stage.name for stage in mine("label.tuned=0", "evaluate.heldout=false")] == [INDEX, LABELS, TRAINING]
+    assert [stage.name for stage in mine("evaluate.heldout=false")] == [INDEX, LABELS, TRAINING]
 
 
-def test_a_resumed_run_on_its_own_labels_has_its_last_training_before_it(tmp_path: Path) -> None:
+def test_a_resumed_run_on_its_own_labels_has_its_training_before_it(tmp_path: Path) -> None:
     files = [f"data.{name}={name}.jsonl" for name in ("corpus", "queries", "dev", "heldout")]
     keys = ["retriever.path=stand_in", "lm.path=stand_in", f"run_dir={tmp_path}", *files]
     config, run = load_config(ROOT / "configs/own_data.yaml", keys), RunDirectory(tmp_path)
-    names = [INDEX, LABELS, TRAINING, LABELS, TRAINING, INDEX, HELDOUT]
+    names = [INDEX, LABELS, TRAINING, INDEX, HELDOUT]
     found = [Stage(name, "", 0, 8.0) for name in names]
     assert RunStages(config, run)._left(found, 40) == found
     published = tmp_path / "index/v000000"
     published.mkdir(parents=True)
     (published / "manifest.json").touch()
     assert RunStages(config, run)._left(found, 40) == found[1:]
-    (tmp_path / "first").mkdir()
-    (tmp_path / "first/config.yaml").write_text(config_to_yaml(config))
-    assert RunStages(config, run)._left(found, 40) == found[2:]
     (tmp_path / "config.yaml").write_text(config_to_yaml(config))
     run.checkpoints.mkdir()
     run.mark(CheckpointMark(run.checkpoint(10), 10, (), "a"))

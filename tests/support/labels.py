@@ -46,10 +46,9 @@ def write_stand_in_labels(
         dense = np.argsort(-similarities, axis=1, kind="stable")[:, : config.label.dense]
         none = np.empty((len(store), 0), np.int64)
         candidates = mix_candidates(
-            replace(config.label, bm25=0, tuned=0),
+            replace(config.label, bm25=0),
             dense=dense,
             bm25=none,
-            tuned=none,
             num_documents=len(data.corpus),
             seed=config.seed,
             allowed=any_document,

@@ -1,9 +1,9 @@
-"""Choose the documents that the LM scores for an example: the retriever's nearest, a tuned one's, BM25's, random ones.
+"""Choose the documents that the LM scores for an example: the retriever's nearest, BM25's, random ones.
 
 With `label.hits` the user's own candidates stand in the place of the nearest.
 
 A search skips documents that an earlier search gave, so every example has equally many. Each candidate keeps which
-search found it, and its rank there. Queries that were tuned earlier search the same index, of the untuned retriever.
+search found it, and its rank there.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +23,7 @@ from replug.index_workers.service import IndexService
 from replug.index_workers.vectors import BlockVectors
 from replug.models.encoder import Encoder, require_finite_vectors
 
-DENSE, BM25, RANDOM, TUNED, HITS = range(5)  # places in `data.labels.SEARCHES`
+DENSE, BM25, RANDOM, HITS = range(4)  # places in `data.labels.SEARCHES`
 SMALL = 4096  # documents of a corpus that is drawn from in one permutation
 TEXTS_PER_SEARCH = 256
 ROWS = "rows"  # of label.hits: the candidates that the examples bring
@@ -48,7 +48,6 @@ def mix_candidates(
     *,
     dense: np.ndarray,
     bm25: np.ndarray,
-    tuned: np.ndarray,
     num_documents: int,
     seed: int,
     allowed: Allowed,
@@ -58,22 +57,21 @@ def mix_candidates(
     Raises TooFewFound where a deeper search of BM25 may give what is missing, ValueError where the corpus has too few
     documents that a text may have.
     """
-    total = wanted.dense + wanted.tuned + wanted.bm25 + wanted.random
+    total = wanted.dense + wanted.bm25 + wanted.random
     texts = []
     for row in range(len(dense)):
         others = partial(_others, allowed=partial(allowed, row))
         nearest = dense[row][: wanted.dense].tolist()
-        by_tuned, tuned_ranks = others([tuned[row]], wanted.tuned, {*nearest})
-        by_bm25, bm25_ranks = others([bm25[row]], wanted.bm25, {*nearest, *by_tuned})
+        by_bm25, bm25_ranks = others([bm25[row]], wanted.bm25, {*nearest})
         if len(by_bm25) < wanted.bm25:
             raise TooFewFound(f"BM25 gave {len(by_bm25)} new documents, {wanted.bm25} are wanted")
         drawn = _drawn(num_documents, wanted.random, np.random.default_rng([seed, row]))
-        random, _ = others(drawn, wanted.random, {*nearest, *by_tuned, *by_bm25})
+        random, _ = others(drawn, wanted.random, {*nearest, *by_bm25})
         if len(random) < wanted.random:
             raise ValueError(f"the corpus has {num_documents} documents, too few for {total} candidates of a text")
-        ranks = [*range(1, len(nearest) + 1), *tuned_ranks, *bm25_ranks, *range(1, len(random) + 1)]
-        searches = np.repeat([DENSE, TUNED, BM25, RANDOM], [len(nearest), len(by_tuned), len(by_bm25), len(random)])
-        texts.append((np.array([*nearest, *by_tuned, *by_bm25, *random]), searches, np.array(ranks)))
+        ranks = [*range(1, len(nearest) + 1), *bm25_ranks, *range(1, len(random) + 1)]
+        searches = np.repeat([DENSE, BM25, RANDOM], [len(nearest), len(by_bm25), len(random)])
+        texts.append((np.array([*nearest, *by_bm25, *random]), searches, np.array(ranks)))
     return Candidates(*(np.stack(column) for column in zip(*texts, strict=True)))
 
 
@@ -117,27 +115,23 @@ def _drawn(num_documents: int, count: int, rng: np.random.Generator) -> Iterator
 
 
 def find_candidates(
-    config: Config, data: PreparedSet, index: IndexService, encoder: Encoder, tuned: Encoder | None, store: ExampleStore
+    config: Config, data: PreparedSet, index: IndexService, encoder: Encoder, store: ExampleStore
 ) -> tuple[Candidates, np.ndarray]:
     """Return the candidates of all texts and their similarities [N, K] float32 to `encoder`'s queries.
 
-    Index version 0 is that of `encoder`. `tuned` encodes the queries too, if there is one.
+    Index version 0 is that of `encoder`.
     """
     label, corpus, examples = config.label, data.corpus, store.examples()
-    depth = label.dense + label.tuned + label.bm25
+    depth = label.dense + label.bm25
     if len(corpus) < (total := depth + label.random):
         raise UserError(f"label: {total} candidates of a text are wanted, but the corpus has {len(corpus)}")
     exclude = [example.source for example in examples] if config.retrieve.exclude_own_source else None
     vectors = _query_vectors(examples, encoder)
-    by_tuned = np.empty((len(examples), 0), np.int64)
-    if tuned is not None:  # as many as are new for each text, whichever the untuned queries found
-        by_tuned = _nearest(index, _query_vectors(examples, tuned), label.dense + label.tuned, exclude)
     given = None if label.hits is None else hits_of(label, corpus, examples)
     mix = partial(
         mix_candidates,
         label,
         dense=_nearest(index, vectors, label.dense, exclude) if given is None else given,
-        tuned=by_tuned,
         num_documents=len(corpus),
         seed=config.seed,
         allowed=any_document if exclude is None else other_sources(corpus.sources, exclude),

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,6 @@ from replug.models.black_box_lm import ContinuationScore, sums_of
 from replug.models.build import lm_source, load_encoder, opened_lm, prompt_template
 from replug.models.caching_lm import CachingLM
 from replug.models.encoder import Encoder
-from replug.models.encoder_files import has_tuned_queries
 from replug.models.hardware import check_gpus, multiplies_bfloat16
 from replug.models.preparing import prepared_set
 from replug.models.prompt import PromptTemplate
@@ -91,8 +90,7 @@ def _label(config: Config, out: Path, index: Path, run_stages: RunStages | None)
     check_data(config, data, source)
     encoder = load_encoder(config.retriever, dims=config.index.dims)
     require_store_of(data.corpus, encoder)
-    tuned = load_tuned_queries(config)
-    origin = label_origin(config, data, source.identity, encoder, tuned)
+    origin = label_origin(config, data, source.identity, encoder)
     folder = labels_folder(out)
     folder.claim(asdict(origin))
     if folder.is_finished:
@@ -113,7 +111,7 @@ def _label(config: Config, out: Path, index: Path, run_stages: RunStages | None)
             with stages.stage(INDEX):
                 build_version(laid_out, encoder, data, service, IndexState(0, 0))
             with stages.stage(LABELS):
-                _write_labels(laid_out, data, out, service, encoder, tuned, lm, template, interruption)
+                _write_labels(laid_out, data, out, service, encoder, lm, template, interruption)
             log.info(f"{lm.num_misses:,} pairs were scored, {lm.num_hits:,} were found in the cache")
     counts = {"queries": len(data.queries), "dev": len(data.dev) if data.dev is not None else 0}
     folder.finish([f"{split}.parquet" for split, count in counts.items() if count], {"counts": counts})
@@ -126,7 +124,6 @@ def _write_labels(
     out: Path,
     service: IndexService,
     encoder: Encoder,
-    tuned: Encoder | None,
     lm: CachingLM,
     template: PromptTemplate,
     interruption: Interruption,
@@ -135,14 +132,12 @@ def _write_labels(
     for split, store in (("queries", data.queries), ("dev", data.dev)):
         path, is_dev = out / f"{split}.parquet", split == "dev"
         if store is not None and not path.is_file():
-            found = find_candidates(config, data, service, encoder, tuned, store)
+            found = find_candidates(config, data, service, encoder, store)
             rows = label_rows(lm, template, data.corpus, interruption.check, store, *found, is_dev)
             write_labels(path, rows, schema_of(is_dev, store.has_queries))
 
 
-def label_origin(
-    config: Config, data: PreparedSet, lm: str, encoder: Encoder, tuned: Encoder | None = None
-) -> LabelOrigin:
+def label_origin(config: Config, data: PreparedSet, lm: str, encoder: Encoder) -> LabelOrigin:
     """Return what the labels of a configuration are made from; `lm` is the LM's identity."""
     label = config.label
     return LabelOrigin(
@@ -157,8 +152,6 @@ def label_origin(
         random=label.random,
         exclude_own_source=config.retrieve.exclude_own_source,
         seed=config.seed,
-        tuned=label.tuned,
-        tuned_queries=retriever_identity(tuned) if tuned else "",
         hits=_hits_identity(label.hits),
     )
 
@@ -228,22 +221,6 @@ def _require_comparable(text: str, documents: Sequence[str], sums: np.ndarray) -
                 f"the LM counts {num_tokens:.0f} tokens of text {text} {place}, and {sums[0, 1]:.0f} {places[0]}; "
                 "expected the same tokens, whose scores can be compared"
             )
-
-
-def load_tuned_queries(config: Config) -> Encoder | None:
-    """Load a pair whose queries search the index of `retriever.path`; None if none are asked for.
-
-    Raises UserError for a run whose documents are encoded by another encoder.
-    """
-    if config.label.tuned_path is None:
-        return None
-    run = RunDirectory(Path(config.label.tuned_path).expanduser())
-    if not has_tuned_queries(str(run.retriever)):
-        raise UserError(
-            f"label.tuned_path: {run.path} holds no queries tuned alone; expected the run directory of a training with "
-            "retriever.train=query"
-        )
-    return load_encoder(replace(config.retriever, query_path=str(run.retriever)), dims=config.index.dims)
 
 
 def retriever_identity(encoder: Encoder) -> str:

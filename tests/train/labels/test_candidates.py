@@ -11,7 +11,6 @@ from replug.train.labels.candidates import (
     DENSE,
     RANDOM,
     SMALL,
-    TUNED,
     TooFewFound,
     any_document,
     hits_of,
@@ -21,16 +20,14 @@ from replug.train.labels.candidates import (
 
 DENSE_ROWS = np.array([[3, 1], [0, 4]])
 BM25_ROWS = np.array([[1, 5, 3, 6], [4, 0, 7, 1]])
-NONE = np.empty((2, 0), np.int64)
 
 
-def mixed_of(dense, bm25, random=0, tuned=0, found=NONE, num_documents=10, seed=0, allowed=any_document):
-    wanted = LabelConfig(dense=dense, bm25=bm25, random=random, tuned=tuned)
+def mixed_of(dense, bm25, random=0, num_documents=10, seed=0, allowed=any_document):
+    wanted = LabelConfig(dense=dense, bm25=bm25, random=random)
     return mix_candidates(
         wanted,
         dense=DENSE_ROWS,
         bm25=BM25_ROWS,
-        tuned=found,
         num_documents=num_documents,
         seed=seed,
         allowed=allowed,
@@ -42,14 +39,6 @@ def test_bm25_gives_its_best_documents_that_are_not_there_yet_with_their_own_ran
     assert mixed.doc_rows.tolist() == [[3, 1, 5, 6], [0, 4, 7, 1]]
     assert mixed.ranks.tolist() == [[1, 2, 2, 4], [1, 2, 3, 4]]
     assert mixed.found_by.tolist() == [[DENSE, DENSE, BM25, BM25]] * 2
-
-
-def test_tuned_queries_give_what_the_untuned_ones_did_not_and_bm25_what_neither_did():
-    tuned = np.array([[1, 6, 8, 3], [9, 0, 4, 7]])
-    mixed = mixed_of(2, 1, tuned=2, found=tuned)
-    assert mixed.doc_rows.tolist() == [[3, 1, 6, 8, 5], [0, 4, 9, 7, 1]]
-    assert mixed.ranks.tolist() == [[1, 2, 2, 3, 2], [1, 2, 1, 4, 4]]
-    assert mixed.found_by.tolist() == [[DENSE, DENSE, TUNED, TUNED, BM25]] * 2
 
 
 @pytest.mark.parametrize("num_documents", [8, SMALL + 100])

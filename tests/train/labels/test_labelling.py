@@ -1,37 +1,30 @@
-"""Labels: scored once, with an earlier run's queries, and killed and run again as real processes."""
+"""Labels: scored once, and killed and run again as real processes."""
 
 import re
 import sqlite3
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 
-from replug.config.choices import TrainedSide
-from replug.config.errors import RunError, UserError
-from replug.config.load import load_config
+from replug.config.errors import RunError
 from replug.config.schema import Config
 from replug.data.labels import SEARCHES, Labels, schema_of, write_labels
 from replug.data.store import PreparedSet
 from replug.models.black_box_lm import ContinuationScore
-from replug.models.build import load_encoder
 from replug.models.caching_lm import CachingLM
 from replug.models.lm_source import InProcessLM
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.preparing import prepared_set
 from replug.models.prompt import PromptTemplate
 from replug.train.labels.candidates import Candidates
-from replug.train.labels.labelling import label_rows, load_tuned_queries, query_of
+from replug.train.labels.labelling import label_rows, query_of
 from replug.train.pipeline import EXAMPLES_PER_CALL
-from replug.train.run_dir import RunDirectory
-from replug.train.trained_weights import save_retriever
 from tests.support.command_line import ROOT, start_process, wait_for
 from tests.support.labels import LabellingLM
 from tests.support.runs import wait_for_step, what_must_be_equal
@@ -95,45 +88,6 @@ def test_labels_have_the_queries_of_texts_that_have_their_own(data, tmp_path):
         assert [query_of(row) for row in pq.read_table(tmp_path / "queries.parquet").to_pylist()] == queries
 
 
-def config_with(run: Path | None) -> Config:
-    config = load_config(ROOT / "configs/debug.yaml")
-    return replace(config, label=replace(config.label, tuned=2, tuned_path=str(run) if run else None))
-
-
-def save_run(run: Path, side: TrainedSide, moved_documents: bool = False) -> None:
-    """A run whose queries were tuned by a step."""
-    tuned, documents = (load_encoder(config_with(None).retriever) for _ in range(2))
-    with torch.no_grad():
-        for encoder in (tuned, *([documents] if moved_documents else [])):
-            next(encoder.parameters()).add_(1.0)
-    folder = RunDirectory(run).retriever
-    retriever = replace(config_with(None).retriever, train=side)
-    save_retriever(folder, tuned, retriever, documents if side is TrainedSide.query else None)
-
-
-def test_queries_of_a_run_are_loaded_beside_the_documents_they_search(tmp_path: Path) -> None:
-    save_run(tmp_path, TrainedSide.query)
-    untuned = load_encoder(config_with(None).retriever)
-    tuned = load_tuned_queries(config_with(tmp_path))
-    assert tuned is not None
-    assert not torch.equal(tuned.encode_query(["red boat"]), untuned.encode_query(["red boat"]))
-    assert torch.equal(tuned.encode_document(["red boat"]), untuned.encode_document(["red boat"]))
-    assert load_tuned_queries(config_with(None)) is None
-
-
-@pytest.mark.parametrize(
-    ("side", "moved", "said"),
-    [
-        (TrainedSide.both, False, "holds no queries tuned alone; expected the run directory of a training with"),
-        (TrainedSide.query, True, "holds tuned queries whose documents are encoded by another encoder than this one"),
-    ],
-)
-def test_another_runs_queries_are_refused(tmp_path: Path, side: TrainedSide, moved: bool, said: str) -> None:
-    save_run(tmp_path, side, moved)
-    with pytest.raises(UserError, match=said):
-        load_tuned_queries(config_with(tmp_path))
-
-
 SET = ("data.num_queries=60", "data.num_dev=12", "data.num_heldout=10")
 LABEL = (*SET, "label.dense=4", "label.bm25=2", "label.random=1")
 TRAIN = (*SET, "train.epochs=2", "train.batch_size=8", "evaluate.heldout=false")
@@ -172,7 +126,7 @@ def test_killed_and_run_again_no_pair_is_scored_twice_and_a_training_on_the_labe
     assert 0 < before == hits and scored == num_scored(out / "scores.sqlite") - before
     labels = Labels(out)
     assert labels.counts == {"queries": 60, "dev": 12} and scored + hits == 60 * 7 + 12 * 8
-    assert {search for row in labels.rows("queries") for search in row["found_by"]} == set(SEARCHES) - {"tuned", "hits"}
+    assert {search for row in labels.rows("queries") for search in row["found_by"]} == set(SEARCHES) - {"hits"}
 
     train = ("train", config, f"data.prepared={tmp_path}/set", "data.source=null", f"train.labels={out}", *TRAIN)
     lasting = ("lm.path=stand_in:0.3", "checkpoint.every_steps=3")

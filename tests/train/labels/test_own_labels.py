@@ -35,27 +35,17 @@ def test_a_set_without_development_texts_is_refused_before_anything_is_cut(tmp_p
     assert not (tmp_path / "mine/run").exists()
 
 
-def test_a_labelling_alone_has_no_tuned_queries_but_those_that_are_named(tmp_path: Path, replug: CommandLine) -> None:
-    command = typed(tmp_path, replug)
-    ended = replug("prepare", *command[1:], "--labels", tmp_path / "labels")
-    assert ended.status == 2 and "label.tuned is 8; expected label.tuned_path" in ended.errors
-    assert not (tmp_path / "labels").exists()
-
-
 @pytest.mark.slow
 def test_the_examples_command_labels_trains_and_measures(tmp_path: Path, replug: CommandLine) -> None:
-    command, run = typed(tmp_path, replug, "label.tuned=2"), tmp_path / "mine/run"
+    command, run = typed(tmp_path, replug), tmp_path / "mine/run"
     printed = wait_for(start_process(*command))
     scored = [int(count) for count in re.findall(r"(\d+) pairs were scored", printed)]
-    assert scored[0] == 84 and 0 < scored[1] <= 40  # 4 candidates of 20 texts, and none of 4; then what is new of 2
-    first, second = Labels(run / "first/labels"), Labels(run / "labels")
-    assert (first.origin.num_candidates, second.origin.num_candidates) == (4, 6)
-    said = re.findall(r"^stage \d of 7, .*?(?=, about|$)", printed, re.MULTILINE)
-    names = ["index", "labels 1 of 2", "training 1 of 2", "labels 2 of 2", "training 2 of 2"]
-    names += ["tuned retriever's search", "held-out texts"]
-    assert said == [f"stage {number} of 7, {name}" for number, name in enumerate(names, 1)]
+    assert scored[0] == 84  # 4 candidates of 20 texts, and none of 4
+    assert Labels(run / "labels").origin.num_candidates == 4
+    said = re.findall(r"^stage \d of 5, .*?(?=, about|$)", printed, re.MULTILINE)
+    names = ["index", "labels", "training", "tuned retriever's search", "held-out texts"]
+    assert said == [f"stage {number} of 5, {name}" for number, name in enumerate(names, 1)]
     assert printed.count("report: ") == 1 and not list(run.glob("**/labels/index"))
-    assert second.origin.tuned_queries and [row["found_by"][3:5] for row in second.rows("dev")] == [["tuned"] * 2] * 4
     assert json.loads((run / "labels/manifest.json").read_text())["counts"] == {"queries": 16, "dev": 4}
     results = json.loads((run / "results.json").read_text())
     assert results["weights"]["best"]["bpb"] > 0
