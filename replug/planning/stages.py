@@ -114,8 +114,7 @@ def _label_stages(config: Config, counts: Counts, job: Job, encoder: float) -> l
         once = min(texts * num_candidates, counts.documents) * job.work.document
         shape = replace(job.shape, k=0)
     step = work_of(shape, job.retriever, job.lm, flop_factor=job.trained.flop_factor).train_step
-    epochs = "1 epoch" if train.epochs == 1 else f"{train.epochs:g} epochs"
-    passes = epochs if train.epochs else f"{train.max_steps:,} steps"
+    passes = f"{train.epochs:g} epochs" if train.epochs else f"{train.max_steps:,} steps"
     training = (TRAINING, f"{passes} of {counts.queries:,} texts", encoder * (once + steps * step), 0)
     if train.labels != OWN_LABELS:
         return [training]
