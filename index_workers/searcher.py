@@ -19,7 +19,6 @@ from replug.config.errors import UserError
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.exact_search import ExactShard
 from replug.index_workers.faiss_index import FaissShard, set_search_threads
-from replug.index_workers.store_shard import StoreShard
 from replug.index_workers.vectors import BlockVectors
 from replug.index_workers.version_store import VersionStore
 
@@ -149,6 +148,8 @@ def _yield_to_searches() -> None:
 def open_shard(store: VersionStore, plan: BuildPlan, shard: int, num_shards: int, device: str = "cpu") -> Shard:
     """Open one shard of a published version, in main memory or on `cuda`. Raises UserError naming a damaged file."""
     if plan.kind.store and shard == 0:  # further shards have no documents
+        from replug.index_workers.store_shard import StoreShard  # brings the encoder's libraries, seconds to import
+
         return StoreShard(store.corpus_path(plan), plan.similarity)
     if not plan.kind.is_exact and num_shards != plan.num_shards:
         raise UserError(f"index version {plan.version} has {plan.num_shards} shards, asked for {num_shards}")

@@ -1,19 +1,14 @@
 """A vector store as the one shard of an index version, in whose vectors the store finds documents."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from replug.config.errors import UserError
 from replug.data.store import CorpusStore, StoredCorpus, comparable
 from replug.index_workers.vectors import order_exactly
-
-if TYPE_CHECKING:  # searchers, which encode nothing, start in half the time without sentence-transformers
-    from replug.models.encoder import Encoder
+from replug.models.encoder import Encoder
 
 log = logging.getLogger(__name__)
 
