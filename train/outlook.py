@@ -115,10 +115,9 @@ class RunStages(Stages):
 
     def _num_done(self, stages: list[Stage]) -> int:
         """Count the stages before the training that are done: the index, and labels."""
-        run = self._run
-        if self._config.train.labels == OWN_LABELS and run.begun_with() is not None:
+        if self._config.train.labels == OWN_LABELS and self._run.begun_with() is not None:
             return len(stages)
-        return min(len(stages), int(VersionStore(run.index).is_published(0)))
+        return min(len(stages), int(VersionStore(self._run.index).is_published(0)))
 
 
 def _rate(seconds: float) -> str:
