@@ -20,6 +20,12 @@ from replug.index_workers import searcher_group as liveness
 from replug.index_workers.searcher_group import PING_GROUP, Liveness, SearcherGroup
 
 
+@pytest.fixture(autouse=True)
+def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of these tests are never closed: a thread that watches them would be waited for by every later Ray."""
+    monkeypatch.setattr(searcher_group, "start_ray_thread", lambda *_, **__: None)
+
+
 def group(timeout_seconds: float) -> SearcherGroup:
     call = SimpleNamespace(remote=lambda *_: None)
     return SearcherGroup(lambda shard: SimpleNamespace(load=call, search_timed=call, release=call), 2, timeout_seconds)

@@ -4,6 +4,7 @@ What a path answers is a function that gets the connection: hostile pages break 
 `requests` counts what was asked for, so that a test need not believe its client.
 """
 
+import functools
 import gzip
 import html
 import json
@@ -166,9 +167,13 @@ def _broken_off(send: Send, request: Request) -> None:
     send(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 1000\r\n\r\n<html><body><p>Half")
 
 
-BOMB = gzip.compress(b"<html><body>" + b"0" * 2**28, 9)
 SCRIPT_ONLY = b"<html><head><script>document.write('text')</script></head><body><script>go()</script></body></html>"
 MANY_ATTRIBUTES = "<html><body><p " + " ".join(f"a{number}=b" for number in range(45_000)) + ">x</p></body></html>"
+
+
+@functools.cache  # a second to make
+def _bomb() -> bytes:
+    return gzip.compress(b"<html><body>" + b"0" * 2**28, 9)
 
 
 def hostile_pages(site: WebSite) -> dict[str, str]:
@@ -195,8 +200,8 @@ def hostile_pages(site: WebSite) -> dict[str, str]:
         "/to_loopback_number": (redirect("http://2130706433/"), "forbidden_address"),
         "/to_loopback_v6": (redirect("http://[::1]/"), "forbidden_address"),
         "/to_mapped": (redirect("http://[::ffff:127.0.0.1]/"), "forbidden_address"),
-        "/gzip_bomb": (answer(BOMB, more=["Content-Encoding: gzip"]), "too_large"),
-        "/gzip_twice": (answer(gzip.compress(BOMB), more=["Content-Encoding: gzip, gzip"]), "content_encoding"),
+        "/gzip_bomb": (answer(_bomb(), more=["Content-Encoding: gzip"]), "too_large"),
+        "/gzip_twice": (answer(gzip.compress(_bomb()), more=["Content-Encoding: gzip, gzip"]), "content_encoding"),
         "/gzip_half": (answer(gzip.compress(b"x" * 999)[:-9], more=["Content-Encoding: gzip"]), "incomplete"),
         "/gzip_false": (answer(b"<html>no gzip", more=["Content-Encoding: gzip"]), "content_encoding"),
         "/brotli": (answer(b"<html>", more=["Content-Encoding: br"]), "content_encoding"),
