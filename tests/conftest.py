@@ -4,7 +4,6 @@ What a test process needs first (a cluster, a finished run) it makes when the fi
 one cluster for each process: a test either uses `ray_session`, or calls commands, which join and leave by themselves.
 """
 
-import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,16 +39,6 @@ from tests.support.local_cluster import local_cluster
 from tests.support.made_once import made_once
 
 log_to_stderr()  # as the command line does, so that tests read what a user would
-
-
-def pytest_collection() -> None:
-    gc.disable()
-
-
-def pytest_collection_finish() -> None:
-    """Keep imported objects, which stay, out of every later garbage collection: a twentieth of the tests' time."""
-    gc.freeze()
-    gc.enable()
 
 
 @pytest.fixture(scope="session")
