@@ -234,8 +234,11 @@ async def _answers(service: Service, questions: Sequence[Question]) -> list[Answ
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(answer(question)) for question in questions]
-    except* (ApiError, RunError) as errors:
-        raise errors.exceptions[0] from None
+    except ExceptionGroup as errors:  # not except*: before Python 3.11.4 it wraps what is raised inside it
+        refused = errors.subgroup((ApiError, RunError))
+        if refused is None:
+            raise
+        raise refused.exceptions[0] from None
     return [task.result() for task in tasks]
 
 
