@@ -4,19 +4,20 @@ A run has numbered stages, and its lines speak of the whole:
 
     stage 3 of 6, training: step 12/30 · all of it: 2:40 left
 
-Work of less than a second says nothing.
+Only work that was timed has a time: a stage's own after its first units, and that of all stages once each kind of work
+that is left was timed in one before. Work of less than a second says nothing.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 log = logging.getLogger(__name__)
 
 FIRST_LINE, MOST_BETWEEN = 15.0, 600.0  # seconds between lines of a log, at first and in a long night
 REWRITE = 0.2  # seconds between two changes of a terminal's line
-SETTLED = 2.0  # seconds of work after which its own pace tells more than what was expected
+SETTLED = 5.0  # seconds of work before its pace is told; the first unit, which loads what it needs, does not count
 
 _rewrite: Callable[[str], None] | None = None
 _stages: "Stages | None" = None
@@ -45,17 +46,18 @@ class Stages:
     """The stages of a run in order. Before they are planned, and for a name that does not follow, none is told."""
 
     def __init__(self) -> None:
-        self._planned: list[tuple[str, float | None]] = []
-        self._at, self._began = -1, 0.0
+        self._planned: Sequence[tuple[str, Mapping[str, int]]] = ()
+        self._at = -1
+        self._seconds: dict[str, float] = {}  # of a unit of each kind of work, as last measured
         self.leader: Progress | None = None  # began first in the stage and is not done; others beside it are silent
 
     @property
     def are_planned(self) -> bool:
         return bool(self._planned)
 
-    def plan(self, seconds: Sequence[tuple[str, float | None]]) -> None:
-        """Set the stages by name, each with the seconds that it is expected to take; None: not known."""
-        self._planned = list(seconds)
+    def plan(self, stages: Sequence[tuple[str, Mapping[str, int]]]) -> None:
+        """Set the stages by name, each with its units of work by kind, such as 1,000 documents to embed."""
+        self._planned = stages
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -65,9 +67,8 @@ class Stages:
         if not following:
             yield
             return
-        self._at, self._began, self.leader = following[0], time.monotonic(), None
-        expected = self._planned[self._at][1]
-        log.info(self.title + (f", about {format_duration(expected)}" if expected and expected >= 1 else ""))
+        self._at, self.leader = following[0], None
+        log.info(self.title)
         before, _stages = _stages, self
         try:
             yield
@@ -80,24 +81,29 @@ class Stages:
         """Return the number and the name of the stage."""
         return f"stage {self._at + 1} of {len(self._planned)}, {self._planned[self._at][0]}"
 
-    def left(self, own: float, elapsed: float) -> str:
-        """Say how long all of it still takes, where a part of the stage takes `own` more seconds by its pace."""
-        expected = self._planned[self._at][1]
-        if expected is not None and elapsed < SETTLED:
-            own = max(own, expected - (time.monotonic() - self._began))
-        later = [seconds for _, seconds in self._planned[self._at + 1 :]]
-        if None in later:
+    def measure(self, kind: str, seconds: float) -> None:
+        """Take note that a unit of this kind of work takes so many seconds."""
+        self._seconds[kind] = seconds
+
+    def left(self, own: float) -> str:
+        """Say how long all of it still takes, `own` seconds in this stage. Work that was never timed has no time."""
+        later = [(kind, units) for _, work in self._planned[self._at + 1 :] for kind, units in work.items() if units]
+        if any(kind not in self._seconds for kind, _ in later):
             return f"{format_duration(own)} left of this stage"
-        return f"all of it: {format_duration(own + sum(seconds or 0.0 for seconds in later))} left"
+        return f"all of it: {format_duration(own + sum(units * self._seconds[kind] for kind, units in later))} left"
 
 
 class Progress:
-    """Counts units of work and says how many are done and the time left."""
+    """Counts units of work, and says how many are done and the time left once some were timed.
 
-    def __init__(self, what: str, total: int, done: int = 0) -> None:
+    `work` is what one unit holds of a kind of work that later stages have too, such as ("pairs", 40).
+    """
+
+    def __init__(self, what: str, total: int, done: int = 0, work: tuple[str, int] | None = None) -> None:
         self.what, self.total, self.done = what, total, done
-        self._first, self._start = done, time.monotonic()
+        self._first, self._work, self._start = done, work, time.monotonic()
         self._last, self._stages = self._start, _stages
+        self._timed_from: tuple[float, int] | None = None  # when the first unit was done, and how many were
         if _stages is not None and (_stages.leader is None or _stages.leader.is_done):
             _stages.leader = self
 
@@ -112,25 +118,39 @@ class Progress:
             return
         now = time.monotonic()
         elapsed = now - self._start
+        pace = self._pace(now)
         between = max(FIRST_LINE, min(MOST_BETWEEN, elapsed / 4)) if _rewrite is None else REWRITE
         if self.is_done:
             self._end(elapsed, note)
         elif elapsed >= 1 and now - self._last >= between:
             self._last = now
-            (_rewrite or log.info)(self._line(elapsed, note))
+            (_rewrite or log.info)(self._line(pace, note))
+
+    def _pace(self, now: float) -> float | None:
+        """Return the seconds of a unit, and tell the stages; None before enough was timed."""
+        if self._timed_from is None:
+            self._timed_from = now, self.done
+        start, before = self._timed_from
+        pace = (now - start) / (self.done - before) if now - start >= SETTLED else None
+        if self._stages is not None and self._work is not None and (pace or self.is_done):
+            kind, units = self._work
+            whole = (now - self._start) / max(1, self.done - self._first)  # of short work, with what it loads
+            self._stages.measure(kind, (pace or whole) / units)
+        return pace
 
     def _end(self, elapsed: float, note: str) -> None:
         if self._stages is None and elapsed >= 1:
             log.info(f"{self.what}: {self.done}/{self.total} · took {format_duration(elapsed)}{_noted(note)}")
         erase()
 
-    def _line(self, elapsed: float, note: str) -> str:
-        finished = self.done - self._first
-        own = elapsed / finished * (self.total - self.done) if finished else 0.0
-        if self._stages is None:
-            return f"{self.what}: {self.done}/{self.total} · {format_duration(own)} left{_noted(note)}"
-        left = self._stages.left(own, elapsed)
-        return f"{self._stages.title}: {self.what} {self.done}/{self.total} · {left}{_noted(note)}"
+    def _line(self, pace: float | None, note: str) -> str:
+        title = "" if self._stages is None else f"{self._stages.title}: "
+        counted = f"{title}{self.what}{'' if title else ':'} {self.done}/{self.total}"
+        if pace is None:
+            return f"{counted}{_noted(note)}"
+        own = pace * (self.total - self.done)
+        left = f"{format_duration(own)} left" if self._stages is None else self._stages.left(own)
+        return f"{counted} · {left}{_noted(note)}"
 
 
 def _noted(note: str) -> str:

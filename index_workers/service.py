@@ -222,7 +222,7 @@ class IndexService:
         After an error what is under way is waited for: it must not write once the version is begun anew.
         """
         total = sum(len(plan.rows_of_file(file)) for file in files)
-        progress = Progress(f"embedding index v{plan.version}", total)
+        progress = Progress(f"embedding index v{plan.version}", total, work=("documents", 1))
         under_way: deque[tuple[int, Future[Busy]]] = deque()
 
         def await_first() -> None:

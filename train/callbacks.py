@@ -25,17 +25,19 @@ NEARLY_UNIFORM, NEARLY_ONE_HOT = 0.995, 0.05  # shares of the maximal entropy
 class StepBoundary(pl.Callback):
     """Drives the source of batches: `advance` before every step and `end` after it. Rank 0's.
 
-    `check` raises what ends the run. The source's state in a checkpoint is this callback's.
+    `check` raises what ends the run. The LM scores `pairs` in each step. The source's state in a checkpoint is this
+    callback's.
     """
 
-    def __init__(self, source: BatchSource, clock: StepClock, check: Callable[[], None]) -> None:
-        self._source, self._clock, self._check = source, clock, check
+    def __init__(self, source: BatchSource, clock: StepClock, check: Callable[[], None], pairs: int = 0) -> None:
+        self._source, self._clock, self._check, self._pairs = source, clock, check, pairs
         self._restored: dict[str, Any] | None = None
         self._progress: Progress | None = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._source.start(self._restored)
-        self._progress = Progress("step", trainer.max_steps, done=trainer.global_step)
+        work = ("pairs", self._pairs) if self._pairs else None
+        self._progress = Progress("step", trainer.max_steps, trainer.global_step, work)
         self._clock.read()  # a step begins now
 
     def on_train_batch_start(

@@ -65,10 +65,11 @@ def fit(
     `check` raises what ends the run. Raises Interrupted where a signal asked for it, RunError where the run cannot go
     on; both have saved the step.
     """
+    pairs = 0 if config.train.labels else config.train.batch_size * config.retrieve.k
     with CheckpointWriter(run, KEPT_CHECKPOINTS, newest.step if newest else 0) as writer:
         callbacks = [  # in the order they act
             OwnSettings(interruption.install, available_cores()),
-            StepBoundary(source, clock, check),
+            StepBoundary(source, clock, check, pairs),
             watch,
             *([DeviceShares(run.device_use, config.train.max_steps, others.devices)] if others.devices() else []),
             TemperatureCheck(config.loss),

@@ -148,6 +148,7 @@ def _train(
     # Only now: a mistake that was fixed above must not be a changed key of an unfinished run.
     lm_identity = lm.identity if lm else labels.origin.lm if labels else ""
     run.claim(config, lm_identity, data.folder, labels.folder if labels else None)
+    stages.say(data)
     loggers = [*loggers_of(config, run), *own_loggers]
     fit_with = partial(fit, config, run, callbacks, loggers)
     results: dict = {}
@@ -159,7 +160,6 @@ def _train(
 
     if is_live(config):
         with begin() as (laid_out, workers):
-            stages.say(laid_out, data, encoder, workers.lm, workers.template, interruption.check)
             with stages.stage(INDEX):
                 found_before(laid_out, run, data, workers)  # makes index version 0, which the first steps search
             with stages.stage(TRAINING):
@@ -167,7 +167,6 @@ def _train(
             if config.evaluate.heldout:
                 results = _measure(laid_out, run, data, workers, stages, weights["step"])
     else:
-        stages.say(config, data, encoder)
         with stages.stage(TRAINING):
             weights = _tune(config, run, data, encoder, labels, None, lm_identity, fit_with, interruption)
         if config.evaluate.heldout:

@@ -29,7 +29,7 @@ from replug.data.vector_stores import open_source
 from replug.planning.accelerators import parse_devices
 from replug.planning.memory import resolve_dtype
 from replug.planning.pace import job_of
-from replug.planning.stages import TAKING_TURNS, Counts, Speeds, on_processors, run_stages
+from replug.planning.stages import TAKING_TURNS, Counts, Speeds, on_processors, timed_stages
 from replug.planning.training import Assumptions
 from replug.planning.workload import SCORE_BYTES, TEXT_BYTES_PER_TOKEN, run_bytes
 
@@ -62,7 +62,7 @@ def plan_stages(config: Config, gpus: str | None, given: Assumptions) -> dict[st
         seconds(job.work.document, config.train.precision.value, "train"),
     )
     split = TAKING_TURNS if devices else on_processors(allowed_cores())
-    stages = run_stages(config, embedded, job.retriever, speeds, split)
+    stages = timed_stages(config, embedded, job.retriever, speeds, split)
     hours = sum(stage.seconds or 0.0 for stage in stages) / 3600
     disk = run_bytes(config, job.shape, job.retriever, job.trained.learning, job.index)
     disk["scores"] = float(SCORE_BYTES * sum(stage.pairs for stage in stages))
@@ -129,7 +129,7 @@ def _notes(config: Config, is_exact: bool, is_here: bool) -> Iterator[str]:
     elif not is_exact:
         yield f"texts follow from the source's bytes, at {TEXT_BYTES_PER_TOKEN:g} a token: `replug prepare` counts them"
     if is_here:
-        yield "hours follow from products of matrices on this machine; a run measures its models first"
+        yield "hours follow from products of matrices on this machine; a run times its own work"
     source = "" if is_exact else config.data.source or ""
     if source and not OURS.fullmatch(source) and source_bytes(source, FieldMap.of(config.data.fields)) is None:
         yield f"no file or folder {source} is here: it is taken for a dataset of the hub"

@@ -41,8 +41,9 @@ def work(clock: Clock, doing: Progress, *steps: tuple[float, int]) -> None:
 
 
 def test_a_log_has_few_lines_and_always_the_end(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    work(clock, Progress("cutting", total=10), (16, 2), (2, 1), (22, 7))
-    assert capsys.readouterr().err == "cutting: 2/10 · 1:04 left\ncutting: 10/10 · took 0:40\n"
+    work(clock, Progress("cutting", total=10), (16, 2), (2, 1), (18, 2), (4, 5))
+    lines = ["cutting: 2/10", "cutting: 5/10 · 0:33 left", "cutting: 10/10 · took 0:40"]  # 20 s of three units
+    assert capsys.readouterr().err.splitlines() == lines
 
 
 def test_work_of_less_than_a_second_says_nothing(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,43 +58,47 @@ def test_a_night_has_a_line_in_ten_minutes(clock: Clock, capsys: pytest.CaptureF
 
 def test_a_line_of_a_stage_speaks_of_the_whole(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     stages = Stages()
-    stages.plan([("index", 20.0), ("training", 60.0), ("held-out texts", 100.0)])
+    stages.plan([("index", {"documents": 50}), ("training", {"pairs": 120}), ("held-out texts", {"pairs": 100})])
     with stages.stage("index"):
-        pass
+        work(clock, Progress("embedding index v0", 50, work=("documents", 1)), (3, 50))
     with stages.stage("training"):
-        steps, beside = Progress("step", 30), Progress("embedding index v1", 10)
-        work(clock, beside, (20, 5))  # in the background of the steps
-        work(clock, steps, (10, 10))
+        steps, beside = Progress("step", 30, work=("pairs", 4)), Progress("embedding index v1", 10)
+        work(clock, beside, (10, 5))  # in the background of the steps
+        work(clock, steps, (10, 1), (20, 5), (40, 5))
     assert capsys.readouterr().err.splitlines() == [
-        "stage 1 of 3, index, about 0:20",
-        "stage 2 of 3, training, about 1:00",
-        "stage 2 of 3, training: step 10/30 · all of it: 2:40 left",  # 20 steps of 3 s, and 100 s
+        "stage 1 of 3, index",
+        "stage 2 of 3, training",
+        "stage 2 of 3, training: step 1/30",
+        # 24 steps of 4 s and 100 pairs of a second, then 19 steps of 6 s and 100 pairs of 1.5 s.
+        "stage 2 of 3, training: step 6/30 · all of it: 3:16 left",
+        "stage 2 of 3, training: step 11/30 · all of it: 4:24 left",
     ]
 
 
-def test_before_its_pace_is_known_a_stage_takes_what_was_expected(clock: Clock, shown: list[str]) -> None:
-    stages = Stages()
-    stages.plan([("labels", 50.0), ("training", 60.0)])
-    with stages.stage("labels"):
-        work(clock, Progress("training texts", 100), (1, 50), (3, 10))
-    # 49 s of 50 are left, and a minute; then 40 texts of 4 s / 60.
-    assert shown[1:] == [  # the first erases what stood there before the line that the stage begins with
-        "stage 1 of 2, labels: training texts 50/100 · all of it: 1:49 left",
-        "stage 1 of 2, labels: training texts 60/100 · all of it: 1:03 left",
-        "",
-    ]
-
-
-def test_unknown_times_of_stages_are_not_made_up(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_speaks_of_the_whole_only_where_all_that_is_left_was_timed(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
     stages = Stages()
     with stages.stage("labels"):  # of no run
         pass
-    stages.plan([("labels", None), ("training", None), ("tuned", 5.0)])
-    for name in ("labels", "training", "index", "tuned"):
-        with stages.stage(name):
-            work(clock, Progress("part", 10), (20, 5))
+    stages.plan([("labels", {"pairs": 9}), ("training", {"steps": 7}), ("tuned", {"documents": 50, "pairs": 0})])
+    with stages.stage("labels"):
+        work(clock, Progress("part", 9, work=("pairs", 1)), (20, 1), (20, 4))
+    with stages.stage("index"):
+        work(clock, Progress("embedding", 50, work=("documents", 1)), (20, 10), (20, 20))
+    with stages.stage("training"):
+        work(clock, Progress("part", 10), (1, 1), (20, 5))
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "stage 1 of 3, labels"
-    assert lines[1] == "stage 1 of 3, labels: part 5/10 · 0:20 left of this stage"
-    assert lines[-1] == "stage 3 of 3, tuned: part 5/10 · all of it: 0:20 left"
-    assert "part: 5/10 · 0:20 left" in lines, "an index that no stage is planned for"
+    assert lines[2] == "stage 1 of 3, labels: part 5/9 · 0:20 left of this stage"
+    assert "embedding: 30/50 · 0:20 left" in lines, "an index that no stage is planned for"
+    assert lines[-1] == "stage 2 of 3, training: part 6/10 · 0:16 left of this stage"
+
+
+def test_short_work_times_its_kind_by_the_whole(clock: Clock, shown: list[str]) -> None:
+    stages = Stages()
+    stages.plan([("index", {"documents": 10}), ("training", {"steps": 9}), ("tuned", {"documents": 50})])
+    with stages.stage("index"):
+        work(clock, Progress("embedding", 10, work=("documents", 1)), (4, 10))  # in one part
+    with stages.stage("training"):
+        work(clock, Progress("step", 9), (1, 1), (10, 5))
+    assert shown[-2] == "stage 2 of 3, training: step 6/9 · all of it: 0:26 left"  # 3 steps of 2 s, 50 of 0.4 s

@@ -18,7 +18,7 @@ from replug.planning.stages import (
     Speeds,
     Stage,
     on_processors,
-    run_stages,
+    timed_stages,
 )
 from replug.train.outlook import RunStages
 from replug.train.run_dir import CheckpointMark, RunDirectory
@@ -32,7 +32,7 @@ ENCODER: ModelSize = transformer(12, 768, 3072, 12, 1)
 def stages(config: str, *keys: str, pair: float | None = PAIR, split: Split = TAKING_TURNS) -> list[Stage]:
     models = ["retriever.path=stand_in", "lm.path=stand_in", "run_dir=x"]
     loaded = load_config(ROOT / f"configs/{config}.yaml", [*models, *keys])
-    return run_stages(loaded, COUNTS, ENCODER, Speeds(pair, DOCUMENT, TRAINED), split)
+    return timed_stages(loaded, COUNTS, ENCODER, Speeds(pair, DOCUMENT, TRAINED), split)
 
 
 def test_a_live_run_takes_turns_with_the_lm_and_waits_for_its_refreshes() -> None:
@@ -90,7 +90,7 @@ def test_a_resumed_run_on_its_own_labels_has_its_training_before_it(tmp_path: Pa
     keys = ["retriever.path=stand_in", "lm.path=stand_in", f"run_dir={tmp_path}", *files]
     config, run = load_config(ROOT / "configs/own_data.yaml", keys), RunDirectory(tmp_path)
     names = [INDEX, LABELS, TRAINING, INDEX, HELDOUT]
-    found = [Stage(name, "", 0, 8.0) for name in names]
+    found = [Stage(name, "", pairs=8, steps=40) for name in names]
     assert RunStages(config, run)._left(found, 40) == found
     published = tmp_path / "index/v000000"
     published.mkdir(parents=True)
@@ -99,4 +99,4 @@ def test_a_resumed_run_on_its_own_labels_has_its_training_before_it(tmp_path: Pa
     (tmp_path / "config.yaml").write_text(config_to_yaml(config))
     run.checkpoints.mkdir()
     run.mark(CheckpointMark(run.checkpoint(10), 10, (), "a"))
-    assert RunStages(config, run)._left(found, 40) == [Stage(TRAINING, "", 0, 6.0), *found[-2:]]
+    assert RunStages(config, run)._left(found, 40) == [Stage(TRAINING, "", pairs=6, steps=30), *found[-2:]]

@@ -96,6 +96,9 @@ def _label(config: Config, out: Path, index: Path, run_stages: RunStages | None)
     if folder.is_finished:
         log.info(f"{out} holds these labels already")
         return Labels(out)
+    if run_stages is not None:
+        run_stages.say(data)
+    stages = run_stages or Stages()
     interruption = Interruption()
     sizes = run_sizes(config, len(data.corpus), multiplies_bfloat16())
     with ray_cluster(config, ("index", *source.roles), interruption, sizes) as laid_out:
@@ -105,9 +108,6 @@ def _label(config: Config, out: Path, index: Path, run_stages: RunStages | None)
             opened_lm(laid_out.lm, source, out / "scores.sqlite") as lm,
         ):
             template = prompt_template(laid_out.lm, source)
-            if run_stages is not None:
-                run_stages.say(laid_out, data, encoder, lm, template, interruption.check)
-            stages = run_stages or Stages()
             with stages.stage(INDEX):
                 build_version(laid_out, encoder, data, service, IndexState(0, 0))
             with stages.stage(LABELS):
@@ -182,7 +182,8 @@ def label_rows(
 
     submit: Callable[..., Future] = lm.submit if with_tokens else lm.submit_sums
     calls = score_in_calls(submit, template, len(store), load, CALLS_IN_FLIGHT, check)
-    progress = Progress("development texts" if with_tokens else "training texts", len(store))
+    what, pairs = "development texts" if with_tokens else "training texts", len(alone) + candidates.doc_rows.shape[1]
+    progress = Progress(what, len(store), work=("pairs", pairs))
     for rows, scores in calls:
         per_text = len(scores) // len(rows)
         for place, (row, example) in enumerate(zip(rows, store.examples(rows), strict=True)):
