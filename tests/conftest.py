@@ -35,7 +35,7 @@ from replug.commands.cli import log_to_stderr
 from replug.config.load import load_config
 from replug.config.schema import Config
 from tests.support.command_line import ROOT, CommandLine
-from tests.support.local_cluster import local_cluster
+from tests.support.local_cluster import join, local_cluster
 from tests.support.made_once import made_once
 
 log_to_stderr()  # as the command line does, so that tests read what a user would
@@ -53,7 +53,7 @@ def ray_session(ray_address: str) -> Iterator[None]:
     """Connected to Ray while a file's tests run, which share actors; what they leave behind ends with the file."""
     import ray
 
-    ray.init(address=ray_address, log_to_driver=False, logging_level="ERROR")
+    join(ray_address)
     yield
     ray.shutdown()
 

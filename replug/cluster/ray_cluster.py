@@ -217,12 +217,12 @@ def _start(config: Config, roles: Collection[str], sizes: Sizes, num_tasks: int)
         logging_level=logging.ERROR,
         object_store_memory=layout.OBJECT_STORE_BYTES,
         _temp_dir=str(private_folder() / "r"),  # which Ray opens to everybody; the folder round it stays closed
-        runtime_env=_quoted_python(),
+        runtime_env=quoted_python(),
     )
     return laid_out.on_node(here.name, ray.get_runtime_context().get_node_id())
 
 
-def _quoted_python() -> dict[str, str] | None:
+def quoted_python() -> dict[str, str] | None:
     """Quote the workers' Python where its path needs it. Ray passes the path to a shell as it is."""
     quoted = shlex.quote(sys.executable)
     return {"py_executable": quoted} if quoted != sys.executable else None
@@ -233,7 +233,7 @@ def _join(config: Config, roles: Collection[str], sizes: Sizes) -> Layout:
     try:
         _require_answer(address)
         with contextlib.chdir(CODE):  # Ray puts the driver's folder first where its workers import from
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=_quoted_python())
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=quoted_python())
     except (OSError, AuthenticationError) as error:
         raise UserError(_why_not(address, error)) from error
     return _lay_out_on_nodes(config, roles, sizes)

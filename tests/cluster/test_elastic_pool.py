@@ -17,6 +17,7 @@ import ray  # noqa: E402
 from ray.cluster_utils import Cluster
 from replug.models.local.stand_in_lm import StandInSource  # noqa: E402
 from replug.models.scorer_pool import ScorerPool  # noqa: E402
+from tests.support.local_cluster import join
 
 def until(holds):
     end = time.monotonic() + 60
@@ -26,7 +27,7 @@ def until(holds):
 
 head = {"num_cpus": 1, "object_store_memory": 10**8, "include_dashboard": False}
 cluster = Cluster(initialize_head=True, head_node_args=head)
-ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+join(cluster.address)
 pool = ScorerPool(StandInSource(0.1), num_replicas=2, threads=1)
 until(lambda: pool.pool.num_up == 1)
 print("one replica, the other waits for room", flush=True)

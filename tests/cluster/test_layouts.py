@@ -33,7 +33,7 @@ from replug.train.report import device_shares
 from replug.train.run_dir import RunDirectory
 from tests.support.command_line import ROOT
 from tests.support.fake_cluster import fake_cluster
-from tests.support.local_cluster import local_cluster
+from tests.support.local_cluster import join, local_cluster
 from tests.support.stand_in_actors import StandIn, Where, where
 
 A100 = 80e9
@@ -179,7 +179,7 @@ def test_gpus_that_another_job_holds_are_said_so(cluster, monkeypatch):
 
 @contextmanager
 def connected(address: str) -> Iterator[None]:
-    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    join(address)
     try:
         yield
     finally:

@@ -10,7 +10,7 @@ import pytest
 from replug.cluster import ray_cluster
 from replug.cluster.ray_cluster import require_seen_by_all
 from replug.config.errors import UserError
-from tests.support.local_cluster import local_cluster
+from tests.support.local_cluster import join, local_cluster
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ def two_nodes() -> Iterator[None]:
 
     room = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
     with local_cluster(room, room) as address:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        join(address)
         yield
         ray.shutdown()
 

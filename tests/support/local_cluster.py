@@ -25,3 +25,12 @@ def local_cluster(*nodes: dict[str, Any]) -> Iterator[str]:
             yield str(cluster.address)
         finally:
             cluster.shutdown()
+
+
+def join(address: str) -> None:
+    """Connect this process to a cluster, whose workers are quiet."""
+    import ray
+
+    from replug.cluster.ray_cluster import quoted_python
+
+    ray.init(address=address, log_to_driver=False, logging_level="ERROR", runtime_env=quoted_python())
