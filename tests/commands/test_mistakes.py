@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import resource
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -247,7 +248,7 @@ def test_a_model_that_is_not_there_is_named_with_its_key(case):
 
 DATA_PATHS = [
     ("data.source=null", "data.corpus is missing; expected data.corpus, data.queries and data.heldout (files of rows)"),
-    (f"data.source=null data.corpus={__file__}", "data.queries is missing"),
+    (f"data.source=null 'data.corpus={__file__}'", "data.queries is missing"),
     (
         "data.source=null data.prepared=/no/set",
         "data.prepared: /no/set is not a prepared set (manifest.json is missing)",
@@ -258,7 +259,7 @@ DATA_PATHS = [
 @pytest.mark.parametrize("case", DATA_PATHS, ids=lambda case: case[1][:40])
 def test_a_path_of_the_data_is_checked_before_anything_heavy(case):
     overrides, *says = case
-    config = load_config(ROOT / "configs" / "debug.yaml", overrides.split())
+    config = load_config(ROOT / "configs" / "debug.yaml", shlex.split(overrides))
     assert_says(lambda: check_paths(config), *says)
 
 

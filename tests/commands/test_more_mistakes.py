@@ -24,7 +24,7 @@ def config(tmp_path: Path) -> Path:
 TYPED = [
     # names of other tools
     ("train {config} train.learning_rate=1e-4", "train.learning_rate: unknown key; did you mean train.lr?"),
-    ("evaluate " + str(ROOT / "configs/eval_retrieval.yaml") + " top_k=5", "top_k: unknown key; did you mean k?"),
+    ("evaluate eval_retrieval top_k=5", "top_k: unknown key; did you mean k?"),
     ("keys zzz", "no key begins with 'zzz'; `replug keys` lists them all"),
     # configurations
     ("train {tmp}", "configuration {tmp} is a folder; expected a YAML file"),

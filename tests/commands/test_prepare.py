@@ -103,6 +103,7 @@ def prepare(out: Path, source: Path) -> None:
     prepare_raw(config, 0, Tokenizers(word_tokenizer(r"\s*\S+|\s+")), out, {"seed": 0}, LocalPool(1))
 
 
+@pytest.mark.root
 def test_a_full_disk_is_named_with_the_file_and_the_rerun_ends_with_the_same_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr("replug.data.sources.shards.SOURCE_SHARD_BYTES", 30_000)
     monkeypatch.setattr("replug.data.prepare.assembly.PIECES_PER_SHARD", 500)

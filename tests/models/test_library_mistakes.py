@@ -1,5 +1,6 @@
 """Mistakes of who uses the library: each is refused by name, none gives an answer to another question."""
 
+import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -72,8 +73,12 @@ def test_names_in_python_are_those_of_configurations(tmp_path: Path) -> None:
     assert Encoder("stand_in", device="cpu").backbones[0].device.type == "cpu"
 
 
-def test_a_saved_encoder_can_be_read_by_others(tmp_path: Path) -> None:
-    Encoder("stand_in").save(tmp_path / "encoder")
+def test_a_saved_encoder_can_be_read_by_whom_the_umask_lets_read(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        Encoder("stand_in").save(tmp_path / "encoder")
+    finally:
+        os.umask(before)
     for path in (tmp_path / "encoder").rglob("*"):
         assert stat.S_IMODE(path.stat().st_mode) & 0o044 == 0o044, path
 

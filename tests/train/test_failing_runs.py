@@ -57,6 +57,7 @@ def stop_builders(process: subprocess.Popen, count: int = 2) -> list[psutil.Proc
 SLOW = "lm.path=stand_in:0.15"
 
 
+@pytest.mark.root
 def test_a_run_whose_disk_fills_up_stops_with_the_cause_and_goes_on_when_there_is_space(begin, finish, tmp_path):
     """Its losses are no quiet run's from there on: the refresh that failed was not adopted at its lag."""
     run = tmp_path / "run"

@@ -149,6 +149,7 @@ FULL_AT = [
 ]
 
 
+@pytest.mark.root
 @pytest.mark.parametrize(("kind", "name", "named"), FULL_AT)
 def test_a_disk_that_is_full_leaves_the_live_index_serving_until_it_is_too_old(
     tmp_path, data, disk, service_on_disk, kind, name, named
