@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
@@ -30,7 +31,7 @@ from replug.data.files import cache_dir
 from replug.messages import LOGGER, StandardError
 
 # Read by transformers and the hub, here and in Ray's actors: their bars and reports would drown our progress lines.
-QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1"}
 # Read by Ray when it is imported: what is asked of it after its end would start a second cluster, open to everybody.
 OWN_CLUSTER = {"RAY_ENABLE_AUTO_CONNECT": "0"}
 # What a file system says of a user's path; anything else of the system is a mistake of ours, and shows its traceback.
@@ -89,7 +90,10 @@ def main() -> None:
     except OSError as error:
         if error.filename is None or error.errno not in OF_A_PATH:
             raise
-        mend = "; set REPLUG_CACHE to a folder that can be written" if str(cache_dir()) in str(error.filename) else ""
+        path, cache = Path(str(error.filename)), cache_dir()
+        # making the cache's folders fails at the first that is missing
+        is_cache = path.is_relative_to(cache) or cache.is_relative_to(path)
+        mend = "; set REPLUG_CACHE to a folder that can be written" if is_cache else ""
         print(f"replug: {error.filename}: {error.strerror}{mend}", file=sys.stderr)
         sys.exit(1)
 

@@ -128,10 +128,21 @@ def _answering_once(module: Any, *names: str) -> Iterator[None]:
 
 
 def _write_converted(gguf: Path, folder: Path) -> None:
-    print(f"converting {gguf.name} to safetensors, once ...", flush=True)
     # transformers reads the file's vocabulary three times, and makes the table of names for each of hundreds of modules
     with _answering_once(import_module("gguf"), "GGUFReader", "get_tensor_name_map"):
+        print(f"converting {gguf.name} to safetensors, once ...", flush=True)
         _convert(gguf, folder)
+
+
+def _require_room(gguf: Path, folder: Path) -> None:
+    """Raise UserError where the disk does not hold the weights in 16 bits."""
+    needed = 2 * sum(int(tensor.n_elements) for tensor in import_module("gguf").GGUFReader(str(gguf)).tensors)
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise UserError(
+            f"{gguf.name} takes {needed / 1e6:,.0f} MB as safetensors, and {folder.parent} has {free / 1e6:,.0f} MB "
+            "free; make room there, or set REPLUG_CACHE to a folder that has it"
+        )
 
 
 def _convert(gguf: Path, folder: Path) -> None:
@@ -142,6 +153,7 @@ def _convert(gguf: Path, folder: Path) -> None:
 
     unpack = GgufConfig(dequantize=True)  # otherwise the weights stay packed and cannot be saved
     with loading("lm.path", str(gguf)):
+        _require_room(gguf, folder)
         model = load_whole(
             AutoModelForCausalLM,
             str(gguf.parent),

@@ -146,7 +146,9 @@ def one_gpu(monkeypatch):
     properties = type("Properties", (), {"total_memory": 24e9, "uuid": "a"})
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda number: properties)
-    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda *given: True)  # a build for CUDA would ask the driver
+    monkeypatch.setattr(
+        "torch.cuda.is_bf16_supported", lambda *given, **more: True
+    )  # a build for CUDA would ask the driver
 
 
 @pytest.mark.usefixtures("one_gpu")

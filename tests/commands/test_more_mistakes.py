@@ -56,6 +56,18 @@ def test_a_mistake_ends_in_one_line(config: Path, tmp_path: Path, replug: Comman
     assert len(told) == 1 and ("No such option" in ended.errors or told == [ended.errors.strip()])
 
 
+def test_a_home_that_cannot_be_written_is_named_with_the_variable_to_set(
+    config: Path, tmp_path: Path, replug: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("REPLUG_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "file/home"))
+    ended = replug("train", config)
+    told = ended.errors.splitlines()[-1]
+    assert told.startswith(f"replug: {tmp_path}/file/home") and "set REPLUG_CACHE" in told
+
+
 def test_a_split_that_falls_short_is_said(tmp_path: Path, replug: CommandLine) -> None:
     texts = tmp_path / "texts.jsonl"
     lines = [{"id": str(i), "text": " ".join(f"word{i} {j}" for j in range(80))} for i in range(40)]
