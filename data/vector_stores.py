@@ -142,6 +142,16 @@ def _library(name: str, extra: str) -> Any:
         raise UserError(f"data.corpus: {error.name} is not installed; run: pip install 'replug[{extra}]'") from error
 
 
+@contextmanager
+def _closing_if_refused(source: "CandidateSource") -> Iterator[None]:
+    """Close a store that the block does not accept."""
+    try:
+        yield
+    except BaseException:
+        source.close()
+        raise
+
+
 class Qdrant:
     """A collection of Qdrant: in a folder of this machine, which one process may open, or on a server."""
 
@@ -156,6 +166,12 @@ class Qdrant:
                 self._client = library.QdrantClient(host=parts.hostname, port=parts.port or 6333, api_key=key)
             else:
                 self._client = library.QdrantClient(path=address.parts.path)
+        with _closing_if_refused(self):  # or the folder could not be opened again
+            self._require_vectors()
+
+    def _require_vectors(self) -> None:
+        address = self._address
+        with address.asking(*self._errors):
             found = self._client.get_collection(address.name).config.params.vectors
         self._using = None
         if isinstance(found, dict):
@@ -222,10 +238,16 @@ class PgVector:
 
     def __init__(self, address: StoreAddress) -> None:
         self._library = _library("psycopg", "pgvector")
-        self._sql, self._address, fields = self._library.sql, address, address.fields
+        self._sql, self._address = self._library.sql, address
         libpq = address.parts._replace(query=urlencode(address.others)).geturl()
         with address.asking(self._library.Error):
             self._connection = self._library.connect(libpq, autocommit=True)
+        with _closing_if_refused(self):
+            self._require_table()
+
+    def _require_table(self) -> None:
+        address, fields = self._address, self._address.fields
+        with address.asking(self._library.Error):
             table = self._connection.execute(
                 "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = %s::regclass "
                 "AND attnum > 0 AND NOT attisdropped",

@@ -110,8 +110,11 @@ def test_a_wrong_collection_or_field_is_one_line(filled: FilledStore, change: tu
     url = filled.url.replace(*change)
     if message == "editor" and url.startswith("qdrant"):
         message = "has no source; name its field by &source=FIELD"
-    with pytest.raises(UserError, match=rf"^data\.corpus: .*{message}"), closing(open_source(url)) as source:
+    expected = pytest.raises(UserError, match=rf"^data\.corpus: .*{message}")
+    with expected as refusal, closing(open_source(url)) as source:
         source.search(np.ones((1, source.dim), np.float32), 2, "cosine")
+    with closing(open_source(filled.url)) as source:  # while the refusal is still in hand, with what it names
+        assert len(source) and refusal.value
 
 
 @pytest.mark.parametrize(
