@@ -9,11 +9,14 @@ from replug.config.schema import Config
 from replug.data.progress import Stages
 from replug.data.store import PreparedSet
 from replug.index_workers.version_store import VersionStore
-from replug.planning.stages import TRAINING, Counts, Stage, run_stages
+from replug.planning.stages import HELDOUT, TRAINING, Counts, Stage, run_stages
 from replug.train.run_dir import RunDirectory
 
 log = logging.getLogger(__name__)
 
+# Of a held-out text in the quickstart: the time of the text alone in pairs, and the share of the documents found after
+# the training that were not found before it. The others have been scored.
+ALONE, NEW = 0.5, 0.6
 SIDES = {TrainedSide.query: "queries", TrainedSide.documents: "documents", TrainedSide.both: "queries and documents"}
 
 
@@ -31,7 +34,7 @@ class RunStages(Stages):
         config, dev = self._config, len(data.dev) if data.dev is not None else 0
         found = run_stages(config, Counts(len(data.corpus), len(data.queries), dev, len(data.heldout)))
         stages = self._left(found, config.train.max_steps)
-        self.plan([(one.name, {"pairs": one.pairs, "documents": one.documents, "steps": one.steps}) for one in stages])
+        self.plan([(stage.name, self._usual_work(stage)) for stage in stages])
         lm = config.lm.path or f"{config.lm.model} at {config.lm.url}"
         pairs = sum(stage.pairs for stage in stages)
         log.info(
@@ -42,6 +45,13 @@ class RunStages(Stages):
         for number, stage in enumerate(stages, 1):
             calls = f" · at most {stage.pairs:,} LM calls" if stage.pairs else ""
             log.info(f"  {number} {stage.name}: {stage.work}{calls}")
+
+    def _usual_work(self, stage: Stage) -> dict[str, int]:
+        """Return the units of each kind of work that time is told by; of held-out texts fewer pairs than at most."""
+        k, pairs = self._config.evaluate.k, float(stage.pairs)
+        if stage.name == HELDOUT:
+            pairs *= (ALONE + k * (1 + NEW)) / (1 + 2 * k)
+        return {"pairs": round(pairs), "documents": stage.documents, "steps": stage.steps}
 
     def _left(self, found: list[Stage], max_steps: int) -> list[Stage]:
         """Return what is left of the stages: those that are done are left out, and steps of the training."""
