@@ -8,14 +8,22 @@ from collections.abc import Sequence
 
 import regex
 
+from replug.data.words import WITHOUT_BLANKS
+
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-# DPR's SimpleTokenizer: runs of letters, digits and marks, and any other visible character by itself.
-_WORDS = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
+_OTHER_PUNCTUATION = regex.compile(r"\p{P}+")
+_SINGLE = regex.compile(rf"([{WITHOUT_BLANKS}])")
+# DPR's SimpleTokenizer: runs of letters, digits and marks, and any other visible character by itself; where a script
+# sets no blanks between words, each character.
+_WORDS = regex.compile(rf"(?:(?![{WITHOUT_BLANKS}])[\p{{L}}\p{{N}}\p{{M}}])+|[^\p{{Z}}\p{{C}}]")
 
 
 def normalize_answer(text: str) -> str:
-    """Return a text in lower case without ASCII punctuation and English articles, one space between words (SQuAD)."""
-    words = re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(_PUNCTUATION))
+    """Return a text in lower case without punctuation and English articles, one space between words.
+
+    SQuAD's rule, with the punctuation of other scripts as in MLQA (Lewis et al. 2020).
+    """
+    words = re.sub(r"\b(a|an|the)\b", " ", _OTHER_PUNCTUATION.sub("", text.lower().translate(_PUNCTUATION)))
     return " ".join(words.split())
 
 
@@ -28,10 +36,13 @@ def exact_match(prediction: str, answers: Sequence[str]) -> float:
 
 
 def token_f1(prediction: str, answers: Sequence[str]) -> float:
-    """Return the F1 of the normalised words, the best over the answers; 1 for an exact match."""
-    best, predicted = 0.0, normalize_answer(prediction).split()
+    """Return the F1 of the normalised words, the best over the answers; 1 for an exact match.
+
+    Where a script sets no blanks between words, each character is one, as in MLQA.
+    """
+    best, predicted = 0.0, _normal_words(prediction)
     for answer in answers:
-        expected = normalize_answer(answer).split()
+        expected = _normal_words(answer)
         if predicted == expected:  # both may be empty
             return 1.0
         common = (Counter(predicted) & Counter(expected)).total()
@@ -39,10 +50,16 @@ def token_f1(prediction: str, answers: Sequence[str]) -> float:
     return best
 
 
+def _normal_words(text: str) -> list[str]:
+    return _SINGLE.sub(r" \1 ", normalize_answer(text)).split()
+
+
 def has_answer(document: str, answers: Sequence[str]) -> bool:
     """Return whether the document's tokens hold those of an answer in a row: DPR's `has_answer`, by strings.
 
-    Both are put into Unicode's NFD, cut into tokens and lowered. An answer without a token is held by no document.
+    Both are put into Unicode's NFD, cut into tokens and lowered. Unlike DPR's, a token of a script without blanks
+    between words is one character: DPR takes a whole clause for a word, which no answer equals. An answer without a
+    token is held by no document.
     """
     text = f" {' '.join(answer_tokens(document))} "
     return any(words and f" {' '.join(words)} " in text for words in map(answer_tokens, answers))

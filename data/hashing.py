@@ -5,9 +5,10 @@ N-grams of words, 13 of them as a rule, are those by which decontamination finds
 
 import functools
 import hashlib
-import re
 
 import numpy as np
+
+from replug.data.words import compared_words
 
 
 def normalise(text: str) -> str:
@@ -25,13 +26,12 @@ def hash64(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-WORD = re.compile(r"\w+")
 _word_hash = functools.lru_cache(1 << 17)(hash64)
 
 
 def ngram_hashes(text: str, n: int) -> np.ndarray:
     """Return hashes uint64 of a text's n-grams of words, case and punctuation aside; none if it has fewer words."""
-    words = np.array([_word_hash(word) for word in WORD.findall(text.casefold())], np.uint64)
+    words = np.array([_word_hash(word) for word in compared_words(text)], np.uint64)
     if len(words) < n:
         return np.empty(0, np.uint64)
     windows = np.lib.stride_tricks.sliding_window_view(words, n)

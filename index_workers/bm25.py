@@ -5,8 +5,9 @@ The formula is Lucene's, with k1 = 1.5 and b = 0.75, the defaults of bm25s (Kamp
     score(q, d) = sum over the words w of q of  log(1 + (N - n_w + 0.5) / (n_w + 0.5))
                                                * f_wd / (f_wd + k1 (1 - b + b |d| / mean |d|))
 
-`bm25s` finds the words. Its index takes 2 KiB for each document of 80 words, 72 GB for 36M, so `search_bm25` reads the
-documents twice, a chunk in memory at a time, and gives the scores of bm25s to the last bit.
+Words are those of `data.words`, in any script, without the most frequent English ones. The index of `bm25s` takes 2 KiB
+for each document of 80 words, 72 GB for 36M, so `search_bm25` reads the documents twice, a chunk in memory at a time,
+and gives the scores of bm25s to the last bit.
 """
 
 import itertools
@@ -19,6 +20,7 @@ import numpy as np
 
 from replug.config.errors import UserError
 from replug.data.store import CorpusStore
+from replug.data.words import search_words
 from replug.models.black_box_lm import require_texts
 from replug.models.ensemble import Retrieved
 
@@ -36,10 +38,10 @@ def _import_bm25s() -> Any:
 
 
 bm25s = _import_bm25s()
-STOP_WORDS = "english"
+STOP_WORDS = frozenset(bm25s.stopwords.STOPWORDS_EN)
 K1, B = 1.5, 0.75
 CHUNK_DOCUMENTS = 50_000
-NO_WORD = "the corpus holds no word that BM25 could search by; expected documents with English words"
+NO_WORD = "the corpus holds no word that BM25 could search by; expected documents of text"
 
 
 def search_bm25(texts: Callable[[], Iterable[str]], queries: Sequence[str], k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -65,6 +67,14 @@ def search_bm25(texts: Callable[[], Iterable[str]], queries: Sequence[str], k: i
     return rows, np.array([scores for _, scores in best], dtype=np.float32).reshape(len(queries), found)
 
 
+def without_words(scores: np.ndarray) -> str | None:
+    """Say that most queries share no word with the corpus, by their scores [B, k]; None where most do."""
+    num_without = int((scores[:, :1] == 0).sum())
+    if num_without * 2 <= len(scores):
+        return None
+    return f"BM25 finds no word of {num_without:,} of {len(scores):,} texts in the corpus, so its order says nothing"
+
+
 class BM25Index:
     """The same scores from an index in memory, 2 KiB for each document, so that a search reads no corpus.
 
@@ -72,11 +82,11 @@ class BM25Index:
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
-        tokens = bm25s.tokenize(list(texts), stopwords=STOP_WORDS, show_progress=False)
-        if not tokens.vocab:
+        words = [_words_of(text) for text in texts]
+        if not any(words):
             raise UserError(NO_WORD)
         self._bm25 = bm25s.BM25(k1=K1, b=B, method="lucene")
-        self._bm25.index(tokens, show_progress=False)
+        self._bm25.index(words, show_progress=False)
 
     def search(self, query: str, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return rows and scores [k] of a query's best documents; of equal ones any."""
@@ -105,8 +115,8 @@ class CorpusBM25:
         ]
 
 
-def _words_of(query: str) -> list[str]:
-    return bm25s.tokenize(query, stopwords=STOP_WORDS, return_ids=False, show_progress=False)[0]
+def _words_of(text: str) -> list[str]:
+    return [word for word in search_words(text) if word not in STOP_WORDS]
 
 
 def _count_corpus(texts: Iterable[str], numbers: dict[str, int]) -> tuple[int, np.ndarray, float]:
@@ -129,12 +139,10 @@ def _count_chunks(texts: Iterable[str], numbers: dict[str, int]) -> Iterator[tup
     """
     documents = iter(texts)
     while chunk := list(itertools.islice(documents, CHUNK_DOCUMENTS)):
-        ids, vocabulary = bm25s.tokenize(chunk, stopwords=STOP_WORDS, show_progress=False)
-        lengths = np.array([len(of) for of in ids], dtype=np.int64)
-        number_of = np.array(
-            [numbers.get(word, -1) for word in vocabulary], dtype=np.int64
-        )  # in the order of their ids
-        words = number_of[np.fromiter(itertools.chain.from_iterable(ids), dtype=np.int64, count=int(lengths.sum()))]
+        words_of = [_words_of(text) for text in chunk]
+        lengths = np.array([len(of) for of in words_of], dtype=np.int64)
+        numbered = (numbers.get(word, -1) for word in itertools.chain.from_iterable(words_of))
+        words = np.fromiter(numbered, dtype=np.int64, count=int(lengths.sum()))
         places = words * len(chunk) + np.repeat(np.arange(len(chunk)), lengths)
         found, frequencies = np.unique(places[words >= 0], return_counts=True)
         yield lengths, *np.divmod(found, len(chunk)), frequencies

@@ -11,6 +11,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from replug.data.words import search_words
+
 LINE = re.compile(r"[^\n]*\n|[^\n]+\Z")
 FENCE = re.compile(r"\s{0,3}(```|~~~)")
 ATX = re.compile(r" {0,3}(#{1,6})[ \t]+(.*?)[ \t]*#*[ \t]*\n?\Z")
@@ -21,7 +23,7 @@ MARKS = re.compile(r"\[([^\]]*)\]\([^)]*\)|[*`]+")  # of a heading: a link keeps
 # A paragraph's end, the line before a list's item, or a sentence's end, which stands before white space.
 BORDER = re.compile(
     r"(?P<break>\n(?=[ \t]*\n)|\n(?=[ \t]*(?:[-*+•]|\d{1,3}[.)])[ \t]))"
-    r"|[.!?…][\"')\]}»”’*_`]*(?=\s)|[。！？][\"」』）]*"
+    r"|[.!?…।॥؟۔][\"')\]}»”’*_`]*(?=\s)|[。！？][\"」』）]*"
 )
 ABBREVIATION = re.compile(
     r"(?:\b[A-Za-z]|\b(?:Mr|Mrs|Ms|Dr|Prof|St|Fig|Figs|Eq|Eqs|Sec|No|vs|etc|cf|al|ca|approx|Vol|pp|eds?|Inc|Ltd|Jr|Sr))\Z"
@@ -58,7 +60,7 @@ def points_elsewhere(text: str) -> bool:
 def _is_pointer(line: str) -> bool:
     rest, links = LINK.subn(" ", line)
     if links:
-        return len(WORD.findall(rest)) <= WORDS_BESIDE_A_LINK
+        return len(search_words(rest)) <= WORDS_BESIDE_A_LINK
     *bullet, last = line.split()
     is_path = "/" in last and (not bullet or bullet in (["-"], ["*"], ["+"]))  # of a toctree
     return bool(is_path or LEADERS.search(line) or DIRECTIVE.match(line))

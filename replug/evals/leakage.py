@@ -19,10 +19,11 @@ import numpy as np
 
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.data.files import read_json, write_json
-from replug.data.hashing import WORD, content_hash, is_known, ngram_hashes
+from replug.data.hashing import content_hash, is_known, ngram_hashes
 from replug.data.progress import Progress
 from replug.data.records import Document
 from replug.data.store import Corpus
+from replug.data.words import compared_words
 from replug.evals.loop import Item, Task
 
 MOST_WORDS, LEAST_WORDS = 13, 8  # of an n-gram
@@ -87,7 +88,7 @@ def find_overlaps(
         is_short = True
         for text in own:
             by_text.setdefault(content_hash(text), []).append(row)
-            n = min(MOST_WORDS, len(WORD.findall(text.casefold())))
+            n = min(MOST_WORDS, len(compared_words(text)))
             if n >= LEAST_WORDS:
                 hashes.setdefault(n, []).append((ngram_hashes(text, n), row))
                 is_short = False

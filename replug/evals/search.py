@@ -22,7 +22,7 @@ from replug.data.store import Corpus
 from replug.evals.evidence import RetrievedDocuments, random_documents
 from replug.evals.retrieval import RECALL_DEPTH
 from replug.index_workers.answers import search_excluding
-from replug.index_workers.bm25 import BM25Index, search_bm25
+from replug.index_workers.bm25 import BM25Index, search_bm25, without_words
 from replug.index_workers.build import build_version, require_same_index
 from replug.index_workers.build_plan import IndexState, index_folder
 from replug.index_workers.local_index import LocalIndex, query_encoder_folder
@@ -92,7 +92,10 @@ def _find(
         return random_documents(len(corpus.corpus), len(queries), k, config.seed)
     log.info(f"searching for {len(queries)} texts: {source}")
     if source == BM25:
-        return RetrievedDocuments(*search_bm25(partial(_texts, corpus), queries, k))
+        rows, scores = search_bm25(partial(_texts, corpus), queries, k)
+        if problem := without_words(scores):
+            raise UserError(f"methods: {problem}; expected methods without bm25 for this corpus")
+        return RetrievedDocuments(rows, scores)
     path = _retriever_path(config, source)
     embed = partial(_query_vectors, queries, config.query_encoders.get(source))
     if _is_indexed(path):

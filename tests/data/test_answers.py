@@ -65,7 +65,7 @@ def test_answers_are_marked_where_a_document_holds_them_the_longest_first() -> N
         ("Washington DC", ["Washington, D.C."], False, False),  # punctuation is part of the answer
         ("Jose\u0301", ["Jos\u00e9"], False, True),  # the same letter composed otherwise
         ("istanbul", ["İstanbul"], False, False),  # lower() of the dotted capital has two characters
-        ("日本の東京", ["東京"], True, False),  # one run of letters
+        ("日本の東京", ["東京"], True, True),  # of characters, unlike DPR: one run of letters
     ],
 )
 def test_a_prediction_contains_an_answer_as_popqas_code_has_it_and_as_dpr_has_it(
@@ -73,3 +73,21 @@ def test_a_prediction_contains_an_answer_as_popqas_code_has_it_and_as_dpr_has_it
 ) -> None:
     assert contains_answer(prediction, answers) is by_characters
     assert has_answer(prediction, answers) is by_words
+
+
+OTHER_SCRIPTS = [
+    ("答案是 308分。", "308", 1 / 3, True),  # one word of one, and of four characters and a number
+    ("「巴塞尔」", "巴塞尔", 1.0, True),
+    ("在巴塞尔城", "巴塞尔", 0.75, True),
+    ("กรุงเทพ", "กรุงเทพ", 1.0, True),
+    ("Die Loire – „der Fluss“", "Die Loire der Fluss", 1.0, False),
+    ("¿Quién? ¡Él!", "quién él", 1.0, False),
+]
+
+
+@pytest.mark.parametrize(("prediction", "answer", "f1", "holds"), OTHER_SCRIPTS)
+def test_answers_in_other_scripts_are_compared_by_their_characters_and_punctuation(
+    prediction: str, answer: str, f1: float, holds: bool
+) -> None:
+    assert token_f1(prediction, [answer]) == pytest.approx(f1)
+    assert has_answer(prediction, [answer]) == holds

@@ -77,6 +77,14 @@ def test_an_example_is_a_passage_whose_halves_are_sentences():
     assert pair == ("One two three four. Five six seven eight.", " Nine ten. Eleven twelve thirteen.")
 
 
+@pytest.mark.parametrize("end", ["。", "。」", "। ", "؟ ", "۔ "])
+def test_sentences_end_as_their_script_has_it(end: str):
+    sentence = "ab cd ef"
+    cut = Prose(4 * (sentence + end), [match.end() for match in re.finditer(r"\S\s*", 4 * (sentence + end))])
+    bodies = [body.strip() for _, body in cut.documents(2 * len(sentence + end))]
+    assert bodies and all(body.endswith(end.strip()) for body in bodies)
+
+
 def test_text_without_sentences_is_cut_by_lines_and_by_tokens_where_there_are_none():
     lines = "\n".join("a b c d e" for _ in range(6))
     assert {body for _, body in prose(lines).documents(12)} == {"a b c d e\na b c d e"}
@@ -104,6 +112,7 @@ def test_underlined_headings_have_the_levels_of_their_marks():
         (".. kernel-doc:: drivers/tty.c\n   :doc: buffers and all\n\n.. _label of it:", True),
         (".. note::\n   :class: wide\n\n   Bees are kept in hives.\n   They need sun.", False),
         (":Type: ioctl of bees\n:Returns: 0 where the hive has sun", False),
+        ("参见[指南](a.md)了解如何养蜂以及蜂箱需要阳光", False),
         ("Plain words.", False),
     ],
 )

@@ -27,7 +27,7 @@ def config(tmp_path, monkeypatch) -> list[str]:
     monkeypatch.setattr(build, "opened_lm", opened_here)
     monkeypatch.setattr(run, "evaluation_cluster", lambda config, *_: nullcontext(config.run_config()))
     texts = {name: " ".join(f"{name}{word}" for word in range(60)) for name in ("a", "b", "c")}
-    documents = [{"id": f"d{i}", "text": f"document {i} of words"} for i in range(25)]
+    documents = [{"id": f"d{i}", "text": f"document a{i + 15} of c{i + 15}"} for i in range(25)]
     documents += [
         {"id": "own", "text": "another text of a", "source": "a"},
         {"id": "copy", "text": texts["b"][-150:]},

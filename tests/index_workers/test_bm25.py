@@ -1,5 +1,7 @@
 """BM25 against the formula worked out word by word and against `bm25s`; its order, its memory."""
 
+import gzip
+import json
 import math
 import subprocess
 import sys
@@ -11,7 +13,8 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.index_workers import bm25
-from replug.index_workers.bm25 import BM25Index, search_bm25
+from replug.index_workers.bm25 import BM25Index, search_bm25, without_words
+from tests.support.shared_data import shared
 
 TEXTS = [
     "red sky over the sea",
@@ -126,3 +129,26 @@ def test_jax_is_not_begun(tmp_path: Path) -> None:
     (tmp_path / "jax/__init__.py").write_text("raise SystemExit('jax was imported')")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import replug.index_workers.bm25"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("language", ["en", "de", "es", "ar", "th", "zh"])
+def test_questions_find_their_passages_in_scripts_with_and_without_blanks(language: str) -> None:
+    passages, questions = (
+        [json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
+        for file in (shared(f"xquad/{language}_{name}.jsonl.gz") for name in ("passages", "questions"))
+    )
+    rows, scores = search_bm25(
+        lambda: (passage["text"] for passage in passages), [question["question"] for question in questions], 5
+    )
+    right = [
+        passages[row]["id"] in question["gold"]
+        for found, question in zip(rows, questions, strict=True)
+        for row in found
+    ]
+    assert np.array(right).reshape(rows.shape).any(axis=1).mean() >= 0.9
+    assert without_words(scores) is None
+
+
+def test_a_search_that_finds_no_word_of_most_queries_is_told() -> None:
+    _, scores = search(["莱茵河", "卢瓦尔河", "Loire"], 2, ["the Loire", "the Rhine"])
+    assert "no word of 2 of 3 texts" in str(without_words(scores))

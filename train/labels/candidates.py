@@ -6,8 +6,9 @@ A search skips documents that an earlier search gave, so every example has equal
 search found it, and its rank there.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -18,10 +19,12 @@ from replug.config.schema import Config, LabelConfig
 from replug.data.judgements import read_run
 from replug.data.records import Example
 from replug.data.store import CorpusStore, ExampleStore, PreparedSet, StoredCorpus
-from replug.index_workers.bm25 import search_bm25
+from replug.index_workers.bm25 import search_bm25, without_words
 from replug.index_workers.service import IndexService
 from replug.index_workers.vectors import BlockVectors
 from replug.models.encoder import Encoder, require_finite_vectors
+
+log = logging.getLogger(__name__)
 
 DENSE, BM25, RANDOM, HITS = range(4)  # places in `data.labels.SEARCHES`
 SMALL = 4096  # documents of a corpus that is drawn from in one permutation
@@ -51,27 +54,34 @@ def mix_candidates(
     num_documents: int,
     seed: int,
     allowed: Allowed,
+    spare: np.ndarray | None = None,
 ) -> Candidates:
     """Return the candidates of every text, by what searches gave, best first: [N, dense], the others [N, any number].
 
-    Raises TooFewFound where a deeper search of BM25 may give what is missing, ValueError where the corpus has too few
-    documents that a text may have.
+    BM25 gives -1 where no more documents share a word with a text; the nearest of `spare` [N, dense + bm25] then stand
+    in. Raises TooFewFound where a deeper search of BM25 may give what is missing, ValueError where the corpus has too
+    few documents that a text may have.
     """
     total = wanted.dense + wanted.bm25 + wanted.random
     texts = []
     for row in range(len(dense)):
         others = partial(_others, allowed=partial(allowed, row))
         nearest = dense[row][: wanted.dense].tolist()
-        by_bm25, bm25_ranks = others([bm25[row]], wanted.bm25, {*nearest})
-        if len(by_bm25) < wanted.bm25:
+        shared = bm25[row][bm25[row] >= 0]
+        by_bm25, bm25_ranks = others([shared], wanted.bm25, {*nearest})
+        missing = wanted.bm25 - len(by_bm25)
+        if missing and len(shared) == bm25.shape[1]:
             raise TooFewFound(f"BM25 gave {len(by_bm25)} new documents, {wanted.bm25} are wanted")
+        offered = [] if spare is None else [spare[row]]
+        next_nearest, next_ranks = others(offered, missing, {*nearest, *by_bm25})
         drawn = _drawn(num_documents, wanted.random, np.random.default_rng([seed, row]))
-        random, _ = others(drawn, wanted.random, {*nearest, *by_bm25})
-        if len(random) < wanted.random:
+        random, _ = others(drawn, wanted.random, {*nearest, *by_bm25, *next_nearest})
+        found = [*nearest, *by_bm25, *next_nearest, *random]
+        if len(found) < total:
             raise ValueError(f"the corpus has {num_documents} documents, too few for {total} candidates of a text")
-        ranks = [*range(1, len(nearest) + 1), *bm25_ranks, *range(1, len(random) + 1)]
-        searches = np.repeat([DENSE, BM25, RANDOM], [len(nearest), len(by_bm25), len(random)])
-        texts.append((np.array([*nearest, *by_bm25, *random]), searches, np.array(ranks)))
+        ranks = [*range(1, len(nearest) + 1), *bm25_ranks, *next_ranks, *range(1, len(random) + 1)]
+        counts = [len(nearest), len(by_bm25), len(next_nearest), len(random)]
+        texts.append((np.array(found), np.repeat([DENSE, BM25, DENSE, RANDOM], counts), np.array(ranks)))
     return Candidates(*(np.stack(column) for column in zip(*texts, strict=True)))
 
 
@@ -138,18 +148,29 @@ def find_candidates(
     )
     candidates = None
     while candidates is None:
-        bm25 = np.empty((len(examples), 0), np.int64)
+        bm25, spare = np.empty((len(examples), 0), np.int64), None
         if label.bm25:
             queries = [example.query for example in examples]
-            bm25 = search_bm25(partial(_texts, corpus), queries, min(depth, len(corpus)))[0]
+            rows, scores = search_bm25(partial(_texts, corpus), queries, min(depth, len(corpus)))
+            if problem := without_words(scores):
+                raise UserError(f"label.bm25: {problem}; expected label.bm25=0 for this corpus")
+            bm25 = np.where(scores > 0, rows, -1)
+            if (bm25 < 0).any():
+                spare = _nearest(index, vectors, label.dense + label.bm25, exclude)
         try:
-            candidates = mix(bm25=bm25)
+            candidates = mix(bm25=bm25, spare=spare)
         except TooFewFound as error:
             if depth >= len(corpus):
                 raise UserError(f"label.bm25: {error}; expected a larger corpus, or fewer") from error
             depth *= 2
     if label.hits is not None:
-        candidates = replace(candidates, found_by=np.where(candidates.found_by == DENSE, HITS, candidates.found_by))
+        candidates.found_by[:, : label.dense] = HITS
+    wanted, given_by_bm25 = label.bm25 * len(examples), int((candidates.found_by == BM25).sum())
+    if given_by_bm25 < wanted:
+        log.info(
+            f"{wanted - given_by_bm25:,} of {wanted:,} candidates of BM25 are the next nearest documents instead: no "
+            "more documents share a word with their texts"
+        )
     plan = index.store.plan(0)
     take = BlockVectors(0, index.store.open_vectors(plan, range(plan.num_files)), plan.dim).take
     if isinstance(corpus, StoredCorpus):

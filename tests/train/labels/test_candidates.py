@@ -65,6 +65,23 @@ def test_too_few_of_bm25_and_too_small_a_corpus_are_refused():
         mixed_of(2, 2, 6, num_documents=9)
 
 
+def test_where_no_more_documents_share_a_word_the_next_nearest_stand_in():
+    spare = np.array([[3, 1, 8, 9], [0, 4, 5, 6]])
+    bm25 = np.array([[1, 5, -1, -1], [-1, -1, -1, -1]])
+    mixed = mix_candidates(
+        LabelConfig(dense=2, bm25=2, random=0),
+        dense=DENSE_ROWS,
+        bm25=bm25,
+        num_documents=10,
+        seed=0,
+        allowed=any_document,
+        spare=spare,
+    )
+    assert mixed.doc_rows.tolist() == [[3, 1, 5, 8], [0, 4, 5, 6]]
+    assert mixed.found_by.tolist() == [[DENSE, DENSE, BM25, DENSE], [DENSE] * 4]
+    assert mixed.ranks.tolist() == [[1, 2, 2, 3], [1, 2, 3, 4]]
+
+
 class StoredIds:
     """A corpus of the documents d0 to d9."""
 
