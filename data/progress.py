@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 
 FIRST_LINE, MOST_BETWEEN = 15.0, 600.0  # seconds between lines of a log, at first and in a long night
 REWRITE = 0.2  # seconds between two changes of a terminal's line
-SETTLED = 5.0  # seconds of work before its pace is told; the first unit, which loads what it needs, does not count
+# Seconds and units of work before its pace is told. The first unit, which loads what it needs, does not count.
+SETTLED, ENOUGH = 10.0, 2
 
 _rewrite: Callable[[str], None] | None = None
 _stages: "Stages | None" = None
@@ -131,7 +132,8 @@ class Progress:
         if self._timed_from is None:
             self._timed_from = now, self.done
         start, before = self._timed_from
-        pace = (now - start) / (self.done - before) if now - start >= SETTLED else None
+        timed, seconds = self.done - before, now - start
+        pace = seconds / timed if seconds >= SETTLED and timed >= ENOUGH else None
         if self._stages is not None and self._work is not None and (pace or self.is_done):
             kind, units = self._work
             whole = (now - self._start) / max(1, self.done - self._first)  # of short work, with what it loads
