@@ -102,7 +102,7 @@ class Progress:
 
     def __init__(self, what: str, total: int, done: int = 0, work: tuple[str, int] | None = None) -> None:
         self.what, self.total, self.done = what, total, done
-        self._first, self._work, self._start = done, work, time.monotonic()
+        self._first, self._work, self._worked, self._start = done, work, 0.0, time.monotonic()
         self._last, self._stages = self._start, _stages
         self._timed_from: tuple[float, int] | None = None  # when the first unit was done, and how many were
         if _stages is not None and (_stages.leader is None or _stages.leader.is_done):
@@ -112,9 +112,10 @@ class Progress:
     def is_done(self) -> bool:
         return self.done >= self.total
 
-    def advance(self, units: int = 1, note: str = "") -> None:
-        """Count finished units; says so when it is time."""
+    def advance(self, units: int = 1, note: str = "", seconds: float = 0.0) -> None:
+        """Count finished units, which took `seconds` of work where that is known; says so when it is time."""
         self.done += units
+        self._worked += seconds
         if self._stages is not None and self._stages.leader is not self:
             return
         now = time.monotonic()
@@ -136,7 +137,7 @@ class Progress:
         pace = seconds / timed if seconds >= SETTLED and timed >= ENOUGH else None
         if self._stages is not None and self._work is not None and (pace or self.is_done):
             kind, units = self._work
-            whole = (now - self._start) / max(1, self.done - self._first)  # of short work, with what it loads
+            whole = (self._worked or now - self._start) / max(1, self.done - self._first)  # of short work
             self._stages.measure(kind, (pace or whole) / units)
         return pace
 

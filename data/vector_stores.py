@@ -10,7 +10,7 @@ Nothing is ever written into a store.
 """
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -23,6 +23,7 @@ import numpy as np
 from replug.config.errors import UserError
 
 ROWS_PER_READ = 1000
+POSTGRESQL = ("postgresql", "postgres")  # schemes; libpq takes both
 FIELDS = {"id": "id", "text": "text", "vector": "vector", "source": ""}
 
 
@@ -74,7 +75,7 @@ class StoreAddress:
 
     def document(self, id: Any, fields: dict[str, Any], vector: Any) -> StoredDocument:
         """Return a document of the store. Raises UserError where it has no text or vector."""
-        text, source = fields.get(self.fields["text"]), fields.get(self.fields["source"])
+        text, source = (_value(fields, self.fields[name]) for name in ("text", "source"))
         if not isinstance(text, str) or not text.strip():
             found = ", ".join(name for name in fields if name not in (self.fields["vector"], "_distance")) or "none"
             field = self.fields["text"]
@@ -82,7 +83,10 @@ class StoreAddress:
         missing = "vector" if vector is None else "source" if self.fields["source"] and source is None else None
         if missing:
             raise self.problem(f"document {id} has no {missing}; name its field by &{missing}=FIELD")
-        return StoredDocument(str(id), text, str(source or id), np.asarray(vector, np.float32))
+        if isinstance(source, dict | list):
+            raise self.problem(f"the source of document {id} is {type(source).__name__}; expected one value, as in A.B")
+        source = id if source in (None, "") else source
+        return StoredDocument(str(id), text, str(source), np.asarray(vector, np.float32))
 
     def problem(self, said: object) -> UserError:
         """Return what is wrong, as one line that names the key and the store."""
@@ -105,11 +109,20 @@ class StoreAddress:
             raise self.problem(error) from error
 
 
+def _value(fields: Mapping[str, Any], name: str) -> Any:
+    """Return a field by its name, or of a field that holds others by A.B."""
+    if name in fields or "." not in name:
+        return fields.get(name)
+    outer, _, inner = name.partition(".")
+    within = fields.get(outer)
+    return _value(within, inner) if isinstance(within, dict) else None
+
+
 def store_address(url: str) -> StoreAddress:
     """Take the URL of a store apart. Raises UserError for what is missing, unknown or secret."""
     parts = urlsplit(url)
     if parts.password or "password" in parts.query:
-        secret = "PGPASSWORD" if parts.scheme == "postgresql" else "QDRANT_API_KEY"
+        secret = "PGPASSWORD" if parts.scheme in POSTGRESQL else "QDRANT_API_KEY"
         raise UserError(f"data.corpus: the URL of the store holds a password; expected it in ${secret}")
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
     key = "collection" if parts.scheme == "qdrant" else "table"
@@ -117,10 +130,10 @@ def store_address(url: str) -> StoreAddress:
     if not name:
         raise UserError(f"data.corpus: {url} names no {key}; expected {url.partition('?')[0]}?{key}=NAME")
     fields = {field: given.pop(field, default) for field, default in FIELDS.items()}
-    if given and parts.scheme != "postgresql":
+    if given and parts.scheme not in POSTGRESQL:
         expected = ", ".join((key, *FIELDS))
         raise UserError(f"data.corpus: {url} has the unknown parameter {min(given)!r}; expected {expected}")
-    if not parts.hostname and parts.scheme != "postgresql" and not Path(parts.path).is_dir():  # libraries make it
+    if not parts.hostname and parts.scheme not in POSTGRESQL and not Path(parts.path).is_dir():  # libraries make it
         raise UserError(f"data.corpus: {url}: the folder {parts.path} does not exist")
     return StoreAddress(url, parts, name, fields, given)
 
@@ -360,4 +373,9 @@ class Lance:
         return [self._address.document(row[fields["id"]], row, row[fields["vector"]]) for row in rows]
 
 
-KINDS: dict[str, Callable[[StoreAddress], CandidateSource]] = {"qdrant": Qdrant, "postgresql": PgVector, "lance": Lance}
+KINDS: dict[str, Callable[[StoreAddress], CandidateSource]] = {
+    "qdrant": Qdrant,
+    "postgresql": PgVector,
+    "postgres": PgVector,
+    "lance": Lance,
+}

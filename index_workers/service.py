@@ -227,8 +227,9 @@ class IndexService:
 
         def await_first() -> None:
             file, done = under_way[0]
-            USE.note("embed", done.result())
-            progress.advance(len(plan.rows_of_file(file)))
+            busy = done.result()
+            USE.note("embed", busy)
+            progress.advance(len(plan.rows_of_file(file)), seconds=busy.seconds / self._actors.num_builders)
             under_way.popleft()
 
         try:

@@ -10,7 +10,7 @@ from replug.config.hub_names import OURS, ROWS, is_here, names_of_rows
 from replug.config.schema import Config
 
 SHIPPED = Path(__file__).parents[1] / "configs"
-STORES = ("qdrant:", "postgresql:", "lance:")
+STORES = ("qdrant:", "postgresql:", "postgres:", "lance:")  # hosts write postgres:, which libpq takes too
 RUN_CONFIG = "config.yaml"  # of a run's folder
 SETTINGS_FILE = "config_sentence_transformers.json"  # in an encoder's folder
 TUNED_QUERIES = "replug_tuned_queries"  # a key there: queries alone were tuned, and what encodes documents

@@ -307,6 +307,12 @@ def _server_problems(lm: LMConfig) -> Iterator[str]:
 
 
 def _data_problems(data: DataConfig) -> Iterator[str]:
+    for name in ("corpus", "queries", "heldout", "dev", "source", "prepared"):
+        scheme, is_url, _ = (getattr(data, name) or "").partition("://")
+        if is_url and not (name == "corpus" and names_store(getattr(data, name))):
+            store = "qdrant://, postgresql:// or lance:// for a store, " if name == "corpus" else ""
+            expected = f"{store}a file, a folder, or a dataset's name on the hub"
+            yield f"data.{name} is a URL of {scheme}://; expected {expected}"  # the rest may hold a password
     ways = [[f"data.{name}" for name in way if getattr(data, name)] for way in WAYS_OF_DATA]
     if len(both := [names[0] for names in ways if names]) > 1:
         yield f"{both[0]} and {both[1]} are both set; expected one source of data. Remove the other"

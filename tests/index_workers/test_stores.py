@@ -15,7 +15,7 @@ from replug.config.load import load_config
 from replug.config.schema import Config
 from replug.data.prepare.sets import import_corpus
 from replug.data.store import Corpus, StoredCorpus, comparable
-from replug.data.vector_stores import open_source
+from replug.data.vector_stores import open_source, store_address
 from replug.index_workers.build import publish_snapshot
 from replug.index_workers.build_plan import IndexState
 from replug.index_workers.local_index import IndexRetriever, LocalIndex
@@ -125,6 +125,7 @@ def test_a_wrong_collection_or_field_is_one_line(filled: FilledStore, change: tu
         ("lance:///nowhere?table=a", "the folder /nowhere does not exist"),
         ("qdrant:///nowhere?collection=a", "the folder /nowhere does not exist"),
         ("postgresql://me:secret@host/db?table=a", r"holds a password; expected it in \$PGPASSWORD$"),
+        ("postgres://me:secret@host/db?table=a", r"holds a password; expected it in \$PGPASSWORD$"),
     ],
 )
 def test_a_wrong_url_says_what_is_expected(url: str, message: str) -> None:
@@ -249,3 +250,23 @@ def test_queries_are_tuned_to_a_store_and_search_it(
         and "holds 135 documents, and held 270 when" in ended.errors
         and (run / "results.json").is_file()
     )
+
+
+@pytest.mark.parametrize("url", ["milvus://me:secret@h?collection=a", "http://me:secret@h:6333", "chroma://h/secret"])
+def test_urls_of_other_stores_are_refused_by_their_scheme_alone(url: str) -> None:
+    keys = ["data.queries=q", "data.heldout=h", "data.source=null", "run_dir=r"]
+    with pytest.raises(
+        UserError, match=r"data\.corpus is a URL of \w+://; expected qdrant://, postgresql://"
+    ) as refusal:
+        load_config(ROOT / "configs/debug.yaml", [f"data.corpus={url}", *keys])
+    assert "secret" not in str(refusal.value)
+
+
+def test_a_source_is_the_value_that_the_field_holds() -> None:
+    address = store_address("postgres://h/db?table=a&source=metadata.page")
+    fields = {"text": "words", "metadata": {"page": 0, "book": {"name": "x"}}}
+    assert address.document("7", fields, [1.0]).source == "0"
+    assert address.document("7", {"text": "words", "metadata": {"page": ""}}, [1.0]).source == "7"
+    grouped = store_address("postgres://h/db?table=a&source=metadata.book")
+    with pytest.raises(UserError, match="the source of document 7 is dict"):
+        grouped.document("7", fields, [1.0])
