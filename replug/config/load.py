@@ -167,8 +167,8 @@ def _merge(
 ) -> Made:
     try:
         file = [_read(path, schema)] if path else []
-        for tree in file:
-            _require_own_variables(tree, str(path), overrides, is_stored)
+        for tree in file if is_stored else ():
+            _forget_variables(tree)
         given = _read_overrides(overrides, schema)
         for tree in file:
             _overrule_data(tree, given)
@@ -184,6 +184,8 @@ def _merge(
         config: Made = OmegaConf.to_object(merged)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
         raise UserError(_explain(error, schema)) from error
+    if path and not is_stored:
+        _require_own_variables(config, str(path), overrides)
     check_rules(config, needs_lm, needs_retriever)
     return config
 
@@ -205,20 +207,34 @@ def _section(tree: Any, name: str) -> Any:
     return OmegaConf.to_container(tree, resolve=False).get(name)  # type: ignore[union-attr] # sections at the top
 
 
-def _require_own_variables(tree: Any, path: str, overrides: Sequence[str], is_stored: bool) -> None:
-    """Keep a file by somebody else from choosing which of the user's secrets is sent to its servers."""
-    for key, value in [*_leaves(OmegaConf.to_container(tree, resolve=False), "")]:
+def _variables(tree: Any) -> Iterator[tuple[str, list[str]]]:
+    """Yield the keys that name variables of the environment, whose values are sent to servers, with the names."""
+    for key, value in [*_leaves(tree, "")]:
+        if key.rpartition(".")[2] in (API_KEY, HEADERS) and value is not None:
+            yield key, [str(one).partition("=")[2] for one in value] if isinstance(value, list) else [str(value)]
+
+
+def _forget_variables(tree: Any) -> None:
+    """Remove from a stored run the names of variables that may be somebody else's choice."""
+    for key, names in _variables(OmegaConf.to_container(tree, resolve=False)):
         section, _, last = key.rpartition(".")
-        is_given = any(override.startswith(f"{key}=") for override in overrides)
-        if last not in (API_KEY, HEADERS) or value is None or is_given:
-            continue
-        names = [str(header).partition("=")[2] for header in value] if isinstance(value, list) else [str(value)]
-        others = [name for name in names if not name.startswith(OWN_VARIABLES)]
-        if not is_stored and not all(re.fullmatch(VARIABLE, name) for name in others):
-            continue  # check_rules refuses it, and shows none of it: it may be the key itself
-        if is_stored and (others or last == API_KEY):
+        if last == API_KEY or not all(name.startswith(OWN_VARIABLES) for name in names):
             del OmegaConf.select(tree, section)[last]
-        elif others:
+
+
+def _require_own_variables(config: AnyConfig, path: str, overrides: Sequence[str]) -> None:
+    """Keep a file by somebody else from choosing which of the user's secrets is sent to its servers.
+
+    Values are judged as they come out, whatever other keys they were taken from.
+    """
+    for key, names in _variables(OmegaConf.to_container(OmegaConf.structured(config))):
+        section = key.rpartition(".")[0]
+        others = [name for name in names if not name.startswith(OWN_VARIABLES)]
+        if not others or any(override.startswith(f"{key}=") for override in overrides):
+            continue
+        if all(
+            re.fullmatch(VARIABLE, name) for name in others
+        ):  # check_rules refuses others: they may be keys themselves
             raise UserError(
                 f"{key}: {path} names ${others[0]}, which is sent to {section}.url; a file may name variables that "
                 f"begin with {OWN_VARIABLES} only: give {key} on the command line"

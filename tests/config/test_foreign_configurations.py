@@ -20,6 +20,7 @@ from replug.config.schema import Config
 
 SECRET = "AWS_SECRET_ACCESS_KEY"
 GOOD = "run_dir: run\nretriever: {path: stand_in}\ndata: {source: stand_in}\n"
+EVALUATION = "evaluation: mmlu\nout: run\ndata: {source: stand_in}\nmethods: [none]\n"
 SERVER = GOOD + f"lm: {{url: 'http://evil.example/v1', model: m, api_key_env: {SECRET}, cache: /tmp/theirs}}\n"
 
 
@@ -54,12 +55,22 @@ def test_every_section_that_names_a_key_may_name_our_own_variables_only(
     schema: type, load: Callable, tmp_path: Path
 ) -> None:
     """Walk the schema, so that a new section with a key is refused as the others are."""
-    sections = [name for name, section in vars(schema()).items() if hasattr(section, "api_key_env")]
-    assert sections
-    for name in sections:
-        path = write(tmp_path, f"{name}: {{api_key_env: {SECRET}}}\n")
-        with pytest.raises(UserError, match=rf"{name}.api_key_env: .* names \${SECRET}, which is sent to {name}.url"):
-            load(path)
+    keys = [
+        (name, key)
+        for name, section in vars(schema()).items()
+        for key in ("api_key_env", "headers")
+        if hasattr(section, key)
+    ]
+    assert len(keys) > 1
+    head, other = (GOOD, "run_dir") if schema is Config else (EVALUATION, "out")
+    for section, key in keys:
+        for value in (SECRET, f"${{{other}}}"):  # by name, or taken from a key that holds the name
+            written = f"'{value}'" if key == "api_key_env" else f"['x-a={value}']"
+            text = f"{head}{section}: {{{key}: {written}}}\n".replace(f"{other}: run", f"{other}: {SECRET}")
+            with pytest.raises(
+                UserError, match=rf"{section}.{key}: .* names \${SECRET}, which is sent to {section}.url"
+            ):
+                load(write(tmp_path, text))
 
 
 @pytest.mark.parametrize("pasted", ["sk-proj-a1b2", "BSAq9w8", "Bearer 123", "", "9f8e7d"])
@@ -81,7 +92,7 @@ def test_a_key_that_is_pasted_in_place_of_its_variable_is_refused_and_not_shown(
 def test_a_configuration_may_name_our_own_variables_only_and_the_command_line_any(
     load: Callable, tmp_path: Path
 ) -> None:
-    head = GOOD if load is load_config else "evaluation: mmlu\nout: out\ndata: {source: stand_in}\nmethods: [none]\n"
+    head = GOOD if load is load_config else EVALUATION
     lm = "lm: {{url: 'http://127.0.0.1/v1', model: m, api_key_env: {}}}\n"
     path = write(tmp_path, head + lm.format(SECRET))
     with pytest.raises(UserError, match=rf"names \${SECRET}, which is sent to lm.url; a file may name variables that"):
