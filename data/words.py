@@ -20,14 +20,15 @@ _CHARACTER = r"[\p{L}\p{M}\p{N}_]"
 _WORDS = regex.compile(rf"(?:(?=[{WITHOUT_BLANKS}]){_CHARACTER})+|(?:(?![{WITHOUT_BLANKS}]){_CHARACTER})+")
 _HAS_BLANKS = regex.compile(rf"[^{WITHOUT_BLANKS}]")
 _IS_LONG = regex.compile(rf"[{_LONG}]")
-_ASCII = re.compile(r"\w+")  # several times as fast
+_NEEDS_MORE = regex.compile(rf"[\p{{M}}{WITHOUT_BLANKS}]")  # than these, which are several times as fast
+_PLAIN, _PLAIN_PAIR = re.compile(r"\w+"), re.compile(r"\w\w+")
 
 
 def search_words(text: str) -> list[str]:
     """Return the words to search by, in lower case and in order: words of two characters or more, and pairs."""
     text, words = text.lower(), list[str]()
-    if text.isascii():
-        return [word for word in _ASCII.findall(text) if len(word) > 1]
+    if text.isascii() or not _NEEDS_MORE.search(text):
+        return _PLAIN_PAIR.findall(text)
     for word in _WORDS.findall(text):
         if not _HAS_BLANKS.match(word):
             words += [first + second for first, second in itertools.pairwise(word)] or [word]
@@ -43,8 +44,8 @@ def compared_words(text: str) -> list[str]:
     share is cut alike in both.
     """
     text, words = text.casefold(), list[str]()
-    if text.isascii():
-        return _ASCII.findall(text)
+    if text.isascii() or not _NEEDS_MORE.search(text):
+        return _PLAIN.findall(text)
     for word in _WORDS.findall(text):
         words += [word] if _HAS_BLANKS.match(word) else _pieces(word)
     return words
