@@ -137,12 +137,11 @@ def _count_chunks(texts: Iterable[str], numbers: dict[str, int]) -> Iterator[tup
 
     The three latter are of the queries' words alone, ordered by word, then document.
     """
-    documents = iter(texts)
+    documents, number_of = iter(texts), numbers.get
     while chunk := list(itertools.islice(documents, CHUNK_DOCUMENTS)):
         words_of = [_words_of(text) for text in chunk]
         lengths = np.array([len(of) for of in words_of], dtype=np.int64)
-        numbered = (numbers.get(word, -1) for word in itertools.chain.from_iterable(words_of))
-        words = np.fromiter(numbered, dtype=np.int64, count=int(lengths.sum()))
+        words = np.array([number_of(word, -1) for of in words_of for word in of], dtype=np.int64)
         places = words * len(chunk) + np.repeat(np.arange(len(chunk)), lengths)
         found, frequencies = np.unique(places[words >= 0], return_counts=True)
         yield lengths, *np.divmod(found, len(chunk)), frequencies
