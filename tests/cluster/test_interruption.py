@@ -147,7 +147,12 @@ def test_a_closed_terminal_saves_the_step_and_a_process_under_nohup_goes_on(begu
         stdout=slave,
         stderr=slave,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        preexec_fn=lambda: (os.setsid(), fcntl.ioctl(0, termios.TIOCSCTTY, 0)),
+        # The tests may run under nohup, whose children ignore it too.
+        preexec_fn=lambda: (
+            os.setsid(),
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            signal.signal(signal.SIGHUP, signal.SIG_DFL),
+        ),
     )
     begun.append(process)
     os.close(slave)
