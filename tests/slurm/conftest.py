@@ -1,5 +1,6 @@
 """A real SLURM for the tests of this folder, or a loud reason why they were skipped (tests/conftest.py)."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,8 @@ from tests.support.local_slurm import LocalSlurm, SlurmMissing
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[LocalSlurm]:
     """Two nodes on this machine, idle at first."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can start SLURM's daemons for these tests")
     try:
         started = LocalSlurm()
     except SlurmMissing as error:
