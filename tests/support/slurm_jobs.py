@@ -19,9 +19,9 @@ import os, signal, sys, time
 if os.environ.get("SLURM_RESTART_COUNT"):
     print("goes on and ends", flush=True)
     sys.exit(0)
-import ray  # noqa: E402
-from replug.cluster.ray_cluster import quoted_python
-ray.init(address=sys.argv[-1].partition("=")[2], log_to_driver=False, runtime_env=quoted_python())
+import ray, shlex  # noqa: E402
+quoted = dict(py_executable=shlex.quote(sys.executable))  # the product's is not in this stand-in
+ray.init(address=sys.argv[-1].partition("=")[2], log_to_driver=False, runtime_env=quoted)
 asked = []
 for number in (signal.SIGTERM, signal.SIGUSR1):  # after Ray's own
     signal.signal(number, lambda number, _: asked.append(number))
