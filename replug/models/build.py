@@ -62,18 +62,19 @@ def _prompt_mark(lm: LMConfig, source: LMSource) -> str:
 
 
 def _chat_template(lm: LMConfig, source: LMSource) -> str:
-    """Return the LM's chat template, tried on a message. Raises UserError where there is none."""
+    """Return the LM's chat template, and what it makes of a message. Raises UserError where there is none."""
     tokenizer, name = source.tokenizer(), lm.tokenizer or lm.path
     if tokenizer is None or not tokenizer.chat_template:
         raise UserError(f"lm.chat is true, but the tokenizer of {name} has no chat template; expected lm.chat=false")
+    template = PromptTemplate(tokenizer=tokenizer, is_chat=True)
     try:
-        PromptTemplate(tokenizer=tokenizer, is_chat=True).whole(None, "a message")
+        written = template.whole(None, "a message") + template.continuation("an answer")
     except TemplateError as error:
         raise UserError(
             f"lm.chat: the chat template of {name} refuses a message of the user alone ({error}); expected "
             "lm.chat=false, or an LM whose template takes one"
         ) from error
-    return str(tokenizer.chat_template)
+    return f"{tokenizer.chat_template}{written}"
 
 
 @contextmanager

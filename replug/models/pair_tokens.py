@@ -17,6 +17,8 @@ from functools import cached_property, lru_cache
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import TemplateError
+
 from replug.config.errors import UserError
 from replug.data.tokenizing import FIRST_CHARACTERS, GROWTH, inside_rules, load_plain
 from replug.models.black_box_lm import UnscorableText
@@ -100,7 +102,8 @@ class ChatText(str):
 
 
 BARS = re.compile("<[|\uff5c].+[|\uff5c]>")  # in the names of control tokens that their makers did not mark as special
-BREAK = "\ufdd0"  # not a character: it marks the cuts of messages while a chat template is at work
+BREAK, ANSWER = "\ufdd0", "\ufdd1"  # not characters: while a chat template is at work they mark cuts, and the answer
+NO_CHARACTERS = re.compile(f"[{BREAK}{ANSWER}]")
 WORD = "a"  # what is known of a tokenizer is seen by it
 
 
@@ -268,22 +271,57 @@ def _decoded(tokenizer: "PreTrainedTokenizerBase", ids: list[int]) -> str:
     return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
 
-DAY = "26 Jul 2024"  # that Llama 3's templates name by default; with today's no score could be made again tomorrow
+# Llama 3's templates name this day by default; with today's no score could be made again tomorrow.
+DAY = {
+    "%Y": "2024",
+    "%y": "24",
+    "%m": "07",
+    "%b": "Jul",
+    "%B": "July",
+    "%d": "26",
+    "%-d": "26",
+    "%A": "Friday",
+    "%a": "Fri",
+}
+ON_THAT_DAY = (
+    "{%- macro strftime_now(format) -%}{{ format"
+    + "".join(f" | replace({code!r}, {value!r})" for code, value in DAY.items())
+    + " }}{%- endmacro %}{{ '' }}"  # or the template's first line break would be the macro's
+)
 
 
 def chat_text(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Mapping[str, Any]]) -> ChatText:
-    """Return what the tokenizer's chat template makes of messages, up to where the assistant speaks.
+    """Return what the tokenizer's chat template writes before the assistant's answer to messages.
 
-    Raises jinja2's TemplateError for messages that it refuses.
+    That is more than the header of an answer for LMs that reason (an empty `<think>` block) or speak in channels, and
+    what `continue_final_message` of transformers leaves. Blanks at its end belong to the answer (`answer_blank`), as
+    tokenizers have it. Raises jinja2's TemplateError for messages that it refuses.
     """
-    rules = text_rules(tokenizer)
-    marked = [
-        {**message, "content": BREAK.join(rules.pieces(message["content"].replace(BREAK, "")))} for message in messages
-    ]
-    written = str(tokenizer.apply_chat_template(marked, tokenize=False, add_generation_prompt=True, date_string=DAY))
+    written = _before_answer(tokenizer, messages).rstrip(" ")
     parts = written.split(BREAK)
     cuts = [len("".join(parts[:number])) for number in range(1, len(parts))]
     return ChatText("".join(parts), cuts)
+
+
+def answer_blank(tokenizer: "PreTrainedTokenizerBase") -> str:
+    """Return the blanks that the chat template writes before an answer, as Llama 2's does; mostly none."""
+    written = _before_answer(tokenizer, [{"role": "user", "content": WORD}])
+    return written[len(written.rstrip(" ")) :]
+
+
+def _before_answer(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Mapping[str, Any]]) -> str:
+    rules = text_rules(tokenizer)
+    marked = [
+        {**message, "content": BREAK.join(rules.pieces(NO_CHARACTERS.sub("", message["content"])))}
+        for message in messages
+    ]
+    answered = [*marked, {"role": "assistant", "content": ANSWER}]
+    template = ON_THAT_DAY + tokenizer.get_chat_template()
+    text = tokenizer.apply_chat_template(answered, chat_template=template, tokenize=False, date_string="26 Jul 2024")
+    written, found, _ = str(text).partition(ANSWER)
+    if not found:
+        raise TemplateError("it does not write the assistant's message")
+    return written
 
 
 # Borders after and before a word, inside one, at a line's end, inside a number, before an indent, in other scripts.

@@ -9,13 +9,22 @@ were concatenated with the nearest last are cut from their beginning.
 import re
 import threading
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 from transformers import PreTrainedTokenizerBase
 
 from replug.config.rules import CONTEXT, DOCUMENT
 from replug.data.tokenizing import FIRST_CHARACTERS
 from replug.models.black_box_lm import UnscorableText
-from replug.models.pair_tokens import chat_text, num_tokens, pair_token_ids, pairs_token_ids, token_spans, within
+from replug.models.pair_tokens import (
+    answer_blank,
+    chat_text,
+    num_tokens,
+    pair_token_ids,
+    pairs_token_ids,
+    token_spans,
+    within,
+)
 
 PLACES = re.compile(f"({re.escape(DOCUMENT)}|{re.escape(CONTEXT)})")
 DOCUMENTS_LINE = re.compile(rf"^[^\n]*{re.escape(DOCUMENT)}[^\n]*(\n([^\S\n]*\n)*|$)", re.MULTILINE)
@@ -74,8 +83,15 @@ class PromptTemplate:
         return "" if self._is_chat or self._prompt is not None else text
 
     def continuation(self, text: str) -> str:
-        """Return what the LM is scored on: a message of a chat begins without white space."""
-        return text.lstrip() or text if self._is_chat else text
+        """Return what the LM is scored on: a chat's template says what white space stands before a message."""
+        if not self._is_chat or not text.strip():
+            return text
+        return self._blank + text.lstrip()
+
+    @cached_property
+    def _blank(self) -> str:
+        assert self._tokenizer is not None
+        return answer_blank(self._tokenizer)
 
     def _said(self, text: str) -> str:
         if not self._is_chat:

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from jinja2 import TemplateError
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -156,24 +157,56 @@ def test_an_evaluations_own_prompt_is_the_context_of_a_template():
     assert [around("d"), around(None)] == ["Help: d\n\nshots None question!", "shots None question!"]
 
 
-CHATS = {  # family of the tokenizer, and template
+TURNS = "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+CHATS = {  # family of the tokenizer, and a template that behaves as the published one
     "ChatML": ("byte-level", CHAT.removeprefix("{{ bos_token }}")),
     "Llama 3": (
         "byte-level with add_prefix_space",
         "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m['role'] }}<|im_end|>\n\n{{ m['content'] | trim }}"
         "<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant<|im_end|>\n\n{% endif %}",
     ),
-    "Mistral": ("Llama 2", "{{ bos_token }}{% for m in messages %}[INST] {{ m['content'] }} [/INST]{% endfor %}"),
+    "Llama 2, Mistral v0.1 to v0.3": (
+        "Llama 2",
+        "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}"
+        "{% else %}{{ ' ' + m.content + eos_token }}{% endif %}{% endfor %}",
+    ),
     "Gemma": (
         "Gemma",
         "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] | trim }}<|im_end|>\n"
         "{% endfor %}{% if add_generation_prompt %}<|im_start|>model\n{% endif %}",
     ),
+    "Qwen 3": (
+        "byte-level",
+        TURNS + "{% if m.role == 'assistant' and loop.last %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
+        "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    ),
+    "DeepSeek R1": (
+        "byte-level",
+        "{% for m in messages %}{% if m.role == 'user' %}User:{{ m.content }}{% else %}Assistant:"
+        "{{ m.content.split('</think>')[-1] }}{% endif %}{% endfor %}{% if add_generation_prompt %}"
+        "Assistant:<think>\n{% endif %}",
+    ),
+    "gpt-oss": (
+        "byte-level",
+        "{% for m in messages %}<|im_start|>{{ m.role }}{% if m.role == "
+        "'assistant' %}<|channel|>final{% endif %}<|message|>{{ m.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant{% endif %}",
+    ),
+    "Phi, with a line behind the header": (
+        "byte-level",
+        "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>\n{% endif %}",
+    ),
+    "an older header, with a blank": (
+        "Llama 2",
+        "{% for m in messages %}{{ m.role | upper }}: {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}ASSISTANT:{% endif %}",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", CHATS)
-def test_the_score_of_a_chat_is_that_of_the_tokenizers_template_and_has_one_beginning(tmp_path, name):
+def test_the_score_of_a_chat_is_that_of_the_answer_as_the_template_itself_writes_it(tmp_path, name):
     family, chat_template = CHATS[name]
     lm = llama_with(family, tmp_path)
     lm.tokenizer.chat_template = chat_template
@@ -182,17 +215,31 @@ def test_the_score_of_a_chat_is_that_of_the_tokenizers_template_and_has_one_begi
         prefix, continuation = template.prefix(document, context, " the Rhine"), template.continuation(" the Rhine")
         filled = HELP.format(document=document, context=context)
         filled = filled if document else filled.replace("This may help: None\n\n", "")
-        messages = [{"role": "user", "content": filled}]
-        before = lm.tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
-        text = lm.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) + "the Rhine"
+        messages = [{"role": "user", "content": filled}, {"role": "assistant", "content": "the Rhine"}]
+        text = lm.tokenizer.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+        assert prefix + continuation == text
         ids = lm.tokenizer(text, add_special_tokens=False)["input_ids"]
-        assert lm.tokenizer.decode(ids[len(before) :]) == "the Rhine"
+        before, after = pair_token_ids(lm.tokenizer, prefix, continuation)
+        assert before + after == ids
         with torch.no_grad():
             logprobs = torch.log_softmax(lm.model(torch.tensor([ids])).logits[0].double(), dim=-1)
         naive = [float(logprobs[place - 1, ids[place]]) for place in range(len(before), len(ids))]
         np.testing.assert_allclose(lm.score([prefix], [continuation])[0].token_logprobs, naive, atol=1e-4)
         assert ids.count(lm.tokenizer.bos_token_id) == ("bos_token" in chat_template)
-        assert pair_token_ids(lm.tokenizer, prefix, continuation)[0] == before
+
+
+def test_a_template_that_names_the_day_names_the_same_one_every_day(tmp_path):
+    tokenizer = write_family("byte-level", tmp_path)
+    tokenizer.chat_template = "\n{{ strftime_now('%Y-%m-%d, %-d %B') }} {{ date_string }}" + CHAT
+    prompt = PromptTemplate(tokenizer=tokenizer, is_chat=True).whole(None, "a message")
+    assert prompt.startswith("\n2024-07-26, 26 July 26 Jul 2024<s><|im_start|>user\na message")
+
+
+def test_a_chat_template_without_the_assistants_message_is_refused(tmp_path):
+    tokenizer = write_family("byte-level", tmp_path)
+    tokenizer.chat_template = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+    with pytest.raises(TemplateError, match="does not write the assistant's message"):
+        PromptTemplate(tokenizer=tokenizer, is_chat=True).whole(None, "a message")
 
 
 def test_a_chat_is_cut_within_its_message(tmp_path):
