@@ -39,6 +39,12 @@ READS_TOKENS = (
     "them; expected that, or ensemble.read=0"
 )
 OWN_LABELS = "auto"  # of train.labels: made in the run directory
+# Of requests to a server: those on which scores rest, and those that only change what the LM answers.
+REQUEST_FIELDS = (
+    *("model", "messages", "prompt", "text", "input_ids", "n", "stream", "stop", "echo", "logprobs", "top_logprobs"),
+    *("prompt_logprobs", "continue_final_message", "add_generation_prompt", "sampling_params"),
+)
+FIELDS_OF_ANSWERS = ("max_tokens", "max_completion_tokens", "temperature", "top_p", "seed")
 TEXT_FIELDS = ("text", "id", "domain")  # what a row of data.source has, by `data.fields`
 QUESTION_TOKENS = 64  # that move posterior weights before an answer, which is too short to do so itself
 QUESTION = "{question}"  # where a question stands in questions.query
@@ -239,7 +245,7 @@ def lm_problems(lm: LMConfig, trains: bool = False, votes: bool = False) -> Iter
     yield from _prompt_problems(lm)
     if lm.url:
         yield from _server_problems(lm)
-    for key in ("model", "tokenizer", "headers"):
+    for key in ("model", "tokenizer", "headers", "extra_body"):
         if lm.path and getattr(lm, key):
             yield f"lm.{key} is set, but lm.path names a local LM; expected it only with lm.url. Remove it"
     if lm.path and lm.api is ServerAPI.chat:
@@ -298,6 +304,9 @@ def _server_problems(lm: LMConfig) -> Iterator[str]:
         server_url(lm)
     except UserError as error:
         yield str(error)
+    own = REQUEST_FIELDS if lm.score is Teacher.answer else (*REQUEST_FIELDS, *FIELDS_OF_ANSWERS)
+    if taken := [name for name in lm.extra_body if name in own]:
+        yield f"lm.extra_body has {taken[0]}, which replug sets itself; expected other fields of a request. Remove it"
     if not (lm.model or "").strip():
         yield "lm.model is missing; expected the name under which the server at lm.url serves the LM"
     if lm.api is ServerAPI.prompt_logprobs and not lm.tokenizer:

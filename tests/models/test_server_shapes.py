@@ -12,15 +12,18 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+from replug.config import rules
 from replug.config.choices import Teacher
 from replug.config.errors import UserError
 from replug.config.schema import LMConfig
 from replug.models.build import lm_source
+from replug.models.http import connection
 from replug.models.http import server_source as server_probe
 from replug.models.http.connection import request_headers
 from replug.models.http.request_budget import RequestBudget
 from replug.models.http.server_source import connect
 from replug.models.local.stand_in_lm import WORD
+from replug.models.teacher import TeacherLM
 from tests.support.fault_server import (
     MODEL,
     FaultServer,
@@ -325,3 +328,127 @@ def test_an_answer_of_another_shape_is_a_fault(
     api = "chat" if kind is VLLMChat else "sglang"
     with kind() as server, pytest.raises(UserError, match=r"the answer (is not of the expected form|has )"):
         connect(server_spec(server.url, api=api), RequestBudget(None))
+
+
+class Chat(ShapedServer):
+    """A chat that answers "Rhine" from a document that names it, in the manner of one of the servers of 2026."""
+
+    paths = ("/v1/chat/completions",)
+
+    def __init__(self, manner: str, **how: Any) -> None:
+        super().__init__(**how)
+        self.manner = manner
+
+    async def _answer(self, request: web.Request, payload: dict) -> web.StreamResponse:
+        self.payloads.append(payload)
+        text, manner = payload["messages"][0]["content"], self.manner
+        answer, is_hostile = "Rhine" if "Rhine" in text else "no idea", "battle" in text
+        thought = "<think>\nOkay, the user wants\na river.\n</think>\n\n"
+        thinks = (payload.get("chat_template_kwargs") or {}).get("enable_thinking", True)
+        if manner == "new fields" and (
+            wrong := next((n for n in ("max_tokens", "temperature", "stop") if n in payload), "")
+        ):
+            return refused("not supported with this model", "unsupported_parameter", wrong)
+        if manner == "filter" and is_hostile:
+            return refused("The response was filtered due to the prompt", "content_filter", "prompt")
+        if manner == "an error" and not self.seen:
+            self.seen.append(({}, {}))
+            return web.json_response({"error": {"message": "model overloaded", "code": 502}})
+        said: dict[str, Any] = {"content": answer, "finish_reason": "stop"}
+        if manner == "withheld" and is_hostile:
+            said = {"content": None, "finish_reason": "content_filter"}
+        if manner == "refusal" and is_hostile:
+            said = {"content": None, "refusal": "I cannot help with that.", "finish_reason": "stop"}
+        if manner == "thought":
+            said["content"] = thought + answer
+        if manner == "thought of R1":
+            said["content"] = thought.removeprefix("<think>") + answer
+        if manner == "parts":
+            said["content"] = [{"type": "thinking", "thinking": []}, {"type": "text", "text": answer}]
+        if manner == "only thought" and thinks:
+            said = {"content": None, "reasoning": "Okay, the user wants", "finish_reason": "length"}
+        if manner == "cut thought" and thinks:
+            said["content"] = "<think>"  # at the stop
+        choice = {"index": 0, "finish_reason": said.pop("finish_reason"), "message": {"role": "assistant", **said}}
+        if manner == "thought with log-probs":
+            choice["message"]["content"] = thought + answer
+            choice["logprobs"] = chat_logprobs([("<think>", -0.1)], [("<think>", -0.1), ("Yes", -3.0)])
+        return web.json_response({"choices": [choice], "usage": {"total_tokens": 42}})
+
+
+def refused(message: str, code: str, param: str) -> web.Response:
+    return web.json_response({"error": {"message": message, "code": code, "param": param}}, status=400)
+
+
+DOCUMENTS = ["Basel lies on the Rhine.", "Bread is baked.", "A battle was fought."]
+
+
+def chat_scores(server: ShapedServer, **changes: Any) -> list[float]:
+    spec = server_spec(server.url, **{"api": "chat", "score": Teacher.answer} | changes)
+    server_lm = connect(spec, RequestBudget(None))
+    try:
+        lm = TeacherLM(server_lm, "", spec.score)
+        return [score.sum_logprob for score in lm.score(DOCUMENTS, [" Rhine"] * len(DOCUMENTS))]
+    finally:
+        server_lm.close()
+
+
+@pytest.mark.parametrize(
+    ("manner", "said"),
+    [
+        ("plain", []),
+        ("thought", []),
+        ("thought of R1", []),
+        ("parts", []),
+        ("an error", []),
+        ("new fields", ["does not take temperature=0, so its answers are drawn as it likes"]),
+        ("filter", ["filter gives no answer to the prompt that begins with 'A battle was fought.'"]),
+        ("withheld", ["filter gives no answer to the prompt that begins with 'A battle was fought.'"]),
+        ("refusal", ["filter gives no answer to the prompt that begins with 'A battle was fought.'"]),
+    ],
+)
+def test_a_chats_answer_is_read_as_the_server_writes_it(manner: str, said: list[str], caplog: Any) -> None:
+    with Chat(manner) as server:
+        assert chat_scores(server) == [1.0, 0.0, 0.0]
+    assert len(caplog.messages) == len(said)
+    assert all(part in message for part, message in zip(said, caplog.messages, strict=True))
+    if manner == "new fields":
+        assert "max_completion_tokens" in server.payloads[-1]
+
+
+@pytest.mark.parametrize("manner", ["only thought", "cut thought"])
+def test_reasoning_without_an_answer_is_refused_until_it_is_turned_off(manner: str) -> None:
+    with Chat(manner) as server:
+        with pytest.raises(UserError, match=r"spent all of its 4 tokens on reasoning.*lm\.extra_body.*enable_thinking"):
+            chat_scores(server)
+        off = {"chat_template_kwargs": {"enable_thinking": False}}
+        assert chat_scores(server, extra_body=off) == [1.0, 0.0, 0.0]
+        assert chat_scores(server, extra_body=off | {"max_tokens": 900}) == [1.0, 0.0, 0.0]
+    assert server.payloads[-1]["max_tokens"] == 900
+    assert "stop" not in server.payloads[-1]
+
+
+def test_log_probs_of_reasoning_are_not_those_of_an_answer() -> None:
+    with Chat("thought with log-probs") as server, pytest.raises(UserError, match="log-probs of its reasoning"):
+        chat_scores(server, score=Teacher.yes)
+
+
+def test_an_error_that_came_as_an_answer_is_said_in_the_servers_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "SECONDS_FOR_ONE", 0.1)
+    monkeypatch.setattr(Chat, "_answer", lambda self, request, payload: _overloaded())
+    with Chat("") as server, pytest.raises(UserError, match="the answer is an error: 502: model overloaded"):
+        chat_scores(server)
+
+
+async def _overloaded() -> web.Response:
+    return web.json_response({"error": {"message": "model overloaded", "code": 502}})
+
+
+def test_fields_of_a_request_that_scores_rest_on_are_not_the_users(tmp_path: Any) -> None:
+    for extra, score, says in (
+        ({"logprobs": 3}, Teacher.answer, "lm.extra_body has logprobs, which replug sets itself"),
+        ({"temperature": 1}, Teacher.yes, "lm.extra_body has temperature, which replug sets itself"),
+    ):
+        lm = server_spec("http://127.0.0.1:1/v1", api="chat", score=score, extra_body=extra)
+        assert any(says in problem for problem in rules._server_problems(lm))
+    assert not list(rules._server_problems(server_spec("http://h/v1", score=Teacher.answer, extra_body={"seed": 1})))

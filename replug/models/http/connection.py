@@ -34,7 +34,7 @@ from replug.config.plain_text import plain_line
 from replug.config.rules import api_version, server_url
 from replug.config.schema import LMConfig
 from replug.data.progress import format_duration
-from replug.models.http.wire import GENERATE
+from replug.models.http.wire import FILTERED, GENERATE
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,7 @@ MAX_ATTEMPTS = 5  # at least as many of such a request
 AWAY = (429, 502, 503, 504)  # and those of the networks that stand before servers, from 520 on
 UNSURE = (408, 500)
 USED_UP = ("insufficient_quota", "billing")  # codes of errors that time does not mend
+UNSUPPORTED = ("unsupported_parameter", "unsupported_value")  # codes of errors that name a field of the request
 MOST_REDIRECTS = 3
 LONGEST_MESSAGE = 300  # characters of a server's own words
 MOST_REFUSAL_BYTES = 1 << 16  # of an answer that is an error; the rest is left unread
@@ -75,11 +76,16 @@ class IllFormed(ServerFault):
 
 
 class ServerError(RunError):
-    """The server refused a request with a `status`, or did not answer it well in time: its cause is the last fault."""
+    """The server refused a request with a `status`, or did not answer it well in time: its cause is the last fault.
 
-    def __init__(self, message: str, status: int | None = None) -> None:
+    `unsupported` is the field of the request that it does not know; `is_filtered`: a filter refused the text.
+    """
+
+    def __init__(
+        self, message: str, status: int | None = None, unsupported: str = "", is_filtered: bool = False
+    ) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.unsupported, self.is_filtered = status, unsupported, is_filtered
 
 
 class ServerConnection:
@@ -175,7 +181,7 @@ class ServerConnection:
                     self.is_reached = True
                     if response.status_code != httpx.codes.OK:
                         raise self._refusal(response, await _beginning(response), payload)
-                    return _json(await _whole(response, most_bytes))
+                    return self._no_error(_json(await _whole(response, most_bytes)))
                 finally:
                     await response.aclose()
         except TimeoutError as error:
@@ -201,7 +207,16 @@ class ServerConnection:
             return ServerAway(said, wait, unread=status in (429, 503))
         if status in UNSURE:
             return ServerFault(said)
-        return ServerError(f"{self.url} refuses the request: {said}{self._hint(response, payload)}", status)
+        message = f"{self.url} refuses the request: {said}{self._hint(response, payload)}"
+        return ServerError(message, status, *_reasons(content))
+
+    def _no_error(self, body: Any) -> Any:
+        """Return an answer. Raises ServerFault for an error that came as one, as some gateways send it."""
+        if isinstance(body, dict) and body.get("error") and "choices" not in body:
+            error = body["error"]
+            code = f"{error['code']}: " if isinstance(error, dict) and error.get("code") else ""
+            raise ServerFault(self.words(f"the answer is an error: {code}{_message(json.dumps(body).encode())}"))
+        return body
 
     def _hint(self, response: httpx.Response, payload: dict[str, Any] | None) -> str:
         if response.status_code in (401, 403):
@@ -334,15 +349,28 @@ def shown_words(said: str, *secrets: str | None) -> str:
     return line if len(line) <= LONGEST_MESSAGE else f"{line[:LONGEST_MESSAGE]} ..."
 
 
-def _is_used_up(content: bytes) -> bool:
-    """Return whether an error's type or code says that a quota is used up until somebody pays."""
+def _error_in(content: bytes) -> dict[str, Any]:
+    """Return an error as OpenAI's and its kin describe it; nothing where it is of another form."""
     try:
         body = _json(content)
     except IllFormed:
-        return False
+        return {}
     error = body.get("error") if isinstance(body, dict) else None
-    names = [error.get("type"), error.get("code")] if isinstance(error, dict) else []
+    return error if isinstance(error, dict) else {}
+
+
+def _is_used_up(content: bytes) -> bool:
+    """Return whether an error's type or code says that a quota is used up until somebody pays."""
+    names = map(_error_in(content).get, ("type", "code"))
     return any(isinstance(name, str) and name.startswith(USED_UP) for name in names)
+
+
+def _reasons(content: bytes) -> tuple[str, bool]:
+    """Return the field of the request that an error says is not supported, and whether a filter refused the text."""
+    error = _error_in(content)
+    is_unsupported = str(error.get("code")).startswith(UNSUPPORTED)
+    is_filtered = any(FILTERED in str(error.get(name)) for name in ("code", "type"))
+    return (str(error.get("param") or "") if is_unsupported else ""), is_filtered
 
 
 def _message(content: bytes) -> str:

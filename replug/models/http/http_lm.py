@@ -8,6 +8,7 @@ of the probe is scored again: a call's answers are given out only where that has
 """
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -44,8 +45,11 @@ from replug.models.http.request_budget import RequestBudget
 from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import check_lengths, pair_token_ids, reading_pair, require_exact
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
+FILTERED_SHOWN = 5  # prompts without an answer, by their beginnings
 REQUESTS_BETWEEN_LOOKS = 256  # at the model that was probed: one in so many, short as it is, costs next to nothing
 
 
@@ -78,7 +82,8 @@ class HttpLM(AsyncLM):
         self._requests_since_look, self._is_doubtful = 0, False
         self._budget, self._settled = budget, asyncio.Event()
         self._slots = asyncio.Semaphore(lm.max_concurrency)
-        self._meter, self._max_concurrency, self._num_retries = Meter(), lm.max_concurrency, 0
+        self._meter, self._max_concurrency, self._num_retries, self._num_filtered = Meter(), lm.max_concurrency, 0, 0
+        self._extra_body, self._accepted = dict(lm.extra_body), wire.Accepted(lm.url or "")
         self._connection = ServerConnection(lm, self._count_retry)
         self.url, self.others_listed = self._connection.url, ""
         self._lock, self._closed = threading.Lock(), False
@@ -320,6 +325,9 @@ class HttpLM(AsyncLM):
             payload.pop("logprobs", None)
         if self._is_chat:
             payload.setdefault("continuation", "")
+        if (own := self._extra_body.keys() & wire.NUMBER_OF_TOKENS) and not payload.get("continuation"):
+            payload["max_tokens"] = int(self._extra_body[min(own)])
+            payload.pop("stop", None)  # it would end the reasoning
         begun = time.monotonic()
         async with self._slots:
             self._meter.add(waits=1, waited_seconds=time.monotonic() - begun)
@@ -336,10 +344,11 @@ class HttpLM(AsyncLM):
         begun = time.monotonic()
         try:
             most_bytes = api.MOST_OTHER_ANSWER_BYTES + api.MOST_ANSWER_BYTES_PER_TOKEN * most
-            path, sent = wire.request(self.api, payload, self._prompts_per_request == 1)
-            said = await self._connection.exchange("POST", path, sent, most_bytes, is_compared)
+            said = await self._exchange(payload, most_bytes, is_compared)
             body = api.well_formed(lambda: wire.completion(self.api, said, payload))
             spent = api.tokens_used(body, payload)
+            if any(choice.get("finish_reason") == wire.FILTERED for choice in body["choices"]):
+                self._say_filtered(payload["prompt"][0])
             return read(body)
         except ServerFault as fault:
             spent = 0 if fault.unread else spent
@@ -349,6 +358,30 @@ class HttpLM(AsyncLM):
             self._budget.settle(most, spent)
             self._meter.add(tokens=spent, busy_seconds=time.monotonic() - begun)
             self._settled.set()
+
+    async def _exchange(self, payload: dict[str, Any], most_bytes: int, is_compared: bool) -> Any:
+        """Return the server's answer to a payload, in what it has been found to take of it."""
+        path, whole = wire.request(self.api, payload, self._prompts_per_request == 1)
+        whole |= self._extra_body
+        while True:
+            sent = self._accepted.fit(whole)
+            try:
+                return await self._connection.exchange("POST", path, sent, most_bytes, is_compared)
+            except ServerError as error:
+                if error.is_filtered and self._is_chat and not payload["continuation"]:
+                    return wire.refused_by_filter(payload)
+                if not self._accepted.learn(error.unsupported, sent):
+                    raise
+
+    def _say_filtered(self, prompt: str) -> None:
+        """Name a prompt that the server's filter withholds an answer to: no answer at all, the worst."""
+        self._num_filtered += 1
+        if self._num_filtered <= FILTERED_SHOWN:
+            more = "; further ones are not named" if self._num_filtered == FILTERED_SHOWN else ""
+            log.warning(
+                f"{self.url}: the server's filter gives no answer to the prompt that begins with {prompt[:60]!r}; it "
+                f"counts as an empty one{more}"
+            )
 
     def _count_retry(self) -> None:
         self._num_retries += 1

@@ -16,6 +16,7 @@ import numpy as np
 from replug.config.choices import ServerAPI, Teacher
 from replug.config.errors import RunError, UserError
 from replug.config.schema import LMConfig
+from replug.data.files import json_sha256
 from replug.models.generation import GenerationOptions
 from replug.models.http.completions_api import NoPromptLogprobs
 from replug.models.http.connection import ServerError
@@ -63,6 +64,8 @@ def connect(config: LMConfig, budget: RequestBudget) -> HttpLM:
         if config.score is not Teacher.logprob:
             probe_teacher(lm, config.score)
             lm.identity += " chat" if config.api is ServerAPI.chat else ""  # which reads another prompt
+            # Of a server that shows log-probs these are in its fingerprint.
+            lm.identity += f" {json_sha256(config.extra_body)[:8]}" if config.extra_body else ""
             return lm
         lm.fingerprint = probe(lm)
     except (UserError, RunError):

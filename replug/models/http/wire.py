@@ -9,11 +9,68 @@ another API, and that one's answer becomes a completion:
 - `sglang`: SGLang's own `/generate`, which knows no choices.
 """
 
+import logging
+import re
 from typing import Any
 
+from replug.config.errors import UserError
 from replug.models.generation import by_text
 
+log = logging.getLogger(__name__)
+
 GENERATE = "/generate"  # at the server's root, unlike the paths of the OpenAI-compatible API
+FILTERED = "content_filter"  # why an answer ended, or was not begun
+NO_ANSWER_LOGPROB = -20.0  # of an answer that a filter withheld: no vote, and no yes
+# Many servers leave it in the text.
+THOUGHT = re.compile(r"\s*<(think|thinking|reasoning)>.*?(?:</\1>\s*|\Z)", re.DOTALL)
+REASONING = (
+    "set lm.extra_body to what the server knows, such as '{chat_template_kwargs: {enable_thinking: false}}' (vLLM, "
+    "SGLang), '{reasoning_effort: minimal}' (OpenAI), or '{max_tokens: 2000}'"
+)
+THOUGHT_END = "</think>"  # where the chat template had begun the thought
+
+
+# Fields that a server may refuse: replug cuts at the stop itself, and says of the others what that means.
+OPTIONAL = ("temperature", "top_p", "seed", "stop")
+NUMBER_OF_TOKENS = {"max_tokens", "max_completion_tokens"}
+
+
+class Accepted:
+    """What a server takes of a request, learnt from what it refuses: newer models of OpenAI's have other fields."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self._left_out, self._renames = url, set[str](), False
+
+    def fit(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the request as the server takes it."""
+        fitted = {name: value for name, value in request.items() if name not in self._left_out}
+        if self._renames and "max_tokens" in fitted:
+            fitted.setdefault("max_completion_tokens", fitted.pop("max_tokens"))
+        return fitted
+
+    def learn(self, field: str, sent: dict[str, Any]) -> bool:
+        """Return whether a request that was refused for a field can be sent again without it."""
+        if field not in sent or (field not in OPTIONAL and field != "max_tokens"):
+            return False
+        if field in ("temperature", "top_p", "seed") and field not in self._left_out:
+            log.warning(
+                f"{self._url}: the server does not take {field}={sent[field]}, so its answers are drawn as it likes: "
+                "they, and scores made of them, differ when they are asked for again"
+            )
+        if field == "max_tokens":
+            self._renames = True
+        else:
+            self._left_out.add(field)
+        return True
+
+
+def refused_by_filter(payload: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer of a chat to a request that a server's filter refused."""
+    return {
+        "choices": [
+            {"index": i, "message": {"content": None}, "finish_reason": FILTERED} for i in range(payload.get("n", 1))
+        ]
+    }
 
 
 def request(api: str, payload: dict[str, Any], is_single: bool) -> tuple[str, dict[str, Any]]:
@@ -34,7 +91,7 @@ def completion(api: str, body: Any, payload: dict[str, Any]) -> Any:
     """Return an answer as one of the completions API. One of another shape raises what tripped over it."""
     if api == "chat":
         shown = {"prompt_logprobs": body["prompt_logprobs"]} if body.get("prompt_logprobs") else {}
-        return {**body, "choices": [_chat_choice(choice) | shown for choice in body["choices"]]}
+        return {**body, "choices": [_chat_choice(choice, payload) | shown for choice in body["choices"]]}
     if api == "sglang":
         choices = [{"index": i, **_sglang_choice(one, payload)} for i, one in enumerate(body)]
         sent = [one["meta_info"]["prompt_tokens"] for one in body[:: payload.get("n", 1)]]
@@ -59,8 +116,9 @@ def _chat_request(payload: dict[str, Any]) -> dict[str, Any]:
     return {**kept, "messages": messages, "logprobs": True, "top_logprobs": payload["logprobs"]}
 
 
-def _chat_choice(choice: dict[str, Any]) -> dict[str, Any]:
+def _chat_choice(choice: dict[str, Any], payload: dict[str, Any]) -> dict[str, Any]:
     """Return a choice. Together shows log-probs of a chat as completions do."""
+    message, reason = choice["message"], choice.get("finish_reason")
     logprobs = choice.get("logprobs") or {}
     steps = logprobs.get("content") or []
     logprobs = (
@@ -72,8 +130,33 @@ def _chat_choice(choice: dict[str, Any]) -> dict[str, Any]:
             "top_logprobs": [by_text((top["token"], top["logprob"]) for top in step["top_logprobs"]) for step in steps],
         }
     )
-    kept = {"index": choice["index"], "finish_reason": choice.get("finish_reason")}
-    return {**kept, "text": choice["message"]["content"] or "", "logprobs": logprobs}
+    said = _said(message["content"])
+    if not said and (message.get("refusal") or reason == FILTERED):
+        return withheld(choice["index"])
+    text = THOUGHT.sub("", said).rpartition(THOUGHT_END)[2]
+    if text != said:
+        text = text.lstrip()
+    if (not said and reason == "length") or (said and not text):
+        raise UserError(
+            f"the LM spent all of its {payload['max_tokens']} tokens on reasoning and gave no answer; expected an "
+            f"answer without reasoning, or more tokens: {REASONING}"
+        )
+    if text != said and logprobs["tokens"]:
+        raise UserError(f"the LM shows log-probs of its reasoning; expected those of an answer: {REASONING}")
+    return {"index": choice["index"], "finish_reason": reason, "text": text, "logprobs": logprobs}
+
+
+def _said(content: Any) -> str:
+    """Return a message's text. Some servers give it in parts, of which those of another type are no answer."""
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content if part["type"] in ("text", "output_text"))
+    return content or ""
+
+
+def withheld(index: int) -> dict[str, Any]:
+    """Return the choice of an answer that a server's filter keeps back: an empty one, without a chance to be right."""
+    shown = {"tokens": [""], "token_logprobs": [NO_ANSWER_LOGPROB], "top_logprobs": [{FILTERED: 0.0}]}
+    return {"index": index, "finish_reason": FILTERED, "text": "", "logprobs": shown}
 
 
 def _sglang_request(payload: dict[str, Any]) -> dict[str, Any]:
