@@ -14,7 +14,11 @@ import re
 from ast import literal_eval
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from io import StringIO
+from itertools import pairwise
 from pathlib import Path
+from token import ENDMARKER, NEWLINE, NL, STRING
+from tokenize import TokenError, generate_tokens
 from typing import Any
 
 import pyarrow as pa
@@ -51,8 +55,11 @@ HEAD_BYTES, READ_CHARACTERS = 1 << 16, 1 << 20
 # MS MARCO's tables have no header, and quotes that mean nothing: passages or queries, and documents.
 UNNAMED = {2: ("id", "text"), 4: ("id", "url", "title", "text")}
 NUMBER_OF_MARCO = re.compile(r"D?\d+")
-LISTS = ("answers", "gold", "pos", "neg")  # fields that a cell of a table may hold as `["a", "b"]`
+# Fields that a cell of a table may hold as a list.
+LISTS = ("answers", "answer", "golden_answers", "possible_answers", "gold", "candidates", "pos", "neg")
+BETWEEN_TOKENS = (NL, NEWLINE, ENDMARKER)
 SPACE = re.compile(r"\s*")
+SEPARATOR_HINT = re.compile(r"sep=([,;|\t])")  # Excel's
 
 
 def read_rows(source: str | Path, fields: Mapping[str, str] | None = None, part: str = CORPUS) -> Iterator[PlacedRow]:
@@ -170,10 +177,12 @@ def _form_of(path: Path) -> str:
     if head[:1] in ("", "{", "["):
         return "array" if head.startswith("[") else "jsonl"
     first = head.partition("\n")[0]
+    if hint := SEPARATOR_HINT.fullmatch(first.rstrip("\r")):
+        return hint[1]
     if "\t" in first or format_of(path) == "tsv":
         return "\t"
-    separator = max(",;", key=first.count)
-    return separator if separator in first else "jsonl"
+    separator = max(",;|", key=first.count)
+    return separator if separator in first or format_of(path) == "CSV" else "jsonl"
 
 
 def _json_lines(path: Path) -> Iterator[PlacedRow]:
@@ -253,14 +262,17 @@ def _skip_space(text: str, place: int) -> int:
 
 
 def _csv_rows(path: Path, separator: str) -> Iterator[PlacedRow]:
-    """Yield the rows of a table by its header; a cell in quotes may have several lines."""
+    """Yield the rows of a table by its header; a cell in quotes may have several lines.
+
+    Spreadsheets write `sep=;` before it, and empty cells behind it.
+    """
     reader, header, line = None, list[str](), 0
     try:
         with io.TextIOWrapper(open_file(path), encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, delimiter=separator, strict=True)
             while (cells := _next_cells(reader)) is not None:
                 if cells and not header:
-                    header = _header(cells, path)
+                    header = [] if cells[0].startswith("sep=") else _header(cells, path)
                 elif cells:
                     yield f"{path}:{line + 1}", _of_header(header, cells, f"{path}:{line + 1}")
                 line = reader.line_num
@@ -302,29 +314,49 @@ def _cells(where: str, line: bytes) -> list[str]:
 
 
 def _header(cells: list[str], path: Path) -> list[str]:
-    if (again := twice(cells)) is not None:
+    names = [cell.strip() for cell in cells]
+    if (again := twice(filter(None, names))) is not None:
         raise UserError(f"{path}: the header has two columns named {again!r}; expected different names")
-    return [cell.strip() for cell in cells]
+    if names and not names[0]:
+        log.warning(f"{path}: the first column has no name, so it is taken for the numbers of rows and not read")
+    return names
 
 
 def _of_header(header: Sequence[str], cells: list[str], where: str) -> dict[str, Any]:
+    if len(cells) > len(header) and not any(cells[len(header) :]):
+        cells = cells[: len(header)]
     if len(cells) != len(header):
         raise UserError(f"{where}: {len(cells)} columns, but {len(header)} are expected: {names_in(header)}")
-    return _with_lists(dict(zip(header, cells, strict=True)))
+    if unnamed := [cell for name, cell in list(zip(header, cells, strict=True))[1:] if cell and not name]:
+        raise UserError(
+            f"{where}: a column without a name holds {unnamed[0][:EXCERPT]!r}; expected a name in the header"
+        )
+    return _with_lists({name: cell for name, cell in zip(header, cells, strict=True) if name})
 
 
 def _with_lists(row: dict[str, Any]) -> dict[str, Any]:
     """Return the row without its empty cells, and lists as lists."""
-    return {name: _as_list(cell) if name in LISTS else cell for name, cell in row.items() if cell != ""}
+    return {name: list_in(cell) if name in LISTS else cell for name, cell in row.items() if cell != ""}
 
 
-def _as_list(cell: str) -> Any:
-    """Return the list that a cell holds, as JSON or Python write it; the cell as it is where it holds none."""
-    if cell.startswith("[") and cell.endswith("]"):
-        for read in (json.loads, literal_eval):  # Python reads JSON's pairs of surrogates as two characters
-            with suppress(ValueError, SyntaxError):
-                return read(cell)
-    return cell
+def list_in(cell: str) -> Any:
+    """Return the list that a text holds as JSON, Python or numpy write it; the text as it is where it holds none.
+
+    numpy and pandas write `['a' 'b']` without commas, which Python would read as one text.
+    """
+    if not (cell.startswith("[") and cell.endswith("]")):
+        return cell
+    with suppress(ValueError):  # first, since Python reads JSON's pairs of surrogates as two characters
+        return json.loads(cell)
+    try:
+        tokens = [token for token in generate_tokens(StringIO(cell).readline) if token.type not in BETWEEN_TOKENS]
+        texts = [token for token in tokens if token.type == STRING]
+        are_apart = all(before.end != after.start for before, after in pairwise(texts))
+        if len(texts) == len(tokens) - 2 and are_apart:  # nothing but texts between the brackets
+            return [literal_eval(token.string) for token in texts]
+        return literal_eval(cell)
+    except (ValueError, SyntaxError, TokenError):
+        return cell
 
 
 def _parquet_file(path: Path) -> pq.ParquetFile:

@@ -22,17 +22,20 @@ log = logging.getLogger(__name__)
 
 DOCUMENT_FIELDS = ("id", "text", "title", "domain", "source")
 EXAMPLE_FIELDS = ("id", "query", "context", "continuation", "domain", "source", "gold", "candidates")
+MOST_EMPTY = 0.5  # of all documents: more mean that the text is in another field
 QUESTION_FIELDS = ("id", "question", "answers", "domain", "source", "gold", "candidates")
 
 
 def read_documents(source: str | Path, fields: Mapping[str, str] | None = None) -> Iterator[Document]:
     """Yield rows with `id`, `text`, optional `title`, `domain`, `source`; a title is put before the text.
 
+    A title alone is the text. Few documents may have neither, as in data sets of BEIR: they are counted and left out.
     Passages of rows such as DPR's are documents too; one that comes again is passed over.
     """
     passages: dict[str, int] = {}  # hashes of their words by id
     names: dict[str, None] = {}
     hashes = array("q")  # of ids: 8 bytes for each of tens of millions
+    empty, first_empty = 0, ""
     for where, row, is_passage in document_rows(source, fields):
         doc_id = _identifier(row, where)
         if is_passage:
@@ -48,17 +51,28 @@ def read_documents(source: str | Path, fields: Mapping[str, str] | None = None) 
         else:
             names.update(dict.fromkeys(row))
         hashes.append(hash(doc_id))
-        title = _optional(row, "title", where)
-        text = _text(row, "text", where)
+        title, said = _optional(row, "title", where), row.get("text")
+        has_text = not isinstance(said, str) or bool(said.strip())  # or `_text` says what is wrong with it
+        if not has_text and not (title or "").strip():
+            empty, first_empty = empty + 1, first_empty or f"{where} (id {doc_id})"
+            continue
+        text = [_text(row, "text", where)] if has_text else []
         yield Document(
             id=doc_id,
-            text=f"{title}\n{text}" if title else text,
+            text="\n".join([title, *text] if title else text),
             domain=_optional(row, "domain", where) or "all",
             source=_optional(row, "source", where) or doc_id,
         )
     if not hashes:
         raise UserError(f"{source} holds no documents")
     _require_unique(hashes, source, fields)
+    if empty > MOST_EMPTY * len(hashes):
+        raise UserError(
+            f"{first_empty}: field 'text' is empty, as in {empty:,} of {len(hashes):,} documents; expected texts: "
+            "data.fields={NAME: text} names another field"
+        )
+    if empty:
+        log.warning(f"{source}: {empty:,} documents have neither text nor title and are left out, first {first_empty}")
     say_unread(source, names, DOCUMENT_FIELDS)
 
 
@@ -82,15 +96,24 @@ def _require_unique(hashes: array, source: str | Path, fields: Mapping[str, str]
 def read_examples(source: str | Path, fields: Mapping[str, str] | None = None, split: str = TRAIN) -> list[Example]:
     """Return rows with `context`, `continuation`, optional `query`, `id`, `domain`, `source`, `gold`, `candidates`.
 
-    Or rows with `question` and `answers`: the question is the query, its prompt the context, the first answer the
-    continuation.
+    Or rows with `question` and `answers`, as published sets name them (`shapes.ANSWERS`): the question is the query,
+    its prompt the context, the first answer the continuation.
     """
     examples: list[Example] = []
     seen: set[str] = set()
     names: dict[str, None] = {}
     read: dict[str, None] = {}
+    first_of: dict[bool, str] = {}  # place of the first question with an answer, and of that without
     for number, (where, row) in enumerate(example_rows(source, fields, split)):
         is_question = "continuation" not in row and {"question", "answers"} <= row.keys()
+        if is_question or row.get("context") == ASKED:
+            first = first_of.setdefault(is_question, where)
+            if len(first_of) == 2 and first == where:
+                raise UserError(
+                    f"{where}: this question has {'an' if is_question else 'no'} answer, but that of "
+                    f"{first_of[not is_question]} has {'none' if is_question else 'one'}; expected answers in all rows "
+                    f"or in none, since the LM learns to predict them or the question. The fields here: {names_in(row)}"
+                )
         names.update(dict.fromkeys(row))
         read.update(dict.fromkeys(QUESTION_FIELDS if is_question else EXAMPLE_FIELDS))
         examples.append(_example(row, where, number, is_question))

@@ -13,7 +13,6 @@ Prompts are those of the official code (`run_model.py`). A question is `Q: ... A
 before it where there is one. Shots are such questions with their answers.
 """
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -28,7 +27,7 @@ from replug.config.errors import UserError
 from replug.config.rules import DOCUMENT, QUESTION
 from replug.data.answers import answer_tokens
 from replug.data.progress import Progress
-from replug.data.row_files import read_rows
+from replug.data.row_files import list_in, read_rows
 from replug.data.rows import one_line
 from replug.evals.questions import (
     BETWEEN_BLOCKS,
@@ -129,9 +128,8 @@ def _question(row: Mapping[str, Any], where: str) -> PopQuestion:
         raise UserError(f"{where}: question {asked!r} is not what prop {relation!r} and subj make: {expected!r}")
     field = answers_field(row, ("possible_answers", "answers"), where)
     answers = row[field]
-    if isinstance(answers, str):  # a list that is written as JSON, as PopQA's tables have it
-        with suppress(ValueError):  # a text that is not a list is refused below
-            answers = json.loads(answers)
+    if isinstance(answers, str):  # of PopQA's tables; a text that is not a list is refused below
+        answers = list_in(answers)
     found = open_question({**row, "question": asked, "domain": relation, field: answers}, where, field)
     views = row.get("s_pop")
     if isinstance(views, str):  # of a table; a word is refused with its field's name

@@ -176,9 +176,18 @@ def test_passages_of_rows_are_documents_and_candidates_by_the_same_ids(name, tmp
 
 
 def test_lists_in_cells_are_read_as_json_and_as_python_write_them(tmp_path):
-    cells = r'''"[""a\/b"", ""\ud83d\ude00""]"''', '''"['it''s', ""x""]"''', "[x]"
+    cells = {
+        r'''"[""a\/b"", ""\ud83d\ude00""]"''': ["a/b", "\U0001f600"],
+        '''"['it''s', ""x""]"''': ["its", "x"],
+        "['Rhine' 'the Rhine']": ["Rhine", "the Rhine"],  # numpy's, which Python reads as one text
+        "\"['Rhine'\n 'the Rhine']\"": ["Rhine", "the Rhine"],
+        "['Rhine'  ... 'the Rhine']": "['Rhine'  ... 'the Rhine']",
+        "[x]": "[x]",
+    }
     (tmp_path / "a.csv").write_text("question,answers\n" + "".join(f"q,{cell}\n" for cell in cells))
-    assert [row["answers"] for _, row in read_rows(tmp_path / "a.csv")] == [["a/b", "\U0001f600"], ["its", "x"], "[x]"]
+    assert [row["answers"] for _, row in read_rows(tmp_path / "a.csv")] == list(cells.values())
+    with pytest.raises(UserError, match=r"field 'answers' must be a list of texts.*'Rhine'  \.\.\. "):
+        read_examples(tmp_path / "a.csv")
 
 
 def test_passages_that_share_an_id_with_others_are_refused(tmp_path):
@@ -192,8 +201,34 @@ def test_passages_that_share_an_id_with_others_are_refused(tmp_path):
 
 def test_a_row_with_a_context_and_no_answer_is_not_taken_for_a_query(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"question": "who?", "context": "A passage.", "answer": "x"}\n')
-    with pytest.raises(UserError, match="field 'continuation' is missing; the fields here are question, context, answ"):
+    assert read_examples(tmp_path / "rows.jsonl")[0].continuation == " x"
+    (tmp_path / "rows.jsonl").write_text('{"question": "who?", "context": "A passage."}\n')
+    with pytest.raises(UserError, match="field 'continuation' is missing; the fields here are question, context:"):
         read_examples(tmp_path / "rows.jsonl")
+
+
+SPREADSHEETS = {
+    "a hint for Excel": "sep=;\r\nid;text\r\n1;The Rhine.\r\n",
+    "bars": "id|text\n1|The Rhine.\n",
+    "empty columns behind": "id,text,,\n1,The Rhine.,,\n",
+    "empty cells behind": "id,text\n1,The Rhine.,,\n",
+    "the index of pandas": ",id,text\n0,1,The Rhine.\n",
+    "blanks in the header": "id, text\n1,The Rhine.\n",
+}
+
+
+@pytest.mark.parametrize("name", SPREADSHEETS)
+def test_tables_are_read_as_spreadsheets_write_them(name, tmp_path):
+    (tmp_path / "a.csv").write_text(SPREADSHEETS[name], newline="")
+    assert [row for _, row in read_rows(tmp_path / "a.csv")] == [{"id": "1", "text": "The Rhine."}]
+
+
+def test_a_table_of_one_column_is_a_table_and_a_nameless_one_that_is_filled_is_refused(tmp_path):
+    (tmp_path / "one.csv").write_text("text\nThe Rhine.\n")
+    assert [row for _, row in read_rows(tmp_path / "one.csv")] == [{"text": "The Rhine."}]
+    (tmp_path / "filled.csv").write_text("id,text,\n1,x,The Rhine.\n")
+    with pytest.raises(UserError, match=r"filled.csv:2: a column without a name holds 'The Rhine.'; expected a name"):
+        list(read_rows(tmp_path / "filled.csv"))
 
 
 # What cannot be read ----------------------------------------------------------------------------------------------

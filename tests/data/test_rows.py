@@ -10,6 +10,7 @@ from replug.config.errors import UserError
 from replug.data.records import Example
 from replug.data.row_files import read_rows
 from replug.data.rows import read_documents, read_examples
+from replug.evals.questions import read_questions
 
 
 def test_every_field_of_a_text_is_kept_gold_ids_become_strings_and_a_row_names_a_text_without_id(tmp_path):
@@ -89,6 +90,73 @@ def test_questions_are_examples_and_a_query_is_not_the_context(tmp_path, caplog)
     path.write_text(json.dumps({"question": "who?", "answers": []}))
     with pytest.raises(UserError, match=r"nq.jsonl:1: field 'answers' must be a list of texts, at least one"):
         read_examples(path)
+
+
+# As published: NQ-open, FlashRAG, PopQA, TriviaQA, SQuAD, HotpotQA, RAGAS, and people's own.
+ANSWERED = [
+    {"answer": ["Rhine", "the Rhine"]},
+    {"golden_answers": ["Rhine"]},
+    {"possible_answers": '["Rhine", "Rhein"]'},
+    {"answer": {"value": "Rhine", "aliases": ["Rhine", "The Rhine"]}},
+    {"answers": {"text": ["Rhine", "Rhine"], "answer_start": [3, 9]}},
+    {"answer": "Rhine"},
+    {"ground_truth": "Rhine"},
+    {"answers": "Rhine"},
+]
+
+
+@pytest.mark.parametrize("answers", ANSWERED)
+@pytest.mark.parametrize("name", ["question", "query"])
+def test_the_continuation_of_a_question_is_its_first_answer_whatever_the_sets_name_for_it(answers, name, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({name: "which river", **answers}))
+    [example] = read_examples(path)
+    assert (example.query, example.context) == ("which river", "Question: which river\nAnswer:")
+    assert example.continuation == " Rhine"
+    [question] = read_questions(path)
+    assert question.answers[0] == "Rhine"
+
+
+UNANSWERED = {
+    "null": ([{"answers": None}], "field 'answers' is null; expected an answer"),
+    "null under another name": ([{"answer": None}], "field 'answer' is null; expected an answer"),
+    "MS MARCO's": (
+        [{"answers": ["No Answer Present."]}],
+        "field 'answers' is 'No Answer Present.'; expected an answer",
+    ),
+    "SQuAD's": (
+        [{"answers": {"text": [], "answer_start": []}}],
+        "field 'answers' must be a list of texts, at least one",
+    ),
+    "a choice's number": ([{"answer": 2}], "field 'answers' must be a list of texts, at least one, found 2"),
+    "none behind one": (
+        [{"answer": "Rhine"}, {}],
+        r"rows.jsonl:2: this question has no answer, but that of .*:1 has one",
+    ),
+    "one behind none": ([{}, {"answer": "Rhine"}], r"rows.jsonl:2: this question has an answer, but that of .* none"),
+}
+
+
+@pytest.mark.parametrize("what", UNANSWERED)
+def test_a_question_without_its_answer_is_not_taken_for_another_objective(what, tmp_path):
+    rows, says = UNANSWERED[what]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"question": "which river", **row}) + "\n" for row in rows))
+    with pytest.raises(UserError, match=says):
+        read_examples(path)
+
+
+def test_a_title_alone_is_a_text_and_few_documents_may_be_empty(tmp_path, caplog):
+    rows = [{"_id": str(i), "title": "", "text": "words"} for i in range(2)]
+    rows += [{"_id": "9", "title": "Detection of rhinovirus", "text": ""}, {"_id": "7915", "title": "", "text": " "}]
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [document.text for document in read_documents(path)] == ["words", "words", "Detection of rhinovirus"]
+    assert "1 documents have neither text nor title and are left out, first" in caplog.text
+    assert "corpus.jsonl:4 (id 7915)" in caplog.text
+    path.write_text("".join(json.dumps(row | {"text": ""}) + "\n" for row in rows))
+    with pytest.raises(UserError, match=r"corpus.jsonl:1 \(id 0\): field 'text' is empty, as in 3 of 4 documents"):
+        list(read_documents(path))
 
 
 ROW = b'{"id": "a", "text": "The Rhine flows through Basel."}\n'
