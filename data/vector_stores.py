@@ -5,14 +5,16 @@
     lance:///FOLDER?table=NAME
 
 `text`, `vector` and `source` in the query name the fields of a document's text, vector and source, and `id` that of its
-id outside Qdrant; the defaults are text, vector, id, and the id as source. Other parameters of PostgreSQL go to libpq.
-Nothing is ever written into a store.
+id outside Qdrant; the defaults are text, vector, id, and the id as source. Dots reach into fields that hold others.
+`only=FIELD=VALUE` leaves all other documents out: a tenant's, or another collection's of LangChain in PostgreSQL. With a
+key, servers of Qdrant are asked by https, unless they are this machine or `tls=false` says otherwise. Other parameters
+of PostgreSQL go to libpq. Nothing is ever written into a store.
 """
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,9 +23,11 @@ from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 import numpy as np
 
 from replug.config.errors import UserError
+from replug.config.rules import is_loopback
 
 ROWS_PER_READ = 1000
 POSTGRESQL = ("postgresql", "postgres")  # schemes; libpq takes both
+COLLECTIONS = "collection_id"  # the column by which LangChain keeps several collections in one table
 FIELDS = {"id": "id", "text": "text", "vector": "vector", "source": ""}
 
 
@@ -65,12 +69,17 @@ class CandidateSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """The parts of a store's URL: where it is, the collection or table, the names of fields, what is left."""
+    """The parts of a store's URL: where it is, the collection or table, the names of fields, what is left.
+
+    `only` is a field and the value that documents have there; None means all documents.
+    """
 
     url: str
     parts: SplitResult
     name: str
     fields: dict[str, str]
+    only: tuple[str, str] | None
+    uses_tls: bool | None
     others: dict[str, str]
 
     def document(self, id: Any, fields: dict[str, Any], vector: Any) -> StoredDocument:
@@ -94,7 +103,7 @@ class StoreAddress:
 
     def require_columns(self, found: Collection[str]) -> None:
         """Raise UserError where the table has no column for one of the fields."""
-        for field, column in self.fields.items():
+        for field, column in {**self.fields, "only": self.only[0] if self.only else ""}.items():
             if column and column not in found:
                 raise self.problem(f"no column {column!r} (found: {', '.join(found)}); name it by &{field}=COLUMN")
 
@@ -130,12 +139,19 @@ def store_address(url: str) -> StoreAddress:
     if not name:
         raise UserError(f"data.corpus: {url} names no {key}; expected {url.partition('?')[0]}?{key}=NAME")
     fields = {field: given.pop(field, default) for field, default in FIELDS.items()}
+    field, has_value, value = given.pop("only", "").partition("=")
+    if "only" in parts.query and not (field and has_value):
+        raise UserError(f"data.corpus: {url} has only={field}; expected only=FIELD=VALUE, such as only=tenant=acme")
+    tls = given.pop("tls", None) if parts.scheme == "qdrant" else None
+    if tls not in (None, "true", "false"):
+        raise UserError(f"data.corpus: {url} has tls={tls}; expected true or false")
     if given and parts.scheme not in POSTGRESQL:
-        expected = ", ".join((key, *FIELDS))
+        expected = ", ".join((key, *FIELDS, "only", *(["tls"] if key == "collection" else [])))
         raise UserError(f"data.corpus: {url} has the unknown parameter {min(given)!r}; expected {expected}")
     if not parts.hostname and parts.scheme not in POSTGRESQL and not Path(parts.path).is_dir():  # libraries make it
         raise UserError(f"data.corpus: {url}: the folder {parts.path} does not exist")
-    return StoreAddress(url, parts, name, fields, given)
+    only = (field, value) if field else None
+    return StoreAddress(url, parts, name, fields, only, None if tls is None else tls == "true", given)
 
 
 def open_source(url: str) -> CandidateSource:
@@ -175,8 +191,12 @@ class Qdrant:
         self._address, self._models, parts = address, library.models, address.parts
         with address.asking(*self._errors):
             if parts.hostname:
-                key = os.environ.get("QDRANT_API_KEY")
-                self._client = library.QdrantClient(host=parts.hostname, port=parts.port or 6333, api_key=key)
+                key = os.environ.get("QDRANT_API_KEY") or None
+                uses_tls = key is not None and not is_loopback(parts.hostname)
+                uses_tls = uses_tls if address.uses_tls is None else address.uses_tls
+                host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+                url = f"http{'s' if uses_tls else ''}://{host}:{parts.port or 6333}"
+                self._client = library.QdrantClient(url=url, api_key=key)
             else:
                 self._client = library.QdrantClient(path=address.parts.path)
         with _closing_if_refused(self):  # or the folder could not be opened again
@@ -186,27 +206,37 @@ class Qdrant:
         address = self._address
         with address.asking(*self._errors):
             found = self._client.get_collection(address.name).config.params.vectors
-        self._using = None
+        self._using = ""  # what Qdrant calls a vector without a name
         if isinstance(found, dict):
             self._using = address.fields["vector"]
+            if self._using == FIELDS["vector"] and len(found) == 1:
+                self._using = next(iter(found))
             if self._using not in found:
-                raise address.problem(f"its vectors are {', '.join(found)}; choose one by &vector=NAME")
+                raise address.problem(f"its vectors are {', '.join(found) or 'sparse'}; choose one by &vector=NAME")
             found = found[self._using]
+        if getattr(found, "multivector_config", None):
+            raise address.problem("it has many vectors of each document; expected one")
+        self._only = self._filter(*address.only) if address.only else None
         self.dim = found.size
         distances = {"Cosine": "cosine", "Dot": "dot"}
         if found.distance.value not in distances:
             raise address.problem(f"vectors are compared by {found.distance.value}; expected Cosine or Dot")
         self.similarity: str | None = distances[found.distance.value]
 
+    def _filter(self, field: str, value: str) -> Any:
+        """Return what finds the documents with a value, as a text or as a number."""
+        values = [value, int(value)] if value.isdigit() else [value]
+        matches = [self._models.MatchValue(value=one) for one in values]
+        return self._models.Filter(should=[self._models.FieldCondition(key=field, match=match) for match in matches])
+
     def __len__(self) -> int:
         with self._address.asking(*self._errors):
-            return self._client.count(self._address.name).count
+            return self._client.count(self._address.name, count_filter=self._only).count
 
     def search(self, vectors: np.ndarray, k: int, similarity: str) -> list[list[StoredDocument]]:
+        how = {"using": self._using or None, "limit": k, "filter": self._only}
         asked = [
-            self._models.QueryRequest(
-                query=vector.tolist(), using=self._using, limit=k, with_payload=True, with_vector=True
-            )
+            self._models.QueryRequest(query=vector.tolist(), with_payload=True, with_vector=True, **how)
             for vector in vectors
         ]
         with self._address.asking(*self._errors):
@@ -225,7 +255,12 @@ class Qdrant:
             is_first = False
             with self._address.asking(*self._errors):
                 found, offset = self._client.scroll(
-                    self._address.name, limit=ROWS_PER_READ, offset=offset, with_payload=True, with_vectors=True
+                    self._address.name,
+                    scroll_filter=self._only,
+                    limit=ROWS_PER_READ,
+                    offset=offset,
+                    with_payload=True,
+                    with_vectors=True,
                 )
             yield from self._documents(found)
 
@@ -233,11 +268,12 @@ class Qdrant:
         self._client.close()
 
     def _documents(self, points: Iterable[Any]) -> list[StoredDocument]:
+        vectors = ((point, point.vector) for point in points)  # by name where there are several, sparse ones too
         return [
             self._address.document(
-                point.id, point.payload or {}, point.vector.get(self._using) if self._using else point.vector
+                point.id, point.payload or {}, one.get(self._using) if isinstance(one, dict) else one
             )
-            for point in points
+            for point, one in vectors
         ]
 
 
@@ -260,25 +296,53 @@ class PgVector:
 
     def _require_table(self) -> None:
         address, fields = self._address, self._address.fields
+        self._table = self._sql.Identifier(*(part.strip('"') for part in address.name.split(".")))
         with address.asking(self._library.Error):
             table = self._connection.execute(
                 "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = %s::regclass "
                 "AND attnum > 0 AND NOT attisdropped",
-                [address.name],
+                [self._table.as_string(self._connection)],
             )
             types = dict(table.fetchall())
-        address.require_columns(types)
-        self._types = {field: types[column] for field, column in fields.items() if column}
+        only = address.only[0] if address.only else ""
+        within = {
+            name: self._within(*name.split("."))
+            for name in (*fields.values(), only)
+            if name not in types and types.get(name.partition(".")[0]) in ("json", "jsonb")
+        }
+        address.require_columns({**types, **within})
+        self._types = {field: types.get(column, "text") for field, column in fields.items() if column}
         if not self._types["vector"].startswith(("vector", "halfvec")):
             raise address.problem(f"column {fields['vector']!r} is {self._types['vector']}; expected vector or halfvec")
-        self._columns = {field: self._sql.Identifier(column) for field, column in fields.items() if column}
+        names = {**fields, "only": only}
+        self._columns = {
+            field: within.get(column) or self._sql.Identifier(column) for field, column in names.items() if column
+        }
         self._columns.setdefault("source", self._columns["id"])
-        self._table = self._sql.Identifier(*address.name.split("."))
-        first = self._ask("SELECT vector_dims({vector}) FROM {table} WHERE {vector} IS NOT NULL LIMIT 1")
-        self.dim = first[0][0] if first else 0
+        rows = "{table} WHERE {vector} IS NOT NULL" + (" AND {only}::text = {value}" if only else "")
+        value = address.only[1] if address.only else ""
+        self._rows = self._sql.SQL(rows).format(table=self._table, value=value, **self._columns)
+        if not only and COLLECTIONS in types:
+            self._require_one_collection()
+        widths = self._ask("SELECT min(vector_dims({vector})), max(vector_dims({vector})) FROM {rows}")[0]
+        if widths[0] != widths[1]:
+            raise address.problem(f"its vectors have {widths[0]} to {widths[1]} numbers; choose by &only=COLUMN=VALUE")
+        self.dim = widths[0] or 0
+
+    def _within(self, column: str, *path: str) -> Any:
+        """Return the SQL of a value within a column of JSON."""
+        return self._sql.SQL("({} #>> {})").format(self._sql.Identifier(column), list(path))
+
+    def _require_one_collection(self) -> None:
+        found = [one for (one,) in self._ask(f"SELECT DISTINCT {COLLECTIONS}::text FROM {{rows}} ORDER BY 1 LIMIT 10")]
+        if len(found) > 1:
+            raise self._address.problem(
+                f"its table holds several collections, and all would be searched; choose one by &only={COLLECTIONS}=ID "
+                f"({', '.join(map(str, found))})"
+            )
 
     def __len__(self) -> int:
-        return self._ask("SELECT count(*) FROM {table} WHERE {vector} IS NOT NULL")[0][0]
+        return self._ask("SELECT count(*) FROM {rows}")[0][0]
 
     def search(self, vectors: np.ndarray, k: int, similarity: str) -> list[list[StoredDocument]]:
         # HNSW finds no more documents than the list that it keeps, 40 by default
@@ -287,6 +351,11 @@ class PgVector:
             "''), '40')::int, least(%s, 1000))::text, false)",
             [k],
         )
+        if self._address.only:  # else it finds so many of all documents, and leaves the others out afterwards
+            self._ask(
+                "SELECT set_config('hnsw.iterative_scan', 'strict_order', false) "
+                "WHERE current_setting('hnsw.iterative_scan', true) IS NOT NULL"
+            )
         operator = {"cosine": "<=>", "dot": "<#>"}[similarity]
         order = f"ORDER BY {{vector}} {operator} %s::{self._types['vector']} LIMIT %s"
         return [self._documents(order, [f"[{','.join(map(repr, vector.tolist()))}]", k]) for vector in vectors]
@@ -308,10 +377,7 @@ class PgVector:
         self._connection.close()
 
     def _documents(self, rest: str, given: list[Any]) -> list[StoredDocument]:
-        select = (
-            "SELECT {id}::text, {text}, {source}::text, {vector}::vector::real[] FROM {table} "
-            "WHERE {vector} IS NOT NULL "
-        )
+        select = "SELECT {id}::text, {text}, {source}::text, {vector}::vector::real[] FROM {rows} "
         names = self._address.fields
         return [
             self._address.document(id, {names["text"]: text, names["source"]: source}, vector)
@@ -320,7 +386,7 @@ class PgVector:
 
     def _ask(self, query: str, given: Sequence[Any] = ()) -> list[tuple]:
         with self._address.asking(self._library.Error):
-            statement = self._sql.SQL(query).format(table=self._table, **self._columns)
+            statement = self._sql.SQL(query).format(rows=self._rows, **self._columns)
             return self._connection.execute(statement, given, binary=True).fetchall()
 
 
@@ -335,34 +401,39 @@ class Lance:
         with address.asking(*self._errors):
             self._table = library.connect(address.parts.path).open_table(address.name)
         schema, fields = self._table.schema, address.fields
-        address.require_columns(schema.names)
+        only = address.only[0] if address.only else ""
+        columns = {name: name if name in schema.names else name.partition(".")[0] for name in (*fields.values(), only)}
+        top = {field: columns[name] for field, name in fields.items()}  # columns, of which some hold others
+        replace(address, fields=top, only=(columns[only], "")).require_columns(schema.names)
         self.dim = getattr(schema.field(fields["vector"]).type, "list_size", 0)
-        self._columns = [column for column in dict.fromkeys(fields.values()) if column]
+        self._columns = list(dict.fromkeys(filter(None, top.values())))
+        self._only = f"cast({only} as string) = {_quoted(address.only[1])}" if address.only else None
 
     def __len__(self) -> int:
         with self._address.asking(*self._errors):
-            return self._table.count_rows()
+            return self._table.count_rows(self._only)
 
     def search(self, vectors: np.ndarray, k: int, similarity: str) -> list[list[StoredDocument]]:
         found, column = [], self._address.fields["vector"]
         for vector in vectors:
             with self._address.asking(*self._errors):
                 asked = self._table.search(vector, vector_column_name=column, query_type="vector")
+                asked = asked.where(self._only, prefilter=True) if self._only else asked
                 rows = asked.distance_type(similarity).select([*self._columns, "_distance"]).limit(k).to_list()
             found.append(self._documents(rows))
         return found
 
     def get(self, ids: Sequence[str]) -> list[StoredDocument]:
         column = self._address.fields["id"]
-        quoted = (f"'{id.replace(chr(39), 2 * chr(39))}'" for id in ids)
         with self._address.asking(*self._errors):
-            asked = self._table.search().where(f"cast({column} as string) IN ({','.join(quoted)})")
+            asked = self._table.search().where(f"cast({column} as string) IN ({','.join(map(_quoted, ids))})")
             found = asked.select(self._columns).limit(len(ids) + 1).to_list()  # one more tells that ids repeat
         return self._documents(found)
 
     def iterate(self) -> Iterator[StoredDocument]:
         with self._address.asking(*self._errors):
-            for batch in self._table.search().select(self._columns).limit(None).to_batches(ROWS_PER_READ):
+            asked = self._table.search().where(self._only) if self._only else self._table.search()
+            for batch in asked.select(self._columns).limit(None).to_batches(ROWS_PER_READ):
                 yield from self._documents(batch.to_pylist())
 
     def close(self) -> None:
@@ -371,6 +442,10 @@ class Lance:
     def _documents(self, rows: Iterable[dict[str, Any]]) -> list[StoredDocument]:
         fields = self._address.fields
         return [self._address.document(row[fields["id"]], row, row[fields["vector"]]) for row in rows]
+
+
+def _quoted(text: str) -> str:
+    return f"'{text.replace(chr(39), 2 * chr(39))}'"
 
 
 KINDS: dict[str, Callable[[StoreAddress], CandidateSource]] = {

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import date
+from ipaddress import ip_address
 from operator import attrgetter
 from urllib.parse import urlsplit
 
@@ -291,6 +292,14 @@ def server_url(lm: LMConfig) -> str:
         wanted = f"lm.url=http://{url} or lm.url=https://{url}" if is_without_scheme else "http://HOST:PORT/v1"
         raise UserError(f"lm.url is {url}; expected {wanted}")
     return url
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host's name or address is this machine's own."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def api_version(lm: LMConfig) -> dict[str, str]:

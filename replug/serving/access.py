@@ -6,7 +6,6 @@ reach it under a name that it made to mean loopback (DNS rebinding), so the name
 
 import asyncio
 import hmac
-import ipaddress
 import os
 import re
 import time
@@ -17,6 +16,7 @@ from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from replug.config.errors import UserError
+from replug.config.rules import is_loopback
 from replug.serving.connections import SECONDS_TO_ARRIVE
 from replug.serving.openai_api import ApiError
 from replug.serving.service import CLIENT, Service
@@ -43,13 +43,6 @@ def token_for(host: str) -> str | None:
         expected = f"expected {MIN_TOKEN_CHARACTERS} ASCII characters or more, such as those of `openssl rand -hex 32`"
         raise UserError(f"${TOKEN_VARIABLE} is not a token; {expected}")
     return token
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class Guard:

@@ -24,10 +24,11 @@ from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_aft
 from replug.config.errors import UserError, require_extra
 from replug.config.evaluation_schema import WebConfig
 from replug.config.methods import ENGINE_NAMES
+from replug.config.rules import is_loopback
 from replug.data.records import Document
 from replug.index_workers.bm25 import BM25Index
 from replug.models.ensemble import Retrieved, Retriever
-from replug.models.http.connection import ServerFault, is_loopback, require_header_value, retry_after, servers_words
+from replug.models.http.connection import ServerFault, require_header_value, retry_after, servers_words
 from replug.models.http.request_budget import RequestBudget
 from replug.web.records import EngineRefused, EngineResult, SearchEngine
 from replug.web.unpacking import ACCEPTED, FetchFailed, unpacked

@@ -83,6 +83,19 @@ def test_documents_are_got_by_their_ids_and_read_in_full(filled: FilledStore, em
     np.testing.assert_allclose(comparable(document.vector, "cosine"), wanted, atol=1e-6)
 
 
+def test_documents_of_another_tenant_are_never_found(filled: FilledStore, embedded: np.ndarray) -> None:
+    with closing(open_source(f"{filled.url}&only=team.name=team 1")) as source:
+        own = np.arange(1, len(TEXTS), 2)
+        assert sorted(int(doc.id) for doc in source.iterate()) == own.tolist() and len(source) == len(own)
+        for query in embedded[:4]:
+            found = [int(doc.id) for doc in source.search(query[None], 60, "cosine")[0]]
+            similarities = comparable(embedded, "cosine")[own] @ comparable(query, "cosine")
+            wanted = -np.sort(-similarities)[:60]
+            np.testing.assert_allclose(similarities[np.searchsorted(own, found)], wanted, atol=1e-6)
+    with pytest.raises(UserError, match="it holds no documents"):
+        open_source(f"{filled.url}&only=team.name=team 2")
+
+
 def test_an_export_holds_ids_texts_and_vectors(
     filled: FilledStore, embedded: np.ndarray, debug_config: Config, tmp_path: Path, replug: CommandLine
 ) -> None:
@@ -124,6 +137,9 @@ def test_a_wrong_collection_or_field_is_one_line(filled: FilledStore, change: tu
         ("lance:///x?table=a&kind=b", "has the unknown parameter 'kind'"),
         ("lance:///nowhere?table=a", "the folder /nowhere does not exist"),
         ("qdrant:///nowhere?collection=a", "the folder /nowhere does not exist"),
+        ("lance:///tmp?table=a&only=tenant", r"has only=tenant; expected only=FIELD=VALUE, such as only=tenant=acme"),
+        ("lance:///tmp?table=a&tls=true", "has the unknown parameter 'tls'"),
+        ("qdrant://h?collection=a&tls=no", "has tls=no; expected true or false"),
         ("postgresql://me:secret@host/db?table=a", r"holds a password; expected it in \$PGPASSWORD$"),
         ("postgres://me:secret@host/db?table=a", r"holds a password; expected it in \$PGPASSWORD$"),
     ],
@@ -270,3 +286,92 @@ def test_a_source_is_the_value_that_the_field_holds() -> None:
     grouped = store_address("postgres://h/db?table=a&source=metadata.book")
     with pytest.raises(UserError, match="the source of document 7 is dict"):
         grouped.document("7", fields, [1.0])
+
+
+def test_qdrants_vectors_are_told_apart_by_their_names(tmp_path: Path) -> None:
+    qdrant = pytest.importorskip("qdrant_client", reason="qdrant-client is not installed; `make install` does it")
+    models, vector = qdrant.models, [3.0, 4.0]
+    dense, sparse = models.VectorParams(size=2, distance=models.Distance.COSINE), models.SparseVectorParams()
+    many = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
+    client = qdrant.QdrantClient(path=str(tmp_path / "q"))
+    client.create_collection("langchain", vectors_config=dense, sparse_vectors_config={"langchain-sparse": sparse})
+    client.create_collection(
+        "named", vectors_config={"text-dense": dense}, sparse_vectors_config={"text-sparse": sparse}
+    )
+    client.create_collection("sparse", vectors_config={}, sparse_vectors_config={"text-sparse": sparse})
+    client.create_collection("colbert", vectors_config=dense.model_copy(update={"multivector_config": many}))
+    own = models.SparseVector(indices=[1, 5], values=[1.0, 0.5])
+    payload = {"page_content": "words", "metadata": {"page": 0}}
+    for name, vectors in (
+        ("langchain", {"": vector, "langchain-sparse": own}),
+        ("named", {"text-dense": vector, "text-sparse": own}),
+    ):
+        client.upsert(name, [models.PointStruct(id=0, vector=vectors, payload=payload)])
+    client.close()
+    for name in ("langchain", "named"):
+        url = f"qdrant://{tmp_path / 'q'}?collection={name}&text=page_content&source=metadata.page"
+        with closing(open_source(url)) as source:
+            [[found]] = source.search(np.array([[1.0, 0.0]], np.float32), 3, "cosine")
+            assert (found.text, found.source) == ("words", "0")
+            np.testing.assert_allclose(found.vector, [0.6, 0.8], atol=1e-6)
+    for name, says in (("sparse", "its vectors are sparse"), ("colbert", "many vectors of each document")):
+        with pytest.raises(UserError, match=says):
+            open_source(f"qdrant://{tmp_path / 'q'}?collection={name}")
+
+
+@pytest.mark.parametrize(
+    ("url", "key", "asked"),
+    [
+        ("qdrant://h?collection=a", None, "http://h:6333"),
+        ("qdrant://h?collection=a", "", "http://h:6333"),
+        ("qdrant://h?collection=a", "key", "https://h:6333"),
+        ("qdrant://h?collection=a&tls=false", "key", "http://h:6333"),
+        ("qdrant://h:1?collection=a&tls=true", None, "https://h:1"),
+        ("qdrant://127.0.0.1?collection=a", "key", "http://127.0.0.1:6333"),
+        ("qdrant://[::1]:1?collection=a", None, "http://[::1]:1"),
+    ],
+)
+def test_a_server_of_qdrant_is_asked_by_https_where_a_key_is_sent(
+    url: str, key: str | None, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    qdrant = pytest.importorskip("qdrant_client", reason="qdrant-client is not installed; `make install` does it")
+    given = []
+
+    def client(**how: str | None) -> None:
+        given.append(how)
+        raise OSError("nobody listens")
+
+    monkeypatch.setattr(qdrant, "QdrantClient", client)
+    monkeypatch.delenv("QDRANT_API_KEY", raising=False)
+    if key is not None:
+        monkeypatch.setenv("QDRANT_API_KEY", key)
+    with pytest.raises(UserError, match="nobody listens"):
+        open_source(url)
+    assert given == [{"url": asked, "api_key": key or None}]
+
+
+def test_tables_of_langchain_and_of_prisma_are_read(tmp_path: Path) -> None:
+    filled = fill_store("postgresql", tmp_path, TEXTS[:2], np.eye(2, dtype=np.float32))
+    address, psycopg = filled.url.partition("&table=")[0], pytest.importorskip("psycopg")
+    with psycopg.connect(address, autocommit=True) as database:
+        database.execute('CREATE TABLE "Document" (id int PRIMARY KEY, "Text" text, vector vector(2))')
+        database.execute("""INSERT INTO "Document" VALUES (1, 'words', '[1, 0]')""")
+        database.execute(
+            "CREATE TABLE langchain_pg_embedding (id varchar PRIMARY KEY, collection_id uuid, embedding vector, "
+            "document varchar, cmetadata jsonb)"
+        )
+        for number, vector in enumerate(("[1, 0]", "[0, 1, 0]")):
+            row = [f"d{number}", f"{number}" * 32, vector, f"text {number}", f'{{"source": "{number}.md"}}']
+            database.execute("INSERT INTO langchain_pg_embedding VALUES (%s, %s, %s, %s, %s)", row)
+    with closing(open_source(f"{address}&table=Document&text=Text")) as source:
+        assert [document.text for document in source.iterate()] == ["words"]
+    url = f"{address}&table=langchain_pg_embedding&text=document&vector=embedding&source=cmetadata.source"
+    with pytest.raises(UserError, match=r"several collections.* by &only=collection_id=ID \(0{8}-.*, 1{8}-"):
+        open_source(url)
+    with closing(open_source(f"{url}&only=collection_id=11111111-1111-1111-1111-111111111111")) as source:
+        [[found]] = source.search(np.array([[1.0, 0.0, 0.0]], np.float32), 4, "cosine")
+        assert (source.dim, found.text, found.source) == (3, "text 1", "1.md")
+    with psycopg.connect(address, autocommit=True) as database:
+        database.execute("UPDATE langchain_pg_embedding SET collection_id = NULL")
+    with pytest.raises(UserError, match="its vectors have 2 to 3 numbers; choose by &only="):
+        open_source(url)

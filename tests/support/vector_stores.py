@@ -1,5 +1,6 @@
 """Real vector stores of a test: filled, and robbed of documents. A test is skipped where the library is missing."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ class FilledStore:
 
 
 def fill_store(kind: str, folder: Path, texts: Sequence[str], vectors: np.ndarray) -> FilledStore:
-    """Fill a store with documents of ids 0, 1, …, their vectors [N, D], and `author` as their source."""
+    """Fill a store with documents of ids 0, 1, …, their vectors [N, D], `author` as source, and one of two teams."""
     folder.mkdir(parents=True, exist_ok=True)
     fill = {"qdrant": _qdrant, "postgresql": _postgresql, "lance": _lance}[kind]
     return fill(folder, texts, vectors)
@@ -33,7 +34,9 @@ def _qdrant(folder: Path, texts: Sequence[str], vectors: np.ndarray) -> FilledSt
     client = library.QdrantClient(path=str(path))
     config = models.VectorParams(size=vectors.shape[1], distance=models.Distance.COSINE)
     client.create_collection("docs", vectors_config=config)
-    payload = [{"text": text, "author": f"author {number}"} for number, text in enumerate(texts)]
+    payload = [
+        {"text": text, "author": f"author {n}", "team": {"name": f"team {n % 2}"}} for n, text in enumerate(texts)
+    ]
     client.upload_collection("docs", vectors=vectors, payload=payload, ids=range(len(texts)))
     client.close()
 
@@ -50,6 +53,7 @@ def _lance(folder: Path, texts: Sequence[str], vectors: np.ndarray) -> FilledSto
 
     column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
     rows = {"id": range(len(texts)), "text": texts, "author": [f"author {n}" for n in range(len(texts))]}
+    rows["team"] = [{"name": f"team {n % 2}"} for n in range(len(texts))]
     database = _library("lancedb", "lancedb").connect(str(folder / "lance"))
     table = database.create_table("docs", pa.table({**rows, "vector": column}))
     where = "id IN ({})"
@@ -68,12 +72,12 @@ def _postgresql(folder: Path, texts: Sequence[str], vectors: np.ndarray) -> Fill
     connection = psycopg.connect(address, autocommit=True)
     connection.execute("CREATE EXTENSION vector")
     kind = f"vector({vectors.shape[1]})"
-    connection.execute(f"CREATE TABLE docs (id bigint PRIMARY KEY, text text, author text, vector {kind})")
+    connection.execute(f"CREATE TABLE docs (id bigint PRIMARY KEY, text text, author text, vector {kind}, team jsonb)")
     rows = [
-        (number, text, f"author {number}", str(vector.tolist()))
+        (number, text, f"author {number}", str(vector.tolist()), json.dumps({"name": f"team {number % 2}"}))
         for number, (text, vector) in enumerate(zip(texts, vectors, strict=True))
     ]
-    connection.cursor().executemany("INSERT INTO docs VALUES (%s, %s, %s, %s)", rows)
+    connection.cursor().executemany("INSERT INTO docs VALUES (%s, %s, %s, %s, %s)", rows)
     connection.execute("CREATE INDEX ON docs USING hnsw (vector vector_cosine_ops)")
 
     def remove(numbers: Sequence[int]) -> None:

@@ -11,7 +11,6 @@ what a server or a proxy had sent too much is taken for the answer to the next r
 """
 
 import asyncio
-import ipaddress
 import json
 import logging
 import math
@@ -31,7 +30,7 @@ import httpx
 
 from replug.config.errors import RunError, UserError
 from replug.config.plain_text import plain_line
-from replug.config.rules import api_version, server_url
+from replug.config.rules import api_version, is_loopback, server_url
 from replug.config.schema import LMConfig
 from replug.data.progress import format_duration
 from replug.models.http.wire import FILTERED, GENERATE
@@ -393,10 +392,3 @@ def retry_after(response: httpx.Response) -> float:
         return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
     except (ValueError, TypeError, OverflowError):  # a date without its time zone; one beyond the year 9999
         return 0.0
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
