@@ -6,9 +6,9 @@
 
 `text`, `vector` and `source` in the query name the fields of a document's text, vector and source, and `id` that of its
 id outside Qdrant; the defaults are text, vector, id, and the id as source. Dots reach into fields that hold others.
-`only=FIELD=VALUE` leaves all other documents out: a tenant's, or another collection's of LangChain in PostgreSQL. With a
-key, servers of Qdrant are asked by https, unless they are this machine or `tls=false` says otherwise. Other parameters
-of PostgreSQL go to libpq. Nothing is ever written into a store.
+`only=FIELD=VALUE` leaves all other documents out: a tenant's, or another collection's of LangChain in PostgreSQL. With
+a key, servers of Qdrant are asked by https, unless they are this machine or `tls=false` says otherwise. Other
+parameters of PostgreSQL go to libpq. Nothing is ever written into a store.
 """
 
 import os

@@ -1,7 +1,8 @@
 """Cut prose where its author made a border: at headings, ends of sentences and lines, within a limit of tokens. Pure.
 
 Short sections are joined, long ones cut into even pieces. Where half a piece has no border it ends at a token's, as
-program code on one line does. Underlined headings are reStructuredText's and Markdown's, `#` is Markdown's.
+program code on one line does. Underlined headings are reStructuredText's and Markdown's, `#` is Markdown's; what other
+markup has for them is Markdown when it comes here (`data.sources.markup`).
 """
 
 import re
@@ -14,9 +15,12 @@ import numpy as np
 from replug.data.words import search_words
 
 LINE = re.compile(r"[^\n]*\n|[^\n]+\Z")
-FENCE = re.compile(r"\s{0,3}(```|~~~)")
-ATX = re.compile(r" {0,3}(#{1,6})[ \t]+(.*?)[ \t]*#*[ \t]*\n?\Z")
+FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
+ATX = re.compile(r"(#{1,6})[ \t]+(.*?)[ \t]*#*[ \t]*\n?\Z")
 LONGEST_HEADING = 200  # characters
+NO_TITLE = " \t-|>$%#!;{}&"  # before code, options, tables and quotes
+# Rules that stand round blocks of code as well (AsciiDoc, plain text): round a heading they are about as long as it.
+RULES_OF_BLOCKS, LONGER_RULE = "-._+~", 4
 UNDERLINE = re.compile(r"([=\-~^\"'`#*+:.<>_])\1{2,}[ \t]*\n?\Z")
 MARKS = re.compile(r"\[([^\]]*)\]\([^)]*\)|[*`]+")  # of a heading: a link keeps its words
 
@@ -125,7 +129,7 @@ class Prose:
         kept: list[str] = []
         length = 0
         for heading in reversed(path):
-            tokens = len(heading) // 3 + 2  # three characters a token are few: the sum is rarely more
+            tokens = len(heading.encode()) // 3 + 2  # three bytes a token are few: the sum is rarely more
             if length + tokens > limit:
                 break
             kept, length = [heading, *kept], length + tokens
@@ -161,7 +165,7 @@ def _scan(text: str) -> tuple[list[tuple[int, int, int, str]], list[tuple[int, i
     """Return headings (start, end, level, title), fenced blocks, and the ends of lines."""
     headings, fences, ends = [], [], []
     styles: dict[tuple[str, bool], int] = {}
-    fence = -1
+    fence, fence_mark = -1, ""
     before = above = (0, "")  # the two lines before: start and text
     for match in LINE.finditer(text):
         start, line = match.start(), match[0]
@@ -171,11 +175,14 @@ def _scan(text: str) -> tuple[list[tuple[int, int, int, str]], list[tuple[int, i
             is_over = above[1].rstrip() == line.rstrip()
             level = styles.setdefault((under[1], is_over), len(styles) + 1)
             headings.append((above[0] if is_over else before[0], match.end(), level, _plain(before[1])))
-        elif FENCE.match(line):
-            if fence >= 0:
+        elif fence >= 0:
+            closes = FENCE.match(line)
+            if closes and closes[1].startswith(fence_mark) and not closes[2].strip():
                 fences.append((fence, match.end()))
-            fence = -1 if fence >= 0 else start
-        elif fence < 0 and len(line) < LONGEST_HEADING and (atx := ATX.match(line)) and atx[2]:
+                fence = -1
+        elif (opens := FENCE.match(line)) and (opens[1][0] == "~" or "`" not in opens[2]):  # or it is code in a line
+            fence, fence_mark = start, opens[1]
+        elif len(line) < LONGEST_HEADING and (atx := ATX.match(line)) and atx[2]:
             headings.append((start, match.end(), len(atx[1]), _plain(atx[2])))
         above, before = before, (start, line)
     return headings, fences, ends
@@ -184,9 +191,11 @@ def _scan(text: str) -> tuple[list[tuple[int, int, int, str]], list[tuple[int, i
 def _is_title(title: str, underline: str, mark: str, above: str) -> bool:
     """Return whether an underlined line is a heading: it stands alone, and is no longer than its line, or nearly."""
     words = title.strip()
-    if not words or title[0] in " \t-|>" or UNDERLINE.match(title) or len(words) > LONGEST_HEADING:
+    if not words or title[0] in NO_TITLE or UNDERLINE.match(title) or len(words) > LONGEST_HEADING:
         return False
-    is_alone = not above.strip() or above.rstrip() == underline.rstrip()
+    if is_over := above.rstrip() == underline.rstrip():
+        is_over = mark not in RULES_OF_BLOCKS or abs(len(underline.rstrip()) - len(words)) <= LONGER_RULE
+    is_alone = not above.strip() or is_over
     return is_alone and (mark in "=-" or len(underline.rstrip()) >= len(words))
 
 

@@ -45,10 +45,14 @@ TRAIN = "train"
 
 def format_of(path: Path) -> str | None:
     """Return the format of a file by its suffix, of a compressed one by the suffix before; None if it is not known."""
-    suffix = path.suffix.lower()
-    if suffix in COMPRESSED:
-        suffix = Path(path.stem).suffix.lower()
+    suffix = unpacked_suffix(path)
     return next((kind for kind, suffixes in SUFFIXES.items() if suffix in suffixes), None)
+
+
+def unpacked_suffix(path: Path) -> str:
+    """Return a file's suffix in lower case, of a compressed one the suffix before."""
+    suffix = path.suffix.lower()
+    return Path(path.stem).suffix.lower() if suffix in COMPRESSED else suffix
 
 
 def rows_problem(path: Path, fields: FieldMap) -> str | None:
@@ -285,7 +289,7 @@ def _whole(name: str, root: str, fields: FieldMap, pages: MainTexts | None = Non
     domain = label.partition("/")[0] if "/" in label else "all"
     if kind in PROSE:
         text = text.replace("\r\n", "\n").replace("\f", "\n")  # the ends of lines, and of a PDF's pages
-    text = plain_markup(text) if kind == "markup" else text
+        text = text if kind == "HTML" else plain_markup(text, unpacked_suffix(Path(name)))
     return checked_text(SourceText(label, text, domain, is_prose=kind in PROSE), fields, name, 0)
 
 
@@ -389,7 +393,7 @@ SUFFIXES = {
     "tsv": (".tsv",),
     "parquet": (".parquet",),
     "text": (".txt", ".text", ".tokens", ".raw"),
-    "markup": (".md", ".markdown", ".mdx", ".rst", ".adoc", ".org"),
+    "markup": (".md", ".markdown", ".mdx", ".rst", ".org", ".adoc", ".asciidoc"),
     "HTML": (".html", ".htm", ".xhtml"),
     "CSV": (".csv",),
 }

@@ -90,6 +90,7 @@ SECONDS = 20.0  # of the process's own time: a busy machine makes no page fail
 MAX_MEMORY_BYTES = 4 * 2**30  # of addresses
 ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")  # a key never reaches the process that reads pages
 READY = "ready"
+CODE, WHITE_SPACE = ("code", "kbd", "samp", "tt"), re.compile(r"\s+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,9 @@ class Extractor:
 
 def run_process() -> None:
     """Answer the lines of standard input until it ends; a page beyond a limit ends the process."""
-    from trafilatura import bare_extraction  # takes a second, before the caller is told that the process is ready
+    # These take a second, before the caller is told that the process is ready.
+    from trafilatura import bare_extraction
+    from trafilatura.utils import load_html
 
     logging.disable(logging.CRITICAL)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="ascii")
@@ -184,17 +187,40 @@ def run_process() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, request["seconds"])  # ends the process even within C code
-        found: Any = bare_extraction(
-            request["html"],
-            include_comments=False,
-            with_metadata=True,
-            include_formatting=request["with_headings"],
-            # Only dates that the page's markup gives; the last change, since `web.before` must hold for it.
-            date_extraction_params={"original_date": False, "extensive_search": False, "max_date": request["today"]},
+        tree = load_html(request["html"])
+        found: Any = (
+            None
+            if tree is None
+            else bare_extraction(
+                _with_code_in_one_line(tree),
+                include_comments=False,
+                with_metadata=True,
+                include_formatting=request["with_headings"],
+                # Only dates that the page's markup gives; the last change, since `web.before` must hold for it.
+                date_extraction_params={
+                    "original_date": False,
+                    "extensive_search": False,
+                    "max_date": request["today"],
+                },
+            )
         )
         signal.setitimer(signal.ITIMER_PROF, 0)
         text, title, published = ("", "", None) if found is None else (found.text or "", found.title or "", found.date)
         print(json.dumps({"text": text, "title": title, "published": published}), file=answers, flush=True)
+
+
+def _with_code_in_one_line(tree: Any) -> Any:
+    """Return a page without line breaks in code within lines, as browsers show it; trafilatura makes blocks of them."""
+    for code in tree.iter(*CODE):
+        if not any(above.tag == "pre" for above in code.iterancestors()) and code.find(".//pre") is None:
+            for line_break in list(code.iter("br")):
+                line_break.tag = "span"
+                line_break.text = " "
+            for part in code.iter():
+                part.text = WHITE_SPACE.sub(" ", part.text) if part.text else part.text
+                if part is not code and part.tail:
+                    part.tail = WHITE_SPACE.sub(" ", part.tail)
+    return tree
 
 
 # Passages ------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from replug.config.errors import UserError
-from replug.data.prepare.prose import Prose, points_elsewhere
+from replug.data.prepare.prose import Prose, _scan, points_elsewhere
 from replug.data.sampling import Shares, shares_of, split_of
 from replug.data.sources.formats import read_items
 from replug.data.sources.markup import plain_markup
@@ -122,7 +122,7 @@ def test_lists_of_links_and_tables_of_contents_only_point_elsewhere(text: str, e
 
 def test_front_matter_and_comments_are_left_out_and_its_title_is_a_heading():
     page = "---\nlayout: x\ntitle: 'Bees'\n---\n<!-- licence -->\nText.\n"
-    assert plain_markup(page) == "# Bees\n\nText.\n"
+    assert plain_markup(page, ".md") == "# Bees\n\nText.\n"
 
 
 # Folders -----------------------------------------------------------------------------------------------------
@@ -166,6 +166,131 @@ def test_html_without_the_extra_is_refused_with_the_line_that_installs_it(tmp_pa
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "trafilatura" else find(name))
     with pytest.raises(UserError, match=r"HTML files, and reading them needs trafilatura: pip install 'replug.web."):
         plan_source(str(write(tmp_path, {"a.html": b"<html></html>"})), FieldMap())
+
+
+MANUAL = """= git-help(1)
+:toc: left
+// a comment
+
+[[getting]]
+Getting help
+------------
+
+The following command shows the manual page; see link:git-config.html[the configuration].
+
+[source,bash]
+----------------
+# not a heading
+$ git help clone
+
+make install
+----------------
+
+[NOTE]
+====
+Prose of an example. See linkgit:git-add[1] and <<getting,above>>.
+====
+
+////
+A comment of
+several lines
+////
+
+== Options ==
+
+-v::
+  Say more.
++
+....
+$ git help -v
+....
+ifdef::backend[]
+=== Details
+"""
+MANUAL_AS_MARKDOWN = """# git-help(1)
+
+## Getting help
+
+The following command shows the manual page; see the configuration.
+
+```
+# not a heading
+$ git help clone
+
+make install
+```
+
+Prose of an example. See 1 and above.
+
+
+## Options
+
+-v::
+  Say more.
+```
+$ git help -v
+```
+### Details
+"""
+
+
+def test_asciidoc_is_read_by_its_suffix_or_its_own_marks():
+    for suffix in (".adoc", ".txt"):
+        assert plain_markup(MANUAL, suffix) == MANUAL_AS_MARKDOWN
+    assert plain_markup("Getting help\n------------\n\nText.\n", ".txt") == "Getting help\n------------\n\nText.\n"
+    assert plain_markup("a\n----\n```x\n", ".adoc") == "a\n"  # blocks that nothing closes
+
+
+def test_org_is_read_with_its_headings_and_blocks():
+    text = "#+TITLE: Bees\n#+OPTIONS: toc:nil\n* TODO Hives :work:\n:PROPERTIES:\n:END:\n# a comment\nText.\n"
+    text += "#+begin_src sh\n# code\n* code\n#+end_src\n** Honey\n"
+    assert plain_markup(text, ".org") == "# Bees\n# Hives\nText.\n```\n# code\n* code\n```\n## Honey\n"
+
+
+HEADINGS = {
+    "a command between two rules": (f"Title\n-----\n\n{'-' * 48}\n$ git help clone\n{'-' * 48}\n\nText.\n", ["Title"]),
+    "a line between two rules": (f"Title\n=====\n\n{'-' * 48}\nmake install\n{'-' * 48}\n\nText.\n", ["Title"]),
+    "rules of reStructuredText": ("=====\nTitle\n=====\n\n-------\nSection\n-------\n\nText.\n", ["Title", "Section"]),
+    "long rules round a title": (f"{'=' * 70}\nTitle\n{'=' * 70}\n\nText.\n", ["Title"]),
+    "code that is indented": ("Title\n=====\n\nSo::\n\n   # not a heading\n   make\n", ["Title"]),
+    "a fence within a longer one": ("# Title\n\n````\n```\n# no\n```\n# no\n````\n\n# End\n", ["Title", "End"]),
+    "a fence of the other kind": ("# Title\n\n~~~\n```\n# no\n~~~\n\n# End\n", ["Title", "End"]),
+    "code in a line that begins it": ("# Title\n\n```make``` does it.\n\n# End\n", ["Title", "End"]),
+    "an opening fence within a block": ("# Title\n\n```\n```sh\n# no\n```\n\n# End\n", ["Title", "End"]),
+    "Chinese": ("# 养蜂\n\n蜜蜂住在蜂箱里。\n\n工具\n----\n\n烟雾器。\n", ["养蜂", "工具"]),
+    "Thai and Arabic": ("ผึ้ง\n====\n\nข้อความ\n\n## النحل\n\nنص.\n", ["ผึ้ง", "النحل"]),
+}
+
+
+@pytest.mark.parametrize("name", HEADINGS)
+def test_headings_are_those_of_the_author(name: str):
+    text, expected = HEADINGS[name]
+    assert [title for *_, title in _scan(text)[0]] == expected
+
+
+def test_a_document_with_headings_of_other_scripts_stays_within_its_limit():
+    text = f"# {'蜂' * 100}\n\n## {'箱' * 100}\n\n" + "蜜蜂住在蜂箱里。" * 200
+    for title, body in Prose(text, list(range(1, len(text) + 1))).documents(128):  # a token is a character
+        assert len(f"{title}\n{body}".strip()) <= 128
+
+
+CODE = """<html><head><title>git-config</title></head><body><h1>git-config</h1><h2>DESCRIPTION</h2><p>{words}</p>
+<p>but you can use <code>git config section.variable
+~/</code> or <kbd>git<br>config</kbd> from the command line. {words}</p><h2>EXAMPLE</h2><p>{words}</p>
+<pre><code># Core variables
+[core]
+        filemode = false</code></pre><h2>Variables</h2><p>{words}</p><h2>advice</h2><p>{words}</p></body></html>"""
+
+
+def test_code_within_a_line_of_html_opens_no_block(tmp_path):
+    pytest.importorskip("trafilatura", reason="the extra `web` is not installed")
+    words = "The name is actually the section and the key separated by a dot. " * 4
+    source = write(tmp_path, {"page.html": CODE.replace("{words}", words).encode()})
+    [shard] = plan_source(str(source), FieldMap()).shards
+    [(_, page)] = read_items(shard, FieldMap())
+    headings = [title for *_, title in _scan(page.text)[0]]
+    assert headings == ["git-config", "DESCRIPTION", "EXAMPLE", "Variables", "advice"]
+    assert "`git config section.variable ~/`" in page.text and "        filemode = false\n" in page.text
 
 
 @pytest.mark.parametrize("number", [10, 30, 300])
