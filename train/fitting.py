@@ -139,7 +139,8 @@ def lsr_module(config: Config, encoder: Encoder, data: PreparedSet) -> LSRModule
     train = config.train
     encoder.prepare_training(config.retriever.dropout, train.gradient_checkpointing, train.chunk_tokens)
     choose_trained_weights(config, encoder)
-    searched = [config.index.dims] if config.index.dims is not None else []
+    first = config.index.dims or encoder.dims
+    searched = [] if first is None else [first]
     dims = sorted(config.retriever.dims, reverse=True) or searched
     module = LSRModule(encoder, data.queries, data.corpus, config.loss, train, dims, config.seed, documents)
     if isinstance(corpus := data.corpus, StoredCorpus):

@@ -38,6 +38,7 @@ from replug.models.ensemble_temperature import EnsembleTemperature, write_temper
 from replug.models.hardware import check_gpus
 from replug.models.lm_source import LMSource
 from replug.models.preparing import data_folder, prepared_set
+from replug.models.unknown_tokens import query_sample, require_known
 from replug.planning.stages import HELDOUT, INDEX, TRAINING, TUNED
 from replug.train.data_checks import check_data, check_texts
 from replug.train.development import Watch, describe_weights
@@ -195,6 +196,7 @@ def _require_trainable(config: Config, data: PreparedSet, encoder: Encoder) -> N
     _require_dev_texts(config, data)
     index_kind(config, encoder.dim, len(data.corpus))
     require_store_of(data.corpus, encoder)
+    require_known(encoder, data.corpus, query_sample(data), str(config.retriever.path))
     if data.corpus.url and config.retriever.train is not TrainedSide.query:
         raise UserError(
             f"retriever.train is {config.retriever.train.value}; expected query, since data.corpus is a store, whose "

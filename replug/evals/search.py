@@ -32,6 +32,7 @@ from replug.models.build import load_encoder
 from replug.models.encoder import Encoder, QueryEncoder, require_finite_vectors
 from replug.models.hardware import available_cores
 from replug.models.packaged import resolve_encoder_path
+from replug.models.unknown_tokens import require_known
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +106,7 @@ def _find(
         own = replace(own, path=path, query_path=None, query_prompt=None, document_prompt=None)
     run, root = replace(config.run_config(), retrieve=RetrieveConfig(k), retriever=own), _root(config, source, out)
     encoder = load_encoder(own, dims=run.index.dims)
+    require_known(encoder, corpus.corpus, queries, path)
     if source == REPLUG:
         warn_of_similarity(encoder, path, config.retriever.similarity, "retriever.similarity")
     else:

@@ -50,11 +50,15 @@ from replug.models.encoder_files import (
 from replug.models.ensemble_temperature import EnsembleTemperature, temperature_in, write_temperature
 from replug.models.hardware import one_per_thread, to_device
 from replug.models.lora import merged, save_adapters
-from replug.models.model_files import longrope_limit
+from replug.models.model_files import longrope_limit, warn_once
 from replug.models.packaged import resolve_encoder_path
+from replug.models.unknown_tokens import warn_of_unknown
 
 SIMILARITIES = ("cosine", "dot")
-DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # names in a folder; the first that is not empty
+# Names of prompts in a folder, of which the first that is not empty is taken: sentence-transformers' own, and those of
+# nomic, jina, stella and e5-mistral for retrieval.
+DOCUMENT_PROMPTS = ("document", "passage", "corpus", "search_document", "retrieval.passage", "retrieval_document")
+QUERY_PROMPTS = ("query", "search_query", "retrieval.query", "retrieval_query", "s2p_query", "web_search_query")
 
 
 class Encoder(nn.Module):
@@ -63,9 +67,9 @@ class Encoder(nn.Module):
     `path` is a folder, a hub name, `package:minilm`, or a run directory, whose tuned retriever it is. None means what
     the folder says; a folder that says nothing has cosine. With `dot`, unless the folder says so itself, a Normalize at
     the end of its modules is left out. `query_path` names an encoder for queries alone. A folder of tuned queries names
-    its documents' encoder, which is read too and compared. `dims` cuts vectors to their first numbers (`index.dims`);
-    the weights are the same. `temperature` is the ensemble's that was saved with the weights, or None; it is saved with
-    them again.
+    its documents' encoder, which is read too and compared. `dims` cuts vectors to their first numbers (`index.dims`, by
+    default the folder's `truncate_dim`); the weights are the same. `temperature` is the ensemble's that was saved with
+    the weights, or None; it is saved with them again.
 
     `model` is the `SentenceTransformer`. A `task` is "query" or "document".
 
@@ -101,9 +105,10 @@ class Encoder(nn.Module):
         prompts = self._prompts
         if document_prompt is None:
             document_prompt = next((prompts[name] for name in DOCUMENT_PROMPTS if prompts.get(name)), "")
-        prompts["document"] = document_prompt
-        if query_prompt is not None:
-            prompts["query"] = query_prompt
+        if query_prompt is None:
+            query_prompt = next((prompts[name] for name in QUERY_PROMPTS if prompts.get(name)), "")
+            _warn_of_prompts(path, prompts)
+        prompts |= {"document": document_prompt, "query": query_prompt}
         self._limit_tokens(max_tokens, path)
         self._trains_as_train = False
         self._chunk_tokens: int | None = None
@@ -122,7 +127,11 @@ class Encoder(nn.Module):
             raise UserError(
                 f"index.dims is {dims}, but vectors of {path} have {self.width} numbers; expected at most those"
             )
+        own_dims = self.model.truncate_dim  # which the folder says
+        dims = dims or (own_dims if own_dims and own_dims < self.width else None)
         self.dims = None if dims == self.width else dims
+        if own_dims:
+            self.model.truncate_dim = self.dims
         if device is not None:
             self.to(device)
 
@@ -206,7 +215,7 @@ class Encoder(nn.Module):
 
         They are uint16 if those suffice for the vocabulary, else uint32.
         """
-        return self._tokenize(texts, task, self.prompt(task))
+        return self._known(self._tokenize(texts, task, self.prompt(task)), task)
 
     def document_ids(self, corpus: CorpusStore, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:
         """Return token ids of documents: as they were prepared for this tokenizer and prompt, or from their texts."""
@@ -488,7 +497,12 @@ class Encoder(nn.Module):
     def _encode(
         self, texts: Sequence[str], task: str, prompt: str, tokens_per_batch: int | None, autocast: bool = False
     ) -> Tensor:
-        return self._encode_ids(self._tokenize(texts, task, prompt), task, prompt, tokens_per_batch, autocast)
+        ids = self._known(self._tokenize(texts, task, prompt), task)
+        return self._encode_ids(ids, task, prompt, tokens_per_batch, autocast)
+
+    def _known(self, ids: list[np.ndarray], task: str) -> list[np.ndarray]:
+        warn_of_unknown(self.tokenizer_of(task), ids, task)
+        return ids
 
     def _encode_ids(
         self, ids: Sequence[np.ndarray], task: str, prompt: str, tokens_per_batch: int | None, autocast: bool = False
@@ -559,6 +573,16 @@ class QueryEncoder(Encoder):
     """An encoder of queries alone: that of documents, which its folder may name, is not read."""
 
     _needs_documents = False
+
+
+def _warn_of_prompts(path: str, prompts: dict[str, str]) -> None:
+    """Name the prompts of a folder where none of them is known to be for queries."""
+    others = [name for name, prompt in prompts.items() if prompt and name not in DOCUMENT_PROMPTS]
+    if others and not any(prompts.get(name) for name in QUERY_PROMPTS):
+        warn_once(
+            f"retriever.query_prompt: {path} has prompts ({', '.join(others)}), and none is known to be for queries, "
+            "so queries have none; give the one that its makers name"
+        )
 
 
 def _put_back(vectors: Tensor, batches: Sequence[Sequence[int]]) -> Tensor:

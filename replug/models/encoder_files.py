@@ -163,6 +163,7 @@ def joined(
         prompts=prompts,
         default_prompt_name=source.default_prompt_name,
         similarity_fn_name=source.similarity_fn_name,
+        truncate_dim=source.truncate_dim,
     )
 
 

@@ -268,7 +268,7 @@ def require_whole(model: PreTrainedModel, report: Any, path: str, key: str) -> N
             "config.json of these weights"
         )
     if unread:
-        _warn_once(f"{key}: {path} holds {_named(unread)}, which {kind} does not read")
+        warn_once(f"{key}: {path} holds {_named(unread)}, which {kind} does not read")
 
 
 def _of_model(model: PreTrainedModel, unread: Iterable[str]) -> list[str]:
@@ -293,7 +293,8 @@ def _of_model(model: PreTrainedModel, unread: Iterable[str]) -> list[str]:
 
 
 @cache  # a run loads its encoder several times
-def _warn_once(line: str) -> None:
+def warn_once(line: str) -> None:
+    """Log a warning that comes once in a process."""
     log.warning(line)
 
 

@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.encoder_retriever import EncoderRetriever
 from replug.models.packaged import write_stand_in_encoder
+from replug.models.unknown_tokens import require_known
 from replug.planning.model_sizes import encoder_size, retriever_size
 from tests.support.dpr_folders import write_dpr, write_dpr_pair
 from tests.support.encoder_folders import ARCHITECTURES, write_chain, write_encoder, write_json
@@ -171,6 +174,63 @@ def test_a_name_on_the_hub_without_a_network_is_what_was_fetched_before(tmp_path
     environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
     assert done.stdout.strip().endswith("cls, Dense(12, Tanh)"), done.stderr
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_a_folder_that_cuts_its_vectors_does_so_here_and_where_it_is_saved(
+    tmp_path: Path, bert: Path, similarity: str
+) -> None:
+    shutil.copytree(bert, folder := tmp_path / "a")
+    write_chain(folder, MEAN, ["Normalize"] if similarity == "cosine" else [], similarity_fn_name=similarity)
+    _set(MODEL, truncate_dim=5)(folder)
+    ours = Encoder(str(folder))
+    assert (ours.dim, ours.dims) == (5, 5)
+    ours.split()
+    ours.save(tmp_path / "saved")
+    for place in (folder, tmp_path / "saved"):
+        theirs = SentenceTransformer(str(place), device="cpu")
+        expected = theirs.encode_query(TEXTS, normalize_embeddings=similarity == "cosine")
+        assert expected.shape == (len(TEXTS), 5)
+        np.testing.assert_allclose(Encoder(str(place)).encode_query(TEXTS), expected, atol=1e-5)
+    whole = Encoder(str(folder), dims=ours.width)
+    whole.save(tmp_path / "whole")
+    assert Encoder(str(tmp_path / "whole")).dim == whole.dim == ours.width
+
+
+NAMED_PROMPTS = {  # as published, and what each gives to a query and a document
+    "nomic": ({"search_query": "w1 ", "search_document": "w2 ", "clustering": "w3 "}, ("w1 ", "w2 ")),
+    "stella": ({"s2p_query": "w1 ", "s2s_query": "w2 "}, ("w1 ", "")),
+    "jina": ({"retrieval.query": "w1 ", "retrieval.passage": "w2 ", "separation": "w3 "}, ("w1 ", "w2 ")),
+    "e5-mistral": ({"web_search_query": "w1 ", "sts_query": "w2 "}, ("w1 ", "")),
+    "gemma": ({"query": "w1 ", "document": "w2 ", "Retrieval-query": "w3 "}, ("w1 ", "w2 ")),
+    "other": ({"STS": "w1 ", "Classification": "w2 "}, ("", "")),
+}
+
+
+@pytest.mark.parametrize("name", NAMED_PROMPTS)
+def test_prompts_of_other_names_are_taken_or_named(tmp_path: Path, bert: Path, name: str, caplog: Any) -> None:
+    prompts, expected = NAMED_PROMPTS[name]
+    shutil.copytree(bert, folder := tmp_path / "a")
+    write_chain(folder, MEAN, [])
+    _set(MODEL, prompts=prompts)(folder)
+    ours = Encoder(str(folder))
+    assert (ours.prompt("query"), ours.prompt("document")) == expected
+    assert ("has prompts (STS, Classification), and none is known to be for queries" in caplog.text) == (
+        name == "other"
+    )
+
+
+def test_texts_that_the_tokenizer_does_not_know_are_named_and_mostly_unknown_ones_refused(caplog: Any) -> None:
+    encoder = Encoder("package:minilm")
+    thai = ["แม่น้ำไรน์ไหลผ่านเมืองบาเซิลแล้วไหลลงสู่ทะเลเหนือที่เนเธอร์แลนด์ซึ่งเป็นแม่น้ำสำคัญ" * 2, "ขนมปังทำจากแป้งและน้ำและเกลือ" * 4]
+    english = ["The Rhine flows through Basel.", "Bread is baked from flour. 😀"]
+    require_known(encoder, None, english, "minilm")
+    assert not caplog.text
+    with pytest.raises(UserError, match="tokenizer of minilm does not know 100% of the tokens of queries"):
+        require_known(encoder, None, thai, "minilm")
+    require_known(encoder, None, [*english, thai[0]], "minilm")
+    assert len(caplog.messages) == 1
+    assert re.search("does not know 100% of the tokens of queries: unlike words are one to it", caplog.text)
 
 
 # What is refused ----------------------------------------------------------------------------------------------

@@ -53,6 +53,7 @@ from replug.models.encoder import Encoder
 from replug.models.hardware import check_gpus, multiplies_bfloat16
 from replug.models.preparing import prepared_set
 from replug.models.prompt import PromptTemplate
+from replug.models.unknown_tokens import query_sample, require_known
 from replug.planning.memory import run_sizes
 from replug.planning.stages import INDEX, LABELS
 from replug.train.data_checks import check_data
@@ -90,6 +91,7 @@ def _label(config: Config, out: Path, index: Path, run_stages: RunStages | None)
     check_data(config, data, source)
     encoder = load_encoder(config.retriever, dims=config.index.dims)
     require_store_of(data.corpus, encoder)
+    require_known(encoder, data.corpus, query_sample(data), str(config.retriever.path))
     origin = label_origin(config, data, source.identity, encoder)
     folder = labels_folder(out)
     folder.claim(asdict(origin))
