@@ -42,6 +42,15 @@ def ngram_hashes(text: str, n: int) -> np.ndarray:
     return hashes
 
 
+def without_common(hashes: np.ndarray, n: int, common: np.ndarray) -> np.ndarray:
+    """Return the hashes of a text's n-grams without those that share a word with one of the `common` ones (sorted)."""
+    places = np.flatnonzero(is_known(hashes, common))
+    if not len(places):
+        return hashes
+    near = (places[:, None] + np.arange(1 - n, n)).ravel()
+    return np.delete(hashes, near[(near >= 0) & (near < len(hashes))])
+
+
 def overlaps(hashes: np.ndarray, known: np.ndarray) -> bool:
     """Return whether one of the hashes is among the known ones, which are sorted."""
     return bool(is_known(hashes, known).any())

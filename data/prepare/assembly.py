@@ -6,6 +6,7 @@ keys, in their order.
 """
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -17,9 +18,15 @@ import pyarrow as pa
 
 from replug.data.files import file_sha256, write_json
 from replug.data.folder import FileSum, file_sum
-from replug.data.hashing import hash64
+from replug.data.hashing import hash64, ngram_hashes
 from replug.data.prepare.cutting import SCHEMAS, iterate, load_rules, read_range
-from replug.data.prepare.disjoint import OverlapFilter, prove_examples, write_overlap_filter
+from replug.data.prepare.disjoint import (
+    NOTHING,
+    OverlapFilter,
+    common_ngrams,
+    prove_examples,
+    write_overlap_filter,
+)
 from replug.data.prepare.local_pool import Pool
 from replug.data.prepare.reading import Cut
 from replug.data.prepare.work import WorkFolder, is_intact
@@ -39,7 +46,11 @@ from replug.data.shards import (
 )
 from replug.data.tokenizing import TokenIds, ids_of_texts, load_plain
 
+log = logging.getLogger(__name__)
+
 ROWS_AT_A_TIME = 1000
+# Where n-grams that most sources share are looked for: whole sources, in the first ranges of keys.
+SAMPLED_SOURCES, SAMPLED_RANGES, SAMPLED_NGRAMS = 256, 64, 1 << 24
 PIECE_NAMES = {"documents": "document", "queries": "query", "heldout": "held-out text", "dev": "development text"}
 
 
@@ -166,7 +177,7 @@ def write_texts(
 
     Returns the numbers of texts of each split by domain, and what the proof found: shared sources and equal texts.
     """
-    overlap_filter = OverlapFilter.empty()
+    overlap_filter, common = OverlapFilter.empty(), _common_ngrams(work, cut, ngram)
     proof: tuple[list[str], list[str]] = ([], [])
     splits = [split for split in TEXT_SPLITS if split in cut.asked]
     paths = {split: work.out / f"{split}.arrow" for split in splits}
@@ -181,9 +192,31 @@ def write_texts(
         is_last = number == len(splits) - 1
         folder = work.overlap_filters / ("examples" if is_last else split)
         chosen = (example for path in so_far for example in read_examples_of(path))
-        overlap_filter = write_overlap_filter(folder, chosen, ngram, seed)
+        overlap_filter = write_overlap_filter(folder, chosen, ngram, seed, common)
     domains = {split: Counter(example.domain for example in read_examples_of(paths[split])) for split in splits}
     return {split: dict(sorted(domains[split].items())) for split in SPLITS if split in splits}, proof
+
+
+def _common_ngrams(work: WorkFolder, cut: Cut, n: int | None) -> np.ndarray:
+    """Return the n-grams that most of the source documents share, as some hundred of them show."""
+    if n is None:
+        return NOTHING
+    cutoff = min(2**64 - 1, 2**64 * SAMPLED_SOURCES // max(1, cut.texts))
+    found: dict[str, list[np.ndarray]] = {}
+    num = 0
+    for split in cut.asked:
+        for keys in _ranges(cut, split)[:SAMPLED_RANGES]:
+            table = read_range(work.runs(split), SCHEMAS[split], *keys)
+            rows = [i for i, of in enumerate(table.column("source").to_pylist()) if hash64(of) <= cutoff]
+            for row in iterate(table.take(pa.array(rows, pa.int64()))):
+                hashes = ngram_hashes(row["text"] if split == "documents" else row["context"] + row["continuation"], n)
+                num += len(hashes)
+                if num <= SAMPLED_NGRAMS:
+                    found.setdefault(row["source"], []).append(hashes)
+    common = common_ngrams(np.concatenate(own) for own in found.values())
+    if len(common):
+        log.info(f"{len(common):,} runs of {n} words stand in half of the source documents: they count as no overlap")
+    return common
 
 
 def write_shards(work: WorkFolder, cut: Cut, pool: Pool) -> list[ShardReport]:

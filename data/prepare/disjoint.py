@@ -5,7 +5,7 @@ and case aside). All workers map what a split must not overlap, in sorted files 
 
     FILTER/keys.u64      every example's whole text and its continuation alone
     FILTER/sources.u64   what they were cut from
-    FILTER/ngrams.u64    their n-grams of words, where these are compared
+    FILTER/ngrams.u64    their n-grams of words, where these are compared, but for those that most sources share
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,13 +16,15 @@ import numpy as np
 
 from replug.config.errors import UserError
 from replug.data.files import replace_file, writing
-from replug.data.hashing import content_hash, hash64, ngram_hashes, overlaps
+from replug.data.hashing import content_hash, hash64, ngram_hashes, overlaps, without_common
 from replug.data.records import Document, Example
 from replug.data.sampling import piece_key
 from replug.data.shards import read_documents_of
 
 PARTITIONS = 16
 HASHES_IN_MEMORY = 1 << 22
+LEAST_COMMON = 5  # sources
+NOTHING = np.empty(0, np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,7 @@ class OverlapFilter:
 
     @staticmethod
     def empty() -> "OverlapFilter":
-        nothing = np.empty(0, np.uint64)
-        return OverlapFilter(nothing, nothing, nothing, None)
+        return OverlapFilter(NOTHING, NOTHING, NOTHING, None)
 
     @staticmethod
     def load(folder: Path) -> "OverlapFilter":
@@ -52,19 +53,39 @@ class OverlapFilter:
         return self.n is not None and overlaps(ngram_hashes(text, self.n), self.ngrams)
 
 
-def write_overlap_filter(folder: Path, examples: Iterable[Example], n: int | None, seed: int) -> OverlapFilter:
-    """Write the hashes of examples; memory does not grow with their number."""
+def write_overlap_filter(
+    folder: Path, examples: Iterable[Example], n: int | None, seed: int, common: np.ndarray = NOTHING
+) -> OverlapFilter:
+    """Write the hashes of examples, without n-grams that overlap `common` ones (sorted).
+
+    Memory does not grow with the number of examples.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     keys, sources, ngrams = (SortedHashes(folder / f"{name}.u64") for name in ("keys", "sources", "ngrams"))
     for example in examples:
         keys.add(np.array(example_keys(example, seed), np.uint64))
         sources.add(np.array([hash64(example.source or "")], np.uint64))
         if n is not None:
-            ngrams.add(ngram_hashes(example.context + example.continuation, n))
-    for hashes in (keys, sources, ngrams):
-        hashes.finish()
+            ngrams.add(without_common(ngram_hashes(example.context + example.continuation, n), n, common))
+    for found in (keys, sources, ngrams):
+        found.finish()
     replace_file(folder / "n", str(n or 0).encode())
     return OverlapFilter.load(folder)
+
+
+def common_ngrams(hashes_by_source: Iterable[np.ndarray]) -> np.ndarray:
+    """Return the n-grams, sorted hashes, that half of the sources hold: headers, footers and licences are no leak.
+
+    Each array is of one source. Of fewer than five sources nothing is common.
+    """
+    unique = [np.unique(hashes) for hashes in hashes_by_source]
+    hashes, counts = np.unique(np.concatenate([NOTHING, *unique]), return_counts=True)
+    return hashes[counts >= common_from(len(unique))]
+
+
+def common_from(num_sources: int) -> int:
+    """Return how many of so many sources hold what is common."""
+    return max(LEAST_COMMON, -(-num_sources // 2))
 
 
 def example_keys(example: Example, seed: int = 0) -> tuple[int, int]:

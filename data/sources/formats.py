@@ -32,7 +32,7 @@ from replug.data.sources.lines import (
     twice,
 )
 from replug.data.sources.markup import MainTexts, main_texts, plain_markup
-from replug.data.sources.records import FieldMap, Item, Reason, Rejected, Row, SourceShard, SourceText
+from replug.data.sources.records import FieldMap, Item, Reason, Rejected, Row, SourceShard, SourceText, readable_name
 from replug.data.sources.row_texts import checked_text, joined_texts, names_in, nested, texts_of_rows
 
 PACKAGE = "package:"
@@ -285,6 +285,8 @@ def _whole(name: str, root: str, fields: FieldMap, pages: MainTexts | None = Non
     text = content.decode("utf-8-sig") if pages is None else pages(content)
     if text is None:
         return Rejected(Reason.no_main_text, name, 0, "no main text was found in the page")
+    if not text.strip():
+        return Rejected(Reason.empty_file, name, 0, "the file is empty")
     label = text_id(name, root)
     domain = label.partition("/")[0] if "/" in label else "all"
     if kind in PROSE:
@@ -294,8 +296,8 @@ def _whole(name: str, root: str, fields: FieldMap, pages: MainTexts | None = Non
 
 
 def text_id(name: str, root: str) -> str:
-    """Return what a file of a tree of texts is called: its path below the root."""
-    return str(Path(name).relative_to(root)) if root else Path(name).name
+    """Return what a file of a tree of texts is called: its path below the root, without bytes that are no UTF-8."""
+    return readable_name(str(Path(name).relative_to(root)) if root else Path(name).name)
 
 
 def _text_lines(name: str, max_characters: int) -> Iterator[Row]:

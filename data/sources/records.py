@@ -30,6 +30,7 @@ class Reason(StrEnum):
     text_missing = "text_missing"
     text_not_a_string = "text_not_a_string"
     text_empty = "text_empty"
+    empty_file = "empty_file"
     half_surrogate = "half_surrogate"
     nul_character = "nul_character"
     too_long = "too_long"
@@ -37,6 +38,14 @@ class Reason(StrEnum):
     id_empty = "id_empty"
     domain_not_a_string = "domain_not_a_string"
     duplicate_id = "duplicate_id"
+
+
+NOTHING_TO_READ = (Reason.no_main_text, Reason.empty_file)  # pages of links, `__init__.py`: no damage
+
+
+def readable_name(name: str) -> str:
+    """Return a file's name as text: bytes of other encodings are spelt out, such as `\\xe9`."""
+    return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +58,7 @@ class Rejected:
     detail: str
 
     def __str__(self) -> str:
-        return f"{self.file}{f':{self.line}' if self.line else ''}: {self.detail} ({self.reason.value})"
+        return f"{readable_name(self.file)}{f':{self.line}' if self.line else ''}: {self.detail} ({self.reason.value})"
 
 
 def write_rejected(path: Path, examples: Iterable[Rejected]) -> None:
@@ -59,14 +68,19 @@ def write_rejected(path: Path, examples: Iterable[Rejected]) -> None:
     for case in examples:
         listed[case.reason.value] += 1
         if listed[case.reason.value] <= EXAMPLES:
-            row = {"reason": case.reason.value, "file": case.file, "line": case.line or None, "detail": case.detail}
+            row = {
+                "reason": case.reason.value,
+                "file": readable_name(case.file),
+                "line": case.line or None,
+                "detail": case.detail,
+            }
             lines.append(json.dumps(row, ensure_ascii=True))
     replace_file(path, "".join(f"{line}\n" for line in lines).encode())
 
 
 def too_many(counts: Counter[str], num_rows: int, limit: float) -> bool:
-    """Return whether more than a share `limit` of all rows was rejected. Pages without a main text do not count."""
-    rejected = counts.total() - counts[Reason.no_main_text]
+    """Return whether more than a share `limit` of all rows was rejected, beside files that hold nothing to read."""
+    rejected = counts.total() - sum(counts[reason] for reason in NOTHING_TO_READ)
     return rejected > limit * (num_rows + rejected)
 
 

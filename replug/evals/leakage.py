@@ -2,8 +2,9 @@
 
 An example is in the corpus where a document comes from its source, equals one of its texts (white space and case
 aside), or shares as many words in a row with one, as preparing a set has it (`data.prepare.disjoint`). N-grams have 13
-words (Brown et al. 2020); a text of fewer words, down to 8, is compared whole. What is compared is the task's to say:
-an example with its continuation, a question, its choices, its answers.
+words (Brown et al. 2020); a text of fewer words, down to 8, is compared whole. Words in a row that half of the corpus's
+sources hold, such as a footer, are no leak. What is compared is the task's to say: an example with its continuation, a
+question, its choices, its answers.
 
 The hashes of the examples are held in memory, and the corpus streams past once. found/overlaps.jsonl keeps what was
 found, and leakage.json holds it for the examples of the results.
@@ -11,7 +12,8 @@ found, and leakage.json holds it for the examples of the results.
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,7 +21,8 @@ import numpy as np
 
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.data.files import read_json, write_json
-from replug.data.hashing import content_hash, is_known, ngram_hashes
+from replug.data.hashing import content_hash, hash64, is_known, ngram_hashes, without_common
+from replug.data.prepare.disjoint import common_from
 from replug.data.progress import Progress
 from replug.data.records import Document
 from replug.data.store import Corpus
@@ -27,6 +30,7 @@ from replug.data.words import compared_words
 from replug.evals.loop import Item, Task
 
 MOST_WORDS, LEAST_WORDS = 13, 8  # of an n-gram
+MOST_SOURCES = 1 << 20  # that are counted; in a larger corpus words must stand in half as many documents to be common
 SOURCE, EQUAL, NGRAM = "source", "equal text", "n-gram"
 REASONS = (SOURCE, EQUAL, NGRAM)
 
@@ -53,22 +57,32 @@ class Overlaps:
 
 
 class _Rows:
-    """Rows of examples by hash."""
+    """The n-grams of examples, by row, and the documents that hold them."""
 
-    def __init__(self, hashes: Sequence[np.ndarray], rows: Sequence[int]) -> None:
-        together = np.concatenate([np.empty(0, np.uint64), *hashes])
-        of = np.repeat(np.array(rows, dtype=np.int64), [len(some) for some in hashes])
+    def __init__(self, n: int, hashes: Sequence[tuple[np.ndarray, int]]) -> None:
+        self._n, self._given = n, hashes
+        together = np.concatenate([np.empty(0, np.uint64), *(some for some, _ in hashes)])
+        of = np.repeat(np.array([row for _, row in hashes], np.int64), [len(some) for some, _ in hashes])
         order = np.argsort(together, kind="stable")
         self._hashes, self._rows = together[order], of[order]
+        self._num_holding: Counter[int] = Counter()  # documents that hold a hash
+        self._found: dict[int, set[int]] = {}  # rows that a hash was found for
 
-    def of(self, hashes: np.ndarray) -> list[int]:
-        """Return the rows of examples that have one of the hashes."""
-        known = hashes[is_known(hashes, self._hashes)]
-        if not len(known):
-            return []
-        known = np.unique(known)
-        first, last = (np.searchsorted(self._hashes, known, side) for side in ("left", "right"))
-        return [int(row) for start, end in zip(first, last, strict=True) for row in self._rows[start:end]]
+    def find(self, text: str, is_own: Callable[[int], bool]) -> None:
+        """Look for a document's n-grams; those of rows that it is the own source of count for nothing."""
+        hashes = ngram_hashes(text, self._n)
+        for known in np.unique(hashes[is_known(hashes, self._hashes)]).tolist():
+            self._num_holding[known] += 1
+            first, last = (np.searchsorted(self._hashes, np.uint64(known), side) for side in ("left", "right"))
+            rows = self._found.setdefault(known, set())
+            rows.update(row for row in self._rows[first:last].tolist() if not is_own(row))
+
+    def rows(self, common_from: int) -> set[int]:
+        """Return the rows with an n-gram that was found, apart from those that so many documents hold."""
+        common = sorted(known for known, count in self._num_holding.items() if count >= common_from)
+        among = np.array(common, np.uint64)
+        own = ((row, without_common(hashes, self._n, among).tolist()) for hashes, row in self._given)
+        return {row for row, hashes in own if any(row in self._found.get(one, ()) for one in hashes)}
 
 
 def find_overlaps(
@@ -93,14 +107,23 @@ def find_overlaps(
                 hashes.setdefault(n, []).append((ngram_hashes(text, n), row))
                 is_short = False
         num_short += is_short
-    by_ngram = {n: _Rows([of for of, _ in some], [row for _, row in some]) for n, some in hashes.items()}
+    by_ngram = [_Rows(n, some) for n, some in hashes.items()]
     found: dict[str, set[int]] = {reason: set() for reason in REASONS}
+    sources: set[int] = set()
     for document in documents:
+        if len(sources) < MOST_SOURCES:
+            sources.add(hash64(document.source))
+
+        def is_own(row: int, source: str = document.source) -> bool:
+            return excludes_own and examples[row].source == source
+
         found[SOURCE].update(by_source.get(document.source, ()))
         equal = by_text.get(content_hash(document.text), ())
-        alike = [(NGRAM, rows.of(ngram_hashes(document.text, n))) for n, rows in by_ngram.items()]
-        for reason, rows in [(EQUAL, equal), *alike]:
-            found[reason].update(row for row in rows if not (excludes_own and examples[row].source == document.source))
+        found[EQUAL].update(row for row in equal if not is_own(row))
+        for ngrams in by_ngram:
+            ngrams.find(document.text, is_own)
+    for ngrams in by_ngram:
+        found[NGRAM] |= ngrams.rows(common_from(len(sources)))
     counted = REASONS[1:] if excludes_own else REASONS
     reasons = {e.id: [reason for reason in counted if row in found[reason]] for row, e in enumerate(examples)}
     return Overlaps(

@@ -1,8 +1,10 @@
 """A folder of prose is read, cut at headings and sentences, and dealt to the splits by files."""
 
 import gzip
+import os
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -327,3 +329,35 @@ def test_a_line_without_end_is_judged_in_time_that_grows_with_its_length(unit: s
     begun = time.process_time()
     points_elsewhere(unit * (100_000 // len(unit)) + " some words of a text")
     assert time.process_time() - begun < 5  # minutes, where it grows with its square
+
+
+FOOTER = "Was this page helpful? Tell us what you think by writing to the documentation team at docs@example.org today."
+
+
+def pages(number: int, copies: Sequence[int] = ()) -> dict[str, bytes]:
+    """Pages of words of their own; `copies` hold the text of the first."""
+    words = {n: " ".join(f"W{n}x{i}{'.' * (i % 10 == 9)}" for i in range(60)) for n in range(number)}
+    texts = {n: words[0] if n in copies else words[n] for n in range(number)}
+    return {f"page{n}.md": f"# Page {n}\n\n{texts[n]}\n\n---\n{FOOTER}\n".encode() for n in range(number)}
+
+
+def test_a_footer_of_all_pages_is_no_leak_and_a_copied_page_is(tmp_path, caplog):
+    caplog.set_level("INFO", "replug")
+    keys = {"num_documents": None, "num_queries": None, "num_heldout": None, "num_dev": 100, "ngram_overlap": 13}
+    made = prepare(tmp_path / "set", write(tmp_path / "one", pages(60)), context_tokens=100, **keys)
+    assert made.manifest["dropped"] == {} or not sum(made.manifest["dropped"].values())
+    assert "runs of 13 words stand in half of the source documents: they count as no overlap" in caplog.text
+    copied = write(tmp_path / "two", pages(60, copies=range(1, 20)))
+    dropped = prepare(tmp_path / "other", copied, context_tokens=100, **keys).manifest["dropped"]
+    assert sum(count for reason, count in dropped.items() if "13 words" in reason) > 5
+
+
+def test_empty_files_are_passed_over_and_names_of_other_encodings_are_read(tmp_path, caplog):
+    files = pages(12) | {f"part{n}/empty.md": b"" for n in range(9)}
+    source = write(tmp_path / "docs", files)
+    (source / os.fsdecode(b"caf\xe9.md")).write_bytes(pages(1)["page0.md"].replace(b"W0", b"Cafe"))
+    made = prepare(tmp_path / "set", source, num_documents=None, max_rejected_share=0.0)
+    assert made.manifest["rejected"] == {"empty_file": 9}
+    assert "part0/empty.md: the file is empty (empty_file)" in caplog.text
+    sources = {text.source for store in (made.queries, made.heldout) for text in store.examples(range(len(store)))}
+    assert "caf\\xe9.md" in sources | {document.source for document in made.corpus.iterate()}

@@ -58,6 +58,20 @@ def test_a_document_of_the_same_source_is_found_unless_it_is_not_retrieved():
     assert find_overlaps(EXAMPLES, TEXTS, [*documents, copy], True).reasons == {"copied": ["equal text", "n-gram"]}
 
 
+def test_words_that_half_of_the_sources_hold_are_no_leak_and_a_copy_beside_them_is():
+    footer = " ".join(f"footer{number}" for number in range(20))
+    documents = [document(f"d{i}", f"{words(i + 50, 20)} same {footer}", f"s{i}") for i in range(9)]
+    documents += [document(f"e{i}", words(i + 80, 20), f"t{i}") for i in range(9)]
+    alike = (f"{words(7, 20)} same {footer}",)  # ends in one more word that theirs have
+    items = [Item("alike", "", "all", source="a"), Item("copied", "", "all", source="b")]
+    texts = [alike, (f"{words(8, 20)} {footer}",)]
+    assert find_overlaps(items, texts, documents).reasons == {}
+    copy = document("copy", f"{words(8, 20)} {footer}", "c")
+    assert find_overlaps(items, texts, [*documents, copy]).reasons == {"copied": ["equal text", "n-gram"]}
+    few = find_overlaps(items, texts, documents[:4])
+    assert few.reasons == {"alike": ["n-gram"], "copied": ["n-gram"]}
+
+
 def test_overlaps_are_those_of_a_naive_search():
     rng = random.Random(0)
     vocabulary = [f"w{number}" for number in range(2)]
