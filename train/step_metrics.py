@@ -17,9 +17,10 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from replug.cluster.gpus import USE, Busy, BusySeconds, DeviceUse, add_seconds
 from replug.config.choices import WandbMode
-from replug.config.errors import RunError, require_extra
+from replug.config.errors import RunError, UserError, require_extra
 from replug.config.load import flatten
 from replug.config.schema import Config
+from replug.config.wandb_login import wandb_login
 from replug.data.datamodule import Position
 from replug.data.files import write_json
 from replug.train.run_dir import RunDirectory
@@ -137,9 +138,11 @@ class JsonLinesLogger(Logger):
 
 
 def require_wandb(config: Config) -> None:
-    """Raise UserError, before anything heavy starts, if W&B is asked for and not installed."""
+    """Raise UserError, before anything heavy starts, if W&B is asked for and not installed, or has no login."""
     if config.wandb.mode is not WandbMode.off:
         require_extra("wandb", "wandb", what=f"wandb.mode={config.wandb.mode}")
+    if config.wandb.mode is WandbMode.online and wandb_login() is None:
+        raise UserError("wandb.mode is online, and W&B has no key; run `wandb login`, or set $WANDB_API_KEY")
 
 
 def loggers_of(config: Config, run: RunDirectory) -> list[Logger]:

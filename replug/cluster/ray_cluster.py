@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 import ray
 import torch
 from ray._private import ray_constants
@@ -35,7 +36,7 @@ from replug.cluster.gpu_shares import ROLES, Sizes, trains_on_gpu
 from replug.cluster.interruption import Interruption, kill, ray_children
 from replug.cluster.layout import Layout, NoRoom
 from replug.cluster.packing import Node
-from replug.config.errors import UserError
+from replug.config.errors import RunError, UserError
 from replug.config.schema import Config
 from replug.data.prepare.local_pool import Job
 
@@ -43,6 +44,7 @@ log = logging.getLogger(__name__)
 
 CODE = Path(__file__).parents[2]  # the folder that workers import `replug` from
 ANSWER_SECONDS = 10.0
+SECONDS_FOR_AGENTS, TOO_SLOW = 120, "timed out during startup"  # which Ray gives 15 s; what it says where they are late
 LOOK_SECONDS = 60.0  # for a node to start a process that looks
 
 
@@ -208,7 +210,7 @@ def _start(config: Config, roles: Collection[str], sizes: Sizes, num_tasks: int)
     """Logical CPUs are made for as many actors and tasks as there are; GPUs are those that torch sees."""
     here = this_node()
     laid_out = _lay_out("ray", config, [here], sizes, roles)
-    ray.init(
+    _init_patiently(
         address="local",  # None would join whatever cluster somebody has started on this machine
         num_cpus=max(1, len(laid_out.actors) + num_tasks),
         num_gpus=int(here.gpus),
@@ -218,8 +220,28 @@ def _start(config: Config, roles: Collection[str], sizes: Sizes, num_tasks: int)
         object_store_memory=layout.OBJECT_STORE_BYTES,
         _temp_dir=str(private_folder() / "r"),  # which Ray opens to everybody; the folder round it stays closed
         runtime_env=quoted_python(),
+        _system_config={"agent_register_timeout_ms": 1000 * SECONDS_FOR_AGENTS},
     )
     return laid_out.on_node(here.name, ray.get_runtime_context().get_node_id())
+
+
+def _init_patiently(**options: Any) -> None:
+    """Start Ray, twice where its processes do not come up in time. Raises RunError if they do not either."""
+    for is_last in (False, True):
+        others = psutil.Process().children(recursive=True)
+        try:
+            with contextlib.chdir(CODE):  # Ray puts the driver's folder first where its workers import from
+                ray.init(**options)
+            return
+        except Exception as error:  # Ray has no class of its own for this
+            if TOO_SLOW not in str(error):
+                raise
+            ray.shutdown()
+            kill(child for child in psutil.Process().children(recursive=True) if child not in others)
+            said = "Ray's processes did not start within half a minute: this machine has too few cores free"
+            if is_last:
+                raise RunError(f"{said}; run the same command again when it has") from error
+            log.warning(f"{said}. They are started once more")
 
 
 def quoted_python() -> dict[str, str] | None:

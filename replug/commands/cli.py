@@ -8,6 +8,7 @@ that cannot be written, 75 for a run interrupted by SIGTERM, SIGUSR1 or a closed
 import errno
 import importlib
 import importlib.metadata
+import io
 import logging
 import os
 import shutil
@@ -34,6 +35,8 @@ from replug.messages import LOGGER, StandardError
 QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1"}
 # Read by Ray when it is imported: what is asked of it after its end would start a second cluster, open to everybody.
 OWN_CLUSTER = {"RAY_ENABLE_AUTO_CONNECT": "0"}
+# Read by every Python that is started here: else one would import modules of the folder that the command runs in.
+OWN_CODE = {"PYTHONSAFEPATH": "1"}
 # What a file system says of a user's path; anything else of the system is a mistake of ours, and shows its traceback.
 OF_A_PATH = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
@@ -71,7 +74,10 @@ def main() -> None:
     log_to_stderr()
     if sys.stderr.isatty():
         progress.rewrite_with(_rewrite)
-    for name, value in {**QUIET, **OWN_CLUSTER, **torch_environment()}.items():
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # what the terminal's encoding lacks is a question mark
+    for name, value in {**QUIET, **OWN_CLUSTER, **OWN_CODE, **torch_environment()}.items():
         os.environ.setdefault(name, value)
     app = command_line(*sys.argv[1:2])
     try:
@@ -88,11 +94,11 @@ def main() -> None:
             sys.exit(exit_status(error.signal))
         sys.exit(2 if isinstance(error, UserError) else 1)
     except OSError as error:
-        if error.filename is None or error.errno not in OF_A_PATH:
-            raise
-        path, cache = Path(str(error.filename)), cache_dir()
+        path, cache = Path(str(error.filename or "")), cache_dir()
         # making the cache's folders fails at the first that is missing
-        is_cache = path.is_relative_to(cache) or cache.is_relative_to(path)
+        is_cache = error.filename is not None and (path.is_relative_to(cache) or cache.is_relative_to(path))
+        if error.filename is None or (error.errno not in OF_A_PATH and not is_cache):
+            raise
         mend = "; set REPLUG_CACHE to a folder that can be written" if is_cache else ""
         print(f"replug: {error.filename}: {error.strerror}{mend}", file=sys.stderr)
         sys.exit(1)

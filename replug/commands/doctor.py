@@ -15,7 +15,8 @@ from replug.config.load import load_config
 from replug.config.paths import find_config
 from replug.config.plain_text import plain_line
 
-MARKS = {State.ok: ("✓", "green"), State.warning: ("!", "yellow"), State.wrong: ("✗", "red")}
+COLOURS = {State.ok: "green", State.warning: "yellow", State.wrong: "red"}
+MARKS, PLAIN_MARKS = "✓!✗", "v!x"  # of the states, the latter for a terminal that does not know the former
 
 
 def doctor(
@@ -78,8 +79,10 @@ def _print(found: Sequence[Check]) -> None:
     from rich.text import Text
 
     console = Console(highlight=False)
+    is_known = MARKS.encode(console.encoding, errors="ignore").decode(console.encoding) == MARKS
+    of_state = dict(zip(COLOURS, MARKS if is_known else PLAIN_MARKS, strict=True))
     for check in found:
-        mark, colour = MARKS[check.state]
+        mark, colour = of_state[check.state], COLOURS[check.state]
         fix = f" → {plain_line(check.fix)}" if check.fix and check.state is not State.ok else ""
         found_here = plain_line(check.found)
         console.print(Text.assemble((mark, colour), f" {check.name:<16} {found_here}", (fix, colour)), soft_wrap=True)

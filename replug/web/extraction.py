@@ -134,7 +134,7 @@ class Extractor:
     def _started(self) -> subprocess.Popen[str]:
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "replug.web.extraction"],
+                [sys.executable, "-P", "-m", "replug.web.extraction"],  # no module of the folder that it runs in
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 encoding="ascii",

@@ -4,7 +4,6 @@ A check returns a `Check`, or None if it has nothing to say. Checks start no Ray
 and each ends within `LIMIT_SECONDS`, even if a file system hangs.
 """
 
-import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -15,16 +14,15 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from netrc import NetrcParseError, netrc
 from pathlib import Path
 
 import psutil
 
 from replug.config.choices import WandbMode
+from replug.config.wandb_login import wandb_login
 from replug.slurm.ray_node import OBJECT_STORE_BYTES
 
 LIMIT_SECONDS = 30.0
-WANDB_HOST = "api.wandb.ai"
 GIB = 2**30
 
 
@@ -153,11 +151,7 @@ def wandb(mode: WandbMode) -> Check:
     """Check whether a run would find W&B, and an online one a login; the key is never shown."""
     if mode is not WandbMode.off and importlib.util.find_spec("wandb") is None:
         return Check("W&B", State.wrong, f"wandb.mode={mode}, but wandb is not here", "pip install 'replug[wandb]'")
-    login = "WANDB_API_KEY" if os.environ.get("WANDB_API_KEY") else None
-    path = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
-    with contextlib.suppress(NetrcParseError):
-        if login is None and path.is_file() and netrc(path).authenticators(WANDB_HOST):
-            login = str(path)
+    login = wandb_login()
     if mode is WandbMode.online and login is None:
         return Check("W&B", State.wrong, "wandb.mode=online, but no login", "wandb login, or wandb.mode=offline")
     return Check("W&B", State.ok, f"wandb.mode={mode.value}, {f'login from {login}' if login else 'no login'}")
