@@ -35,6 +35,9 @@ EXAMPLE_SCHEMA = pa.schema(
 OWN_COLUMNS = pa.schema([("query", pa.string()), ("candidates", pa.list_(pa.string()))])  # where some example has them
 
 
+OWN_CORPUS = "corpus"  # of an index: where documents lie that belong to no set
+
+
 def prepared_folder(path: Path, key: str = "data.out") -> Folder:
     """Return the folder of a prepared set; `key` names where to write another."""
     return Folder(path, "prepared set", key=key, mend=FIX, others=(f"{FOUND}*",))

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from replug.config.errors import UserError
-from replug.data.shards import corpus_sha256, shard_paths
+from replug.data.shards import OWN_CORPUS, corpus_sha256, prepared_folder, shard_paths
 from replug.data.store import open_corpus
 from replug.index_workers.faiss_index import count_vectors
 from replug.index_workers.version_store import VersionStore, weights_sha256
@@ -26,6 +26,8 @@ def verify_index(root: Path) -> tuple[list[str], list[str]]:
         found = list(_problems(store, version))
         lines.append(f"v{version:06d}: {_describe(store, version) if not found else f'wrong in {len(found)} places'}")
         problems += found
+    own_corpus = prepared_folder(store.root / OWN_CORPUS)
+    problems += own_corpus.verify() if own_corpus.is_finished else []
     if versions and not store.published():
         problems.append(f"{root} holds no finished version; run the command that was building it again")
     return lines, problems

@@ -16,7 +16,7 @@ from replug.data.folder import INPUTS, Folder, sole_writer
 from replug.data.prepare.cutting import LMBound, Tokenizers
 from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import Inputs, import_corpus, prepare_raw, prepare_rows, row_inputs
-from replug.data.shards import prepared_folder
+from replug.data.shards import OWN_CORPUS, prepared_folder
 from replug.data.sources.records import FieldMap
 from replug.data.sources.shards import source_fingerprint
 from replug.data.store import Corpus, PreparedSet
@@ -110,7 +110,7 @@ def corpus_to_index(config: Config, default_out: Path, index_root: Path) -> Corp
     data = config.data
     if data.corpus and not (data.queries or data.heldout):
         check_paths(config, corpus_only=True)
-        out = index_root / "corpus"
+        out = index_root / OWN_CORPUS
         if not any(made.is_dir() and made != out for made in index_root.glob("*")):  # nothing was made from it yet
             _make_way(prepared_folder(out), row_inputs({"corpus": data.corpus}, data.fields))
         return import_corpus(data.corpus, out, data.fields)

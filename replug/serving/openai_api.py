@@ -79,12 +79,12 @@ class ServingLimits:
 
 # Requests ------------------------------------------------------------------------------------------------------------
 
-Texts = Annotated[
-    list[str],
-    BeforeValidator(lambda value: [value] if isinstance(value, str) else value, json_schema_input_type=str | list[str]),
-    Field(min_length=1, max_length=MAX_TEXTS),
-]
+AS_LIST = BeforeValidator(
+    lambda value: [value] if isinstance(value, str) else value, json_schema_input_type=str | list[str]
+)
+Texts = Annotated[list[str], AS_LIST, Field(min_length=1, max_length=MAX_TEXTS)]
 Zero = Annotated[float, Field(ge=0, le=0)]
+One = Annotated[float, Field(ge=1, le=1)]
 Nothing = Annotated[list[Any], Field(max_length=0)]
 
 
@@ -151,6 +151,7 @@ class EnsembleOptions(StrictRequest):
 
 class StreamOptions(StrictRequest):
     include_usage: bool = False
+    include_obfuscation: bool = False  # OpenAI pads its own pieces
 
 
 class TextFormat(StrictRequest):
@@ -162,7 +163,7 @@ class _Generation(_OpenAIRequest):
     max_tokens: int | None = None
     temperature: float = 0.0
     top_p: float = 1.0
-    stop: Annotated[Texts, Field(max_length=16)] | None = None
+    stop: Annotated[list[str], AS_LIST, Field(max_length=16)] | None = None
     seed: int = 0
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
@@ -180,8 +181,20 @@ class _Generation(_OpenAIRequest):
     tools: Nothing = []
     functions: Nothing = []
     tool_choice: Literal["none", "auto"] = "none"
+    function_call: Literal["none", "auto"] = "none"
     response_format: TextFormat | None = None
     modalities: list[Literal["text"]] = ["text"]
+    reasoning_effort: Literal["none"] = "none"
+    verbosity: Literal["medium"] = "medium"
+    # The same of vLLM's and llama.cpp's, which their clients send:
+    top_k: Literal[-1, 0] = -1
+    min_p: Zero = 0
+    repetition_penalty: One = 1
+    length_penalty: One = 1
+    ignore_eos: Literal[False] = False
+    use_beam_search: Literal[False] = False
+    skip_special_tokens: Literal[True] = True
+    add_generation_prompt: Literal[True] = True
 
     def options(self, limits: ServingLimits, default_tokens: int) -> GenerationOptions:
         """Return how to decode the answer. Raises ApiError for values out of range."""
@@ -202,11 +215,17 @@ class CompletionRequest(_Generation):
 class TextPart(StrictRequest):
     type: Literal["text"]
     text: str
+    cache_control: Any = None
 
 
 class Message(StrictRequest):
+    """A message; an assistant's may be one that a client got and sends back."""
+
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
+    name: str | None = None
+    tool_calls: Nothing = []
+    annotations: Nothing = []
 
     @property
     def text(self) -> str:

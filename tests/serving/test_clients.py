@@ -68,8 +68,8 @@ def test_openais_client_is_told_which_keys_change_nothing(url: str) -> None:
     stream = client.completions.with_raw_response.create(**chat, stream=True, user="me")
     assert stream.headers[HEADER] == "user"
     assert client.embeddings.with_raw_response.create(model="retriever", input="x", user="me").headers[HEADER] == "user"
-    with pytest.raises(openai.BadRequestError, match="reasoning_effort: unknown, or not supported"):
-        client.completions.create(**chat, extra_body={"reasoning_effort": "high"})
+    with pytest.raises(openai.BadRequestError, match="audio: unknown, or not supported"):
+        client.completions.create(**chat, extra_body={"audio": {"voice": "x"}})
 
 
 def test_hugging_faces_client_gets_vectors_and_errors(url: str, vectors: np.ndarray) -> None:
@@ -167,7 +167,7 @@ def test_the_routes_describe_themselves(root: Path) -> None:
     described = ask(service_of(root), test)
     assert set(described["paths"]) == {
         *("/", "/embed", "/rerank", "/info", "/search", "/health", "/metrics"),
-        *("/v1/models", "/v1/embeddings", "/v1/completions", "/v1/chat/completions"),
+        *("/v1/models", "/v1/models/{name}", "/v1/embeddings", "/v1/completions", "/v1/chat/completions"),
     }
     inputs = described["components"]["schemas"]["EmbedRequest"]["properties"]["inputs"]
     assert {"type": "string"} in inputs["anyOf"]
