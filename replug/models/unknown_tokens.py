@@ -55,8 +55,10 @@ def query_sample(data: PreparedSet) -> list[str]:
 
 def require_known(encoder: "Encoder", corpus: CorpusStore | None, queries: Sequence[str], path: str) -> None:
     """Raise UserError where the encoder at `path` knows fewer than half of the tokens of documents or of queries."""
+    if path == "stand_in":  # which knows the words of its own texts alone
+        return
     texts: dict[str, Sequence[str]] = {"query": queries[:NUM_TEXTS]}
-    if corpus is not None and len(corpus):
+    if corpus is not None and corpus.url is None:  # a store gives no row before a search
         texts["document"] = corpus.texts(np.unique(np.linspace(0, len(corpus) - 1, NUM_TEXTS).astype(int)))
     for task, some in texts.items():
         share = unknown_share(encoder.tokenizer_of(task), encoder.token_ids(some, task))

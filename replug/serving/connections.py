@@ -5,12 +5,17 @@ server answers nobody. It is a small server for one team; what the internet send
 """
 
 import asyncio
+import logging
+import math
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+log = logging.getLogger(__name__)
+
 SECONDS_TO_ARRIVE = 20.0  # a request's head and body
 MAX_CONNECTIONS = 512  # of the 1,024 descriptors that a process may usually open
+SECONDS_BETWEEN_LINES = 60.0
 BACKLOG = 128  # connections that asyncio accepts at once, before any can be refused
 
 
@@ -19,18 +24,28 @@ class BoundedConnection(H11Protocol):
 
     connections: "set[BoundedConnection]"  # type: ignore[assignment]
     _timer: asyncio.TimerHandle | None = None
+    _waits_since: float | None = None  # for a request; None while one is answered
+    _told_at = -math.inf  # of all connections
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
-        if len(self.connections) > MAX_CONNECTIONS:  # one whose request has not arrived gives way
-            closed = next((one for one in self.connections if one._timer is not None), self)
-            closed._unset_timer()  # the loop forgets it later: the next one too many closes another
+        self._waits_since = self.loop.time()
+        if len(self.connections) > MAX_CONNECTIONS:  # those that wait for a request give way, the longest first
+            waiting = [one for one in self.connections if one._waits_since is not None]
+            closed = min(waiting, key=lambda one: one._waits_since or 0.0)
+            closed._waits_since = None  # the loop forgets it later: the next one too many closes another
+            closed._unset_timer()
             closed.transport.abort()
+            self._tell()
         self._bound()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._bound()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._waits_since = self.loop.time()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unset_timer()
@@ -40,6 +55,7 @@ class BoundedConnection(H11Protocol):
         """Begin to count when a request begins, and end when it is here."""
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._unset_timer()
+            self._waits_since = None
         elif self._timer is None:
             self._timer = self.loop.call_later(SECONDS_TO_ARRIVE, self.transport.abort)
 
@@ -47,3 +63,10 @@ class BoundedConnection(H11Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _tell(self) -> None:
+        """Say it in the log, now and then."""
+        now = self.loop.time()
+        if now - BoundedConnection._told_at > SECONDS_BETWEEN_LINES:
+            BoundedConnection._told_at = now
+            log.warning(f"{MAX_CONNECTIONS} connections are open; those that ask for nothing are closed for new ones")

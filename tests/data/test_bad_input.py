@@ -187,7 +187,7 @@ def test_a_bad_line_of_a_table_is_counted_and_listed_with_its_place(line, reason
 
 
 BAD_TEXTS = {
-    "a blank file": (b" \n\n", "text_empty"),
+    "a blank file": (b" \n\n", "empty_file"),
     "a program": (b"\x7fELF\x02\x01\x01\0\0\0", "nul_character"),
     "a picture": (b"\x89PNG\r\n\x1a\n\0\0", "not_utf8"),
     "UTF-16": ("some words".encode("utf-16"), "not_utf8"),

@@ -131,8 +131,10 @@ def _as_before() -> Iterator[None]:
     """Threads and the random state are the process's; a command sets them as if it had the process to itself."""
     import torch
 
-    threads = torch.get_num_threads()
+    threads, environment = torch.get_num_threads(), dict(os.environ)
     try:
         yield
     finally:
         torch.set_num_threads(threads)
+        if "PYTHONSAFEPATH" not in environment:  # a test's own subprocesses are not the command's
+            os.environ.pop("PYTHONSAFEPATH", None)
