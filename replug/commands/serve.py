@@ -65,7 +65,7 @@ def serve(
     spread = (lm.gpus_per_replica or 0) > 1
     with serving.listen(host, port) as listener:
         service = load_service(directory, source, lm, k, limits, own, spread, weighting_of(config), votes(config))
-        serving.run_server(serving.create_app(service, token), listener, timeout)
+        serving.run_server(serving.create_app(service, token), listener, service)
 
 
 def _require_known(directory: Path, overrides: list[str]) -> None:

@@ -7,11 +7,14 @@ long as a request may take; a second Ctrl-C does not wait.
 import asyncio
 import json
 import logging
+import os
 import signal
 import socket
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
 from importlib.metadata import version
+from types import FrameType
 from typing import Any, TypeVar
 
 import uvicorn
@@ -110,6 +113,8 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     @app.get(HEALTH)
     async def health() -> Json:
         """Return the index version in use, and whether a newer one cannot be opened."""
+        if service.failure:
+            raise ApiError(500, f"the server ends: {service.failure}", code="internal_error")
         index = service.index
         problem = {"problem": "a newer index version cannot be opened; see the log"} if index.problem else {}
         return {"status": "ready", "index_version": index.served.version, **problem}
@@ -230,6 +235,7 @@ async def _answer(
         content = shape.whole(await _within(service, request, _answers(service, questions)))
         return JSONResponse(content, headers=asked.ignored_header())
     await _within(service, request, service.retrieve(questions[0]))
+    await asyncio.to_thread(service.require_room, questions)
     events = _events(service, questions[0], shape, asked.stream_options.include_usage)
     headers = {"Cache-Control": "no-cache", **asked.ignored_header()}
     return StreamingResponse(events, media_type="text/event-stream", headers=headers)
@@ -238,13 +244,13 @@ async def _answer(
 async def _answers(service: Service, questions: Sequence[Question]) -> list[Answer]:
     """Answer all questions; the first that fails ends the others."""
 
-    async def answer(question: Question) -> Answer:
-        await service.retrieve(question)
-        return await service.answer(question)
-
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(answer(question)) for question in questions]
+            for question in questions:
+                group.create_task(service.retrieve(question))
+        await asyncio.to_thread(service.require_room, questions)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(service.answer(question)) for question in questions]
     except ExceptionGroup as errors:  # not except*: before Python 3.11.4 it wraps what is raised inside it
         refused = errors.subgroup((ApiError, RunError))
         if refused is None:
@@ -326,8 +332,12 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def run_server(app: FastAPI, listener: socket.socket, timeout_seconds: float) -> None:
-    """Serve until a signal ends the server; its requests are answered first."""
+SECONDS_TO_END = 5.0  # beyond the time of a request
+
+
+def run_server(app: FastAPI, listener: socket.socket, service: Service) -> None:
+    """Serve until a signal ends the server; its requests are answered first. Raises RunError if it ends by itself."""
+    timeout_seconds = service.limits.timeout_seconds
     listener.listen()  # a connection that comes before uvicorn accepts waits
     host, port = listener.getsockname()[:2]
     log.info(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}")
@@ -343,5 +353,25 @@ def run_server(app: FastAPI, listener: socket.socket, timeout_seconds: float) ->
         backlog=BACKLOG,
         timeout_graceful_shutdown=int(timeout_seconds) + 1,
     )
-    uvicorn.Server(config).run([listener])
+    _Server(config, timeout_seconds).run([listener])
+    if service.failure:
+        raise RunError(f"the server has ended: {service.failure}")
     log.info("stopped; every request that was accepted has been answered")
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which ends at last where a call that nothing can break off still holds a thread."""
+
+    def __init__(self, config: uvicorn.Config, timeout_seconds: float) -> None:
+        super().__init__(config)
+        self._timeout_seconds = timeout_seconds
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        late = threading.Timer(self._timeout_seconds + SECONDS_TO_END, self._end)
+        late.daemon = True
+        late.start()
+
+    def _end(self) -> None:
+        log.error(f"stopped: the LM still computed {self._timeout_seconds:g} s (--timeout) after the signal")
+        os._exit(1)

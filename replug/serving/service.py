@@ -10,6 +10,7 @@ with. What does not fit is cut from the document's end, never from the prompt, a
 
 import asyncio
 import logging
+import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+LEAST_PROMPTS = 16  # of the longest that are admitted; a request may have as many as the server's --k too
 GATHER_SECONDS = 0.005  # clients that were answered together ask again together
 MAX_TEXTS_A_CALL = 256
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -145,7 +147,10 @@ class BatchQueue:
 
 def _outcomes(work: Work, items: Sequence[Any]) -> list[Any]:
     function, *arguments = work
-    results = attempt(function, *arguments, items)
+    try:
+        results = attempt(function, *arguments, items)
+    except BaseException as error:  # noqa: BLE001 - a panic of a tokenizer's Rust is no Exception
+        results = RuntimeError(f"{type(error).__name__}: {error}")
     if isinstance(results, Exception):
         return [results] if len(items) == 1 else [_outcomes(work, [item])[0] for item in items]
     return list(results)
@@ -157,7 +162,9 @@ class Prompting:
     def __init__(
         self, template: PromptTemplate, tokenizer: "PreTrainedTokenizerBase | None", max_tokens: int | None
     ) -> None:
-        self.template, self._tokenizer, self._max_tokens = template, tokenizer, max_tokens
+        self.template, self._tokenizer = template, tokenizer
+        self._max_tokens = max_tokens
+        self.max_tokens = None if tokenizer is None else max_tokens  # of a prompt, where they can be counted
 
     def build_text(self, prompt: str) -> Build:
         return lambda document: self.template.whole(document, prompt)
@@ -269,6 +276,7 @@ class Service:
     ) -> None:
         self.lm, self.prompting, self.k, self.index, self.limits = lm, prompting, k, index, limits
         self.weighting, self.votes = weighting, votes
+        self.failure = ""  # why the server ends by itself
         self.metrics = Metrics()
         self.metrics.version.set_function(lambda: index.served.version)
         self._retriever_queue = BatchQueue("retriever", MAX_TEXTS_A_CALL, self.metrics)
@@ -279,12 +287,22 @@ class Service:
         """Compute requests and keep the index the newest."""
         works = (self._retriever_queue.run(), self._lm_queue.run(), self.index.keep_newest())
         tasks = [asyncio.create_task(work) for work in works]
+        for task in tasks:
+            task.add_done_callback(self._note_end)
         try:
             yield
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _note_end(self, task: "asyncio.Task[None]") -> None:
+        """End the server where a task ends that should not: its requests would wait for ever."""
+        if not task.cancelled():
+            error = task.exception()
+            self.failure = f"{type(error).__name__}: {error}" if error else "a queue has ended"
+            log.error(f"the server ends, since a part of it has: {self.failure}")
+            signal.raise_signal(signal.SIGTERM)
 
     async def embed(self, index: ServedIndex, side: Side, texts: list[str]) -> tuple[np.ndarray, int, list[bool]]:
         """Return vectors [N, D] float32, their number of tokens, and whether each text was cut."""
@@ -302,6 +320,25 @@ class Service:
         if question.k:
             found = await self.search(question.index, question.k, [question.query])
             [question.documents], [question.query_is_cut] = found
+
+    def require_room(self, questions: Sequence[Question]) -> None:
+        """Raise ApiError for questions whose prompts have more tokens together than a request may hold the LM for."""
+        most, longest = self.max_tokens, self.prompting.max_tokens
+        if most is None or longest is None:
+            return
+        prompts = [question.build(found.text) for question in questions for found in question.documents]
+        if sum(min(longest, len(prompt.encode())) for prompt in prompts) <= most:
+            return  # a token has a byte or more
+        count = sum(min(longest, self.prompting.template.num_tokens(prompt)) for prompt in prompts)
+        if count > most:
+            message = f"{len(prompts)} documents with their prompts have {count:,} tokens; expected {most:,} at most: "
+            raise ApiError(400, f"{message}fewer documents (replug.k), or shorter prompts", code="request_too_large")
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Return how many tokens the prompts of a request may have together; None where nobody can count."""
+        longest = self.prompting.max_tokens
+        return None if longest is None else longest * max(LEAST_PROMPTS, self.k)
 
     async def answer(self, question: Question) -> Answer:
         """Answer from the documents that were found. Cancelling it ends the answer in the LM. Raises RunError.

@@ -4,7 +4,9 @@ import asyncio
 import base64
 import copy
 import json
+import math
 import shutil
+import signal
 import socket
 import threading
 from collections.abc import Sequence
@@ -278,6 +280,7 @@ def test_texts_that_the_retriever_does_not_read_whole_are_cut_and_the_response_s
 # What is refused ---------------------------------------------------------------------------------------------------
 
 REFUSED = [
+    (completion(["qz" * 40] * 60, replug={"k": 3}), 400, None, "tokens; expected 2,048 at most: fewer documents"),
     (completion("x", n=2), 400, "n", "should be 1"),
     (completion("x", colour="red"), 400, "colour", "unknown"),
     (completion("x", temperature=-1), 400, "temperature", "expected 0 (greedy), or 1e-06 or more"),
@@ -409,6 +412,30 @@ def test_requests_that_never_arrive_are_closed_and_too_many_connections_too(tiny
         assert httpx.get(f"{url}/health", timeout=60).json()["status"] == "ready"
 
 
+def test_connections_that_ask_for_nothing_give_way_the_longest_idle_first(tiny: Tiny, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 20)
+    monkeypatch.setattr(connections.BoundedConnection, "_told_at", -math.inf)
+    ask_health = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    with listening(tiny.service()) as url, ExitStack() as opened:
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        held = [opened.enter_context(socket.create_connection(address, timeout=60)) for _ in range(20)]
+
+        def is_answered(one: socket.socket) -> bool:
+            one.sendall(ask_health)
+            said = b""
+            while b"}" not in said and (part := one.recv(1 << 16)):
+                said += part
+            return b"200 OK" in said
+
+        assert all(map(is_answered, [*held, held[0]]))
+        for _ in range(12):
+            assert httpx.get(f"{url}/health", timeout=60).json()["status"] == "ready"
+        assert is_answered(held[0])  # which asked last
+        assert held[1].recv(1 << 16) == b""
+    said = "20 connections are open; those that ask for nothing are closed for new ones"
+    assert [message for message in caplog.messages if "connections" in message] == [said]
+
+
 def test_a_body_that_is_too_large_or_of_unknown_length_is_refused(tiny: Tiny) -> None:
     async def parts():
         yield b"{}"
@@ -418,6 +445,40 @@ def test_a_body_that_is_too_large_or_of_unknown_length_is_refused(tiny: Tiny) ->
         return large.status_code, (await client.post("/search", content=parts())).status_code
 
     assert ask(tiny.service(), test) == (413, 411)
+
+
+def test_a_queue_that_ends_ends_the_server_loudly(tiny: Tiny, caplog, monkeypatch) -> None:
+    raised = []
+    monkeypatch.setattr(signal, "raise_signal", raised.append)
+
+    async def ends() -> None:
+        raise KeyError("the watcher")
+
+    async def test(client):
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return await client.get("/health")
+
+    service = tiny.service()
+    monkeypatch.setattr(service.index, "keep_newest", ends)
+    done = ask(service, test)
+    assert (done.status_code, done.json()["error"]["message"]) == (500, "the server ends: KeyError: 'the watcher'")
+    assert raised == [signal.SIGTERM]
+    assert "the server ends, since a part of it has: KeyError: 'the watcher'" in caplog.messages
+
+
+@pytest.mark.parametrize("begins", ["", "the same words of all prompts, so that they stand in one row " * 3])
+def test_prompts_of_a_client_that_has_gone_are_not_read_on(tiny: Tiny, begins: str, monkeypatch) -> None:
+    monkeypatch.setattr(tiny.lm, "tokens_per_batch", 32)
+    prompts = [f"{begins[: 60 if begins else 0]}{number}{' the boat' * 3}" for number in range(12)]
+    asked: list[str] = []
+
+    def watch(number: int, text: str) -> bool:
+        asked.append(text)
+        return len(asked) < 3
+
+    [answer] = tiny.lm.generate([Mixture(prompts, [1 / 12] * 12)], GenerationOptions(12), watch)
+    assert (answer.text, answer.num_tokens, asked) == ("", 0, ["", "", ""])
 
 
 # Time, disconnects, swaps ------------------------------------------------------------------------------------------

@@ -9,8 +9,12 @@ from prometheus_client import generate_latest
 from replug.serving.service import CLIENT, BatchQueue, Metrics
 
 
+class Panic(BaseException):
+    """What the Rust of a tokenizer raises."""
+
+
 class Calls:
-    """Multiplies numbers, and keeps what was computed together; 13 cannot be multiplied."""
+    """Multiplies numbers, and keeps what was computed together; 13 cannot be multiplied, nor can 17."""
 
     def __init__(self) -> None:
         self.made: list[tuple[int, list[int]]] = []
@@ -22,6 +26,8 @@ class Calls:
         self.may_end.wait(100)
         if 13 in items:
             raise ValueError("13")
+        if 17 in items:
+            raise Panic("17")
         return [factor * item for item in items]
 
 
@@ -48,6 +54,15 @@ def test_what_waits_for_the_same_work_is_one_call_in_its_order_up_to_the_largest
         assert await asyncio.gather(*asked) == [2, 6, 6, 8, 10, 12]
         assert calls.made == [(2, [1, 3, 4, 5]), (3, [2]), (2, [6])]
         assert 'replug_batch_size_sum{queue="q"} 6.0' in generate_latest(metrics.registry).decode()
+
+    with_queue(test)
+
+
+def test_an_error_that_is_no_exception_spoils_no_other_and_ends_no_queue() -> None:
+    async def test(submit, calls, metrics):
+        found = await asyncio.gather(*[submit(2, item) for item in (1, 17, 3)], return_exceptions=True)
+        assert (found[0], str(found[1]), found[2]) == (2, "Panic: 17", 6)
+        assert await submit(2, 4) == 8
 
     with_queue(test)
 

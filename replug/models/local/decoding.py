@@ -143,12 +143,21 @@ class GrowingPrompts(Protocol):
         ...
 
 
+class Unwanted(Exception):
+    """Nobody waits any more for the answers whose prompts are being read."""
+
+
+def wanted() -> None:
+    """Read on: somebody waits."""
+
+
 class CachedPrompts:
     """Prompts whose keys and values are kept; each token costs one pass over as many positions as there are prompts.
 
     They are read a slice of columns at a time, of at most `tokens_per_pass` tokens, into one cache: the pass of a slice
     and that of a new token are the same. Equal prompts, such as those of several samples, are read once. `ends` are the
-    log-probs of the last tokens of each row, of `num_ends` [K] tokens, fewer than the row has.
+    log-probs of the last tokens of each row, of `num_ends` [K] tokens, fewer than the row has. `require_wanted` is asked
+    before each slice, and raises Unwanted where nobody waits for the answers.
     """
 
     logits: Tensor  # [K, V] of the token after each prompt
@@ -160,6 +169,7 @@ class CachedPrompts:
         tokens_per_pass: int,
         counts: PassCounts,
         num_ends: Sequence[int] = (),
+        require_wanted: Callable[[], None] = wanted,
     ) -> None:
         self._model, self._counts = model, counts
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
@@ -175,6 +185,7 @@ class CachedPrompts:
         found: list[Tensor] = []
         shown = own.to(model.device)
         for start in range(0, total, width):
+            require_wanted()
             end = min(start + width, total)
             logits = self._pass(ids[:, start:end], shown[:, start:end], min(end - start, max(1, end + 1 - wanted)))
             targets = ids[:, max(wanted, start + 1) : end + 1]  # a column predicts the next
@@ -234,6 +245,7 @@ class PackedPrompts:
         counts: PassCounts,
         shared: SharedPrefix | None,
         num_ends: Sequence[int],
+        require_wanted: Callable[[], None] = wanted,
     ) -> None:
         self._model, self._counts, device = model, counts, model.device
         self._cache: Any = shared.for_rows(1) if shared else None
@@ -247,6 +259,7 @@ class PackedPrompts:
         logits: list[Tensor] = []
         logprobs = torch.zeros(len(ids))
         for part in columns.split(tokens_per_pass):
+            require_wanted()
             earlier = columns[: part[-1] + 1]
             own = (owner[part, None] == owner[earlier]) & (part[:, None] >= earlier)
             seen = torch.cat([torch.ones(len(part), before, dtype=torch.bool), own], 1).to(device)

@@ -39,11 +39,13 @@ from replug.models.local.decoding import (
     PromptsBesideLimit,
     RecomputedPrompts,
     SharedPrefix,
+    Unwanted,
     find_cache_use,
     is_worth_a_row,
     packed_groups,
     reuses_prefixes,
     shared_tokens,
+    wanted,
 )
 from replug.models.local.mixtures import MixedAnswer, continue_answers
 from replug.models.local.output_layer import (
@@ -77,6 +79,12 @@ KEPT_PREFIXES = 2  # what the lines of an answer's factors follow
 PASSES_PER_GROUP = 4  # whose tokens are decoded together: more would keep more keys and values than they save passes
 SAMPLED_BYTES = 2**30  # of keys and values of samples that are drawn together
 Rows = list[list[int]]  # of token ids
+
+
+def _require_wanted(answers: Sequence[MixedAnswer]) -> None:
+    """Raise Unwanted if nobody waits for any of the answers, so that their prompts need not be read."""
+    if not any(answer.is_wanted() for answer in answers):
+        raise Unwanted
 
 
 def _read_first(answers: Sequence[MixedAnswer]) -> Rows:
@@ -284,6 +292,8 @@ class HuggingFaceLM:
         try:
             for _ in continue_answers(self._grow(answers), answers):
                 pass
+        except Unwanted:
+            return True  # as they are: empty
         except RuntimeError as error:
             if len(answers) == 1 or not is_out_of_memory(error):
                 raise
@@ -327,9 +337,10 @@ class HuggingFaceLM:
         if self._cache_use.packed and is_worth_a_row(rows, self._num_shared(answers), self.tokens_per_batch):
             shared = self._share(_read_first(answers), opening, max(map(len, rows)))
             own = [row[shared.num_tokens if shared else 0 :] for row in rows]
-            return PackedPrompts(self.model, own, self.tokens_per_batch, self.counts, shared, num_ends)
+            asked = partial(_require_wanted, answers)
+            return PackedPrompts(self.model, own, self.tokens_per_batch, self.counts, shared, num_ends, asked)
         if self._longrope_limit == math.inf:
-            return self._grow_on_one_side(rows, num_ends)
+            return self._grow_on_one_side(rows, num_ends, partial(_require_wanted, answers))
         return PromptsBesideLimit(rows, self._longrope_limit, self._grow_on_one_side, self._ends_of(rows, num_ends))
 
     def _ends_of(self, rows: Rows, num_ends: Sequence[int]) -> list[Tensor]:
@@ -339,14 +350,16 @@ class HuggingFaceLM:
         found = iter(self.launch(TokenizedCall(pairs, [])).result())
         return [torch.from_numpy(next(found).token_logprobs) if n else torch.empty(0) for n in num_ends]
 
-    def _grow_on_one_side(self, rows: Rows, num_ends: Sequence[int] = ()) -> GrowingPrompts:
+    def _grow_on_one_side(
+        self, rows: Rows, num_ends: Sequence[int] = (), require_wanted: Callable[[], None] = wanted
+    ) -> GrowingPrompts:
         is_even, use = len({len(row) for row in rows}) == 1, self._cache_use
         if not (use.unpadded if is_even else use.padded):
             return RecomputedPrompts(rows, self._last_logits, self._ends_of(rows, num_ends or [0] * len(rows)))
         longest = max(map(len, rows))
         # Read in slices, the first would be on the limit's other side.
         size = len(rows) * longest if longest > self._longrope_limit else self.tokens_per_batch
-        return CachedPrompts(self.model, rows, size, self.counts, num_ends if any(num_ends) else ())
+        return CachedPrompts(self.model, rows, size, self.counts, num_ends if any(num_ends) else (), require_wanted)
 
     def _num_shared(self, answers: Sequence[MixedAnswer]) -> int:
         """Return how many tokens all prompts of answers begin with; what moves weights is read behind them."""

@@ -125,9 +125,14 @@ class MixedAnswer:
         is_end = self.last_token in self._ends
         whole = self._decode(self._ids[:-1] if is_end else self._ids)  # a token may hold a part of a character
         self.text = before_stop(whole, self.options.stop)
-        is_wanted = self._goes_on is None or self._goes_on(self.text)
-        goes_on = is_wanted and not is_end and self.text == whole and len(self._ids) < self.options.max_new_tokens
+        goes_on = (
+            self.is_wanted() and not is_end and self.text == whole and len(self._ids) < self.options.max_new_tokens
+        )
         return [goes_on and bool(does) for does in self._read[read]]
+
+    def is_wanted(self) -> bool:
+        """Return whether somebody waits for the answer."""
+        return self._goes_on is None or self._goes_on(self.text)
 
     def generated(self) -> Generated:
         said, unsure = np.array([self._logprobs, self._entropies], dtype=np.float32)
