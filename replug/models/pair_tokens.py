@@ -22,6 +22,7 @@ from jinja2 import TemplateError
 from replug.config.errors import UserError
 from replug.data.tokenizing import FIRST_CHARACTERS, GROWTH, inside_rules, load_plain
 from replug.models.black_box_lm import UnscorableText
+from replug.models.template_trial import require_bounded
 
 if TYPE_CHECKING:  # seconds to import, which a caller that brings a tokenizer has spent already
     from tokenizers import Tokenizer
@@ -317,7 +318,14 @@ def _before_answer(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Mapp
     ]
     answered = [*marked, {"role": "assistant", "content": ANSWER}]
     template = ON_THAT_DAY + tokenizer.get_chat_template()
-    text = tokenizer.apply_chat_template(answered, chat_template=template, tokenize=False, date_string="26 Jul 2024")
+    require_bounded(template)
+    how: dict[str, Any] = {"chat_template": template, "tokenize": False, "date_string": "26 Jul 2024"}
+    try:
+        text = tokenizer.apply_chat_template(answered, **how)
+    except TemplateError:
+        raise
+    except Exception as error:  # it is a program of its makers, which may raise whatever it likes
+        raise TemplateError(f"{type(error).__name__}: {error}") from error
     written, found, _ = str(text).partition(ANSWER)
     if not found:
         raise TemplateError("it does not write the assistant's message")

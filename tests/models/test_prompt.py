@@ -235,6 +235,33 @@ def test_a_template_that_names_the_day_names_the_same_one_every_day(tmp_path):
     assert prompt.startswith("\n2024-07-26, 26 July 26 Jul 2024<s><|im_start|>user\na message")
 
 
+ENDLESS = {
+    "loops": "{% for i in range(90000) %}{% for j in range(90000) %}x{% endfor %}{% endfor %}",
+    "memory": "{{ 'a' * 3000000000 }}",
+    "itself": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+}
+WRONG = {
+    "division": ("{{ 1 // 0 }}", "ZeroDivisionError"),
+    "types": ("{{ 1 + 'a' }}", "TypeError"),
+    "a method": ("{{ messages.nothing() }}", "UndefinedError|is undefined|no attribute"),
+    "its own": ("{{ raise_exception('no roles') }}", "no roles"),
+    "the system": ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "unsafe"),
+}
+
+
+@pytest.mark.parametrize("name", [*ENDLESS, *WRONG])
+def test_a_chat_template_that_fails_or_does_not_end_is_one_line(tmp_path, name):
+    template, says = WRONG.get(name) or (ENDLESS[name], r"takes more than 5 s or 1 GiB .* or calls itself without end")
+    llama_with("byte-level", tmp_path)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(tmp_path)
+    keys = load_ask_config([f"lm.path={tmp_path}", "lm.chat=true"]).lm
+    with pytest.raises(UserError, match=rf"lm\.chat: the chat template of .* refuses .*({says})") as refusal:
+        lm_source(keys, tmp_path / "budget.json", tmp_path / "scores.sqlite")
+    assert "\n" not in str(refusal.value)
+
+
 def test_a_chat_template_without_the_assistants_message_is_refused(tmp_path):
     tokenizer = write_family("byte-level", tmp_path)
     tokenizer.chat_template = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"

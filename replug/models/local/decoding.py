@@ -156,8 +156,8 @@ class CachedPrompts:
 
     They are read a slice of columns at a time, of at most `tokens_per_pass` tokens, into one cache: the pass of a slice
     and that of a new token are the same. Equal prompts, such as those of several samples, are read once. `ends` are the
-    log-probs of the last tokens of each row, of `num_ends` [K] tokens, fewer than the row has. `require_wanted` is asked
-    before each slice, and raises Unwanted where nobody waits for the answers.
+    log-probs of the last tokens of each row, of `num_ends` [K] tokens, fewer than the row has. `require_wanted` is
+    asked before each slice, and raises Unwanted where nobody waits for the answers.
     """
 
     logits: Tensor  # [K, V] of the token after each prompt
