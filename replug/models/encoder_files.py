@@ -32,6 +32,7 @@ from replug.models.model_files import (
     loading,
     read_model_config,
     require_no_adapter,
+    require_of_weights,
     require_own_tokenizer,
     require_safetensors,
     require_tokenizer,
@@ -79,7 +80,9 @@ class WholeTransformer(Transformer):
             raise UserError(
                 f"{KEY}: {path} loads its Transformer with {sorted(unknown)[0]}, which replug does not follow"
             )
-        require_safetensors(str(Path(path, options.get("subfolder") or "")), KEY)
+        folder = str(Path(path, options.get("subfolder") or ""))
+        require_safetensors(folder, KEY)
+        require_of_weights(config, folder, KEY)
         options = {name: options[name] for name in options.keys() & HUB_OPTIONS}
         options |= {"dtype": torch.float32, "use_safetensors": True} | REPORTED
         loaded: Any = super()._load_model(path, *given, **options)

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -45,7 +46,10 @@ LEAST_NAMED = 0.5  # of a model's rows of embeddings: makers pad their number, b
 
 # transformers names what is to be installed: `pip install -U bitsandbytes>=0.46.1`
 INSTALL = re.compile(r"pip install (?:-\S+ +)*['\"]?([\w.-]+(?:\[[\w,]+\])?)")
-BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, SafetensorError, struct.error)
+BROKEN = (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, SafetensorError, struct.error),
+    StrictDataclassError,  # a field of config.json of another type
+)
 MODEL_FILES = (".safetensors", ".gguf", ".json", ".model")
 CUT = re.compile("incomplete metadata|header too")  # what safetensors says of a file without its end
 
@@ -89,7 +93,28 @@ def read_model_config(path: str, key: str) -> PreTrainedConfig:
     with loading(key, path):
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         require_no_adapter(path, key)
+        require_of_weights(config, path, key)
     return config
+
+
+def require_of_weights(config: PreTrainedConfig, path: str, key: str) -> None:
+    """Raise UserError for more layers, or wider ones, than the weights' headers have: a model of them may fill memory.
+
+    Weights on the hub are not looked at.
+    """
+    names: list[str] = []
+    widest = 0
+    for file in sorted(Path(path).glob("*.safetensors")):
+        with safe_open(file, "pt") as weights:
+            for name in weights.keys():  # noqa: SIM118 - not a dict
+                names.append(name)
+                widest = max(widest, *weights.get_slice(name).get_shape(), 0)
+    layers, width = lm_shape(config).layers, lm_shape(config).hidden
+    if names and (layers > len(names) or width > widest):
+        raise UserError(
+            f"{key}: config.json in {path} has {layers:,} layers of width {width:,}, but the weights are "
+            f"{len(names):,} tensors, of {widest:,} numbers at most: bring the config.json of these weights"
+        )
 
 
 def require_no_adapter(path: str, key: str, inner: str = "") -> None:

@@ -130,6 +130,28 @@ def test_weights_that_are_not_the_models_are_refused_by_name(loader: str, damage
         load(str(tmp_path))
 
 
+CONFIGS = {
+    "a million layers": (1_000_000, r"config.json in .* has 1,000,000 layers of width [\d,]+, but the weights are \d+"),
+    "a text": ("2", r"(expected int, got str|cannot load)"),
+    "none": (0, "which .* has no use for"),
+}
+
+
+@pytest.mark.parametrize("what", CONFIGS)
+@pytest.mark.parametrize("loader", ["gpt2", "bert"])
+def test_a_config_of_other_layers_than_the_weights_is_one_line(loader: str, what: str, tmp_path: Path) -> None:
+    write, load = LOADERS[loader]
+    layers, message = CONFIGS[what]
+    write(tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    name = "n_layer" if "n_layer" in config else "num_hidden_layers"
+    file.write_text(json.dumps(config | {name: layers}))
+    with pytest.raises(UserError, match=message) as refusal:
+        load(str(tmp_path))
+    assert "\n" not in str(refusal.value)
+
+
 def rewrite(folder: Path, change: Callable[[Weights], Weights]) -> None:
     file = folder / "model.safetensors"
     save_file({name: weight.clone() for name, weight in change(load_file(file)).items()}, file, {"format": "pt"})
