@@ -9,9 +9,12 @@ import logging
 import math
 import os
 import secrets
+import select
 import shlex
 import socket
 import sys
+import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -33,7 +36,7 @@ from replug.cluster import gpus, layout, places
 from replug.cluster.background import wait_for_ray_threads
 from replug.cluster.environment import private_folder
 from replug.cluster.gpu_shares import ROLES, Sizes, trains_on_gpu
-from replug.cluster.interruption import Interruption, kill, ray_children
+from replug.cluster.interruption import EXIT_STATUS, Interruption, kill, ray_children
 from replug.cluster.layout import Layout, NoRoom
 from replug.cluster.packing import Node
 from replug.config.errors import RunError, UserError
@@ -45,6 +48,7 @@ log = logging.getLogger(__name__)
 CODE = Path(__file__).parents[2]  # the folder that workers import `replug` from
 ANSWER_SECONDS = 10.0
 SECONDS_FOR_AGENTS, TOO_SLOW = 120, "timed out during startup"  # which Ray gives 15 s; what it says where they are late
+LOOK_AT_RAYLET_SECONDS = 0.2
 LOOK_SECONDS = 60.0  # for a node to start a process that looks
 
 
@@ -139,6 +143,40 @@ def layout_on_cluster(config: Config, sizes: Sizes) -> Layout:
         return _connect(config, ROLES, sizes)
 
 
+class _RayletWatch:
+    """Ends this process with a line and status 75 where Ray's raylet, which holds its shared memory, is killed.
+
+    The system does that first where memory is short. Ray itself would end this process at its next call, with status 1
+    and twenty lines of its state.
+    """
+
+    def __init__(self) -> None:
+        found = [child for child in psutil.Process().children() if child.name() == "raylet"]
+        self._raylet, self._is_over = (found[-1] if found else None), threading.Event()
+        if self._raylet is not None:
+            threading.Thread(target=self._wait, args=(self._raylet,), daemon=True, name="raylet-watch").start()
+
+    def end(self) -> None:
+        """Stop watching, since Ray is to end."""
+        self._is_over.set()
+
+    def _wait(self, raylet: psutil.Process) -> None:
+        if hasattr(os, "pidfd_open"):
+            ended = select.poll()  # at once, and without a copy of its status
+            ended.register(os.pidfd_open(raylet.pid), select.POLLIN)
+            ended.poll()
+        while raylet.is_running() and raylet.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(LOOK_AT_RAYLET_SECONDS)
+        if not self._is_over.is_set():
+            said = "Ray's raylet was killed, as the system does where memory is short; the same command resumes"
+            os.write(2, f"replug: {said}\n".encode())
+            nowhere = os.open(os.devnull, os.O_WRONLY)  # for what Ray has to say of it
+            os.dup2(nowhere, 1)
+            os.dup2(nowhere, 2)
+            kill(psutil.Process().children(recursive=True))
+            os._exit(EXIT_STATUS)
+
+
 @contextmanager
 def own_ray(starts: bool) -> Iterator[None]:
     """Have Ray ask for a token and, where the block `starts` it, listen on loopback only; end it with the block.
@@ -163,6 +201,8 @@ def own_ray(starts: bool) -> Iterator[None]:
     finally:
         # Asked before the end: those of a raylet that is gone are nobody's children.
         started = [child for child in ray_children() if child not in others] if starts else []
+        if _watch is not None:
+            _watch.end()
         ray.shutdown()
         kill(started)
         ray_constants.ENABLE_RAY_CLUSTER = is_cluster
@@ -222,7 +262,12 @@ def _start(config: Config, roles: Collection[str], sizes: Sizes, num_tasks: int)
         runtime_env=quoted_python(),
         _system_config={"agent_register_timeout_ms": 1000 * SECONDS_FOR_AGENTS},
     )
+    global _watch
+    _watch = _RayletWatch()
     return laid_out.on_node(here.name, ray.get_runtime_context().get_node_id())
+
+
+_watch: _RayletWatch | None = None  # of the cluster that this process has started
 
 
 def _init_patiently(**options: Any) -> None:

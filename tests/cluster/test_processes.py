@@ -17,6 +17,7 @@ from replug.cluster.background import start_ray_thread, wait_for_ray_threads
 from replug.cluster.environment import LOCK, VARIABLES, private_folder, use_interface_of
 from replug.cluster.interruption import kill, ray_children
 from replug.cluster.ray_cluster import ray_cluster
+from tests.support.command_line import start, wait_for
 
 
 def test_both_libraries_are_told_the_interface_of_the_address_and_what_a_user_has_set_stays(monkeypatch):
@@ -109,3 +110,20 @@ def test_a_cluster_that_ends_leaves_the_agents_of_another_of_this_process_alone(
             assert other.poll() is None
         finally:
             other.kill()
+
+
+@pytest.mark.slow
+def test_a_killed_raylet_ends_the_command_with_a_line_and_the_status_that_requeues_it(tmp_path) -> None:
+    """As the system does where memory runs short."""
+    run = tmp_path / "run"
+    process = start(run, "train.max_steps=4000", "checkpoint.every_steps=4", "lm.path=stand_in:0.2")
+    for _ in range(300):
+        time.sleep(0.5)
+        if (run / "metrics.jsonl").is_file() and (run / "checkpoints").is_dir():
+            break
+    time.sleep(2)
+    [raylet] = [child for child in psutil.Process(process.pid).children(recursive=True) if child.name() == "raylet"]
+    raylet.kill()
+    said = wait_for(process, 75, seconds=60).splitlines()
+    assert said[-1].startswith("replug: Ray's raylet was killed, as the system does where memory is short; the same")
+    assert any((run / "checkpoints").iterdir())
