@@ -42,8 +42,8 @@ from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import IndexService
 from replug.models.build import has_tokenizer, load_encoder, posterior_weighting
 from replug.models.encoder import Encoder, require_finite_vectors
-from replug.models.ensemble import mix_and_weigh
-from replug.models.ensemble_temperature import EnsembleTemperature, own_temperature, write_temperature
+from replug.models.ensemble import can_fit, mix_and_weigh
+from replug.models.ensemble_temperature import PAPER, EnsembleTemperature, own_temperature, write_temperature
 from replug.train.run_dir import RunDirectory
 from replug.train.workers import Workers
 
@@ -227,7 +227,9 @@ def found_by(
     if is_built:
         build_version(config, encoder, data, workers.index, index)
     version, k = index.version if is_built else 0, min(len(data.corpus), config.evaluate.k)
-    if config.ensemble.temperature == FIT:
+    if config.ensemble.temperature == FIT and not can_fit(len(data.require_dev())):
+        encoder.temperature = PAPER
+    elif config.ensemble.temperature == FIT:
         examples = data.require_dev().examples()
         found = search_examples(config, data, workers.index, encoder, version, examples, k)
         asked = PromptedLM(workers.lm, workers.template, workers.lm)

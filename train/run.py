@@ -29,12 +29,13 @@ from replug.data.folder import sole_writer
 from replug.data.labels import Labels
 from replug.data.store import PreparedSet
 from replug.evals.evidence import RetrievedDocuments
-from replug.index_workers.build import index_kind
+from replug.index_workers.build import build_version, index_kind
 from replug.index_workers.build_plan import IndexState, check_faiss
 from replug.index_workers.store_shard import require_store_of
 from replug.models.build import lm_source, load_encoder
 from replug.models.encoder import Encoder
-from replug.models.ensemble_temperature import EnsembleTemperature, write_temperature
+from replug.models.ensemble import can_fit
+from replug.models.ensemble_temperature import PAPER, EnsembleTemperature, write_temperature
 from replug.models.hardware import check_gpus
 from replug.models.lm_source import LMSource
 from replug.models.preparing import data_folder, prepared_set
@@ -117,6 +118,7 @@ def _labels(config: Config, run: RunDirectory, stages: RunStages) -> Labels | No
         return Labels(Path(config.train.labels).expanduser()) if config.train.labels else None
     begun = run.begun_with()
     if begun is not None and begun.train.labels == OWN_LABELS:
+        run.require_candidates(config, begun)
         return Labels(run.labels)  # made again they could be others
     run.require_config(config)
     with sole_writer(run.path):
@@ -268,7 +270,9 @@ def _export(
     else:
         tuned = load_encoder(config.retriever, run.best_weights, config.index.dims)
         if config.ensemble.temperature == FIT:
-            tuned.temperature = EnsembleTemperature(best.temperature, lm, config.evaluate.k, len(data.require_dev()))
+            num = len(data.require_dev())
+            fitted = EnsembleTemperature(best.temperature, lm, config.evaluate.k, num)
+            tuned.temperature = fitted if can_fit(num) else PAPER
     with writing(run.retriever):
         save_retriever(run.retriever, tuned, config.retriever, module.frozen_documents, run.best_weights)
     measured = {"first": asdict(watch.first) if watch.first else None, "best": asdict(best) if best else None}
@@ -280,8 +284,10 @@ def _measure(
 ) -> dict[str, Any]:
     """Measure bits per byte of the held-out texts before and after; the tuned weights are those of `step`."""
     with stages.stage(INDEX):
-        before = found_before(config, run, data, workers)
+        if not run.found_before.exists():
+            build_version(config, measured_encoder(config), data, workers.index, IndexState(0, 0))
     with stages.stage(TUNED):
+        before = found_before(config, run, data, workers)
         after = _found_after(config, run, data, workers, step)
     with stages.stage(HELDOUT):
         results = evaluate_heldout(config, data, workers, {"replug": before, "lsr": after}, run.evaluation)

@@ -30,7 +30,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,15 @@ class RunDirectory:
         """Return the configuration of the run that is here, finished or not."""
         stored = self.path / "config.yaml"
         return load_stored_config(stored) if stored.is_file() else None
+
+    def require_candidates(self, config: Config, begun: Config) -> None:
+        """Raise UserError where keys ask for other candidates than those of the run's own labels, which are made."""
+        for name, made in asdict(begun.label).items():
+            if (asked := getattr(config.label, name)) != made:
+                raise UserError(
+                    f"label.{name} is {asked!r}, but the labels of the run in {self.path} were made with {made!r}: "
+                    "give the same value or another run_dir"
+                )
 
     def claim(self, config: Config, lm_identity: str, prepared: Path, labels: Path | None = None) -> None:
         """Begin the run, or check that it was begun with the same configuration, LM, prepared set and labels."""

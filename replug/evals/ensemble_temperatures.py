@@ -108,7 +108,7 @@ def fit_ensemble(
             f"{method.source}: ensemble temperature {fit.temperature:g} by {len(examples)} development texts "
             f"({fit.bits / num_bytes:.4f} bits per byte, {ensemble_bits(scores, 1.0) / num_bytes:.4f} at 1)"
         )
-    return EnsembleTemperature(fit.temperature, asked.lm.identity, method.k, len(examples))
+    return PAPER if fit.stays else EnsembleTemperature(fit.temperature, asked.lm.identity, method.k, len(examples))
 
 
 def _read(path: Path) -> dict[str, EnsembleTemperature]:

@@ -17,12 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from replug.evals.intervals import bits_of
-from replug.models.ensemble import mix, prior_log_weights
+from replug.models.ensemble import MIN_TEXTS, can_fit, mix, prior_log_weights
 
 GOLDEN = (math.sqrt(5) - 1) / 2
 LOWEST, HIGHEST, STEP = -5.0, 10.0, 0.5  # of the grid: log2 of the temperature over the similarities' spread
 TOLERANCE = 1e-4  # in log2 of the temperature
-MIN_TEXTS = 50
 DIGITS = 4  # of a fitted temperature that are kept, so that a last bit of a score changes none
 
 
@@ -55,7 +54,7 @@ def fit_temperature(texts: Sequence[DocumentScores]) -> TemperatureFit:
     """
     if not texts:
         raise ValueError("there are no texts to fit a temperature to")
-    if len(texts) < MIN_TEXTS:
+    if not can_fit(len(texts)):
         return TemperatureFit(1.0, ensemble_bits(texts, 1.0), f"a fit needs {MIN_TEXTS} development texts or more")
     # The mean over texts of the standard deviation of a text's similarities.
     spread = float(np.mean([np.std(np.asarray(text.similarities, dtype=np.float64)) for text in texts]))

@@ -28,6 +28,13 @@ import numpy as np
 SIMILARITY, POSTERIOR = "similarity", "posterior"  # `ensemble.weights`
 SHARE = 0.05  # best or within 0.0005 bits per byte of it in every text that was measured (docs/results.md)
 
+MIN_TEXTS = 50  # development texts to which a temperature is fitted
+
+
+def can_fit(num_texts: int) -> bool:
+    """Return whether so many development texts are enough for an ensemble's temperature."""
+    return num_texts >= MIN_TEXTS
+
 
 def log_softmax(scores: np.ndarray) -> np.ndarray:
     """Return the log softmax over the last axis, in float64."""

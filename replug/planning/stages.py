@@ -10,6 +10,7 @@ from replug.config.choices import TrainedSide
 from replug.config.paths import names_store
 from replug.config.rules import FIT, OWN_LABELS, is_live
 from replug.config.schema import Config
+from replug.models.ensemble import can_fit
 from replug.planning.accelerators import ACCELERATORS, Devices
 from replug.planning.memory import trained_part
 from replug.planning.model_sizes import ModelSize, lm_size
@@ -162,7 +163,8 @@ def _measuring(config: Config, counts: Counts) -> list[Stage]:
         return []
     k, trains_documents = config.evaluate.k, _trains_documents(config)
     fitting = 0
-    if config.ensemble.temperature == FIT:  # once before and once after; labels hold the nearest documents already
+    if config.ensemble.temperature == FIT and can_fit(counts.dev):
+        # Once before and once after; labels hold the nearest documents already.
         known = min(k, config.label.dense) if config.train.labels == OWN_LABELS else 0
         fitting = counts.dev * (2 * k - known)
     work = "embed the documents anew" if trains_documents else "find documents for the held-out texts"

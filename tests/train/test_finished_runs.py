@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,17 @@ def test_a_finished_run_of_other_keys_is_not_shown_as_this_one(
     assert says in ended.errors
     assert "another run_dir" in ended.errors
     assert "bits per byte" not in ended.output
+
+
+def test_a_run_with_its_own_labels_is_not_shown_for_other_candidates(quiet_run: Path, tmp_path: Path) -> None:
+    run = RunDirectory(copied(quiet_run, tmp_path / "run"))
+    config = config_of(run.path)
+    begun = replace(config, label=replace(config.label, dense=4, bm25=2))
+    with pytest.raises(
+        UserError, match=r"label.dense is 20, but the labels of the run in .* were made with 4: give the"
+    ):
+        run.require_candidates(config, begun)
+    run.require_candidates(begun, begun)
 
 
 def test_an_unfinished_run_of_other_keys_does_not_go_on(quiet_run: Path, tmp_path: Path, replug: CommandLine) -> None:
