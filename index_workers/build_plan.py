@@ -47,6 +47,16 @@ def index_folder(directory: Path) -> Path:
     return directory / "index" if (directory / "index").is_dir() else directory
 
 
+def missing_index(root: Path) -> UserError:
+    """Return the error of a folder without an index; of a run whose index is gone it says how to make one."""
+    if (root / "config.yaml").is_file() and (root / "retriever").is_dir():
+        again = f"replug prepare {root}/config.yaml --index retriever.path={root}/retriever run_dir={root}-index"
+        return UserError(f"{root} is a run without its index; make one of its retriever: {again}")
+    return UserError(
+        f"{root} holds no published index; expected a run directory, as `replug prepare --index` writes it"
+    )
+
+
 def newest_encoder(directory: Path) -> Path | None:
     """Return the encoder of the newest published version of a run or an index, None if there is none."""
     root = index_folder(directory)

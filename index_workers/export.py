@@ -8,11 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from replug.config.errors import UserError
 from replug.data.files import writing
 from replug.data.shards import ROWS_PER_BATCH, in_batches
 from replug.data.store import StoredCorpus, open_corpus
-from replug.index_workers.build_plan import index_folder
+from replug.index_workers.build_plan import index_folder, missing_index
 from replug.index_workers.version_store import VersionStore
 
 
@@ -25,7 +24,7 @@ def export_index(directory: Path, out: Path) -> int:
     root = index_folder(directory).absolute()
     store = VersionStore(root)
     if not (versions := store.published()):
-        raise UserError(f"{root} holds no published index; expected a run directory, or `replug prepare --index` first")
+        raise missing_index(root)
     dim = store.plan(versions[-1]).dim
     schema = pa.schema(
         [*((name, pa.string()) for name in ("id", "text", "source")), ("vector", pa.list_(pa.float32(), dim))]

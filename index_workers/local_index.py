@@ -9,7 +9,7 @@ from replug.config.errors import UserError
 from replug.data.shards import shard_paths
 from replug.data.store import open_corpus
 from replug.index_workers.answers import merge_top_k
-from replug.index_workers.build_plan import BuildPlan
+from replug.index_workers.build_plan import BuildPlan, missing_index
 from replug.index_workers.faiss_index import set_search_threads
 from replug.index_workers.searcher import open_shard
 from replug.index_workers.version_store import VersionStore, weights_sha256
@@ -28,9 +28,7 @@ class LocalIndex:
         store = VersionStore(root.absolute())
         versions = store.published()
         if not versions:
-            raise UserError(
-                f"{root} holds no published index; expected a run directory, as `replug prepare --index` writes it"
-            )
+            raise missing_index(root)
         self.plan = store.plan(versions[-1])
         store.check_encoder(self.plan.version)
         self.encoder_folder = store.encoder_folder(self.plan.version)

@@ -128,6 +128,9 @@ class LSRTrainer:
         """Train, or go on, and evaluate on the held-out texts; a finished run is read. Raises RunError, UserError."""
         if not self._given.objects:
             check_names(self.config)
+            from replug.data.sources.shards import look_at_texts  # pyarrow is behind it
+
+            look_at_texts(self.config)
         with _running(self._given, self.config.run_dir):
             from replug.train.run import train
 

@@ -38,11 +38,10 @@ from replug.data.shards import (
     write_token_rules,
 )
 from replug.data.sources.records import FieldMap, SourceShard
-from replug.data.sources.shards import SourcePlan, plan_source
+from replug.data.sources.shards import SourcePlan, plan_source, require_texts
 from replug.data.store import Corpus, PreparedSet, write_store
 from replug.data.tokenizing import TokenIds
 
-LEAST_FILES = 10
 FEW_HELDOUT = 50  # texts, of which only large differences can be shown
 
 log = logging.getLogger(__name__)
@@ -85,8 +84,8 @@ def prepare_raw(
     plan = plan_source(str(config.source), fields)
     plan.say("data.source")
     shares = Shares(config.query_share, config.heldout_share, config.corpus_share, DEV_SHARE if config.num_dev else 0)
+    require_texts(str(config.source), plan)
     if plan.text_ids:
-        _require_enough_files(str(config.source), len(plan.text_ids))
         shares = shares_of(plan.text_ids, seed, shares)
     with preparing(out, inputs) as work:
         rules = Rules(
@@ -108,15 +107,6 @@ def prepare_raw(
         proof = _prove(work, splits, seed, pool)
         _finish(work, plan, splits, proof)
         return PreparedSet(out)
-
-
-def _require_enough_files(source: str, found: int) -> None:
-    if found < LEAST_FILES:
-        raise UserError(
-            f"data.source: {source} holds {found} texts, and each is of one split alone (corpus, training, "
-            f"development, held-out); expected at least {LEAST_FILES} files, better hundreds: divide long ones, such "
-            "as into chapters, or give rows (data.corpus, data.queries, data.dev, data.heldout)"
-        )
 
 
 def _make_splits(

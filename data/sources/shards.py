@@ -26,7 +26,9 @@ from pathlib import Path
 
 from replug.config.errors import RunError, UserError
 from replug.config.hub_names import is_here
+from replug.config.schema import Config
 from replug.data.files import cache_dir, file_sha256, write_json
+from replug.data.folder import MANIFEST
 from replug.data.sources.formats import (
     NO_TEXTS,
     PROSE,
@@ -45,7 +47,7 @@ from replug.data.sources.formats import (
 from replug.data.sources.lines import packing_of
 from replug.data.sources.markup import require_html
 from replug.data.sources.records import FieldMap, Rejected, SourceShard, SourceText
-from replug.data.sources.row_texts import say_unread
+from replug.data.sources.row_texts import names_in, say_unread
 
 log = logging.getLogger(__name__)
 decoder = codecs.getincrementaldecoder("utf-8")
@@ -55,6 +57,8 @@ LARGE_BYTES = 64 << 20  # a smaller one is read in less time than a cache is wor
 SETTLED_NS = 2 * 10**9  # a file that changed just now may change again within the clock's step
 TOOLS_FOLDERS = ("node_modules", "__pycache__")
 HEAD_BYTES = 4096  # by which a file of an unknown kind is binary or a text
+PDF = b"%PDF-"
+LEAST_FILES = 10  # of a tree of texts
 SHOWN = 5  # names of files in a message; the manifest has all
 LINKED = " (a link)"
 EXPECTED = "a JSONL file, a folder or a dataset's name"
@@ -101,6 +105,33 @@ class SourcePlan:
         if self.fields.id not in self.field_names and "." not in self.fields.id:
             more += f". No field is '{self.fields.id}': a text is named by a hash of its words"
         say_unread(key, self.field_names, self._read, more)
+
+
+def look_at_texts(config: Config) -> None:
+    """Raise UserError where raw texts of this machine give no set, unless that is made, before heavy imports."""
+    data = config.data
+    made = Path(data.out or f"{config.run_dir}/data").expanduser() / MANIFEST
+    if data.source is None or data.prepared or made.is_file() or is_built_in(data.source):
+        return
+    if files_of(data.source) is not None:
+        require_texts(data.source, plan_source(data.source, FieldMap.of(data.fields, data.new_text_at)))
+
+
+def require_texts(source: str, plan: SourcePlan) -> None:
+    """Raise UserError for too few files, and for rows without texts: each text is of one split alone."""
+    if plan.text_ids and (found := len(plan.text_ids)) < LEAST_FILES:
+        raise UserError(
+            f"data.source: {source} holds {found} texts, and each is of one split alone (corpus, training, "
+            f"development, held-out); expected at least {LEAST_FILES} files, better hundreds: divide long ones, such "
+            "as into chapters, or give rows (data.corpus, data.queries, data.dev, data.heldout)"
+        )
+    names = plan.field_names
+    if names and plan.fields.text.partition(".")[0] not in names:
+        are_questions = {"question", "query"} & set(names)
+        wanted = "give questions as data.queries, beside data.corpus" if are_questions else "data.fields={NAME: text}"
+        raise UserError(
+            f"data.source: {source} has rows of {names_in(names)} and no '{plan.fields.text}'; expected texts: {wanted}"
+        )
 
 
 def _by_suffix(names: Iterable[str]) -> str:
@@ -193,6 +224,8 @@ def _is_binary(path: Path) -> bool:
     """Return whether a file that is not packed begins with bytes that no text in UTF-8 has."""
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
+    if head.startswith(PDF):  # of which the beginning may be ASCII
+        return True
     try:
         decoder().decode(head)  # a character at the end may be half
     except UnicodeDecodeError:

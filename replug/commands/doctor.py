@@ -11,7 +11,7 @@ import typer
 from replug.commands.checks.machine import Check, Checks, State, machine_checks, run_checks
 from replug.commands.command import Overrides
 from replug.config.errors import UserError
-from replug.config.load import load_config
+from replug.config.load import load_config, load_evaluation_config, names_evaluation
 from replug.config.paths import find_config
 from replug.config.plain_text import plain_line
 
@@ -64,6 +64,10 @@ def _checks(path: Path | None, overrides: Sequence[str]) -> Checks:
     from replug.commands.checks.configuration import config_checks
 
     try:
+        if names_evaluation(path):
+            load_evaluation_config(path, overrides)
+            said = f"{path}: keys, types and rules of the evaluation are valid"
+            return [*machine_checks(), ("configuration", lambda: Check("configuration", State.ok, said))]
         config = load_config(path, overrides)
     except UserError as error:
         wrong = Check("configuration", State.wrong, str(error), "fix this first; its other checks did not run")

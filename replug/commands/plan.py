@@ -9,6 +9,7 @@ from replug.commands.command import LM, ConfigFile, Overrides, Retriever, Source
 from replug.config.errors import UserError
 from replug.config.load import load_config, load_evaluation_config, names_evaluation
 from replug.config.paths import SHIPPED
+from replug.data.sources.shards import look_at_texts
 from replug.planning.evaluations import plan_evaluation
 from replug.planning.stage_plan import plan_stages
 from replug.planning.tables import print_comparison, print_plan
@@ -71,6 +72,7 @@ def plan(
         if is_evaluation:
             return plan_evaluation(load_evaluation_config(config, changed), devices, given)
         loaded = load_config(config, changed)
+        look_at_texts(loaded)
         if devices is None or loaded.train.labels:
             return plan_stages(loaded, devices, given)
         return plan_training(loaded, devices, nodes, given)

@@ -17,6 +17,7 @@ FILES = r"gguf|jsonl|ndjson|json|csv|tsv|parquet|txt|gz|zst|bz2"  # endings that
 NAME = re.compile(rf"(?![.]|.*[.](?:{FILES})$)[\w.-]+(/[\w.-]+)?")  # NAME or OWNER/NAME
 OURS = re.compile(r"package:.*|stand_in")  # sources
 BACKENDS = re.compile(r"\w+:.*|stand_in")  # what `models` looks up, such as package:minilm
+OF_THE_OTHER = {"retriever.path": "package:smollm2", "lm.path": "package:minilm"}
 HUB_SECONDS = 5.0
 MODEL, DATASET = "model", "dataset"
 ROWS = "a file of rows, a folder of them, or a dataset's name on the hub"
@@ -41,16 +42,19 @@ def require_no_pipe(key: str, path: Path) -> None:
 def check_names(config: Config | EvaluationConfig) -> None:
     """Raise UserError for the first model or source that is neither here nor, asked once, on the hub."""
     for key, name in _models(config):
+        if name == OF_THE_OTHER.get(key):
+            found, wanted = ("an LM", "an encoder") if key == "retriever.path" else ("an encoder", "an LM")
+            raise UserError(f"{key}: {name} is {found}; expected {wanted}: are retriever.path and lm.path swapped?")
         if not BACKENDS.fullmatch(name):
-            _require(key, name, MODEL, "a folder of a model, or a name on the hub")
+            require_name(key, name, MODEL, "a folder of a model, or a name on the hub")
     data, folder = config.data, config.run_dir if isinstance(config, Config) else config.out
     is_prepared = (Path(data.out or f"{folder}/data").expanduser() / "manifest.json").is_file()
     if is_prepared:
         return
     if data.source and "*" not in data.source and not OURS.fullmatch(data.source):
-        _require("data.source", data.source, DATASET, "a folder, a file of rows, or a dataset's name on the hub")
+        require_name("data.source", data.source, DATASET, "a folder, a file of rows, or a dataset's name on the hub")
     for key, name in names_of_rows(config):
-        _require(key, name, DATASET, ROWS)
+        require_name(key, name, DATASET, ROWS)
 
 
 def names_of_rows(config: Config | EvaluationConfig) -> Iterator[tuple[str, str]]:
@@ -69,7 +73,8 @@ def _models(config: Config | EvaluationConfig) -> Iterator[tuple[str, str]]:
     yield from ((key, name) for key, name in named.items() if name)
 
 
-def _require(key: str, name: str, kind: str, expected: str) -> None:
+def require_name(key: str, name: str, kind: str, expected: str) -> None:
+    """Raise UserError for what is neither here nor, asked once, on the hub."""
     if is_here(key, name, expected):
         return
     if (said := _hub_says_no(name.partition(":")[0], kind)) is not None:

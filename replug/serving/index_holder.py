@@ -13,11 +13,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from replug.config.errors import UserError
 from replug.config.load import load_stored_config
 from replug.config.paths import RUN_CONFIG
 from replug.data.folder import CHECKSUMS
-from replug.index_workers.build_plan import index_folder
+from replug.index_workers.build_plan import index_folder, missing_index
 from replug.index_workers.local_index import IndexRetriever, LocalIndex, query_encoder_folder
 from replug.index_workers.version_store import VersionStore
 from replug.models.encoder import first_numbers, require_finite_vectors
@@ -104,9 +103,7 @@ def state_of(root: Path) -> State:
     store = VersionStore(root.absolute())
     versions = store.published()
     if not versions:
-        raise UserError(
-            f"{root} holds no published index; expected a run directory, as `replug prepare --index` writes it"
-        )
+        raise missing_index(root)
     own, encoder = query_encoder_folder(root), store.encoder_folder(versions[-1])
     files = [encoder / TEMPERATURE, *([own / CHECKSUMS, own / TEMPERATURE] if own else [])]
     times = [path.stat().st_mtime_ns if path.is_file() else None for path in files]

@@ -25,6 +25,7 @@ from replug.config.schema import Config
 from replug.data.files import file_system, shared_file_system
 from replug.data.row_files import count_rows
 from replug.data.sources.lines import other_format, packing_of
+from replug.data.sources.shards import look_at_texts
 from replug.index_workers.build_plan import check_faiss
 from replug.models.hardware import available_memory, multiplies_bfloat16
 from replug.models.packaged import MINILM, SMOLLM2, SMOLLM2_FILE, packaged_file
@@ -60,6 +61,7 @@ def config_checks(config: Config) -> Checks:
 def data_files(config: Config) -> Check:
     try:
         check_paths(config)
+        look_at_texts(config)
     except UserError as error:
         return Check("data", State.wrong, str(error), "name what is there, or bring it")
     documents = num_documents(config)

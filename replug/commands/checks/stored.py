@@ -14,7 +14,7 @@ from replug.data.folder import CHECKSUMS, Folder, checksum_problems, kind_of
 from replug.data.labels import labels_folder
 from replug.data.store import verify_prepared
 from replug.evals.folder import EvaluationFolder
-from replug.index_workers.build_plan import index_folder, version_numbers
+from replug.index_workers.build_plan import index_folder, missing_index, version_numbers
 from replug.models.score_cache import ModelUse, ScoreCache
 
 KINDS = "an index, a prepared set, labels, an encoder, a run directory"
@@ -62,7 +62,9 @@ def _verify_folder(directory: Path) -> tuple[list[str], list[str]]:
         problems += wrong
     if not found and kind_of(directory) is None and not version_numbers(index_folder(directory)):
         raise UserError(f"{directory} holds nothing that replug wrote; expected {KINDS}")
-    if version_numbers(index_folder(directory)) or not found:
+    if kind_of(directory) == "run" and not version_numbers(index_folder(directory)):
+        found.append(f"without an index: {missing_index(directory)}")
+    elif version_numbers(index_folder(directory)) or not found:
         of_index = verify_index(index_folder(directory))
         found, problems = of_index[0] + found, of_index[1] + problems
     return found, problems
