@@ -92,6 +92,11 @@ def fit(
                     f"training ended after step {trainer.global_step} of {config.train.max_steps} without an error; "
                     "what is saved stays: run the same command again, or give another run_dir"
                 )
+            if trainer.global_step != config.train.max_steps:
+                log.info(
+                    f"training ended after step {trainer.global_step} of {config.train.max_steps}: the development "
+                    "texts were predicted no better for some time (train.patience)"
+                )
             interruption.check()  # a signal that came during the last step; its checkpoint is there
     return trainer.global_step
 

@@ -198,7 +198,10 @@ def weights_lines(results: Mapping[str, Any]) -> list[str]:
 def _drift_lines(first: Mapping[str, Any], best: Mapping[str, Any]) -> list[str]:
     """Say what the tuned retriever finds beside what the LM has scored."""
     now, before = best["scored_share"], first["scored_share"]
-    said = f"of the nearest documents the LM has scored {now:.0%}, before {before:.0%}"
+    said = (
+        f"the LM has scored {now:.0%} of the documents that are nearest to a development text now, and {before:.0%} of "
+        "those that were nearest before"
+    )
     if now >= FAR * before:
         return [said]
     return [
@@ -238,7 +241,8 @@ def draw_bpb(axes: Axes, results: Results) -> None:
     """Draw a group of bars for all texts and for each domain, one bar for each method."""
     names = [name for name in next(iter(results.values())) if name.partition("/")[0] == "bpb" and " - " not in name]
     groups = {
-        name.partition("/")[2] or "all": {method: of[name]["value"] for method, of in results.items()} for name in names
+        name.partition("/")[2] or "all texts": {method: of[name]["value"] for method, of in results.items()}
+        for name in names
     }
     bars(axes, groups, "bits per byte (not from 0)", from_zero=False)
 

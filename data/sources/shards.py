@@ -52,7 +52,8 @@ from replug.data.sources.row_texts import names_in, say_unread
 log = logging.getLogger(__name__)
 decoder = codecs.getincrementaldecoder("utf-8")
 
-SOURCE_SHARD_BYTES = 16 << 20
+SOURCE_SHARD_BYTES, LEAST_SHARD_BYTES = 16 << 20, 1 << 18
+TREE_SHARDS = 8  # of a folder whose files are not too small: progress is told after each
 LARGE_BYTES = 64 << 20  # a smaller one is read in less time than a cache is worth
 SETTLED_NS = 2 * 10**9  # a file that changed just now may change again within the clock's step
 TOOLS_FOLDERS = ("node_modules", "__pycache__")
@@ -120,8 +121,9 @@ def look_at_texts(config: Config) -> None:
 def require_texts(source: str, plan: SourcePlan) -> None:
     """Raise UserError for too few files, and for rows without texts: each text is of one split alone."""
     if plan.text_ids and (found := len(plan.text_ids)) < LEAST_FILES:
+        texts = f"{found} text{'s' * (found != 1)}"
         raise UserError(
-            f"data.source: {source} holds {found} texts, and each is of one split alone (corpus, training, "
+            f"data.source: {source} holds {texts}, and each is of one split alone (corpus, training, "
             f"development, held-out); expected at least {LEAST_FILES} files, better hundreds: divide long ones, such "
             "as into chapters, or give rows (data.corpus, data.queries, data.dev, data.heldout)"
         )
@@ -206,7 +208,8 @@ def _plan(source: str, fields: FieldMap, shard_bytes: int | None) -> tuple[Itera
     left_aside = [str(path.relative_to(root)) for path in paths if path not in kept] + _links(source)
     if are_rows:
         return (shard for path in read for shard in plan_file(path, shard_bytes)), left_aside
-    return plan_tree(read, str(root), SOURCE_SHARD_BYTES), left_aside
+    size = _num_bytes(read) // TREE_SHARDS
+    return plan_tree(read, str(root), min(SOURCE_SHARD_BYTES, max(LEAST_SHARD_BYTES, size))), left_aside
 
 
 def _read_of(source: str, paths: list[Path], fields: FieldMap) -> tuple[list[Path], bool]:

@@ -30,6 +30,7 @@ from replug.evals.loop import Metric, Task
 
 Entry = dict[str, Any]
 Results = dict[str, dict[str, Entry]]
+NO_GROUP = "no domain"  # files beside folders, rows without one: "all" would read as the total
 WITHOUT_OVERLAP, OVERLAPPING = "not in the corpus", "in the corpus"  # groups: what of examples the corpus holds
 MIN_GROUPS = 2  # with one group, its results equal the overall results
 
@@ -57,7 +58,8 @@ def compare(
     members: dict[str, list[int]] = {}
     for row, example in enumerate(task.examples):
         for group in task.groups(example):
-            members.setdefault(group.replace(" - ", " – "), []).append(row)  # " - " is ours, between two methods
+            name = NO_GROUP if group == "all" else group.replace(" - ", " – ")  # " - " is ours, between two methods
+            members.setdefault(name, []).append(row)
     if len(members) >= MIN_GROUPS:
         among |= {group: np.array(of) for group, of in sorted(members.items())}
     results: Results = {

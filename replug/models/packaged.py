@@ -77,7 +77,8 @@ def _existing_or_hub(key: str, path: str, names: tuple[str, ...]) -> str:
     expected = f"a folder, a hub name, or one of {', '.join(names)}"
     if path.startswith("package:"):
         raise UserError(f"{key}: {path} does not exist; expected {expected}")
-    require_name(key, path, MODEL, expected)
+    if ":" not in path and path not in names:  # those are of a backend, such as an object of the program
+        require_name(key, path, MODEL, expected)
     return path
 
 

@@ -407,7 +407,7 @@ def load_service(
     # Local weights are used directly, without a wrapper: they mix and stream by themselves.
     lm = source.load(spread) if isinstance(source, LocalSource) else source.open_here()
     most = min(limits.max_prompt_tokens, lm.max_tokens or limits.max_prompt_tokens)
-    log.info(f"loaded {lm.identity}, index version {index.served.version}")
+    log.info(f"loaded {config.path or config.model} ({lm.identity}), index version {index.served.version}")
     # A server that is asked in chats has a chat template of its own, and would read ours as text.
     tokenizer = None if config.url and config.api is ServerAPI.chat else source.tokenizer()
     prompting = Prompting(limited_template(config, source, most), tokenizer, most)

@@ -158,4 +158,8 @@ def test_the_lines_say_which_weights_the_tuned_retriever_has() -> None:
 def test_a_training_on_labels_warns_where_a_search_finds_what_nobody_scored(share: float, warns: bool) -> None:
     weights = {"steps": 9, "first": LOOK, "best": {**LOOK, "step": 9, "scored_share": share}, "alone": 1.1}
     [line] = [line for line in weights_lines({"weights": weights}) if "the LM has scored" in line]
-    assert f"the LM has scored {share:.0%}, before 91%" in line and ("a search finds others" in line) is warns
+    assert (
+        f"the LM has scored {share:.0%} of" in line
+        and "and 91% of those" in line
+        and ("a search finds others" in line) is warns
+    )
