@@ -14,6 +14,7 @@ from replug.commands.checks.machine import Check, State, run_checks
 from replug.commands.doctor import run_doctor
 from replug.config.choices import WandbMode
 from replug.config.load import load_config
+from tests.support.command_line import CommandLine
 
 ROOT = Path(__file__).parent.parent.parent
 DEBUG = ROOT / "configs/debug.yaml"
@@ -161,3 +162,22 @@ def test_gpus_whose_memory_does_not_hold_the_run_are_wrong_with_the_gigabytes(co
     found = doctor_config.gpus(large)
     assert found.state is State.wrong
     assert "a GPU has 22.1 GB to give" in found.found and "train.gradient_checkpointing=true" in found.found
+
+
+def test_an_evaluations_configuration_is_one_too(replug: CommandLine) -> None:
+    ended = replug("doctor", "eval_retrieval", "questions.path=q", "data.corpus=c", "retriever.path=stand_in", "out=o")
+    assert ended.status == 0 and "keys, types and rules of the evaluation are valid" in ended.output
+    ended = replug("doctor", "eval_retrieval", "questions.paht=q")
+    assert ended.status == 1 and "did you mean questions.path" in " ".join(ended.output.split())
+
+
+def test_a_run_without_its_index_is_told_apart_and_says_how_to_make_one(tmp_path: Path, replug: CommandLine) -> None:
+    (tmp_path / "run/retriever").mkdir(parents=True)
+    (tmp_path / "run/config.yaml").touch()
+    ended = replug("search", tmp_path / "run", "a query")
+    run = tmp_path / "run"
+    again = f"replug prepare {run}/config.yaml --index retriever.path={run}/retriever run_dir={run}-index"
+    assert (ended.status, ended.errors) == (
+        2,
+        f"replug: {run} is a run without its index; make one of its retriever: {again}\n",
+    )

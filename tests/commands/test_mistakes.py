@@ -27,6 +27,7 @@ from replug.data.prepare.sets import prepare_raw, prepare_rows
 from replug.data.rows import read_documents, read_examples
 from replug.data.store import PreparedSet
 from replug.data.tokenizing import word_tokenizer
+from replug.models.encoder import Encoder
 from replug.models.packaged import resolve_encoder_path, resolve_lm_path
 from replug.models.preparing import prepared_set
 from replug.train.data_checks import check_data
@@ -374,3 +375,51 @@ def test_an_address_where_no_ray_listens_is_refused_within_seconds():
     config = load_config(ROOT / "configs/debug.yaml", ["ray.address=127.0.0.1:1"])
     with pytest.raises(UserError, match=r"ray\.address: cannot join a cluster at 127\.0\.0\.1:1"), ray_cluster(config):
         pass
+
+
+SOURCES = {
+    "an empty folder": ({}, "docs holds no files"),
+    "one file": ({"a.txt": b"words"}, "docs holds 1 text, and each is of one split alone"),
+    "PDFs alone": (
+        {f"{n}.pdf": b"%PDF-1.4 words" for n in range(12)},
+        "holds no texts, but 12 .pdf: extract their text",
+    ),
+    "questions": (
+        {"q.jsonl": b'{"question": "who?", "answers": ["x"]}\n'},
+        "has rows of question, answers and no 'text'; expected texts: give questions as data.queries, beside",
+    ),
+    "rows of other names": (
+        {"q.jsonl": b'{"body": "words"}\n'},
+        "has rows of body and no 'text'; expected texts: data.f",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", SOURCES)
+@pytest.mark.parametrize("command", ["train", "plan"])
+def test_texts_that_give_no_set_are_named_before_anything_heavy_is_imported(what, command, tmp_path) -> None:
+    files, says = SOURCES[what]
+    (tmp_path / "docs").mkdir()
+    for name, content in files.items():
+        (tmp_path / "docs" / name).write_bytes(content)
+    models = ["retriever.path=stand_in", "lm.path=stand_in"]
+    script = "import sys; from replug.commands.cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
+    typed = [sys.executable, "-c", script, command, "own_data", "data.source=docs", *models]
+    done = subprocess.run(typed, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and says in done.stderr, done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_models_of_packages_that_are_swapped_are_said_to_be() -> None:
+    for key, name, kind in (
+        ("retriever.path", "package:smollm2", "an LM"),
+        ("lm.path", "package:minilm", "an encoder"),
+    ):
+        says = f"{key}: {name} is {kind}; expected"
+        assert_says(lambda key=key, name=name: check_names(names_of(f"{key}={name}")), says, "swapped?")
+
+
+def test_a_model_that_is_not_here_is_asked_for_once(hub: AskedHub) -> None:
+    hub.answer = RepositoryNotFoundError("404", response=SimpleNamespace(headers={}, request=None))
+    assert_says(lambda: Encoder("runs/nothing"), "runs/nothing does not exist", "The hub has no model of that name")
+    assert hub.asked == ["runs/nothing"]
