@@ -12,6 +12,7 @@ parameters of PostgreSQL go to libpq. Nothing is ever written into a store.
 """
 
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -324,10 +325,16 @@ class PgVector:
         self._rows = self._sql.SQL(rows).format(table=self._table, value=value, **self._columns)
         if not only and COLLECTIONS in types:
             self._require_one_collection()
-        widths = self._ask("SELECT min(vector_dims({vector})), max(vector_dims({vector})) FROM {rows}")[0]
-        if widths[0] != widths[1]:
-            raise address.problem(f"its vectors have {widths[0]} to {widths[1]} numbers; choose by &only=COLUMN=VALUE")
-        self.dim = widths[0] or 0
+        self.dim = self._width()
+
+    def _width(self) -> int:
+        """Return the numbers of a vector. Raises UserError where a column of any width has several."""
+        if said := re.search(r"\((\d+)\)", self._types["vector"]):
+            return int(said[1])
+        least, most = self._ask("SELECT min(vector_dims({vector})), max(vector_dims({vector})) FROM {rows}")[0]
+        if least != most:
+            raise self._address.problem(f"its vectors have {least} to {most} numbers; choose by &only=COLUMN=VALUE")
+        return least or 0
 
     def _within(self, column: str, *path: str) -> Any:
         """Return the SQL of a value within a column of JSON."""

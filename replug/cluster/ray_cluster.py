@@ -275,7 +275,8 @@ def _init_patiently(**options: Any) -> None:
     for is_last in (False, True):
         others = psutil.Process().children(recursive=True)
         try:
-            with contextlib.chdir(CODE):  # Ray puts the driver's folder first where its workers import from
+            # Ray puts the driver's folder first where its workers import from: that of a program, not of our command.
+            with contextlib.chdir(CODE) if os.environ.get("PYTHONSAFEPATH") else nullcontext():
                 ray.init(**options)
             return
         except Exception as error:  # Ray has no class of its own for this

@@ -22,7 +22,7 @@ import numpy as np
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.data.files import read_json, write_json
 from replug.data.hashing import content_hash, hash64, is_known, ngram_hashes, without_common
-from replug.data.prepare.disjoint import common_from
+from replug.data.prepare.disjoint import LEAST_COMMON, common_from
 from replug.data.progress import Progress
 from replug.data.records import Document
 from replug.data.store import Corpus
@@ -168,7 +168,8 @@ def overlaps_with(config: EvaluationConfig, corpus: Corpus, task: Task, path: Pa
     """Compare every example of a task with the corpus, or read what the file has of the same comparison."""
     texts = [task.compared(row) for row in range(len(task.examples))]
     compared = [[example.id, own, example.source] for example, own in zip(task.examples, texts, strict=True)]
-    inputs = json.dumps([compared, corpus.corpus_sha256, config.exclude_own_source, MOST_WORDS, LEAST_WORDS])
+    rule = [MOST_WORDS, LEAST_WORDS, LEAST_COMMON]
+    inputs = json.dumps([compared, corpus.corpus_sha256, config.exclude_own_source, *rule])
     digest = hashlib.sha256(inputs.encode()).hexdigest()
     kept = read_json(path, "remove it") if path.is_file() else None
     if kept is not None and kept.pop("digest", None) == digest:

@@ -113,6 +113,7 @@ def test_ray_that_is_slow_to_start_is_started_once_more(monkeypatch: pytest.Monk
             raise Exception(f"The current node {ray_cluster.TOO_SLOW}. This could happen")
 
     monkeypatch.setattr(ray_cluster.ray, "init", start)
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
     ray_cluster._init_patiently()
     assert caplog.messages == [
         "Ray's processes did not start within half a minute: this machine has too few cores free. They are started "
