@@ -26,6 +26,9 @@ from types import FrameType
 from replug.slurm.ray_node import MPS, write_token
 
 INTERRUPTED = 75  # replug's exit status: it saved its step, and the same command goes on
+RAYS_OWN_STATUS = 1  # of a process that Ray ends, since the raylet that it speaks with is gone
+MOST_RESTARTS = 10  # after which a job whose Ray is killed is not put back: it has too little memory
+SECONDS_TO_SEE = 10  # for Ray's step to end behind its raylet
 JOIN_SECONDS = 120
 STOP_SECONDS = 30
 LOOK_SECONDS = 0.2
@@ -135,7 +138,7 @@ def run(allocation: JobAllocation, folder: Path, nodes: list[JobNode], asked: St
         return INTERRUPTED  # before `replug` had begun
     say(f"Ray runs at {address} with {len(nodes)} nodes of {allocation.cpus_per_node} CPUs")
     command = allocation.step(allocation.nodes[0], "-m", "replug.commands.cli", *sys.argv[1:], f"ray.address={address}")
-    return run_replug(command, nodes, environment, asked)
+    return run_replug(command, nodes, environment, asked, allocation.num_restarts)
 
 
 def job_environment(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
@@ -227,7 +230,9 @@ def tails(nodes: list[JobNode]) -> str:
     return "\n".join(f"--- the end of {node.name}'s log\n{node.tail()}" for node in nodes)
 
 
-def run_replug(command: list[str], nodes: list[JobNode], environment: dict[str, str], asked: StopRequest) -> int:
+def run_replug(
+    command: list[str], nodes: list[JobNode], environment: dict[str, str], asked: StopRequest, num_restarts: int = 0
+) -> int:
     """Run `replug` and return its exit status; report nodes that are lost on the way."""
     lost: set[str] = set()
     asked.step = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
@@ -241,7 +246,18 @@ def run_replug(command: list[str], nodes: list[JobNode], environment: dict[str, 
         time.sleep(LOOK_SECONDS)
     if status == 128 + signal.SIGUSR1:
         return INTERRUPTED  # ended by the signal before it listened; what counts is on disk
+    if status == RAYS_OWN_STATUS and has_ended(nodes[0]):
+        say("Ray was killed on this node, as the system does where memory is short")
+        return INTERRUPTED if num_restarts < MOST_RESTARTS else status
     return status if status >= 0 else 128 - status
+
+
+def has_ended(node: JobNode) -> bool:
+    """Return whether Ray on a node ends by itself within a while."""
+    end = time.monotonic() + SECONDS_TO_SEE
+    while node.step.poll() is None and time.monotonic() < end:
+        time.sleep(LOOK_SECONDS)
+    return node.step.poll() is not None
 
 
 def stop(nodes: list[JobNode]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.local_slurm import LocalSlurm
@@ -62,9 +63,12 @@ def edit_everything(checkout: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def runs(slurm, checkout) -> tuple[Path, Path, Job]:
-    """Two runs of one configuration at once: one quiet, without SLURM; one of two nodes, interrupted and requeued."""
-    job = submit(slurm, checkout, "runs/interrupted")
+def runs(slurm, checkout) -> tuple[Path, Path, Job, Job]:
+    """Two runs of one configuration at once: one quiet, without SLURM; one of two nodes, interrupted and requeued.
+
+    Another job of two nodes is still held.
+    """
+    job, held = submit(slurm, checkout, "runs/interrupted"), submit(slurm, checkout, "runs/killed")
     edit_everything(checkout)
     slurm.run("scontrol", "release", job.number)
     with quiet_run(job, checkout / "runs/quiet") as quiet:
@@ -76,7 +80,7 @@ def runs(slurm, checkout) -> tuple[Path, Path, Job]:
         assert state == "COMPLETED", job.log
         output, _ = quiet.communicate(timeout=300)
         assert quiet.returncode == 0, output
-    return checkout / "runs/quiet", checkout / "runs/interrupted", job
+    return checkout / "runs/quiet", checkout / "runs/interrupted", job, held
 
 
 @contextmanager
@@ -111,7 +115,7 @@ def losses(run: Path) -> list[tuple[int, float]]:
 
 
 def test_a_requeued_run_ends_with_the_losses_of_a_quiet_one(slurm, runs):
-    quiet, interrupted, job = runs
+    quiet, interrupted, job, _ = runs
     assert slurm.field(job.number, "Restarts") == "1"
     assert "resuming at step" in job.log and "start 2" in job.log
     assert [step for step, _ in losses(quiet)] == list(range(STEPS))
@@ -127,3 +131,18 @@ def test_edits_after_the_submission_do_not_reach_the_job(runs):
 def test_a_job_uses_both_nodes_and_leaves_nothing_behind(runs):
     assert "with 2 nodes of 4 CPUs" in runs[2].log
     assert not runs[2].files()
+
+
+def test_a_job_whose_raylet_is_killed_goes_back_into_the_queue(slurm, checkout, runs):
+    """As the system does where memory runs short."""
+    job = runs[3]
+    slurm.run("scontrol", "release", job.number)
+    wait_for_step(checkout / "runs/killed", 3, job)
+    mark = f"replug-{job.number}-"
+    raylets = [one for one in psutil.process_iter(["name", "environ"]) if one.info["name"] == "raylet"]
+    own = [one for one in raylets if mark in str(one.info["environ"])]
+    assert len(own) == 2
+    next(one for one in own if (one.info["environ"] or {}).get("SLURMD_NODENAME") == "n1").kill()
+    slurm.wait_for(job.number, "PENDING", seconds=120)
+    slurm.run("scancel", job.number)
+    assert "Ray was killed on this node, as the system does where memory is short" in job.log
