@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from replug.config.errors import NotFiniteError, UserError
+from replug.config.hub_names import MODEL, require_name
 from replug.data.files import as_other_files, json_sha256
 from replug.data.folder import write_checksums
 from replug.data.store import CorpusStore
@@ -97,6 +98,7 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         path = resolve_encoder_path(str(path))
+        require_name(KEY, path, MODEL, "a folder of a model, or a name on the hub")  # once; loading asks five times
         self.model = load_container(path)
         self.own_similarity = similarity_in(self.model)
         said = self.model.similarity_fn_name

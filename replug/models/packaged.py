@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from replug.config.errors import UserError, require_extra
-from replug.config.hub_names import MODEL, require_name
+from replug.config.hub_names import is_here
 from replug.data.files import as_other_files, cache_dir, writing
 from replug.data.folder import require_checksums, write_checksums
 
@@ -77,8 +77,7 @@ def _existing_or_hub(key: str, path: str, names: tuple[str, ...]) -> str:
     expected = f"a folder, a hub name, or one of {', '.join(names)}"
     if path.startswith("package:"):
         raise UserError(f"{key}: {path} does not exist; expected {expected}")
-    if ":" not in path and path not in names:  # those are of a backend, such as an object of the program
-        require_name(key, path, MODEL, expected)
+    is_here(key, path, expected)
     return path
 
 
