@@ -114,7 +114,7 @@ def test_a_cluster_that_ends_leaves_the_agents_of_another_of_this_process_alone(
 
 @pytest.mark.slow
 def test_a_killed_raylet_ends_the_command_with_a_line_and_the_status_that_requeues_it(tmp_path) -> None:
-    """As the system does where memory runs short."""
+    """Kill the raylet with SIGKILL, as Linux does where memory runs short."""
     run = tmp_path / "run"
     process = start(run, "train.max_steps=4000", "checkpoint.every_steps=4", "lm.path=stand_in:0.2")
     for _ in range(300):

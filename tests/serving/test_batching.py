@@ -10,7 +10,7 @@ from replug.serving.service import CLIENT, BatchQueue, Metrics
 
 
 class Panic(BaseException):
-    """What the Rust of a tokenizer raises."""
+    """A panic from a tokenizer's Rust code, which is no Exception."""
 
 
 class Calls:

@@ -134,7 +134,7 @@ def test_a_job_uses_both_nodes_and_leaves_nothing_behind(runs):
 
 
 def test_a_job_whose_raylet_is_killed_goes_back_into_the_queue(slurm, checkout, runs):
-    """As the system does where memory runs short."""
+    """Kill the raylet with SIGKILL, as Linux does where memory runs short."""
     job = runs[3]
     slurm.run("scontrol", "release", job.number)
     wait_for_step(checkout / "runs/killed", 3, job)

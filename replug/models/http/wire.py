@@ -36,7 +36,7 @@ NUMBER_OF_TOKENS = {"max_tokens", "max_completion_tokens"}
 
 
 class Accepted:
-    """What a server takes of a request, learnt from what it refuses: newer models of OpenAI's have other fields."""
+    """The fields a server accepts, learnt from its refusals: newer models of OpenAI's have other fields."""
 
     def __init__(self, url: str) -> None:
         self._url, self._left_out, self._renames = url, set[str](), False
