@@ -20,15 +20,14 @@ from replug.config.rules import is_loopback
 from replug.serving.connections import SECONDS_TO_ARRIVE
 from replug.serving.openai_api import ApiError
 from replug.serving.service import CLIENT, Service
-from replug.serving.tei_api import TEI_COMPUTING, TEI_INFO, error_response
 
 TOKEN_VARIABLE = "REPLUG_SERVE_TOKEN"
 MIN_TOKEN_CHARACTERS = 16
 MAX_BODY_BYTES = 8 * 2**20
 HEALTH = "/health"  # needs no token
 OPENAPI = "/openapi.json"
-COMPUTING = ("/v1/embeddings", "/search", "/v1/completions", "/v1/chat/completions", *TEI_COMPUTING)
-ROUTES = (HEALTH, OPENAPI, TEI_INFO, "/metrics", "/v1/models", *COMPUTING)
+COMPUTING = ("/v1/embeddings", "/search", "/v1/completions", "/v1/chat/completions")
+ROUTES = (HEALTH, OPENAPI, "/metrics", "/v1/models", *COMPUTING)
 GONE = 499  # the status of a client that disconnected, as nginx has it
 
 
@@ -73,7 +72,7 @@ class Guard:
         except TimeoutError:  # of a client that does not read: the server closes the connection
             status = GONE
         except ApiError as error:
-            await error_response(error, scope["path"])(scope, receive, send_watched)
+            await error.response()(scope, receive, send_watched)
         except Exception:
             status = 500  # sent by a layer further out
             raise

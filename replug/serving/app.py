@@ -49,7 +49,6 @@ from replug.serving.openai_api import (
     validation_refused,
 )
 from replug.serving.service import Build, Question, Service
-from replug.serving.tei_api import TEI_INFO, EmbedRequest, RerankRequest, embed, error_response, info_json, rerank
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -84,15 +83,14 @@ def create_app(service: Service, token: str | None) -> FastAPI:
 def _add_refusals(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def refuse_body(request: Request, error: RequestValidationError) -> Response:
-        return error_response(validation_refused(error), request.url.path)
+        return validation_refused(error).response()
 
     @app.exception_handler(HTTPException)
     async def refuse_route(request: Request, error: HTTPException) -> Response:
-        path = request.url.path
-        return error_response(ApiError(error.status_code, f"{request.method} {path}: {error.detail}"), path)
+        return ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}").response()
 
     async def refuse(request: Request, error: Exception) -> Response:
-        return error_response(api_error(error), request.url.path)
+        return api_error(error).response()
 
     for kind in (ApiError, RunError, Exception):
         app.add_exception_handler(kind, refuse)
@@ -179,22 +177,6 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         build = service.prompting.build_chat(asked.messages)
         question = _question(service, asked, service.index.served, options, build, asked.messages[-1].text)
         return await _answer(service, request, [question], AnswerShape(is_chat=True), asked)
-
-    @app.get(TEI_INFO)
-    async def info() -> Json:
-        """Return the retriever and the limits, as text-embeddings-inference has them."""
-        return info_json(service)
-
-    @app.post("/")
-    @app.post("/embed")
-    async def embed_texts(request: Request, asked: EmbedRequest) -> JSONResponse:
-        """Return the retriever's vector of each text as text-embeddings-inference does, a bare list."""
-        return JSONResponse(await _within(service, request, embed(service, asked)))
-
-    @app.post("/rerank")
-    async def rerank_texts(request: Request, asked: RerankRequest) -> JSONResponse:
-        """Order texts by their similarity to a query, as text-embeddings-inference does."""
-        return JSONResponse(await _within(service, request, rerank(service, asked)))
 
 
 def _options(service: Service, asked: CompletionRequest | ChatRequest, default_tokens: int) -> GenerationOptions:
