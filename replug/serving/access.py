@@ -19,7 +19,7 @@ from replug.config.errors import UserError
 from replug.config.rules import is_loopback
 from replug.serving.connections import SECONDS_TO_ARRIVE
 from replug.serving.openai_api import ApiError
-from replug.serving.service import CLIENT, Service
+from replug.serving.service import Service
 
 TOKEN_VARIABLE = "REPLUG_SERVE_TOKEN"
 MIN_TOKEN_CHARACTERS = 16
@@ -66,7 +66,6 @@ class Guard:
         self._under_way += counted
         try:
             self._require_admitted(route, Request(scope))
-            CLIENT.set(scope.get("client"))
             async with asyncio.timeout(self._service.limits.timeout_seconds + SECONDS_TO_ARRIVE):
                 await self._app(scope, receive, send_watched)
         except TimeoutError:  # of a client that does not read: the server closes the connection

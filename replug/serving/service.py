@@ -15,7 +15,6 @@ import threading
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,30 +70,26 @@ class Metrics:
 
 
 Work = tuple[Callable[..., Sequence[Any]], *tuple[Hashable, ...]]  # a function and its first arguments
-Call = tuple[Work, Any, int, "asyncio.Future[Any]", Hashable]  # work, item, size of the item, result, whose it is
-CLIENT: ContextVar[Hashable] = ContextVar("client", default=None)  # the connection that a request came by
+Call = tuple[Work, Any, int, "asyncio.Future[Any]"]  # work, item, size of the item, result
 
 
 class BatchQueue:
-    """Compute requests that wait together in one call, in a thread of its own.
+    """Compute requests that wait together in one call, in a thread of its own, first come first served.
 
-    A call takes the first request and those behind it with equal work, up to `max_size`. Clients take turns: first is a
-    request of the client that was served least while it waits. A cancelled request leaves the queue. If a call fails,
-    each of its items is computed alone, so that an item fails only by its own fault.
+    A call takes the first request and those behind it with equal work, up to `max_size`. A cancelled request leaves the
+    queue. If a call fails, each of its items is computed alone, so that an item fails only by its own fault.
     """
 
     def __init__(self, name: str, max_size: int, metrics: Metrics) -> None:
         self._max_size, self._batches = max_size, metrics.batches.labels(name)
         self._waiting: list[Call] = []
-        self._served: dict[Hashable, int] = {}  # by client that waits
         self._is_filled = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, name)  # a tokenizer refuses two threads at once
 
     async def submit(self, work: Work, item: Any, size: int = 1) -> Any:
         """Return the item's entry of `function(*arguments, items)`, or raise its error."""
-        call = work, item, size, asyncio.get_running_loop().create_future(), CLIENT.get()
+        call = work, item, size, asyncio.get_running_loop().create_future()
         self._waiting.append(call)
-        self._served.setdefault(call[-1], min(self._served.values(), default=0))
         self._is_filled.set()
         try:
             return await call[3]
@@ -112,7 +107,7 @@ class BatchQueue:
                     self._batches.observe(len(taken))
                     work, items = taken[0][0], [item for _, item, *_ in taken]
                     outcomes = await asyncio.get_running_loop().run_in_executor(self._thread, _outcomes, work, items)
-                    for (_, _, _, future, _), outcome in zip(taken, outcomes, strict=True):
+                    for (*_, future), outcome in zip(taken, outcomes, strict=True):
                         if future.done():  # its client has gone
                             continue
                         if isinstance(outcome, Exception):
@@ -127,21 +122,13 @@ class BatchQueue:
     def _take(self) -> list[Call]:
         """Take the next call out of the queue. An item larger than `max_size` has a call to itself."""
         taken: list[Call] = []
-        room, turns = self._max_size, dict(self._served)
-        order: list[tuple[int, Call]] = []
-        for call in self._waiting:
-            order.append((turns[call[-1]], call))
-            turns[call[-1]] += 1
-        fair = [call for _, call in sorted(order, key=lambda pair: pair[0])]
-        for call in [call for call in fair if call[0] == fair[0][0]]:
+        room = self._max_size
+        for call in [call for call in self._waiting if call[0] == self._waiting[0][0]]:
             room -= call[2]
             if taken and room < 0:
                 break
             taken.append(call)
-            self._served[call[-1]] += 1
         self._waiting = [call for call in self._waiting if call not in taken]
-        still = {call[-1] for call in self._waiting}
-        self._served = {client: count for client, count in self._served.items() if client in still}
         return taken
 
 

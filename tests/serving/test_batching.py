@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from prometheus_client import generate_latest
 
-from replug.serving.service import CLIENT, BatchQueue, Metrics
+from replug.serving.service import BatchQueue, Metrics
 
 
 class Panic(BaseException):
@@ -89,26 +89,5 @@ def test_a_cancelled_request_leaves_the_queue_and_its_result_is_dropped() -> Non
         calls.may_end.set()
         assert await waiting[1] == 6
         assert calls.made == [(2, [1]), (2, [3])]
-
-    with_queue(test)
-
-
-def test_a_client_with_many_requests_keeps_no_other_waiting_for_all_of_them() -> None:
-    async def test(submit, calls, metrics):
-        def ask(client: str, factor: int, items: range) -> list[asyncio.Task]:
-            CLIENT.set(client)
-            return [asyncio.create_task(submit(factor, item)) for item in items]
-
-        calls.may_end.clear()
-        tasks = ask("greedy", 2, range(100, 140))
-        while not calls.made:
-            await asyncio.sleep(0.01)
-        tasks += ask("a", 2, range(2)) + ask("b", 3, range(1))
-        await asyncio.sleep(0.01)
-        calls.may_end.set()
-        await asyncio.gather(*tasks)
-        assert sum(len(items) for _, items in calls.made) == 43
-        assert {item for _, items in calls.made[1:4] for item in items} >= {0, 1}
-        assert (3, [0]) in calls.made[1:4]
 
     with_queue(test)
