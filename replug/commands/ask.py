@@ -23,7 +23,6 @@ from replug.data.rows import question_prompt
 
 if TYPE_CHECKING:  # brings numpy
     from replug.models.ensemble import Weighting
-    from replug.models.policy import Policy, Subject
 
 CONFIG = "config.yaml"  # of a run directory
 TEMPERATURE = "ensemble.temperature"
@@ -45,7 +44,6 @@ class AskOptions:
     k: int | None = None
     template: str | None = None
     shots: Path | None = None
-    policy: Path | None = None
     weights: Path | None = None
     max_new_tokens: int | None = None
     stop: tuple[str, ...] = ()
@@ -69,7 +67,7 @@ def ask(
     overrides: Overrides = None,
     index: Annotated[
         Path | None,
-        typer.Option(help="Run or index to search; with --policy its evaluation. Default: runs/quickstart."),
+        typer.Option(help="Run or index to search. Default: runs/quickstart."),
     ] = None,
     engine: Annotated[str | None, typer.Option(help="Search engine: local, searxng, brave or ddgs.")] = None,
     corpus: Annotated[
@@ -107,14 +105,6 @@ def ask(
     weights: Annotated[
         Path | None, typer.Option(help="weights.json of an evaluation, for the factors of --rerank. Default: all 1.")
     ] = None,
-    policy: Annotated[
-        Path | None, typer.Option(help="Policy that decides when to retrieve, written by `replug report --policies`.")
-    ] = None,
-    relation: Annotated[str | None, typer.Option(help="Relation that the question asks about, for --policy.")] = None,
-    popularity: Annotated[
-        float | None,
-        typer.Option(help="Popularity of the question's subject, for --policy: page views or document count."),
-    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Answer a question from the documents of an index or the results of a search engine.
@@ -129,25 +119,19 @@ def ask(
     """
     stops = tuple(text.replace("\\n", "\n") for text in stop or ())
     options = AskOptions(
-        *(index, corpus, engine, retriever, rerank, k, template, shots, policy, weights),
+        *(index, corpus, engine, retriever, rerank, k, template, shots, weights),
         *(max_new_tokens, stops, temperature, top_p, seed),
     )
-    if index is None and engine is None and policy is None and QUICKSTART.is_dir():
+    if index is None and engine is None and QUICKSTART.is_dir():
         options = replace(options, index=QUICKSTART)
     for problem in _problems(options, overrides or []):
         raise UserError(problem)
     chosen = [f"web.engine={engine or LOCAL}", *([f"retriever.path={retriever}"] if retriever is not None else [])]
     config = config_of(options.index, [*(overrides or []), *chosen])
     options = _with_template(options, config)
-    if policy is not None and votes(config):
-        raise UserError("--policy was fitted to a mixture of predictions; expected it without ensemble.weights=vote")
-    from replug.models.policy import Subject
-
-    subject = Subject(relation, popularity)
-    followed = _policy(policy, subject)
     from replug.commands.asking.reply import print_reply, reply_to
 
-    reply = reply_to(question, options, config, followed, subject)
+    reply = reply_to(question, options, config)
     if as_json:
         print(plain_json(reply.as_json()))
     else:
@@ -167,7 +151,7 @@ def _with_template(options: AskOptions, config: AskConfig) -> AskOptions:
             option = f"--rerank {options.method}" if options.reranks else "--shots"
             yields = f"{key} is set, and {option} has prompts of its own; expected {section}.prompt=null"
             raise UserError(f"{yields} {section}.chat=false")
-        if options.template is None and options.policy is None:
+        if options.template is None:
             stop = options.stop or (() if lm.chat else (STOP,))
             return replace(options, template=question_prompt(QUESTION), stop=stop)
     return options
@@ -207,8 +191,6 @@ def _problems(options: AskOptions, overrides: Sequence[str]) -> Iterator[str]:
         yield f"--weights: {options.weights} is not a file; expected the weights.json of an evaluation=internet_qa"
     if options.weights is not None and not options.reranks:
         yield "--weights are of a reranker's factors; expected a reranker too, such as --rerank poe"
-    if options.policy is not None and (options.engine is not None or options.reranks):
-        yield "--policy was fitted to documents of an evaluation; expected it without --engine and --rerank"
 
 
 def _engine_problems(options: AskOptions) -> Iterator[str]:
@@ -224,7 +206,7 @@ def _engine_problems(options: AskOptions) -> Iterator[str]:
         yield f"--index and --engine {engine} are both given; expected one of them"
     if engine != LOCAL and options.corpus is not None:
         yield "--corpus is for --engine local; expected it too"
-    if engine is None and options.index is None and options.policy is None and options.k != 0:
+    if engine is None and options.index is None and options.k != 0:
         yield (
             f"there is nothing to search, and no {QUICKSTART}; expected --index RUN_DIR, --engine local with --corpus, "
             f"or --engine with one of {', '.join(name for name in ENGINE_NAMES if name != LOCAL)}"
@@ -261,30 +243,9 @@ def _prompt_problems(options: AskOptions) -> Iterator[str]:
         yield f"--template is for the ensemble; --rerank {options.method} has prompts of its own: leave one out"
     if options.reranks and options.stop:
         yield f"--stop is for the ensemble; candidates of --rerank {options.method} end with their line: leave one out"
-    form = {"--template": options.template, "--shots": options.shots, "--stop": options.stop or None}
-    for option in (name for name, given in (form | {"--max-new-tokens": options.max_new_tokens}).items() if given):
-        if options.policy is not None:
-            yield f"{option}: the policy brings the prompt that it was fitted to, and its length; leave {option} out"
     if "" in options.stop:
         yield "--stop is empty; expected a text, such as \\n for the end of a line"
     if options.top_p is not None and not 0 < options.top_p <= 1:
         yield f"--top-p is {options.top_p}; expected above 0 and at most 1"
     if options.temperature is not None and not 0 <= options.temperature < math.inf:
         yield f"--temperature is {options.temperature}; expected 0 (greedy) or more"
-
-
-def _policy(path: Path | None, subject: "Subject") -> "Policy | None":
-    """Load the policy. Raises UserError for a subject that it cannot use, or that it lacks."""
-    if path is None:
-        for option, value in (("--relation", subject.relation), ("--popularity", subject.popularity)):
-            if value is not None:
-                raise UserError(f"{option} is for a policy; expected --policy too")
-        return None
-    from replug.models.policy import KnownFrom, load_policy
-
-    policy = load_policy(path)
-    if subject.popularity is None and policy.decides_by.known_from is KnownFrom.question:
-        raise UserError(f"--popularity is missing: the policy decides by {policy.signal} ({policy.decides_by.title})")
-    if subject.popularity is not None and policy.decides_by.known_from is not KnownFrom.question:
-        raise UserError(f"--popularity: the policy decides by {policy.signal}; leave it out")
-    return policy

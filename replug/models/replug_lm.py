@@ -5,21 +5,17 @@ mixed by weights that begin as softmax(similarities / temperature), with the tem
 retriever, or another, and follow the text (`models.ensemble`). It is a `BlackBoxLM` as the one that it wraps is, which
 may be local weights, a pool or a server. To show the sources, retrieve first and hand in what was found: the weights
 of an answer are those of its documents, in their order.
-
-With a policy (`models.policy`) each prompt is answered from its documents or without any. `decide` says which, and
-`follow` answers; `generate` does both.
 """
 
 import math
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, overload
 
 import numpy as np
 
 from replug.config.errors import UserError
-from replug.config.rules import DOCUMENT
 from replug.models.black_box_lm import (
     AsyncLM,
     BlackBoxLM,
@@ -45,35 +41,18 @@ from replug.models.ensemble import (
 )
 from replug.models.ensemble_temperature import own_temperature
 from replug.models.generation import Generated, GenerationOptions
-from replug.models.policy import KnownFrom, Policy, Subject
 from replug.models.prompt import PromptTemplate
 
 Texts = Sequence[str]
 Documents = Sequence[Retrieved]  # of one text
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """A policy's decision on a prompt: its documents, none for an answer of the LM alone, and the reason.
-
-    `value` is the signal's, None where there is none, such as that of an empty answer. `closed_answer` is the LM's
-    own, where it was asked for it and retrieval is not used.
-    """
-
-    retrieves: bool
-    value: float | None
-    documents: Documents = ()
-    closed_answer: Generated | None = None
-
-
 class ReplugLM:
     """`lm` with up to `k` documents before every text; with k=0, or where nothing is found, `lm` alone.
 
     `template` joins them, and cuts what is too long where it was given the LM's tokenizer. For generation, give it the
-    LM's `max_tokens` less those that will be generated. `policy` decides which answers of `generate` have documents;
-    `score`, `sample` and mixtures of prompts refuse one. A policy that was fitted to another LM, retriever, number of
-    documents, temperature or weighting is a UserError. `temperature` divides similarities in the ensemble's softmax. It
-    defaults to the one that the retriever was saved with, else to 1 as in the paper. `weighting` says how weights
+    LM's `max_tokens` less those that will be generated. `temperature` divides similarities in the ensemble's softmax.
+    It defaults to the one that the retriever was saved with, else to 1 as in the paper. `weighting` says how weights
     follow the text, whatever mixtures of prompts say themselves; the paper's is Weighting(share=1.0). Its `alone` is
     the prior of the text without a document, whose weight comes last among those of an answer.
 
@@ -91,7 +70,6 @@ class ReplugLM:
         retriever: Retriever,
         k: int = 10,
         template: PromptTemplate | None = None,
-        policy: Policy | None = None,
         temperature: float | None = None,
         weighting: Weighting = POSTERIOR_WEIGHTS,
     ) -> None:
@@ -100,12 +78,8 @@ class ReplugLM:
         self.temperature = own_temperature(retriever).value if temperature is None else temperature
         if not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature is {temperature}; expected a finite number above 0")
-        if policy is not None:
-            policy.require_lm(lm.identity)
-            policy.require_retriever(getattr(retriever, "identity", None))
-            policy.require_ensemble(k, self.temperature, weighting)
         self.weighting = weighting
-        self._lm, self._retriever, self._k, self._policy = lm, retriever, k, policy
+        self._lm, self._retriever, self._k = lm, retriever, k
         self._template = template or PromptTemplate("\n")
         self.max_tokens = lm.max_tokens
         # Each object's own, since nothing tells that two retrievers find the same.
@@ -168,7 +142,6 @@ class ReplugLM:
         watch: Watch | None = None,
         *,
         documents: Documents | None = None,
-        subjects: Subject | None = None,
     ) -> Generated: ...
 
     @overload
@@ -179,7 +152,6 @@ class ReplugLM:
         watch: Watch | None = None,
         *,
         documents: Sequence[Documents] | None = None,
-        subjects: Sequence[Subject] | None = None,
     ) -> list[Generated]: ...
 
     def generate(
@@ -189,21 +161,15 @@ class ReplugLM:
         watch: Watch | None = None,
         *,
         documents: Any = None,
-        subjects: Any = None,
     ) -> Generated | list[Generated]:
         """Answer each prompt from its own documents, a mixture of prompts by a mixture of mixtures.
 
-        `documents` holds those of each prompt, if they are known; then no policy decides. `subjects` holds what each
-        prompt asks about, for a policy. One prompt instead of a list gives one answer, and takes its documents and its
-        subject. Raises what `decide` raises.
+        `documents` holds those of each prompt, if they are known. One prompt instead of a list gives one answer, and
+        takes its documents.
         """
         if isinstance(prompts, str | Mixture):
-            own = [None if given is None else [given] for given in (documents, subjects)]
-            return self.generate([prompts], options, watch, documents=own[0], subjects=own[1])[0]
+            return self.generate([prompts], options, watch, documents=None if documents is None else [documents])[0]
         mixtures = as_mixtures(prompts)
-        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-        if self._policy is not None and documents is None and len(texts) == len(prompts):
-            return self.follow(texts, options, self.decide(texts, options, subjects))
         found = iter(self._documents([text for mixture in mixtures for text in mixture.prompts], documents))
         asked = [self._mixture(mixture, [next(found) for _ in mixture.prompts]) for mixture in mixtures]
         return self._lm.generate(asked, options, watch)
@@ -216,13 +182,7 @@ class ReplugLM:
             samples.append([self._lm.generate(asked, own)[0] for own in options.draws(prompt)])
         return samples
 
-    def stream(
-        self,
-        prompt: str,
-        options: GenerationOptions,
-        documents: Documents | None = None,
-        subject: Subject | None = None,
-    ) -> Iterator[str]:
+    def stream(self, prompt: str, options: GenerationOptions, documents: Documents | None = None) -> Iterator[str]:
         """Yield the text that `generate` gives for the prompt, in pieces as they come.
 
         No piece holds a part of a stop, nor half a character, unless the answer itself ends in one. Local weights give
@@ -230,83 +190,12 @@ class ReplugLM:
         Raises what `generate` raises, before the first piece.
         """
         require_texts([prompt], "prompts")
-        if self._policy is not None and documents is None:
-            [decision] = self.decide([prompt], options, None if subject is None else [subject])
-            if decision.closed_answer is not None:
-                return _in_one_piece(decision.closed_answer)
-            documents = decision.documents
         found = self._documents([prompt], None if documents is None else [documents])
         asked = self._mixture(Mixture([prompt], [1.0]), found)
         if isinstance(self._lm, StreamingLM):
             return self._lm.stream(asked, options)
-        return _in_one_piece(self._lm.generate([asked], options)[0])
-
-    def decide(
-        self,
-        prompts: Sequence[str],
-        options: GenerationOptions,
-        subjects: Sequence[Subject] | None = None,
-        queries: Sequence[str] | None = None,
-    ) -> list[Decision]:
-        """Decide which prompts the policy answers from documents, and find these by `queries`.
-
-        By default these are as in fitting, of the question in each prompt; the prompts where the policy says no form.
-        Costs what the signal costs: nothing for what is given, a call of the LM for each prompt, or a search. Raises
-        UserError where a signal must be given and is not, or cannot be seen.
-        """
-        policy = self._policy
-        require_texts(prompts, "prompts")
-        if policy is None:
-            raise ValueError("no policy was given to decide by; expected ReplugLM(policy=...)")
-        subjects = [Subject() for _ in prompts] if subjects is None else subjects
-        if len(subjects) != len(prompts):
-            raise ValueError(f"{len(subjects)} subjects, but {len(prompts)} prompts")
-        questions = [
-            policy.require_prompt(prompt, self._template.fill(DOCUMENT, prompt), subject.relation)
-            for prompt, subject in zip(prompts, subjects, strict=True)
-        ]
-        queries = [policy.query(question) for question in questions] if queries is None else queries
-        if len(queries) != len(prompts):
-            raise ValueError(f"{len(queries)} queries, but {len(prompts)} prompts")
-        seen = self._see(policy, prompts, queries, options, subjects)
-        does = [
-            policy.retrieves(value, subject.relation) for (value, _, _), subject in zip(seen, subjects, strict=True)
-        ]
-        wanted = [queries[row] for row, (_, found, _) in enumerate(seen) if does[row] and found is None]
-        searched = iter(self._search(wanted, self._k))
-        return [
-            Decision(True, value, next(searched) if found is None else found)
-            if retrieves
-            else Decision(False, value, (), closed)
-            for (value, found, closed), retrieves in zip(seen, does, strict=True)
-        ]
-
-    def _see(
-        self,
-        policy: Policy,
-        prompts: Sequence[str],
-        queries: Sequence[str],
-        options: GenerationOptions,
-        subjects: Sequence[Subject],
-    ) -> list[tuple[float | None, Documents | None, Generated | None]]:
-        """Return the signal of each prompt, with the documents or the closed-book answer that it took to see it."""
-        if policy.decides_by.known_from is KnownFrom.question:
-            return [(policy.value_given(subject), None, None) for subject in subjects]
-        if policy.decides_by.known_from is KnownFrom.closed_answer:
-            answers = self.generate(prompts, options, documents=[[] for _ in prompts])
-            return [(policy.value_of_answer(answer), None, answer) for answer in answers]
-        found = self._search(queries, self._k)
-        similarities = [[document.similarity for document in documents] for documents in found]
-        values = [policy.value_of_search(own) for own in similarities]
-        return [(value, documents, None) for value, documents in zip(values, found, strict=True)]
-
-    def follow(self, prompts: Texts, options: GenerationOptions, decisions: Sequence[Decision]) -> list[Generated]:
-        """Answer as it was decided; no answer that is there already is asked for again."""
-        rows = [row for row, decision in enumerate(decisions) if decision.closed_answer is None]
-        documents = [decisions[row].documents for row in rows]
-        asked = self.generate([prompts[row] for row in rows], options, documents=documents)
-        by_row = dict(zip(rows, asked, strict=True))
-        return [decision.closed_answer or by_row[row] for row, decision in enumerate(decisions)]
+        answer = self._lm.generate([asked], options)[0]
+        return iter([answer.text] if answer.text else [])
 
     def _search(self, queries: Texts, k: int) -> list[list[Retrieved]]:
         if not k:
@@ -317,11 +206,6 @@ class ReplugLM:
 
     def _documents(self, texts: Texts, documents: Sequence[Documents] | None) -> Sequence[Documents]:
         if documents is None:
-            if self._policy is not None:
-                raise UserError(
-                    "a policy decides what `generate` retrieves for a text; expected documents for `score`, and a "
-                    "ReplugLM without a policy for `sample` and for mixtures of prompts"
-                )
             return self.retrieve(texts)
         if len(documents) != len(texts):
             raise ValueError(f"documents of {len(documents)} texts, but {len(texts)} texts; expected as many")
@@ -376,7 +260,3 @@ class ReplugLM:
             for row in rows:
                 scores[row] = [next(given) for _ in prompts[row]]
         return scores
-
-
-def _in_one_piece(answer: Generated) -> Iterator[str]:
-    return iter([answer.text] if answer.text else [])

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,14 +12,12 @@ from replug.answering.prompts import OWN_SHOTS, AnswerPrompts
 from replug.answering.rerankers import RERANKERS, write_weights
 from replug.data.records import Document
 from replug.data.sources.built_in_texts import stand_in_vocabulary
-from replug.index_workers.version_store import VersionStore
 from replug.models.black_box_lm import Mixture
 from replug.models.generation import GenerationOptions
 from replug.models.local.stand_in_lm import StandInLM
-from replug.models.policy import Policy, PolicyPrompts
 from replug.web import evidence as build
 from tests.support.command_line import CommandLine
-from tests.support.lm_answers import mixed, texts_of
+from tests.support.lm_answers import texts_of
 from tests.support.real_models import real_encoder, real_lm
 from tests.support.small_index import write_small_index
 from tests.support.web_site import QUICK, WebSite, answer, article, searxng, web_site
@@ -196,51 +193,6 @@ def test_another_lm_may_rerank(replug, index):
     assert asked(replug, *typed, "rerank_lm.path=stand_in:0.001")["answer"] == asked(replug, *typed)["answer"]
 
 
-# Policies ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def policy(index: Path) -> Policy:
-    """For the retriever of the index and the stand-in."""
-    retriever = VersionStore(index).plan(0).retriever
-    by_relation = {"capital": 1000.0, "genre": "always"}
-    prompts = PolicyPrompts({"capital": ["Q: {question} A:"]}, {"capital": ["{document}\n\nQ: {question} A:"]}, 4)
-    found = "none", "replug@3", "popularity", by_relation, 10.0
-    return Policy(StandInLM.identity, retriever, *found, prompts=prompts)
-
-
-def following(policy: Policy, index: Path, *typed: str) -> list[object]:
-    """What is typed to follow it."""
-    policy.save(Path("policy.json"))
-    return ["--index", index, LM, "ensemble.weights=similarity", "--policy", "policy.json", *typed]
-
-
-def test_documents_are_retrieved_where_the_policy_says(replug: CommandLine, index, policy):
-    rare = asked(replug, *following(policy, index, "--relation", "capital", "--popularity", "3"))
-    assert len(rare["evidence"]) == 3  # as many as the policy was fitted to
-    decided = {"signal": "popularity", "value": 3.0, "threshold": 1000.0, "retrieves": True}
-    assert decided.items() <= rare["policy"].items()
-    texts = [one["text"] for one in rare["evidence"]]
-    prompts = [f"{text}\n\nQ: {QUESTION} A:" for text in texts]
-    answer = mixed(StandInLM(), prompts, [one["prior"] for one in rare["evidence"]], GenerationOptions(4))
-    assert rare["answer"] == answer.text.strip().partition("\n")[0].strip()
-    known = asked(replug, *following(policy, index, "--popularity", "3000"))
-    assert known["evidence"] == [] and known["policy"]["threshold"] == 10.0 and known["answer"]
-
-
-def test_the_lms_own_confidence_needs_no_popularity_and_the_prompt_is_the_policys(replug: CommandLine, index, policy):
-    shots = {"capital": ["Q: first? A: one\n\n", "Q: second? A: two\n\n", "Q: {question} A:"]}
-    unsure = replace(policy, signal="mean_logprob", thresholds={}, pooled=-1e9)
-    unsure = replace(unsure, prompts=replace(policy.prompts, closed=shots))
-    row = asked(replug, *following(unsure, index))
-    prompt = f"Q: first? A: one\n\nQ: second? A: two\n\nQ: {QUESTION} A:"
-    closed = mixed(StandInLM(), [prompt], [1.0], GenerationOptions(4, stop="\n"))
-    assert row["evidence"] == [] and row["answer"] == closed.text.strip()
-    assert row["policy"]["value"] == pytest.approx(closed.mean_logprob)
-    done = replug("ask", QUESTION, *following(policy, index, "--template", "Q: {question} A:", "--popularity", "3"))
-    assert done.status == 2 and "--template: the policy brings the prompt that it was fitted to" in done.errors
-
-
 # Engines ----------------------------------------------------------------------------------------------------------
 
 
@@ -296,7 +248,6 @@ LOCAL = ["--engine", "local", *CORPUS]
         (["--engine", "searxng", "--index", "."], "--index and --engine searxng are both given; expected one of them"),
         ([*LOCAL, "--template", "Q:"], "--template is 'Q:'; expected a text with {question} in it"),
         ([*LOCAL, "--rerank", "poe", "--template", "{question}"], "--template is for the ensemble; --rerank poe has"),
-        ([*LOCAL, "--relation", "capital"], "--relation is for a policy; expected --policy too"),
         ([*LOCAL, "--k", "60"], "--k is 60, and web.max_passages=50 are kept; raise that too"),
         ([*LOCAL, "--weights", "no.json"], "--weights: no.json is not a file; expected the weights.json of an"),
         ([*LOCAL, "retrieve.k=3"], "retrieve: unknown key; expected keys of lm and rerank_lm and retriever and"),

@@ -6,7 +6,7 @@ evaluation: the earliest shots go, then the end of the evidence. What others wro
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,8 +25,6 @@ from replug.answering.factors import (
     QUESTION_GIVEN_ANSWER,
     Factors,
 )
-from replug.answering.few_shot import FewShot
-from replug.answering.genread import GenRead, first_line
 from replug.answering.prompts import (
     LINE_ENDS,
     OWN_SHOTS,
@@ -37,28 +35,22 @@ from replug.answering.prompts import (
     read_shots,
 )
 from replug.answering.rerankers import Weights, read_weights
-from replug.commands.ask import CONFIG, LOCAL, QUESTION, AskOptions, votes, weighting_of
+from replug.commands.ask import LOCAL, QUESTION, AskOptions, votes, weighting_of
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import AskConfig
-from replug.config.load import load_stored_evaluation_config, names_evaluation
-from replug.config.methods import BM25, GENREAD, NONE, REPLUG
+from replug.config.methods import REPLUG
 from replug.config.plain_text import plain_line, plain_text
-from replug.config.rules import DOCUMENT, has_rerank_lm
+from replug.config.rules import has_rerank_lm
 from replug.config.schema import LMConfig
 from replug.data.rows import one_line, read_documents
-from replug.index_workers.bm25 import CorpusBM25
 from replug.index_workers.build_plan import index_folder
 from replug.index_workers.local_index import IndexRetriever, LocalIndex
 from replug.models.black_box_lm import AsyncLM, Mixture
-from replug.models.build import counting_template, limited_template, lm_source, load_encoder, prompt_template
-from replug.models.ensemble import Retriever
+from replug.models.build import counting_template, limited_template, lm_source, load_encoder
 from replug.models.ensemble_temperature import own_temperature
-from replug.models.generation import Generated, GenerationOptions
+from replug.models.generation import GenerationOptions
 from replug.models.hardware import available_cores
 from replug.models.lm_source import LMSource
-from replug.models.policy import KnownFrom, Policy, PolicyPrompts, Subject
-from replug.models.prompt import DOCUMENTS_LINE
-from replug.models.replug_lm import ReplugLM
 from replug.train.run_dir import RunDirectory
 from replug.web import require_web
 from replug.web.engine import BM25Retriever, LocalEngine
@@ -73,7 +65,7 @@ from replug.web.records import (
 
 log = logging.getLogger(__name__)
 
-NUM_PASSAGES = 10  # unless an option or a policy says otherwise
+NUM_PASSAGES = 10  # by default
 NEW_TOKENS, NEW_TOKENS_OF_TEMPLATE = 32, 64
 FOLDER = Path("runs/ask")  # of engines' answers, if no index is searched
 CLOSED_BOOK = "closed book"
@@ -94,7 +86,7 @@ class Reply:
     `alone` has both of no passage, where that is a member. `method` is replug, a reranker, or closed book.
     `sum_logprob` (nats) belongs to an answer of an ensemble or without evidence. `scores` has distinct answers, the
     best first: logarithms of any scale. `candidates` are rows of answer, passage (from 1), and the logarithm of each
-    factor; `policy` is what a policy decided, and why.
+    factor.
     """
 
     question: str
@@ -107,7 +99,6 @@ class Reply:
     failures: Mapping[str, int] = field(default_factory=dict)
     scores: Mapping[str, float] = field(default_factory=dict)
     candidates: Sequence[dict[str, Any]] = ()
-    policy: dict[str, Any] | None = None
     weights: Sequence[float] = ()
     alone: dict[str, float] | None = None
 
@@ -149,14 +140,10 @@ def _finite(number: float) -> float | None:
 # Evidence ------------------------------------------------------------------------------------------------------------
 
 
-def reply_to(
-    question: str, options: AskOptions, config: AskConfig, policy: Policy | None = None, subject: Subject | None = None
-) -> Reply:
-    """Answer a question. LMs are reached before the search, and read after it, unless a policy asks them first."""
+def reply_to(question: str, options: AskOptions, config: AskConfig) -> Reply:
+    """Answer a question. LMs are reached before the search, and read after it."""
     folder = options.index or FOLDER
     source = _source(config.lm, folder)
-    if policy is not None:
-        return _follow(policy, subject or Subject(), question, source, options, config)
     reranker, k = source, _num_passages(options, config)
     if options.reranks and has_rerank_lm(config):
         reranker = _source(config.rerank_lm, folder, "rerank_")
@@ -302,35 +289,28 @@ def _answer_by_ensemble(
     source: LMSource,
     options: AskOptions,
     config: AskConfig,
-    generated: Generated | None = None,
-    prompting: "Prompting | None" = None,
 ) -> Reply:
-    """Choose each token for all passages at once, unless an answer is given; without passages the LM answers alone."""
+    """Choose each token for all passages at once; without passages the LM answers alone."""
     weighting = weighting_of(config)
     alone = weighting.alone if found.passages else 0.0
     passages = tuple(replace(one, probability=one.probability * (1 - alone)) for one in found.passages)
-    if generated is None:
-        weighing = [passage for passage in passages if passage.probability > 0]  # others change nothing
-        if prompting is not None:
-            prompts, decoding = prompting([*(one.text for one in weighing), *([None] * (alone > 0 or not weighing))])
-        else:
-            decoding = generation_options(options)
-            prompts, opening = ensemble_prompts(
-                question, weighing, source, options, config.lm, decoding.max_new_tokens, has_alone=alone > 0
-            )
-            decoding = replace(decoding, opening=opening)
-        priors = [*(passage.probability for passage in weighing), *([alone] if alone else [])]
-        moves = weighting.share, weighting.prune, weighting.read
-        if weighing and votes(config):
-            generated = lm.submit_vote(prompts, priors, decoding).result()
-        else:
-            [generated] = lm.generate([Mixture(prompts, priors, *moves) if weighing else prompts[0]], decoding)
+    weighing = [passage for passage in passages if passage.probability > 0]  # others change nothing
+    decoding = generation_options(options)
+    prompts, opening = ensemble_prompts(
+        question, weighing, source, options, config.lm, decoding.max_new_tokens, has_alone=alone > 0
+    )
+    decoding = replace(decoding, opening=opening)
+    priors = [*(passage.probability for passage in weighing), *([alone] if alone else [])]
+    moves = weighting.share, weighting.prune, weighting.read
+    if weighing and votes(config):
+        generated = lm.submit_vote(prompts, priors, decoding).result()
+    else:
+        [generated] = lm.generate([Mixture(prompts, priors, *moves) if weighing else prompts[0]], decoding)
     after = iter(generated.weights.tolist())
     weights = [next(after) if passage.probability > 0 else 0.0 for passage in passages]
-    answer = generated.text if options.template is not None else generated.text.strip()
     return Reply(
         question,
-        answer if prompting is None else first_line(generated.text),
+        generated.text if options.template is not None else generated.text.strip(),
         REPLUG if found.passages else CLOSED_BOOK,
         lm.identity,
         options.searched,
@@ -340,117 +320,6 @@ def _answer_by_ensemble(
         alone={"weight": next(after), "prior": alone} if alone else None,
         failures=found.failures,
     )
-
-
-Prompting = Callable[[Sequence[str | None]], tuple[Sequence[str], GenerationOptions]]
-
-
-def policy_prompting(
-    form: PolicyPrompts,
-    retrieves: bool,
-    relation: str | None,
-    question: str,
-    source: LMSource,
-    lm: LMConfig,
-    options: AskOptions,
-) -> Prompting:
-    """Return what builds the prompts of texts as the policy's evaluation did, and says how it decoded."""
-    few_shot = FewShot(limited_template(lm, source, source.max_tokens), counting_template(source), form.max_new_tokens)
-    *shots, with_document = form.of(relation, retrieves)
-    alone = DOCUMENTS_LINE.sub("", with_document)
-
-    def prompt(kept: Sequence[str], text: str | None) -> str:
-        before, after = (alone if text is None else with_document).split(QUESTION)
-        return "".join(kept) + before.replace(DOCUMENT, (text or "").strip()) + one_line(question) + after
-
-    def prompting(texts: Sequence[str | None]) -> tuple[Sequence[str], GenerationOptions]:
-        asked = few_shot.ask(repr(question), shots, "".join, prompt, texts)
-        decoding = generation_options(replace(options, max_new_tokens=form.max_new_tokens))
-        return asked.prompts, replace(decoding, stop=STOP if shots else None, opening=asked.opening)
-
-    return prompting
-
-
-def policy_retriever(policy: Policy, directory: Path | None) -> Retriever | None:
-    """Return what finds the documents of a policy: BM25, or an index with its encoder; None where the LM writes them.
-
-    The directory is that of the evaluation, or of an index over the same documents.
-    """
-    if policy.source == GENREAD:
-        return None
-    if directory is None:
-        raise UserError(
-            f"--index is missing: the policy retrieves by {policy.augmented}; expected --index with the folder of the "
-            "evaluation that it was fitted to, or of an index over the same documents"
-        )
-    if names_evaluation(directory / CONFIG):
-        return _retriever_of_evaluation(policy.source, directory)
-    if policy.source != BM25:
-        return open_index(directory)
-    index = LocalIndex(index_folder(directory), available_cores())
-    return CorpusBM25(index.corpus, index.plan.corpus_sha256)
-
-
-def _retriever_of_evaluation(source: str, directory: Path) -> Retriever:
-    from replug.evals.adaptive import documents_of  # brings Ray
-    from replug.evals.folder import EvaluationFolder
-    from replug.evals.search import index_of
-
-    config, folder = load_stored_evaluation_config(directory / CONFIG), EvaluationFolder(directory)
-    if source == BM25:
-        documents = documents_of(config, folder)
-        return CorpusBM25(documents.corpus, documents.corpus_sha256)
-    known = [*config.retrievers, *([REPLUG] if config.retriever.path else [])]
-    if source not in known:
-        raise UserError(
-            f"--index: the policy retrieves by {source}, and the evaluation in {directory} has "
-            f"{', '.join(known) or 'no retriever'}; expected the evaluation that the policy was fitted to"
-        )
-    return open_index(index_of(config, source, folder.found))
-
-
-def _follow(
-    policy: Policy, subject: Subject, question: str, source: LMSource, options: AskOptions, config: AskConfig
-) -> Reply:
-    """Answer from documents or without, as the policy decides. No answer is asked for twice.
-
-    Raises UserError for a policy that was fitted to another LM, retriever, number of documents or temperature.
-    """
-    if policy.prompts is None:
-        raise UserError("--policy: the file says no prompts; expected a policy that `replug report --policies` wrote")
-    policy.prompts.require_form(config.lm.prompt, config.lm.chat)
-    without, augmented = (
-        policy_prompting(policy.prompts, retrieves, subject.relation, question, source, config.lm, options)
-        for retrieves in (False, True)
-    )
-    found_by = policy_retriever(policy, options.index)
-    with closing(source.open_here()) as lm:
-        genread = GenRead(lm, prompt_template(config.lm, source))
-        retriever = found_by or genread
-        temperature = _temperature(config, retriever)
-        deciding = replace(policy, prompts=None, closed=NONE)  # what is read without retrieval is found here
-        k = deciding.ensemble_size or NUM_PASSAGES if options.k is None else options.k
-        replug = ReplugLM(lm, retriever, k, policy=deciding, temperature=temperature, weighting=weighting_of(config))
-        writes, sees_answer = policy.closed == GENREAD, policy.decides_by.known_from is KnownFrom.closed_answer
-        [documents] = genread.retrieve([question], int(writes and sees_answer))
-        [asked], decoding = without([document.text for document in documents] or [None])
-        [decision] = replug.decide([asked], decoding, [subject], [policy.query(question)])
-        if decision.retrieves:
-            documents = list(decision.documents)
-        elif writes and not sees_answer:
-            [documents] = genread.retrieve([question], 1)
-        found = FoundEvidence(question, tuple(passages_of_documents(documents, temperature)), {})
-        prompting = augmented if decision.retrieves else without
-        reply = _answer_by_ensemble(lm, question, found, source, options, config, decision.closed_answer, prompting)
-    decided = {
-        "signal": policy.signal,
-        "value": decision.value,
-        "threshold": policy.threshold(subject.relation),
-        "retrieves": decision.retrieves,
-        "reason": policy.reason(decision.value, subject.relation),
-    }
-    method = policy.augmented if decision.retrieves else policy.closed
-    return replace(reply, method=CLOSED_BOOK if method == NONE else method, policy=decided)
 
 
 # Rerankers -----------------------------------------------------------------------------------------------------------
@@ -530,9 +399,7 @@ def print_reply(reply: Reply) -> None:
     console.print(Text(plain_text(reply.answer), "bold") if reply.answer else Text("no answer", "red"))
     logprob = "" if reply.sum_logprob is None else f"; log p {reply.sum_logprob:.2f}"
     lines = [f"{reply.method}; {reply.lm}; {reply.searched}{logprob}"]
-    if reply.policy is not None:
-        lines.append(reply.policy["reason"])
-    elif not reply.passages:
+    if not reply.passages:
         lines.append("no evidence: the LM answers alone")
     if reply.failures:
         lines.append("missing: " + ", ".join(f"{name} {count}" for name, count in reply.failures.items()))
