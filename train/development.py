@@ -14,21 +14,19 @@ import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from torch import Tensor
 
 from replug.config.schema import Config
 from replug.data.datamodule import Position
 from replug.data.files import write_json, writing
 from replug.data.labels import Labels
 from replug.data.records import Example, ScoredBatch
-from replug.data.store import CorpusStore, PreparedSet
+from replug.data.store import PreparedSet
 from replug.evals.intervals import bits_of
 from replug.evals.temperature_fit import DocumentScores, ensemble_bits, fit_temperature
 from replug.index_workers.build_plan import IndexState
@@ -36,8 +34,8 @@ from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.train.evaluation import search_examples
 from replug.train.loss import lm_scores, log_likelihood, text_losses
-from replug.train.module import VectorsOf
 from replug.train.pipeline import score_in_calls
+from replug.train.trained_weights import FrozenDocuments, embedded
 from replug.train.workers import Workers
 
 RESULT = "dev.json"  # in the folder of the best weights
@@ -193,10 +191,10 @@ class LabelledDevTexts:
         z = torch.from_numpy(document_scores(scores, config.loss.lm_score.value))
         self._log_q = log_likelihood(z, config.loss.beta)
 
-    def measure(self, step: int, encoder: Encoder, vectors_of: VectorsOf | None = None) -> DevResult:
-        """Measure the weights as they are. `vectors_of` gives documents' vectors that do not come from the encoder."""
+    def measure(self, step: int, encoder: Encoder, frozen: FrozenDocuments | None = None) -> DevResult:
+        """Measure the weights as they are. `frozen` gives vectors of documents that stay as they are."""
         encoder.eval()
-        similarities = self.similarities(encoder, vectors_of)
+        similarities = self.similarities(encoder, frozen)
         own = np.take_along_axis(similarities, self._places, axis=1)  # [N, K], of every text's candidates
         scores = [nearest(tokens, row, self._k) for tokens, row in zip(self._token_logprobs, own, strict=True)]
         result, loss = _ensemble_result(self._config, step, scores, self._bytes), self._config.loss
@@ -204,23 +202,18 @@ class LabelledDevTexts:
         kl = float(text_losses(self._log_q, log_p, loss.direction.value).mean())
         return DevResult(step, result.bpb, result.temperature, kl, scored_share(similarities, self._places, self._k))
 
-    def similarities(self, encoder: Encoder, vectors_of: VectorsOf | None = None) -> np.ndarray:
+    def similarities(self, encoder: Encoder, frozen: FrozenDocuments | None = None) -> np.ndarray:
         """Return similarities [N, D] of every text to the candidates of all."""
         queries = encoder.encode_query(self._queries)
-        documents = (vectors_of or partial(embedded, encoder, self._corpus))(self.rows)
-        found: np.ndarray = (queries @ documents.T).numpy()
-        return found
+        documents = frozen(self.rows).cpu() if frozen else embedded(encoder, self._corpus, self.rows)
+        products: np.ndarray = (queries @ documents.T).numpy()
+        return products
 
 
 def document_scores(scores: ScoredBatch, lm_score: str) -> np.ndarray:
     """Return z [N, K] float64."""
     z: np.ndarray = lm_scores(torch.tensor(scores.sum_logprobs), torch.tensor(scores.num_tokens), lm_score).numpy()
     return z
-
-
-def embedded(documents: Encoder, corpus: CorpusStore, rows: np.ndarray) -> Tensor:
-    """Return vectors [N, D] of the corpus' rows, without gradient."""
-    return documents.encode_tokens(documents.document_ids(corpus, rows))
 
 
 def scored_share(similarities: np.ndarray, places: np.ndarray, k: int) -> float:

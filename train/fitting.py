@@ -29,76 +29,100 @@ from replug.config.choices import LMScore
 from replug.config.errors import RunError, UserError
 from replug.config.schema import Config
 from replug.data.datamodule import StepDataModule
-from replug.data.store import PreparedSet, StoredCorpus
+from replug.data.store import PreparedSet
 from replug.models.build import load_encoder, located
 from replug.models.encoder import Encoder
 from replug.models.hardware import available_cores
 from replug.train.callbacks import OwnSettings, StepBoundary, TemperatureCheck
 from replug.train.checkpoints import KEPT_CHECKPOINTS, Checkpointer, CheckpointWriter
 from replug.train.development import Watch
-from replug.train.module import LSRModule
-from replug.train.ranks import COLLECTIVE_PATIENCE, NoOthers, OtherRanks, RankEnvironment, other_ranks
+from replug.train.module import Batches, LSRModule
+from replug.train.ranks import COLLECTIVE_PATIENCE, BatchChannel, OtherRanks, RankEnvironment, other_ranks
 from replug.train.run_dir import CheckpointMark, RunDirectory
-from replug.train.sources import BatchChannel, BatchSource, uses_bf16
+from replug.train.sources import BatchSource, uses_bf16
 from replug.train.step_metrics import DeviceShares, StepClock
-from replug.train.trained_weights import choose_trained_weights, freeze_sides
+from replug.train.trained_weights import FrozenDocuments, prepare_encoder
 
 log = logging.getLogger(__name__)
 
 
-def fit(
-    config: Config,
-    run: RunDirectory,
-    own_callbacks: Sequence[pl.Callback],
-    loggers: list[Logger],
-    module: LSRModule,
-    watch: Watch,
-    newest: CheckpointMark | None,
-    clock: StepClock,
-    interruption: Interruption,
-    source: BatchSource,
-    others: OtherRanks | NoOthers,
-    check: Callable[[], None],
-) -> int:
-    """Train from the newest whole checkpoint to the last step; returns how many steps were done.
+class Fit:
+    """One training of a run, from the newest whole checkpoint to the last step, on rank 0.
 
-    `check` raises what ends the run. Raises Interrupted where a signal asked for it, RunError where the run cannot go
-    on; both have saved the step.
+    `frozen` gives documents that stay as they are, `newest` is the checkpoint to go on from, `steps` are those done.
     """
-    pairs = 0 if config.train.labels else config.train.batch_size * config.retrieve.k
-    with CheckpointWriter(run, KEPT_CHECKPOINTS, newest.step if newest else 0) as writer:
+
+    def __init__(
+        self,
+        config: Config,
+        run: RunDirectory,
+        data: PreparedSet,
+        encoder: Encoder,
+        interruption: Interruption,
+        callbacks: Sequence[pl.Callback] = (),
+        loggers: Sequence[Logger] = (),
+    ) -> None:
+        """Make `encoder` ready for training. `callbacks` are a user's own."""
+        require_one_batch(config)
+        self._config, self._run, self._data, self.encoder = config, run, data, encoder
+        self.interruption, self._callbacks, self._loggers = interruption, callbacks, loggers
+        self.frozen = prepare_encoder(config, encoder, data.corpus)
+        self.watch = Watch(run.best_weights, config.train.patience)
+        self.newest, self.clock, self.steps = run.newest_checkpoint(), StepClock(), 0
+
+    def run(self, source: BatchSource, check: Callable[[], None], others: OtherRanks | None = None) -> None:
+        """Train on the batches of `source`; `check` raises what ends the run.
+
+        Raises Interrupted where a signal asked for it, RunError where the run cannot go on; both have saved the step.
+        """
+        done = self.newest.step if self.newest else 0
+        with CheckpointWriter(self._run, KEPT_CHECKPOINTS, done) as writer:
+            channel = BatchChannel(source) if others and others.num_others else None
+            trainer = self._trainer(source, check, others, writer, channel)
+            module = lsr_module(self._config, self.encoder, self._data, channel or source, self.frozen)
+            self._run.forget_after(done)
+            if self.newest:
+                log.info(f"resuming at step {done}")
+            with self.interruption.deferred(lambda: f"step {writer.newest_step} is the newest that is saved"):
+                run_trainer(trainer, self._config, module, self.newest.path if self.newest else None)
+                self.steps = trainer.global_step
+                self._require_all_steps()
+                self.interruption.check()  # a signal that came during the last step; its checkpoint is there
+        source.finish()
+
+    def _trainer(
+        self,
+        source: BatchSource,
+        check: Callable[[], None],
+        others: OtherRanks | None,
+        writer: CheckpointWriter,
+        channel: BatchChannel | None,
+    ) -> pl.Trainer:
+        train, run = self._config.train, self._run
+        pairs = 0 if train.labels else train.batch_size * self._config.retrieve.k
         callbacks = [  # in the order they act
-            OwnSettings(interruption.install, available_cores()),
-            StepBoundary(source, clock, check, pairs),
-            watch,
-            *([DeviceShares(run.device_use, config.train.max_steps, others.devices)] if others.devices() else []),
-            TemperatureCheck(config.loss),
-            *own_callbacks,
-            Checkpointer(writer, source, config.checkpoint.every_steps, clock),
+            OwnSettings(self.interruption.install, available_cores()),
+            StepBoundary(source, self.clock, check, pairs),
+            self.watch,
+            *([DeviceShares(run.device_use, train.max_steps, others.devices)] if others else []),
+            TemperatureCheck(self._config.loss),
+            *self._callbacks,
+            Checkpointer(writer, source, self._config.checkpoint.every_steps, self.clock),
+            *([channel] if channel else []),
         ]
-        module.batches = source
-        if others.num_others:
-            channel = BatchChannel(source)
-            callbacks.append(channel)
-            module.batches = channel
-        trainer = lightning_trainer(config, run.path, callbacks, loggers, others.environment)
-        run.forget_after(newest.step if newest else 0)
-        if newest:
-            log.info(f"resuming at step {newest.step}")
-        with interruption.deferred(lambda: f"step {writer.newest_step} is the newest that is saved"):
-            run_trainer(trainer, config, module, newest.path if newest else None)
-            if not watch.is_over and trainer.global_step != config.train.max_steps:
-                raise RunError(
-                    f"training ended after step {trainer.global_step} of {config.train.max_steps} without an error; "
-                    "what is saved stays: run the same command again, or give another run_dir"
-                )
-            if trainer.global_step != config.train.max_steps:
-                log.info(
-                    f"training ended after step {trainer.global_step} of {config.train.max_steps}: the development "
-                    "texts were predicted no better for some time (train.patience)"
-                )
-            interruption.check()  # a signal that came during the last step; its checkpoint is there
-    return trainer.global_step
+        environment = others.environment if others else RankEnvironment(0, 1, "", 0)
+        return lightning_trainer(self._config, run.path, callbacks, list(self._loggers), environment)
+
+    def _require_all_steps(self) -> None:
+        """Raise RunError for a training that ended before its last step, but for the end of patience."""
+        ended = f"training ended after step {self.steps} of {self._config.train.max_steps}"
+        if self.steps == self._config.train.max_steps:
+            return
+        if not self.watch.is_over:
+            raise RunError(
+                f"{ended} without an error; what is saved stays: run the same command again, or give another run_dir"
+            )
+        log.info(f"{ended}: the development texts were predicted no better for some time (train.patience)")
 
 
 def started_ranks(
@@ -122,35 +146,31 @@ def fit_as_other_rank(
     """Run the same fit in an actor of `ranks`, fed by rank 0. If rank 0 ends early, the actor is killed."""
     with own_globals():
         torch.set_num_threads(available_cores())
-        encoder = load_encoder(config.retriever, dims=config.index.dims)
-        module = lsr_module(config, encoder, PreparedSet(prepared))
-        channel = BatchChannel()
-        module.batches = channel
+        encoder, data = load_encoder(config.retriever, dims=config.index.dims), PreparedSet(prepared)
+        frozen, channel = prepare_encoder(config, encoder, data.corpus), BatchChannel()
+        module = lsr_module(config, encoder, data, channel, frozen)
         callbacks = [OwnSettings(ignore_signals, available_cores()), channel]
         run_trainer(lightning_trainer(config, run, callbacks, [], environment), config, module, checkpoint)
 
 
-def lsr_module(config: Config, encoder: Encoder, data: PreparedSet) -> LSRModule:
-    """`encoder` is trained, of a pair the side that is asked for.
+def lsr_module(
+    config: Config, encoder: Encoder, data: PreparedSet, batches: Batches, frozen: FrozenDocuments | None
+) -> LSRModule:
+    """Return the module that trains an encoder which `prepare_encoder` made ready.
 
-    Where one encoder has both sides and documents stay as they are, a copy of it as it is encodes them. The loss's
-    prefixes are `retriever.dims`, the most first, or by default the dimensions that the index searches.
+    The loss's prefixes are `retriever.dims`, the most first, or by default the dimensions that the index searches.
     """
+    first = config.index.dims or encoder.dims
+    dims = sorted(config.retriever.dims, reverse=True) or ([] if first is None else [first])
+    return LSRModule(encoder, batches, data.queries, data.corpus, config.loss, config.train, dims, config.seed, frozen)
+
+
+def require_one_batch(config: Config) -> None:
+    """Raise UserError for in-batch negatives over several ranks, and warn of a loss that learns nothing."""
     if config.loss.in_batch and (ranks := num_ranks(config) if config.resources.train != "auto" else 1) > 1:
         raise UserError(f"loss.in_batch: {ranks} ranks each have other documents in their batch; expected one")
-    documents = freeze_sides(config.retriever.train, encoder)
     if config.loss.lm_score is LMScore.probability:
         log.warning("loss.lm_score=probability underflows beyond a few tokens and makes Q uniform; try mean_logprob")
-    train = config.train
-    encoder.prepare_training(config.retriever.dropout, train.gradient_checkpointing, train.chunk_tokens)
-    choose_trained_weights(config, encoder)
-    first = config.index.dims or encoder.dims
-    searched = [] if first is None else [first]
-    dims = sorted(config.retriever.dims, reverse=True) or searched
-    module = LSRModule(encoder, data.queries, data.corpus, config.loss, train, dims, config.seed, documents)
-    if isinstance(corpus := data.corpus, StoredCorpus):
-        module.vectors_of = lambda rows: torch.from_numpy(corpus.vectors(rows, encoder.similarity))
-    return module
 
 
 @contextmanager

@@ -6,7 +6,7 @@ batches knows the rest.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,7 +23,7 @@ from replug.data.store import CorpusStore, ExampleStore
 from replug.models.encoder import Encoder, first_numbers
 from replug.models.hardware import to_device
 from replug.train.loss import contrastive_losses, entropy, kl_lm_retriever, lm_scores, log_likelihood, text_losses
-from replug.train.trained_weights import bring_back_untrained, leave_out_untrained
+from replug.train.trained_weights import FrozenDocuments, bring_back_untrained, leave_out_untrained
 
 
 class Batches(Protocol):
@@ -34,61 +34,38 @@ class Batches(Protocol):
         ...
 
 
-VectorsOf = Callable[[np.ndarray], Tensor]  # [U, D] of the corpus' rows [U]
-
-
 class LSRModule(pl.LightningModule):
-    """Trains `encoder` on what `batches` delivers, which is set later: the source may need the weights."""
+    """Trains `encoder` on what `batches` delivers."""
 
     def __init__(
         self,
         encoder: Encoder,
+        batches: Batches,
         queries: ExampleStore,
         corpus: CorpusStore,
         loss: LossConfig,
         train: TrainConfig,
         dims: Sequence[int] = (),
         seed: int = 0,
-        documents: Encoder | None = None,
+        frozen: FrozenDocuments | None = None,
     ) -> None:
         """Average the loss over the prefixes `dims` of the vectors, the longest first. Empty means whole vectors.
 
-        `documents` encodes documents if one encoder has both sides and documents stay as they are. It is never trained
-        and in no checkpoint. If the retriever is a pair, `encoder` holds both encoders.
+        `frozen` gives vectors of documents if they stay as they are. If the retriever is a pair, `encoder` holds both
+        encoders.
         """
         super().__init__()
-        self.encoder = encoder
-        self._frozen = [documents] if documents is not None else []  # a list: not a part of this module
+        self.encoder, self.batches, self.frozen = encoder, batches, frozen
         self._queries, self._corpus = queries, corpus
         self._loss, self._train, self._dims, self._seed = loss, train, dims, seed
-        self.vectors_of: VectorsOf | None = None  # for documents that stay as they are, instead of encoding them
-        self.batches: Batches | None = None
         self.batch: ScoredBatch | None = None  # of the step that is under way
         self._is_last = False  # whether the newest of its micro-batches is the last
         self._metrics: list[dict[str, float | Tensor]] = []  # of its micro-batches so far
         self._losses: list[Tensor] = []  # of their texts
 
-    @property
-    def frozen_documents(self) -> Encoder | None:
-        """Return the encoder of documents that stay as they are, None if they are trained."""
-        return self._frozen[0] if self._frozen else None
-
-    @property
-    def documents(self) -> Encoder:
-        """Return the encoder of documents."""
-        return self.frozen_documents or self.encoder
-
-    def encode_queries(self, texts: Sequence[str], autocast: bool = False) -> np.ndarray:
-        """Return vectors [B, D] by the weights as they are, without gradient or dropout.
-
-        `autocast`, and not the trainer's, makes the backbone's products in bfloat16.
-        """
-        self.encoder.eval()
-        return self.encoder.encode_query(texts, autocast=autocast).numpy()
-
     def on_train_start(self) -> None:
-        for frozen in self._frozen:
-            frozen.to(self.device)
+        if self.frozen is not None:
+            self.frozen.encoder.to(self.device)
 
     def training_step(self, position: Position, batch_idx: int) -> Tensor:
         """Return the mean loss over this rank's part of the batch; DDP and Lightning average over ranks and parts.
@@ -96,7 +73,6 @@ class LSRModule(pl.LightningModule):
         The backbone may run under autocast. Similarities and loss are computed in float32. Nothing here waits for the
         device: it would stand idle until the backward pass is launched.
         """
-        assert self.batches is not None, "set a source of batches first"
         if position.is_first:
             self.batch, self._metrics, self._losses = self.batches.take(position.step), [], []
         assert self.batch is not None
@@ -194,12 +170,10 @@ class LSRModule(pl.LightningModule):
         queries = [example.query for example in self._queries.examples(batch.query_rows)]
         unique, place = np.unique(batch.doc_rows, return_inverse=True)
         query_vectors = self.encoder.encode_with_gradient(self.encoder.token_ids(queries, "query"), task="query")
-        if self.vectors_of is not None:
-            doc_vectors = to_device(self.vectors_of(unique), self.device)
+        if self.frozen is not None:
+            doc_vectors = self.frozen(unique)
         else:
-            with torch.set_grad_enabled(not self._frozen):  # without gradient if documents stay as they are
-                ids = self.documents.document_ids(self._corpus, unique)
-                doc_vectors = self.documents.encode_with_gradient(ids)
+            doc_vectors = self.encoder.encode_with_gradient(self.encoder.document_ids(self._corpus, unique))
         places = to_device(torch.from_numpy(place.reshape(batch.doc_rows.shape)), doc_vectors.device)
         return query_vectors, doc_vectors, places
 

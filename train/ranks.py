@@ -4,8 +4,8 @@ Rank 0 is the process that was started; it alone retrieves, scores, refreshes an
 node has room, so one command trains on one machine or many. Each rank counts as a node of its own for Lightning,
 which then need not know how many there are on which machine.
 
-Each other rank counts in the process group's store, and rank 0 looks. A process that is stopped, or whose machine is
-gone without a word, keeps its connections. Who waits for it would wait for as long as a batch may take.
+A rank that died breaks its connections, and Ray reports it. A rank that hangs is found by the time-out that gloo and
+NCCL have for the gradient's collective (`COLLECTIVE_PATIENCE`).
 """
 
 import logging
@@ -14,16 +14,17 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+import pytorch_lightning as pl
 import ray
 import torch
 import torch.distributed as dist
 from pytorch_lightning.plugins.environments import ClusterEnvironment
 from ray.exceptions import RayError
-from torch.distributed import DistError, TCPStore
+from torch.distributed import TCPStore
 
 from replug.cluster.actor_pool import thread_env
 from replug.cluster.environment import use_interface_of
@@ -31,17 +32,16 @@ from replug.cluster.gpus import devices_of, keep_to_memory_bound, own_devices
 from replug.cluster.packing import TRAINER
 from replug.cluster.places import device_of, gpu_of_rank_0, memory_bound, place
 from replug.config.errors import RunError
+from replug.data.records import ScoredBatch
+from replug.train.module import Batches
 
 log = logging.getLogger(__name__)
-
 
 # All waits between ranks but that for a batch: to meet at the start, for the gradient, while rank 0 copies a
 # checkpoint's state. All ranks do the same work between them, but for compiling and for loading from a slow disk.
 COLLECTIVE_PATIENCE = timedelta(minutes=10)
-
-BEAT_SECONDS = 2.0
-SILENT_SECONDS = 120.0  # of a rank that counted before: a loaded machine delays a beat by seconds
-CONNECT = timedelta(minutes=10)  # until rank 0 has opened the store
+# Other ranks wait for a batch as long as rank 0 waits for the LM or for a refresh, which have time limits of their own.
+BATCH_PATIENCE = timedelta(days=30)
 LOOK_SECONDS = 1.0
 NOTICE_SECONDS = 60.0  # for rank 0 to notice by its connections that the others were killed; a GPU's may not tell
 FINISH_SECONDS = 120.0  # for the others to end after rank 0 did
@@ -108,8 +108,7 @@ class TrainerRank:
     def run(self, fit: Callable[[RankEnvironment], None], environment: RankEnvironment) -> None:
         keep_to_memory_bound()
         use_interface_of(ray.util.get_node_ip_address())
-        with beating(environment.global_rank(), environment.main_address, environment.main_port):
-            fit(environment)
+        fit(environment)
 
 
 class OtherRanks:
@@ -137,8 +136,6 @@ class OtherRanks:
             rank.run.remote(fit, environment): environment.global_rank()
             for rank, environment in zip(self._actors, environments, strict=True)
         }
-        self._heartbeats: Heartbeats | None = None
-        self._silence: str | None = None  # what is said of a rank that was killed because of it
         self._closed = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True, name="ranks")
         if self._fits:
@@ -150,7 +147,7 @@ class OtherRanks:
         return [self._own_devices, *(asked.result() for asked in up)]
 
     def check(self) -> None:
-        """Raise RuntimeError where one has ended by an error, or is silent: the newest checkpoint is what counts."""
+        """Raise RuntimeError where one has ended by an error: the newest checkpoint is what counts."""
         if problem := self._problem():
             raise RuntimeError(problem)
 
@@ -164,7 +161,7 @@ class OtherRanks:
         self._closed.set()
         self._kill()
         if self._fits:
-            self._watcher.join()  # it looks into the store, which ends with the process group
+            self._watcher.join()
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
         self.environment.store = None
@@ -184,8 +181,6 @@ class OtherRanks:
         return error
 
     def _problem(self) -> str | None:
-        if self._silence is not None:
-            return self._silence
         done, _ = ray.wait(list(self._fits), num_returns=len(self._fits), timeout=0) if self._fits else ([], [])
         for fit in done:
             try:
@@ -196,46 +191,20 @@ class OtherRanks:
         return None
 
     def _watch(self) -> None:
-        """Kill all other ranks if one died or is silent: whoever waits for it in a collective is told so.
+        """Kill all other ranks if one died, which ends the collectives that wait for it.
 
         Where even that does not end the wait of rank 0, end the process.
         """
         while not self._closed.wait(LOOK_SECONDS):
-            self._silence = self._find_silence()
             if problem := self._problem():
                 self._kill()
                 if not self._closed.wait(NOTICE_SECONDS):
                     log.warning(f"replug: {problem}; rank 0 waits for it in vain and ends; the same command goes on")
                     os._exit(1)
 
-    def _find_silence(self) -> str | None:
-        if not dist.is_initialized():
-            return None
-        if self._heartbeats is None:
-            self._heartbeats = Heartbeats(self.environment.main_address, self.environment.main_port)
-        _, running = ray.wait(list(self._fits), num_returns=len(self._fits), timeout=0)
-        silent = {self._fits[fit]: self._heartbeats.silent_seconds(self._fits[fit]) for fit in running}
-        rank = max(sorted(silent), key=lambda rank: silent[rank], default=0)
-        seconds = silent.get(rank, 0.0)
-        if seconds <= SILENT_SECONDS:
-            return None
-        return f"trainer rank {rank} hangs: no sign of life for {seconds:.0f} s"
-
     def _kill(self) -> None:
         for actor in self._actors:
             ray.kill(actor)
-
-
-class NoOthers:
-    """Stands for `OtherRanks` in a training on one rank without Ray."""
-
-    num_others = 0
-
-    def __init__(self) -> None:
-        self.environment = RankEnvironment(0, 1, "", 0)
-
-    def devices(self) -> list[tuple[str, ...]]:
-        return []
 
 
 @contextmanager
@@ -262,42 +231,22 @@ def open_store(address: str) -> TCPStore:
         return TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
-@contextmanager
-def beating(rank: int, address: str, port: int) -> Iterator[None]:
-    """Count in the background while the block runs."""
-    ended = threading.Event()
+class BatchChannel(pl.Callback):
+    """Carries what `source` gives on rank 0 to all ranks; the others have no source.
 
-    def beat() -> None:
-        with suppress(DistError):  # rank 0 has ended, and this process ends with it
-            store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=CONNECT)
-            while True:
-                store.add(_key(rank), 1)
-                if ended.wait(BEAT_SECONDS):
-                    return
+    Over gloo: a broadcast that waits must not keep a GPU busy. Opened where the ranks have just met: rank 0 may then
+    take hours to its first batch.
+    """
 
-    threading.Thread(target=beat, daemon=True, name="heartbeat").start()
-    try:
-        yield
-    finally:
-        ended.set()
+    def __init__(self, source: Batches | None = None) -> None:
+        self._source, self._group = source, None
 
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Open the group, which all ranks do at once."""
+        self._group = dist.new_group(backend="gloo", timeout=BATCH_PATIENCE)
 
-class Heartbeats:
-    """Hears the other ranks count, once the process group's store is open."""
-
-    def __init__(self, address: str, port: int) -> None:
-        self._store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=CONNECT)
-        self._heard: dict[int, tuple[int, float]] = {}  # the count, and when it was new
-
-    def silent_seconds(self, rank: int) -> float:
-        """Return for how long the rank has not counted; 0 before it began to."""
-        if not self._store.check([_key(rank)]):
-            return 0.0
-        count, now = self._store.add(_key(rank), 0), time.monotonic()
-        if rank not in self._heard or self._heard[rank][0] != count:
-            self._heard[rank] = (count, now)
-        return now - self._heard[rank][1]
-
-
-def _key(rank: int) -> str:
-    return f"replug/heartbeat/{rank}"
+    def take(self, step: int) -> ScoredBatch:
+        messages = [self._source.take(step) if self._source is not None else None]
+        dist.broadcast_object_list(messages, src=0, group=self._group)
+        assert messages[0] is not None
+        return messages[0]

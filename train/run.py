@@ -9,10 +9,9 @@ import logging
 import math
 import shlex
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,6 @@ from replug.models.encoder import Encoder
 from replug.models.ensemble import can_fit
 from replug.models.ensemble_temperature import PAPER, EnsembleTemperature, write_temperature
 from replug.models.hardware import check_gpus
-from replug.models.lm_source import LMSource
 from replug.models.preparing import data_folder, prepared_set
 from replug.models.unknown_tokens import query_sample, require_known
 from replug.planning.stages import HELDOUT, INDEX, TRAINING, TUNED
@@ -52,23 +50,14 @@ from replug.train.evaluation import (
     measured_encoder,
     write_examples,
 )
-from replug.train.fitting import fit, lsr_module, own_globals, started_ranks
+from replug.train.fitting import Fit, own_globals, started_ranks
 from replug.train.labels.labelling import label, label_origin
 from replug.train.model_card import write_model_card
-from replug.train.module import LSRModule
 from replug.train.outlook import RunStages
-from replug.train.ranks import NoOthers
 from replug.train.report import print_results, write_picture, write_report
 from replug.train.run_dir import LM, MEND, SET, RunDirectory, manifest_sha256
-from replug.train.sources import (
-    BatchSource,
-    LabelledBatches,
-    LabelsThenLive,
-    live_batches,
-    measure_last,
-    version_after,
-)
-from replug.train.step_metrics import StepClock, loggers_of, publish_results, require_wandb
+from replug.train.sources import LabelledBatches, LiveBatches, version_after
+from replug.train.step_metrics import loggers_of, publish_results, require_wandb
 from replug.train.trained_weights import check_training, save_retriever
 from replug.train.verdict import HARMED, verdict_of
 from replug.train.workers import Workers, start_workers
@@ -85,31 +74,24 @@ def train(config: Config, callbacks: Sequence[pl.Callback] = (), loggers: Sequen
     if not run.is_finished:
         require_wandb(config)  # before the labels, which take the longest
     with own_globals():
-        _train_with_labels(config, run, callbacks, loggers)
+        stages = RunStages(config, run)
+        labels = _labels(config, run, stages)
+        if labels is not None and config.train.epochs is not None:
+            steps = math.ceil(config.train.epochs * labels.counts["queries"] / config.train.batch_size)
+            config = replace(config, train=replace(config.train, max_steps=steps))
+        run.require_config(config)  # before the lock, which is a file in the folder
+        with sole_writer(run.path):
+            if run.is_finished:
+                _require_same_files(config, run)
+                log.info(f"{run.path} holds a finished run; give another run_dir to train again")
+            else:
+                check_faiss()
+                if config.train.accelerator is not Accelerator.cpu:
+                    check_gpus()
+                interruption = Interruption()
+                with interruption.installed():
+                    _Run(config, run, labels, stages, interruption, callbacks, loggers).train()
         return show_results(run)
-
-
-def _train_with_labels(
-    config: Config, run: RunDirectory, callbacks: Sequence[pl.Callback], own_loggers: Sequence[Logger]
-) -> None:
-    """Train, on labels if the configuration has some."""
-    stages = RunStages(config, run)
-    labels = _labels(config, run, stages)
-    if labels is not None and config.train.epochs is not None:
-        steps = math.ceil(config.train.epochs * labels.counts["queries"] / config.train.batch_size)
-        config = replace(config, train=replace(config.train, max_steps=steps))
-    run.require_config(config)  # before the lock, which is a file in the folder
-    with sole_writer(run.path):
-        if run.is_finished:
-            _require_same_files(config, run)
-            log.info(f"{run.path} holds a finished run; give another run_dir to train again")
-        else:
-            check_faiss()
-            if config.train.accelerator is not Accelerator.cpu:
-                check_gpus()
-            interruption = Interruption()
-            with interruption.installed():
-                _train(config, run, labels, stages, interruption, callbacks, own_loggers)
 
 
 def _labels(config: Config, run: RunDirectory, stages: RunStages) -> Labels | None:
@@ -134,63 +116,133 @@ def _require_same_files(config: Config, run: RunDirectory) -> None:
         run.require({SET: manifest_sha256(prepared_set(config, run.data).folder)})
 
 
-def _train(
-    config: Config,
-    run: RunDirectory,
-    labels: Labels | None,
-    stages: RunStages,
-    interruption: Interruption,
-    callbacks: Sequence[pl.Callback],
-    own_loggers: Sequence[Logger],
-) -> None:
-    # Local weights are always looked at, for whether labels are theirs; a server is asked only if it must be.
-    needs_lm = is_live(config) or config.evaluate.heldout or config.lm.path is not None
-    lm = lm_source(config.lm, run.budget_file, run.scores) if needs_lm else None
-    encoder, data = measured_encoder(config), prepared_set(config, run.data)
-    _require_fitting(config, data, lm, encoder, labels)
-    # Only now: a mistake that was fixed above must not be a changed key of an unfinished run.
-    lm_identity = lm.identity if lm else labels.origin.lm if labels else ""
-    run.claim(config, lm_identity, data.folder, labels.folder if labels else None)
-    stages.say(data)
-    loggers = [*loggers_of(config, run), *own_loggers]
-    fit_with = partial(fit, config, run, callbacks, loggers)
-    results: dict = {}
-    roles = ("train", "index") if is_live(config) else ("index",)
+class _Run:
+    """One unfinished run: its parts, which are checked before anything heavy starts, and its stages."""
 
-    def begin() -> AbstractContextManager[tuple[Config, Workers]]:
-        assert lm is not None
-        return start_workers(config, roles, lm, data, run.index, run.scores, interruption)
+    def __init__(
+        self,
+        config: Config,
+        run: RunDirectory,
+        labels: Labels | None,
+        stages: RunStages,
+        interruption: Interruption,
+        callbacks: Sequence[pl.Callback],
+        loggers: Sequence[Logger],
+    ) -> None:
+        self._config, self._run, self._labels, self._stages = config, run, labels, stages
+        self._interruption, self._callbacks = interruption, callbacks
+        # Hash local weights to check that the labels came from them; a server is asked only if it must be.
+        needs_lm = is_live(config) or config.evaluate.heldout or config.lm.path is not None
+        self._lm = lm_source(config.lm, run.budget_file, run.scores) if needs_lm else None
+        self._lm_identity = self._lm.identity if self._lm else labels.origin.lm if labels else ""
+        self._encoder, self._data = measured_encoder(config), prepared_set(config, run.data)
+        check_data(config, self._data, self._lm) if self._lm else check_texts(config, self._data)
+        _require_trainable(config, self._data, self._encoder)
+        if labels is not None:
+            labels.require(label_origin(config, self._data, self._lm_identity, self._encoder))
+        # Claim last: correcting a refused key must not look like changing a started run.
+        run.claim(config, self._lm_identity, self._data.folder, labels.folder if labels else None)
+        self._loggers = [*loggers_of(config, run), *loggers]
 
-    if is_live(config):
-        with begin() as (laid_out, workers):
-            with stages.stage(INDEX):
-                found_before(laid_out, run, data, workers)  # makes index version 0, which the first steps search
-            with stages.stage(TRAINING):
-                weights = _tune(laid_out, run, data, encoder, labels, workers, lm_identity, fit_with, interruption)
-            if config.evaluate.heldout:
-                results = _measure(laid_out, run, data, workers, stages, weights["step"])
-    else:
-        with stages.stage(TRAINING):
-            weights = _tune(config, run, data, encoder, labels, None, lm_identity, fit_with, interruption)
-        if config.evaluate.heldout:
-            with begin() as (laid_out, workers):
-                results = _measure(laid_out, run, data, workers, stages, weights["step"])
-    results["weights"] = weights
-    results["verdict"] = verdict_of(results)
-    write_model_card(run.retriever, config, describe_weights(weights), run.provenance(is_public=True), results)
-    run.finish(results)
-    publish_results(loggers, run, results)
+    def train(self) -> None:
+        """Run every stage and finish the run. Stages whose results exist are skipped."""
+        self._stages.say(self._data)
+        results: dict[str, Any] = {}
+        if is_live(self._config):
+            with self._workers("train", "index") as (laid_out, workers):
+                with self._stages.stage(INDEX):  # version 0, which the first steps search
+                    found_before(laid_out, self._run, self._data, workers)
+                with self._stages.stage(TRAINING):
+                    weights = self._tune(laid_out, workers)
+                if self._config.evaluate.heldout:
+                    results = self._measure(laid_out, workers, weights["step"])
+        else:
+            with self._stages.stage(TRAINING):
+                weights = self._tune(self._config, None)
+            if self._config.evaluate.heldout:
+                with self._workers("index") as (laid_out, workers):
+                    results = self._measure(laid_out, workers, weights["step"])
+        results["weights"] = weights
+        results["verdict"] = verdict_of(results)
+        made_by = self._run.provenance(is_public=True)
+        write_model_card(self._run.retriever, self._config, describe_weights(weights), made_by, results)
+        self._run.finish(results)
+        publish_results(self._loggers, self._run, results)
 
+    def _workers(self, *roles: str) -> AbstractContextManager[tuple[Config, Workers]]:
+        assert self._lm is not None
+        run = self._run
+        return start_workers(self._config, roles, self._lm, self._data, run.index, run.scores, self._interruption)
 
-def _require_fitting(
-    config: Config, data: PreparedSet, lm: LMSource | None, encoder: Encoder, labels: Labels | None
-) -> None:
-    """Raise UserError where the parts of a run do not fit together, before anything heavy starts."""
-    check_data(config, data, lm) if lm else check_texts(config, data)
-    _require_trainable(config, data, encoder)
-    if labels is not None:
-        asked = label_origin(config, data, lm.identity if lm else labels.origin.lm, encoder)
-        labels.require(asked)
+    def _tune(self, config: Config, workers: Workers | None) -> dict[str, Any]:
+        """Train, and export the weights that did best on the development texts, or the last ones if there are none.
+
+        Returns what `results.json` holds of them. Without `workers` all steps are on labels.
+        """
+        run, data = self._run, self._data
+        if run.fitted.is_file():
+            return read_json(run.fitted, MEND)
+        fit = Fit(config, run, data, self._encoder, self._interruption, self._callbacks, self._loggers)
+        alone = None
+        if workers is None:
+            labelled = self._labelled(config, fit, fit.watch)
+            assert labelled is not None
+            alone = labelled.dev.bpb_alone if labelled.dev else None
+            fit.run(labelled, self._interruption.check)
+        else:
+            with started_ranks(config, run, data, fit.newest) as others:
+
+                def check() -> None:
+                    self._interruption.check()
+                    others.check()
+
+                labelled = self._labelled(config, fit)
+                live = LiveBatches(
+                    config, data, fit.encoder, workers, fit.watch, fit.clock, check, fit.frozen, labelled
+                )
+                with live:
+                    fit.run(live, check, others)
+        weights = self._export(config, fit) | {"alone": alone}
+        write_json(run.fitted, weights)
+        return weights
+
+    def _labelled(self, config: Config, fit: Fit, watch: Watch | None = None) -> LabelledBatches | None:
+        if self._labels is None:
+            return None
+        return LabelledBatches(config, self._labels, self._data, fit.encoder, fit.frozen, watch)
+
+    def _export(self, config: Config, fit: Fit) -> dict[str, Any]:
+        """Save the tuned retriever; of a pair, both encoders."""
+        run, best, first = self._run, fit.watch.chosen(), fit.watch.first
+        if best is None:
+            tuned = fit.encoder.cpu().eval()
+        else:
+            tuned = load_encoder(config.retriever, run.best_weights, config.index.dims)
+            if config.ensemble.temperature == FIT:
+                num = len(self._data.require_dev())
+                fitted = EnsembleTemperature(best.temperature, self._lm_identity, config.evaluate.k, num)
+                tuned.temperature = fitted if can_fit(num) else PAPER
+        documents = fit.frozen.encoder if fit.frozen and not fit.encoder.is_pair else None
+        with writing(run.retriever):
+            save_retriever(run.retriever, tuned, config.retriever, documents, run.best_weights)
+        measured = {"first": asdict(first) if first else None, "best": asdict(best) if best else None}
+        return {"step": best.step if best else fit.steps, "steps": fit.steps, **measured}
+
+    def _measure(self, config: Config, workers: Workers, step: int) -> dict[str, Any]:
+        """Measure bits per byte of the held-out texts before and after; the tuned weights are those of `step`."""
+        run, data = self._run, self._data
+        with self._stages.stage(INDEX):
+            if not run.found_before.exists():
+                build_version(config, measured_encoder(config), data, workers.index, IndexState(0, 0))
+        with self._stages.stage(TUNED):
+            before = found_before(config, run, data, workers)
+            after = _found_after(config, run, data, workers, step)
+        with self._stages.stage(HELDOUT):
+            results = evaluate_heldout(config, data, workers, {"replug": before, "lsr": after}, run.evaluation)
+        picture = run.evaluation / LANGUAGE_MODELLING / PICTURE
+        shutil.copyfile(picture, run.document_weights)  # `evaluate` writes another
+        write_examples(run, data, before, after)
+        return results
 
 
 def _require_trainable(config: Config, data: PreparedSet, encoder: Encoder) -> None:
@@ -211,89 +263,6 @@ def _require_dev_texts(config: Config, data: PreparedSet) -> None:
     """Raise UserError where something is to be chosen by development texts and the set has none."""
     if chooses_by_dev(config):
         data.require_dev()
-
-
-def _tune(
-    config: Config,
-    run: RunDirectory,
-    data: PreparedSet,
-    encoder: Encoder,
-    labels: Labels | None,
-    workers: Workers | None,
-    lm: str,
-    fit_with: Callable[..., int],
-    interruption: Interruption,
-) -> dict[str, Any]:
-    """Train, and export the weights that did best on the development texts, or the last ones if there are none.
-
-    Returns what `results.json` holds of them. Without `workers` all steps are on labels.
-    """
-    if run.fitted.is_file():
-        return read_json(run.fitted, MEND)
-    module, watch = lsr_module(config, encoder, data), Watch(run.best_weights, config.train.patience)
-    newest, clock = run.newest_checkpoint(), StepClock()
-    trained = partial(fit_with, module, watch, newest, clock, interruption)
-    alone = None
-    if workers is None:
-        assert labels is not None
-        labelled = LabelledBatches(config, labels, data, module, watch)
-        alone = labelled.dev.bpb_alone if labelled.dev else None
-        steps = trained(labelled, NoOthers(), interruption.check)
-    else:
-        with started_ranks(config, run, data, newest) as others:
-
-            def check() -> None:
-                interruption.check()
-                others.check()
-
-            with live_batches(config, data, module, workers, watch, clock, check) as live:
-                source: BatchSource = live
-                if labels is not None:
-                    assert config.train.label_steps is not None
-                    labelled = LabelledBatches(config, labels, data, module)
-                    source = LabelsThenLive(labelled, live, config.train.label_steps, module)
-                steps = trained(source, others, check)
-                live.finish()
-        measure_last(config, data, module, workers, watch)
-    weights = _export(config, run, data, module, watch, steps, lm) | {"alone": alone}
-    write_json(run.fitted, weights)
-    return weights
-
-
-def _export(
-    config: Config, run: RunDirectory, data: PreparedSet, module: LSRModule, watch: Watch, steps: int, lm: str
-) -> dict[str, Any]:
-    """Save the tuned retriever; of a pair, both encoders."""
-    best = watch.chosen()
-    if best is None:
-        tuned = module.encoder.cpu().eval()
-    else:
-        tuned = load_encoder(config.retriever, run.best_weights, config.index.dims)
-        if config.ensemble.temperature == FIT:
-            num = len(data.require_dev())
-            fitted = EnsembleTemperature(best.temperature, lm, config.evaluate.k, num)
-            tuned.temperature = fitted if can_fit(num) else PAPER
-    with writing(run.retriever):
-        save_retriever(run.retriever, tuned, config.retriever, module.frozen_documents, run.best_weights)
-    measured = {"first": asdict(watch.first) if watch.first else None, "best": asdict(best) if best else None}
-    return {"step": best.step if best else steps, "steps": steps, **measured}
-
-
-def _measure(
-    config: Config, run: RunDirectory, data: PreparedSet, workers: Workers, stages: RunStages, step: int
-) -> dict[str, Any]:
-    """Measure bits per byte of the held-out texts before and after; the tuned weights are those of `step`."""
-    with stages.stage(INDEX):
-        if not run.found_before.exists():
-            build_version(config, measured_encoder(config), data, workers.index, IndexState(0, 0))
-    with stages.stage(TUNED):
-        before = found_before(config, run, data, workers)
-        after = _found_after(config, run, data, workers, step)
-    with stages.stage(HELDOUT):
-        results = evaluate_heldout(config, data, workers, {"replug": before, "lsr": after}, run.evaluation)
-    shutil.copyfile(run.evaluation / LANGUAGE_MODELLING / PICTURE, run.document_weights)  # `evaluate` writes another
-    write_examples(run, data, before, after)
-    return results
 
 
 def _found_after(

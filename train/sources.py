@@ -1,32 +1,26 @@
-"""Sources of batches: the live retriever and LM, labels that were scored once, or labels first and live batches then.
+"""Sources of batches: the live retriever and LM, or labels that were scored once.
 
-All sources have the same steps: `start` once, and for each step `advance` at the boundary before it, `take`, and `end`.
-On several ranks rank 0 alone has a source. `BatchChannel` sends each scored batch to the others, so all ranks train on
-the same documents of the same index version, whatever their number. Each rank takes its own share of the batch.
+On several ranks rank 0 alone has a source. `ranks.BatchChannel` sends each scored batch to the others, so all ranks
+train on the same documents of the same index version. Each rank takes its own share of the batch.
 """
 
 import logging
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, replace
-from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Self
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
-import torch.distributed as dist
 
 from replug.cluster.background import in_background, note_ray_thread
 from replug.config.choices import Precision, TrainedSide
 from replug.config.refresh_policy import refresh_policy
 from replug.config.schema import Config
 from replug.data.labels import Labels
-from replug.data.progress import Progress
 from replug.data.records import RetrievedBatch, ScoredBatch
 from replug.data.sampling import QuerySampler
 from replug.data.store import PreparedSet, StoredCorpus
@@ -34,53 +28,158 @@ from replug.index_workers.build import build_version, publish_snapshot
 from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import Refreshed
 from replug.index_workers.version_store import VersionStore
+from replug.models.encoder import Encoder
 from replug.models.hardware import multiplies_bfloat16
-from replug.train.development import DevResult, LabelledDevTexts, SearchedDevTexts, Watch, embedded
-from replug.train.module import Batches, LSRModule
+from replug.train.development import DevResult, LabelledDevTexts, SearchedDevTexts, Watch
 from replug.train.pipeline import BatchPipeline
 from replug.train.refresh import RefreshController
 from replug.train.step_metrics import StepClock
+from replug.train.trained_weights import FrozenDocuments
 from replug.train.workers import Workers
 
 log = logging.getLogger(__name__)
 
-DOCUMENTS_PER_BLOCK = 1024  # between two lines of progress
 
-# Other ranks wait for a batch as long as rank 0 waits for the LM or for a refresh, and these have time limits of their
-# own. A rank that died is noticed by its connection, one that hangs by its heartbeat.
-BATCH_PATIENCE = timedelta(days=30)
+class BatchSource:
+    """Gives rank 0 its batches.
 
-
-class BatchSource(Batches, Protocol):
-    """Gives rank 0 its batches. `versions_in_use` are index versions that a checkpoint needs."""
+    A training calls `start` once, and for each step `advance` at the boundary before it, `take`, and `end`. By default
+    these do nothing, nothing is in a checkpoint, and no index version is needed.
+    """
 
     def start(self, state: dict[str, Any] | None) -> None:
         """Prepare the first step, or go on from the state in a checkpoint."""
-        ...
 
     def advance(self, step: int) -> None:
         """Do what is due at the boundary before a step."""
-        ...
+
+    def take(self, step: int) -> ScoredBatch:
+        """Return the whole batch of a step."""
+        raise NotImplementedError
 
     def end(self, step: int) -> dict[str, float]:
         """Return the metrics of a step that has ended."""
-        ...
+        return {}
 
-    def state(self) -> dict[str, Any]: ...
+    def state(self) -> dict[str, Any]:
+        return {}
 
-    def versions_in_use(self) -> set[int]: ...
+    def versions_in_use(self) -> set[int]:
+        """Return the index versions that a checkpoint needs."""
+        return set()
 
     def prune(self, keep: set[int]) -> None:
         """Remove index versions from disk, except these."""
-        ...
+
+    def finish(self) -> None:
+        """Do what is left after the last step."""
 
 
-class LiveBatches:
-    """Batches that the retriever finds in an index that is refreshed, and that the LM scores ahead of their steps."""
+class LabelledBatches(BatchSource):
+    """Batches of labelled texts, in the order of texts that live batches have. Neither an index nor an LM is used.
 
-    def __init__(self, refresh: RefreshController, pipeline: BatchPipeline, workers: Workers, watch: Watch) -> None:
-        self._refresh, self._pipeline, self._workers, self._watch = refresh, pipeline, workers, watch
-        self.take = pipeline.take
+    With a `watch`, development texts are measured before the first step, after each epoch and after the last step.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        labels: Labels,
+        data: PreparedSet,
+        encoder: Encoder,
+        frozen: FrozenDocuments | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        self._scores, self._encoder, self._frozen, self._watch = labels.scores("queries"), encoder, frozen, watch
+        self._sampler = QuerySampler(len(data.queries), config.train.batch_size, config.seed)
+        self._max_steps = config.train.max_steps
+        self._every = config.train.dev_every_steps or math.ceil(len(data.queries) / config.train.batch_size)
+        self.dev = LabelledDevTexts(config, labels, data) if watch is not None and labels.counts.get("dev") else None
+        if isinstance(data.corpus, StoredCorpus):
+            data.corpus.rows_of(
+                {doc for split in labels.counts for row in labels.rows(split) for doc in row["doc_ids"]}
+            )
+        if frozen is not None:
+            frozen.remember(np.union1d(self._scores.retrieved.doc_rows, self.dev.rows if self.dev else []))
+
+    def start(self, state: dict[str, Any] | None) -> None:
+        """Measure the development texts, unless the run is resumed."""
+        if self._watch is not None and self._watch.first is None:
+            self._measure(0)
+
+    def take(self, step: int) -> ScoredBatch:
+        """Return the batch of a step. Which texts it has follows from the step's number."""
+        batch = self._scores.take(self._sampler.rows(step))
+        return replace(batch, retrieved=replace(batch.retrieved, step=step, query_step=step))
+
+    def end(self, step: int) -> dict[str, float]:
+        """Measure the development texts if that is due."""
+        done = step + 1
+        if done % self._every == 0 or done == self._max_steps:
+            self._measure(done)
+        return {}
+
+    def _measure(self, step: int) -> None:
+        if self.dev is not None and self._watch is not None:
+            self._watch.record(self.dev.measure(step, self._encoder, self._frozen), self._encoder.save)
+
+
+class LiveBatches(BatchSource):
+    """Batches that the retriever finds in an index that is refreshed, and that the LM scores ahead of their steps.
+
+    The first `train.label_steps` come from `labelled`. At that boundary the corpus is embedded with the weights as they
+    are, and only later steps are measured on development texts, so that all results can be compared. A context: its
+    thread ends with the block, after an error with the searchers that Ray kills.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        data: PreparedSet,
+        encoder: Encoder,
+        workers: Workers,
+        watch: Watch,
+        clock: StepClock,
+        check: Callable[[], None],
+        frozen: FrozenDocuments | None = None,
+        labelled: LabelledBatches | None = None,
+    ) -> None:
+        """`check` raises what ends the run."""
+        self._config, self._data, self._encoder, self._workers, self._watch = config, data, encoder, workers, watch
+        self._frozen, self._labelled = frozen, labelled
+        self._label_steps = (config.train.label_steps or 0) if labelled else 0
+        self._dev = SearchedDevTexts(config, data, workers, check) if data.dev is not None else None
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="retrieve", initializer=note_ray_thread)
+        self._pipeline = BatchPipeline(
+            QuerySampler(len(data.queries), config.train.batch_size, config.seed),
+            data,
+            encode=self._encode,
+            search=workers.index.search,
+            executor=self._executor,
+            k=config.retrieve.k,
+            exclude_own_source=config.retrieve.exclude_own_source,
+            score=workers.lm.submit_sums,
+            template=workers.template,
+            depth=config.train.pipeline_depth,
+            max_steps=config.train.max_steps,
+            clock=clock,
+            check=check,
+        )
+        self._refresh = RefreshController(
+            workers.index,
+            refresh_policy(config.refresh, config.train.max_steps, config.retriever.train is not TrainedSide.query),
+            partial(publish_snapshot, config, encoder, data, workers.index.store),
+            self._measure_index,
+            clock,
+            self._pipeline.settle,
+            check,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._executor.shutdown(wait=kind is None, cancel_futures=kind is not None)
 
     def start(self, state: dict[str, Any] | None) -> None:
         """Serve version 0 of a new run, or what a checkpoint says. Minutes, in which other ranks wait for a batch."""
@@ -92,17 +191,23 @@ class LiveBatches:
         self._record()
 
     def advance(self, step: int) -> None:
-        """Swap or start a refresh, then fill the pipeline."""
+        """Swap or start a refresh, then fill the pipeline. Steps on labels need neither."""
+        if step < self._label_steps:
+            return
+        if self._frozen is not None:
+            self._frozen.forget()  # of labelled candidates alone
+        elif step == self._label_steps > 0:
+            self._refresh.renew(step)
+            self._adopted(step)
         if self._refresh.at_boundary(step):
-            self._say_swapped(step)
-            self._record()
+            self._adopted(step)
         self._pipeline.advance(step, self._refresh.live)
 
-    def renew(self, step: int) -> None:
-        """Serve an index of the weights as they are."""
-        self._refresh.renew(step)
-        self._say_swapped(step)
-        self._record()
+    def take(self, step: int) -> ScoredBatch:
+        """Return the scored batch of a step, waiting for the LM if it is late."""
+        if self._labelled is not None and step < self._label_steps:
+            return self._labelled.take(step)
+        return self._pipeline.take(step)
 
     def end(self, step: int) -> dict[str, float]:
         """Return what serves now, how it was made and what it is like, and the refreshes that failed.
@@ -138,8 +243,32 @@ class LiveBatches:
         self._workers.index.prune(keep)
 
     def finish(self) -> None:
-        """Wait until no version is being built."""
+        """Wait until no version is being built; measure the weights after the last step in an index of their own."""
         self._refresh.finish()
+        config, step, version = self._config, self._config.train.max_steps, 0
+        if self._dev is None or (self._watch.last is not None and self._watch.last.step == step):
+            return
+        index = self._workers.index
+        if config.retriever.train is not TrainedSide.query:
+            version = version_after(index.store, step)
+            build_version(config, self._encoder, self._data, index, IndexState(version, step))
+        self._watch.record(self._dev.measure(self._encoder, version, step), self._encoder.save)
+
+    def _encode(self, texts: Sequence[str]) -> np.ndarray:
+        """Return vectors [B, D] by the weights as they are, without gradient or dropout."""
+        self._encoder.eval()
+        return self._encoder.encode_query(texts, autocast=uses_bf16(self._config.train.precision)).numpy()
+
+    def _measure_index(self, index: IndexState, ready: "Future[Refreshed]") -> "Future[DevResult | None]":
+        def measure() -> DevResult | None:
+            ready.result()
+            return self._dev.measure_index(index) if self._dev is not None else None
+
+        return in_background(measure, "development")
+
+    def _adopted(self, step: int) -> None:
+        self._say_swapped(step)
+        self._record()
 
     def _record(self) -> None:
         result, store = self._refresh.dev, self._workers.index.store
@@ -168,176 +297,9 @@ def batch_from_state(state: dict[str, Any]) -> RetrievedBatch:
     return RetrievedBatch(**values)
 
 
-class LabelledBatches:
-    """Batches of labelled texts, with the order of texts that live batches have. Neither an index nor an LM is used.
-
-    Development texts are measured before the first step and every `train.dev_every_steps`; not without a `watch`.
-    """
-
-    def __init__(
-        self, config: Config, labels: Labels, data: PreparedSet, module: LSRModule, watch: Watch | None = None
-    ):
-        self._scores, self._module, self._watch = labels.scores("queries"), module, watch
-        self._sampler = QuerySampler(len(data.queries), config.train.batch_size, config.seed)
-        self._max_steps = config.train.max_steps
-        self._every = config.train.dev_every_steps or math.ceil(len(data.queries) / config.train.batch_size)
-        self.dev = LabelledDevTexts(config, labels, data) if watch is not None and labels.counts.get("dev") else None
-        self.vectors_of = module.vectors_of  # those of live batches, too
-        if isinstance(data.corpus, StoredCorpus):
-            data.corpus.rows_of(
-                {doc for split in labels.counts for row in labels.rows(split) for doc in row["doc_ids"]}
-            )
-        elif (documents := module.frozen_documents) is not None:
-            rows = np.union1d(self._scores.retrieved.doc_rows, self.dev.rows if self.dev else [])
-            module.vectors_of = vectors_once(partial(embedded, documents, data.corpus), rows)
-
-    def start(self, state: dict[str, Any] | None) -> None:
-        """Measure the development texts, unless the run is resumed."""
-        if self._watch is not None and self._watch.first is None:
-            self._measure(0)
-
-    def advance(self, step: int) -> None:
-        """Do nothing."""
-
-    def take(self, step: int) -> ScoredBatch:
-        """Return the batch of a step. Which texts it has follows from the step's number."""
-        batch = self._scores.take(self._sampler.rows(step))
-        return replace(batch, retrieved=replace(batch.retrieved, step=step, query_step=step))
-
-    def end(self, step: int) -> dict[str, float]:
-        """Measure the development texts if that is due."""
-        done = step + 1
-        if done % self._every == 0 or done == self._max_steps:
-            self._measure(done)
-        return {}
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def versions_in_use(self) -> set[int]:
-        return set()
-
-    def prune(self, keep: set[int]) -> None:
-        """Do nothing: there are no index versions."""
-
-    def _measure(self, step: int) -> None:
-        if self.dev is not None and self._watch is not None:
-            result = self.dev.measure(step, self._module.encoder, self._module.vectors_of)
-            self._watch.record(result, self._module.encoder.save)
-
-
-def vectors_once(embed: Callable[[np.ndarray], torch.Tensor], rows: np.ndarray) -> Callable[[np.ndarray], torch.Tensor]:
-    """Embed documents once, and return what gives the vectors [U, D] of some of these `rows` (ascending).
-
-    The same rows give the same vectors, so a resumed training has them too.
-    """
-    progress, blocks = Progress("embedding candidates", len(rows)), []
-    for start in range(0, len(rows), DOCUMENTS_PER_BLOCK):
-        block = rows[start : start + DOCUMENTS_PER_BLOCK]
-        blocks.append(embed(block))
-        progress.advance(len(block))
-    vectors = torch.cat(blocks)
-    return lambda wanted: vectors[torch.from_numpy(np.searchsorted(rows, wanted))]
-
-
-class LabelsThenLive:
-    """Gives `num_label_steps` batches of labels, then live ones, from an index of the weights at that boundary.
-
-    Only live batches are measured on development texts, so that all results can be compared.
-    """
-
-    def __init__(self, labelled: LabelledBatches, live: LiveBatches, num_label_steps: int, module: LSRModule) -> None:
-        self._labelled, self._live, self._num_label_steps, self._module = labelled, live, num_label_steps, module
-        self.start, self.state, self.end = live.start, live.state, live.end
-        self.versions_in_use, self.prune = live.versions_in_use, live.prune
-
-    def advance(self, step: int) -> None:
-        """Do what the live source does, from the step on that it begins with."""
-        if step < self._num_label_steps:
-            return
-        self._module.vectors_of = self._labelled.vectors_of  # not those of the labelled candidates alone
-        if step == self._num_label_steps and self._module.frozen_documents is None:
-            self._live.renew(step)
-        self._live.advance(step)
-
-    def take(self, step: int) -> ScoredBatch:
-        return (self._labelled if step < self._num_label_steps else self._live).take(step)
-
-
-@contextmanager
-def live_batches(
-    config: Config,
-    data: PreparedSet,
-    module: LSRModule,
-    workers: Workers,
-    watch: Watch,
-    clock: StepClock,
-    check: Callable[[], None],
-) -> Iterator[LiveBatches]:
-    """Make the live source. Its thread ends with the block, after an error with the searchers that Ray kills."""
-    executor = ThreadPoolExecutor(1, thread_name_prefix="retrieve", initializer=note_ray_thread)
-    pipeline = BatchPipeline(
-        QuerySampler(len(data.queries), config.train.batch_size, config.seed),
-        data,
-        encode=partial(module.encode_queries, autocast=uses_bf16(config.train.precision)),
-        search=workers.index.search,
-        executor=executor,
-        k=config.retrieve.k,
-        exclude_own_source=config.retrieve.exclude_own_source,
-        score=workers.lm.submit_sums,
-        template=workers.template,
-        depth=config.train.pipeline_depth,
-        max_steps=config.train.max_steps,
-        clock=clock,
-        check=check,
-    )
-    refresh = refresh_controller(config, module, data, workers, clock, pipeline.settle, check)
-    try:
-        yield LiveBatches(refresh, pipeline, workers, watch)
-    except BaseException:
-        executor.shutdown(wait=False, cancel_futures=True)
-        raise
-    executor.shutdown()
-
-
 def uses_bf16(precision: Precision) -> bool:
     """Return whether products are in bfloat16 on this hardware."""
     return precision is Precision.bf16_mixed or (precision is Precision.auto and multiplies_bfloat16())
-
-
-def refresh_controller(
-    config: Config,
-    module: LSRModule,
-    data: PreparedSet,
-    workers: Workers,
-    clock: StepClock,
-    settle: Callable[[], None],
-    check: Callable[[], None],
-) -> RefreshController:
-    dev = SearchedDevTexts(config, data, workers, check) if data.dev is not None else None
-
-    def measure_index(index: IndexState, ready: "Future[Refreshed]") -> "Future[DevResult | None]":
-        def result() -> DevResult | None:
-            ready.result()
-            return dev.measure_index(index) if dev is not None else None
-
-        return in_background(result, "development")
-
-    policy = refresh_policy(config.refresh, config.train.max_steps, config.retriever.train is not TrainedSide.query)
-    publish = partial(publish_snapshot, config, module.encoder, data, workers.index.store)
-    return RefreshController(workers.index, policy, publish, measure_index, clock, settle, check)
-
-
-def measure_last(config: Config, data: PreparedSet, module: LSRModule, workers: Workers, watch: Watch) -> None:
-    """Look at the development texts with the weights after the last step, in an index of their own."""
-    step, version = config.train.max_steps, 0
-    if data.dev is None or (watch.last is not None and watch.last.step == step):
-        return
-    if config.retriever.train is not TrainedSide.query:
-        version = version_after(workers.index.store, step)
-        build_version(config, module.encoder, data, workers.index, IndexState(version, step))
-    dev = SearchedDevTexts(config, data, workers, lambda: None)
-    watch.record(dev.measure(module.encoder, version, step), module.encoder.save)
 
 
 def version_after(store: VersionStore, step: int) -> int:
@@ -347,24 +309,3 @@ def version_after(store: VersionStore, step: int) -> int:
     """
     last = max(store.versions(), default=0)
     return last if last and store.can_be_built(last) and store.pending_plan(last).step == step else last + 1
-
-
-class BatchChannel(pl.Callback):
-    """Carries what `source` gives on rank 0 to all ranks; the others have no source.
-
-    Over gloo: a broadcast that waits must not keep a GPU busy. Opened where the ranks have just met: rank 0 may then
-    take hours to its first batch.
-    """
-
-    def __init__(self, source: Batches | None = None) -> None:
-        self._source, self._group = source, None
-
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Open the group, which all ranks do at once."""
-        self._group = dist.new_group(backend="gloo", timeout=BATCH_PATIENCE)
-
-    def take(self, step: int) -> ScoredBatch:
-        messages = [self._source.take(step) if self._source is not None else None]
-        dist.broadcast_object_list(messages, src=0, group=self._group)
-        assert messages[0] is not None
-        return messages[0]

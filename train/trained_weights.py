@@ -9,16 +9,69 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from replug.config.choices import TrainedSide
 from replug.config.errors import RunError, UserError
 from replug.config.schema import Config, RetrieverConfig
+from replug.data.progress import Progress
+from replug.data.store import CorpusStore, StoredCorpus
 from replug.models.build import encoder_location, load_encoder
 from replug.models.encoder import Encoder
 from replug.models.encoder_files import DocumentEncoder, mark_tuned_queries, numbers_sha256
+from replug.models.hardware import to_device
 from replug.models.lora import adapter_settings, add_adapters, freeze_layers, frozen_part, keep_adapters
 
 UNTRAINED = "untrained_sha256"  # in a checkpoint that holds the weights alone that learn
 PREFIX = "encoder."  # of the retriever's weights in a module's state
+DOCUMENTS_PER_BLOCK = 1024  # between two lines of progress
+
+
+class FrozenDocuments:
+    """Gives vectors of documents that training leaves as they are.
+
+    A store has them. Otherwise `encoder` computes them, which is never trained: at each step, or once for rows that are
+    remembered.
+    """
+
+    def __init__(self, corpus: CorpusStore, encoder: Encoder) -> None:
+        self.encoder = encoder
+        self._corpus = corpus
+        self._rows: np.ndarray | None = None
+        self._vectors = torch.empty(0)
+
+    def __call__(self, rows: np.ndarray) -> Tensor:
+        """Return vectors [U, D] of the corpus' rows [U] on the encoder's device, without gradient."""
+        if isinstance(self._corpus, StoredCorpus):
+            known = torch.from_numpy(self._corpus.vectors(rows, self.encoder.similarity))
+        elif self._rows is not None:
+            known = self._vectors[torch.from_numpy(np.searchsorted(self._rows, rows))]
+        else:
+            with torch.no_grad():
+                return self.encoder.encode_with_gradient(self.encoder.document_ids(self._corpus, rows))
+        return to_device(known, self.encoder.device)
+
+    def remember(self, rows: np.ndarray) -> None:
+        """Embed `rows` (ascending) once; vectors of other rows must not be asked for until `forget`."""
+        if isinstance(self._corpus, StoredCorpus):
+            return
+        progress, blocks = Progress("embedding candidates", len(rows)), []
+        for start in range(0, len(rows), DOCUMENTS_PER_BLOCK):
+            block = rows[start : start + DOCUMENTS_PER_BLOCK]
+            blocks.append(embedded(self.encoder, self._corpus, block))
+            progress.advance(len(block))
+        self._rows, self._vectors = rows, torch.cat(blocks)
+
+    def forget(self) -> None:
+        """Compute vectors at each step again."""
+        self._rows, self._vectors = None, torch.empty(0)
+
+
+def embedded(documents: Encoder, corpus: CorpusStore, rows: np.ndarray) -> Tensor:
+    """Return vectors [N, D] of the corpus' rows, without gradient, on the CPU."""
+    return documents.encode_tokens(documents.document_ids(corpus, rows))
 
 
 def check_training(config: Config, encoder: Encoder) -> None:
@@ -81,6 +134,15 @@ def bring_back_untrained(encoder: Encoder, checkpoint: dict[str, Any]) -> None:
     checkpoint["state_dict"] = {**own, **checkpoint["state_dict"]}
 
 
+def prepare_encoder(config: Config, encoder: Encoder, corpus: CorpusStore) -> FrozenDocuments | None:
+    """Make an encoder ready for its first step; returns the documents that stay as they are, None if they learn."""
+    side, train = config.retriever.train, config.train
+    copied = freeze_sides(side, encoder)
+    encoder.prepare_training(config.retriever.dropout, train.gradient_checkpointing, train.chunk_tokens)
+    choose_trained_weights(config, encoder)
+    return FrozenDocuments(corpus, copied or encoder) if side is TrainedSide.query else None
+
+
 def encoder_of_checkpoint(config: Config, checkpoint: Mapping[str, Any]) -> Encoder:
     """Return the retriever of a checkpoint, with adapters if they learn. Raises UserError as above."""
     encoder, whole = load_encoder(config.retriever), dict(checkpoint)
@@ -98,7 +160,7 @@ def _trained_names(encoder: Encoder) -> set[str]:
 def freeze_sides(side: TrainedSide, encoder: Encoder) -> Encoder | None:
     """Freeze what is not trained of a pair; with documents alone an encoder is one.
 
-    Returns what encodes documents where one encoder has both sides and these stay as they are, else None.
+    Returns a copy that encodes documents where one encoder has both sides and these stay as they are, else None.
     """
     if side is TrainedSide.documents:
         encoder.freeze("query")

@@ -135,11 +135,11 @@ def _step(
     examples = [Example(str(row), "time " * (length - 2), "x", "d") for row in range(size)]
     queries: Any = SimpleNamespace(examples=lambda rows: [examples[row] for row in rows])
     corpus: Any = SimpleNamespace(tokens_by=None)
-    module = LSRModule(encoder, queries, corpus, config.loss, config.train).to(kit.device)
     rows = np.arange(size * k).reshape(size, k)
     found = RetrievedBatch(0, 0, 0, 0, np.arange(size), rows, rng.random((size, k), np.float32))
     scores = 20 * rng.standard_normal((size, k)).astype(np.float32)
-    module.batches = SimpleNamespace(take=lambda step: ScoredBatch(found, scores, np.full(size, 128)))
+    batches: Any = SimpleNamespace(take=lambda step: ScoredBatch(found, scores, np.full(size, 128)))
+    module = LSRModule(encoder, batches, queries, corpus, config.loss, config.train).to(kit.device)
     optimizer = torch.optim.AdamW(encoder.parameters(), lr=2e-5)
 
     def forward() -> torch.Tensor:

@@ -29,9 +29,9 @@ from replug.planning.memory import layer_bytes, train_bytes, trained_part, whole
 from replug.planning.model_sizes import ModelSize, encoder_size, transformer
 from replug.planning.pace import job_of
 from replug.planning.workload import shape_of
-from replug.train.fitting import lsr_module
 from replug.train.module import LSRModule
 from replug.train.trained_weights import choose_trained_weights
+from tests.support.training import made_module
 
 BLOCK = 512  # bytes that torch's caching allocator rounds to
 ATEN = torch.ops.aten
@@ -182,7 +182,7 @@ def module_of(config: Config) -> LSRModule:
     examples = SimpleNamespace(examples=lambda rows: [SimpleNamespace(query=text)] * len(rows))
     corpus = SimpleNamespace(tokens_by=None, texts=lambda rows: [text] * len(rows))
     stores = cast(Any, SimpleNamespace(queries=examples, corpus=corpus))
-    return lsr_module(config, load_encoder(config.retriever), stores)
+    return made_module(config, stores)
 
 
 def measured_bytes(module: LSRModule, config: Config) -> int:
@@ -212,7 +212,7 @@ def step(module: LSRModule, rows: np.ndarray, optimizer: torch.optim.Optimizer, 
 
 
 def encoders_of(module: LSRModule) -> Sequence[Encoder]:
-    return [module.encoder, *([module.frozen_documents] if module.frozen_documents else [])]
+    return [module.encoder, *([module.frozen.encoder] if module.frozen else [])]
 
 
 def planned_bytes(config: Config, size: ModelSize, ranks: int = 1) -> float:

@@ -1,8 +1,10 @@
 """One LSR step in this process: a module on a tiny encoder, and a pipeline with an LM that answers at once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
+from functools import partial
+from typing import cast
 
 import numpy as np
 
@@ -13,12 +15,14 @@ from replug.data.sampling import QuerySampler
 from replug.data.store import PreparedSet
 from replug.models.black_box_lm import sums_of
 from replug.models.build import load_encoder
+from replug.models.encoder import Encoder
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
 from replug.train.fitting import lsr_module
-from replug.train.module import LSRModule
+from replug.train.module import Batches, LSRModule
 from replug.train.pipeline import BatchPipeline
 from replug.train.step_metrics import StepClock
+from replug.train.trained_weights import prepare_encoder
 
 
 class InlineLM(StandInLM):
@@ -30,9 +34,20 @@ class InlineLM(StandInLM):
         return future
 
 
+def documents_of(module: LSRModule) -> Encoder:
+    """The encoder of documents."""
+    return module.frozen.encoder if module.frozen else module.encoder
+
+
+def encoded_queries(module: LSRModule, texts: Sequence[str]) -> np.ndarray:
+    """By the weights as they are, without gradient or dropout."""
+    module.encoder.eval()
+    return module.encoder.encode_query(texts).numpy()
+
+
 def exact_search(module: LSRModule, data: PreparedSet) -> Callable[..., SearchResult]:
     """Over the corpus as the module's encoder has it now."""
-    vectors = module.documents.encode_document([doc.text for doc in data.corpus.iterate()]).numpy()
+    vectors = documents_of(module).encode_document([doc.text for doc in data.corpus.iterate()]).numpy()
 
     def search(version: int, queries: np.ndarray, k: int, exclude: object) -> SearchResult:
         similarities = queries @ vectors.T
@@ -55,7 +70,7 @@ def pipeline_for(
     pipeline = BatchPipeline(
         QuerySampler(len(data.queries), 4, 0),
         data,
-        encode=module.encode_queries,
+        encode=partial(encoded_queries, module),
         search=search or exact_search(module, data),
         executor=executor or InlineExecutor(),
         k=5,
@@ -69,12 +84,17 @@ def pipeline_for(
     return pipeline
 
 
+def made_module(config: Config, data: PreparedSet, batches: Batches | None = None) -> LSRModule:
+    """The module that a training makes. Its batches may be set later: they may need its weights."""
+    encoder = load_encoder(config.retriever, dims=config.index.dims)
+    return lsr_module(config, encoder, data, cast(Batches, batches), prepare_encoder(config, encoder, data.corpus))
+
+
 def module_given(config: Config, data: PreparedSet, batch: ScoredBatch | None = None, **sections: dict) -> LSRModule:
     """A module that gets the same batch at every step. `sections` are changed keys by section of the configuration."""
     changed = {name: replace(getattr(config, name), **keys) for name, keys in sections.items()}
     config = replace(config, **changed)
-    module = lsr_module(config, load_encoder(config.retriever, dims=config.index.dims), data)
-    module.batches = Given(batch or batch_of())
+    module = made_module(config, data, Given(batch or batch_of()))
     module.log_dict = lambda *args, **kwargs: None  # type: ignore[method-assign]
     return module
 

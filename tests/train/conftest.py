@@ -13,14 +13,12 @@ from replug.config.schema import Config
 from replug.data.records import ScoredBatch
 from replug.data.store import PreparedSet
 from replug.index_workers.build_plan import IndexState
-from replug.models.build import load_encoder
 from replug.models.preparing import prepared_set
-from replug.train.fitting import lsr_module
 from replug.train.module import LSRModule
 from tests.support.command_line import start
 from tests.support.made_once import made_once
 from tests.support.runs import descendants, name_of, wait_for_step
-from tests.support.training import Given, InlineLM, pipeline_for
+from tests.support.training import Given, InlineLM, made_module, pipeline_for
 
 
 @pytest.fixture
@@ -31,7 +29,7 @@ def data(debug_config: Config, tmp_path: Path) -> PreparedSet:
 @pytest.fixture
 def module(debug_config: Config, data: PreparedSet) -> LSRModule:
     torch.manual_seed(0)
-    return lsr_module(debug_config, load_encoder(debug_config.retriever), data)
+    return made_module(debug_config, data)
 
 
 @pytest.fixture

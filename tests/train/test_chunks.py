@@ -10,10 +10,8 @@ from replug.data.datamodule import Position
 from replug.data.store import PreparedSet
 from replug.index_workers.build_plan import IndexState
 from replug.models import batching
-from replug.models.build import load_encoder
-from replug.train.fitting import lsr_module
 from replug.train.module import LSRModule
-from tests.support.training import Given, InlineLM, pipeline_for
+from tests.support.training import Given, InlineLM, made_module, pipeline_for
 
 CHUNK = 64  # padded tokens, of which the step has hundreds
 
@@ -28,7 +26,7 @@ def make(debug_config: Config, data: PreparedSet):
             loss=replace(debug_config.loss, **loss),
         )
         torch.manual_seed(0)
-        module = lsr_module(config, load_encoder(config.retriever), data)
+        module = made_module(config, data)
         module.log_dict = lambda *args, **kwargs: None
         pipeline = pipeline_for(module, data, InlineLM())
         pipeline.advance(0, IndexState(0, 0))

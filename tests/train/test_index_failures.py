@@ -34,7 +34,7 @@ from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.preparing import prepared_set
 from replug.train.refresh import RefreshController
-from replug.train.sources import refresh_controller
+from replug.train.sources import LiveBatches
 from replug.train.step_metrics import StepClock
 from tests.support.command_line import ROOT
 from tests.support.index_versions import PLAN, flip, written_before
@@ -97,9 +97,9 @@ class Trainer:
         service.commit(version)
 
     def new_control(self) -> RefreshController:
-        workers = SimpleNamespace(index=self.service)
-        parts = (self.config, SimpleNamespace(encoder=self.encoder), self.data, workers)
-        return refresh_controller(*parts, StepClock(), settle=lambda: None, check=lambda: None)
+        workers = SimpleNamespace(index=self.service, lm=SimpleNamespace(submit_sums=None), template=None)
+        parts = (self.config, self.data, self.encoder, workers, None, StepClock(), lambda: None)
+        return LiveBatches(*parts)._refresh
 
     def step_to(self, *steps: int) -> None:
         """A boundary, then what training does to the weights."""

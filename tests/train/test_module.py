@@ -13,7 +13,7 @@ from replug.models.black_box_lm import ContinuationScore
 from replug.models.encoder import first_numbers
 from replug.train.loss import log_likelihood, text_losses
 from replug.train.module import LSRModule, learning_rate_factor
-from tests.support.training import InlineLM, batch_of, module_given, pipeline_for
+from tests.support.training import InlineLM, batch_of, encoded_queries, module_given, pipeline_for
 
 
 class NanLM(InlineLM):
@@ -140,6 +140,6 @@ def test_a_step_is_the_mean_of_steps_at_each_prefix_with_every_term_of_the_loss(
 def test_without_prefixes_the_loss_is_of_what_is_searched_by_and_queries_are_too(debug_config, data):
     module = at_prefixes(debug_config, data, [], searched=8)
     assert loss_of(module) == loss_of(at_prefixes(debug_config, data, [8]))
-    vectors = module.encode_queries(["mida furo"])
-    whole = at_prefixes(debug_config, data, []).encode_queries(["mida furo"])[:, :8]
+    vectors = encoded_queries(module, ["mida furo"])
+    whole = encoded_queries(at_prefixes(debug_config, data, []), ["mida furo"])[:, :8]
     np.testing.assert_allclose(vectors, whole / np.linalg.norm(whole), rtol=1e-6)

@@ -18,7 +18,7 @@ from replug.train.module import LSRModule
 from replug.train.trained_weights import bring_back_untrained, check_training, leave_out_untrained
 from tests.support.dpr_folders import write_dpr_pair
 from tests.support.preparing import debug_set
-from tests.support.training import InlineLM, module_given, pipeline_for
+from tests.support.training import InlineLM, documents_of, encoded_queries, module_given, pipeline_for
 
 
 def module_of(config: Config, data: PreparedSet, lora: LoRAConfig | None = None, frozen_layers: int = 0) -> LSRModule:
@@ -93,7 +93,7 @@ def moved(config: Config, data: PreparedSet) -> list[bool]:
 
     def vectors() -> list[np.ndarray]:
         module.encoder.eval()
-        return [module.encode_queries(texts), module.documents.encode_document(texts).numpy()]
+        return [encoded_queries(module, texts), documents_of(module).encode_document(texts).numpy()]
 
     before, steps = vectors(), module.configure_optimizers()
     module.training_step(Position(0), 0).backward()
@@ -116,7 +116,7 @@ def test_a_step_moves_the_side_that_is_trained_and_no_other(
 
 def test_documents_that_stay_as_they_are_have_an_encoder_that_is_in_no_checkpoint(debug_config, data):
     module = module_given(debug_config, data, retriever={"train": TrainedSide.query})
-    assert module.frozen_documents is not None and module.documents is not module.encoder
+    assert module.frozen is not None and module.frozen.encoder is not module.encoder
     module.training_step(Position(0), 0).backward()
-    assert all(weight.grad is None for weight in module.documents.parameters())
+    assert all(weight.grad is None for weight in module.frozen.encoder.parameters())
     assert not any(name.startswith("_frozen") for name in module.state_dict())

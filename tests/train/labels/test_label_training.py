@@ -14,12 +14,10 @@ from replug.config.errors import RunError, UserError
 from replug.config.load import load_config
 from replug.config.schema import Config
 from replug.data.labels import Labels
-from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.packaged import write_stand_in_encoder
 from replug.models.preparing import prepared_set
 from replug.train.development import LabelledDevTexts, Watch
-from replug.train.fitting import lsr_module
 from replug.train.run import train
 from replug.train.run_dir import RunDirectory
 from replug.train.sources import LabelledBatches
@@ -27,6 +25,7 @@ from replug.train.trained_weights import encoder_of_checkpoint
 from tests.support.labels import LabellingLM, write_stand_in_labels
 from tests.support.made_once import made_once
 from tests.support.packages import ROOT
+from tests.support.training import made_module
 
 KEYS = (
     *("label.dense=5", "label.random=2", "data.num_queries=24", "data.num_dev=10", "data.num_heldout=10"),
@@ -169,14 +168,15 @@ def test_documents_that_stay_as_they_are_are_embedded_once_with_the_vectors_that
 ):
     config = configured(labelled, tmp_path / "run", "retriever.train=query")
     data = prepared_set(config, tmp_path / "unused")
-    module = lsr_module(config, load_encoder(config.retriever), data)
-    source = LabelledBatches(config, Labels(labelled / "labels"), data, module, Watch(tmp_path / "best"))
+    module = made_module(config, data)
+    labels, watch, frozen = Labels(labelled / "labels"), Watch(tmp_path / "best"), module.frozen
+    source = LabelledBatches(config, labels, data, module.encoder, frozen, watch)
     batch = source.take(0).retrieved
-    assert module.vectors_of is not None
-    looked_up, result = module.similarities(batch), source.dev.similarities(module.encoder, module.vectors_of)
+    assert frozen is not None
+    looked_up, result = module.similarities(batch), source.dev.similarities(module.encoder, frozen)
     assert looked_up.requires_grad
     np.testing.assert_allclose(result, source.dev.similarities(module.encoder), atol=1e-6)
-    module.vectors_of = None
+    frozen.forget()
     torch.testing.assert_close(looked_up, module.similarities(batch), atol=1e-6, rtol=0)
 
 
