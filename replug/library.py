@@ -185,8 +185,8 @@ def label(
         from datasets import Dataset
 
         from replug.models.preparing import prepared_set
-        from replug.train.labels.labelling import distill_kl_rows
-        from replug.train.labels.labelling import label as make_labels
+        from replug.train.labels import distill_kl_rows
+        from replug.train.labels import label as make_labels
         from replug.train.run_dir import RunDirectory
 
         check_paths(loaded)

@@ -51,7 +51,7 @@ from replug.train.evaluation import (
     write_examples,
 )
 from replug.train.fitting import Fit, own_globals, started_ranks
-from replug.train.labels.labelling import label, label_origin
+from replug.train.labels import label, label_origin
 from replug.train.model_card import write_model_card
 from replug.train.outlook import RunStages
 from replug.train.report import print_results, write_picture, write_report

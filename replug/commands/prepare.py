@@ -1,7 +1,6 @@
 """`replug prepare`: make a prepared set, an index, labels, or example rows."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +12,7 @@ from replug.config.paths import find_config, require_folder
 from replug.config.schema import Config
 
 if TYPE_CHECKING:  # brings torch
-    from replug.data.labels import Labels
+    pass
 
 
 def prepare(
@@ -30,9 +29,6 @@ def prepare(
     index: Annotated[bool, typer.Option("--index", help="Embed the corpus into RUN_DIR/index. Needs no LM.")] = False,
     labels: Annotated[
         Path | None, typer.Option(help="Score candidates of every training example with the LM, into this folder.")
-    ] = None,
-    flagembedding: Annotated[
-        Path | None, typer.Option(help="With --labels: also write JSONL with teacher scores for FlagEmbedding.")
     ] = None,
     sentence_transformers: Annotated[
         Path | None, typer.Option(help="With --labels: also write Parquet for sentence-transformers' DistillKLDivLoss.")
@@ -56,10 +52,8 @@ def prepare(
         return
     if config is None:
         raise UserError("CONFIG is missing; expected a YAML file or the name of a shipped one, or --example DIR")
-    exports = {"--flagembedding": flagembedding, "--sentence-transformers": sentence_transformers}
-    for option, path in exports.items():
-        if path is not None and labels is None:
-            raise UserError(f"{option} writes labels in another form; expected --labels DIR too")
+    if sentence_transformers is not None and labels is None:
+        raise UserError("--sentence-transformers writes labels in another form; expected --labels DIR too")
     loaded = load_for_run(
         config,
         with_short_keys(overrides, source, retriever, lm),
@@ -72,7 +66,7 @@ def prepare(
     if index:
         make_index(loaded)
     if labels is not None:
-        _make_labels(loaded, labels.expanduser(), flagembedding, sentence_transformers)
+        _make_labels(loaded, labels.expanduser(), sentence_transformers)
     elif not index:
         from replug.models.preparing import prepared_set
         from replug.train.run_dir import RunDirectory
@@ -110,24 +104,17 @@ def make_index(config: Config) -> None:
     print(json.dumps({"index": str(run.index), "documents": len(data.corpus), "kind": config.index.kind}))
 
 
-def _make_labels(config: Config, out: Path, flagembedding: Path | None, sentence_transformers: Path | None) -> None:
-    from replug.train.labels.labelling import label, write_distill_kl, write_flagembedding
+def _make_labels(config: Config, out: Path, sentence_transformers: Path | None) -> None:
+    from replug.models.preparing import prepared_set
+    from replug.train.labels import label, write_distill_kl
+    from replug.train.run_dir import RunDirectory
 
     labels = label(config, out)
     print(f"labels: {labels.folder}")
-    if flagembedding is not None:
-        _export(write_flagembedding, flagembedding, labels, config)
     if sentence_transformers is not None:
-        _export(write_distill_kl, sentence_transformers, labels, config)
-
-
-def _export(write: Callable[..., None], path: Path, labels: "Labels", config: Config) -> None:
-    from replug.models.preparing import prepared_set
-    from replug.train.run_dir import RunDirectory
-
-    data = prepared_set(config, RunDirectory(Path(config.run_dir).expanduser()).data)
-    write(path, labels, data.corpus, config.loss)
-    print(f"exported: {path}")
+        data = prepared_set(config, RunDirectory(Path(config.run_dir).expanduser()).data)
+        write_distill_kl(sentence_transformers, labels, data.corpus, config.loss)
+        print(f"exported: {sentence_transformers}")
 
 
 def _write_example(out: Path) -> None:

@@ -34,7 +34,7 @@ TYPED = [
     ("export {tmp} --out {config}", "--out: {config} is a file; expected a folder"),
     ("doctor {tmp}/no", "does not exist; expected a YAML file, an index"),
     ("doctor {tmp}", "holds nothing that replug wrote"),
-    ("prepare {config} --flagembedding {tmp}/f", "--flagembedding writes labels in another form; expected --labels"),
+    ("prepare {config} --sentence-transformers {tmp}/f", "--sentence-transformers writes labels in another form"),
     # models
     ("train {config} lm.path={tmp}/no", "lm.path: {tmp}/no does not exist"),
     # data

@@ -13,8 +13,7 @@ from replug.data.store import PreparedSet
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.build import load_encoder
 from replug.models.prompt import PromptTemplate
-from replug.train.labels.candidates import any_document, mix_candidates
-from replug.train.labels.labelling import label_origin, label_rows
+from replug.train.labels import any_document, label_origin, label_rows, mix_candidates
 from tests.support.training import InlineLM
 
 

@@ -6,7 +6,7 @@ import pytest
 from replug.config.errors import UserError
 from replug.config.schema import LabelConfig
 from replug.data.records import Example
-from replug.train.labels.candidates import (
+from replug.train.labels import (
     BM25,
     DENSE,
     RANDOM,

@@ -15,7 +15,7 @@ from replug import label
 from replug.config.load import load_config
 from replug.models.packaged import resolve_encoder_path
 from replug.models.preparing import prepared_set
-from replug.train.labels.labelling import distill_kl_rows
+from replug.train.labels import distill_kl_rows
 from tests.support.command_line import ROOT, CommandLine
 from tests.support.labels import write_stand_in_labels
 from tests.support.real_models import real_encoder, real_lm

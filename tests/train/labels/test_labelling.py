@@ -22,8 +22,7 @@ from replug.models.lm_source import InProcessLM
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.preparing import prepared_set
 from replug.models.prompt import PromptTemplate
-from replug.train.labels.candidates import Candidates
-from replug.train.labels.labelling import label_rows, query_of
+from replug.train.labels import Candidates, label_rows
 from replug.train.pipeline import EXAMPLES_PER_CALL
 from tests.support.command_line import ROOT, start_process, wait_for
 from tests.support.labels import LabellingLM
@@ -85,7 +84,7 @@ def test_labels_have_the_queries_of_texts_that_have_their_own(data, tmp_path):
     rows[0]["query"] = "which river?"
     for has_queries, queries in ((True, ["which river?", rows[1]["context"]]), (False, [r["context"] for r in rows])):
         write_labels(tmp_path / "queries.parquet", rows, schema_of(False, has_queries))
-        assert [query_of(row) for row in pq.read_table(tmp_path / "queries.parquet").to_pylist()] == queries
+        assert [row["query"] for row in pq.read_table(tmp_path / "queries.parquet").to_pylist()] == queries
 
 
 SET = ("data.num_queries=60", "data.num_dev=12", "data.num_heldout=10")

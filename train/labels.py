@@ -1,0 +1,472 @@
+"""Labels: candidate documents of each text with the LM's scores, written once and trained on without the LM.
+
+OUT/queries.parquet, dev.parquet   the labels (`data.labels`), with inputs.json and manifest.json
+OUT/scores.sqlite   what the LM has said so far, unless `lm.cache` names another file; a training may read it too
+OUT/index/          the corpus by the retriever as it is
+OUT/lm_spent.json   what a server was sent
+
+Candidates are the retriever's nearest documents (with `label.hits` the user's own), BM25's and random ones. A search
+skips documents that an earlier search gave, so every text has equally many. Stages whose results exist are skipped, so
+the same command resumes an interrupted one.
+"""
+
+import logging
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from replug.cluster.interruption import Interruption
+from replug.config.errors import RunError, UserError
+from replug.config.rules import labelling_problems
+from replug.config.schema import Config, LabelConfig, LossConfig
+from replug.data.files import file_sha256
+from replug.data.folder import sole_writer
+from replug.data.judgements import read_run
+from replug.data.labels import (
+    SEARCHES,
+    TEXT_FIELDS,
+    LabelOrigin,
+    Labels,
+    labels_folder,
+    schema_of,
+    write_labels,
+)
+from replug.data.progress import Progress, Stages
+from replug.data.records import Example
+from replug.data.row_files import rows_sha256
+from replug.data.store import CorpusStore, ExampleStore, PreparedSet, StoredCorpus
+from replug.index_workers.bm25 import search_bm25, without_words
+from replug.index_workers.build import build_version
+from replug.index_workers.build_plan import IndexState, check_faiss, reading_identity
+from replug.index_workers.service import IndexService
+from replug.index_workers.store_shard import require_store_of
+from replug.index_workers.vectors import BlockVectors
+from replug.index_workers.version_store import weights_sha256
+from replug.models.black_box_lm import ContinuationScore, sums_of
+from replug.models.build import lm_source, load_encoder
+from replug.models.caching_lm import CachingLM
+from replug.models.encoder import Encoder, require_finite_vectors
+from replug.models.hardware import check_gpus
+from replug.models.preparing import prepared_set
+from replug.models.prompt import PromptTemplate
+from replug.models.unknown_tokens import query_sample, require_known
+from replug.planning.stages import INDEX, LABELS
+from replug.train.data_checks import check_data
+from replug.train.development import document_scores
+from replug.train.outlook import RunStages
+from replug.train.pipeline import score_in_calls
+from replug.train.run_dir import RunDirectory
+from replug.train.workers import Workers, start_workers
+
+log = logging.getLogger(__name__)
+
+Scores = list[ContinuationScore] | np.ndarray  # scores of pairs [N], or their sums and numbers of tokens [N, 2]
+Allowed = Callable[[int, np.ndarray], np.ndarray]  # text's row, documents -> which of them it may have
+
+CALLS_IN_FLIGHT = 8
+TEXTS_PER_SEARCH = 256
+SMALL = 4096  # documents of a corpus that is drawn from in one permutation
+DENSE, BM25, RANDOM, HITS = range(4)  # places in `data.labels.SEARCHES`
+ROWS = "rows"  # of label.hits: the candidates that the examples bring
+
+
+def label(config: Config, out: Path, index: Path | None = None, stages: RunStages | None = None) -> Labels:
+    """Make the labels, or go on with them; finished ones of the same configuration are returned as they are.
+
+    The documents are embedded into `index`, by default in the folder of the labels. `stages` are those of the run that
+    the labels are for.
+    """
+    for problem in labelling_problems(config):
+        raise UserError(problem)
+    check_faiss()
+    check_gpus()
+    with sole_writer(out):
+        return _label(config, out, index or out / "index", stages)
+
+
+def _label(config: Config, out: Path, index: Path, run_stages: RunStages | None) -> Labels:
+    source = lm_source(config.lm, out / "lm_spent.json", out / "scores.sqlite")
+    data = prepared_set(config, RunDirectory(Path(config.run_dir).expanduser()).data)
+    check_data(config, data, source)
+    encoder = load_encoder(config.retriever, dims=config.index.dims)
+    require_store_of(data.corpus, encoder)
+    require_known(encoder, data.corpus, query_sample(data), str(config.retriever.path))
+    folder = labels_folder(out)
+    folder.claim(asdict(label_origin(config, data, source.identity, encoder)))
+    if folder.is_finished:
+        log.info(f"{out} holds these labels already")
+        return Labels(out)
+    if run_stages is not None:
+        run_stages.say(data)
+    stages, interruption = run_stages or Stages(), Interruption()
+    workers_of = start_workers(config, ("index",), source, data, index, out / "scores.sqlite", interruption)
+    with workers_of as (laid_out, workers):
+        with stages.stage(INDEX):
+            build_version(laid_out, encoder, data, workers.index, IndexState(0, 0))
+        with stages.stage(LABELS):
+            _write_labels(laid_out, data, out, workers, encoder, interruption.check)
+        log.info(f"{workers.lm.num_misses:,} pairs were scored, {workers.lm.num_hits:,} were found in the cache")
+    counts = {"queries": len(data.queries), "dev": len(data.dev) if data.dev is not None else 0}
+    folder.finish([f"{split}.parquet" for split, count in counts.items() if count], {"counts": counts})
+    return Labels(out)
+
+
+def _write_labels(
+    config: Config, data: PreparedSet, out: Path, workers: Workers, encoder: Encoder, check: Callable[[], None]
+) -> None:
+    """Find and score the candidates of each split. A file that is there is whole, and is skipped."""
+    for split, store in (("queries", data.queries), ("dev", data.dev)):
+        path, is_dev = out / f"{split}.parquet", split == "dev"
+        if store is not None and not path.is_file():
+            candidates = find_candidates(config, data, workers.index, encoder, store)
+            rows = label_rows(workers.lm, workers.template, data.corpus, check, store, *candidates, is_dev)
+            write_labels(path, rows, schema_of(is_dev, store.has_queries))
+
+
+def label_origin(config: Config, data: PreparedSet, lm: str, encoder: Encoder) -> LabelOrigin:
+    """Return what the labels of a configuration are made from; `lm` is the LM's identity."""
+    label = config.label
+    return LabelOrigin(
+        lm=lm,
+        separator=config.lm.separator,
+        too_long=config.lm.too_long.value,
+        retriever=retriever_identity(encoder),
+        set_sha256=file_sha256(data.folder / "manifest.json"),
+        corpus_sha256=data.corpus_sha256,
+        dense=label.dense,
+        bm25=label.bm25,
+        random=label.random,
+        exclude_own_source=config.retrieve.exclude_own_source,
+        seed=config.seed,
+        hits=rows_sha256(label.hits) if label.hits not in (None, ROWS) else label.hits or "",
+    )
+
+
+def retriever_identity(encoder: Encoder) -> str:
+    """Return what tells encoders apart: equal identities give equal similarities."""
+    with tempfile.TemporaryDirectory() as folder:
+        encoder.save(Path(folder))
+        reading = reading_identity(encoder.pooling, encoder.prompt("query"), encoder.prompt("document"))
+        dims = f":first {encoder.dims}" if encoder.dims else ""
+        return f"{weights_sha256(Path(folder))[:16]}:{encoder.similarity}:{encoder.max_tokens}{reading}{dims}"
+
+
+# Candidates --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Holds documents [N, K] of N texts, which search gave each, and at which rank from 1."""
+
+    doc_rows: np.ndarray
+    found_by: np.ndarray
+    ranks: np.ndarray
+
+
+class TooFewFound(ValueError):
+    """BM25 found too few documents that are new."""
+
+
+def mix_candidates(
+    wanted: LabelConfig,
+    *,
+    dense: np.ndarray,
+    bm25: np.ndarray,
+    num_documents: int,
+    seed: int,
+    allowed: Allowed,
+    spare: np.ndarray | None = None,
+) -> Candidates:
+    """Return the candidates of every text, by what searches gave, best first: [N, dense], the others [N, any number].
+
+    BM25 gives -1 where no more documents share a word with a text; the nearest of `spare` [N, dense + bm25] then stand
+    in. Raises TooFewFound where a deeper search of BM25 may give what is missing, ValueError where the corpus has too
+    few documents that a text may have.
+    """
+    total = wanted.dense + wanted.bm25 + wanted.random
+    texts = []
+    for row in range(len(dense)):
+        others = partial(_others, allowed=partial(allowed, row))
+        nearest = dense[row][: wanted.dense].tolist()
+        shared = bm25[row][bm25[row] >= 0]
+        by_bm25, bm25_ranks = others([shared], wanted.bm25, {*nearest})
+        missing = wanted.bm25 - len(by_bm25)
+        if missing and len(shared) == bm25.shape[1]:
+            raise TooFewFound(f"BM25 gave {len(by_bm25)} new documents, {wanted.bm25} are wanted")
+        offered = [] if spare is None else [spare[row]]
+        next_nearest, next_ranks = others(offered, missing, {*nearest, *by_bm25})
+        drawn = _drawn(num_documents, wanted.random, np.random.default_rng([seed, row]))
+        random, _ = others(drawn, wanted.random, {*nearest, *by_bm25, *next_nearest})
+        found = [*nearest, *by_bm25, *next_nearest, *random]
+        if len(found) < total:
+            raise ValueError(f"the corpus has {num_documents} documents, too few for {total} candidates of a text")
+        ranks = [*range(1, len(nearest) + 1), *bm25_ranks, *next_ranks, *range(1, len(random) + 1)]
+        counts = [len(nearest), len(by_bm25), len(next_nearest), len(random)]
+        texts.append((np.array(found), np.repeat([DENSE, BM25, DENSE, RANDOM], counts), np.array(ranks)))
+    return Candidates(*(np.stack(column) for column in zip(*texts, strict=True)))
+
+
+def any_document(row: int, doc_rows: np.ndarray) -> np.ndarray:
+    """Allow all."""
+    return np.ones(len(doc_rows), bool)
+
+
+def other_sources(sources_of: Callable[[np.ndarray], list[str]], exclude: Sequence[str | None]) -> Allowed:
+    """Allow what is not of the text's own source."""
+
+    def allowed(row: int, doc_rows: np.ndarray) -> np.ndarray:
+        return np.array([source != exclude[row] for source in sources_of(doc_rows)], bool)
+
+    return allowed
+
+
+def _others(
+    offered: Iterable[np.ndarray], count: int, taken: set[int], allowed: Callable[[np.ndarray], np.ndarray]
+) -> tuple[list[int], list[int]]:
+    """Return the first `count` documents that are not taken and are allowed, and their ranks in the offers, from 1."""
+    chosen: dict[int, int] = {}
+    place = 0
+    for rows in offered if count else ():
+        for doc, is_allowed in zip(rows.tolist(), allowed(rows).tolist(), strict=True):
+            place += 1
+            if is_allowed and doc not in taken and doc not in chosen:
+                chosen[doc] = place
+            if len(chosen) == count:
+                return list(chosen), list(chosen.values())
+    return list(chosen), list(chosen.values())
+
+
+def _drawn(num_documents: int, count: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """Yield random documents, a few at a time: all of a small corpus in a random order, of a large one without end."""
+    if num_documents <= SMALL:
+        yield rng.permutation(num_documents)
+        return
+    while True:
+        yield rng.integers(num_documents, size=2 * count)
+
+
+def find_candidates(
+    config: Config, data: PreparedSet, index: IndexService, encoder: Encoder, store: ExampleStore
+) -> tuple[Candidates, np.ndarray]:
+    """Return the candidates of all texts and their similarities [N, K] float32 to `encoder`'s queries.
+
+    Index version 0 is that of `encoder`.
+    """
+    label, corpus, examples = config.label, data.corpus, store.examples()
+    if len(corpus) < (total := label.dense + label.bm25 + label.random):
+        raise UserError(f"label: {total} candidates of a text are wanted, but the corpus has {len(corpus)}")
+    exclude = [example.source for example in examples] if config.retrieve.exclude_own_source else None
+    vectors = _query_vectors(examples, encoder)
+    nearest = partial(_nearest, index, vectors, exclude=exclude)
+    mix = partial(
+        mix_candidates,
+        label,
+        dense=nearest(label.dense) if label.hits is None else hits_of(label, corpus, examples),
+        num_documents=len(corpus),
+        seed=config.seed,
+        allowed=any_document if exclude is None else other_sources(corpus.sources, exclude),
+    )
+    candidates = _with_bm25(mix, label, corpus, examples, nearest)
+    if label.hits is not None:
+        candidates.found_by[:, : label.dense] = HITS
+    plan = index.store.plan(0)
+    take = BlockVectors(0, index.store.open_vectors(plan, range(plan.num_files)), plan.dim).take
+    if isinstance(corpus, StoredCorpus):
+        take = partial(corpus.vectors, similarity=encoder.similarity)
+    return candidates, similarities(vectors, candidates.doc_rows, take)
+
+
+def _with_bm25(
+    mix: Callable[..., Candidates],
+    label: LabelConfig,
+    corpus: CorpusStore,
+    examples: Sequence[Example],
+    nearest: Callable[[int], np.ndarray],
+) -> Candidates:
+    """Mix in what BM25 finds, which is searched deeper until every text has enough."""
+    if not label.bm25:
+        return mix(bm25=np.empty((len(examples), 0), np.int64))
+    queries, depth = [example.query for example in examples], label.dense + label.bm25
+    while True:
+        rows, scores = search_bm25(
+            lambda: (document.text for document in corpus.iterate()), queries, min(depth, len(corpus))
+        )
+        if problem := without_words(scores):
+            raise UserError(f"label.bm25: {problem}; expected label.bm25=0 for this corpus")
+        bm25 = np.where(scores > 0, rows, -1)
+        try:
+            candidates = mix(bm25=bm25, spare=nearest(label.dense + label.bm25) if (bm25 < 0).any() else None)
+            break
+        except TooFewFound as error:
+            if depth >= len(corpus):
+                raise UserError(f"label.bm25: {error}; expected a larger corpus, or fewer") from error
+            depth *= 2
+    missing = label.bm25 * len(examples) - int((candidates.found_by == BM25).sum())
+    if missing:
+        log.info(
+            f"{missing:,} of {label.bm25 * len(examples):,} candidates of BM25 are the next nearest documents instead: "
+            "no more documents share a word with their texts"
+        )
+    return candidates
+
+
+def hits_of(label: LabelConfig, corpus: CorpusStore, examples: Sequence[Example]) -> np.ndarray:
+    """Return the rows [N, label.dense] of the documents that each example's row, or the run `label.hits`, ranks first.
+
+    Raises UserError for an example with fewer, and for a document that the corpus does not have.
+    """
+    run = None if label.hits == ROWS else read_run(Path(str(label.hits)).expanduser())
+    given = [example.candidates if run is None else run.get(example.id, ()) for example in examples]
+    for example, documents in zip(examples, given, strict=True):
+        if len(documents) < label.dense:
+            raise UserError(
+                f"label.hits: {label.hits} has {len(documents)} candidates of text {example.id}; expected label.dense="
+                f"{label.dense} or more"
+            )
+    rows_of = corpus.rows_of(document for documents in given for document in documents[: label.dense])
+    for example, documents in zip(examples, given, strict=True):
+        if unknown := [document for document in documents[: label.dense] if document not in rows_of]:
+            raise UserError(
+                f"label.hits: document {unknown[0]} of text {example.id} is not in the corpus; expected ids of "
+                "data.corpus, which may be the same rows"
+            )
+    rows = [[rows_of[document] for document in documents[: label.dense]] for documents in given]
+    return np.array(rows, np.int64).reshape(len(examples), label.dense)
+
+
+def _query_vectors(examples: list[Example], encoder: Encoder) -> np.ndarray:
+    """Return vectors [N, D], computed a few texts at a time."""
+    parts = []
+    for start in range(0, len(examples), TEXTS_PER_SEARCH):
+        batch = examples[start : start + TEXTS_PER_SEARCH]
+        parts.append(encoder.encode_query([example.query for example in batch]).numpy())
+        require_finite_vectors(parts[-1], [example.id for example in batch])
+    return np.concatenate(parts)
+
+
+def _nearest(index: IndexService, vectors: np.ndarray, k: int, exclude: Sequence[str | None] | None) -> np.ndarray:
+    """Return the rows [N, k] of the nearest documents that are not of the text's own source."""
+    if not k:
+        return np.empty((len(vectors), 0), np.int64)
+    parts = []
+    for start in range(0, len(vectors), TEXTS_PER_SEARCH):
+        part = slice(start, start + TEXTS_PER_SEARCH)
+        parts.append(index.search(0, vectors[part], k, None if exclude is None else exclude[part]).doc_rows)
+    return np.concatenate(parts)
+
+
+def similarities(queries: np.ndarray, doc_rows: np.ndarray, take: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Return inner products [N, K] float32 of query vectors [N, D] and the stored ones of their documents."""
+    parts = []
+    for start in range(0, len(queries), TEXTS_PER_SEARCH):
+        some = slice(start, start + TEXTS_PER_SEARCH)
+        documents = take(doc_rows[some]).astype(np.float64)
+        parts.append(np.einsum("bd,bkd->bk", queries[some].astype(np.float64), documents))
+    return np.concatenate(parts).astype(np.float32)
+
+
+# Scores ------------------------------------------------------------------------------------------------------------
+
+
+def label_rows(
+    lm: CachingLM,
+    template: PromptTemplate,
+    corpus: CorpusStore,
+    check: Callable[[], None],
+    store: ExampleStore,
+    candidates: Candidates,
+    similarities: np.ndarray,
+    with_tokens: bool,
+) -> Iterator[dict[str, Any]]:
+    """Let the LM score texts after their candidates, and yield a row of the labels for each text, in order.
+
+    With `with_tokens`, rows also hold the log-probs of tokens, with each document and without one.
+    `check` is called while waiting, to raise what ends it.
+    """
+    alone: list[str | None] = [None] if with_tokens else []
+
+    def load(rows: range) -> tuple[Sequence[Example], list[list[str | None]]]:
+        return store.examples(rows), [[*alone, *corpus.texts(candidates.doc_rows[row])] for row in rows]
+
+    submit: Callable[..., Future] = lm.submit if with_tokens else lm.submit_sums
+    calls = score_in_calls(submit, template, len(store), load, CALLS_IN_FLIGHT, check)
+    what, pairs = "development texts" if with_tokens else "training texts", len(alone) + candidates.doc_rows.shape[1]
+    progress = Progress(what, len(store), work=("pairs", pairs))
+    for rows, scores in calls:
+        per_text = len(scores) // len(rows)
+        for place, (row, example) in enumerate(zip(rows, store.examples(rows), strict=True)):
+            own = scores[place * per_text : (place + 1) * per_text]
+            yield {
+                **{name: getattr(example, name) for name in (*TEXT_FIELDS, "query")},
+                **_score_columns(corpus, example.id, candidates.doc_rows[row], own),
+                "found_by": [SEARCHES[search] for search in candidates.found_by[row]],
+                "ranks": candidates.ranks[row],
+                "similarities": similarities[row],
+            }
+        progress.advance(len(rows))
+
+
+def _score_columns(corpus: CorpusStore, text: str, doc_rows: np.ndarray, scores: Scores) -> dict[str, Any]:
+    """Return the columns of one text's scores, which begin with the one without a document if there is one."""
+    ids = [document.id for document in corpus.documents(doc_rows)]
+    sums = scores if isinstance(scores, np.ndarray) else sums_of(scores)
+    _require_comparable(text, ids, sums)
+    columns: dict[str, Any] = {"num_tokens": int(sums[0, 1]), "doc_ids": ids, "doc_rows": doc_rows}
+    if not isinstance(scores, np.ndarray):
+        alone, *tokens = (score.token_logprobs for score in scores)
+        columns |= {"token_logprobs": tokens, "token_logprobs_alone": alone}
+    return {**columns, "sum_logprobs": sums[-len(ids) :, 0].tolist()}
+
+
+def _require_comparable(text: str, documents: Sequence[str], sums: np.ndarray) -> None:
+    """Raise RunError for a score that is not a number, or is of other tokens than the text's other scores."""
+    places = ["without a document"] * (len(sums) - len(documents))
+    places += [f"after document {document}" for document in documents]
+    for place, (total, num_tokens) in zip(places, sums.tolist(), strict=True):
+        if not np.isfinite(total):
+            raise RunError(f"the LM's score of text {text} {place} is {total}; expected a finite number")
+        if num_tokens != sums[0, 1]:
+            raise RunError(
+                f"the LM counts {num_tokens:.0f} tokens of text {text} {place}, and {sums[0, 1]:.0f} {places[0]}; "
+                "expected the same tokens, whose scores can be compared"
+            )
+
+
+# What other trainers read ------------------------------------------------------------------------------------------
+
+
+def distill_kl_rows(
+    labels: Labels, corpus: CorpusStore, loss: LossConfig
+) -> tuple[pa.Schema, Iterator[dict[str, Any]]]:
+    """Return the training texts for sentence-transformers' `DistillKLDivLoss`: a column for each passage.
+
+        query, passage_1, …, passage_K, label (the K teacher scores)
+
+    Passages stand in the candidates' order. That loss divides both sides by its temperature before the softmax, so a
+    score is gamma * z / beta: with `temperature=gamma` and `similarity_fct=pairwise_cos_sim` the teacher is Q and the
+    student P_R (REPLUG, section 4), and the loss ours times gamma².
+    """
+    passages = [f"passage_{number}" for number in range(1, labels.origin.num_candidates + 1)]
+    scores = document_scores(labels.scores("queries"), loss.lm_score.value) * loss.gamma / loss.beta
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for row, of in zip(labels.rows("queries"), scores, strict=True):
+            texts = corpus.texts(np.array(row["doc_rows"]))
+            query = row.get("query") or row["context"]  # what documents were retrieved for
+            yield {"query": query, **dict(zip(passages, texts, strict=True)), "label": of}
+
+    texts = [(name, pa.string()) for name in ("query", *passages)]
+    return pa.schema([*texts, ("label", pa.list_(pa.float32()))]), rows()
+
+
+def write_distill_kl(path: Path, labels: Labels, corpus: CorpusStore, loss: LossConfig) -> None:
+    """Write the texts of `distill_kl_rows` as Parquet."""
+    schema, rows = distill_kl_rows(labels, corpus, loss)
+    write_labels(path, rows, schema)
