@@ -278,7 +278,7 @@ def server_url(lm: LMConfig) -> str:
     Raises UserError for what is not a server's address, and shows no password.
     """
     url, mark, query = (lm.url or "").strip().replace("#", "?").partition("?")
-    url = url.rstrip("/").removesuffix("/completions").removesuffix("/chat").removesuffix("/generate")
+    url = url.rstrip("/").removesuffix("/completions").removesuffix("/chat")
     if "@" in url or (mark and not API_VERSION.fullmatch(query)):
         wanted = "http://HOST:PORT/v1" if "@" in url else f"lm.url={url}"
         raise UserError(f"lm.url holds a secret or a query; expected {wanted}. Put the key in ${lm.api_key_env}")

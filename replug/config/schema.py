@@ -134,7 +134,7 @@ class LMConfig:
     model: str | None = key(None, "Name of the LM on the server at lm.url.")
     api: ServerAPI = key(
         ServerAPI.echo,
-        "Requests to the server: completions with echo or with prompt_logprobs (vLLM), chat, or sglang (/generate).",
+        "Requests to the server: completions with echo or with prompt_logprobs (vLLM), or chat.",
     )
     tokenizer: str | None = key(None, "Server's tokenizer: folder or hub name. If set, requests contain token ids.")
     api_key_env: str = key("REPLUG_LM_API_KEY", "Environment variable that holds the server's API key.", resumable=True)

@@ -1,7 +1,7 @@
-"""Servers of other shapes, byte for byte as they answer: vLLM's chat, SGLang, Together, gateways such as Azure's.
+"""Servers of other shapes, byte for byte as they answer: vLLM's chat, Together, gateways such as Azure's.
 
 Each stands on loopback and scores as StandInLM does. The shapes are those of vLLM 0.32 (`chat_completion/protocol.py`),
-SGLang's `/generate` (`tokenizer_manager.py`, sglang-jax#13), Together's openapi.yaml and Azure's REST reference.
+Together's openapi.yaml and Azure's REST reference.
 """
 
 import math
@@ -115,33 +115,6 @@ def chat_logprobs(tokens: list[tuple[str, float]], tops: list[tuple[str, float]]
     return {"content": [{**entry(*token), "top_logprobs": [entry(*top) for top in tops]} for token in tokens]}
 
 
-class SGLang(ShapedServer):
-    """SGLang's own API: a list of texts, each with `meta_info`."""
-
-    paths = ("/generate",)
-
-    def shaped(self, payload: dict) -> list[dict]:
-        return [self._one(inputs, payload) for inputs in payload.get("input_ids") or payload["text"]]
-
-    def _one(self, inputs: list[int] | str, payload: dict) -> dict:
-        words = self._split(inputs)
-        ids = inputs if isinstance(inputs, list) else [*range(100, 100 + len(words))]
-        new = continue_words([word for word in words if word != "<s>"], payload["sampling_params"]["max_new_tokens"])
-        opening = words[0] == "<s>"
-        values = [*[0.0] * opening, *word_logprobs([*words, *new][opening:])]
-        meta: dict[str, Any] = {
-            **{"id": "0a1b", "finish_reason": {"type": "length", "length": len(new)}, "prompt_tokens": len(words)},
-            **{"weight_version": "default", "completion_tokens": len(new), "cached_tokens": 0, "e2e_latency": 0.1},
-        }
-        if payload["return_logprob"]:
-            of_input = [[value, i, word] for value, i, word in zip(values, ids, words, strict=False)]
-            of_input[0][0] = None
-            meta["input_token_logprobs"] = of_input if payload["logprob_start_len"] == 0 else []
-            meta["output_token_logprobs"] = [[v, 7, w] for v, w in zip(values[len(words) :], new, strict=True)]
-            meta["output_top_logprobs"] = [[one] for one in meta["output_token_logprobs"]]
-        return {"text": "".join(new), "output_ids": [7] * len(new), "meta_info": meta}
-
-
 class Together(ShapedServer):
     """Together's completions: one text a request, the prompt's log-probs beside the choices, a bare list of models."""
 
@@ -224,16 +197,6 @@ def test_vllms_chat_scores_the_beginning_of_the_assistants_message() -> None:
         scores = scores_of(server_spec(server.url, api="chat"))
     chats = [f"<user> {text}\n<assistant>" for text in PREFIXES]
     assert [score.tolist() for score in scores] == by_words(chats, [text.strip() for text in CONTINUATIONS])
-
-
-@pytest.mark.parametrize("with_ids", [False, True])
-def test_sglangs_generate_gives_the_scores_of_echoed_completions(tokenizer: str, with_ids: bool) -> None:
-    folder = tokenizer if with_ids else None
-    with SGLang(tokenizer=folder) as server:
-        scores = scores_of(server_spec(f"{server.root}/generate", api="sglang", tokenizer=folder))
-    assert [score.tolist() for score in scores] == by_words(PREFIXES)
-    sent = server.payloads[-1]
-    assert ("input_ids" in sent, sent["logprob_start_len"]) == (with_ids, 0)
 
 
 def test_togethers_prompt_is_read_beside_its_choices() -> None:
@@ -320,14 +283,10 @@ def test_what_a_server_cannot_do_is_said_with_what_it_can(
 @pytest.mark.parametrize(
     "body", [{}, [], "no", {"choices": [{"index": 0}]}, [{"text": "x"}], [{"meta_info": {}}], None]
 )
-@pytest.mark.parametrize("kind", [VLLMChat, SGLang])
-def test_an_answer_of_another_shape_is_a_fault(
-    kind: type[ShapedServer], body: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kind, "shaped", lambda self, payload: body)
-    api = "chat" if kind is VLLMChat else "sglang"
-    with kind() as server, pytest.raises(UserError, match=r"the answer (is not of the expected form|has )"):
-        connect(server_spec(server.url, api=api), RequestBudget(None))
+def test_an_answer_of_another_shape_is_a_fault(body: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(VLLMChat, "shaped", lambda self, payload: body)
+    with VLLMChat() as server, pytest.raises(UserError, match=r"the answer (is not of the expected form|has )"):
+        connect(server_spec(server.url, api="chat", score=Teacher.answer), RequestBudget(None))
 
 
 class Chat(ShapedServer):

@@ -33,7 +33,7 @@ from replug.config.plain_text import plain_line
 from replug.config.rules import api_version, is_loopback, server_url
 from replug.config.schema import LMConfig
 from replug.data.progress import format_duration
-from replug.models.http.wire import FILTERED, GENERATE
+from replug.models.http.wire import FILTERED
 
 log = logging.getLogger(__name__)
 
@@ -174,8 +174,7 @@ class ServerConnection:
         seconds = patience if payload else min(patience, SECONDS_TO_LIST_MODELS)
         try:
             async with asyncio.timeout(seconds):  # httpx has time-outs for each read only: a drip would never end
-                base = self.url.removesuffix("/v1") if path == GENERATE else self.url
-                response = await _sent(client, client.build_request(method, base + path, json=payload))
+                response = await _sent(client, client.build_request(method, self.url + path, json=payload))
                 try:
                     self.is_reached = True
                     if response.status_code != httpx.codes.OK:

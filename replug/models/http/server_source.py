@@ -91,7 +91,7 @@ def probe(lm: HttpLM) -> np.ndarray:
             raise UserError(f"lm.url: {lm.url} does not pass the first look: {error}{listed}") from error
         raise UserError(
             f"lm.url: {lm.url} gives no log-probs of the prompt ({error.__cause__}); expected completions with "
-            "echo and logprobs, vLLM and lm.api=prompt_logprobs or chat, or SGLang and lm.api=sglang; llama.cpp's own "
+            "echo and logprobs, vLLM and lm.api=prompt_logprobs; llama.cpp's own "
             "server and other chat APIs have neither: set lm.score=yes or answer"
         ) from error
     if shortcoming is None:

@@ -6,7 +6,6 @@ another API, and that one's answer becomes a completion:
 - `echo`, `prompt_logprobs`: as they are. Together shows the log-probs of a prompt in a list beside the choices.
 - `chat`: a prompt is the user's message, and a continuation the beginning of the assistant's. vLLM alone gives
   log-probs of the latter, with `prompt_logprobs` beside the choices.
-- `sglang`: SGLang's own `/generate`, which knows no choices.
 """
 
 import logging
@@ -18,7 +17,6 @@ from replug.models.generation import by_text
 
 log = logging.getLogger(__name__)
 
-GENERATE = "/generate"  # at the server's root, unlike the paths of the OpenAI-compatible API
 FILTERED = "content_filter"  # why an answer ended, or was not begun
 NO_ANSWER_LOGPROB = -20.0  # of an answer that a filter withheld: no vote, and no yes
 # Many servers leave it in the text.
@@ -80,8 +78,6 @@ def request(api: str, payload: dict[str, Any], is_single: bool) -> tuple[str, di
     """
     if api == "chat":
         return "/chat/completions", _chat_request(payload)
-    if api == "sglang":
-        return GENERATE, _sglang_request(payload)
     if is_single and isinstance(payload["prompt"][0], str):
         payload = {**payload, "prompt": payload["prompt"][0]}
     return "/completions", payload
@@ -92,11 +88,6 @@ def completion(api: str, body: Any, payload: dict[str, Any]) -> Any:
     if api == "chat":
         shown = {"prompt_logprobs": body["prompt_logprobs"]} if body.get("prompt_logprobs") else {}
         return {**body, "choices": [_chat_choice(choice, payload) | shown for choice in body["choices"]]}
-    if api == "sglang":
-        choices = [{"index": i, **_sglang_choice(one, payload)} for i, one in enumerate(body)]
-        sent = [one["meta_info"]["prompt_tokens"] for one in body[:: payload.get("n", 1)]]
-        new = [one["meta_info"]["completion_tokens"] for one in body]
-        return {"choices": choices, "usage": {"prompt_tokens": sum(sent), "total_tokens": sum(sent) + sum(new)}}
     if payload.get("echo") and body.get("prompt"):
         return {**body, "choices": [_together_choice(choice, body["prompt"]) for choice in body["choices"]]}
     return body
@@ -157,38 +148,6 @@ def withheld(index: int) -> dict[str, Any]:
     """Return the choice of an answer that a server's filter keeps back: an empty one, without a chance to be right."""
     shown = {"tokens": [""], "token_logprobs": [NO_ANSWER_LOGPROB], "top_logprobs": [{FILTERED: 0.0}]}
     return {"index": index, "finish_reason": FILTERED, "text": "", "logprobs": shown}
-
-
-def _sglang_request(payload: dict[str, Any]) -> dict[str, Any]:
-    prompts = payload["prompt"]
-    names = {"max_tokens": "max_new_tokens", "temperature": "temperature", "top_p": "top_p", "stop": "stop", "n": "n"}
-    sampling = {name: payload[key] for key, name in names.items() if key in payload}
-    is_scored = "prompt_logprobs" in payload
-    return {
-        "text" if isinstance(prompts[0], str) else "input_ids": prompts,
-        "sampling_params": sampling,
-        "return_logprob": is_scored or "logprobs" in payload,
-        "logprob_start_len": 0 if is_scored else -1,
-        "top_logprobs_num": payload.get("logprobs", 0),
-        "return_text_in_logprobs": True,
-    }
-
-
-def _sglang_choice(one: dict[str, Any], payload: dict[str, Any]) -> dict[str, Any]:
-    """Return a choice. SGLang shows a token as [log-prob, id, text], and none of the first token's log-prob."""
-    meta = one["meta_info"]
-    reason = (meta.get("finish_reason") or {}).get("type")
-    new = meta.get("output_token_logprobs") or []
-    tops = meta.get("output_top_logprobs") or []
-    scored = meta.get("input_token_logprobs") or [] if "prompt_logprobs" in payload else []
-    shown = [*scored, *new]
-    logprobs = {
-        "tokens": [text for _, _, text in shown],
-        "token_logprobs": [logprob for logprob, _, _ in shown],
-        "top_logprobs": [by_text((text, logprob) for logprob, _, text in top) for top in tops],
-    }
-    by_id = [None if logprob is None else {str(i): {"logprob": logprob}} for logprob, i, _ in scored]
-    return {"text": one["text"], "finish_reason": reason, "logprobs": logprobs, "prompt_logprobs": by_id or None}
 
 
 def _together_choice(choice: dict[str, Any], prompts: list[dict[str, Any]]) -> dict[str, Any]:
