@@ -318,6 +318,11 @@ def _server_problems(lm: LMConfig) -> Iterator[str]:
         yield f"lm.extra_body has {taken[0]}, which replug sets itself; expected other fields of a request. Remove it"
     if not (lm.model or "").strip():
         yield "lm.model is missing; expected the name under which the server at lm.url serves the LM"
+    if lm.api is ServerAPI.chat and lm.score is Teacher.logprob:
+        yield (
+            "lm.api is chat, which gives no log-probs of a prompt; expected lm.score=yes or answer, or completions: "
+            "lm.api=echo or prompt_logprobs, and lm.chat=true for a chat LM"
+        )
     if lm.api is ServerAPI.prompt_logprobs and not lm.tokenizer:
         yield f"lm.tokenizer is missing; expected the server's tokenizer, since lm.api={lm.api.value} sends token ids"
     if lm.too_long is TooLong.truncate and not lm.tokenizer:

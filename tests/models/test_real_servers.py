@@ -26,8 +26,6 @@ import torch
 from replug.config.choices import ServerAPI, Teacher
 from replug.config.errors import UserError
 from replug.config.schema import LMConfig
-from replug.models.generation import GenerationOptions
-from replug.models.http.http_lm import HttpLM
 from replug.models.http.request_budget import RequestBudget
 from replug.models.http.server_source import connect
 from replug.models.lm_source import InProcessLM
@@ -35,7 +33,7 @@ from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.packaged import SMOLLM2, SMOLLM2_FILE, packaged_file
 from replug.models.pair_tokens import chat_text
 from replug.models.teacher import TeacherLM
-from tests.support.lm_answers import mixed, texts_of
+from tests.support.lm_answers import texts_of
 from tests.support.real_models import real_lm
 
 ROOT = Path(__file__).parent.parent.parent
@@ -167,16 +165,6 @@ def test_vllm_passes_the_probe_and_gives_what_local_weights_give(
     lm.close()
 
 
-def test_vllms_chat_gives_what_local_weights_give_behind_the_chat_template(spec: LMConfig, smollm2: str) -> None:
-    here = HuggingFaceLM(smollm2, torch.bfloat16)
-    chats = [chat_text(here.tokenizer, [{"role": "user", "content": prefix}]) for prefix in PREFIXES]
-    local = [score.token_logprobs for score in here.score(chats, [text.strip() for text in AFTER])]
-    lm = connect(replace(spec, api=ServerAPI.chat), RequestBudget(None))
-    scores = [score.token_logprobs for score in lm.score(PREFIXES, AFTER)]
-    lm.close()
-    print(f"vLLM, chat, {lm.identity}: {assert_close(scores, local)}")
-
-
 @pytest.mark.parametrize("api", ["chat", "prompt_logprobs"])
 def test_vllm_says_yes_as_local_weights_do(spec: LMConfig, smollm2: str, api: str) -> None:
     here = HuggingFaceLM(smollm2, torch.bfloat16)
@@ -189,28 +177,6 @@ def test_vllm_says_yes_as_local_weights_do(spec: LMConfig, smollm2: str, api: st
     local = TeacherLM(InProcessLM(here), "here", Teacher.yes)
     scores = local.score(prompts if api == "chat" else asked, [" x"] * len(asked))
     assert there == pytest.approx([score.sum_logprob for score in scores], abs=MAX_NATS)
-
-
-@pytest.mark.parametrize("api", ["echo", "prompt_logprobs"])
-def test_vllm_answers_several_prompts_as_local_weights_do(spec: LMConfig, smollm2: str, api: str) -> None:
-    """Those that are found token by token. Of two tokens nearer than bfloat16's rounding either may be chosen."""
-    shots = "Question: What is the capital of Spain?\nAnswer: Madrid\n\n"
-    asked = ["What is the capital of France?", "Which river flows through Paris?", "What do leaves make sugar from?"]
-    lm, here = HttpLM(replace(spec, api=ServerAPI(api), tokenizer=smollm2), RequestBudget(None)), HuggingFaceLM(smollm2)
-    options, weights = GenerationOptions(8, stop="\n"), [0.4, 0.3, 0.1, 0.1, 0.1]
-    answers = []
-    for question in asked:
-        prompts = [f"{shots}Knowledge: {text.strip()}\nQuestion: {question}\nAnswer:" for text in DOCUMENTS]
-        there = mixed(lm, prompts, weights, options)
-        answers.append((there, mixed(here, prompts, weights, options)))
-        print(
-            f"{question} vLLM{answers[-1][0].text!r}, here{answers[-1][1].text!r}, {len(there.token_logprobs)} tokens"
-        )
-    lm.close()
-    settled = [(there, local) for there, local in answers if there.answer_tokens is None]
-    same = [(there, local) for there, local in settled if there.text == local.text]
-    assert same and 2 * len(same) >= len(settled)
-    assert all(abs(there.sum_logprob - local.sum_logprob) <= MAX_NATS for there, local in same)
 
 
 def test_llama_cpp_python_is_refused_for_its_shifted_log_probs(smollm2: str, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 from aiohttp import web
 
@@ -75,17 +74,10 @@ class VLLMChat(ShapedServer):
     paths = ("/v1/chat/completions",)
 
     def shaped(self, payload: dict) -> dict:
-        user, *begun = payload["messages"]
+        [user] = payload["messages"]
         words = WORD.findall(f"<user> {user['content']}\n<assistant>")
-        prompt_logprobs = None
-        if begun:
-            assert (payload["add_generation_prompt"], payload["continue_final_message"]) == (False, True)
-            words += WORD.findall(begun[0]["content"])
-            entries = [{str(i): {"logprob": v, "rank": 1, "decoded_token": w}} for i, (w, v) in enumerate(shown(words))]
-            prompt_logprobs = [None, *entries[1:]]
         new = continue_words(words, payload["max_tokens"])
-        if not begun:
-            new[0] = new[0].strip()
+        new[0] = new[0].strip()
         of_new = shown([*words, *new])[len(words) :]
         if self.yes is not None:
             new, of_new = [" Yes"], [(" Yes", math.log(self.yes)), (" No", math.log(1 - self.yes))]
@@ -104,7 +96,7 @@ class VLLMChat(ShapedServer):
             "choices": [choice | {"index": index} for index in range(payload.get("n", 1))],
             **{"service_tier": None, "system_fingerprint": None},
             "usage": {"prompt_tokens": count, "total_tokens": count + len(new), "completion_tokens": len(new)},
-            **{"prompt_logprobs": prompt_logprobs, "prompt_token_ids": None, "kv_transfer_params": None},
+            **{"prompt_logprobs": None, "prompt_token_ids": None, "kv_transfer_params": None},
         }
 
 
@@ -179,24 +171,10 @@ class Azure(ShapedServer):
         }
 
 
-def scores_of(spec: LMConfig) -> list[np.ndarray]:
-    lm = connect(spec, RequestBudget(None))
-    scores = [score.token_logprobs for score in lm.score(PREFIXES, CONTINUATIONS)]
-    lm.close()
-    return scores
-
-
 def by_words(prefixes: list[str], continuations: list[str] = CONTINUATIONS) -> list[list[float]]:
     """The naive scores: those of the words of each continuation behind its prefix."""
     pairs = [(WORD.findall(prefix), WORD.findall(after)) for prefix, after in zip(prefixes, continuations, strict=True)]
     return [word_logprobs([*before, *after])[len(before) :] for before, after in pairs]
-
-
-def test_vllms_chat_scores_the_beginning_of_the_assistants_message() -> None:
-    with VLLMChat() as server:
-        scores = scores_of(server_spec(server.url, api="chat"))
-    chats = [f"<user> {text}\n<assistant>" for text in PREFIXES]
-    assert [score.tolist() for score in scores] == by_words(chats, [text.strip() for text in CONTINUATIONS])
 
 
 def test_togethers_prompt_is_read_beside_its_choices() -> None:

@@ -5,8 +5,8 @@ and numbers are checked. `IllFormed` is a fault that may pass; a border inside a
 come again. No message here quotes an answer, since a server may repeat the key.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -78,6 +78,7 @@ MOST_PLAUSIBLE_TOKENS = 10**12  # of one request; more is nonsense
 MOST_ANSWER_BYTES_PER_TOKEN = 512  # about 100 are needed: a token's text and log-prob, and once more in a list of tops
 MOST_OTHER_ANSWER_BYTES = 1 << 20
 CHAT_TOKENS = 256  # at most of a chat template round one message, with a system prompt of its own
+MOST_TOPS_OF_COMPLETIONS, MOST_TOPS = 5, 20  # likeliest tokens that completions show, and chats and vLLM
 
 
 class NoPromptLogprobs(IllFormed):
@@ -110,14 +111,14 @@ class Pair:
 class ServerText:
     """A continuation that the server scored, or an answer that it generated, and its log-probs (nats), float32 [T].
 
-    `tokens` are shown where the server cut the text. `tops` holds the likeliest tokens' log-probs at each token of an
-    answer, where they were asked for and are shown. `is_ended`: the server ended the answer, not its length.
+    `tokens` are shown where the server cut the text. `tops` holds the log-probs of the likeliest first tokens of an
+    answer, if the server shows them. `is_ended`: the server ended the answer, not its length.
     """
 
     text: str
     logprobs: np.ndarray
     tokens: tuple[str, ...] = ()
-    tops: tuple[dict[str, float], ...] = ()
+    tops: Mapping[str, float] = field(default_factory=dict)
     is_ended: bool = False
 
 
@@ -142,52 +143,38 @@ def _length(card: dict) -> int | None:
 
 def score_payload(api: str, pairs: Sequence[Pair]) -> dict[str, Any]:
     """Return a request for scores. It generates one token, the fewest that every server takes."""
-    if api == "chat":
-        [pair] = pairs
-        return {"prompt": [pair.prefix], "continuation": pair.continuation, "max_tokens": 1, "temperature": 0}
     how = {"echo": True, "logprobs": 1} if api == "echo" else {"prompt_logprobs": 0}
     return {"prompt": [pair.whole for pair in pairs], "max_tokens": 1, "temperature": 0, **how}
 
 
-def generate_payload(pairs: Sequence[Pair], max_new_tokens: int, stop: Stop) -> dict[str, Any]:
-    """Return a request that continues the prefixes greedily."""
-    options: dict[str, Any] = {"max_tokens": max_new_tokens, "temperature": 0, "logprobs": 1}
+def generate_payload(
+    api: str, pairs: Sequence[Pair], max_new_tokens: int, stop: Stop, num_tops: int = 1
+) -> dict[str, Any]:
+    """Return a request that continues the prefixes greedily and shows up to `num_tops` likeliest tokens."""
+    logprobs = min(max(1, num_tops), MOST_TOPS_OF_COMPLETIONS if api == "echo" else MOST_TOPS)
+    options: dict[str, Any] = {"max_tokens": max_new_tokens, "temperature": 0, "logprobs": logprobs}
     if stops := stop_texts(stop):
         options["stop"] = stops
     return {"prompt": [pair.beginning for pair in pairs], **options}
 
 
-def num_tops(api: str) -> int:
-    """Return how many likeliest tokens a server shows: 5 of all completions, 20 of vLLM's and of others' own APIs."""
-    return 5 if api == "echo" else 20
-
-
-def showing(api: str, most: int, by_ids: bool = False) -> dict[str, Any]:
-    """Return what a request of `generate_payload` has more, so that the answer shows likeliest tokens at each place.
-
-    vLLM can name tokens by their ids.
-    """
-    named = {"return_tokens_as_token_ids": True} if by_ids and api == "prompt_logprobs" else {}
-    return {"logprobs": min(most, num_tops(api)), **named}
-
-
-def sample_payload(pairs: Sequence[Pair], options: GenerationOptions) -> dict[str, Any]:
+def sample_payload(api: str, pairs: Sequence[Pair], options: GenerationOptions) -> dict[str, Any]:
     """Return a request for draws. Servers refuse several greedy answers, which are all the same."""
     how = {"temperature": options.temperature, "top_p": options.top_p, "seed": options.seed}
-    payload = generate_payload(pairs, options.max_new_tokens, options.stop) | how
+    payload = generate_payload(api, pairs, options.max_new_tokens, options.stop) | how
     return payload if options.temperature == 0 else payload | {"n": options.num_samples}
 
 
-def most_tokens(payload: dict[str, Any]) -> int:
+def most_tokens(api: str, payload: dict[str, Any]) -> int:
     """Bound the tokens of a request: a text has at most a token for each byte, and two that open it."""
     prompts = payload["prompt"]
     lengths = [len(prompt.encode()) + 2 if isinstance(prompt, str) else len(prompt) for prompt in prompts]
-    if "continuation" in payload:  # of a chat
-        lengths.append(len(payload["continuation"].encode()) + CHAT_TOKENS)
+    if api == "chat":
+        lengths.append(CHAT_TOKENS)
     return sum(lengths) + len(prompts) * int(payload.get("n", 1)) * int(payload["max_tokens"])
 
 
-def tokens_used(body: Any, payload: dict[str, Any]) -> int:
+def tokens_used(api: str, body: Any, payload: dict[str, Any]) -> int:
     """Return the tokens that the server counted for a request; the most it can cost if they are not possible."""
     total = _usage(body, "total_tokens")
     sent = sum(1 if isinstance(prompt, str) else len(prompt) for prompt in payload["prompt"])
@@ -196,7 +183,7 @@ def tokens_used(body: Any, payload: dict[str, Any]) -> int:
     values = [logprobs.get("token_logprobs") for logprobs in shown if isinstance(logprobs, dict)]
     num_shown = sum(len(some) for some in values if isinstance(some, list))
     is_possible = total is not None and max(sent, num_shown) <= total < MOST_PLAUSIBLE_TOKENS
-    return total if is_possible and total is not None else most_tokens(payload)
+    return total if is_possible and total is not None else most_tokens(api, payload)
 
 
 def _usage(body: Any, name: str) -> int | None:
@@ -220,9 +207,7 @@ def read_scores(api: str, pairs: Sequence[Pair], body: Any, forms: TokenForms | 
     return [_read_pair(api, pair, choice, forms) for pair, choice in zip(pairs, choices, strict=True)]
 
 
-def read_generated(
-    pairs: Sequence[Pair], body: Any, num_samples: int = 1, with_tops: bool = False
-) -> tuple[list[ServerText], int | None]:
+def read_generated(pairs: Sequence[Pair], body: Any, num_samples: int = 1) -> tuple[list[ServerText], int | None]:
     """Return the answers after each prefix, `num_samples` of each in a row, and the tokens of all prompts.
 
     The latter is None where the server does not count them. Raises IllFormed, and UserError for a server without `n`.
@@ -233,7 +218,7 @@ def read_generated(
             f"the server draws one answer after a prompt where n={num_samples} were asked for; expected a server whose "
             "/v1/completions knows n, such as vLLM, or local weights"
         )
-    read = [well_formed(partial(_generated, one, with_tops)) for one in _choices(body, len(pairs) * num_samples)]
+    read = [well_formed(partial(_generated, one)) for one in _choices(body, len(pairs) * num_samples)]
     return read, _usage(body, "prompt_tokens") or None  # a server that says 0 does not count
 
 
@@ -250,8 +235,6 @@ def _choices(body: Any, count: int) -> list[dict]:
 
 
 def _read_pair(api: str, pair: Pair, choice: dict, forms: TokenForms | None) -> ServerText:
-    if api == "chat":
-        return well_formed(lambda: _begun_answer(pair, choice))
     if pair.ids is None:
         return well_formed(lambda: _by_text(pair, *_echoed(choice)))
     before, after = pair.ids
@@ -307,21 +290,16 @@ def _echoed(choice: dict) -> tuple[list[str], list[float | None]]:
     return tokens, values
 
 
-def _generated(choice: dict, with_tops: bool) -> ServerText:
+def _generated(choice: dict) -> ServerText:
     text = choice["text"]
     # JSON's escapes can hold half a surrogate pair, which no file takes.
     if not isinstance(text, str) or any("\ud800" <= char <= "\udfff" for char in text):
         raise IllFormed("the answer has no text")
     shown = choice.get("logprobs") or {}  # nothing generated, no log-probs
     logprobs = _checked(shown.get("token_logprobs") or [], "an answer")
-    if not with_tops:
-        return ServerText(text, logprobs)
-    tokens, tops = shown.get("tokens") or [], shown.get("top_logprobs") or []
-    if tops and len(tops) != len(tokens):
-        raise IllFormed(f"the answer has {len(tokens)} tokens but {len(tops)} lists of the likeliest")
-    for top in tops:
-        _checked(list(top.values()), "the likeliest of an answer")
-    return ServerText(text, logprobs, tuple(tokens), tuple(tops), choice.get("finish_reason") == "stop")
+    tops = (shown.get("top_logprobs") or [{}])[0] or {}
+    _checked(list(tops.values()), "the likeliest of an answer")
+    return ServerText(text, logprobs, tops=tops, is_ended=choice.get("finish_reason") == "stop")
 
 
 def _of_ids(ids: Sequence[int], choice: dict) -> list[float | None]:
@@ -333,29 +311,6 @@ def _of_ids(ids: Sequence[int], choice: dict) -> list[float | None]:
         raise IllFormed(f"the answer has {len(entries)} prompt_logprobs for {len(ids)} tokens")
     first = entries[0][str(ids[0])]["logprob"] if entries[0] else None
     return [first, *(entry[str(i)]["logprob"] for i, entry in zip(ids[1:], entries[1:], strict=True))]
-
-
-def _begun_answer(pair: Pair, choice: dict) -> ServerText:
-    """Return the continuation's part of vLLM's `prompt_logprobs` of a chat: its last tokens, which make its text.
-
-    A chat template may take away the blanks round a message.
-    """
-    if not (entries := choice.get("prompt_logprobs")):
-        raise NoPromptLogprobs("the answer has no prompt_logprobs")
-    steps, shown, wanted = [next(iter(entry.values())) for entry in entries[1:]], "", pair.continuation.strip()
-    for count, step in enumerate(reversed(steps), 1):
-        shown = step["decoded_token"] + shown
-        if wanted and shown.strip() == wanted:
-            part, values = steps[-count:], [entry["logprob"] for entry in steps]
-            texts = tuple(entry["decoded_token"].strip() for entry in part)
-            _require_varied([entry["decoded_token"] for entry in steps], values)
-            return ServerText(pair.continuation, _checked(values[-count:], pair.name), texts)
-        if len(shown.strip()) > len(wanted):
-            break
-    raise UnscorableText(
-        f"input {pair.row}: the last tokens of the chat are {shown[-40:]!r}, not its continuation; expected a chat "
-        "template that can be continued (vLLM's continue_final_message)"
-    )
 
 
 def _checked(values: Sequence[float | None], whose: str) -> np.ndarray:

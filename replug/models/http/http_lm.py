@@ -40,7 +40,7 @@ from replug.models.http import completions_api as api
 from replug.models.http import wire
 from replug.models.http.completions_api import Pair, ServerText, TokenForms
 from replug.models.http.connection import IllFormed, ServerAway, ServerConnection, ServerError, ServerFault
-from replug.models.http.mixed_answer import ServerMixture, TokenNames
+from replug.models.http.mixed_answer import likeliest_answer
 from replug.models.http.request_budget import RequestBudget
 from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import check_lengths, pair_token_ids, reading_pair, require_exact
@@ -70,14 +70,13 @@ class HttpLM(AsyncLM):
         self.fingerprint = np.empty(0, dtype=np.float32)
         self._tokenizer: Any = None
         self._forms: TokenForms | None = None
-        self.names: TokenNames | None = None
         if (tokenizer := server_tokenizer(lm)) and not self._is_chat:  # a chat is sent as text
             if tokenizer.eos_token_id is None and tokenizer.bos_token_id is None:
                 raise UserError(
                     f"lm.tokenizer: the tokenizer of {lm.tokenizer} has neither a start nor an end token; set one"
                 )
             self._tokenizer = tokenizer
-            self._forms, self.names = TokenForms(self._tokenizer), TokenNames(self._tokenizer)
+            self._forms = TokenForms(self._tokenizer)
         self._look: Callable[[], Coroutine[Any, Any, bool]] | None = None
         self._requests_since_look, self._is_doubtful = 0, False
         self._budget, self._settled = budget, asyncio.Event()
@@ -113,16 +112,13 @@ class HttpLM(AsyncLM):
         """Ask the server. The future's errors are ServerError, BudgetSpent and UnscorableText.
 
         Raises UnscorableText at once for empty continuations and inputs beyond `max_tokens`. `generate` raises
-        UserError for a temperature above 0, and RunError for a server that does not show log-probs. A mixture of
-        several prompts is decoded token by token with `lm.tokenizer`, else it is the likeliest whole answer
-        (`models.http.mixed_answer`). `sample` asks for the server's own draws; servers may ignore the seed.
+        UserError for a temperature above 0, and RunError for a server that does not show log-probs. The answer to
+        several prompts is the likeliest of the prompts' own (`models.http.mixed_answer`). `sample` asks for the
+        server's own draws; servers may ignore the seed.
         """
         if isinstance(call, ScoreCall):
             check_pairs(call.prefixes, call.continuations)
-            continuations = call.continuations
-            if self._is_chat:  # a message begins without white space
-                continuations = [text.lstrip() or text for text in continuations]
-            texts = zip(call.prefixes, continuations, strict=True)
+            texts = zip(call.prefixes, call.continuations, strict=True)
             pairs = [self.pair(row, *both) for row, both in enumerate(texts)]
             check_lengths([pair.ids for pair in pairs if pair.ids], self.max_tokens)
             return self._run(self._score_and_read(pairs, call.read) if call.read else self.score_pairs(pairs))
@@ -219,7 +215,7 @@ class HttpLM(AsyncLM):
 
     async def _is_away(self) -> bool:
         """Return whether the server does not look at a request for one token."""
-        shortest = api.generate_payload([Pair(0, "a", "", None)], 1, None)
+        shortest = api.generate_payload(self.api, [Pair(0, "a", "", None)], 1, None)
         try:
             await self._attempt({"model": self.model, **shortest}, lambda body: None, is_compared=False)
         except ServerAway:
@@ -247,11 +243,11 @@ class HttpLM(AsyncLM):
     async def _score_request(self, pairs: list[Pair]) -> list[ServerText]:
         payload = api.score_payload(self.api, pairs)
         read = partial(api.read_scores, self.api, pairs, forms=self._forms)
-        return await self._ask(pairs, payload, read, is_compared=not self._is_chat)
+        return await self._ask(pairs, payload, read, is_compared=True)
 
     async def _sample(self, pairs: list[Pair], options: GenerationOptions) -> list[list[Generated]]:
         async def ask(chunk: list[Pair]) -> list[list[Generated]]:
-            payload = api.sample_payload(chunk, options)
+            payload = api.sample_payload(self.api, chunk, options)
             num_drawn = payload.get("n", 1)
             texts, _ = await self._ask(chunk, payload, partial(api.read_generated, chunk, num_samples=num_drawn))
             drawn = [Generated(before_stop(text.text, options.stop), text.logprobs) for text in texts]
@@ -265,35 +261,28 @@ class HttpLM(AsyncLM):
 
     async def _answer(self, pairs: list[Pair], mixture: Mixture, options: GenerationOptions) -> list[Generated]:
         if len(pairs) > 1:
-            return [await ServerMixture(self, pairs, mixture, options).find()]
-        shown = api.showing(self.api, options.num_tops) if options.num_tops else {}
-        [text], prompt_tokens = await self._generate(pairs, options.max_new_tokens, options.stop, shown)
-        answer, tops = before_stop(text.text, options.stop), text.tops[0] if text.tops else {}
-        self._require_logprobs([(answer, len(text.logprobs))])
-        return [Generated(answer, text.logprobs, prompt_tokens=prompt_tokens, tops=tops)]
+            return [await likeliest_answer(self, pairs, mixture, options)]
+        [text], prompt_tokens = await self.answers(pairs, options.max_new_tokens, options.stop, options.num_tops)
+        tops = text.tops if options.num_tops else {}
+        return [Generated(before_stop(text.text, options.stop), text.logprobs, prompt_tokens=prompt_tokens, tops=tops)]
 
-    async def show(self, pairs: list[Pair], max_new_tokens: int) -> tuple[list[ServerText], int | None]:
-        """Return greedy answers past any stop with the likeliest tokens at each place, and the prompts' tokens."""
-        shown = api.showing(self.api, api.num_tops(self.api), by_ids=True)
-        answers, prompt_tokens = await self._generate(pairs, max_new_tokens, None, shown)
-        self._require_logprobs((answer.text, len(answer.tokens)) for answer in answers)
-        return answers, prompt_tokens
-
-    async def _generate(
-        self, pairs: list[Pair], max_new_tokens: int, stop: Stop, shown: dict[str, Any]
+    async def answers(
+        self, pairs: list[Pair], max_new_tokens: int, stop: Stop, num_tops: int = 1
     ) -> tuple[list[ServerText], int | None]:
         """Return greedy answers, and the tokens of all prompts as the server counted them, else by its tokenizer."""
 
         async def ask(chunk: list[Pair]) -> list[tuple[list[ServerText], int | None]]:
-            payload = api.generate_payload(chunk, max_new_tokens, stop) | shown
-            return [await self._ask(chunk, payload, partial(api.read_generated, chunk, with_tops=bool(shown)))]
+            payload = api.generate_payload(self.api, chunk, max_new_tokens, stop, num_tops)
+            return [await self._ask(chunk, payload, partial(api.read_generated, chunk))]
 
         parts = await _all(ask(chunk) for chunk in self._chunks(pairs))
         await self._check_unchanged()
         counted = [count for _, count in parts if count is not None]
         sent = [len(pair.ids[0]) for pair in pairs if pair.ids is not None]
         prompt_tokens = sum(counted) if len(counted) == len(parts) else sum(sent) if len(sent) == len(pairs) else None
-        return [answer for answers, _ in parts for answer in answers], prompt_tokens
+        texts = [text for answers, _ in parts for text in answers]
+        self._require_logprobs((before_stop(text.text, stop), len(text.logprobs)) for text in texts)
+        return texts, prompt_tokens
 
     def _require_logprobs(self, answers: Iterable[tuple[str, int]]) -> None:
         """Raise RunError for a text without as much as one log-prob."""
@@ -323,9 +312,7 @@ class HttpLM(AsyncLM):
         payload = {"model": self.model, **payload}
         if not self._wants_logprobs:  # many hosted models refuse the key
             payload.pop("logprobs", None)
-        if self._is_chat:
-            payload.setdefault("continuation", "")
-        if (own := self._extra_body.keys() & wire.NUMBER_OF_TOKENS) and not payload.get("continuation"):
+        if own := self._extra_body.keys() & wire.NUMBER_OF_TOKENS:
             payload["max_tokens"] = int(self._extra_body[min(own)])
             payload.pop("stop", None)  # it would end the reasoning
         begun = time.monotonic()
@@ -336,7 +323,7 @@ class HttpLM(AsyncLM):
 
     async def _attempt(self, payload: dict[str, Any], read: Callable[[Any], T], is_compared: bool) -> T:
         """Send once: reserved in the budget before, settled after. What breaks off half-way counts in full."""
-        most = spent = api.most_tokens(payload)
+        most = spent = api.most_tokens(self.api, payload)
         while not self._budget.reserve(most):
             self._settled.clear()
             await self._settled.wait()
@@ -346,7 +333,7 @@ class HttpLM(AsyncLM):
             most_bytes = api.MOST_OTHER_ANSWER_BYTES + api.MOST_ANSWER_BYTES_PER_TOKEN * most
             said = await self._exchange(payload, most_bytes, is_compared)
             body = api.well_formed(lambda: wire.completion(self.api, said, payload))
-            spent = api.tokens_used(body, payload)
+            spent = api.tokens_used(self.api, body, payload)
             if any(choice.get("finish_reason") == wire.FILTERED for choice in body["choices"]):
                 self._say_filtered(payload["prompt"][0])
             return read(body)
@@ -368,7 +355,7 @@ class HttpLM(AsyncLM):
             try:
                 return await self._connection.exchange("POST", path, sent, most_bytes, is_compared)
             except ServerError as error:
-                if error.is_filtered and self._is_chat and not payload["continuation"]:
+                if error.is_filtered and self._is_chat:
                     return wire.refused_by_filter(payload)
                 if not self._accepted.learn(error.unsupported, sent):
                     raise

@@ -4,8 +4,7 @@
 another API, and that one's answer becomes a completion:
 
 - `echo`, `prompt_logprobs`: as they are. Together shows the log-probs of a prompt in a list beside the choices.
-- `chat`: a prompt is the user's message, and a continuation the beginning of the assistant's. vLLM alone gives
-  log-probs of the latter, with `prompt_logprobs` beside the choices.
+- `chat`: a prompt is the user's message. No continuation is scored (`lm.score=yes` or `answer`).
 """
 
 import logging
@@ -86,8 +85,7 @@ def request(api: str, payload: dict[str, Any], is_single: bool) -> tuple[str, di
 def completion(api: str, body: Any, payload: dict[str, Any]) -> Any:
     """Return an answer as one of the completions API. One of another shape raises what tripped over it."""
     if api == "chat":
-        shown = {"prompt_logprobs": body["prompt_logprobs"]} if body.get("prompt_logprobs") else {}
-        return {**body, "choices": [_chat_choice(choice, payload) | shown for choice in body["choices"]]}
+        return {**body, "choices": [_chat_choice(choice, payload) for choice in body["choices"]]}
     if payload.get("echo") and body.get("prompt"):
         return {**body, "choices": [_together_choice(choice, body["prompt"]) for choice in body["choices"]]}
     return body
@@ -98,10 +96,6 @@ def _chat_request(payload: dict[str, Any]) -> dict[str, Any]:
     messages = [{"role": "user", "content": prompt}]
     names = ("model", "max_tokens", "temperature", "top_p", "seed", "stop", "n")
     kept = {name: payload[name] for name in names if name in payload}
-    if continuation := payload.get("continuation"):
-        messages.append({"role": "assistant", "content": continuation})
-        how = {"add_generation_prompt": False, "continue_final_message": True, "prompt_logprobs": 0}
-        return {**kept, "messages": messages, **how}
     if "logprobs" not in payload:
         return {**kept, "messages": messages}
     return {**kept, "messages": messages, "logprobs": True, "top_logprobs": payload["logprobs"]}
