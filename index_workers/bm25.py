@@ -19,10 +19,7 @@ from typing import Any
 import numpy as np
 
 from replug.config.errors import UserError
-from replug.data.store import CorpusStore
 from replug.data.words import search_words
-from replug.models.black_box_lm import require_texts
-from replug.models.ensemble import Retrieved
 
 
 def _import_bm25s() -> Any:
@@ -93,26 +90,6 @@ class BM25Index:
         k = min(k, self._bm25.scores["num_docs"])
         rows, scores = self._bm25.retrieve([_words_of(query)], k=k, show_progress=False)
         return rows[0], scores[0]
-
-
-class CorpusBM25:
-    """A `Retriever` that finds what an evaluation's `bm25` finds: `search_bm25` over the corpus, without an index."""
-
-    def __init__(self, documents: CorpusStore, corpus_sha256: str) -> None:
-        self._documents = documents
-        self.identity = f"bm25:{corpus_sha256[:16]}"
-
-    def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
-        """Return `k` documents for each query, best first; all documents are read twice."""
-        require_texts(queries, "queries")
-        rows, scores = search_bm25(lambda: (document.text for document in self._documents.iterate()), queries, k)
-        return [
-            [
-                Retrieved(document.text, float(score), document.id, document.source)
-                for document, score in zip(self._documents.documents(found), own, strict=True)
-            ]
-            for found, own in zip(rows, scores, strict=True)
-        ]
 
 
 def _words_of(text: str) -> list[str]:

@@ -3,14 +3,10 @@
 The prompt and what is kept of the answer are those of the official code of PopQA (Mallen et al. 2023).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from replug.answering.prompts import BETWEEN_BLOCKS
-from replug.config.methods import GENREAD
 from replug.data.rows import one_line
-from replug.models.black_box_lm import BlackBoxLM
-from replug.models.ensemble import Retrieved
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.prompt import PromptTemplate
 
@@ -45,24 +41,3 @@ def writing_prompt(question: str, template: PromptTemplate) -> str:
 def written_document(generated: Generated) -> WrittenDocument:
     """Return the document that an answer to `writing_prompt` holds."""
     return WrittenDocument(first_line(generated.text) or None, generated.prompt_tokens, generated.num_tokens)
-
-
-class GenRead:
-    """A `Retriever` whose one document for a question the LM writes; none for a blank question, or where it is empty.
-
-    `template` says how the LM is asked; a policy to `genread` knows the retriever by its `identity`.
-    """
-
-    identity = GENREAD
-
-    def __init__(self, lm: BlackBoxLM, template: PromptTemplate | None = None) -> None:
-        self._lm, self._template = lm, template or PromptTemplate()
-
-    def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
-        """Return the document of each question, which has no similarity."""
-        asked = [query for query in queries if query.strip() and k]
-        prompts = [writing_prompt(question, self._template) for question in asked]
-        answers = self._lm.generate(prompts, WRITING) if asked else []
-        texts = {question: written_document(answer).text for question, answer in zip(asked, answers, strict=True)}
-        found = ([Retrieved(text, 0.0, GENREAD)] if (text := texts.get(query)) else [] for query in queries)
-        return list(found)

@@ -27,7 +27,7 @@ def report(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Also write the joined table as Markdown.")] = None,
     policies: Annotated[
-        Path | None, typer.Option(help="Fit policies of when to retrieve to PopQA evaluations, into this folder.")
+        Path | None, typer.Option(help="Fit policies of when to retrieve to PopQA evaluations; report in this folder.")
     ] = None,
     price_in: Annotated[float | None, typer.Option(help="Price in dollars per million prompt tokens.", min=0)] = None,
     price_out: Annotated[
@@ -107,13 +107,13 @@ def _report_policies(folders: list[Path], out: Path, prices: tuple[float, float]
     from replug.evals.tables import markdown_text, print_blocks
 
     evaluations = [EvaluationFolder(folder) for folder in folders]
-    _require_comparable(evaluations)
+    if (name := _require_comparable(evaluations)) != "popqa":
+        raise UserError(f"{folders[0]} is of evaluation={name}; --policies are fitted to evaluations of popqa")
     answered = read_answered(evaluations)
     with sole_writer(out):
         sections = write_report(answered, out, prices)
     for title, blocks in sections.items():
         print_blocks([*filter(None, [markdown_text(title)]), *blocks], width=150)
-    print(f"policies: {out / 'policies'}")
     print(f"report: {out / 'report.html'}")
 
 

@@ -1,31 +1,26 @@
-"""Decide when to retrieve: policies fitted to the outcomes of PopQA, and what they are worth (Mallen et al. 2023).
+"""Compare policies of when to retrieve by the outcomes of PopQA (Mallen et al. 2023, section 5).
 
 `replug report DIR... --policies OUT` reads finished evaluations and asks no LM. Folders of one LM may bring different
 methods over the same questions; folders of other LMs stand beside them. For every pair of methods, one without
 retrieval and one with it, policies by each signal in the outcomes are compared on the same splits of the questions
-(`evals.thresholds`). The policy that is kept has thresholds fitted to all questions of the LM.
+(`evals.thresholds`). `evals.adaptive_report` shows them, with thresholds fitted to all questions.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import flatten, load_stored_evaluation_config
-from replug.config.methods import GENREAD, NONE, POSTERIOR, WITHOUT_RETRIEVER
-from replug.config.rules import evaluation_methods
-from replug.data.shards import prepared_folder
-from replug.data.store import Corpus, PreparedSet
-from replug.evals.ensemble_temperatures import temperature_of
+from replug.config.methods import GENREAD, NONE
 from replug.evals.folder import LM, EvaluationFolder
 from replug.evals.intervals import Interval, holm
-from replug.evals.outcomes import OutcomeFile
+from replug.evals.outcomes import OutcomeFile, Row
 from replug.evals.popqa_sets import DOCUMENTS
-from replug.evals.search import index_of
 from replug.evals.thresholds import (
     ALWAYS,
     ALWAYS_RETRIEVE,
@@ -44,24 +39,40 @@ from replug.evals.thresholds import (
     rule_by,
     signal_auroc,
 )
-from replug.index_workers.local_index import retriever_identity as index_identity
-from replug.index_workers.version_store import VersionStore
-from replug.models.build import posterior_weighting
-from replug.models.ensemble import REPLUG_WEIGHTS
-from replug.models.policy import SIGNALS, KnownFrom, Policy, PolicyPrompts, Threshold
-from replug.models.preparing import data_folder
 from replug.planning.model_sizes import known_parameters
 
 POPULARITY, FREQUENCY = "popularity", "frequency"
 COUNTED = ("lm_calls", "retriever_calls", "prompt_tokens", "generated_tokens")
 BY_RELATION, POOLED = "by relation", "one for all"
-AGAIN = "run the evaluation again"
-# Keys of `questions` that do not say how a question is asked; which questions are asked is compared by inputs.json.
-FREE = ("questions.path", "questions.max_questions", "questions.latency_questions")
+# Keys of `questions` that do not say how a question is asked; inputs.json says which questions are asked.
+FREE = ("questions.path", "questions.max_questions")
 
 Pair = tuple[str, str]  # the names of a method without retrieval and of one with it
-Costs = Mapping[str, float]  # of a question: COUNTED, seconds, and dollars for 1,000 questions where prices are given
+Numbers = Mapping[str, np.ndarray]  # a method's numbers of N questions by name, NaN where a question has none
 Prices = tuple[float, float]  # dollars for a million tokens of prompts, and for a million generated tokens
+Threshold = float | Literal["never", "always"]
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """A number of a question by which retrieval is decided: below a threshold where `sign` is 1, above where it is -1.
+
+    `known_from` says what the signal costs: nothing, an answer of the LM, or a search.
+    """
+
+    title: str
+    sign: int
+    known_from: Literal["the question", "the closed-book answer", "the search"]
+
+
+# Documents are used where the LM is unsure, or where the retriever is sure of what it found.
+SIGNALS = {
+    POPULARITY: Signal("popularity", 1, "the question"),
+    FREQUENCY: Signal("documents that name the subject", 1, "the question"),
+    "mean_logprob": Signal("log-prob of the closed-book answer", 1, "the closed-book answer"),
+    "mean_entropy": Signal("entropy of the closed-book answer", -1, "the closed-book answer"),
+    "top_score": Signal("score of the first document", -1, "the search"),
+}
 
 
 def pair_name(pair: Pair) -> str:
@@ -74,163 +85,120 @@ def pair_name(pair: Pair) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class MethodOutcomes:
-    """One method's numbers [N] by name, NaN where a question has none, and the evaluation that measured them.
-
-    `costs` [N] are COUNTED and seconds, `search_costs` the part of them that finds documents; NaN means not measured.
-    """
-
-    numbers: Mapping[str, np.ndarray]
-    costs: Mapping[str, np.ndarray]
-    search_costs: Mapping[str, np.ndarray]
-    config: EvaluationConfig
-    folder: EvaluationFolder
-
-    @property
-    def accuracy(self) -> np.ndarray:
-        """Return 0 or 1 for each question, int64 [N]."""
-        return self.numbers["accuracy"].astype(np.int64)
-
-    def mean_costs(self, prices: Prices | None = None) -> Costs:
-        return with_dollars({name: float(values.mean()) for name, values in self.costs.items()}, prices)
-
-
-@dataclass(frozen=True, slots=True)
 class AnsweredQuestions:
-    """What one LM answered to N questions: their ids and relations, and the outcomes by method.
+    """One LM's answers to N questions: their ids and relations, and each method's numbers and the folder they are from.
 
     `popularity_signal` names the signal that the number `popularity` is: `frequency` where the questions give no page
-    views, so that documents were counted instead.
+    views, so that documents were counted instead. `config` is that of the first folder.
     """
 
     name: str
     identity: str
+    config: EvaluationConfig
     ids: tuple[str, ...]
     relations: tuple[str, ...]
-    methods: Mapping[str, MethodOutcomes]
+    methods: Mapping[str, Numbers]
+    folders: Mapping[str, EvaluationFolder]
     popularity_signal: str
 
     @property
     def popularity(self) -> np.ndarray:
         """Return the popularity of each subject, [N], the same under every method."""
-        return next(iter(self.methods.values())).numbers[POPULARITY]
+        return self.methods[NONE][POPULARITY]
 
     @property
     def parameters(self) -> float | None:
         """Return the LM's parameters, None where neither a table nor its own files tell them."""
-        return known_parameters(next(iter(self.methods.values())).config.lm)
+        return known_parameters(self.config.lm)
 
     def right(self, pair: Pair) -> tuple[np.ndarray, np.ndarray]:
-        """Return whether each question is answered right by the two methods, [N] each."""
-        return self.methods[pair[0]].accuracy, self.methods[pair[1]].accuracy
+        """Return 0 or 1 for each question by the two methods, int64 [N] each."""
+        closed, augmented = (self.methods[name]["accuracy"].astype(np.int64) for name in pair)
+        return closed, augmented
 
     def signals(self, pair: Pair) -> dict[str, np.ndarray]:
-        """Return the signals that any question has: values [N] in their own unit, NaN where a question has none.
-
-        Documents that were counted are `frequency` alone: a policy by `popularity` would be asked with page views.
-        """
-        found = {}
+        """Return the signals that any question has: values [N] in their own unit, NaN where a question has none."""
+        signals = {}
         for name, signal in SIGNALS.items():
-            if name == POPULARITY != self.popularity_signal:
+            if name == POPULARITY != self.popularity_signal:  # it is the number of documents, which is `frequency`
                 continue
-            source = pair[0] if signal.known_from is KnownFrom.closed_answer else pair[1]
-            values = self.methods[source].numbers.get(name)
+            source = pair[0] if signal.known_from == "the closed-book answer" else pair[1]
+            values = self.methods[source].get(name)
             if values is not None and np.isfinite(values).any():
-                found[name] = values
-        return found
+                signals[name] = values
+        return signals
 
     def pairs(self) -> list[Pair]:
         """Return closed book with each other method, and GenRead with each that reads documents, as the paper does."""
         others = [method for method in self.methods if method != NONE]
-        found = [method for method in others if method != GENREAD]
-        return [*((NONE, method) for method in others), *((GENREAD, method) for method in found if GENREAD in others)]
+        retrieving = [method for method in others if method != GENREAD]
+        return [*((NONE, name) for name in others), *((GENREAD, name) for name in retrieving if GENREAD in others)]
 
 
 def read_answered(folders: Sequence[EvaluationFolder]) -> list[AnsweredQuestions]:
     """Return what finished evaluations of the same questions hold, by LM in the order given.
 
-    Raises UserError for another evaluation than popqa, for an LM without closed-book answers or without others, and for
-    folders of one LM that asked in different ways, or answer differently by one method.
+    Raises UserError for an LM without closed-book answers or without others, and for folders of one LM that asked in
+    different ways, or answer differently by one method.
     """
-    by_lm: dict[str, AnsweredQuestions] = {}
+    by_lm: dict[str, list[EvaluationFolder]] = {}
     for folder in folders:
-        read = _read(folder)
-        known = by_lm.get(read.identity)
-        by_lm[read.identity] = _combined(known, read) if known else read
-    for answered in by_lm.values():
-        if NONE not in answered.methods or len(answered.methods) == 1:
-            methods = ", ".join(answered.methods)
-            raise UserError(
-                f"the outcomes of {answered.name} are of {methods}; expected {NONE}, and a method with documents"
-            )
-        if len(answered.ids) < 2:
-            raise UserError(f"{folders[0].path} asked one question; expected two or more: to fit to and to measure")
-    names = [answered.name for answered in by_lm.values()]  # one LM in two dtypes has one name
-    return [
-        replace(answered, name=f"{answered.name} {identity}") if names.count(answered.name) > 1 else answered
-        for identity, answered in by_lm.items()
-    ]
+        by_lm.setdefault(str((folder.folder.inputs or {})[LM]), []).append(folder)
+    lms = [_read(identity, own) for identity, own in by_lm.items()]
+    names = [one.name for one in lms]  # one LM in two dtypes has one name
+    return [replace(one, name=f"{one.name} {one.identity}") if names.count(one.name) > 1 else one for one in lms]
 
 
-def _read(folder: EvaluationFolder) -> AnsweredQuestions:
-    config = load_stored_evaluation_config(folder.config)
-    if config.evaluation != "popqa":
-        raise UserError(f"{folder.path} is of evaluation={config.evaluation}; policies are fitted to those of popqa")
-    rows = list({row["id"]: row for row in reversed(OutcomeFile(folder.outcomes).rows)}.values())[::-1]
-    timed = [row["methods"] for row in OutcomeFile(folder.latency).rows]
-    methods = {}
-    for method in rows[0]["methods"]:
-        outcomes = [row["methods"][method]["numbers"] for row in rows]
-        names = dict.fromkeys(name for outcome in outcomes for name in outcome)
-        numbers = {name: np.array([outcome.get(name, np.nan) for outcome in outcomes], np.float64) for name in names}
-        seconds = [of[method]["numbers"] for of in timed if method in of]
-        total, search = (
-            np.full(len(rows), np.mean([latency[name] for latency in seconds]) if seconds else np.nan)
-            for name in ("seconds", "evidence_seconds")
+def _read(identity: str, folders: Sequence[EvaluationFolder]) -> AnsweredQuestions:
+    configs = [load_stored_evaluation_config(folder.config) for folder in folders]
+    rows_of = [{row["id"]: row for row in reversed(OutcomeFile(folder.outcomes).rows)} for folder in folders]
+    ids = tuple(reversed(rows_of[0]))
+    if len(ids) < 2:
+        raise UserError(f"{folders[0].path} asked one question; expected two or more: to fit to and to measure")
+    methods: dict[str, Numbers] = {}
+    source: dict[str, EvaluationFolder] = {}
+    for folder, config, rows in zip(folders, configs, rows_of, strict=True):
+        _require_asked_alike(folders[0], configs[0], folder, config)
+        for method in rows[ids[0]]["methods"]:
+            numbers = _numbers([rows[name] for name in ids], method)
+            if method in methods and not np.array_equal(methods[method]["accuracy"], numbers["accuracy"]):
+                raise UserError(
+                    f"{method} answers differently in {source[method].path} and in {folder.path}; expected a method "
+                    "once for each LM: leave one of the folders out"
+                )
+            methods.setdefault(method, numbers)
+            source.setdefault(method, folder)
+    lm = configs[0].lm
+    name = lm.model or Path(str(lm.path)).name.rpartition(":")[2]
+    if NONE not in methods or len(methods) == 1:
+        raise UserError(
+            f"the outcomes of {name} are of {', '.join(methods)}; expected {NONE}, and a method with documents"
         )
-        costs = {name: numbers.get(name, np.full(len(rows), np.nan)) for name in COUNTED}
-        search_costs = {"retriever_calls": costs["retriever_calls"], "seconds": search}
-        methods[method] = MethodOutcomes(numbers, {**costs, "seconds": total}, search_costs, config, folder)
-    details = [outcome["detail"] for row in rows for outcome in row["methods"].values()]
-    is_counted = any(detail.get("popularity_from") == DOCUMENTS for detail in details)
-    return AnsweredQuestions(
-        config.lm.model or Path(str(config.lm.path)).name.rpartition(":")[2],
-        str((folder.folder.inputs or {})[LM]),
-        tuple(row["id"] for row in rows),
-        tuple(row["group"] for row in rows),
-        methods,
-        FREQUENCY if is_counted else POPULARITY,
+    first = list(rows_of[0].values())
+    is_counted = any(
+        of["detail"].get("popularity_from") == DOCUMENTS for row in first for of in row["methods"].values()
     )
+    relations = tuple(rows_of[0][name]["group"] for name in ids)
+    signal = FREQUENCY if is_counted else POPULARITY
+    return AnsweredQuestions(name, identity, configs[0], ids, relations, methods, source, signal)
 
 
-def _combined(first: AnsweredQuestions, other: AnsweredQuestions) -> AnsweredQuestions:
-    """Return the methods of both, by the order of the questions in the first."""
-    known, added = (next(iter(answered.methods.values())) for answered in (first, other))
-    keys = flatten(known.config), flatten(added.config)
+def _numbers(rows: Sequence[Row], method: str) -> dict[str, np.ndarray]:
+    outcomes = [row["methods"][method]["numbers"] for row in rows]
+    names = dict.fromkeys(name for outcome in outcomes for name in outcome)
+    return {name: np.array([outcome.get(name, np.nan) for outcome in outcomes], np.float64) for name in names}
+
+
+def _require_asked_alike(
+    first: EvaluationFolder, first_config: EvaluationConfig, other: EvaluationFolder, config: EvaluationConfig
+) -> None:
+    keys = flatten(first_config), flatten(config)
     for key in keys[0]:
         if (key == "seed" or key.startswith("questions.")) and key not in FREE and keys[0][key] != keys[1][key]:
             raise UserError(
-                f"{key} is {keys[0][key]} in {known.folder.path}, but {keys[1][key]} in {added.folder.path}: expected "
-                "questions that were asked in one way"
+                f"{key} is {keys[0][key]} in {first.path}, but {keys[1][key]} in {other.path}: expected questions that "
+                "were asked in one way"
             )
-    place = {name: row for row, name in enumerate(other.ids)}
-    order = np.array([place[name] for name in first.ids])
-    methods = dict(first.methods)
-    for name, outcomes in other.methods.items():
-        numbers, costs, search = (
-            {key: values[order] for key, values in arrays.items()}
-            for arrays in (outcomes.numbers, outcomes.costs, outcomes.search_costs)
-        )
-        moved = replace(outcomes, numbers=numbers, costs=costs, search_costs=search)
-        if not np.array_equal(moved.numbers[POPULARITY], first.popularity):
-            raise UserError(f"{added.folder.path} has other popularities than {known.folder.path}; expected the same")
-        if name in methods and not np.array_equal(methods[name].accuracy, moved.accuracy):
-            raise UserError(
-                f"{name} answers differently in {added.folder.path} and in {methods[name].folder.path}; expected a "
-                "method once for each LM: leave one of the folders out"
-            )
-        methods.setdefault(name, moved)
-    return replace(first, methods=methods)
 
 
 # Policies ---------------------------------------------------------------------------------------------------------
@@ -248,7 +216,7 @@ class Compared:
     name: str
     thresholds: str | None
     worth: Worth
-    costs: Costs | None
+    costs: Mapping[str, float] | None
     auroc: Interval | None = None
     p_holm: float | None = None
 
@@ -262,10 +230,12 @@ def compare_policies(
     """
     closed, augmented = answered.right(pair)
     signals, splits = answered.signals(pair), draw_splits(len(answered.ids))
+    costs = [costs_of(answered.methods[name], prices) for name in pair]
+    kinds = (BY_RELATION, POOLED) if len(set(answered.relations)) > 1 else (POOLED,)
     rules = {
         f"{name}, {kind}": (name, kind, _rule(answered, name, values, kind))
         for name, values in signals.items()
-        for kind in ((BY_RELATION, POOLED) if len(set(answered.relations)) > 1 else (POOLED,))
+        for kind in kinds
     }
     worth, better = measure(
         {label: rule for label, (_, _, rule) in rules.items()}, closed, augmented, splits, num_resamples
@@ -275,11 +245,9 @@ def compare_policies(
     by_signal = []
     for label, (name, kind, rule) in rules.items():
         retrieved = decisions(rule, closed, augmented, splits)
-        costs = policy_costs(answered.methods[pair[0]], answered.methods[pair[1]], name, retrieved, splits)
-        by_signal.append(
-            Compared(name, kind, worth[label], with_dollars(costs, prices), aurocs[name], corrected[label])
-        )
-    without, with_documents = (answered.methods[name].mean_costs(prices) for name in pair)
+        own = policy_costs(*costs, name, retrieved, splits)
+        by_signal.append(Compared(name, kind, worth[label], own, aurocs[name], corrected[label]))
+    without, with_documents = ({cost: float(values.mean()) for cost, values in of.items()} for of in costs)
     compared = [
         Compared(NEVER_RETRIEVE, None, worth[NEVER_RETRIEVE], without),
         Compared(ALWAYS_RETRIEVE, None, worth[ALWAYS_RETRIEVE], with_documents),
@@ -289,29 +257,32 @@ def compare_policies(
     return compared, better
 
 
+def costs_of(numbers: Numbers, prices: Prices | None = None) -> Numbers:
+    """Return COUNTED of each question, [N], and with prices the dollars of a thousand such questions."""
+    unknown = np.full(len(numbers["accuracy"]), np.nan)
+    costs = {name: numbers.get(name, unknown) for name in COUNTED}
+    if prices is not None:
+        tokens = costs["prompt_tokens"] * prices[0] + costs["generated_tokens"] * prices[1]
+        costs["dollars"] = tokens / 1e6 * 1000
+    return costs
+
+
 def policy_costs(
-    closed: MethodOutcomes, augmented: MethodOutcomes, signal: str, retrieved: np.ndarray, splits: np.ndarray
-) -> Costs:
+    without: Numbers, with_documents: Numbers, signal: str, retrieved: np.ndarray, splits: np.ndarray
+) -> dict[str, float]:
     """Return the costs of a policy that retrieves where `retrieved` [S, N] says, over what `splits` leave to measure.
 
     A question that retrieves pays for the closed-book answer too, where the signal is known from it; one that does not
     retrieve pays for the search, where the signal is the retriever's.
     """
-    without, with_documents, known_from = closed.costs, augmented.costs, SIGNALS[signal].known_from
-    if known_from is KnownFrom.closed_answer:
-        with_documents = {name: with_documents[name] + without[name] for name in without}
-    elif known_from is KnownFrom.search:
-        without = {name: without[name] + augmented.search_costs.get(name, 0) for name in without}
+    known_from = SIGNALS[signal].known_from
+    if known_from == "the closed-book answer":
+        with_documents = {name: values + without[name] for name, values in with_documents.items()}
+    elif known_from == "the search":
+        searches = without["retriever_calls"] + with_documents["retriever_calls"]
+        without = {**without, "retriever_calls": searches}
     each = {name: np.where(retrieved, with_documents[name], without[name]) for name in without}
     return {name: mean_over_splits(values, splits) for name, values in each.items()}
-
-
-def with_dollars(costs: Costs, prices: Prices | None) -> Costs:
-    """Return the costs with the dollars of a thousand questions."""
-    if prices is None:
-        return costs
-    tokens = costs["prompt_tokens"] * prices[0] + costs["generated_tokens"] * prices[1]
-    return {**costs, "dollars": tokens / 1e6 * 1000}
 
 
 def accuracy_by_popularity_policy(answered: AnsweredQuestions, pair: Pair) -> np.ndarray:
@@ -331,98 +302,15 @@ def oriented(signal: str, values: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(values), NEVER, SIGNALS[signal].sign * values)
 
 
-def fit_policy(
-    answered: AnsweredQuestions, pair: Pair, signal: str, retriever: str, compared: Sequence[Compared]
-) -> Policy:
-    """Return the policy of a signal whose thresholds are fitted to all questions.
+def thresholds_of(answered: AnsweredQuestions, pair: Pair, signal: str) -> dict[str, Threshold]:
+    """Return the thresholds, fitted to all questions, of relations with questions enough, and that of `others`.
 
-    `compared` says in the policy's file how right such policies were on questions left out of fitting.
+    They are in the signal's unit, or "never" or "always".
     """
-    thresholds, pooled = thresholds_of(answered, pair, signal)
-    own = next((policy for policy in compared if policy.name == signal), None)  # by relation where there are several
-    method, follows_text = answered.methods[pair[1]], pair[1].endswith(f"/{POSTERIOR}")
-    accuracy = {
-        " ".join(filter(None, (policy.name, policy.thresholds))): policy.worth.accuracy.value
-        for policy in compared
-        if policy.name == signal or policy.name not in SIGNALS
-    }
-    ensemble, lm = method.config.ensemble, method.config.lm
-    return Policy(
-        lm=answered.identity,
-        retriever=retriever,
-        closed=full_name(pair[0], answered.methods[pair[0]].config),
-        augmented=full_name(pair[1], method.config),
-        signal=signal,
-        thresholds=thresholds,
-        pooled=pooled,
-        fitted={
-            "lm": answered.name,
-            "folders": sorted({str(answered.methods[name].folder.path) for name in pair}),
-            "questions": len(answered.ids),
-            "accuracy on questions left out": accuracy,
-            **({"gain": {**asdict(own.worth.gain), "p_holm": own.p_holm}} if own else {}),
-        },
-        temperature=temperature_of(pair[1], method.folder),
-        weighting=posterior_weighting(ensemble, lm, is_asked=True) if follows_text else REPLUG_WEIGHTS,
-        prompts=prompts_of(answered, pair),
-    )
-
-
-def prompts_of(answered: AnsweredQuestions, pair: Pair) -> PolicyPrompts:
-    """Return the prompts of two methods. Raises UserError where an evaluation did not keep them."""
-    forms: list[Mapping[str, Sequence[str]]] = []
-    for name in pair:
-        path = answered.methods[name].folder.prompts
-        if not path.is_file():
-            raise UserError(f"{path} is missing: a policy must say which prompts it is for; {AGAIN}")
-        forms.append(json.loads(path.read_text(encoding="utf-8"))[name])
-    config = answered.methods[pair[1]].config
-    questions, lm = config.questions, config.lm
-    return PolicyPrompts(forms[0], forms[1], questions.max_new_tokens, questions.query, lm.prompt, lm.chat)
-
-
-def thresholds_of(answered: AnsweredQuestions, pair: Pair, signal: str) -> tuple[dict[str, Threshold], Threshold]:
-    """Return the thresholds of each relation, and that of all questions, in the signal's unit."""
     values, right, sign = answered.signals(pair)[signal], answered.right(pair), SIGNALS[signal].sign
-
-    def in_unit(threshold: float) -> Threshold:
-        return "never" if threshold == NEVER else "always" if threshold == ALWAYS else sign * threshold
-
     by_relation = fit_thresholds(_rule(answered, signal, values, BY_RELATION), *right)
     pooled = fit_thresholds(_rule(answered, signal, values, POOLED), *right)[""]
-    return {relation: in_unit(threshold) for relation, threshold in by_relation.items()}, in_unit(pooled)
-
-
-def full_name(name: str, config: EvaluationConfig) -> str:
-    """Return a method's name with its source and its number of documents, such as replug@10 for `untuned`."""
-    [method] = evaluation_methods(replace(config, methods=[name]))
-    number = f"@{method.k}" if method.takes_from_corpus else ""
-    return f"{method.source}{number}{''.join(name.partition('/')[1:])}"
-
-
-def retriever_identity(method: str, config: EvaluationConfig, folder: EvaluationFolder) -> str:
-    """Return what `IndexRetriever.identity` is for the same retriever and documents.
-
-    Raises UserError where the index or the documents of the evaluation are gone.
-    """
-    source = full_name(method, config).partition("@")[0]
-    if source in (NONE, GENREAD):
-        return source
-    if source in WITHOUT_RETRIEVER:
-        return f"{source}:{documents_of(config, folder).corpus_sha256[:16]}"
-    root = index_of(config, source, folder.found)
-    store = VersionStore(root.absolute())
-    if not (versions := store.published()):
-        raise UserError(f"the index of {method} is gone from {root}: a policy must say which retriever it is for")
-    own = config.query_encoders.get(source)
-    return index_identity(store.plan(versions[-1]), root) + (f":queries by {own}" if own else "")
-
-
-def documents_of(config: EvaluationConfig, folder: EvaluationFolder) -> Corpus:
-    """Return the documents of an evaluation. Raises UserError where they are gone."""
-    imported, prepared = folder.data / "corpus", data_folder(config.run_config(), folder.data)
-    if prepared_folder(imported).is_finished:
-        return Corpus(imported)
-    if not prepared_folder(prepared).is_finished:
-        raise UserError(f"the documents are gone from {prepared}; {AGAIN}")
-    return PreparedSet(prepared)
+    return {
+        relation: "never" if threshold == NEVER else "always" if threshold == ALWAYS else sign * threshold
+        for relation, threshold in {**by_relation, "others": pooled}.items()
+    }

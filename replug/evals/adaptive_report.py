@@ -1,62 +1,59 @@
-"""Report when retrieval helps: a page, its numbers as JSON, every figure as a file, and the policies that were fitted.
+"""Report when retrieval helps: a page of tables and figures as Mallen et al. 2023 have them, and its numbers as JSON.
 
-`report.json` holds every number of the page, by LM, and `policies/LM/METHOD_SIGNAL.json` the policies, which
-`replug ask --policy` follows.
+`report.json` holds every number of the page by LM, and the thresholds of every signal, fitted to all questions. The
+numbers of the paper beside them are those of `paper` in the evaluations' configurations.
 """
 
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
+from matplotlib.axes import Axes
 
-from replug.config.errors import UserError
+from replug.config.methods import NONE
+from replug.data.answers import answer_spans
 from replug.data.files import replace_file, write_json
 from replug.data.progress import Progress
+from replug.data.rows import one_line
 from replug.evals.adaptive import (
+    FREQUENCY,
+    POPULARITY,
+    SIGNALS,
     AnsweredQuestions,
     Compared,
-    Costs,
     Pair,
     Prices,
     accuracy_by_popularity_policy,
     compare_policies,
-    fit_policy,
     pair_name,
-    prompts_of,
-    retriever_identity,
     thresholds_of,
 )
-from replug.evals.adaptive_examples import example_blocks
-from replug.evals.adaptive_figures import (
-    ADAPTIVE,
-    PAPER,
-    Figures,
-    Measured,
-    figures_by_popularity,
-    figures_of_all,
-    figures_of_lm,
-    figures_of_way,
-    slug,
-)
-from replug.evals.charts import to_svg
+from replug.evals.charts import Draw, bars, lines, to_svg
 from replug.evals.intervals import Interval, wilson_interval
-from replug.evals.popqa_sets import popularity_correlation
-from replug.evals.tables import Block, Blocks, Html, Table, figure, grid, html_page
+from replug.evals.tables import Block, Blocks, Html, Marked, Table, figure, grid, html_page
 from replug.evals.thresholds import MIN_QUESTIONS, NUM_RESAMPLES
-from replug.models.policy import SIGNALS, Threshold
 
 log = logging.getLogger(__name__)
 
+Measured = dict[str, Any]  # what report.json holds of one LM, or of a pair of its methods
+Figure = tuple[str, Draw, float, str]  # name, drawing, height, caption
+
+ADAPTIVE = "adaptive "  # before the name of a pair of methods: its policy by popularity
+SCALES = {POPULARITY: "popularity of the subject", FREQUENCY: "documents that name the subject"}
+MIN_DRAWN = 5  # questions: an accuracy of fewer says nothing, and its interval hides the others
+NUM_SHOWN, NUM_REFERENCES = 4, 3  # questions that only one method answers right, and accepted answers of each
+EXCERPT = 700  # characters at the end of a prompt: PopQA's passages have 100 words
 COST_HEADS = {
     "lm_calls": ("LM calls", 2),
     "retriever_calls": ("searches", 2),
     "prompt_tokens": ("prompt tokens", 0),
     "generated_tokens": ("new tokens", 1),
-    "seconds": ("seconds", 2),
     "dollars": ("dollars per 1,000", 2),
 }
 NOTE = (
@@ -67,75 +64,48 @@ NOTE = (
     "0.5 is chance."
 )
 
-# Mallen et al., table 1: (closed book is right, the answer with Contriever-MS MARCO's document is) -> share, recall@1.
-PAPER_HELP_AND_HARM = {
-    (True, True): (0.24, 0.83),
-    (True, False): (0.10, 0.14),
-    (False, True): (0.17, 0.88),
-    (False, False): (0.49, 0.11),
-}
-
 
 def write_report(
     lms: Sequence[AnsweredQuestions], out: Path, prices: Prices | None = None, num_resamples: int = NUM_RESAMPLES
 ) -> dict[str, Blocks]:
-    """Write policies, figures, report.json, and last report.html; return the sections of the page."""
+    """Write figures, report.json, and last report.html; return the sections of the page."""
     out.mkdir(parents=True, exist_ok=True)
     progress = Progress("policies compared", sum(len(answered.pairs()) for answered in lms))
-    measured: dict[str, Measured] = {}
+    measured = {answered.name: measure_lm(answered) for answered in lms}
     for answered in lms:
-        measured[answered.name] = _measure_lm(answered, prices)
         for pair in answered.pairs():
-            compared, better = compare_policies(answered, pair, num_resamples, prices)
-            measured[answered.name]["ways"][pair_name(pair)] = {
-                "closed": pair[0],
-                "augmented": pair[1],
-                "help and harm": help_and_harm(answered, pair),
-                "popularity": policy_by_popularity(answered, pair),
-                "thresholds by popularity": _popularity_thresholds(answered, pair),
-                "better": better,
-                "policies": compared,
-            }
-            _write_policies(answered, pair, compared, better, out / "policies" / slug(answered.name))
+            of = measure_pair(answered, pair, num_resamples, prices)
+            measured[answered.name]["pairs"][pair_name(pair)] = of
+            if unsure := _without_gain(of["policies"]):
+                log.warning(
+                    f"{answered.name}, {pair_name(pair)}: policies by {unsure} may gain nothing over {of['better']}"
+                )
             progress.advance()
 
-    def shown(drawings: Figures) -> Html:
+    def shown(drawings: Sequence[Figure]) -> Html:
         figures = []
         for name, draw, height, caption in drawings:
             svg = to_svg(draw, 7.0, height)
             replace_file(out / f"{name}.svg", svg.encode())
-            said = f"{caption} The paper: {PAPER[name]}" if name in PAPER else caption
-            figures.append(figure(svg, said))
+            figures.append(figure(svg, caption))
         return grid(figures)
 
-    names = ", ".join(measured)
-    about = f"{len(lms[0].ids):,} questions, asked of {names}. The paper's LMs are far larger; it has Wikipedia."
-    by_popularity = figures_by_popularity(measured, lms[0].popularity_signal)
-    drawn = [*figures_of_all(measured, prices), *by_popularity]
-    sections: dict[str, Blocks] = {"": [about, shown(iter(drawn))]}
+    about = f"{len(lms[0].ids):,} questions, asked of {', '.join(measured)}."
+    sections: dict[str, Blocks] = {"": [about, shown(figures_of_all(measured, lms[0].popularity_signal))]}
     for answered in lms:
-        lm = measured[answered.name]
-        sections[answered.name] = [shown(figures_of_lm(answered.name, lm, answered.popularity_signal))]
-        for name, way in lm["ways"].items():
-            title = f"{answered.name}: {way['closed']} or {way['augmented']}"
-            rules = [
-                f"{relation}: {rule if isinstance(rule, str) else f'below {rule:g}'}"
-                for relation, rule in way["thresholds by popularity"].items()
-            ]
-            sections[title] = [
-                *_help_and_harm_blocks(way),
-                *example_blocks(answered, (way["closed"], way["augmented"])),
-                shown(figures_of_way(answered, name, way)),
-                comparison_table(way),
-                *(
-                    [f"No gain is shown (its interval holds 0) of: {unsure}."]
-                    if (unsure := _without_gain(way["policies"]))
-                    else []
-                ),
-                f"The policy by {answered.popularity_signal} retrieves by relation: {'; '.join(rules)}.",
-                NOTE,
-            ]
-    sections["Signals"] = [_signals_table(measured)]
+        for name, of in measured[answered.name]["pairs"].items():
+            drawn = shown([figure_of_pair(answered, name, of)])
+            sections[f"{answered.name}: {of['closed']} or {of['augmented']}"] = [drawn, *_pair_blocks(answered, of)]
+    signals = [
+        [name, signal.title, "below" if signal.sign > 0 else "above", signal.known_from]
+        for name, signal in SIGNALS.items()
+    ]
+    sections["Signals"] = [Table(["signal", "what it is", "retrieval is used", "known from"], signals)]
+    if papers := _paper_rows(lms):
+        sections["The paper"] = [
+            "Mallen et al. asked far larger LMs all 14,282 questions, with passages of Wikipedia.",
+            Table(["table", "what", "value"], papers),
+        ]
     write_json(out / "report.json", _json(measured))
     replace_file(out / "report.html", html_page("When to retrieve", sections).encode())
     return sections
@@ -144,121 +114,84 @@ def write_report(
 # Measuring --------------------------------------------------------------------------------------------------------
 
 
-def _measure_lm(answered: AnsweredQuestions, prices: Prices | None) -> Measured:
-    everything = np.ones(len(answered.ids), dtype=bool)
+def measure_lm(answered: AnsweredQuestions) -> Measured:
+    everything, relations = np.ones(len(answered.ids), dtype=bool), np.array(answered.relations)
+    of_relations = [(relation, relations == relation) for relation in sorted(set(answered.relations))]
     return {
         "identity": answered.identity,
         "n": len(answered.ids),
         "accuracy": accuracies(answered, everything),
         "parameters": answered.parameters,
-        "popularity": _by_popularity(answered, everything),
-        "powers of popularity": _by_popularity(answered, everything, per_power=1),
-        "relations": accuracy_by_relation(answered),
-        "costs": {name: method.mean_costs(prices) for name, method in answered.methods.items()},
-        "ways": {},
+        "popularity": accuracy_by_popularity(answered, per_power=1),
+        "relations": [
+            {"relation": name, "n": int(own.sum()), "accuracy": accuracies(answered, own)} for name, own in of_relations
+        ],
+        "pairs": {},
     }
 
 
-def _write_policies(
-    answered: AnsweredQuestions, pair: Pair, compared: Sequence[Compared], better: str, folder: Path
-) -> None:
-    """Write the policy of each signal; none where the index or the documents of the evaluation are gone."""
-    method = answered.methods[pair[1]]
-    try:
-        retriever = retriever_identity(pair[1], method.config, method.folder)
-        prompts_of(answered, pair)
-    except UserError as error:
-        log.warning(f"no policy of {pair_name(pair)} is written: {error}")
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    if unsure := _without_gain(compared):
-        log.warning(
-            f"{answered.name}, {pair_name(pair)}: policies by {unsure} may gain nothing over {better} (the interval of "
-            "the gain holds 0); see report.html before you use them"
-        )
-    for signal in answered.signals(pair):
-        policy = fit_policy(answered, pair, signal, retriever, compared)
-        policy.save(folder / f"{slug(pair_name(pair))}_{signal}.json")
+def measure_pair(
+    answered: AnsweredQuestions, pair: Pair, num_resamples: int = NUM_RESAMPLES, prices: Prices | None = None
+) -> Measured:
+    """Return what report.json holds of a method without retrieval and one with it."""
+    compared, better = compare_policies(answered, pair, num_resamples, prices)
+    return {
+        "closed": pair[0],
+        "augmented": pair[1],
+        "help and harm": help_and_harm(answered, pair),
+        "popularity": accuracy_by_popularity(answered, per_power=2, pair=pair),
+        "thresholds": {signal: thresholds_of(answered, pair, signal) for signal in answered.signals(pair)},
+        "better": better,
+        "policies": compared,
+    }
 
 
-def _popularity_thresholds(answered: AnsweredQuestions, pair: Pair) -> dict[str, Threshold]:
-    """Return the thresholds of relations with questions enough, and that of all others."""
-    by_relation, pooled = thresholds_of(answered, pair, answered.popularity_signal)
-    return {**by_relation, "others": pooled}
-
-
-def _without_gain(compared: Sequence[Compared]) -> str:
-    """Name the signals whose policy, as it is kept, may gain nothing: its interval holds 0, or lies below."""
-    kept = {one.name: one for one in reversed(compared) if one.thresholds}  # by relation where there are several
-    return ", ".join(name for name, one in reversed(kept.items()) if one.worth.gain.low <= 0)
-
-
-def accuracies(answered: AnsweredQuestions, among: np.ndarray) -> dict[str, Interval]:
+def accuracies(answered: AnsweredQuestions, among: np.ndarray) -> dict[str, Interval | float]:
     """Return the accuracy by method among the questions bool [N], with Wilson's intervals."""
     num = int(among.sum())
-    return {name: wilson_interval(float(of.accuracy[among].sum()), num) for name, of in answered.methods.items()}
+    return {name: wilson_interval(float(of["accuracy"][among].sum()), num) for name, of in answered.methods.items()}
 
 
-def help_and_harm(answered: AnsweredQuestions, pair: Pair) -> list[dict[str, Any]]:
+def help_and_harm(answered: AnsweredQuestions, pair: Pair) -> list[Measured]:
     """Return the four cells of right and wrong (table 1): retrieval harms in the second, helps in the third.
 
     `recall` is the share whose documents hold an answer; None without questions, or where nothing says what documents
     hold.
     """
-    held, right = answered.methods[pair[1]].numbers.get("answer_recall"), answered.right(pair)
+    holds, right = answered.methods[pair[1]].get("answer_recall"), answered.right(pair)
     cells = []
-    for closed, augmented in PAPER_HELP_AND_HARM:
+    for closed, augmented in ((True, True), (True, False), (False, True), (False, False)):
         own = (right[0] == closed) & (right[1] == augmented)
-        recall = float(held[own].mean()) if held is not None and own.any() else None
+        recall = float(holds[own].mean()) if holds is not None and own.any() else None
         cell = {"closed_right": closed, "augmented_right": augmented, "n": int(own.sum())}
         cells.append({**cell, "share": float(own.mean()), "recall": recall})
     return cells
 
 
-def policy_by_popularity(answered: AnsweredQuestions, pair: Pair) -> list[dict[str, Any]]:
-    """Return by popularity the accuracy of two methods and of their policy, which is a mean over splits."""
-    right = accuracy_by_popularity_policy(answered, pair)
-    bins = []
-    for ends, own in _bins(answered):
-        accuracy: dict[str, Interval | float] = {name: accuracies(answered, own)[name] for name in pair}
-        measured = right[own & ~np.isnan(right)]
-        if len(measured):
-            accuracy[f"{ADAPTIVE}{pair_name(pair)}"] = float(measured.mean())
-        bins.append({**ends, "accuracy": accuracy})
-    return bins
+def accuracy_by_popularity(answered: AnsweredQuestions, per_power: int, pair: Pair | None = None) -> list[Measured]:
+    """Return the accuracy by method in bins of popularity that hold questions: powers of ten, or parts of these.
 
-
-def accuracy_by_relation(answered: AnsweredQuestions) -> list[dict[str, Any]]:
-    """Return by relation the accuracy of each method, and its correlation with log popularity (figure 4)."""
-    relations, found = np.array(answered.relations), []
-    for relation in sorted(set(answered.relations)):
-        own = relations == relation
-        correlation = {
-            name: popularity_correlation(answered.popularity[own], method.accuracy[own])
-            for name, method in answered.methods.items()
-        }
-        of = {"relation": relation, "n": int(own.sum()), "accuracy": accuracies(answered, own)}
-        found.append({**of, "correlation": correlation, "popularity": _by_popularity(answered, own)})
-    return found
-
-
-def _by_popularity(answered: AnsweredQuestions, among: np.ndarray, per_power: int = 2) -> list[dict[str, Any]]:
-    """Return the bins of popularity that hold questions among these bool [N], with the accuracy by method."""
-    bins = ((ends, own & among) for ends, own in _bins(answered, per_power))
-    return [{**ends, "n": int(own.sum()), "accuracy": accuracies(answered, own)} for ends, own in bins if own.any()]
-
-
-def _bins(answered: AnsweredQuestions, per_power: int = 2) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """Yield bins of powers of ten, or parts of these: both ends, their number, and which questions, bool [N].
-
-    A popularity below 1 counts as 1 (figures 1 and 5 have half powers).
+    A popularity below 1 counts as 1. Of a pair alone, with that of its policy by popularity, a mean over splits.
     """
     popularity = np.maximum(answered.popularity, 1)
     edges = 10 ** (np.arange(0, per_power * np.ceil(np.log10(popularity.max() + 1)) + 1) / per_power)
     places = np.searchsorted(edges, popularity, side="right") - 1
+    policy = accuracy_by_popularity_policy(answered, pair) if pair else np.full(len(popularity), np.nan)
+    bins = []
     for place in np.unique(places):
         own = places == place
-        yield {"low": float(edges[place]), "high": float(edges[place + 1]), "n": int(own.sum())}, own
+        accuracy = {name: of for name, of in accuracies(answered, own).items() if pair is None or name in pair}
+        if pair and not np.isnan(policy[own]).all():
+            accuracy[f"{ADAPTIVE}{pair_name(pair)}"] = float(np.nanmean(policy[own]))
+        ends = {"low": float(edges[place]), "high": float(edges[place + 1])}
+        bins.append({**ends, "n": int(own.sum()), "accuracy": accuracy})
+    return bins
+
+
+def _without_gain(compared: Sequence[Compared]) -> str:
+    """Name the signals whose policy, by relation where there are several, has a gain whose interval holds 0."""
+    kept = {one.name: one for one in reversed(compared) if one.thresholds}
+    return ", ".join(name for name, one in reversed(kept.items()) if one.worth.gain.low <= 0)
 
 
 def _json(value: Any) -> Any:
@@ -272,20 +205,127 @@ def _json(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
+# Figures ----------------------------------------------------------------------------------------------------------
+
+
+def figures_of_all(measured: Mapping[str, Measured], signal: str) -> list[Figure]:
+    """Return the figures in which LMs stand side by side; the last where LMs of several sizes are known."""
+    accuracy = {name: {**lm["accuracy"], **_adaptive(lm)} for name, lm in measured.items()}
+    adaptive = {name for of in accuracy.values() for name in of if name.startswith(ADAPTIVE)}
+    draw = partial(bars, groups=accuracy, label="right answers", is_share=True, hatched=adaptive)
+    figures: list[Figure] = [("accuracy", draw, 3.6, "Every method, and policies by popularity (hatched).")]
+    by_relation: dict[str, dict[str, Interval]] = {}
+    for name, lm in measured.items():
+        for of in lm["relations"]:
+            by_relation.setdefault(of["relation"], {})[name] = of["accuracy"][NONE]
+    draw = partial(bars, groups=by_relation, label="right answers", horizontal=True, is_share=True)
+    caption = "Closed book, by relation, with Wilson's 95% intervals (figure 4)."
+    figures.append(("relations", draw, 1.4 + 0.28 * len(by_relation), caption))
+    sizes = {name: lm["parameters"] for name, lm in measured.items()}
+    if None not in sizes.values() and len(set(sizes.values())) > 1:
+        caption = f"Closed book, a line for each range of {SCALES[signal]} (figure 6)."
+        figures.append(("sizes", partial(_draw_sizes, measured=measured, sizes=sizes), 3.8, caption))
+    return figures
+
+
+def _adaptive(lm: Measured) -> dict[str, Interval]:
+    """Return the accuracy of the paper's policy by pair: by popularity, for each relation where there are several."""
+    return {
+        f"{ADAPTIVE}{pair}": next(one.worth.accuracy for one in of["policies"] if one.name in SCALES)
+        for pair, of in lm["pairs"].items()
+    }
+
+
+def _draw_sizes(axes: Axes, measured: Mapping[str, Measured], sizes: Mapping[str, float]) -> None:
+    points: dict[str, list[tuple[float, Interval]]] = {}
+    for name in sorted(measured, key=lambda name: sizes[name]):
+        for of in (of for of in measured[name]["popularity"] if of["n"] >= MIN_DRAWN):
+            series = points.setdefault(f"{of['low']:,.0f} to {of['high']:,.0f}", [])
+            series.append((sizes[name] / 1e6, of["accuracy"][NONE]))
+    lines(axes, points, "parameters of the LM, millions", "right answers", log_x=True, is_share=True)
+    axes.set_xticks([size / 1e6 for size in sizes.values()])
+
+
+def figure_of_pair(answered: AnsweredQuestions, name: str, of: Measured) -> Figure:
+    """Return the figure of two methods and their policy over popularity (figure 1)."""
+    draw = partial(_draw_popularity, bins=of["popularity"], label=SCALES[answered.popularity_signal])
+    caption = "Two methods, and a policy by popularity on questions left out of fitting (dashed); Wilson's intervals."
+    return f"adaptive_{slug(name)}_{slug(answered.name)}", draw, 3.8, caption
+
+
+def _draw_popularity(axes: Axes, bins: Sequence[Measured], label: str) -> None:
+    """Draw a line for each method, at places that are moved a little so that intervals do not hide each other."""
+    methods = list(dict.fromkeys(method for of in bins for method in of["accuracy"]))
+    points = {
+        method: [
+            (math.sqrt(of["low"] * of["high"]) * 1.06 ** (number - (len(methods) - 1) / 2), of["accuracy"][method])
+            for of in bins
+            if of["n"] >= MIN_DRAWN and method in of["accuracy"]
+        ]
+        for number, method in enumerate(methods)
+    }
+    # A logarithmic scale needs limits where no bin has questions enough to be drawn.
+    axes.set_xlim(bins[0]["low"], bins[-1]["high"])
+    dashed = [method for method in methods if method.startswith(ADAPTIVE)]
+    lines(axes, points, label, "right answers", log_x=True, is_share=True, dashed=dashed)
+
+
+def slug(name: str) -> str:
+    """Return a part of a file's name."""
+    return "".join(letter if letter.isalnum() else "_" for letter in name)
+
+
 # Tables -----------------------------------------------------------------------------------------------------------
 
 
-def comparison_table(way: Measured) -> Table:
+def _pair_blocks(answered: AnsweredQuestions, of: Measured) -> Iterator[Block]:
+    right = {True: "right", False: "wrong"}
+    yield Table(
+        [of["closed"], of["augmented"], "questions", "share", "documents hold an answer"],
+        [
+            [
+                right[cell["closed_right"]],
+                right[cell["augmented_right"]],
+                str(cell["n"]),
+                f"{cell['share']:.0%}",
+                "" if cell["recall"] is None else f"{cell['recall']:.2f}",
+            ]
+            for cell in of["help and harm"]
+        ],
+    )
+    yield f"{of['augmented']} harms in the second row and helps in the third."
+    yield from example_blocks(answered, (of["closed"], of["augmented"]))
+    yield comparison_table(of)
+    if unsure := _without_gain(of["policies"]):
+        yield f"No gain is shown (its interval holds 0) of: {unsure}."
+    signal = answered.popularity_signal
+    rules = [
+        f"{relation}: {rule if isinstance(rule, str) else f'below {rule:g}'}"
+        for relation, rule in of["thresholds"][signal].items()
+    ]
+    yield f"The policy by {signal} retrieves by relation: {'; '.join(rules)}."
+    yield NOTE
+
+
+def comparison_table(of: Measured) -> Table:
     """Show a policy a row; a column that nobody measured is left out."""
-    head = ["policy", "accuracy", f"gain over {way['better']}", "p (Holm)", "retrieves", "AUROC"]
-    rows = []
-    for policy in way["policies"]:
-        name = f"{policy.name}, {policy.thresholds}" if policy.thresholds else policy.name
-        gain = "" if policy.name == way["better"] else _interval_text(policy.worth.gain, "+")
-        p = "" if policy.p_holm is None else f"{policy.p_holm:.3f}"
-        rows.append([name, _interval_text(policy.worth.accuracy), gain, p, f"{policy.worth.share.value:.0%}"])
-        rows[-1] += [_interval_text(policy.auroc), *(_cost_text(policy.costs, cost) for cost in COST_HEADS)]
+    head = ["policy", "accuracy", f"gain over {of['better']}", "p (Holm)", "retrieves", "AUROC"]
     head += [name for name, _ in COST_HEADS.values()]
+    rows = []
+    for policy in of["policies"]:
+        costs = policy.costs or {}
+        known = {name: value for name, value in costs.items() if not math.isnan(value)}
+        rows.append(
+            [
+                f"{policy.name}, {policy.thresholds}" if policy.thresholds else policy.name,
+                _interval_text(policy.worth.accuracy),
+                "" if policy.name == of["better"] else _interval_text(policy.worth.gain, "+"),
+                "" if policy.p_holm is None else f"{policy.p_holm:.3f}",
+                f"{policy.worth.share.value:.0%}",
+                _interval_text(policy.auroc),
+                *(f"{known[name]:,.{digits}f}" if name in known else "" for name, (_, digits) in COST_HEADS.items()),
+            ]
+        )
     shown = [column for column in range(len(head)) if any(row[column] for row in rows)]
     return Table([head[column] for column in shown], [[row[column] for column in shown] for row in rows])
 
@@ -296,40 +336,37 @@ def _interval_text(interval: Interval | None, sign: str = "") -> str:
     return f"{interval.value:{sign}.3f} ({interval.low:{sign}.3f} to {interval.high:{sign}.3f})"
 
 
-def _cost_text(costs: Costs | None, name: str) -> str:
-    value = math.nan if costs is None else costs.get(name, math.nan)
-    return "" if math.isnan(value) else f"{value:,.{COST_HEADS[name][1]}f}"
+def example_blocks(answered: AnsweredQuestions, pair: Pair) -> Iterator[Block]:
+    """Yield questions that only the first method answers right, and ones of the second's (tables 3 and 4)."""
+    path = answered.folders[pair[1]].examples
+    right = answered.right(pair)
+    for winner, verb in ((0, "harms"), (1, "helps")):
+        rows = np.flatnonzero((right[winner] == 1) & (right[1 - winner] == 0))
+        if not len(rows) or not path.is_file():
+            continue
+        places = np.linspace(0, len(rows) - 1, min(NUM_SHOWN, len(rows))).round().astype(int)
+        ids = [answered.ids[row] for row in rows[places].tolist()]
+        yield f"{pair[1]} {verb} {len(rows)} questions, which only {pair[winner]} answers right; {len(ids)} of them:"
+        closed, augmented = (_examples(answered, name, ids) for name in pair)
+        table = []
+        for name in ids:
+            references, prompt = augmented[name]["references"], one_line(augmented[name]["prompt"])[-EXCERPT:]
+            question = f"{one_line(augmented[name]['question'])} ({'; '.join(references[:NUM_REFERENCES])})"
+            read = Marked(f"…{prompt}", answer_spans(f"…{prompt}", references))
+            table.append([question, closed[name]["answer"], augmented[name]["answer"], read])
+        yield Table(["question (answers)", *pair, "end of the prompt; answers are marked"], table)
 
 
-def _help_and_harm_blocks(way: Measured) -> list[Block]:
-    head = [
-        way["closed"],
-        way["augmented"],
-        "questions",
-        "share",
-        "documents hold an answer",
-        "paper: share",
-        "recall@1",
-    ]
+def _examples(answered: AnsweredQuestions, method: str, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+    filters = [("id", "in", list(ids)), ("method", "=", method)]
+    rows = pq.read_table(answered.folders[method].examples, filters=filters).to_pylist()
+    return {row["id"]: row for row in rows}
+
+
+def _paper_rows(lms: Sequence[AnsweredQuestions]) -> list[list[str]]:
+    """Return the paper's numbers that the configurations hold, each once."""
     rows = []
-    for cell in way["help and harm"]:
-        right = cell["closed_right"], cell["augmented_right"]
-        share, recall = PAPER_HELP_AND_HARM[right]
-        held = "" if cell["recall"] is None else f"{cell['recall']:.2f}"
-        said = ["right" if is_right else "wrong" for is_right in right]
-        rows.append([*said, str(cell["n"]), f"{cell['share']:.0%}", held, f"{share:.0%}", f"{recall:.2f}"])
-    note = (
-        f"{way['augmented']} harms in the second row and helps in the third. The paper's shares are those of "
-        "davinci-003, closed book and with the first document of Contriever-MS MARCO."
-    )
-    return [Table(head, rows), note]
-
-
-def _signals_table(measured: Mapping[str, Measured]) -> Table:
-    policies = [policy.name for lm in measured.values() for way in lm["ways"].values() for policy in way["policies"]]
-    signals = [SIGNALS[name] for name in dict.fromkeys(policies) if name in SIGNALS]
-    rows = [
-        [signal.name, signal.title, f"it is {signal.retrieves_when} the threshold", signal.known_from.value]
-        for signal in signals
-    ]
-    return Table(["signal", "what it is", "retrieval is used", "known from"], rows)
+    for paper in (answered.config.paper for answered in lms):
+        for group, values in {"accuracy": paper.values, **paper.groups}.items():
+            rows += [[paper.table or "", f"{group}: {name}", f"{value:g}"] for name, value in values.items()]
+    return [list(row) for row in dict.fromkeys(map(tuple, rows))]

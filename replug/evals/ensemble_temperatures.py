@@ -80,14 +80,6 @@ def with_temperatures(
     return {source: replace(of, temperature=temperatures.get(source, PAPER)) for source, of in found.items()}
 
 
-def temperature_of(method: str, folder: EvaluationFolder) -> float:
-    """Return a method's temperature in a finished evaluation; the paper's in one that has none."""
-    if not folder.temperatures.is_file():
-        return PAPER.value
-    source = method.partition("@")[0].partition("/")[0]
-    return _read(folder.temperatures).get(source, PAPER).value
-
-
 def fit_ensemble(
     asked: PromptedLM, examples: Sequence[Example], corpus: CorpusStore, found: RetrievedDocuments, method: Method
 ) -> EnsembleTemperature:

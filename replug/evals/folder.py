@@ -52,7 +52,6 @@ class EvaluationFolder:
         self.outcomes = path / "outcomes.jsonl"
         self.examples = path / "examples.parquet"
         self.latency = path / "latency.jsonl"
-        self.prompts = path / "prompts.json"
         self.results = path / "results.json"
         self.table = path / "table.md"
         self.figure = path / "figure.svg"
@@ -60,7 +59,7 @@ class EvaluationFolder:
         self.tokens = path / "tokens.html"
         self._shown = (
             *(self.results, self.examples, self.figure, self.flop_figure, self.weights),
-            *(self.tokens, self.latency, self.leakage, self.prompts),
+            *(self.tokens, self.latency, self.leakage),
         )
 
     @property

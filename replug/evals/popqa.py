@@ -24,7 +24,7 @@ from replug.answering.genread import first_line
 from replug.answering.prompts import Shot
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
-from replug.config.methods import NONE, Method
+from replug.config.methods import Method
 from replug.data.answers import contains_answer, has_answer
 from replug.data.files import write_json
 from replug.data.folder import require_checksums, write_checksums
@@ -42,7 +42,6 @@ from replug.evals.popqa_sets import (
     PopQuestion,
     document_frequencies,
     plan_shots,
-    popqa_form,
     popqa_opening,
     popqa_prompt,
     popularity_bin,
@@ -204,7 +203,6 @@ def popqa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDatase
                 by_method[method.name, relation] = [
                     Shot(shot.example.query, shot.object, passage) for shot, passage in zip(some, passages, strict=True)
                 ]
-        _write_prompts(config, book.methods, by_method)
         room = config.questions.max_new_tokens
         return PopQa(prompted.lm, few_shot(prompted, room), asked, by_method, book, room)
 
@@ -213,17 +211,6 @@ def popqa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDatase
     bare = [(question.example.id, popqa_prompt(question.example.query)) for question in questions]
     num_after = config.questions.max_new_tokens
     return EvalDataset(queries_of(config, examples), make_task, written_for, bare_prompts=bare, num_after=num_after)
-
-
-def _write_prompts(config: EvaluationConfig, methods: Sequence[Method], shots: Shots) -> None:
-    """Keep the form of the prompts by method and relation, for policies: they are of these prompts alone."""
-    forms: dict[str, dict[str, list[str]]] = {}
-    for method in methods:
-        has_document = method.source != NONE
-        forms[method.name] = {
-            relation: popqa_form(own, has_document) for (name, relation), own in shots.items() if name == method.name
-        }
-    write_json(EvaluationFolder(Path(config.out).expanduser()).prompts, forms)
 
 
 def _drawn(config: EvaluationConfig) -> tuple[Sequence[PopQuestion], Mapping[str, Sequence[PopQuestion]]]:

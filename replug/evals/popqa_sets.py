@@ -24,7 +24,6 @@ import numpy as np
 
 from replug.answering.prompts import Shot
 from replug.config.errors import UserError
-from replug.config.rules import DOCUMENT, QUESTION
 from replug.data.answers import answer_tokens
 from replug.data.progress import Progress
 from replug.data.row_files import list_in, read_rows
@@ -70,11 +69,6 @@ def question_of(relation: str, subject: str) -> str:
 def popqa_prompt(question: str, shots: Sequence[Shot] = (), passage: str | None = None) -> str:
     """Return what the LM continues: the shots, the passage, the question."""
     return popqa_opening(shots) + _block(question, passage)
-
-
-def popqa_form(shots: Sequence[Shot], has_document: bool) -> list[str]:
-    """Return the parts of a prompt: each shot, and last the question, with DOCUMENT and QUESTION where these stand."""
-    return [*(popqa_opening([shot]) for shot in shots), _block(QUESTION, DOCUMENT if has_document else None)]
 
 
 def popqa_opening(shots: Sequence[Shot]) -> str:

@@ -1,39 +1,29 @@
-"""Outcomes on disk as arrays, what is refused of them, what policies cost, and the policy that is kept."""
+"""Outcomes on disk as arrays, what is refused of them, what policies cost, and the thresholds that are reported."""
 
 import json
 import math
-from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from replug.config.errors import UserError
-from replug.config.evaluation_schema import EvaluationConfig
-from replug.config.load import load_evaluation_config
-from replug.config.schema import EnsembleConfig, RetrieverConfig
-from replug.data.prepare.sets import import_corpus
 from replug.evals.adaptive import (
     COUNTED,
     AnsweredQuestions,
-    MethodOutcomes,
     compare_policies,
-    fit_policy,
-    full_name,
+    costs_of,
     oriented,
     policy_costs,
     read_answered,
-    retriever_identity,
-    with_dollars,
+    thresholds_of,
 )
-from replug.evals.adaptive_figures import figures_by_popularity
-from replug.evals.adaptive_report import _measure_lm
+from replug.evals.adaptive_report import example_blocks, figures_of_all, measure_lm, measure_pair
 from replug.evals.charts import to_svg
 from replug.evals.folder import EvaluationFolder
+from replug.evals.tables import Table
 from replug.evals.thresholds import fit_thresholds, rule_by
-from replug.index_workers.version_store import VersionStore
-from replug.models.ensemble import REPLUG_WEIGHTS, Weighting
-from replug.models.policy import load_policy
-from tests.support.index_versions import begin, publish, write_corpus
 from tests.support.outcome_folders import RELATIONS, made_up_rows, row, write_evaluation
 
 NONE = {"accuracy": 1.0, "popularity": 50.0, "mean_logprob": -0.5, "lm_calls": 1, "retriever_calls": 0}
@@ -57,14 +47,12 @@ def read(*folders) -> list[AnsweredQuestions]:
 
 
 def test_a_folder_is_read_as_arrays_by_method(tmp_path):
-    [answered] = read(write_evaluation(tmp_path / "one", two_rows(), seconds={"none": 0.5}))
+    [answered] = read(write_evaluation(tmp_path / "one", two_rows()))
     assert (answered.name, answered.identity) == ("tiny", "tiny:float32")
     assert answered.ids == ("a", "b") and answered.relations == ("capital", "genre")
     assert list(answered.methods) == ["none", "bm25@1"]
-    assert answered.methods["none"].accuracy.tolist() == [1, 0]
-    assert answered.methods["none"].costs["seconds"].tolist() == [0.5, 0.5]
-    assert answered.methods["none"].search_costs["seconds"].tolist() == [0.05, 0.05]
-    assert math.isnan(answered.methods["bm25@1"].mean_costs()["seconds"])
+    assert answered.right(("none", "bm25@1"))[0].tolist() == [1, 0]
+    assert all(math.isnan(value) for value in costs_of(answered.methods["none"])["prompt_tokens"])
     signals = answered.signals(("none", "bm25@1"))
     assert {name: values.tolist() for name, values in signals.items()} == {
         "popularity": [50.0, 7.0],
@@ -80,8 +68,8 @@ def test_folders_of_one_lm_bring_their_methods_together_by_the_questions_ids(tmp
     other = write_evaluation(tmp_path / "three", [{**one, "methods": two_rows()[0]["methods"]} for one in moved], "big")
     answered, beside = read(first, second, other)
     assert list(answered.methods) == ["none", "replug@1"] and beside.name == "big"
-    assert answered.methods["replug@1"].accuracy.tolist() == [0, 1]
-    assert answered.methods["replug@1"].folder.path == second
+    assert answered.right(PAIR)[1].tolist() == [0, 1]
+    assert answered.folders["replug@1"].path == second
 
 
 def change(path, old, new):
@@ -93,13 +81,8 @@ def change(path, old, new):
 @pytest.mark.parametrize(
     ("file", "old", "new", "message"),
     [
-        ("outcomes.jsonl", '"accuracy": 0.0, "popularity": 7', '"accuracy": 1.0, "popularity": 7', "answers different"),
-        (
-            "config.yaml",
-            "query: '{question}'",
-            "query: 'Q: {question}'",
-            r"questions\.query is \{question\} in .*one, ",
-        ),
+        ("outcomes.jsonl", '"accuracy": 0.0, "popularity": 7', '"accuracy": 1.0, "popularity": 7', "none .*one and in"),
+        ("config.yaml", "query: '{question}'", "query: 'Q: {question}'", r"questions\.query"),
     ],
 )
 def test_folders_of_one_lm_that_asked_or_answered_differently_are_refused(tmp_path, file, old, new, message):
@@ -110,23 +93,22 @@ def test_folders_of_one_lm_that_asked_or_answered_differently_are_refused(tmp_pa
 
 
 def test_outcomes_that_no_policy_can_be_fitted_to_are_refused(tmp_path):
-    with pytest.raises(UserError, match="expected none, and a method with documents"):
+    with pytest.raises(UserError, match="tiny"):
         read(write_evaluation(tmp_path / "alone", [row("a", "x", none=NONE), row("b", "x", none=NONE)]))
-    with pytest.raises(UserError, match="asked one question; expected two or more"):
+    with pytest.raises(UserError, match="one asked one question"):
         read(write_evaluation(tmp_path / "one", two_rows()[:1]))
 
 
 # Costs ------------------------------------------------------------------------------------------------------------
 
 
-def method(seconds: float, search_seconds: float, **numbers: list[float]) -> MethodOutcomes:
-    costs = {name: np.array(numbers.get(name, [0, 0, 0, 0]), dtype=float) for name in COUNTED}
-    search = {"retriever_calls": costs["retriever_calls"], "seconds": np.full(4, search_seconds)}
-    return MethodOutcomes({}, {**costs, "seconds": np.full(4, seconds)}, search, None, None)
+def costs(**numbers: list[float]) -> dict[str, np.ndarray]:
+    known = {name: np.array(numbers.get(name, [0, 0, 0, 0]), dtype=float) for name in COUNTED}
+    return dict(costs_of({"accuracy": np.zeros(4), **known}, (2.0, 4.0)))
 
 
-CLOSED = method(1.0, 0.0, lm_calls=[1, 1, 1, 1], prompt_tokens=[10, 20, 30, 40], generated_tokens=[2, 2, 2, 2])
-AUGMENTED = method(5.0, 0.5, lm_calls=[2] * 4, retriever_calls=[1] * 4, prompt_tokens=[100, 200, 300, 400])
+CLOSED = costs(lm_calls=[1, 1, 1, 1], prompt_tokens=[10, 20, 30, 40], generated_tokens=[2, 2, 2, 2])
+AUGMENTED = costs(lm_calls=[2] * 4, retriever_calls=[1] * 4, prompt_tokens=[100, 200, 300, 400])
 SPLITS = np.array([[True, True, False, False], [False, True, True, False]])
 RETRIEVED = np.array([[False, False, True, False], [False, False, False, True]])
 
@@ -134,20 +116,20 @@ RETRIEVED = np.array([[False, False, True, False], [False, False, False, True]])
 @pytest.mark.parametrize(
     ("signal", "prompt_tokens", "others"),
     [  # Left to measure: questions 2 (retrieves) and 3; then 0 and 3 (retrieves).
-        ("popularity", ((300 + 40) / 2 + (10 + 400) / 2) / 2, (1.5, 0.5, 3.0)),
-        ("mean_entropy", ((330 + 40) / 2 + (10 + 440) / 2) / 2, (2.0, 0.5, 3.5)),
-        ("top_score", ((300 + 40) / 2 + (10 + 400) / 2) / 2, (1.5, 1.0, 3.25)),
+        ("popularity", ((300 + 40) / 2 + (10 + 400) / 2) / 2, (1.5, 0.5)),
+        ("mean_entropy", ((330 + 40) / 2 + (10 + 440) / 2) / 2, (2.0, 0.5)),
+        ("top_score", ((300 + 40) / 2 + (10 + 400) / 2) / 2, (1.5, 1.0)),
     ],
 )
 def test_a_policy_costs_what_its_questions_cost_and_what_its_signal_is_known_from(signal, prompt_tokens, others):
-    costs = policy_costs(CLOSED, AUGMENTED, signal, RETRIEVED, SPLITS)
-    assert costs["prompt_tokens"] == prompt_tokens
-    assert (costs["lm_calls"], costs["retriever_calls"], costs["seconds"]) == others
+    of = policy_costs(CLOSED, AUGMENTED, signal, RETRIEVED, SPLITS)
+    assert of["prompt_tokens"] == prompt_tokens
+    assert (of["lm_calls"], of["retriever_calls"]) == others
 
 
 def test_dollars_are_for_a_thousand_questions_by_tokens_read_and_written():
-    costs = policy_costs(CLOSED, AUGMENTED, "popularity", RETRIEVED, SPLITS)
-    assert with_dollars(costs, (2.0, 4.0))["dollars"] == pytest.approx(1000 * (187.5 * 2 + 1 * 4) / 1e6)
+    of = policy_costs(CLOSED, AUGMENTED, "popularity", RETRIEVED, SPLITS)
+    assert of["dollars"] == pytest.approx(1000 * (187.5 * 2 + 1 * 4) / 1e6)
 
 
 # Comparing and fitting --------------------------------------------------------------------------------------------
@@ -156,7 +138,7 @@ def test_dollars_are_for_a_thousand_questions_by_tokens_read_and_written():
 @pytest.fixture(scope="module")
 def made_up(tmp_path_factory) -> AnsweredQuestions:
     root = tmp_path_factory.mktemp("made up")
-    return read(write_evaluation(root / "one", made_up_rows(), seconds={"none": 0.2, "replug@1": 0.9}))[0]
+    return read(write_evaluation(root / "one", made_up_rows()))[0]
 
 
 def test_every_signal_is_compared_on_the_same_splits_between_never_and_the_oracle(made_up):
@@ -184,92 +166,53 @@ def test_genread_is_also_the_method_without_retrieval(made_up):
     ]
 
 
-def test_a_policy_says_how_its_documents_are_weighed(tmp_path):
-    rows = made_up_rows(9)
-    for one in rows:
-        one["methods"]["replug@3/posterior"] = one["methods"]["replug@1"]
-    folder = write_evaluation(tmp_path / "out", rows, ensemble=EnsembleConfig(share=0.2, alone=0.1))
-    [answered] = read_answered([EvaluationFolder(folder)])
-    for method, weighting in (("replug@3/posterior", Weighting(0.2, 0.1, read=64)), ("replug@1", REPLUG_WEIGHTS)):
-        policy = fit_policy(answered, ("none", method), "popularity", "some:retriever", [])
-        assert (policy.augmented, policy.weighting) == (method, weighting)
-
-
 @pytest.mark.parametrize("signal", ["popularity", "mean_entropy"])
-def test_the_policy_that_is_kept_has_the_thresholds_of_all_questions_in_the_signals_unit(made_up, tmp_path, signal):
-    pair = ("none", "genread")
-    fit_policy(made_up, pair, signal, "some:retriever", compare_policies(made_up, pair, 10)[0]).save(
-        tmp_path / "p.json"
-    )
-    policy = load_policy(tmp_path / "p.json")
-    values, right, sign = made_up.signals(pair)[signal], made_up.right(pair), -1 if signal == "mean_entropy" else 1
+def test_reported_thresholds_are_those_of_all_questions_in_the_signals_unit(made_up, signal):
+    thresholds = thresholds_of(made_up, PAIR, signal)
+    values, right, sign = made_up.signals(PAIR)[signal], made_up.right(PAIR), -1 if signal == "mean_entropy" else 1
     fitted = fit_thresholds(rule_by(oriented(signal, values), made_up.relations), *right)
+    [fitted["others"]] = fit_thresholds(rule_by(oriented(signal, values)), *right).values()
     words = {-math.inf: "never", math.inf: "always"}
-    assert policy.thresholds == {name: words.get(value, sign * value) for name, value in fitted.items()}
-    [pooled] = fit_thresholds(rule_by(oriented(signal, values)), *right).values()
-    assert policy.pooled == words.get(pooled, sign * pooled)
-    named = (policy.lm, policy.retriever, policy.closed, policy.augmented)
-    assert named == ("tiny:float32", "some:retriever", "none", "genread")
-    assert policy.fitted["questions"] == 300
-    accuracy = policy.fitted["accuracy on questions left out"]
-    assert list(accuracy) == ["never", "always", f"{signal} by relation", f"{signal} one for all", "oracle"]
-    ours = [policy.retrieves(value, relation) for value, relation in zip(values, made_up.relations, strict=True)]
-    limits = np.array([fitted[relation] for relation in made_up.relations])
-    assert ours == (sign * values < limits).tolist()
-    json.loads((tmp_path / "p.json").read_text(), parse_constant=pytest.fail)  # no Infinity, which JSON lacks
+    assert thresholds == {name: words.get(value, sign * value) for name, value in fitted.items()}
+    assert thresholds.keys() == {*RELATIONS, "others"}
+    json.dumps(thresholds, allow_nan=False)
 
 
-# Figures ----------------------------------------------------------------------------------------------------------
+# The page ---------------------------------------------------------------------------------------------------------
 
 
 def test_several_lms_are_drawn_by_relation_and_by_size_where_that_is_known(tmp_path):
     rows = {name: made_up_rows(200, knows) for name, knows in (("gpt2", 0.3), ("gpt2-xl", 0.8))}
     answered = read(*(write_evaluation(tmp_path / name, of, name) for name, of in rows.items()))
-    [first, second] = (_measure_lm(one, None) for one in answered)
-    measured = {"gpt2": first, "gpt2-xl": second}
-    drawn = {name: to_svg(draw, 7.0, height) for name, draw, height, _ in figures_by_popularity(measured, "popularity")}
-    assert list(drawn) == ["subjects", "popularity_by_relation", "sizes"]
-    shown = drawn["popularity_by_relation"]
-    assert [shown.count(f">{name}<") for name in (*RELATIONS, "gpt2", "gpt2-xl")] == [1] * 7, "one legend"
+    measured = {one.name: measure_lm(one) for one in answered}
+    drawn = {name: to_svg(draw, 7.0, height) for name, draw, height, _ in figures_of_all(measured, "popularity")}
+    assert list(drawn) == ["accuracy", "relations", "sizes"]
+    assert all(drawn["relations"].count(f">{name}<") == 1 for name in (*RELATIONS, "gpt2", "gpt2-xl"))
     assert ">124<" in drawn["sizes"] and ">1,557<" in drawn["sizes"] and "10,000 to 100,000" in drawn["sizes"]
-    for bins in (first["powers of popularity"], first["popularity"]):
-        right = sum(of["n"] * of["accuracy"]["none"].value for of in bins)
-        assert sum(of["n"] for of in bins) == 200 and right == pytest.approx(answered[0].right(PAIR)[0].sum())
-    unknown = {"gpt2": first, "other": {**second, "parameters": None}}
-    assert "sizes" not in [name for name, *_ in figures_by_popularity(unknown, "popularity")]
+    unknown = {**measured, "gpt2-xl": {**measured["gpt2-xl"], "parameters": None}}
+    assert "sizes" not in [name for name, *_ in figures_of_all(unknown, "popularity")]
 
 
-# Retrievers -------------------------------------------------------------------------------------------------------
+def test_bins_of_popularity_hold_every_question_once(made_up):
+    right = made_up.right(PAIR)
+    for bins in (measure_lm(made_up)["popularity"], measure_pair(made_up, PAIR, 10)["popularity"]):
+        assert sum(of["n"] for of in bins) == 300
+        for name, own in zip(PAIR, right, strict=True):
+            assert sum(of["n"] * of["accuracy"][name].value for of in bins) == pytest.approx(own.sum())
 
 
-def test_a_retriever_is_known_by_its_weights_and_documents(tmp_path):
-    folder = EvaluationFolder(write_evaluation(tmp_path / "one", two_rows()))
-    config = load_evaluation_config(folder.config)
-    with pytest.raises(UserError, match="the index of replug@1 is gone"):
-        retriever_identity("replug@1", config, folder)
-    store = VersionStore(folder.found / "index" / "replug")
-    write_corpus(store.root.parent / "data" / "documents")
-    plan = begin(store)
-    publish(store, plan)
-    assert retriever_identity("replug@1", config, folder) == plan.retriever
-    dpr = replace(config, query_encoders={"replug": "DPR"})
-    assert retriever_identity("replug@1", dpr, folder) == f"{plan.retriever}:queries by DPR"
-    other = (replace(plan, weights_sha256="x"), replace(plan, corpus_sha256="x"), replace(plan, similarity="dot"))
-    assert len({plan.retriever, *(one.retriever for one in other)}) == 4
-
-
-def test_what_needs_no_index_is_known_by_its_documents_or_by_its_name(tmp_path):
-    folder = EvaluationFolder(write_evaluation(tmp_path / "one", two_rows()))
-    config = load_evaluation_config(folder.config)
-    with pytest.raises(UserError, match="the documents are gone"):
-        retriever_identity("bm25@1", config, folder)
-    (tmp_path / "corpus.jsonl").write_text('{"id": "d", "text": "some words"}\n')
-    corpus = import_corpus(tmp_path / "corpus.jsonl", folder.data / "corpus")
-    assert retriever_identity("bm25@1", config, folder) == f"bm25:{corpus.corpus_sha256[:16]}"
-    assert retriever_identity("genread", config, folder) == "genread"
-
-
-def test_a_policy_names_its_methods_in_full():
-    config = EvaluationConfig(k=10, retriever=RetrieverConfig(path="stand_in"), retrievers={"lsr": "x"})
-    names = {"untuned": "replug@10", "tuned@3/posterior": "lsr@3/posterior", "genread@1": "genread", "none": "none"}
-    assert {name: full_name(name, config) for name in (*names, "bm25@1")} == {**names, "bm25@1": "bm25@1"}
+def test_questions_that_documents_help_and_harm_are_shown_with_the_answers_marked(tmp_path):
+    folder = write_evaluation(tmp_path / "one", two_rows())
+    asked = {"question": "Where?", "references": ["Rome"]}
+    rows = [
+        {"id": name, "method": method, **asked, "answer": f"{name} of {method}", "prompt": "x " * 900 + "In Rome. Q:"}
+        for name in "ab"
+        for method in ("none", "bm25@1")
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "examples.parquet")
+    harmed, harms, helped, helps = example_blocks(read(folder)[0], ("none", "bm25@1"))
+    assert isinstance(harms, Table) and isinstance(helps, Table)
+    assert "bm25@1 harms 1" in harmed and "bm25@1 helps 1" in helped
+    assert harms.rows[0][:3] == ["Where? (Rome)", "a of none", "a of bm25@1"]
+    shown = helps.rows[0][3]
+    assert [shown[start:end] for start, end in shown.spans] == ["Rome"] and len(shown) <= 701

@@ -14,7 +14,7 @@ from replug.config.load import load_evaluation_config
 from replug.config.methods import parse_methods
 from replug.data.store import PreparedSet
 from replug.evals import ensemble_temperatures
-from replug.evals.ensemble_temperatures import settled_temperatures, temperature_of, with_temperatures
+from replug.evals.ensemble_temperatures import settled_temperatures, with_temperatures
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.folder import EvaluationFolder
 from replug.evals.kinds import PromptedLM
@@ -108,8 +108,6 @@ def test_they_are_kept_and_nobody_is_asked_again(with_dev: PreparedSet, searched
     assert settle(config, with_dev, tmp_path, again) == fitted
     assert len(searched) == 1 and not again.calls
     folder = EvaluationFolder(tmp_path / "out")
-    assert temperature_of("lsr@4", folder) == fitted["lsr"].value
-    assert temperature_of("none", folder) == 1
     folder.temperatures.write_text(folder.temperatures.read_text().replace("0.", "1.", 1))
     with pytest.raises(UserError, match=r"damaged.*settled again"):
         settle(config, with_dev, tmp_path, again)

@@ -19,7 +19,6 @@ def write_evaluation(
     folder: Path,
     rows: Rows,
     lm: str = "tiny",
-    seconds: Mapping[str, float] | None = None,
     results: Mapping[str, Any] | None = None,
     texts: Sequence[str] = ("t",),
     corpus: str | None = "c",
@@ -39,11 +38,6 @@ def write_evaluation(
     evaluation.claim(config, f"{lm}:float32", texts, [], corpus)
     (folder / "outcomes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "results.json").write_text(json.dumps(results or {}))
-    asked = {row["group"]: ["Q: {question} A:"] for row in rows}
-    evaluation.prompts.write_text(json.dumps(dict.fromkeys(rows[0]["methods"], asked)))
-    if seconds:
-        timed = {name: {"numbers": {"seconds": s, "evidence_seconds": s / 10}} for name, s in seconds.items()}
-        (folder / "latency.jsonl").write_text(json.dumps({"id": "a", "group": "x", "methods": timed}) + "\n")
     evaluation.finish()
     return folder
 
