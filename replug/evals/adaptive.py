@@ -230,7 +230,7 @@ def compare_policies(
     """
     closed, augmented = answered.right(pair)
     signals, splits = answered.signals(pair), draw_splits(len(answered.ids))
-    costs = [costs_of(answered.methods[name], prices) for name in pair]
+    without, with_documents = (costs_of(answered.methods[name], prices) for name in pair)
     kinds = (BY_RELATION, POOLED) if len(set(answered.relations)) > 1 else (POOLED,)
     rules = {
         f"{name}, {kind}": (name, kind, _rule(answered, name, values, kind))
@@ -245,12 +245,12 @@ def compare_policies(
     by_signal = []
     for label, (name, kind, rule) in rules.items():
         retrieved = decisions(rule, closed, augmented, splits)
-        own = policy_costs(*costs, name, retrieved, splits)
+        own = policy_costs(without, with_documents, name, retrieved, splits)
         by_signal.append(Compared(name, kind, worth[label], own, aurocs[name], corrected[label]))
-    without, with_documents = ({cost: float(values.mean()) for cost, values in of.items()} for of in costs)
+    means = [{name: float(values.mean()) for name, values in costs.items()} for costs in (without, with_documents)]
     compared = [
-        Compared(NEVER_RETRIEVE, None, worth[NEVER_RETRIEVE], without),
-        Compared(ALWAYS_RETRIEVE, None, worth[ALWAYS_RETRIEVE], with_documents),
+        Compared(NEVER_RETRIEVE, None, worth[NEVER_RETRIEVE], means[0]),
+        Compared(ALWAYS_RETRIEVE, None, worth[ALWAYS_RETRIEVE], means[1]),
         *by_signal,
         Compared(ORACLE, None, worth[ORACLE], None),
     ]
