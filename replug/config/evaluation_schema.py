@@ -61,7 +61,6 @@ class QuestionsConfig:
     question_first: bool = key(False, "internet_qa: put the question before its evidence in prompts.")
     max_questions: int | None = key(None, "Number of questions to evaluate (mmlu: per subject). Default: all.", ABOVE_0)
     max_new_tokens: int = key(16, "Largest number of generated tokens per answer (PopQA's own code: 15).", ABOVE_0)
-    latency_questions: int = key(0, "Number of questions to time one by one, without the cache. 0: none.", FROM_0)
 
 
 @dataclass

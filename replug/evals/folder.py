@@ -51,15 +51,13 @@ class EvaluationFolder:
         self.weights = path / "weights.json"
         self.outcomes = path / "outcomes.jsonl"
         self.examples = path / "examples.parquet"
-        self.latency = path / "latency.jsonl"
         self.results = path / "results.json"
         self.table = path / "table.md"
         self.figure = path / "figure.svg"
         self.flop_figure = path / "flop.svg"
-        self.tokens = path / "tokens.html"
         self._shown = (
             *(self.results, self.examples, self.figure, self.flop_figure, self.weights),
-            *(self.tokens, self.latency, self.leakage),
+            self.leakage,
         )
 
     @property

@@ -279,8 +279,6 @@ def internet_problems(config: EvaluationConfig, methods: Sequence[Method]) -> It
     names = ", ".join(QUESTION_SETS)
     if config.questions.dataset not in QUESTION_SETS:
         yield f"questions.dataset is {config.questions.dataset}; evaluation=internet_qa expects one of {names}"
-    if config.questions.latency_questions:
-        yield f"questions.latency_questions is {config.questions.latency_questions}; internet_qa expects 0"
     if not config.questions.documents_in_shots:
         yield "questions.documents_in_shots is false; shots of internet_qa have their evidence: expected true"
     if config.retrievers:

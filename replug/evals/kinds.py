@@ -36,7 +36,7 @@ MAY_RERANK_DOCUMENTS = ("language_modelling", "mmlu", "open_qa", "token_gain")
 
 @dataclass(frozen=True, slots=True)
 class PromptedLM:
-    """The LM that is asked, behind its cache, and how texts are put to it; `uncached` is the LM itself.
+    """The LM that is asked, behind its cache, and how texts are put to it.
 
     `source` is where the LM comes from. `reranker` is `rerank_lm`, where another LM is to say how good answers are.
     `num_in_flight` examples are put to the LM before the first is waited for.
@@ -44,7 +44,6 @@ class PromptedLM:
 
     lm: AsyncLM
     template: PromptTemplate
-    uncached: AsyncLM
     source: LMSource | None = None
     reranker: "PromptedLM | None" = None
     num_in_flight: int = EXAMPLES_IN_FLIGHT
@@ -156,5 +155,3 @@ def _problems(config: EvaluationConfig, kind: EvaluationKind, methods: Sequence[
             f"methods: {names[0]} reranks documents by the LM, but evaluation={config.evaluation} counts its calls "
             f"otherwise or asks none; expected it with {', '.join(MAY_RERANK_DOCUMENTS)}"
         )
-    if names and config.questions.latency_questions:
-        yield f"questions.latency_questions is set, but the reranking of {names[0]} is not timed; expected 0"

@@ -1,12 +1,10 @@
-"""Passes of the LM over the questions beside answering them: it writes documents, reranks them, and is timed.
+"""Passes of the LM over the questions before it answers them: it writes documents and reranks them.
 
 GenRead: the LM writes a document for a question, and reads it as if it was retrieved (Yu et al. 2023). Reranking orders
 documents by how likely the LM finds the whole query after each (Ram et al. 2023, who take the last 16 tokens of a
-context). Latency is what a question takes, retriever and LM together: asked one at a time, without a
-cache, since the loop keeps several questions in flight.
+context).
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,13 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from replug.answering.genread import WRITING, WrittenDocument, writing_prompt, written_document
-from replug.config.methods import GENREAD, Method
+from replug.config.methods import Method
 from replug.data.progress import Progress
 from replug.data.store import CorpusStore
-from replug.evals.evidence import EvidenceBook, RetrievedDocuments
-from replug.evals.kinds import EvalDataset, PromptedLM
-from replug.evals.loop import Metric, in_order
-from replug.evals.outcomes import OutcomeFile, Row
+from replug.evals.evidence import RetrievedDocuments
+from replug.evals.kinds import PromptedLM
+from replug.evals.loop import in_order
+from replug.evals.outcomes import OutcomeFile
 
 FIELDS = ("text", "prompt_tokens", "generated_tokens")  # of a written document
 
@@ -82,52 +80,3 @@ def _begin_scoring(asked: PromptedLM, documents: Sequence[str], query: str) -> C
     prefixes = [asked.template.prefix(document, "", query) for document in documents]
     future = asked.lm.submit(prefixes, [query] * len(prefixes))
     return lambda: np.array([score.sum_logprob for score in future.result()])
-
-
-SECONDS = Metric("seconds")
-Search = Callable[[str, int], object]  # for the k nearest documents of a text
-
-
-def measure_latencies(
-    dataset: EvalDataset,
-    lm: PromptedLM,
-    book: EvidenceBook,
-    searches: Mapping[str, Search],
-    file: OutcomeFile,
-    num_questions: int,
-) -> list[Row]:
-    """Return the seconds of the first questions; those that the file lacks are asked again, each method in turn.
-
-    `lm.lm` is to be an LM without a cache. The documents that are read are those of the evaluation; searching for them
-    again is what is timed. Each method's first question is asked once before, untimed: what begins all prompts is
-    computed then, and never again.
-    """
-    task = dataset.make_task(lm, book)
-
-    def measure(row: int) -> Row:
-        example = task.examples[row]
-        timed = {method.name: {"numbers": time_method(method, row), "detail": {}} for method in book.methods}
-        return {"id": example.id, "group": example.group, "methods": timed}
-
-    def time_method(method: Method, row: int) -> dict[str, float]:
-        evidence, query = {method.name: book.of(row)[method.name]}, dataset.queries[row]
-        begin = time.perf_counter()
-        if method.source in searches and query.strip():
-            searches[method.source](query, method.k)
-        if method.source == GENREAD:
-            _begin_writing(lm, dataset.questions[row])()
-        found = time.perf_counter()
-        task.submit(row, evidence)()
-        return {"seconds": time.perf_counter() - begin, "evidence_seconds": found - begin}
-
-    asked = [example.id for example in task.examples[:num_questions]]
-    known = file.by("id", {example.id for example in task.examples})
-    progress = Progress("latency", len(asked), sum(name in known for name in asked))
-    if not known.keys() >= set(asked):
-        measure(0)
-    for row, name in enumerate(asked):
-        if name not in known:
-            known[name] = measure(row)
-            file.append(known[name])
-            progress.advance()
-    return [known[name] for name in asked]

@@ -174,11 +174,6 @@ def unasked_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Ite
         yield f"methods: genread writes a document for a question; evaluation={config.evaluation} asks the LM none"
     if voting := [method.name for method in methods if method.votes]:
         yield f"methods: {voting[0]}; answers vote, and evaluation={config.evaluation} asks the LM for none"
-    if config.questions.latency_questions:
-        yield (
-            f"questions.latency_questions is {config.questions.latency_questions}, but "
-            f"evaluation={config.evaluation} asks the LM no questions; expected 0"
-        )
 
 
 def demonstration_seed(keys: QuestionsConfig, seed: int) -> int:

@@ -28,18 +28,17 @@ from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.folder import EvaluationFolder
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM, check_evaluation
 from replug.evals.leakage import Overlaps, overlap_line, overlaps_with, write_leakage
-from replug.evals.lm_passes import SECONDS, measure_latencies, reranked, write_documents
+from replug.evals.lm_passes import reranked, write_documents
 from replug.evals.loop import EXAMPLES_IN_FLIGHT, Task, run_task
 from replug.evals.outcomes import OutcomeFile, Row, write_examples
 from replug.evals.results import (
-    Measurements,
     add_effective_documents,
     add_temperatures,
     compare,
     main_metric,
     paper_of_dataset,
 )
-from replug.evals.search import find_all, needs_building, open_searches
+from replug.evals.search import find_all, needs_building
 from replug.evals.tables import result_blocks, to_markdown
 from replug.index_workers.build_plan import check_faiss
 from replug.models import build
@@ -96,13 +95,8 @@ def _evaluate(config: EvaluationConfig, folder: EvaluationFolder, kind: Evaluati
             overlaps = overlaps_with(config, corpus, task, folder.overlaps) if corpus else None
             num_in_flight = asked.num_in_flight if asked else EXAMPLES_IN_FLIGHT
             rows = run_task(task, book, OutcomeFile(folder.outcomes), config.evaluation, num_in_flight)
-            latencies: list[Row] = []
-            if asked and (num := config.questions.latency_questions):
-                searches = open_searches(config, corpus, methods, folder.found) if corpus else {}
-                file, uncached = OutcomeFile(folder.latency), replace(asked, lm=asked.uncached)
-                latencies = measure_latencies(dataset, uncached, book, searches, file, num)
     measured, compared = kind.settle(config, folder, task, rows)
-    write_results(config, folder, kind, measured, book, compared, latencies, overlaps)
+    write_results(config, folder, kind, measured, book, compared, overlaps)
     return folder.show()
 
 
@@ -169,7 +163,7 @@ def opened_lms(
     is_shared = bool(reranker and reranker.roles and source.roles)
     with build.opened_lm(section, source, folder.scores, *([reranker] if is_shared else [])) as lm:
         in_flight = num_in_flight(section)
-        asked = PromptedLM(lm, prompt_template(section, source), lm.uncached, source, num_in_flight=in_flight)
+        asked = PromptedLM(lm, prompt_template(section, source), source, num_in_flight=in_flight)
         if reranker is None:
             yield asked
             return
@@ -177,7 +171,7 @@ def opened_lms(
         cache = cache_path(config.rerank_lm, folder.rerank_scores)
         with closing(CachingLM(second or reranker.open(scorers), cache)) as other:
             template = prompt_template(config.rerank_lm, reranker)
-            yield replace(asked, reranker=PromptedLM(other, template, other.uncached, reranker))
+            yield replace(asked, reranker=PromptedLM(other, template, reranker))
 
 
 def num_in_flight(lm: LMConfig) -> int:
@@ -192,21 +186,16 @@ def write_results(
     task: Task,
     book: EvidenceBook,
     rows: Sequence[Row],
-    latencies: Sequence[Row] = (),
     overlaps: Overlaps | None = None,
 ) -> None:
     """Write what an evaluation leaves, and its manifest last, which says that the evaluation is finished.
 
-    `latencies` are of some of the rows' examples, `overlaps` of all that was asked, where there is a corpus.
+    `overlaps` are of all that was asked, where there is a corpus.
     """
     ids = [row["id"] for row in rows]
     in_corpus = overlaps.of(ids) if overlaps else None
     paper = paper_of_dataset(config)
     results = compare(task, rows, book.methods, paper, config.num_resamples, config.seed, in_corpus)
-    if latencies:
-        timed = Measurements(latencies, config.num_resamples, config.seed)
-        for method, of in results.items():
-            of["seconds"] = timed.metric(method, SECONDS, timed.all)
     add_temperatures(results, book, len(rows))
     if kind.asks_lm:
         add_effective_documents(results, book, rows)

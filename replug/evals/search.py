@@ -22,7 +22,7 @@ from replug.data.store import Corpus
 from replug.evals.evidence import RetrievedDocuments, random_documents
 from replug.evals.retrieval import RECALL_DEPTH
 from replug.index_workers.answers import search_excluding
-from replug.index_workers.bm25 import BM25Index, search_bm25, without_words
+from replug.index_workers.bm25 import search_bm25, without_words
 from replug.index_workers.build import build_version, require_same_index
 from replug.index_workers.build_plan import IndexState, index_folder
 from replug.index_workers.local_index import LocalIndex, query_encoder_folder
@@ -157,25 +157,6 @@ def _query_encoder(path: str | None, encoder: Encoder) -> Encoder:
     return queries
 
 
-def open_searches(
-    config: EvaluationConfig, corpus: Corpus, methods: Sequence[Method], out: Path
-) -> dict[str, Callable[[str, int], object]]:
-    """Open for each source but `random` a search for the k nearest documents of one text, ready to be timed.
-
-    The indexes are those that `find_all` left. BM25 holds its whole index in memory: 2 KiB a document.
-    """
-    sources = dict.fromkeys(method.source for method in methods if method.takes_from_corpus)
-    return {source: _open_search(config, corpus, source, out) for source in sources if source != RANDOM}
-
-
-def _open_search(config: EvaluationConfig, corpus: Corpus, source: str, out: Path) -> Callable[[str, int], object]:
-    if source == BM25:
-        return BM25Index(_texts(corpus)).search
-    index = LocalIndex(index_of(config, source, out), available_cores())
-    encoder = _query_encoder(config.query_encoders.get(source), index.query_encoder())
-    return lambda text, k: index.search(encoder.encode_query([text]).numpy(), k)
-
-
 def needs_building(config: EvaluationConfig, source: str) -> bool:
     """Return whether a source is a retriever without an index of its own."""
     return source not in WITHOUT_RETRIEVER and not _is_indexed(_retriever_path(config, source))
@@ -233,12 +214,6 @@ def query_folder(config: EvaluationConfig, source: str) -> str:
     root = index_folder(Path(path).expanduser()).absolute()
     store = VersionStore(root)
     return str(query_encoder_folder(root) or store.encoder_folder(store.published()[-1]))
-
-
-def index_of(config: EvaluationConfig, source: str, out: Path) -> Path:
-    """Return the folder of the index that a retriever's documents were found in."""
-    path = _retriever_path(config, source)
-    return index_folder(Path(path).expanduser()) if _is_indexed(path) else _root(config, source, out)
 
 
 def _root(config: EvaluationConfig, source: str, out: Path) -> Path:

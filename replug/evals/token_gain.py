@@ -12,8 +12,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -21,19 +19,14 @@ import numpy as np
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import Method
-from replug.data.files import replace_file
 from replug.data.store import Corpus
-from replug.evals.evidence import EvidenceBook
 from replug.evals.intervals import Clusters, Ratio, difference_and_p, interval_of
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished
 from replug.evals.language_modelling import lm_dataset, text_problems
-from replug.evals.outcomes import Row
 from replug.evals.popqa_sets import popularity_bin, read_popqa
 from replug.evals.results import Entry, clusters_of, correct_for_many
-from replug.evals.tables import Block, Html, Table, difference_text, html_page
+from replug.evals.tables import Block, Table, difference_text
 
-HELPED, HURT = "46,125,50", "198,40,40"  # green and red
-FULL_COLOUR_BITS = 4.0
 NO_WORD, NO_ENTITY = "no word", "no entity"
 BIN_TITLES = ("tokens", "sources", "mean gain, bits", "95% interval", "minus all other tokens")
 RARITY, POPULARITY = "times in the corpus", "popularity of the name"
@@ -43,35 +36,6 @@ Words = tuple[str, ...]
 # other tokens; None where there are no others.
 Bins = Mapping[str, tuple[Entry, Entry | None]]
 Mention = tuple[str, int, int]  # a name in a text, from one character to another
-TOKEN_CSS = """
-.text { white-space: pre-wrap; background: #fff; border: 1px solid #ddd; padding: .6rem .8rem; border-radius: 6px; }
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenGain:
-    """One token, how often the corpus has its word (None for punctuation and space), and both probabilities."""
-
-    token: str
-    count: int | None
-    probability_without: float
-    probability_with: float
-    gain_bits: float
-
-
-def token_gains(
-    tokens: Sequence[str], without: np.ndarray, with_documents: np.ndarray, counts: Mapping[str, int]
-) -> list[TokenGain]:
-    """Return the gain of each of T tokens, which join to a text, from their log-probs [T] in nats both ways.
-
-    A word that `counts` does not hold occurs 0 times. Raises ValueError where tokens and log-probs are not as many.
-    """
-    gains = (np.asarray(with_documents, np.float64) - np.asarray(without, np.float64)) / math.log(2)
-    rows = zip(tokens, words_of_tokens(tokens), without, with_documents, gains, strict=True)
-    return [
-        TokenGain(token, None if word is None else counts.get(word, 0), math.exp(before), math.exp(after), float(gain))
-        for token, word, before, after, gain in rows
-    ]
 
 
 def words_of_tokens(tokens: Sequence[str]) -> list[str | None]:
@@ -94,14 +58,19 @@ def first_spans(tokens: Sequence[str], spans: Sequence[tuple[int, int]]) -> list
     return found
 
 
+def gain_bits(without: Sequence[float], with_documents: Sequence[float]) -> np.ndarray:
+    """Return the gain of each of T tokens in bits, from log-probs [T] in nats both ways."""
+    return (np.asarray(with_documents, np.float64) - np.asarray(without, np.float64)) / math.log(2)
+
+
 def mean_gains(
-    by_text: Sequence[Sequence[TokenGain]],
+    by_text: Sequence[Sequence[float] | np.ndarray],
     names: Sequence[Sequence[str]],
     num_resamples: int = 10_000,
     seed: int = 0,
     clusters: Clusters | None = None,
 ) -> Bins:
-    """Return the mean gain of the tokens of each name, which `names` gives for every token of every text.
+    """Return the mean of the tokens' gains by name of a bin; both are given for every token of every text.
 
     Intervals are of a bootstrap over `clusters` of texts, by default each by itself: the tokens of a text are not
     independent. The interval of a mean is over the texts that hold such tokens, that of a difference over all. P-values
@@ -113,7 +82,7 @@ def mean_gains(
     for row, (gains, own) in enumerate(zip(by_text, names, strict=True)):
         bits: dict[str, list[float]] = {}
         for gain, name in zip(gains, own, strict=True):
-            bits.setdefault(name, []).append(gain.gain_bits)
+            bits.setdefault(name, []).append(float(gain))
         for name, values in bits.items():
             sums[name][row], counts[name][row] = math.fsum(values), len(values)
     bins: dict[str, tuple[Entry, Entry | None]] = {}
@@ -140,13 +109,14 @@ def _rank(name: str) -> tuple[bool, int]:
     return name in (NO_WORD, NO_ENTITY), int(number[1]) if number else -1
 
 
-def rarities(gains: Sequence[TokenGain]) -> list[str]:
+def rarities(words: Sequence[str | None], counts: Mapping[str, int]) -> list[str]:
     """Return how often the corpus has the word of each token: 0, 1-9, 10-99, ..., or that it has no word."""
     names = []
-    for gain in gains:
-        digits = len(str(gain.count)) if gain.count else 0
+    for word in words:
+        count = counts.get(word, 0) if word is not None else 0
+        digits = len(str(count)) if count else 0
         known = f"{10 ** (digits - 1)}-{10**digits - 1}" if digits else "0"
-        names.append(NO_WORD if gain.count is None else known)
+        names.append(NO_WORD if word is None else known)
     return names
 
 
@@ -173,31 +143,6 @@ def bin_entries(metric: str, bins: Bins) -> dict[str, Entry]:
     for name, (mean, rest) in bins.items():
         entries |= {f"{metric}/{name}": mean} | ({f"{metric}/{name} - rest": rest} if rest else {})
     return entries
-
-
-def token_gain_page(ids: Sequence[str], by_text: Sequence[Sequence[TokenGain]], bins: Bins) -> str:
-    """Return one self-contained page: gain by rarity, and every text with coloured tokens."""
-    coloured = [
-        Html(f"<h3>{escape(name)}</h3><div class=text>{''.join(map(_span, gains))}</div>")
-        for name, gains in zip(ids, by_text, strict=True)
-        if gains
-    ]
-    legend = (
-        "Green: more probable with documents; red: less. Full colour at "
-        f"{FULL_COLOUR_BITS:.0f} bits. Point at a token for its probabilities."
-    )
-    sections: dict[str, Sequence[Block]] = {
-        "By rarity of the word": bin_table(RARITY, bins),
-        "Texts": [legend, *coloured],
-    }
-    return html_page("What documents do for each token", sections, TOKEN_CSS)
-
-
-def _span(gain: TokenGain) -> str:
-    colour = HELPED if gain.gain_bits > 0 else HURT
-    opacity = min(1.0, abs(gain.gain_bits) / FULL_COLOUR_BITS)
-    title = f"p {gain.probability_without:.4g} → {gain.probability_with:.4g}, {gain.gain_bits:+.2f} bits"
-    return f'<span title="{title}" style="background:rgba({colour},{opacity:.2f})">{escape(gain.token)}</span>'
 
 
 # Names of entities ------------------------------------------------------------------------------------------------
@@ -228,12 +173,12 @@ class EntityNames:
         return found
 
 
-def popularities(gains: Sequence[TokenGain], mentions: Sequence[Mention], popularity: Mapping[str, float]) -> list[str]:
+def popularities(tokens: Sequence[str], mentions: Sequence[Mention], popularity: Mapping[str, float]) -> list[str]:
     """Return the popularity of the name that each token is a part of, as powers of ten, or that it is of none.
 
     A token belongs to a mention where it holds a character of it.
     """
-    owners = first_spans([gain.token for gain in gains], [(start, end) for _, start, end in mentions])
+    owners = first_spans(tokens, [(start, end) for _, start, end in mentions])
     return [NO_ENTITY if owner is None else popularity_bin(popularity[mentions[owner][0]]) for owner in owners]
 
 
@@ -264,20 +209,25 @@ def token_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Itera
 
 
 def add_gains(finished: Finished) -> list[Block]:
-    """Add gains to the second method's results, write tokens.html, a coloured page, and return tables."""
+    """Add gains to the second method's results, and return tables of them."""
     config, book = finished.config, finished.book
-    results = finished.results[book.methods[1].name]
-    by_text = _gains_by_text(finished.rows, book)
+    before, after = (method.name for method in book.methods)
+    results = finished.results[after]
+    counts_of_words = Counter(word.lower() for text in book.all_texts() for word in _WORD.findall(text))
+    tokens, by_text = [], []
+    for row in finished.rows:
+        without, with_documents = (row["methods"][name]["detail"] for name in (before, after))
+        tokens.append(without["token_texts"])
+        by_text.append(gain_bits(without["token_logprobs"], with_documents["token_logprobs"]))
     resampling = config.num_resamples, config.seed, clusters_of(finished.rows)
-    bins = mean_gains(by_text, list(map(rarities, by_text)), *resampling)
+    bins = mean_gains(by_text, [rarities(words_of_tokens(own), counts_of_words) for own in tokens], *resampling)
     results |= bin_entries("gain_bits", bins)
-    replace_file(finished.folder.tokens, token_gain_page([row["id"] for row in finished.rows], by_text, bins).encode())
     blocks = bin_table(RARITY, bins)
     if config.texts.entities:
         popularity = read_popularity(Path(config.texts.entities))
         names = EntityNames(popularity)
-        mentions = [names.mentions("".join(gain.token for gain in gains)) for gains in by_text]
-        labels = [popularities(gains, own, popularity) for gains, own in zip(by_text, mentions, strict=True)]
+        mentions = [names.mentions("".join(own)) for own in tokens]
+        labels = [popularities(own, found, popularity) for own, found in zip(tokens, mentions, strict=True)]
         bins = mean_gains(by_text, labels, *resampling)
         found = [(popularity_bin(popularity[name]), name) for own in mentions for name, _, _ in own]
         counts = {"mentions": Counter(name for name, _ in found), "names": Counter(name for name, _ in set(found))}
@@ -286,18 +236,6 @@ def add_gains(finished: Finished) -> list[Block]:
         for name, number in counts["mentions"].items():
             results[f"entity_gain_bits/{name}"]["n"] = number
     return blocks
-
-
-def _gains_by_text(rows: Sequence[Row], book: EvidenceBook) -> list[list[TokenGain]]:
-    """Compare the first method's probabilities with the second's."""
-    before, after = (method.name for method in book.methods)
-    counts = Counter(word.lower() for text in book.all_texts() for word in _WORD.findall(text))
-    gains = []
-    for row in rows:
-        first, second = row["methods"][before]["detail"], row["methods"][after]["detail"]
-        without, with_documents = (np.array(detail["token_logprobs"]) for detail in (first, second))
-        gains.append(token_gains(first["token_texts"], without, with_documents, counts))
-    return gains
 
 
 EVALUATION = EvaluationKind(token_dataset, token_problems, has_sources=True, add_findings=add_gains)

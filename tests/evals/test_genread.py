@@ -9,10 +9,8 @@ import pytest
 from replug.answering.genread import WrittenDocument
 from replug.config.methods import parse_methods
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
-from replug.evals.kinds import EvalDataset, PromptedLM
-from replug.evals.lm_passes import measure_latencies, write_documents
-from replug.evals.loop import Item, Outcome
-from replug.evals.outcomes import OutcomeFile
+from replug.evals.kinds import PromptedLM
+from replug.evals.lm_passes import write_documents
 from replug.models.generation import Generated
 from replug.models.prompt import PromptTemplate
 from tests.support.known_lm import KnownTexts
@@ -38,7 +36,7 @@ class Writer:
 
 
 def prompted(lm) -> PromptedLM:
-    return PromptedLM(lm, PromptTemplate("\n"), lm)
+    return PromptedLM(lm, PromptTemplate("\n"))
 
 
 QUESTIONS = [f"who is q{number}?" for number in range(20)]
@@ -74,41 +72,3 @@ def book() -> EvidenceBook:
     return EvidenceBook(
         methods, KnownTexts(["first", "second"]), found, [True] * 3, [WrittenDocument("it is so", 11, 3)] * 3
     )
-
-
-class Asking:
-    """A task that puts the first text of its evidence to the LM."""
-
-    def __init__(self, lm):
-        self._lm = lm
-        self.examples = [Item(str(number), f"q{number}", "all") for number in range(3)]
-
-    def submit(self, row, evidence):
-        futures = [self._lm.submit_answer(str(one.texts[0]), None) for one in evidence.values()]
-        return lambda: {name: Outcome({}) for name in evidence if [future.result() for future in futures]}
-
-
-def test_seconds_are_of_evidence_and_answer_each_question_and_method_by_itself(tmp_path):
-    lm, searched = Writer(seconds=0.02), []
-
-    def search(text: str, k: int) -> None:
-        searched.append((text, k))
-        time.sleep(0.05)
-
-    dataset = EvalDataset([f"query {n}" for n in range(3)], lambda asked, book: Asking(asked.lm), ["who is q1?"] * 3)
-
-    def measure(num: int) -> list[dict]:
-        file = OutcomeFile(tmp_path / "latency.jsonl")
-        return measure_latencies(dataset, prompted(lm), book(), {"bm25": search}, file, num)
-
-    rows = measure(2)
-    timed = [{name: of["numbers"] for name, of in row["methods"].items()} for row in rows]
-    assert [row["id"] for row in rows] == ["0", "1"]
-    for of in timed:
-        assert of["none"]["seconds"] >= 0.02 and of["none"]["evidence_seconds"] <= of["none"]["seconds"] - 0.02
-        assert of["bm25@1"]["seconds"] >= 0.07 and of["bm25@1"]["evidence_seconds"] >= 0.05
-        assert of["genread"]["seconds"] >= 0.04 and of["genread"]["evidence_seconds"] >= 0.02
-    assert searched == [("query 0", 1), ("query 0", 1), ("query 1", 1)], "once untimed, then each question"
-    measure(2)
-    assert len(searched) == 3, "what was measured is not measured again"
-    assert [row["id"] for row in measure(9)] == ["0", "1", "2"]

@@ -66,7 +66,7 @@ def done(result) -> Future:
 def asked(lm: River, reranker: River | None = None) -> PromptedLM:
     words = StandInSource().tokenizer
     first, second = (
-        PromptedLM(one, PromptTemplate("\n"), one, SimpleNamespace(tokenizer=words, max_tokens=one.max_tokens))
+        PromptedLM(one, PromptTemplate("\n"), SimpleNamespace(tokenizer=words, max_tokens=one.max_tokens))
         for one in (lm, reranker or lm)
     )
     return replace(first, reranker=second if reranker else None)
@@ -170,8 +170,8 @@ def test_outcomes_are_the_same_whatever_the_number_in_flight_and_the_order(label
         path = tmp_path / f"{num_in_flight}-{order[0]}"
         lms = [CachingLM(InProcessLM(StandInLM()), path.with_suffix(f".{name}")) for name in ("lm", "reranker")]
         source = StandInSource()
-        other = PromptedLM(lms[1], PromptTemplate("\n"), lms[1], source)
-        task = InternetQa(of, PromptedLM(lms[0], PromptTemplate("\n"), lms[0], source, other), 3, 0, (1.0, 1.0))
+        other = PromptedLM(lms[1], PromptTemplate("\n"), source)
+        task = InternetQa(of, PromptedLM(lms[0], PromptTemplate("\n"), source, other), 3, 0, (1.0, 1.0))
         rows = [json.dumps(row) for row in outcome_rows(task, book, order, num_in_flight)]
         for lm in lms:
             lm.close()

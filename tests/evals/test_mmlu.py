@@ -70,7 +70,7 @@ def test_the_demonstrations_of_a_set_are_searched_for_behind_its_questions(tmp_p
     first, *_ = mmlu_dataset(config, None).queries
     assert first.startswith("anatomy? A. ") and first.count("\n") == 3
     lm = KnownLM(lambda prefix, letter: [math.log(0.5 if letter == " B" else 0.1)])
-    task = dataset.make_task(PromptedLM(lm, PromptTemplate("\n"), lm), Book())
+    task = dataset.make_task(PromptedLM(lm, PromptTemplate("\n")), Book())
     rows = outcome_rows(task, {"none": NOTHING, "bm25": evidence("own")})
     assert rows[2]["methods"]["bm25"]["numbers"]["shots"] == 2
     closed, with_documents = sorted(
@@ -84,7 +84,7 @@ def test_the_demonstrations_of_a_set_are_searched_for_behind_its_questions(tmp_p
     ]
     config.questions.documents_in_shots = False
     lm.prompts.clear()
-    mmlu_dataset(config, None).make_task(PromptedLM(lm, PromptTemplate("\n"), lm), Book()).submit(0, {"bm25": NOTHING})
+    mmlu_dataset(config, None).make_task(PromptedLM(lm, PromptTemplate("\n")), Book()).submit(0, {"bm25": NOTHING})
     assert "Knowledge" not in lm.prompts[0][0]
 
 

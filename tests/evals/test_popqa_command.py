@@ -78,7 +78,7 @@ def evaluate(replug: CommandLine, data: Path) -> Evaluate:
 @pytest.mark.slow
 def test_every_way_to_answer_is_measured_with_its_costs(evaluate, data, tmp_path):
     out = tmp_path / "out"
-    results, _ = evaluate(out, *with_corpus(data), "questions.latency_questions=2")
+    results, _ = evaluate(out, *with_corpus(data))
     assert list(results) == METHODS
     value = {name: {metric: entry["value"] for metric, entry in of.items()} for name, of in results.items()}
     assert results["none"]["accuracy"]["n"] == 20, "two of each relation are shown and not asked"
@@ -86,7 +86,6 @@ def test_every_way_to_answer_is_measured_with_its_costs(evaluate, data, tmp_path
     assert [value[name]["retriever_calls"] for name in METHODS] == [0, 0, 1, 1, 1, 1, 0]
     assert value["none"]["answer_recall"] == 0 < value["bm25@1"]["answer_recall"] < 1
     assert value["genread"]["prompt_tokens"] > value["none"]["prompt_tokens"]
-    assert all(value[name]["seconds"] > 0 and results[name]["seconds"]["n"] == 2 for name in METHODS)
     assert {"accuracy/occupation", "accuracy/popularity 10^0-10^1", "correlation"} <= results["bm25@1"].keys()
     low, high = results["bm25@1"]["accuracy"]["interval"]
     assert value["none"]["accuracy"] == 0 < low < value["bm25@1"]["accuracy"] < high, "the stand-in repeats the town"

@@ -1,7 +1,6 @@
-"""Gains of tokens by hand, words and rarity, and a page that trusts no text."""
+"""Gains of tokens by hand, by the rarity of their words and by the popularity of names."""
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -9,14 +8,12 @@ import pytest
 from replug.config.errors import UserError
 from replug.evals.token_gain import (
     EntityNames,
-    TokenGain,
     bin_entries,
+    gain_bits,
     mean_gains,
     popularities,
     rarities,
     read_popularity,
-    token_gain_page,
-    token_gains,
     words_of_tokens,
 )
 
@@ -26,17 +23,6 @@ TEXT = (
     np.log([0.5, 0.16, 0.5, 1.0, 0.125, 0.1]),
 )
 COUNTS = {"the": 1200, "river": 37, "tappahannock": 3}
-
-
-def gain(bits: float, count: int | None = 1) -> TokenGain:
-    return TokenGain("x", count, 0.5, 0.5, bits)
-
-
-def test_a_gain_is_the_change_in_bits_and_rarity_that_of_the_word_a_token_is_a_part_of() -> None:
-    gains = token_gains(*TEXT, COUNTS)
-    assert [found.gain_bits for found in gains] == pytest.approx([0, 4, 0, 1, -1, -2])
-    assert [found.count for found in gains] == [1200, 3, 3, 3, None, 37]
-    assert token_gains(*TEXT, {})[0].count == 0
 
 
 @pytest.mark.parametrize(
@@ -52,13 +38,23 @@ def test_words_are_found_over_the_borders_of_tokens(tokens: list[str], words: li
     assert words_of_tokens(tokens) == words
 
 
-def rarity_gains(by_text, *resampling, **more):
-    return mean_gains(by_text, [rarities(gains) for gains in by_text], *resampling, **more)
+def test_a_gain_is_the_change_in_bits_and_rarity_that_of_the_word_a_token_is_a_part_of() -> None:
+    tokens, without, with_documents = TEXT
+    assert gain_bits(without, with_documents) == pytest.approx([0, 4, 0, 1, -1, -2])
+    of_words = ["1000-9999", "1-9", "1-9", "1-9", "no word", "10-99"]
+    assert rarities(words_of_tokens(tokens), COUNTS) == of_words
+    assert rarities(words_of_tokens(tokens), {})[0] == "0"
+
+
+def rarity_gains(by_text, *resampling):
+    """The mean gains of texts of (bits, times that the corpus has the word, None for no word)."""
+    names = [[rarities([None if n is None else "x"], {"x": n or 0})[0] for _, n in text] for text in by_text]
+    return mean_gains([[bits for bits, _ in text] for text in by_text], names, *resampling)
 
 
 def test_bins_go_by_powers_of_ten_and_the_mean_is_of_their_tokens() -> None:
     counts = [0, 1, 9, 10, 99, 100, 12_345, None, 0]
-    bins = rarity_gains([[gain(float(i), count) for i, count in enumerate(counts)]])
+    bins = rarity_gains([[(float(i), count) for i, count in enumerate(counts)]])
     assert [(name, mean["n"], mean["value"]) for name, (mean, _) in bins.items()] == [
         ("0", 2, 4.0),
         ("1-9", 2, 1.5),
@@ -71,7 +67,7 @@ def test_bins_go_by_powers_of_ten_and_the_mean_is_of_their_tokens() -> None:
 
 
 def test_intervals_are_over_texts_that_have_such_tokens() -> None:
-    texts = [[gain(1.0, 5), gain(1.0, 5), gain(2.0, 0)], [gain(4.0, 5)], [gain(7.0, None)]]
+    texts = [[(1.0, 5), (1.0, 5), (2.0, 0)], [(4.0, 5)], [(7.0, None)]]
     means = {name: mean for name, (mean, _) in rarity_gains(texts, 500).items()}
     assert means["1-9"] == {"value": 2.0, "n": 3, "clusters": 2, "interval": [1.0, 4.0]}
     assert means["0"]["interval"] == [2.0, 2.0] and means["no word"]["interval"] == [7.0, 7.0]
@@ -80,7 +76,7 @@ def test_intervals_are_over_texts_that_have_such_tokens() -> None:
 def test_a_bin_is_compared_with_all_other_tokens_over_the_same_resamples() -> None:
     rng = np.random.default_rng(0)
     texts = [
-        [gain(level + 2 + noise, 5), gain(level + noise, 50), gain(level - noise, 5000)]
+        [(level + 2 + noise, 5), (level + noise, 50), (level - noise, 5000)]
         for level, noise in zip(rng.normal(0, 5, 40), rng.normal(0, 0.1, 40), strict=True)
     ]
     entries = bin_entries("gain_bits", rarity_gains(texts, 300))
@@ -89,35 +85,6 @@ def test_a_bin_is_compared_with_all_other_tokens_over_the_same_resamples() -> No
     rest = entries["gain_bits/1-9 - rest"]
     assert rest["value"] == pytest.approx(2, abs=0.1) and rest["interval"][0] > 1.9 and rest["p_holm"] < 0.05
     assert all(entries[f"gain_bits/{name} - rest"]["interval"][1] < 0 for name in ("10-99", "1000-9999"))
-
-
-ATTACK = "<script>alert('x')</script>"
-
-
-@pytest.fixture(scope="module")
-def page() -> str:
-    hostile = (ATTACK, ' " onmouseover="x', "\n日本"), np.log([0.5] * 3), np.log([0.9, 0.1, 0.5])
-    by_text = [token_gains(*text, COUNTS) for text in (TEXT, hostile)]
-    return token_gain_page(["t1", f'"{ATTACK}'], by_text, rarity_gains(by_text))
-
-
-def test_the_page_colours_what_helped_green_and_what_hurt_red(page: str) -> None:
-    colours = {token: colour for colour, token in re.findall(r'background:rgba\(([^)]+)\)">([^<]*)</span>', page)}
-    assert colours[" Tap"] == "46,125,50,1.00"  # four bits
-    assert colours["annock"] == "46,125,50,0.25"
-    assert colours[" river"] == "198,40,40,0.50"
-    assert colours[" The"].endswith(",0.00")
-    assert 'title="p 0.01 → 0.16, +4.00 bits"' in page
-    assert 'title="p 0.4 → 0.1, -2.00 bits"' in page
-    assert "<tr><td>1-9</td><td>3</td><td>1</td><td>+1.667</td><td>+1.667 to +1.667</td><td>" in page
-
-
-def test_texts_are_escaped_and_nothing_is_loaded(page: str) -> None:
-    assert "<script" not in page and "&lt;script&gt;" in page
-    assert 'onmouseover="x' not in page
-    assert not re.findall(r"""(?:src|href)\s*=\s*["']?\s*(?:https?:)?//""", page)
-    assert "<link" not in page and "@import" not in page
-    assert "\n日本" in page and "charset=utf-8" in page
 
 
 # Names of entities ------------------------------------------------------------------------------------------------
@@ -141,11 +108,10 @@ def test_tokens_of_a_name_gain_in_the_bin_of_its_popularity():
         [("The", 0.0), (" Li", 2.0), (" B", 3.0), ("ai", 1.0), (" of", 0.5), (" Paris", -1.0)],
         [(" Paris", 0.0), (" and", 0.25), (" Bai", 4.0), (".", 0.25)],
     ]
-    by_text = [[TokenGain(text, None, 0.1, 0.1, bits) for text, bits in of] for of in texts]
+    tokens = [[token for token, _ in of] for of in texts]
     names = EntityNames(POPULARITY)
-    mentions = [names.mentions("".join(text for text, _ in of)) for of in texts]
-    labels = [popularities(gains, own, POPULARITY) for gains, own in zip(by_text, mentions, strict=True)]
-    bins = mean_gains(by_text, labels, num_resamples=100)
+    labels = [popularities(own, names.mentions("".join(own)), POPULARITY) for own in tokens]
+    bins = mean_gains([[bits for _, bits in of] for of in texts], labels, num_resamples=100)
     assert [(name, mean["n"], mean["value"]) for name, (mean, _) in bins.items()] == [
         ("popularity 10^1-10^2", 3, pytest.approx(2.0)),
         ("popularity 10^3-10^4", 1, pytest.approx(4.0)),
