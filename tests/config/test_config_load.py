@@ -4,12 +4,13 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
-from replug.config.choices import LMScore, Similarity
+from replug.config.choices import LMScore, Similarity, WandbMode
 from replug.config.errors import UserError, require_extra
 from replug.config.load import (
     config_to_yaml,
@@ -133,6 +134,25 @@ def test_overrides_reach_enums_numbers_flags_and_null(tmp_path):
     assert config.loss.lm_score is LMScore.sum_logprob
     assert config.retriever.similarity is Similarity.dot
     assert (config.retriever.dropout, config.train.lr, config.train.epochs) == (True, 1e-3, None)
+
+
+@pytest.mark.parametrize(
+    ("yaml", "override", "value"),
+    [
+        ("lm: {separator: yes}", "lm.separator=off", "off"),  # words, in a file and on the command line
+        ("lm: {separator: 2021-01-01}", "lm.separator=2021-01-01", "2021-01-01"),
+        ("wandb: {mode: off}", "wandb.mode=off", WandbMode.off),
+        ("retriever: {dropout: yes}", "retriever.dropout=on", True),
+        ("train: {lr: 1e-3}", "train.lr=1E-3", 1e-3),
+        ("ensemble: {temperature: 1e-1}", "ensemble.temperature=1e-1", 0.1),  # a number or a word
+    ],
+)
+def test_words_numbers_and_flags_are_read_alike_from_files_and_overrides(tmp_path, yaml, override, value):
+    key = override.partition("=")[0]
+    loaded = attrgetter(key)(load(tmp_path, "", override))
+    assert loaded == value and type(loaded) is type(value)
+    in_file = attrgetter(key)(load(tmp_path, yaml))
+    assert type(in_file) is type(value) and in_file in (value, "yes")
 
 
 def test_the_resolved_yaml_loads_to_the_same_configuration(tmp_path):

@@ -122,6 +122,12 @@ def test_nothing_but_other_keys_stands_in_for_a_value(value: str, tmp_path: Path
         assert "hunter2" not in str(caught.value)
 
 
+def test_an_escaped_resolver_is_read_as_what_it_is(tmp_path: Path) -> None:
+    for escaped in (r"\x24{oc.env:AWS_SECRET_ACCESS_KEY}", r"$\u007boc.env:AWS_SECRET_ACCESS_KEY}"):
+        with pytest.raises(UserError, match=r"asks for more than another key"):
+            load_config(write(tmp_path, GOOD + f'lm: {{path: stand_in, separator: "{escaped}"}}\n'))
+
+
 def test_another_key_may_stand_in_for_a_value(tmp_path: Path) -> None:
     config = load_config(write(tmp_path, GOOD + "lm: {path: stand_in, separator: 'a-${run_dir}-${train.lr}'}\n"))
     assert config.lm.separator == "a-run-2e-05"
