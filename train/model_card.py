@@ -41,7 +41,7 @@ DATA_KEYS = ("source", "corpus", "queries", "heldout", "dev", "prepared")
 SETTINGS = (
     *("loss.gamma", "loss.beta", "loss.lm_score", "loss.direction", "loss.contrastive", "retrieve.k"),
     *("retriever.similarity", "retriever.max_tokens", "retriever.train", "train.max_steps", "train.epochs"),
-    *("retriever.frozen_layers", "retriever.dims", "index.dims", "lora.rank"),
+    *("retriever.dims", "index.dims", "lora.rank"),
     *("train.batch_size", "train.lr", "train.warmup_ratio", "train.labels"),
     *("refresh.every_steps", "seed"),
 )
@@ -141,8 +141,6 @@ def _what_it_is(folder: Path, config: Config, weights: str) -> Iterator[str]:
     if config.lora.rank is not None:
         kept = ", ".join(f"`{path.name}/`" for path in sorted(folder.glob(f"*{ADAPTER}"))) or f"`{ADAPTER}/`"
         yield f"Learnt by LoRA, adapters of rank {config.lora.rank}: merged into these weights, and kept in {kept}."
-    if frozen := config.retriever.frozen_layers:
-        yield f"Embeddings and the first {frozen} of the layers stayed as they were."
     if dims := config.retriever.dims:
         lengths = ", ".join(map(str, sorted(dims, reverse=True)))
         yield f"The loss was taken at the first {lengths} numbers: a vector may be cut there."

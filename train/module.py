@@ -194,7 +194,7 @@ class LSRModule(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         settings = self._train
         trained = [weight for weight in self.encoder.parameters() if weight.requires_grad]
-        optimizer = torch.optim.AdamW(trained, lr=settings.lr, weight_decay=settings.weight_decay)
+        optimizer = torch.optim.AdamW(trained, lr=settings.lr, weight_decay=0.0)
         schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, settings))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

@@ -93,7 +93,7 @@ class LabelledBatches(BatchSource):
         self._scores, self._encoder, self._frozen, self._watch = labels.scores("queries"), encoder, frozen, watch
         self._sampler = QuerySampler(len(data.queries), config.train.batch_size, config.seed)
         self._max_steps = config.train.max_steps
-        self._every = config.train.dev_every_steps or math.ceil(len(data.queries) / config.train.batch_size)
+        self._every = math.ceil(len(data.queries) / config.train.batch_size)
         self.dev = LabelledDevTexts(config, labels, data) if watch is not None and labels.counts.get("dev") else None
         if isinstance(data.corpus, StoredCorpus):
             data.corpus.rows_of(

@@ -1,6 +1,6 @@
 """Which sides and weights of the retriever learn; what of them is in a checkpoint, and in the tuned retriever's folder.
 
-All weights learn, or adapters alone (`lora`), or those above frozen layers. Checkpoints hold only the trainable weights
+All weights learn, or adapters alone (`lora`). Checkpoints hold only the trainable weights
 and a hash of the others, which a resumed run has from `retriever.path`.
 """
 
@@ -22,7 +22,7 @@ from replug.models.build import encoder_location, load_encoder
 from replug.models.encoder import Encoder
 from replug.models.encoder_files import DocumentEncoder, mark_tuned_queries, numbers_sha256
 from replug.models.hardware import to_device
-from replug.models.lora import adapter_settings, add_adapters, freeze_layers, frozen_part, keep_adapters
+from replug.models.lora import adapter_settings, add_adapters, keep_adapters
 
 UNTRAINED = "untrained_sha256"  # in a checkpoint that holds the weights alone that learn
 PREFIX = "encoder."  # of the retriever's weights in a module's state
@@ -81,11 +81,9 @@ def check_training(config: Config, encoder: Encoder) -> None:
             raise UserError(
                 f"retriever.dims: {count} is more than the {encoder.width} numbers of the retriever's vectors"
             )
-    for backbone in encoder.backbones:
-        if config.lora.rank is None:
-            frozen_part(backbone, config.retriever.frozen_layers)
-        else:
-            adapter_settings(backbone, config.lora, config.retriever.frozen_layers)
+    if config.lora.rank is not None:
+        for backbone in encoder.backbones:
+            adapter_settings(backbone, config.lora)
 
 
 def choose_trained_weights(config: Config, encoder: Encoder) -> None:
@@ -93,17 +91,12 @@ def choose_trained_weights(config: Config, encoder: Encoder) -> None:
 
     The other weights are those that the retriever came with.
     """
-    lora, frozen_layers = config.lora, config.retriever.frozen_layers
-    backbones = [backbone for backbone in encoder.backbones if any(w.requires_grad for w in backbone.parameters())]
-    if lora.rank is not None:
-        encoder.requires_grad_(False)
-        for backbone in backbones:
-            add_adapters(backbone, lora, frozen_layers, config.seed)
-    elif frozen_layers:
-        for backbone in backbones:
-            freeze_layers(backbone, frozen_layers)
-    else:
+    if config.lora.rank is None:
         return
+    backbones = [backbone for backbone in encoder.backbones if any(w.requires_grad for w in backbone.parameters())]
+    encoder.requires_grad_(False)
+    for backbone in backbones:
+        add_adapters(backbone, config.lora, config.seed)
     untrained = ((name, weight) for name, weight in encoder.named_parameters() if not weight.requires_grad)
     encoder.untrained_sha256 = numbers_sha256(untrained)
 

@@ -446,17 +446,17 @@ def _training_problems(config: Config) -> Iterator[str]:
 
 def untrained_problems(retriever: RetrieverConfig) -> Iterator[str]:
     """Refuse keys of training in a command that does not train."""
-    for key in ("frozen_layers", "dims"):
-        if value := getattr(retriever, key):
-            instead = " (index.dims sets the searched dimensions)" if key == "dims" else ""
-            yield f"retriever.{key} is {value}, but this command does not train; remove it{instead}"
+    if retriever.dims:
+        yield (
+            f"retriever.dims is {retriever.dims}, but this command does not train; remove it (index.dims sets the "
+            "searched dimensions)"
+        )
 
 
 def _without_labels(config: Config) -> Iterator[str]:
     """Refuse keys that need labels."""
     asked = {
         "train.epochs": config.train.epochs,
-        "train.dev_every_steps": config.train.dev_every_steps,
         "train.label_steps": config.train.label_steps,
         "train.patience": config.train.patience,
         "evaluate.heldout=false": not config.evaluate.heldout and config.lm.score is Teacher.logprob,
@@ -481,9 +481,8 @@ def _with_labels(config: Config) -> Iterator[str]:
             f"train.label_steps is {train.label_steps} of train.max_steps={train.max_steps}; expected fewer. Remove "
             "it to train all steps on labels"
         )
-    for name in ("dev_every_steps", "patience"):
-        if train.label_steps is not None and getattr(train, name) is not None:
-            yield f"train.{name} is set with train.label_steps; expected only one; live training evaluates at refreshes"
+    if train.label_steps is not None and train.patience is not None:
+        yield "train.patience is set with train.label_steps; expected only one; live training evaluates at refreshes"
     if config.train.labels == OWN_LABELS:
         yield from labelling_problems(config)
     ranks = config.resources.train

@@ -91,9 +91,6 @@ class RetrieverConfig:
         TrainedSide.both,
         "Encoder side to train: query (the index stays valid), documents, or both.",
     )
-    frozen_layers: int = key(
-        0, "Number of lowest layers to freeze, together with the embeddings. 0: train all.", FROM_0
-    )
     dims: list[int] = key(
         [], "Prefix lengths over which the loss is averaged, such as [384,128]. Default: index.dims.", RULED
     )
@@ -296,7 +293,6 @@ class TrainConfig:
         1, "Number of micro-batches per rank over which gradients are accumulated.", ABOVE_0, resumable=True
     )
     lr: float = key(2e-5, "Peak learning rate (paper: 2e-5).", ABOVE_0)
-    weight_decay: float = key(0.0, "Weight decay of AdamW.", FROM_0)
     warmup_ratio: float = key(0.1, "Share of the steps with linear warmup (paper: 0.1); linear decay follows.", SHARE)
     gradient_clip: float | None = key(None, "Largest gradient norm. Default: no clipping.", ABOVE_0)
     precision: Precision = key(
@@ -317,9 +313,6 @@ class TrainConfig:
     )
     label_steps: int | None = key(
         None, "Steps on labels before the LM scores live batches. Default: all steps.", ABOVE_0
-    )
-    dev_every_steps: int | None = key(
-        None, "With labels: steps between evaluations on the development split. Default: one epoch.", ABOVE_0
     )
     patience: int | None = key(
         None, "Development evaluations without improvement before training stops. Default: never stop early.", ABOVE_0

@@ -113,11 +113,10 @@ def gpus_for(num_bytes: float, memory_gb: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TrainedPart:
-    """The weights that a training rank holds, those that learn, and the share of the layers that these are in."""
+    """The weights that a training rank holds, and those that learn."""
 
     parameters: int
     learning: int
-    layers_share: float = 1.0
     adapted: bool = False  # adapters learn, the other weights do not
     side: TrainedSide = TrainedSide.both
 
@@ -129,7 +128,7 @@ class TrainedPart:
     @property
     def flop_factor(self) -> float:
         """Return the FLOP of a step in forward passes."""
-        return 1 + self.layers_share * (1 if self.adapted else 2)
+        return 2 if self.adapted else 3
 
 
 def whole(retriever: ModelSize) -> TrainedPart:
@@ -138,29 +137,22 @@ def whole(retriever: ModelSize) -> TrainedPart:
 
 
 def trained_part(config: Config, retriever: ModelSize) -> TrainedPart:
-    """Return what of the retriever learns: all of it, adapters alone (`lora`), or what is above frozen layers.
+    """Return what of the retriever learns: all of it, or adapters alone (`lora`).
 
-    Raises UserError for more frozen layers than there are. Adapters of a linear layer are rank * (in + out) weights.
+    Adapters of a linear layer are rank * (in + out) weights.
     """
-    frozen, rank = config.retriever.frozen_layers, config.lora.rank
-    if frozen and frozen >= retriever.layers:
-        raise UserError(
-            f"retriever.frozen_layers is {frozen}, but the retriever has {retriever.layers}; expected fewer"
-        )
-    layers = retriever.layers - frozen
-    share = layers / retriever.layers
+    rank = config.lora.rank
     # Beside one encoder that learns as that of queries stands the same one for documents.
     is_copied = config.retriever.train is TrainedSide.query and config.retriever.query_path is None
     part = TrainedPart(
         retriever.parameters * (2 if is_copied else 1),
-        round(retriever.layer_parameters * share) if frozen else retriever.parameters,
-        share,
+        retriever.parameters,
         side=config.retriever.train,
     )
     if rank is None:
         return part
     width = retriever.attention_width
-    adapters = layers * rank * (2 * retriever.hidden + width + (retriever.kv_width or width))
+    adapters = retriever.layers * rank * (2 * retriever.hidden + width + (retriever.kv_width or width))
     return replace(part, parameters=part.parameters + adapters, learning=adapters, adapted=True)
 
 
@@ -183,7 +175,7 @@ def train_bytes(
     in_parts = is_chunked or shape.micro_batches > 1
     gradients = float(GRADIENT_BYTES * part.learning)
     # Autocast copies the weights of trained layers once in a step where they learn, once in each pass where not.
-    copied = 0.0 if dtype == "float32" else size * retriever.layer_parameters * part.layers_share
+    copied = 0.0 if dtype == "float32" else size * retriever.layer_parameters
     if checkpointed or is_chunked or not part.adapted:
         num_copies = float(not (checkpointed and part.adapted))
     else:
@@ -236,5 +228,5 @@ def token_bytes(model: ModelSize, dtype: str, length: int, part: TrainedPart, ch
     row = ROW_BYTES * model.hidden
     if checkpointed:
         return row * (model.layers + (2 if part.adapted else 1)) + length
-    embeddings = row if part.layers_share == 1 and not part.adapted else 0
-    return model.layers * part.layers_share * layer_bytes(model, dtype, length, part) + embeddings + length
+    embeddings = row if not part.adapted else 0
+    return model.layers * layer_bytes(model, dtype, length, part) + embeddings + length

@@ -12,16 +12,7 @@ from replug.config.errors import UserError
 from replug.config.schema import LoRAConfig
 from replug.data.folder import checksum_problems
 from replug.models.encoder import Encoder
-from replug.models.lora import (
-    ADAPTER,
-    adapter_settings,
-    add_adapters,
-    freeze_layers,
-    frozen_part,
-    keep_adapters,
-    layers_of,
-    merged,
-)
+from replug.models.lora import ADAPTER, adapter_settings, add_adapters, keep_adapters
 from replug.models.packaged import write_stand_in_encoder
 
 TEXTS = ["mida furo", "pelo mida", "tana furo mida"]
@@ -34,10 +25,10 @@ def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def adapted(folder: Path, lora: LoRAConfig | None = None, frozen_layers: int = 0) -> Encoder:
+def adapted(folder: Path, lora: LoRAConfig | None = None) -> Encoder:
     """With adapters that do something: B begins at 0."""
     encoder = Encoder(str(folder))
-    add_adapters(encoder.backbones[0], lora or LoRAConfig(rank=4), frozen_layers, seed=0)
+    add_adapters(encoder.backbones[0], lora or LoRAConfig(rank=4), seed=0)
     torch.manual_seed(1)
     for name, weight in encoder.named_parameters():
         if "lora_B" in name:
@@ -51,7 +42,7 @@ def trained(model: torch.nn.Module) -> list[str]:
 
 def test_adapters_alone_have_a_gradient_and_begin_as_the_encoder_was(encoder_folder):
     plain, encoder = Encoder(str(encoder_folder)), Encoder(str(encoder_folder))
-    add_adapters(encoder.backbones[0], LoRAConfig(rank=4), 0, seed=0)
+    add_adapters(encoder.backbones[0], LoRAConfig(rank=4), seed=0)
     assert trained(encoder) and all(".lora_" in name for name in trained(encoder))
     assert torch.equal(encoder.encode(TEXTS), plain.encode(TEXTS))
 
@@ -62,9 +53,9 @@ def test_the_same_seed_draws_the_same_adapters_and_nobody_elses_numbers(encoder_
     torch.random.set_rng_state(state)
     assert all(torch.equal(first[name], again[name]) for name in first)
     encoder = Encoder(str(encoder_folder))
-    add_adapters(encoder.backbones[0], LoRAConfig(rank=4), 0, seed=0)
+    add_adapters(encoder.backbones[0], LoRAConfig(rank=4), seed=0)
     assert torch.equal(torch.random.get_rng_state(), state)
-    add_adapters(other := Encoder(str(encoder_folder)).backbones[0], LoRAConfig(rank=4), 0, seed=1)
+    add_adapters(other := Encoder(str(encoder_folder)).backbones[0], LoRAConfig(rank=4), seed=1)
     drawn = "encoder.layer.0.attention.self.query.lora_A.default.weight"
     assert not torch.equal(other.state_dict()[drawn], encoder.backbones[0].state_dict()[drawn])
 
@@ -80,13 +71,6 @@ def test_merged_weights_give_the_same_vectors_under_the_architectures_names_and_
     assert not torch.allclose(found.encode(TEXTS), plain.encode(TEXTS), atol=1e-2)
     assert found.state_dict().keys() == plain.state_dict().keys()
     assert all(torch.equal(value, before[name]) for name, value in encoder.state_dict().items())
-
-
-def test_a_merged_model_shares_what_no_adapter_changes(encoder_folder):
-    encoder = adapted(encoder_folder)
-    whole = merged(encoder.backbones[0])
-    assert whole.get_input_embeddings().weight is encoder.backbones[0].get_input_embeddings().weight
-    assert merged(Encoder(str(encoder_folder)).backbones[0]).config.model_type == "bert"
 
 
 def test_peft_loads_the_adapter_that_is_kept_beside_the_merged_weights(encoder_folder, tmp_path):
@@ -112,46 +96,12 @@ def test_an_adapter_is_kept_for_a_copy_of_the_merged_weights(encoder_folder, tmp
     assert checksum_problems(tmp_path / "tuned") == []
 
 
-def test_there_are_no_adapters_in_frozen_layers(encoder_folder):
-    names = trained(adapted(encoder_folder, frozen_layers=1))
-    assert names and all(".layer.1." in name for name in names)
-
-
 def test_targets_are_pefts(encoder_folder):
-    settings = adapter_settings(Encoder(str(encoder_folder)).backbones[0], LoRAConfig(rank=2), 0)
+    settings = adapter_settings(Encoder(str(encoder_folder)).backbones[0], LoRAConfig(rank=2))
     assert set(settings.target_modules) == {"query", "value"} and settings.lora_alpha == 4
 
 
 def test_an_architecture_that_peft_does_not_know_is_refused():
+    config = MPNetConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
     with pytest.raises(UserError, match="peft does not know which layers of mpnet to adapt"):
-        adapter_settings(mpnet(), LoRAConfig(rank=2), 0)
-
-
-# Frozen layers ------------------------------------------------------------------------------------------
-
-
-def mpnet() -> MPNetModel:
-    config = MPNetConfig(vocab_size=20, hidden_size=8, num_hidden_layers=3, num_attention_heads=2, intermediate_size=16)
-    return MPNetModel(config, add_pooling_layer=False)
-
-
-def test_embeddings_and_the_first_layers_are_frozen_and_no_more(encoder_folder):
-    backbone = Encoder(str(encoder_folder)).backbones[0]
-    freeze_layers(backbone, 1)
-    assert all(name.startswith("encoder.layer.1.") for name in trained(backbone))
-    assert len(trained(backbone)) == sum(name.startswith("encoder.layer.1.") for name, _ in backbone.named_parameters())
-    freeze_layers(other := mpnet(), 2)  # its table of relative positions lies beside the layers
-    assert all(name.startswith("encoder.layer.2.") for name in trained(other))
-
-
-def test_nothing_is_frozen_without_being_asked(encoder_folder):
-    assert frozen_part(Encoder(str(encoder_folder)).backbones[0], 0) == []
-
-
-def test_as_many_layers_as_there_are_and_layers_that_cannot_be_told_are_refused(encoder_folder):
-    backbone = Encoder(str(encoder_folder)).backbones[0]
-    with pytest.raises(UserError, match=r"retriever.frozen_layers is 2, but encoder.layer has 2 layers; expected few"):
-        frozen_part(backbone, 2)
-    backbone.config.num_hidden_layers = 5
-    with pytest.raises(UserError, match=r"the layers of BertModel cannot be told .*one list of 5, found encoder.layer"):
-        layers_of(backbone)
+        adapter_settings(MPNetModel(config, add_pooling_layer=False), LoRAConfig(rank=2))

@@ -137,7 +137,6 @@ FAST: dict[str, Any] = {
 SLOW: dict[str, Any] = {
     "float32": {"precision": "float32"},
     "queries": {"train": "query"},
-    "frozen": {"frozen_layers": 1},
 }
 
 
@@ -257,12 +256,12 @@ def test_a_gated_layer_keeps_more_than_one_of_the_same_width() -> None:
     assert 84 < found / 1024 < 92
 
 
-@pytest.mark.parametrize("keys", [{}, {"rank": 4}, {"frozen": 1}])
+@pytest.mark.parametrize("keys", [{}, {"rank": 4}])
 def test_weights_gradients_and_moments_are_those_that_torch_has(debug_config: Config, tmp_path: Path, keys) -> None:
     """By the encoder's own counts to the byte; the plan's count leaves out biases and norms, adapters have none."""
     write_stand_in_encoder(tmp_path / "encoder", hidden_size=128, num_layers=3)
     lora = LoRAConfig(rank=keys.get("rank"))
-    retriever = replace(debug_config.retriever, path=str(tmp_path / "encoder"), frozen_layers=keys.get("frozen", 0))
+    retriever = replace(debug_config.retriever, path=str(tmp_path / "encoder"))
     config = replace(debug_config, retriever=retriever, lora=lora)
     encoder = load_encoder(retriever)
     choose_trained_weights(config, encoder)
@@ -280,9 +279,5 @@ def test_weights_gradients_and_moments_are_those_that_torch_has(debug_config: Co
 
 
 def test_sizes_that_the_plan_cannot_know_are_refused_by_their_keys(paper: Config) -> None:
-    for config, message in (
-        (replace(paper, retriever=replace(paper.retriever, frozen_layers=12)), r"retriever.frozen_layers is 12"),
-        (replace(paper, index=replace(paper.index, dims=1000)), r"index.dims is 1000, but .* have 768 numbers"),
-    ):
-        with pytest.raises(UserError, match=message):
-            job_of(config)
+    with pytest.raises(UserError, match=r"index.dims is 1000, but .* have 768 numbers"):
+        job_of(replace(paper, index=replace(paper.index, dims=1000)))

@@ -106,17 +106,16 @@ def test_the_card_says_the_ensembles_temperature_and_the_settings_at_work(tmp_pa
 
 def test_the_card_says_what_of_the_retriever_learnt(tmp_path: Path) -> None:
     encoder = Encoder("stand_in")
-    add_adapters(encoder.backbones[0], LoRAConfig(rank=4), frozen_layers=1, seed=0)
+    add_adapters(encoder.backbones[0], LoRAConfig(rank=4), seed=0)
     encoder.save(tmp_path)
-    keys = ("lora.rank=4", "retriever.frozen_layers=1", "retriever.dims=[8,16]", "index.dims=8")
+    keys = ("lora.rank=4", "retriever.dims=[8,16]", "index.dims=8")
     text = card_of(tmp_path, *keys, "retriever.train=documents").text
     for said in (
         "Tuned for documents alone: queries are embedded by the retriever as it was.",
         "Learnt by LoRA, adapters of rank 4: merged into these weights, and kept in",
-        "Embeddings and the first 1 of the layers stayed as they were.",
         "The loss was taken at the first 16, 8 numbers: a vector may be cut there.",
         "The run searched by the first 8 numbers (`truncate_dim=8`).",
-        *("| `lora.rank` | 4 |", "| `retriever.frozen_layers` | 1 |", "| `retriever.dims` | [8, 16] |"),
+        *("| `lora.rank` | 4 |", "| `retriever.dims` | [8, 16] |"),
         *("| `index.dims` | 8 |", "| `retriever.train` | documents |"),
     ):
         assert said in text, said

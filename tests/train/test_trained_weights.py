@@ -1,4 +1,4 @@
-"""What of the retriever learns: gradients, moments and checkpoints of adapters, and of layers above frozen ones."""
+"""What of the retriever learns: gradients, moments and checkpoints of adapters and of sides."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +21,8 @@ from tests.support.preparing import debug_set
 from tests.support.training import InlineLM, documents_of, encoded_queries, module_given, pipeline_for
 
 
-def module_of(config: Config, data: PreparedSet, lora: LoRAConfig | None = None, frozen_layers: int = 0) -> LSRModule:
-    return module_given(replace(config, lora=lora or LoRAConfig()), data, retriever={"frozen_layers": frozen_layers})
+def module_of(config: Config, data: PreparedSet, lora: LoRAConfig | None = None) -> LSRModule:
+    return module_given(replace(config, lora=lora or LoRAConfig()), data)
 
 
 @pytest.fixture(scope="module")
@@ -60,21 +60,8 @@ def test_a_checkpoint_of_other_weights_that_learn_is_no_match(debug_config, data
         bring_back_untrained(module_of(debug_config, data).encoder, checkpoint)
 
 
-def test_frozen_layers_have_no_gradient_and_are_in_no_checkpoint(debug_config, data):
-    module = module_of(debug_config, data, frozen_layers=1)
-    found = gradients(module)
-    assert found and all("encoder.layer.1." in name for name in found)
-    checkpoint = {"state_dict": module.state_dict()}
-    leave_out_untrained(module.encoder, checkpoint)
-    assert {name.removeprefix("encoder.") for name in checkpoint["state_dict"]} == found.keys()
-
-
 def test_what_an_encoder_cannot_be_trained_as_is_refused_before_anything_starts(debug_config, data):
     encoder = load_encoder(debug_config.retriever)
-    deeper = replace(debug_config.retriever, frozen_layers=2)
-    for lora in (LoRAConfig(), LoRAConfig(rank=2)):
-        with pytest.raises(UserError, match=r"retriever.frozen_layers is 2"):
-            check_training(replace(debug_config, retriever=deeper, lora=lora), encoder)
     longer = replace(debug_config.retriever, dims=[64])
     with pytest.raises(UserError, match=r"retriever.dims: 64 is more than the 32 numbers of the retriever's vectors"):
         check_training(replace(debug_config, retriever=longer), encoder)
