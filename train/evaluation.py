@@ -232,7 +232,7 @@ def found_by(
     elif config.ensemble.temperature == FIT:
         examples = data.require_dev().examples()
         found = search_examples(config, data, workers.index, encoder, version, examples, k)
-        asked = PromptedLM(workers.lm, workers.template, workers.lm)
+        asked = PromptedLM(workers.lm, workers.template)
         encoder.temperature = fit_ensemble(asked, examples, data.corpus, found, Method(name, name, k, False))
         if is_built:
             write_temperature(workers.index.store.encoder_folder(version), encoder.temperature, is_listed=False)
