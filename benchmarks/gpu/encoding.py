@@ -18,9 +18,8 @@ from replug.data.records import Example, RetrievedBatch, ScoredBatch
 from replug.models.batching import ENCODER_TOKENS_WITH_GRADIENT
 from replug.models.encoder import Encoder
 from replug.models.packaged import resolve_encoder_path
-from replug.planning.memory import pass_bytes, train_bytes, whole
+from replug.planning.memory import pass_bytes, train_bytes
 from replug.planning.model_sizes import ENCODERS
-from replug.planning.workload import shape_of
 from replug.train.module import LSRModule
 
 PAPER = Path(__file__).parents[2] / "configs/paper.yaml"
@@ -162,9 +161,11 @@ def _step(
     flop = 3 * size * (k + 1) * length * (BERT_FLOP + 4 * 12 * length * 768)
     kit.say(f"{name}: share of 989 TFLOP/s", flop / took / PEAK_FLOPS)
     if not kit.pretends:
-        shape = replace(shape_of(config, 1000), batch_size=size, k=k, micro_batches=1, chunk_tokens=chunk)
-        retriever = ENCODERS["contriever"]
-        planned = train_bytes(retriever, shape, 1, "bfloat16" if bf16 else "float32", checkpointing, whole(retriever))
+        precision = type(config.train.precision)("bf16_mixed" if bf16 else "float32")
+        keys = {"batch_size": size, "micro_batches": 1, "chunk_tokens": chunk, "gradient_checkpointing": checkpointing}
+        train = replace(config.train, precision=precision, **keys)
+        measured = replace(config, train=train, retrieve=replace(config.retrieve, k=k))
+        planned = train_bytes(measured, ENCODERS["contriever"], 1, has_bfloat16=True)
         kit.say_memory(f"{name}: memory", planned, 0.95, 1.3)
     kit.say(f"{name}: stops of the host before the backward pass", kit.stops(forward), at_most=0)
     return first

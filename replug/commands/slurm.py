@@ -2,7 +2,7 @@
 
     RUN_DIR/submitted/JOB/config.yaml     the resolved configuration
                           code/           a copy of the package
-                          version.json    commit, uncommitted changes, package versions, a hash of the code
+                          version.json    commit, uncommitted changes, package versions
                           job.sbatch      slurm/job.sbatch with this job's options
                           job.json        the job's number
                           JOBNUMBER.log   the job's output
@@ -10,7 +10,6 @@
 JOB is train, prepare or evaluate. Later edits do not reach a queued or requeued job.
 """
 
-import hashlib
 import json
 import math
 import re
@@ -37,9 +36,11 @@ from replug.config.paths import check_paths
 from replug.config.schema import Config
 from replug.data.files import replace_file, write_json, writing
 from replug.data.folder import sole_writer
+from replug.models.hardware import multiplies_bfloat16
 from replug.planning.accelerators import find_accelerator
-from replug.planning.memory import run_sizes
-from replug.slurm.gpu_options import gpu_type, gpus_per_node
+from replug.planning.memory import host_bytes, run_sizes
+from replug.planning.stages import known_documents
+from replug.slurm.gpu_options import gpus_per_node as gpus_of_options
 from replug.train.run_dir import RunDirectory, describe_environment
 
 CODE = Path(__file__).parents[1]  # the package, whose folders may be links
@@ -49,8 +50,10 @@ UNKNOWN_GPU = "the job may be laid out otherwise: name a known type of GPU, such
 PROCESS_GIB, WORKER_GIB = 4, 2  # of the host: a process with torch and CUDA, and one that prepares data
 ROLES = {"train": ALL_ROLES, "prepare": (), "evaluate": ("score", "index")}
 JOBS = tuple(ROLES)
+SHOWN = ("nodes", "cpus-per-task", "time")
 ENDED = {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"}
 OPTION = re.compile(r"--[a-z][a-z-]*(=.+)?")
+DIRECTIVE = "#SBATCH --"
 
 
 def slurm(
@@ -88,8 +91,8 @@ def slurm(
     run_slurm(config, with_short_keys(overrides, source, retriever, lm), job, options, submit)
 
 
-def run_slurm(path: Path, overrides: Sequence[str], job: str, asked: Mapping[str, str], submit: bool) -> None:
-    """Print the job of a configuration; with `submit`, freeze it and put it into the queue. `asked` is of sbatch."""
+def run_slurm(path: Path, overrides: Sequence[str], job: str, given: Mapping[str, str], submit: bool) -> None:
+    """Print the job of a configuration; with `submit`, freeze and submit it. `given` are options of sbatch."""
     if job not in JOBS:
         raise UserError(f"--job: expected one of {', '.join(JOBS)}, found {job}")
     needed = job != "prepare"
@@ -100,22 +103,22 @@ def run_slurm(path: Path, overrides: Sequence[str], job: str, asked: Mapping[str
     # A configuration's file may not say which key is sent to the server (`config.load`): the user says it here.
     key = [f"lm.api_key_env={config.lm.api_key_env}"] if config.lm.url else []
     key += [f"lm.headers=[{','.join(config.lm.headers)}]"] if config.lm.headers else []
-    options = {**directives(TEMPLATE.read_text()), **asked}
+    options = {**template_options(), **given}
     layout = _layout(config, job, options)
-    if not MEMORY & asked.keys():
-        asked = {**asked, "mem": f"{_memory_gib(layout, job, _num_nodes(options))}G"}
-    script = render(job, asked, folder, Path.cwd(), sys.executable, key)
+    if not MEMORY & given.keys():
+        options["mem"] = f"{_memory_gib(layout, job, _num_nodes(options))}G"
+    script = render(job, options, folder, Path.cwd(), sys.executable, key)
     if job == "train":  # a run goes on with the configuration it was begun with
         if run.is_finished:
             raise UserError(f"run_dir: {run.path} holds a finished run; give another run_dir to train again")
         run.require_config(config)
-    print(_summary(path, job, directives(script), layout, folder))
+    print(_summary(path, job, options, layout, folder))
     if not submit:
         print(f"\n{script}\nNothing is written or submitted yet: add --submit.")
         return
     if shutil.which("sbatch") is None:
         raise UserError("sbatch is not on PATH; expected the login node of a SLURM cluster")
-    _require_idle(run, job, waits="dependency" in asked)
+    _require_idle(run, job, waits="dependency" in given)
     with sole_writer(folder):
         freeze(config, folder, script)
         number = _sbatch(folder)
@@ -123,43 +126,34 @@ def run_slurm(path: Path, overrides: Sequence[str], job: str, asked: Mapping[str
 
 
 def render(
-    job: str, asked: Mapping[str, str], folder: Path, submitted_from: Path, python: str, overrides: Sequence[str] = ()
+    job: str, given: Mapping[str, str], folder: Path, submitted_from: Path, python: str, overrides: Sequence[str] = ()
 ) -> str:
-    """Return the job script: slurm/job.sbatch with other options, its variables set to what is frozen in `folder`."""
-    template = TEMPLATE.read_text()
+    """Return slurm/job.sbatch with other options, its variables set to what is frozen in `folder`."""
     own = {"job-name": f"replug-{job}", "output": str(folder).replace("%", "%%") + "/%j.log"}
-    options = {**directives(template), **own, **asked}
     variables = {
         "folder": shlex.quote(str(submitted_from)),
         "code": shlex.quote(str(folder / "code")),
         "python": shlex.quote(python),
         "arguments": f"({shlex.join([job, str(folder / 'config.yaml'), *overrides])})",
     }
-    first, *body = (line for line in template.splitlines() if not line.startswith("#SBATCH"))
-    lines = [first, *(_directive(name, value) for name, value in options.items())]
+    first, *body = (line for line in TEMPLATE.read_text().splitlines() if not line.startswith(DIRECTIVE))
+    lines = [first, *(_directive(name, value) for name, value in {**template_options(), **own, **given}.items())]
     for line in body:
         name, equals, _ = line.partition("=")
         lines.append(f"{name}={variables[name]}" if equals and name in variables else line)
     return "\n".join(lines) + "\n"
 
 
-def directives(script: str) -> dict[str, str]:
-    """Return the options of a job script's #SBATCH lines. Raises UserError for short forms such as `#SBATCH -N 2`."""
-    found = {}
-    for line in (line for line in script.splitlines() if line.startswith("#SBATCH")):
-        words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
-        name, equals, value = words[0].partition("=") if words else ("", "", "")
-        if not OPTION.fullmatch(name) or len(words) > (1 if equals else 2):
-            raise UserError(
-                f"{line!r} of the job script cannot be read; expected one such as #SBATCH --gpus-per-node=4"
-            )
-        found[name.removeprefix("--")] = value if equals else " ".join(words[1:])
-    return found
+def template_options() -> dict[str, str]:
+    """Return the sbatch options of slurm/job.sbatch."""
+    lines = (line for line in TEMPLATE.read_text().splitlines() if line.startswith(DIRECTIVE))
+    parts = (line.removeprefix(DIRECTIVE).partition("=") for line in lines)
+    return {name: value for name, _, value in parts}
 
 
 def _directive(name: str, value: str) -> str:
     quoted = f'"{value}"' if " " in value else value  # SLURM reads quotes there as a shell does
-    return f"#SBATCH --{name}={quoted}" if value else f"#SBATCH --{name}"
+    return f"{DIRECTIVE}{name}={quoted}" if value else f"{DIRECTIVE}{name}"
 
 
 def freeze(config: Config, folder: Path, script: str) -> None:
@@ -174,52 +168,42 @@ def freeze(config: Config, folder: Path, script: str) -> None:
         shutil.rmtree(code)
     partial.rename(code)
     replace_file(folder / "config.yaml", config_to_yaml(config).encode())
-    write_json(folder / "version.json", {**describe_environment(), "code_sha256": code_sha256(code)})
+    write_json(folder / "version.json", describe_environment())
     replace_file(folder / "job.sbatch", script.encode())
-
-
-def code_sha256(folder: Path) -> str:
-    """Return a hash of every file's path and content."""
-    digest = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        digest.update(f"{path.relative_to(folder)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
 
 
 def _layout(config: Config, job: str, options: Mapping[str, str]) -> Layout:
     """Lay the job's actors out on the nodes that it asks for. Raises UserError if they do not fit."""
-    cpus = _number("cpus-per-task", options["cpus-per-task"])
+    cpus, roles = _number("cpus-per-task", options["cpus-per-task"]), ROLES[job]
     try:
-        gpus = gpus_per_node(options)
+        gpus, name = gpus_of_options(options)
     except ValueError as error:
         raise UserError(str(error)) from error
-    gpu, roles = find_accelerator(gpu_type(options) or ""), ROLES[job]
+    gpu = find_accelerator(name or "")
     num_bytes = 1e9 * gpu.memory_gb if gpu else None
     nodes = [
         Node(f"node {number}", cpus, gpus, num_bytes, is_driver=number == 0) for number in range(_num_nodes(options))
     ]
-    from replug.commands.checks.configuration import num_documents  # torch is behind it
-
-    sizes = run_sizes(config, num_documents(config), gpu is None or bool(gpu.bfloat16)) if roles else UNKNOWN
+    sizes = run_sizes(config, known_documents(config), gpu is None or gpu.has_bfloat16) if roles else UNKNOWN
     try:
-        found = lay_out(config, nodes, sizes, roles)
+        layout = lay_out(config, nodes, sizes, roles)
     except NoRoom as error:
         raise UserError(f"--nodes, --cpus-per-task, --gpus-per-node: {error}") from error
     if not gpus or not roles:
-        return found
-    return replace(found, notes=(f"for GPUs of {gpu.memory_gb:g} GB" if gpu else UNKNOWN_GPU, *found.notes))
+        return layout
+    return replace(layout, notes=(f"for GPUs of {gpu.memory_gb:g} GB" if gpu else UNKNOWN_GPU, *layout.notes))
 
 
 def _memory_gib(layout: Layout, job: str, num_nodes: int) -> int:
     """Return the host memory that a node needs: its processes, what they hold beside GPUs, and those that prepare."""
-    workers = 0 if layout.config.data.prepared else math.ceil(layout.config.data.num_workers / num_nodes)
+    config = layout.config
+    workers = 0 if config.data.prepared else math.ceil(config.data.num_workers / num_nodes)
     needed = PROCESS_GIB + WORKER_GIB * workers
     if job == "prepare":
         return needed
-    from replug.commands.checks.configuration import memory_needs  # torch is behind it
-
-    processes = PROCESS_GIB * (1 + math.ceil(len(layout.actors) / num_nodes))
-    return max(needed, processes + math.ceil(memory_needs(layout.config, num_nodes) / 2**30))
+    held = host_bytes(config, known_documents(config) or 0, multiplies_bfloat16(), num_nodes)
+    processes = 1 + math.ceil(len(layout.actors) / num_nodes)
+    return max(needed, PROCESS_GIB * processes + math.ceil(held / 2**30))
 
 
 def _num_nodes(options: Mapping[str, str]) -> int:
@@ -233,34 +217,31 @@ def _number(option: str, text: str) -> int:
 
 
 def _summary(path: Path, job: str, options: Mapping[str, str], layout: Layout, folder: Path) -> str:
-    known = ("nodes", "cpus-per-task", "mem", "gpus-per-node", "gres", "time", "partition", "account")
-    own = ("job-name", "ntasks-per-node", "requeue", "open-mode", "output", "signal")
-    others = [f"--{name}={value}" for name, value in options.items() if name not in known + own]
+    shown = {name: value for name, value in options.items() if template_options().get(name) != value or name in SHOWN}
     version = describe_environment()
     commit = f" at commit {version['git_commit']}" if version["git_commit"] else ""
     commit += " with changes" if version["git_dirty"] else ""
     rows = {
         "job": f"replug {job} {path}",
-        "SLURM": "  ".join([*(f"{name} {options[name]}" for name in known if name in options), *others]),
+        "SLURM": "  ".join(f"--{name}={value}" for name, value in shown.items()),
         "actors": layout.describe() or "none",
         **({"layout": "; ".join(layout.notes)} if layout.notes else {}),
         "run directory": f"{folder.parent.parent} (all nodes must see it)",
         "Python": f"{sys.executable} (all nodes must see it)",
-        "code": f"replug {__version__}{commit}, a copy in {folder / 'code'}",
-        "configuration": f"resolved, a copy in {folder / 'config.yaml'}",
+        "frozen": f"replug {__version__}{commit} and the resolved configuration, in {folder}",
     }
     return "\n".join(f"{name:<16} {value}" for name, value in rows.items())
 
 
-def _require_idle(run: RunDirectory, asked: str, waits: bool) -> None:
+def _require_idle(run: RunDirectory, wanted: str, waits: bool) -> None:
     """Raise UserError if another job on the run directory is queued or running."""
     for job in JOBS:
         record = run.path / "submitted" / job / "job.json"
         number = json.loads(record.read_text())["job_id"] if record.is_file() else None
         state = job_state(number, record.with_name("job.sbatch")) if number else None
-        if state is None or (job != asked and waits):
+        if state is None or (job != wanted and waits):
             continue
-        also = f", or begin after it with --sbatch=--dependency=afterok:{number}" if job != asked else ""
+        also = f", or begin after it with --sbatch=--dependency=afterok:{number}" if job != wanted else ""
         raise UserError(
             f"run_dir: {job} job {number} of {run.path} is {state}; wait for its end, or `scancel {number}`{also}"
         )

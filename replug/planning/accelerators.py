@@ -1,77 +1,83 @@
-"""Peak rates and memory of accelerators, the shares of the peaks that roles reach, and `--gpus 8xA100`.
+"""Peak rates and memory of GPUs, the shares of the peaks that roles reach, and `--gpus 8xA100`.
 
-Peaks are those of NVIDIA's and AMD's data sheets, dense: half of the figures "with sparsity". `auto` is float32 on a
-type without bfloat16.
+Peaks are those of NVIDIA's and AMD's data sheets, dense: half of the figures "with sparsity".
 """
 
 import difflib
 import re
+import time
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
+
+from replug.cluster.environment import allowed_cores
+from replug.cluster.packing import Node
 from replug.config.errors import UserError
-from replug.planning.memory import resolve_dtype
 
 GPUS_PER_NODE = 8
 # Shares of the dense peak, measured on one H200 (docs/gpu.md): GPT-2 XL scoring units of 8,192 tokens, BERT-base
 # embedding texts of 130 tokens, and BERT-base with gradient, whose passes wait for the host.
 REACHED = {"score": 0.49, "embed": 0.36, "train": 0.25}
+THIS_MACHINE, REACHED_HERE = "this machine", 0.6  # of products of matrices, on processors
+BFLOAT16, FLAGS = 3.0, ("avx512_bf16", "amx_bf16")  # times as fast, on processors with one of these
+SIZE, MANY, MEASURED_SECONDS = 64, 64, 0.5  # matrices so small that one core multiplies them
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceModel:
-    """Peak FLOP/s by precision (0: not native), memory in GB, bytes/s of memory."""
+    """Peak TFLOP/s in 16 bits and in float32, memory in GB, GB/s of memory."""
 
     name: str
-    bfloat16: float
-    float16: float
+    half: float
     float32: float
     memory_gb: float
     bandwidth: float
+    has_bfloat16: bool = True
 
     def resolve_dtype(self, name: str) -> str:
         """Return the precision that `auto` and `bf16_mixed` come to on this device."""
-        return resolve_dtype(name, bool(self.bfloat16))
+        return resolve_dtype(name, self.has_bfloat16)
 
     def peak(self, dtype: str) -> float:
-        """Return the peak FLOP/s of a precision; without native support, that of float32."""
-        native: float = getattr(self, dtype)
-        return native or self.float32
+        """Return the peak FLOP/s of a precision; without native bfloat16, that of float32."""
+        is_half = dtype == "float16" or (dtype == "bfloat16" and self.has_bfloat16)
+        return 1e12 * (self.half if is_half else self.float32)
 
 
-def _tera(name: str, bfloat16: float, float16: float, float32: float, memory_gb: float, gb_s: float) -> DeviceModel:
-    return DeviceModel(name, bfloat16 * 1e12, float16 * 1e12, float32 * 1e12, memory_gb, gb_s * 1e9)
+def resolve_dtype(name: str, has_bfloat16: bool) -> str:
+    """Return the precision that `auto` and `bf16_mixed` come to."""
+    if name == "auto":
+        return "bfloat16" if has_bfloat16 else "float32"
+    return "bfloat16" if name == "bf16_mixed" else name
 
 
 ACCELERATORS = {
-    accelerator.name: accelerator
-    for accelerator in (
-        _tera("A100", 312, 312, 19.5, 80, 2039),
-        _tera("A100-40GB", 312, 312, 19.5, 40, 1555),
-        _tera("H100", 989, 989, 67, 80, 3350),
-        _tera("H100-PCIe", 756, 756, 51, 80, 2000),
-        _tera("H100-NVL", 835, 835, 60, 94, 3900),
-        _tera("H200", 989, 989, 67, 141, 4800),
-        _tera("H200-NVL", 835, 835, 60, 141, 4800),
-        _tera("GH200", 990, 990, 67, 96, 4000),
-        _tera("B200", 2250, 2250, 75, 180, 7700),
-        _tera("B300", 2250, 2250, 75, 288, 8000),
-        _tera("A10", 125, 125, 31.2, 24, 600),
-        _tera("A10G", 70, 70, 35, 24, 600),
-        _tera("A30", 165, 165, 10.3, 24, 933),
-        _tera("A40", 149.7, 149.7, 37.4, 48, 696),
-        _tera("A6000", 154.8, 154.8, 38.7, 48, 768),
-        _tera("L4", 121, 121, 30.3, 24, 300),
-        _tera("L40", 181, 181, 90.5, 48, 864),
-        _tera("L40S", 362, 362, 91.6, 48, 864),
-        _tera("V100", 0, 125, 15.7, 32, 900),
-        _tera("V100-16GB", 0, 125, 15.7, 16, 900),
-        _tera("T4", 0, 65, 8.1, 16, 300),
-        _tera("RTX3090", 71, 71, 35.6, 24, 936),
-        _tera("RTX4090", 165.2, 165.2, 82.6, 24, 1008),
-        _tera("RTX5090", 209.5, 209.5, 104.8, 32, 1792),
-        _tera("RTX6000-Ada", 364.2, 364.2, 91.1, 48, 960),
-        _tera("RTX-PRO-6000", 503.8, 503.8, 125, 96, 1792),
-        _tera("MI300X", 1307, 1307, 163.4, 192, 5300),
+    model.name: model
+    for model in (
+        DeviceModel("A100", 312, 19.5, 80, 2039),
+        DeviceModel("A100-40GB", 312, 19.5, 40, 1555),
+        DeviceModel("H100", 989, 67, 80, 3350),
+        DeviceModel("H100-PCIe", 756, 51, 80, 2000),
+        DeviceModel("H100-NVL", 835, 60, 94, 3900),
+        DeviceModel("H200", 989, 67, 141, 4800),
+        DeviceModel("GH200", 990, 67, 96, 4000),
+        DeviceModel("B200", 2250, 75, 180, 7700),
+        DeviceModel("A10", 125, 31.2, 24, 600),
+        DeviceModel("A10G", 70, 35, 24, 600),
+        DeviceModel("A30", 165, 10.3, 24, 933),
+        DeviceModel("A40", 149.7, 37.4, 48, 696),
+        DeviceModel("A6000", 154.8, 38.7, 48, 768),
+        DeviceModel("L4", 121, 30.3, 24, 300),
+        DeviceModel("L40", 181, 90.5, 48, 864),
+        DeviceModel("L40S", 362, 91.6, 48, 864),
+        DeviceModel("V100", 125, 15.7, 32, 900, has_bfloat16=False),
+        DeviceModel("V100-16GB", 125, 15.7, 16, 900, has_bfloat16=False),
+        DeviceModel("T4", 65, 8.1, 16, 300, has_bfloat16=False),
+        DeviceModel("RTX3090", 71, 35.6, 24, 936),
+        DeviceModel("RTX4090", 165.2, 82.6, 24, 1008),
+        DeviceModel("RTX5090", 209.5, 104.8, 32, 1792),
+        DeviceModel("MI300X", 1307, 163.4, 192, 5300),
     )
 }
 # A card of another speed, or a part of one; SLURM's types have `_` for spaces, such as a100_3g.20gb.
@@ -95,32 +101,49 @@ def _words(name: str) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """So many of one accelerator over so many nodes. Roles reach shares of its peak; `efficiency` is one for all."""
+    """GPUs of one type over several nodes, or the processors of this machine, which count as one device.
 
-    accelerator: DeviceModel
-    count: int
-    nodes: int
-    efficiency: float | None = None
+    On processors `model` is None and `core_rate` is the measured FLOP/s of all cores in float32.
+    """
+
+    model: DeviceModel | None
+    has_bfloat16: bool  # what `auto` is
+    count: int = 1
+    nodes: int = 1
+    core_rate: float = 0.0
 
     def __str__(self) -> str:
-        return f"{self.count}x{self.accelerator.name}"
+        return f"{self.count}x{self.model.name}" if self.model else THIS_MACHINE
 
     def rate(self, dtype: str, role: str) -> float:
-        """Return the FLOP/s that one of them reaches in a configured precision: of `score`, `embed` or `train`."""
-        return (self.efficiency or REACHED[role]) * self.accelerator.peak(self.accelerator.resolve_dtype(dtype))
+        """Return the FLOP/s that one device reaches in a configured precision: of `score`, `embed` or `train`."""
+        if self.model is None:
+            is_fast = self.has_bfloat16 and resolve_dtype(dtype, True) == "bfloat16"
+            return REACHED_HERE * self.core_rate * (BFLOAT16 if is_fast else 1.0)
+        return REACHED[role] * self.model.peak(self.model.resolve_dtype(dtype))
+
+    def as_nodes(self) -> list[Node]:
+        """Return the nodes for the layout, each with enough processors; the command runs on the first."""
+        gpus = self.count // self.nodes if self.model else 0
+        gpu_bytes = 1e9 * self.model.memory_gb if self.model else None
+        numbers = range(1, self.nodes + 1)
+        return [Node(f"node {n}", float("inf"), gpus, gpu_bytes, is_driver=n == 1) for n in numbers]
 
 
-def parse_devices(text: str | None, nodes: int | None = None, efficiency: float | None = None) -> Devices:
-    """Read `8xA100` over `nodes` (default: eight GPUs to a node). Raises UserError, which names the flag."""
-    if efficiency is not None and not 0 < efficiency <= 1:
-        raise UserError(f"--efficiency is {efficiency:g}; expected a share of the peak above 0 and up to 1")
+def parse_devices(text: str | None, nodes: int | None = None) -> Devices:
+    """Read `8xA100` over `nodes` (default: eight GPUs to a node); None is this machine.
+
+    Raises UserError, which names the flag.
+    """
     if text is None:
-        raise UserError("--gpus is missing; expected such as --gpus 8xA100")
-    found = re.fullmatch(r"(\d+)\s*[x×*]\s*(\S.*)", text.strip())
-    if not found or int(found.group(1)) == 0:
+        if nodes is not None:
+            raise UserError(f"--nodes is {nodes}, but --gpus is missing; expected such as --gpus 8xA100")
+        return Devices(None, _multiplies_bfloat16(), core_rate=_machine_rate())
+    match = re.fullmatch(r"(\d+)\s*[x×*]\s*(\S.*)", text.strip())
+    if not match or int(match.group(1)) == 0:
         raise UserError(f"--gpus is {text!r}; expected COUNTxTYPE with a count of 1 or more, such as 8xA100")
-    count, name = int(found.group(1)), found.group(2)
-    if (accelerator := find_accelerator(name)) is None:
+    count, name = int(match.group(1)), match.group(2)
+    if (model := find_accelerator(name)) is None:
         close = difflib.get_close_matches(name.upper(), ACCELERATORS, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise UserError(f"--gpus is {text!r}: {name!r} is unknown; expected one of {', '.join(ACCELERATORS)}{hint}")
@@ -128,4 +151,19 @@ def parse_devices(text: str | None, nodes: int | None = None, efficiency: float 
         nodes = 1 if count % GPUS_PER_NODE else count // GPUS_PER_NODE
     if nodes < 1 or count % nodes:
         raise UserError(f"--nodes is {nodes}; expected a divisor of the {count} devices of --gpus {text}")
-    return Devices(accelerator, count, nodes, efficiency)
+    return Devices(model, model.has_bfloat16, count, nodes)
+
+
+def _machine_rate() -> float:
+    """Measure the FLOP/s of float32 products on one core, the best of half a second, times the cores."""
+    matrices, seconds, begun = np.ones((MANY, SIZE, SIZE), np.float32), [float("inf")], time.perf_counter()
+    while time.perf_counter() - begun < MEASURED_SECONDS:
+        start = time.perf_counter()
+        matrices @ matrices
+        seconds.append(time.perf_counter() - start)
+    return allowed_cores() * 2 * MANY * SIZE**3 / min(seconds)
+
+
+def _multiplies_bfloat16() -> bool:
+    about = Path("/proc/cpuinfo")  # Linux alone tells; elsewhere the plan is of float32
+    return about.is_file() and any(flag in about.read_text() for flag in FLAGS)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from replug.cluster.packing import USABLE
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import BM25, GENREAD, GOLD, LONG_CONTEXT, NONE, REPLUG, WITHOUT_RETRIEVER, Method
@@ -19,10 +20,9 @@ from replug.data.row_files import count_rows
 from replug.data.shards import prepared_folder
 from replug.index_workers.build_plan import newest_encoder
 from replug.planning.accelerators import Devices, parse_devices
-from replug.planning.memory import DTYPE_BYTES, gpus_for, known, scoring_bytes
+from replug.planning.memory import DTYPE_BYTES, scoring_bytes
 from replug.planning.model_sizes import ModelSize, encoder_size, lm_size
-from replug.planning.training import DEFAULTS, Assumptions
-from replug.planning.workload import count_documents, encoded_tokens, template_tokens
+from replug.planning.stages import count_texts, encoded_tokens, template_tokens
 
 TEXTS, QUESTIONS = ("language_modelling", "token_gain"), ("mmlu", "open_qa", "popqa")
 LETTERS, SUBJECTS = 4, 57  # of MMLU
@@ -73,8 +73,8 @@ def prompts_of(config: EvaluationConfig, num: int) -> list[Prompts]:
     if kind == "retrieval":
         return []
     if kind == "internet_qa":
-        asked, scored = _prompts_of_passages(config, methods, num)
-        return asked if has_rerank_lm(config) else [*asked, *scored]
+        answers, factors = _prompts_of_passages(config, methods, num)
+        return answers if has_rerank_lm(config) else [*answers, *factors]
     if kind not in (*TEXTS, *QUESTIONS):
         expected = ", ".join((*TEXTS, *QUESTIONS, "internet_qa", "retrieval"))
         raise UserError(f"evaluation: no plan is known of {kind!r}; expected one of {expected}")
@@ -86,14 +86,11 @@ def prompts_of(config: EvaluationConfig, num: int) -> list[Prompts]:
 
 
 def _prompts_of_texts(config: EvaluationConfig, methods: Sequence[Method], num: int) -> Iterator[Prompts]:
-    """Yield the prompts of language modelling: a document that several methods of one source read is scored once.
-
-    So is the text without a document, whether a method or a member of an ensemble reads it.
-    """
+    """Yield the prompts of language modelling: a document that several methods of one source read is scored once."""
     (before, scored), document = _text_tokens(config), _document_tokens(config)
     if any(method.source == LONG_CONTEXT for method in methods):
         yield Prompts(num, max(0, LONG_CONTEXT_TOKENS - scored), end_tokens=scored)
-    if any(method.source == NONE or _reads_alone(config, method) for method in methods):
+    if any(method.source == NONE for method in methods):
         yield Prompts(num, before, end_tokens=scored)
     most: dict[str, int] = {}  # documents by the source that finds them
     for method in methods:
@@ -113,10 +110,8 @@ def _prompts_of_questions(config: EvaluationConfig, methods: Sequence[Method], n
     reads = tokens_read(config.ensemble, config.lm) and (config.lm.url or config.evaluation == "mmlu")
     for method in methods:
         count, documents = (1, method.k) if method.is_concatenated or not method.k else (method.num_read, 1)
-        count += _reads_alone(config, method)
         each = WRITTEN_TOKENS if method.source == GENREAD else _document_tokens(config)
-        in_shot = each if method.k and config.questions.documents_in_shots else 0
-        opening, prefix = _num_shots(config) * (query + ANSWER_TOKENS + in_shot), query + documents * each
+        opening, prefix = _num_shots(config) * (query + ANSWER_TOKENS), query + documents * each
         if method.follows_text and reads:
             yield Prompts(num * count, prefix, opening, end_tokens=1)  # the tokens that move weights, in a call apart
         if config.evaluation == "mmlu":
@@ -125,41 +120,36 @@ def _prompts_of_questions(config: EvaluationConfig, methods: Sequence[Method], n
             yield Prompts(num * count, prefix, opening, new_tokens=config.questions.max_new_tokens, calls=num)
 
 
-def _reads_alone(config: EvaluationConfig, method: Method) -> bool:
-    return method.follows_text and config.ensemble.alone > 0
-
-
 def _prompts_of_passages(
     config: EvaluationConfig, methods: Sequence[Method], num: int
 ) -> tuple[list[Prompts], list[Prompts]]:
-    """Return prompts that are asked for answers, and prompts that are scored, which `rerank_lm` takes where it is set.
+    """Return the prompts of answers and of the other factors, which `rerank_lm` scores where it is set.
 
-    `evals/internet_costs.py` counts the same: every factor is asked for but p(a|q,p) of samples, which comes with them,
-    and no two samples are alike.
+    `evals/internet_costs.py` counts the same: a sample brings its own p(a|q,p), and no two samples are alike.
     """
     labels = LABELS.get(str(config.questions.dataset), 0)
     query, answer, passage = _query_tokens(config), ANSWER_TOKENS, PASSAGE_TOKENS
     alone, open_book = (_num_shots(config) * (query + answer + evidence) for evidence in (0, passage))
-    asked: list[Prompts] = []
-    scored: list[Prompts] = []
+    answers: list[Prompts] = []
+    factors: list[Prompts] = []
     for source, opening, prefix in ((NONE, alone, query), (GOLD, open_book, passage + query)):
         if any(method.source == source for method in methods):
             if labels:
-                asked.append(Prompts(num, prefix, opening, labels, answer))
+                answers.append(Prompts(num, prefix, opening, labels, answer))
             else:
-                asked.append(Prompts(num, prefix, opening, new_tokens=answer, samples=SAMPLES_ALONE, calls=num))
+                answers.append(Prompts(num, prefix, opening, new_tokens=answer, samples=SAMPLES_ALONE, calls=num))
     if passages := max((method.k for method in methods), default=0):
         count, candidates = num * passages, labels or SAMPLES
         if labels:
-            asked.append(Prompts(count, passage + query, open_book, labels, answer))
+            answers.append(Prompts(count, passage + query, open_book, labels, answer))
         else:
-            asked.append(Prompts(count, passage + query, open_book, new_tokens=answer, samples=SAMPLES, calls=count))
-        scored += [
+            answers.append(Prompts(count, passage + query, open_book, new_tokens=answer, samples=SAMPLES, calls=count))
+        factors += [
             Prompts(count, passage, open_book, 1, query),
             Prompts(count, passage, open_book, candidates, answer),
             Prompts(count, passage, open_book, candidates, answer + query),
         ]
-    return asked, scored
+    return answers, factors
 
 
 def _query_tokens(config: EvaluationConfig) -> int:
@@ -207,20 +197,25 @@ def count_examples(config: EvaluationConfig, given: int | None) -> int:
     return min(counts)
 
 
-def plan_evaluation(config: EvaluationConfig, gpus: str | None, given: Assumptions = DEFAULTS) -> dict[str, Any]:
+def plan_evaluation(
+    config: EvaluationConfig,
+    gpus: str | None,
+    num_documents: int | None = None,
+    num_examples: int | None = None,
+    price: float | None = None,
+) -> dict[str, Any]:
     """Plan an evaluation. Raises UserError for what cannot be planned, with the flag or key that fixes it."""
-    devices = parse_devices(gpus, efficiency=given.efficiency)
+    devices = parse_devices(gpus)
     made_from = prepared_folder(Path(config.data.prepared).expanduser()).inputs if config.data.prepared else None
     if made_from and "data.context_tokens" in made_from:  # the lengths that the set was cut to
         config.data.context_tokens = made_from["data.context_tokens"]
         config.data.document_tokens = made_from["data.document_tokens"]
-    num, retrievers = count_examples(config, given.num_examples), _retrievers(config)
+    num, retrievers = count_examples(config, num_examples), _retrievers(config)
     needs_corpus = retrievers or any(method.takes_from_corpus for method in evaluation_methods(config))
-    documents = (given.num_documents or count_documents(config.run_config())) if needs_corpus else 0
-    lms = list(_lm_costs(config, devices, num, given))
-    embedded = [_embedding_cost(config, devices, named, num, documents, given) for named in retrievers.items()]
-    hours = {"score": sum(one["hours"] for one in lms), "embed": sum(one["hours"] for one in embedded)}
-    total = sum(hours.values())
+    documents = num_documents or (count_texts(config.run_config())[0].documents if needs_corpus else 0)
+    lms = list(_lm_costs(config, devices, num))
+    embedded = [_embedding_cost(config, devices, named, num, documents) for named in retrievers.items()]
+    total = sum(one["hours"] or 0.0 for one in (*lms, *embedded))
     return {
         "devices": str(devices),
         "evaluation": config.evaluation,
@@ -228,72 +223,68 @@ def plan_evaluation(config: EvaluationConfig, gpus: str | None, given: Assumptio
         "documents": documents,
         "lms": lms,
         "retrievers": embedded,
-        "tokens": {
-            "score": sum(one["tokens_read"] + one["tokens_generated"] for one in lms),
-            "embed": sum(one["tokens"] for one in embedded),
-        },
-        "hours": hours,
         "gpu_hours": total,
         "wall_hours": total / devices.count,
-        "price": given.price,
-        "dollars": None if given.price is None else total * given.price,
+        "price": price,
+        "dollars": None if price is None or devices.model is None else total * price,
         "notes": list(_notes(config)),
     }
 
 
-def _lm_costs(config: EvaluationConfig, devices: Devices, num: int, given: Assumptions) -> Iterator[dict[str, Any]]:
-    """Yield the cost of each LM; one of several GPUs holds them all while one works, and a replica two local LMs."""
+def _lm_costs(config: EvaluationConfig, devices: Devices, num: int) -> Iterator[dict[str, Any]]:
+    """Yield the cost of each LM. Local ones are held together on as many GPUs as they take; a server's is not known."""
     prompts = prompts_of(config, num)
     for problem in lm_problems(config.lm) if config.evaluation != "retrieval" else ():
         raise UserError(problem)
     lms = [(config.lm, prompts)] if prompts else []
     if config.evaluation == "internet_qa" and has_rerank_lm(config):
         lms.append((config.rerank_lm, _prompts_of_passages(config, evaluation_methods(config), num)[1]))
-    local = [keys for keys, _ in lms if keys.path]
-    for keys, own in lms:
-        yield _lm_cost(keys, own, devices, given, beside=[other for other in local if keys.path and other is not keys])
+    sizes = [lm_size(keys.path) if keys.path else None for keys, _ in lms]
+    local = [(keys, size) for (keys, _), size in zip(lms, sizes, strict=True) if size]
+    gpus = _gpus_for(sum(scoring_bytes(keys, size, devices.has_bfloat16) for keys, size in local), devices)
+    for (keys, own), size in zip(lms, sizes, strict=True):
+        yield {
+            "name": str(keys.path or keys.model),
+            "parameters": size and size.parameters,
+            "gpus": gpus if size else 0,
+            "tokens_read": sum(one.tokens_read for one in own),
+            "tokens_generated": sum(one.tokens_generated for one in own),
+            "hours": gpus * _lm_seconds(keys, size, own, devices) / 3600 if size else None,
+        }
 
 
-def _lm_cost(
-    keys: LMConfig, prompts: Sequence[Prompts], devices: Devices, given: Assumptions, beside: Sequence[LMConfig]
-) -> dict[str, Any]:
-    def size_of(lm: LMConfig) -> ModelSize:
-        path = str(lm.path or lm.model)
-        return known(lm_size, path) or lm_size(path, given.lm_parameters)
-
-    gpu, size = devices.accelerator, size_of(keys)
-    num_bytes = sum(scoring_bytes(lm, size_of(lm), gpu.resolve_dtype) for lm in (keys, *beside))
-    gpus = max(gpus_for(num_bytes, gpu.memory_gb), math.ceil(keys.gpus_per_replica or 1))
-    if gpus > devices.count:
+def _gpus_for(num_bytes: float, devices: Devices) -> int:
+    """Return the GPUs that hold the local LMs together. Raises UserError if there are fewer."""
+    if devices.model is None:
+        return 1
+    needed = max(1, math.ceil(num_bytes / (USABLE * devices.model.memory_gb * 1e9)))
+    if needed > devices.count:
         raise UserError(
-            f"--gpus is {devices}, but {size.name}{' with the other LM' if beside else ''} takes {gpus} of them "
-            f"({num_bytes / 1e9:.0f} GB); expected such as --gpus {gpus}x{gpu.name}"
+            f"--gpus is {devices}, but the LM takes {needed} of them ({num_bytes / 1e9:.0f} GB); expected such as "
+            f"--gpus {needed}x{devices.model.name}"
         )
-    rate = devices.rate(keys.dtype.value, "score")
-    reading_weights = size.parameters * DTYPE_BYTES[gpu.resolve_dtype(keys.dtype.value)] / gpu.bandwidth
-    flop = seconds = 0.0
+    return needed
+
+
+def _lm_seconds(keys: LMConfig, size: ModelSize, prompts: Sequence[Prompts], devices: Devices) -> float:
+    rate, reading_weights = devices.rate(keys.dtype.value, "score"), 0.0
+    if devices.model:
+        num_bytes = size.parameters * DTYPE_BYTES[devices.model.resolve_dtype(keys.dtype.value)]
+        reading_weights = num_bytes / (1e9 * devices.model.bandwidth)
+    seconds = 0.0
     for one in prompts:
         reading, writing = one.flop(size)
-        flop += reading + writing
         seconds += reading / rate + max(writing / rate, one.calls * one.new_tokens * reading_weights)
-    return {
-        "name": size.name,
-        "parameters": size.parameters,
-        "gpus": gpus,
-        "tokens_read": sum(one.tokens_read for one in prompts),
-        "tokens_generated": sum(one.tokens_generated for one in prompts),
-        "flop": flop,
-        "hours": gpus * seconds / 3600,
-    }
+    return seconds
 
 
 def _embedding_cost(
-    config: EvaluationConfig, devices: Devices, named: tuple[str, str], num: int, documents: int, given: Assumptions
+    config: EvaluationConfig, devices: Devices, named: tuple[str, str], num: int, documents: int
 ) -> dict[str, Any]:
     """Return the cost of a retriever; a run or an index holds the vectors of its documents."""
     name, path = named
     encoder = newest_encoder(Path(path).expanduser())
-    size = known(encoder_size, str(encoder or path)) or encoder_size(str(encoder or path), given.retriever_parameters)
+    size = encoder_size(str(encoder or path))
     lengths = (encoded_tokens(tokens, config.retriever) for tokens in (_document_tokens(config), _query_tokens(config)))
     texts = list(zip((0 if encoder else documents, num), lengths, strict=True))
     flop = sum(count * length * size.flop_per_token(length) for count, length in texts)
@@ -303,18 +294,17 @@ def _embedding_cost(
         "parameters": size.parameters,
         "is_indexed": bool(encoder),
         "tokens": sum(count * length for count, length in texts),
-        "flop": flop,
         "hours": flop / devices.rate(config.index.dtype.value, "embed") / 3600,
     }
 
 
 def _retrievers(config: EvaluationConfig) -> dict[str, str]:
-    """Return the retrievers that some method asks, by name; a local search engine asks `replug` where it has a path."""
+    """Return the retrievers that some method uses, by name; a local search engine uses `replug` where it has a path."""
     paths = {**({REPLUG: config.retriever.path} if config.retriever.path else {}), **config.retrievers}
     if config.evaluation == "internet_qa":
         return {name: path for name, path in paths.items() if name == REPLUG}
-    asked = {method.source for method in evaluation_methods(config)} - set(WITHOUT_RETRIEVER)
-    return {name: path for name, path in paths.items() if name in asked}
+    used = {method.source for method in evaluation_methods(config)} - set(WITHOUT_RETRIEVER)
+    return {name: path for name, path in paths.items() if name in used}
 
 
 def _notes(config: EvaluationConfig) -> Iterator[str]:
@@ -331,4 +321,4 @@ def _notes(config: EvaluationConfig) -> Iterator[str]:
     if any(method.source == BM25 for method in evaluation_methods(config)):
         yield "BM25 works on the processor and is not counted"
     if config.lm.url or (has_rerank_lm(config) and config.rerank_lm.url):
-        yield "the LM's server is counted as if it ran on these GPUs and read shared beginnings of prompts once"
+        yield "the server's speed is not known: its tokens are counted, their hours are not"

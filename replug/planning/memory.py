@@ -1,50 +1,39 @@
-"""Estimate the bytes that actors hold on a GPU: weights, activations, optimizer state, index vectors. Pure.
+"""Estimate the bytes that a run holds: on GPUs, in a node's memory, and on disk. Pure.
 
-Training is counted by tensor in the layers of transformers' BERT and Qwen3 with fused attention, and tested against a
-step on fake tensors (tests/planning/test_memory.py). Under autocast norms and sums stay in float32, and each linear
-layer keeps a copy of its input in 16 bits.
+Training is counted by the tensors that the layers of transformers' BERT and Qwen3 keep with fused attention, and tested
+against a step on fake tensors (tests/planning/test_memory.py).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from replug.cluster.gpu_shares import Sizes
-from replug.cluster.packing import USABLE
+from replug.cluster.layout import index_actors, scorers
 from replug.config.choices import TrainedSide
 from replug.config.errors import UserError
+from replug.config.refresh_policy import refresh_policy
 from replug.config.schema import Config, LMConfig
-from replug.index_workers.kinds import SEARCH_BYTES
+from replug.index_workers.kinds import SEARCH_BYTES, bytes_per_vector, num_lists, resolve_kind
 from replug.models.batching import ENCODER_TOKENS, ENCODER_TOKENS_WITH_GRADIENT, LMShape, tokens_per_pass
-from replug.planning.model_sizes import ModelSize, lm_size, retriever_size
-from replug.planning.workload import Shape, index_size, searched_width, shape_of
+from replug.planning.accelerators import resolve_dtype
+from replug.planning.model_sizes import BERT_BASE, ModelSize, encoder_size, lm_size, retriever_size
+from replug.planning.stages import Counts, Lengths, lengths, num_pairs
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-WEIGHT_BYTES, GRADIENT_BYTES = 4, 4  # in float32
-LEARNING_BYTES = GRADIENT_BYTES + 8  # and Adam's two moments
+FLOAT32, FLOAT16 = 4, 2
 POSITIONS_PER_PRODUCT = 256  # given to the output layer at once (models/local/output_layer.py)
-TOKENS_PER_PASS_GPU, TOKENS_PER_PASS_WITH_GRADIENT = ENCODER_TOKENS["cuda"], ENCODER_TOKENS_WITH_GRADIENT["cuda"]
-ROW_BYTES = 4  # of a unit of width in what goes into a layer, which is float32 under autocast too
-PASSING_BYTES = 20  # that a pass has in hand in its last layer and does not keep, for each token and unit of width
-UNCOUNTED = 1.003  # biases and norms, which a ModelSize leaves out
-ADAPTED_LAYERS = 2  # linear layers of a layer that peft adapts: query and value
+# Of each token in a layer, for each unit of width, beside what the matrices read: norms, and sums in float32. A gated
+# layer keeps the inputs and outputs of its matrices; one with adapters does not need the inputs of frozen matrices.
+NORM_BYTES, GATED_NORM_BYTES, ADAPTED_SHARE = 16, 27, 0.7
+PASSING_BYTES = 20  # that a pass has in hand and does not keep, for each token and unit of width
 
-Resolve = Callable[[str], str]  # what `auto` and `bf16_mixed` come to on the hardware
-
-
-def resolve_dtype(name: str, has_bfloat16: bool) -> str:
-    """Return the precision that `auto` and `bf16_mixed` come to."""
-    if name == "auto":
-        return "bfloat16" if has_bfloat16 else "float32"
-    return "bfloat16" if name == "bf16_mixed" else name
-
-
-def run_sizes(config: Config, num_documents: int | None, has_bfloat16: bool) -> Sizes:
-    """Return what the actors of a run hold on GPUs. A size that no table and no file tells is None."""
-    lm = known(lm_size, config.lm.path) if config.lm.path else None
-    retriever = known(retriever_size, config.retriever) if config.retriever.path else None
-    return sizes_of(config, retriever, lm, num_documents, partial(resolve_dtype, has_bfloat16=has_bfloat16))
+TEXT_BYTES_PER_TOKEN = 4.0  # of English prose; program code has about 3
+NAME_BYTES = 60.0  # a row's id, domain and source together
+OFFSET_BYTES, TOKEN_END_BYTES = 4, 8  # where a string of a row ends, and a document's token ids
+SMALL_VOCABULARY = 1 << 16  # token ids below it take two bytes, others four
+KEPT_CHECKPOINTS = 2  # train/checkpoints.py
+SCORE_BYTES = 45  # a row of the cache: key, sum and counts, in pages that random keys fill to two thirds
 
 
 def known(size_of: Callable[[Any], ModelSize], model: Any) -> ModelSize | None:
@@ -55,31 +44,35 @@ def known(size_of: Callable[[Any], ModelSize], model: Any) -> ModelSize | None:
         return None
 
 
-def sizes_of(
-    config: Config, retriever: ModelSize | None, lm: ModelSize | None, num_documents: int | None, resolve: Resolve
-) -> Sizes:
-    """Return what the actors hold on GPUs; None stands for an unknown size."""
-    scoring = scoring_bytes(config.lm, lm, resolve) if lm else None
+def retriever_or_base(config: Config) -> ModelSize:
+    """Return the retriever's size, or that of BERT-base for one that is not known."""
+    return known(retriever_size, config.retriever) or encoder_size(BERT_BASE)
+
+
+def searched_width(config: Config, width: int) -> int:
+    """Return the dimensions that are stored and searched, of the `width` that the retriever gives."""
+    dims = config.index.dims
+    if dims is not None and dims > width:
+        raise UserError(f"index.dims is {dims}, but the retriever's vectors have {width} numbers; expected no more")
+    return dims or width
+
+
+# On GPUs ----------------------------------------------------------------------------------------------------------
+
+
+def run_sizes(config: Config, num_documents: int | None, has_bfloat16: bool) -> Sizes:
+    """Return what the actors of a run hold on GPUs. A size that no table and no file tells is None."""
+    lm = known(lm_size, config.lm.path) if config.lm.path else None
+    retriever = known(retriever_size, config.retriever) if config.retriever.path else None
+    scoring = scoring_bytes(config.lm, lm, has_bfloat16) if lm else None
     if retriever is None:
         return Sizes(scoring=scoring)
-    trained, vectors = trained_part(config, retriever), None
-    shape, dtype = shape_of(config, num_documents or 1), resolve(config.train.precision.value)
-
-    def rank_bytes(ranks: int) -> float:
-        return train_bytes(retriever, shape, ranks, dtype, config.train.gradient_checkpointing, trained)
-
-    if num_documents:
-        width = searched_width(config, retriever.dim)
-        try:
-            vectors = num_documents * index_size(config, width, num_documents).bytes_per_vector
-        except UserError:  # a factory string whose bytes only FAISS knows
-            vectors = None
     return Sizes(
-        vectors=vectors,
+        vectors=_vector_bytes(config, retriever, num_documents) if num_documents else None,
         search=SEARCH_BYTES,
-        embedding=embedding_bytes(config, retriever, resolve),
+        embedding=embedding_bytes(config, retriever, has_bfloat16),
         scoring=scoring,
-        training=rank_bytes,
+        training=partial(train_bytes, config, retriever, has_bfloat16=has_bfloat16),
     )
 
 
@@ -94,139 +87,147 @@ def score_bytes(lm: ModelSize, num_tokens: int, dtype: str) -> float:
     return lm.parameters * DTYPE_BYTES[dtype] + pass_bytes(lm, num_tokens, dtype) + logits
 
 
-def scoring_bytes(keys: LMConfig, lm: ModelSize, resolve: Resolve) -> float:
+def scoring_bytes(keys: LMConfig, lm: ModelSize, has_bfloat16: bool) -> float:
     """Return the bytes of one LM with the keys of `lm`, over all its GPUs."""
     tokens = tokens_per_pass(LMShape(lm.layers, lm.hidden), True, keys.tokens_per_batch)
-    return score_bytes(lm, tokens, resolve(keys.dtype.value))
+    return score_bytes(lm, tokens, resolve_dtype(keys.dtype.value, has_bfloat16))
 
 
-def embedding_bytes(config: Config, retriever: ModelSize, resolve: Resolve) -> float:
+def embedding_bytes(config: Config, retriever: ModelSize, has_bfloat16: bool) -> float:
     """Return the bytes of a builder: its encoder and one pass."""
-    tokens, dtype = config.index.tokens_per_batch or TOKENS_PER_PASS_GPU, resolve(config.index.dtype.value)
+    dtype = resolve_dtype(config.index.dtype.value, has_bfloat16)
+    tokens = config.index.tokens_per_batch or ENCODER_TOKENS["cuda"]
     return retriever.parameters * DTYPE_BYTES[dtype] + pass_bytes(retriever, tokens, dtype)
 
 
-def gpus_for(num_bytes: float, memory_gb: float) -> int:
-    """Return the GPUs that hold so many bytes together."""
-    return max(1, -int(-num_bytes // (USABLE * memory_gb * 1e9)))
-
-
-@dataclass(frozen=True, slots=True)
-class TrainedPart:
-    """The weights that a training rank holds, and those that learn."""
-
-    parameters: int
-    learning: int
-    adapted: bool = False  # adapters learn, the other weights do not
-    side: TrainedSide = TrainedSide.both
-
-    @property
-    def num_bytes(self) -> int:
-        """Return the bytes of weights, gradients and moments."""
-        return WEIGHT_BYTES * self.parameters + LEARNING_BYTES * self.learning
-
-    @property
-    def flop_factor(self) -> float:
-        """Return the FLOP of a step in forward passes."""
-        return 2 if self.adapted else 3
-
-
-def whole(retriever: ModelSize) -> TrainedPart:
-    """Return the trained part if all weights learn."""
-    return TrainedPart(retriever.parameters, retriever.parameters)
-
-
-def trained_part(config: Config, retriever: ModelSize) -> TrainedPart:
-    """Return what of the retriever learns: all of it, or adapters alone (`lora`).
-
-    Adapters of a linear layer are rank * (in + out) weights.
-    """
-    rank = config.lora.rank
-    # Beside one encoder that learns as that of queries stands the same one for documents.
+def trained_weights(config: Config, retriever: ModelSize) -> tuple[int, int]:
+    """Return the weights that a training rank holds, and those that learn: all, or adapters alone (`lora`)."""
     is_copied = config.retriever.train is TrainedSide.query and config.retriever.query_path is None
-    part = TrainedPart(
-        retriever.parameters * (2 if is_copied else 1),
-        retriever.parameters,
-        side=config.retriever.train,
-    )
-    if rank is None:
-        return part
-    width = retriever.attention_width
-    adapters = retriever.layers * rank * (2 * retriever.hidden + width + (retriever.kv_width or width))
-    return replace(part, parameters=part.parameters + adapters, learning=adapters, adapted=True)
+    held = retriever.parameters * (2 if is_copied else 1)
+    if config.lora.rank is None:
+        return held, retriever.parameters
+    adapters = 4 * retriever.layers * config.lora.rank * retriever.hidden  # of queries and values
+    return held + adapters, adapters
 
 
-def train_bytes(
-    retriever: ModelSize, shape: Shape, ranks: int, dtype: str, checkpointed: bool, part: TrainedPart
-) -> float:
+def state_bytes(config: Config, retriever: ModelSize) -> int:
+    """Return the bytes of weights, and of gradients and Adam's two moments of those that learn, in float32."""
+    held, learning = trained_weights(config, retriever)
+    return FLOAT32 * (held + 3 * learning)
+
+
+def train_bytes(config: Config, retriever: ModelSize, ranks: int, has_bfloat16: bool) -> float:
     """Return what one rank holds at most in a step: it takes its share of the queries with their documents.
 
-    The most is held after the forward pass, where layers are computed again, or while weights change; Adam then has as
-    much in hand as the weights that learn. Where chunks are asked for, activations are of one chunk, a text at least;
-    beside them all vectors are kept, which are little.
+    With `train.chunk_tokens` activations are of one chunk, a text at least; all vectors, which are kept too, are few.
     """
-    hidden, size = retriever.hidden, DTYPE_BYTES[dtype]
-    is_chunked = shape.chunk_tokens is not None
-    queries = shape.batch_size / (ranks * shape.micro_batches) * shape.encoded_query  # tokens of a rank at a time
-    documents = queries / shape.encoded_query * shape.k * shape.encoded_document
-    of_sides = {TrainedSide.query: (queries,), TrainedSide.documents: (documents,)}
-    tokens = of_sides.get(part.side, (queries, documents))  # with gradient
-    in_pass = max(shape.chunk_tokens or TOKENS_PER_PASS_WITH_GRADIENT, shape.longest)
-    in_parts = is_chunked or shape.micro_batches > 1
-    gradients = float(GRADIENT_BYTES * part.learning)
-    # Autocast copies the weights of trained layers once in a step where they learn, once in each pass where not.
-    copied = 0.0 if dtype == "float32" else size * retriever.layer_parameters
-    if checkpointed or is_chunked or not part.adapted:
-        num_copies = float(not (checkpointed and part.adapted))
+    train, size, learning = config.train, lengths(config), trained_weights(config, retriever)[1]
+    dtype = resolve_dtype(train.precision.value, has_bfloat16)
+    in_pass = max(train.chunk_tokens or ENCODER_TOKENS_WITH_GRADIENT["cuda"], size.encoded_document)
+    queries = train.batch_size / (ranks * train.micro_batches)
+    tokens = _tokens_with_gradient(config, size, queries)
+    at_once = min(in_pass, tokens)
+    one_layer = layer_bytes(retriever, dtype, size.encoded_document, adapted=config.lora.rank is not None)
+    inputs = FLOAT32 * retriever.hidden  # of a layer, which is float32 under autocast too
+    if train.gradient_checkpointing:
+        kept = tokens * inputs * (retriever.layers + 1) + at_once * one_layer
     else:
-        num_copies = sum(-(-number // in_pass) for number in tokens)
-
-    # A pass of documents has tensors in hand that no layer keeps.
-    last = min(in_pass, documents)
-    if part.side is TrainedSide.query:  # documents have no gradient; attention may have more in hand
-        passing = max(16 * hidden + 2 * size * retriever.intermediate, 28 * hidden) * last
-    else:
-        if not is_chunked:
-            last = documents % in_pass or last
-        in_hand = PASSING_BYTES * hidden
-        if checkpointed:
-            in_hand += 2 * retriever.intermediate
-        elif part.adapted:
-            in_hand = (16 + 6 * size) * hidden
-        passing = in_hand * last
-    most = num_copies * copied + passing
-    if checkpointed:  # a layer is computed again; gradients are not there yet, unless of an earlier part
-        layer = layer_bytes(retriever, dtype, shape.longest, part) + (8 * size + 12 * part.adapted) * hidden
-        again = layer * min(in_pass, max(tokens)) + copied / retriever.layers - (0.0 if in_parts else gradients)
-        most = max(most, again)
-
-    one_token = token_bytes(retriever, dtype, shape.longest, part, checkpointed=checkpointed)
-    kept = one_token * (min(in_pass, max(tokens)) if is_chunked else sum(tokens))
-    waiting = 0.0
-    if is_chunked and not part.adapted:  # gradients wait in 16 bits: beside earlier parts', or in place of float32
-        waiting = copied * (1 if shape.micro_batches > 1 else -1)
-    sums = gradients if ranks > 1 else 0.0  # DDP's own
-    return UNCOUNTED * (part.num_bytes + sums) + max(gradients, kept + waiting + most)
+        kept = (at_once if train.chunk_tokens else tokens) * (retriever.layers * one_layer + inputs)
+    copied = 0 if dtype == "float32" else DTYPE_BYTES[dtype] * retriever.layer_parameters  # by autocast
+    passing = PASSING_BYTES * retriever.hidden * min(in_pass, queries * config.retrieve.k * size.encoded_document)
+    sums = FLOAT32 * learning if ranks > 1 else 0  # DDP's own
+    return state_bytes(config, retriever) + sums + max(FLOAT32 * learning, kept + copied + passing)
 
 
-def layer_bytes(model: ModelSize, dtype: str, length: int, part: TrainedPart) -> float:
-    """Return what one layer keeps of a token, in texts of so many tokens, for the backward pass."""
-    width, keys, size = model.attention_width, model.kv_width or model.attention_width, DTYPE_BYTES[dtype]
-    fused = width / 16 + size * length  # sums of the softmax in float32, for heads of 64; the mask of padding
+def layer_bytes(model: ModelSize, dtype: str, length: int, adapted: bool = False) -> float:
+    """Return what one layer keeps of a token, in texts of `length` tokens, for the backward pass.
+
+    A matrix keeps as many numbers of a token as it has rows: its weights divided by the width.
+    """
+    size, numbers = DTYPE_BYTES[dtype], model.layer_parameters / model.layers / model.hidden
+    mask = size * length
     if model.gated:
-        attention, norms = (4 + 5 * size) * width + (4 + size) * keys, 27 * model.hidden
-        return fused + attention + norms + 4 * size * model.intermediate
-    attention, norms = 2 * size * (width + keys), 8 * model.hidden + 16
-    if part.adapted:
-        inputs = ADAPTED_LAYERS if size == 2 else 1
-        return fused + attention + norms + size * (inputs * model.hidden + model.intermediate)
-    return fused + attention + norms + 8 * model.hidden + 2 * size * model.intermediate
+        return 2 * size * numbers + GATED_NORM_BYTES * model.hidden + mask
+    return (size * numbers + NORM_BYTES * model.hidden) * (ADAPTED_SHARE if adapted else 1) + mask
 
 
-def token_bytes(model: ModelSize, dtype: str, length: int, part: TrainedPart, checkpointed: bool) -> float:
-    """Return what all layers keep of a token, or with gradient checkpointing their inputs; with the embeddings."""
-    row = ROW_BYTES * model.hidden
-    if checkpointed:
-        return row * (model.layers + (2 if part.adapted else 1)) + length
-    embeddings = row if not part.adapted else 0
-    return model.layers * layer_bytes(model, dtype, length, part) + embeddings + length
+def _tokens_with_gradient(config: Config, size: Lengths, queries: float) -> float:
+    documents = queries * config.retrieve.k * size.encoded_document
+    of_sides = {TrainedSide.query: queries * size.encoded_query, TrainedSide.documents: documents}
+    return of_sides.get(config.retriever.train, queries * size.encoded_query + documents)
+
+
+def _vector_bytes(config: Config, retriever: ModelSize, num_documents: int) -> float | None:
+    """Return the bytes of one version of the vectors as it is searched; None where only FAISS knows them."""
+    dim, index = searched_width(config, retriever.dim), config.index
+    factory = resolve_kind(index.kind, dim, num_documents, index.nprobe, rerank=True).factory
+    each = FLOAT16 * dim if factory is None else bytes_per_vector(factory, dim, num_documents)
+    return None if each is None else num_documents * each
+
+
+# In a node's memory -----------------------------------------------------------------------------------------------
+
+
+def host_bytes(config: Config, num_documents: int, has_bfloat16: bool, num_nodes: int = 1) -> float:
+    """Return the bytes on a node of the trainer's weights, of LMs on processors and of vectors that no GPU holds.
+
+    `config` is laid out. Vectors are there in two versions while they are swapped.
+    """
+    retriever, (num_scorers, gpus_per_scorer) = retriever_or_base(config), scorers(config.lm)
+    lm = known(lm_size, config.lm.path) if config.lm.path and not gpus_per_scorer else None
+    dtype = resolve_dtype(config.lm.dtype.value, has_bfloat16)
+    weights = num_scorers * lm.parameters * DTYPE_BYTES[dtype] if lm else 0
+    vectors, actors = 0.0, index_actors(config.index)
+    if not actors.gpus_per_searcher:
+        largest = num_documents * FLOAT32 * searched_width(config, retriever.dim)
+        vectors = 2 * (_vector_bytes(config, retriever, num_documents or 1) or largest)
+    return state_bytes(config, retriever) + (weights + vectors) / min(num_nodes, actors.num_shards)
+
+
+# On disk ----------------------------------------------------------------------------------------------------------
+
+
+def disk_bytes(config: Config, counts: Counts) -> dict[str, float]:
+    """Return the most that a run directory holds, by part. A set that is prepared elsewhere takes nothing."""
+    retriever = retriever_or_base(config)
+    versions = most_versions(config) + bool(counts.dev)  # the chosen weights may have an index of their own
+    return {
+        "prepared_set": 0.0 if config.data.prepared else prepared_bytes(config, counts, retriever.vocabulary),
+        "index_versions": versions * version_bytes(config, counts.documents, retriever),
+        "checkpoints": float((KEPT_CHECKPOINTS + 1) * FLOAT32 * 3 * trained_weights(config, retriever)[1]),
+        "scores": float(SCORE_BYTES * num_pairs(config, counts)),
+    }
+
+
+def prepared_bytes(config: Config, counts: Counts, vocabulary: int) -> float:
+    """Return the bytes of documents with their token ids and of training texts, by the lengths of the configuration."""
+    size = lengths(config)
+    ids = size.encoded_document * (FLOAT16 if vocabulary < SMALL_VOCABULARY else FLOAT32) + TOKEN_END_BYTES
+    document = TEXT_BYTES_PER_TOKEN * size.document + NAME_BYTES + 4 * OFFSET_BYTES + ids
+    example = TEXT_BYTES_PER_TOKEN * (size.context + size.continuation) + NAME_BYTES + 6 * OFFSET_BYTES
+    return counts.documents * document + counts.queries * example
+
+
+def version_bytes(config: Config, num_documents: int, retriever: ModelSize) -> float:
+    """Return the bytes of an index version: its encoder, its float16 vectors, and a lossy kind's codes and centroids.
+
+    Centroids are in the quantizer's file and in that of every shard.
+    """
+    dim, index = searched_width(config, retriever.dim), config.index
+    vectors = FLOAT16 * dim * num_documents
+    factory = resolve_kind(index.kind, dim, num_documents or 1, index.nprobe, rerank=True).factory
+    codes = (_vector_bytes(config, retriever, num_documents or 1) or 0.0) if factory else 0.0
+    centroids = (index_actors(index).num_shards + 1) * num_lists(factory or "") * FLOAT32 * dim
+    return vectors + codes + centroids + FLOAT32 * retriever.parameters
+
+
+def most_versions(config: Config) -> int:
+    """Return the most index versions that are on disk at once; versions go when a checkpoint is written.
+
+    There are the live one, the one before it and the one under way, and a further one for each refresh that begins in
+    the steps that the kept checkpoints and the lag span.
+    """
+    trains_documents = config.retriever.train is not TrainedSide.query
+    policy = refresh_policy(config.refresh, config.train.max_steps, trains_documents)
+    span = KEPT_CHECKPOINTS * config.checkpoint.every_steps + (policy.lag_steps or 0)
+    return min(policy.num_starts + 2, 3 + span // policy.every_steps)

@@ -1,30 +1,29 @@
-"""Find the sizes of encoders and LMs from a local config.json, a table of well-known models, or a parameter count.
+"""Find the size of an encoder or LM by its config.json, or by its name for the models of the papers.
 
-No hub is asked. `modules.json`, or the `Router` of a pair, gives the width of an encoder's vectors.
+The file is looked for in a folder and in the hub's cache; no hub is asked.
 """
 
 import json
 import re
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from huggingface_hub import try_to_load_from_cache
 
 from replug.config.choices import TrainedSide
 from replug.config.errors import UserError
 from replug.config.paths import SETTINGS_FILE, TUNED_QUERIES
 from replug.config.schema import LMConfig, RetrieverConfig
 
-# Hidden size by layers, and the vocabulary, of a model that is known by its parameter count alone.
-ENCODER_ASPECT, ENCODER_VOCABULARY = 64, 30_522  # as BERT-base
-LM_ASPECT, LM_VOCABULARY = 128, 50_257  # as GPT-3 6.7B
-MOST_LAYERS = 200
-
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
     """Weights and widths. Biases and norms, under 0.2% of the weights, are left out.
 
-    Every token is multiplied by the `layer_parameters`, which do not count embeddings and output layer.
+    Every token is multiplied by the `layer_parameters`, which do not count embeddings and output layer. `dim` is the
+    width of an encoder's vectors; a layer that is `gated` has three matrices of `intermediate`.
     """
 
     name: str
@@ -32,21 +31,14 @@ class ModelSize:
     hidden: int
     intermediate: int
     vocabulary: int
-    attention_width: int
     layer_parameters: int
     parameters: int
-    kv_width: int = 0  # of keys and of values; 0: as wide as attention
-    vector_width: int = 0  # of an encoder's vectors; 0: as wide as its hidden states
-    gated: bool = False  # a layer has three matrices of `intermediate`
-
-    @property
-    def dim(self) -> int:
-        """Return the width of the encoder's vectors."""
-        return self.vector_width or self.hidden
+    dim: int
+    gated: bool = False
 
     def flop_per_token(self, num_tokens: int) -> float:
         """Return the forward FLOP of one token: two per weight, and attention over the whole sequence."""
-        return 2.0 * self.layer_parameters + 4.0 * num_tokens * self.attention_width * self.layers
+        return 2.0 * self.layer_parameters + 4.0 * num_tokens * self.hidden * self.layers
 
     @property
     def flop_per_prediction(self) -> float:
@@ -57,224 +49,162 @@ class ModelSize:
 def transformer(
     layers: int,
     hidden: int,
-    intermediate: int,
-    heads: int,
     vocabulary: int,
+    intermediate: int | None = None,
     positions: int = 0,
     gated: bool = False,
     tables: int = 1,
-    kv_heads: int | None = None,
-    head_width: int | None = None,
+    attention: int | None = None,
+    kv: int | None = None,
 ) -> ModelSize:
-    """Return the size of what a config.json says. `kv_heads` share keys and values (None: as many as heads).
+    """Return the size of a transformer; queries have `attention` numbers, keys and values `kv` (None: `hidden`).
 
-    Heads are of `head_width` (None: hidden / heads). A `gated` layer has three matrices of `intermediate`. There are
-    two `tables` of the vocabulary where the output layer has its own weights.
+    There are two `tables` of the vocabulary where the output layer has its own weights.
     """
-    head_width = head_width or hidden // heads
-    width, kv_width = heads * head_width, (kv_heads or heads) * head_width
-    in_layers = layers * (2 * hidden * (width + kv_width) + (3 if gated else 2) * hidden * intermediate)
+    inner, width = intermediate or 4 * hidden, attention or hidden
+    in_layers = layers * hidden * (2 * (width + (kv or width)) + (3 if gated else 2) * inner)
     whole = in_layers + hidden * (tables * vocabulary + positions)
-    return ModelSize("", layers, hidden, intermediate, vocabulary, width, in_layers, whole, kv_width, gated=gated)
+    return ModelSize("", layers, hidden, inner, vocabulary, in_layers, whole, hidden, gated)
 
 
-def _bert(layers: int, hidden: int, vocabulary: int = ENCODER_VOCABULARY) -> ModelSize:
-    return transformer(layers, hidden, 4 * hidden, hidden // 64, vocabulary, 512)
-
-
-def _gpt(layers: int, hidden: int, vocabulary: int = 50_257, positions: int = 0, tables: int = 1) -> ModelSize:
-    return transformer(layers, hidden, 4 * hidden, hidden // 64, vocabulary, positions, tables=tables)
-
-
-def _llama(
-    layers: int, hidden: int, inner: int, heads: int, kv: int, vocabulary: int, tables: int = 2, each: int | None = None
-) -> ModelSize:
-    return transformer(layers, hidden, inner, heads, vocabulary, 0, True, tables, kv, each)
-
-
-_SMALL, _BASE, _LARGE = _bert(12, 384), _bert(12, 768), _bert(24, 1024)
-_XLM = 250_002  # vocabulary of XLM-R
+_gpt2 = partial(transformer, vocabulary=50_257, positions=1024)
+_opt = partial(transformer, vocabulary=50_272, positions=2050)
+_bloom = partial(transformer, vocabulary=250_880)
+_llama2 = partial(transformer, vocabulary=32_000, gated=True, tables=2)
+_BERT = transformer(12, 768, 30_522, positions=512)
+BERT_BASE = "bert-base-uncased"
 
 ENCODERS = {
-    **dict.fromkeys(("contriever", "contriever-msmarco", "bert-base-uncased", "snowflake-arctic-embed-m"), _BASE),
-    **dict.fromkeys(("dpr-question_encoder-single-nq-base", "dpr-ctx_encoder-single-nq-base"), _BASE),
-    "spar-wiki-bm25-lexmodel-query-encoder": _BASE,
-    "mcontriever": _bert(12, 768, 119_547),
-    "bert-large-uncased": _LARGE,
-    **dict.fromkeys(("all-minilm-l6-v2", "package:minilm", "snowflake-arctic-embed-xs"), _bert(6, 384)),
-    "all-minilm-l12-v2": _SMALL,
-    "all-mpnet-base-v2": _bert(12, 768, 30_527),
-    **{
-        name.format(size): architecture
-        for size, architecture in (("small", _SMALL), ("base", _BASE), ("large", _LARGE))
-        for name in ("e5-{}", "e5-{}-v2", "bge-{}-en", "bge-{}-en-v1.5", "gte-{}")
-    },
-    "multilingual-e5-small": _bert(12, 384, _XLM),
-    "multilingual-e5-base": _bert(12, 768, _XLM),
-    "multilingual-e5-large": _bert(24, 1024, _XLM),
-    "bge-m3": _bert(24, 1024, _XLM),
-    "stand_in": transformer(2, 32, 64, 2, 292, 128),
+    **dict.fromkeys((BERT_BASE, "contriever", "contriever-msmarco"), _BERT),
+    **dict.fromkeys(("dpr-question_encoder-single-nq-base", "dpr-ctx_encoder-single-nq-base"), _BERT),
+    **dict.fromkeys(("all-minilm-l6-v2", "package:minilm"), transformer(6, 384, 30_522, positions=512)),
+    "stand_in": transformer(2, 32, 292, 64, positions=128),
 }
-
 LMS = {
-    "distilgpt2": _gpt(6, 768, positions=1024),
-    "gpt2": _gpt(12, 768, positions=1024),
-    "gpt2-medium": _gpt(24, 1024, positions=1024),
-    "gpt2-large": _gpt(36, 1280, positions=1024),
-    "gpt2-xl": _gpt(48, 1600, positions=1024),
-    "opt-125m": _gpt(12, 768, 50_272, 2050),
-    "opt-350m": _gpt(24, 1024, 50_272, 2050),  # its embeddings are of width 512: 7% less in truth
-    "opt-1.3b": _gpt(24, 2048, 50_272, 2050),
-    "opt-2.7b": _gpt(32, 2560, 50_272, 2050),
-    "opt-6.7b": _gpt(32, 4096, 50_272, 2050),
-    "opt-13b": _gpt(40, 5120, 50_272, 2050),
-    "opt-30b": _gpt(48, 7168, 50_272, 2050),
-    "opt-66b": _gpt(64, 9216, 50_272, 2050),
-    "bloom-560m": _gpt(24, 1024, 250_880),
-    "bloom-1b1": _gpt(24, 1536, 250_880),
-    "bloom-1b7": _gpt(24, 2048, 250_880),
-    "bloom-3b": _gpt(30, 2560, 250_880),
-    "bloom-7b1": _gpt(30, 4096, 250_880),
-    "bloom": _gpt(70, 14_336, 250_880),
-    "pythia-160m": _gpt(12, 768, 50_304, tables=2),
-    "pythia-410m": _gpt(24, 1024, 50_304, tables=2),
-    "pythia-1.4b": _gpt(24, 2048, 50_304, tables=2),
-    "pythia-6.9b": _gpt(32, 4096, 50_432, tables=2),
-    "llama-2-7b": _llama(32, 4096, 11_008, 32, 32, 32_000),
-    "llama-2-13b": _llama(40, 5120, 13_824, 40, 40, 32_000),
-    "llama-2-70b": _llama(80, 8192, 28_672, 64, 8, 32_000),
-    "llama-3-8b": _llama(32, 4096, 14_336, 32, 8, 128_256),
-    "llama-3-70b": _llama(80, 8192, 28_672, 64, 8, 128_256),
-    "llama-3.2-1b": _llama(16, 2048, 8192, 32, 8, 128_256, 1),
-    "llama-3.2-3b": _llama(28, 3072, 8192, 24, 8, 128_256, 1),
-    "mistral-7b": _llama(32, 4096, 14_336, 32, 8, 32_000),
-    "qwen2.5-0.5b": _llama(24, 896, 4864, 14, 2, 151_936, 1),
-    "qwen2.5-1.5b": _llama(28, 1536, 8960, 12, 2, 151_936, 1),
-    "qwen2.5-7b": _llama(28, 3584, 18_944, 28, 4, 152_064),
-    "qwen2.5-32b": _llama(64, 5120, 27_648, 40, 8, 152_064),
-    "qwen2.5-72b": _llama(80, 8192, 29_568, 64, 8, 152_064),
-    "qwen3-0.6b": _llama(28, 1024, 3072, 16, 8, 151_936, 1, 128),
-    "qwen3-1.7b": _llama(28, 2048, 6144, 16, 8, 151_936, 1, 128),
-    "qwen3-4b": _llama(36, 2560, 9728, 32, 8, 151_936, 1, 128),
-    "qwen3-8b": _llama(36, 4096, 12_288, 32, 8, 151_936, 2, 128),
-    **dict.fromkeys(("smollm2-135m", "package:smollm2"), _llama(30, 576, 1536, 9, 3, 49_152, 1)),
-    "smollm2-360m": _llama(32, 960, 2560, 15, 5, 49_152, 1),
-    "smollm2-1.7b": _llama(24, 2048, 8192, 32, 32, 49_152, 1),
+    "gpt2": _gpt2(12, 768),
+    "gpt2-medium": _gpt2(24, 1024),
+    "gpt2-large": _gpt2(36, 1280),
+    "gpt2-xl": _gpt2(48, 1600),
+    "opt-125m": _opt(12, 768),
+    "opt-350m": _opt(24, 1024),  # its embeddings are of width 512: 7% less in truth
+    "opt-1.3b": _opt(24, 2048),
+    "opt-2.7b": _opt(32, 2560),
+    "opt-6.7b": _opt(32, 4096),
+    "opt-13b": _opt(40, 5120),
+    "opt-30b": _opt(48, 7168),
+    "opt-66b": _opt(64, 9216),
+    "bloom-560m": _bloom(24, 1024),
+    "bloom-1b1": _bloom(24, 1536),
+    "bloom-1b7": _bloom(24, 2048),
+    "bloom-3b": _bloom(30, 2560),
+    "bloom-7b1": _bloom(30, 4096),
+    "llama-2-7b": _llama2(32, 4096, intermediate=11_008),
+    "llama-2-13b": _llama2(40, 5120, intermediate=13_824),
+    "llama-2-70b": _llama2(80, 8192, intermediate=28_672, kv=1024),
+    **dict.fromkeys(
+        ("smollm2-135m", "package:smollm2"), transformer(30, 576, 49_152, 1536, gated=True, attention=576, kv=192)
+    ),
 }
-# The names of releases that differ from a known size in training only.
-LM_RELEASES = {"llama-3.1-": "llama-3-", "meta-llama-3": "llama-3", "qwen2-": "qwen2.5-"}
-SUFFIXES = r"(-instruct|-chat|-hf|-it|-base|-deduped|-v0\.\d|-v1\.0|-intermediate-step.*)+$"
+SUFFIXES = r"(-instruct|-chat|-hf)+$"
+STAND_IN_LM = ModelSize("", 1, 1, 1, 1, 1000, 1000, 1)  # no weights: a nominal size, so that its work grows
 
 
-def encoder_size(path: str, parameters: float | None = None) -> ModelSize:
+def encoder_size(path: str) -> ModelSize:
     """Return the size of the retriever at `retriever.path`. Raises UserError for one that is not known."""
-    if parameters is not None:
-        return _of_count(path, parameters, ENCODER_ASPECT, ENCODER_VOCABULARY, "--retriever-parameters")
-    if (folder := _folder(path)) is not None:
-        transformer = next((inner for kind, inner in _modules(folder) if kind == "Transformer"), folder)
-        size = read_size(transformer, "retriever.path")
-        width, dense = head_size(folder, size.hidden)
-        return replace(size, name=path, parameters=size.parameters + dense, vector_width=width)
-    known = ENCODERS.get(path) or ENCODERS.get(_last_part(path))
-    if known is None:
-        raise UserError(_unknown("retriever.path", path, "--retriever-parameters 110e6", "facebook/contriever"))
-    return replace(known, name=path)
+    if (folder := _folder(path)) is None:
+        known = ENCODERS.get(path) or ENCODERS.get(_last_part(path))
+        return replace(known or _read_from_cache("retriever.path", path), name=path)
+    modules = _modules(folder)
+    inner = next((inner for kind, inner in modules if kind == "Transformer"), folder)
+    size = _read_size("retriever.path", inner / "config.json")
+    dim, dense = size.hidden, 0
+    for kind, inner in modules:
+        settings = _read_json("retriever.path", inner / "config.json", {})
+        if kind == "Pooling":
+            dim *= _num_modes(settings)
+        elif kind == "Dense":
+            before, dim = dim, int(settings.get("out_features", dim))
+            dense += before * dim
+    return replace(size, name=path, parameters=size.parameters + dense, dim=dim)
 
 
-def retriever_size(retriever: RetrieverConfig, parameters: float | None = None) -> ModelSize:
+def retriever_size(retriever: RetrieverConfig) -> ModelSize:
     """Return the size of a retriever. Its `parameters` are those of both encoders of a pair."""
-    size, second = encoder_size(retriever.path, parameters), 0
+    size, second = encoder_size(retriever.path), 0
     if retriever.query_path is not None:
-        second = encoder_size(retriever.query_path, parameters).parameters
+        second = encoder_size(retriever.query_path).parameters
     elif retriever.train is TrainedSide.documents:
         second = size.parameters
     elif (folder := _folder(retriever.path)) is not None:  # an export of tuned queries may name its documents' encoder
-        known = _read_json(folder / SETTINGS_FILE, "retriever.path", {}).get(TUNED_QUERIES)
-        second = encoder_size(known["path"], parameters).parameters if known and known["path"] else 0
+        tuned = _read_json("retriever.path", folder / SETTINGS_FILE, {}).get(TUNED_QUERIES)
+        second = encoder_size(tuned["path"]).parameters if tuned and tuned["path"] else 0
     return replace(size, parameters=size.parameters + second)
 
 
-def lm_size(path: str, parameters: float | None = None) -> ModelSize:
-    """Return the size of `lm.path`, or of a server's `lm.model`. Raises UserError for one that is not known."""
-    if parameters is not None:
-        return _of_count(path, parameters, LM_ASPECT, LM_VOCABULARY, "--lm-parameters")
-    if path.partition(":")[0] == "stand_in":  # no weights: a nominal size, so that its work grows with the texts
-        return ModelSize(path, 1, 1, 1, 1, 0, 1000, 1000)
+def lm_size(path: str) -> ModelSize:
+    """Return the size of `lm.path`. Raises UserError for one that is not known."""
+    if path.partition(":")[0] == "stand_in":
+        return replace(STAND_IN_LM, name=path)
     if (folder := _folder(path)) is not None:
-        return replace(read_size(folder, "lm.path"), name=path)
-    name = re.sub(SUFFIXES, "", _last_part(path))
-    for prefix, renamed in LM_RELEASES.items():
-        name = renamed + name.removeprefix(prefix) if name.startswith(prefix) else name
-    known = LMS.get(path) or LMS.get(name)
-    if known is None:
-        raise UserError(_unknown("lm.path", path, "--lm-parameters 7e9", "gpt2-xl"))
-    return replace(known, name=path)
+        return replace(_read_size("lm.path", folder / "config.json"), name=path)
+    known = LMS.get(path) or LMS.get(re.sub(SUFFIXES, "", _last_part(path)))
+    return replace(known or _read_from_cache("lm.path", path), name=path)
 
 
 def known_parameters(lm: LMConfig) -> float | None:
-    """Return the parameters of an LM by a table or by its own files; None means that neither has it."""
+    """Return the parameters of an LM by its name or its files; None means that neither has it."""
     try:
         return float(lm_size(lm.path or lm.model or "").parameters)
     except UserError:
         return None
 
 
-def read_size(folder: Path, key: str) -> ModelSize:
-    """Read a folder's config.json, whatever its family calls the fields. Raises UserError where one is missing."""
-    file = folder / "config.json"
-    found = _read_json(file, key, {})
+def _read_from_cache(key: str, path: str) -> ModelSize:
+    """Read the config.json that was fetched from the hub before. Raises UserError without one."""
+    is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path)
+    file = try_to_load_from_cache(path, "config.json") if is_name else None
+    if not isinstance(file, str):
+        raise UserError(
+            f"{key}: the size of {path} is not known; expected a folder with config.json, or a model of the hub after "
+            f"`hf download {path} config.json`"
+        )
+    return _read_size(key, Path(file))
+
+
+def _read_size(key: str, file: Path) -> ModelSize:
+    """Read a config.json, whatever its family calls the fields. Raises UserError where one is missing."""
+    found = _read_json(key, file, {})
 
     def optional(*names: str) -> int | None:
         return next((int(found[name]) for name in names if found.get(name)), None)
 
     def required(*names: str) -> int:
-        value = optional(*names)
-        if value is None:
-            raise UserError(
-                f"{file} has none of {', '.join(names)}; give the size by --lm-parameters or --retriever-parameters"
-            )
+        if (value := optional(*names)) is None:
+            raise UserError(f"{key}: {file} has none of {', '.join(names)}; expected a transformer's config.json")
         return value
 
-    hidden = required("hidden_size", "n_embd", "d_model", "dim")
+    hidden, heads = required("hidden_size", "n_embd", "d_model", "dim"), required("num_attention_heads", "n_head")
+    head_width = optional("head_dim") or hidden // heads
     is_rotary = bool({"rope_theta", "rope_parameters"} & found.keys())
     return transformer(
         layers=required("num_hidden_layers", "n_layer", "n_layers"),
         hidden=hidden,
-        intermediate=optional("intermediate_size", "n_inner", "ffn_dim", "hidden_dim") or 4 * hidden,
-        heads=required("num_attention_heads", "n_head", "n_heads"),
         vocabulary=required("vocab_size"),
+        intermediate=optional("intermediate_size", "n_inner", "ffn_dim", "hidden_dim"),
         positions=0 if is_rotary else optional("max_position_embeddings", "n_positions") or 0,
         gated=str(found.get("hidden_act")) == "silu",
         tables=1 if found.get("tie_word_embeddings", True) else 2,
-        kv_heads=optional("num_key_value_heads"),
-        head_width=optional("head_dim"),
+        attention=heads * head_width,
+        kv=(optional("num_key_value_heads") or heads) * head_width,
     )
-
-
-def head_size(folder: Path, hidden: int) -> tuple[int, int]:
-    """Return the numbers of an encoder's vectors, and the weights of its Dense modules.
-
-    Every mode of the Pooling gives `hidden` numbers; a Dense gives its `out_features`.
-    """
-    key = "retriever.path"
-    width, parameters = hidden, 0
-    for kind, inner in _modules(folder):
-        settings = _read_json(inner / "config.json", key, {})
-        if kind == "Pooling":
-            width *= _num_modes(settings)
-        elif kind == "Dense":
-            before, width = width, int(settings.get("out_features", width))
-            parameters += before * width
-    return width, parameters
 
 
 def _modules(folder: Path) -> list[tuple[str, Path]]:
     """Return kind and folder of each module of an encoder; of a pair's Router, those of documents."""
-    key = "retriever.path"
-    router = _read_json(folder / "router_config.json", key, None)
+    router = _read_json("retriever.path", folder / "router_config.json", None)
     if router is not None:
         return [(router["types"][name].rpartition(".")[2], folder / name) for name in router["structure"]["document"]]
-    listed = _read_json(folder / "modules.json", key, [])
+    listed = _read_json("retriever.path", folder / "modules.json", [])
     return [(module["type"].rpartition(".")[2], folder / module["path"]) for module in listed]
 
 
@@ -286,7 +216,7 @@ def _num_modes(pooling: dict[str, Any]) -> int:
     return max(1, sum(bool(value) for name, value in pooling.items() if name.startswith("pooling_mode_")))
 
 
-def _read_json(file: Path, key: str, missing: Any) -> Any:
+def _read_json(key: str, file: Path, missing: Any) -> Any:
     if not file.is_file():
         return missing
     try:
@@ -296,33 +226,11 @@ def _read_json(file: Path, key: str, missing: Any) -> Any:
 
 
 def _folder(path: str) -> Path | None:
+    """Return the folder of a model, or of a run directory's tuned retriever; None for a name."""
     folder = Path(path).expanduser()
-    places = (folder, folder / "retriever")  # the latter of a run directory
-    names = ("config.json", "modules.json")
-    return next((place for place in places if any((place / name).is_file() for name in names)), None)
+    files = ("config.json", "modules.json")
+    return next((place for place in (folder, folder / "retriever") if any((place / f).is_file() for f in files)), None)
 
 
 def _last_part(path: str) -> str:
     return path.rpartition("/")[2].lower()
-
-
-def _of_count(name: str, parameters: float, aspect: int, vocabulary: int, flag: str) -> ModelSize:
-    """Return a model of so many parameters in the usual proportions: `aspect` units of width for each layer."""
-    if not 1e5 <= parameters <= 1e13:
-        raise UserError(f"{flag} is {parameters:g}; expected a number of parameters, such as 110e6 or 7e9")
-
-    def proportioned(layers: int) -> int:
-        hidden = aspect * layers
-        return 12 * layers * hidden**2 + hidden * vocabulary
-
-    layers = min(range(1, MOST_LAYERS), key=lambda number: abs(proportioned(number) - parameters))
-    hidden = aspect * layers
-    in_layers = max(round(parameters / 2), round(parameters) - hidden * vocabulary)
-    return ModelSize(name, layers, hidden, 4 * hidden, vocabulary, hidden, in_layers, round(parameters))
-
-
-def _unknown(key: str, path: str, flag: str, example: str) -> str:
-    return (
-        f"{key}: the size of {path!r} is not known here and no hub is asked; expected a well-known name such as "
-        f"{example}, a folder with config.json, or {flag}"
-    )

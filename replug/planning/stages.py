@@ -1,27 +1,32 @@
-"""List the stages of a run: what each does, and the most of each kind of work that it takes. Pure.
+"""Count the texts of a run, and list its stages with the most of each kind of work that they take."""
 
-`replug plan` multiplies by the speed of a machine or of GPUs. The arithmetic of live steps is that of `pace`.
-"""
-
+import json
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
 
 from replug.config.choices import TrainedSide
+from replug.config.errors import UserError
 from replug.config.paths import names_store
-from replug.config.rules import FIT, OWN_LABELS, is_live
-from replug.config.schema import Config
+from replug.config.refresh_policy import RefreshPolicy, refresh_policy
+from replug.config.rules import CONTEXT, DOCUMENT, FIT, OWN_LABELS, is_live
+from replug.config.schema import DEV_SHARE, Config, DataConfig, LMConfig, RetrieverConfig
+from replug.data.folder import MANIFEST
+from replug.data.row_files import SPLIT_OF_BEIR, count_rows, row_files
+from replug.data.rows import count_documents
+from replug.data.sources.records import FieldMap
+from replug.data.sources.shards import source_bytes
+from replug.data.vector_stores import open_source
+from replug.models.batching import padded_length
 from replug.models.ensemble import can_fit
-from replug.planning.accelerators import ACCELERATORS, Devices
-from replug.planning.memory import trained_part
-from replug.planning.model_sizes import ModelSize, lm_size
-from replug.planning.pace import Job, Seconds, Split, estimate
-from replug.planning.workload import IndexSize, Shape, shape_of, work_of
 
 INDEX, LABELS, TRAINING, TUNED, HELDOUT = "index", "labels", "training", "tuned retriever's search", "held-out texts"
-ANY_LM = 1e8  # parameters; the seconds of a pair are given
-TAKING_TURNS = Split(1, 1, 1, ("score", "embed", "train"))
-# Two cores or more: beside a trainer the LM scored 1,280 pairs in 202 s, and in 183 s by its speed alone.
-SIDE_BY_SIDE = Split(1, 1, 1, ("embed", "train"))
+BYTES_PER_TOKEN = 4.0  # of English prose; program code has about 3
+SPECIAL_TOKENS = 2  # the retriever's, round a text's own
+LONGEST = 512  # tokens that most encoders read
+CHAT_TOKENS = 30  # that a chat template writes round a message: 10 of ChatML, 40 of Llama 3's
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +40,11 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Speeds:
-    """Seconds of a pair on all scorers together (None: not known), and of a document that one encoder reads.
-
-    `document` is in the precision of the index, `trained` in that of the trainer, forward.
-    """
-
-    pair: float | None
-    document: float
-    trained: float
-
-
-@dataclass(frozen=True, slots=True)
 class Stage:
     """A stage of a run: what it does, and the most of each kind of work that it takes.
 
-    The LM scores `pairs`, builders embed `documents`, and a training on labels takes `steps`. `seconds` are None where
-    nothing tells them.
+    The LM scores `pairs`, builders embed `documents`, and a training on labels takes `steps`; a live one is timed by
+    its pairs.
     """
 
     name: str
@@ -59,139 +52,173 @@ class Stage:
     pairs: int = 0
     documents: int = 0
     steps: int = 0
-    seconds: float | None = None
 
 
-def on_processors(num_cores: int) -> Split:
-    """Return how the roles share a machine without GPUs."""
-    return SIDE_BY_SIDE if num_cores > 1 else TAKING_TURNS
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens of the texts. The LM reads a document, a context and a continuation, with its template."""
+
+    document: int
+    context: int
+    continuation: int
+    template: int
+    encoded_document: int
+    encoded_query: int
+
+    @property
+    def pair(self) -> int:
+        return self.document + self.context + self.continuation + self.template
+
+
+def lengths(config: Config) -> Lengths:
+    """Return the lengths of a configuration: texts fill them, and a token of the retriever is one of the LM."""
+    context = config.data.context_tokens
+    document = config.data.document_tokens or context
+    encoded = (encoded_tokens(length, config.retriever) for length in (document, context))
+    return Lengths(document, context, context, template_tokens(config.lm), *encoded)
+
+
+def encoded_tokens(length: int, keys: RetrieverConfig) -> int:
+    """Return the tokens that an encoder on a GPU computes for a text of `length` tokens."""
+    most = keys.max_tokens or LONGEST
+    return padded_length(min(length + SPECIAL_TOKENS, most), most, "cuda")
+
+
+def template_tokens(lm: LMConfig) -> int:
+    """Return about how many tokens `lm.prompt` and `lm.chat` add to a document and a context."""
+    written = (lm.prompt or "").replace(DOCUMENT, "").replace(CONTEXT, "")
+    return math.ceil(len(written.encode()) / BYTES_PER_TOKEN) + CHAT_TOKENS * lm.chat
+
+
+# Stages -----------------------------------------------------------------------------------------------------------
 
 
 def run_stages(config: Config, counts: Counts) -> list[Stage]:
-    """Return the stages in order, without their seconds."""
+    """Return the stages in order."""
     has_store = names_store(config.data.corpus)
     text = "ask the store of the documents" if has_store else f"embed {counts.documents:,} documents"
     index = Stage(INDEX, text, documents=0 if has_store else counts.documents)
-    labels, measuring = _label_stages(config, counts), _measuring(config, counts)
+    labels, measuring = list(_label_stages(config, counts)), _measuring(config, counts)
     if is_live(config):
-        shape = _shape(config, counts)
-        pairs = shape.steps * shape.pairs + _development_pairs(shape)
-        text = f"{config.train.max_steps:,} steps of {config.train.batch_size} texts"
-        return [index, *labels[:-1], Stage(TRAINING, text, pairs), *measuring]
+        steps, pairs = config.train.max_steps, config.train.batch_size * config.retrieve.k
+        development = counts.dev * config.evaluate.k * (refreshes(config).num_starts + 2)
+        text = f"{steps:,} steps of {config.train.batch_size} texts"
+        return [index, *labels[:-1], Stage(TRAINING, text, steps * pairs + development), *measuring]
     if config.train.labels == OWN_LABELS:
         return [index, *labels, *measuring]
     return [*labels, *([index] if measuring else []), *measuring]
 
 
-def timed_stages(
-    config: Config, counts: Counts, retriever: ModelSize, speeds: Speeds, split: Split = TAKING_TURNS
-) -> list[Stage]:
-    """Return the stages with their seconds by these speeds."""
-    job = _job(config, counts, retriever)
-    pair, work, shape = math.nan if speeds.pair is None else speeds.pair, job.work, job.shape
-    encoder = speeds.trained / work.document  # seconds of a FLOP
-    seconds = Seconds(
-        pair=pair,
-        score=shape.pairs * pair,
-        units=shape.pairs,
-        build=shape.num_documents * speeds.document,
-        train=work.train_step * encoder,
-        encode=work.encode_batch * encoder,
-        search=0.0,
-    )
-    devices = Devices(ACCELERATORS["A100"], split.score + split.embed + split.train, 1)
-    wall = {name: 3600 * hours for name, hours in estimate(job, devices, split, seconds).stages.items()}
-
-    def timed(stage: Stage) -> Stage:
-        alone = {INDEX: wall["first_index"], TUNED: wall["last_index"] if stage.documents else 0.0}.get(stage.name, 0.0)
-        pairs = stage.pairs
-        if stage.name == TRAINING and is_live(config):
-            alone, pairs = wall["training"], _development_pairs(shape)
-        elif stage.name == TRAINING:
-            alone = encoder * _labelled_flop(config, counts, job)
-        total = alone + (pairs * pair if pairs else 0.0)
-        return replace(stage, seconds=None if math.isnan(total) else total)
-
-    return [timed(stage) for stage in run_stages(config, counts)]
+def num_pairs(config: Config, counts: Counts) -> int:
+    """Return the most pairs that the LM scores in a run."""
+    return sum(stage.pairs for stage in run_stages(config, counts))
 
 
-def _development_pairs(shape: Shape) -> int:
-    return shape.num_dev * shape.heldout_k * (shape.refresh.num_starts + 2)
-
-
-def _num_candidates(config: Config) -> int:
+def num_candidates(config: Config) -> int:
+    """Return the documents that are labelled for a text."""
     return config.label.dense + config.label.bm25 + config.label.random
 
 
-def _label_steps(config: Config, counts: Counts) -> int:
-    train = config.train
-    return math.ceil(train.epochs * counts.queries / train.batch_size) if train.epochs else train.max_steps
+def refreshes(config: Config) -> RefreshPolicy:
+    """Return when a live run refreshes its index."""
+    return refresh_policy(config.refresh, config.train.max_steps, trains_documents(config))
 
 
-def _label_stages(config: Config, counts: Counts) -> list[Stage]:
-    """Return the stages of the run's own labels and of the training on labels.
+def trains_documents(config: Config) -> bool:
+    """Return whether the encoder of documents learns."""
+    return config.retriever.train is not TrainedSide.query
+
+
+def _label_stages(config: Config, counts: Counts) -> Iterator[Stage]:
+    """Yield the stages of the run's own labels and of the training on labels.
 
     A document that two searches find is scored once. With each development text the LM also scores it alone.
     """
-    train, texts = config.train, counts.queries + counts.dev
+    train = config.train
     if not train.labels:
-        return []
+        return
+    if train.labels == OWN_LABELS:
+        work = f"the LM scores {num_candidates(config)} candidates of each text"
+        yield Stage(LABELS, work, (counts.queries + counts.dev) * num_candidates(config) + counts.dev)
     passes = f"{train.epochs:g} epochs" if train.epochs else f"{train.max_steps:,} steps"
-    training = Stage(TRAINING, f"{passes} of {counts.queries:,} texts", steps=_label_steps(config, counts))
-    if train.labels != OWN_LABELS:
-        return [training]
-    num_candidates = _num_candidates(config)
-    work = f"the LM scores {num_candidates} candidates of each text"
-    return [Stage(LABELS, work, texts * num_candidates + counts.dev), training]
-
-
-def _labelled_flop(config: Config, counts: Counts, job: Job) -> float:
-    """Return the FLOP of a training on labels."""
-    num_candidates = _num_candidates(config)
-    if _trains_documents(config):
-        once, shape = 0.0, replace(job.shape, k=num_candidates)
-    else:  # candidates are embedded once, and a step encodes queries alone
-        once = min((counts.queries + counts.dev) * num_candidates, counts.documents) * job.work.document
-        shape = replace(job.shape, k=0)
-    step = work_of(shape, job.retriever, job.lm, flop_factor=job.trained.flop_factor).train_step
-    return once + _label_steps(config, counts) * step
+    steps = math.ceil(train.epochs * counts.queries / train.batch_size) if train.epochs else train.max_steps
+    yield Stage(TRAINING, f"{passes} of {counts.queries:,} texts", steps=steps)
 
 
 def _measuring(config: Config, counts: Counts) -> list[Stage]:
-    """Return the stages after training: each held-out text alone, and with the documents found before and after."""
+    """Return the stages after training: each held-out text alone, and with the documents of both retrievers."""
     if not config.evaluate.heldout:
         return []
-    k, trains_documents = config.evaluate.k, _trains_documents(config)
-    fitting = 0
+    k, most, fitting = config.evaluate.k, config.evaluate.max_examples, 0
     if config.ensemble.temperature == FIT and can_fit(counts.dev):
         # Once before and once after; labels hold the nearest documents already.
         known = min(k, config.label.dense) if config.train.labels == OWN_LABELS else 0
         fitting = counts.dev * (2 * k - known)
-    work = "embed the documents anew" if trains_documents else "find documents for the held-out texts"
-    pairs = _shape(config, counts).heldout * (1 + 2 * k)
+    is_embedded = trains_documents(config)
+    work = "embed the documents anew" if is_embedded else "find documents for the held-out texts"
+    texts = counts.heldout if most is None else min(most, counts.heldout)
     return [
-        Stage(TUNED, work, fitting, counts.documents if trains_documents else 0),
-        Stage(HELDOUT, "compare with and without tuning", pairs),
+        Stage(TUNED, work, fitting, counts.documents if is_embedded and not names_store(config.data.corpus) else 0),
+        Stage(HELDOUT, "compare with and without tuning", texts * (1 + 2 * k)),
     ]
 
 
-def _trains_documents(config: Config) -> bool:
-    return config.retriever.train is not TrainedSide.query
+# Counts -----------------------------------------------------------------------------------------------------------
 
 
-def _shape(config: Config, counts: Counts) -> Shape:
-    """Return the shape of the run with the numbers of texts that the prepared set has."""
-    most = config.evaluate.max_examples
-    return replace(
-        shape_of(config, counts.documents),
-        num_queries=counts.queries,
-        num_dev=counts.dev,
-        heldout=counts.heldout if most is None else min(most, counts.heldout),
-    )
+def count_texts(config: Config, num_documents: int | None = None) -> tuple[Counts, bool]:
+    """Return the texts of each split, and whether they are counted: else they follow from the bytes of the source.
+
+    `num_documents` is told by the user. Raises UserError where nothing tells the documents.
+    """
+    data = config.data
+    for folder in (data.prepared, data.out, f"{config.run_dir}/data"):
+        manifest = Path(folder).expanduser() / MANIFEST if folder else None
+        if manifest is not None and manifest.is_file():
+            return Counts(**{"dev": 0, **json.loads(manifest.read_text())["counts"]}), True
+    if data.corpus:
+        return _count_rows(data, num_documents)
+    num_bytes = source_bytes(data.source, FieldMap.of(data.fields)) if data.source else None
+    tokens = math.inf if num_bytes is None else num_bytes / BYTES_PER_TOKEN
+    dev = DEV_SHARE if data.num_dev else 0.0
+    corpus = 1 - data.query_share - data.heldout_share - dev if data.corpus_share is None else data.corpus_share
+    document, example = data.document_tokens or data.context_tokens, 2 * data.context_tokens
+    most = {
+        "documents": (num_documents or data.num_documents or math.inf, corpus * tokens / document),
+        "queries": (data.num_queries, data.query_share * tokens / example),
+        "heldout": (data.num_heldout, data.heldout_share * tokens / example),
+        "dev": (data.num_dev, dev * tokens / example if dev else 0.0),
+    }
+    if math.isinf(min(most["documents"])):
+        raise UserError("data.num_documents is not set, and no file is there to count; expected --documents N")
+    return Counts(**{split: max(int(min(numbers)), int(split != "dev")) for split, numbers in most.items()}), False
 
 
-def _job(config: Config, counts: Counts, retriever: ModelSize) -> Job:
-    """Return the job. Searches and the LM's size cost nothing."""
-    shape, trained, lm = _shape(config, counts), trained_part(config, retriever), lm_size("", ANY_LM)
-    work = work_of(shape, retriever, lm, flop_factor=trained.flop_factor)
-    return Job(config, shape, retriever, trained, lm, IndexSize(0.0, 1.0, is_exact=True), work)
+def _count_rows(data: DataConfig, num_documents: int | None) -> tuple[Counts, bool]:
+    rows = {"documents": data.corpus, "queries": data.queries, "heldout": data.heldout, "dev": data.dev}
+    given = {"documents": num_documents}
+    counted = {split: given.get(split) or _count(data, path, split) if path else 0 for split, path in rows.items()}
+    counts = {split: getattr(data, f"num_{split}") if of is None else of for split, of in counted.items()}
+    if counts["documents"] is None:
+        raise UserError(
+            f"data.corpus: {data.corpus} is a dataset of the hub, whose rows are not counted; give --documents N"
+        )
+    return Counts(**counts), None not in counted.values()
+
+
+def _count(data: DataConfig, path: str, split: str) -> int | None:
+    """Count the rows of files, or the documents of a store; None for a dataset of the hub."""
+    if names_store(path):
+        with closing(open_source(path)) as source:
+            return len(source)
+    if row_files(path) is None:
+        return None
+    return count_documents(path, data.fields) if split == "documents" else count_rows(path, SPLIT_OF_BEIR[split])
+
+
+def known_documents(config: Config) -> int | None:
+    """Return the documents of a run, counted or by the bytes of its source; None where nothing tells them."""
+    try:
+        return count_texts(config)[0].documents
+    except UserError:
+        return None

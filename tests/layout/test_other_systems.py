@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from replug.cluster import ray_cluster
-from replug.commands.checks import machine
 from replug.config.errors import RunError, UserError
 from replug.config.wandb_login import wandb_login
 from replug.data.files import as_other_files
@@ -44,13 +43,6 @@ def test_without_proc_memory_and_permissions_are_known(monkeypatch: pytest.Monke
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
     assert modes == {"model": 0o750, "inner": 0o750, "weights": 0o640}
-
-
-def test_shared_memory_is_asked_for_on_linux_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "is_dir", lambda path: False)
-    assert machine.shared_memory() is not None
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert machine.shared_memory() is None
 
 
 @pytest.mark.parametrize(("said", "expected"), [("4", 4), ("4,2", 4), (" 3 , 1", 3), ("", None)])

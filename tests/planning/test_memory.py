@@ -1,268 +1,85 @@
-"""The plan's memory of training, beside what a step of the module holds on fake tensors."""
+"""The bytes that a plan tells, beside what was measured and beside files that the stores themselves have written."""
 
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
-from unittest.mock import patch
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from transformers import BertConfig, BertModel
 
+from replug.config.choices import TrainedSide
 from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.config.schema import Config, LoRAConfig
-from replug.models.batching import ENCODER_TOKENS_WITH_GRADIENT
+from replug.data.store import PreparedSet
+from replug.index_workers.build import build_plan
+from replug.index_workers.build_plan import IndexState
+from replug.index_workers.builder import Builder
+from replug.index_workers.kinds import resolve_kind
+from replug.index_workers.version_store import VersionStore
+from replug.models.black_box_lm import ContinuationScore, sum_of
 from replug.models.build import load_encoder
-from replug.models.encoder import Encoder
 from replug.models.packaged import write_stand_in_encoder
-from replug.planning.memory import layer_bytes, train_bytes, trained_part, whole
-from replug.planning.model_sizes import ModelSize, encoder_size, transformer
-from replug.planning.pace import job_of
-from replug.planning.workload import shape_of
-from replug.train.module import LSRModule
+from replug.models.preparing import prepared_set
+from replug.models.score_cache import ScoreCache
+from replug.planning.memory import (
+    SCORE_BYTES,
+    disk_bytes,
+    host_bytes,
+    layer_bytes,
+    most_versions,
+    prepared_bytes,
+    run_sizes,
+    state_bytes,
+    train_bytes,
+    version_bytes,
+)
+from replug.planning.model_sizes import encoder_size, transformer
+from replug.planning.stages import Counts
 from replug.train.trained_weights import choose_trained_weights
-from tests.support.training import made_module
+from tests.support.command_line import ROOT
 
-BLOCK = 512  # bytes that torch's caching allocator rounds to
-ATEN = torch.ops.aten
-
-
-class PeakBytes(TorchDispatchMode):
-    """Bytes of storages that are alive, and the most that were."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.held = self.peak = 0
-        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                self._hold(tensor.untyped_storage())
-        return result
-
-    def _hold(self, storage: Any) -> None:
-        if storage in self._known:
-            return
-        self._known.add(storage)
-        num_bytes = -(-storage.nbytes() // BLOCK) * BLOCK
-        self.held += num_bytes
-        self.peak = max(self.peak, self.held)
-        weakref.finalize(storage, self._release, num_bytes)
-
-    def _release(self, num_bytes: int) -> None:
-        self.held -= num_bytes
+CONTRIEVER = encoder_size("facebook/contriever")
 
 
-def _attention_of_a_gpu(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    if torch.is_autocast_enabled("cpu"):
-        query, key, value = (tensor.to(torch.bfloat16) for tensor in (query, key, value))
-    if attn_mask is None and query.dtype is not torch.float32:
-        return ATEN._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
-    bias = None
-    if attn_mask is not None:
-        bias = torch.zeros(attn_mask.shape, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), -torch.inf)
-        bias = bias.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    keeps = query.requires_grad
-    return ATEN._scaled_dot_product_efficient_attention(query, key, value, bias, keeps, dropout_p, is_causal)[0]
+def num_bytes(path: Path) -> int:
+    files = [path] if path.is_file() else path.rglob("*")
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def _dropout_of_a_gpu(values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """A CPU keeps as many numbers as there are values, a GPU a byte of each."""
-    return ATEN.native_dropout(values, p, True)[0] if training and p else values
+# Gigabytes of 64 x 21 texts of 128 tokens through twelve layers of 768, counted by a step on tensors without data.
+MEASURED = [
+    ({}, 66.99),
+    ({"chunk_tokens": 8192}, 4.94),
+    ({"gradient_checkpointing": True}, 9.60),
+    ({"precision": "float32"}, 104.06),
+]
 
 
-def _with_a_mask(of_real: Callable[..., tuple[Tensor, Tensor | None]]) -> Callable[..., tuple[Tensor, Tensor]]:
-    def pad(self: Encoder, ids: Sequence[np.ndarray], task: str) -> tuple[Tensor, Tensor]:
-        inputs, mask = of_real(self, ids, task)
-        return inputs, torch.ones_like(inputs) if mask is None else mask
-
-    return pad
-
-
-@contextmanager
-def gpu_memory() -> Iterator[PeakBytes]:
-    """Of all tensors that are made within."""
-    with (
-        FakeTensorMode(),
-        patch.object(nn.functional, "scaled_dot_product_attention", _attention_of_a_gpu),
-        patch.object(nn.functional, "dropout", _dropout_of_a_gpu),
-        patch.object(Encoder, "_pad", _with_a_mask(Encoder._pad)),  # texts of one length, as if some were shorter
-        patch.dict(ENCODER_TOKENS_WITH_GRADIENT, cpu=ENCODER_TOKENS_WITH_GRADIENT["cuda"]),
-        PeakBytes() as peak,
-    ):
-        yield peak
-
-
-def make_fake(module: nn.Module) -> None:
-    """In place: weights and tables are fake ones of the same shape, whatever device they were on; ties stay."""
-    made: dict[int, Tensor] = {}
-    for part in module.modules():
-        for kept in (part._parameters, part._buffers):
-            for name, tensor in kept.items():
-                if tensor is not None and id(tensor) not in made:
-                    fake = torch.empty(tensor.shape, dtype=tensor.dtype)
-                    is_weight = isinstance(tensor, nn.Parameter)
-                    made[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if is_weight else fake
-                kept[name] = None if tensor is None else made[id(tensor)]
-
-
-DOCUMENTS, WORDS, TOKENS = 16, 126, 128
-FAST: dict[str, Any] = {
-    "bfloat16": {},
-    "checkpointed": {"gradient_checkpointing": True},
-    "chunked": {"chunk_tokens": 4096},
-    "adapters": {"rank": 4},
-}
-SLOW: dict[str, Any] = {
-    "float32": {"precision": "float32"},
-    "queries": {"train": "query"},
-}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An encoder in the usual proportions: heads of 64 numbers, and four times the width within a layer."""
-    path = tmp_path_factory.mktemp("encoder")
-    write_stand_in_encoder(path, hidden_size=128, num_layers=2)
-    BertModel(BertConfig.from_pretrained(path, intermediate_size=512), add_pooling_layer=False).save_pretrained(path)
-    return str(path)
-
-
-@pytest.fixture
-def config(folder: str, debug_config: Config) -> Config:
-    """Four texts of 128 tokens with sixteen documents each, which a pass holds."""
-    config = debug_config
-    return replace(
-        config,
-        retriever=replace(config.retriever, path=folder, max_tokens=TOKENS),
-        data=replace(config.data, context_tokens=TOKENS, document_tokens=TOKENS),
-        retrieve=replace(config.retrieve, k=DOCUMENTS),
-        train=replace(config.train, batch_size=4, precision=type(config.train.precision).bf16_mixed),
-    )
-
-
-def with_keys(config: Config, **keys: Any) -> Config:
-    """Keys of `train` or `retriever`, `rank` of adapters."""
-    if (rank := keys.pop("rank", None)) is not None:
-        config = replace(config, lora=LoRAConfig(rank=rank))
+@pytest.mark.parametrize(("keys", "gigabytes"), MEASURED)
+def test_a_training_step_holds_what_was_measured(paper: Config, keys: dict[str, Any], gigabytes: float) -> None:
     if "precision" in keys:
-        keys["precision"] = type(config.train.precision)(keys["precision"])
-    if "train" in keys:
-        keys["train"] = type(config.retriever.train)(keys["train"])
-    of_train = {name: value for name, value in keys.items() if hasattr(config.train, name)}
-    of_retriever = {name: value for name, value in keys.items() if name not in of_train}
-    return replace(config, train=replace(config.train, **of_train), retriever=replace(config.retriever, **of_retriever))
+        keys = {"precision": type(paper.train.precision)(keys["precision"])}
+    data = replace(paper.data, context_tokens=126, document_tokens=126)  # beside [CLS] and [SEP]
+    config = replace(paper, data=data, train=replace(paper.train, micro_batches=1, **keys))
+    planned = train_bytes(config, CONTRIEVER, 1, has_bfloat16=True) / 1e9
+    assert 0.99 * gigabytes <= planned <= 1.1 * gigabytes
+    assert train_bytes(config, CONTRIEVER, 8, has_bfloat16=True) < 1e9 * planned
 
 
-def module_of(config: Config) -> LSRModule:
-    """Whose texts all have 128 tokens."""
-    text = " ".join(["mida"] * WORDS)
-    examples = SimpleNamespace(examples=lambda rows: [SimpleNamespace(query=text)] * len(rows))
-    corpus = SimpleNamespace(tokens_by=None, texts=lambda rows: [text] * len(rows))
-    stores = cast(Any, SimpleNamespace(queries=examples, corpus=corpus))
-    return made_module(config, stores)
+def test_a_gated_layer_keeps_what_was_measured_of_qwen3() -> None:
+    qwen = transformer(4, 1024, 30_000, 3072, gated=True, attention=2048, kv=1024)
+    assert layer_bytes(qwen, "bfloat16", 128) / 1024 == pytest.approx(87.5, rel=0.02)
 
 
-def measured_bytes(module: LSRModule, config: Config) -> int:
-    """The most of a step that is not the first: forward, backward, optimizer."""
-    batches = [np.arange(n * DOCUMENTS).reshape(n, DOCUMENTS) for n in (1, config.train.batch_size)]
-    with gpu_memory() as memory:
-        for encoder in encoders_of(module):
-            make_fake(encoder)
-        learning = [weight for weight in module.encoder.parameters() if weight.requires_grad]
-        optimizer = torch.optim.Adam(learning, foreach=True)  # as torch has it by default on a GPU
-        for rows in batches:
-            memory.peak = memory.held
-            step(module, rows, optimizer, config.train.precision.value != "float32")
-        return memory.peak
-
-
-def step(module: LSRModule, rows: np.ndarray, optimizer: torch.optim.Optimizer, autocast: bool) -> None:
-    """In Lightning's order, which lets go of gradients before the backward pass."""
-    batch = cast(Any, SimpleNamespace(query_rows=np.arange(len(rows)), doc_rows=rows))
-    module.encoder.train_mode()
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        loss = module.similarities(batch).log_softmax(-1).mean()
-    optimizer.zero_grad()
-    loss.backward()
-    del loss
-    optimizer.step()
-
-
-def encoders_of(module: LSRModule) -> Sequence[Encoder]:
-    return [module.encoder, *([module.frozen.encoder] if module.frozen else [])]
-
-
-def planned_bytes(config: Config, size: ModelSize, ranks: int = 1) -> float:
-    dtype = "float32" if config.train.precision.value == "float32" else "bfloat16"
-    checkpointed, shape = config.train.gradient_checkpointing, shape_of(config, 1000)
-    return train_bytes(size, shape, ranks, dtype, checkpointed, trained_part(config, size))
-
-
-def check(config: Config) -> None:
-    measured = measured_bytes(module_of(config), config)
-    planned = planned_bytes(config, encoder_size(config.retriever.path))
-    assert measured <= planned <= 1.05 * measured, (measured, planned)
-
-
-@pytest.mark.parametrize("keys", FAST.values(), ids=FAST)
-def test_the_plan_is_at_most_a_twentieth_above_what_a_step_holds(config: Config, keys: dict[str, Any]) -> None:
-    check(with_keys(config, **keys))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("keys", SLOW.values(), ids=SLOW)
-def test_it_is_so_with_keys_that_few_set(config: Config, keys: dict[str, Any]) -> None:
-    check(with_keys(config, **keys))
-
-
-def test_the_papers_step_holds_what_was_measured_at_its_size() -> None:
-    """Which takes half a minute: 64 x 21 texts of 128 tokens through twelve layers of 768."""
-    config, size = load_config(Path(__file__).parents[2] / "configs/paper.yaml"), encoder_size("facebook/contriever")
-    config = replace(config, train=replace(config.train, micro_batches=1))
-    config.data.context_tokens = config.data.document_tokens = TOKENS - 2  # beside [CLS] and [SEP]
-    measured = {(): 66.989, ("chunk_tokens", 8192): 4.944, ("gradient_checkpointing", True): 9.596}
-    for keys, gigabytes in measured.items():
-        asked = with_keys(config, **dict([keys] if keys else []))
-        assert gigabytes <= planned_bytes(asked, size) / 1e9 <= 1.01 * gigabytes
-    assert 104.056e9 <= planned_bytes(with_keys(config, precision="float32"), size) <= 1.02 * 104.056e9
-
-
-def test_a_gated_layer_keeps_more_than_one_of_the_same_width() -> None:
-    """Measured of Qwen3: 87.5 bytes for each token, layer and unit of width, BERT's are 41."""
-    qwen = transformer(4, 1024, 3072, 16, 30_000, gated=True, kv_heads=8, head_width=128)
-    found = layer_bytes(qwen, "bfloat16", 128, whole(qwen))
-    assert 84 < found / 1024 < 92
-
-
-@pytest.mark.parametrize("keys", [{}, {"rank": 4}])
-def test_weights_gradients_and_moments_are_those_that_torch_has(debug_config: Config, tmp_path: Path, keys) -> None:
-    """By the encoder's own counts to the byte; the plan's count leaves out biases and norms, adapters have none."""
+@pytest.mark.parametrize("rank", [None, 4])
+def test_weights_gradients_and_moments_are_those_that_torch_has(
+    debug_config: Config, tmp_path: Path, rank: int | None
+) -> None:
     write_stand_in_encoder(tmp_path / "encoder", hidden_size=128, num_layers=3)
-    lora = LoRAConfig(rank=keys.get("rank"))
     retriever = replace(debug_config.retriever, path=str(tmp_path / "encoder"))
-    config = replace(debug_config, retriever=retriever, lora=lora)
+    config = replace(debug_config, retriever=retriever, lora=LoRAConfig(rank=rank))
     encoder = load_encoder(retriever)
     choose_trained_weights(config, encoder)
     learning = [weight for weight in encoder.parameters() if weight.requires_grad]
@@ -271,13 +88,80 @@ def test_weights_gradients_and_moments_are_those_that_torch_has(debug_config: Co
     optimizer.step()
     moments = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
     held = [*encoder.parameters(), *(weight.grad for weight in learning if weight.grad is not None), *moments]
-    planned, count = trained_part(config, encoder_size(retriever.path)), sum(weight.numel() for weight in learning)
-    own = replace(planned, parameters=sum(weight.numel() for weight in encoder.parameters()), learning=count)
-    assert own.num_bytes == sum(tensor.nbytes for tensor in held)
-    assert planned.learning == pytest.approx(count, rel=0 if lora.rank else 0.02)
-    assert planned.parameters == pytest.approx(own.parameters, rel=0.05)  # a table of positions that is small elsewhere
+    assert state_bytes(config, encoder_size(retriever.path)) == pytest.approx(sum(t.nbytes for t in held), rel=0.05)
 
 
-def test_sizes_that_the_plan_cannot_know_are_refused_by_their_keys(paper: Config) -> None:
-    with pytest.raises(UserError, match=r"index.dims is 1000, but .* have 768 numbers"):
-        job_of(replace(paper, index=replace(paper.index, dims=1000)))
+@pytest.fixture(scope="module")
+def config() -> Config:
+    own = ["data.source=package:numpy_docstrings", "data.document_tokens=64", "data.context_tokens=32"]
+    return load_config(ROOT / "configs/debug.yaml", [*own, "data.num_queries=400", "index.block_documents=256"])
+
+
+@pytest.fixture(scope="module")
+def prepared(config: Config, tmp_path_factory: pytest.TempPathFactory) -> PreparedSet:
+    """Real texts, in the tokens of a stand-in, which are words."""
+    return prepared_set(config, tmp_path_factory.mktemp("prepared") / "data")
+
+
+def test_a_prepared_set_takes_about_the_bytes_estimated(prepared: PreparedSet, config: Config) -> None:
+    counts = Counts(len(prepared.corpus), len(prepared.queries), 0, 0)
+    assert counts.documents > 1000
+    written = num_bytes(prepared.corpus_path) + num_bytes(prepared.folder / "queries.arrow")
+    assert 0.5 < prepared_bytes(config, counts, encoder_size("stand_in").vocabulary) / written < 2  # words are longer
+
+
+@pytest.mark.parametrize("kind", ["flat_fp16", "pq", "ivf_sq8"])
+def test_an_index_version_takes_the_bytes_estimated(
+    kind: str, prepared: PreparedSet, config: Config, tmp_path: Path
+) -> None:
+    rows, dim, shards = 20_000, 64, 2
+    config = replace(config, index=replace(config.index, kind=kind, num_shards=shards))
+    store, encoder = VersionStore(tmp_path), load_encoder(config.retriever)
+    digest = store.save_snapshot(0, encoder.save)
+    small = build_plan(config, encoder, prepared, store, IndexState(0, 0), digest)
+    factory = small.kind.factory and resolve_kind(kind, dim, rows, None, True).factory
+    plan = replace(small, num_documents=rows, dim=dim, kind=replace(small.kind, factory=factory))
+    random = np.random.default_rng(0)
+    missing = store.begin(plan)
+    for file in missing.files:
+        store.write_vectors(0, file, random.normal(size=(len(plan.rows_of_file(file)), dim)))
+    if missing.quantizer:
+        Builder(store.root, 1).make_quantizer(plan)
+    for shard in missing.shards:
+        Builder(store.root, 1).build_shard(plan, shard)
+    store.publish(plan)
+    estimated = version_bytes(config, rows, replace(encoder_size("stand_in"), dim=dim))
+    assert estimated == pytest.approx(num_bytes(store.folder(0)), rel=0.06)
+
+
+def test_the_cache_of_scores_takes_the_bytes_estimated(tmp_path: Path) -> None:
+    random, cache = np.random.default_rng(0), ScoreCache(tmp_path / "scores.sqlite")
+    for _ in range(100):  # units of 200 pairs, as a replica answers them, without their tokens
+        scores = [ContinuationScore(random.normal(size=8).astype(np.float32)) for _ in range(200)]
+        cache.store("lm", {random.bytes(16): sum_of(score) for score in scores})
+    cache.close()
+    assert pytest.approx(num_bytes(tmp_path), rel=0.05) == 20_000 * SCORE_BYTES
+
+
+def test_the_papers_run_holds_three_versions_of_its_vectors(paper: Config) -> None:
+    parts = disk_bytes(paper, Counts(36_000_000, 800_000, 0, 2000))
+    assert most_versions(paper) == 3 and parts["index_versions"] / 1e9 == pytest.approx(3 * (55.3 + 0.45), rel=0.002)
+    queries = replace(paper, retriever=replace(paper.retriever, train=TrainedSide.query))
+    assert most_versions(queries) == 2  # documents that do not learn are not refreshed
+
+
+def test_vectors_and_lms_that_no_gpu_holds_are_in_the_nodes_memory(paper: Config) -> None:
+    two_versions = 2 * 36e6 * 768 * 2
+    alone = host_bytes(paper, 36_000_000, has_bfloat16=True)
+    weights = 2 * 1557e6 + 4 * 4 * CONTRIEVER.parameters
+    assert alone == pytest.approx(two_versions + weights, rel=0.01)
+    on_gpus = replace(
+        paper, index=replace(paper.index, gpus_per_searcher=0.5), lm=replace(paper.lm, gpus_per_replica=1.0)
+    )
+    assert host_bytes(on_gpus, 36_000_000, has_bfloat16=True) == pytest.approx(weights - 2 * 1557e6, rel=0.01)
+    assert run_sizes(paper, 36_000_000, has_bfloat16=True).vectors == 36e6 * 768 * 2
+
+
+def test_more_dimensions_than_there_are_is_refused_by_its_key(paper: Config) -> None:
+    with pytest.raises(UserError, match=r"index\.dims"):
+        run_sizes(replace(paper, index=replace(paper.index, dims=1000)), 1000, has_bfloat16=True)

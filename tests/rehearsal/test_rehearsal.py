@@ -21,8 +21,7 @@ from replug.cluster.layout import Layout, lay_out
 from replug.cluster.packing import BUILDER, SCORER, SEARCHER, TRAINER, Actor, Node
 from replug.config.load import load_config
 from replug.config.refresh_policy import refresh_policy
-from replug.planning.memory import run_sizes
-from replug.planning.workload import most_versions
+from replug.planning.memory import most_versions, run_sizes
 from tests.support.command_line import ROOT
 from tests.support.fake_cluster import FakeActor, FakeCluster, fake_cluster
 
@@ -146,8 +145,7 @@ def test_the_papers_run_is_laid_out_interrupted_resumed_and_ends(name: str, tmp_
     assert rows[-1]["index/live_version"] == policy.num_starts
     # A checkpoint's seconds are in the row after its step: the last has none, nor one that the interruption follows.
     assert sum(row["time/checkpoint_seconds"] > 0 for row in rows) >= train.max_steps // kept.every_steps - 2
-    most = most_versions(policy, kept.every_steps)
-    assert run.most_versions <= most + 1  # one that is being removed
+    assert run.most_versions <= most_versions(run.config) + 1  # one that is being removed
 
 
 # The variable that makes GPUs numbers --------------------------------------------------------------------

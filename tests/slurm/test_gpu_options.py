@@ -5,52 +5,40 @@ from pathlib import Path
 
 import pytest
 
-from replug.slurm.gpu_options import gpu_type, gpus_of_step, gpus_per_node
+from replug.slurm.gpu_options import gpus_of_step, gpus_per_node
 
 ASKED = [
-    ({}, 0),
-    ({"gpus-per-node": "4"}, 4),
-    ({"gpus-per-node": "a100"}, 1),
-    ({"gpus-per-node": "a100:2,h100:1"}, 3),
-    ({"gres": "gpu:a100:4"}, 4),
-    ({"gres": "lustre:1,gpu:2,nvme:100G"}, 2),
-    ({"gres": "gres/gpu:2", "gpus-per-node": "2"}, 2),
-]
-TYPES = [
-    ({"gpus-per-node": "a100:4"}, "a100"),
-    ({"gpus-per-node": "4"}, None),
-    ({"gres": "lustre:1,gpu:2"}, None),
-    ({"gres": "gres/gpu:nvidia_h100_nvl:4"}, "nvidia_h100_nvl"),
-    ({"gpus-per-node": "a100:2,h100:1"}, None),
-    ({"gpus-per-node": "h200"}, "h200"),
+    ({}, (0, None)),
+    ({"gpus-per-node": "4"}, (4, None)),
+    ({"gpus-per-node": "a100"}, (1, "a100")),
+    ({"gpus-per-node": "a100:2"}, (2, "a100")),
+    ({"gres": "gpu"}, (1, None)),
+    ({"gres": "gres/gpu:nvidia_h100_nvl:4"}, (4, "nvidia_h100_nvl")),
+    ({"gres": "lustre:1,gpu:2,nvme:100G"}, (2, None)),
 ]
 REFUSED = [
-    ({"gres": "gpu:1,mps:50"}, r"--gres=mps:50: other jobs use this GPU too"),
-    ({"gpus-per-node": "4x"}, r"--gpus-per-node: '4x' cannot be read"),
-    ({"gpus": "8"}, r"--gpus=8: .*expected GPUs of each node, such as --gpus-per-node=4"),
-    ({"gres": "gpu:2", "gpus-per-node": "4"}, r"ask for different numbers of GPUs"),
+    ({"gres": "gpu:1,mps:50"}, "--gres=mps:50"),
+    ({"gpus-per-node": "4x"}, "--gpus-per-node=4x"),
+    ({"gpus-per-node": "a100:2,h100:1"}, "--gpus-per-node=a100:2,h100:1"),
+    ({"gpus": "8"}, "--gpus=8"),
+    ({"gres": "gpu:2", "gpus-per-node": "4"}, "--gres=gpu:2"),
 ]
 
 
 @pytest.mark.parametrize(("options", "expected"), ASKED, ids=str)
-def test_gpus_of_a_node_are_counted(options, expected):
+def test_gpus_of_a_node_are_counted_with_their_type(options, expected):
     assert gpus_per_node(options) == expected
 
 
-@pytest.mark.parametrize(("options", "expected"), TYPES, ids=str)
-def test_the_type_of_the_gpus_is_read(options, expected):
-    assert gpu_type(options) == expected
-
-
-@pytest.mark.parametrize(("options", "message"), REFUSED, ids=str)
-def test_what_cannot_be_counted_is_refused_by_name(options, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize(("options", "named"), REFUSED, ids=str)
+def test_what_cannot_be_counted_is_refused_by_name(options, named):
+    with pytest.raises(ValueError, match=named):
         gpus_per_node(options)
 
 
 @pytest.mark.parametrize("shown", ["0,1", "", "NoDevFiles"])
 def test_a_step_that_sees_fewer_than_it_was_given_says_so(shown):
-    with pytest.raises(ValueError, match=r"CUDA_VISIBLE_DEVICES: SLURM gave this step 4 GPUs, but .* shows"):
+    with pytest.raises(ValueError, match="CUDA_VISIBLE_DEVICES"):
         gpus_of_step({"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": shown})
 
 
@@ -76,13 +64,7 @@ print("statuses", *(step.wait(150) for step in steps), flush=True)
 
 @pytest.mark.slow
 @pytest.mark.alone
-@pytest.mark.parametrize(
-    "option",
-    [
-        "--gpus-per-node=a100:2",
-        "--gres=gpu",
-    ],
-)
+@pytest.mark.parametrize("option", ["--gpus-per-node=a100:2", "--gres=gpu"])
 def test_all_steps_on_a_node_see_the_gpus_that_were_counted_in_one_order(slurm, tmp_path, option):
     script = tmp_path / "job.sh"
     (tmp_path / "steps.py").write_text(STEPS)
@@ -91,7 +73,7 @@ def test_all_steps_on_a_node_see_the_gpus_that_were_counted_in_one_order(slurm, 
     job = slurm.run("sbatch", "--parsable", *asked, str(script))
     slurm.wait_for(job, "COMPLETED")
     name, _, value = option.removeprefix("--").partition("=")
-    count = gpus_per_node({name: value})
+    count = gpus_per_node({name: value})[0]
     seen = f"{count} {','.join(map(str, range(count)))}"
     said = (tmp_path / "log").read_text().splitlines()
     assert sorted(said) == sorted([f"n1 {seen}", f"n1 {seen}", f"n2 {seen}", "statuses 0 0 0"])

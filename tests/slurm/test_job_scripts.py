@@ -1,5 +1,6 @@
 """What `replug slurm` writes and refuses, without a SLURM."""
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -8,12 +9,10 @@ import pytest
 
 from replug.cluster.layout import lay_out
 from replug.cluster.packing import Node
-from replug.commands.slurm import code_sha256, directives, freeze, job_state, render, run_slurm
+from replug.commands.slurm import freeze, job_state, render, run_slurm, template_options
 from replug.config.errors import UserError
 from replug.config.load import flatten, load_config
 from replug.planning.memory import run_sizes
-from replug.slurm.ray_job import job_environment
-from replug.slurm.ray_node import mps, wants_mps
 from replug.train.run_dir import RunDirectory
 
 ROOT = Path(__file__).parent.parent.parent
@@ -36,7 +35,7 @@ def prints(tmp_path, monkeypatch, capsys):
 
 def test_the_script_is_valid_and_asks_to_be_warned_and_requeued():
     subprocess.run(["bash", "-n", SCRIPT], check=True)
-    asked = directives(SCRIPT.read_text())
+    asked = template_options()
     assert asked["signal"] == "B:USR1@120"
     assert {"requeue", "nodes", "cpus-per-task", "time"} <= set(asked)
     assert asked["open-mode"] == "append"  # the log of the start before is kept
@@ -45,37 +44,17 @@ def test_the_script_is_valid_and_asks_to_be_warned_and_requeued():
 
 
 def test_options_replace_the_scripts_own_and_what_was_frozen_is_run(tmp_path):
-    options = {"nodes": "3", "gpus-per-node": "4", "mem": "64G", "exclusive": ""}
-    script = render("prepare", options, tmp_path / "run", tmp_path / "a b", "/venv/bin/python")
-    asked = directives(script)
-    assert options.items() <= asked.items()
-    assert asked["cpus-per-task"] == "8"  # nobody said otherwise
-    assert "account" not in asked
-    lines = script.splitlines()
-    assert lines[0].startswith("#!") and sum(line.startswith("#SBATCH --nodes=") for line in lines) == 1
+    options = {"nodes": "3", "gpus-per-node": "4", "mem": "64G", "exclusive": "", "comment": "a b"}
+    lines = render("prepare", options, tmp_path / "run", tmp_path / "a b", "/venv/bin/python").splitlines()
+    asked = [line for line in lines if line.startswith("#SBATCH")]
+    assert {"#SBATCH --nodes=3", "#SBATCH --gpus-per-node=4", "#SBATCH --mem=64G", "#SBATCH --exclusive"} <= set(asked)
+    assert {'#SBATCH --comment="a b"', "#SBATCH --cpus-per-task=8"} <= set(asked)  # the latter is the template's
+    assert f"#SBATCH --output={tmp_path}/run/%j.log" in asked
+    assert lines[0].startswith("#!") and sum(line.startswith("#SBATCH --nodes=") for line in asked) == 1
     assert f"folder='{tmp_path}/a b'" in lines
     assert f"code={tmp_path}/run/code" in lines
     assert "python=/venv/bin/python" in lines
     assert f"arguments=(prepare {tmp_path}/run/config.yaml)" in lines
-    assert f"#SBATCH --output={tmp_path}/run/%j.log" in lines
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("#SBATCH --gres gpu:4", ("gres", "gpu:4")),
-        ("#SBATCH   --gres=gpu:4  # of the partition `a100`", ("gres", "gpu:4")),
-        ('#SBATCH --comment="a b"', ("comment", "a b")),
-    ],
-)
-def test_a_line_of_a_script_is_read_as_slurm_reads_it(line, expected):
-    assert directives(f"#!/bin/sh\n{line}\n") == dict([expected])
-
-
-@pytest.mark.parametrize("line", ["#SBATCH -G 4", "#SBATCH -N2", "#SBATCH", "#SBATCH --gres=gpu:4 --nodes=2"])
-def test_a_line_that_would_be_missed_is_refused(line):
-    with pytest.raises(UserError, match="cannot be read; expected one such as #SBATCH --gpus-per-node=4"):
-        directives(f"#!/bin/sh\n{line}\n")
 
 
 def test_without_submit_nothing_is_written(prints, tmp_path):
@@ -106,18 +85,18 @@ def test_a_job_of_a_known_gpu_prints_the_layout_that_it_takes(capsys, tmp_path):
     assert f"actors           {taken.describe()}\n" in printed and "for GPUs of 80 GB" in printed
     run_slurm(PAPER, [f"run_dir={tmp_path}"], "train", {**asked, "gpus-per-node": "8"}, submit=False)
     assert "the job may be laid out otherwise: name a known type of GPU" in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"resources.train: trainer rank .* a GPU has 22.1 GB to give"):
+    with pytest.raises(UserError, match=r"resources\.train"):
         run_slurm(PAPER, ["resources.train=1"], "train", {**asked, "gpus-per-node": "a10:8"}, submit=False)
 
 
 def test_a_job_asks_for_the_memory_of_its_processes_unless_it_is_told(prints):
     def asked(printed: str) -> int:
-        return int(directives(printed)["mem"].removesuffix("G"))
+        return int(printed.partition("#SBATCH --mem=")[2].partition("G")[0])
 
     one, more = asked(prints()), asked(prints("lm.num_replicas=3"))
     assert one >= 16 and more == one + 2 * 4  # a process in torch takes 4 GiB
     assert asked(prints("index.num_builders=2", cpus_per_task="8", nodes="2")) < more
-    assert "mem" not in directives(prints(mem_per_cpu="4G"))
+    assert "--mem=" not in prints(mem_per_cpu="4G")
     assert asked(prints(mem="7G")) == 7
 
 
@@ -176,32 +155,5 @@ def test_what_is_frozen_is_whole_and_says_its_version(tmp_path):
     rooms = {path.name for path in (tmp_path / "code/replug").iterdir()}
     assert rooms >= {"train", "slurm", "configs", "data", "models"}
     assert not list((tmp_path / "code").rglob("__pycache__"))
-    assert code_sha256(tmp_path / "code") in (tmp_path / "version.json").read_text()
+    assert json.loads((tmp_path / "version.json").read_text())["packages"]
     freeze(config, tmp_path, "#!/bin/sh\n")  # again, over what is there
-
-
-def test_a_node_runs_mps_while_ray_runs_if_it_is_asked(tmp_path, monkeypatch):
-    """A control daemon of this test's own, which writes how it was called and where its pipes are."""
-    control = tmp_path / "bin/nvidia-cuda-mps-control"
-    control.parent.mkdir()
-    control.write_text(
-        "#!/bin/sh\n"
-        f'echo "$1 in $CUDA_MPS_PIPE_DIRECTORY of ${{CUDA_VISIBLE_DEVICES-all}}" >> {tmp_path}/calls\n'
-        f'[ "$1" = -d ] || cat >> {tmp_path}/calls\n'
-    )
-    control.chmod(0o755)
-    environment = job_environment({"REPLUG_MPS": "1", "CUDA_VISIBLE_DEVICES": "2,3", "PATH": "/bin"}, tmp_path)
-    assert not [name for name in job_environment({"PATH": "/bin"}, tmp_path) if "MPS" in name]
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(SystemExit, match=r"REPLUG_MPS=1, but nvidia-cuda-mps-control is not on PATH"), mps(tmp_path):
-        pass
-    monkeypatch.setenv("PATH", f"{control.parent}:/usr/bin:/bin")
-    with mps(tmp_path):
-        assert (tmp_path / "calls").read_text() == f"-d in {tmp_path}/mps of all\n"
-        assert (tmp_path / "mps").is_dir()
-    assert (tmp_path / "calls").read_text().endswith("quit\n")
-    assert wants_mps()
-    monkeypatch.setenv("REPLUG_MPS", "true")
-    with pytest.raises(SystemExit, match="REPLUG_MPS=true: expected 1"):
-        wants_mps()

@@ -9,7 +9,6 @@ import importlib.util
 import os
 import shutil
 import stat
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -134,17 +133,13 @@ def running_ray() -> Check:
     return Check("Ray here", State.warning, found, "if no run of yours needs them: ray stop, which ends all of them")
 
 
-def shared_memory() -> Check | None:
+def shared_memory() -> Check:
     """Check the room in /dev/shm, where Ray keeps its object store."""
-    if not Path("/dev/shm").is_dir():
-        if sys.platform != "linux":  # Ray keeps it in a folder there
-            return None
-        return Check("shared memory", State.warning, "no /dev/shm", "mount a tmpfs there")
-    free = shutil.disk_usage("/dev/shm").free
-    if free < OBJECT_STORE_BYTES:
-        found = f"{free / GIB:.2f} GiB free in /dev/shm, Ray takes {OBJECT_STORE_BYTES / GIB:.2f}"
-        return Check("shared memory", State.wrong, found, "a container takes --shm-size")
-    return Check("shared memory", State.ok, f"{free / GIB:.1f} GiB free in /dev/shm")
+    free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
+    found = f"{free / GIB:.2f} GiB free in /dev/shm, Ray takes {OBJECT_STORE_BYTES / GIB:.2f}"
+    return Check(
+        "shared memory", State.wrong if free < OBJECT_STORE_BYTES else State.ok, found, "a container takes --shm-size"
+    )
 
 
 def wandb(mode: WandbMode) -> Check:

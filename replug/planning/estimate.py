@@ -1,0 +1,233 @@
+"""Estimate a training run: its stages with LM calls and hours, tokens, memory and disk, by closed formulas.
+
+A unit of work is its FLOP divided by the rate that a role reaches. A role divides its work evenly over its GPUs. A live
+step takes as long as the busiest GPU, on which roles take turns; the search in host memory runs beside them.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import psutil
+
+from replug.cluster.environment import allowed_cores
+from replug.cluster.layout import Layout, lay_out
+from replug.cluster.packing import BUILDER, NAMES, SCORER, SEARCHER, TRAINER, PlannedGPU
+from replug.config.errors import UserError
+from replug.config.hub_names import OURS
+from replug.config.rules import is_live
+from replug.config.schema import Config
+from replug.data.sources.records import FieldMap
+from replug.data.sources.shards import source_bytes
+from replug.index_workers.kinds import EXACT
+from replug.planning.accelerators import Devices, parse_devices
+from replug.planning.memory import disk_bytes, host_bytes, run_sizes, searched_width, trained_weights
+from replug.planning.model_sizes import ModelSize, lm_size, retriever_size
+from replug.planning.stages import (
+    BYTES_PER_TOKEN,
+    TRAINING,
+    Counts,
+    Lengths,
+    Stage,
+    count_texts,
+    lengths,
+    num_candidates,
+    refreshes,
+    run_stages,
+    trains_documents,
+)
+
+# Measured on one H200 (docs/gpu.md): times as long as a training step takes with gradient checkpointing, and in chunks;
+# seconds of a GPU for a query's product with a vector and its part of the k best.
+RECOMPUTED, CHUNKED, PRODUCT = 1.9, 3.3, 2.1e-10
+CORE_FLOP = 7e10  # of one core in an exact search, measured on a Xeon with AVX512 (docs/benchmarks.md)
+HOST_CORES = 64  # of a node that searches on its processors
+RING_WITHIN, RING_BETWEEN = 1e11, 1e10  # bytes a second of gradients: within a node (NVLink), between nodes (100 Gbit)
+ROLES = {SCORER: "score", BUILDER: "embed", SEARCHER: "search", TRAINER: "train"}
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """Seconds of one device for a unit of each kind of work, and the devices of each role.
+
+    `pair` is None for an LM of unknown speed. `step` is that of one rank which trains the whole batch, `exchange` what
+    its gradients take between several; `search` finds a batch, on a GPU or on the processors of a node.
+    """
+
+    pair: float | None
+    document: float
+    step: float
+    exchange: float
+    search: float
+    devices: Mapping[str, int]
+
+
+def plan_training(
+    config: Config, gpus: str | None, nodes: int | None, num_documents: int | None, price: float | None
+) -> dict[str, Any]:
+    """Plan a run on GPUs or on this machine. Raises UserError for what cannot be planned or does not fit."""
+    counts, is_exact = count_texts(config, num_documents)
+    devices, retriever = parse_devices(gpus, nodes), retriever_size(config.retriever)
+    lm = lm_size(config.lm.path) if config.lm.path else None
+    roles = ("train", "score", "index") if is_live(config) else ("score", "index")
+    layout = lay_out(config, devices.as_nodes(), run_sizes(config, counts.documents, devices.has_bfloat16), roles)
+    held = host_bytes(layout.config, counts.documents, devices.has_bfloat16, devices.nodes)
+    if devices.model is None:
+        _require_memory(held)
+    units, stages = seconds_of(config, counts, layout, devices, retriever, lm), run_stages(config, counts)
+    seconds = [stage_seconds(stage, config, counts, layout, units) for stage in stages]
+    hours = sum(second or 0.0 for second in seconds) / 3600
+    disk, calls = disk_bytes(layout.config, counts), sum(stage.pairs for stage in stages)
+    return {
+        "devices": str(devices),
+        "lm": {"name": config.lm.path or config.lm.model, "parameters": lm and lm.parameters},
+        "retriever": {
+            "name": retriever.name,
+            "parameters": retriever.parameters,
+            "learning": trained_weights(config, retriever)[1],
+        },
+        "texts": asdict(counts),
+        "lm_calls": calls,
+        "tokens": calls * lengths(config).pair,
+        "stages": [{**asdict(one), "seconds": took} for one, took in zip(stages, seconds, strict=True)],
+        "wall_hours": hours,
+        "price": price,
+        "dollars": None if price is None or devices.model is None else hours * devices.count * price,
+        "gpus": gpus_by_roles(layout),
+        "host_gb": held / 1e9,
+        "disk_gb": {name: value / 1e9 for name, value in {**disk, "total": sum(disk.values())}.items()},
+        "notes": [*layout.notes, *_notes(config, is_exact, devices)],
+    }
+
+
+def seconds_of(
+    config: Config, counts: Counts, layout: Layout, devices: Devices, retriever: ModelSize, lm: ModelSize | None
+) -> Seconds:
+    """Divide the FLOP of each unit of work by the rate that its role reaches."""
+    size, train, devices_of = lengths(config), config.train, _devices_of(layout)
+    pair = None if lm is None else pair_flop(lm, size) / devices.rate(config.lm.dtype.value, "score")
+    document = size.encoded_document * retriever.flop_per_token(size.encoded_document)
+    speed = RING_WITHIN if devices_of["train"] <= devices.count / devices.nodes else RING_BETWEEN
+    gradients = 4 * trained_weights(config, retriever)[1]
+    return Seconds(
+        pair,
+        document / devices.rate(config.index.dtype.value, "embed"),
+        _step_flop(config, retriever) / devices.rate(train.precision.value, "train"),
+        2 * gradients * (devices_of["train"] - 1) / devices_of["train"] / speed,
+        _search_seconds(config, counts, layout, searched_width(config, retriever.dim)),
+        devices_of,
+    )
+
+
+def pair_flop(lm: ModelSize, size: Lengths) -> float:
+    """Return the FLOP of scoring a pair: all its tokens, and the output layer at those of the continuation."""
+    return size.pair * lm.flop_per_token(size.pair) + size.continuation * lm.flop_per_prediction
+
+
+def _step_flop(config: Config, retriever: ModelSize) -> float:
+    """Return the FLOP of a step. Candidates of labels are encoded in it only where they learn."""
+    size, train = lengths(config), config.train
+    query, document = (
+        tokens * retriever.flop_per_token(tokens) for tokens in (size.encoded_query, size.encoded_document)
+    )
+    k = config.retrieve.k if is_live(config) else num_candidates(config) if trains_documents(config) else 0
+    passes = 3 if config.lora.rank is None else 2  # forward, and the gradients of activations and of weights
+    again = (RECOMPUTED if train.gradient_checkpointing else 1.0) * (CHUNKED if train.chunk_tokens else 1.0)
+    searching = query if is_live(config) else 0.0
+    return train.batch_size * (again * passes * (query + k * document) + searching)
+
+
+def _search_seconds(config: Config, counts: Counts, layout: Layout, dim: int) -> float:
+    """Return the seconds in which one GPU, or the processors of one node, find a batch. Lossy kinds take none."""
+    if config.index.kind != EXACT:
+        return 0.0
+    products = config.train.batch_size * counts.documents
+    if _searches_on_gpu(layout):
+        return PRODUCT * products
+    return 2 * dim * products / CORE_FLOP / (HOST_CORES if layout.gpus else allowed_cores())
+
+
+def stage_seconds(stage: Stage, config: Config, counts: Counts, layout: Layout, units: Seconds) -> float | None:
+    """Return the seconds of a stage; None where the LM's speed is not known."""
+    if stage.pairs and units.pair is None:
+        return None
+    pair, devices = (units.pair or 0.0) / units.devices["score"], units.devices
+    if stage.name != TRAINING:
+        return stage.pairs * pair + stage.documents * units.document / devices["embed"]
+    if not is_live(config):
+        texts = (counts.queries + counts.dev) * num_candidates(config)
+        once = 0.0 if trains_documents(config) else min(texts, counts.documents) * units.document
+        return once + stage.steps * (units.step / devices["train"] + units.exchange)
+    steps, policy = config.train.max_steps, refreshes(config)
+    step, build = live_step_seconds(config, layout, units), counts.documents * units.document / devices["embed"]
+    development = stage.pairs - steps * config.train.batch_size * config.retrieve.k
+    lag = policy.every_steps if policy.lag_steps is None else policy.lag_steps
+    # On GPUs of its own a refresh runs beside the steps until it is due; on shared ones it takes their time.
+    is_alone = any(_roles_on(gpu) and _roles_on(gpu) <= {"embed", "search"} for gpu in layout.gpus)
+    late = max(0.0, build - lag * step) if is_alone else build
+    return steps * step + policy.num_starts * late + development * pair
+
+
+def live_step_seconds(config: Config, layout: Layout, units: Seconds) -> float:
+    """Return the seconds of a live step: those of the busiest GPU, or of the search in host memory."""
+    work = {
+        "score": config.train.batch_size * config.retrieve.k * (units.pair or 0.0) / units.devices["score"],
+        "train": units.step / units.devices["train"] + units.exchange,
+        "search": units.search / units.devices["search"],
+        "embed": 0.0,
+    }
+    if not layout.gpus:
+        return sum(work.values())
+    groups = {_roles_on(gpu) for gpu in layout.gpus} | (set() if _searches_on_gpu(layout) else {frozenset(["search"])})
+    return max(sum(work[role] for role in roles) for roles in groups)
+
+
+def _roles_on(gpu: PlannedGPU) -> frozenset[str]:
+    return frozenset(ROLES[actor.key] for actor in gpu.actors)
+
+
+def _searches_on_gpu(layout: Layout) -> bool:
+    return any("search" in _roles_on(gpu) for gpu in layout.gpus)
+
+
+def _devices_of(layout: Layout) -> dict[str, int]:
+    """Return the GPUs of each role, at least one; nodes search where GPUs do not."""
+    counts = {role: max(1, sum(role in _roles_on(gpu) for gpu in layout.gpus)) for role in ROLES.values()}
+    if not _searches_on_gpu(layout):
+        counts["search"] = max(1, len({gpu.node.name for gpu in layout.gpus}))
+    return counts
+
+
+def gpus_by_roles(layout: Layout) -> list[dict[str, Any]]:
+    """Group the GPUs of a layout by their roles and the memory taken."""
+    kinds: dict[tuple, dict[str, Any]] = {}
+    for gpu in layout.gpus:
+        roles, taken = sorted({NAMES[actor.key] for actor in gpu.actors}), round(gpu.num_bytes / 1e9, 3)
+        limit = gpu.node.gpu_limit / 1e9
+        kind = kinds.setdefault((*roles, taken), {"roles": roles, "count": 0, "gb": taken, "limit_gb": limit})
+        kind["count"] += 1
+    return list(kinds.values())
+
+
+def _require_memory(held: float) -> None:
+    total = psutil.virtual_memory().total
+    if held > total:
+        raise UserError(
+            f"this machine has {total / 1e9:.0f} GB of memory, but trainer, LM and index take {held / 1e9:.0f} GB; "
+            "expected a smaller lm.path, fewer documents, index.kind=ivf_pq, or GPUs (--gpus 8xA100)"
+        )
+
+
+def _notes(config: Config, is_exact: bool, devices: Devices) -> Iterator[str]:
+    if not is_exact and config.data.corpus:
+        yield "rows of datasets of the hub are not counted: their numbers are --documents and data.num_queries, ..."
+    elif not is_exact:
+        yield f"texts follow from the source's bytes, at {BYTES_PER_TOKEN:g} a token: `replug prepare` counts them"
+    if devices.model is None:
+        yield "hours follow from products of matrices on this machine; a run times its own work"
+    source = "" if is_exact else config.data.source or ""
+    if source and not OURS.fullmatch(source) and source_bytes(source, FieldMap.of(config.data.fields)) is None:
+        yield f"no file or folder {source} is here: it is taken for a dataset of the hub"
+    if config.lm.url:
+        yield "the server's speed is not known: its LM calls are counted, their hours are not"
+    yield "start-up, saving and filling a lossy index are not counted"
