@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from replug.slurm.ray_node import MPS, write_token
+from replug.slurm.ray_node import write_token
 
 INTERRUPTED = 75  # replug's exit status: it saved its step, and the same command goes on
 RAYS_OWN_STATUS = 1  # of a process that Ray ends, since the raylet that it speaks with is gone
@@ -103,7 +103,7 @@ def main() -> int:
         sys.exit(
             "replug job: this process is not in a SLURM job; submit slurm/job.sbatch with sbatch, or use `replug slurm`"
         )
-    asked = StopRequest()
+    request = StopRequest()
     for name in FOREIGN:
         os.environ.pop(name, None)
     allocation = JobAllocation.from_environment(os.environ)
@@ -115,7 +115,7 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix=f"replug-{allocation.job_id}-", dir="/tmp"))
     nodes: list[JobNode] = []
     try:
-        status = run(allocation, folder, nodes, asked)
+        status = run(allocation, folder, nodes, request)
     except JobError as error:
         say(str(error))
         status = 1
@@ -126,35 +126,29 @@ def main() -> int:
     return requeue(allocation.job_id) if interrupted else status
 
 
-def run(allocation: JobAllocation, folder: Path, nodes: list[JobNode], asked: StopRequest) -> int:
+def run(allocation: JobAllocation, folder: Path, nodes: list[JobNode], request: StopRequest) -> int:
     """Start Ray and then `replug`; `nodes` takes what was started. Returns `replug`'s exit status."""
-    host, port = own_address(), free_port(allocation.job_id)
+    import ray.util
+
+    host, port = ray.util.get_node_ip_address(), free_port(allocation.job_id)  # as other nodes reach this one
     environment = job_environment(os.environ, folder)
     token, address = secrets.token_hex(32), f"{host}:{port}"
     write_token(folder, token)
     for name in allocation.nodes:
         nodes.append(start_node(allocation, name, folder, address, token, environment))
-    if not wait_for_nodes(nodes, address, environment, asked):
+    if not wait_for_nodes(nodes, address, environment, request):
         return INTERRUPTED  # before `replug` had begun
     say(f"Ray runs at {address} with {len(nodes)} nodes of {allocation.cpus_per_node} CPUs")
     command = allocation.step(allocation.nodes[0], "-m", "replug.commands.cli", *sys.argv[1:], f"ray.address={address}")
-    return run_replug(command, nodes, environment, asked, allocation.num_restarts)
+    return run_replug(command, nodes, environment, request, allocation.num_restarts)
 
 
 def job_environment(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """Return the environment of every step: the token's path, never the token, GPUs in SLURM's order, MPS if asked."""
+    """Return the environment of every step: the token's path, never the token, and GPUs in SLURM's order."""
     kept = {name: value for name, value in environment.items() if name not in OF_THE_JOB}
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / "token")}
     gpus = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}  # as SLURM numbers them
-    names = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY") if environment.get(MPS) == "1" else ()
-    return {**kept, **token, **gpus, **dict.fromkeys(names, str(folder / "mps"))}
-
-
-def own_address() -> str:
-    """Return this node's address as other nodes reach it."""
-    import ray.util
-
-    return ray.util.get_node_ip_address()
+    return {**kept, **token, **gpus}
 
 
 def free_port(job_id: int) -> int:
@@ -199,7 +193,7 @@ def start_node(
     return JobNode(name, step, log)
 
 
-def wait_for_nodes(nodes: list[JobNode], address: str, environment: dict[str, str], asked: StopRequest) -> bool:
+def wait_for_nodes(nodes: list[JobNode], address: str, environment: dict[str, str], request: StopRequest) -> bool:
     """Return whether all nodes joined; False if the job was asked to stop. Raises JobError for a node that failed."""
     command = [sys.executable, "-m", "replug.slurm.ray_node", "--wait", address, str(len(nodes))]
     end = time.monotonic() + JOIN_SECONDS
@@ -209,7 +203,7 @@ def wait_for_nodes(nodes: list[JobNode], address: str, environment: dict[str, st
             require_alive(nodes)
             if time.monotonic() > end:
                 raise JobError(f"not all nodes joined Ray within {JOIN_SECONDS} s\n{tails(nodes)}")
-            if asked.number is not None:
+            if request.number is not None:
                 return False
             time.sleep(LOOK_SECONDS)
     finally:
@@ -231,14 +225,14 @@ def tails(nodes: list[JobNode]) -> str:
 
 
 def run_replug(
-    command: list[str], nodes: list[JobNode], environment: dict[str, str], asked: StopRequest, num_restarts: int = 0
+    command: list[str], nodes: list[JobNode], environment: dict[str, str], request: StopRequest, num_restarts: int = 0
 ) -> int:
     """Run `replug` and return its exit status; report nodes that are lost on the way."""
     lost: set[str] = set()
-    asked.step = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
-    if asked.number is not None:  # while it was being started
-        asked.step.send_signal(signal.SIGUSR1)
-    while (status := asked.step.poll()) is None:
+    request.step = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
+    if request.number is not None:  # while it was being started
+        request.step.send_signal(signal.SIGUSR1)
+    while (status := request.step.poll()) is None:
         for node in nodes:
             if node.step.poll() is not None and node.name not in lost:
                 lost.add(node.name)

@@ -3,9 +3,6 @@
     python -m replug.slurm.ray_node FOLDER HOST:PORT [--head]        reads the token from standard input
     python -m replug.slurm.ray_node --wait HOST:PORT NODES           ends when that many nodes have joined
 
-With REPLUG_MPS=1 in the environment it starts CUDA MPS before Ray, so that processes compute on a GPU side by side.
-GPUs in compute mode Exclusive_Process take several processes only so.
-
 Ray ends when standard input ends, which `slurm.ray_job` holds open. It ignores SIGTERM and SIGUSR1, which pre-emption
 and `scancel` send to every process at once, because `replug` still needs its actors to save its step.
 """
@@ -20,14 +17,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from replug.slurm.gpu_options import gpus_of_step
 
 OBJECT_STORE_BYTES = 2**30  # ids, queries and answers pass through it, vectors and weights do not
 LOOK_SECONDS = 0.3
-MPS, MPS_CONTROL, MPS_SECONDS = "REPLUG_MPS", "nvidia-cuda-mps-control", 30
 SHIELDED = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT}
 
 
@@ -36,21 +31,19 @@ def main() -> int:
     if sys.argv[1] == "--wait":
         return wait_for_nodes(sys.argv[2], int(sys.argv[3]))
     folder, address, *rest = sys.argv[1:]
-    is_first_here = not Path(folder).exists()  # where it is there, another process of the job made it, and removes it
+    is_first_here = not Path(folder).exists()  # else another process of the job made it, and removes it
     write_token(Path(folder), sys.stdin.readline().strip())
     try:
         command = ray_command(folder, address, "--head" in rest)
     except ValueError as error:
         sys.exit(f"replug job: {error}")
     signal.pthread_sigmask(signal.SIG_BLOCK, SHIELDED)  # inherited by all that Ray starts, whatever handlers it sets
-    with mps(Path(folder)) if wants_mps() and gpus_of_step(os.environ) else contextlib.nullcontext():
-        ray = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
-        asked = threading.Event()
-        threading.Thread(target=stop_at_end_of_input, args=(ray, asked), daemon=True).start()
-        status = ray.wait()
+    ray, is_told = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0), threading.Event()
+    threading.Thread(target=stop_at_end_of_input, args=(ray, is_told), daemon=True).start()
+    status = ray.wait()
     if is_first_here:
         shutil.rmtree(folder, ignore_errors=True)
-    return 0 if asked.is_set() else status or 1
+    return 0 if is_told.is_set() else status or 1
 
 
 def write_token(folder: Path, token: str) -> None:
@@ -66,35 +59,8 @@ def write_token(folder: Path, token: str) -> None:
         partial.rename(folder / "token")
 
 
-def wants_mps() -> bool:
-    """Return what REPLUG_MPS says, 0 where it is not set."""
-    value = os.environ.get(MPS) or "0"
-    if value not in ("0", "1"):
-        sys.exit(f"replug job: {MPS}={value}: expected 1 (start CUDA MPS) or 0")
-    return value == "1"
-
-
-@contextlib.contextmanager
-def mps(folder: Path) -> Iterator[None]:
-    """Run the control daemon of CUDA MPS for this node's processes, whose environment names its folder.
-
-    The daemon sees all GPUs of the step, whatever CUDA_VISIBLE_DEVICES says: it would number them anew for its clients.
-    """
-    if shutil.which(MPS_CONTROL) is None:
-        sys.exit(f"replug job: {MPS}=1, but {MPS_CONTROL} is not on PATH of {socket.gethostname()}; leave {MPS} out")
-    (folder / "mps").mkdir(exist_ok=True)
-    seen = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    started = subprocess.run([MPS_CONTROL, "-d"], env=seen, capture_output=True, text=True, timeout=MPS_SECONDS)
-    if started.returncode != 0:
-        sys.exit(f"replug job: {MPS_CONTROL} -d: {(started.stderr or started.stdout).strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run([MPS_CONTROL], input="quit\n", env=seen, text=True, timeout=MPS_SECONDS, check=False)
-
-
 def ray_command(folder: str, address: str, is_head: bool) -> list[str]:
-    """`ray start` with what SLURM gave of this node, which Ray would else see whole. 0: any free port."""
+    """Return `ray start` with the CPUs and GPUs that SLURM gave of this node. Port 0 is any free one."""
     host, _, port = address.rpartition(":")
     cpus = os.environ.get("SLURM_CPUS_PER_TASK") or os.environ["SLURM_CPUS_ON_NODE"]
     options = {
@@ -117,17 +83,17 @@ def ray_command(folder: str, address: str, is_head: bool) -> list[str]:
     return [str(ray), "start", "--block", "--disable-usage-stats", "--log-color=false", *head, *chosen]
 
 
-def stop_at_end_of_input(ray: subprocess.Popen, asked: threading.Event) -> None:
-    """Kill `ray start` and its group; what else there is of Ray ends with its raylet."""
+def stop_at_end_of_input(ray: subprocess.Popen, is_told: threading.Event) -> None:
+    """Kill `ray start` and its group; Ray's other processes end with their raylet."""
     sys.stdin.read()
-    asked.set()
+    is_told.set()
     os.killpg(ray.pid, signal.SIGKILL)
 
 
 def wait_for_nodes(address: str, wanted: int) -> int:
-    """Wait until so many nodes have joined; `slurm.ray_job` sets the limit.
+    """Wait until `wanted` nodes have joined; `slurm.ray_job` sets the limit.
 
-    Ray itself goes on trying for minutes where nothing listens yet, so the port is asked first.
+    Ask the port first: Ray itself tries for minutes where nothing listens yet.
     """
     import ray  # only here: to start Ray on a node takes none of it
 

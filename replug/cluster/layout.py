@@ -287,7 +287,7 @@ def _require_shareable(gpus: Sequence[PlannedGPU]) -> None:
         raise UserError(
             f"GPUs of {refused.node.where} have compute mode Exclusive_Process, which lets one process in, but the "
             f"layout puts {refused.describe()} on one; expected mode Default (nvidia-smi -c DEFAULT, as root), CUDA "
-            "MPS (REPLUG_MPS=1 in a SLURM job, else nvidia-cuda-mps-control -d before Ray starts), or whole numbers in "
+            "MPS (nvidia-cuda-mps-control -d before Ray starts), or whole numbers in "
             "resources that share no GPU, with index.gpus_per_searcher=0"
         )
 
