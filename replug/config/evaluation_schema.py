@@ -54,7 +54,6 @@ class QuestionsConfig:
     shots: int | None = key(
         None, "Number of demonstrations. Default: 5 (mmlu), 16 (open_qa), 15 (popqa, internet_qa).", FROM_0
     )
-    demonstration_seed: int | None = key(None, "Random seed for drawing demonstrations. Default: seed.", FROM_0)
     documents_in_shots: bool = key(
         True, "Show each demonstration with its best document, if the method uses documents."
     )

@@ -49,10 +49,10 @@ from replug.evals.internet_sets import (
     Prepared,
     prepare,
 )
-from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM
+from replug.evals.kinds import DRAWS_QUESTIONS, EvalDataset, EvaluationKind, PromptedLM
 from replug.evals.loop import Metric, Outcome, Outcomes, Task
 from replug.evals.outcomes import Row
-from replug.evals.questions import queries_of, question_problems
+from replug.evals.questions import queries_of
 from replug.planning.model_sizes import known_parameters
 from replug.web import require_web
 from replug.web.records import EngineResult, FoundEvidence, SearchEngine
@@ -275,14 +275,9 @@ def settle(
 
 
 def internet_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
-    yield from question_problems(config, methods)
     names = ", ".join(QUESTION_SETS)
     if config.questions.dataset not in QUESTION_SETS:
         yield f"questions.dataset is {config.questions.dataset}; evaluation=internet_qa expects one of {names}"
-    if not config.questions.documents_in_shots:
-        yield "questions.documents_in_shots is false; shots of internet_qa have their evidence: expected true"
-    if config.retrievers:
-        yield f"retrievers.{next(iter(config.retrievers))} is set; internet_qa searches by retriever.path, or by BM25"
     data, num_passages = config.data, max(method.k for method in methods)
     if num_passages and config.web.engine == LOCAL and not (data.corpus or data.prepared or data.source):
         yield "data.corpus is missing; web.engine=local expects documents to search in, another engine needs none"
@@ -293,8 +288,11 @@ def internet_problems(config: EvaluationConfig, methods: Sequence[Method]) -> It
 
 EVALUATION = EvaluationKind(
     internet_dataset,
+    (
+        *(*DRAWS_QUESTIONS, "questions.dataset", "questions.demonstrations", "questions.shots"),
+        *("questions.question_first", "questions.max_new_tokens", "web", "rerank_lm"),
+    ),
     internet_problems,
-    reranks=True,
     searches=searches,
     settle=settle,
     add_findings=add_internet_findings,

@@ -37,7 +37,6 @@ from replug.evals.loop import Item
 from replug.evals.questions import (
     OpenQuestion,
     answers_field,
-    demonstration_seed,
     draw_demonstrations,
     draw_questions,
     name_of,
@@ -254,7 +253,7 @@ def plan_questions(
         measured = draw_questions(questions, keys.max_questions, seed)
         pool = question_set.read(Path(keys.demonstrations).expanduser(), as_shots=True)
         free = _possible_shots(pool, measured, num_shots, keys.demonstrations, with_evidence)
-        return measured, draw_demonstrations(free, measured, num_shots, demonstration_seed(keys, seed))
+        return measured, draw_demonstrations(free, measured, num_shots, seed)
     free = _possible_shots(questions, (), num_shots, str(keys.path), with_evidence)
     shots = draw_demonstrations(free, (), num_shots, seed)
     rest = not_among(_without_variants(questions, shots), shots)

@@ -4,18 +4,15 @@ The key `evaluation` names the module, so an evaluation is added by its module, 
 """
 
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
-from replug.config.methods import INTERNET_QA, Method
-from replug.config.rules import (
-    evaluation_methods,
-    has_rerank_lm,
-    lm_problems,
-    rerank_lm_problems,
-)
+from replug.config.keys import keys_of
+from replug.config.methods import GENREAD, INTERNET_QA, LONG_CONTEXT, Method
+from replug.config.rules import evaluation_methods, lm_problems, rerank_lm_problems
 from replug.config.schema import EnsembleConfig
 from replug.data.store import Corpus
 from replug.evals.evidence import EvidenceBook
@@ -29,7 +26,21 @@ from replug.models.lm_source import LMSource
 from replug.models.prompt import PromptTemplate
 
 KINDS = ("internet_qa", "language_modelling", "mmlu", "open_qa", "popqa", "retrieval", "token_gain")
-DRAW_DEMONSTRATIONS = ("internet_qa", "open_qa", "popqa")
+# Sections and keys that every kind reads; `reads` of a kind names its others.
+SHARED = (
+    *("evaluation", "out", "methods", "k", "num_resamples", "seed"),
+    *("data", "retriever", "lm", "index", "ray", "paper"),
+)
+MIXES = ("ensemble", "retrievers", "query_encoders", "similarities")
+MEASURES_TEXTS = (
+    *MIXES,
+    "exclude_own_source",
+    *(f"texts.{name}" for name in ("path", "max_examples", "scored_tokens", "context_tokens", "query_tokens")),
+    *("texts.tokenizer", "texts.detokenize"),
+)
+DRAWS_QUESTIONS = ("questions.path", "questions.query", "questions.max_questions")
+SHOWS_SHOTS = (*MIXES, *DRAWS_QUESTIONS, "questions.shots", "questions.documents_in_shots")
+ANSWERS_QUESTIONS = (*SHOWS_SHOTS, "questions.demonstrations", "questions.max_new_tokens")
 ASK_QUESTIONS = ("open_qa", "popqa")  # for whole answers
 MAY_RERANK_DOCUMENTS = ("language_modelling", "mmlu", "open_qa", "token_gain")
 
@@ -83,18 +94,17 @@ class Finished:
 class EvaluationKind:
     """`make_dataset` reads what is measured; `corpus` is None where no method retrieves.
 
-    `settle` makes what is compared of what was measured, where that is not the same: where some examples only serve to
-    fit the rest. `problems` are what a configuration lacks for it, found before anything starts. `add_findings` adds to
-    the results what is more than metrics by method, writes what goes with it, and returns more blocks of the table.
-    `reranks` says that it may have another LM for that, `rerank_lm`. `searches` are what is found for every example
-    beside the methods. `has_sources` says that examples are cut from texts, whose own documents can be left out.
+    `reads` names the keys, or whole sections, that it reads beside SHARED; others are refused where they are set.
+    `problems` are what a configuration lacks for it beside that, found before anything starts. `settle` makes what is
+    compared of what was measured, where that is not the same: where some examples only serve to fit the rest.
+    `searches` are what is found for every example beside the methods. `add_findings` adds to the results what is more
+    than metrics by method, writes what goes with it, and returns more blocks of the table.
     """
 
     make_dataset: Callable[[EvaluationConfig, Corpus | None], EvalDataset]
-    problems: Callable[[EvaluationConfig, Sequence[Method]], Iterable[str]]
+    reads: tuple[str, ...]
+    problems: Callable[[EvaluationConfig, Sequence[Method]], Iterable[str]] = lambda config, methods: ()
     asks_lm: bool = True
-    reranks: bool = False
-    has_sources: bool = False
     searches: Callable[[EvaluationConfig], Sequence[Method]] = lambda config: ()
     settle: Callable[[EvaluationConfig, EvaluationFolder, Task, Sequence[Row]], tuple[Task, Sequence[Row]]] = (
         lambda config, folder, task, rows: (task, rows)
@@ -108,50 +118,54 @@ def check_evaluation(config: EvaluationConfig) -> EvaluationKind:
         raise UserError(f"evaluation: {config.evaluation!r} is unknown; expected one of {', '.join(KINDS)}")
     kind: EvaluationKind = importlib.import_module(f"replug.evals.{config.evaluation}").EVALUATION
     methods = evaluation_methods(config)
-    for problem in (*_problems(config, kind, methods), *kind.problems(config, methods)):
+    for problem in (*_problems(config, kind, methods), *kind.problems(config, methods), *_unread(config, kind)):
         raise UserError(problem)
     return kind
 
 
-def _problems(config: EvaluationConfig, kind: EvaluationKind, methods: Sequence[Method]) -> Iterable[str]:
+def _problems(config: EvaluationConfig, kind: EvaluationKind, methods: Sequence[Method]) -> Iterator[str]:
     """Yield what does not go together in any kind of evaluation."""
+    yield from _method_problems(config, kind, methods)
+    if "questions.path" in kind.reads and not config.questions.path:
+        yield f"questions.path is missing; evaluation={config.evaluation} expects the questions"
     if kind.asks_lm:
         votes = config.evaluation in ASK_QUESTIONS and all(method.num_mixed <= 1 for method in methods)
         yield from lm_problems(config.lm, votes=votes)
-        yield from rerank_lm_problems(config) if kind.reranks else ()
-    if config.evaluation != INTERNET_QA and (config.questions.dataset or config.questions.question_first):
-        key = "dataset" if config.questions.dataset else "question_first"
-        yield f"questions.{key} is set, but evaluation={config.evaluation} reads no such key; {INTERNET_QA} does"
-    if config.questions.qrels and config.evaluation != "retrieval":
-        yield f"questions.qrels is set, but evaluation={config.evaluation} reads no such key; retrieval does"
-    seed = "questions.demonstration_seed"
-    if config.questions.demonstration_seed is not None and config.evaluation not in DRAW_DEMONSTRATIONS:
-        yield f"{seed} is set, but evaluation={config.evaluation} draws none; {', '.join(DRAW_DEMONSTRATIONS)} do"
-    elif config.questions.demonstration_seed is not None and not config.questions.demonstrations:
-        yield (
-            f"{seed} is set without questions.demonstrations: other demonstrations out of questions.path would leave "
-            "other questions to measure; expected a file of demonstrations"
-        )
-    if config.exclude_own_source and not kind.has_sources:
-        yield f"exclude_own_source is set, but evaluation={config.evaluation} asks questions, which are of no source"
-    if config.texts.entities and config.evaluation != "token_gain":
-        yield f"texts.entities is set, but evaluation={config.evaluation} reads no such key; token_gain does"
-    if config.ensemble.temperature is not None and (not kind.asks_lm or config.evaluation == INTERNET_QA):
-        yield f"ensemble.temperature is set, but evaluation={config.evaluation} mixes no predictions; expected null"
+    if "rerank_lm" in kind.reads:
+        yield from rerank_lm_problems(config)
     usual, follows = EnsembleConfig(), any(method.follows_text for method in methods)
     for name in ("share", "alone", "prune", "read"):
         if getattr(config.ensemble, name) != getattr(usual, name) and not follows:
             yield f"ensemble.{name} is set, but no method's weights follow the text; expected such as replug/posterior"
-    if not kind.reranks and has_rerank_lm(config):
-        yield f"rerank_lm is set, but evaluation={config.evaluation} reranks no answers; expected it with internet_qa"
-    names = [method.name for method in methods if method.is_reranked]
+    reranking = [method.name for method in methods if method.is_reranked]
     for lm, section in ((config.lm, "lm"), (config.rerank_lm, "rerank_lm")):
         key = "chat" if lm.chat else "prompt"
-        if (lm.chat or lm.prompt is not None) and (names or config.evaluation == INTERNET_QA):
-            what = f"the reranking of {names[0]}" if names else f"evaluation={INTERNET_QA}"
+        if (lm.chat or lm.prompt is not None) and (reranking or config.evaluation == INTERNET_QA):
+            what = f"the reranking of {reranking[0]}" if reranking else f"evaluation={INTERNET_QA}"
             yield f"{section}.{key} is set, but {what} asks by prompts of its own; expected it without {section}.{key}"
-    if names and config.evaluation not in MAY_RERANK_DOCUMENTS:
-        yield (
-            f"methods: {names[0]} reranks documents by the LM, but evaluation={config.evaluation} counts its calls "
-            f"otherwise or asks none; expected it with {', '.join(MAY_RERANK_DOCUMENTS)}"
-        )
+
+
+def _method_problems(config: EvaluationConfig, kind: EvaluationKind, methods: Sequence[Method]) -> Iterator[str]:
+    """Yield methods that answer questions where none are asked, read on where no texts are, or are not counted."""
+    name = config.evaluation
+    asks_questions, reads_texts = "questions.shots" in kind.reads, "texts.path" in kind.reads
+    for method in methods:
+        if method.source == GENREAD and not asks_questions:
+            yield f"methods: genread writes a document for a question; evaluation={name} asks the LM none"
+        if method.votes and not asks_questions:
+            yield f"methods: {method.name}; answers vote, and evaluation={name} asks the LM for none"
+        if method.source == LONG_CONTEXT and not reads_texts:
+            yield f"methods: long_context reads on in a text; evaluation={name} asks questions"
+        if method.is_reranked and name not in MAY_RERANK_DOCUMENTS:
+            yield (
+                f"methods: {method.name} reranks documents by the LM, but evaluation={name} counts its calls "
+                f"otherwise or asks none; expected it with {', '.join(MAY_RERANK_DOCUMENTS)}"
+            )
+
+
+def _unread(config: EvaluationConfig, kind: EvaluationKind) -> Iterator[str]:
+    """Yield the keys that are set, though this kind of evaluation does not read them."""
+    for key in keys_of(EvaluationConfig):
+        is_read = any(key.path == name or key.path.startswith(f"{name}.") for name in (*SHARED, *kind.reads))
+        if not is_read and attrgetter(key.path)(config) != key.default:
+            yield f"{key.path} is set, but evaluation={config.evaluation} does not read it. Remove it"

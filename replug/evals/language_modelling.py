@@ -33,9 +33,8 @@ from replug.data.store import Corpus, PreparedSet
 from replug.evals.evidence import Evidence, EvidenceBook, texts_of
 from replug.evals.folder import EvaluationFolder
 from replug.evals.intervals import bits_of
-from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
+from replug.evals.kinds import MEASURES_TEXTS, EvalDataset, EvaluationKind, Finished, PromptedLM
 from replug.evals.loop import Item, Metric, Outcome, Outcomes, Task
-from replug.evals.questions import unasked_problems
 from replug.evals.results import Results
 from replug.evals.spans import (
     MeasuredText,
@@ -319,7 +318,6 @@ def headroom_lines(results: Results) -> list[str]:
 
 
 def text_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
-    yield from unasked_problems(config, methods)
     data, keys = config.data, config.texts
     if not (keys.path or data.source or data.prepared or (data.queries and data.heldout)):
         yield "texts.path is missing; expected texts to measure, or held-out ones: data.prepared or data.source"
@@ -339,4 +337,4 @@ def add_headroom(finished: Finished) -> list[Block]:
     return [lines] if lines else []
 
 
-EVALUATION = EvaluationKind(lm_dataset, text_problems, add_findings=add_headroom, has_sources=True)
+EVALUATION = EvaluationKind(lm_dataset, MEASURES_TEXTS, text_problems, add_findings=add_headroom)

@@ -27,9 +27,9 @@ from replug.config.rules import tokens_read
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.few_shot import dropped_shots, few_shot
-from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM
+from replug.evals.kinds import SHOWS_SHOTS, EvalDataset, EvaluationKind, PromptedLM
 from replug.evals.loop import Item, Metric, Outcome, Outcomes, Task
-from replug.evals.questions import BETWEEN_BLOCKS, knowledge_line, queries_of, question_problems
+from replug.evals.questions import BETWEEN_BLOCKS, knowledge_line, queries_of
 from replug.models.black_box_lm import AsyncLM, common_read
 from replug.models.ensemble import MovingWeights, log_softmax, mix
 
@@ -343,7 +343,6 @@ def _num_shots(config: EvaluationConfig) -> int:
 
 
 def mmlu_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
-    yield from question_problems(config, methods)
     moving = [method.name for method in methods if method.follows_text]
     if moving and not tokens_read(config.ensemble, config.lm):
         yield (
@@ -352,4 +351,4 @@ def mmlu_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterat
         )
 
 
-EVALUATION = EvaluationKind(mmlu_dataset, mmlu_problems, add_findings=dropped_shots)
+EVALUATION = EvaluationKind(mmlu_dataset, SHOWS_SHOTS, mmlu_problems, add_findings=dropped_shots)

@@ -19,19 +19,17 @@ from replug.data.rows import one_line, question_prompt
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.few_shot import dropped_shots, few_shot
-from replug.evals.kinds import EvalDataset, EvaluationKind, PromptedLM
+from replug.evals.kinds import ANSWERS_QUESTIONS, EvalDataset, EvaluationKind, PromptedLM
 from replug.evals.loop import Metric, Outcome, Outcomes, Task
 from replug.evals.questions import (
     BETWEEN_BLOCKS,
     STOP,
     OpenQuestion,
-    demonstration_seed,
     draw_demonstrations,
     draw_questions,
     hold_out_demonstrations,
     knowledge_line,
     queries_of,
-    question_problems,
     read_questions,
 )
 from replug.models.black_box_lm import AsyncLM
@@ -126,7 +124,7 @@ def open_qa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalData
     if keys.demonstrations:
         questions = draw_questions(pool, keys.max_questions, config.seed)
         pool_of_shots = read_questions(keys.demonstrations, config.data.fields)
-        demonstrations = draw_demonstrations(pool_of_shots, questions, shots, demonstration_seed(keys, config.seed))
+        demonstrations = draw_demonstrations(pool_of_shots, questions, shots, config.seed)
     else:
         demonstrations, rest = hold_out_demonstrations(pool, shots, config.seed)
         questions = draw_questions(rest, keys.max_questions, config.seed)
@@ -152,4 +150,4 @@ def open_qa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalData
     )
 
 
-EVALUATION = EvaluationKind(open_qa_dataset, question_problems, add_findings=dropped_shots)
+EVALUATION = EvaluationKind(open_qa_dataset, ANSWERS_QUESTIONS, add_findings=dropped_shots)

@@ -32,7 +32,7 @@ from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.few_shot import dropped_shots, few_shot
 from replug.evals.folder import EvaluationFolder
-from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM
+from replug.evals.kinds import ANSWERS_QUESTIONS, EvalDataset, EvaluationKind, Finished, PromptedLM
 from replug.evals.loop import Item, Metric, Outcome, Outcomes, Task
 from replug.evals.outcomes import Row
 from replug.evals.popqa_sets import (
@@ -48,7 +48,7 @@ from replug.evals.popqa_sets import (
     popularity_correlation,
     read_popqa,
 )
-from replug.evals.questions import STOP, demonstration_seed, draw_questions, queries_of, question_problems
+from replug.evals.questions import STOP, draw_questions, queries_of
 from replug.evals.results import Results
 from replug.evals.tables import Block, Table
 from replug.models.black_box_lm import AsyncLM
@@ -221,7 +221,7 @@ def _drawn(config: EvaluationConfig) -> tuple[Sequence[PopQuestion], Mapping[str
     if keys.demonstrations:
         pool = read_popqa(keys.demonstrations)
         drawn = draw_questions(questions, keys.max_questions, config.seed)
-        return plan_shots(pool, drawn, num_shots, demonstration_seed(keys, config.seed))
+        return plan_shots(pool, drawn, num_shots, config.seed)
     asked, shots = plan_shots(questions, None, num_shots, config.seed)
     return draw_questions(asked, keys.max_questions, config.seed), shots
 
@@ -326,4 +326,4 @@ def _correlation_table(results: Results, members: Mapping[str, Sequence[Row]]) -
     return Table(["correlation of accuracy with log popularity", *results], rows)
 
 
-EVALUATION = EvaluationKind(popqa_dataset, question_problems, add_findings=add_popqa_findings)
+EVALUATION = EvaluationKind(popqa_dataset, ANSWERS_QUESTIONS, add_findings=add_popqa_findings)

@@ -3,7 +3,7 @@
 A set has rows with `question` and `answers`, and optional `id`, `domain` and `gold` (ids of documents).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from replug.config.errors import UserError
-from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
-from replug.config.methods import GENREAD, LONG_CONTEXT, Method
+from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.rules import QUESTION
 from replug.data.answers import normalize_answer
 from replug.data.rows import ids_of, one_line, require_new, texts_of
@@ -159,26 +158,6 @@ def not_among(questions: Sequence[Question], others: Iterable[OpenQuestion]) -> 
         for question in questions
         if question.example.id not in ids and normalize_answer(question.example.query) not in texts
     ]
-
-
-def question_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
-    if not config.questions.path:
-        yield f"questions.path is missing; evaluation={config.evaluation} expects the questions"
-    if any(method.source == LONG_CONTEXT for method in methods):
-        yield f"methods: long_context reads on in a text; evaluation={config.evaluation} asks questions"
-
-
-def unasked_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
-    """Refuse methods and keys that only evaluations with questions to an LM have."""
-    if any(method.source == GENREAD for method in methods):
-        yield f"methods: genread writes a document for a question; evaluation={config.evaluation} asks the LM none"
-    if voting := [method.name for method in methods if method.votes]:
-        yield f"methods: {voting[0]}; answers vote, and evaluation={config.evaluation} asks the LM for none"
-
-
-def demonstration_seed(keys: QuestionsConfig, seed: int) -> int:
-    """Return the seed that draws the demonstrations."""
-    return seed if keys.demonstration_seed is None else keys.demonstration_seed
 
 
 def queries_of(config: EvaluationConfig, examples: Iterable[Item]) -> list[str]:

@@ -23,9 +23,9 @@ from replug.data.judgements import Grades, read_qrels, write_run
 from replug.data.row_files import TEST, beir_folder, qrels_file
 from replug.data.store import Corpus, CorpusStore, StoredCorpus
 from replug.evals.evidence import Evidence
-from replug.evals.kinds import EvalDataset, EvaluationKind, Finished
+from replug.evals.kinds import DRAWS_QUESTIONS, EvalDataset, EvaluationKind, Finished
 from replug.evals.loop import Item, Metric, Outcome, Outcomes, Task
-from replug.evals.questions import draw_questions, queries_of, question_problems, read_questions, unasked_problems
+from replug.evals.questions import draw_questions, queries_of, read_questions
 from replug.evals.tables import Blocks
 
 log = logging.getLogger(__name__)
@@ -137,7 +137,6 @@ def write_runs(finished: Finished) -> Blocks:
 
 
 def retrieval_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
-    yield from unasked_problems(config, methods)
     if wrong := [method.name for method in methods if method.k == 0 or method.is_concatenated]:
         yield f"methods: {wrong[0]} ranks no documents; evaluation=retrieval expects retrievers"
     if weighted := [method for method in methods if method.weighting]:
@@ -145,7 +144,6 @@ def retrieval_problems(config: EvaluationConfig, methods: Sequence[Method]) -> I
         yield f"methods: {name}; weights change no ranking; expected {name.removesuffix(f'/{way}')}"
     if shallow := [method.name for method in methods if method.k < RECALL_DEPTH]:
         yield f"k: {shallow[0]} ranks too few documents; evaluation=retrieval expects k={RECALL_DEPTH} or more"
-    yield from question_problems(config, methods)
 
 
 def retrieval_metrics(
@@ -173,4 +171,10 @@ def gold_rows(gold: Iterable[Mapping[str, int]], rows_of: Mapping[str, int]) -> 
     return [{rows_of.get(doc, -1 - place): grade for place, (doc, grade) in enumerate(of.items())} for of in gold]
 
 
-EVALUATION = EvaluationKind(retrieval_dataset, retrieval_problems, asks_lm=False, add_findings=write_runs)
+EVALUATION = EvaluationKind(
+    retrieval_dataset,
+    ("retrievers", "query_encoders", "similarities", "questions.qrels", *DRAWS_QUESTIONS),
+    retrieval_problems,
+    asks_lm=False,
+    add_findings=write_runs,
+)

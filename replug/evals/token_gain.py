@@ -21,7 +21,7 @@ from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import Method
 from replug.data.store import Corpus
 from replug.evals.intervals import Clusters, Ratio, difference_and_p, interval_of
-from replug.evals.kinds import EvalDataset, EvaluationKind, Finished
+from replug.evals.kinds import MEASURES_TEXTS, EvalDataset, EvaluationKind, Finished
 from replug.evals.language_modelling import lm_dataset, text_problems
 from replug.evals.popqa_sets import popularity_bin, read_popqa
 from replug.evals.results import Entry, clusters_of, correct_for_many
@@ -238,4 +238,4 @@ def add_gains(finished: Finished) -> list[Block]:
     return blocks
 
 
-EVALUATION = EvaluationKind(token_dataset, token_problems, has_sources=True, add_findings=add_gains)
+EVALUATION = EvaluationKind(token_dataset, (*MEASURES_TEXTS, "texts.entities"), token_problems, add_findings=add_gains)

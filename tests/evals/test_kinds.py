@@ -17,7 +17,8 @@ SHIPPED = {path.stem: path for path in CONFIGS.glob("eval_*.yaml")}
 GOOD = "evaluation: language_modelling\nout: x\nmethods: [none]\nlm: {path: stand_in}\ntexts: {path: stand_in}\n"
 
 
-INTERNET = ["evaluation=internet_qa", "questions.path=x", "questions.dataset=nq"]
+INTERNET = ["evaluation=internet_qa", "texts.path=null", "methods=[none]", "questions.path=x", "questions.dataset=nq"]
+MMLU = ["evaluation=mmlu", "questions.path=x"]
 
 
 def checked(tmp_path: Path, *overrides: str) -> None:
@@ -88,13 +89,17 @@ def test_the_command_that_a_configuration_tells_is_one_that_passes_its_rules(nam
         ([*INTERNET, "methods=[poe@10]"], "data.corpus is missing; web.engine=local expects documents"),
         (
             ["questions.dataset=nq"],
-            "questions.dataset is set, but evaluation=language_modelling reads no such key",
+            "questions.dataset is set, but evaluation=language_modelling does not read it",
         ),
         ([*INTERNET, "rerank_lm.path=a", "rerank_lm.url=b"], "rerank_lm.path and rerank_lm.url are both set"),
-        (
-            ["evaluation=open_qa", "questions.path=x", "questions.demonstration_seed=1"],
-            "is set without questions.demonstrations",
-        ),
+        (["questions.path=x"], "questions.path is set, but evaluation=language_modelling does not read it"),
+        (["texts.entities=x"], "texts.entities is set"),
+        (["web.engine=brave"], "web.engine is set"),
+        (["rerank_lm.path=x"], "rerank_lm.path is set"),
+        ([*MMLU, "ensemble.temperature=2"], "texts.path is set"),
+        ([*INTERNET, "ensemble.temperature=2"], "ensemble.temperature is set"),
+        ([*INTERNET, "exclude_own_source=true"], "exclude_own_source is set"),
+        ([*INTERNET, "questions.documents_in_shots=false"], "questions.documents_in_shots is set"),
         (
             ["evaluation=perplexity"],
             "evaluation: 'perplexity' .*expected one of internet_qa, language_modelling, mmlu, open_qa, popqa, retri",

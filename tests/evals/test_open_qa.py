@@ -9,7 +9,6 @@ import pytest
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import load_evaluation_config
-from replug.evals.kinds import check_evaluation
 from replug.evals.loop import Item
 from replug.evals.open_qa import open_qa_dataset, open_qa_prompt
 from replug.evals.questions import (
@@ -116,17 +115,6 @@ def open_qa_config(tmp_path: Path, *overrides: str) -> EvaluationConfig:
     own = [f"questions.path={asked}", f"questions.demonstrations={shown}", "questions.max_questions=4"]
     path = Path(__file__).parents[2] / "configs/eval_open_qa.yaml"
     return load_evaluation_config(path, ["lm.path=DIR", "methods=[none]", "questions.shots=3", *own, *overrides])
-
-
-def test_demonstrations_change_by_a_seed_of_their_own_and_the_questions_stay(tmp_path: Path) -> None:
-    drawn = []
-    for seed in ("null", "0", "1", "2"):
-        config = open_qa_config(tmp_path, f"questions.demonstration_seed={seed}")
-        check_evaluation(config)
-        drawn.append(list(open_qa_dataset(config, None).queries))
-    assert drawn[0] == drawn[1]
-    assert len({tuple(queries[:4]) for queries in drawn}) == 1
-    assert len({tuple(queries[4:]) for queries in drawn}) == 3
 
 
 def test_questions_are_searched_for_in_the_form_that_is_asked_for(tmp_path: Path) -> None:
