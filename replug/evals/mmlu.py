@@ -9,28 +9,25 @@ that is printed: so there are three means.
 """
 
 import csv
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from replug.answering.few_shot import FewShot, FewShotPrompts
+from replug.answering.few_shot import FewShotPrompts
 from replug.config.errors import RunError, UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import Method
 from replug.config.rules import tokens_read
 from replug.data.store import Corpus
-from replug.evals.evidence import Evidence, EvidenceBook
-from replug.evals.few_shot import dropped_shots, few_shot
-from replug.evals.kinds import SHOWS_SHOTS, EvalDataset, EvaluationKind, PromptedLM
-from replug.evals.loop import Item, Metric, Outcome, Outcomes, Task
-from replug.evals.questions import BETWEEN_BLOCKS, knowledge_line, queries_of
-from replug.models.black_box_lm import AsyncLM, common_read
+from replug.evals.evidence import Evidence
+from replug.evals.few_shot import Asking, FewShotTask, PromptForm, dropped_shots, few_shot_dataset
+from replug.evals.kinds import SHOWS_SHOTS, EvalDataset, EvaluationKind
+from replug.evals.loop import Item, Metric, Outcome, Outcomes
+from replug.evals.questions import knowledge_line, queries_of
+from replug.models.black_box_lm import common_read
 from replug.models.ensemble import MovingWeights, log_softmax, mix
 
 # Hendrycks et al.'s own categories.
@@ -76,9 +73,10 @@ class MmluQuestion:
     choices: tuple[str, str, str, str]
     answer: int
 
-
-ShotWithDocument = tuple[MmluQuestion, str | None]
-Shots = Mapping[str, Mapping[str, Sequence[ShotWithDocument]]]  # by method and subject
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """Return the right letter."""
+        return (LETTERS[self.answer],)
 
 
 def read_mmlu(
@@ -108,16 +106,6 @@ def read_mmlu(
     return questions, demonstrations
 
 
-def mmlu_prompt(question: MmluQuestion, shots: Sequence[ShotWithDocument] = (), document: str | None = None) -> str:
-    """Return what the LM reads before one of CONTINUATIONS."""
-    return mmlu_opening(shots) + _block(question, document)
-
-
-def mmlu_opening(shots: Sequence[ShotWithDocument]) -> str:
-    """Return what the prompts of a subject begin with: demonstrations with documents and answers."""
-    return "".join(f"{_block(shot, text)} {LETTERS[shot.answer]}{BETWEEN_BLOCKS}" for shot, text in shots)
-
-
 def mmlu_choice(
     question: MmluQuestion, letter_logprobs: np.ndarray, log_weights: np.ndarray, votes: bool = False
 ) -> tuple[int, float]:
@@ -142,6 +130,9 @@ def _block(question: MmluQuestion, document: str | None) -> str:
 
 def _choices(question: MmluQuestion) -> str:
     return "\n".join(f"{letter}. {choice}" for letter, choice in zip(LETTERS, question.choices, strict=True))
+
+
+FORM = PromptForm(_block, lambda question: question.answers[0])
 
 
 def _read_file(path: Path, subject: str, split: str) -> list[MmluQuestion]:
@@ -189,8 +180,8 @@ def _rows(path: Path) -> Iterator[tuple[str, list[str]]]:
         raise UserError(f"{path}:{line}: not valid CSV ({error}); expected {FIELDS}") from error
 
 
-class Mmlu(Task):
-    """The letters of one prompt are asked together, so that a local LM reads the prompt once."""
+class Mmlu(FewShotTask):
+    """Ask for the letters of one prompt together, so that a local LM reads the prompt once."""
 
     # Over questions, as the official evaluation; over subjects; over the four categories, as the paper's caption.
     metrics: Mapping[str, Metric] = {
@@ -202,12 +193,11 @@ class Mmlu(Task):
         "accuracy_best_document": Metric("correct_best_document", may_be_unknown=True),  # by an oracle
     }
 
-    def __init__(self, lm: AsyncLM, few_shot: FewShot, questions: Sequence[MmluQuestion], shots: Shots) -> None:
-        self._lm, self._few_shot, self._questions, self._shots = lm, few_shot, questions, shots
-        self._letters = [few_shot.template.continuation(letter) for letter in CONTINUATIONS]
+    def __init__(self, asking: Asking, questions: Sequence[MmluQuestion]) -> None:
+        super().__init__(asking, questions, ROOM)
+        self._letters = [asking.few_shot.template.continuation(letter) for letter in CONTINUATIONS]
         subjects = [question.example.group for question in questions]
         self._sizes = Counter([*subjects, *(CATEGORY_OF[subject] for subject in subjects)])
-        self.examples = [question.example for question in questions]
 
     def groups(self, example: Item) -> tuple[str, ...]:
         return (CATEGORY_OF[example.group], example.group)
@@ -216,12 +206,12 @@ class Mmlu(Task):
         return example.group
 
     def compared(self, row: int) -> tuple[str, ...]:
-        question = self._questions[row]
+        question = self.questions[row]
         return question.example.query, " ".join((question.example.query, *question.choices))
 
     def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
-        question = self._questions[row]
-        asked = {name: self._asked(question, name, one) for name, one in evidence.items()}
+        question = self.questions[row]
+        asked = {name: self.prompts(row, name, one) for name, one in evidence.items()}
         by_opening: dict[str, set[str]] = {}
         for one in asked.values():
             by_opening.setdefault(one.opening, set()).update(one.prompts)
@@ -240,18 +230,12 @@ class Mmlu(Task):
 
         return finish
 
-    def _asked(self, question: MmluQuestion, method: str, evidence: Evidence) -> FewShotPrompts:
-        shots, prompt = self._shots[method][question.example.group], partial(mmlu_prompt, question)
-        return self._few_shot.ask(
-            question.example.id, shots, mmlu_opening, prompt, evidence.texts, evidence.is_concatenated
-        )
-
     def _read(self, asked: FewShotPrompts, read: int) -> Callable[[], np.ndarray | None]:
         """Ask for log-probs [K, N] of what all prompts end with, in a call of its own: letters keep their numbers."""
         if not read or len(asked.prompts) == 1:
             return lambda: None
         prompts = list(dict.fromkeys(asked.prompts))
-        future = self._lm.submit(prompts, self._letters[:1] * len(prompts), opening=asked.opening, read=read)
+        future = self.asking.lm.submit(prompts, self._letters[:1] * len(prompts), opening=asked.opening, read=read)
 
         def answers() -> np.ndarray:
             scores = dict(zip(prompts, future.result(), strict=True))
@@ -262,18 +246,13 @@ class Mmlu(Task):
     def _ask(self, opening: str, prompts: Sequence[str]) -> Callable[[], dict[str, np.ndarray]]:
         """Ask for the four letters' log-probs [4] by prompt, in one call, in the texts' order."""
         repeated = [prompt for prompt in prompts for _ in LETTERS]
-        future = self._lm.submit(repeated, self._letters * len(prompts), opening=opening)
+        future = self.asking.lm.submit(repeated, self._letters * len(prompts), opening=opening)
 
         def answers() -> dict[str, np.ndarray]:
             letters = np.array([score.sum_logprob for score in future.result()]).reshape(len(prompts), len(LETTERS))
             return dict(zip(prompts, letters, strict=True))
 
         return answers
-
-    def shown(self, row: int, method: str, evidence: Evidence) -> dict[str, Any]:
-        question = self._questions[row]
-        asked = self._asked(question, method, evidence)
-        return {"references": [LETTERS[question.answer]], "prompt": asked.prompts[0]}
 
     def _outcome(
         self,
@@ -305,41 +284,20 @@ class Mmlu(Task):
 
 
 def mmlu_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
-    """Read the first questions of every subject; the demonstrations are searched for behind them."""
-    asked_for, demonstrations = read_mmlu(Path(str(config.questions.path)).expanduser(), _num_shots(config))
+    """Read the first questions of every subject, and its demonstrations."""
+    keys = config.questions
+    num_shots = NUM_DEMONSTRATIONS if keys.shots is None else keys.shots
+    asked_for, demonstrations = read_mmlu(Path(str(keys.path)).expanduser(), num_shots)
     by_subject = {name: [q for q in asked_for if q.example.group == name] for name in demonstrations}
-    questions = [question for some in by_subject.values() for question in some[: config.questions.max_questions]]
+    questions = [question for some in by_subject.values() for question in some[: keys.max_questions]]
 
-    def make_task(asked: PromptedLM | None, book: EvidenceBook) -> Mmlu:
-        assert asked is not None
-        row, wanted = itertools.count(len(questions)), config.questions.documents_in_shots
-        places = {subject: [next(row) for _ in shots] for subject, shots in demonstrations.items()}
-        by_method = {
-            method.name: {
-                subject: [
-                    (shot, book.nearest(method, place) if wanted else None)
-                    for shot, place in zip(shots, places[subject], strict=True)
-                ]
-                for subject, shots in demonstrations.items()
-            }
-            for method in book.methods
-        }
-        return Mmlu(asked.lm, few_shot(asked, ROOM), questions, by_method)
+    def queries(searched: Sequence[MmluQuestion]) -> list[str]:
+        forms = queries_of(config, [question.example for question in searched])
+        return [form.replace(CHOICES, _choices(question)) for form, question in zip(forms, searched, strict=True)]
 
-    shots = [shot for some in demonstrations.values() for shot in some]
-    searched = [*questions, *shots]
-    examples = [question.example for question in searched]
-    queries = [
-        query.replace(CHOICES, _choices(question))
-        for query, question in zip(queries_of(config, examples), searched, strict=True)
-    ]
-    written_for = [example.query for example in examples]
-    bare = [(question.example.id, mmlu_prompt(question)) for question in questions]
-    return EvalDataset(queries, make_task, written_for, bare_prompts=bare, num_after=ROOM)
-
-
-def _num_shots(config: EvaluationConfig) -> int:
-    return NUM_DEMONSTRATIONS if config.questions.shots is None else config.questions.shots
+    return few_shot_dataset(
+        config, FORM, questions, demonstrations, ROOM, lambda asking, book: Mmlu(asking, questions), queries
+    )
 
 
 def mmlu_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:

@@ -1,8 +1,9 @@
 """PopQA: short answers about subjects of known popularity, closed book or from documents (Mallen et al. 2023).
 
-Besides whether an answer is right, an outcome holds its costs and the signals by which a policy may decide whether to
-retrieve (`evals.adaptive`): popularity, the LM's confidence, the retriever's scores, how many documents name the
-subject.
+Prompts are those of the official code (`run_model.py`): a question is `Q: ... A:`, with its passage and a blank line
+before it where there is one. Besides whether an answer is right, an outcome holds its costs and the signals by which a
+policy may decide whether to retrieve (`evals.adaptive`): popularity, the LM's confidence, the retriever's scores, how
+many documents name the subject.
 
 In the results, entries of `accuracy` get `most_frequent_answer`: how often the answer that is most frequent among the
 other questions of the relation is right, which needs no LM. `correlation`, also by relation, is Pearson's, of accuracy
@@ -11,29 +12,27 @@ with log10 of popularity (figure 4).
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from replug.answering.few_shot import FewShot, FewShotPrompts
 from replug.answering.genread import first_line
-from replug.answering.prompts import Shot
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import Method
 from replug.data.answers import contains_answer, has_answer
 from replug.data.files import write_json
 from replug.data.folder import require_checksums, write_checksums
+from replug.data.rows import one_line
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook
-from replug.evals.few_shot import dropped_shots, few_shot
+from replug.evals.few_shot import Asking, FewShotTask, PromptForm, dropped_shots, few_shot_dataset
 from replug.evals.folder import EvaluationFolder
-from replug.evals.kinds import ANSWERS_QUESTIONS, EvalDataset, EvaluationKind, Finished, PromptedLM
-from replug.evals.loop import Item, Metric, Outcome, Outcomes, Task
+from replug.evals.kinds import ANSWERS_QUESTIONS, EvalDataset, EvaluationKind, Finished
+from replug.evals.loop import Item, Metric, Outcome
 from replug.evals.outcomes import Row
 from replug.evals.popqa_sets import (
     DOCUMENTS,
@@ -42,23 +41,19 @@ from replug.evals.popqa_sets import (
     PopQuestion,
     document_frequencies,
     plan_shots,
-    popqa_opening,
-    popqa_prompt,
     popularity_bin,
     popularity_correlation,
     read_popqa,
 )
-from replug.evals.questions import STOP, draw_questions, queries_of
+from replug.evals.questions import BETWEEN_BLOCKS, STOP, OpenQuestion, draw_questions
 from replug.evals.results import Results
 from replug.evals.tables import Block, Table
-from replug.models.black_box_lm import AsyncLM
-from replug.models.generation import Generated, GenerationOptions
+from replug.models.generation import Generated
 
 SCALES = {
     PAGE_VIEWS: "Popularity is monthly page views of the subject (s_pop).",
     DOCUMENTS: "Popularity is the number of documents in the corpus that name the subject: the questions tell none.",
 }
-Shots = Mapping[tuple[str, str], Sequence[Shot]]  # by method and relation
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +78,14 @@ class Asked:
         return views
 
 
-class PopQa(Task):
+def _block(question: OpenQuestion, passage: str | None) -> str:
+    return f"{'' if passage is None else passage.strip() + BETWEEN_BLOCKS}Q: {one_line(question.example.query)} A:"
+
+
+FORM = PromptForm(_block, lambda question: one_line(question.object))
+
+
+class PopQa(FewShotTask):
     """Questions are ordered by relation, so that local weights read each opening once.
 
     Few-shot answers end at the first newline. Zero-shot answers are read on, since LMs may begin with a blank line,
@@ -100,57 +102,20 @@ class PopQa(Task):
         "shots": Metric("shots"),  # demonstrations that the LM had room for
     }
 
-    def __init__(
-        self,
-        lm: AsyncLM,
-        few_shot: FewShot,
-        asked: Sequence[Asked],
-        shots: Shots,
-        book: EvidenceBook,
-        max_new_tokens: int,
-    ) -> None:
-        self._lm, self._few_shot, self._asked, self._shots, self._book = lm, few_shot, asked, shots, book
+    def __init__(self, asking: Asking, asked: Sequence[Asked], book: EvidenceBook, max_new_tokens: int) -> None:
+        super().__init__(asking, [one.question for one in asked], max_new_tokens)
+        self._asked, self._book = asked, book
         self._methods = {method.name: method for method in book.methods}
-        self._max_new_tokens = max_new_tokens
         self._popularity = {one.question.example.id: one.popularity for one in asked}
-        self.examples = [one.question.example for one in asked]
 
     def groups(self, example: Item) -> tuple[str, ...]:
         return (example.group, popularity_bin(self._popularity[example.id]))
 
-    def compared(self, row: int) -> tuple[str, ...]:
-        question = self._asked[row].question
-        return question.example.query, *question.answers
+    def stop(self, row: int, method: str) -> str | None:
+        return STOP if self.asking.shots[method, self.questions[row].relation] else None
 
-    def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
-        question = self._asked[row].question
-        asked = {name: self._prompts(name, question, one) for name, one in evidence.items()}
-        futures = {
-            name: evidence[name].submit(self._lm, one.prompts, self._options(name, question, one))
-            for name, one in asked.items()
-        }
-        return lambda: {
-            name: self._outcome(row, name, evidence[name], asked[name], f.result()) for name, f in futures.items()
-        }
-
-    def shown(self, row: int, method: str, evidence: Evidence) -> dict[str, Any]:
-        question = self._asked[row].question
-        return {"references": list(question.answers), "prompt": self._prompts(method, question, evidence).prompts[0]}
-
-    def _prompts(self, method: str, question: PopQuestion, evidence: Evidence) -> FewShotPrompts:
-        shots, prompt = self._shots[method, question.relation], partial(popqa_prompt, question.example.query)
-        return self._few_shot.ask(
-            question.example.id, shots, popqa_opening, prompt, evidence.texts, evidence.is_concatenated
-        )
-
-    def _options(self, method: str, question: PopQuestion, asked: FewShotPrompts) -> GenerationOptions:
-        stop = STOP if self._shots[method, question.relation] else None
-        return GenerationOptions(self._max_new_tokens, stop, opening=asked.opening)
-
-    def _outcome(
-        self, row: int, name: str, evidence: Evidence, prompts: FewShotPrompts, generated: Generated
-    ) -> Outcome:
-        asked, method = self._asked[row], self._methods[name]
+    def outcome(self, row: int, method: str, evidence: Evidence, generated: Generated) -> Outcome:
+        asked, by = self._asked[row], self._methods[method]
         prediction = first_line(generated.text)
         known = {
             "accuracy": float(contains_answer(prediction, asked.question.answers)),
@@ -158,12 +123,11 @@ class PopQa(Task):
             "most_frequent_accuracy": float(contains_answer(asked.most_frequent_answer, asked.question.answers)),
             "popularity": asked.popularity,
             "frequency": asked.frequency,
-            **self._costs(row, method, generated),
-            **prompts.numbers,
+            **self._costs(row, by, generated),
             "mean_logprob": generated.mean_logprob,
             "mean_entropy": generated.mean_entropy,
         }
-        known["top_score"] = next(iter(self._book.similarities(method, row)), None)
+        known["top_score"] = next(iter(self._book.similarities(by, row)), None)
         detail = {
             "answer": prediction,
             "relation": asked.question.relation,
@@ -186,31 +150,13 @@ class PopQa(Task):
 
 
 def popqa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
-    """Draw the questions; those that shots are made of are searched for behind them."""
-    questions, shown = _drawn(config)
+    """Draw the questions, and the shots of each relation."""
+    questions, shots = _drawn(config)
     asked = asked_questions(questions, _frequencies(config, corpus, questions))
-    searched = shown if config.questions.documents_in_shots else {}
-    shots = {shot.example.id: shot for some in searched.values() for shot in some}
-    place_of = {identifier: len(asked) + number for number, identifier in enumerate(shots)}
-
-    def make_task(prompted: PromptedLM | None, book: EvidenceBook) -> PopQa:
-        assert prompted is not None
-        by_method: dict[tuple[str, str], list[Shot]] = {}
-        for method in book.methods:
-            for relation, some in shown.items():
-                places = [place_of.get(shot.example.id) for shot in some]
-                passages = [None if place is None else book.nearest(method, place) for place in places]
-                by_method[method.name, relation] = [
-                    Shot(shot.example.query, shot.object, passage) for shot, passage in zip(some, passages, strict=True)
-                ]
-        room = config.questions.max_new_tokens
-        return PopQa(prompted.lm, few_shot(prompted, room), asked, by_method, book, room)
-
-    examples = [question.example for question in (*questions, *shots.values())]
-    written_for = [example.query for example in examples]
-    bare = [(question.example.id, popqa_prompt(question.example.query)) for question in questions]
-    num_after = config.questions.max_new_tokens
-    return EvalDataset(queries_of(config, examples), make_task, written_for, bare_prompts=bare, num_after=num_after)
+    num_new = config.questions.max_new_tokens
+    return few_shot_dataset(
+        config, FORM, questions, shots, num_new, lambda asking, book: PopQa(asking, asked, book, num_new)
+    )
 
 
 def _drawn(config: EvaluationConfig) -> tuple[Sequence[PopQuestion], Mapping[str, Sequence[PopQuestion]]]:

@@ -1,4 +1,4 @@
-"""Read the questions of PopQA (Mallen et al. 2023), draw their shots, and build their prompts.
+"""Read the questions of PopQA (Mallen et al. 2023), draw their shots, and count how popular their subjects are.
 
 A set is one of
 
@@ -8,9 +8,6 @@ akariasai/PopQA     the same on the hub
 
 The fields are `subj`, `prop` (one of TEMPLATES), `obj`, `possible_answers` (or `answers`; in a table a JSON list), and
 optional `question`, `s_pop` (monthly page views), `id` and `gold`. A `question` must be its template's.
-
-Prompts are those of the official code (`run_model.py`). A question is `Q: ... A:`, with its passage and a blank line
-before it where there is one. Shots are such questions with their answers.
 """
 
 import math
@@ -22,14 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from replug.answering.prompts import Shot
 from replug.config.errors import UserError
 from replug.data.answers import answer_tokens
 from replug.data.progress import Progress
 from replug.data.row_files import list_in, read_rows
 from replug.data.rows import one_line
 from replug.evals.questions import (
-    BETWEEN_BLOCKS,
     OpenQuestion,
     answers_field,
     draw_demonstrations,
@@ -64,20 +59,6 @@ def question_of(relation: str, subject: str) -> str:
     """Return the question that asks for a subject's relation, a key of TEMPLATES."""
     before, after = TEMPLATES[relation].split("{}")
     return f"{before}{subject}{after}"
-
-
-def popqa_prompt(question: str, shots: Sequence[Shot] = (), passage: str | None = None) -> str:
-    """Return what the LM continues: the shots, the passage, the question."""
-    return popqa_opening(shots) + _block(question, passage)
-
-
-def popqa_opening(shots: Sequence[Shot]) -> str:
-    """Return what the prompts of all questions of a relation begin with."""
-    return "".join(f"{_block(shot.question, shot.evidence)} {one_line(shot.answer)}{BETWEEN_BLOCKS}" for shot in shots)
-
-
-def _block(question: str, passage: str | None) -> str:
-    return f"{'' if passage is None else passage.strip() + BETWEEN_BLOCKS}Q: {one_line(question)} A:"
 
 
 @dataclass(frozen=True, slots=True)

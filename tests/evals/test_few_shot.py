@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 
 from replug.answering.few_shot import FewShot, FewShotPrompts
-from replug.answering.prompts import Shot
 from replug.config.choices import TooLong
 from replug.config.load import load_evaluation_config
-from replug.evals.popqa_sets import popqa_opening, popqa_prompt
+from replug.evals.loop import Item
+from replug.evals.popqa import FORM
+from replug.evals.popqa_sets import PopQuestion
 from replug.evals.run import evaluate
 from replug.models.black_box_lm import UnscorableText
 from replug.models.prompt import PromptTemplate
@@ -17,7 +18,12 @@ from tests.support.command_line import ROOT
 from tests.support.tiny_lms import write_llama, write_tokenizer
 from tests.support.tokenizers import letters_tokenizer
 
-SHOTS = [Shot(f"shot {number}?", "yes", f"knows {number}") for number in range(5)]
+
+def popular(query: str) -> PopQuestion:
+    return PopQuestion(Item(query, query, "x"), ("yes",), "subject", "yes")
+
+
+SHOTS = [(popular(f"shot {number}?"), f"knows {number}") for number in range(5)]
 ROOM = 15
 DOCUMENTS = "short", "a longer document"
 
@@ -26,7 +32,7 @@ def asked(limit: int | None, *texts: str, cuts: bool = False) -> FewShotPrompts:
     counting = PromptTemplate("", letters_tokenizer(), limit)  # a token is a letter
     few_shot = FewShot(counting if cuts else PromptTemplate(""), counting, ROOM)
     return few_shot.ask(
-        "q7", SHOTS, popqa_opening, lambda shots, text: popqa_prompt("who?", shots, text), texts or [None]
+        "q7", SHOTS, FORM.opening, lambda shots, text: FORM.prompt(popular("who?"), shots, text), texts or [None]
     )
 
 
@@ -37,10 +43,10 @@ def test_the_earliest_shots_go_before_any_document_of_the_question_is_cut():
     for cuts in (False, True):
         assert asked(length, *DOCUMENTS, cuts=cuts) == whole
         for num in range(1, 6):
-            fewer = asked(length - len(popqa_opening(SHOTS[:num])), *DOCUMENTS, cuts=cuts)
+            fewer = asked(length - len(FORM.opening(SHOTS[:num])), *DOCUMENTS, cuts=cuts)
             assert (fewer.num_shots, fewer.num_dropped) == (5 - num, num)
-            assert fewer.opening == popqa_opening(SHOTS[num:])
-            assert list(fewer.prompts) == [popqa_prompt("who?", SHOTS[num:], text) for text in DOCUMENTS]
+            assert fewer.opening == FORM.opening(SHOTS[num:])
+            assert list(fewer.prompts) == [FORM.prompt(popular("who?"), SHOTS[num:], text) for text in DOCUMENTS]
 
 
 def test_a_question_that_does_not_fit_alone_is_refused_by_name_or_its_document_cut():

@@ -14,17 +14,18 @@ from replug.config.errors import RunError, UserError
 from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
 from replug.config.methods import Method
 from replug.evals.evidence import NOTHING, Evidence
+from replug.evals.few_shot import Asking
 from replug.evals.kinds import PromptedLM
 from replug.evals.loop import Item
 from replug.evals.mmlu import (
     CATEGORY_OF,
     CONTINUATIONS,
+    FORM,
     ROOM,
     Mmlu,
     MmluQuestion,
     mmlu_choice,
     mmlu_dataset,
-    mmlu_prompt,
     read_mmlu,
 )
 from replug.models.ensemble import MovingWeights, Weighting, prior_log_weights
@@ -93,8 +94,9 @@ def test_the_question_moves_the_weights_of_documents_before_the_letter() -> None
     fixed = Evidence(texts, prior_log_weights(similarities))
     moved = replace(fixed, weighting=Weighting(0.1, read=3))
     made = FewShot(PromptTemplate(""), PromptTemplate(""), ROOM)
-    outcomes = Mmlu(lm, made, [ASKED], {n: {"anatomy": SHOTS} for n in "mn"}).submit(0, {"m": fixed, "n": moved})()
-    prompts, end = [mmlu_prompt(ASKED, SHOTS, text) for text in texts], "\nD. s\nAnswer:"
+    asking = Asking(lm, made, FORM, {(name, "anatomy"): SHOTS for name in "mn"})
+    outcomes = Mmlu(asking, [ASKED]).submit(0, {"m": fixed, "n": moved})()
+    prompts, end = [FORM.prompt(ASKED, SHOTS, text) for text in texts], "\nD. s\nAnswer:"
     assert all(prompt.endswith(end) for prompt in prompts)
     scores = lm.score([prompt.removesuffix(end) for prompt in prompts], [end] * 3)
     weights = MovingWeights(moved.log_prior, 0.1, read_logprobs=np.stack([score.token_logprobs for score in scores]))
@@ -200,9 +202,9 @@ EVEREST = "Mount Everest\nMount Everest is 8,849 m high.\n\nIt lies between Nepa
 
 
 def test_prompts_are_the_golden_ones() -> None:
-    assert mmlu_prompt(MOUNTAIN, [(RIVER, None), (DESERT, None)], EVEREST) == golden("mmlu_with_document")
-    assert mmlu_prompt(MOUNTAIN, []) == golden("mmlu_without_document")
-    with_all = mmlu_prompt(MOUNTAIN, [(RIVER, "The Nile is long."), (DESERT, None)], "Everest is high.")
+    assert FORM.prompt(MOUNTAIN, [(RIVER, None), (DESERT, None)], EVEREST) == golden("mmlu_with_document")
+    assert FORM.prompt(MOUNTAIN, []) == golden("mmlu_without_document")
+    with_all = FORM.prompt(MOUNTAIN, [(RIVER, "The Nile is long."), (DESERT, None)], "Everest is high.")
     assert with_all == golden("mmlu_demonstrations_with_documents")
     assert CONTINUATIONS == (" A", " B", " C", " D")
 

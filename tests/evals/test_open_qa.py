@@ -10,7 +10,7 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import load_evaluation_config
 from replug.evals.loop import Item
-from replug.evals.open_qa import open_qa_dataset, open_qa_prompt
+from replug.evals.open_qa import FORM, open_qa_dataset
 from replug.evals.questions import (
     OpenQuestion,
     draw_demonstrations,
@@ -79,9 +79,9 @@ def test_a_wrong_row_is_named_with_its_line_and_what_was_expected(tmp_path: Path
 def test_prompts_are_the_golden_ones() -> None:
     documents = ["Paris\nParis is the capital of France.", "Mozart was born in  Salzburg in 1756."]
     shots = list(zip([FRANCE, MOZART], documents, strict=True))
-    prompt = open_qa_prompt(CAIRO, shots, "The Nile\nflows through Egypt.\n")
+    prompt = FORM.prompt(CAIRO, shots, "The Nile\nflows through Egypt.\n")
     assert prompt == golden("open_qa_with_documents")
-    assert open_qa_prompt(CAIRO, [(FRANCE, None), (MOZART, None)]) == golden("open_qa_without_documents")
+    assert FORM.prompt(CAIRO, [(FRANCE, None), (MOZART, None)]) == golden("open_qa_without_documents")
 
 
 def test_a_question_that_is_evaluated_is_no_demonstration_by_its_id_or_its_text() -> None:

@@ -10,16 +10,15 @@ import numpy as np
 import pytest
 
 from replug.answering.genread import first_line, genread_prompt
-from replug.answering.prompts import Shot
 from replug.config.errors import UserError
 from replug.data.answers import answer_tokens
 from replug.evals.loop import Item
+from replug.evals.popqa import FORM
 from replug.evals.popqa_sets import (
     TEMPLATES,
     PopQuestion,
     document_frequencies,
     plan_shots,
-    popqa_prompt,
     popularity_bin,
     popularity_correlation,
     question_of,
@@ -29,9 +28,15 @@ from tests.support.shared_data import shared
 
 GOLDEN = Path(__file__).parent / "golden"
 ASKED = "What is Ada Lovelace's occupation?"
+
+
+def popular(query: str, obj: str = "") -> PopQuestion:
+    return PopQuestion(Item(query, query, "x"), (obj,), "subject", obj)
+
+
 SHOTS = [
-    Shot("In what city was Frédéric Chopin born?", "Żelazowa Wola"),
-    Shot("What is the capital of Chad?", "N'Djamena"),
+    popular("In what city was Frédéric Chopin born?", "Żelazowa Wola"),
+    popular("What is the capital of Chad?", "N'Djamena"),
 ]
 PASSAGES = ["Fryderyk Chopin\nChopin was born in Żelazowa Wola.\n", "N'Djamena is the capital of Chad."]
 
@@ -39,13 +44,13 @@ PASSAGES = ["Fryderyk Chopin\nChopin was born in Żelazowa Wola.\n", "N'Djamena 
 @pytest.mark.parametrize(
     ("name", "prompt"),
     [
-        ("zero_shot", popqa_prompt(ASKED)),
-        ("few_shot", popqa_prompt(ASKED, SHOTS)),
+        ("zero_shot", FORM.prompt(popular(ASKED))),
+        ("few_shot", FORM.prompt(popular(ASKED), [(shot, None) for shot in SHOTS])),
         (
             "with_passages",
-            popqa_prompt(
-                ASKED,
-                [Shot(shot.question, shot.answer, text) for shot, text in zip(SHOTS, PASSAGES, strict=True)],
+            FORM.prompt(
+                popular(ASKED),
+                list(zip(SHOTS, PASSAGES, strict=True)),
                 "Ada Lovelace\nAda was a mathematician.",
             ),
         ),

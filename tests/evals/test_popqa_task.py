@@ -8,13 +8,13 @@ import pytest
 
 from replug.answering.few_shot import FewShot
 from replug.answering.genread import WrittenDocument
-from replug.answering.prompts import Shot
 from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import parse_methods
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
+from replug.evals.few_shot import Asking
 from replug.evals.loop import Item
 from replug.evals.outcomes import Row
-from replug.evals.popqa import Asked, PopQa, add_popqa_findings, asked_questions
+from replug.evals.popqa import FORM, Asked, PopQa, add_popqa_findings, asked_questions
 from replug.evals.popqa_sets import PopQuestion
 from replug.evals.results import compare
 from replug.evals.tables import to_markdown
@@ -27,7 +27,8 @@ from tests.support.known_lm import KnownTexts
 TEXTS = ["Ada was a poet.", "Ada was a baker.", "Chad's capital is N'Djamena."]
 METHODS = ["none", "bm25@1", "replug", "genread", "random"]
 EVERYTHING = FewShot(PromptTemplate("\n"), PromptTemplate("\n"), 15)  # fits
-SHOTS = [Shot("In what city was Bo born?", "Rome")]
+BORN = Item("bo", "In what city was Bo born?", "place of birth")
+SHOTS = [(PopQuestion(BORN, ("Rome",), "Bo", "Rome"), None)]
 
 
 class Poet:
@@ -72,7 +73,7 @@ def book(names=METHODS, written_tokens: int | None = 30, **more) -> EvidenceBook
 def task(lm, shots=SHOTS, asked=ASKED, of=None) -> PopQa:
     of = of or book()
     by_method = {(method.name, "occupation"): shots for method in of.methods}
-    return PopQa(lm, EVERYTHING, asked, by_method, of, 15)
+    return PopQa(Asking(lm, EVERYTHING, FORM, by_method), asked, of, 15)
 
 
 def measured(lm=None, **settings) -> list[Row]:
@@ -159,7 +160,7 @@ def test_what_is_not_known_is_left_out_and_never_zero():
     for of in numbers.values():
         assert not {"mean_entropy", "prompt_tokens", "frequency"} & of.keys()
         assert of["mean_logprob"] == -2.0
-    of = PopQa(lm, EVERYTHING, asked, {("none", "occupation"): []}, book(["none"]), 15)
+    of = PopQa(Asking(lm, EVERYTHING, FORM, {("none", "occupation"): []}), asked, book(["none"]), 15)
     rows = [{"methods": {"none": {"numbers": numbers["none"], "detail": {}}}}]
     assert "prompt_tokens" not in compare(of, rows, [], PaperConfig(), 100, 0)["none"]
 
@@ -198,7 +199,7 @@ def test_results_have_the_most_frequent_answer_and_the_correlation():
         for number, (one, is_right) in enumerate(zip(asked, right, strict=True))
     ]
     by_method = {("none", relation): [] for relation in ("mother", "father")}
-    some = PopQa(Poet(), EVERYTHING, asked, by_method, book(["none"]), 15)
+    some = PopQa(Asking(Poet(), EVERYTHING, FORM, by_method), asked, book(["none"]), 15)
     results = compare(some, rows, [], PaperConfig(), 100, 0)
     lines = to_markdown(add_popqa_findings(SimpleNamespace(rows=rows, results=results, book=book(["none"]))))
     assert "none: 1 of 6 questions lost their earliest demonstrations, 2 in all: the LM holds no more tokens." in lines

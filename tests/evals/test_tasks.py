@@ -10,9 +10,12 @@ from replug.answering.few_shot import FewShot
 from replug.config.evaluation_schema import PaperConfig
 from replug.data.records import Example
 from replug.evals.evidence import NOTHING, Evidence
+from replug.evals.few_shot import Asking
 from replug.evals.language_modelling import LanguageModelling
 from replug.evals.loop import Item
+from replug.evals.mmlu import FORM as MMLU_FORM
 from replug.evals.mmlu import Mmlu, MmluQuestion
+from replug.evals.open_qa import FORM as OPEN_QA_FORM
 from replug.evals.open_qa import OpenQa
 from replug.evals.questions import OpenQuestion
 from replug.evals.results import compare
@@ -56,7 +59,8 @@ def question(subject, number, answer):
 def mmlu(lm, questions, methods=("none",)):
     """Without demonstrations, for an LM that holds everything."""
     subjects = {question.example.group for question in questions}
-    return Mmlu(lm, EVERYTHING, questions, {method: dict.fromkeys(subjects, ()) for method in methods})
+    shots = {(method, subject): () for method in methods for subject in subjects}
+    return Mmlu(Asking(lm, EVERYTHING, MMLU_FORM, shots), questions)
 
 
 def test_averages_over_questions_and_over_subjects_have_their_own_names():
@@ -86,7 +90,8 @@ def test_an_open_question_is_asked_with_its_methods_documents_and_demonstrations
     shot = OpenQuestion(Item("s", "who?", "all"), ("me",))
     asked = OpenQuestion(Item("q", "what colour?", "all"), ("Blue",))
     lm = KnownLM(lambda prompt, _: " blue.\nQuestion: red?" if "blue" in prompt else " no idea")
-    task = OpenQa(lm, EVERYTHING, [asked], {"none": [(shot, None)], "replug": [(shot, "of me")]}, 8)
+    shots = {("none", "all"): [(shot, None)], ("replug", "all"): [(shot, "of me")]}
+    task = OpenQa(Asking(lm, EVERYTHING, OPEN_QA_FORM, shots), [asked], 8)
     evidence = {"none": NOTHING, "replug": Evidence(("red", "it is blue"), np.log([0.25, 0.75]))}
     outcomes = task.submit(0, evidence)()
     assert lm.prompts == [
