@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, metadata_load, try_to_load_from_cache
+from jinja2 import StrictUndefined, Template
 
 from replug.config.choices import Similarity, TrainedSide
 from replug.config.load import flatten
@@ -54,41 +55,7 @@ SIDES = {
 }
 TEXTS = '["The Loire flows through Nantes.", "The Rhine flows through Basel."]'
 QUERY = '["Which river flows through Basel?"]'
-ONE_MODEL = """```python
-from sentence_transformers import SentenceTransformer
-
-model = SentenceTransformer("{name}")
-queries = model.encode_query({query})
-documents = model.encode_document({texts})
-print(model.similarity(queries, documents))
-```"""
-TWO_MODELS = """```python
-from sentence_transformers import SentenceTransformer
-
-tuned = SentenceTransformer("{name}")
-base = SentenceTransformer("{base}")  # unchanged, for documents
-{changes}queries = tuned.encode_query({query})
-documents = base.encode_document({texts}{prompt})
-print(tuned.similarity(queries, documents))
-```"""
-WITH_REPLUG = """```python
-from replug import Encoder, EncoderRetriever
-
-texts = {texts}
-retriever = EncoderRetriever(Encoder({given}), texts)
-print(retriever.retrieve({query}, k=1)[0][0].text)
-```"""
-CITATION = """```bibtex
-@misc{shi2023replug,
-  title = {REPLUG: Retrieval-Augmented Black-Box Language Models},
-  author = {Weijia Shi and Sewon Min and Michihiro Yasunaga and Minjoon Seo and Rich James and Mike Lewis
-            and Luke Zettlemoyer and Wen-tau Yih},
-  year = {2023},
-  eprint = {2301.12652},
-  archivePrefix = {arXiv},
-  primaryClass = {cs.CL},
-}
-```"""
+TEMPLATE = Path(__file__).with_name("model_card.md.j2")
 
 
 def write_model_card(
@@ -106,82 +73,76 @@ def write_model_card(
     loaded by: OWNER/NAME on the hub, by default its folder in the working directory. `license_id` is a licence instead
     of the base's.
     """
-    name = name or f"./{folder.name}"
-    given = {key: getattr(config.data, key) for key in DATA_KEYS}  # where texts and documents came from
+    name, retriever = name or f"./{folder.name}", config.retriever
+    values = {
+        "front_matter": card_metadata(config, license_id, name, results or {}).to_yaml(),
+        "config": config,
+        "weights": weights,
+        "similarity": _settings(folder / SETTINGS_FILE).get("similarity_fn_name") or "cosine",
+        "side": SIDES[retriever.train],
+        "adapters": ", ".join(f"`{path.name}/`" for path in sorted(folder.glob(f"*{ADAPTER}"))) or f"`{ADAPTER}/`",
+        "temperature": _temperature_text(folder),
+        "name": name,
+        "is_router": (folder / "router_config.json").is_file(),
+        "made_by": [*made_by, *_data_lines(config)],
+        "settings": _settings_at_work(config),
+        "measured": to_markdown(run_blocks(results or {})).rstrip(),
+        **_encoders(folder, retriever, name),
+        "query": QUERY,
+        "texts": TEXTS,
+    }
+    template = Template(
+        TEMPLATE.read_text(),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    replace_file(folder / FILE, str(ModelCard(template.render(values))).encode())
+
+
+def _data_lines(config: Config) -> list[str]:
+    """Say where texts and documents came from."""
+    given = {key: getattr(config.data, key) for key in DATA_KEYS}
     said = ", ".join(f"{key} {plain_line(public_name(value))}" for key, value in given.items() if value)
-    data_lines = [f"data: {said}"] if said else []
-    # Settings that are off are left out, and so are those that labels and epochs take the place of.
+    return [f"data: {said}"] if said else []
+
+
+def _settings_at_work(config: Config) -> dict[str, str]:
+    """Return the settings with their values, without those that are off or that labels and epochs replace."""
     known = flatten(config)
     replaced = {"train.max_steps": known["train.epochs"], "refresh.every_steps": known["train.labels"]}
     shown = [key for key in SETTINGS if (known[key] or key == "seed") and not replaced.get(key)]
-    rows = [f"| `{key}` | {plain_line(public_name(str(known[key])))} |" for key in shown]
-    measured = run_blocks(results or {})
-    parts = [
-        ["# A retriever tuned to a language model"],
-        list(_what_it_is(folder, config, weights)),
-        ["## How to use it"],
-        list(_how_to_use(folder, config.retriever, name)),
-        ["## How it was made"],
-        [f"- {line}" for line in (*made_by, *data_lines)],
-        ["| setting | value |", "|---|---|", *rows],
-        ["## What it is worth", "", to_markdown(measured).rstrip()] if measured else [],
-        ["## Citation", "", CITATION],
-    ]
-    text = "\n".join(line for part in parts if part for line in (*part, ""))
-    front = card_metadata(config, license_id, name, results or {}).to_yaml()
-    replace_file(folder / FILE, str(ModelCard(f"---\n{front}\n---\n{text}")).encode())
+    return {key: plain_line(public_name(str(known[key]))) for key in shown}
 
 
-def _what_it_is(folder: Path, config: Config, weights: str) -> Iterator[str]:
-    yield "Tuned by REPLUG LSR ([Shi et al. 2023](https://arxiv.org/abs/2301.12652)) from the retriever below, for"
-    file = folder / SETTINGS_FILE  # as sentence-transformers will compare its vectors
-    similarity = json.loads(file.read_text()).get("similarity_fn_name") if file.is_file() else None
-    yield f"the LM below. Weights of {weights}. Similarity: {similarity or 'cosine'}."
-    yield SIDES[config.retriever.train]
-    if config.lora.rank is not None:
-        kept = ", ".join(f"`{path.name}/`" for path in sorted(folder.glob(f"*{ADAPTER}"))) or f"`{ADAPTER}/`"
-        yield f"Learnt by LoRA, adapters of rank {config.lora.rank}: merged into these weights, and kept in {kept}."
-    if dims := config.retriever.dims:
-        lengths = ", ".join(map(str, sorted(dims, reverse=True)))
-        yield f"The loss was taken at the first {lengths} numbers: a vector may be cut there."
-    if config.index.dims is not None:
-        yield f"The run searched by the first {config.index.dims} numbers (`truncate_dim={config.index.dims}`)."
+def _temperature_text(folder: Path) -> str:
     known = temperature_in(str(folder))
-    said = f"{known.value:g}, {known.origin} (`ensemble.json`)" if known else f"{PAPER.value:g}, {PAPER.origin}"
-    yield f"Temperature of REPLUG's ensemble: {said}."
+    return f"{known.value:g}, {known.origin} (`ensemble.json`)" if known else f"{PAPER.value:g}, {PAPER.origin}"
 
 
-def _how_to_use(folder: Path, retriever: RetrieverConfig, name: str) -> Iterator[str]:
-    """Yield code for sentence-transformers, and for replug, which reads the ensemble's temperature too."""
-    documents, given = document_encoder(str(folder)), f'"{name}"'
-    if documents is not None:
-        base = _hub_name(retriever.path) or _local_name(retriever.path)
-        yield f"This model encodes queries. `{base}` encodes documents, unchanged{_checksum(retriever.path)}."
-        yield "An index of that model's vectors stays valid."
-        prompt = "" if retriever.document_prompt is None else f", prompt={retriever.document_prompt!r}"
-        changes = "".join(f"{line}\n" for line in _changes(retriever))
-        yield ""
-        yield TWO_MODELS.format(name=name, base=base, changes=changes, prompt=prompt, query=QUERY, texts=TEXTS)
-        if documents.path is None:
-            given = f'"{base}", query_path="{name}"'
-    else:
-        if (folder / "router_config.json").is_file():
-            yield "Queries and documents have an encoder each, the routes of a `Router`: `encode` needs a `task`."
-            yield ""
-        yield ONE_MODEL.format(name=name, query=QUERY, texts=TEXTS)
-    yield ""
-    yield WITH_REPLUG.format(given=given, query=QUERY, texts=TEXTS)
+def _encoders(folder: Path, retriever: RetrieverConfig, name: str) -> dict[str, Any]:
+    """Return how the card's code loads the encoders: `base` encodes documents where queries alone were tuned."""
+    documents, encoder = document_encoder(str(folder)), f'"{name}"'
+    if documents is None:
+        return {"base": None, "encoder": encoder}
+    base = _hub_name(retriever.path) or _local_name(retriever.path)
+    weights = _file_of(retriever.path, "model.safetensors")
+    modules, settings = (_file_of(retriever.path, file) for file in (MODULES_FILE, SETTINGS_FILE))
+    normalizes = modules is not None and json.loads(modules.read_text())[-1]["type"].endswith(".Normalize")
+    is_dot = _settings(settings).get("similarity_fn_name") == "dot"
+    return {
+        "base": base,
+        "checksum": f" (SHA-256 of its `model.safetensors`: `{file_sha256(weights)}`)" if weights else "",
+        "document_prompt": None if retriever.document_prompt is None else repr(retriever.document_prompt),
+        "drops_normalize": retriever.similarity is Similarity.dot and normalizes and not is_dot,
+        "encoder": f'"{base}", query_path="{name}"' if documents.path is None else encoder,
+    }
 
 
-def _changes(retriever: RetrieverConfig) -> Iterator[str]:
-    """Yield what makes the base, as others load it, encode documents as in the training."""
-    if retriever.max_tokens is not None:
-        yield f"base.max_seq_length = {retriever.max_tokens}"
-    modules, settings = (_file_of(retriever.path, name) for name in (MODULES_FILE, SETTINGS_FILE))
-    is_dot = settings is not None and json.loads(settings.read_text()).get("similarity_fn_name") == "dot"
-    ends = modules is not None and json.loads(modules.read_text())[-1]["type"].endswith(".Normalize")
-    if retriever.similarity is Similarity.dot and ends and not is_dot:
-        yield "del base[-1]  # its Normalize: vectors are compared as they are"
+def _settings(file: Path | None) -> dict[str, Any]:
+    """Return the settings by which sentence-transformers loads an encoder, empty without their file."""
+    return json.loads(file.read_text()) if file is not None and file.is_file() else {}
 
 
 def _hub_name(path: str) -> str | None:
@@ -195,11 +156,6 @@ def _local_name(path: str) -> str:
     """Return a folder of this machine as seen from the one above it, of a run its retriever."""
     folder, given = Path(resolve_encoder_path(path)), Path(path).expanduser()
     return f"./{Path(public_name(path)) / (folder.relative_to(given) if folder.is_relative_to(given) else '')}"
-
-
-def _checksum(path: str) -> str:
-    weights = _file_of(path, "model.safetensors")
-    return f" (SHA-256 of its `model.safetensors`: `{file_sha256(weights)}`)" if weights else ""
 
 
 def _file_of(path: str, name: str) -> Path | None:
