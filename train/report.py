@@ -11,7 +11,6 @@ weights   of the tuned retriever: their step of how many steps, the first and th
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +113,7 @@ def write_report(
     `document_weights` says how the weights of documents follow one text (`train.evaluation`).
     """
     examples = json.loads(examples_path.read_text()) if examples_path.exists() else []
-    config = escape(config_path.read_text())
+    config = Html("<details><summary>resolved</summary><pre>{}</pre></details>").format(config_path.read_text())
     shares = [[name, *(f"{share:.1%}" for share in of.values())] for name, of in device_shares(device_use).items()]
     heldout = results.get(LANGUAGE_MODELLING)
     sections: dict[str, Sequence[Block]] = {
@@ -128,7 +127,7 @@ def write_report(
         "The index": _index_blocks(metrics),
         "What each retriever finds first": _example_blocks(examples),
         "How this was made": list(made_by),
-        "Configuration": [Html(f"<details><summary>resolved</summary><pre>{config}</pre></details>")],
+        "Configuration": [config],
     }
     replace_file(path, html_page(f"REPLUG LSR: {path.parent.name}", sections).encode())
 
@@ -156,9 +155,9 @@ def _verdict_blocks(results: Mapping[str, Any]) -> list[Block]:
     if verdict is None:
         return []
     colour = {HELPED: "helped", HARMED: "harmed"}.get(verdict["verdict"], "open")
-    more = "".join(f"<p>{escape(sentence)}</p>" for sentence in verdict["more"])
-    sentence = f"<p><b>{escape(verdict['sentence'])}</b></p>"
-    return [Html(f'<section class="verdict {colour}"><h2>{verdict["verdict"]}</h2>{sentence}{more}</section>')]
+    said = [Html("<p><b>{}</b></p>").format(verdict["sentence"]), *map(Html("<p>{}</p>").format, verdict["more"])]
+    section = Html('<section class="verdict {}"><h2>{}</h2>{}</section>')
+    return [section.format(colour, verdict["verdict"], Html().join(said))]
 
 
 def _heldout_blocks(results: Results, with_figures: bool = False) -> list[Block]:
@@ -345,15 +344,13 @@ def _example_blocks(examples: Sequence[dict]) -> list[Block]:
     if not examples:
         return []
     blocks: list[Block] = ["The marked continuation is what the LM must predict; neither retriever sees it."]
+    document = Html("<pre><span class=muted>{id} · {similarity:.3f}</span>\n{text}</pre>")
     for example in examples:
-        columns = ""
-        for side, label in (("before", "retriever as it was"), ("after", "tuned")):
-            columns += f"<div><b>{label}</b>"
-            for doc in example[side]:
-                about = f"<span class=muted>{escape(doc['id'])} · {doc['similarity']:.3f}</span>"
-                columns += f"<pre>{about}\n{escape(doc['text'])}</pre>"
-            columns += "</div>"
-        query = f"<b>{escape(example['query'])}</b>\n" if "query" in example else ""
-        text = f"{query}{escape(example['context'])}<mark>{escape(example['continuation'])}</mark>"
-        blocks.append(Html(f"<pre>{text}</pre><div class=pair>{columns}</div><hr>"))
+        columns = [
+            Html("<div><b>{}</b>{}</div>").format(label, Html().join(document.format(**one) for one in example[side]))
+            for side, label in (("before", "retriever as it was"), ("after", "tuned"))
+        ]
+        query = Html("<b>{}</b>\n").format(example["query"]) if "query" in example else ""
+        text = Html("<pre>{}{}<mark>{}</mark></pre>").format(query, example["context"], example["continuation"])
+        blocks.append(Html("{}<div class=pair>{}</div><hr>").format(text, Html().join(columns)))
     return blocks

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from jinja2 import Environment
+from markupsafe import Markup
 from rich.console import Console
 from rich.markdown import Markdown
 
@@ -22,23 +24,10 @@ from replug.evals.results import Entry, Results, correct_for_many, main_metric, 
 MARKUP = re.compile(r"[\\`*\[\]<>|~&!]|(?<!\w)_|_(?!\w)")  # of Markdown; an underscore within a word is none
 MOST_DIFFERENCES = 20  # that are listed whatever they show; more hide the few that show something
 LOWER_IS_BETTER = ("bpb", "token_perplexity", "word_perplexity")
-CSS = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1080px; margin: 2rem auto; padding: 0 1rem; color: #222; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
-table { border-collapse: collapse; display: block; overflow-x: auto; margin: .6rem 0; }
-th, td { padding: .35rem .8rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
-th:first-child, td:first-child, .text { text-align: left; } .text { white-space: normal; min-width: 24rem; }
-.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(480px, 100%), 1fr)); gap: 1rem; }
-svg { width: 100%; height: auto; } figure { margin: 0; } .wide { overflow-x: auto; }
-.wide svg { width: auto; max-width: max(100%, 800px); }
-p, li, h1 { overflow-wrap: anywhere; }
-pre { white-space: pre-wrap; background: #f6f6f4; padding: .6rem .8rem; border-radius: 6px; font-size: 12px; }
-.pair { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem; } .muted, figcaption { color: #777; font-size: 13px; }
-mark { background: #fbe7c6; }
-.verdict { border-left: 6px solid #777; background: #f4f4f2; padding: .4rem 1rem; } .verdict h2 { margin: .3rem 0; }
-.helped { border-color: #2e7d4f; background: #eaf5ee; } .harmed { border-color: #b3261e; background: #fbeae9; }
-@media (max-width: 700px) { .pair { grid-template-columns: 1fr; } th, td { padding: .35rem .5rem; } }
-"""
+PAGE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
+    Path(__file__).with_name("page.html.j2").read_text()
+)
+Html = Markup  # HTML that a page shows as it is, such as a figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +56,8 @@ class Marked(str):
             place = high
         return "".join([*parts, plain(self[place:])])
 
-
-class Html(str):
-    """HTML that a page shows as it is, such as a figure."""
+    def __html__(self) -> str:
+        return self.render(escape, "<mark>", "</mark>")
 
 
 Block = str | Sequence[str] | Table
@@ -79,11 +67,6 @@ Blocks = Sequence[Block]
 def to_markdown(blocks: Iterable[Block]) -> str:
     """Return blocks as Markdown; what is HTML is left out."""
     return "\n\n".join(_markdown(block) for block in blocks if not isinstance(block, Html)) + "\n"
-
-
-def to_html(blocks: Iterable[Block]) -> str:
-    """Return blocks as HTML, every text escaped."""
-    return "".join(map(_html, blocks))
 
 
 def print_blocks(blocks: Iterable[Block], width: int = 120) -> None:
@@ -98,24 +81,20 @@ def print_markdown(text: str, width: int = 120) -> None:
 
 def html_page(title: str, sections: Mapping[str, Blocks], css: str = "") -> str:
     """Return a self-contained page with a heading for each section that has blocks; "" is the one without a heading."""
-    shown = {name: blocks for name, blocks in sections.items() if blocks}
-    body = "".join(f"{f'<h2>{escape(name)}</h2>' if name else ''}{to_html(blocks)}" for name, blocks in shown.items())
-    return (
-        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width, "
-        f"initial-scale=1'><title>{escape(title)}</title><style>{CSS}{css}</style>"
-        f"<h1>{escape(title)}</h1>{body}</html>\n"
-    )
+    return PAGE.render(title=title, sections=sections, css=Markup(css))
 
 
 def figure(svg: str, caption: str = "", is_wide: bool = False) -> Html:
     """Return a drawing with what is said below it. A wide one scrolls on a narrow screen instead of shrinking."""
-    drawn = f"<div class=wide>{svg}</div>" if is_wide else svg
-    return Html(f"<figure>{drawn}{f'<figcaption>{escape(caption)}</figcaption>' if caption else ''}</figure>")
+    drawn = Html(f"<div class=wide>{svg}</div>" if is_wide else svg)
+    return Html("<figure>{}{}</figure>").format(
+        drawn, Html("<figcaption>{}</figcaption>").format(caption) if caption else ""
+    )
 
 
 def grid(figures: Sequence[Html]) -> Html:
     """Return drawings side by side."""
-    return Html(f"<div class=grid>{''.join(figures)}</div>")
+    return Html("<div class=grid>{}</div>").format(Html().join(figures))
 
 
 def markdown_text(text: str) -> str:
@@ -132,28 +111,10 @@ def _markdown(block: Block) -> str:
     return "\n".join(f"- {plain_line(line)}" for line in block)
 
 
-def _html(block: Block) -> str:
-    if isinstance(block, Html):
-        return block
-    if isinstance(block, str):
-        return f"<p>{escape(block)}</p>"
-    if isinstance(block, Table):
-        head = "".join(f"<th>{escape(cell)}</th>" for cell in block.head)
-        rows = ("".join(map(_html_cell, cells)) for cells in block.rows)
-        return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
-    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in block)}</ul>"
-
-
 def _markdown_cell(cell: str) -> str:
     if isinstance(cell, Marked):
         return cell.render(lambda part: MARKUP.sub(r"\\\g<0>", plain_text(part).replace("\n", " ")), "**", "**")
     return markdown_text(cell)
-
-
-def _html_cell(cell: str) -> str:
-    if isinstance(cell, Marked):
-        return f"<td class=text>{cell.render(escape, '<mark>', '</mark>')}</td>"
-    return f"<td>{escape(cell)}</td>"
 
 
 # The tables of results -------------------------------------------------------------------------------------------
