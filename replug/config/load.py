@@ -309,9 +309,10 @@ def _suggestion(key: str, schema: Schema) -> str:
     if key in names:  # dots make sections on the command line only
         section, _, inner = key.rpartition(".")
         return f"in a file it is `{inner}:` under `{section}:`"
-    is_elsewhere = key.partition(".")[0] in dict(sections_of(Config)).keys() - set(sections)
-    if not is_elsewhere and (close := difflib.get_close_matches(key, names + sections, n=1, cutoff=NEAR)):
-        return f"did you mean {close[0]}?"
+    if key.partition(".")[0] not in dict(sections_of(Config)).keys() - set(sections):
+        in_a_section = [name for name in names if name.endswith(f".{key}")]
+        if close := in_a_section or difflib.get_close_matches(key, names + sections, n=1, cutoff=NEAR):
+            return f"did you mean {close[0]}?"
     return "`replug keys` lists them all" if schema is not AskConfig else f"expected keys of {' and '.join(sections)}"
 
 

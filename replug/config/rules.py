@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import date
 from ipaddress import ip_address
+from itertools import chain
 from operator import attrgetter
 from urllib.parse import urlsplit
 
@@ -55,30 +56,29 @@ YES_PROMPT = r"Passage: {document}\n\nText: {context}\n\nDoes the passage help t
 
 def check_rules(config: AnyConfig, needs_lm: bool = True, needs_retriever: bool = True) -> None:
     """Raise UserError for the first rule that does not hold."""
-    for problem in _pasted_secrets(config):
-        raise UserError(problem)
     if isinstance(config, EvaluationConfig):
         problems = _evaluation_problems(config)
     elif isinstance(config, AskConfig):
         problems = _ask_problems(config)
     else:
         problems = _problems(config, needs_lm, needs_retriever)
-    for problem in problems:
+    for problem in chain(_key_problems(config), problems):
         raise UserError(problem)
 
 
-def _pasted_secrets(config: AnyConfig) -> Iterator[str]:
-    """Find what names no variable where one is expected, and show none of it: it may be the key itself."""
-    for path, default in ((key.path, key.default) for key in keys_of(type(config))):
-        value, last = attrgetter(path)(config), path.rpartition(".")[2]
+def _key_problems(config: AnyConfig) -> Iterator[str]:
+    """Check each key by itself. What should name a variable, and does not, is not shown: it may be a server's key."""
+    for key in keys_of(type(config)):
+        value, last = attrgetter(key.path)(config), key.path.rpartition(".")[2]
         if last == API_KEY and not re.fullmatch(VARIABLE, value):
-            yield f"{path} is not the name of an environment variable; expected {default}, with the key in it"
+            yield f"{key.path} is not the name of an environment variable; expected {key.default}, with the key in it"
         if last == HEADERS and not all(re.fullmatch(rf"[\w-]+={VARIABLE}", header) for header in value):
-            yield f"{path} has an entry that is not NAME=VARIABLE; expected api-key={OWN_KEY}, with the key in it"
+            yield f"{key.path} has an entry that is not NAME=VARIABLE; expected api-key={OWN_KEY}, with the key in it"
+        if value is not None and key.bounds is not None and not key.bounds.hold(value):
+            yield f"{key.path} is {value}; expected {key.bounds.value}"
 
 
 def _ask_problems(config: AskConfig) -> Iterator[str]:
-    yield from _out_of_range(config)
     yield from lm_problems(config.lm, votes=config.ensemble.weights == EnsembleWeights.vote)
     yield from web_problems(config.web)
     yield from rerank_lm_problems(config)
@@ -98,15 +98,14 @@ def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator
     for key in ("run_dir", "retriever.path") if needs_retriever else ("run_dir",):
         if not str(attrgetter(key)(config)).strip():
             yield f"{key} is empty; expected a path or a name"
-    yield from _out_of_range(config)
     asks_none = not is_live(config) and not config.evaluate.heldout
     if (needs_lm and not asks_none) or config.lm.path or config.lm.url:
         yield from lm_problems(config.lm, trains=True)
     if config.retrieve.k < 2:
         yield f"retrieve.k is {config.retrieve.k}; expected at least 2, since one document gives no gradient"
+    yield from _data_problems(config.data)
     if config.data.source and (unread := set(config.data.fields.values()) - set(TEXT_FIELDS)):
         yield f"data.fields names {min(unread)}; a raw text (data.source) has {', '.join(TEXT_FIELDS)}: expected these"
-    yield from _data_problems(config.data)
     yield from _index_problems(config)
     yield from refresh_problems(config.refresh)
     yield from _resource_problems(config)
@@ -133,7 +132,6 @@ def evaluation_methods(config: EvaluationConfig) -> list[Method]:
 def _evaluation_problems(config: EvaluationConfig) -> Iterator[str]:
     if not config.out.strip():
         yield "out is empty; expected a folder for the results"
-    yield from _out_of_range(config)
     for key in ("query_encoders", "similarities"):
         for name in sorted(getattr(config, key).keys() - (config.retrievers.keys() | {REPLUG})):
             yield f"{key}.{name} does not name a retriever; expected a name under retrievers, or replug"
@@ -212,13 +210,6 @@ def rerank_lm_problems(config: EvaluationConfig | AskConfig) -> Iterator[str]:
         for name in ("num_replicas", "gpus_per_replica"):
             if getattr(config.rerank_lm, name) is not None:
                 yield f"rerank_lm.{name} is set, but each replica of lm holds rerank_lm too; expected lm.{name}"
-
-
-def _out_of_range(config: AnyConfig) -> Iterator[str]:
-    for key in keys_of(type(config)):
-        value = attrgetter(key.path)(config)
-        if value is not None and key.bounds is not None and not key.bounds.hold(value):
-            yield f"{key.path} is {value}; expected {key.bounds.value}"
 
 
 def lm_problems(lm: LMConfig, trains: bool = False, votes: bool = False) -> Iterator[str]:
@@ -336,6 +327,9 @@ def _data_problems(data: DataConfig) -> Iterator[str]:
             store = "qdrant://, postgresql:// or lance:// for a store, " if name == "corpus" else ""
             expected = f"{store}a file, a folder, or a dataset's name on the hub"
             yield f"data.{name} is a URL of {scheme}://; expected {expected}"  # the rest may hold a password
+    for name, field in data.fields.items():
+        if not isinstance(field, str):  # which OmegaConf lets pass
+            yield f"data.fields.{name} is {field}; expected the name of a field, such as text"
     ways = [[f"data.{name}" for name in way if getattr(data, name)] for way in WAYS_OF_DATA]
     if len(both := [names[0] for names in ways if names]) > 1:
         yield f"{both[0]} and {both[1]} are both set; expected one source of data. Remove the other"
