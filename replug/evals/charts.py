@@ -14,7 +14,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
 
 from replug.config.methods import Method
 from replug.evals.intervals import Interval
@@ -99,28 +99,21 @@ def bars(
         look: Any = {"color": colour, "label": name, "error_kw": {"lw": 0.9}}
         if name in hatched:
             look |= {"hatch": "////", "edgecolor": "white", "lw": 0}
-        heights, errors = [_middle(value) for value in values], _errors(values)
-        if horizontal:
-            axes.barh(places, heights, width * 0.92, xerr=errors, **look)
-        else:
-            axes.bar(places, heights, width * 0.92, yerr=errors, **look)
-    ends = [end for of in groups.values() for value in of.values() for end in _ends(value)]
-    margin = 0.25 * (max(ends) - min(ends)) or 0.1
-    limits = (max(0.0, min(ends) - margin), max(ends) + margin)
-    rows, labels = range(len(groups)), [name.replace("_", " ") for name in groups]
+        draw, error = (axes.barh, "xerr") if horizontal else (axes.bar, "yerr")
+        look[error] = _errors(values)
+        draw(places, [_middle(value) for value in values], width * 0.92, **look)
+    of_values, of_groups = (axes.xaxis, axes.yaxis) if horizontal else (axes.yaxis, axes.xaxis)
+    of_groups.set_ticks(range(len(groups)), [name.replace("_", " ") for name in groups])
+    of_groups.grid(visible=False)
+    of_values.set_label_text(label)
     if horizontal:
-        axes.set_yticks(rows, labels)
         axes.invert_yaxis()
-        axes.set_xlabel(label)
-        axes.grid(axis="y", visible=False)
-    else:
-        axes.set_xticks(rows, labels)
-        axes.set_ylabel(label)
-        axes.grid(axis="x", visible=False)
     if not from_zero:
-        (axes.set_xlim if horizontal else axes.set_ylim)(limits)
+        ends = [end for of in groups.values() for value in of.values() for end in _ends(value)]
+        margin = 0.25 * (max(ends) - min(ends)) or 0.1
+        (axes.set_xlim if horizontal else axes.set_ylim)(max(0.0, min(ends) - margin), max(ends) + margin)
     if is_share:
-        (axes.xaxis if horizontal else axes.yaxis).set_major_formatter(PercentFormatter(1.0))
+        of_values.set_major_formatter(PercentFormatter(1.0))
     if names != list(groups):
         legend(axes)
 
@@ -165,32 +158,6 @@ def lines(
         legend(axes)
 
 
-def panels(axes: Axes, drawings: Mapping[str, Draw], columns: int = 3) -> None:
-    """Draw several sets of axes, each under its title, in the place of one; they share scales, labels and a legend."""
-    place, figure = axes.get_subplotspec(), axes.figure
-    assert place is not None and isinstance(figure, Figure), "the axes lie in the grid of a figure"
-    num_rows = -(-len(drawings) // columns)
-    grid, drawn = place.subgridspec(num_rows, columns), list[Axes]()
-    axes.remove()
-    for number, (title, draw) in enumerate(drawings.items()):
-        shared = drawn[0] if drawn else None
-        own = figure.add_subplot(grid[divmod(number, columns)], sharex=shared, sharey=shared)
-        drawn.append(own)
-        draw(own)
-        own.set_title(title, fontsize=9)
-        own.tick_params(labelsize=7)
-        own.xaxis.set_major_locator(LogLocator(numticks=4))
-        if number % columns:
-            own.set_ylabel("")
-        if number + columns < len(drawings):
-            own.set_xlabel("")
-        if drawn_legend := own.get_legend():
-            drawn_legend.remove()
-    handles, labels = drawn[0].get_legend_handles_labels()
-    if len(labels) > 1:
-        figure.legend(handles, labels, frameon=False, ncols=_columns(labels), loc="outside upper center", fontsize=9)
-
-
 def colours_of(names: Sequence[str]) -> dict[str, str]:
     """Return a colour for each name: its own, or the next of the others, the same for the same order."""
     unknown = [name for name in names if name not in COLOURS]
@@ -199,12 +166,9 @@ def colours_of(names: Sequence[str]) -> dict[str, str]:
 
 def legend(axes: Axes) -> None:
     """Write a legend above the axes, in as many columns as its longest name leaves room for."""
-    columns = _columns(axes.get_legend_handles_labels()[1])
+    longest = max(len(str(label)) for label in axes.get_legend_handles_labels()[1])
+    columns = min(6, max(1, LEGEND_CHARACTERS // (longest + 8)))
     axes.legend(frameon=False, ncols=columns, loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=9)
-
-
-def _columns(labels: Sequence[Any]) -> int:
-    return min(6, max(1, LEGEND_CHARACTERS // (max((len(str(label)) for label in labels), default=0) + 8)))
 
 
 def _middle(value: Value) -> float:

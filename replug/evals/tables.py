@@ -79,9 +79,9 @@ def print_markdown(text: str, width: int = 120) -> None:
     Console(width=width).print(Markdown(text))
 
 
-def html_page(title: str, sections: Mapping[str, Blocks], css: str = "") -> str:
+def html_page(title: str, sections: Mapping[str, Blocks]) -> str:
     """Return a self-contained page with a heading for each section that has blocks; "" is the one without a heading."""
-    return PAGE.render(title=title, sections=sections, css=Markup(css))
+    return PAGE.render(title=title, sections=sections)
 
 
 def figure(svg: str, caption: str = "", is_wide: bool = False) -> Html:
