@@ -34,9 +34,9 @@ STOP_SECONDS = 30
 LOOK_SECONDS = 0.2
 TAIL_LINES = 30
 FIRST_PORT, NUM_PORTS = 20_000, 10_000  # above Ray's usual ports, below those that the kernel hands out
-# Of another cluster, or a promise to keep to loopback; this one is of many machines.
+# Variables that name another cluster, or keep Ray to loopback.
 FOREIGN = ("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_TMPDIR", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
-# What the job asked for as a whole. srun would ask for it again for each step, of one node and one task: all GPUs of
+# Requests of the whole job. srun would repeat them for each step, of one node and one task: all GPUs of
 # the job on one node, or fewer than the node has. Without them every step sees all of the job's GPUs on its node.
 OF_THE_JOB = (
     *("SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET", "SLURM_NTASKS_PER_GPU"),
@@ -50,7 +50,7 @@ class JobError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class JobAllocation:
-    """What SLURM gave to this job, the first node first."""
+    """The nodes and CPUs that SLURM gave to this job, the first node first."""
 
     job_id: int
     nodes: tuple[str, ...]

@@ -47,7 +47,7 @@ class RunStages(Stages):
             log.info(f"  {number} {stage.name}: {stage.work}{calls}")
 
     def _usual_work(self, stage: Stage) -> dict[str, int]:
-        """Return the units of each kind of work that time is told by; of held-out texts fewer pairs than at most."""
+        """Return the units of work that the time left is computed from; held-out texts usually take fewer pairs."""
         k, pairs = self._config.evaluate.k, float(stage.pairs)
         if stage.name == HELDOUT:
             pairs *= (ALONE + k * (1 + NEW)) / (1 + 2 * k)

@@ -31,13 +31,13 @@ from replug.data import progress
 from replug.data.files import cache_dir
 from replug.messages import LOGGER, StandardError
 
-# Read by transformers and the hub, here and in Ray's actors: their bars and reports would drown our progress lines.
+# transformers and the hub read these, here and in Ray's actors: their bars would drown our progress lines.
 QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1"}
-# Read by Ray when it is imported: what is asked of it after its end would start a second cluster, open to everybody.
+# Ray reads this at import: a call after its end would otherwise start a second cluster, open to everybody.
 OWN_CLUSTER = {"RAY_ENABLE_AUTO_CONNECT": "0"}
-# Read by every Python that is started here: else one would import modules of the folder that the command runs in.
+# Every Python started here reads this: else it would import modules of the folder that the command runs in.
 OWN_CODE = {"PYTHONSAFEPATH": "1"}
-# What a file system says of a user's path; anything else of the system is a mistake of ours, and shows its traceback.
+# Errors of a user's path; any other error of the system is a mistake of ours and shows its traceback.
 OF_A_PATH = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
     *(errno.ENAMETOOLONG, errno.ELOOP),
@@ -99,8 +99,8 @@ def main() -> None:
         is_cache = error.filename is not None and (path.is_relative_to(cache) or cache.is_relative_to(path))
         if error.filename is None or (error.errno not in OF_A_PATH and not is_cache):
             raise
-        mend = "; set REPLUG_CACHE to a folder that can be written" if is_cache else ""
-        print(f"replug: {error.filename}: {error.strerror}{mend}", file=sys.stderr)
+        fix_hint = "; set REPLUG_CACHE to a folder that can be written" if is_cache else ""
+        print(f"replug: {error.filename}: {error.strerror}{fix_hint}", file=sys.stderr)
         sys.exit(1)
 
 
@@ -130,8 +130,8 @@ def _says_when_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(is_requested: bool) -> None:
+    if is_requested:
         print(f"replug {importlib.metadata.version('replug')}")
         raise typer.Exit
 

@@ -49,12 +49,12 @@ def doctor(
 
 def run_doctor(path: Path | None, overrides: Sequence[str], as_json: bool) -> int:
     """Print a line for each check; returns the exit status: 0, or 1 where something is wrong."""
-    found = run_checks(_checks(path, overrides))
+    checks = run_checks(_checks(path, overrides))
     if as_json:
-        print(json.dumps([{**dataclasses.asdict(check), "state": check.state.value} for check in found], indent=2))
+        print(json.dumps([{**dataclasses.asdict(check), "state": check.state.value} for check in checks], indent=2))
     else:
-        _print(found)
-    return int(any(check.state is State.wrong for check in found))
+        _print(checks)
+    return int(any(check.state is State.wrong for check in checks))
 
 
 def _checks(path: Path | None, overrides: Sequence[str]) -> Checks:
@@ -78,17 +78,17 @@ def _checks(path: Path | None, overrides: Sequence[str]) -> Checks:
     return [*(c for c in machine_checks() if c[0] not in names), ("configuration", lambda: loaded), *own]
 
 
-def _print(found: Sequence[Check]) -> None:
+def _print(checks: Sequence[Check]) -> None:
     from rich.console import Console
     from rich.text import Text
 
     console = Console(highlight=False)
     is_known = MARKS.encode(console.encoding, errors="ignore").decode(console.encoding) == MARKS
     of_state = dict(zip(COLOURS, MARKS if is_known else PLAIN_MARKS, strict=True))
-    for check in found:
+    for check in checks:
         mark, colour = of_state[check.state], COLOURS[check.state]
         fix = f" → {plain_line(check.fix)}" if check.fix and check.state is not State.ok else ""
-        found_here = plain_line(check.found)
-        console.print(Text.assemble((mark, colour), f" {check.name:<16} {found_here}", (fix, colour)), soft_wrap=True)
-    counts = {state: sum(check.state is state for check in found) for state in State}
+        line = f" {check.name:<16} {plain_line(check.found)}"
+        console.print(Text.assemble((mark, colour), line, (fix, colour)), soft_wrap=True)
+    counts = {state: sum(check.state is state for check in checks) for state in State}
     console.print(f"{counts[State.ok]} passed, {counts[State.warning]} warnings, {counts[State.wrong]} failed")

@@ -25,16 +25,16 @@ def search(
 
     answers = [(place, library.search(place, text, k)) for place in (directory, against) if place is not None]
     if as_json:
-        for place, found in answers:
-            rows = [asdict(doc) | {"similarity": round(doc.similarity, 6)} for doc in found]
+        for place, results in answers:
+            rows = [asdict(doc) | {"similarity": round(doc.similarity, 6)} for doc in results]
             print(plain_json({"index": str(place), "query": text, "found": rows}))
         return
     console = Console()
     panels = []
-    for place, found in answers:  # documents may hold markup or a terminal's commands: both are shown as text
+    for place, results in answers:  # documents may hold markup or a terminal's commands: both are shown as text
         shown = "\n\n".join(
             f"[{i}] {doc.similarity:.3f}  {plain_line(doc.id)}\n{plain_text(doc.text)}"
-            for i, doc in enumerate(found, 1)
+            for i, doc in enumerate(results, 1)
         )
         width = console.width // len(answers) - 1
         panels.append(Panel(Text(shown), title=Text(plain_line(str(place))), width=width))

@@ -50,7 +50,6 @@ UNKNOWN_GPU = "the job may be laid out otherwise: name a known type of GPU, such
 PROCESS_GIB, WORKER_GIB = 4, 2  # of the host: a process with torch and CUDA, and one that prepares data
 ROLES = {"train": ALL_ROLES, "prepare": (), "evaluate": ("score", "index")}
 JOBS = tuple(ROLES)
-SHOWN = ("nodes", "cpus-per-task", "time")
 ENDED = {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"}
 OPTION = re.compile(r"--[a-z][a-z-]*(=.+)?")
 DIRECTIVE = "#SBATCH --"
@@ -106,13 +105,13 @@ def run_slurm(path: Path, overrides: Sequence[str], job: str, given: Mapping[str
     options = {**template_options(), **given}
     layout = _layout(config, job, options)
     if not MEMORY & given.keys():
-        options["mem"] = f"{_memory_gib(layout, job, _num_nodes(options))}G"
-    script = render(job, options, folder, Path.cwd(), sys.executable, key)
+        given = {**given, "mem": f"{_memory_gib(layout, job, _num_nodes(options))}G"}
+    script = render(job, given, folder, Path.cwd(), sys.executable, key)
     if job == "train":  # a run goes on with the configuration it was begun with
         if run.is_finished:
             raise UserError(f"run_dir: {run.path} holds a finished run; give another run_dir to train again")
         run.require_config(config)
-    print(_summary(path, job, options, layout, folder))
+    print(_summary(path, job, given, layout, folder))
     if not submit:
         print(f"\n{script}\nNothing is written or submitted yet: add --submit.")
         return
@@ -216,19 +215,16 @@ def _number(option: str, text: str) -> int:
     return int(text)
 
 
-def _summary(path: Path, job: str, options: Mapping[str, str], layout: Layout, folder: Path) -> str:
-    shown = {name: value for name, value in options.items() if template_options().get(name) != value or name in SHOWN}
+def _summary(path: Path, job: str, given: Mapping[str, str], layout: Layout, folder: Path) -> str:
     version = describe_environment()
     commit = f" at commit {version['git_commit']}" if version["git_commit"] else ""
-    commit += " with changes" if version["git_dirty"] else ""
     rows = {
         "job": f"replug {job} {path}",
-        "SLURM": "  ".join(f"--{name}={value}" for name, value in shown.items()),
-        "actors": layout.describe() or "none",
-        **({"layout": "; ".join(layout.notes)} if layout.notes else {}),
+        "SLURM": "  ".join(f"--{name}={value}" for name, value in given.items()),
+        "actors": "; ".join([layout.describe() or "none", *layout.notes]),
         "run directory": f"{folder.parent.parent} (all nodes must see it)",
         "Python": f"{sys.executable} (all nodes must see it)",
-        "frozen": f"replug {__version__}{commit} and the resolved configuration, in {folder}",
+        "frozen": f"replug {__version__}{commit}{' with changes' if version['git_dirty'] else ''}, in {folder}",
     }
     return "\n".join(f"{name:<16} {value}" for name, value in rows.items())
 

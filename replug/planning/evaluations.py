@@ -26,7 +26,6 @@ from replug.planning.stages import count_texts, encoded_tokens, template_tokens
 
 TEXTS, QUESTIONS = ("language_modelling", "token_gain"), ("mmlu", "open_qa", "popqa")
 LETTERS, SUBJECTS = 4, 57  # of MMLU
-SHOTS = {"mmlu": 5, "open_qa": 16, "popqa": 15, "internet_qa": 15}  # where questions.shots is not set
 SAMPLES, SAMPLES_ALONE = 4, 50  # answers of a question from passages (answering/answerer.py)
 LABELS = {"fever": 3, "strategyqa": 2}  # answers that there are, where nothing is sampled
 WRITTEN_TOKENS = 150  # of a document that the LM writes (evals/genread.py)
@@ -36,15 +35,13 @@ ANSWER_TOKENS, LONG_CONTEXT_TOKENS, PASSAGE_TOKENS = 5, 1024, 150
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """`count` prompts of an `opening`, which many share, and a `prefix`, after which `ends` continuations are scored.
+    """`count` prompts of a `prefix`, which is read once and then scores `ends` continuations of `end_tokens`.
 
-    The opening is read once, which is not counted, and a prefix once for all its ends. Then `samples` answers of
-    `new_tokens` are generated; prompts of one of the `calls` are decoded together.
+    Or `samples` answers of `new_tokens` are generated; prompts of one of the `calls` are decoded together.
     """
 
     count: int
     prefix: int
-    opening: int = 0
     ends: int = 1
     end_tokens: int = 0
     new_tokens: int = 0
@@ -59,17 +56,19 @@ class Prompts:
     def tokens_generated(self) -> int:
         return self.count * self.samples * self.new_tokens
 
-    def flop(self, size: ModelSize) -> tuple[float, float]:
-        """Return the FLOP of reading and of generating."""
-        token = size.flop_per_token(self.opening + self.prefix + self.end_tokens + self.new_tokens)
+    def seconds(self, size: ModelSize, rate: float, reading_weights: float) -> float:
+        """Return the seconds of an LM; a generated token takes at least the time to read its weights."""
+        token = size.flop_per_token(self.prefix + self.end_tokens + self.new_tokens)
         predicted = self.count * self.ends * self.end_tokens * size.flop_per_prediction
-        generating = self.tokens_generated * (token + size.flop_per_prediction)
-        return self.tokens_read * token + predicted, generating
+        writing = self.tokens_generated * (token + size.flop_per_prediction) / rate
+        return (self.tokens_read * token + predicted) / rate + max(
+            writing, self.calls * self.new_tokens * reading_weights
+        )
 
 
 def prompts_of(config: EvaluationConfig, num: int) -> list[Prompts]:
     """Return the prompts that `lm` reads for `num` examples. Raises UserError for an unknown evaluation."""
-    methods, kind, document = evaluation_methods(config), config.evaluation, _document_tokens(config)
+    methods, kind = evaluation_methods(config), config.evaluation
     if kind == "retrieval":
         return []
     if kind == "internet_qa":
@@ -78,7 +77,7 @@ def prompts_of(config: EvaluationConfig, num: int) -> list[Prompts]:
     if kind not in (*TEXTS, *QUESTIONS):
         expected = ", ".join((*TEXTS, *QUESTIONS, "internet_qa", "retrieval"))
         raise UserError(f"evaluation: no plan is known of {kind!r}; expected one of {expected}")
-    query = _query_tokens(config)
+    query, document = _query_tokens(config), _document_tokens(config)
     reranked = [Prompts(num * method.k, document, end_tokens=query) for method in methods if method.is_reranked]
     of_methods = _prompts_of_texts if kind in TEXTS else _prompts_of_questions
     added = template_tokens(config.lm)
@@ -88,17 +87,16 @@ def prompts_of(config: EvaluationConfig, num: int) -> list[Prompts]:
 def _prompts_of_texts(config: EvaluationConfig, methods: Sequence[Method], num: int) -> Iterator[Prompts]:
     """Yield the prompts of language modelling: a document that several methods of one source read is scored once."""
     (before, scored), document = _text_tokens(config), _document_tokens(config)
-    if any(method.source == LONG_CONTEXT for method in methods):
-        yield Prompts(num, max(0, LONG_CONTEXT_TOKENS - scored), end_tokens=scored)
-    if any(method.source == NONE for method in methods):
-        yield Prompts(num, before, end_tokens=scored)
-    most: dict[str, int] = {}  # documents by the source that finds them
+    num_documents: dict[str, int] = {}  # by the source that retrieves them
     for method in methods:
-        if method.is_concatenated:
+        if method.source in (NONE, LONG_CONTEXT):
+            prefix = before if method.source == NONE else max(0, LONG_CONTEXT_TOKENS - scored)
+            yield Prompts(num, prefix, end_tokens=scored)
+        elif method.is_concatenated:
             yield Prompts(num, before + method.k * document, end_tokens=scored)
-        elif method.takes_from_corpus:
-            most[method.found_by] = max(method.num_read, most.get(method.found_by, 0))
-    for count in most.values():
+        else:
+            num_documents[method.found_by] = max(method.num_read, num_documents.get(method.found_by, 0))
+    for count in num_documents.values():
         yield Prompts(num * count, before + document, end_tokens=scored)
 
 
@@ -110,14 +108,13 @@ def _prompts_of_questions(config: EvaluationConfig, methods: Sequence[Method], n
     reads = tokens_read(config.ensemble, config.lm) and (config.lm.url or config.evaluation == "mmlu")
     for method in methods:
         count, documents = (1, method.k) if method.is_concatenated or not method.k else (method.num_read, 1)
-        each = WRITTEN_TOKENS if method.source == GENREAD else _document_tokens(config)
-        opening, prefix = _num_shots(config) * (query + ANSWER_TOKENS), query + documents * each
+        prefix = query + documents * (WRITTEN_TOKENS if method.source == GENREAD else _document_tokens(config))
         if method.follows_text and reads:
-            yield Prompts(num * count, prefix, opening, end_tokens=1)  # the tokens that move weights, in a call apart
+            yield Prompts(num * count, prefix, end_tokens=1)  # the tokens that move weights, in a call apart
         if config.evaluation == "mmlu":
-            yield Prompts(num * count, prefix, opening, LETTERS, end_tokens=1)
+            yield Prompts(num * count, prefix, LETTERS, end_tokens=1)
         else:
-            yield Prompts(num * count, prefix, opening, new_tokens=config.questions.max_new_tokens, calls=num)
+            yield Prompts(num * count, prefix, new_tokens=config.questions.max_new_tokens, calls=num)
 
 
 def _prompts_of_passages(
@@ -127,29 +124,22 @@ def _prompts_of_passages(
 
     `evals/internet_costs.py` counts the same: a sample brings its own p(a|q,p), and no two samples are alike.
     """
-    labels = LABELS.get(str(config.questions.dataset), 0)
-    query, answer, passage = _query_tokens(config), ANSWER_TOKENS, PASSAGE_TOKENS
-    alone, open_book = (_num_shots(config) * (query + answer + evidence) for evidence in (0, passage))
-    answers: list[Prompts] = []
-    factors: list[Prompts] = []
-    for source, opening, prefix in ((NONE, alone, query), (GOLD, open_book, passage + query)):
-        if any(method.source == source for method in methods):
-            if labels:
-                answers.append(Prompts(num, prefix, opening, labels, answer))
-            else:
-                answers.append(Prompts(num, prefix, opening, new_tokens=answer, samples=SAMPLES_ALONE, calls=num))
-    if passages := max((method.k for method in methods), default=0):
-        count, candidates = num * passages, labels or SAMPLES
+    labels, query = LABELS.get(str(config.questions.dataset), 0), _query_tokens(config)
+
+    def answered(count: int, prefix: int, samples: int) -> Prompts:
         if labels:
-            answers.append(Prompts(count, passage + query, open_book, labels, answer))
-        else:
-            answers.append(Prompts(count, passage + query, open_book, new_tokens=answer, samples=SAMPLES, calls=count))
-        factors += [
-            Prompts(count, passage, open_book, 1, query),
-            Prompts(count, passage, open_book, candidates, answer),
-            Prompts(count, passage, open_book, candidates, answer + query),
-        ]
-    return answers, factors
+            return Prompts(count, prefix, labels, ANSWER_TOKENS)
+        return Prompts(count, prefix, new_tokens=ANSWER_TOKENS, samples=samples, calls=count)
+
+    sources = {method.source for method in methods}
+    prefixes = {NONE: query, GOLD: PASSAGE_TOKENS + query}
+    answers = [answered(num, prefix, SAMPLES_ALONE) for source, prefix in prefixes.items() if source in sources]
+    count, candidates = num * max((method.k for method in methods), default=0), labels or SAMPLES
+    if not count:
+        return answers, []
+    factors = [(1, query), (candidates, ANSWER_TOKENS), (candidates, ANSWER_TOKENS + query)]
+    answers.append(answered(count, PASSAGE_TOKENS + query, SAMPLES))
+    return answers, [Prompts(count, PASSAGE_TOKENS, ends, tokens) for ends, tokens in factors]
 
 
 def _query_tokens(config: EvaluationConfig) -> int:
@@ -168,33 +158,22 @@ def _document_tokens(config: EvaluationConfig) -> int:
     return config.data.document_tokens or config.data.context_tokens
 
 
-def _num_shots(config: EvaluationConfig) -> int:
-    return SHOTS[config.evaluation] if config.questions.shots is None else config.questions.shots
-
-
 def count_examples(config: EvaluationConfig, given: int | None) -> int:
     """Return `given`, or the examples that files or keys tell. Raises UserError where nothing tells."""
     if given is not None:
         return given
-    is_text, questions, data = config.evaluation in TEXTS, config.questions, config.data
-    most = config.texts.max_examples if is_text else questions.max_questions
-    if most is not None and config.evaluation == "mmlu":
-        most *= SUBJECTS
-    counts = [] if most is None else [most]
-    path = data.heldout if is_text else questions.path
-    if not (is_text and config.texts.path):  # whole texts are not cut here, so their number is not known
-        if path and Path(path).expanduser().is_file():
-            counts.append(count_rows(path))
-        elif is_text:
-            prepared = prepared_folder(Path(data.prepared).expanduser()) if data.prepared else None
-            if prepared is not None and prepared.is_finished:
-                counts.append(int(prepared.manifest()["counts"]["heldout"]))
-            else:
-                counts.append(data.num_heldout)
-    if not counts:
-        key = "texts.max_examples" if is_text else "questions.max_questions"
+    if config.evaluation in TEXTS:
+        key, most, counted = "texts.max_examples", config.texts.max_examples, None
+        if config.texts.path is None:  # whole texts are not cut here, so their number is not known
+            counted = count_texts(config.run_config(), num_documents=1)[0].heldout
+    else:
+        key, most, path = "questions.max_questions", config.questions.max_questions, config.questions.path
+        most = most and most * (SUBJECTS if config.evaluation == "mmlu" else 1)
+        counted = count_rows(path) if path and Path(path).expanduser().is_file() else None
+    numbers = [number for number in (most, counted) if number is not None]
+    if not numbers:
         raise UserError(f"{key} is not set and no file is there to count; expected --examples N, such as 3610")
-    return min(counts)
+    return min(numbers)
 
 
 def plan_evaluation(
@@ -271,11 +250,7 @@ def _lm_seconds(keys: LMConfig, size: ModelSize, prompts: Sequence[Prompts], dev
     if devices.model:
         num_bytes = size.parameters * DTYPE_BYTES[devices.model.resolve_dtype(keys.dtype.value)]
         reading_weights = num_bytes / (1e9 * devices.model.bandwidth)
-    seconds = 0.0
-    for one in prompts:
-        reading, writing = one.flop(size)
-        seconds += reading / rate + max(writing / rate, one.calls * one.new_tokens * reading_weights)
-    return seconds
+    return sum(one.seconds(size, rate, reading_weights) for one in prompts)
 
 
 def _embedding_cost(

@@ -30,8 +30,8 @@ def _training_lines(plan: Plan) -> list[str]:
         f"about {hours(plan['wall_hours'])} on {plan['devices']}{_cost(plan)}; {plan['lm_calls']:,} LM calls (pairs of "
         f"document and text), {plan['tokens']:.3g} tokens",
         *placed,
-        f"memory of each node {gigabytes(plan['host_gb'])}; disk {gigabytes(plan['disk_gb']['total'])}, of it index "
-        f"versions {gigabytes(plan['disk_gb']['index_versions'])}",
+        f"vectors and weights in each node's memory {gigabytes(plan['host_gb'])}; disk "
+        f"{gigabytes(plan['disk_gb']['total'])}, of it index versions {gigabytes(plan['disk_gb']['index_versions'])}",
     ]
 
 

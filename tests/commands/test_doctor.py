@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from replug.commands.checks import configuration as doctor_config
 from replug.commands.checks import machine as doctor
@@ -113,7 +114,7 @@ def test_a_cluster_is_joined_and_says_how_a_run_would_be_laid_out_on_it(config, 
 
 
 def test_models_are_found_by_folder_package_and_name(config, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     folder = tmp_path / "encoder"
     folder.mkdir()
     assert doctor_config.retriever(config(f"retriever.path={folder}")).state is State.wrong  # no config.json
@@ -124,13 +125,13 @@ def test_models_are_found_by_folder_package_and_name(config, tmp_path, monkeypat
     assert doctor_config.retriever(config("retriever.path=/no/such")).state is State.wrong
     offline = doctor_config.retriever(config("retriever.path=nobody/nothing"))
     assert offline.state is State.wrong and "hf download nobody/nothing" in offline.fix
-    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     assert doctor_config.retriever(config("retriever.path=nobody/nothing")).state is State.warning
 
 
 def test_the_papers_corpus_needs_more_disk_and_memory_than_a_small_machine_has(config, monkeypatch, tmp_path):
     large = config("data.num_documents=36000000", "retriever.path=nobody/nothing")
-    assert "index versions 155.7" in doctor_config.disk(large).found  # the plan's figure, in GiB
+    assert "index versions 207.6" in doctor_config.disk(large).found  # the plan's figure, in GiB
     usage = type("Usage", (), {"free": 10 * 2**30})
     monkeypatch.setattr(doctor_config.shutil, "disk_usage", lambda path: usage)
     monkeypatch.setattr(doctor_config, "available_memory", lambda: 10 * 2**30)

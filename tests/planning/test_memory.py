@@ -65,7 +65,11 @@ def test_a_training_step_holds_what_was_measured(paper: Config, keys: dict[str, 
     config = replace(paper, data=data, train=replace(paper.train, micro_batches=1, **keys))
     planned = train_bytes(config, CONTRIEVER, 1, has_bfloat16=True) / 1e9
     assert 0.99 * gigabytes <= planned <= 1.1 * gigabytes
-    assert train_bytes(config, CONTRIEVER, 8, has_bfloat16=True) < 1e9 * planned
+
+
+def test_a_rank_of_several_holds_its_share_of_the_batch(paper: Config) -> None:
+    one, eight = (train_bytes(paper, CONTRIEVER, ranks, has_bfloat16=True) for ranks in (1, 8))
+    assert one / 8 < eight < one / 4
 
 
 def test_a_gated_layer_keeps_what_was_measured_of_qwen3() -> None:

@@ -60,6 +60,7 @@ def test_options_replace_the_scripts_own_and_what_was_frozen_is_run(tmp_path):
 def test_without_submit_nothing_is_written(prints, tmp_path):
     printed = prints(nodes="2")
     assert "#SBATCH --nodes=2" in printed and "Nothing is written" in printed
+    assert f"#SBATCH --output={tmp_path}/run/submitted/train/%j.log" in printed
     assert "all nodes must see it" in printed
     assert not (tmp_path / "run").exists()
 
@@ -82,7 +83,7 @@ def test_a_job_of_a_known_gpu_prints_the_layout_that_it_takes(capsys, tmp_path):
     printed, config = capsys.readouterr().out, load_config(PAPER)
     node = Node("n1", 64, 8, 80e9, is_driver=True)
     taken = lay_out(config, [node], run_sizes(config, config.data.num_documents, has_bfloat16=True))
-    assert f"actors           {taken.describe()}\n" in printed and "for GPUs of 80 GB" in printed
+    assert f"actors           {taken.describe()}; for GPUs of 80 GB" in printed
     run_slurm(PAPER, [f"run_dir={tmp_path}"], "train", {**asked, "gpus-per-node": "8"}, submit=False)
     assert "the job may be laid out otherwise: name a known type of GPU" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"resources\.train"):

@@ -60,8 +60,8 @@ def data_files(config: Config) -> Check:
 
 def retriever(config: Config) -> Check:
     paths = {"retriever.path": config.retriever.path, "retriever.query_path": config.retriever.query_path}
-    found = [_model("retriever", key, path) for key, path in paths.items() if path is not None]
-    return next((check for check in found if check.state is not State.ok), found[0])
+    checks = [_model("retriever", key, path) for key, path in paths.items() if path is not None]
+    return next((check for check in checks if check.state is not State.ok), checks[0])
 
 
 def language_model(config: Config) -> Check:
@@ -158,16 +158,16 @@ def layout(config: Config) -> Check:
 
     where = config.ray.address or "this machine"
     try:
-        found = layout_on_cluster(config, _sizes(config)) if config.ray.address else _layout_here(config)
+        laid_out = layout_on_cluster(config, _sizes(config)) if config.ray.address else _layout_here(config)
     except UserError as error:
         return Check("layout", State.wrong, str(error), SMALLER)
     planned = [
         f"{gpu.describe() or 'nobody'}: {gpu.num_bytes / GIB:.1f} of {gpu.node.gpu_limit / GIB:.1f} GiB"
-        for gpu in found.gpus
+        for gpu in laid_out.gpus
     ]
-    said = "; ".join([where, found.describe(), *planned, *found.notes])
-    if found.num_waiting:
-        return Check("layout", State.warning, f"{said}: {found.num_waiting} scorers find no room", SMALLER)
+    said = "; ".join([where, laid_out.describe(), *planned, *laid_out.notes])
+    if laid_out.num_waiting:
+        return Check("layout", State.warning, f"{said}: {laid_out.num_waiting} scorers find no room", SMALLER)
     return Check("layout", State.ok, said)
 
 

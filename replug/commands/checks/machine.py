@@ -33,7 +33,7 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was looked at, what was found, and where it is not well, how to fix it."""
+    """The result of one check: its state, a line that says it, and how to fix it."""
 
     name: str
     state: State
@@ -46,26 +46,26 @@ Checks = Sequence[tuple[str, Callable[[], Check | None]]]
 
 def run_checks(checks: Checks, limit_seconds: float = LIMIT_SECONDS) -> list[Check]:
     """Run every check within its time limit and return the findings in order."""
-    found = [_limited(name, check, limit_seconds) for name, check in checks]
-    return [check for check in found if check is not None]
+    results = [_limited(name, check, limit_seconds) for name, check in checks]
+    return [check for check in results if check is not None]
 
 
 def _limited(name: str, check: Callable[[], Check | None], limit_seconds: float) -> Check | None:
-    found: list[Check | None] = []
+    results: list[Check | None] = []
 
     def caught() -> None:
         try:
-            found.append(check())
+            results.append(check())
         except (OSError, ValueError, ImportError) as error:
             said = f"cannot be looked at: {type(error).__name__}: {error}"
-            found.append(Check(name, State.wrong, said, "fix what it names"))
+            results.append(Check(name, State.wrong, said, "fix what it names"))
 
     # A daemon: a thread that hangs in a dead file system must not keep the command from ending.
     thread = threading.Thread(target=caught, daemon=True)
     thread.start()
     thread.join(limit_seconds)
     late = Check(name, State.warning, f"no answer within {limit_seconds:g} s", "is a file system or the network stuck?")
-    return found[0] if found else late
+    return results[0] if results else late
 
 
 def machine_checks() -> Checks:

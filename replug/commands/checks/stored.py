@@ -4,10 +4,6 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
 from replug.config.errors import RunError, UserError
 from replug.config.plain_text import plain_json, plain_line
 from replug.data.folder import CHECKSUMS, Folder, checksum_problems, kind_of
@@ -15,7 +11,7 @@ from replug.data.labels import labels_folder
 from replug.data.store import verify_prepared
 from replug.evals.folder import EvaluationFolder
 from replug.index_workers.build_plan import index_folder, missing_index, version_numbers
-from replug.models.score_cache import ModelUse, ScoreCache
+from replug.models.score_cache import ScoreCache
 
 KINDS = "an index, a prepared set, labels, an encoder, a run directory"
 
@@ -29,8 +25,8 @@ def verify(path: Path, as_json: bool) -> None:
         return
     if as_json:
         raise UserError(f"{path} is a folder; expected --json with a cache of scores or a configuration")
-    found, problems = _verify_folder(path)
-    for line in found:
+    lines, problems = _verify_folder(path)
+    for line in lines:
         print(plain_line(line))
     for problem in problems:
         print(f"WRONG: {plain_line(problem)}")
@@ -39,14 +35,14 @@ def verify(path: Path, as_json: bool) -> None:
 
 
 def _verify_folder(directory: Path) -> tuple[list[str], list[str]]:
-    """Return what is there and what is wrong, in a folder with a manifest or in a run directory with all it holds."""
+    """Return lines on what a folder holds, and its problems; a run directory is verified with all its folders."""
     from replug.index_workers.verify import verify_index  # imports FAISS
     from replug.train.run_dir import MEND
 
     if kind_of(directory) == "prepared set":
         return verify_prepared(directory)
     is_prepared = kind_of(directory / "data") == "prepared set"
-    found, problems = verify_prepared(directory / "data") if is_prepared else ([], [])
+    lines, problems = verify_prepared(directory / "data") if is_prepared else ([], [])
     checked: dict[Path, list[str]] = {}
     for folder in (directory, directory / "retriever"):
         if (folder / CHECKSUMS).is_file():
@@ -58,16 +54,16 @@ def _verify_folder(directory: Path) -> tuple[list[str], list[str]]:
         if made is not None and made.is_finished:
             checked[folder] = made.verify()
     for folder, wrong in checked.items():
-        found.append(f"{folder}: {'all intact' if not wrong else f'wrong in {len(wrong)} places'}")
+        lines.append(f"{folder}: {'all intact' if not wrong else f'wrong in {len(wrong)} places'}")
         problems += wrong
-    if not found and kind_of(directory) is None and not version_numbers(index_folder(directory)):
+    if not lines and kind_of(directory) is None and not version_numbers(index_folder(directory)):
         raise UserError(f"{directory} holds nothing that replug wrote; expected {KINDS}")
     if kind_of(directory) == "run" and not version_numbers(index_folder(directory)):
-        found.append(f"without an index: {missing_index(directory)}")
-    elif version_numbers(index_folder(directory)) or not found:
+        lines.append(f"without an index: {missing_index(directory)}")
+    elif version_numbers(index_folder(directory)) or not lines:
         of_index = verify_index(index_folder(directory))
-        found, problems = of_index[0] + found, of_index[1] + problems
-    return found, problems
+        lines, problems = of_index[0] + lines, of_index[1] + problems
+    return lines, problems
 
 
 def verify_scores(path: Path, as_json: bool) -> None:
@@ -89,23 +85,13 @@ def verify_scores(path: Path, as_json: bool) -> None:
             f"{path}: {cache.num_bytes() / 1e6:.1f} MB, {held['rows']} rows, {held['rows_with_tokens']} of them with "
             f"their tokens, {held['generations']} answers, samples of {held['samples']} prompts"
         )
-        Console(width=120).print(_table(models))
+        for use in models:
+            print(
+                f"{plain_line(use.identity)}: {use.rows} rows, {use.rows_with_tokens} with tokens, {use.generations} "
+                f"answers, {use.samples} sampled, from {_date(use.oldest)} to {_date(use.newest)}"
+            )
     finally:
         cache.close()
-
-
-def _table(models: list[ModelUse]) -> Table:
-    table = Table()
-    table.add_column("LM", overflow="fold")
-    for name in ("rows", "with tokens", "answers", "sampled", "oldest", "newest"):
-        table.add_column(name, justify="right")
-    for use in models:
-        table.add_row(
-            escape(plain_line(use.identity)),
-            *(str(number) for number in (use.rows, use.rows_with_tokens, use.generations, use.samples)),
-            *(_date(seconds) for seconds in (use.oldest, use.newest)),
-        )
-    return table
 
 
 def _date(seconds: int | None) -> str:
