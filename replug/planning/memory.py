@@ -12,6 +12,7 @@ from replug.cluster.gpu_shares import Sizes
 from replug.cluster.layout import index_actors, scorers
 from replug.config.choices import TrainedSide
 from replug.config.errors import UserError
+from replug.config.paths import names_store
 from replug.config.refresh_policy import refresh_policy
 from replug.config.schema import Config, LMConfig
 from replug.index_workers.kinds import SEARCH_BYTES, bytes_per_vector, num_lists, resolve_kind
@@ -158,7 +159,12 @@ def _tokens_with_gradient(config: Config, size: Lengths, queries: float) -> floa
 
 
 def _vector_bytes(config: Config, retriever: ModelSize, num_documents: int) -> float | None:
-    """Return the bytes of one version of the vectors as it is searched; None where only FAISS knows them."""
+    """Return the bytes of one version of the vectors as it is searched; None where only FAISS knows them.
+
+    A vector store holds its own.
+    """
+    if names_store(config.data.corpus):
+        return 0.0
     dim, index = searched_width(config, retriever.dim), config.index
     factory = resolve_kind(index.kind, dim, num_documents, index.nprobe, rerank=True).factory
     each = FLOAT16 * dim if factory is None else bytes_per_vector(factory, dim, num_documents)
@@ -179,8 +185,9 @@ def host_bytes(config: Config, num_documents: int, has_bfloat16: bool, num_nodes
     weights = num_scorers * lm.parameters * DTYPE_BYTES[dtype] if lm else 0
     vectors, actors = 0.0, index_actors(config.index)
     if not actors.gpus_per_searcher:
+        known_bytes = _vector_bytes(config, retriever, num_documents or 1)
         largest = num_documents * FLOAT32 * searched_width(config, retriever.dim)
-        vectors = 2 * (_vector_bytes(config, retriever, num_documents or 1) or largest)
+        vectors = 2 * (largest if known_bytes is None else known_bytes)
     return state_bytes(config, retriever) + (weights + vectors) / min(num_nodes, actors.num_shards)
 
 
@@ -213,12 +220,14 @@ def version_bytes(config: Config, num_documents: int, retriever: ModelSize) -> f
 
     Centroids are in the quantizer's file and in that of every shard.
     """
+    encoder = float(FLOAT32 * retriever.parameters)
+    if names_store(config.data.corpus):
+        return encoder
     dim, index = searched_width(config, retriever.dim), config.index
-    vectors = FLOAT16 * dim * num_documents
     factory = resolve_kind(index.kind, dim, num_documents or 1, index.nprobe, rerank=True).factory
     codes = (_vector_bytes(config, retriever, num_documents or 1) or 0.0) if factory else 0.0
     centroids = (index_actors(index).num_shards + 1) * num_lists(factory or "") * FLOAT32 * dim
-    return vectors + codes + centroids + FLOAT32 * retriever.parameters
+    return encoder + FLOAT16 * dim * num_documents + codes + centroids
 
 
 def most_versions(config: Config) -> int:

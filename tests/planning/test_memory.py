@@ -166,6 +166,13 @@ def test_vectors_and_lms_that_no_gpu_holds_are_in_the_nodes_memory(paper: Config
     assert run_sizes(paper, 36_000_000, has_bfloat16=True).vectors == 36e6 * 768 * 2
 
 
+def test_a_vector_store_holds_its_vectors_itself(paper: Config) -> None:
+    config = replace(paper, data=replace(paper.data, corpus="lance:///nowhere?table=docs", source=None))
+    assert version_bytes(config, 36_000_000, CONTRIEVER) == 4 * CONTRIEVER.parameters
+    assert host_bytes(config, 36_000_000, has_bfloat16=True) < 6e9
+    assert run_sizes(config, 36_000_000, has_bfloat16=True).vectors == 0
+
+
 def test_more_dimensions_than_there_are_is_refused_by_its_key(paper: Config) -> None:
     with pytest.raises(UserError, match=r"index\.dims"):
         run_sizes(replace(paper, index=replace(paper.index, dims=1000)), 1000, has_bfloat16=True)
