@@ -65,20 +65,6 @@ def has_answer(document: str, answers: Sequence[str]) -> bool:
     return any(words and f" {' '.join(words)} " in text for words in map(answer_tokens, answers))
 
 
-def answer_spans(document: str, answers: Sequence[str]) -> list[tuple[int, int]]:
-    """Return where a document holds answers as `has_answer` finds them: characters (start, end), none in another."""
-    found = list(_WORDS.finditer(document))
-    tokens = [unicodedata.normalize("NFD", match.group()).lower() for match in found]
-    wanted = sorted(filter(None, map(answer_tokens, answers)), key=len, reverse=True)
-    spans, place = [], 0
-    while place < len(tokens):
-        length = next((len(words) for words in wanted if tokens[place : place + len(words)] == words), 0)
-        if length:
-            spans.append((found[place].start(), found[place + length - 1].end()))
-        place += length or 1
-    return spans
-
-
 def contains_answer(prediction: str, answers: Sequence[str]) -> bool:
     """Return whether the prediction contains an answer as it is written, in lower case, or capitalised.
 

@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 from matplotlib.axes import Axes
 
 from replug.config.methods import NONE
-from replug.data.answers import answer_spans
 from replug.data.files import replace_file, write_json
 from replug.data.progress import Progress
 from replug.data.rows import one_line
@@ -36,7 +35,7 @@ from replug.evals.adaptive import (
 )
 from replug.evals.charts import Draw, bars, lines, to_svg
 from replug.evals.intervals import Interval, wilson_interval
-from replug.evals.tables import Block, Blocks, Html, Marked, Table, figure, grid, html_page
+from replug.evals.tables import Block, Blocks, Html, Table, figure, grid, html_page
 from replug.evals.thresholds import MIN_QUESTIONS, NUM_RESAMPLES
 
 log = logging.getLogger(__name__)
@@ -48,7 +47,6 @@ ADAPTIVE = "adaptive "  # before the name of a pair of methods: its policy by po
 SCALES = {POPULARITY: "popularity of the subject", FREQUENCY: "documents that name the subject"}
 MIN_DRAWN = 5  # questions: an accuracy of fewer says nothing, and its interval hides the others
 NUM_SHOWN, NUM_REFERENCES = 4, 3  # questions that only one method answers right, and accepted answers of each
-EXCERPT = 700  # characters at the end of a prompt: PopQA's passages have 100 words
 COST_HEADS = {
     "lm_calls": ("LM calls", 2),
     "retriever_calls": ("searches", 2),
@@ -338,28 +336,26 @@ def _interval_text(interval: Interval | None, sign: str = "") -> str:
 
 def example_blocks(answered: AnsweredQuestions, pair: Pair) -> Iterator[Block]:
     """Yield questions that only the first method answers right, and ones of the second's (tables 3 and 4)."""
-    path = answered.folders[pair[1]].examples
+    paths = [answered.folders[name].examples for name in pair]
     right = answered.right(pair)
     for winner, verb in ((0, "harms"), (1, "helps")):
         rows = np.flatnonzero((right[winner] == 1) & (right[1 - winner] == 0))
-        if not len(rows) or not path.is_file():
+        if not len(rows) or not all(path.is_file() for path in paths):
             continue
         places = np.linspace(0, len(rows) - 1, min(NUM_SHOWN, len(rows))).round().astype(int)
         ids = [answered.ids[row] for row in rows[places].tolist()]
         yield f"{pair[1]} {verb} {len(rows)} questions, which only {pair[winner]} answers right; {len(ids)} of them:"
-        closed, augmented = (_examples(answered, name, ids) for name in pair)
+        closed, augmented = (_examples(path, name, ids) for path, name in zip(paths, pair, strict=True))
         table = []
         for name in ids:
-            references, prompt = augmented[name]["references"], one_line(augmented[name]["prompt"])[-EXCERPT:]
-            question = f"{one_line(augmented[name]['question'])} ({'; '.join(references[:NUM_REFERENCES])})"
-            read = Marked(f"…{prompt}", answer_spans(f"…{prompt}", references))
-            table.append([question, closed[name]["answer"], augmented[name]["answer"], read])
-        yield Table(["question (answers)", *pair, "end of the prompt; answers are marked"], table)
+            accepted = "; ".join(closed[name]["references"][:NUM_REFERENCES])
+            question = f"{one_line(closed[name]['question'])} ({accepted})"
+            table.append([name, question, closed[name]["answer"], augmented[name]["answer"]])
+        yield Table(["id in examples.parquet", "question (answers)", *pair], table)
 
 
-def _examples(answered: AnsweredQuestions, method: str, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
-    filters = [("id", "in", list(ids)), ("method", "=", method)]
-    rows = pq.read_table(answered.folders[method].examples, filters=filters).to_pylist()
+def _examples(path: Path, method: str, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+    rows = pq.read_table(path, filters=[("id", "in", list(ids)), ("method", "=", method)]).to_pylist()
     return {row["id"]: row for row in rows}
 
 

@@ -13,7 +13,7 @@ found, and leakage.json holds it for the examples of the results.
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.data.files import read_json, write_json
-from replug.data.hashing import content_hash, hash64, is_known, ngram_hashes, without_common
+from replug.data.hashing import content_hash, hash64, ngram_hashes, without_common
 from replug.data.prepare.disjoint import LEAST_COMMON, common_from
 from replug.data.progress import Progress
 from replug.data.records import Document
@@ -56,35 +56,6 @@ class Overlaps:
         return np.array([identifier in self.reasons for identifier in ids], dtype=bool)
 
 
-class _Rows:
-    """The n-grams of examples, by row, and the documents that hold them."""
-
-    def __init__(self, n: int, hashes: Sequence[tuple[np.ndarray, int]]) -> None:
-        self._n, self._given = n, hashes
-        together = np.concatenate([np.empty(0, np.uint64), *(some for some, _ in hashes)])
-        of = np.repeat(np.array([row for _, row in hashes], np.int64), [len(some) for some, _ in hashes])
-        order = np.argsort(together, kind="stable")
-        self._hashes, self._rows = together[order], of[order]
-        self._num_holding: Counter[int] = Counter()  # documents that hold a hash
-        self._found: dict[int, set[int]] = {}  # rows that a hash was found for
-
-    def find(self, text: str, is_own: Callable[[int], bool]) -> None:
-        """Look for a document's n-grams; those of rows that it is the own source of count for nothing."""
-        hashes = ngram_hashes(text, self._n)
-        for known in np.unique(hashes[is_known(hashes, self._hashes)]).tolist():
-            self._num_holding[known] += 1
-            first, last = (np.searchsorted(self._hashes, np.uint64(known), side) for side in ("left", "right"))
-            rows = self._found.setdefault(known, set())
-            rows.update(row for row in self._rows[first:last].tolist() if not is_own(row))
-
-    def rows(self, common_from: int) -> set[int]:
-        """Return the rows with an n-gram that was found, apart from those that so many documents hold."""
-        common = sorted(known for known, count in self._num_holding.items() if count >= common_from)
-        among = np.array(common, np.uint64)
-        own = ((row, without_common(hashes, self._n, among).tolist()) for hashes, row in self._given)
-        return {row for row, hashes in own if any(row in self._found.get(one, ()) for one in hashes)}
-
-
 def find_overlaps(
     examples: Sequence[Item],
     texts: Sequence[Sequence[str]],
@@ -94,36 +65,41 @@ def find_overlaps(
     """Compare every example with every document. `texts` are those of each example that no document should hold."""
     by_source: dict[str, list[int]] = {}
     by_text: dict[bytes, list[int]] = {}
-    hashes: dict[int, list[tuple[np.ndarray, int]]] = {}
+    given: list[tuple[int, np.ndarray, int]] = []  # the n of each text, the hashes of its n-grams, and its row
     num_short = 0
     for row, (example, own) in enumerate(zip(examples, texts, strict=True)):
         if example.source:
             by_source.setdefault(example.source, []).append(row)
-        is_short = True
-        for text in own:
+        lengths = [min(MOST_WORDS, len(compared_words(text))) for text in own]
+        for text, n in zip(own, lengths, strict=True):
             by_text.setdefault(content_hash(text), []).append(row)
-            n = min(MOST_WORDS, len(compared_words(text)))
             if n >= LEAST_WORDS:
-                hashes.setdefault(n, []).append((ngram_hashes(text, n), row))
-                is_short = False
-        num_short += is_short
-    by_ngram = [_Rows(n, some) for n, some in hashes.items()]
+                given.append((n, ngram_hashes(text, n), row))
+        num_short += max(lengths, default=0) < LEAST_WORDS
+    rows_of: dict[int, dict[int, set[int]]] = {}  # by n and hash
+    for n, hashes, row in given:
+        for known in hashes.tolist():
+            rows_of.setdefault(n, {}).setdefault(known, set()).add(row)
+    num_holding: Counter[int] = Counter()  # documents that hold a hash
+    holds: set[tuple[int, int]] = set()  # a row, and the hash of it that some document holds
     found: dict[str, set[int]] = {reason: set() for reason in REASONS}
     sources: set[int] = set()
     for document in documents:
         if len(sources) < MOST_SOURCES:
             sources.add(hash64(document.source))
-
-        def is_own(row: int, source: str = document.source) -> bool:
-            return excludes_own and examples[row].source == source
-
-        found[SOURCE].update(by_source.get(document.source, ()))
-        equal = by_text.get(content_hash(document.text), ())
-        found[EQUAL].update(row for row in equal if not is_own(row))
-        for ngrams in by_ngram:
-            ngrams.find(document.text, is_own)
-    for ngrams in by_ngram:
-        found[NGRAM] |= ngrams.rows(common_from(len(sources)))
+        own_rows = set(by_source.get(document.source, ()))
+        left_out = own_rows if excludes_own else set()
+        found[SOURCE] |= own_rows
+        found[EQUAL] |= set(by_text.get(content_hash(document.text), ())) - left_out
+        for n, known_rows in rows_of.items():
+            for known in known_rows.keys() & set(ngram_hashes(document.text, n).tolist()):
+                num_holding[known] += 1
+                holds.update((row, known) for row in known_rows[known] - left_out)
+    limit = common_from(len(sources))
+    common = np.array(sorted(known for known, count in num_holding.items() if count >= limit), np.uint64)
+    for n, hashes, row in given:
+        if any((row, known) in holds for known in without_common(hashes, n, common).tolist()):
+            found[NGRAM].add(row)
     counted = REASONS[1:] if excludes_own else REASONS
     reasons = {e.id: [reason for reason in counted if row in found[reason]] for row, e in enumerate(examples)}
     return Overlaps(
