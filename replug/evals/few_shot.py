@@ -109,15 +109,14 @@ def few_shot_dataset(
     make_task: Callable[[Asking, EvidenceBook], Task],
     queries: Callable[[Sequence[Any]], list[str]] | None = None,
 ) -> EvalDataset:
-    """Return questions whose demonstrations, `shots` by group, are searched for behind them, where they have documents.
+    """Return questions whose demonstrations, `shots` by group, are searched for behind them.
 
     The LM must hold `num_new` tokens after a prompt. `queries` gives what is searched for, by default the questions in
     the form of `questions.query`.
     """
     shown = {shot.example.id: shot for own in shots.values() for shot in own}
-    behind = list(shown) if config.questions.documents_in_shots else []
-    place_of = {name: len(questions) + place for place, name in enumerate(behind)}
-    searched = [*questions, *(shown[name] for name in behind)]
+    place_of = {name: len(questions) + place for place, name in enumerate(shown)}
+    searched = [*questions, *shown.values()]
 
     def make(prompted: PromptedLM | None, book: EvidenceBook) -> Task:
         from replug.models.build import counting_template  # brings torch: only once the configuration is checked
@@ -129,7 +128,7 @@ def few_shot_dataset(
             for name, place in place_of.items()
         }
         by_method = {
-            (method.name, group): [(shot, documents.get((method.name, shot.example.id))) for shot in own]
+            (method.name, group): [(shot, documents[method.name, shot.example.id]) for shot in own]
             for method in book.methods
             for group, own in shots.items()
         }

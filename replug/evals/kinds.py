@@ -39,7 +39,7 @@ MEASURES_TEXTS = (
     *("texts.tokenizer", "texts.detokenize"),
 )
 DRAWS_QUESTIONS = ("questions.path", "questions.query", "questions.max_questions")
-SHOWS_SHOTS = (*MIXES, *DRAWS_QUESTIONS, "questions.shots", "questions.documents_in_shots")
+SHOWS_SHOTS = (*MIXES, *DRAWS_QUESTIONS, "questions.shots")
 ANSWERS_QUESTIONS = (*SHOWS_SHOTS, "questions.demonstrations", "questions.max_new_tokens")
 ASK_QUESTIONS = ("open_qa", "popqa")  # for whole answers
 MAY_RERANK_DOCUMENTS = ("language_modelling", "mmlu", "open_qa", "token_gain")

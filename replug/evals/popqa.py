@@ -226,12 +226,7 @@ def add_popqa_findings(finished: Finished) -> list[Block]:
             if correlation is not None and not group.startswith("popularity "):
                 entries[_named("correlation", group)] = {"value": correlation, "n": len(rows)}
     scale = SCALES[_any_outcome(finished.rows[0])["detail"]["popularity_from"]]
-    return [
-        scale,
-        *dropped_shots(finished),
-        _frequent_answers_table(members),
-        _correlation_table(results, members),
-    ]
+    return [scale, *dropped_shots(finished), _findings_table(results, members)]
 
 
 def _members_by_group(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -254,22 +249,15 @@ def _named(metric: str, group: str) -> str:
     return f"{metric}/{group}" if group else metric
 
 
-def _frequent_answers_table(members: Mapping[str, Sequence[Row]]) -> Table:
+def _findings_table(results: Results, members: Mapping[str, Sequence[Row]]) -> Table:
     rows = []
     for group, own in members.items():
-        outcomes = [_any_outcome(row) for row in own]
-        frequent = float(np.mean([outcome["numbers"]["most_frequent_accuracy"] for outcome in outcomes]))
-        rows.append([group or "all", str(len(own)), f"{frequent:.3f}"])
-    return Table(["accuracy without an LM", "n", "most frequent answer of the relation's other questions"], rows)
-
-
-def _correlation_table(results: Results, members: Mapping[str, Sequence[Row]]) -> Table:
-    rows = []
-    for group in members:
-        found = [entries.get(_named("correlation", group)) for entries in results.values()]
-        if any(found):
-            rows.append([group or "all", *(f"{entry['value']:+.2f}" if entry else "" for entry in found)])
-    return Table(["correlation of accuracy with log popularity", *results], rows)
+        frequent = float(np.mean([_any_outcome(row)["numbers"]["most_frequent_accuracy"] for row in own]))
+        correlations = [of.get(_named("correlation", group)) for of in results.values()]
+        shown = [f"{entry['value']:+.2f}" if entry else "" for entry in correlations]
+        rows.append([group or "all", str(len(own)), f"{frequent:.3f}", *shown])
+    head = [f"correlation with log popularity, {name}" for name in results]
+    return Table(["", "n", "accuracy of the most frequent answer of the relation's other questions", *head], rows)
 
 
 EVALUATION = EvaluationKind(popqa_dataset, ANSWERS_QUESTIONS, add_findings=add_popqa_findings)

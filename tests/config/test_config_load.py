@@ -55,9 +55,9 @@ SAID = {  # by every table, and by evaluation
     "": ("retriever.similarity", "retriever.query_prompt", "retriever.document_prompt", "lm.dtype"),
     "language_modelling": (*OF_ENSEMBLE, "texts.scored_tokens", "texts.context_tokens", "texts.query_tokens"),
     "token_gain": (*OF_ENSEMBLE, "texts.scored_tokens", "texts.context_tokens", "texts.query_tokens"),
-    "mmlu": (*OF_ENSEMBLE, "questions.shots", "questions.query", "questions.documents_in_shots"),
-    "open_qa": (*OF_ENSEMBLE, "questions.shots", "questions.query", "questions.documents_in_shots"),
-    "popqa": ("k", "questions.shots", "questions.query", "questions.max_new_tokens", "questions.documents_in_shots"),
+    "mmlu": (*OF_ENSEMBLE, "questions.shots", "questions.query"),
+    "open_qa": (*OF_ENSEMBLE, "questions.shots", "questions.query"),
+    "popqa": ("k", "questions.shots", "questions.query", "questions.max_new_tokens"),
     "internet_qa": ("questions.shots", "questions.query", "web.num_results", "web.max_passages"),
 }
 TABLES = {path.stem: OmegaConf.load(path) for path in sorted(FOLDER.glob("paper_tables/*.yaml"))}

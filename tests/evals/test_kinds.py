@@ -99,7 +99,6 @@ def test_the_command_that_a_configuration_tells_is_one_that_passes_its_rules(nam
         ([*MMLU, "ensemble.temperature=2"], "texts.path is set"),
         ([*INTERNET, "ensemble.temperature=2"], "ensemble.temperature is set"),
         ([*INTERNET, "exclude_own_source=true"], "exclude_own_source is set"),
-        ([*INTERNET, "questions.documents_in_shots=false"], "questions.documents_in_shots is set"),
         (
             ["evaluation=perplexity"],
             "evaluation: 'perplexity' .*expected one of internet_qa, language_modelling, mmlu, open_qa, popqa, retri",

@@ -83,10 +83,6 @@ def test_the_demonstrations_of_a_set_are_searched_for_behind_its_questions(tmp_p
         "document 7",
         "own",
     ]
-    config.questions.documents_in_shots = False
-    lm.prompts.clear()
-    mmlu_dataset(config, None).make_task(PromptedLM(lm, PromptTemplate("\n")), Book()).submit(0, {"bm25": NOTHING})
-    assert "Knowledge" not in lm.prompts[0][0]
 
 
 def test_the_question_moves_the_weights_of_documents_before_the_letter() -> None:
