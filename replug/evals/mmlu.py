@@ -215,18 +215,23 @@ class Mmlu(FewShotTask):
         by_opening: dict[str, set[str]] = {}
         for one in asked.values():
             by_opening.setdefault(one.opening, set()).update(one.prompts)
-        waiting = [(opening, self._ask(opening, sorted(prompts))) for opening, prompts in sorted(by_opening.items())]
+        calls = []  # in the order of texts: what is scored together decides the last bits of scores
+        for opening, prompts in ((opening, sorted(some)) for opening, some in sorted(by_opening.items())):
+            repeated = [prompt for prompt in prompts for _ in LETTERS]
+            future = self.asking.lm.submit(repeated, self._letters * len(prompts), opening=opening)
+            calls.append((opening, prompts, future))
         read = {name: self._read(asked[name], one.weighting.read) for name, one in evidence.items()}
 
         def finish() -> Outcomes:
-            letters = {(opening, prompt): some for opening, ask in waiting for prompt, some in ask().items()}
-            found = {
-                name: np.stack([letters[one.opening, prompt] for prompt in one.prompts]) for name, one in asked.items()
-            }
-            return {
-                name: self._outcome(question, found[name], one, read[name](), asked[name])
-                for name, one in evidence.items()
-            }
+            letters: dict[tuple[str, str], np.ndarray] = {}  # log-probs [4] by opening and prompt
+            for opening, prompts, future in calls:
+                logprobs = np.array([score.sum_logprob for score in future.result()]).reshape(-1, len(LETTERS))
+                letters |= {(opening, prompt): own for prompt, own in zip(prompts, logprobs, strict=True)}
+            outcomes = {}
+            for name, one in asked.items():
+                own = np.stack([letters[one.opening, prompt] for prompt in one.prompts])
+                outcomes[name] = self._outcome(question, own, evidence[name], read[name](), one)
+            return outcomes
 
         return finish
 
@@ -240,17 +245,6 @@ class Mmlu(FewShotTask):
         def answers() -> np.ndarray:
             scores = dict(zip(prompts, future.result(), strict=True))
             return common_read([scores[prompt] for prompt in asked.prompts])
-
-        return answers
-
-    def _ask(self, opening: str, prompts: Sequence[str]) -> Callable[[], dict[str, np.ndarray]]:
-        """Ask for the four letters' log-probs [4] by prompt, in one call, in the texts' order."""
-        repeated = [prompt for prompt in prompts for _ in LETTERS]
-        future = self.asking.lm.submit(repeated, self._letters * len(prompts), opening=opening)
-
-        def answers() -> dict[str, np.ndarray]:
-            letters = np.array([score.sum_logprob for score in future.result()]).reshape(len(prompts), len(LETTERS))
-            return dict(zip(prompts, letters, strict=True))
 
         return answers
 

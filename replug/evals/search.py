@@ -104,7 +104,7 @@ def _find(
     own = replace(config.retriever, similarity=config.similarities.get(source, config.retriever.similarity))
     if source != REPLUG:  # prompts and query_path are of retriever.path alone
         own = replace(own, path=path, query_path=None, query_prompt=None, document_prompt=None)
-    run, root = replace(config.run_config(), retrieve=RetrieveConfig(k), retriever=own), _root(config, source, out)
+    run, root = replace(config.run_config(), retrieve=RetrieveConfig(k), retriever=own), out / "index" / source
     encoder = load_encoder(own, dims=run.index.dims)
     require_known(encoder, corpus.corpus, queries, path)
     if source == REPLUG:
@@ -136,7 +136,11 @@ def _texts(corpus: Corpus) -> Iterator[str]:
 
 def _query_vectors(queries: Sequence[str], path: str | None, encoder: Encoder) -> np.ndarray:
     """Embed queries [B, D] with the encoder of the documents, or with the one in `path`, which only queries have."""
-    own = _query_encoder(path, encoder)
+    own = encoder
+    if path:
+        folder = resolve_encoder_path(path)
+        own = QueryEncoder(folder, encoder.similarity, dims=encoder.dims)
+        encoder.require_documents_of(own, folder)
     if own.dim != encoder.dim:
         raise UserError(
             f"query_encoders: vectors of {path} have {own.dim} numbers, those of the documents {encoder.dim}; "
@@ -145,16 +149,6 @@ def _query_vectors(queries: Sequence[str], path: str | None, encoder: Encoder) -
     vectors = own.encode_query(queries).numpy()
     require_finite_vectors(vectors, [repr(query[:40]) for query in queries])
     return vectors
-
-
-def _query_encoder(path: str | None, encoder: Encoder) -> Encoder:
-    """Return the encoder in `path`, which only queries have, or that of the documents."""
-    if not path:
-        return encoder
-    folder = resolve_encoder_path(path)
-    queries = QueryEncoder(folder, encoder.similarity, dims=encoder.dims)
-    encoder.require_documents_of(queries, folder)
-    return queries
 
 
 def needs_building(config: EvaluationConfig, source: str) -> bool:
@@ -214,8 +208,3 @@ def query_folder(config: EvaluationConfig, source: str) -> str:
     root = index_folder(Path(path).expanduser()).absolute()
     store = VersionStore(root)
     return str(query_encoder_folder(root) or store.encoder_folder(store.published()[-1]))
-
-
-def _root(config: EvaluationConfig, source: str, out: Path) -> Path:
-    """Return the folder of the index that the evaluation makes for a retriever."""
-    return out / "index" / source
