@@ -20,7 +20,7 @@ BACKENDS = re.compile(r"\w+:.*|stand_in")  # what `models` looks up, such as pac
 OF_THE_OTHER = {"retriever.path": "package:smollm2", "lm.path": "package:minilm"}
 HUB_SECONDS = 5.0
 MODEL, DATASET = "model", "dataset"
-ROWS = "a file of rows, a folder of them, or a dataset's name on the hub"
+DATA = "a file of rows or texts, a folder of them, or a dataset's name on the hub"
 
 
 def is_here(key: str, name: str, expected: str) -> bool:
@@ -47,22 +47,21 @@ def check_names(config: Config | EvaluationConfig) -> None:
             raise UserError(f"{key}: {name} is {found}; expected {wanted}: are retriever.path and lm.path swapped?")
         if not BACKENDS.fullmatch(name):
             require_name(key, name, MODEL, "a folder of a model, or a name on the hub")
-    data, folder = config.data, config.run_dir if isinstance(config, Config) else config.out
-    is_prepared = (Path(data.out or f"{folder}/data").expanduser() / "manifest.json").is_file()
-    if is_prepared:
-        return
-    if data.source and "*" not in data.source and not OURS.fullmatch(data.source):
-        require_name("data.source", data.source, DATASET, "a folder, a file of rows, or a dataset's name on the hub")
-    for key, name in names_of_rows(config):
-        require_name(key, name, DATASET, ROWS)
+    folder = config.run_dir if isinstance(config, Config) else config.out
+    if not (Path(config.data.out or f"{folder}/data").expanduser() / "manifest.json").is_file():
+        for key, name in names_of_data(config):
+            require_name(key, name, DATASET, DATA)
 
 
-def names_of_rows(config: Config | EvaluationConfig) -> Iterator[tuple[str, str]]:
-    """Yield the keys that name rows, with their values; patterns of files and the URL of a store are left out."""
-    named = {f"data.{name}": getattr(config.data, name) for name in ("corpus", "queries", "heldout", "dev")}
+def names_of_data(config: Config | EvaluationConfig) -> Iterator[tuple[str, str]]:
+    """Yield the keys that name texts or rows, with their values; no pattern of files, URL of a store or stand-in."""
+    named = {f"data.{name}": getattr(config.data, name) for name in ("source", "corpus", "queries", "heldout", "dev")}
     if isinstance(config, EvaluationConfig):
         named |= {f"questions.{name}": getattr(config.questions, name) for name in ("path", "demonstrations", "qrels")}
-    yield from ((key, name) for key, name in named.items() if name and "*" not in name and "://" not in name)
+    for key, name in named.items():
+        is_ours = key == "data.source" and OURS.fullmatch(name or "")
+        if name and not is_ours and "*" not in name and "://" not in name:
+            yield key, name
 
 
 def _models(config: Config | EvaluationConfig) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
-from replug.config.hub_names import OURS, ROWS, is_here, names_of_rows
+from replug.config.hub_names import DATA, is_here, names_of_data
 from replug.config.schema import Config
 
 SHIPPED = Path(__file__).parents[1] / "configs"
@@ -84,10 +84,8 @@ def check_evaluation_paths(config: EvaluationConfig) -> None:
 
 
 def _check_data(config: Config | EvaluationConfig) -> None:
-    for key, name in names_of_rows(config):
-        is_here(key, name, ROWS)
+    for key, name in names_of_data(config):
+        is_here(key, name, DATA)
     data = config.data
-    if data.source and "*" not in data.source and not OURS.fullmatch(data.source):
-        is_here("data.source", data.source, "a folder, a file of rows, or a dataset's name on the hub")
     if data.prepared is not None and not (Path(data.prepared).expanduser() / "manifest.json").is_file():
         raise UserError(f"data.prepared: {data.prepared} is not a prepared set (manifest.json is missing)")
