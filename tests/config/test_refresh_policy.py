@@ -2,8 +2,7 @@
 
 import pytest
 
-from replug.config.refresh_policy import RefreshPolicy, Start, refresh_problems
-from replug.config.schema import RefreshConfig
+from replug.config.refresh_policy import RefreshPolicy, Start
 
 AT_LAG = RefreshPolicy(every_steps=10, lag_steps=3, max_age_steps=30, max_steps=40)
 WHEN_READY = RefreshPolicy(every_steps=10, lag_steps=None, max_age_steps=30, max_steps=40)
@@ -45,12 +44,3 @@ def test_at_lag_a_refresh_is_due_at_its_lag_ready_or_not(is_ready: bool) -> None
 def test_when_ready_a_refresh_is_due_once_it_is_ready_or_the_live_index_at_its_age_limit() -> None:
     assert WHEN_READY.is_due(11, 0, 10, is_ready=True)
     assert [step for step in range(10, 40) if WHEN_READY.is_due(step, 0, 10, False)] == list(range(30, 40))
-
-
-def test_problems_name_the_key_and_what_was_expected() -> None:
-    assert list(refresh_problems(RefreshConfig())) == []
-    late = RefreshConfig(every_steps=10, lag_steps=11)
-    assert "refresh.lag_steps is 11; expected 0 to refresh.every_steps (10)" in next(refresh_problems(late))
-    young = RefreshConfig(every_steps=10, lag_steps=5, max_age_steps=14)
-    assert "refresh.max_age_steps is 14; expected at least" in next(refresh_problems(young))
-    assert "expected a number of steps, or when_ready" in next(refresh_problems(RefreshConfig(lag_steps="soon")))
