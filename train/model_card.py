@@ -34,7 +34,7 @@ from replug.train.report import run_blocks
 log = logging.getLogger(__name__)
 
 FILE = "README.md"
-UNKNOWN = "unknown"  # a licence id of the hub: that the field is empty is said, not left out
+UNKNOWN = "unknown"  # the hub's id of a licence that is not known
 TAGS = ["sentence-transformers", "sentence-similarity", "feature-extraction", "replug-lsr"]
 OF_THE_BASE = ("license", "license_name", "license_link", "language")
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-]+(?:\.\d[\w-]*)*")  # a version may stand in it, a file's suffix may not
@@ -104,8 +104,8 @@ def write_model_card(
 def _data_lines(config: Config) -> list[str]:
     """Say where texts and documents came from."""
     given = {key: getattr(config.data, key) for key in DATA_KEYS}
-    said = ", ".join(f"{key} {plain_line(public_name(value))}" for key, value in given.items() if value)
-    return [f"data: {said}"] if said else []
+    sources = ", ".join(f"{key} {plain_line(public_name(value))}" for key, value in given.items() if value)
+    return [f"data: {sources}"] if sources else []
 
 
 def _settings_at_work(config: Config) -> dict[str, str]:
@@ -170,11 +170,11 @@ def card_metadata(
 ) -> ModelCardData:
     """Return the card's front matter, with `license_id` instead of the base's licence, where it is given.
 
-    Only what is known is said. The base model and a dataset are named where they are names on the hub and no files of
+    Unknown fields are left out. The base model and a dataset are named where they are names on the hub and no files of
     this machine. Licence and language are the base's own, where its folder or the hub's cache holds its card.
     """
     path, base = config.retriever.path, _of_the_base(config.retriever.path)
-    said: dict[str, Any] = {"license": license_id} if license_id else {key: base.get(key) for key in OF_THE_BASE[:3]}
+    licence: dict[str, Any] = {"license": license_id} if license_id else {key: base.get(key) for key in OF_THE_BASE[:3]}
     source = (config.data.source or "").partition(":")[0]
     dataset = source if HUB_NAME.fullmatch(source) and not Path(source).expanduser().exists() else None
     evaluations = [
@@ -184,7 +184,7 @@ def card_metadata(
         for one in _eval_results((results or {})[what], what, task, dataset)
     ]
     return ModelCardData(
-        **{**said, "license": said["license"] or UNKNOWN},
+        **{**licence, "license": licence["license"] or UNKNOWN},
         language=base.get("language"),
         library_name="sentence-transformers",
         pipeline_tag="sentence-similarity",

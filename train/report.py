@@ -52,7 +52,7 @@ SYMBOLS = (
     "Headroom: what the same documents would give if the LM's own scores weighed them, or the best one were known "
     "beforehand; what can be predicted of it: the scores of each half of a text weigh them for the other half.",
 )
-FAR = 0.5  # of the scored share before: below it a search finds mostly what no label tells of
+FAR = 0.5  # of the untuned retriever's scored share: below it, most retrieved documents have no label
 SMOOTH_STEPS = 8
 # The curves of the metrics that a run has: a title, and the lines' names by metric.
 CURVES = (
@@ -155,9 +155,9 @@ def _verdict_blocks(results: Mapping[str, Any]) -> list[Block]:
     if verdict is None:
         return []
     colour = {HELPED: "helped", HARMED: "harmed"}.get(verdict["verdict"], "open")
-    said = [Html("<p><b>{}</b></p>").format(verdict["sentence"]), *map(Html("<p>{}</p>").format, verdict["more"])]
+    sentences = [Html("<p><b>{}</b></p>").format(verdict["sentence"]), *map(Html("<p>{}</p>").format, verdict["more"])]
     section = Html('<section class="verdict {}"><h2>{}</h2>{}</section>')
-    return [section.format(colour, verdict["verdict"], Html().join(said))]
+    return [section.format(colour, verdict["verdict"], Html().join(sentences))]
 
 
 def _heldout_blocks(results: Results, with_figures: bool = False) -> list[Block]:
@@ -196,15 +196,15 @@ def weights_lines(results: Mapping[str, Any]) -> list[str]:
 
 def _drift_lines(first: Mapping[str, Any], best: Mapping[str, Any]) -> list[str]:
     """Say what the tuned retriever finds beside what the LM has scored."""
-    now, before = best["scored_share"], first["scored_share"]
-    said = (
-        f"the LM has scored {now:.0%} of the documents that are nearest to a development text now, and {before:.0%} of "
-        "those that were nearest before"
+    share, share_before = best["scored_share"], first["scored_share"]
+    text = (
+        f"the LM has scored {share:.0%} of the documents that are nearest to a development text now, and "
+        f"{share_before:.0%} of those that were nearest before"
     )
-    if now >= FAR * before:
-        return [said]
+    if share >= FAR * share_before:
+        return [text]
     return [
-        f"{said}: a search finds others, of which the next line knows nothing. Held-out texts say what they are worth; "
+        f"{text}: a search finds others, of which the next line knows nothing. Held-out texts say what they are worth; "
         "label.random, loss.contrastive with loss.in_batch, a smaller train.lr or fewer epochs keep them away"
     ]
 
@@ -248,13 +248,13 @@ def draw_bpb(axes: Axes, results: Results) -> None:
 
 def draw_differences(axes: Axes, results: Results) -> None:
     """Draw what other documents, and other weights of the same, change in bits per byte, with 95% intervals."""
-    found = {
+    differences = {
         f"{method} − {other}": {method: Interval(entry["value"], *entry["interval"])}
         for method, of in results.items()
         for other, entry in differences_of(of, "bpb")
         if RANDOM not in (method, other)
     }
-    bars(axes, found, "difference in bits per byte, 95% interval", horizontal=True)
+    bars(axes, differences, "difference in bits per byte, 95% interval", horizontal=True)
 
 
 def draw_curve(axes: Axes, metrics: Rows, title: str, names: Mapping[str, str]) -> None:
@@ -318,12 +318,12 @@ def device_shares(rows: Rows) -> dict[str, dict[str, float]]:
     """Return shares of the time of all steps, by device and role; `idle` is what they leave of it, at least."""
     seconds = sum(row["seconds"] for row in rows)
     names = {name for row in rows for name in row["busy"]}
-    found: dict[str, dict[str, float]] = {}
+    by_device: dict[str, dict[str, float]] = {}
     for device in sorted(names, key=lambda name: (name.rpartition(":")[0], name.rpartition(":")[2].zfill(9))):
         busy = {role: sum(row["busy"].get(device, {}).get(role, 0.0) for row in rows) for role in ROLES}
         shares = {role: busy[role] / seconds for role in ROLES}
-        found[device] = {**shares, "idle": max(0.0, 1.0 - sum(shares.values()))}
-    return found
+        by_device[device] = {**shares, "idle": max(0.0, 1.0 - sum(shares.values()))}
+    return by_device
 
 
 def _index_blocks(metrics: Rows) -> list[Block]:

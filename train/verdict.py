@@ -38,17 +38,17 @@ def verdict_of(results: Mapping[str, Any]) -> dict[str, Any] | None:
     if entry is None:
         return None
     low, high = entry["interval"]
-    found = HELPED if high < 0 else HARMED if low > 0 else NOT_SHOWN
+    outcome = HELPED if high < 0 else HARMED if low > 0 else NOT_SHOWN
     text = difference_words(entry, " than before")
     sentence = {
         HELPED: f"Tuned retriever: {text}. It helped.",
         HARMED: f"HARMED: tuned retriever {text}.",
         NOT_SHOWN: f"No difference shown: tuned retriever {text}.",
-    }[found]
+    }[outcome]
     return {
-        "verdict": found,
+        "verdict": outcome,
         "sentence": sentence,
-        "more": [*_posterior_sentence(results[LANGUAGE_MODELLING]), *_caveats(results, entry, found)],
+        "more": [*_posterior_sentence(results[LANGUAGE_MODELLING]), *_caveats(results, entry, outcome)],
         "value": entry["value"],
         "interval": entry["interval"],
     }
@@ -65,12 +65,12 @@ def _posterior_sentence(heldout: Mapping[str, Mapping[str, Entry]]) -> list[str]
     return [f"With weights that follow the text: {difference_words(entry)}{unsure}."]
 
 
-def _caveats(results: Mapping[str, Any], entry: Entry, found: str) -> list[str]:
+def _caveats(results: Mapping[str, Any], entry: Entry, outcome: str) -> list[str]:
     num, what = (entry["clusters"], "sources") if "clusters" in entry else (entry["n"], "texts")
     lines = [f"The texts are of {num} {what} only, so the interval is too narrow."] if num < FEW_CLUSTERS else []
     if (results.get("weights") or {}).get("step") == 0:
         return [*lines, AS_IT_WAS]
-    return lines + {HELPED: [], HARMED: [AFTER_HARM], NOT_SHOWN: [AFTER_NOTHING]}[found]
+    return lines + {HELPED: [], HARMED: [AFTER_HARM], NOT_SHOWN: [AFTER_NOTHING]}[outcome]
 
 
 def difference_words(entry: Entry, than: str = "") -> str:

@@ -1,6 +1,6 @@
 """Tell a mistyped path or name from a name on the hub, before torch and Ray are imported.
 
-What looks like a path is never looked up. What may be a name on the hub, and was not fetched before, is asked for once.
+A path is never looked up. A possible name on the hub is looked up once, unless it was fetched before.
 """
 
 import difflib
@@ -17,7 +17,7 @@ FILES = r"gguf|jsonl|ndjson|json|csv|tsv|parquet|txt|gz|zst|bz2"  # endings that
 NAME = re.compile(rf"(?![.]|.*[.](?:{FILES})$)[\w.-]+(/[\w.-]+)?")  # NAME or OWNER/NAME
 OURS = re.compile(r"package:.*|stand_in")  # sources
 BACKENDS = re.compile(r"\w+:.*|stand_in")  # what `models` looks up, such as package:minilm
-OF_THE_OTHER = {"retriever.path": "package:smollm2", "lm.path": "package:minilm"}
+SWAPPED = {"retriever.path": "package:smollm2", "lm.path": "package:minilm"}
 HUB_SECONDS = 5.0
 MODEL, DATASET = "model", "dataset"
 DATA = "a file of rows or texts, a folder of them, or a dataset's name on the hub"
@@ -40,9 +40,9 @@ def require_no_pipe(key: str, path: Path) -> None:
 
 
 def check_names(config: Config | EvaluationConfig) -> None:
-    """Raise UserError for the first model or source that is neither here nor, asked once, on the hub."""
+    """Raise UserError for the first model or source that is neither on this machine nor on the hub."""
     for key, name in _models(config):
-        if name == OF_THE_OTHER.get(key):
+        if name == SWAPPED.get(key):
             found, wanted = ("an LM", "an encoder") if key == "retriever.path" else ("an encoder", "an LM")
             raise UserError(f"{key}: {name} is {found}; expected {wanted}: are retriever.path and lm.path swapped?")
         if not BACKENDS.fullmatch(name):
@@ -73,11 +73,11 @@ def _models(config: Config | EvaluationConfig) -> Iterator[tuple[str, str]]:
 
 
 def require_name(key: str, name: str, kind: str, expected: str) -> None:
-    """Raise UserError for what is neither here nor, asked once, on the hub."""
+    """Raise UserError for a name that is neither on this machine nor on the hub."""
     if is_here(key, name, expected):
         return
-    if (said := _hub_says_no(name.partition(":")[0], kind)) is not None:
-        raise UserError(f"{key}: {_nothing_at(name)}. {said}; expected {expected}")
+    if (reason := _hub_refusal(name.partition(":")[0], kind)) is not None:
+        raise UserError(f"{key}: {_nothing_at(name)}. {reason}; expected {expected}")
 
 
 def _nothing_at(name: str) -> str:
@@ -90,7 +90,7 @@ def _nothing_at(name: str) -> str:
     return f"{name} does not exist: {folder} has no {missing}" + (f" (did you mean {near[0]}?)" if near else "")
 
 
-def _hub_says_no(name: str, kind: str) -> str | None:
+def _hub_refusal(name: str, kind: str) -> str | None:
     """Return why the hub does not give a name; None if it may: then loading it says what is wrong with it."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HTTPError, RepositoryNotFoundError

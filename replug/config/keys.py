@@ -49,10 +49,10 @@ class Key:
 
 def key(default: Any, meaning: str, bounds: Bounds | None = None, resumable: bool = False) -> Any:
     """Declare a key as a dataclass field. `resumable` keys change neither results nor their order."""
-    told = {"meaning": meaning, "bounds": bounds, "resumable": resumable}
+    metadata = {"meaning": meaning, "bounds": bounds, "resumable": resumable}
     if isinstance(default, list | dict):
-        return dataclasses.field(default_factory=lambda: copy.copy(default), metadata=told)
-    return dataclasses.field(default=default, metadata=told)
+        return dataclasses.field(default_factory=lambda: copy.copy(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def section(kind: type, **defaults: Any) -> Any:

@@ -18,15 +18,15 @@ from omegaconf.errors import OmegaConfBaseException
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import AnyConfig, AskConfig, EvaluationConfig
 from replug.config.keys import keys_of, sections_of
-from replug.config.rules import API_KEY, HEADERS, VARIABLE, WAYS_OF_DATA, check_rules
+from replug.config.rules import API_KEY, DATA_SOURCES, HEADERS, VARIABLE, check_rules
 from replug.config.schema import Config, LMConfig
 
 Made = TypeVar("Made", Config, EvaluationConfig, AskConfig)
 Schema = type[AnyConfig]
-OWN_VARIABLES = "REPLUG_"  # of the environment: what a file may name as the key of a server
+OWN_VARIABLES = "REPLUG_"  # the variables of the environment that a file may name
 OTHER_KEY = re.compile(r"\$\{\w+(\.\w+)*\}")  # all of OmegaConf's interpolation that a configuration may use
 MOST_BYTES, MOST_NESTED = 1_000_000, 20  # of a configuration
-NEAR = 0.75  # of two names' letters: train.learning_rate is not train.warmup_ratio
+NEAR = 0.75  # least similarity of a suggested key: train.warmup_ratio is none for train.learning_rate
 EXAMPLES: dict[Schema, str] = {
     Config: "train.max_steps=10",
     EvaluationConfig: "k=10",
@@ -253,8 +253,8 @@ def _require_sections(file: dict[str, Any], schema: Schema) -> None:
 
 def _overrule_data(file: dict[str, Any], given: dict[str, Any]) -> None:
     """Remove the file's source of data if the overrides give another one."""
-    ways = [way for way in WAYS_OF_DATA if any(given.get(f"data.{name}") for name in way)]
-    for name in {name for way in WAYS_OF_DATA if ways and way not in ways for name in way}:
+    chosen = [names for names in DATA_SOURCES if any(given.get(f"data.{name}") for name in names)]
+    for name in {name for names in DATA_SOURCES if chosen and names not in chosen for name in names}:
         file.get("data", {}).pop(name, None)
 
 

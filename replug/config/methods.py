@@ -35,7 +35,7 @@ LONG_CONTEXT = "long_context"
 GOLD, RERANKERS = "gold", ("direct", "rag", "noisy_channel", "poe")  # answering/rerankers.py
 ENGINE_NAMES = ("brave", "ddgs", "local", "searxng")  # of `web.engine`
 INTERNET_QA = "internet_qa"  # the evaluation whose methods these are
-IN_WORDS = {"untuned": REPLUG, "tuned": "lsr"}  # where no retriever is called so
+SYNONYMS = {"untuned": REPLUG, "tuned": "lsr"}  # where no retriever is called so
 WITHOUT_RETRIEVER = (NONE, RANDOM, BM25, GENREAD, LONG_CONTEXT)
 WAYS = CONCAT, EVEN, SOFTMAX, POSTERIOR, VOTE, RERANK = "concat", "even", "softmax", "posterior", "vote", "rerank"
 METHOD = re.compile(rf"(?P<source>[A-Za-z0-9_.-]+)(@(?P<k>[0-9]+))?(/(?P<way>{'|'.join(WAYS)}))?")
@@ -92,7 +92,7 @@ class Method:
 
     @property
     def num_read(self) -> int:
-        """Documents that the LM reads."""
+        """Return the number of documents that the LM reads."""
         return 1 if self.is_reranked else self.k
 
     @property
@@ -116,14 +116,14 @@ def _require_different(names: list[str], known: Sequence[str]) -> None:
 
 
 def _parse(name: str, k: int, retrievers: Mapping[str, str]) -> Method:
-    found = METHOD.fullmatch(name)
-    if found is None:
+    match = METHOD.fullmatch(name)
+    if match is None:
         raise UserError(
             f"methods: {name!r} is not of the form SOURCE, SOURCE@K or SOURCE@K/WAY, such as replug@3; WAY is one of "
             f"{', '.join(WAYS)}"
         )
-    source, number, way = found["source"], int(found["k"] or k), found["way"]
-    source = source if source in retrievers else IN_WORDS.get(source, source)
+    source, number, way = match["source"], int(match["k"] or k), match["way"]
+    source = source if source in retrievers else SYNONYMS.get(source, source)
     known = [*WITHOUT_RETRIEVER, *retrievers]
     if source == REPLUG and source not in known:
         raise UserError(
@@ -135,9 +135,9 @@ def _parse(name: str, k: int, retrievers: Mapping[str, str]) -> Method:
             f"methods: {name} is unknown; expected one of {', '.join(known)}. Name other retrievers "
             "with retrievers.NAME=PATH"
         )
-    if source in (NONE, LONG_CONTEXT) and (found["k"] or way):
+    if source in (NONE, LONG_CONTEXT) and (match["k"] or way):
         raise UserError(f"methods: {name}; `{source}` reads no documents; expected no @K and no /{way or CONCAT}")
-    if source == GENREAD and (found["k"] not in (None, "1") or way):
+    if source == GENREAD and (match["k"] not in (None, "1") or way):
         raise UserError(f"methods: {name}; the LM writes one document; expected `genread`")
     if number < 1:
         raise UserError(f"methods: {name}; expected at least one document")
@@ -148,8 +148,8 @@ def _parse(name: str, k: int, retrievers: Mapping[str, str]) -> Method:
     return Method(name, source, read, way == CONCAT, weighting, way == RERANK)
 
 
-def asked_comparisons(methods: Sequence[Method]) -> list[tuple[str, str]]:
-    """Return the comparisons (other, method) that answer a question, in the order of `methods`.
+def meaningful_comparisons(methods: Sequence[Method]) -> list[tuple[str, str]]:
+    """Return the comparisons (other, method) that have one cause, in the order of `methods`.
 
     A method stands against the first, against no retrieval, and against those before it that differ in one thing: whose
     documents, how many, or how they are read; of a series of numbers each stands against the last.
@@ -169,9 +169,9 @@ def asked_comparisons(methods: Sequence[Method]) -> list[tuple[str, str]]:
 
 def _differ_in_one(other: Method, method: Method) -> bool:
     """Return whether methods that read as many documents have one source or read in one way; or one reads none."""
-    ways = {(one.is_concatenated, one.weighting, one.is_reranked) for one in (other, method)}
+    readings = {(one.is_concatenated, one.weighting, one.is_reranked) for one in (other, method)}
     read = {one.num_read for one in (other, method)} - {0}
-    return len(read) <= 1 and (len(ways) == 1 or other.source == method.source)
+    return len(read) <= 1 and (len(readings) == 1 or other.source == method.source)
 
 
 def parse_answering_methods(names: list[str], k: int) -> list[Method]:

@@ -33,7 +33,7 @@ HOST_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 API_KEY, HEADERS = "api_key_env", "headers"
 VARIABLE, OWN_KEY = r"[A-Z_][A-Z0-9_]*", "REPLUG_LM_API_KEY"  # of the environment; a key itself has other characters
 ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
-WAYS_OF_DATA = (("corpus", "queries", "heldout", "dev"), ("source",), ("prepared",))  # keys of `data`
+DATA_SOURCES = (("corpus", "queries", "heldout", "dev"), ("source",), ("prepared",))  # keys of `data`
 API_VERSION = re.compile(r"api-version=([\w.-]+)")
 FIT = "fit"  # of ensemble.temperature
 READS_TOKENS = (
@@ -47,8 +47,8 @@ REQUEST_FIELDS = (
     *("prompt_logprobs", "continue_final_message", "add_generation_prompt", "sampling_params"),
 )
 FIELDS_OF_ANSWERS = ("max_tokens", "max_completion_tokens", "temperature", "top_p", "seed")
-TEXT_FIELDS = ("text", "id", "domain")  # what a row of data.source has, by `data.fields`
-QUESTION_TOKENS = 64  # that move posterior weights before an answer, which is too short to do so itself
+TEXT_FIELDS = ("text", "id", "domain")  # fields of a row of data.source; `data.fields` gives their names in files
+QUESTION_TOKENS = 64  # tokens of a question that move posterior weights: an answer is too short to move them
 QUESTION = "{question}"  # where a question stands in questions.query
 DOCUMENT, CONTEXT = "{document}", "{context}"  # where both stand in lm.prompt
 YES_PROMPT = r"Passage: {document}\n\nText: {context}\n\nDoes the passage help to answer? Answer Yes or No.\nAnswer:"
@@ -295,8 +295,8 @@ def is_loopback(host: str) -> bool:
 
 def api_version(lm: LMConfig) -> dict[str, str]:
     """Return the query of lm.url, which gateways such as Azure's want in every request."""
-    found = API_VERSION.search(lm.url or "")
-    return {"api-version": found.group(1)} if found else {}
+    match = API_VERSION.search(lm.url or "")
+    return {"api-version": match.group(1)} if match else {}
 
 
 def _server_problems(lm: LMConfig) -> Iterator[str]:
@@ -330,8 +330,8 @@ def _data_problems(data: DataConfig) -> Iterator[str]:
     for name, field in data.fields.items():
         if not isinstance(field, str):  # which OmegaConf lets pass
             yield f"data.fields.{name} is {field}; expected the name of a field, such as text"
-    ways = [[f"data.{name}" for name in way if getattr(data, name)] for way in WAYS_OF_DATA]
-    if len(both := [names[0] for names in ways if names]) > 1:
+    given = [[f"data.{name}" for name in names if getattr(data, name)] for names in DATA_SOURCES]
+    if len(both := [names[0] for names in given if names]) > 1:
         yield f"{both[0]} and {both[1]} are both set; expected one source of data. Remove the other"
     dev_share, and_dev = (DEV_SHARE, f" + {DEV_SHARE:g} for data.num_dev") if data.num_dev else (0.0, "")
     if (total := data.query_share + data.heldout_share + dev_share) >= 1:
@@ -449,13 +449,13 @@ def untrained_problems(retriever: RetrieverConfig) -> Iterator[str]:
 
 def _without_labels(config: Config) -> Iterator[str]:
     """Refuse keys that need labels."""
-    asked = {
+    given = {
         "train.epochs": config.train.epochs,
         "train.label_steps": config.train.label_steps,
         "train.patience": config.train.patience,
         "evaluate.heldout=false": not config.evaluate.heldout and config.lm.score is Teacher.logprob,
     }
-    for key, value in asked.items():
+    for key, value in given.items():
         if value:
             instead = "train.max_steps, or " if key == "train.epochs" else ""
             yield f"{key} is set, but train.labels is not; expected {instead}train.labels=DIR"

@@ -29,7 +29,7 @@ COLOURS = {
     "replug/posterior": "#1f4e79",
     "lsr/posterior": "#7a2c10",
 }
-OTHERS = ("#7a9e7e", "#8c4a9e", "#3d8f8f", "#b86b8b", "#6b6bb8", "#a0752f")  # of names that have no colour of their own
+OTHERS = ("#7a9e7e", "#8c4a9e", "#3d8f8f", "#b86b8b", "#6b6bb8", "#a0752f")  # for all other names
 STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,

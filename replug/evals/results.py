@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from replug.config.evaluation_schema import EvaluationConfig, PaperConfig
-from replug.config.methods import Method, asked_comparisons
+from replug.config.methods import Method, meaningful_comparisons
 from replug.evals.evidence import EvidenceBook
 from replug.evals.intervals import (
     Clusters,
@@ -45,7 +45,7 @@ def compare(
     overlapping: np.ndarray | None = None,
     question: tuple[str, str] | None = None,
 ) -> Results:
-    """Return every metric of every method, by group too, and the differences that `asked_comparisons` names.
+    """Return every metric of every method, by group too, and the differences that `meaningful_comparisons` names.
 
     `overlapping` [N] says which examples the corpus holds: figures of the others, and of these, are groups. `question`
     is the comparison (other, method) that was decided on before; it needs no correction for the others.
@@ -73,7 +73,7 @@ def compare(
     }
     main, metric = next(iter(task.metrics.items()))
     corrected = []
-    for other, method in asked_comparisons([method for method in methods if method.name in results]):
+    for other, method in meaningful_comparisons([method for method in methods if method.name in results]):
         for group, some in among.items():
             name = f"{main}/{group}" if group else main
             if name in results[method] and name in results[other]:
@@ -180,9 +180,9 @@ def _entry(interval: Interval, clusters: Clusters) -> Entry:
 
 def add_temperatures(results: Results, book: EvidenceBook, num_examples: int) -> None:
     """Give weighted methods the entry `temperature`, where one is not the paper's."""
-    found = {method.name: book.temperature(method) for method in book.methods if method.is_weighted}
-    if any(value != 1 for value in found.values()):
-        for name, value in found.items():
+    temperatures = {method.name: book.temperature(method) for method in book.methods if method.is_weighted}
+    if any(value != 1 for value in temperatures.values()):
+        for name, value in temperatures.items():
             results[name]["temperature"] = {"value": value, "n": num_examples, "interval": [value, value]}
 
 

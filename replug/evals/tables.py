@@ -22,7 +22,7 @@ from replug.evals.intervals import FEW_CLUSTERS, LEVEL, verdict
 from replug.evals.results import Entry, Results, correct_for_many, main_metric, paper_metric
 
 MARKUP = re.compile(r"[\\`*\[\]<>|~&!]|(?<!\w)_|_(?!\w)")  # of Markdown; an underscore within a word is none
-MOST_DIFFERENCES = 20  # that are listed whatever they show; more hide the few that show something
+MOST_DIFFERENCES = 20  # up to here all are listed; of more, only those that show a difference
 LOWER_IS_BETTER = ("bpb", "token_perplexity", "word_perplexity")
 PAGE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
     Path(__file__).with_name("page.html.j2").read_text()
@@ -85,7 +85,7 @@ def html_page(title: str, sections: Mapping[str, Blocks]) -> str:
 
 
 def figure(svg: str, caption: str = "", is_wide: bool = False) -> Html:
-    """Return a drawing with what is said below it. A wide one scrolls on a narrow screen instead of shrinking."""
+    """Return a drawing with its caption. A wide one scrolls on a narrow screen instead of shrinking."""
     drawn = Html(f"<div class=wide>{svg}</div>" if is_wide else svg)
     return Html("<figure>{}{}</figure>").format(
         drawn, Html("<figcaption>{}</figcaption>").format(caption) if caption else ""
@@ -226,8 +226,11 @@ def difference_text(entry: Entry) -> str:
 
 def _tested_alone(results: Results, main: str) -> str | None:
     """Return the comparison that the table was made for."""
-    asked = ((method, other, entry) for method, of in results.items() for other, entry in differences_of(of, main))
-    return next((f"{method} − {other}" for method, other, one in asked if "p" in one and "p_holm" not in one), None)
+    for method, of in results.items():
+        for other, entry in differences_of(of, main):
+            if "p" in entry and "p_holm" not in entry:
+                return f"{method} − {other}"
+    return None
 
 
 def differences_of(of: Mapping[str, Entry], metric: str) -> Iterator[tuple[str, Entry]]:

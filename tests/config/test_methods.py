@@ -3,7 +3,7 @@
 import pytest
 
 from replug.config.errors import UserError
-from replug.config.methods import Method, asked_comparisons, parse_answering_methods, parse_methods
+from replug.config.methods import Method, meaningful_comparisons, parse_answering_methods, parse_methods
 
 RETRIEVERS = {"replug": "a", "lsr": "b"}
 
@@ -48,7 +48,7 @@ def test_a_reranked_method_reads_one_of_its_documents_in_an_order_of_its_own():
 
 def test_comparisons_are_with_the_first_and_with_methods_that_differ_in_one_thing():
     def asked(*names: str) -> list[str]:
-        pairs = asked_comparisons(parse_methods([*names], 10, RETRIEVERS))
+        pairs = meaningful_comparisons(parse_methods([*names], 10, RETRIEVERS))
         return [f"{method} - {other}" for other, method in pairs if other != "none"]
 
     moving = "replug/posterior", "lsr/posterior"
