@@ -49,7 +49,7 @@ PlacedRow = tuple[str, dict[str, Any]]  # `file:line`, or `file, row N`, and its
 
 CORPUS, TRAIN, DEV, TEST = "corpus", "train", "dev", "test"  # parts of a folder of BEIR
 QUERIES = "queries"
-SPLIT_OF_BEIR = {"corpus": CORPUS, "queries": TRAIN, "dev": DEV, "heldout": TEST}  # by the key of `data`
+SPLIT_OF_BEIR = {"corpus": CORPUS, "train": TRAIN, "dev": DEV, "heldout": TEST}  # by the key of `data`
 FILES_OF_ROWS = ("jsonl", "json", "tsv", "parquet", "CSV")
 HEAD_BYTES, READ_CHARACTERS = 1 << 16, 1 << 20
 # MS MARCO's tables have no header, and quotes that mean nothing: passages or queries, and documents.

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 GIVEN = "given"  # the folder of objects in a run directory
 RETRIEVER = "retriever"
-KEYS = {"corpus": "corpus", "train": "queries", "dev": "dev", "heldout": "heldout", "source": "source"}
 
 
 class Results(Mapping[str, Any]):
@@ -243,7 +242,7 @@ def config_of_run(run: Path, overrides: Sequence[str]) -> Config:
     prepared = Path(data.prepared or data.out or run / "data").expanduser()
     if any(override.startswith("data.") for override in overrides) or not (prepared / "manifest.json").is_file():
         return config
-    data = replace(data, source=None, corpus=None, queries=None, heldout=None, dev=None, out=None)
+    data = replace(data, source=None, corpus=None, train=None, heldout=None, dev=None, out=None)
     return replace(config, data=replace(data, prepared=str(prepared)))
 
 
@@ -281,11 +280,11 @@ class _Given:
             keys["run_dir"] = str(run_dir)
         for name, rows in data.items():
             if isinstance(rows, str | Path):
-                keys[f"data.{KEYS[name]}"] = str(rows)
+                keys[f"data.{name}"] = str(rows)
             elif rows is not None:
-                file = f"{KEYS[name]}.jsonl"
+                file = f"{name}.jsonl"
                 again = list(rows) if isinstance(rows, Iterator) else rows  # it is read whenever a run goes on
-                keys[f"data.{KEYS[name]}"], objects[file] = f"${{run_dir}}/{GIVEN}/{file}", (name, again)
+                keys[f"data.{name}"], objects[file] = f"${{run_dir}}/{GIVEN}/{file}", (name, again)
         if isinstance(retriever, str | Path):
             keys["retriever.path"] = str(retriever)
         elif retriever is not None:

@@ -38,7 +38,7 @@ UNKNOWN = "unknown"  # the hub's id of a licence that is not known
 TAGS = ["sentence-transformers", "sentence-similarity", "feature-extraction", "replug-lsr"]
 OF_THE_BASE = ("license", "license_name", "license_link", "language")
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-]+(?:\.\d[\w-]*)*")  # a version may stand in it, a file's suffix may not
-DATA_KEYS = ("source", "corpus", "queries", "heldout", "dev", "prepared")
+DATA_KEYS = ("source", "corpus", "train", "heldout", "dev", "prepared")
 SETTINGS = (
     *("loss.gamma", "loss.beta", "loss.lm_score", "loss.direction", "loss.contrastive", "retrieve.k"),
     *("retriever.similarity", "retriever.max_tokens", "retriever.train", "train.max_steps", "train.epochs"),

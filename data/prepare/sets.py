@@ -43,6 +43,7 @@ from replug.data.store import Corpus, PreparedSet, write_store
 from replug.data.tokenizing import TokenIds
 
 FEW_HELDOUT = 50  # texts, of which only large differences can be shown
+SPLIT_OF_KEY = {"train": "queries"}  # a split's name on disk, where it is not the key of `data`
 
 log = logging.getLogger(__name__)
 
@@ -201,7 +202,7 @@ def _finish(work: WorkFolder, plan: SourcePlan, splits: Splits, proof: DisjointP
 
 def prepare_rows(
     corpus: str | Path,
-    queries: str | Path,
+    train: str | Path,
     heldout: str | Path,
     out: Path,
     inputs: Inputs,
@@ -212,8 +213,10 @@ def prepare_rows(
 ) -> PreparedSet:
     """Check and import the user's own documents and texts; not one is dropped. A corpus may be the URL of a store."""
     with preparing(out, inputs, go_on=False) as work:
-        given = {"queries": queries, "heldout": heldout, **({"dev": dev} if dev else {})}
-        examples = {split: read_examples(rows, fields, SPLIT_OF_BEIR[split]) for split, rows in given.items()}
+        given = {"train": train, "heldout": heldout, **({"dev": dev} if dev else {})}
+        examples = {
+            SPLIT_OF_KEY.get(key, key): read_examples(rows, fields, SPLIT_OF_BEIR[key]) for key, rows in given.items()
+        }
         num_documents = import_documents(work.documents, corpus, fields)
         for split, rows in examples.items():
             write_examples(out / f"{split}.arrow", rows, {name for example in rows for name in example.own_columns})

@@ -150,12 +150,12 @@ TOWNS = (
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 PLACES = ("beside the old bridge", "in front of the town hall", "under the chestnut trees", "along the harbour wall")
 GOODS = ("apples and cheese", "wool and candles", "fish and bread", "honey and pottery", "flowers and clocks")
-NUM_QUERIES, NUM_DEV = 16, 4
+NUM_TRAIN, NUM_DEV = 16, 4
 Row = dict[str, str | list[str]]
 
 
 def example_rows() -> dict[str, list[Row]]:
-    """Return 30, 16, 4 and 10 rows of `corpus`, `queries`, `dev` and `heldout`; no text is in two of them."""
+    """Return 30, 16, 4 and 10 rows of `corpus`, `train`, `dev` and `heldout`; no text is in two of them."""
     corpus, texts = list[Row](), list[Row]()
     for number, town in enumerate(TOWNS):
         day = DAYS[(number * 5 + number // len(DAYS)) % len(DAYS)]
@@ -165,10 +165,10 @@ def example_rows() -> dict[str, list[Row]]:
         context = f"If you would like to see the market of {town}, come to the town on a"
         gold, continuation = [f"market-{number:02d}"], f" {day} morning."
         texts.append({"id": f"visit-{number:02d}", "context": context, "continuation": continuation, "gold": gold})
-    chosen = NUM_QUERIES + NUM_DEV
+    chosen = NUM_TRAIN + NUM_DEV
     return {
         "corpus": corpus,
-        "queries": texts[:NUM_QUERIES],
-        "dev": texts[NUM_QUERIES:chosen],
+        "train": texts[:NUM_TRAIN],
+        "dev": texts[NUM_TRAIN:chosen],
         "heldout": texts[chosen:],
     }

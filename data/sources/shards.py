@@ -125,12 +125,12 @@ def require_texts(source: str, plan: SourcePlan) -> None:
         raise UserError(
             f"data.source: {source} holds {texts}, and each is of one split alone (corpus, training, "
             f"development, held-out); expected at least {LEAST_FILES} files, better hundreds: divide long ones, such "
-            "as into chapters, or give rows (data.corpus, data.queries, data.dev, data.heldout)"
+            "as into chapters, or give rows (data.corpus, data.train, data.dev, data.heldout)"
         )
     names = plan.field_names
     if names and plan.fields.text.partition(".")[0] not in names:
         are_questions = {"question", "query"} & set(names)
-        wanted = "give questions as data.queries, beside data.corpus" if are_questions else "data.fields={NAME: text}"
+        wanted = "give questions as data.train, beside data.corpus" if are_questions else "data.fields={NAME: text}"
         raise UserError(
             f"data.source: {source} has rows of {names_in(names)} and no '{plan.fields.text}'; expected texts: {wanted}"
         )

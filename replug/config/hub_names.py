@@ -55,7 +55,7 @@ def check_names(config: Config | EvaluationConfig) -> None:
 
 def names_of_data(config: Config | EvaluationConfig) -> Iterator[tuple[str, str]]:
     """Yield the keys that name texts or rows, with their values; no pattern of files, URL of a store or stand-in."""
-    named = {f"data.{name}": getattr(config.data, name) for name in ("source", "corpus", "queries", "heldout", "dev")}
+    named = {f"data.{name}": getattr(config.data, name) for name in ("source", "corpus", "train", "heldout", "dev")}
     if isinstance(config, EvaluationConfig):
         named |= {f"questions.{name}": getattr(config.questions, name) for name in ("path", "demonstrations", "qrels")}
     for key, name in named.items():

@@ -26,6 +26,7 @@ Schema = type[AnyConfig]
 OWN_VARIABLES = "REPLUG_"  # the variables of the environment that a file may name
 OTHER_KEY = re.compile(r"\$\{\w+(\.\w+)*\}")  # all of OmegaConf's interpolation that a configuration may use
 MOST_BYTES, MOST_NESTED = 1_000_000, 20  # of a configuration
+RENAMED = {"data.queries": "data.train"}
 NEAR = 0.75  # least similarity of a suggested key: train.warmup_ratio is none for train.learning_rate
 EXAMPLES: dict[Schema, str] = {
     Config: "train.max_steps=10",
@@ -309,6 +310,8 @@ def _suggestion(key: str, schema: Schema) -> str:
     if key in names:  # dots make sections on the command line only
         section, _, inner = key.rpartition(".")
         return f"in a file it is `{inner}:` under `{section}:`"
+    if key in RENAMED:
+        return f"it is called {RENAMED[key]}"
     if key.partition(".")[0] not in dict(sections_of(Config)).keys() - set(sections):
         in_a_section = [name for name in names if name.endswith(f".{key}")]
         if close := in_a_section or difflib.get_close_matches(key, names + sections, n=1, cutoff=NEAR):

@@ -64,11 +64,11 @@ def check_paths(config: Config, corpus_only: bool = False) -> None:
             require_folder(key, Path(folder).expanduser())
     if config.lm.cache and Path(config.lm.cache).expanduser().is_dir():
         raise UserError(f"lm.cache: {config.lm.cache} is a folder; expected a file in it, such as scores.sqlite")
-    for name in ("corpus",) if corpus_only else ("corpus", "queries", "heldout", "dev"):
+    for name in ("corpus",) if corpus_only else ("corpus", "train", "heldout", "dev"):
         value = getattr(data, name)
         if value is None and name != "dev" and data.prepared is None and data.source is None:
             raise UserError(
-                f"data.{name} is missing; expected data.corpus, data.queries and data.heldout (files of rows), "
+                f"data.{name} is missing; expected data.corpus, data.train and data.heldout (files of rows), "
                 "or data.source (raw texts), or data.prepared"
             )
     _check_data(config)

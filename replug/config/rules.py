@@ -33,7 +33,7 @@ HOST_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 API_KEY, HEADERS = "api_key_env", "headers"
 VARIABLE, OWN_KEY = r"[A-Z_][A-Z0-9_]*", "REPLUG_LM_API_KEY"  # of the environment; a key itself has other characters
 ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
-DATA_SOURCES = (("corpus", "queries", "heldout", "dev"), ("source",), ("prepared",))  # keys of `data`
+DATA_SOURCES = (("corpus", "train", "heldout", "dev"), ("source",), ("prepared",))  # keys of `data`
 API_VERSION = re.compile(r"api-version=([\w.-]+)")
 FIT = "fit"  # of ensemble.temperature
 READS_TOKENS = (
@@ -143,7 +143,7 @@ def _evaluation_problems(config: EvaluationConfig) -> Iterator[str]:
     yield from untrained_problems(config.retriever)
     yield from _ensemble_problems(config.ensemble, config.lm)
     data, retrieves = config.data, any(method.takes_from_corpus for method in evaluation_methods(config))
-    if retrieves and not (data.source or data.prepared or (data.queries and data.heldout) or data.corpus):
+    if retrieves and not (data.source or data.prepared or (data.train and data.heldout) or data.corpus):
         yield "data.corpus is missing; expected documents to retrieve: data.corpus, data.prepared or data.source"
     yield from _data_problems(data)
     yield from _index_problems(config)
@@ -321,7 +321,7 @@ def _server_problems(lm: LMConfig) -> Iterator[str]:
 
 
 def _data_problems(data: DataConfig) -> Iterator[str]:
-    for name in ("corpus", "queries", "heldout", "dev", "source", "prepared"):
+    for name in ("corpus", "train", "heldout", "dev", "source", "prepared"):
         scheme, is_url, _ = (getattr(data, name) or "").partition("://")
         if is_url and not (name == "corpus" and names_store(getattr(data, name))):
             store = "qdrant://, postgresql:// or lance:// for a store, " if name == "corpus" else ""
@@ -341,8 +341,8 @@ def _data_problems(data: DataConfig) -> Iterator[str]:
         )
     if (total := total + (data.corpus_share or 0)) > 1 + 1e-9:
         yield f"data.query_share + data.heldout_share{and_dev} + data.corpus_share is {total:g}; expected at most 1"
-    if data.dev and not data.queries:
-        yield "data.dev is set without data.queries; expected both, or data.num_dev with data.source"
+    if data.dev and not data.train:
+        yield "data.dev is set without data.train; expected both, or data.num_dev with data.source"
     try:
         re.compile(data.new_text_at or "")
     except re.error as error:
@@ -352,7 +352,7 @@ def _data_problems(data: DataConfig) -> Iterator[str]:
 def _dev_problems(config: Config) -> Iterator[str]:
     """Refuse a choice by development texts without any, before a text is cut."""
     data = config.data
-    if not chooses_by_dev(config) or data.prepared or (data.num_dev if data.source else data.dev or not data.queries):
+    if not chooses_by_dev(config) or data.prepared or (data.num_dev if data.source else data.dev or not data.train):
         return
     chosen = "train.patience" if config.train.patience is not None else f"ensemble.temperature={FIT}"
     missing = "data.num_dev is 0; expected such as 100" if data.source else "data.dev is missing; expected a file"

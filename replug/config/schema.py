@@ -38,13 +38,11 @@ class DataConfig:
         "Corpus: rows (id, text, optional title, domain, source) of a file, folder or hub dataset, or the URL of a "
         "vector store.",
     )
-    queries: str | None = key(
+    train: str | None = key(
         None, "Training examples: rows with context, continuation, optional query; or question, answers."
     )
-    heldout: str | None = key(None, "Held-out examples in the format of data.queries. They are never trained on.")
-    dev: str | None = key(
-        None, "Development examples in the format of data.queries, for choosing weights and settings."
-    )
+    heldout: str | None = key(None, "Held-out examples in the format of data.train. They are never trained on.")
+    dev: str | None = key(None, "Development examples in the format of data.train, for choosing weights and settings.")
     fields: dict[str, str] = key({}, "Other names of fields in rows and raw texts: {contents: text, meta.pid: id}.")
     # Raw texts, which `replug prepare` cuts into documents and examples.
     source: str | None = key(

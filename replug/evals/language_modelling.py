@@ -319,7 +319,7 @@ def headroom_lines(results: Results) -> list[str]:
 
 def text_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
     data, keys = config.data, config.texts
-    if not (keys.path or data.source or data.prepared or (data.queries and data.heldout)):
+    if not (keys.path or data.source or data.prepared or (data.train and data.heldout)):
         yield "texts.path is missing; expected texts to measure, or held-out ones: data.prepared or data.source"
     if keys.path:
         return

@@ -31,7 +31,7 @@ OF_THE_MODEL = 8  # tokens of an input that stand for no text: those that begin 
 LM_TOKENS = "lm tokens (document, example)"  # in a set's inputs: no piece has more
 RETOKENIZED = 2  # times as many tokens as it was cut by has no piece that is tokenized alone: it differs at its ends
 MADE_FROM_SET = (INPUTS, "labels", "index")  # in a run directory
-ROW_KEYS = ("corpus", "queries", "heldout")
+ROW_KEYS = ("corpus", "train", "heldout")
 DEV_KEYS = ("num_dev",)  # of sets that have development texts
 RAW_KEYS = (
     *("source", "fields", "tokenizer", "document_tokens", "context_tokens"),
@@ -108,7 +108,7 @@ def _row_sources(config: Config) -> dict[str, str]:
 def corpus_to_index(config: Config, default_out: Path, index_root: Path) -> Corpus:
     """Return the documents of the prepared set; with `data.corpus` alone, those of that file."""
     data = config.data
-    if data.corpus and not (data.queries or data.heldout):
+    if data.corpus and not (data.train or data.heldout):
         check_paths(config, corpus_only=True)
         out = index_root / OWN_CORPUS
         if not any(made.is_dir() and made != out for made in index_root.glob("*")):  # nothing was made from it yet

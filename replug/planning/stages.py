@@ -195,7 +195,7 @@ def count_texts(config: Config, num_documents: int | None = None) -> tuple[Count
 
 
 def _count_rows(data: DataConfig, num_documents: int | None) -> tuple[Counts, bool]:
-    rows = {"documents": data.corpus, "queries": data.queries, "heldout": data.heldout, "dev": data.dev}
+    rows = {"documents": data.corpus, "queries": data.train, "heldout": data.heldout, "dev": data.dev}
     given = {"documents": num_documents}
     counted = {split: given.get(split) or _count(data, path, split) if path else 0 for split, path in rows.items()}
     counts = {split: getattr(data, f"num_{split}") if of is None else of for split, of in counted.items()}

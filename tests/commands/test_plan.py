@@ -98,7 +98,7 @@ def test_documents_that_are_not_counted_here_are_given_and_texts_are_counted(
 ) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"context": "a", "continuation": " b"}\n' * 7)
-    texts = [f"data.{name}={rows}" for name in ("queries", "dev", "heldout")]
+    texts = [f"data.{name}={rows}" for name in ("train", "dev", "heldout")]
     found = planned(
         capsys, ROOT / "configs/own_data.yaml", [*OWN, f"data.corpus={corpus}", *texts, "label.bm25=0"], documents=5000
     )

@@ -131,7 +131,7 @@ def test_a_full_disk_is_named_with_the_file_and_the_rerun_ends_with_the_same_byt
 def test_the_example_is_sixty_rows_that_a_run_takes(tmp_path: Path, replug: CommandLine) -> None:
     ended = replug("prepare", "--example", tmp_path / "mine")
     assert ended.status == 0, ended.printed
-    paths = {name: tmp_path / f"mine/{name}.jsonl" for name in ("corpus", "queries", "dev", "heldout")}
+    paths = {name: tmp_path / f"mine/{name}.jsonl" for name in ("corpus", "train", "dev", "heldout")}
     rows = [json.loads(line) for path in paths.values() for line in path.read_text().splitlines()]
     assert len(rows) == 60
     given = [f"data.{name}={path}" for name, path in paths.items()]

@@ -106,12 +106,12 @@ def test_an_override_beats_the_file_and_the_file_beats_the_default(tmp_path):
 @pytest.mark.parametrize(
     ("yaml", "overrides", "left"),
     [
-        ("data: {source: a}", ["data.corpus=c", "data.queries=q"], {"corpus": "c", "queries": "q"}),
+        ("data: {source: a}", ["data.corpus=c", "data.train=q"], {"corpus": "c", "train": "q"}),
         ("data: {source: a, context_tokens: 7}", ["data.prepared=p"], {"prepared": "p", "context_tokens": 7}),
         (
-            "data: {corpus: c, queries: q, heldout: h}",
+            "data: {corpus: c, train: q, heldout: h}",
             ["data.corpus=d"],
-            {"corpus": "d", "queries": "q", "heldout": "h"},
+            {"corpus": "d", "train": "q", "heldout": "h"},
         ),
     ],
 )

@@ -27,6 +27,7 @@ OF_TRAINING = {
     "refresh.lag_steps=soon": "refresh.lag_steps is soon",
     "lm={path: x}": "lm.path=VALUE",
     "retriever.query_path=DIR ": "retriever.query_path='\"DIR \"'",
+    "data.queries=q": "data.queries: unknown key; it is called data.train",
     "lr=3": "did you mean train.lr?",
 }
 OF_EVALUATIONS = {

@@ -53,7 +53,7 @@ def own_rows(folder: Path, dev_source: str) -> dict[str, Path]:
     example = {"context": "a b", "continuation": "c d"}
     rows = {
         "corpus": [{"id": "d", "text": "a document", "source": "s0"}],
-        "queries": [{"id": "q", **example, "source": "s1"}],
+        "train": [{"id": "q", **example, "source": "s1"}],
         "heldout": [{"id": "h", "context": "e", "continuation": "f", "source": "s2"}],
         "dev": [{"id": "v", "context": "g", "continuation": "h", "source": dev_source}],
     }

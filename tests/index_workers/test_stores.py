@@ -197,7 +197,7 @@ def test_a_store_that_lost_half_of_its_rows_is_refused_and_serves_when_they_are_
 
 
 def test_keys_that_need_every_document_are_refused_with_a_store() -> None:
-    keys = ["data.corpus=lance:///x?table=a", "data.queries=q", "data.heldout=h", "data.source=null", "run_dir=r"]
+    keys = ["data.corpus=lance:///x?table=a", "data.train=q", "data.heldout=h", "data.source=null", "run_dir=r"]
     for key, message in (
         ("index.kind=sq8", "index.kind is sq8; expected flat_fp16, since the store"),
         ("train.labels=auto", "label.bm25 is 4; expected 0, since the store"),
@@ -227,7 +227,7 @@ def test_a_training_that_would_embed_a_store_anew_is_refused_before_the_lm_score
     embedded: np.ndarray, tmp_path: Path, replug: CommandLine
 ) -> None:
     store, run = fill_store("qdrant", tmp_path, TEXTS, embedded), tmp_path / "run"
-    files = [f"data.{name}={rows(tmp_path, name, 16)}" for name in ("queries", "dev", "heldout")]
+    files = [f"data.{name}={rows(tmp_path, name, 16)}" for name in ("train", "dev", "heldout")]
     keys = [f"data.corpus={store.url}", *files, "data.source=null", *LABELS, f"run_dir={run}"]
     ended = replug("train", ROOT / "configs/debug.yaml", *keys)
     assert ended.status == 2 and "retriever.train is both; expected query, since data.corpus is a" in ended.errors
@@ -248,9 +248,7 @@ def test_queries_are_tuned_to_a_store_and_search_it(
     kind: str, labels: tuple[str, ...], embedded: np.ndarray, tmp_path: Path, replug: CommandLine
 ) -> None:
     store, run = fill_store(kind, tmp_path, TEXTS, embedded), tmp_path / "run"
-    files = [
-        f"data.{name}={rows(tmp_path, name, 16, gold=name == 'heldout')}" for name in ("queries", "dev", "heldout")
-    ]
+    files = [f"data.{name}={rows(tmp_path, name, 16, gold=name == 'heldout')}" for name in ("train", "dev", "heldout")]
     keys = [f"data.corpus={store.url}", *files, "data.source=null", "retriever.train=query", "train.batch_size=4"]
     command = ("train", ROOT / "configs/debug.yaml", *keys, *labels, f"run_dir={run}")
     wait_for(start_process(*command))
@@ -270,7 +268,7 @@ def test_queries_are_tuned_to_a_store_and_search_it(
 
 @pytest.mark.parametrize("url", ["milvus://me:secret@h?collection=a", "http://me:secret@h:6333", "chroma://h/secret"])
 def test_urls_of_other_stores_are_refused_by_their_scheme_alone(url: str) -> None:
-    keys = ["data.queries=q", "data.heldout=h", "data.source=null", "run_dir=r"]
+    keys = ["data.train=q", "data.heldout=h", "data.source=null", "run_dir=r"]
     with pytest.raises(
         UserError, match=r"data\.corpus is a URL of \w+://; expected qdrant://, postgresql://"
     ) as refusal:

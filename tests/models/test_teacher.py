@@ -22,7 +22,7 @@ from replug.models.local.stand_in_lm import StandInLM
 from replug.models.teacher import TeacherLM, yes_logprob
 from tests.support.tiny_lms import load, random_lms_need_make_no_sense, write_llama  # noqa: F401
 
-KEYS = ("data.corpus=c", "data.queries=q", "data.heldout=h", "retriever.path=stand_in", "lm.path=stand_in")
+KEYS = ("data.corpus=c", "data.train=q", "data.heldout=h", "retriever.path=stand_in", "lm.path=stand_in")
 ASKS = ("lm.score=yes", 'lm.prompt="{document}\\nDoes that help?\\n{context}"')
 WITHOUT = ("evaluate.heldout=false", *ASKS)
 

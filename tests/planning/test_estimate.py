@@ -32,7 +32,7 @@ from replug.train.run_dir import CheckpointMark, RunDirectory
 from tests.support.command_line import ROOT
 
 COUNTS = Counts(documents=1000, queries=100, dev=20, heldout=40)
-SPLITS = ("corpus", "queries", "dev", "heldout")
+SPLITS = ("corpus", "train", "dev", "heldout")
 SHAPE = ["data.context_tokens=64", "data.document_tokens=64", "evaluate.k=5"]
 LIVE = ["train.batch_size=8", "retrieve.k=4", "train.max_steps=20", "refresh.every_steps=10", "refresh.lag_steps=0"]
 OWN = [*(f"data.{name}={name}.jsonl" for name in SPLITS), "label.dense=3", "label.bm25=1", "train.epochs=2"]

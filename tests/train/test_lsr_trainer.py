@@ -90,7 +90,7 @@ def none_alive(seconds: float = 100.0) -> bool:
 def trainer(run: Path, lm: BlackBoxLM | str, **given: Any) -> LSRTrainer:
     objects: dict[str, Any] = {
         "corpus": pandas.DataFrame(ROWS["corpus"]),
-        "train": Dataset.from_list(ROWS["queries"]),
+        "train": Dataset.from_list(ROWS["train"]),
         "heldout": ROWS["heldout"],
     }
     encoder = given.pop("encoder", "stand_in")
@@ -121,7 +121,7 @@ def test_objects_give_in_a_thread_what_the_command_gives_of_files_and_leave_the_
 
     for name, rows in ROWS.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    files = [f"data.{name}={tmp_path / name}.jsonl" for name in ("corpus", "queries", "heldout")]
+    files = [f"data.{name}={tmp_path / name}.jsonl" for name in ("corpus", "train", "heldout")]
     keys = [f"{key}={value}" for key, value in SMALL.items()]
     models = ["retriever.path=stand_in", "lm.path=stand_in"]
     ended = replug("train", "own_data_online", *files, *models, *keys, f"run_dir={tmp_path / 'files'}")
@@ -167,7 +167,7 @@ def test_an_lm_that_cannot_be_sent_is_refused(tmp_path: Path, ray_session: None)
     ],
 )
 def test_what_a_file_is_refused_for_an_object_is_refused_for(given: dict, reason: str, tmp_path: Path) -> None:
-    valid = {"corpus": ROWS["corpus"], "train": ROWS["queries"], "heldout": ROWS["heldout"]}
+    valid = {"corpus": ROWS["corpus"], "train": ROWS["train"], "heldout": ROWS["heldout"]}
     arguments = {"retriever": "stand_in", "lm": "stand_in", **valid, "config": "own_data_online", **given}
     with pytest.raises(UserError, match=reason):
         LSRTrainer(**arguments, run_dir=tmp_path / "run").train()
@@ -195,12 +195,12 @@ def test_the_retriever_of_another_training_in_the_folder_is_refused(tmp_path: Pa
     (tmp_path / "fitted.json").write_text("{}")
     assert isinstance(first.retriever, SentenceTransformer)
     with pytest.raises(UserError, match=r"queries.jsonl \(sha256\) is"):
-        _ = trainer(tmp_path, "stand_in", train=ROWS["queries"][1:]).retriever
+        _ = trainer(tmp_path, "stand_in", train=ROWS["train"][1:]).retriever
     with pytest.raises(UserError, match=r"retriever\.path is"):
         _ = trainer(tmp_path, "stand_in", encoder="package:minilm").retriever
 
 
 def test_rows_of_a_generator_are_read_whenever_a_run_goes_on(tmp_path: Path) -> None:
-    made = trainer(tmp_path, "stand_in", train=(row for row in ROWS["queries"]))
+    made = trainer(tmp_path, "stand_in", train=(row for row in ROWS["train"]))
     for _round in range(2):
         made._given.write(tmp_path)

@@ -92,8 +92,7 @@ def test_minilm_learns_smollm2s_distribution_as_a_bi_encoder_and_as_a_reranker(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     real_lm()
     assert replug("prepare", "--example", tmp_path / "mine").status == 0
-    names = {"corpus": "corpus", "train": "queries", "dev": "dev", "heldout": "heldout"}
-    data = {name: str(tmp_path / f"mine/{file}.jsonl") for name, file in names.items()}
+    data = {name: str(tmp_path / f"mine/{name}.jsonl") for name in ("corpus", "train", "dev", "heldout")}
     labels = {"out": tmp_path / "labels", "run_dir": tmp_path / "run", "overrides": {"label.dense": NUM_DOCUMENTS}}
     labelled = label("package:minilm", "package:smollm2", **data, **labels)
     for kind in ("bi_encoder", "reranker"):  # MiniLM has no head of the other kinds: theirs would begin at random
