@@ -52,16 +52,7 @@ def compare(
     """
     strata = [task.stratum(example) for example in task.examples]
     measured = Measurements(rows, num_resamples, seed, strata)
-    among = {"": measured.all}
-    if overlapping is not None and overlapping.any() and not overlapping.all():
-        among |= {WITHOUT_OVERLAP: np.flatnonzero(~overlapping), OVERLAPPING: np.flatnonzero(overlapping)}
-    members: dict[str, list[int]] = {}
-    for row, example in enumerate(task.examples):
-        for group in task.groups(example):
-            name = NO_GROUP if group == "all" else group.replace(" - ", " – ")  # " - " is ours, between two methods
-            members.setdefault(name, []).append(row)
-    if len(members) >= MIN_GROUPS:
-        among |= {group: np.array(of) for group, of in sorted(members.items())}
+    among = {"": measured.all, **_groups(task, overlapping)}
     results: Results = {
         method: {
             f"{name}/{group}" if group else name: measured.metric(method, metric, some)
@@ -90,6 +81,21 @@ def compare(
             if name in results[method]:
                 results[method][name]["paper"] = values[method]
     return results
+
+
+def _groups(task: Task, overlapping: np.ndarray | None) -> dict[str, np.ndarray]:
+    """Return the rows of each group of examples."""
+    groups: dict[str, np.ndarray] = {}
+    if overlapping is not None and overlapping.any() and not overlapping.all():
+        groups |= {WITHOUT_OVERLAP: np.flatnonzero(~overlapping), OVERLAPPING: np.flatnonzero(overlapping)}
+    members: dict[str, list[int]] = {}
+    for row, example in enumerate(task.examples):
+        for group in task.groups(example):
+            name = NO_GROUP if group == "all" else group.replace(" - ", " – ")  # " - " is ours, between two methods
+            members.setdefault(name, []).append(row)
+    if len(members) >= MIN_GROUPS:
+        groups |= {group: np.array(of) for group, of in sorted(members.items())}
+    return groups
 
 
 def paper_metric(results: Results, main: str, group: str) -> str:
