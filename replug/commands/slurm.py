@@ -101,7 +101,6 @@ def run_slurm(path: Path, overrides: Sequence[str], job: str, given: Mapping[str
     folder = run.path / "submitted" / job
     # A configuration's file may not say which key is sent to the server (`config.load`): the user says it here.
     key = [f"lm.api_key_env={config.lm.api_key_env}"] if config.lm.url else []
-    key += [f"lm.headers=[{','.join(config.lm.headers)}]"] if config.lm.headers else []
     options = {**template_options(), **given}
     layout = _layout(config, job, options)
     if not MEMORY & given.keys():

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import AnyConfig, AskConfig, EvaluationConfig
 from replug.config.keys import keys_of, sections_of
-from replug.config.rules import API_KEY, DATA_SOURCES, HEADERS, VARIABLE, check_rules
+from replug.config.rules import API_KEY, DATA_SOURCES, VARIABLE, check_rules
 from replug.config.schema import Config, LMConfig
 
 Made = TypeVar("Made", Config, EvaluationConfig, AskConfig)
@@ -262,17 +262,10 @@ def _overrule_data(file: dict[str, Any], given: dict[str, Any]) -> None:
 # Secrets ---------------------------------------------------------------------------------------------------------
 
 
-def _variables(value: str | list | None) -> list[str]:
-    """Return the variables of the environment that api_key_env or headers name; their values are sent to a server."""
-    return [str(one).partition("=")[2] for one in value] if isinstance(value, list) else [str(value)] if value else []
-
-
 def _forget_variables(file: dict[str, Any]) -> None:
     """Remove from a stored run the names of variables that may be somebody else's choice."""
     for section in (section for section in file.values() if isinstance(section, dict)):
         section.pop(API_KEY, None)
-        if not all(name.startswith(OWN_VARIABLES) for name in _variables(section.get(HEADERS))):
-            del section[HEADERS]
 
 
 def _require_own_variables(config: AnyConfig, path: str, given: dict[str, Any]) -> None:
@@ -281,14 +274,13 @@ def _require_own_variables(config: AnyConfig, path: str, given: dict[str, Any]) 
     Values are judged as they come out, whatever other keys they were taken from. `check_rules` refuses, unseen, what is
     not the name of a variable: it may be a key itself.
     """
-    for key, value in _leaves(dataclasses.asdict(config), ""):
+    for key, name in _leaves(dataclasses.asdict(config), ""):
         section, _, last = key.rpartition(".")
-        if last not in (API_KEY, HEADERS) or key in given:
+        if last != API_KEY or key in given or not name or name.startswith(OWN_VARIABLES):
             continue
-        others = [name for name in _variables(value) if not name.startswith(OWN_VARIABLES)]
-        if others and all(re.fullmatch(VARIABLE, name) for name in others):
+        if re.fullmatch(VARIABLE, name):
             raise UserError(
-                f"{key}: {path} names ${others[0]}, which is sent to {section}.url; a file may name variables that "
+                f"{key}: {path} names ${name}, which is sent to {section}.url; a file may name variables that "
                 f"begin with {OWN_VARIABLES} only: give {key} on the command line"
             )
 

@@ -30,8 +30,8 @@ from replug.config.refresh_policy import refresh_problems
 from replug.config.schema import DEV_SHARE, Config, DataConfig, EnsembleConfig, LMConfig, RetrieverConfig
 
 HOST_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
-API_KEY, HEADERS = "api_key_env", "headers"
-VARIABLE, OWN_KEY = r"[A-Z_][A-Z0-9_]*", "REPLUG_LM_API_KEY"  # of the environment; a key itself has other characters
+API_KEY = "api_key_env"
+VARIABLE = r"[A-Z_][A-Z0-9_]*"  # of the environment; a key itself has other characters
 ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 DATA_SOURCES = (("corpus", "train", "heldout", "dev"), ("source",), ("prepared",))  # keys of `data`
 API_VERSION = re.compile(r"api-version=([\w.-]+)")
@@ -72,8 +72,6 @@ def _key_problems(config: AnyConfig) -> Iterator[str]:
         value, last = attrgetter(key.path)(config), key.path.rpartition(".")[2]
         if last == API_KEY and not re.fullmatch(VARIABLE, value):
             yield f"{key.path} is not the name of an environment variable; expected {key.default}, with the key in it"
-        if last == HEADERS and not all(re.fullmatch(rf"[\w-]+={VARIABLE}", header) for header in value):
-            yield f"{key.path} has an entry that is not NAME=VARIABLE; expected api-key={OWN_KEY}, with the key in it"
         if value is not None and key.bounds is not None and not key.bounds.hold(value):
             yield f"{key.path} is {value}; expected {key.bounds.value}"
 
@@ -237,7 +235,7 @@ def lm_problems(lm: LMConfig, trains: bool = False, votes: bool = False) -> Iter
     yield from _prompt_problems(lm)
     if lm.url:
         yield from _server_problems(lm)
-    for key in ("model", "tokenizer", "headers", "extra_body"):
+    for key in ("model", "tokenizer", "extra_body"):
         if lm.path and getattr(lm, key):
             yield f"lm.{key} is set, but lm.path names a local LM; expected it only with lm.url. Remove it"
     if lm.path and lm.api is ServerAPI.chat:

@@ -133,14 +133,10 @@ class LMConfig:
     )
     tokenizer: str | None = key(None, "Server's tokenizer: folder or hub name. If set, requests contain token ids.")
     api_key_env: str = key("REPLUG_LM_API_KEY", "Environment variable that holds the server's API key.", resumable=True)
-    headers: list[str] = key(
-        [], "Further HTTP headers, NAME=VARIABLE of the environment: [api-key=REPLUG_LM_API_KEY].", resumable=True
-    )
     extra_body: dict[str, Any] = key(
         {}, "Further fields of each request to the server, such as {reasoning_effort: minimal}."
     )
     max_concurrency: int = key(16, "Largest number of concurrent requests to the server.", ABOVE_0, resumable=True)
-    prompts_per_request: int = key(4, "Number of prompts per request.", ABOVE_0)
     max_tokens_sent: int | None = key(
         None, "Token budget: the run stops before it sends more. Default: unlimited.", ABOVE_0, resumable=True
     )

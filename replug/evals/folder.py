@@ -17,8 +17,8 @@ from replug.evals.tables import print_markdown
 MEND = "bring it back, or give another out"
 # What lies in the folder beside the files that its manifest lists.
 OTHERS = (
-    *("data", "found", "snapshot", "scores.sqlite*", "lm_spent.json", "rerank_scores.sqlite*", "rerank_lm_spent.json"),
-    *("submitted", "logs", "*.partial"),
+    *("data", "found", "snapshot", "scores.sqlite*", "lm_spent.json*", "rerank_scores.sqlite*"),
+    *("rerank_lm_spent.json*", "submitted", "logs", "*.partial"),
 )
 LM, TEXTS, CORPUS = "lm.identity", "texts.sha256", "corpus.sha256"  # inputs beside the configuration's keys
 

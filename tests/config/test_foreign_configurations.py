@@ -13,7 +13,6 @@ from replug.config.load import (
     load_ask_config,
     load_config,
     load_evaluation_config,
-    load_stored_config,
     names_evaluation,
 )
 from replug.config.schema import Config
@@ -44,31 +43,19 @@ def test_a_run_from_somebody_else_names_neither_the_server_nor_the_key(tmp_path:
     assert config_of(tmp_path, ["lm.path=stand_in"]).lm.url is None
 
 
-def test_a_stored_run_keeps_only_our_own_headers_so_that_it_can_be_read_again(tmp_path: Path) -> None:
-    for variable, kept in ((SECRET, []), ("REPLUG_OTHER_KEY", ["api-key=REPLUG_OTHER_KEY"])):
-        lm = f"lm: {{url: 'http://127.0.0.1/v1', model: m, headers: [api-key={variable}]}}\n"
-        assert load_stored_config(write(tmp_path, GOOD + lm)).lm.headers == kept
-
-
 @pytest.mark.parametrize(("schema", "load"), [(Config, load_config), (EvaluationConfig, load_evaluation_config)])
 def test_every_section_that_names_a_key_may_name_our_own_variables_only(
     schema: type, load: Callable, tmp_path: Path
 ) -> None:
     """Walk the schema, so that a new section with a key is refused as the others are."""
-    keys = [
-        (name, key)
-        for name, section in vars(schema()).items()
-        for key in ("api_key_env", "headers")
-        if hasattr(section, key)
-    ]
-    assert len(keys) > 1
+    sections = [name for name, section in vars(schema()).items() if hasattr(section, "api_key_env")]
+    assert sections
     head, other = (GOOD, "run_dir") if schema is Config else (EVALUATION, "out")
-    for section, key in keys:
+    for section in sections:
         for value in (SECRET, f"${{{other}}}"):  # by name, or taken from a key that holds the name
-            written = f"'{value}'" if key == "api_key_env" else f"['x-a={value}']"
-            text = f"{head}{section}: {{{key}: {written}}}\n".replace(f"{other}: run", f"{other}: {SECRET}")
+            text = f"{head}{section}: {{api_key_env: '{value}'}}\n".replace(f"{other}: run", f"{other}: {SECRET}")
             with pytest.raises(
-                UserError, match=rf"{section}.{key}: .* names \${SECRET}, which is sent to {section}.url"
+                UserError, match=rf"{section}.api_key_env: .* names \${SECRET}, which is sent to {section}.url"
             ):
                 load(write(tmp_path, text))
 
@@ -80,10 +67,9 @@ def test_a_key_that_is_pasted_in_place_of_its_variable_is_refused_and_not_shown(
     in_file = write(tmp_path / "theirs", SERVER.replace(SECRET, f"'{pasted}'"))
     for load in (
         lambda: load_config(path, [f"lm.api_key_env='{pasted}'"]),
-        lambda: load_config(path, [f"lm.headers=[api-key={pasted or '-'}]"]),
         lambda: load_config(in_file),
     ):
-        with pytest.raises(UserError, match=r"expected (api-key=)?REPLUG_LM_API_KEY, with the key in it") as error:
+        with pytest.raises(UserError, match=r"expected REPLUG_LM_API_KEY, with the key in it") as error:
             load()
         assert not pasted or pasted not in str(error.value)
 

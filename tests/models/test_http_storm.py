@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from replug.models.http import connection as server_connection
-from replug.models.http.http_lm import HttpLM
+from replug.models.http.http_lm import INPUTS_PER_REQUEST, HttpLM
 from replug.models.http.request_budget import BudgetSpent, RequestBudget
 from replug.models.local.stand_in_lm import StandInLM
 from tests.support.fault_server import TRANSIENT, FaultServer, server_spec
@@ -20,7 +20,6 @@ from tests.support.fault_server import TRANSIENT, FaultServer, server_spec
 pytestmark = [pytest.mark.slow, pytest.mark.alone]  # a request that is late would be sent again, and counted
 
 NUM_REQUESTS = 10_000 if os.environ.get("REPLUG_STORM") == "full" else 1_000
-PROMPTS_PER_REQUEST = 4
 WORDS = ["red", "blue", "green", "the", "boat", "of", "日本語", "🙂"]
 
 
@@ -31,8 +30,7 @@ def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def storm(url: str, budget: RequestBudget) -> HttpLM:
-    limits = {"max_concurrency": 64, "prompts_per_request": PROMPTS_PER_REQUEST}
-    return HttpLM(server_spec(url, timeout_seconds=2.0, **limits), budget)
+    return HttpLM(server_spec(url, timeout_seconds=2.0, max_concurrency=64), budget)
 
 
 def pairs(number: int) -> tuple[list[str], list[str]]:
@@ -43,7 +41,7 @@ def pairs(number: int) -> tuple[list[str], list[str]]:
 
 
 def test_every_answer_arrives_once_in_order_and_right() -> None:
-    prefixes, continuations = pairs(NUM_REQUESTS * PROMPTS_PER_REQUEST)
+    prefixes, continuations = pairs(NUM_REQUESTS * INPUTS_PER_REQUEST)
     expected = StandInLM().score(prefixes, continuations)
     budget = RequestBudget(None)
     with FaultServer(fault_share=0.3) as server:

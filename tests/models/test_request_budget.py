@@ -38,7 +38,6 @@ def test_it_goes_on_where_it_was_when_it_is_opened_again(path: Path) -> None:
     for _ in range(2):
         assert first.reserve(20)
         first.settle(20, 15)
-    first.close()
     again = RequestBudget(path, max_requests=3, max_tokens=100)
     assert (again.requests, again.tokens) == (2, 30)
     assert again.reserve(70)

@@ -156,7 +156,7 @@ def opened() -> Callable[..., HttpLM]:
 def test_a_server_draws_n_answers_by_one_request(opened: Callable[..., HttpLM]) -> None:
     options = GenerationOptions(2, "\n", num_samples=3, temperature=0.9, top_p=0.8, seed=7)
     with FaultServer(first_faults=1, kinds=["throttled"]) as server:
-        lm = opened(server, prompts_per_request=2)
+        lm = opened(server)
         found = lm.sample(["red red blue", "boat the", "new"], options)
         assert texts(found) == [
             [" blue fin", " red fin", " blue fin"],
@@ -166,7 +166,7 @@ def test_a_server_draws_n_answers_by_one_request(opened: Callable[..., HttpLM]) 
         assert all(len(sample.token_logprobs) == 2 for some in found for sample in some)
         asked = {"n": 3, "temperature": 0.9, "top_p": 0.8, "seed": 7, "max_tokens": 2, "logprobs": 1, "stop": ["\n"]}
         assert asked.items() <= server.payloads[-1].items()
-        assert server.requests - server.faults["throttled"] == 2  # which of both comes first is not known
+        assert server.requests - server.faults["throttled"] == 3
         assert lm.metrics()["tokens_sent"] == server.tokens
         assert texts(lm.sample(["red"], replace(options, temperature=0.0))) == [[" red fin"] * 3]
         assert "n" not in server.payloads[-1]
@@ -178,7 +178,7 @@ def test_a_server_that_ignores_n_is_refused(opened: Callable[..., HttpLM]) -> No
         lm = opened(server)
         with pytest.raises(UserError, match="one answer after a prompt where n=4 were asked for"):
             lm.sample(["red", "blue"], OPTIONS)
-        assert server.requests == 1  # it would come again
+        assert server.requests <= 2  # one for each prompt: it would come again
         lm.close()
 
 

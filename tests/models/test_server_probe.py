@@ -10,6 +10,7 @@ from replug.config.errors import UserError
 from replug.models.http import server_source as server_probe
 from replug.models.http.request_budget import BudgetSpent, RequestBudget
 from replug.models.http.server_source import connect
+from replug.models.local.stand_in_lm import StandInLM
 from tests.support.fault_server import MODEL, FaultServer, server_spec, write_word_tokenizer
 
 WAYS = [("echo", False), ("echo", True), ("prompt_logprobs", True)]
@@ -58,9 +59,6 @@ def test_an_honest_server_passes_and_gets_a_fingerprint(tokenizer: str, api: str
         ("no_echo", "gives no log-probs of the prompt .* llama.cpp's own server and other chat APIs have neither"),
         ("length_dependent", "gives the same tokens other log-probs in a longer text"),
         ("constant", "log-probs that do not follow the text: all 41 tokens have the same"),
-        ("one_input", "inputs alone, but not several of them .* set lm.prompts_per_request=1"),
-        ("mixed_up", "inputs alone, but not several of them"),
-        ("crowded", "inputs that share a request other log-probs than alone"),
         ("down", "did not answer rows 0 to 0 .* in \\d+ attempts .*; last: 503 Service Unavailable: it is down"),
     ],
 )
@@ -102,9 +100,16 @@ def test_another_address_is_refused_with_the_right_one_and_no_password(form: str
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_server_that_takes_one_input_a_request_passes_with_one_input_a_request() -> None:
-    with FaultServer(mode="one_input") as server:
-        connect(server_spec(server.url, prompts_per_request=1), RequestBudget(None)).close()
+@pytest.mark.parametrize("mode", ["one_input", "mixed_up", "crowded"])
+def test_a_server_that_is_wrong_about_several_inputs_gets_one_a_request(mode: str) -> None:
+    prefixes, continuations = ["the red boat", "a boat", "the boat"], [" red", " boat", " the"]
+    with FaultServer(mode=mode) as server:
+        lm = connect(server_spec(server.url), RequestBudget(None))
+        scores = lm.score(prefixes, continuations)
+        lm.close()
+    expected = StandInLM().score(prefixes, continuations)
+    assert [s.token_logprobs.tolist() for s in scores] == [e.token_logprobs.tolist() for e in expected]
+    assert all(len(payload["prompt"]) == 1 for payload in server.payloads[-3:])
 
 
 def test_a_shifted_server_is_refused_with_ids_too(tokenizer: str) -> None:

@@ -18,7 +18,6 @@ from replug.config.schema import LMConfig
 from replug.models.build import lm_source
 from replug.models.http import connection
 from replug.models.http import server_source as server_probe
-from replug.models.http.connection import request_headers
 from replug.models.http.request_budget import RequestBudget
 from replug.models.http.server_source import connect
 from replug.models.local.stand_in_lm import WORD
@@ -34,7 +33,7 @@ from tests.support.fault_server import (
 
 PREFIXES = ["the red boat of the new boat", "a green 日本語 boat", "the red boat"]
 CONTINUATIONS = [" red boat", " red boat", " the new 日本語"]
-KEY, OTHER = "sk-of-azure-1234", "team-7"
+KEY = "sk-of-azure-1234"
 
 
 pytestmark = pytest.mark.usefixtures("two_attempts")
@@ -142,7 +141,7 @@ class Together(ShapedServer):
 
 
 class Azure(ShapedServer):
-    """A deployment behind Azure's gateway, which wants its own header and `api-version`, and lists no models."""
+    """A deployment behind Azure's gateway, which wants `api-version`, and lists no models."""
 
     paths = ("/openai/deployments/small/chat/completions",)
 
@@ -150,8 +149,8 @@ class Azure(ShapedServer):
         return web.json_response({"error": {"code": "404", "message": "Resource not found"}}, status=404)
 
     async def _answer(self, request: web.Request, payload: dict) -> web.StreamResponse:
-        if request.headers.get("api-key") != KEY:
-            said = f"Access denied due to invalid subscription key or wrong API endpoint: {request.headers['api-key']}"
+        if request.headers.get("Authorization") != f"Bearer {KEY}":
+            said = f"Access denied due to invalid subscription key: {request.headers['Authorization']}"
             return web.json_response({"error": {"code": "401", "message": said}}, status=401)
         return await super()._answer(request, payload)
 
@@ -179,7 +178,7 @@ def by_words(prefixes: list[str], continuations: list[str] = CONTINUATIONS) -> l
 
 def test_togethers_prompt_is_read_beside_its_choices() -> None:
     with Together() as server:
-        lm = connect(server_spec(server.url, prompts_per_request=1), RequestBudget(None))
+        lm = connect(server_spec(server.url), RequestBudget(None))
         scores = [score.token_logprobs.tolist() for score in lm.score(PREFIXES, CONTINUATIONS)]
         lm.close()
     assert scores == by_words(PREFIXES)
@@ -188,19 +187,17 @@ def test_togethers_prompt_is_read_beside_its_choices() -> None:
 
 def azure_spec(server: ShapedServer, **changes: Any) -> LMConfig:
     url = f"{server.root}/openai/deployments/small/chat/completions?api-version=2024-10-21"
-    headers = ["api-key=REPLUG_LM_API_KEY", "x-team=MY_TEAM"]
-    return server_spec(url, **{"api": "chat", "headers": headers, "score": Teacher.yes} | changes)
+    return server_spec(url, **{"api": "chat", "score": Teacher.yes} | changes)
 
 
 @pytest.fixture
 def azure(monkeypatch: pytest.MonkeyPatch) -> Iterator[Azure]:
     monkeypatch.setenv("REPLUG_LM_API_KEY", KEY)
-    monkeypatch.setenv("MY_TEAM", OTHER)
     with Azure(yes=0.8) as server:
         yield server
 
 
-def test_a_gateway_gets_its_headers_and_version_and_says_yes(azure: Azure, tmp_path: Any) -> None:
+def test_a_gateway_gets_the_key_and_its_version_and_says_yes(azure: Azure, tmp_path: Any) -> None:
     source = lm_source(azure_spec(azure), tmp_path / "budget.json", tmp_path / "scores.sqlite")
     lm = source.open(azure_spec(azure))
     scores = lm.score(["a boat", "a cloud"], [" x", " x"])
@@ -209,16 +206,7 @@ def test_a_gateway_gets_its_headers_and_version_and_says_yes(azure: Azure, tmp_p
     assert source.identity == f"{MODEL} chat yes"
     headers, query = azure.seen[-1]
     assert query == {"api-version": "2024-10-21"}
-    assert (headers["api-key"], headers["x-team"]) == (KEY, OTHER)
-    assert "Authorization" not in headers
-
-
-def test_a_users_own_authorization_is_not_replaced_by_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REPLUG_LM_API_KEY", KEY)
-    monkeypatch.setenv("MY_TEAM", OTHER)
-    headers, secrets = request_headers(LMConfig(headers=["authorization=MY_TEAM"]))
-    assert headers == {"authorization": OTHER}
-    assert {KEY, OTHER} <= set(secrets)
+    assert headers["Authorization"] == f"Bearer {KEY}"
 
 
 def test_an_answer_needs_no_log_probs(azure: Azure, tmp_path: Any) -> None:
@@ -235,9 +223,6 @@ def test_a_refused_key_is_not_shown(azure: Azure, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(UserError, match=r"401 .*invalid subscription key.*\*\*\*") as caught:
         connect(azure_spec(azure), RequestBudget(None))
     assert "sk-wrong" not in str(caught.value)
-    monkeypatch.delenv("MY_TEAM")
-    with pytest.raises(UserError, match=r"lm.headers: \$MY_TEAM is not set; expected the value of the header x-team"):
-        connect(azure_spec(azure), RequestBudget(None))
 
 
 @pytest.mark.parametrize(
@@ -252,9 +237,8 @@ def test_what_a_server_cannot_do_is_said_with_what_it_can(
 ) -> None:
     monkeypatch.setenv("REPLUG_LM_API_KEY", KEY)
     score = Teacher.logprob if isinstance(server, Azure) else Teacher.yes
-    monkeypatch.setenv("MY_TEAM", OTHER)
     with server, pytest.raises(UserError, match=says):
-        together = server_spec(server.url, score=score, prompts_per_request=1)
+        together = server_spec(server.url, score=score)
         connect(azure_spec(server, score=score) if isinstance(server, Azure) else together, RequestBudget(None))
 
 

@@ -25,6 +25,7 @@ from tests.support.tiny_lms import load, random_lms_need_make_no_sense, write_ll
 KEYS = ("data.corpus=c", "data.train=q", "data.heldout=h", "retriever.path=stand_in", "lm.path=stand_in")
 ASKS = ("lm.score=yes", 'lm.prompt="{document}\\nDoes that help?\\n{context}"')
 WITHOUT = ("evaluate.heldout=false", *ASKS)
+CHAT = ("lm.path=null", "lm.url=http://127.0.0.1:1/v1", "lm.model=m", "lm.api=chat")
 
 
 class SayingLM(InProcessLM):
@@ -129,7 +130,8 @@ class SimpleSource:
             r"lm.prompt is missing; expected a question .*'lm.prompt=\"Passage: \{document\}\\n\\nText",
         ),
         (ASKS, r"lm.score=yes gives no log-probs.*set evaluate.heldout=false, and measure"),
-        (("lm.api=chat", "lm.chat=true", "lm.headers=[]"), r"lm.chat is true with lm.api=chat.*expected lm.chat=false"),
+        ((*CHAT, "lm.chat=true"), r"lm.chat is true with lm.api=chat.*expected lm.chat=false"),
+        (CHAT, r"lm.api is chat, which gives no log-probs"),
         ((*WITHOUT, "data.dev=d", "train.labels=auto", "train.patience=2"), r"train.patience=null data.dev=null"),
         ((*WITHOUT, "lm.samples=3"), r"lm.samples is 3 with lm.score=yes; expected it with lm.score=answer only"),
         (
@@ -137,26 +139,10 @@ class SimpleSource:
             r"loss.lm_score is probability, but a score by lm.score=answer is not a log-prob",
         ),
         (("lm.api=chat",), r"lm.api is chat, but lm.path names a local LM; expected lm.chat=true"),
-        (("lm.headers=[api-key]",), r"lm.headers has an entry that is not NAME=VARIABLE"),
-        (
-            ("lm.path=x", "lm.url=null", "lm.model=null", "lm.headers=[a=B]"),
-            r"lm.headers is set, but lm.path names a local",
-        ),
     ],
 )
 def test_keys_that_do_not_go_with_a_teacher_are_refused(tmp_path: Path, overrides: Sequence[str], says: str) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(f"run_dir: {tmp_path}\n")
-    own = [key for key in KEYS if "headers" not in str(overrides) or not key.startswith("lm.path")]
-    server = ["lm.url=http://127.0.0.1:1/v1", "lm.model=m"] if len(own) < len(KEYS) else []
     with pytest.raises(UserError, match=says):
-        load_config(
-            file, [*own, *server, "train.epochs=1" if "train.labels=auto" in overrides else "seed=1", *overrides]
-        )
-
-
-def test_a_file_sends_no_variable_of_the_users_in_a_header(tmp_path: Path) -> None:
-    file = tmp_path / "run.yaml"
-    file.write_text(f"run_dir: {tmp_path}\nlm: {{headers: [x-key=AWS_SECRET_ACCESS_KEY]}}\n")
-    with pytest.raises(UserError, match=r"names \$AWS_SECRET_ACCESS_KEY, .*give lm.headers on the command line"):
-        load_config(file, KEYS)
+        load_config(file, [*KEYS, "train.epochs=1" if "train.labels=auto" in overrides else "seed=1", *overrides])

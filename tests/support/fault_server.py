@@ -180,8 +180,7 @@ class FaultServer:
         return web.json_response({"error": {"message": f"Invalid key:\n{given}"}}, status=401)
 
     async def _answer(self, request: web.Request, payload: dict) -> web.StreamResponse:
-        if isinstance(payload["prompt"], str):
-            payload["prompt"] = [payload["prompt"]]
+        payload["prompt"] = _listed(payload["prompt"])
         self.payloads.append(payload)
         fault = self._draw()
         self.faults[fault] += 1
@@ -203,7 +202,7 @@ class FaultServer:
 
     def body(self, payload: dict) -> dict:
         """What it answers to a request, by its mode."""
-        return self._body([self._split(prompt) for prompt in payload["prompt"]], payload)
+        return self._body([self._split(prompt) for prompt in _listed(payload["prompt"])], payload)
 
     def _body(self, prompts: list[list[str]], payload: dict) -> dict:
         num_samples, num_tokens = self._num_samples(payload), sum(map(len, prompts))
@@ -276,6 +275,10 @@ class FaultServer:
         if fault in ("none", "reordered"):
             self.answered.update(str(prompt) for prompt in payload["prompt"])
         return web.Response(body=content, content_type="application/json")
+
+
+def _listed(prompt: str | list) -> list:
+    return [prompt] if isinstance(prompt, str) else prompt
 
 
 def _spoil(body: dict, fault: str) -> None:

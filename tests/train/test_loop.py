@@ -101,7 +101,7 @@ def test_ctrl_c_saves_the_step_and_the_same_command_goes_on_with_the_same_losses
 # A server as LM, which scores as the stand-in does -------------------------------------------------------------
 
 
-SERVER = ["lm.path=null", "lm.model=words", "data.source=null", "lm.prompts_per_request=8", "lm.max_concurrency=8"]
+SERVER = ["lm.path=null", "lm.model=words", "data.source=null", "lm.max_concurrency=8"]
 
 
 def served(server: FaultServer, quiet_run: Path, *more: str) -> list[str]:

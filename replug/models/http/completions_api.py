@@ -147,21 +147,19 @@ def score_payload(api: str, pairs: Sequence[Pair]) -> dict[str, Any]:
     return {"prompt": [pair.whole for pair in pairs], "max_tokens": 1, "temperature": 0, **how}
 
 
-def generate_payload(
-    api: str, pairs: Sequence[Pair], max_new_tokens: int, stop: Stop, num_tops: int = 1
-) -> dict[str, Any]:
-    """Return a request that continues the prefixes greedily and shows up to `num_tops` likeliest tokens."""
+def generate_payload(api: str, pair: Pair, max_new_tokens: int, stop: Stop, num_tops: int = 1) -> dict[str, Any]:
+    """Return a request that continues the prefix greedily and shows up to `num_tops` likeliest tokens."""
     logprobs = min(max(1, num_tops), MOST_TOPS_OF_COMPLETIONS if api == "echo" else MOST_TOPS)
     options: dict[str, Any] = {"max_tokens": max_new_tokens, "temperature": 0, "logprobs": logprobs}
     if stops := stop_texts(stop):
         options["stop"] = stops
-    return {"prompt": [pair.beginning for pair in pairs], **options}
+    return {"prompt": [pair.beginning], **options}
 
 
-def sample_payload(api: str, pairs: Sequence[Pair], options: GenerationOptions) -> dict[str, Any]:
+def sample_payload(api: str, pair: Pair, options: GenerationOptions) -> dict[str, Any]:
     """Return a request for draws. Servers refuse several greedy answers, which are all the same."""
     how = {"temperature": options.temperature, "top_p": options.top_p, "seed": options.seed}
-    payload = generate_payload(api, pairs, options.max_new_tokens, options.stop) | how
+    payload = generate_payload(api, pair, options.max_new_tokens, options.stop) | how
     return payload if options.temperature == 0 else payload | {"n": options.num_samples}
 
 
@@ -207,18 +205,18 @@ def read_scores(api: str, pairs: Sequence[Pair], body: Any, forms: TokenForms | 
     return [_read_pair(api, pair, choice, forms) for pair, choice in zip(pairs, choices, strict=True)]
 
 
-def read_generated(pairs: Sequence[Pair], body: Any, num_samples: int = 1) -> tuple[list[ServerText], int | None]:
-    """Return the answers after each prefix, `num_samples` of each in a row, and the tokens of all prompts.
+def read_generated(body: Any, num_samples: int = 1) -> tuple[list[ServerText], int | None]:
+    """Return the answers to a prompt and its number of tokens.
 
     The latter is None where the server does not count them. Raises IllFormed, and UserError for a server without `n`.
     """
     choices = body.get("choices") if isinstance(body, dict) else None
-    if num_samples > 1 and isinstance(choices, list) and len(choices) == len(pairs):
+    if num_samples > 1 and isinstance(choices, list) and len(choices) == 1:
         raise UserError(
             f"the server draws one answer after a prompt where n={num_samples} were asked for; expected a server whose "
             "/v1/completions knows n, such as vLLM, or local weights"
         )
-    read = [well_formed(partial(_generated, one)) for one in _choices(body, len(pairs) * num_samples)]
+    read = [well_formed(partial(_generated, one)) for one in _choices(body, num_samples)]
     return read, _usage(body, "prompt_tokens") or None  # a server that says 0 does not count
 
 

@@ -97,7 +97,10 @@ class ServerConnection:
     def __init__(self, lm: LMConfig, on_retry: Callable[[], None]) -> None:
         self.url, self.is_reached = server_url(lm), False
         self._lm, self._on_retry = lm, on_retry
-        headers, self._secrets = request_headers(lm)
+        self._key = os.environ.get(lm.api_key_env)
+        if self._key:
+            require_header_value(self._key, lm.api_key_env)
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._clients = _clients(self.url, headers, api_version(lm), lm.max_concurrency)
         self._free = [clients for clients in self._clients for _ in range(CONNECTIONS_PER_CLIENT)]
         self._answered_at, self._told_until = 0.0, 0.0  # monotonic times: of the last good answer, of the last line
@@ -195,7 +198,7 @@ class ServerConnection:
 
     def words(self, said: str) -> str:
         """Return the server's words without the key."""
-        return shown_words(said, *self._secrets)
+        return shown_words(said, self._key)
 
     def _refusal(self, response: httpx.Response, content: bytes, payload: dict[str, Any] | None) -> Exception:
         status, wait = response.status_code, retry_after(response)
@@ -219,7 +222,7 @@ class ServerConnection:
     def _hint(self, response: httpx.Response, payload: dict[str, Any] | None) -> str:
         if response.status_code in (401, 403):
             variable = f"environment variable {self._lm.api_key_env}"
-            if self._secrets:
+            if self._key:
                 return f"; expected a key that the server accepts, other than the one in the {variable}"
             return f"; no key was sent: expected it in the {variable}"
         if response.next_request and _origin(response.next_request) != _origin(response.request):
@@ -248,25 +251,6 @@ async def _sent(client: httpx.AsyncClient, request: httpx.Request) -> httpx.Resp
 
 def _origin(request: httpx.Request) -> tuple[str, str, int | None]:
     return request.url.scheme, request.url.host, request.url.port
-
-
-def request_headers(lm: LMConfig) -> tuple[dict[str, str], list[str]]:
-    """Return the headers of every request, and the secrets among them.
-
-    The key travels as `Authorization: Bearer`, unless `lm.headers` names its variable or that header. Raises UserError
-    for a variable that is not set, or whose value no header can hold.
-    """
-    named = dict(header.split("=", 1) for header in lm.headers)
-    values = {name: os.environ.get(variable, "") for name, variable in named.items()}
-    for name, variable in named.items():
-        if not values[name]:
-            raise UserError(f"lm.headers: ${variable} is not set; expected the value of the header {name}")
-        require_header_value(values[name], variable)
-    key = os.environ.get(lm.api_key_env)
-    if key and lm.api_key_env not in named.values() and "authorization" not in map(str.lower, named):
-        require_header_value(key, lm.api_key_env)
-        values["Authorization"] = f"Bearer {key}"
-    return values, [*filter(None, [key, *values.values()])]
 
 
 def _clients(
@@ -338,10 +322,10 @@ def servers_words(response: httpx.Response, secret: str | None) -> str:
     return shown_words(_message(response.content), secret)
 
 
-def shown_words(said: str, *secrets: str | None) -> str:
-    """Return a server's words as one short line without the secrets, which it may quote."""
+def shown_words(said: str, secret: str | None) -> str:
+    """Return a server's words as one short line without the secret, which it may quote."""
     line = plain_line(said)
-    for secret in filter(None, secrets):
+    if secret:
         forms = "|".join({re.escape(secret), re.escape(quote(secret, safe=""))})
         line = re.sub(forms, "***", line, flags=re.IGNORECASE)
     return line if len(line) <= LONGEST_MESSAGE else f"{line[:LONGEST_MESSAGE]} ..."

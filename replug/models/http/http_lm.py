@@ -1,10 +1,11 @@
 """The language model behind somebody's HTTP server: an `AsyncLM` whose answers are whole and in order, or an error.
 
-A call is cut into requests of `prompts_per_request` inputs, of which `max_concurrency` are under way at once, all on
-one event loop in a thread of its own. A request keeps its place while it waits to be tried again, and its largest cost
-is taken from the budget before it is sent. With a tokenizer the server gets token ids; without one it gets text, and
-finds the border between prefix and continuation in its own tokens. Every so many requests, and after a fault, a text
-of the probe is scored again: a call's answers are given out only where that has the scores it had.
+A call is cut into requests, each of a few inputs to score or of one prompt to answer. `max_concurrency` of them are
+under way at once, all on one event loop in a thread of its own. A request keeps its place while it waits to be tried
+again, and its largest cost is taken from the budget before it is sent. With a tokenizer the server gets token ids;
+without one it gets text, and finds the border between prefix and continuation in its own tokens. Now and
+then, and after a fault, a text of the probe is scored again: a call's answers are given out only if that has the
+scores it had.
 """
 
 import asyncio
@@ -50,7 +51,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FILTERED_SHOWN = 5  # prompts without an answer, by their beginnings
-REQUESTS_BETWEEN_LOOKS = 256  # at the model that was probed: one in so many, short as it is, costs next to nothing
+INPUTS_PER_REQUEST = 4  # to score: the client's share of a request costs more than that of an input
+REQUESTS_BETWEEN_LOOKS = 256  # at the probed model: such a short request costs next to nothing
 
 
 class HttpLM(AsyncLM):
@@ -66,7 +68,7 @@ class HttpLM(AsyncLM):
         self.model, self.api, self._is_chat = str(lm.model), lm.api.value, lm.api is ServerAPI.chat
         self._wants_logprobs = lm.score in (Teacher.logprob, Teacher.yes)
         self.identity = self.model
-        self._prompts_per_request = 1 if self._is_chat else lm.prompts_per_request
+        self.inputs_per_request = 1 if self._is_chat else INPUTS_PER_REQUEST
         self.fingerprint = np.empty(0, dtype=np.float32)
         self._tokenizer: Any = None
         self._forms: TokenForms | None = None
@@ -96,7 +98,7 @@ class HttpLM(AsyncLM):
             raise
 
     def look_again_at(self, prefix: str, continuation: str, is_same: Callable[[np.ndarray], bool]) -> None:
-        """Check from now on by the pair's log-probs, float32 [T], whether the server is the one that was probed."""
+        """Check from now on by the pair's log-probs, float32 [T], whether the server still is the probed one."""
         pair = self.pair(0, prefix, continuation)
 
         async def look() -> bool:
@@ -105,7 +107,7 @@ class HttpLM(AsyncLM):
         self._look, self._requests_since_look = look, 0
 
     def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
-        """Return the rows of each request."""
+        """Return the rows of each request for scores."""
         return self._chunks(list(range(len(prefixes))))
 
     def submit_call(self, call: Call) -> "Future[list[Any]]":
@@ -150,7 +152,7 @@ class HttpLM(AsyncLM):
         self._loop.close()
 
     def _chunks(self, rows: list[T]) -> list[list[T]]:
-        size = self._prompts_per_request
+        size = self.inputs_per_request
         return [rows[start : start + size] for start in range(0, len(rows), size)]
 
     def pair(self, row: int, prefix: str, continuation: str) -> Pair:
@@ -215,7 +217,7 @@ class HttpLM(AsyncLM):
 
     async def _is_away(self) -> bool:
         """Return whether the server does not look at a request for one token."""
-        shortest = api.generate_payload(self.api, [Pair(0, "a", "", None)], 1, None)
+        shortest = api.generate_payload(self.api, Pair(0, "a", "", None), 1, None)
         try:
             await self._attempt({"model": self.model, **shortest}, lambda body: None, is_compared=False)
         except ServerAway:
@@ -246,15 +248,14 @@ class HttpLM(AsyncLM):
         return await self._ask(pairs, payload, read, is_compared=True)
 
     async def _sample(self, pairs: list[Pair], options: GenerationOptions) -> list[list[Generated]]:
-        async def ask(chunk: list[Pair]) -> list[list[Generated]]:
-            payload = api.sample_payload(self.api, chunk, options)
+        async def ask(pair: Pair) -> list[list[Generated]]:
+            payload = api.sample_payload(self.api, pair, options)
             num_drawn = payload.get("n", 1)
-            texts, _ = await self._ask(chunk, payload, partial(api.read_generated, chunk, num_samples=num_drawn))
+            texts, _ = await self._ask([pair], payload, partial(api.read_generated, num_samples=num_drawn))
             drawn = [Generated(before_stop(text.text, options.stop), text.logprobs) for text in texts]
-            parts = [drawn[start : start + num_drawn] for start in range(0, len(drawn), num_drawn)]
-            return [part * (options.num_samples // num_drawn) for part in parts]
+            return [drawn * (options.num_samples // num_drawn)]
 
-        samples = await _all(ask(chunk) for chunk in self._chunks(pairs))
+        samples = await _all(map(ask, pairs))
         await self._check_unchanged()
         self._require_logprobs((answer.text, len(answer.token_logprobs)) for drawn in samples for answer in drawn)
         return samples
@@ -271,11 +272,11 @@ class HttpLM(AsyncLM):
     ) -> tuple[list[ServerText], int | None]:
         """Return greedy answers, and the tokens of all prompts as the server counted them, else by its tokenizer."""
 
-        async def ask(chunk: list[Pair]) -> list[tuple[list[ServerText], int | None]]:
-            payload = api.generate_payload(self.api, chunk, max_new_tokens, stop, num_tops)
-            return [await self._ask(chunk, payload, partial(api.read_generated, chunk))]
+        async def ask(pair: Pair) -> list[tuple[list[ServerText], int | None]]:
+            payload = api.generate_payload(self.api, pair, max_new_tokens, stop, num_tops)
+            return [await self._ask([pair], payload, api.read_generated)]
 
-        parts = await _all(ask(chunk) for chunk in self._chunks(pairs))
+        parts = await _all(map(ask, pairs))
         await self._check_unchanged()
         counted = [count for _, count in parts if count is not None]
         sent = [len(pair.ids[0]) for pair in pairs if pair.ids is not None]
@@ -293,7 +294,7 @@ class HttpLM(AsyncLM):
             )
 
     async def _check_unchanged(self) -> None:
-        """Raise ServerError if another server answers than the one that was probed."""
+        """Raise ServerError if the server is no longer the probed one."""
         if self._look is None or not (self._is_doubtful or self._requests_since_look >= REQUESTS_BETWEEN_LOOKS):
             return
         since, self._requests_since_look, self._is_doubtful = self._requests_since_look, 0, False
@@ -348,7 +349,7 @@ class HttpLM(AsyncLM):
 
     async def _exchange(self, payload: dict[str, Any], most_bytes: int, is_compared: bool) -> Any:
         """Return the server's answer to a payload, in what it has been found to take of it."""
-        path, whole = wire.request(self.api, payload, self._prompts_per_request == 1)
+        path, whole = wire.request(self.api, payload)
         whole |= self._extra_body
         while True:
             sent = self._accepted.fit(whole)

@@ -1,17 +1,17 @@
 """The budget of requests to a server that may cost money, over all runs that share its file.
 
 A request is reserved with the most tokens that it can cost before it is sent, and settled with what it did cost. The
-file is one line of fixed width, overwritten by one system call under a lock: kill -9 leaves the old line or the new
-one, and what was in flight counts in full.
+file is one line of fixed width, overwritten by one system call under a file lock: kill -9 leaves the old line or the
+new one, and what was in flight counts in full.
 """
 
-import fcntl
 import json
-import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+
+from filelock import FileLock
 
 from replug.config.errors import RunError, UserError
 
@@ -26,8 +26,7 @@ class BudgetSpent(RunError):
 class RequestBudget:
     """Counts requests and tokens over all runs that share the budget file at `path`; None counts in memory only.
 
-    Raises UserError where the file holds something else, or lies where no file can be locked. `section` is that of the
-    configuration whose limits these are.
+    Raises UserError if the file holds something else. `section` is that of the configuration whose limits these are.
     """
 
     def __init__(
@@ -41,11 +40,12 @@ class RequestBudget:
         self._lock = threading.Lock()
         self._path = path
         self._requests = self._tokens = self._reserved = self._in_flight = 0
-        self._file: int | None = None
+        self._file_lock: AbstractContextManager = nullcontext()
         if path:
-            self._requests, self._tokens = _parsed(path.read_text(errors="replace") if path.exists() else "", path)
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            path.touch()
+            self._requests, self._tokens = _read(path)
+            self._file_lock = FileLock(path.with_name(f"{path.name}.lock"), fallback_to_soft=False, thread_local=False)
 
     @property
     def requests(self) -> int:
@@ -57,7 +57,7 @@ class RequestBudget:
         return self._tokens - self._reserved
 
     def reserve(self, tokens: int) -> bool:
-        """Take one request of at most so many tokens from the budget, before it is sent.
+        """Take one request of at most `tokens` tokens from the budget, before it is sent.
 
         False where it may fit once others are settled: wait for that and ask again. Raises BudgetSpent where it never
         will.
@@ -80,44 +80,28 @@ class RequestBudget:
         with self._alone():
             self._count(requests=0, tokens=actual - reserved, reserved=-reserved, in_flight=-1)
 
-    def close(self) -> None:
-        with self._lock:
-            if self._file is not None:
-                os.close(self._file)
-            self._file = None
-
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Read the counts as they are now; nobody else changes them while the block runs."""
-        with self._lock:
-            if self._file is None or self._path is None:
-                yield
-                return
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX)
-            except OSError as error:
-                raise UserError(
-                    f"{self._path} cannot be locked ({error.strerror}), so two runs could spend the budget twice; "
-                    "expected it on a file system with locks"
-                ) from error
-            try:
-                self._requests, self._tokens = _parsed(os.pread(self._file, WIDTH + 1, 0).decode("latin-1"), self._path)
-                yield
-            finally:
-                fcntl.flock(self._file, fcntl.LOCK_UN)
+        with self._lock, self._file_lock:
+            if self._path is not None:
+                self._requests, self._tokens = _read(self._path)
+            yield
 
     def _count(self, requests: int, tokens: int, reserved: int, in_flight: int) -> None:
         self._requests += requests
         self._tokens += tokens
         self._reserved += reserved
         self._in_flight += in_flight
-        if self._file is not None:
+        if self._path is not None:
             line = json.dumps({"requests": self._requests, "tokens": self._tokens})
-            os.pwrite(self._file, f"{line:<{WIDTH}}\n".encode(), 0)
+            with self._path.open("r+b", buffering=0) as file:
+                file.write(f"{line:<{WIDTH}}\n".encode())
 
 
-def _parsed(text: str, path: Path) -> tuple[int, int]:
+def _read(path: Path) -> tuple[int, int]:
     try:
+        text = path.read_text(errors="replace")
         row = json.loads(text) if text.strip() else {"requests": 0, "tokens": 0}
         return int(row["requests"]), int(row["tokens"])
     except (ValueError, KeyError, TypeError):

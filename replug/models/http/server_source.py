@@ -6,6 +6,7 @@ knows the model again.
 """
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -28,6 +29,7 @@ from replug.models.teacher import says_yes
 if TYPE_CHECKING:  # seconds to import
     from transformers import PreTrainedTokenizerBase
 
+log = logging.getLogger(__name__)
 
 # Log-probs that a server gave twice count as the same within these bounds. Bfloat16 logits between 16 and 32 lie 0.125
 # apart, so single tokens of an honest server move by that and more when other texts stand beside them. Their mean over
@@ -64,7 +66,7 @@ def connect(config: LMConfig, budget: RequestBudget) -> HttpLM:
         if config.score is not Teacher.logprob:
             probe_teacher(lm, config.score)
             lm.identity += " chat" if config.api is ServerAPI.chat else ""  # which reads another prompt
-            # Of a server that shows log-probs these are in its fingerprint.
+            # The fingerprint of a server that shows log-probs covers these.
             lm.identity += f" {json_sha256(config.extra_body)[:8]}" if config.extra_body else ""
             return lm
         lm.fingerprint = probe(lm)
@@ -94,18 +96,21 @@ def probe(lm: HttpLM) -> np.ndarray:
             "echo and logprobs, vLLM and lm.api=prompt_logprobs; llama.cpp's own "
             "server and other chat APIs have neither: set lm.score=yes or answer"
         ) from error
-    if shortcoming is None:
-        try:
-            together = lm.score([HELPFUL, *OTHERS], [TEXT] * (1 + len(OTHERS)))
-            if not all(agree(a, b.token_logprobs) for a, b in zip([short, *others], together, strict=True)):
-                shortcoming = (
-                    "gives inputs that share a request other log-probs than alone; set lm.prompts_per_request=1"
-                )
-        except (ServerError, ValueError) as error:
-            shortcoming = f"answers inputs alone, but not several of them ({error}); set lm.prompts_per_request=1"
     if shortcoming:
         raise UserError(f"lm.url: {lm.url} {shortcoming}")
+    if not _scores_together(lm, [short, *others]):
+        log.warning(f"{lm.url}: inputs that share a request have other scores than alone; each goes in its own request")
+        lm.inputs_per_request = 1
     return np.concatenate(scores)
+
+
+def _scores_together(lm: HttpLM, alone: Sequence[np.ndarray]) -> bool:
+    """Return whether texts after other documents have the log-probs in one request that they have `alone`."""
+    try:
+        together = lm.score([HELPFUL, *OTHERS], [TEXT] * len(alone))
+    except (ServerError, ValueError):
+        return False
+    return all(agree(one, score.token_logprobs) for one, score in zip(alone, together, strict=True))
 
 
 def probe_teacher(lm: HttpLM, score: Teacher) -> None:

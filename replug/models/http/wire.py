@@ -70,14 +70,14 @@ def refused_by_filter(payload: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def request(api: str, payload: dict[str, Any], is_single: bool) -> tuple[str, dict[str, Any]]:
+def request(api: str, payload: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the path and the request of a payload of the completions API.
 
-    A text that `is_single` goes without a list round it, which Together does not take.
+    A single text goes without a list round it, which Together does not take.
     """
     if api == "chat":
         return "/chat/completions", _chat_request(payload)
-    if is_single and isinstance(payload["prompt"][0], str):
+    if len(payload["prompt"]) == 1 and isinstance(payload["prompt"][0], str):
         payload = {**payload, "prompt": payload["prompt"][0]}
     return "/completions", payload
 
