@@ -11,7 +11,6 @@ from omegaconf import MISSING
 
 from replug.config.choices import (
     Accelerator,
-    Attention,
     Direction,
     DType,
     LMScore,
@@ -109,9 +108,6 @@ class LMConfig:
     path: str | None = key(None, "Local LM: folder, GGUF file, hub name, package:smollm2 or stand_in[:SECONDS].")
     dtype: DType = key(
         DType.auto, "auto (bfloat16 where the hardware supports it, else float32), float32, bfloat16 or float16."
-    )
-    attention: Attention = key(
-        Attention.sdpa, "sdpa, or flash_attention_2 (needs a GPU and flash-attn; avoids padding)."
     )
     tokens_per_batch: int | None = key(
         None, "Tokens per forward pass. Default: 1,024 on a CPU, 4,096 to 32,768 on a GPU.", ABOVE_0

@@ -1,7 +1,7 @@
 """Decide which texts are computed together, and how many tokens in one pass of an LM. Imports no torch.
 
-Batches follow from the lengths alone. A unit is what a replica scores together: pairs of similar length, so many
-tokens by their bytes, the longest first. Taking units out leaves the others as they were.
+Batches follow from the lengths alone. A unit is scored together by one replica: pairs of similar length, up to
+a number of tokens by their bytes, the longest first. Taking units out leaves the others as they were.
 A CPU is busy with few tokens, and few rows of similar length are padded little. A GPU wants enough arithmetic in a pass
 to hide what launching it costs. So a GPU's units follow from the LM's size, and never from the number of replicas: a
 resumed run may have another, and its numbers stay the same.
@@ -19,22 +19,21 @@ def token_budget_batches(lengths: Sequence[int], tokens_per_batch: int) -> Itera
     yield from _cut(order, _starts(descending, tokens_per_batch))
 
 
-def even_batches(lengths: Sequence[int], tokens_per_batch: int, padded: bool = True) -> list[list[int]]:
+def even_batches(lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
     """Return as few batches as the budget allows, by the smallest budget that needs no more of them.
 
-    Longest first. A batch's size is its padded one, or the sum of its lengths.
+    Longest first. A batch's size is its padded one.
     """
     order, descending = _longest_first(lengths)
-    find_starts = _starts if padded else _unpadded_starts
-    fewest, budget = len(find_starts(descending, tokens_per_batch)), tokens_per_batch
+    fewest, budget = len(_starts(descending, tokens_per_batch)), tokens_per_batch
     least = 0
     while fewest > 1 and least < budget - 1:
         between = (least + budget) // 2
-        if len(find_starts(descending, between)) <= fewest:
+        if len(_starts(descending, between)) <= fewest:
             budget = between
         else:
             least = between
-    return list(_cut(order, find_starts(descending, budget)))
+    return list(_cut(order, _starts(descending, budget)))
 
 
 def _longest_first(lengths: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -54,18 +53,6 @@ def _starts(descending: Sequence[int], budget: int) -> list[int]:
     while start < len(descending):
         starts.append(start)
         start += max(1, budget // max(1, descending[start]))
-    return starts
-
-
-def _unpadded_starts(lengths: Sequence[int], budget: int) -> list[int]:
-    """Return where batches begin; each has a sum within the budget (one row at least)."""
-    starts: list[int] = []
-    size = 0
-    for row, length in enumerate(lengths):
-        if not starts or size + length > budget:
-            starts.append(row)
-            size = 0
-        size += length
     return starts
 
 
@@ -127,9 +114,6 @@ PASSES_PER_UNIT = 8  # of a CPU: an LM sorts its unit by length, which bytes onl
 # Matrix products of a unit on a GPU: at half of their peaks a twentieth of a second of an H100, a sixth of an A100.
 FLOP_PER_UNIT_GPU = 24e12
 FEWEST_TOKENS_GPU, MOST_TOKENS_GPU = 4096, 32_768
-# That fit where nothing is padded, so that a unit is one pass where its texts have more tokens than their bytes say.
-# Padded ones are better two passes then, of the longer rows and of the shorter.
-UNITS_PER_PASS_GPU = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +129,9 @@ class LMShape:
         return 2.0 * 12 * self.layers * self.hidden**2
 
 
-def tokens_per_pass(
-    shape: LMShape, on_gpu: bool, tokens_per_batch: int | None = None, is_unpadded: bool = False
-) -> int:
+def tokens_per_pass(shape: LMShape, on_gpu: bool, tokens_per_batch: int | None = None) -> int:
     """Return the most tokens of a pass; `tokens_per_batch` is the user's choice."""
-    of_gpu = (UNITS_PER_PASS_GPU if is_unpadded else 1) * _tokens_per_unit_gpu(shape)
-    return tokens_per_batch or (of_gpu if on_gpu else TOKENS_PER_PASS)
+    return tokens_per_batch or (_tokens_per_unit_gpu(shape) if on_gpu else TOKENS_PER_PASS)
 
 
 def tokens_per_unit(shape: LMShape, on_gpu: bool, tokens_per_batch: int | None = None) -> int:

@@ -133,9 +133,14 @@ def lm_shape(config: PreTrainedConfig) -> LMShape:
 
 
 def longest_input(config: PreTrainedConfig) -> int | None:
-    """Return the most tokens that an LM holds; None where its configuration does not say."""
+    """Return the most tokens that an LM reads; None if its configuration does not say.
+
+    Inputs end at the limit of longrope (Phi-3, Phi-4): an input beyond it makes the whole pass use other frequencies.
+    """
     text = config.get_text_config()
-    return getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None)  # the latter: MPT
+    longest = getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None)  # the latter: MPT
+    limit = longrope_limit(config)
+    return longest if limit == math.inf else int(limit)
 
 
 def longrope_limit(config: PreTrainedConfig) -> float:

@@ -46,10 +46,9 @@ def test_a_unit_a_little_beyond_a_pass_is_two_of_half_a_pass() -> None:
     assert even_batches([50, 40], 10) == [[0], [1]]  # more than a pass holds: one at a time
 
 
-def test_a_unit_of_a_gpu_has_so_much_arithmetic_and_an_unpadded_pass_holds_two() -> None:
+def test_a_unit_of_a_gpu_has_so_much_arithmetic() -> None:
     assert [tokens_per_unit(lm, on_gpu=True) for lm in (LLAMA_7B, GPT2_XL, GPT2)] == [4096, 8192, 32_768]
     for lm in (LLAMA_7B, GPT2_XL, GPT2):
-        assert tokens_per_pass(lm, on_gpu=True, is_unpadded=True) == 2 * tokens_per_unit(lm, on_gpu=True)
         assert tokens_per_pass(lm, on_gpu=True) == tokens_per_unit(lm, on_gpu=True)
     assert (tokens_per_pass(GPT2_XL, on_gpu=False), tokens_per_unit(GPT2_XL, on_gpu=False)) == (1024, 8192)
 

@@ -8,15 +8,10 @@ numbers.
 
 Prompts that share most of their tokens, such as fifty samples of one, stand in one row behind each other, and a mask
 shows each its own. What they share is then kept once and read once for a token of all, not once for each.
-
-With longrope (Phi-3-mini-128k, Phi-4-mini) the longest input of a pass decides by which frequencies all of it is read.
-So no pass, cache or prefix holds inputs on both sides of that limit, and what grows beyond it is read anew there, as in
-transformers' own `generate`.
 """
 
 import copy
 import inspect
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +24,6 @@ from transformers import PreTrainedModel
 
 from replug.models.black_box_lm import PassCounts
 from replug.models.local.output_layer import target_logprobs
-from replug.models.model_files import longrope_limit
 from replug.models.probing import probe_ids, same_direction, tried
 
 # Nats by which log-probs may differ with and without padding, on average by the tokens' probabilities.
@@ -40,8 +34,8 @@ TOLERANCE_NATS, TOLERANCE_NATS_HALF_PRECISION = 0.01, 0.15
 MIN_SHARED_TOKENS = 64
 # Prefixes end at multiples of this, so that documents which begin with the same words leave the prefix as it is.
 SHARED_STEP = 32
-# Each prompt of a row computes attention to the columns of all: as many as a pass has tokens, or so many times those of
-# the longest prompt.
+# Each prompt of a row computes attention to the columns of all: up to the tokens of a pass, or this many times
+# those of the longest prompt.
 LONGEST_PROMPTS = 2
 
 
@@ -147,8 +141,8 @@ class Unwanted(Exception):
     """Nobody waits any more for the answers whose prompts are being read."""
 
 
-def wanted() -> None:
-    """Read on: somebody waits."""
+def read_on() -> None:
+    """Read the prompts whether or not somebody waits for them."""
 
 
 class CachedPrompts:
@@ -169,7 +163,7 @@ class CachedPrompts:
         tokens_per_pass: int,
         counts: PassCounts,
         num_ends: Sequence[int] = (),
-        require_wanted: Callable[[], None] = wanted,
+        require_wanted: Callable[[], None] = read_on,
     ) -> None:
         self._model, self._counts = model, counts
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
@@ -245,7 +239,7 @@ class PackedPrompts:
         counts: PassCounts,
         shared: SharedPrefix | None,
         num_ends: Sequence[int],
-        require_wanted: Callable[[], None] = wanted,
+        require_wanted: Callable[[], None] = read_on,
     ) -> None:
         self._model, self._counts, device = model, counts, model.device
         self._cache: Any = shared.for_rows(1) if shared else None
@@ -319,49 +313,6 @@ class RecomputedPrompts:
         self.logits = self._read(self._rows)
 
 
-class PromptsBesideLimit:
-    """Prompts in parts, none with prompts of both sides of `limit` tokens; what grows beyond it is a part of its own.
-
-    `begin` makes a part of token ids.
-    """
-
-    def __init__(
-        self,
-        rows: list[list[int]],
-        limit: float,
-        begin: Callable[[list[list[int]]], GrowingPrompts],
-        ends: Sequence[Tensor] = (),
-    ) -> None:
-        self._rows, self._limit, self._begin, self.ends = rows, limit, begin, ends
-        sides = [
-            [number for number, row in enumerate(rows) if (len(row) > limit) == is_long] for is_long in (False, True)
-        ]
-        self._parts = [(numbers, self._part(numbers)) for numbers in sides if numbers]
-
-    @property
-    def logits(self) -> Tensor:
-        order = torch.tensor([number for numbers, _ in self._parts for number in numbers])
-        logits = torch.cat([prompts.logits for _, prompts in self._parts])
-        return logits[order.argsort()]
-
-    def append(self, tokens: Sequence[int], kept: Sequence[int]) -> None:
-        self._rows = [[*self._rows[row], token] for row, token in zip(kept, tokens, strict=True)]
-        new = {row: number for number, row in enumerate(kept)}
-        before, self._parts, crossed = self._parts, [], []
-        for numbers, prompts in before:
-            alive = [row for row in numbers if row in new]
-            crossed += [new[row] for row in alive if len(self._rows[new[row]]) == self._limit + 1]
-            staying = [row for row in alive if new[row] not in crossed]
-            if staying:
-                prompts.append([tokens[new[row]] for row in staying], [numbers.index(row) for row in staying])
-                self._parts.append(([new[row] for row in staying], prompts))
-        if crossed:
-            self._parts.append((crossed, self._part(crossed)))
-
-    def _part(self, numbers: Sequence[int]) -> GrowingPrompts:
-        return self._begin([self._rows[number] for number in numbers])
-
-
 @dataclass(frozen=True, slots=True)
 class CacheUse:
     """The uses that a model's keys and values have: unpadded prompts, padding on the left, several in one row."""
@@ -399,11 +350,10 @@ def find_cache_use(model: PreTrainedModel) -> CacheUse:
     packed = partial(PackedPrompts, model, rows, 6, PassCounts(), prefix, [0] * len(rows))
     # BigBird has a buffer as long as its longest input, which a row of several may exceed.
     has_buffer = any(name.endswith("token_type_ids") for name, _ in model.named_buffers())
-    is_plain = not (has_window or has_buffer) and longrope_limit(model.config) == math.inf
     return CacheUse(
         cached(ids, ids[::-1]),
         cached(ids, ids + ids[:5]),
-        is_plain and tried(partial(is_same, packed), False),
+        not (has_window or has_buffer) and tried(partial(is_same, packed), False),
     )
 
 

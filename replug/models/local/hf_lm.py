@@ -5,7 +5,6 @@ layer; logits and log-softmax are float32, whatever the LM's dtype. `models.loca
 """
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -13,9 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
-from replug.config.errors import RunError, UserError
+from replug.config.errors import RunError
 from replug.models.batching import even_batches, padded_groups, tokens_per_pass
 from replug.models.black_box_lm import (
     ContinuationScore,
@@ -36,7 +34,6 @@ from replug.models.local.decoding import (
     CacheUse,
     GrowingPrompts,
     PackedPrompts,
-    PromptsBesideLimit,
     RecomputedPrompts,
     SharedPrefix,
     Unwanted,
@@ -45,7 +42,6 @@ from replug.models.local.decoding import (
     packed_groups,
     reuses_prefixes,
     shared_tokens,
-    wanted,
 )
 from replug.models.local.mixtures import MixedAnswer, continue_answers
 from replug.models.local.output_layer import (
@@ -56,8 +52,8 @@ from replug.models.local.output_layer import (
     target_logprobs,
     use_float32_head,
 )
-from replug.models.local.weights import FLASH, lm_identity, load_causal_lm, require_sense
-from replug.models.model_files import lm_shape, load_lm_tokenizer, longest_input, longrope_limit
+from replug.models.local.weights import lm_identity, load_causal_lm, require_sense
+from replug.models.model_files import lm_shape, load_lm_tokenizer, longest_input
 from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import (
     LMInput,
@@ -70,7 +66,7 @@ from replug.models.pair_tokens import (
     prompts_token_ids,
     reading_pair,
 )
-from replug.models.probing import is_out_of_memory, probe_ids, same_direction, tried
+from replug.models.probing import is_out_of_memory, tried
 from replug.models.unasked import no_cache
 
 log = logging.getLogger(__name__)
@@ -97,8 +93,7 @@ class HuggingFaceLM:
     """A `BlackBoxLM` over local weights: a folder, a GGUF file, a hub name, or `package:smollm2`.
 
     `spread` lays the layers over all visible GPUs, for models larger than one. `identity` is given where the weights
-    have been hashed already. With `attention="flash_attention_2"` passes have no padding. Raises UserError for what is
-    not a trained causal LM with its own tokenizer, and where flash attention is not installed.
+    have been hashed already. Raises UserError for what is not a trained causal LM with its own tokenizer.
 
     >>> lm = HuggingFaceLM("./my-lm")  # or "package:smollm2", a GGUF file, a name on the hub
     >>> lm.score(["a boat"], [" on the lake"])[0].sum_logprob < 0
@@ -113,12 +108,10 @@ class HuggingFaceLM:
         tokens_per_batch: int | None = None,
         spread: bool = False,
         identity: str | None = None,
-        *,
-        attention: str = "sdpa",
     ) -> None:
         path = resolve_lm_path(str(path))
         self.tokenizer = load_lm_tokenizer(path)
-        self.model = load_causal_lm(path, dtype, "auto" if spread else None, attention)
+        self.model = load_causal_lm(path, dtype, "auto" if spread else None)
         self._is_spread = spread
         if not spread:
             self.model.to(device)  # type: ignore[arg-type]
@@ -134,13 +127,9 @@ class HuggingFaceLM:
         self._body = self.model.base_model
         self._shares = self._head is not None and tried(partial(reuses_prefixes, self.model), False)
         self._no_cache = no_cache(self.model)
-        self._longrope_limit = longrope_limit(self.model.config)
         self._kept: list[SharedPrefix] = []  # used last, for later calls
-        self._is_unpadded = attention == FLASH and self._head is not None
         shape = lm_shape(self.model.config)
-        self.tokens_per_batch = tokens_per_pass(shape, on_gpu, tokens_per_batch, self._is_unpadded)
-        if self._is_unpadded:
-            require_rows_apart(self.model)
+        self.tokens_per_batch = tokens_per_pass(shape, on_gpu, tokens_per_batch)
         require_sense(self, path)
         self._kept, self.counts = [], PassCounts()  # without a trace of that look
 
@@ -166,16 +155,13 @@ class HuggingFaceLM:
         """Do the rest of `score` without waiting for a GPU: the passes of the next call stand behind these."""
         passes: list[PassScores] = []
         rows: list[int] = []
-        for inputs in self._on_each_side(inputs_of(call.pairs)):
-            prefixes = [one.prefix for one in inputs for _ in one.rows]
-            shared = self._share(prefixes, call.opening, inputs[0].num_tokens) if self._shares else None
-            num_shared = shared.num_tokens if shared else 0
-            inputs = [replace(one, prefix=one.prefix[num_shared:]) for one in inputs]
-            lengths, is_padded = [one.num_tokens for one in inputs], bool(shared) or not self._is_unpadded
-            for batch in even_batches(lengths, self.tokens_per_batch, is_padded):
-                some = [inputs[i] for i in batch]
-                passes += self._score_inputs(some, shared)
-                rows += (row for one in some for row in one.rows)
+        shared = self._share([prefix for prefix, _ in call.pairs], call.opening) if self._shares else None
+        num_shared = shared.num_tokens if shared else 0
+        inputs = [replace(one, prefix=one.prefix[num_shared:]) for one in inputs_of(call.pairs)]
+        for batch in even_batches([one.num_tokens for one in inputs], self.tokens_per_batch):
+            some = [inputs[i] for i in batch]
+            passes += self._score_inputs(some, shared)
+            rows += (row for one in some for row in one.rows)
         return PendingScores(passes, rows, call)
 
     def generate(
@@ -215,19 +201,6 @@ class HuggingFaceLM:
         answer = self._begin(self._prompt_ids(mixture.prompts, options.max_new_tokens), mixture, options)
         return pieces(self._growing_texts(answer), options.stop)
 
-    def _on_each_side(self, inputs: list[LMInput]) -> list[list[LMInput]]:
-        """Return inputs within longrope's limit, and those beyond; one of these where there are no others.
-
-        Alternatives are not read. Where their token would be the first beyond the limit, each is an input of its own.
-        """
-        sides: list[list[LMInput]] = [[], []]
-        for one in inputs:
-            parts = [one]
-            if len(one.prefix) == self._longrope_limit:
-                parts = [LMInput(one.prefix, [c], [row]) for c, row in zip(one.continuations, one.rows, strict=True)]
-            sides[parts[0].num_tokens > self._longrope_limit] += parts
-        return [side for side in sides if side]
-
     def _begin(
         self,
         rows: Rows,
@@ -248,7 +221,7 @@ class HuggingFaceLM:
     def _finish(self, answers: Sequence[MixedAnswer], budget: int) -> None:
         """Decode answers that share much of their prompts in one row, and of others as many as have `budget` tokens.
 
-        Where the model cannot be padded, only answers to the same prompts are decoded together.
+        If the model cannot be padded, only answers to the same prompts are decoded together.
         """
         alike: dict[object, list[MixedAnswer]] = {}
         for group, is_packed in self._packed_groups(answers):
@@ -334,14 +307,15 @@ class HuggingFaceLM:
         rows = [row for answer in answers for row in answer.rows]
         num_ends = [answer.num_read for answer in answers for _ in answer.rows]
         opening = self._opening_ids(answers[0].options.opening)
+        require_wanted = partial(_require_wanted, answers)
         if self._cache_use.packed and is_worth_a_row(rows, self._num_shared(answers), self.tokens_per_batch):
-            shared = self._share(_read_first(answers), opening, max(map(len, rows)))
+            shared = self._share(_read_first(answers), opening)
             own = [row[shared.num_tokens if shared else 0 :] for row in rows]
-            asked = partial(_require_wanted, answers)
-            return PackedPrompts(self.model, own, self.tokens_per_batch, self.counts, shared, num_ends, asked)
-        if self._longrope_limit == math.inf:
-            return self._grow_on_one_side(rows, num_ends, partial(_require_wanted, answers))
-        return PromptsBesideLimit(rows, self._longrope_limit, self._grow_on_one_side, self._ends_of(rows, num_ends))
+            return PackedPrompts(self.model, own, self.tokens_per_batch, self.counts, shared, num_ends, require_wanted)
+        is_even, use = len({len(row) for row in rows}) == 1, self._cache_use
+        if not (use.unpadded if is_even else use.padded):
+            return RecomputedPrompts(rows, self._last_logits, self._ends_of(rows, num_ends))
+        return CachedPrompts(self.model, rows, self.tokens_per_batch, self.counts, num_ends, require_wanted)
 
     def _ends_of(self, rows: Rows, num_ends: Sequence[int]) -> list[Tensor]:
         """Score the last tokens of rows, reading each row once more."""
@@ -350,27 +324,16 @@ class HuggingFaceLM:
         found = iter(self.launch(TokenizedCall(pairs, [])).result())
         return [torch.from_numpy(next(found).token_logprobs) if n else torch.empty(0) for n in num_ends]
 
-    def _grow_on_one_side(
-        self, rows: Rows, num_ends: Sequence[int] = (), require_wanted: Callable[[], None] = wanted
-    ) -> GrowingPrompts:
-        is_even, use = len({len(row) for row in rows}) == 1, self._cache_use
-        if not (use.unpadded if is_even else use.padded):
-            return RecomputedPrompts(rows, self._last_logits, self._ends_of(rows, num_ends or [0] * len(rows)))
-        longest = max(map(len, rows))
-        # Read in slices, the first would be on the limit's other side.
-        size = len(rows) * longest if longest > self._longrope_limit else self.tokens_per_batch
-        return CachedPrompts(self.model, rows, size, self.counts, num_ends if any(num_ends) else (), require_wanted)
-
     def _num_shared(self, answers: Sequence[MixedAnswer]) -> int:
         """Return how many tokens all prompts of answers begin with; what moves weights is read behind them."""
         opening = self._opening_ids(answers[0].options.opening)
         first = _read_first(answers)
         return shared_tokens([*first, opening] if opening else first)
 
-    def _share(self, prefixes: Rows, opening: list[int], num_tokens_each: int) -> SharedPrefix | None:
-        """Return what the prefixes begin with, for inputs that are on one side of longrope's limit with this one."""
+    def _share(self, prefixes: Rows, opening: list[int]) -> SharedPrefix | None:
+        """Return the keys and values of what the prefixes begin with; None if that is too short."""
         num_tokens = shared_tokens([*prefixes, opening] if opening else prefixes)
-        if not num_tokens or (num_tokens > self._longrope_limit) != (num_tokens_each > self._longrope_limit):
+        if not num_tokens:
             return None
         ids = prefixes[0][:num_tokens]
         found = next((one for one in self._kept if one.ids == ids), None)
@@ -435,9 +398,8 @@ class HuggingFaceLM:
             rows = self._predicting_rows([one.ids for one in inputs], owner[pair], position, shared)
             logprobs = target_logprobs(rows, to_device(target, rows.device), self._head)
             scores = PassScores(logprobs, [len(continuation) for _, continuation in pairs])
-        num_tokens, longest = sum(one.num_tokens for one in inputs), max(one.num_tokens for one in inputs)
-        is_padded = shared is not None or not self._is_unpadded
-        self.counts.add(num_tokens, len(inputs) * longest if is_padded else num_tokens)
+        lengths = [one.num_tokens for one in inputs]
+        self.counts.add(sum(lengths), len(lengths) * max(lengths))
         return scores
 
     def _last_logits(self, rows: list[list[int]]) -> Tensor:
@@ -454,8 +416,6 @@ class HuggingFaceLM:
 
     def _predicting_rows(self, ids: Rows, row: Tensor, position: Tensor, shared: SharedPrefix | None) -> Tensor:
         """Return hidden states [N, D] at the predicting positions, or logits [N, V] where the head is not separable."""
-        if self._is_unpadded and shared is None:
-            return unpadded_states(self._body, ids, row, position, self.model.device)
         padded = nn.utils.rnn.pad_sequence([torch.tensor(one) for one in ids], batch_first=True)
         inputs = to_device(padded, self.model.device)
         if self._head is None:
@@ -478,31 +438,3 @@ class HuggingFaceLM:
         if logits.shape[1] == len(keep):  # some architectures do not know the option, and give all
             position = torch.searchsorted(keep, position)
         return logits[to_device(row, logits.device), to_device(position, logits.device)]
-
-
-def unpadded_states(body: Callable, rows: Rows, row: Tensor, position: Tensor, device: torch.device) -> Tensor:
-    """Return the last hidden states [N, D] at positions [N] of rows [N], which are read one behind the other.
-
-    transformers tells the rows apart by their positions, which begin at 0 in each.
-    """
-    lengths = torch.tensor([len(ids) for ids in rows])
-    ids = torch.tensor([token for ids in rows for token in ids])
-    positions = torch.cat([torch.arange(length) for length in lengths.tolist()])
-    output = body(
-        input_ids=to_device(ids, device)[None], position_ids=to_device(positions, device)[None], use_cache=False
-    )
-    states: Tensor = output.last_hidden_state[0]
-    return states[to_device((lengths.cumsum(0) - lengths)[row] + position, states.device)]
-
-
-def require_rows_apart(model: PreTrainedModel) -> None:
-    """Raise UserError for an architecture whose attention does not look at positions, so that unpadded rows mix."""
-    ids, places = probe_ids(model), torch.arange(11)
-    rows, row = [ids[:11], ids[5:]], torch.zeros_like(places)
-    with torch.inference_mode():
-        alone = tried(lambda: unpadded_states(model.base_model, rows[1:], row, places, model.device), None)
-        second = tried(lambda: unpadded_states(model.base_model, rows, row + 1, places, model.device), None)
-    if alone is None or second is None or not same_direction(alone, second):
-        raise UserError(
-            f"lm.attention: {type(model).__name__} does not keep unpadded rows apart; leave lm.attention out"
-        )

@@ -73,7 +73,6 @@ def source(lm: LMConfig) -> "HuggingFaceSource | None":
         resolve_lm_path(lm.path),
         dtype_name(lm.dtype.value),
         lm.tokens_per_batch,
-        attention=lm.attention.value,
     )
 
 
@@ -87,7 +86,6 @@ class HuggingFaceSource(LocalSource):
     path: str
     dtype: str = "float32"
     tokens_per_batch: int | None = None
-    attention: str = "sdpa"
     known_identity: str | None = None
     mark: str = ""
 
@@ -115,15 +113,12 @@ class HuggingFaceSource(LocalSource):
         return load_lm_tokenizer(self.path)
 
     def connect(self, budget_file: Path | None = None, cache: Path | None = None) -> None:
-        """Look at the kind of the model, its tokenizer, and packages; weights are read when they are loaded."""
-        from replug.models.local.weights import FLASH, require_flash_attention
+        """Look at the kind of the model and its tokenizer; weights are read when they are loaded."""
         from replug.models.model_files import require_quantizer, require_safetensors
 
         self.tokenizer()
         require_quantizer(self.path, "lm.path")
         require_safetensors(self.path, "lm.path")
-        if self.attention == FLASH:
-            require_flash_attention(DTYPES[self.dtype])
 
     def load(self, spread: bool = False) -> LocalLM:
         from replug.models.local.hf_lm import HuggingFaceLM
@@ -135,7 +130,6 @@ class HuggingFaceSource(LocalSource):
             self.tokens_per_batch,
             spread,
             self.identity,
-            attention=self.attention,
         )
 
     def shipped(self) -> LocalSource:

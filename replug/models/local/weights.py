@@ -6,13 +6,11 @@ language. An LM that looks ahead, as an encoder does, scores a text by what stan
 """
 
 import hashlib
-import importlib.util
 import logging
 import random
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +22,6 @@ from replug.models.model_files import load_whole, loading
 
 log = logging.getLogger(__name__)
 
-FLASH = "flash_attention_2"  # transformers' name
 LARGE_BYTES = 10**9  # worth a line in the log
 
 
@@ -53,23 +50,10 @@ def _digest(folder: Path, stamps: tuple[Stamp, ...]) -> str:
     return digest.hexdigest()
 
 
-def require_flash_attention(dtype: torch.dtype) -> None:
-    """Raise UserError for float32, and where the package flash-attn is not installed."""
-    if dtype == torch.float32 or importlib.util.find_spec("flash_attn") is None:
-        raise UserError(
-            f"lm.attention is {FLASH}, which needs the package flash-attn, a GPU, and lm.dtype=bfloat16 or float16 "
-            f"(found {str(dtype).removeprefix('torch.')}): pip install flash-attn, or leave lm.attention out"
-        )
-
-
-def load_causal_lm(path: str, dtype: torch.dtype, device_map: str | None, attention: str = "sdpa") -> PreTrainedModel:
+def load_causal_lm(path: str, dtype: torch.dtype, device_map: str | None) -> PreTrainedModel:
     """Load weights onto the CPU or all visible GPUs. Raises UserError for other models and without room."""
-    options: dict[str, Any] = {"dtype": dtype, "device_map": device_map}
-    if attention == FLASH:
-        require_flash_attention(dtype)
-        options["attn_implementation"] = FLASH
     with loading("lm.path", path):
-        model = load_whole(AutoModelForCausalLM, path, "lm.path", **options)
+        model = load_whole(AutoModelForCausalLM, path, "lm.path", dtype=dtype, device_map=device_map)
     if device_map is not None and torch.cuda.is_available():
         _require_on_gpus(model, path)
     return model
