@@ -1,7 +1,7 @@
 """The interface of a language model: a black box that scores and continues text.
 
 Only text crosses the border, never another tokenizer's ids. Local weights, servers and stand-ins implement
-`BlackBoxLM`; the REPLUG ensemble wraps one and is one. `AsyncLM` is one that takes work without waiting: the Ray pool,
+`BlackBoxLM`; the REPLUG ensemble wraps one and is one. An `AsyncLM` takes work without waiting: the Ray pool,
 the cache and a server implement its one `submit_call`.
 """
 
@@ -13,20 +13,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from replug.cluster.background import attempt, outcome
+from replug.cluster.background import attempt
 from replug.config.errors import RunError, UserError
+from replug.models.batching import units_of_similar_length
 from replug.models.ensemble import MovingWeights, Weighting, common_end
 from replug.models.generation import Generated, GenerationOptions, Stop, elected, stop_texts
 
-if TYPE_CHECKING:  # seconds to import
-    from replug.models.pair_tokens import TokenizedCall
-
-
-# Is told the number of an answer and its text after each of its tokens; returns False to end it.
+# Called with (answer index, text so far) after each token; returns False to end the answer.
 Watch = Callable[[int, str], bool]
 NOTHING_READ = np.empty(0, dtype=np.float32)
 WEIGHTS_TOLERANCE = 1e-5  # by which float32 weights of a few dozen prompts may miss 1
@@ -44,8 +41,8 @@ class UnscorableText(ValueError, RunError):
 class ContinuationScore:
     """Log-probabilities (nats) of a continuation's tokens, float32 [T].
 
-    Where they were asked for, `read_logprobs` (float32 [N]) are those of the last tokens of its prefix, which have the
-    ids `read_ids` (int32 [N]).
+    `read_logprobs` (float32 [N]) are the log-probs of the last tokens of its prefix, with the ids `read_ids`
+    (int32 [N]); empty unless `score` was called with `read`.
 
     >>> score = StandInLM().score(["a boat"], [" a boat"])[0]
     >>> score.num_tokens, score.sum_logprob == float(score.token_logprobs.sum())
@@ -97,6 +94,11 @@ class PassCounts:
     def add(self, tokens: int, padded_tokens: int) -> None:
         self.tokens += tokens
         self.padded_tokens += padded_tokens
+
+
+def pass_counts(lm: "BlackBoxLM") -> PassCounts:
+    """Return the counts that an LM keeps of its passes; zeros for an LM of another maker."""
+    return getattr(lm, "counts", None) or PassCounts()
 
 
 class Meter:
@@ -218,48 +220,11 @@ class BlackBoxLM(Protocol):
 
 
 @runtime_checkable
-class LocalLM(BlackBoxLM, Protocol):
-    """A language model that computes in this process."""
-
-    counts: PassCounts
-
-
-@runtime_checkable
 class StreamingLM(BlackBoxLM, Protocol):
     """A language model that gives out an answer while it grows."""
 
     def stream(self, prompt: Prompt, options: GenerationOptions) -> Iterator[str]:
         """Yield the text of `generate` in pieces, as they come. Raises what it raises, before the first piece."""
-        ...
-
-
-class Pending(Protocol):
-    """Scores that a device may still be computing. Any thread may wait for them."""
-
-    def done(self) -> bool:
-        """Return whether `result` would not wait."""
-        ...
-
-    def result(self) -> list[ContinuationScore]:
-        """Wait for the scores. Raises what went wrong on the device."""
-        ...
-
-
-@runtime_checkable
-class LaunchingLM(LocalLM, Protocol):
-    """A local LM whose calls may be tokenized, and their scores fetched, while the device is at another call.
-
-    `score` is one after the other. Only one thread at a time may call each of the two.
-    """
-
-    def tokenize(
-        self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None, read: int = 0
-    ) -> "TokenizedCall":
-        """Do the part of `score` that needs no device."""
-        ...
-
-    def launch(self, call: "TokenizedCall") -> Pending:
-        """Put a call's passes to the device. Its scores are those that `score` gives."""
         ...
 
 
@@ -286,36 +251,20 @@ class ScoreCall:
 
 @dataclass(frozen=True, slots=True)
 class GenerateCall:
-    """A call of `generate`."""
+    """A call of `generate`, or with `draws` of `sample`, whose prompts are texts."""
 
-    prompts: Sequence[Mixture]
+    prompts: Sequence[Prompt]
     options: GenerationOptions
+    draws: bool = False
 
     def __len__(self) -> int:
         return len(self.prompts)
 
     def take(self, rows: Sequence[int]) -> "GenerateCall":
-        return GenerateCall([self.prompts[row] for row in rows], self.options)
+        return replace(self, prompts=[self.prompts[row] for row in rows])
 
-    def run(self, lm: BlackBoxLM) -> list[Generated]:
-        return lm.generate(self.prompts, self.options)
-
-
-@dataclass(frozen=True, slots=True)
-class SampleCall:
-    """A call of `sample`."""
-
-    prompts: Sequence[str]
-    options: GenerationOptions
-
-    def __len__(self) -> int:
-        return len(self.prompts)
-
-    def take(self, rows: Sequence[int]) -> "SampleCall":
-        return SampleCall([self.prompts[row] for row in rows], self.options)
-
-    def run(self, lm: BlackBoxLM) -> list[list[Generated]]:
-        return lm.sample(self.prompts, self.options)
+    def run(self, lm: BlackBoxLM) -> list[Any]:
+        return (lm.sample if self.draws else lm.generate)(self.prompts, self.options)  # type: ignore[operator]
 
 
 def reading(read: int) -> dict[str, Any]:
@@ -323,7 +272,7 @@ def reading(read: int) -> dict[str, Any]:
     return {"read": read} if read else {}
 
 
-Call = ScoreCall | GenerateCall | SampleCall
+Call = ScoreCall | GenerateCall
 
 
 class AsyncLM(ABC):
@@ -331,14 +280,18 @@ class AsyncLM(ABC):
 
     identity: str
     max_tokens: int | None
+    unit_tokens: int  # of a unit of scores
 
-    @abstractmethod
-    def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
+    def units(self, call: Call) -> list[list[int]]:
         """Return the rows that are best submitted together, every row once. Follows from the texts alone.
 
-        Taking whole units out of the texts leaves the other units as they were, so what an interrupted run
-        had not finished is done again in the same company, and to the same bits.
+        Taking whole units out of the texts leaves the other units as they were, so a resumed run computes the missing
+        units in the same company, and to the same bits. Rows with an opening share more than what all calls begin
+        with, so they are one unit.
         """
+        if isinstance(call, ScoreCall) and call.opening is None:
+            return units_of_similar_length(call.prefixes, call.continuations, self.unit_tokens)
+        return [list(range(len(call)))]
 
     @abstractmethod
     def submit_call(self, call: Call) -> "Future[list[Any]]":
@@ -347,9 +300,9 @@ class AsyncLM(ABC):
         The call is computed in one piece: the unit of determinism.
         """
 
-    def submit_units(self, call: Call, units: Sequence[list[int]]) -> "list[tuple[list[int], Future[list[Any]]]]":
+    def submit_units(self, call: Call) -> "list[tuple[list[int], Future[list[Any]]]]":
         """Submit the units of a call; return the rows that are answered together, and a future of their results."""
-        return [(unit, _begun(self.submit_call, call.take(unit))) for unit in units]
+        return [(unit, _begun(self.submit_call, call.take(unit))) for unit in self.units(call)]
 
     @abstractmethod
     def metrics(self) -> dict[str, float]:
@@ -380,7 +333,7 @@ class AsyncLM(ABC):
     def submit_samples(self, prompts: Sequence[str], options: GenerationOptions) -> "Future[list[list[Generated]]]":
         """Return a future of `sample`."""
         require_texts(prompts, "prompts")
-        return self.submit_call(SampleCall(list(prompts), options))
+        return self.submit_call(GenerateCall(list(prompts), options, draws=True))
 
     def score(
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None, read: int = 0
@@ -399,30 +352,34 @@ class AsyncLM(ABC):
 
 
 def _begun(submit: "Callable[[Call], Future[list[Any]]]", call: Call) -> "Future[list[Any]]":
-    """Return the future of a call, also where it is refused at once."""
-    begun: Future[list[Any]] | Exception = attempt(submit, call)
-    if not isinstance(begun, Exception):
-        return begun
+    """Return the future of a call, also if it is refused at once."""
+    answer: Future[list[Any]] | Exception = attempt(submit, call)
+    if not isinstance(answer, Exception):
+        return answer
     refused: Future[list[Any]] = Future()
-    refused.set_exception(begun)
+    refused.set_exception(answer)
     return refused
+
+
+def gathered(pending: "Iterable[Future[Any]]", result: Callable[[], Whole]) -> "Future[Whole]":
+    """Return the future of `result()`, which is called once all of `pending` are done; its error is the future's."""
+    left, whole = iter(pending), Future[Whole]()
+    whole.set_running_or_notify_cancel()  # others may wait for the same, so nobody cancels it
+
+    def wait_for_next(_: object = None) -> None:
+        for future in left:  # a callback of what is done would be called here, in a stack as deep as there are futures
+            if not future.done():
+                return future.add_done_callback(wait_for_next)
+        made = attempt(result)
+        return whole.set_exception(made) if isinstance(made, Exception) else whole.set_result(made)
+
+    wait_for_next()
+    return whole
 
 
 def mapped(future: "Future[Part]", change: Callable[[Part], Whole]) -> "Future[Whole]":
     """Return the future of what `change` makes of a result; errors and cancellation are errors."""
-    whole: Future[Whole] = Future()
-    whole.set_running_or_notify_cancel()  # others may wait for the same, so nobody cancels it
-
-    def settle(done: "Future[Part]") -> None:
-        found = outcome(done)
-        changed = found if isinstance(found, BaseException) else attempt(change, found)
-        if isinstance(changed, BaseException):
-            whole.set_exception(changed)
-        else:
-            whole.set_result(changed)
-
-    future.add_done_callback(settle)
-    return whole
+    return gathered([future], lambda: change(future.result()))
 
 
 def check_pairs(prefixes: Sequence[str], continuations: Sequence[str]) -> None:

@@ -41,7 +41,7 @@ BACKENDS: list[Backend] = [server_source.source, stand_in_lm.source, given_lm.so
 def lm_source(lm: LMConfig, budget_file: Path, cache: Path) -> LMSource:
     """Return the LM before anything heavy starts; a server has answered.
 
-    What a server is sent is counted in `budget_file`; `cache` is the default place of its scores.
+    `budget_file` counts the requests to a server; `cache` is the default place of its scores.
     """
     source = _named_source(lm)
     if mark := _prompt_mark(lm, source):
@@ -105,7 +105,7 @@ def prompt_template(lm: LMConfig, source: LMSource) -> PromptTemplate:
 
 
 def limited_template(lm: LMConfig, source: LMSource, max_tokens: int | None) -> PromptTemplate:
-    """Return the template that cuts prompts to so many tokens; None cuts none."""
+    """Return the template that cuts prompts to `max_tokens`; None cuts none."""
     tokenizer = source.tokenizer() if lm.chat or max_tokens is not None else None
     return PromptTemplate(lm.separator, tokenizer, max_tokens, lm.prompt, lm.chat)
 

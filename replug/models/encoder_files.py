@@ -24,6 +24,7 @@ from replug.config.errors import UserError
 from replug.config.paths import SETTINGS_FILE, TUNED_QUERIES
 from replug.data.files import write_json
 from replug.data.folder import CHECKSUMS, add_checksum, require_checksums
+from replug.models.attention_masks import trust_given_masks
 from replug.models.fused_layers import use_fused_gelu
 from replug.models.model_files import (
     REPORTED,
@@ -39,7 +40,6 @@ from replug.models.model_files import (
     require_whole,
 )
 from replug.models.packaged import optional_file
-from replug.models.unasked import trust_given_masks
 
 KEY = "retriever.path"
 TASKS = ("query", "document")

@@ -19,11 +19,10 @@ class GenerationOptions:
     """How an answer is continued: greedily at temperature 0, else sampled, the same for the same seed.
 
     The answer ends before `stop`, a text or several, of which the first that is complete counts. `top_p` keeps the
-    likeliest tokens that hold this share of the probability. `num_tops` shows so many of the likeliest first tokens,
-    which no cache keeps. `num_samples` counts the answers that `sample` draws
-    after each prompt; `generate` gives one. `opening` does not change an answer: it is the beginning that the prompts
-    of many calls share, such as demonstrations, so that local weights read it once. Raises ValueError for options out
-    of range.
+    likeliest tokens that hold this share of the probability. `num_tops` likeliest first tokens are shown,
+    which no cache keeps. `num_samples` counts the answers that `sample` draws after each prompt; `generate` gives one.
+    `opening` does not change an answer: it is the beginning that the prompts of many calls share, such as
+    demonstrations, so that local weights read it once. Raises ValueError for options out of range.
 
     >>> options = GenerationOptions(8, stop="\\n", temperature=0.7, seed=1)
     >>> StandInLM().generate(["a boat"], options)[0].num_tokens
@@ -65,11 +64,10 @@ class Generated:
     `token_logprobs` (nats, float32 [T]) and `token_entropies` (nats, float32 [T]) are of the mixture's next-token
     distribution at each token, before temperature and nucleus. They include the tokens that ended the answer: the
     end token, or those that hold the stop. A server does not show distributions, so its answers have no entropies.
-    Where a server shows whole answers of several prompts only, T is 1, and `answer_tokens` counts the tokens of that
-    one log-prob. `tops` holds the log-probs of the likeliest first tokens, by text. `weights` (float64 [K]) are those
-    of its prompts after the last token, 0 for a prompt that was left out. `prompt_tokens` counts those of all prompts,
-    with the opening; None if neither the server nor its tokenizer
-    tells. Raises ValueError unless there is one entropy a token.
+    A server's answer to several prompts has T = 1: one log-prob for all of its `answer_tokens` tokens. `tops` holds the
+    log-probs of the likeliest first tokens, by text. `weights` (float64 [K]) are those of its prompts after the last
+    token, 0 for a pruned prompt. `prompt_tokens` counts those of all prompts, with the opening; None if neither the
+    server nor its tokenizer tells. Raises ValueError unless there is one entropy a token.
 
     >>> mixture = Mixture(["in Basel", "Basel Basel"], [0.5, 0.5], share=0.05)
     >>> [answer] = StandInLM().generate([mixture], GenerationOptions(1))

@@ -4,15 +4,15 @@ Local weights, servers and stand-ins are backends. Each is a module that offers 
 them is in `models/build.py`. Nothing else asks which backend it is.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from replug.cluster.background import InlineExecutor
 from replug.config.schema import LMConfig
-from replug.models.batching import LMShape, tokens_per_unit, units_of_similar_length
-from replug.models.black_box_lm import AsyncLM, Call, LocalLM
+from replug.models.batching import LMShape, tokens_per_unit
+from replug.models.black_box_lm import AsyncLM, BlackBoxLM, Call, pass_counts
 
 if TYPE_CHECKING:  # seconds to import, which the stand-in's actors can do without
     from transformers import PreTrainedTokenizerBase
@@ -68,20 +68,17 @@ Backend = Callable[[LMConfig], LMSource | None]
 class InProcessLM(AsyncLM):
     """An `AsyncLM` round `lm`, with the units that a pool of it on processors would have."""
 
-    def __init__(self, lm: LocalLM, unit_tokens: int | None = None, identity: str | None = None) -> None:
+    def __init__(self, lm: BlackBoxLM, unit_tokens: int | None = None, identity: str | None = None) -> None:
         self._lm = lm
         self.identity, self.max_tokens = identity or lm.identity, lm.max_tokens
-        self._unit_tokens = unit_tokens or tokens_per_unit(LMShape(), on_gpu=False)
-
-    def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
-        return units_of_similar_length(prefixes, continuations, self._unit_tokens)
+        self.unit_tokens = unit_tokens or tokens_per_unit(LMShape(), on_gpu=False)
 
     def submit_call(self, call: Call) -> "Future[list[Any]]":
         return InlineExecutor().submit(call.run, self._lm)
 
     def metrics(self) -> dict[str, float]:
         """Return the share of its passes that is not padding."""
-        counts = self._lm.counts
+        counts = pass_counts(self._lm)
         fill = counts.tokens / counts.padded_tokens if counts.padded_tokens else 1.0
         return {"batch_fill": fill, "halved_passes": float(counts.halved)}
 

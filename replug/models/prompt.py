@@ -130,7 +130,7 @@ class PromptTemplate:
     def prefixes(self, parts: Sequence[tuple[str | None, str, str]]) -> list[str]:
         """Return `prefix` of each document, context and continuation.
 
-        Where bytes do not say that they fit, one call of the tokenizer counts all; those that are cut take many.
+        One call of the tokenizer counts all prompts whose bytes do not prove that they fit; a cut takes several calls.
         """
         wholes = [self.whole(document, context) for document, context, _ in parts]
         rows = [row for row, part in enumerate(parts) if not self._surely_holds(wholes[row] + part[2], 0)]

@@ -22,7 +22,7 @@ import numpy as np
 
 from replug.config.errors import RunError, UserError
 from replug.data.files import shared_file_system
-from replug.models.black_box_lm import Call, ContinuationScore, GenerateCall, ScoreCall, Sum
+from replug.models.black_box_lm import Call, ContinuationScore, ScoreCall, Sum, as_mixtures
 from replug.models.generation import Generated
 from replug.models.pair_tokens import ChatText
 
@@ -111,18 +111,18 @@ def call_keys(identity: str, call: Call) -> list[Key]:
     if isinstance(call, ScoreCall):
         return pair_keys(identity, call.prefixes, call.continuations, call.read)
     options = repr(replace(call.options, opening=""))
-    if isinstance(call, GenerateCall):
-        numbers = [[*one.weights, one.share, one.prune, *([one.read] if one.read else [])] for one in call.prompts]
-        own = [
-            (np.array(weighting, dtype="<f8").tobytes().hex(), *one.prompts)
-            for weighting, one in zip(numbers, call.prompts, strict=True)
-        ]
-        return [hashed(identity, "generate", options, *parts, size=16) for parts in own]
-    return [hashed(identity, "sample", options, prompt, size=16) for prompt in call.prompts]
+    if call.draws:
+        return [hashed(identity, "sample", options, prompt, size=16) for prompt in call.prompts]
+    keys = []
+    for one in as_mixtures(call.prompts):
+        numbers = [*one.weights, one.share, one.prune, *([one.read] if one.read else [])]
+        weighting = np.array(numbers, dtype="<f8").tobytes().hex()
+        keys.append(hashed(identity, "generate", options, weighting, *one.prompts, size=16))
+    return keys
 
 
 def hashed(*parts: str, size: int) -> bytes:
-    """Return so many bytes of hash, which follow from the parts and from where each ends."""
+    """Return a hash of `size` bytes of the parts and their ends."""
     return hashlib.blake2b(b"".join(map(_framed, parts)), digest_size=size).digest()
 
 

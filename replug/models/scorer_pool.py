@@ -3,9 +3,10 @@
 One submitted call is scored by one replica in one piece, so its numbers do not depend on load. A GPU's replica gets
 several units in one call, since a call costs the trainer more than all else of a unit, and computes them one by one.
 Replicas are compared by a probe when they come up: nobody would notice one with other weights, or with broken memory.
-A replica may hold a second LM (`SecondLM`), so that neither waits for devices that the other has to itself.
+A replica may hold a second LM (`ScorerPool.second`), so that neither waits for devices that the other has to itself.
 """
 
+import copy
 import logging
 import threading
 import time
@@ -25,18 +26,17 @@ from replug.cluster.gpus import USE, Busy, keep_to_memory_bound, own_devices
 from replug.cluster.packing import SCORER
 from replug.cluster.places import place
 from replug.messages import CollectedWarnings
-from replug.models.batching import units_of_similar_length
 from replug.models.black_box_lm import (
     AsyncLM,
+    BlackBoxLM,
     Call,
     ContinuationScore,
-    LaunchingLM,
-    LocalLM,
     Meter,
-    Pending,
+    PassCounts,
     ScoreCall,
     Sum,
     mapped,
+    pass_counts,
     reading,
     sum_of,
 )
@@ -85,40 +85,30 @@ class Scorer:
         self._device = ThreadPoolExecutor(1, "device", torch.set_num_threads, (threads,))
         self._tokenizer, self._clock = threading.Lock(), threading.Lock()
         self._free_at = 0.0  # when the device had done all that is fetched
-        self._loader, self._second_loader, self._spread = lm, second, spread
+        self._loaders, self._spread = [lm, *([second] if second else [])], spread
         self._number, self._devices = number, own_devices()
         self._warnings = CollectedWarnings()
         logging.getLogger("replug").addHandler(self._warnings)
 
     @cached_property
-    def _lm(self) -> LocalLM:
-        return self._loader.load(self._spread)
-
-    @cached_property
-    def _second(self) -> LocalLM:
-        assert self._second_loader is not None
-        return self._second_loader.load(self._spread)
+    def _lms(self) -> list[BlackBoxLM]:
+        return [loader.load(self._spread) for loader in self._loaders]
 
     def probe(self) -> list[np.ndarray]:
         """Return log-probs of texts that are the same for every replica, by each of its LMs."""
 
-        def scored() -> list[np.ndarray]:
-            lms = [self._lm, *([self._second] if self._second_loader else [])]
-            return [score.token_logprobs for lm in lms for score in lm.score(*PROBE)]
+        return self._compute(lambda: [score.token_logprobs for lm in self._lms for score in lm.score(*PROBE)])
 
-        return self._compute(scored)
+    def score(self, units: Sequence[ScoreCall], number: int = 0) -> list[TimedScores]:
+        """Return the scores of each unit by the LM of this number. All are launched before the first is waited for."""
+        return [answer() for answer in [self._launched(self._lms[number], unit) for unit in units]]
 
-    def score(self, units: Sequence[ScoreCall], by_second: bool = False) -> list[TimedScores]:
-        """Return the scores of each unit. All are launched before the first is waited for."""
-        lm = self._second if by_second else self._lm
-        return [answer() for answer in [self._launched(lm, unit) for unit in units]]
-
-    def _launched(self, lm: LocalLM, call: ScoreCall) -> Callable[[], TimedScores]:
+    def _launched(self, lm: BlackBoxLM, call: ScoreCall) -> Callable[[], TimedScores]:
         """Launch a unit; return what waits for it. One behind another begins where that one ends, by its seconds."""
         scoring = self._scoring(lm, call)
 
-        def launch() -> tuple[Pending, float, float | None, list[int]]:
-            counts = lm.counts
+        def launch() -> tuple[Any, float, float | None, list[int]]:
+            counts = pass_counts(lm)
             before, began = astuple(counts), time.monotonic()
             scores = scoring()
             ended = time.monotonic() if scores.done() else None
@@ -140,16 +130,16 @@ class Scorer:
 
         return answer
 
-    def run(self, call: Call, by_second: bool = False) -> list[Any]:
-        """Return the answers or samples of a call."""
-        return self._compute(lambda: call.run(self._second if by_second else self._lm))
+    def run(self, call: Call, number: int = 0) -> list[Any]:
+        """Return the answers or samples of a call by the LM of this number."""
+        return self._compute(lambda: call.run(self._lms[number]))
 
     def _compute(self, work: Callable[[], Result]) -> Result:
         return self._device.submit(work).result()
 
-    def _scoring(self, lm: LocalLM, call: ScoreCall) -> Callable[[], Pending]:
-        """Return the work that is left for the device: all of it where the LM does not tokenize apart."""
-        if not isinstance(lm, LaunchingLM):
+    def _scoring(self, lm: Any, call: ScoreCall) -> Callable[[], Any]:
+        """Return the work that is left for the device: all of it if the LM does not tokenize apart."""
+        if not hasattr(lm, "launch"):
             return partial(InlineExecutor().submit, call.run, lm)
         with self._tokenizer:  # a tokenizer of transformers has settings that a call may change
             tokenized = lm.tokenize(call.prefixes, call.continuations, opening=call.opening, **reading(call.read))
@@ -157,7 +147,10 @@ class Scorer:
 
 
 class ScorerPool(AsyncLM):
-    """An `AsyncLM` over up to `num_replicas` actors, which hold the LM `second` too where one is given."""
+    """An `AsyncLM` over up to `num_replicas` actors.
+
+    If the LM `second` is given, the actors hold it too, and `second` is its `AsyncLM`, which ends with the pool.
+    """
 
     def __init__(
         self,
@@ -171,12 +164,12 @@ class ScorerPool(AsyncLM):
     ) -> None:
         self.identity = lm.identity
         self.max_tokens = lm.max_tokens
-        self.second = SecondLM(self, second, on_gpu=gpus > 0) if second else None
-        self._unit_tokens = lm.tokens_per_unit(on_gpu=gpus > 0)
+        self.unit_tokens = lm.tokens_per_unit(on_gpu=gpus > 0)
+        self._number = 0  # of the LM in its replicas
         self._units_per_call = UNITS_PER_CALL_GPU if gpus else 1
         threads = threads or max(1, available_cores() // num_replicas)
         env, actor = thread_env(threads)["env_vars"], ray.remote(Scorer)
-        self._meter, self._halved, self._warned = Meter(), 0, set[str]()
+        self._meter, self._totals, self._warned = Meter(), PassCounts(), set[str]()
         self._reference: list[np.ndarray] | None = None
         shipped = ray.put(lm)  # once for all replicas; raises TypeError for what cannot be pickled
         also = ray.put(second)
@@ -191,28 +184,28 @@ class ScorerPool(AsyncLM):
             timeout_seconds=timeout_seconds,
             validate=self._validate,
         )
+        self.second: ScorerPool | None = None
+        if second:
+            self.second = copy.copy(self)  # the same replicas, counts and meter
+            self.second.identity, self.second.max_tokens = second.identity, second.max_tokens
+            self.second.unit_tokens, self.second._number = second.tokens_per_unit(on_gpu=gpus > 0), 1
 
-    def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
-        return units_of_similar_length(prefixes, continuations, self._unit_tokens)
-
-    def submit_call(self, call: Call, by_second: bool = False) -> "Future[list[Any]]":
+    def submit_call(self, call: Call) -> "Future[list[Any]]":
         """Have one replica compute the call in one piece, so that its numbers do not depend on load."""
         if not isinstance(call, ScoreCall):
-            return self.pool.submit("run", call, by_second)
-        return self._scores([call], by_second)
+            return self.pool.submit("run", call, self._number)
+        return self._scores([call])
 
-    def submit_units(
-        self, call: Call, units: Sequence[list[int]], by_second: bool = False
-    ) -> "list[tuple[list[int], Future[list[Any]]]]":
+    def submit_units(self, call: Call) -> "list[tuple[list[int], Future[list[Any]]]]":
         """Have each replica compute a few units, one by one: a call to an actor costs the trainer most of a unit."""
         if not isinstance(call, ScoreCall):
-            return [(unit, self.submit_call(call.take(unit), by_second)) for unit in units]
+            return super().submit_units(call)
+        units = self.units(call)
         size = min(self._units_per_call, -(-len(units) // max(1, self.pool.num_up)))
         num_calls = -(-len(units) // size)
         calls = [units[first::num_calls] for first in range(num_calls)]  # long units and short ones
         return [
-            ([row for unit in some for row in unit], self._scores([call.take(unit) for unit in some], by_second))
-            for some in calls
+            ([row for unit in some for row in unit], self._scores([call.take(unit) for unit in some])) for some in calls
         ]
 
     def metrics(self) -> dict[str, float]:
@@ -222,7 +215,7 @@ class ScorerPool(AsyncLM):
         return {
             **rates,
             "batch_fill": sums["tokens"] / sums["padded_tokens"] if sums["padded_tokens"] else 1.0,
-            "halved_passes": float(self._halved),
+            "halved_passes": float(self._totals.halved),
             "replicas": float(num_up),
             "respawns": float(counts.respawns),
             "retries": float(counts.retries),
@@ -231,16 +224,18 @@ class ScorerPool(AsyncLM):
         }
 
     def close(self) -> None:
-        self.pool.close()
+        """End the replicas; the second LM leaves that to the first."""
+        if not self._number:
+            self.pool.close()
 
-    def _scores(self, units: Sequence[ScoreCall], by_second: bool = False) -> "Future[list[Any]]":
-        answers = self.pool.submit("score", units, by_second, times=len(units))
+    def _scores(self, units: Sequence[ScoreCall]) -> "Future[list[Any]]":
+        answers = self.pool.submit("score", units, self._number, times=len(units))
         return mapped(answers, lambda answers: [score for answer in answers for score in self._note(answer)])
 
     def _note(self, answer: TimedScores) -> list[ContinuationScore] | list[Sum]:
         self._meter.add(tokens=answer.tokens, padded_tokens=answer.padded_tokens, busy_seconds=answer.seconds)
         USE.note("score", Busy(answer.seconds, answer.devices))
-        self._halved += answer.halved_passes
+        self._totals.halved += answer.halved_passes
         for source, warning in answer.warnings.items():
             if source not in self._warned:
                 self._warned.add(source)
@@ -260,27 +255,3 @@ class ScorerPool(AsyncLM):
         if differences.max() > most or differences.mean() > mean:
             return f"log-probs up to {differences.max():.2f} nats away from the other replicas'"
         return None
-
-
-class SecondLM(AsyncLM):
-    """An `AsyncLM` of the second LM on the replicas of a pool, which ends with the pool."""
-
-    def __init__(self, pool: ScorerPool, lm: LocalSource, on_gpu: bool) -> None:
-        self.identity, self.max_tokens = lm.identity, lm.max_tokens
-        self._pool, self._unit_tokens = pool, lm.tokens_per_unit(on_gpu)
-
-    def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
-        return units_of_similar_length(prefixes, continuations, self._unit_tokens)
-
-    def submit_call(self, call: Call) -> "Future[list[Any]]":
-        return self._pool.submit_call(call, by_second=True)
-
-    def submit_units(self, call: Call, units: Sequence[list[int]]) -> "list[tuple[list[int], Future[list[Any]]]]":
-        return self._pool.submit_units(call, units, by_second=True)
-
-    def metrics(self) -> dict[str, float]:
-        """Return those of the pool."""
-        return self._pool.metrics()
-
-    def close(self) -> None:
-        """The pool closes its replicas."""

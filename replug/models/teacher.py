@@ -26,7 +26,6 @@ from replug.models.black_box_lm import (
     Call,
     ContinuationScore,
     GenerateCall,
-    SampleCall,
     ScoreCall,
     as_mixtures,
     check_pairs,
@@ -93,17 +92,16 @@ class TeacherLM(AsyncLM):
         elif samples > 1:
             self._options = GenerationOptions(ANSWER_TOKENS, stop="\n", temperature=1.0, num_samples=samples)
 
-    def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
-        return self._lm.units(prefixes, continuations)
+    def units(self, call: Call) -> list[list[int]]:
+        return self._lm.units(call)
 
     def submit_call(self, call: Call) -> "Future[list[Any]]":
         if not isinstance(call, ScoreCall):
             return self._lm.submit_call(call)
         check_pairs(call.prefixes, call.continuations)
-        asked: Call = GenerateCall(as_mixtures(call.prefixes), self._options)
-        if self._options.num_samples > 1:
-            asked = SampleCall(call.prefixes, self._options)
-        return mapped(self._lm.submit_call(asked), partial(self._scores, call.continuations))
+        draws = self._options.num_samples > 1
+        request = GenerateCall(call.prefixes if draws else as_mixtures(call.prefixes), self._options, draws)
+        return mapped(self._lm.submit_call(request), partial(self._scores, call.continuations))
 
     def metrics(self) -> dict[str, float]:
         return self._lm.metrics()
@@ -133,7 +131,7 @@ def says_yes(token: str) -> bool:
 def yes_logprob(tops: Mapping[str, float]) -> float:
     """Return log P(yes) by the log-probs of the likeliest tokens.
 
-    Where yes is not among them, it counts as what it is at most: the least of them, or all that they leave.
+    If yes is not among them, return its upper bound: the least of them, or the probability that they leave.
 
     >>> round(math.exp(yes_logprob({"Yes": math.log(0.6), " yes": math.log(0.1), "No": math.log(0.2)})), 6)
     0.7

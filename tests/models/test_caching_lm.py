@@ -4,7 +4,6 @@ import hashlib
 import sqlite3
 import threading
 import time
-from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -13,8 +12,8 @@ import pytest
 
 from replug.config.errors import RunError
 from replug.models import caching_lm
-from replug.models.black_box_lm import AsyncLM, Call, ContinuationScore, ScoreCall, sums_of
-from replug.models.caching_lm import CachingLM, after
+from replug.models.black_box_lm import AsyncLM, Call, ContinuationScore, ScoreCall, gathered, sums_of
+from replug.models.caching_lm import CachingLM
 from replug.models.score_cache import ScoreCache, pair_keys
 
 Pair = tuple[str, str]
@@ -32,8 +31,8 @@ class CountingLM(AsyncLM):
         self.answers: list[list[ContinuationScore]] = []
         self._rng = np.random.default_rng(0)
 
-    def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
-        rows = range(len(prefixes))
+    def units(self, call: Call) -> list[list[int]]:
+        rows = range(len(call))
         return [list(rows[start : start + self.unit_size]) for start in rows[:: self.unit_size]]
 
     def submit_call(self, call: Call) -> Future:
@@ -130,7 +129,7 @@ def test_a_call_may_wait_for_thousands_of_others(last: int) -> None:
     others = [future for future in pending if future is not pending[last]]
     for future in others[:1000]:
         future.set_result(None)
-    whole = after(pending, lambda: "all")
+    whole = gathered(pending, lambda: "all")
     for future in [*others[1000:], pending[last]]:
         assert not whole.done()
         future.set_result(None)

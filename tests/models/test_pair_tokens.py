@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, normalizers
 from transformers import LlamaConfig, PreTrainedTokenizerFast, masking_utils
 
 from replug.config.errors import UserError
-from replug.models.black_box_lm import ContinuationScore, LaunchingLM, Pending, ScoreCall, UnscorableText, pieces
+from replug.models.black_box_lm import ContinuationScore, ScoreCall, UnscorableText, pieces
 from replug.models.generation import GenerationOptions
 from replug.models.local import hf_lm
 from replug.models.local.hf_lm import HuggingFaceLM
@@ -246,7 +246,7 @@ def test_scores_are_those_of_pairs_that_were_tokenized_one_by_one(lm, monkeypatc
     prefixes = [f"the cat{prefix}" for prefix in prefixes] if opening else list(prefixes)
     together = bits(lm.score(prefixes, continuations, opening=opening))
     apart = lm.tokenize(prefixes, continuations, opening=opening)
-    assert isinstance(lm, LaunchingLM) and bits(lm.launch(apart).result()) == together
+    assert bits(lm.launch(apart).result()) == together
     monkeypatch.setattr(hf_lm, "pairs_token_ids", pair_by_pair)
     assert bits(lm.score(prefixes, continuations, opening=opening)) == together
 
@@ -285,13 +285,13 @@ class SlowLM(StandInLM):
         pairs = zip(prefixes, continuations, strict=True)
         return TokenizedCall([(list(p.encode()), list(c.encode())) for p, c in pairs], [])
 
-    def launch(self, call: TokenizedCall) -> Pending:
+    def launch(self, call: TokenizedCall) -> "Future[list[ContinuationScore]]":
         assert self.second_is_tokenized.wait(60), "the next call was not tokenized while the device was at this one"
         self.computes_in.add(threading.current_thread().name)
         texts = [(bytes(p).decode(), bytes(c).decode()) for p, c in call.pairs]
         return self.pending(self.score([p for p, _ in texts], [c for _, c in texts]))
 
-    def pending(self, scores: list[ContinuationScore]) -> Pending:
+    def pending(self, scores: list[ContinuationScore]) -> "Future[list[ContinuationScore]]":
         done: Future[list[ContinuationScore]] = Future()
         done.set_result(scores)
         return done
@@ -299,7 +299,7 @@ class SlowLM(StandInLM):
 
 def test_a_replica_tokenizes_the_next_call_while_its_device_is_at_one() -> None:
     replica, slow = Scorer(StandInSource(), threads=1), SlowLM()
-    replica._lm = slow
+    replica._lms = [slow]
     with ThreadPoolExecutor(2) as calls:  # as many as a pool gives it at once
         answers = [answer for some in calls.map(replica.score, TWO_CALLS) for answer in some]
     plain = StandInLM()
@@ -313,7 +313,7 @@ def test_a_replica_tokenizes_the_next_call_while_its_device_is_at_one() -> None:
 
 def test_what_tokenizing_refuses_reaches_the_caller_and_the_next_call_is_answered(lm) -> None:
     replica = Scorer(StandInSource(), threads=1)
-    replica._lm = lm
+    replica._lms = [lm]
     with pytest.raises(UnscorableText, match="continuation 0 is empty"):
         replica.score([ScoreCall(["a"], [""])])
     [answer] = replica.score([ScoreCall(["a"], [" b"])])
@@ -328,7 +328,7 @@ class BehindLM(SlowLM):
         self.second_is_tokenized.set()
         self.launched: list[Future] = []
 
-    def pending(self, scores: list[ContinuationScore]) -> Pending:
+    def pending(self, scores: list[ContinuationScore]) -> "Future[list[ContinuationScore]]":
         under_way: Future[list[ContinuationScore]] = Future()
         self.launched.append(under_way)
         if len(self.launched) == 2:
@@ -340,7 +340,7 @@ class BehindLM(SlowLM):
 @pytest.mark.parametrize("asked", [TWO_CALLS, ONE_CALL], ids=["two calls", "two units of one call"])
 def test_a_replica_launches_the_next_unit_behind_the_one_that_its_device_is_at(asked: list[list[ScoreCall]]) -> None:
     replica, behind = Scorer(StandInSource(), threads=1), BehindLM()
-    replica._lm = behind
+    replica._lms = [behind]
     with ThreadPoolExecutor(2) as calls:
         answers = [answer for some in calls.map(replica.score, asked) for answer in some]
     first, second = sorted(answers, key=lambda answer: answer.began)

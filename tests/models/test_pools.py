@@ -344,7 +344,8 @@ def test_several_units_in_a_call_give_each_row_its_own_score(scorers: ScorerPool
     monkeypatch.setattr(pool, "_units_per_call", 8)
     prefixes, continuations = [f"a {'b ' * n}" for n in range(6)], [" c" + " d" * (n % 4) for n in range(6)]
     units, done = [[3, 0], [5], [1, 4], [2]], pool.pool.counts.calls
-    answered = pool.submit_units(ScoreCall(prefixes, continuations, sums_only=True), units)
+    monkeypatch.setattr(pool, "units", lambda call: units)
+    answered = pool.submit_units(ScoreCall(prefixes, continuations, sums_only=True))
     found = {row: one for rows, scores in answered for row, one in zip(rows, scores.result(300), strict=True)}
     expected = StandInLM().score(prefixes, continuations)
     assert [found[row] for row in range(6)] == [sum_of(score) for score in expected]
@@ -362,7 +363,7 @@ class CrampedLM(StandInLM):
 
 def test_halved_passes_are_counted_and_the_first_is_told(scorers: ScorerPool, caplog: pytest.LogCaptureFixture):
     replica = Scorer(StandInSource(), threads=1)
-    replica._lm = CrampedLM()
+    replica._lms = [CrampedLM()]
     for answer in replica.score([ScoreCall(["a"] * rows, [" b"] * rows) for rows in (3, 2)]):
         scorers._note(answer)
     assert scorers.metrics()["halved_passes"] == 2

@@ -219,14 +219,11 @@ def test_what_is_missing_of_a_call_with_an_opening_is_one_unit(tmp_path: Path) -
     class Units(InProcessLM):
         calls: ClassVar[list[tuple[int, str | None]]] = []
 
-        def units(self, prefixes, continuations):
-            return [[row] for row in range(len(prefixes))]
-
         def submit_call(self, call):
             self.calls.append((len(call), call.opening))
             return super().submit_call(call)
 
-    cached = CachingLM(Units(StandInLM()), tmp_path / "scores.sqlite")
+    cached = CachingLM(Units(StandInLM(), unit_tokens=1), tmp_path / "scores.sqlite")
     cached.score(["a b", "a c"], [" b", " c"], opening="a")
     cached.score(["a b", "a c", "a d"], [" b", " c", " d"], opening="a")
     cached.score(["b b", "b c"], [" b", " c"])

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from replug.config.errors import RunError, UserError
 from replug.data import files
 from replug.models import score_cache
-from replug.models.black_box_lm import ContinuationScore, GenerateCall, Mixture, SampleCall, ScoreCall, sum_of
+from replug.models.black_box_lm import ContinuationScore, GenerateCall, Mixture, ScoreCall, sum_of
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.score_cache import ScoreCache, Stored, call_keys, pair_keys
 from tests.support.processes import PROCESSES
@@ -155,8 +155,8 @@ def test_all_that_an_answer_follows_from_is_in_its_key_and_an_opening_is_not() -
         *(key(prompts=["one"], weights=[1.0]), key(weights=[0.75, 0.25]), key(weights=[0.25, np.nextafter(0.75, 1)])),
         *(key(max_new_tokens=9), key(stop=None), key(stop="None"), key(stop=["\n", "None"])),
         *(key(temperature=0.0), key(top_p=1.0), key(seed=4)),
-        *call_keys("lm", SampleCall(["one", "two"], OPTIONS)),
-        *call_keys("lm", SampleCall(["one"], replace(OPTIONS, num_samples=2))),
+        *call_keys("lm", GenerateCall(["one", "two"], OPTIONS, draws=True)),
+        *call_keys("lm", GenerateCall(["one"], replace(OPTIONS, num_samples=2), draws=True)),
     ]
     assert len({key(), *others}) == 1 + len(others)
     assert key(opening="one", weights=np.array([0.25, 0.75])) == key()

@@ -14,7 +14,7 @@ from replug.config.choices import Teacher
 from replug.config.errors import RunError, UserError
 from replug.config.load import load_config
 from replug.config.schema import LMConfig
-from replug.models.black_box_lm import Call, GenerateCall, SampleCall
+from replug.models.black_box_lm import Call
 from replug.models.build import lm_source, opened_lm
 from replug.models.generation import Generated, GenerationOptions, by_text
 from replug.models.lm_source import InProcessLM
@@ -72,7 +72,7 @@ def test_an_answer_is_compared_with_the_continuation() -> None:
     assert [one.sum_logprob for one in scores] == pytest.approx([1, 2 / 3, 0])
     assert [one.num_tokens for one in scores] == [1, 1, 1]
     [call] = lm.calls
-    assert isinstance(call, GenerateCall)
+    assert not call.draws
     assert call.options.temperature == 0
 
 
@@ -81,7 +81,7 @@ def test_z_is_the_mean_of_the_samples() -> None:
     [score] = TeacherLM(lm, "teacher", Teacher.answer, 4).score(["a"], [" Rhine"])
     assert score.sum_logprob == 0.75
     [call] = lm.calls
-    assert isinstance(call, SampleCall)
+    assert call.draws
     assert (call.options.num_samples, call.options.temperature) == (4, 1.0)
 
 

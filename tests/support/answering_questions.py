@@ -4,7 +4,7 @@ from collections import Counter
 from concurrent.futures import Future
 
 from replug.answering.prompts import AnswerPrompts, Shot
-from replug.models.black_box_lm import Call, SampleCall, ScoreCall
+from replug.models.black_box_lm import Call, ScoreCall
 from replug.models.lm_source import InProcessLM
 from replug.models.local.stand_in_lm import StandInLM
 from replug.web.records import Passage
@@ -35,6 +35,6 @@ class CountingLM(InProcessLM):
         if isinstance(call, ScoreCall):
             self.asked.update(zip(call.prefixes, call.continuations, strict=True))
             self.openings.append(call.opening)
-        elif isinstance(call, SampleCall):
+        elif call.draws:
             self.asked.update((prompt, call.options.num_samples) for prompt in call.prompts)
         return super().submit_call(call)

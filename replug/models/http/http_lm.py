@@ -31,9 +31,9 @@ from replug.models.black_box_lm import (
     ContinuationScore,
     Meter,
     Mixture,
-    SampleCall,
     ScoreCall,
     UnscorableText,
+    as_mixtures,
     check_pairs,
 )
 from replug.models.generation import Generated, GenerationOptions, Stop, before_stop
@@ -106,9 +106,9 @@ class HttpLM(AsyncLM):
 
         self._look, self._requests_since_look = look, 0
 
-    def units(self, prefixes: Sequence[str], continuations: Sequence[str]) -> list[list[int]]:
+    def units(self, call: Call) -> list[list[int]]:
         """Return the rows of each request for scores."""
-        return self._chunks(list(range(len(prefixes))))
+        return self._chunks(list(range(len(call)))) if isinstance(call, ScoreCall) else super().units(call)
 
     def submit_call(self, call: Call) -> "Future[list[Any]]":
         """Ask the server. The future's errors are ServerError, BudgetSpent and UnscorableText.
@@ -124,13 +124,14 @@ class HttpLM(AsyncLM):
             pairs = [self.pair(row, *both) for row, both in enumerate(texts)]
             check_lengths([pair.ids for pair in pairs if pair.ids], self.max_tokens)
             return self._run(self._score_and_read(pairs, call.read) if call.read else self.score_pairs(pairs))
-        if isinstance(call, SampleCall):
+        if call.draws:
             return self._run(self._sample(self._prompts(call.prompts, call.options), call.options))
         require_greedy(call.options)
-        if self._tokenizer is None and any(mixture.read and len(mixture.prompts) > 1 for mixture in call.prompts):
+        mixtures = as_mixtures(call.prompts)
+        if self._tokenizer is None and any(mixture.read and len(mixture.prompts) > 1 for mixture in mixtures):
             raise UserError(READS_TOKENS)
-        prompts = [self._prompts(mixture.prompts, call.options) for mixture in call.prompts]
-        return self._run(_all(self._answer(*asked, call.options) for asked in zip(prompts, call.prompts, strict=True)))
+        prompts = [self._prompts(mixture.prompts, call.options) for mixture in mixtures]
+        return self._run(_all(self._answer(*asked, call.options) for asked in zip(prompts, mixtures, strict=True)))
 
     def metrics(self) -> dict[str, float]:
         """Return requests and tokens counted by the budget, retries of this process, and rates since the last call."""

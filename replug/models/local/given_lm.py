@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from replug.config.errors import UserError
 from replug.config.schema import LMConfig
-from replug.models.black_box_lm import AsyncLM, BlackBoxLM, LocalLM, PassCounts
+from replug.models.black_box_lm import AsyncLM, BlackBoxLM
 from replug.models.local.local_source import LocalSource
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ class GivenSource(LocalSource):
     def tokenizer(self) -> "PreTrainedTokenizerBase | None":
         return getattr(self.lm, "tokenizer", None)
 
-    def load(self, spread: bool = False) -> LocalLM:
-        return self.lm if isinstance(self.lm, LocalLM) else cast(LocalLM, _Counted(self.lm))
+    def load(self, spread: bool = False) -> BlackBoxLM:
+        return self.lm
 
     def open(self, lm: LMConfig) -> AsyncLM:
         try:
@@ -81,13 +81,3 @@ class GivenSource(LocalSource):
                 f"lm: a {type(self.lm).__name__} cannot be sent to the scorers: {str(error).splitlines()[0]}; expected "
                 "an object that pickle takes, which opens files and connections in its first call"
             ) from error
-
-
-class _Counted:
-    """An LM whose passes nobody counts."""
-
-    def __init__(self, lm: BlackBoxLM) -> None:
-        self._lm, self.counts = lm, PassCounts()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._lm, name)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from replug.config.errors import RunError
+from replug.models.attention_masks import no_cache
 from replug.models.batching import even_batches, padded_groups, tokens_per_pass
 from replug.models.black_box_lm import (
     ContinuationScore,
@@ -28,7 +29,7 @@ from replug.models.black_box_lm import (
 )
 from replug.models.fused_layers import use_cpu_attention, use_fused_gelu
 from replug.models.generation import Generated, GenerationOptions, stop_texts
-from replug.models.hardware import to_device
+from replug.models.hardware import HostCopy, to_device
 from replug.models.local.decoding import (
     CachedPrompts,
     CacheUse,
@@ -45,7 +46,6 @@ from replug.models.local.decoding import (
 )
 from replug.models.local.mixtures import MixedAnswer, continue_answers
 from replug.models.local.output_layer import (
-    PassScores,
     PendingScores,
     continuation_positions,
     separable_head,
@@ -67,7 +67,6 @@ from replug.models.pair_tokens import (
     reading_pair,
 )
 from replug.models.probing import is_out_of_memory, tried
-from replug.models.unasked import no_cache
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +74,7 @@ KEPT_PREFIXES = 2  # what the lines of an answer's factors follow
 PASSES_PER_GROUP = 4  # whose tokens are decoded together: more would keep more keys and values than they save passes
 SAMPLED_BYTES = 2**30  # of keys and values of samples that are drawn together
 Rows = list[list[int]]  # of token ids
+Pass = tuple[HostCopy, list[int]]  # log-probs on their way to the host, and how many are each row's
 
 
 def _require_wanted(answers: Sequence[MixedAnswer]) -> None:
@@ -153,7 +153,7 @@ class HuggingFaceLM:
 
     def launch(self, call: TokenizedCall) -> PendingScores:
         """Do the rest of `score` without waiting for a GPU: the passes of the next call stand behind these."""
-        passes: list[PassScores] = []
+        passes: list[Pass] = []
         rows: list[int] = []
         shared = self._share([prefix for prefix, _ in call.pairs], call.opening) if self._shares else None
         num_shared = shared.num_tokens if shared else 0
@@ -344,7 +344,7 @@ class HuggingFaceLM:
         self._kept = [*(one for one in self._kept if one is not found), found]
         return found
 
-    def _score_inputs(self, inputs: list[LMInput], shared: SharedPrefix | None) -> list[PassScores]:
+    def _score_inputs(self, inputs: list[LMInput], shared: SharedPrefix | None) -> list[Pass]:
         """Score one pass, or halves where memory does not hold it: the log-probs of every row, input by input.
 
         A pass is halved only after it had all the memory that can be freed, so the halves follow from the pass and
@@ -373,7 +373,7 @@ class HuggingFaceLM:
             "(lm.tokens_per_batch sets the size)"
         )
 
-    def _pass_in_memory(self, inputs: list[LMInput], shared: SharedPrefix | None) -> PassScores | None:
+    def _pass_in_memory(self, inputs: list[LMInput], shared: SharedPrefix | None) -> Pass | None:
         """Return None where memory does not hold the pass, whose tensors are gone then."""
         try:
             return self._one_pass(inputs, shared)
@@ -390,14 +390,14 @@ class HuggingFaceLM:
             torch.cuda.empty_cache()
         return had_some or on_gpu
 
-    def _one_pass(self, inputs: list[LMInput], shared: SharedPrefix | None) -> PassScores:
+    def _one_pass(self, inputs: list[LMInput], shared: SharedPrefix | None) -> Pass:
         pairs = [pair for one in inputs for pair in one.pairs]
         pair, position, target = continuation_positions(pairs)
         owner = torch.tensor([number for number, one in enumerate(inputs) for _ in one.rows])
         with torch.inference_mode():
             rows = self._predicting_rows([one.ids for one in inputs], owner[pair], position, shared)
             logprobs = target_logprobs(rows, to_device(target, rows.device), self._head)
-            scores = PassScores(logprobs, [len(continuation) for _, continuation in pairs])
+            scores = HostCopy(logprobs), [len(continuation) for _, continuation in pairs]
         lengths = [one.num_tokens for one in inputs]
         self.counts.add(sum(lengths), len(lengths) * max(lengths))
         return scores

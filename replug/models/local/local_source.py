@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from replug.cluster.layout import scorers
 from replug.config.schema import LMConfig
 from replug.models.batching import LMShape, tokens_per_unit
-from replug.models.black_box_lm import AsyncLM, LocalLM
+from replug.models.black_box_lm import AsyncLM, BlackBoxLM
 from replug.models.hardware import DTYPES, default_device, dtype_name
 from replug.models.lm_source import InProcessLM, LMSource
 from replug.models.packaged import resolve_lm_path
@@ -32,7 +32,7 @@ class LocalSource(LMSource):
         return LMShape()
 
     @abstractmethod
-    def load(self, spread: bool = False) -> LocalLM:
+    def load(self, spread: bool = False) -> BlackBoxLM:
         """Load the LM in this process; `spread` lays its layers over all visible GPUs."""
 
     def prompted_by(self, mark: str) -> "LocalSource":
@@ -120,7 +120,7 @@ class HuggingFaceSource(LocalSource):
         require_quantizer(self.path, "lm.path")
         require_safetensors(self.path, "lm.path")
 
-    def load(self, spread: bool = False) -> LocalLM:
+    def load(self, spread: bool = False) -> BlackBoxLM:
         from replug.models.local.hf_lm import HuggingFaceLM
 
         return HuggingFaceLM(

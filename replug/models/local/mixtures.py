@@ -21,7 +21,7 @@ from replug.models.generation import Generated, GenerationOptions, before_stop, 
 if TYPE_CHECKING:  # seconds to import
     from replug.models.local.decoding import GrowingPrompts
 
-# The nucleus is sought among so many likeliest tokens before all are sorted, which takes ten times as long.
+# The nucleus is sought among this many likeliest tokens first: sorting all takes ten times as long.
 LIKELIEST_TOKENS = 512
 
 

@@ -108,7 +108,7 @@ def separable_head(model: PreTrainedModel) -> nn.Module | None:
 
 # Positions given to the output layer at once: enough for an efficient matrix product, little memory.
 POSITIONS_PER_PRODUCT = 256
-# As many where logits come in pieces of the vocabulary: each piece's weights are read once for all of them.
+# The same for logits in pieces of the vocabulary: each piece's weights are read once for all positions.
 POSITIONS_PER_SWEEP = 1024
 # Float32 logits that one softmax works on: a CPU's share of cache, and on a GPU as many as one product gives.
 SOFTMAX_BYTES = {"cpu": 4 * 2**20}
@@ -165,30 +165,23 @@ def continuation_positions(pairs: Sequence[PairIds]) -> tuple[Tensor, Tensor, Te
     return torch.from_numpy(row), torch.from_numpy(position), torch.from_numpy(target)
 
 
-class PassScores:
-    """Of one pass: float32 log-probs [N], of rows with so many tokens each. Their copy to the host is under way."""
-
-    def __init__(self, logprobs: Tensor, sizes: list[int]) -> None:
-        self.copy, self.sizes = HostCopy(logprobs), sizes
-
-    def rows(self) -> list[np.ndarray]:
-        """Wait for the device."""
-        return [part.numpy() for part in self.copy.tensor().split(self.sizes)]
-
-
 class PendingScores:
-    """Of a call: passes, and which rows of the call they hold, one after the other."""
+    """The scores of a call that a device may still be computing. Any thread may wait for them.
 
-    def __init__(self, passes: Sequence[PassScores], rows: Sequence[int], call: TokenizedCall) -> None:
+    `passes` hold float32 log-probs [N] whose copy to the host is under way, with the number of tokens of each row.
+    `rows` are the rows of the call, in the order of the passes.
+    """
+
+    def __init__(self, passes: Sequence[tuple[HostCopy, list[int]]], rows: Sequence[int], call: TokenizedCall) -> None:
         self._passes, self._rows, self._call = passes, rows, call
 
     def done(self) -> bool:
         """Return whether `result` would not wait."""
-        return all(one.copy.is_there() for one in self._passes)
+        return all(copy.is_there() for copy, _ in self._passes)
 
     def result(self) -> list[ContinuationScore]:
-        """Return scores in the order of the call. Any thread may wait. Raises what went wrong on the device."""
-        logprobs = [row for one in self._passes for row in one.rows()]
+        """Return scores in the order of the call. Raises what went wrong on the device."""
+        logprobs = [part.numpy() for copy, sizes in self._passes for part in copy.tensor().split(sizes)]
         by_row = dict(zip(self._rows, logprobs, strict=True))
         if not self._call.num_read:
             return [ContinuationScore(by_row[row]) for row in range(len(by_row))]

@@ -2,7 +2,7 @@
 
 A word is as likely as its share among the prefix's words, mixed with a uniform model over bytes. So
 documents that hold the continuation's words help, as with a real LM, and every score can be computed by hand.
-As a backend it is `lm.path=stand_in`; `stand_in:0.05` sleeps so many seconds in every call.
+As a backend it is `lm.path=stand_in`; `stand_in:0.05` sleeps 0.05 seconds in every call.
 """
 
 import math

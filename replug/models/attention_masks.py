@@ -1,7 +1,7 @@
 """Keep transformers from asking a GPU about masks: each question makes the host wait for all that was launched.
 
-A mask that is given hides something here, and where nothing is hidden none is given. transformers would look whether it
-may leave a mask out, and whether positions tell of several texts in one row.
+Callers pass a mask only if it hides something. transformers would check whether it may leave a mask out, and whether
+positions tell of several texts in one row.
 """
 
 from functools import partial
