@@ -45,7 +45,7 @@ class StoredDocument:
 class CandidateSource(Protocol):
     """Holds documents and their vectors of `dim` numbers, and finds those nearest to a query.
 
-    `similarity` is cosine or dot; None if the store compares by whichever is asked for.
+    `similarity` is cosine or dot; None if the store compares by whichever is requested.
     """
 
     dim: int
@@ -225,8 +225,9 @@ class Qdrant:
         self.similarity: str | None = distances[found.distance.value]
 
     def _filter(self, field: str, value: str) -> Any:
-        """Return what finds the documents with a value, as a text or as a number."""
-        values = [value, int(value)] if value.isdigit() else [value]
+        """Return what finds the documents with a value: as a text, a number, or true or false."""
+        values: list[str | int | bool] = [value, int(value)] if value.isdigit() else [value]
+        values += [value == "true"] if value in ("true", "false") else []
         matches = [self._models.MatchValue(value=one) for one in values]
         return self._models.Filter(should=[self._models.FieldCondition(key=field, match=match) for match in matches])
 
@@ -236,12 +237,12 @@ class Qdrant:
 
     def search(self, vectors: np.ndarray, k: int, similarity: str) -> list[list[StoredDocument]]:
         how = {"using": self._using or None, "limit": k, "filter": self._only}
-        asked = [
+        requests = [
             self._models.QueryRequest(query=vector.tolist(), with_payload=True, with_vector=True, **how)
             for vector in vectors
         ]
         with self._address.asking(*self._errors):
-            answers = self._client.query_batch_points(self._address.name, asked)
+            answers = self._client.query_batch_points(self._address.name, requests)
         return [self._documents(answer.points) for answer in answers]
 
     def get(self, ids: Sequence[str]) -> list[StoredDocument]:
@@ -424,23 +425,23 @@ class Lance:
         found, column = [], self._address.fields["vector"]
         for vector in vectors:
             with self._address.asking(*self._errors):
-                asked = self._table.search(vector, vector_column_name=column, query_type="vector")
-                asked = asked.where(self._only, prefilter=True) if self._only else asked
-                rows = asked.distance_type(similarity).select([*self._columns, "_distance"]).limit(k).to_list()
+                query = self._table.search(vector, vector_column_name=column, query_type="vector")
+                query = query.where(self._only, prefilter=True) if self._only else query
+                rows = query.distance_type(similarity).select([*self._columns, "_distance"]).limit(k).to_list()
             found.append(self._documents(rows))
         return found
 
     def get(self, ids: Sequence[str]) -> list[StoredDocument]:
         column = self._address.fields["id"]
         with self._address.asking(*self._errors):
-            asked = self._table.search().where(f"cast({column} as string) IN ({','.join(map(_quoted, ids))})")
-            found = asked.select(self._columns).limit(len(ids) + 1).to_list()  # one more tells that ids repeat
+            query = self._table.search().where(f"cast({column} as string) IN ({','.join(map(_quoted, ids))})")
+            found = query.select(self._columns).limit(len(ids) + 1).to_list()  # one more tells that ids repeat
         return self._documents(found)
 
     def iterate(self) -> Iterator[StoredDocument]:
         with self._address.asking(*self._errors):
-            asked = self._table.search().where(self._only) if self._only else self._table.search()
-            for batch in asked.select(self._columns).limit(None).to_batches(ROWS_PER_READ):
+            query = self._table.search().where(self._only) if self._only else self._table.search()
+            for batch in query.select(self._columns).limit(None).to_batches(ROWS_PER_READ):
                 yield from self._documents(batch.to_pylist())
 
     def close(self) -> None:

@@ -299,7 +299,7 @@ def test_qdrants_vectors_are_told_apart_by_their_names(tmp_path: Path) -> None:
     client.create_collection("sparse", vectors_config={}, sparse_vectors_config={"text-sparse": sparse})
     client.create_collection("colbert", vectors_config=dense.model_copy(update={"multivector_config": many}))
     own = models.SparseVector(indices=[1, 5], values=[1.0, 0.5])
-    payload = {"page_content": "words", "metadata": {"page": 0}}
+    payload = {"page_content": "words", "metadata": {"page": 0, "live": True}}
     for name, vectors in (
         ("langchain", {"": vector, "langchain-sparse": own}),
         ("named", {"text-dense": vector, "text-sparse": own}),
@@ -312,6 +312,10 @@ def test_qdrants_vectors_are_told_apart_by_their_names(tmp_path: Path) -> None:
             [[found]] = source.search(np.array([[1.0, 0.0]], np.float32), 3, "cosine")
             assert (found.text, found.source) == ("words", "0")
             np.testing.assert_allclose(found.vector, [0.6, 0.8], atol=1e-6)
+        with closing(open_source(f"{url}&only=metadata.live=true")) as source:
+            assert len(source) == 1
+        with pytest.raises(UserError, match="holds no documents"):
+            open_source(f"{url}&only=metadata.live=false")
     for name, says in (("sparse", "its vectors are sparse"), ("colbert", "many vectors of each document")):
         with pytest.raises(UserError, match=says):
             open_source(f"qdrant://{tmp_path / 'q'}?collection={name}")
