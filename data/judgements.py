@@ -37,7 +37,7 @@ def read_qrels(source: str | Path) -> Grades:
 
 def read_run(path: Path) -> dict[str, list[str]]:
     """Return the documents of each query, best first: by score in TREC's form, by rank in MS MARCO's."""
-    found: dict[str, dict[str, float]] = {}
+    by_query: dict[str, dict[str, float]] = {}
     for number, cells in _cells(path, "a run"):
         if len(cells) not in (3, 6):
             raise UserError(
@@ -46,20 +46,20 @@ def read_run(path: Path) -> dict[str, list[str]]:
             )
         document, score = (cells[1], f"-{cells[2]}") if len(cells) == 3 else (cells[2], cells[4])
         try:
-            found.setdefault(cells[0], {})[document] = float(score)
+            by_query.setdefault(cells[0], {})[document] = float(score)
         except ValueError:
             raise UserError(f"{path}:{number}: {score.removeprefix('-')!r} is not a number") from None
-    return {query: sorted(scores, key=lambda doc: -scores[doc]) for query, scores in found.items()}
+    return {query: sorted(scores, key=lambda doc: -scores[doc]) for query, scores in by_query.items()}
 
 
-def write_run(path: Path, found: Iterable[tuple[str, Sequence[str]]], tag: str) -> None:
+def write_run(path: Path, rankings: Iterable[tuple[str, Sequence[str]]], tag: str) -> None:
     """Write each query's documents, best first, in TREC's form.
 
     trec_eval and `ir-measures` order by score alone, so scores fall by one from rank to rank: no two are equal.
     """
     lines = (
         f"{_word(query)} Q0 {_word(document)} {rank} {len(documents) - rank + 1} {tag}\n"
-        for query, documents in found
+        for query, documents in rankings
         for rank, document in enumerate(documents, start=1)
     )
     replace_file(path, "".join(lines).encode())
@@ -77,6 +77,6 @@ def _cells(path: Path, what: str) -> Iterator[tuple[int, list[str]]]:
     for number, line in read_lines(SourceShard("tsv", (str(path),))):
         if isinstance(line, Rejected):
             raise UserError(f"{path}:{number}: {line.detail}")
-        if line is not None:
+        if line.strip():
             text = line.decode("utf-8-sig", errors="replace").rstrip("\r\n")
             yield number, [cell.strip() for cell in (text.split("\t") if "\t" in text else text.split())]

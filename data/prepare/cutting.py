@@ -22,8 +22,8 @@ from replug.data.hashing import content_hash, hash64
 from replug.data.prepare.prose import Prose, points_elsewhere
 from replug.data.prepare.work import WorkFolder
 from replug.data.sampling import SPLITS, Shares, buckets, piece_key, split_of
-from replug.data.sources.formats import read_items
 from replug.data.sources.records import EXAMPLES, FieldMap, Reason, Rejected, SourceShard, SourceText
+from replug.data.sources.texts import read_items
 from replug.data.tokenizing import TokenIds, TokenOffsets, load_plain, pieces_within, split_text, token_offsets
 
 # The columns of runs, for pieces that may become documents, and for those that may become texts of another split.
@@ -52,13 +52,13 @@ def write_run(path: Path, pieces: list[Piece], schema: pa.Schema) -> None:
 
 def read_range(runs: Iterable[Path], schema: pa.Schema, low: int, high: int) -> pa.Table:
     """Return all pieces with low <= key < high, in the order of their keys, whatever the order of the runs."""
-    found = [schema.empty_table()]
+    parts = [schema.empty_table()]
     for run in runs:
         part = _slice(run, low, high)
         if part is not None:
-            found.append(part)
-    merged = pa.concat_tables(found).sort_by(ORDER)
-    found.clear()
+            parts.append(part)
+    merged = pa.concat_tables(parts).sort_by(ORDER)
+    parts.clear()
     pa.default_memory_pool().release_unused()  # else a worker's memory grows from range to range
     return merged
 
@@ -267,9 +267,9 @@ class _SourceShardCut:
         bound = self.rules.tokenizers.bound
         if bound is None or self._lm_tokenizer is None:
             return parts
-        found = pieces_within(self._lm_tokenizer, parts, _tokens_of(bound, split))
-        self.report.cut_further += sum(len(pieces) > 1 for pieces in found)
-        return [piece for pieces in found for piece in pieces]
+        bounded = pieces_within(self._lm_tokenizer, parts, _tokens_of(bound, split))
+        self.report.cut_further += sum(len(pieces) > 1 for pieces in bounded)
+        return [piece for pieces in bounded for piece in pieces]
 
     def _documents(self, text: SourceText, parts: list[str]) -> Iterator[Piece]:
         version = hash64(text.text)

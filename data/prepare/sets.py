@@ -37,8 +37,8 @@ from replug.data.shards import (
     write_examples,
     write_token_rules,
 )
-from replug.data.sources.records import FieldMap, SourceShard
-from replug.data.sources.shards import SourcePlan, plan_source, require_texts
+from replug.data.sources.records import SourceShard
+from replug.data.sources.shards import SourcePlan, plan_texts
 from replug.data.store import Corpus, PreparedSet, write_store
 from replug.data.tokenizing import TokenIds
 
@@ -81,16 +81,14 @@ def prepare_raw(
 
     Raises UserError where too much of the source is unreadable, or it gives nothing for a split.
     """
-    fields = FieldMap.of(config.fields, config.new_text_at)
-    plan = plan_source(str(config.source), fields)
+    plan = plan_texts(config)
     plan.say("data.source")
     shares = Shares(config.query_share, config.heldout_share, config.corpus_share, DEV_SHARE if config.num_dev else 0)
-    require_texts(str(config.source), plan)
     if plan.text_ids:
         shares = shares_of(plan.text_ids, seed, shares)
     with preparing(out, inputs) as work:
         rules = Rules(
-            fields=fields,
+            fields=plan.fields,
             shares=shares,
             seed=seed,
             context_tokens=config.context_tokens,

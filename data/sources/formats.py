@@ -1,46 +1,60 @@
-"""The formats of sources: how each is divided into source shards, and read.
+"""The one reader of rows: JSON Lines, JSON arrays, tables, Parquet and datasets of the hub.
 
-Tables and JSON Lines are read in ranges of bytes, or whole where they are compressed. A file of a tree of texts holds
-one text, or many with `data.new_text_at`. A text is called by its path below the tree's root; the first folder of that
-path is its domain. No more of a file is in memory than one text may have. A new format of rows is a function in `ROWS`.
+A reader yields each row with its number, from 1. A row that cannot be read comes as `Rejected` with its reason, and a
+line that is not a row (blank, or a table's header) as None, so that all lines are counted. JSON Lines and tables with
+tabs can be read in ranges of bytes, Parquet in ranges of row groups. A new format of rows is a function in `READERS`.
 """
 
-import codecs
+import csv
+import io
 import itertools
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+import json
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from huggingface_hub.errors import HTTPError
 
 from replug.config.errors import RunError, UserError
-from replug.data.sources.built_in_texts import read_package_texts, stand_in_texts
 from replug.data.sources.lines import (
     COMPRESSED,
+    DECODER,
+    EXCERPT,
+    MAX_LINE_BYTES,
     UNREADABLE,
-    byte_ranges,
     json_object,
     open_file,
     other_format,
+    packing_of,
     read_lines,
-    skip_line,
-    table_cells,
     twice,
 )
-from replug.data.sources.markup import MainTexts, main_texts, plain_markup
-from replug.data.sources.records import FieldMap, Item, Reason, Rejected, Row, SourceShard, SourceText, readable_name
-from replug.data.sources.row_texts import checked_text, joined_texts, names_in, nested, texts_of_rows
+from replug.data.sources.records import Reason, Rejected, Row, SourceShard
 
-PACKAGE = "package:"
 ROWS_AT_A_TIME = 256
-BATCH_BYTES = 1 << 28
-BYTES_OF_A_CHARACTER = 4  # at most, in UTF-8
-READ_BYTES = 1 << 20
+READ_CHARACTERS = 1 << 20  # of an array
+HEAD_BYTES = 1 << 16
 TRAIN = "train"
+TABS, SEPARATORS = "\t", ",;|"  # between the cells of a table; its kind is the separator
+SEPARATOR_HINT = re.compile(r"sep=([,;|\t])")  # Excel's
+# MS MARCO's tables have no header, and quotes that mean nothing: passages or queries, and documents.
+UNNAMED = {2: ("id", "text"), 4: ("id", "url", "title", "text")}
+NUMBER_OF_MARCO = re.compile(r"D?\d+")
+SPACE = re.compile(r"\s*")
+SUFFIXES = {
+    "jsonl": (".jsonl", ".ndjson"),
+    "json": (".json",),
+    "tsv": (".tsv",),
+    "parquet": (".parquet",),
+    "text": (".txt", ".text", ".tokens", ".raw"),
+    "markup": (".md", ".markdown", ".mdx", ".rst", ".org", ".adoc", ".asciidoc"),
+    "HTML": (".html", ".htm", ".xhtml"),
+    "CSV": (".csv",),
+}
 
 
 def format_of(path: Path) -> str | None:
@@ -55,166 +69,260 @@ def unpacked_suffix(path: Path) -> str:
     return Path(path.stem).suffix.lower() if suffix in COMPRESSED else suffix
 
 
-def rows_problem(path: Path, fields: FieldMap) -> str | None:
-    """Return why a file holds no rows, None if it does.
+def form_of(path: Path) -> str:
+    """Return the reader of a file of rows by its first bytes, whatever it is called.
 
-    Tables and JSON Lines are judged by their suffix: what is wrong with a row is said where it is read. A `.json` file
-    holds rows if one of its first lines is one, a text or a file without a suffix, such as Spark's, if its first is.
+    Raises UserError for a file that is missing or of a format without rows.
     """
-    kind = format_of(path)
-    if kind in ROWS:
-        return None
-    if kind in ("markup", "HTML"):
-        return f"is {kind}"
-    lines = (line for _, line in read_lines(SourceShard("jsonl", (str(path),))) if isinstance(line, bytes))
-    rows = [json_object(line) for line in itertools.islice(lines, ROWS_AT_A_TIME if kind == "json" else 1)]
-    if any(isinstance(row, dict) and nested(row, fields.text) is not None for row in rows):
-        return None
-    if kind != "json":
-        return f"is {kind or 'of no known format'}; expected JSON Lines, TSV or Parquet"
-    first = rows[0] if rows else {}
-    found = f"has the fields {names_in(first)}" if isinstance(first, dict) else f"is none ({first[1]})"
-    return f"holds no rows: the first {found}; expected on each line an object with '{fields.text}' (data.fields)"
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; expected a file of rows, a folder of them or a dataset of the hub")
+    if (found := other_format(path)) == "Parquet" and packing_of(path) is None:
+        return "parquet"
+    if found or format_of(path) in ("HTML", "markup"):
+        what = f"is, by its first bytes, {found}" if found else f"is {format_of(path)}"
+        raise UserError(f"{path} {what}; expected JSON Lines, a JSON array, CSV, TSV or Parquet: convert it")
+    try:
+        with open_file(path) as file:
+            head = file.read(HEAD_BYTES).decode("utf-8-sig", errors="ignore").lstrip()
+    except UNREADABLE:  # reading the rows says what is wrong with it
+        return "jsonl"
+    if head[:1] in ("", "{", "["):
+        return "array" if head.startswith("[") else "jsonl"
+    first = head.partition("\n")[0]
+    if hint := SEPARATOR_HINT.fullmatch(first.rstrip("\r")):
+        return hint[1]
+    if TABS in first or format_of(path) == "tsv":
+        return TABS
+    separator = max(SEPARATORS, key=first.count)
+    return separator if separator in first or format_of(path) == "CSV" else "jsonl"
 
 
-def plan_file(path: Path, shard_bytes: int | None, is_rows: bool = True) -> Iterable[SourceShard]:
-    """Return the source shards of a file, about `shard_bytes` each. None means one, since texts run over many rows.
-
-    Raises UserError for a file whose first bytes are those of another format.
-    """
-    kind = format_of(path) or "jsonl"
-    if kind in PROSE and not is_rows:
-        return [SourceShard("text", (str(path),))]
-    kind = "jsonl" if kind == "text" else kind
-    if (found := other_format(path)) and found.lower() != kind:
-        raise UserError(f"data.source: {path} is, by its first bytes, {found}; expected {EXPECTED[kind]}")
-    if kind == "parquet":
-        return _plan_parquet(str(path), shard_bytes)
-    return byte_ranges("tsv" if kind == "tsv" else "jsonl", str(path), shard_bytes)
+def read_shard(source_shard: SourceShard, columns: Collection[str] | None = None) -> Iterator[Row]:
+    """Yield the rows of a source shard with their numbers. Only Parquet heeds `columns`; None means all of them."""
+    if source_shard.kind == "parquet":
+        return _parquet_rows(source_shard, columns)
+    return READERS[source_shard.kind](source_shard)
 
 
 def field_names(source_shard: SourceShard) -> list[str]:
-    """Return the names of the fields that the first rows of a source shard have, read or not."""
+    """Return the names of the fields that the first rows of a source shard have."""
     if source_shard.kind == "parquet":
         return _column_names(source_shard.names[0])
-    rows = itertools.islice(ROWS[source_shard.kind](source_shard, FieldMap()), ROWS_AT_A_TIME)
+    rows = itertools.islice(read_shard(source_shard), ROWS_AT_A_TIME)
     return list(dict.fromkeys(str(name) for _, row in rows if isinstance(row, dict) for name in row))
 
 
-def read_items(source_shard: SourceShard, fields: FieldMap) -> Iterator[Item]:
-    """Yield the texts of a source shard with their lines.
+def count_rows_of(path: Path) -> int:
+    """Count the rows of a file. Lines of JSON are not parsed. Raises UserError for a file that is damaged."""
+    shard = SourceShard(form_of(path), (str(path),))
+    if shard.kind == "parquet":
+        try:
+            return int(pq.read_metadata(path).num_rows)
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(f"{path}: {_damage(error)}") from error
+    rows: Iterator[tuple[int, Any]] = read_lines(shard) if shard.kind == "jsonl" else read_shard(shard)
+    count = 0
+    for number, row in rows:
+        if isinstance(row, Rejected):
+            raise UserError(f"{path}:{number}: {row.detail}")
+        count += bool(row.strip() if isinstance(row, bytes) else row is not None)
+    return count
 
-    What cannot be read comes with its reason. Lines that are not rows come as None, so that all can be counted.
-    """
+
+# JSON -------------------------------------------------------------------------------------------------------
+
+
+def _json_lines(source_shard: SourceShard) -> Iterator[Row]:
     name = source_shard.names[0]
-    if source_shard.kind in ROWS:
-        yield from texts_of_rows(ROWS[source_shard.kind](source_shard, fields), fields, name)
-    elif source_shard.kind == "text":
-        yield from _read_text(source_shard, fields)
-    else:
-        texts = stand_in_texts() if name == "stand_in" else read_package_texts(name.removeprefix(PACKAGE))
-        yield from enumerate(texts, start=1)
-
-
-def is_built_in(source: str) -> bool:
-    """Return whether a source is texts that come with this package or another."""
-    return source == "stand_in" or source.startswith(PACKAGE)
-
-
-def _jsonl_rows(source_shard: SourceShard, fields: FieldMap) -> Iterator[Row]:
     for number, line in read_lines(source_shard):
-        if isinstance(line, bytes):
-            row = json_object(line)
-            yield number, Rejected(row[0], source_shard.names[0], number, row[1]) if isinstance(row, tuple) else row
+        if isinstance(line, Rejected):
+            yield number, line
+        elif not line.strip():
+            yield number, None
         else:
-            yield number, line
+            row = json_object(line)
+            yield number, Rejected(row[0], name, number, row[1]) if isinstance(row, tuple) else row
 
 
-def _tsv_rows(source_shard: SourceShard, fields: FieldMap) -> Iterator[Row]:
-    """Yield the rows of a table as DPR's psgs_w100.tsv: a header, tabs, quotes doubled within quotes."""
-    name = source_shard.names[0]
-    header: list[str] | None = None
-    if source_shard.start:  # the first source shard passes the header over as a line
-        lines = (line for _, line in read_lines(replace(source_shard, start=0, stop=None)) if isinstance(line, bytes))
-        header = next((cells for line in lines if isinstance(cells := table_cells(line), list)), None)
-    for number, line in read_lines(source_shard):
-        if not isinstance(line, bytes):
-            yield number, line
+def _json_array(source_shard: SourceShard) -> Iterator[Row]:
+    name, number = source_shard.names[0], 0
+    try:
+        with io.TextIOWrapper(open_file(Path(name)), encoding="utf-8-sig") as file:
+            for number, row in enumerate(_array_values(file), start=1):
+                detail = f"expected a JSON object, found {type(row).__name__}"
+                yield number, row if isinstance(row, dict) else Rejected(Reason.not_an_object, name, number, detail)
+    except UnicodeDecodeError:
+        yield number + 1, Rejected(Reason.not_utf8, name, number + 1, "not UTF-8; convert the file")
+    except UNREADABLE as error:
+        yield number + 1, Rejected(Reason.damaged_file, name, number + 1, f"the file is damaged: {error}")
+    except (ValueError, RecursionError) as error:  # of JSON, a field twice, a number of thousands of digits
+        at = f"{error.msg} of {error.doc[:EXCERPT]!r}" if isinstance(error, json.JSONDecodeError) else error
+        yield number + 1, Rejected(Reason.invalid_json, name, number + 1, f"not valid JSON: {at}")
+
+
+def _array_values(file: TextIO) -> Iterator[Any]:
+    """Yield the values of a JSON array; no more of it than a row may have is in memory."""
+    text, place = file.read(READ_CHARACTERS).lstrip()[1:], 0
+    while True:
+        try:
+            start = _skip_space(text, place)
+            if text[start : start + 1] == "]":
+                return
+            value, end = DECODER.raw_decode(text, start)
+            end = _skip_space(text, end)
+            if text[end : end + 1] not in (",", "]") or end == len(text):
+                raise json.JSONDecodeError("expected ',' or ']'", text, end)
+        except json.JSONDecodeError as error:  # it may only be cut where the part that was read ends
+            rest = text[place:]
+            part = file.read(max(READ_CHARACTERS, len(rest))) if len(rest) <= MAX_LINE_BYTES else ""
+            if not part:
+                raise json.JSONDecodeError(error.msg, rest.strip(), 0) from error
+            text, place = rest + part, 0
             continue
-        cells = table_cells(line)
-        if isinstance(cells, tuple):
-            yield number, Rejected(Reason.invalid_tsv, name, number, cells[1])
+        yield value
+        if text[end] == "]":
+            return
+        place = end + 1
+
+
+def _skip_space(text: str, place: int) -> int:
+    match = SPACE.match(text, place)
+    assert match is not None, "it matches nothing too"
+    return match.end()
+
+
+# Tables -----------------------------------------------------------------------------------------------------
+
+
+def _table_rows(source_shard: SourceShard) -> Iterator[Row]:
+    """Yield the rows of a table by its header. Spreadsheets write `sep=;` before it, and empty cells behind it."""
+    name = source_shard.names[0]
+    header, has_quotes = _unnamed(source_shard), True
+    if header is not None:
+        has_quotes = False
+    elif source_shard.start:  # the first source shard passes the header over as a line
+        beginning = _cells(replace(source_shard, start=0, stop=None), has_quotes)
+        header = next((_names(cells) for _, cells in beginning if isinstance(cells, list)), None)
+    for number, cells in _cells(source_shard, has_quotes):
+        if not isinstance(cells, list):
+            yield number, cells
         elif header is None:
-            if (again := twice(cells)) is not None:
+            is_hint = cells[0].startswith("sep=")
+            header = None if is_hint else _names(cells)
+            if header and (again := twice(filter(None, header))) is not None:
                 raise UserError(
                     f"{name}:{number}: the header has two columns named {again!r}; expected different names"
                 )
-            header = cells
             yield number, None
-        elif len(cells) != len(header):
-            detail = f"{len(cells)} columns, the header has {len(header)}"
-            yield number, Rejected(Reason.wrong_columns, name, number, detail)
         else:
-            yield number, dict(zip(header, cells, strict=True))
+            yield number, _row_of(header, cells, name, number)
 
 
-def _plan_parquet(path: str, shard_bytes: int | None) -> Iterator[SourceShard]:
-    """Yield source shards of some of a file's row groups."""
-    whole = SourceShard("parquet", (path,))
-    if shard_bytes is None:
-        yield whole
-        return
-    try:
-        metadata = pq.ParquetFile(path).metadata
-    except (pa.ArrowInvalid, OSError):  # reading the source shard says what is wrong with it
-        yield whole
-        return
-    first, size = 0, 0
-    for group in range(metadata.num_row_groups):
-        size += metadata.row_group(group).total_byte_size
-        if size >= shard_bytes or group == metadata.num_row_groups - 1:
-            yield SourceShard("parquet", (path,), first, group + 1)
-            first, size = group + 1, 0
+def _unnamed(source_shard: SourceShard) -> Sequence[str] | None:
+    """Return the names of MS MARCO's columns, whose tables have no header; None for other tables."""
+    if source_shard.kind != TABS:
+        return None
+    lines = read_lines(replace(source_shard, start=0, stop=None))
+    first = next((line for _, line in lines if isinstance(line, bytes) and line.strip()), b"")
+    cells = first.decode("utf-8-sig", errors="replace").rstrip("\r\n").split(TABS)
+    return UNNAMED.get(len(cells)) if NUMBER_OF_MARCO.fullmatch(cells[0]) else None
 
 
-def _parquet_rows(source_shard: SourceShard, fields: FieldMap) -> Iterator[Row]:
-    """Yield rows whose strings stay as they are stored until their row is read.
+def _names(cells: list[str]) -> list[str]:
+    return [cell.strip() for cell in cells]
 
-    A value that many rows share is stored once, so a few kilobytes can be gigabytes of rows. A string that no text may
-    be as long as is not made at all.
-    """
+
+def _row_of(header: Sequence[str], cells: list[str], name: str, number: int) -> dict[str, Any] | Rejected:
+    if len(cells) > len(header) and not any(cells[len(header) :]):
+        cells = cells[: len(header)]
+    if len(cells) != len(header):
+        return Rejected(Reason.wrong_columns, name, number, f"{len(cells)} columns, the header has {len(header)}")
+    pairs = list(zip(header, cells, strict=True))
+    if unnamed := [cell for column, cell in pairs[1:] if cell and not column]:  # the first may be pandas' index
+        detail = f"a column without a name holds {unnamed[0][:EXCERPT]!r}; expected a name in the header"
+        return Rejected(Reason.wrong_columns, name, number, detail)
+    return {column: cell for column, cell in pairs if column}
+
+
+def _cells(source_shard: SourceShard, has_quotes: bool) -> Iterator[tuple[int, list[str] | Rejected | None]]:
+    """Yield the cells of each row with its first line; None for a blank line."""
+    csv.field_size_limit(MAX_LINE_BYTES)  # 128 KB otherwise, less than a long text
     name = source_shard.names[0]
-    number = 0
-    wanted = {field.partition(".")[0] for field in (fields.text, fields.id, fields.domain)}
-    if (again := twice(column for column in _column_names(name) if column in wanted)) is not None:
+    rows = _cells_of_lines(source_shard, has_quotes) if source_shard.kind == TABS else _cells_of_csv(source_shard)
+    for number, cells in rows:
+        if isinstance(cells, csv.Error):
+            form = "TSV" if source_shard.kind == TABS else "CSV"
+            detail = f"not valid {form} ({cells}); expected a row on each line, quotes doubled"
+            yield number, Rejected(Reason.invalid_tsv, name, number, detail)
+        else:
+            yield number, cells or None
+
+
+def _cells_of_lines(
+    source_shard: SourceShard, has_quotes: bool
+) -> Iterator[tuple[int, list[str] | Rejected | csv.Error | None]]:
+    """Yield the cells of a table with tabs as DPR's psgs_w100.tsv: each line a row, quotes doubled within quotes."""
+    for number, line in read_lines(source_shard):
+        if isinstance(line, Rejected) or not line.strip():
+            yield number, line if isinstance(line, Rejected) else None
+            continue
+        try:
+            text = line.decode("utf-8-sig").rstrip("\r\n")
+            yield number, next(csv.reader([text], delimiter=TABS, strict=True)) if has_quotes else text.split(TABS)
+        except UnicodeDecodeError as error:
+            detail = f"not UTF-8 at byte {error.start} of the line; convert the file"
+            yield number, Rejected(Reason.not_utf8, source_shard.names[0], number, detail)
+        except csv.Error as error:
+            yield number, error
+
+
+def _cells_of_csv(source_shard: SourceShard) -> Iterator[tuple[int, list[str] | Rejected | csv.Error]]:
+    """Yield the cells of a table whose cells in quotes may have several lines; bad rows are passed over one by one."""
+    name, number = source_shard.names[0], 0
+    try:
+        with io.TextIOWrapper(
+            open_file(Path(name)), encoding="utf-8-sig", errors="surrogateescape", newline=""
+        ) as file:
+            reader = csv.reader(file, delimiter=source_shard.kind, strict=True)
+            while True:
+                number = reader.line_num + 1
+                try:
+                    cells = next(reader)
+                    "".join(cells).encode()
+                    yield number, cells
+                except StopIteration:
+                    return
+                except csv.Error as error:
+                    yield number, error
+                except UnicodeEncodeError:  # bytes that are not UTF-8 were read as surrogates
+                    yield number, Rejected(Reason.not_utf8, name, number, "not UTF-8; convert the file")
+    except UNREADABLE as error:
+        yield number, Rejected(Reason.damaged_file, name, number, f"unreadable after this line: {error}")
+
+
+# Parquet ----------------------------------------------------------------------------------------------------
+
+
+def _parquet_rows(source_shard: SourceShard, columns: Collection[str] | None) -> Iterator[Row]:
+    name, number = source_shard.names[0], 0
+    read = [column for column in _column_names(name) if columns is None or column in _outermost(columns)]
+    if (again := twice(read)) is not None:
         raise UserError(f"{name} has two columns named {again!r}; expected different names")
     try:
-        leaves = _leaves(name, fields)
-        # Strings stay as they are stored; Arrow does not do that within other fields.
-        strings = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY" and "." not in leaf.path]
-        file = pq.ParquetFile(name, read_dictionary=strings)
-        stop = file.num_row_groups if source_shard.stop is None else source_shard.stop
-        groups = list(range(source_shard.start, stop))
-        # So few rows that BATCH_BYTES hold them, though each had the largest value that a nested column can hold
-        nested, columns = {leaf.path for leaf in leaves if "." in leaf.path}, range(file.metadata.num_columns)
-        chunks = [file.metadata.row_group(group).column(i) for group in groups for i in columns]
-        sizes = (chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in nested)
-        count = max(1, min(ROWS_AT_A_TIME, BATCH_BYTES // max([1, *sizes])))
-        for batch in file.iter_batches(count, row_groups=groups, columns=[leaf.path for leaf in leaves]):
-            for row in range(batch.num_rows):
-                number += 1
-                yield number, _row(batch, row, number, name, fields)
+        with pq.ParquetFile(name) as file:
+            stop = file.num_row_groups if source_shard.stop is None else source_shard.stop
+            groups = range(source_shard.start, stop)
+            wanted = None if columns is None else list(columns)
+            for batch in file.iter_batches(ROWS_AT_A_TIME, row_groups=list(groups), columns=wanted):
+                for row in batch.to_pylist() if batch.num_columns else [{}] * batch.num_rows:
+                    number += 1
+                    yield number, row
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # the last two of values beyond their type
-        detail = f"no whole Parquet file: {str(error).splitlines()[0]}"
-        yield number, Rejected(Reason.damaged_file, name, number, detail)
+        yield number, Rejected(Reason.damaged_file, name, number, _damage(error))
 
 
-def _leaves(name: str, fields: FieldMap) -> list[pq.ColumnSchema]:
-    """Return the columns that are read: all of a field's own."""
-    schema = pq.ParquetFile(name).schema
-    wanted = (fields.text, fields.id, fields.domain)
-    leaves = [schema.column(number) for number in range(len(schema.names))]
-    return [leaf for leaf in leaves if any(f"{leaf.path}.".startswith(f"{field}.") for field in wanted)]
+def _outermost(columns: Collection[str]) -> set[str]:
+    return {column.partition(".")[0] for column in columns}
 
 
 def _column_names(name: str) -> list[str]:
@@ -224,111 +332,11 @@ def _column_names(name: str) -> list[str]:
         return []
 
 
-def _row(batch: pa.RecordBatch, row: int, number: int, name: str, fields: FieldMap) -> dict | Rejected:
-    values: dict[str, Any] = {}
-    for column, field in zip(batch.columns, batch.schema, strict=True):
-        value = column[row]
-        if (size := _bytes(value)) > 4 * fields.max_characters:
-            return Rejected(Reason.too_long, name, number, f"field '{field.name}' has {size} bytes")
-        values[field.name] = value.as_py()
-    return values
+def _damage(error: Exception) -> str:
+    return f"no whole Parquet file: {str(error).splitlines()[0]}"
 
 
-def _bytes(value: pa.Scalar) -> int:
-    """Return the size of a string without making it, 0 for anything else."""
-    if isinstance(value, pa.DictionaryScalar) and value.is_valid:
-        value = value.dictionary[value.index.as_py()]
-    buffer = value.as_buffer() if isinstance(value, pa.BinaryScalar | pa.StringScalar) else None
-    return 0 if buffer is None else buffer.size
-
-
-def plan_tree(paths: Iterable[Path], root: str, shard_bytes: int) -> Iterator[SourceShard]:
-    """Yield source shards of some files each, in the order of the files."""
-    names: list[str] = []
-    size = 0
-    for path in paths:
-        names.append(str(path))
-        size += path.stat().st_size
-        if size >= shard_bytes:
-            yield SourceShard("text", tuple(names), root=root)
-            names, size = [], 0
-    if names:
-        yield SourceShard("text", tuple(names), root=root)
-
-
-def _read_text(source_shard: SourceShard, fields: FieldMap) -> Iterator[Item]:
-    with ExitStack() as stack:
-        has_pages = any(format_of(Path(name)) == "HTML" for name in source_shard.names)
-        pages = stack.enter_context(main_texts()) if has_pages else None
-        for name in source_shard.names:
-            if pages is not None and format_of(Path(name)) == "HTML":
-                yield 0, _whole(name, source_shard.root, fields, pages)
-            elif (problem := _file_problem(name)) is not None:
-                yield 0, problem
-            elif fields.new_text_at:
-                limits = FieldMap(max_characters=fields.max_characters)
-                yield from joined_texts(_text_lines(name, fields.max_characters), limits, name, fields.new_text_at)
-            else:
-                yield 0, _whole(name, source_shard.root, fields)
-
-
-def _whole(name: str, root: str, fields: FieldMap, pages: MainTexts | None = None) -> SourceText | Rejected:
-    most = BYTES_OF_A_CHARACTER * (fields.max_characters + 1)  # a byte order mark among them
-    try:
-        with open_file(Path(name)) as file:
-            content = file.read(most + 1)
-    except UNREADABLE as error:  # of a page, which was not looked at before
-        return Rejected(Reason.unreadable_file, name, 0, getattr(error, "strerror", None) or str(error))
-    if len(content) > most:
-        return Rejected(Reason.too_long, name, 0, f"over {most} bytes, more than a text may have")
-    kind = format_of(Path(name))
-    text = content.decode("utf-8-sig") if pages is None else pages(content)
-    if text is None:
-        return Rejected(Reason.no_main_text, name, 0, "no main text was found in the page")
-    if not text.strip():
-        return Rejected(Reason.empty_file, name, 0, "the file is empty")
-    label = text_id(name, root)
-    domain = label.partition("/")[0] if "/" in label else "all"
-    if kind in PROSE:
-        text = text.replace("\r\n", "\n").replace("\f", "\n")  # the ends of lines, and of a PDF's pages
-        text = text if kind == "HTML" else plain_markup(text, unpacked_suffix(Path(name)))
-    return checked_text(SourceText(label, text, domain, is_prose=kind in PROSE), fields, name, 0)
-
-
-def text_id(name: str, root: str) -> str:
-    """Return what a file of a tree of texts is called: its path below the root, without bytes that are no UTF-8."""
-    return readable_name(str(Path(name).relative_to(root)) if root else Path(name).name)
-
-
-def _text_lines(name: str, max_characters: int) -> Iterator[Row]:
-    """Yield lines; one that is longer than a text may be gives a part that is so as well."""
-    most = BYTES_OF_A_CHARACTER * (max_characters + 2)
-    with open_file(Path(name)) as file:
-        number = 0
-        while line := file.readline(most):
-            number += 1
-            if len(line) == most and not line.endswith(b"\n"):
-                skip_line(file)
-            yield number, {"text": line.decode("utf-8-sig" if number == 1 else "utf-8", errors="ignore")}
-
-
-def _file_problem(name: str) -> Rejected | None:
-    """Return why a file is not a text, found without holding it."""
-    decoder, done = codecs.getincrementaldecoder("utf-8")(), 0
-    try:
-        with open_file(Path(name)) as file:
-            while True:
-                part = file.read(READ_BYTES)
-                waiting = len(decoder.getstate()[0])
-                decoder.decode(part, final=not part)
-                if not part:
-                    return None
-                done += len(part)
-    except UnicodeDecodeError as error:
-        at = other_format(Path(name)) or f"at byte {done - waiting + error.start}"
-        return Rejected(Reason.not_utf8, name, 0, f"{at}; convert the file, or leave it out of the source")
-    except UNREADABLE as error:
-        return Rejected(Reason.unreadable_file, name, 0, getattr(error, "strerror", None) or str(error))
+# Datasets of the hub ----------------------------------------------------------------------------------------
 
 
 def plan_hub(name: str) -> Iterator[SourceShard]:
@@ -342,7 +350,7 @@ def plan_hub(name: str) -> Iterator[SourceShard]:
         yield SourceShard("hub", (name,), shard)
 
 
-def _hub_rows(source_shard: SourceShard, fields: FieldMap) -> Iterator[Row]:
+def _hub_rows(source_shard: SourceShard) -> Iterator[Row]:
     """Yield the rows of a hub data set. Raises RunError if the hub breaks off, since missing rows are not bad rows."""
     name, number = source_shard.names[0], 0
     dataset = _open_hub(name)
@@ -383,22 +391,9 @@ def _open_hub(name: str):  # type: ignore[no-untyped-def]
     return splits[split]
 
 
-ROWS: dict[str, Callable[[SourceShard, FieldMap], Iterator[Row]]] = {
-    "jsonl": _jsonl_rows,
-    "tsv": _tsv_rows,
-    "parquet": _parquet_rows,
+READERS: dict[str, Callable[[SourceShard], Iterator[Row]]] = {
+    "jsonl": _json_lines,
+    "array": _json_array,
     "hub": _hub_rows,
+    **dict.fromkeys((TABS, *SEPARATORS), _table_rows),
 }
-SUFFIXES = {
-    "jsonl": (".jsonl", ".ndjson"),
-    "json": (".json",),
-    "tsv": (".tsv",),
-    "parquet": (".parquet",),
-    "text": (".txt", ".text", ".tokens", ".raw"),
-    "markup": (".md", ".markdown", ".mdx", ".rst", ".org", ".adoc", ".asciidoc"),
-    "HTML": (".html", ".htm", ".xhtml"),
-    "CSV": (".csv",),
-}
-NO_TEXTS = ("json", "CSV")  # data, of which a file is never one text
-PROSE = ("text", "markup", "HTML")
-EXPECTED = {"tsv": "a table with tabs", "parquet": "Parquet"} | dict.fromkeys(("jsonl", "json"), "JSON Lines")

@@ -3,7 +3,6 @@
 A file's first bytes say how it is packed, whatever it is called, and name the formats that hold no lines.
 """
 
-import csv
 import gzip
 import io
 import json
@@ -45,17 +44,7 @@ HEAD_BYTES = 4096
 
 UNREADABLE = (EOFError, OSError, zlib.error, pa.ArrowInvalid)  # what reading a damaged file raises
 
-Line = tuple[int, bytes | Rejected | None]  # from 1 within the source shard; None for a blank line
-
-
-def byte_ranges(kind: str, path: str, shard_bytes: int | None) -> Iterator[SourceShard]:
-    """Yield ranges of a file that cover it; all of it in one if it is compressed, or no size is given."""
-    size = Path(path).stat().st_size
-    if shard_bytes is None or packing_of(Path(path)):
-        yield SourceShard(kind, (path,))
-        return
-    for start in range(0, max(size, 1), shard_bytes):
-        yield SourceShard(kind, (path,), start, min(start + shard_bytes, size))
+Line = tuple[int, bytes | Rejected]  # from 1 within the source shard
 
 
 def read_lines(source_shard: SourceShard) -> Iterator[Line]:
@@ -77,7 +66,7 @@ def read_lines(source_shard: SourceShard) -> Iterator[Line]:
                     detail = f"the line is longer than {MAX_LINE_BYTES} bytes"
                     yield number, Rejected(Reason.too_long, name, number, detail)
                 else:
-                    yield number, line if line.strip() else None
+                    yield number, line
     except UNREADABLE as error:
         yield number, Rejected(Reason.damaged_file, name, number, f"unreadable after this line: {error}")
 
@@ -120,10 +109,10 @@ def _looks_like(line: str) -> str | None:
 
 def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object of JSON. Raises ValueError for a name that occurs twice: which value counts is not said."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    row = dict(pairs)
+    if len(row) < len(pairs):
         raise ValueError(f"an object has two fields named {twice(name for name, _ in pairs)!r}")
-    return found
+    return row
 
 
 def twice(names: Iterable[str]) -> str | None:
@@ -133,19 +122,6 @@ def twice(names: Iterable[str]) -> str | None:
 
 
 DECODER = json.JSONDecoder(object_pairs_hook=_object_of)
-
-
-def table_cells(line: bytes) -> list[str] | tuple[Reason, str]:
-    """Return the cells of a line of a table with tabs, or why there are none."""
-    limit = csv.field_size_limit(MAX_LINE_BYTES)  # 128 KB otherwise, less than a long text; it is the process's
-    try:
-        return next(csv.reader([line.decode("utf-8-sig").rstrip("\r\n")], delimiter="\t", strict=True))
-    except UnicodeDecodeError as error:
-        return Reason.not_utf8, f"not UTF-8 at byte {error.start} of the line; convert the file"
-    except csv.Error as error:
-        return Reason.invalid_tsv, f"not valid TSV ({error}); expected a row on each line, quotes doubled"
-    finally:
-        csv.field_size_limit(limit)
 
 
 def skip_line(file: BinaryIO) -> None:

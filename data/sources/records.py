@@ -4,8 +4,9 @@ Every rejected case is counted, and the first hundred of each reason are listed.
 """
 
 import json
+import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -14,8 +15,11 @@ from typing import Any
 from replug.config.errors import UserError
 from replug.data.files import replace_file
 
+log = logging.getLogger(__name__)
+
 EXAMPLES = 100  # listed for each reason
 ENOUGH_ROWS = 10_000  # after so many rows the share is judged while the source is still being read
+NAME_SHOWN = 40  # characters of a field's name in a message: a table without a header has a text there
 
 
 class Reason(StrEnum):
@@ -150,3 +154,26 @@ class FieldMap:
 # A line or row of a source shard, counted from 1; None for a line that is not a row: blank, or a table's header.
 Row = tuple[int, dict[str, Any] | Rejected | None]
 Item = tuple[int, SourceText | Rejected | None]  # the text of a row; 0 stands for the whole file
+
+
+def say_unread(source: Path | str, names: Collection[str], read: Sequence[str], more: str = "") -> None:
+    """Warn once of the fields of a file or a source that are not read, and say what is read instead."""
+    if unread := [name for name in names if name not in read]:
+        found = names_in(name for name in read if name in names)
+        log.warning(
+            f"{source}: fields that are not read: {names_in(unread)}; read are {found}, and a row may have "
+            f"{', '.join(read)}{more}"
+        )
+
+
+def names_in(row: Iterable[Any]) -> str:
+    """Return the names of a row's fields for a message."""
+    return ", ".join(str(name)[:NAME_SHOWN] for name in row) or "none"
+
+
+def nested(row: dict[str, Any], path: str) -> Any:
+    """Return the field of a row that a path with dots leads to, or None."""
+    value: Any = row
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value

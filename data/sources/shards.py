@@ -8,60 +8,47 @@ there is more prose (text, Markdown, reStructuredText, HTML): then each file of 
 is a text that is not binary, apart from `.json` and `.csv`, unless most of the folder is of these: then it is refused.
 What is left aside is named; hidden files are not, nor what tools keep in folders of their own (`node_modules`).
 
-A source is known by the hash of its files' whole content. A large file is not read again while its inode, size and
-times are those it was hashed with: the time of its last change (ctime) is the system's, which no program sets back.
+A source is known by the hash of its files' whole content.
 """
 
 import codecs
 import hashlib
-import json
+import itertools
 import logging
 import os
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from replug.config.errors import RunError, UserError
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from replug.config.errors import UserError
 from replug.config.hub_names import is_here
-from replug.config.schema import Config
-from replug.data.files import cache_dir, file_sha256, write_json
+from replug.config.schema import Config, DataConfig
+from replug.data.files import file_sha256
 from replug.data.folder import MANIFEST
-from replug.data.sources.formats import (
-    NO_TEXTS,
-    PROSE,
-    ROWS,
-    field_names,
-    format_of,
-    is_built_in,
-    named_split,
-    plan_file,
-    plan_hub,
-    plan_tree,
-    read_items,
-    rows_problem,
-    text_id,
-)
-from replug.data.sources.lines import packing_of
+from replug.data.sources.formats import ROWS_AT_A_TIME, TABS, field_names, format_of, named_split, plan_hub
+from replug.data.sources.lines import json_object, other_format, packing_of, read_lines
 from replug.data.sources.markup import require_html
-from replug.data.sources.records import FieldMap, Rejected, SourceShard, SourceText
-from replug.data.sources.row_texts import names_in, say_unread
+from replug.data.sources.records import FieldMap, Rejected, SourceShard, SourceText, names_in, nested, say_unread
+from replug.data.sources.texts import PROSE, has_rows, is_built_in, read_items, text_id
 
 log = logging.getLogger(__name__)
 decoder = codecs.getincrementaldecoder("utf-8")
 
 SOURCE_SHARD_BYTES, LEAST_SHARD_BYTES = 16 << 20, 1 << 18
 TREE_SHARDS = 8  # of a folder whose files are not too small: progress is told after each
-LARGE_BYTES = 64 << 20  # a smaller one is read in less time than a cache is worth
-SETTLED_NS = 2 * 10**9  # a file that changed just now may change again within the clock's step
 TOOLS_FOLDERS = ("node_modules", "__pycache__")
 HEAD_BYTES = 4096  # by which a file of an unknown kind is binary or a text
 PDF = b"%PDF-"
 LEAST_FILES = 10  # of a tree of texts
 SHOWN = 5  # names of files in a message; the manifest has all
 LINKED = " (a link)"
+NO_TEXTS = ("json", "CSV")  # data, of which a file is never one text
+ROWS = {"jsonl": "JSON Lines", "tsv": "a table with tabs", "parquet": "Parquet"}
 EXPECTED = "a JSONL file, a folder or a dataset's name"
 FILES_AT_ONCE = 4  # that are hashed: one stream does not have all that a disk can give
 
@@ -115,15 +102,19 @@ def look_at_texts(config: Config) -> None:
     if data.source is None or data.prepared or made.is_file() or is_built_in(data.source):
         return
     if files_of(data.source) is not None:
-        require_texts(data.source, plan_source(data.source, FieldMap.of(data.fields, data.new_text_at)))
+        plan_texts(data)
 
 
-def require_texts(source: str, plan: SourcePlan) -> None:
-    """Raise UserError for too few files, and for rows without texts: each text is of one split alone."""
-    if plan.text_ids and (found := len(plan.text_ids)) < LEAST_FILES:
-        texts = f"{found} text{'s' * (found != 1)}"
+def plan_texts(data: DataConfig) -> SourcePlan:
+    """Return the plan of `data.source`.
+
+    Raises UserError for too few files, and for rows without texts: each text is of one split alone.
+    """
+    plan = plan_source(str(data.source), FieldMap.of(data.fields, data.new_text_at))
+    if plan.text_ids and (count := len(plan.text_ids)) < LEAST_FILES:
+        texts = f"{count} text{'s' * (count != 1)}"
         raise UserError(
-            f"data.source: {source} holds {texts}, and each is of one split alone (corpus, training, "
+            f"data.source: {data.source} holds {texts}, and each is of one split alone (corpus, training, "
             f"development, held-out); expected at least {LEAST_FILES} files, better hundreds: divide long ones, such "
             "as into chapters, or give rows (data.corpus, data.train, data.dev, data.heldout)"
         )
@@ -132,8 +123,10 @@ def require_texts(source: str, plan: SourcePlan) -> None:
         are_questions = {"question", "query"} & set(names)
         wanted = "give questions as data.train, beside data.corpus" if are_questions else "data.fields={NAME: text}"
         raise UserError(
-            f"data.source: {source} has rows of {names_in(names)} and no '{plan.fields.text}'; expected texts: {wanted}"
+            f"data.source: {data.source} has rows of {names_in(names)} and no '{plan.fields.text}'; expected texts: "
+            f"{wanted}"
         )
+    return plan
 
 
 def _by_suffix(names: Iterable[str]) -> str:
@@ -151,7 +144,7 @@ def plan_source(source: str, fields: FieldMap) -> SourcePlan:
     if not shards:
         found = f"no texts, but {_by_suffix(left_aside)}: extract their text first" if left_aside else "no files"
         raise UserError(f"data.source: {source} holds {found}")
-    names = field_names(shards[0]) if shards[0].kind in ROWS else ()
+    names = field_names(shards[0]) if has_rows(shards[0]) else ()
     return SourcePlan(shards, fields, tuple(left_aside), tuple(names))
 
 
@@ -170,7 +163,7 @@ def read_source_shard(source_shard: SourceShard, fields: FieldMap) -> Iterator[t
 def source_fingerprint(source: str, fields: FieldMap) -> str | None:
     """Hash over names and contents of the files that are read; None where the source is no file or folder.
 
-    Preparing reads all of them too; large ones are hashed once, several at a time.
+    Several files are hashed at a time.
     """
     paths = files_of(source)
     if paths is None:
@@ -178,7 +171,7 @@ def source_fingerprint(source: str, fields: FieldMap) -> str | None:
     paths, _ = _read_of(source, paths, fields)
     digest = hashlib.sha256()
     with ThreadPoolExecutor(FILES_AT_ONCE) as readers:
-        for path, sha256 in zip(paths, readers.map(content_sha256, paths), strict=True):
+        for path, sha256 in zip(paths, readers.map(file_sha256, paths), strict=True):
             digest.update(os.fsencode(path.name) + f" {sha256}\n".encode())
     return digest.hexdigest()
 
@@ -203,13 +196,13 @@ def _plan(source: str, fields: FieldMap, shard_bytes: int | None) -> tuple[Itera
     if 0 < len(data) >= len(read) and _num_bytes(set(read) - set(data)) <= _num_bytes(data):  # data beside its card
         raise UserError(f"data.source: {data[0]} {rows_problem(data[0], fields)}")
     if Path(source).expanduser().is_file():
-        return plan_file(read[0], shard_bytes, are_rows), []
+        return _plan_file(read[0], shard_bytes, are_rows), []
     root, kept = Path(_root(source)), set(read)
     left_aside = [str(path.relative_to(root)) for path in paths if path not in kept] + _links(source)
     if are_rows:
-        return (shard for path in read for shard in plan_file(path, shard_bytes)), left_aside
+        return (shard for path in read for shard in _plan_file(path, shard_bytes)), left_aside
     size = _num_bytes(read) // TREE_SHARDS
-    return plan_tree(read, str(root), min(SOURCE_SHARD_BYTES, max(LEAST_SHARD_BYTES, size))), left_aside
+    return _plan_tree(read, str(root), min(SOURCE_SHARD_BYTES, max(LEAST_SHARD_BYTES, size))), left_aside
 
 
 def _read_of(source: str, paths: list[Path], fields: FieldMap) -> tuple[list[Path], bool]:
@@ -234,6 +227,86 @@ def _is_binary(path: Path) -> bool:
     except UnicodeDecodeError:
         return format_of(path) is None and packing_of(path) is None
     return b"\0" in head
+
+
+def rows_problem(path: Path, fields: FieldMap) -> str | None:
+    """Return why a file holds no rows, None if it does.
+
+    Tables and JSON Lines are judged by their suffix: what is wrong with a row is said where it is read. A `.json` file
+    holds rows if one of its first lines is one, a text or a file without a suffix, such as Spark's, if its first is.
+    """
+    kind = format_of(path)
+    if kind in ROWS:
+        return None
+    if kind in ("markup", "HTML"):
+        return f"is {kind}"
+    found = (line for _, line in read_lines(SourceShard("jsonl", (str(path),))) if isinstance(line, bytes))
+    lines = (line for line in found if line.strip())
+    rows = [json_object(line) for line in itertools.islice(lines, ROWS_AT_A_TIME if kind == "json" else 1)]
+    if any(isinstance(row, dict) and nested(row, fields.text) is not None for row in rows):
+        return None
+    if kind != "json":
+        return f"is {kind or 'of no known format'}; expected JSON Lines, TSV or Parquet"
+    first = rows[0] if rows else {}
+    has = f"has the fields {names_in(first)}" if isinstance(first, dict) else f"is none ({first[1]})"
+    return f"holds no rows: the first {has}; expected on each line an object with '{fields.text}' (data.fields)"
+
+
+def _plan_file(path: Path, shard_bytes: int | None, is_rows: bool = True) -> Iterable[SourceShard]:
+    """Return the source shards of a file, about `shard_bytes` each. None means one, since texts run over many rows.
+
+    Raises UserError for a file whose first bytes are those of another format.
+    """
+    kind = format_of(path)
+    if kind in PROSE and not is_rows:
+        return [SourceShard("text", (str(path),))]
+    kind = kind if kind in ROWS else "jsonl"
+    if (found := other_format(path)) and found.lower() != kind:
+        raise UserError(f"data.source: {path} is, by its first bytes, {found}; expected {ROWS[kind]}")
+    if kind == "parquet":
+        return _row_groups(str(path), shard_bytes)
+    return _byte_ranges(TABS if kind == "tsv" else "jsonl", str(path), shard_bytes)
+
+
+def _byte_ranges(kind: str, path: str, shard_bytes: int | None) -> Iterator[SourceShard]:
+    """Yield ranges of a file that cover it; all of it in one if it is compressed, or no size is given."""
+    size = Path(path).stat().st_size
+    if shard_bytes is None or packing_of(Path(path)):
+        yield SourceShard(kind, (path,))
+        return
+    for start in range(0, max(size, 1), shard_bytes):
+        yield SourceShard(kind, (path,), start, min(start + shard_bytes, size))
+
+
+def _row_groups(path: str, shard_bytes: int | None) -> Iterator[SourceShard]:
+    """Yield source shards of some of a Parquet file's row groups."""
+    try:
+        metadata = None if shard_bytes is None else pq.read_metadata(path)
+    except (pa.ArrowException, OSError):  # reading the source shard says what is wrong with it
+        metadata = None
+    if metadata is None or shard_bytes is None:
+        yield SourceShard("parquet", (path,))
+        return
+    first, size = 0, 0
+    for group in range(metadata.num_row_groups):
+        size += metadata.row_group(group).total_byte_size
+        if size >= shard_bytes or group == metadata.num_row_groups - 1:
+            yield SourceShard("parquet", (path,), first, group + 1)
+            first, size = group + 1, 0
+
+
+def _plan_tree(paths: Iterable[Path], root: str, shard_bytes: int) -> Iterator[SourceShard]:
+    """Yield source shards of some files each, in the order of the files."""
+    names: list[str] = []
+    size = 0
+    for path in paths:
+        names.append(str(path))
+        size += path.stat().st_size
+        if size >= shard_bytes:
+            yield SourceShard("text", tuple(names), root=root)
+            names, size = [], 0
+    if names:
+        yield SourceShard("text", tuple(names), root=root)
 
 
 def _num_bytes(paths: Iterable[Path]) -> int:
@@ -280,35 +353,3 @@ def _root(source: str) -> str:
     """The folder below which files are called by their paths: that of a pattern is what stands before its `*`."""
     path = Path(source.partition("*")[0]).expanduser()
     return str(path.parent if "*" in source and not source.partition("*")[0].endswith("/") else path)
-
-
-def content_sha256(path: Path) -> str:
-    """Hash the whole file."""
-    stamp = _stamp(path)
-    if stamp["size"] < LARGE_BYTES:
-        return file_sha256(path)
-    kept = cache_dir() / "file_hashes" / f"{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]}.json"
-    if (known := _read(kept)) is not None and known["stamp"] == stamp:
-        return known["sha256"]
-    sha256 = file_sha256(path)
-    if _stamp(path) != stamp:
-        raise RunError(f"{path} was changed while it was read; run again when nobody writes it")
-    if time.time_ns() - stamp["changed_ns"] > SETTLED_NS:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_json(kept, {"stamp": stamp, "sha256": sha256})
-    return sha256
-
-
-def _stamp(path: Path) -> dict[str, int]:
-    status = path.stat()
-    times = {"modified_ns": status.st_mtime_ns, "changed_ns": status.st_ctime_ns}
-    return {"inode": status.st_ino, "size": status.st_size, **times}
-
-
-def _read(path: Path) -> dict | None:
-    """Return a kept hash. None if it is missing or damaged: the file is read again."""
-    try:
-        known = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return known if isinstance(known, dict) and known.keys() == {"stamp", "sha256"} else None

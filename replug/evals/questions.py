@@ -14,9 +14,8 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.rules import QUESTION
 from replug.data.answers import normalize_answer
-from replug.data.rows import ids_of, one_line, require_new, texts_of
-from replug.data.shapes import question_rows
-from replug.data.sources.row_texts import say_unread
+from replug.data.rows import ids_of, one_line, question_rows, require_new, texts_of
+from replug.data.sources.records import say_unread
 from replug.evals.loop import Item
 
 BETWEEN_BLOCKS = "\n\n"

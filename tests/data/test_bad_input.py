@@ -11,6 +11,8 @@ import pytest
 import replug.data.sources.lines
 import replug.data.sources.shards
 from replug.config.errors import UserError
+from replug.data.sources.records import FieldMap, Rejected, SourceText
+from replug.data.sources.shards import plan_source, read_source_shard
 from replug.data.store import PreparedSet
 from tests.support.preparing import contents, prepare, rows_of, write_jsonl
 
@@ -239,3 +241,35 @@ def test_an_empty_file_is_no_traceback(name, tmp_path):
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(UserError, match="some of each"):
         prepare_all(tmp_path, tmp_path / name)
+
+
+# Texts of many lines, and bytes that are not UTF-8 ------------------------------------------------------------
+
+
+def items_of(path: Path, **fields: object) -> list[SourceText | Rejected]:
+    keys = FieldMap(**fields)
+    return [item for shard in plan_source(str(path), keys).shards for _, item in read_source_shard(shard, keys)]
+
+
+def test_a_text_of_many_lines_that_is_too_long_is_one_rejection_and_the_next_is_taken(tmp_path: Path) -> None:
+    for name, form in (("a.jsonl", lambda line: json.dumps({"text": line}) + "\n"), ("a.txt", str)):
+        lines = [" = One\n", *["word " * 9 + "\n"] * 100, " = Two\n", "\n", "words\n"]
+        (tmp_path / name).write_text("".join(map(form, lines)))
+        [long, second] = items_of(tmp_path / name, new_text_at="^ = ", max_characters=1000)
+        assert isinstance(long, Rejected) and (long.reason, long.line) == ("too_long", 1)
+        assert isinstance(second, SourceText) and second.text == " = Two\n\nwords\n"
+
+
+@pytest.mark.parametrize("at", [5, (1 << 20) - 1, (2 << 20) - 2])
+def test_a_byte_that_is_no_utf8_is_found_wherever_it_stands(at: int, tmp_path: Path) -> None:
+    content = ("é" * (1 << 20)).encode()
+    (tmp_path / "a.txt").write_bytes(content[: at // 2 * 2] + b"\xff" + content[at // 2 * 2 :])
+    [item] = items_of(tmp_path / "a.txt")
+    assert isinstance(item, Rejected) and item.reason == "not_utf8" and f"at byte {at // 2 * 2};" in item.detail
+
+
+def test_a_line_of_a_long_text_that_is_no_utf8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b" = One\nwords\ncaf\xe9\n = Two\nmore\n")
+    one, *rest = items_of(tmp_path / "a.txt", new_text_at="^ = ")
+    assert isinstance(one, Rejected) and (one.reason, one.line) == ("not_utf8", 3)
+    assert [item.text for item in rest if isinstance(item, SourceText)] == [" = One\nwords\n", " = Two\nmore\n"]

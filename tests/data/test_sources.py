@@ -5,9 +5,7 @@ import csv
 import gzip
 import io
 import json
-import os
 import random
-import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,7 +18,7 @@ from replug.data.hashing import content_hash
 from replug.data.sources import formats, shards
 from replug.data.sources.built_in_texts import MIN_CHARACTERS, PACKAGE_TEXTS
 from replug.data.sources.records import FieldMap, SourceText
-from replug.data.sources.shards import content_sha256, plan_source, read_source_shard, source_fingerprint
+from replug.data.sources.shards import plan_source, read_source_shard, source_fingerprint
 from tests.support.preparing import contents, prepare, rows_of, write_jsonl
 
 
@@ -60,40 +58,6 @@ def test_texts_of_a_package_carry_its_name_and_short_ones_are_left_out(monkeypat
     assert read("package:two+one") == [SourceText("two/a", long, "two"), SourceText("one/a", long, "one")]
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REPLUG_CACHE", str(tmp_path / "cache"))
-
-
-def edit(path: Path, place: int) -> None:
-    """By a byte, with the size and the time of change put back."""
-    status = path.stat()
-    with path.open("r+b") as file:
-        file.seek(place)
-        file.write(b"X")
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-def test_a_large_file_is_read_again_only_where_it_may_have_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shards, "LARGE_BYTES", 10)
-    monkeypatch.setattr(shards, "SETTLED_NS", 0)
-    read: list[Path] = []
-    real = shards.file_sha256
-    monkeypatch.setattr(shards, "file_sha256", lambda path: read.append(path) or real(path))
-    path = tmp_path / "large"
-    path.write_bytes(bytes(100))
-    first, of_folder = content_sha256(path), source_fingerprint(str(path), FieldMap())
-    assert content_sha256(path) == first and len(read) == 1
-    time.sleep(0.02)  # more than the step of the clock of a file system
-    edit(path, 50)
-    assert content_sha256(path) != first and len(read) == 2 and source_fingerprint(str(path), FieldMap()) != of_folder
-    (kept,) = (tmp_path / "cache/file_hashes").iterdir()
-    kept.write_text("half of it")
-    assert content_sha256(path) != first and len(read) == 3
-
-
 # Forms of sources ---------------------------------------------------------------------------------------
 
 ROWS = rows_of(150)
@@ -115,7 +79,7 @@ def test_a_packed_text_is_the_text(name, tmp_path):
 def test_a_packed_text_that_is_damaged_or_too_long_is_named(cut, tmp_path):
     whole = gzip.compress(random.Random(0).randbytes(4000).hex().encode())
     (tmp_path / "a.txt.gz").write_bytes(whole[: len(whole) // 2] if cut else whole)
-    [found] = read(tmp_path / "a.txt.gz", FieldMap(max_characters=100))
+    [found] = read(tmp_path / "a.txt.gz", FieldMap(max_characters=10**5 if cut else 100))
     assert (found.reason.value, found.file) == (("unreadable_file" if cut else "too_long"), str(tmp_path / "a.txt.gz"))
 
 
@@ -295,35 +259,6 @@ def test_a_tree_of_texts_leaves_data_aside_and_keeps_its_cards(tmp_path):
     plan = plan_source(str(tmp_path), FieldMap())
     assert [Path(name).name for shard in plan.shards for name in shard.names] == ["x.py", "setup.cfg"]
     assert plan.left_aside == ("logo", "p.json")
-
-
-TWICE = pa.table([pa.array(["1"]), pa.array(["2"]), pa.array(["one"])], names=["id", "id", "text"])
-POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n"
-REFUSED = {
-    "tables with commas": ({"a.csv": b"id,text\n1,one\n", "b.csv": b"id,text\n"}, "a.csv is CSV; expected JSON Lines"),
-    "an array": ({"a.json": b'[\n{"text": "one"}]'}, "a.json holds no rows: the first is none"),
-    "a table beside its card": (
-        {"README.md": b"# A", "a.csv": b"id,text\n1,one\n"},
-        "a.csv is CSV; expected JSON Lines",
-    ),
-    "rows with another field": (
-        {"a.json": b'{"contents": "one"}\n'},
-        "has the fields contents; .* 'text' .data.fields",
-    ),
-    "Parquet called JSONL": ({"a.jsonl": table(ROWS)}, "a.jsonl is, by its first bytes, Parquet; expected JSON Lines"),
-    "a pointer": ({"README.md": b"a", "a.parquet": POINTER}, "a.parquet is, .* Git LFS, .*git lfs pull"),
-    "UTF-16": ({"a.tsv": "id\ttext\n".encode("utf-16")}, "a.tsv is, .* UTF-16; expected a table with tabs"),
-    "a table with a column twice": ({"a.tsv": b"id\ttext\ttext\n1\ta\tb\n"}, "a.tsv:1: .*two columns named 'text'"),
-    "Parquet with a column twice": ({"a.parquet": as_parquet(TWICE)}, "a.parquet has two columns named 'id'"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_folder_that_cannot_be_read_is_refused_with_the_files_name(case, tmp_path):
-    files, says = REFUSED[case]
-    write_form(tmp_path, files)
-    with pytest.raises(UserError, match=says):
-        read(tmp_path)
 
 
 def test_a_source_is_known_by_the_files_that_are_read(tmp_path):
