@@ -88,11 +88,11 @@ class ScoredBatch:
 
     def take(self, rows: Any) -> "ScoredBatch":
         """Return the examples at `rows` (a slice or places [N] in the batch)."""
-        found = self.retrieved
+        batch = self.retrieved
         retrieved = replace(
-            found,
-            query_rows=found.query_rows[rows],
-            doc_rows=found.doc_rows[rows],
-            similarities=found.similarities[rows],
+            batch,
+            query_rows=batch.query_rows[rows],
+            doc_rows=batch.doc_rows[rows],
+            similarities=batch.similarities[rows],
         )
         return ScoredBatch(retrieved, self.sum_logprobs[rows], self.num_tokens[rows])

@@ -3,7 +3,7 @@
 SET/documents/        shards of documents: id, text, domain, source, and the retriever's token ids (`shards`)
 SET/queries.arrow     id, context, continuation, domain, source, gold; query and candidates, where some row has its own
 SET/heldout.arrow     the same
-SET/dev.arrow         the same, where development texts were asked for
+SET/dev.arrow         the same, where development texts were requested
 SET/rejected.jsonl    what of the source could not be taken, if anything
 SET/inputs.json, manifest.json    what the set is made from, and what it holds (`folder`)
 
@@ -62,11 +62,11 @@ class CorpusStore:
         self._shards, self._files = shards, prepared_folder(folder.parent)
         self._files.require(f"{folder.name}/{TOKEN_RULES}")
         tables = [_open_table(path, DOCUMENT_SCHEMA) for path in shards]
-        found = sum(map(len, tables))
-        written = self._files.manifest()["counts"]["documents"] if self._files.is_finished else found
-        if written != found:  # a flipped bit may end a shard early
+        count = sum(map(len, tables))
+        written = self._files.manifest()["counts"]["documents"] if self._files.is_finished else count
+        if written != count:  # a flipped bit may end a shard early
             self._require(np.arange(len(shards)))
-            raise UserError(f"{folder} holds {found} documents, but {written} were written; {FIX}")
+            raise UserError(f"{folder} holds {count} documents, but {written} were written; {FIX}")
         self._table = concatenate_datasets(tables)
         self._starts = np.cumsum([0, *map(len, tables)])
         rules = folder / TOKEN_RULES
@@ -81,7 +81,7 @@ class CorpusStore:
         return len(self._table)
 
     def token_ids(self, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:
-        """Return the retriever's token ids in the order asked for; only if `tokens_by` names its tokenizer."""
+        """Return the retriever's token ids in the requested order; only if `tokens_by` names its tokenizer."""
         rows = np.asarray(rows)
         shards = np.searchsorted(self._starts, rows, "right") - 1
         self._require(shards, are_tokens=True)
@@ -92,11 +92,11 @@ class CorpusStore:
         ]
 
     def texts(self, rows: Sequence[int] | np.ndarray) -> list[str]:
-        """Return texts in the order asked for."""
+        """Return texts in the requested order."""
         return self._columns(rows)["text"]
 
     def sources(self, rows: Sequence[int] | np.ndarray) -> list[str]:
-        """Return what each document was cut from, in the order asked for."""
+        """Return what each document was cut from, in the requested order."""
         return self._columns(rows)["source"]
 
     def documents(self, rows: Sequence[int] | np.ndarray) -> list[Document]:
@@ -175,8 +175,8 @@ class StoredCorpus(CorpusStore):
         with self._database() as database:
             known = [database.execute("SELECT text FROM found WHERE row = ?", [row]).fetchone() for row in rows]
         others = [doc.id for doc, before in zip(documents, known, strict=True) if before not in (None, (doc.text,))]
-        for found in (documents, source.get(others) if others else ()):
-            ids = Counter(document.id for document in found)
+        for stored in (documents, source.get(others) if others else ()):
+            ids = Counter(document.id for document in stored)
             if ids.total() > len(ids):
                 raise UserError(
                     f"data.corpus: {self.url} has several documents with the id {ids.most_common(1)[0][0]!r}; expected "
@@ -190,8 +190,8 @@ class StoredCorpus(CorpusStore):
 
     def vectors(self, rows: np.ndarray, similarity: str) -> np.ndarray:
         """Return vectors [..., D] float32 of documents that were found; unit vectors for cosine."""
-        found = b"".join(self._select("vector", rows.ravel()))
-        return comparable(np.frombuffer(found, np.float32).reshape(*rows.shape, self.dim), similarity)
+        joined = b"".join(self._select("vector", rows.ravel()))
+        return comparable(np.frombuffer(joined, np.float32).reshape(*rows.shape, self.dim), similarity)
 
     def rows_of(self, ids: Iterable[str]) -> dict[str, int]:
         """Return rows of the documents with these ids. Those that were not found yet are fetched from the store."""
@@ -216,20 +216,20 @@ class StoredCorpus(CorpusStore):
         )
 
     def _columns(self, rows: Sequence[int] | np.ndarray) -> dict[str, list[str]]:
-        found = {name: self._select(name, rows) for name in ("id", "text", "source")}
-        return {**found, "domain": [""] * len(rows)}
+        columns = {name: self._select(name, rows) for name in ("id", "text", "source")}
+        return {**columns, "domain": [""] * len(rows)}
 
     def _select(self, column: str, rows: Sequence[int] | np.ndarray) -> list[Any]:
         with self._database() as database:
-            found = [
+            values = [
                 database.execute(f"SELECT {column} FROM found WHERE row = ?", [int(row)]).fetchone() for row in rows
             ]
-        if None in found:
+        if None in values:
             raise UserError(
                 f"data.corpus: a document was asked for that {self.url} did not give to a search; random documents "
                 "need a corpus in files"
             )
-        return [value for (value,) in found]
+        return [value for (value,) in values]
 
     @contextmanager
     def _database(self) -> Iterator[sqlite3.Connection]:
@@ -293,7 +293,7 @@ class ExampleStore:
         return dict(zip(pc.list_flatten(lists).to_pylist(), texts.to_pylist(), strict=True))
 
     def examples(self, rows: Sequence[int] | np.ndarray | None = None) -> list[Example]:
-        """Return texts in the order asked for; all of them by default."""
+        """Return texts in the requested order; all of them by default."""
         columns = self._table[:] if rows is None else self._table[[int(row) for row in rows]]
         names = self._table.column_names
         values = zip(*map(columns.get, names), strict=True)

@@ -106,13 +106,13 @@ def write_ids_of(shard: Path, documents: list[Document], rule: TokenIds) -> None
 def choose_examples(
     work: WorkFolder, cut: Cut, split: str, overlap_filter: OverlapFilter, dropped: Counter
 ) -> Iterator[Example]:
-    """Yield the first texts of a split, as many as are asked for, in the order of their keys."""
-    found, asked = 0, cut.asked[split]
+    """Yield the first texts of a split, as many as are requested, in the order of their keys."""
+    count, requested = 0, cut.requested[split]
     for keys in _ranges(cut, split):
         for row in chosen_pieces(work, split, keys, overlap_filter, dropped):
-            if found == asked:
+            if count == requested:
                 return
-            found += 1
+            count += 1
             yield Example(row["id"], row["context"], row["continuation"], row["domain"], row["source"])
 
 
@@ -175,19 +175,19 @@ def write_texts(
 ) -> tuple[dict[str, dict[str, int]], tuple[list[str], list[str]]]:
     """Write held-out texts, then splits that overlap none before them, and the filter that documents are held against.
 
-    Returns the numbers of texts of each split by domain, and what the proof found: shared sources and equal texts.
+    Returns the numbers of texts of each split by domain, and what the proof shows: shared sources and equal texts.
     """
     overlap_filter, common = OverlapFilter.empty(), _common_ngrams(work, cut, ngram)
     proof: tuple[list[str], list[str]] = ([], [])
-    splits = [split for split in TEXT_SPLITS if split in cut.asked]
+    splits = [split for split in TEXT_SPLITS if split in cut.requested]
     paths = {split: work.out / f"{split}.arrow" for split in splits}
     for number, split in enumerate(splits):
         path, made = paths[split], work.path / f"{split}.arrow"
         write_examples(made, choose_examples(work, cut, split, overlap_filter, dropped))
         if not path.is_file() or file_sha256(path) != file_sha256(made):  # one that is whole stays as it is
             made.replace(path)
-        for found, more in zip(proof, prove_examples(read_examples_of(path), overlap_filter, seed, split), strict=True):
-            found += more
+        for known, more in zip(proof, prove_examples(read_examples_of(path), overlap_filter, seed, split), strict=True):
+            known += more
         so_far = [paths[before] for before in splits[: number + 1]]
         is_last = number == len(splits) - 1
         folder = work.overlap_filters / ("examples" if is_last else split)
@@ -202,9 +202,9 @@ def _common_ngrams(work: WorkFolder, cut: Cut, n: int | None) -> np.ndarray:
     if n is None:
         return NOTHING
     cutoff = min(2**64 - 1, 2**64 * SAMPLED_SOURCES // max(1, cut.texts))
-    found: dict[str, list[np.ndarray]] = {}
+    by_source: dict[str, list[np.ndarray]] = {}
     num = 0
-    for split in cut.asked:
+    for split in cut.requested:
         for keys in _ranges(cut, split)[:SAMPLED_RANGES]:
             table = read_range(work.runs(split), SCHEMAS[split], *keys)
             rows = [i for i, of in enumerate(table.column("source").to_pylist()) if hash64(of) <= cutoff]
@@ -212,24 +212,24 @@ def _common_ngrams(work: WorkFolder, cut: Cut, n: int | None) -> np.ndarray:
                 hashes = ngram_hashes(row["text"] if split == "documents" else row["context"] + row["continuation"], n)
                 num += len(hashes)
                 if num <= SAMPLED_NGRAMS:
-                    found.setdefault(row["source"], []).append(hashes)
-    common = common_ngrams(np.concatenate(own) for own in found.values())
+                    by_source.setdefault(row["source"], []).append(hashes)
+    common = common_ngrams(np.concatenate(own) for own in by_source.values())
     if len(common):
         log.info(f"{len(common):,} runs of {n} words stand in half of the source documents: they count as no overlap")
     return common
 
 
 def write_shards(work: WorkFolder, cut: Cut, pool: Pool) -> list[ShardReport]:
-    """Write shards in the order of their keys until there are enough documents; cut the last to the number asked."""
-    ranges, asked = _ranges(cut, "documents"), cut.asked["documents"]
+    """Write shards in the order of their keys until there are enough documents; cut the last to that number."""
+    ranges, requested = _ranges(cut, "documents"), cut.requested["documents"]
     done = {report.number: report for report in _shard_reports(work) if is_intact(work.documents, report.files)}
     candidates = max(cut.counts["documents"].candidates(), 1)
-    needed = len(ranges) if asked is None else -(-asked * len(ranges) // candidates)
+    needed = len(ranges) if requested is None else -(-requested * len(ranges) // candidates)
     progress = Progress("writing shards of documents", min(len(ranges), needed), len(done))
 
     def jobs() -> Iterator[tuple]:
         for number, keys in enumerate(ranges):
-            if _enough(done, asked):
+            if _enough(done, requested):
                 return
             if number not in done:
                 yield work, number, keys
@@ -237,7 +237,7 @@ def write_shards(work: WorkFolder, cut: Cut, pool: Pool) -> list[ShardReport]:
     for report in pool.run(write_shard, jobs()):
         done[report.number] = report
         progress.advance(note=f"{sum(report.kept for report in done.values()):,} documents")
-    shards = _trimmed(work, done, ranges, asked)
+    shards = _trimmed(work, done, ranges, requested)
     names = {name for report in shards for name in report.files} | {TOKEN_RULES}
     for path in work.documents.iterdir():
         if path.name not in names:  # an interrupted run wrote and did not mark it, or it is not needed
@@ -256,20 +256,20 @@ def _ranges(cut: Cut, split: str) -> list[tuple[int, int]]:
     return key_ranges(counts.end(), counts.candidates(), PIECES_PER_SHARD)
 
 
-def _enough(done: dict[int, ShardReport], asked: int | None) -> bool:
+def _enough(done: dict[int, ShardReport], requested: int | None) -> bool:
     """Return whether the shards before the first that is missing hold enough."""
     number, kept = 0, 0
     while number in done:
         kept += done[number].kept
         number += 1
-    return asked is not None and kept >= asked
+    return requested is not None and kept >= requested
 
 
 def _trimmed(
-    work: WorkFolder, done: dict[int, ShardReport], ranges: list[tuple[int, int]], asked: int | None
+    work: WorkFolder, done: dict[int, ShardReport], ranges: list[tuple[int, int]], requested: int | None
 ) -> list[ShardReport]:
     """Return the shards that are needed, the last of them cut. The others lose their marks."""
-    left = sum(report.kept for report in done.values()) if asked is None else asked
+    left = sum(report.kept for report in done.values()) if requested is None else requested
     shards: list[ShardReport] = []
     for number in sorted(done):
         report = done[number]

@@ -67,8 +67,8 @@ def write_overlap_filter(
         sources.add(np.array([hash64(example.source or "")], np.uint64))
         if n is not None:
             ngrams.add(without_common(ngram_hashes(example.context + example.continuation, n), n, common))
-    for found in (keys, sources, ngrams):
-        found.finish()
+    for hashes in (keys, sources, ngrams):
+        hashes.finish()
     replace_file(folder / "n", str(n or 0).encode())
     return OverlapFilter.load(folder)
 
@@ -181,8 +181,8 @@ def prove_disjoint(
         if doc.source in sources:
             shared.append(f"document {doc.id} and text {sources[doc.source][1]} both come from source {doc.source}")
         key = piece_key(content_hash(doc.text))
-        if (found := texts.get(key) or continuations.get(key)) is not None:
-            equal.append(f"document {doc.id} equals text {found[1]} or its continuation")
+        if (known := texts.get(key) or continuations.get(key)) is not None:
+            equal.append(f"document {doc.id} equals text {known[1]} or its continuation")
     return DisjointProof(count, len(queries), len(heldout), tuple(shared), tuple(equal), len(dev))
 
 

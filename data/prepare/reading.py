@@ -32,16 +32,16 @@ from replug.data.sources.records import (
 log = logging.getLogger(__name__)
 
 SHOWN = 3  # texts in a warning; rejected.jsonl has more
-Asked = dict[str, int | None]  # pieces that are asked for by split; None means all. Other splits are not made.
+Requested = dict[str, int | None]  # requested pieces by split; None means all. Other splits are not made.
 
 
 class Cut:
     """The reports of all source shards, added up as they come in."""
 
-    def __init__(self, source_shards: Sequence[SourceShard], asked: Asked, margin: int) -> None:
-        self.source_shards, self.asked = source_shards, asked
+    def __init__(self, source_shards: Sequence[SourceShard], requested: Requested, margin: int) -> None:
+        self.source_shards, self.requested = source_shards, requested
         self.reports: dict[int, SourceShardReport] = {}  # without their counts of keys, of which only the sums are kept
-        self.counts = {split: KeyCounts(asked.get(split, 0), margin) for split in SPLITS}
+        self.counts = {split: KeyCounts(requested.get(split, 0), margin) for split in SPLITS}
         self.domains: dict[str, Counter] = {split: Counter() for split in SPLITS}
         self.dropped, self.rejected = Counter[str](), Counter[str]()
         self.texts = self.tokens = self.cut_further = 0
@@ -58,11 +58,11 @@ class Cut:
             self.domains[split].update(report.domains[split])
 
     def limits(self) -> dict[str, int]:
-        """Return the buckets of keys above which a piece can no longer be among those asked for."""
+        """Return the buckets of keys above which a piece can no longer be among the requested ones."""
         return {split: self.counts[split].limit for split in SPLITS}
 
     def left_out(self, split: str) -> bool:
-        """Return whether pieces of a split were not kept, for want of a chance to be among those asked for."""
+        """Return whether pieces of a split were not kept, for want of a chance to be among the requested ones."""
         return self.counts[split].candidates() < self.counts[split].total()
 
     def absolute(self, source_shard: int, line: int) -> int:
@@ -84,13 +84,13 @@ class Cut:
 
 
 def cut_source(
-    work: WorkFolder, source_shards: Sequence[SourceShard], asked: Asked, pool: Pool, max_rejected: float
+    work: WorkFolder, source_shards: Sequence[SourceShard], requested: Requested, pool: Pool, max_rejected: float
 ) -> Cut:
     """Cut every source shard, apart from those that an interrupted run cut.
 
     Raises UserError if more than a share `max_rejected` of the source was rejected.
     """
-    cut = Cut(source_shards, asked, work.margin)
+    cut = Cut(source_shards, requested, work.margin)
     for number in range(len(source_shards)):
         folder = work.source_shard(number)
         if (mark := folder / "report.json").is_file():

@@ -66,11 +66,11 @@ class Splits:
         return {"documents": sum(report.rows for report in self.shards), **texts}
 
     def fall_short(self) -> bool:
-        """Return whether a split has fewer than asked for, although the source may have more."""
+        """Return whether a split has fewer pieces than requested, although the source may have more."""
         counts = self.counts
         return any(
             number is not None and counts[split] < number and self.cut.left_out(split)
-            for split, number in self.cut.asked.items()
+            for split, number in self.cut.requested.items()
         )
 
 
@@ -99,7 +99,7 @@ def prepare_raw(
         splits = _make_splits(work, config, plan.shards, seed, pool, tokenizers.token_ids)
         while splits.fall_short():  # most of what was kept repeated or overlapped the rest
             work.widen()
-            log.info(f"too few are left of what was kept; cutting again and keeping {work.margin} for one asked for")
+            log.info(f"too few are left of what was kept; cutting again and keeping {work.margin} for each requested")
             splits = _make_splits(work, config, plan.shards, seed, pool, tokenizers.token_ids)
         _require_some(str(config.source), splits)
         _say_short(splits)
@@ -116,9 +116,9 @@ def _make_splits(
     pool: Pool,
     token_ids: TokenIds | None,
 ) -> Splits:
-    asked = {"documents": config.num_documents, "queries": config.num_queries, "heldout": config.num_heldout}
-    asked |= {"dev": config.num_dev} if config.num_dev else {}
-    cut = cut_source(work, source_shards, asked, pool, config.max_rejected_share)
+    requested = {"documents": config.num_documents, "queries": config.num_queries, "heldout": config.num_heldout}
+    requested |= {"dev": config.num_dev} if config.num_dev else {}
+    cut = cut_source(work, source_shards, requested, pool, config.max_rejected_share)
     forget_other_ids(work, token_ids)
     dropped = Counter(cut.dropped)
     domains, proof = write_texts(work, cut, dropped, config.ngram_overlap, seed)
@@ -146,17 +146,17 @@ def _require_some(source: str, splits: Splits) -> None:
 
 
 def _say_short(splits: Splits) -> None:
-    """Fewer than asked for is no mistake: it may be all that there is."""
+    """Log splits with fewer pieces than requested: the source may have no more."""
     if (heldout := splits.counts["heldout"]) < FEW_HELDOUT:
         log.warning(f"{heldout} held-out texts show a large difference only; expected {FEW_HELDOUT} or more texts")
-    for split, wanted in splits.cut.asked.items():
-        if wanted is not None and (found := splits.counts[split]) < wanted:
-            log.info(f"data.num_{split} is {wanted:,}, and the source gives {found:,}, which are all taken")
+    for split, wanted in splits.cut.requested.items():
+        if wanted is not None and (count := splits.counts[split]) < wanted:
+            log.info(f"data.num_{split} is {wanted:,}, and the source gives {count:,}, which are all taken")
 
 
 def _prove(work: WorkFolder, splits: Splits, seed: int, pool: Pool) -> DisjointProof:
     """Compare the files as they were written; raises UserError where they overlap."""
-    sources, texts = (list(found) for found in splits.proof)
+    sources, texts = (list(overlaps) for overlaps in splits.proof)
     paths = [work.documents / f"{report.number:05d}.arrow" for report in splits.shards]
     overlap_filter = work.overlap_filters / "examples"
     progress = Progress("proving that no text is in two splits", len(paths))
@@ -164,10 +164,10 @@ def _prove(work: WorkFolder, splits: Splits, seed: int, pool: Pool) -> DisjointP
         sources += shared
         texts += equal
         progress.advance()
-    found = tuple(sorted(sources)), tuple(sorted(texts))
+    overlaps = tuple(sorted(sources)), tuple(sorted(texts))
     counts, ngram = splits.counts, OverlapFilter.load(overlap_filter).n
     numbers = (counts["documents"], counts["queries"], counts["heldout"])
-    proof = DisjointProof(*numbers, *found, counts.get("dev", 0), ngram)
+    proof = DisjointProof(*numbers, *overlaps, counts.get("dev", 0), ngram)
     log.info(str(proof))
     require_disjoint(proof)
     return proof
@@ -192,7 +192,7 @@ def _finish(work: WorkFolder, plan: SourcePlan, splits: Splits, proof: DisjointP
         "disjoint": asdict(proof),
     }
     unread = {"left_aside": list(plan.left_aside), "unread_fields": plan.unread_fields}
-    work.finish(files, {**content, **{name: found for name, found in unread.items() if found}})
+    work.finish(files, {**content, **{name: names for name, names in unread.items() if names}})
 
 
 # The user's own rows ------------------------------------------------------------------------------------

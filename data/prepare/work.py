@@ -3,7 +3,7 @@
 OUT/work/rules.json                       how texts are cut and documents are read, for the workers
 OUT/work/source_shards/00000/report.json  a source shard that is cut, beside its runs
 OUT/work/shards/00000.json                a shard of the corpus that is written
-OUT/work/margin.json                      how many pieces are kept for one asked for, where it is not the usual number
+OUT/work/margin.json                      pieces that are kept for each requested one, where not the usual number
 OUT/work/duplicates.npy                   ids of texts that occur twice, and the version that is kept
 OUT/work/overlap_filters/                 hashes of queries and held-out texts
 """
@@ -22,7 +22,7 @@ from replug.data.shards import prepared_folder
 
 log = logging.getLogger(__name__)
 
-MARGIN, WIDER = 2, 4  # pieces kept for one asked for, at first; and by how much more where that was not enough
+MARGIN, WIDER = 2, 4  # pieces kept for each requested one, at first; and the factor where that was not enough
 
 
 class WorkFolder:
@@ -46,12 +46,12 @@ class WorkFolder:
 
     @property
     def margin(self) -> int:
-        """Return how many pieces are kept for one asked for."""
+        """Return how many pieces are kept for each requested one."""
         path = self.path / "margin.json"
         return json.loads(path.read_text()) if path.is_file() else MARGIN
 
     def widen(self) -> None:
-        """Keep more pieces for one asked for; everything is cut again."""
+        """Keep more pieces for each requested one; everything is cut again."""
         margin = WIDER * self.margin
         for name in ("shards", "source_shards"):
             shutil.rmtree(self.path / name)
