@@ -89,7 +89,7 @@ class Folder:
     def claim(self, inputs: Mapping[str, Any], may_change: Collection[str] = ()) -> None:
         """Begin the folder, or go on with it. The caller holds its lock. Inputs are values of JSON by name.
 
-        Raises UserError if the folder is not ours, or was made from other inputs, apart from those that `may_change`.
+        Raises UserError if the folder is not ours, or was made from other inputs that are not in `may_change`.
         A finished folder that an input changes is unfinished again.
         """
         self.check(inputs, may_change)

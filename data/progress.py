@@ -83,7 +83,7 @@ class Stages:
         return f"stage {self._at + 1} of {len(self._planned)}, {self._planned[self._at][0]}"
 
     def measure(self, kind: str, seconds: float) -> None:
-        """Take note that a unit of this kind of work takes so many seconds."""
+        """Record the seconds that a unit of this kind of work takes."""
         self._seconds[kind] = seconds
 
     def left(self, own: float) -> str:

@@ -136,7 +136,7 @@ def count_rows(source: str | Path, part: str = CORPUS) -> int:
         return len(read_qrels(qrels_file(folder, part)))
     files = row_files(source, part)
     if files is None:
-        raise UserError(f"{source} is a dataset of the hub, whose rows are not counted here; give --documents N")
+        raise UserError(f"{source} is a dataset of the hub, and its rows are not counted; give --documents N")
     return sum(map(count_rows_of, files))
 
 

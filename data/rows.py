@@ -49,7 +49,7 @@ def read_documents(source: str | Path, fields: Mapping[str, str] | None = None) 
     """Yield rows with `id`, `text`, optional `title`, `domain`, `source`; a title is put before the text.
 
     A title alone is the text. Few documents may have neither, as in data sets of BEIR: they are counted and left out.
-    Passages of rows such as DPR's are documents too; one that comes again is passed over.
+    Passages of rows such as DPR's are documents too; repeated ones are skipped.
     """
     passages: dict[str, int] = {}  # hashes of their words by id
     names: dict[str, None] = {}
@@ -262,7 +262,7 @@ def example_rows(
 
 
 def _require_answer(row: Mapping[str, Any], where: str) -> None:
-    """Raise UserError for a question whose answer is said to be none: the LM would learn another thing of it."""
+    """Raise UserError for a question with a null answer: without one the LM would learn the question instead."""
     null = next((name for name in ANSWERS if name in row and row[name] is None), None)
     said = row.get("answers")
     nothing = isinstance(said, list) and bool(said) and str(said[0]).strip(" .").lower() == NO_ANSWER

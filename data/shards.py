@@ -6,7 +6,7 @@
     documents/tokens.json        which tokenizer, so that another retriever does not read them
     documents/store.json         instead of all these: the vector store in which the documents stay
 
-Workers write them; nothing here loads `datasets`, whose import takes longer than a shard.
+Workers write them without `datasets`, since importing it takes longer than a shard.
 """
 
 import io
@@ -101,7 +101,7 @@ def read_examples_of(path: Path) -> Iterator[Example]:
 
 
 def example_of(row: dict[str, Any]) -> Example:
-    """Return the example of a row of the file, whose lists become tuples."""
+    """Return the example of a row of the file; its lists become tuples."""
     values: dict[str, Any] = {name: tuple(of) if isinstance(of, list) else of for name, of in row.items()}
     return Example(**values)
 

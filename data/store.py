@@ -70,7 +70,7 @@ class CorpusStore:
         self._table = concatenate_datasets(tables)
         self._starts = np.cumsum([0, *map(len, tables)])
         rules = folder / TOKEN_RULES
-        try:  # the fingerprint of the tokenizer whose ids lie in the folder. None if it holds none
+        try:  # the fingerprint of the tokenizer that made the ids in the folder; None without ids
             self.tokens_by: str | None = json.loads(rules.read_text())["fingerprint"] if rules.is_file() else None
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{rules} is damaged ({error}); {FIX}") from error
@@ -241,7 +241,7 @@ class StoredCorpus(CorpusStore):
 
 
 def comparable(vectors: np.ndarray, similarity: str) -> np.ndarray:
-    """Return vectors [..., D] whose inner products are similarities: for cosine, of length 1."""
+    """Return vectors [..., D] with similarities as inner products: for cosine, of length 1."""
     if similarity == "dot":
         return vectors
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
@@ -305,7 +305,7 @@ def _num_bytes(table: Dataset, column: str) -> np.ndarray:
 
 
 def _open_array(path: Path) -> np.ndarray:
-    """Mapped by Arrow, which keeps no descriptor: numpy would keep two for each shard of a corpus."""
+    """Map a file by Arrow, which keeps no descriptor: numpy would keep two for each shard of a corpus."""
     try:
         with reading(path), pa.memory_map(str(path)) as file:
             content = pa.BufferReader(file.read_buffer())
@@ -345,7 +345,7 @@ class Corpus:
 
     @property
     def corpus_sha256(self) -> str:
-        """Hash over the documents' texts and fields."""
+        """Return a hash over the documents' texts and fields."""
         shards = [
             name
             for name in self.manifest["files"]
@@ -378,7 +378,7 @@ class PreparedSet(Corpus):
         return (self.queries, self.heldout, *([self.dev] if self.dev is not None else []))
 
     def describe_heldout(self) -> str:
-        """Return how many held-out texts there are, and whose."""
+        """Return the number of held-out texts, and their source."""
         source = self.inputs.get("data.source")
         return f"held-out texts of {self.folder}{f', cut from {source}' if source else ''}: {len(self.heldout):,}"
 

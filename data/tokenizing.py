@@ -172,7 +172,7 @@ FIRST_CHARACTERS, GROWTH = 8, 4  # characters for each token that is read, at fi
 def cut_ids(tokenize: Callable[[list[str]], list[list[int]]], texts: Sequence[str], max_tokens: int) -> list[list[int]]:
     """Return the ids of each text, cut at `max_tokens`, for the cost of what is read of it.
 
-    `tokenize` cuts what it is given at so many ids. A long text is tokenized in part, and in a longer part until two in
+    `tokenize` cuts its texts at `max_tokens` ids. A long text is tokenized in part, and in a longer part until two in
     a row give all `max_tokens` ids, and the same ones: what follows changes nothing. A text of which few characters
     make a token, such as a page of blanks, is read as far as it takes.
     """

@@ -156,7 +156,7 @@ def store_address(url: str) -> StoreAddress:
 
 
 def open_source(url: str) -> CandidateSource:
-    """Open a store by its URL. Raises UserError for one that is not there, is empty, or cannot be searched."""
+    """Open a store by its URL. Raises UserError if it is missing, empty, or cannot be searched."""
     address = store_address(url)
     source: CandidateSource = KINDS[address.parts.scheme](address)
     if not len(source):
@@ -359,7 +359,7 @@ class PgVector:
             "''), '40')::int, least(%s, 1000))::text, false)",
             [k],
         )
-        if self._address.only:  # else it finds so many of all documents, and leaves the others out afterwards
+        if self._address.only:  # else the filter drops documents after the k nearest of all are found
             self._ask(
                 "SELECT set_config('hnsw.iterative_scan', 'strict_order', false) "
                 "WHERE current_setting('hnsw.iterative_scan', true) IS NOT NULL"

@@ -138,7 +138,7 @@ def chosen_pieces(
 
 
 def is_kept_version(table: pa.Table, duplicates: np.ndarray) -> pa.Array:
-    """Return for each row whether its source text is the one that is kept among those of the same id."""
+    """Return for each row whether its source text is the version that is kept of its id."""
     if not len(duplicates):
         return pa.array(np.ones(len(table), bool))
     ids = np.array([hash64(source) for source in table.column("source").to_pylist()], np.uint64)
@@ -184,7 +184,7 @@ def write_texts(
     for number, split in enumerate(splits):
         path, made = paths[split], work.path / f"{split}.arrow"
         write_examples(made, choose_examples(work, cut, split, overlap_filter, dropped))
-        if not path.is_file() or file_sha256(path) != file_sha256(made):  # one that is whole stays as it is
+        if not path.is_file() or file_sha256(path) != file_sha256(made):  # an equal file stays
             made.replace(path)
         for known, more in zip(proof, prove_examples(read_examples_of(path), overlap_filter, seed, split), strict=True):
             known += more
@@ -246,12 +246,12 @@ def write_shards(work: WorkFolder, cut: Cut, pool: Pool) -> list[ShardReport]:
 
 
 def _shard_reports(work: WorkFolder) -> list[ShardReport]:
-    """Reports of the shards that are written."""
+    """Return the reports of the shards that are written."""
     return [ShardReport(**json.loads(mark.read_text())) for mark in sorted(work.path.glob("shards/*.json"))]
 
 
 def _ranges(cut: Cut, split: str) -> list[tuple[int, int]]:
-    """Ranges of keys, each with the pieces of about one shard."""
+    """Return ranges of keys, each with the pieces of about one shard."""
     counts = cut.counts[split]
     return key_ranges(counts.end(), counts.candidates(), PIECES_PER_SHARD)
 

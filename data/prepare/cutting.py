@@ -26,7 +26,7 @@ from replug.data.sources.records import EXAMPLES, FieldMap, Reason, Rejected, So
 from replug.data.sources.texts import read_items
 from replug.data.tokenizing import TokenIds, TokenOffsets, load_plain, pieces_within, split_text, token_offsets
 
-# The columns of runs, for pieces that may become documents, and for those that may become texts of another split.
+# The columns of runs: of pieces for the corpus, and of pieces for the other splits.
 # `version` is the hash of the whole text that a piece was cut from, `tail` the key of its continuation alone.
 _HEAD = [("key", pa.uint64()), ("digest", pa.binary(16)), ("id", pa.string())]
 _FROM = [("domain", pa.string()), ("source", pa.string()), ("version", pa.uint64())]
@@ -44,7 +44,7 @@ _loaded_tokenizer = lru_cache(2)(load_plain)  # not those of `assembly`, which t
 
 
 def write_run(path: Path, pieces: list[Piece], schema: pa.Schema) -> None:
-    """Sort pieces and write them as one batch, whose keys can be searched without reading the texts."""
+    """Sort pieces and write them as one batch: its keys can be searched without reading the texts."""
     table = pa.Table.from_pylist(pieces, schema=schema).sort_by(ORDER).combine_chunks()
     with writing(path), pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
@@ -64,7 +64,7 @@ def read_range(runs: Iterable[Path], schema: pa.Schema, low: int, high: int) -> 
 
 
 def _slice(run: Path, low: int, high: int) -> pa.Table | None:
-    """Copied out of the mapped file, which is closed again: there may be thousands."""
+    """Copy a range out of the mapped file and close it: there may be thousands of runs."""
     with pa.memory_map(str(run)) as source:
         batch = pa.ipc.open_file(source).get_batch(0)
         keys = batch.column("key").to_numpy()
@@ -89,7 +89,7 @@ RUN_CHARACTERS = 6 << 20  # of pieces in memory: a worker never holds more, howe
 
 @dataclass(frozen=True, slots=True)
 class LMBound:
-    """The LM's limits for a piece that is cut by another's tokens: a word of any length may be one of those."""
+    """The LM's limits for a piece that is cut by another's tokens: one of those may be a word of any length."""
 
     tokenizer: str  # the LM's own, as JSON
     document_tokens: int
@@ -252,7 +252,7 @@ class _SourceShardCut:
         return self._bounded(split, [f"{title}\n{body}" if title else body for title, body in titled])
 
     def _kept(self, split: str, pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-        """Yield pieces of prose, and count those that say nothing themselves."""
+        """Yield pieces of prose; count and drop the too short ones and mere pointers."""
         what = "document" if split == "documents" else "example"
         for first, second in pairs:
             if not second:
@@ -263,7 +263,7 @@ class _SourceShardCut:
                 yield first, second
 
     def _bounded(self, split: str, parts: list[str]) -> list[str]:
-        """Pieces that the LM can hold; all but a few are as they were."""
+        """Cut the pieces that the LM cannot hold, which are few."""
         bound = self.rules.tokenizers.bound
         if bound is None or self._lm_tokenizer is None:
             return parts

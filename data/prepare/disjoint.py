@@ -1,11 +1,11 @@
-"""The proof that what is retrieved, what is trained on and what is measured share no text.
+"""The proof that the corpus, training, development and held-out splits share no text.
 
 No source document serves two splits, and no text of one split equals a text of another (by content hash, white space
 and case aside). All workers map what a split must not overlap, in sorted files of hashes of 8 bytes:
 
     FILTER/keys.u64      every example's whole text and its continuation alone
     FILTER/sources.u64   what they were cut from
-    FILTER/ngrams.u64    their n-grams of words, where these are compared, but for those that most sources share
+    FILTER/ngrams.u64    their n-grams of words, if compared, without the ones that most sources share
 """
 
 from collections.abc import Iterable, Sequence
@@ -84,7 +84,7 @@ def common_ngrams(hashes_by_source: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def common_from(num_sources: int) -> int:
-    """Return how many of so many sources hold what is common."""
+    """Return the number of sources that must hold an n-gram to make it common."""
     return max(LEAST_COMMON, -(-num_sources // 2))
 
 

@@ -189,7 +189,7 @@ def _scan(text: str) -> tuple[list[tuple[int, int, int, str]], list[tuple[int, i
 
 
 def _is_title(title: str, underline: str, mark: str, above: str) -> bool:
-    """Return whether an underlined line is a heading: it stands alone, and is no longer than its line, or nearly."""
+    """Return whether an underlined line is a heading: it stands alone, and its line is about as long or longer."""
     words = title.strip()
     if not words or title[0] in NO_TITLE or UNDERLINE.match(title) or len(words) > LONGEST_HEADING:
         return False

@@ -121,7 +121,7 @@ def _require_few(work: WorkFolder, cut: Cut, examples: Iterable[Rejected], max_r
 
 
 def _reject_duplicates(work: WorkFolder, cut: Cut, max_rejected: float) -> None:
-    """Reject texts whose id another has, and count those without an id that occur again."""
+    """Reject texts with another text's id, and count repeated texts without an id."""
     folders = [work.source_shard(source_shard.number) for source_shard in cut.source_shards]
     named, unnamed, places = find_duplicates(folders, cut.texts, work.duplicates)
     if named:
@@ -168,7 +168,7 @@ def find_duplicates(folders: Sequence[Path], num_texts: int, out: Path) -> tuple
 
 
 def _rows_between(registers: list[tuple[int, Path]], low: int, high: int) -> np.ndarray:
-    """Rows of all registers with low <= id < high, sorted by id, version, source shard and line."""
+    """Return the rows of all registers with low <= id < high, sorted by id, version, source shard and line."""
     kind = np.dtype([*REGISTRY.descr, ("source_shard", np.int64)])
     parts = [np.empty(0, kind)]
     for source_shard, path in registers:

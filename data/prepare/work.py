@@ -1,4 +1,4 @@
-"""The folder of a set that is being prepared: what is finished, so that a rerun goes on from there.
+"""The folder of a set that is being prepared: a rerun continues from its finished parts.
 
 OUT/work/rules.json                       how texts are cut and documents are read, for the workers
 OUT/work/source_shards/00000/report.json  a source shard that is cut, beside its runs

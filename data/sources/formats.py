@@ -219,7 +219,7 @@ def _table_rows(source_shard: SourceShard) -> Iterator[Row]:
 
 
 def _unnamed(source_shard: SourceShard) -> Sequence[str] | None:
-    """Return the names of MS MARCO's columns, whose tables have no header; None for other tables."""
+    """Return the columns of MS MARCO's tables, which have no header; None for other tables."""
     if source_shard.kind != TABS:
         return None
     lines = read_lines(replace(source_shard, start=0, stop=None))
@@ -277,7 +277,7 @@ def _cells_of_lines(
 
 
 def _cells_of_csv(source_shard: SourceShard) -> Iterator[tuple[int, list[str] | Rejected | csv.Error]]:
-    """Yield the cells of a table whose cells in quotes may have several lines; bad rows are passed over one by one."""
+    """Yield the cells of a table; cells in quotes may have several lines, and bad rows are skipped one by one."""
     name, number = source_shard.names[0], 0
     try:
         with io.TextIOWrapper(

@@ -16,7 +16,7 @@ import pyarrow as pa
 from replug.data.sources.records import Reason, Rejected, SourceShard
 
 MAX_LINE_BYTES = 64 << 20
-EXCERPT = 40  # characters of a line that is none of JSON
+EXCERPT = 40  # characters of a line that is not JSON
 COMPRESSED = (".gz", ".zst", ".bz2")
 PACKINGS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}  # by a file's first bytes
 LFS_POINTER, HTML = "a pointer of Git LFS, whose file `git lfs pull` fetches", "HTML"
@@ -48,7 +48,7 @@ Line = tuple[int, bytes | Rejected]  # from 1 within the source shard
 
 
 def read_lines(source_shard: SourceShard) -> Iterator[Line]:
-    """Yield the lines that begin within the source shard; one that is too long is passed over in parts."""
+    """Yield the lines that begin within the source shard; lines that are too long are skipped in parts."""
     name = source_shard.names[0]
     number = 0
     try:
@@ -152,7 +152,7 @@ def other_format(path: Path) -> str | None:
     try:
         with open_file(path) as file:
             head = file.read(HEAD_BYTES)
-    except UNREADABLE:  # whoever reads the file says what is wrong with it
+    except UNREADABLE:  # reading the file says what is wrong with it
         return None
     if head[TAR_AT:].startswith(TAR):
         return "Tar"

@@ -15,7 +15,7 @@ FRONT_TITLE = re.compile(r"^title:[ \t]*[\"']?(.*?)[\"']?[ \t]*$", re.MULTILINE)
 
 PLAIN = (".txt", ".text")
 ASCIIDOC = (".adoc", ".asciidoc")  # suffixes
-# What only AsciiDoc has, in texts whose suffix does not say so: attributes of blocks, directives, tables, own links.
+# Marks of AsciiDoc alone, for texts without its suffix: attributes of blocks, directives, tables, own links.
 ASCIIDOC_MARK = re.compile(
     r"^(?:\[(?:source|listing|verse|quote|horizontal|NOTE|TIP|IMPORTANT|WARNING|CAUTION|(?:cols|options)=)[^\]\n]*\]|\[\[[\w-]+\]\]|"
     r"(?:include|ifdef|ifndef|ifeval|endif)::\S*\[.*\]|\|===)[ \t]*$|\blinkgit:[\w-]+\[\d\]",
@@ -40,7 +40,7 @@ MainTexts = Callable[[bytes], str | None]  # None for a page without a main text
 
 
 def plain_markup(text: str, suffix: str) -> str:
-    """Return a text as Markdown without comments and front matter, whose title becomes the first heading.
+    """Return a text as Markdown without comments and front matter; its title becomes the first heading.
 
     AsciiDoc is told by the file's suffix or, in a `.txt`, by its own marks (Git's manuals are such).
     """

@@ -1,4 +1,4 @@
-"""The records that reading a source passes on, and what was rejected of it, by reason.
+"""The records that reading a source passes on, and its rejected rows and files, by reason.
 
 Every rejected case is counted, and the first hundred of each reason are listed.
 """
@@ -18,7 +18,7 @@ from replug.data.files import replace_file
 log = logging.getLogger(__name__)
 
 EXAMPLES = 100  # listed for each reason
-ENOUGH_ROWS = 10_000  # after so many rows the share is judged while the source is still being read
+ENOUGH_ROWS = 10_000  # rows after which the share is judged while the source is still being read
 NAME_SHOWN = 40  # characters of a field's name in a message: a table without a header has a text there
 
 
@@ -107,19 +107,22 @@ def require_few_rejected(
 
 @dataclass(frozen=True, slots=True)
 class SourceShard:
-    """A part of the source that one worker reads alone. What `start` and `stop` count is its format's own matter."""
+    """A part of the source that one worker reads alone.
+
+    `start` and `stop` count bytes, row groups or shards, by its format.
+    """
 
     kind: str  # the format's name
     names: tuple[str, ...]  # files, or what the source is called
     start: int = 0
     stop: int | None = None
-    root: str = ""  # of a tree of texts, whose ids are paths below it
+    root: str = ""  # of a tree of texts: their ids are paths below it
     number: int = 0  # among all of the source
 
 
 @dataclass(frozen=True, slots=True)
 class SourceText:
-    """One whole text before it is cut. `named` is False where its id is a hash of its words, for want of another.
+    """One whole text before it is cut. `named` is False if its id is a hash of its words, for want of another.
 
     Prose is cut at headings and sentences, other texts by tokens alone.
     """

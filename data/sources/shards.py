@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 decoder = codecs.getincrementaldecoder("utf-8")
 
 SOURCE_SHARD_BYTES, LEAST_SHARD_BYTES = 16 << 20, 1 << 18
-TREE_SHARDS = 8  # of a folder whose files are not too small: progress is told after each
+TREE_SHARDS = 8  # of a folder of texts that are not too small: progress is logged after each
 TOOLS_FOLDERS = ("node_modules", "__pycache__")
 HEAD_BYTES = 4096  # by which a file of an unknown kind is binary or a text
 PDF = b"%PDF-"
@@ -50,7 +50,7 @@ LINKED = " (a link)"
 NO_TEXTS = ("json", "CSV")  # data, of which a file is never one text
 ROWS = {"jsonl": "JSON Lines", "tsv": "a table with tabs", "parquet": "Parquet"}
 EXPECTED = "a JSONL file, a folder or a dataset's name"
-FILES_AT_ONCE = 4  # that are hashed: one stream does not have all that a disk can give
+FILES_AT_ONCE = 4  # hashed in parallel: a disk gives more than one stream takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ def read_source_shard(source_shard: SourceShard, fields: FieldMap) -> Iterator[t
 
 
 def source_fingerprint(source: str, fields: FieldMap) -> str | None:
-    """Hash over names and contents of the files that are read; None where the source is no file or folder.
+    """Hash the names and contents of the files that are read; None for a built-in source or a dataset of the hub.
 
     Several files are hashed at a time.
     """
@@ -177,7 +177,7 @@ def source_fingerprint(source: str, fields: FieldMap) -> str | None:
 
 
 def source_bytes(source: str, fields: FieldMap) -> int | None:
-    """Return the bytes of the files that are read. None where the source is no file or folder."""
+    """Return the bytes of the files that are read; None for a built-in source or a dataset of the hub."""
     paths = files_of(source)
     return None if paths is None else _num_bytes(_read_of(source, paths, fields)[0])
 
@@ -206,7 +206,7 @@ def _plan(source: str, fields: FieldMap, shard_bytes: int | None) -> tuple[Itera
 
 
 def _read_of(source: str, paths: list[Path], fields: FieldMap) -> tuple[list[Path], bool]:
-    """Return the files that are read, and whether they hold rows: those that do, or else those that may be texts."""
+    """Return the files that are read, and whether they hold rows: files of rows come first, then files of text."""
     rows = [path for path in paths if rows_problem(path, fields) is None]
     prose = [path for path in set(paths) - set(rows) if format_of(path) in PROSE]
     if Path(source).expanduser().is_file() or (rows and _num_bytes(rows) >= _num_bytes(prose)):
@@ -350,6 +350,6 @@ def files_of(source: str) -> list[Path] | None:
 
 
 def _root(source: str) -> str:
-    """The folder below which files are called by their paths: that of a pattern is what stands before its `*`."""
+    """Return the folder that files' names are relative to: of a pattern, the folder before its `*`."""
     path = Path(source.partition("*")[0]).expanduser()
     return str(path.parent if "*" in source and not source.partition("*")[0].endswith("/") else path)

@@ -1,4 +1,4 @@
-"""Whole texts out of a source: of rows, of files of text, and of packages. What cannot be taken comes with its reason.
+"""Whole texts out of a source: of rows, of files of text, and of packages. Rejected ones come with their reasons.
 
 A file of a tree of texts holds one text, or many with `data.new_text_at`. A text is called by its path below the tree's
 root; the first folder of that path is its domain. No more of a file is in memory than one text may have.
@@ -37,7 +37,7 @@ MAX_NAME_CHARACTERS = 4096  # of an id or a domain, which are kept for every pie
 def read_items(source_shard: SourceShard, fields: FieldMap) -> Iterator[Item]:
     """Yield the texts of a source shard with their lines; 0 stands for the whole file.
 
-    What cannot be read comes with its reason. Lines that are not rows come as None, so that all can be counted.
+    Unreadable rows and files come as `Rejected`, and lines that are not rows as None, so that all are counted.
     """
     name = source_shard.names[0]
     if has_rows(source_shard):
@@ -142,7 +142,7 @@ def _joined_texts(rows: Iterator[Row], fields: FieldMap, name: str, new_text_at:
 
 
 class _Lines:
-    """The lines of a text so far. Of one that is longer than a text may be only the length is kept."""
+    """Collects the lines of a text. A text above the limit keeps only its length."""
 
     def __init__(self, max_characters: int) -> None:
         self.hold_text, self.length = False, 0
