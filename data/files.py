@@ -41,12 +41,12 @@ def write_json(path: Path, content: object) -> None:
     replace_file(path, text.encode(errors="backslashreplace"))
 
 
-def read_json(path: Path, mend: str) -> Any:
-    """Return the content of a JSON file. Raises UserError, with how to `mend` it, if it is not JSON."""
+def read_json(path: Path, fix_hint: str) -> Any:
+    """Return the content of a JSON file. Raises UserError with the `fix_hint` if it is not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UserError(f"{path} is damaged, it is not valid JSON ({error}); {mend}") from error
+        raise UserError(f"{path} is damaged, it is not valid JSON ({error}); {fix_hint}") from error
 
 
 def replace_file(path: Path, content: bytes) -> None:

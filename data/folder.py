@@ -34,14 +34,14 @@ FileSum = dict[str, Any]  # "bytes" and "sha256" of a file
 class Folder:
     """A folder of one kind, such as "run" or "prepared set".
 
-    `key` is what a user sets to write elsewhere, and `mend` what to do about a damaged file. `others` are patterns of
-    names that may lie in the folder without belonging to what is finished: work files, logs, other commands' folders.
+    `key` is what a user sets to write elsewhere, `fix_hint` what to do about a damaged file. `others` are patterns of
+    names that may lie in the folder beside the finished files: work files, logs, other commands' folders.
     """
 
     def __init__(
-        self, path: Path, kind: str, *, key: str, mend: str, others: Collection[str] = (), format: int = 1
+        self, path: Path, kind: str, *, key: str, fix_hint: str, others: Collection[str] = (), format: int = 1
     ) -> None:
-        self.path, self.kind, self.key, self.mend = path, kind, key, mend
+        self.path, self.kind, self.key, self.fix_hint = path, kind, key, fix_hint
         self._others, self._format = (*others, ".*", INPUTS, f"{INPUTS}.partial"), format
         self._unread: dict[str, FileSum] | None = None  # files that `require` has not compared yet
 
@@ -57,7 +57,7 @@ class Folder:
             return None
         inputs = self._read(path).get("inputs")
         if not isinstance(inputs, dict):
-            raise UserError(f"{path} lists no inputs; {self.mend}")
+            raise UserError(f"{path} lists no inputs; {self.fix_hint}")
         return inputs
 
     def check(self, inputs: Mapping[str, Any], may_change: Collection[str] = (), are_all: bool = True) -> None:
@@ -124,7 +124,7 @@ class Folder:
         content = self._read(self.path / MANIFEST)
         files = content.get("files")
         if not isinstance(files, dict) or not all(isinstance(known, dict) for known in files.values()):
-            raise UserError(f"{self.path / MANIFEST} lists no files; {self.mend}")
+            raise UserError(f"{self.path / MANIFEST} lists no files; {self.fix_hint}")
         return content
 
     def require(self, *names: str, meaning: str = "") -> None:
@@ -138,7 +138,7 @@ class Folder:
         for name in names or tuple(self._unread):
             if name in self._unread:
                 for problem in file_problems(self.path, {name: self._unread[name]}):
-                    raise UserError(f"{problem}{meaning}; {self.mend}")
+                    raise UserError(f"{problem}{meaning}; {self.fix_hint}")
                 self._unread.pop(name, None)
 
     def verify(self) -> list[str]:
@@ -149,7 +149,7 @@ class Folder:
             return [str(error)]
         problems, progress = [], Progress(f"checking {self.path}", len(files))
         for name in files:
-            problems += [f"{line}; {self.mend}" for line in file_problems(self.path, {name: files[name]})]
+            problems += [f"{line}; {self.fix_hint}" for line in file_problems(self.path, {name: files[name]})]
             progress.advance()
         return [
             *problems,
@@ -163,7 +163,7 @@ class Folder:
         return [name for name in names if name not in known and not self._is_other(name)]
 
     def _read(self, path: Path) -> dict[str, Any]:
-        content = read_mark(path, self.mend)
+        content = read_mark(path, self.fix_hint)
         if content.get("kind") != self.kind:
             other = content.get("kind", "unknown")
             raise UserError(f"{self.path} is {_a(other)}; expected {_a(self.kind)}; give another {self.key}")
@@ -227,13 +227,13 @@ def write_mark(path: Path, content: Mapping[str, Any]) -> None:
     write_json(path, {**content, OWN: json_sha256(content)})
 
 
-def read_mark(path: Path, mend: str) -> dict[str, Any]:
-    """Return the content of a mark, without its checksum. Raises UserError, with how to `mend` it, if it is damaged."""
-    content = read_json(path, mend)
+def read_mark(path: Path, fix_hint: str) -> dict[str, Any]:
+    """Return the content of a mark, without its checksum. Raises UserError with the `fix_hint` if it is damaged."""
+    content = read_json(path, fix_hint)
     if not isinstance(content, dict) or OWN not in content:
         raise UserError(f"{path} was not written by replug: it has no {OWN}; give another folder, or move it elsewhere")
     if content.pop(OWN) != json_sha256(content):
-        raise UserError(f"{path} is damaged: its content differs from its own checksum; {mend}")
+        raise UserError(f"{path} is damaged: its content differs from its own checksum; {fix_hint}")
     return content
 
 
@@ -270,10 +270,10 @@ def checksum_problems(folder: Path, only: Iterable[str] | None = None) -> list[s
     return file_problems(folder, {name: known[name] for name in known if only is None or name in only})
 
 
-def require_checksums(folder: Path, mend: str, only: Iterable[str] | None = None) -> None:
-    """Raise UserError with the first problem, and how to mend it."""
+def require_checksums(folder: Path, fix_hint: str, only: Iterable[str] | None = None) -> None:
+    """Raise UserError with the first problem and the `fix_hint`."""
     for problem in checksum_problems(folder, only):
-        raise UserError(f"{problem}; {mend}")
+        raise UserError(f"{problem}; {fix_hint}")
 
 
 # The lock ------------------------------------------------------------------------------------------------

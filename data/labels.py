@@ -90,7 +90,7 @@ class LabelOrigin:
 def labels_folder(path: Path) -> Folder:
     """Return the folder of labels: claimed for a `LabelOrigin`, finished with the `counts` of its splits."""
     others = ("index", "scores.sqlite*", "lm_spent.json*", "*.partial")
-    return Folder(path, "set of labels", key="--labels or train.labels", mend=AGAIN, others=others, format=2)
+    return Folder(path, "set of labels", key="--labels or train.labels", fix_hint=AGAIN, others=others, format=2)
 
 
 class Labels:

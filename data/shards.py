@@ -40,7 +40,7 @@ OWN_CORPUS = "corpus"  # of an index: where documents lie that belong to no set
 
 def prepared_folder(path: Path, key: str = "data.out") -> Folder:
     """Return the folder of a prepared set; `key` names where to write another."""
-    return Folder(path, "prepared set", key=key, mend=FIX, others=(f"{FOUND}*",))
+    return Folder(path, "prepared set", key=key, fix_hint=FIX, others=(f"{FOUND}*",))
 
 
 def write_documents(folder: Path, documents: Iterable[Document]) -> int:

@@ -7,7 +7,6 @@ Pieces of a text join back to the original, byte for byte. A cut falls after a t
 before a word belongs to that word, as byte-level tokenizers have it.
 """
 
-import bisect
 import itertools
 import json
 from collections.abc import Callable, Sequence
@@ -16,17 +15,17 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from tokenizers import Encoding, Regex, Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from replug.data.files import json_sha256
 
 
-def split_text(text: str, offsets: "Sequence[tuple[int, int]] | TokenOffsets", tokens_per_piece: int) -> list[str]:
-    """Return pieces of `tokens_per_piece` tokens, given each token's (start, end); their concatenation is the text.
+def split_text(text: str, token_ends: Sequence[int], tokens_per_piece: int) -> list[str]:
+    """Return pieces of `tokens_per_piece` tokens, given the characters that tokens end at; together they are the text.
 
     A character that several tokens share stays whole, in the earlier piece.
     """
-    ends = {offsets[i - 1][1] for i in range(tokens_per_piece, len(offsets), tokens_per_piece)}
+    ends = {token_ends[i - 1] for i in range(tokens_per_piece, len(token_ends), tokens_per_piece)}
     cuts = [0, *sorted(end for end in ends if 0 < end < len(text)), len(text)]
     return [text[start:end] for start, end in itertools.pairwise(cuts) if end > start]
 
@@ -51,30 +50,6 @@ class TokenIds:
     def fingerprint(self) -> str:
         """Hash of what the ids follow from besides the text."""
         return _fingerprint(self.tokenizer, self.max_tokens, self.prompt)
-
-
-class TokenOffsets:
-    """(start, end) characters of each token of a text, looked up only where asked: most tokens are on no border."""
-
-    def __init__(self, encodings: Sequence[Encoding], starts: Sequence[int]) -> None:
-        self._encodings, self._starts = encodings, starts
-        self._ends = list(itertools.accumulate(map(len, encodings)))
-
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    def ends(self) -> list[int]:
-        """Return the character behind each token."""
-        parts = zip(self._starts, self._encodings, strict=True)
-        return [begun + end for begun, encoding in parts for _, end in encoding.offsets]
-
-    def __getitem__(self, token: int) -> tuple[int, int]:
-        part = bisect.bisect_right(self._ends, token)
-        first = self._ends[part - 1] if part else 0
-        characters = self._encodings[part].token_to_chars(token - first)
-        assert characters is not None, "only special tokens have no characters"
-        start, end = characters
-        return self._starts[part] + start, self._starts[part] + end
 
 
 @lru_cache(4)  # a tokenizer's JSON is megabytes
@@ -122,8 +97,8 @@ def word_tokenizer(pattern: str) -> str:
     return tokenizer.to_str()
 
 
-def token_offsets(tokenizer: Tokenizer, texts: Sequence[str]) -> list[TokenOffsets]:
-    """Return where each text's tokens lie, without special tokens."""
+def token_ends(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """Return the characters at which each text's tokens end, without special tokens."""
     borders = [_segment_borders(text) for text in texts]
     parts = [
         text[start:end]
@@ -131,7 +106,7 @@ def token_offsets(tokenizer: Tokenizer, texts: Sequence[str]) -> list[TokenOffse
         for start, end in itertools.pairwise([*cuts, len(text)])
     ]
     encodings = iter(tokenizer.encode_batch(parts, add_special_tokens=False))
-    return [TokenOffsets(list(itertools.islice(encodings, len(cuts))), cuts) for cuts in borders]
+    return [[start + end for start in cuts for _, end in next(encodings).offsets] for cuts in borders]
 
 
 def pieces_within(tokenizer: Tokenizer, texts: Sequence[str], limit: int) -> list[list[str]]:
@@ -147,8 +122,8 @@ def pieces_within(tokenizer: Tokenizer, texts: Sequence[str], limit: int) -> lis
 
 def _cut_evenly(tokenizer: Tokenizer, text: str, limit: int) -> list[str]:
     """Cut a text evenly. Its pieces may have other tokens than before, so they are counted again."""
-    offsets = token_offsets(tokenizer, [text])[0]
-    parts = split_text(text, offsets, -(-len(offsets) // max(2, -(-len(offsets) // limit))))
+    ends = token_ends(tokenizer, [text])[0]
+    parts = split_text(text, ends, -(-len(ends) // max(2, -(-len(ends) // limit))))
     if len(parts) == 1:
         return parts  # one character of many tokens
     return [piece for pieces in pieces_within(tokenizer, parts, limit) for piece in pieces]

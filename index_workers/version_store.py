@@ -325,7 +325,7 @@ class VersionStore:
     def _version(self, version: int) -> Folder:
         """Return the folder of a version. Marks of files and the snapshot lie there before its plan."""
         others = (ENCODER, "*.json", "*.partial")
-        return Folder(self.folder(version), "index version", key="run_dir", mend=MEND, others=others, format=FORMAT)
+        return Folder(self.folder(version), "index version", key="run_dir", fix_hint=MEND, others=others, format=FORMAT)
 
 
 def weights_sha256(folder: Path) -> str:

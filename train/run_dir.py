@@ -77,7 +77,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.folder = Folder(path, "run", key="run_dir", mend=MEND, others=OTHERS)
+        self.folder = Folder(path, "run", key="run_dir", fix_hint=MEND, others=OTHERS)
         self.data = path / "data"
         self.index = path / "index"
         self.checkpoints = path / "checkpoints"

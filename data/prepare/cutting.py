@@ -24,7 +24,7 @@ from replug.data.prepare.work import WorkFolder
 from replug.data.sampling import SPLITS, Shares, buckets, piece_key, split_of
 from replug.data.sources.records import EXAMPLES, FieldMap, Reason, Rejected, SourceShard, SourceText
 from replug.data.sources.texts import read_items
-from replug.data.tokenizing import TokenIds, TokenOffsets, load_plain, pieces_within, split_text, token_offsets
+from replug.data.tokenizing import TokenIds, load_plain, pieces_within, split_text, token_ends
 
 # The columns of runs: of pieces for the corpus, and of pieces for the other splits.
 # `version` is the hash of the whole text that a piece was cut from, `tail` the key of its continuation alone.
@@ -216,12 +216,12 @@ class _SourceShardCut:
 
     def add(self, texts: Sequence[SourceText]) -> None:
         """Cut texts into pieces of their splits."""
-        for text, offsets in zip(texts, token_offsets(self._tokenizer, [t.text for t in texts]), strict=True):
+        for text, ends in zip(texts, token_ends(self._tokenizer, [t.text for t in texts]), strict=True):
             split = split_of(text.id, self.rules.seed, self.rules.shares)
             assert split is not None
-            self.report.tokens += len(offsets)
+            self.report.tokens += len(ends)
             cut = self._documents if split == "documents" else self._examples
-            self._keep(split, list(cut(text, self._parts(text, offsets, split))))
+            self._keep(split, list(cut(text, self._parts(text, ends, split))))
         if self._characters > RUN_CHARACTERS:
             self.write_runs()
 
@@ -239,13 +239,13 @@ class _SourceShardCut:
         self._registry, self._characters = [], 0
         self._runs += 1
 
-    def _parts(self, text: SourceText, offsets: TokenOffsets, split: str) -> list[str]:
+    def _parts(self, text: SourceText, token_ends: Sequence[int], split: str) -> list[str]:
         """Return the documents of a text, or its contexts and continuations in turn."""
         limit = _tokens_of(self.rules, split)
         if not text.is_prose:
-            parts = self._bounded(split, split_text(text.text, offsets, limit))
+            parts = self._bounded(split, split_text(text.text, token_ends, limit))
             return parts if split == "documents" else parts[:-1]  # the last part is shorter than the rest
-        prose = Prose(text.text, offsets.ends())
+        prose = Prose(text.text, token_ends)
         if split != "documents":
             return self._bounded(split, [part for pair in self._kept(split, prose.examples(limit)) for part in pair])
         titled = self._kept(split, prose.documents(limit))

@@ -33,7 +33,7 @@ class EvaluationFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.folder = Folder(path, "evaluation", key="out", mend=MEND, others=OTHERS)
+        self.folder = Folder(path, "evaluation", key="out", fix_hint=MEND, others=OTHERS)
         self.config = path / "config.yaml"
         self.data = path / "data"
         self.found = path / "found"

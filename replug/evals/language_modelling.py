@@ -214,7 +214,7 @@ def token_texts(lm: LMConfig) -> Callable[[Example], list[str]]:
 
     def cut(example: Example) -> list[str]:
         text = example.continuation
-        borders = TokenBorders(text, token_spans(tokenizer, text, begins=not example.context))
+        borders = TokenBorders(text, [end for _, end in token_spans(tokenizer, text, begins=not example.context)])
         return [text[borders.before(token) : borders.before(token + 1)] for token in range(len(borders))]
 
     return cut

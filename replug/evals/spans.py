@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from replug.config.evaluation_schema import TextsConfig
 from replug.data.records import Example
-from replug.data.tokenizing import TokenOffsets, token_offsets
+from replug.data.tokenizing import token_ends
 
 WORD = re.compile(r"\S+")
 WORD_OR_LINE_END = re.compile(r"\S+|\n")
@@ -119,13 +119,13 @@ class TokenBorders:
     A character that several tokens share stays whole, in the earlier ones.
     """
 
-    def __init__(self, text: str, offsets: TokenOffsets | Sequence[tuple[int, int]]) -> None:
-        self._ends = offsets.ends() if isinstance(offsets, TokenOffsets) else [end for _, end in offsets]
+    def __init__(self, text: str, ends: Sequence[int]) -> None:
+        self._ends = ends
         self._length = len(text)
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, text: str) -> "TokenBorders":
-        return cls(text, token_offsets(tokenizer, [text])[0])
+        return cls(text, token_ends(tokenizer, [text])[0])
 
     def __len__(self) -> int:
         return len(self._ends)

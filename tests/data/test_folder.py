@@ -86,7 +86,7 @@ INPUT_VALUES = {"data.seed": 3, "lm": "a hash", "sizes": (1, 2)}
 
 
 def made(path: Path) -> Folder:
-    return Folder(path, "set", key="data.out", mend="make it again", others=("logs", "*.tmp"))
+    return Folder(path, "set", key="data.out", fix_hint="make it again", others=("logs", "*.tmp"))
 
 
 @pytest.fixture
@@ -139,9 +139,9 @@ def test_a_folder_of_somebody_else_of_another_kind_or_format_is_refused(tmp_path
     with pytest.raises(UserError, match="is a file; expected a folder"):
         made(tmp_path / "mine/x.tmp").claim({})
     with pytest.raises(UserError, match="is a set; expected a run; give another run_dir"):
-        Folder(finished.path, "run", key="run_dir", mend="").claim(INPUT_VALUES)
+        Folder(finished.path, "run", key="run_dir", fix_hint="").claim(INPUT_VALUES)
     with pytest.raises(UserError, match="written by another version of replug"):
-        Folder(finished.path, "set", key="data.out", mend="", format=2).manifest()
+        Folder(finished.path, "set", key="data.out", fix_hint="", format=2).manifest()
 
 
 def test_missing_changed_and_surplus_files_are_named_and_required_ones_refused(finished: Folder) -> None:
@@ -152,7 +152,7 @@ def test_missing_changed_and_surplus_files_are_named_and_required_ones_refused(f
     (finished.path / "a").write_text("A")
     (finished.path / "sub/b").unlink()
     (finished.path / "sub/c").write_text("")
-    said = [f"a is damaged: its checksum differs; {finished.mend}", f"sub/b is missing; {finished.mend}",
+    said = [f"a is damaged: its checksum differs; {finished.fix_hint}", f"sub/b is missing; {finished.fix_hint}",
             f"sub/c is not listed in {MANIFEST}; move it elsewhere"]  # fmt: skip
     assert finished.verify() == [f"{finished.path}/{line}" for line in said]
     reader = made(finished.path)

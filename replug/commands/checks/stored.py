@@ -48,7 +48,7 @@ def _verify_folder(directory: Path) -> tuple[list[str], list[str]]:
         if (folder / CHECKSUMS).is_file():
             checked[folder] = checksum_problems(folder)
     for folder in (directory, directory / "labels"):
-        run = Folder(folder, "run", key="run_dir", mend=MEND, others=("*",))  # which may hold a user's own files
+        run = Folder(folder, "run", key="run_dir", fix_hint=MEND, others=("*",))  # which may hold a user's own files
         evaluation = EvaluationFolder(folder).folder
         made = {"run": run, "set of labels": labels_folder(folder), "evaluation": evaluation}.get(kind_of(folder) or "")
         if made is not None and made.is_finished:
