@@ -79,8 +79,10 @@ def _checked(row: dict[str, Any], kind: str, where: str) -> dict[str, Any]:
     """
     if kind in ("jsonl", "array"):
         for name, value in row.items():
+            if isinstance(value, str) and value.isascii():  # told at once, for however long a text
+                continue
             try:
-                json.dumps([name, value], ensure_ascii=False).encode()
+                (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).encode()
             except UnicodeEncodeError as error:
                 raise UserError(f"{where}: field {name!r} holds half a surrogate pair") from error
     elif kind in (TABS, *SEPARATORS):
