@@ -5,37 +5,25 @@ The formula is Lucene's, with k1 = 1.5 and b = 0.75, the defaults of bm25s (Kamp
     score(q, d) = sum over the words w of q of  log(1 + (N - n_w + 0.5) / (n_w + 0.5))
                                                * f_wd / (f_wd + k1 (1 - b + b |d| / mean |d|))
 
-Words are those of `data.words`, in any script, without the most frequent English ones. The index of `bm25s` takes 2 KiB
-for each document of 80 words, 72 GB for 36M, so `search_bm25` reads the documents twice, a chunk in memory at a time,
-and gives the scores of bm25s to the last bit.
+Words are those of `data.words`, in any script, without the most frequent English ones. `search_bm25` reads the
+documents twice, a chunk in memory at a time, and gives the scores of bm25s to the last bit. `BM25Index` keeps all words
+in memory, about 2 KiB for each document of 80 words.
 """
 
 import itertools
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 from replug.config.errors import UserError
 from replug.data.words import search_words
 
-
-def _import_bm25s() -> Any:
-    """Import bm25s as if there were no jax: it would begin to use it, which takes three quarters of a GPU's memory."""
-    is_hidden = sys.modules.setdefault("jax", None) is None  # type: ignore[arg-type]
-    try:
-        import bm25s
-
-        return bm25s
-    finally:
-        if is_hidden:
-            del sys.modules["jax"]
-
-
-bm25s = _import_bm25s()
-STOP_WORDS = frozenset(bm25s.stopwords.STOPWORDS_EN)
+STOP_WORDS = {  # those of Lucene
+    *("a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is", "it", "no", "not"),
+    *("of", "on", "or", "such", "that", "the", "their", "then", "there", "these", "they", "this", "to", "was"),
+    *("will", "with"),
+}
 K1, B = 1.5, 0.75
 CHUNK_DOCUMENTS = 50_000
 NO_WORD = "the corpus holds no word that BM25 could search by; expected documents of text"
@@ -49,19 +37,10 @@ def search_bm25(texts: Callable[[], Iterable[str]], queries: Sequence[str], k: i
     Where the corpus has fewer than k, so many columns. Raises UserError where it holds no word to search by.
     """
     words = [_words_of(query) for query in queries]
-    numbers = {word: number for number, word in enumerate(dict.fromkeys(itertools.chain.from_iterable(words)))}
-    asked = [[numbers[word] for word in of] for of in words]
-    num_documents, containing, mean_length = _count_corpus(texts(), numbers)
-    best = [(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32))] * len(queries)
-    start = 0
-    weights = [math.log(1 + (num_documents - c + 0.5) / (c + 0.5)) for c in containing.tolist()]
-    for counts in _count_chunks(texts(), numbers):
-        scores_of = _scorer(counts, np.array(weights, dtype=np.float32), mean_length)
-        best = [_better(found, scores_of(of), start, k) for found, of in zip(best, asked, strict=True)]
-        start += len(counts[0])
-    found = min(k, num_documents)
-    rows = np.array([rows for rows, _ in best], dtype=np.int64).reshape(len(queries), found)
-    return rows, np.array([scores for _, scores in best], dtype=np.float32).reshape(len(queries), found)
+    numbers = _numbered(words)
+    weigh = _weighing(_count_chunks(texts(), numbers), len(numbers))
+    scorers = (_scorer(counts, *weigh) for counts in _count_chunks(texts(), numbers))
+    return _best_rows(scorers, [[numbers[word] for word in own] for own in words], k)
 
 
 def without_words(scores: np.ndarray) -> str | None:
@@ -73,22 +52,22 @@ def without_words(scores: np.ndarray) -> str | None:
 
 
 class BM25Index:
-    """The same scores from an index in memory, 2 KiB for each document, so that a search reads no corpus.
+    """The same scores from an index in memory, so that a search reads no corpus.
 
-    It is there to measure what a search takes. Raises UserError where the corpus holds no word to search by.
+    Raises UserError where the corpus holds no word to search by.
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
-        words = [_words_of(text) for text in texts]
-        if not any(words):
-            raise UserError(NO_WORD)
-        self._bm25 = bm25s.BM25(k1=K1, b=B, method="lucene")
-        self._bm25.index(words, show_progress=False)
+        documents = list(texts)
+        self._numbers = _numbered(map(_words_of, documents))
+        chunks = list(_count_chunks(documents, self._numbers))
+        weigh = _weighing(chunks, len(self._numbers))
+        self._scorers = [_scorer(counts, *weigh) for counts in chunks]
 
     def search(self, query: str, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return rows and scores [k] of a query's best documents; of equal ones any."""
-        k = min(k, self._bm25.scores["num_docs"])
-        rows, scores = self._bm25.retrieve([_words_of(query)], k=k, show_progress=False)
+        """Return rows and scores [k] of a query's best documents."""
+        words = [self._numbers[word] for word in _words_of(query) if word in self._numbers]
+        rows, scores = _best_rows(self._scorers, [words], k)
         return rows[0], scores[0]
 
 
@@ -96,17 +75,22 @@ def _words_of(text: str) -> list[str]:
     return [word for word in search_words(text) if word not in STOP_WORDS]
 
 
-def _count_corpus(texts: Iterable[str], numbers: dict[str, int]) -> tuple[int, np.ndarray, float]:
-    """Return N, n_w of the queries' words, and mean |d|."""
-    num_documents = num_words = 0
-    containing = np.zeros(len(numbers), dtype=np.int64)
-    for lengths, words, *_ in _count_chunks(texts, numbers):
+def _numbered(words: Iterable[Iterable[str]]) -> dict[str, int]:
+    return {word: number for number, word in enumerate(dict.fromkeys(itertools.chain.from_iterable(words)))}
+
+
+def _weighing(chunks: Iterable[tuple[np.ndarray, ...]], num_words: int) -> tuple[np.ndarray, float]:
+    """Return the weight of each numbered word, and mean |d|, of a corpus."""
+    num_documents = total = 0
+    containing = np.zeros(num_words, dtype=np.int64)
+    for lengths, words, *_ in chunks:
         num_documents += len(lengths)
-        num_words += int(lengths.sum())
-        containing += np.bincount(words, minlength=len(numbers))
-    if not num_words:
+        total += int(lengths.sum())
+        containing += np.bincount(words, minlength=num_words)
+    if not total:
         raise UserError(NO_WORD)
-    return num_documents, containing, num_words / num_documents
+    weights = [math.log(1 + (num_documents - count + 0.5) / (count + 0.5)) for count in containing.tolist()]
+    return np.array(weights, dtype=np.float32), total / num_documents
 
 
 def _count_chunks(texts: Iterable[str], numbers: dict[str, int]) -> Iterator[tuple[np.ndarray, ...]]:
@@ -120,14 +104,15 @@ def _count_chunks(texts: Iterable[str], numbers: dict[str, int]) -> Iterator[tup
         lengths = np.array([len(of) for of in words_of], dtype=np.int64)
         words = np.array([number_of(word, -1) for of in words_of for word in of], dtype=np.int64)
         places = words * len(chunk) + np.repeat(np.arange(len(chunk)), lengths)
-        found, frequencies = np.unique(places[words >= 0], return_counts=True)
-        yield lengths, *np.divmod(found, len(chunk)), frequencies
+        kept, frequencies = np.unique(places[words >= 0], return_counts=True)
+        yield lengths, *np.divmod(kept, len(chunk)), frequencies
 
 
-def _scorer(
-    counts: tuple[np.ndarray, ...], weights: np.ndarray, mean_length: float
-) -> Callable[[Sequence[int]], np.ndarray]:
-    """Return what gives the scores [documents of the chunk] of a query by the numbers of its words."""
+Scorer = Callable[[Sequence[int]], np.ndarray]
+
+
+def _scorer(counts: tuple[np.ndarray, ...], weights: np.ndarray, mean_length: float) -> Scorer:
+    """Return a function from the numbers of a query's words to its scores [documents of the chunk]."""
     lengths, words, documents, frequencies = counts
     saturation = K1 * ((1 - B) + B * lengths / mean_length)
     parts = (weights[words] * (frequencies / (saturation[documents] + frequencies))).astype(np.float32)
@@ -143,9 +128,22 @@ def _scorer(
     return scores_of
 
 
-def _better(found: tuple[np.ndarray, np.ndarray], scores: np.ndarray, start: int, k: int) -> tuple:
-    """Return the k best rows and scores of those found and of the next documents, from row `start` on."""
-    rows, best = found
+def _best_rows(scorers: Iterable[Scorer], queries: Sequence[Sequence[int]], k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows and scores [B, <=k] over the chunks of a corpus, for queries as numbers of words."""
+    best = [(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32))] * len(queries)
+    start = 0
+    for scores_of in scorers:
+        scores = [scores_of(query) for query in queries]
+        best = [_better(before, new, start, k) for before, new in zip(best, scores, strict=True)]
+        start += len(scores[0]) if scores else 0
+    num_found = min(k, start)
+    rows = np.array([rows for rows, _ in best], dtype=np.int64).reshape(len(queries), num_found)
+    return rows, np.array([scores for _, scores in best], dtype=np.float32).reshape(len(queries), num_found)
+
+
+def _better(before: tuple[np.ndarray, np.ndarray], scores: np.ndarray, start: int, k: int) -> tuple:
+    """Return the k best rows and scores of those before and of the next documents, from row `start` on."""
+    rows, best = before
     above = np.flatnonzero(scores > best[-1]) if len(best) == k else np.arange(len(scores))
     rows, best = np.concatenate([rows, above + start]), np.concatenate([best, scores[above]])
     order = np.argsort(-best, kind="stable")[:k]

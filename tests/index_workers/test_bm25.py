@@ -3,9 +3,6 @@
 import gzip
 import json
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import bm25s
 import numpy as np
@@ -115,20 +112,10 @@ def test_rows_and_scores_are_those_of_an_index_of_the_whole_to_the_last_bit(
 def test_an_index_in_memory_gives_the_same_scores_and_documents(made_up: list[str]) -> None:
     index = BM25Index(made_up)
     for query in ("w3 w70 w71 w3", "w499 unheardof", made_up[5]):
-        (rows, scores), (expected_rows, expected) = index.search(query, 20), search([query], 20, made_up)
-        np.testing.assert_array_equal(scores, expected[0])
-        above = scores > scores[-1]  # of equal ones any
-        assert sorted(rows[above]) == sorted(expected_rows[0][above])
+        for found, expected in zip(index.search(query, 20), search([query], 20, made_up), strict=True):
+            np.testing.assert_array_equal(found, expected[0])
     assert index.search("unheardof", 5000)[1].tolist() == [0] * len(made_up)
     assert BM25Index(TEXTS).search("", 3)[1].tolist() == [0, 0, 0]
-
-
-def test_jax_is_not_begun(tmp_path: Path) -> None:
-    """bm25s has jax compute something when it is imported, and jax then takes three quarters of the GPU's memory."""
-    (tmp_path / "jax").mkdir()
-    (tmp_path / "jax/__init__.py").write_text("raise SystemExit('jax was imported')")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import replug.index_workers.bm25"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("language", ["en", "de", "es", "ar", "th", "zh"])
