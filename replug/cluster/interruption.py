@@ -64,11 +64,9 @@ class Interruption:
         self._asked: int | None = None
         self._numbers: tuple[int, ...] = ()
         self._of_terminal: list[int] = []
-        self._handled: list[int] = []  # signals, by the thread that they came to
         self._heard: list[int] = []
         self._describe: Callable[[], str] = str
-        self._ended = threading.Event()
-        self._told = threading.Lock()
+        self._ended, self._is_timed = threading.Event(), False
         self._raises = False  # KeyboardInterrupt, since Ctrl-C is Python's own: not on the command line
         self._wakeup: socket.socket | None = None  # Python writes the numbers of signals to it, whatever is running
 
@@ -129,16 +127,11 @@ class Interruption:
             raise Interrupted(f"interrupted by {_called(self._asked)}; the same command goes on", self._asked)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Note a signal in the main thread. Further ones change nothing, but a second Ctrl-C ends at once."""
-        if number == signal.SIGHUP:
-            self._leave_terminal()
-        if self._ends_at_once(number, self._handled):
-            if self._is_pythons(number):
-                raise KeyboardInterrupt
-            self._end_at_once(number)
+        """Hear of Ctrl-C in a user's program, whose second one is Python's own. `_listen` hears of all else."""
         if self._is_pythons(number):
-            _say(SAVING)
-        self._asked = self._asked or number
+            if self._ends_at_once(number):
+                raise KeyboardInterrupt
+            self._ask(number)
 
     def _listen(self, own: socket.socket) -> None:
         """Hear of signals in a thread: the main thread may be where it runs no handler."""
@@ -149,14 +142,19 @@ class Interruption:
     def _on_byte(self, number: int) -> None:
         if number == signal.SIGHUP:
             self._leave_terminal()
-        is_first = not self._heard
-        if self._ends_at_once(number, self._heard):
-            self._end_at_once(number)
-        self._asked = self._asked or number
+        if self._ends_at_once(number):
+            _say(f"replug: interrupted by {_called(number)}; what is finished is kept, run the same command again")
+            end_process(number)
+        self._ask(number)
+        if not self._is_timed:  # in a thread of its own, since this one hears of a second Ctrl-C
+            self._is_timed = True
+            threading.Thread(target=self._end_in_time, args=(number,), daemon=True, name="interruption-time").start()
+
+    def _ask(self, number: int) -> None:
+        """Have the next `check` raise. Further signals change nothing, but a second Ctrl-C ends at once."""
         if number == signal.SIGINT:
             _say(SAVING)
-        if is_first:  # in a thread of its own, since this one hears of a second Ctrl-C
-            threading.Thread(target=self._end_in_time, args=(number,), daemon=True, name="interruption-time").start()
+        self._asked = self._asked or number
 
     def _leave_terminal(self) -> None:
         """Write nowhere instead of to the terminal that is gone, where every line would raise an error."""
@@ -168,20 +166,11 @@ class Interruption:
     def _is_pythons(self, number: int) -> bool:
         return self._raises and number == signal.SIGINT
 
-    def _ends_at_once(self, number: int, before: list[int]) -> bool:
-        """Return whether there is nothing to save, or the user does not wait for it.
-
-        `before` are the signals that this thread had: each signal comes to both threads.
-        """
-        is_again = number == signal.SIGINT and number in before
-        before.append(number)
+    def _ends_at_once(self, number: int) -> bool:
+        """Return whether there is nothing to save, or the user does not wait for it."""
+        is_again = number == signal.SIGINT and number in self._heard
+        self._heard.append(number)
         return is_again or (self._asked is None and not self._is_deferred)
-
-    def _end_at_once(self, number: int) -> None:
-        """Say why the process ends, once for both threads, and end it."""
-        if self._told.acquire(blocking=False):
-            _say(f"replug: interrupted by {_called(number)}; what is finished is kept, run the same command again")
-        end_process(number)
 
     def _end_in_time(self, number: int) -> None:
         seconds = SECONDS_TO_END[signal.Signals(number)]
