@@ -64,8 +64,8 @@ VARIABLES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
 
 
 def allowed_cores() -> int:
-    """Return the cores that the system lets this process use; all of them where it has no such limit, as on macOS."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the cores that the system lets this process use."""
+    return len(os.sched_getaffinity(0))
 
 
 def use_interface_of(address: str) -> None:

@@ -36,8 +36,7 @@ def main() -> None:
 
     template = json.load(sys.stdin)
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
-    if sys.platform == "linux":  # macOS refuses this limit
-        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])

@@ -12,16 +12,9 @@ from replug.config.errors import RunError, UserError
 from replug.config.wandb_login import wandb_login
 from replug.data.files import as_other_files
 from replug.models.hardware import available_cores, available_memory
-from replug.train.run_dir import describe_environment
 from tests.support.command_line import CommandLine, clean_environment
 
 GIB = 2**30
-
-
-def test_without_an_affinity_all_cores_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.delattr(os, "sched_getaffinity")
-    assert available_cores() == describe_environment()["cores"] == os.cpu_count()
 
 
 def test_without_proc_memory_and_permissions_are_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
