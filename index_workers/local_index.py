@@ -9,7 +9,6 @@ from replug.config.errors import UserError
 from replug.data.shards import shard_paths
 from replug.data.store import open_corpus
 from replug.index_workers.answers import merge_top_k
-from replug.index_workers.bm25 import retrieved_documents
 from replug.index_workers.build_plan import BuildPlan, missing_index
 from replug.index_workers.faiss_index import set_search_threads
 from replug.index_workers.searcher import open_shard
@@ -86,4 +85,10 @@ class IndexRetriever:
         vectors = self.encoder.encode_query(list(queries)).numpy()
         require_finite_vectors(vectors, [f"query {number}" for number in range(len(queries))])
         rows, similarities = self._index.search(vectors, min(k, self._index.plan.num_documents))
-        return retrieved_documents(self._index.corpus, rows, similarities)
+        return [
+            [
+                Retrieved(document.text, float(similarity), document.id, document.source)
+                for document, similarity in zip(self._index.corpus.documents(found), own, strict=True)
+            ]
+            for found, own in zip(rows, similarities, strict=True)
+        ]
