@@ -76,7 +76,8 @@ def plan_training(
         _require_memory(held)
     units, stages = seconds_of(config, counts, layout, devices, retriever, lm), run_stages(config, counts)
     seconds = [stage_seconds(stage, config, counts, layout, units) for stage in stages]
-    hours = sum(second or 0.0 for second in seconds) / 3600
+    known = [second for second in seconds if second is not None]
+    hours = sum(known) / 3600 if len(known) == len(seconds) else None
     disk, calls = disk_bytes(layout.config, counts), sum(stage.pairs for stage in stages)
     return {
         "devices": str(devices),
@@ -92,7 +93,7 @@ def plan_training(
         "stages": [{**asdict(one), "seconds": took} for one, took in zip(stages, seconds, strict=True)],
         "wall_hours": hours,
         "price": price,
-        "dollars": None if price is None or devices.model is None else hours * devices.count * price,
+        "dollars": _dollars(price, hours, devices),
         "gpus": gpus_by_roles(layout),
         "host_gb": held / 1e9,
         "disk_gb": {name: value / 1e9 for name, value in {**disk, "total": sum(disk.values())}.items()},
@@ -209,6 +210,13 @@ def gpus_by_roles(layout: Layout) -> list[dict[str, Any]]:
     return list(kinds.values())
 
 
+def _dollars(price: float | None, hours: float | None, devices: Devices) -> float | None:
+    """Return the dollars of all GPUs until the end; None without a price, known hours or GPUs."""
+    if price is None or hours is None or devices.model is None:
+        return None
+    return hours * devices.count * price
+
+
 def _require_memory(held: float) -> None:
     total = psutil.virtual_memory().total
     if held > total:
@@ -229,5 +237,5 @@ def _notes(config: Config, is_exact: bool, devices: Devices) -> Iterator[str]:
     if source and not OURS.fullmatch(source) and source_bytes(source, FieldMap.of(config.data.fields)) is None:
         yield f"no file or folder {source} is here: it is taken for a dataset of the hub"
     if config.lm.url:
-        yield "the server's speed is not known: its LM calls are counted, their hours are not"
+        yield "the server's speed is not known: LM calls and tokens are counted, the hours of their stages are not"
     yield "start-up, saving and filling a lossy index are not counted"

@@ -19,7 +19,9 @@ def print_plan(title: str, plan: Plan) -> None:
 
 
 def _training_lines(plan: Plan) -> list[str]:
-    texts = plan["texts"]
+    texts, time = plan["texts"], "hours are not known"
+    if plan["wall_hours"] is not None:
+        time = f"about {hours(plan['wall_hours'])}"
     placed = [
         f"GPUs: {kind['count']} x {' + '.join(kind['roles']) or 'idle'}, {kind['gb']:.1f} of {kind['limit_gb']:.1f} GB"
         for kind in plan["gpus"]
@@ -27,7 +29,7 @@ def _training_lines(plan: Plan) -> list[str]:
     return [
         f"texts: {texts['documents']:,} documents; {texts['queries']:,} training, {texts['dev']:,} development and "
         f"{texts['heldout']:,} held-out examples",
-        f"about {hours(plan['wall_hours'])} on {plan['devices']}{_cost(plan)}; {plan['lm_calls']:,} LM calls (pairs of "
+        f"{time} on {plan['devices']}{_cost(plan)}; {plan['lm_calls']:,} LM calls (pairs of "
         f"document and text), {plan['tokens']:.3g} tokens",
         *placed,
         f"vectors and weights in each node's memory {gigabytes(plan['host_gb'])}; disk "

@@ -137,7 +137,11 @@ def test_the_hours_of_a_server_are_not_made_up(paper: Config) -> None:
     config = load_config(ROOT / "configs/paper.yaml", keys)
     plan = planned(config, "2xA100")
     assert [second is None for second in seconds(plan)] == [False, True, False, True]
-    assert plan["lm"]["parameters"] is None and any("speed is not known" in note for note in plan["notes"])
+    assert (
+        plan["lm"]["parameters"] is None
+        and plan["wall_hours"] is None
+        and any("speed is not known" in note for note in plan["notes"])
+    )
 
 
 def test_a_search_in_host_memory_that_takes_longer_than_a_step_sets_the_pace(paper: Config) -> None:
