@@ -57,7 +57,7 @@ TYPED = [
     ("train {config} retrieve.k=1", "retrieve.k"),
     ("train {config} lm.path=[a", "lm.path=[a"),
     ("train {config} lm.url=http://h:1/v1", "lm.path", "lm.url"),
-    ("train {config} data.prepared=set", "data.source", "data.prepared"),
+    ("train {config} data.source=a data.prepared=set", "data.source", "data.prepared"),
     ("keys zzz", "zzz"),
     # configurations
     ("train {tmp}", "configuration {tmp}"),
