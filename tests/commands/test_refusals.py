@@ -65,7 +65,7 @@ TYPED = [
     # folders and files
     ("train {config} run_dir={config}", "run_dir: {config}"),
     ("train {config} data.source=null", "data.corpus"),
-    ("train {config} data.source=null data.corpus={config}", "data.queries"),
+    ("train {config} data.source=null data.corpus={config}", "data.train"),
     ("train {config} data.source=null data.prepared=/no/set", "data.prepared: /no/set"),
     ("train {config} data.source=/no/such/file", "data.source: /no/such/file"),
     ("export {tmp} --out {config}", "--out: {config}"),
@@ -177,7 +177,7 @@ SOURCES = {
     "an empty folder": ({}, "docs holds no files"),
     "one file": ({"a.txt": b"words"}, "docs holds 1 text"),
     "PDFs alone": ({f"{n}.pdf": b"%PDF-1.4 words" for n in range(12)}, "12 .pdf"),
-    "questions": ({"q.jsonl": b'{"question": "who?", "answers": ["x"]}\n'}, "give questions as data.queries"),
+    "questions": ({"q.jsonl": b'{"question": "who?", "answers": ["x"]}\n'}, "give questions as data.train"),
     "rows of other names": ({"q.jsonl": b'{"body": "words"}\n'}, "rows of body and no 'text'"),
 }
 
@@ -292,7 +292,7 @@ def test_a_gold_document_that_is_not_in_the_corpus_is_named(debug_config, tmp_pa
 def test_a_mistake_in_the_data_leaves_no_run_begun_whose_keys_could_not_be_fixed(debug_config, tmp_path) -> None:
     data = debug_config.data
     data.source = None
-    data.corpus, data.queries, data.heldout = map(str, write_three(tmp_path, {}))
+    data.corpus, data.train, data.heldout = map(str, write_three(tmp_path, {}))
     assert_names(lambda: train(debug_config), "the corpus holds 1")
     assert not (Path(debug_config.run_dir) / "config.yaml").exists()
 
@@ -331,7 +331,7 @@ def names_of(*overrides: str) -> Config:
 
 
 @pytest.mark.parametrize(
-    ("key", "beside"), [("data.source", []), ("data.corpus", ["data.source=null", "data.queries=q", "data.heldout=h"])]
+    ("key", "beside"), [("data.source", []), ("data.corpus", ["data.source=null", "data.train=q", "data.heldout=h"])]
 )
 def test_a_pipe_is_not_taken_for_a_dataset_of_the_hub(tmp_path: Path, key: str, beside: list[str]) -> None:
     os.mkfifo(tmp_path / "rows.jsonl")
@@ -352,7 +352,7 @@ def test_a_mistyped_name_is_answered_with_the_folder_and_a_near_name(hub: Answer
     (tmp_path / "docs").mkdir()
     assert_names(lambda: check_names(names_of("data.source=dosc")), "data.source: dosc", str(tmp_path), "docs?")
     (tmp_path / "docs.jsonl").touch()
-    rows = [f"data.{name}=dosc.jsonl" for name in ("corpus", "queries", "heldout")]
+    rows = [f"data.{name}=dosc.jsonl" for name in ("corpus", "train", "heldout")]
     assert_names(lambda: check_paths(names_of("data.source=null", *rows)), "dosc.jsonl", "docs.jsonl?")
     hub.answer = unknown_there()
     assert_names(lambda: check_names(names_of("lm.path=me/lm")), "lm.path: me/lm")
