@@ -5,9 +5,8 @@ alone. Text is text: no renderer reads what a group or a document is called as m
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 
 from jinja2 import Environment
@@ -17,7 +16,7 @@ from rich.markdown import Markdown
 
 from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import NONE
-from replug.config.plain_text import plain_line, plain_text
+from replug.config.plain_text import plain_line
 from replug.evals.intervals import FEW_CLUSTERS, LEVEL, verdict
 from replug.evals.results import Entry, Results, correct_for_many, main_metric, paper_metric
 
@@ -36,28 +35,6 @@ class Table:
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
-
-
-class Marked(str):
-    """A cell whose `spans` of characters (start, end) are marked, in order; a page breaks its lines."""
-
-    spans: Sequence[tuple[int, int]]
-
-    def __new__(cls, text: str, spans: Sequence[tuple[int, int]]) -> "Marked":
-        cell = super().__new__(cls, text)
-        cell.spans = spans
-        return cell
-
-    def render(self, plain: Callable[[str], str], begin: str, end: str) -> str:
-        """Return the text with each part as `plain` writes it, and the marks between."""
-        parts, place = [], 0
-        for low, high in self.spans:
-            parts += [plain(self[place:low]), begin, plain(self[low:high]), end]
-            place = high
-        return "".join([*parts, plain(self[place:])])
-
-    def __html__(self) -> str:
-        return self.render(escape, "<mark>", "</mark>")
 
 
 Block = str | Sequence[str] | Table
@@ -106,15 +83,9 @@ def _markdown(block: Block) -> str:
     if isinstance(block, str):
         return plain_line(block)
     if isinstance(block, Table):
-        head, *rows = (f"| {' | '.join(map(_markdown_cell, cells))} |" for cells in (block.head, *block.rows))
+        head, *rows = (f"| {' | '.join(map(markdown_text, cells))} |" for cells in (block.head, *block.rows))
         return "\n".join([head, f"| {' | '.join(['---'] * len(block.head))} |", *rows])
     return "\n".join(f"- {plain_line(line)}" for line in block)
-
-
-def _markdown_cell(cell: str) -> str:
-    if isinstance(cell, Marked):
-        return cell.render(lambda part: MARKUP.sub(r"\\\g<0>", plain_text(part).replace("\n", " ")), "**", "**")
-    return markdown_text(cell)
 
 
 # The tables of results -------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from replug.evals.intervals import Interval
 from replug.evals.loop import Item, Metric, Task
 from replug.evals.outcomes import write_examples
 from replug.evals.results import Results, add_effective_documents, compare
-from replug.evals.tables import Html, Marked, Table, html_page, paper_tables, result_blocks, to_markdown
+from replug.evals.tables import Html, Table, html_page, paper_tables, result_blocks, to_markdown
 
 
 class Lengths(Task):
@@ -135,9 +135,6 @@ def test_blocks_are_markdown_and_html_and_no_text_is_read_as_html():
         "<p>a &lt;b&gt;</p><ul><li>one</li><li>two &amp; three</li></ul><table><tr><th>x</th><th>y</th></tr>"
         "<tr><td>&lt;i&gt;</td><td>1</td></tr></table><svg></svg>"
     ) in page
-    marked = Table(["x"], [[Marked("a *b* <i> end", [(2, 5)])]])
-    assert to_markdown([marked]).endswith("| a **\\*b\\*** \\<i\\> end |\n")
-    assert "<td class=text>a <mark>*b*</mark> &lt;i&gt; end</td>" in html_page("t", {"": [marked]})
     page = html_page("t", {"": ["first"], "Empty": [], "A & B": ["second"]})
     assert "<p>first</p>\n<h2>A &amp; B</h2>\n<p>second</p>" in page and "Empty" not in page
 
