@@ -76,7 +76,7 @@ def evaluate(replug: CommandLine, data: Path) -> Evaluate:
 
 
 @pytest.mark.slow
-def test_every_way_to_answer_is_measured_with_its_costs(evaluate, data, tmp_path):
+def test_every_way_to_answer_is_measured_with_its_costs_and_reported(evaluate, replug, data, tmp_path):
     out = tmp_path / "out"
     results, _ = evaluate(out, *with_corpus(data))
     assert list(results) == METHODS
@@ -96,6 +96,12 @@ def test_every_way_to_answer_is_measured_with_its_costs(evaluate, data, tmp_path
     assert {row["frequency"] for row in rows} == {0.0, 1.0}
     assert "Popularity is monthly page views" in (out / "table.md").read_text()
     assert len((out / "found/genread.jsonl").read_text().splitlines()) == 24, "shots have documents too"
+    ended = replug("report", out, "--policies", tmp_path / "policies")
+    assert ended.status == 0, ended.printed
+    pairs = json.loads((tmp_path / "policies/report.json").read_text())["stand_in"]["pairs"]
+    assert set(pairs) == {*METHODS[1:], *(f"genread + {name}" for name in METHODS[1:-1])}
+    assert pairs["bm25@1"]["policies"][0]["costs"]["lm_calls"] == 1
+    assert "bm25@1 helps" in ended.printed and "id in examples.parquet" in ended.printed
 
 
 def test_without_a_corpus_the_lm_answers_alone_or_from_its_own_document(evaluate, tmp_path):
