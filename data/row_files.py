@@ -144,7 +144,7 @@ def count_rows(source: str | Path, part: str = CORPUS) -> int:
 
 def _renamed(row: dict[str, Any], fields: Mapping[str, str]) -> dict[str, Any]:
     """Return the row under other names; a field that is named so already gives way."""
-    values = ((new, row[old] if old in row else nested(row, old)) for old, new in fields.items())
+    values = ((new, nested(row, old)) for old, new in fields.items())
     renamed = {new: value for new, value in values if value is not None}
     return {**{name: value for name, value in row.items() if name not in fields}, **renamed}
 

@@ -13,7 +13,7 @@ parameters of PostgreSQL go to libpq. Nothing is ever written into a store.
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -25,6 +25,7 @@ import numpy as np
 
 from replug.config.errors import UserError
 from replug.config.rules import is_loopback
+from replug.data.sources.records import nested
 
 ROWS_PER_READ = 1000
 POSTGRESQL = ("postgresql", "postgres")  # schemes; libpq takes both
@@ -85,7 +86,7 @@ class StoreAddress:
 
     def document(self, id: Any, fields: dict[str, Any], vector: Any) -> StoredDocument:
         """Return a document of the store. Raises UserError where it has no text or vector."""
-        text, source = (_value(fields, self.fields[name]) for name in ("text", "source"))
+        text, source = (nested(fields, self.fields[name]) for name in ("text", "source"))
         if not isinstance(text, str) or not text.strip():
             found = ", ".join(name for name in fields if name not in (self.fields["vector"], "_distance")) or "none"
             field = self.fields["text"]
@@ -117,15 +118,6 @@ class StoreAddress:
             raise
         except errors as error:
             raise self.problem(error) from error
-
-
-def _value(fields: Mapping[str, Any], name: str) -> Any:
-    """Return a field by its name, or of a field that holds others by A.B."""
-    if name in fields or "." not in name:
-        return fields.get(name)
-    outer, _, inner = name.partition(".")
-    within = fields.get(outer)
-    return _value(within, inner) if isinstance(within, dict) else None
 
 
 def store_address(url: str) -> StoreAddress:

@@ -174,9 +174,10 @@ def names_in(row: Iterable[Any]) -> str:
     return ", ".join(str(name)[:NAME_SHOWN] for name in row) or "none"
 
 
-def nested(row: dict[str, Any], path: str) -> Any:
-    """Return the field of a row that a path with dots leads to, or None."""
-    value: Any = row
-    for part in path.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
+def nested(row: Mapping[str, Any], path: str) -> Any:
+    """Return the field of a row by its name, or by a path A.B into a field that holds others; else None."""
+    if path in row or "." not in path:
+        return row.get(path)
+    outer, _, inner = path.partition(".")
+    within = row.get(outer)
+    return nested(within, inner) if isinstance(within, dict) else None
