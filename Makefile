@@ -73,7 +73,7 @@ test-alone: .venv/.installed-dev
 test-root: .venv/.installed-dev
 	@$(PYTEST) -m "root and not nightly"
 
-# Variants of those, and rehearsals of the paper's layout on 8 to 64 fake GPUs; an hour.
+# Variants of those; an hour.
 test-nightly: .venv/.installed-dev
 	@$(PYTEST) -m nightly
 

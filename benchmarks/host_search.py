@@ -48,7 +48,8 @@ class Setting:
 
     def kind(self, name: str, nprobe: int | None = None, over: int | None = None) -> IndexKind:
         rows, dim = self.vectors.shape
-        return resolve_kind(name, dim, rows, nprobe, True, over)
+        kind = resolve_kind(name, dim, rows, nprobe)
+        return kind if over is None else replace(kind, overretrieve=over)
 
     def batches(self) -> Iterator[np.ndarray]:
         return (self.queries[start : start + BATCH] for start in range(0, len(self.queries), BATCH))
@@ -152,7 +153,7 @@ def measure(setting: Setting, name: str, probes: list[int | None], overs: list[i
     files = filled(setting, setting.kind(name), shards)
     before = anonymous_bytes()
     opened = [
-        FaissShard(file, part.start, setting.kind(name), blocks_of(setting.vectors, part))
+        FaissShard(file, setting.kind(name), blocks_of(setting.vectors, part))
         for number, file in enumerate(files)
         for part in [rows_of(number, shards, rows)]
     ]

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -74,7 +74,7 @@ class Setting:
     def version_of(self, kind: IndexKind, documents: int | None = None) -> tuple[int, dict[str, float]]:
         """A published version of this kind over the first vectors, made at the first call; and the seconds it took."""
         documents = documents or len(self.vectors)
-        name = f"{kind.factory}, {kind.rerank}, {kind.nprobe}, {documents}"
+        name = f"{kind.factory}, {kind.nprobe}, {documents}"
         if name not in self.versions:
             version = len(self.versions) + 1
             self.versions[name] = version, write_version(self.store, version, self.vectors[:documents], kind)
@@ -165,8 +165,8 @@ def require_same(name: str, expected: Found, found: Found) -> None:
 
 def measure_memory(setting: Setting) -> None:
     """What the searcher's process grows by when it loads a version and answers a few batches on each of its threads."""
-    for name, rerank in [("flat_fp16", False), *itertools.product(setting.kinds, (False, True))]:
-        version, _ = setting.version_of(_kind(setting, name, rerank=rerank))
+    for name in ("flat_fp16", *setting.kinds):
+        version, _ = setting.version_of(_kind(setting, name))
         with serving(setting.folder, setting.threads[0]) as service:
             pid = searcher_pid(service)
             before = memory_of(pid)
@@ -175,21 +175,15 @@ def measure_memory(setting: Setting) -> None:
             after = memory_of(pid)
         own, mapped = (after[part] - before[part] for part in ("anonymous", "file"))
         print(
-            f"{name}{', reranked' if rerank else ''}: anonymous {own / 1e6:.1f} MB, mapped file pages "
+            f"{name}: anonymous {own / 1e6:.1f} MB, mapped file pages "
             f"{mapped / 1e6:.1f} MB, together {(own + mapped) / setting.vectors.nbytes:.3f} of the float16 vectors",
             flush=True,
         )
 
 
-def _kind(
-    setting: Setting,
-    name: str,
-    nprobe: int | None = None,
-    rerank: bool = True,
-    over: int | None = None,
-    documents: int = 0,
-) -> IndexKind:
-    return resolve_kind(name, setting.vectors.shape[1], documents or len(setting.vectors), nprobe, rerank, over)
+def _kind(setting: Setting, name: str, nprobe: int | None = None, over: int | None = None) -> IndexKind:
+    kind = resolve_kind(name, setting.vectors.shape[1], len(setting.vectors), nprobe)
+    return kind if over is None else replace(kind, overretrieve=over)
 
 
 # ---- lossy kinds
@@ -217,9 +211,8 @@ def measure_kinds(setting: Setting) -> None:
 def _settings_of(setting: Setting, name: str) -> Iterator[IndexKind]:
     default = _kind(setting, name)
     for nprobe in sorted({default.nprobe, *PROBES}) if default.nprobe else [None]:
-        yield _kind(setting, name, nprobe, rerank=False)
-        for over in OVERRETRIEVE[1:]:
-            yield _kind(setting, name, nprobe, over=over)
+        for over in OVERRETRIEVE:
+            yield _kind(setting, name, nprobe, over)
 
 
 def show_kind(kind: IndexKind, recall: float, exact: Shard, shard: Shard, setting: Setting) -> None:
@@ -228,9 +221,8 @@ def show_kind(kind: IndexKind, recall: float, exact: Shard, shard: Shard, settin
         "lossy": partial(shard.search, setting.batch, K),
     }
     taken = interleaved(searches, max(3, setting.rounds // 2))
-    order = f"{kind.overretrieve} x {K} ordered exactly" if kind.rerank else "as the quantizer orders"
     print(
-        f"  nprobe {kind.nprobe:4d}, {order:24s}: recall@{K} {recall:.3f}; "
+        f"  nprobe {kind.nprobe:4d}, {kind.overretrieve} x {K} ordered exactly: recall@{K} {recall:.3f}; "
         f"{taken['lossy'].shown(taken['exact'])} of exact search",
         flush=True,
     )

@@ -4,11 +4,9 @@ import os
 import tempfile
 from pathlib import Path
 
-from replug.cluster.layout import index_actors
-from replug.config.choices import Rerank
+from replug.cluster.places import index_actors
 from replug.config.schema import Config
 from replug.data.store import Corpus, PreparedSet
-from replug.index_workers.answers import MORE
 from replug.index_workers.build_plan import BuildPlan, IndexState
 from replug.index_workers.faiss_index import check_kind
 from replug.index_workers.kinds import IndexKind, resolve_kind
@@ -28,20 +26,10 @@ def watched_texts(data: PreparedSet) -> list[str]:
 
 
 def index_kind(config: Config, dim: int, num_documents: int) -> IndexKind:
-    """Return what is built and how it is searched. Raises UserError if FAISS cannot build it of so many vectors.
-
-    Or not search it on the GPU that `index.gpus_per_searcher` gives.
-    """
-    index = config.index
-    stored = index.rerank is Rerank.stored
-    kind = resolve_kind(index.kind, dim, num_documents, index.nprobe, stored)
-    check_kind(kind, dim, num_documents, _documents_asked_for(config) if index.gpus_per_searcher else None)
+    """Return what is built and how it is searched. Raises UserError if FAISS cannot build it of so many vectors."""
+    kind = resolve_kind(config.index.kind, dim, num_documents, config.index.nprobe)
+    check_kind(kind, dim, num_documents)
     return kind
-
-
-def _documents_asked_for(config: Config) -> int:
-    """Return the documents that one search of the index asks for."""
-    return config.retrieve.k + (MORE if config.retrieve.exclude_own_source else 0)
 
 
 def publish_snapshot(
@@ -73,11 +61,9 @@ def build_plan(
         document_prompt=encoder.prompt("document"),
         dims=encoder.dims,
         dtype=dtype_name(config.index.dtype.value),
-        tokens_per_batch=config.index.tokens_per_batch
-        or ENCODER_TOKENS["cuda" if config.index.gpus_per_builder else "cpu"],
+        tokens_per_batch=ENCODER_TOKENS["cuda" if index_actors().build_on_gpu else "cpu"],
         kind=kind,
-        # Any number of searchers share exact vectors.
-        num_shards=1 if kind.is_exact else index_actors(config.index).num_shards,
+        num_shards=1 if kind.is_exact else config.index.num_shards or 1,  # any number of searchers share exact vectors
         quantizer_from=store.latest_quantizer(kind.factory, index.version),
     )
 

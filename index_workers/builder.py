@@ -141,17 +141,17 @@ class Builder:
     def _load_encoder(self, plan: BuildPlan) -> Encoder:
         folder = self._store.encoder_folder(plan.version)
         encoder = Encoder(str(folder), plan.similarity, plan.max_tokens, dims=plan.dims)
-        for name, found, expected in (
+        for name, actual, wanted in (
             ("weights_sha256", weights_sha256(folder), plan.weights_sha256),
             ("dim", encoder.dim, plan.dim),
             ("modules", encoder.pooling, plan.modules),
             ("query_prompt", encoder.prompt("query"), plan.query_prompt),
             ("document_prompt", encoder.prompt("document"), plan.document_prompt),
         ):
-            if found != expected:
+            if actual != wanted:
                 raise UserError(
                     f"the encoder of index version {plan.version} is not the one it was begun with: {folder} has "
-                    f"{name} {found}, expected {expected}; remove {self._store.folder(plan.version)} and build it again"
+                    f"{name} {actual}, expected {wanted}; remove {self._store.folder(plan.version)} and build it again"
                 )
         return encoder.to(default_device(), DTYPES[plan.dtype])
 

@@ -3,7 +3,7 @@
 On a CPU the vectors stay memory-mapped files and a chunk becomes float32 in one small buffer, so the memory
 taken is the vectors' own. On a GPU they are copied there block by block, no file is read again, and they are
 multiplied as they are (`SplitQueries`); all else is the same. The numbers of an answer are summed on the
-processor, by `order_exactly`, whatever found the candidates.
+processor, by `order_exactly`, whichever device named the candidates.
 """
 
 from collections.abc import Iterator
@@ -91,18 +91,18 @@ class ExactShard:
     def _search_some(self, queries: np.ndarray, k: int, margin: int = MARGIN) -> tuple[np.ndarray, np.ndarray]:
         products, places = self._candidates(torch.from_numpy(queries).to(self._device), min(k + margin, len(self)))
         rows, vectors = places.cpu().numpy() + self._first_row, self._vectors.take(places).cpu().numpy()
-        found, similarities = order_exactly(queries, rows, vectors, k)
+        nearest, similarities = order_exactly(queries, rows, vectors, k)
         if rows.shape[1] < len(self):
             least = products.amin(1).cpu().numpy()  # nothing that was left out has a larger product
             lengths = _lengths(queries) * self._longest(vectors)
             unsure = similarities[:, -1] - least <= self._rounding * lengths
             if unsure.any() and margin == MARGIN:
-                found[unsure], similarities[unsure] = self._search_some(queries[unsure], k, 8 * margin)
+                nearest[unsure], similarities[unsure] = self._search_some(queries[unsure], k, 8 * margin)
             elif unsure.any():  # many documents are equal, or as good as
-                found[unsure], similarities[unsure] = self._scan(
+                nearest[unsure], similarities[unsure] = self._scan(
                     queries[unsure], k, similarities[unsure, -1], lengths[unsure]
                 )
-        return found, similarities
+        return nearest, similarities
 
     def _longest(self, candidates: np.ndarray) -> float:
         """Length of the longest vector; unit vectors, as for cosine, need not all be looked at."""
@@ -124,15 +124,15 @@ class ExactShard:
         Another pass over products in float32 finds the rows that could be among the k best. `lengths` [B] are those
         of the query and of the longest vector, multiplied.
         """
-        asked = torch.from_numpy(queries).to(self._device)
+        on_device = torch.from_numpy(queries).to(self._device)
         floor = torch.from_numpy(least - self._rounding * lengths).to(self._device)
         best = _Best(queries, k, least, 4 * self._dim * 2.0**-53 * lengths)
-        for start, products in self._products(asked):
+        for start, products in self._products(on_device):
             near = (products >= floor).any(1).nonzero()[:, 0] + start
             for places in near.split(NEAR_ROWS):
                 rows, vectors = places.cpu().numpy() + self._first_row, self._vectors.take(places)
-                best.look_through(rows, vectors, vectors.double() @ asked.double().T)
-        return best.found()
+                best.look_through(rows, vectors, vectors.double() @ on_device.double().T)
+        return best.results()
 
     @torch.inference_mode()
     def _candidates(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -201,10 +201,10 @@ class _Best:
         self._queries, self._k, self._slack = queries, k, torch.from_numpy(slack)
         self._bar = torch.from_numpy(np.nextafter(least, np.float32(-np.inf)))  # a similarity must be above it
         nothing = np.empty((1, 0), dtype=np.int64), np.empty((1, 0), dtype=np.float32)
-        self._found = [nothing] * len(queries)
+        self._results = [nothing] * len(queries)
 
-    def found(self) -> tuple[np.ndarray, np.ndarray]:
-        rows, similarities = zip(*self._found, strict=True)
+    def results(self) -> tuple[np.ndarray, np.ndarray]:
+        rows, similarities = zip(*self._results, strict=True)
         return np.concatenate(rows), np.concatenate(similarities)
 
     def look_through(self, rows: np.ndarray, vectors: Tensor, products: Tensor) -> None:
@@ -218,8 +218,8 @@ class _Best:
 
     def _order(self, query: int, rows: np.ndarray, vectors: np.ndarray) -> None:
         new = order_exactly(self._queries[query : query + 1], rows[None], vectors[None], self._k)
-        self._found[query] = merge_top_k([self._found[query], new], self._k)
-        if len(similarities := self._found[query][1][0]) == self._k:
+        self._results[query] = merge_top_k([self._results[query], new], self._k)
+        if len(similarities := self._results[query][1][0]) == self._k:
             self._bar[query] = float(similarities[-1])  # a higher row of the same similarity comes after
 
 

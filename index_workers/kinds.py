@@ -1,8 +1,8 @@
 """Index kinds: the presets, what FAISS is asked to build for them, and the bytes that a vector then takes. Pure.
 
-`flat_fp16` is ours: exact, over float16 vectors. Everything else is a FAISS `index_factory` string, lossy unless
-its answers are ordered again by the float16 vectors, which stay on disk beside it. To add a preset: its line in
-`PRESETS`, and its name in the description of `index.kind` in replug/config/schema.py.
+`flat_fp16` is ours: exact, over float16 vectors. Everything else is a FAISS `index_factory` string, whose candidates
+the float16 vectors order, which stay on disk beside it. To add a preset: its line in `PRESETS`, and its name in the
+description of `index.kind` in replug/config/schema.py.
 """
 
 import re
@@ -28,7 +28,7 @@ PRESETS: dict[str, Callable[[int, int], str]] = {
     "ivf_pq": lambda dim, lists: f"IVF{lists},PQ{dim // 2}x4fs",
 }
 EXPECTED = f"{', '.join((EXACT, *PRESETS))} or a FAISS index_factory string"
-SEARCH_BYTES = 512 << 20  # of a GPU, beside the vectors: FAISS's scratch; an exact search takes half of it
+SEARCH_BYTES = 512 << 20  # of a GPU, beside the vectors: an exact search takes half of it
 FAST_SCAN_BLOCK = 32  # vectors that the last block of each list is filled up to
 
 
@@ -41,8 +41,7 @@ class IndexKind:
 
     factory: str | None = None
     nprobe: int = 0  # lists that a search looks into; 0 where there are none
-    rerank: bool = False  # order candidates by the stored float16 vectors
-    overretrieve: int = 1  # candidates for each document asked for
+    overretrieve: int = 1  # candidates for each document asked for, ordered by the stored float16 vectors
     store: str | None = None
 
     @property
@@ -50,14 +49,14 @@ class IndexKind:
         return self.factory is None
 
 
-def resolve_kind(name: str, dim: int, num_documents: int, nprobe: int | None, rerank: bool) -> IndexKind:
+def resolve_kind(name: str, dim: int, num_documents: int, nprobe: int | None) -> IndexKind:
     """Return the kind that a configuration names, for vectors [num_documents, dim]. None means the kind's default."""
     if name == EXACT:
         return IndexKind()
     factory = PRESETS[name](dim, preset_lists(num_documents)) if name in PRESETS else name
     lists = num_lists(factory)
     probes = min(nprobe or default_nprobe(factory), lists)
-    return IndexKind(factory, probes, rerank, default_overretrieve(factory) if rerank else 1)
+    return IndexKind(factory, probes, default_overretrieve(factory))
 
 
 def preset_lists(num_documents: int) -> int:

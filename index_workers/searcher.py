@@ -7,7 +7,8 @@ again by itself, from the published files.
 import os
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -28,7 +29,7 @@ Found = tuple[np.ndarray, np.ndarray]  # rows of the corpus and inner products [
 class Shard(Protocol):
     """A part of one version, whatever its kind.
 
-    `is_independent`: the answer to a query follows from it alone, so several callers' may be found together.
+    `is_independent`: the answer to a query follows from it alone, so a server may search for several callers at once.
     """
 
     is_independent: bool
@@ -38,43 +39,12 @@ class Shard(Protocol):
     def search(self, queries: np.ndarray, k: int) -> Found: ...
 
 
+@dataclass(frozen=True, slots=True)
 class LoadedShard:
-    """One version's shard. Calls that arrive while it searches are answered together by the next search.
+    """One version's shard, and the fingerprint of the version's files."""
 
-    Unless that could change an answer: what a lossy kind finds depends on the k and, in last bits, on the batch.
-    """
-
-    def __init__(self, shard: Shard, fingerprint: str, thread: ThreadPoolExecutor) -> None:
-        self.shard, self.fingerprint, self._thread = shard, fingerprint, thread
-        self._waiting: list[tuple[np.ndarray, int, Future[tuple[Found, float]]]] = []
-        self._adding = threading.Lock()
-
-    def search(self, queries: np.ndarray, k: int) -> tuple[Found, float]:
-        """Return what is found, and this call's part of the seconds that the search took."""
-        answer: Future[tuple[Found, float]] = Future()
-        with self._adding:  # together, so that every call is answered by the end of its own turn
-            self._waiting.append((np.ascontiguousarray(queries, dtype=np.float32), k, answer))
-            self._thread.submit(self._answer_waiting)
-        return answer.result()
-
-    def _answer_waiting(self) -> None:
-        with self._adding:
-            count = len(self._waiting) if self.shard.is_independent else 1
-            calls, self._waiting = self._waiting[:count], self._waiting[count:]
-        if not calls:  # answered with an earlier one
-            return
-        began, start = time.monotonic(), 0
-        try:
-            together, most = np.concatenate([queries for queries, _, _ in calls]), max(k for _, k, _ in calls)
-            rows, similarities = self.shard.search(together, most)
-            seconds = (time.monotonic() - began) / len(rows)
-            for queries, k, answer in calls:
-                own = slice(start, start := start + len(queries))
-                answer.set_result(((rows[own, :k], similarities[own, :k]), seconds * len(queries)))
-        except Exception as error:  # noqa: BLE001 - every caller of the batch raises it
-            for _, _, answer in calls:
-                if not answer.done():
-                    answer.set_exception(error)
+    shard: Shard
+    fingerprint: str
 
 
 class Searcher:
@@ -98,8 +68,12 @@ class Searcher:
     def search_timed(self, version: int, queries: np.ndarray, k: int) -> tuple[Found, Busy]:
         """Return the same as `search`, with what it took."""
         loaded = self._versions.get(version) or self._load_once(version)
-        found, seconds = loaded.search(queries, k)
-        return found, Busy(seconds, self._devices)
+        return self._searching.submit(self._answer, loaded.shard, queries, k).result()
+
+    def _answer(self, shard: Shard, queries: np.ndarray, k: int) -> tuple[Found, Busy]:
+        began = time.monotonic()
+        results = shard.search(np.ascontiguousarray(queries, dtype=np.float32), k)
+        return results, Busy(time.monotonic() - began, self._devices)
 
     def load(self, version: int) -> int:
         """Load a version beside those already held; returns the number of documents of this shard.
@@ -132,7 +106,7 @@ class Searcher:
         fingerprint = self._store.fingerprint(version)
         plan = self._store.plan(version)
         shard = open_shard(self._store, plan, self._shard, self._num_shards, self._device)
-        return LoadedShard(shard, fingerprint, self._searching)
+        return LoadedShard(shard, fingerprint)
 
 
 def _yield_to_searches() -> None:
@@ -146,19 +120,19 @@ def _yield_to_searches() -> None:
 
 
 def open_shard(store: VersionStore, plan: BuildPlan, shard: int, num_shards: int, device: str = "cpu") -> Shard:
-    """Open one shard of a published version, in main memory or on `cuda`. Raises UserError naming a damaged file."""
+    """Open one shard of a published version; exact vectors may be on `cuda`. Raises UserError naming a damaged file."""
     if plan.kind.store and shard == 0:  # further shards have no documents
         from replug.index_workers.store_shard import StoreShard  # brings the encoder's libraries, seconds to import
 
         return StoreShard(store.corpus_path(plan), plan.similarity)
-    if not plan.kind.is_exact and num_shards != plan.num_shards:
-        raise UserError(f"index version {plan.version} has {plan.num_shards} shards, asked for {num_shards}")
-    files = plan.files_of_shard(shard, num_shards) if plan.kind.is_exact or plan.kind.rerank else range(0)
-    if not plan.kind.is_exact:  # before FAISS reads it, which trusts its files
-        store.check(plan.version, [store.shard_path(plan.version, shard)])
+    path = store.shard_path(plan.version, shard)
+    if not plan.kind.is_exact:
+        if num_shards != plan.num_shards:
+            raise UserError(
+                f"index version {plan.version} has {plan.num_shards} shards, index.num_shards is {num_shards}"
+            )
+        store.check(plan.version, [path])  # before FAISS reads it, which trusts its files
+    files = plan.files_of_shard(shard, num_shards)
     with store.checking(plan.version, store.vectors_paths(plan, files)):
         vectors = BlockVectors(plan.rows_of_shard(shard, num_shards).start, store.open_vectors(plan, files), plan.dim)
-        if plan.kind.is_exact:
-            return ExactShard(vectors, torch.device(device))
-        path, on_gpu = store.shard_path(plan.version, shard), device == "cuda"
-        return FaissShard(path, vectors.first_row, plan.kind, vectors if plan.kind.rerank else None, on_gpu)
+        return ExactShard(vectors, torch.device(device)) if plan.kind.is_exact else FaissShard(path, plan.kind, vectors)

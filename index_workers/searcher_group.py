@@ -21,6 +21,9 @@ from replug.cluster.gpus import USE
 from replug.config.errors import RunError, UserError
 from replug.index_workers.answers import merge_top_k
 
+log = logging.getLogger(__name__)
+
+MAX_FAULTS = 3  # times in a row that a GPU may fail: another process has another context, but perhaps the same GPU
 SILENT_SECONDS = 120.0  # as of a trainer rank: a loaded machine delays an answer by seconds
 LOOK_SECONDS = 2.0  # between two looks
 PING_GROUP = {"ping": 1}  # a thread of the actor for this method alone
@@ -32,37 +35,32 @@ class Liveness:
     def __init__(self, actors: Sequence[Any]) -> None:
         self._actors = actors
         # By place the ping that was sent, and when the actor last answered one, by this machine's clock
-        self._asked: dict[int, tuple[Any, float | None]] = {}
+        self._pings: dict[int, tuple[Any, float | None]] = {}
 
     def replace_silent(self) -> list[int]:
         """Replace actors that hang; Ray starts them and their calls again. Returns their places."""
         silent = [place for place in range(len(self._actors)) if self._silent_seconds(place) > SILENT_SECONDS]
         for place in silent:
-            del self._asked[place]
+            del self._pings[place]
             ray.kill(self._actors[place], no_restart=False)
         return silent
 
     def _silent_seconds(self, place: int) -> float:
         now = time.monotonic()
-        if place not in self._asked:
-            self._asked[place] = self._ping(place), None
-        ping, heard = self._asked[place]
+        if place not in self._pings:
+            self._pings[place] = self._ping(place), None
+        ping, heard = self._pings[place]
         if ray.wait([ping], timeout=0)[0]:
             try:
                 ray.get(ping)
                 heard = now
             except RayError:  # the actor has died: it is being started again, and has not answered since
                 heard = None
-            self._asked[place] = self._ping(place), heard
+            self._pings[place] = self._ping(place), heard
         return 0.0 if heard is None else now - heard
 
     def _ping(self, place: int) -> Any:
         return self._actors[place].ping.options(concurrency_group="ping", max_task_retries=0).remote()
-
-
-log = logging.getLogger(__name__)
-
-MAX_FAULTS = 3  # times in a row that a GPU may fail: another process has another context, but perhaps the same GPU
 
 
 class SearcherGroup:
@@ -76,7 +74,7 @@ class SearcherGroup:
         self.actors = [make_actor(shard) for shard in range(num_shards)]
         self._timeout = timeout_seconds
         self._lock = threading.Lock()
-        self._in_flight, self._is_retired = 0, False
+        self._in_flight = 0
         self._closed = threading.Event()
         start_ray_thread(self._watch, name="searchers")
 
@@ -92,18 +90,11 @@ class SearcherGroup:
         parts = self._ask(lambda actor: actor.search_timed.remote(version, shipped, k))
         for _, busy in parts:
             USE.note("search", busy)
-        return merge_top_k([found for found, _ in parts], k)
+        return merge_top_k([results for results, _ in parts], k)
 
     def release(self, keep: list[int]) -> None:
         """Free the memory of the other versions."""
         self._ask(lambda actor: actor.release.remote(keep))
-
-    def retire(self) -> None:
-        """End the actors once the searches under way are answered."""
-        with self._lock:
-            self._is_retired = True
-            if not self._in_flight:
-                self.close()
 
     def close(self) -> None:
         self._closed.set()
@@ -119,8 +110,6 @@ class SearcherGroup:
         finally:
             with self._lock:
                 self._in_flight -= 1
-                if self._is_retired and not self._in_flight:
-                    self.close()
 
     def _ask(self, call: Callable[[Any], Any]) -> list[Any]:
         """Return every answer. Raises what an actor says without Ray's traceback round it."""
@@ -135,7 +124,7 @@ class SearcherGroup:
                     fault = str(error.cause).strip().splitlines()[0]  # CUDA puts advice behind what happened
                 if faults < MAX_FAULTS:
                     log.warning(f"the GPU of an index searcher failed ({fault}); starting it anew")
-                    references = [self._again(*asked, call) for asked in zip(self.actors, references, strict=True)]
+                    references = [self._again(*pair, call) for pair in zip(self.actors, references, strict=True)]
         raise RunError(f"the GPU of an index searcher failed {MAX_FAULTS} times: {fault}")
 
     def _answers(self, references: list[Any]) -> list[Any]:

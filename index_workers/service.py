@@ -22,13 +22,11 @@ from ray.exceptions import RayError
 
 from replug.cluster.actor_pool import ActorPool, thread_env
 from replug.cluster.background import in_background
-from replug.cluster.gpus import USE, Busy, torch_device
-from replug.cluster.layout import index_actors
+from replug.cluster.gpus import USE, Busy
+from replug.cluster.layout import IndexActors
 from replug.cluster.packing import BUILDER, SEARCHER
-from replug.cluster.places import place
-from replug.config.choices import SwapMode
+from replug.cluster.places import index_actors, place
 from replug.config.errors import RunError, UserError
-from replug.config.schema import IndexConfig
 from replug.data.progress import Progress
 from replug.data.records import SearchResult
 from replug.data.store import CorpusStore, open_corpus
@@ -45,6 +43,7 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 TIMEOUT_SECONDS = 3600.0  # of a file of vectors, a step of a lossy kind's build, loading a version
+MAX_ATTEMPTS = 3
 BUILDER_CALLS = 2  # of one builder at once: while one file is computed, the next is read and the last written
 
 # What a dropped version and a search took goes back to the system, whichever thread it was of: else the C library
@@ -62,43 +61,35 @@ class Refreshed:
 
 
 class IndexService:
-    """Builders and searchers over the versions under `root`, as the section `index` says.
+    """Builders and searchers over the versions under `root`. The searchers hold two versions during a swap.
 
-    A file, one step of a lossy kind's build, and loading a version are each tried `max_attempts` times. The first
-    `watched_k` documents of `watched_texts` measure every refresh. With `index.swap=blue_green` new actors, which take
-    the builders' place in the cluster, search a new version; else the same searchers hold two versions during a swap.
+    `actors` are by default those of the layout. A file, one step of a lossy kind's build, and loading a version are
+    each tried MAX_ATTEMPTS times. The first `watched_k` documents of `watched_texts` measure every refresh.
     """
 
-    def __init__(self, root: Path, index: IndexConfig, watched_texts: Sequence[str] = (), watched_k: int = 20) -> None:
+    def __init__(
+        self, root: Path, watched_texts: Sequence[str] = (), watched_k: int = 20, actors: IndexActors | None = None
+    ) -> None:
         self.store = VersionStore(root.absolute())
-        self._index, self._actors = index, index_actors(index)
+        self._actors = actors or index_actors()
         self._watched_texts, self._watched_k = watched_texts, watched_k
         self._threads = available_cores()
-        self._builders: ActorPool | None = None
         self._corpus: CorpusStore | None = None  # one for all versions
-        self._groups: dict[int, SearcherGroup] = {}  # by version
-        self._builders_at, self._searchers_at = BUILDER, SEARCHER  # whose places they take; blue_green changes them
-        self._shared = None if index.swap is SwapMode.blue_green else self._make_group()
-        self.builders  # noqa: B018 - starts them, so that they are there when they are needed
-
-    @property
-    def builders(self) -> ActorPool:
-        """Return the builders, started if they are not there."""
-        if self._builders is None:
-            self._builders = ActorPool(
-                self._make_builder,
-                self._actors.num_builders,
-                "index builder",
-                max_in_flight=BUILDER_CALLS,
-                max_attempts=self._index.max_attempts,
-                timeout_seconds=TIMEOUT_SECONDS,
-            )
-        return self._builders
+        self._loaded: set[int] = set()  # versions that every searcher holds, or loads
+        self._searchers = SearcherGroup(self._make_searcher, self._actors.num_shards, TIMEOUT_SECONDS)
+        self.builders = ActorPool(
+            self._make_builder,
+            self._actors.num_builders,
+            "index builder",
+            max_in_flight=BUILDER_CALLS,
+            max_attempts=MAX_ATTEMPTS,
+            timeout_seconds=TIMEOUT_SECONDS,
+        )
 
     @property
     def searchers(self) -> list[Any]:
         """Return every searcher actor, for tests that kill them."""
-        return [actor for group in {*self._groups.values(), *filter(None, [self._shared])} for actor in group.actors]
+        return self._searchers.actors
 
     def build(self, plan: BuildPlan) -> "Future[float]":
         """Embed and publish a version in the background; what is already marked is kept.
@@ -115,9 +106,8 @@ class IndexService:
 
     def prepare(self, version: int) -> None:
         """Load a published version on every shard, beside the one that is served."""
-        if version not in self._groups:
-            self._groups[version] = self._shared or self._make_green()
-        self._groups[version].load(version, self.store.plan(version).num_documents)
+        self._loaded.add(version)
+        self._searchers.load(version, self.store.plan(version).num_documents)
 
     def search(
         self,
@@ -131,27 +121,23 @@ class IndexService:
         `exclude` names a source for each query whose documents it must not get. Raises UserError where that leaves
         fewer than k, or a version is not published or damaged, RunError where the searchers do not answer.
         """
-        if version not in self._groups:
+        if version not in self._loaded:
             self.prepare(version)
-        group = self._groups[version]
+        search = partial(self._searchers.search, version)
         if exclude is None:
-            return SearchResult(*group.search(version, queries, k), version)
+            return SearchResult(*search(queries, k), version)
         if self._corpus is None:
             self._corpus = open_corpus(self.store.corpus_path(self.store.plan(version)))
-        search = partial(group.search, version)
         try:
-            found = search_excluding(search, self._corpus.sources, queries, k, exclude, k)
+            results = search_excluding(search, self._corpus.sources, queries, k, exclude, k)
         except ValueError as error:
             raise UserError(f"retrieve.exclude_own_source: {error}; ask for fewer by retrieve.k") from error
-        return SearchResult(*found, version)
+        return SearchResult(*results, version)
 
     def commit(self, version: int) -> None:
         """Free the memory of all other versions; searches of theirs that are under way are answered first."""
-        for other in [other for other in list(self._groups) if other != version]:
-            group = self._groups.pop(other)
-            if group is not self._groups.get(version):
-                group.retire()
-        self._groups[version].release([version])
+        self._loaded &= {version}
+        self._searchers.release([version])
 
     def prune(self, keep: set[int]) -> None:
         """Set aside versions that nothing needs. Their files are removed in the background.
@@ -162,37 +148,33 @@ class IndexService:
         in_background(self._remove_stale, "index-prune")
 
     def close(self) -> None:
-        if self._builders is not None:
-            self._builders.close()
-        for group in {*self._groups.values(), *filter(None, [self._shared])}:
-            group.close()
+        self.builders.close()
+        self._searchers.close()
 
     def _refresh(self, plan: BuildPlan, missing: Missing, previous: int) -> Refreshed:
         start = time.monotonic()
         rate = self._build(plan, missing)
         seconds = time.monotonic() - start
-        ask = self._questions(plan, previous)
-        for _ in range(self._index.max_attempts - 1):
+        attempts = 1
+        while True:
             try:
-                return Refreshed(self._load(plan.version, previous, ask), seconds, rate)
+                return Refreshed(self._load(plan, previous), seconds, rate)
             except (RunError, RayError) as error:  # not what is wrong with a file: that stays
+                if attempts == MAX_ATTEMPTS:
+                    raise
                 log.warning(f"index v{plan.version} is built and could not be loaded; trying again: {error}")
-        return Refreshed(self._load(plan.version, previous, ask), seconds, rate)
+                attempts += 1
 
-    def _load(self, version: int, previous: int, ask: Callable[[], Measures]) -> Measures:
+    def _load(self, plan: BuildPlan, previous: int) -> Measures:
         """Load a published version and ask the searchers; where that fails, no searcher answers for it."""
         try:
-            self.prepare(version)
-            return ask()
+            self.prepare(plan.version)
+            return self._measures(plan, previous)
         except Exception:
-            if version != previous:
-                # What some searchers have loaded must not answer for the next version, which has the same number
-                group = self._groups.pop(version, None)
-                if group is not None and group is self._shared:
-                    with suppress(RunError):  # who does not answer now compares what it holds when it loads the next
-                        group.release(list(self._groups))
-                elif group is not None:
-                    group.close()
+            if plan.version != previous:  # the next version has the same number, and may be another
+                self._loaded.discard(plan.version)
+                with suppress(RunError):  # a searcher that does not answer now compares what it holds when it loads
+                    self._searchers.release(list(self._loaded))
             raise
 
     def _build(self, plan: BuildPlan, missing: Missing) -> float:
@@ -243,57 +225,36 @@ class IndexService:
             wait([done for _, done in under_way])
         return total
 
-    def _questions(self, plan: BuildPlan, previous: int) -> Callable[[], Measures]:
-        """Ask the builders what a refresh is measured by; the function that is returned asks the searchers.
-
-        In two parts, since with blue_green there are no builders when the searchers are there.
-        """
+    def _measures(self, plan: BuildPlan, previous: int) -> Measures:
+        """Compare a loaded version with exact search and with the version before, by the watched texts."""
         texts, k = self._watched_texts, min(self._watched_k, plan.num_documents)
         if not texts or plan.kind.store:
-            return Measures
+            return Measures()
         queries = self.builders.submit("encode", plan, texts).result()
         drift = self.builders.submit("drift", self.store.plan(previous), plan).result()
-        exact = None
+        rows = self.search(plan.version, queries, k).doc_rows
+        before = self.search(previous, queries, k).doc_rows
+        recall = 1.0
         if not plan.kind.is_exact:  # by the float16 vectors, each builder a part of them
             parts = self._actors.num_builders
-            found = [self.builders.submit("search_exactly", plan, part, parts, queries, k) for part in range(parts)]
-            exact, _ = merge_top_k([part.result() for part in found], k)
-
-        def ask() -> Measures:
-            rows = self.search(plan.version, queries, k).doc_rows
-            before = self.search(previous, queries, k).doc_rows
-            return Measures(1.0 if exact is None else top_k_overlap(exact, rows), top_k_overlap(before, rows), drift)
-
-        return ask
-
-    def _make_green(self) -> SearcherGroup:
-        """Searchers of one version, where the builders were; these come back for the next build, on the other side."""
-        if self._builders is not None:
-            self._builders.close()
-            self._builders = None
-        if self._actors.gpus_per_searcher:
-            self._builders_at, self._searchers_at = self._searchers_at, self._builders_at
-        return self._make_group()
-
-    def _make_group(self) -> SearcherGroup:
-        return SearcherGroup(self._make_searcher, self._actors.num_shards, TIMEOUT_SECONDS)
+            answers = [self.builders.submit("search_exactly", plan, part, parts, queries, k) for part in range(parts)]
+            recall = top_k_overlap(merge_top_k([answer.result() for answer in answers], k)[0], rows)
+        return Measures(recall, top_k_overlap(before, rows), drift)
 
     def _make_searcher(self, shard: int) -> Any:
-        gpus, env = self._actors.gpus_per_searcher, {**thread_env(self._threads)["env_vars"], **RETURN_MEMORY}
+        env = {**thread_env(self._threads)["env_vars"], **RETURN_MEMORY}
         actor = ray.remote(concurrency_groups=dict(PING_GROUP))(Searcher).options(  # type: ignore[call-overload] # as documented
-            **place(self._searchers_at, shard, gpus, env),
+            **place(SEARCHER, shard, 0.0, env),
             max_restarts=-1,
             max_task_retries=-1,
             max_concurrency=8,  # searches go on while a version is loaded
         )
-        device = torch_device(wants_gpu=gpus > 0)
+        device = "cuda" if self._actors.search_on_gpu else "cpu"
         return actor.remote(self.store.root, shard, self._actors.num_shards, self._threads, device)
 
     def _make_builder(self, number: int) -> Any:
         env = thread_env(self._threads)["env_vars"]
-        actor = ray.remote(Builder).options(
-            **place(self._builders_at, number, self._actors.gpus_per_builder, env), max_concurrency=BUILDER_CALLS
-        )
+        actor = ray.remote(Builder).options(**place(BUILDER, number, 0.0, env), max_concurrency=BUILDER_CALLS)
         return actor.remote(self.store.root, self._threads)
 
 

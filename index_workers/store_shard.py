@@ -29,14 +29,14 @@ class StoreShard:
 
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return rows and similarities [B, <= k], best first. Raises UserError where the store finds too few."""
-        found = self._source.search(queries, min(k, len(self)), self._similarity)
-        if (fewest := min(map(len, found))) < min(k, len(self)):
+        results = self._source.search(queries, min(k, len(self)), self._similarity)
+        if (fewest := min(map(len, results))) < min(k, len(self)):
             raise UserError(
                 f"data.corpus: {self._corpus.url} finds {fewest} of the {min(k, len(self))} documents that are asked "
                 "for; let its index look further, as by &options=-c%20ivfflat.probes%3D100, or search without one"
             )
-        rows = np.stack([self._corpus.keep(documents, self._source) for documents in found])
-        vectors = np.stack([[document.vector for document in documents] for documents in found])
+        rows = np.stack([self._corpus.keep(documents, self._source) for documents in results])
+        vectors = np.stack([[document.vector for document in documents] for documents in results])
         return order_exactly(queries, rows, comparable(vectors, self._similarity), k)
 
 

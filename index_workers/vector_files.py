@@ -38,12 +38,12 @@ def map_vectors(path: Path, shape: tuple[int, int]) -> np.ndarray:
         try:
             if (version := np.lib.format.read_magic(file)) != (1, 0):
                 raise ValueError(f"format {version}")
-            found, _, dtype = np.lib.format.read_array_header_1_0(file)
+            actual, _, dtype = np.lib.format.read_array_header_1_0(file)
         except ValueError as error:
             raise UserError(f"{path} is damaged, it holds no vectors ({error}); {MEND}") from error
         start, size = file.tell(), os.fstat(file.fileno()).st_size
-    if found != shape or dtype != np.float16:
-        raise UserError(f"{path} holds {dtype} {list(found)}, expected float16 {list(shape)}; {MEND}")
+    if actual != shape or dtype != np.float16:
+        raise UserError(f"{path} holds {dtype} {list(actual)}, expected float16 {list(shape)}; {MEND}")
     if size != start + ITEM_BYTES * math.prod(shape):
         raise UserError(f"{path} is damaged, it has {size} bytes; {MEND}")
     try:  # private and writable, though nobody writes: torch warns of arrays that are not
@@ -56,8 +56,8 @@ def map_vectors(path: Path, shape: tuple[int, int]) -> np.ndarray:
 def require_intact(path: Path, known: FileSum) -> None:
     """Raise UserError where a file is missing or its bytes are not those that were marked."""
     with _reading(path):
-        found = file_sum(path)
-    if found != {name: known[name] for name in found}:
+        actual = file_sum(path)
+    if actual != {name: known[name] for name in actual}:
         raise UserError(f"{path} is damaged, its checksum differs from manifest.json's; {MEND}")
 
 

@@ -41,7 +41,7 @@ from replug.index_workers.build_plan import (
 )
 from replug.index_workers.vector_files import MEND, map_vectors, require_intact, write_vectors
 
-FORMAT = 6
+FORMAT = 7
 WEIGHTS = "model.safetensors"
 READERS = 4  # files whose checksums are compared at once: one stream does not have all that a disk can give
 

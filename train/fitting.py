@@ -22,7 +22,6 @@ from pytorch_lightning.strategies import DDPStrategy
 
 from replug.cluster.environment import VARIABLES
 from replug.cluster.gpu_shares import trains_on_gpu
-from replug.cluster.gpus import num_gpus, torch_device
 from replug.cluster.interruption import Interruption, ignore_signals
 from replug.cluster.layout import num_ranks
 from replug.config.choices import LMScore
@@ -136,7 +135,7 @@ def started_ranks(
         data.folder.absolute(),
         newest.path.absolute() if newest else None,
     )
-    gpus = min(1.0, float(config.resources.train)) if trains_on_gpu(config, num_gpus() > 0) else 0.0
+    gpus = 1.0 if trains_on_gpu(config, torch.cuda.is_available()) else 0.0
     return other_ranks(fit_other, num_ranks(config), gpus, available_cores())
 
 
@@ -201,7 +200,7 @@ def lightning_trainer(
 ) -> pl.Trainer:
     """Return a trainer of one rank, on the GPU of its environment or on the processor."""
     train, ranks = config.train, environment.world_size()
-    on_gpu = torch_device(trains_on_gpu(config, num_gpus() > 0)) == "cuda"
+    on_gpu = trains_on_gpu(config, torch.cuda.is_available())
     strategy: str | DDPStrategy = "auto"
     if ranks > 1:
         strategy = _OwnStoreDDP(

@@ -1,8 +1,8 @@
 """Re-embed the corpus and switch to the new index, at step boundaries only.
 
 `config.refresh_policy` decides what happens at which step; this module does it. After a failed refresh the live index
-serves on, up to `max_age_steps`. A version that could not be measured on development texts serves nevertheless. A run
-that resumes with an index that is too old waits for a new one before its first step.
+serves on, up to three times `refresh.every_steps`. A version that could not be measured on development texts serves
+nevertheless. A run that resumes with an index that is too old waits for a new one before its first step.
 """
 
 import logging
@@ -89,8 +89,8 @@ class RefreshController:
             is_adopted = self._adopt(step) or is_adopted
         if self._last_error is not None and self._policy.is_too_old(step, self.live.step):
             raise RunError(
-                f"step {step}: index v{self.live.version} is {step - self.live.step} steps old, more than "
-                f"refresh.max_age_steps ({self._policy.max_age_steps}), because its refresh failed: {self._last_error}"
+                f"step {step}: index v{self.live.version} is {step - self.live.step} steps old, more than 3 x "
+                f"refresh.every_steps ({self._policy.max_age_steps}), because its refresh failed: {self._last_error}"
             ) from self._last_error
         return is_adopted
 

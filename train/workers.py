@@ -51,7 +51,7 @@ def start_workers(
         require_seen_by_all(index_root, [data.folder, data.corpus_path, *local_models(laid_out)])
         with sole_writer(index_root):
             # First: scorers may wait for room, its actors may not.
-            index = IndexService(index_root, laid_out.index, watched_texts(data), laid_out.retrieve.k)
+            index = IndexService(index_root, watched_texts(data), laid_out.retrieve.k)
             with closing(index), opened_lm(laid_out.lm, source, scores) as lm:
                 yield laid_out, Workers(lm, index, prompt_template(laid_out.lm, source))
 

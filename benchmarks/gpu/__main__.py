@@ -63,10 +63,8 @@ STAGES = {
     "embedding": (encoding.embedding, 90),
     "training": (encoding.training, 120),
     "search": (searching.exact_search, 60),
-    "faiss": (searching.faiss_indexes, 60),
     "sharing": (shares.sharing, 120),
     "runs": (runs.short_runs, 300),
-    "ivf": (runs.run_with_ivf, 200),
     "ranks": (runs.two_ranks, 200),
     "quickstart": (runs.quickstart, 300),
 }

@@ -29,24 +29,11 @@ SHORT = {
 }
 FLOAT32 = {"train.precision": "float32", "lm.dtype": "float32", "index.dtype": "float32"}
 BFLOAT16 = {"train.precision": "bf16_mixed", "lm.dtype": "bfloat16", "index.dtype": "bfloat16"}
-IVF = {"index.kind": "IVF4,SQ8", "index.nprobe": 4, "index.gpus_per_searcher": 0.1}  # every list is looked into
 
 
 def short_runs(kit: Kit) -> None:
     """Hold each step's loss in float32 and in bfloat16 against the CPU's, over two swaps."""
-    _compare(
-        kit, {"float32": FLOAT32, "bfloat16": BFLOAT16, "blue-green swaps": {**FLOAT32, "index.swap": "blue_green"}}
-    )
-
-
-def run_with_ivf(kit: Kit) -> None:
-    """Do the same with FAISS's index on the GPU."""
-    import faiss
-
-    if not hasattr(faiss, "StandardGpuResources") and not kit.pretends:
-        kit.say("left out: faiss-gpu is not installed", 0)
-        return
-    _compare(kit, {"IVF on the GPU": {**FLOAT32, **IVF}})
+    _compare(kit, {"float32": FLOAT32, "bfloat16": BFLOAT16})
 
 
 def two_ranks(kit: Kit) -> None:
@@ -82,8 +69,7 @@ def _compare(kit: Kit, ways: Mapping[str, Mapping[str, object]], on_cpu: Mapping
     losses = _losses(expected)
     for name, keys in ways.items():
         run = kit.folder / f"run-{name.replace(' ', '-')}"
-        of_gpus = ("resources.train", "index.gpus_per_searcher") if kit.pretends else ()
-        given = {key: value for key, value in keys.items() if key not in of_gpus}
+        given = {key: value for key, value in keys.items() if not (kit.pretends and key == "resources.train")}
         kit.say(f"{name}: seconds of the run", _train(kit, run, {**SHORT, **given}), "s")
         found = _losses(run)
         kit.say(f"{name}: steps with a loss", len(found), "", at_least=len(losses))

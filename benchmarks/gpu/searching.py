@@ -1,4 +1,4 @@
-"""Exact search against float64, and which of FAISS's indexes a GPU takes."""
+"""Exact search against float64."""
 
 import time
 
@@ -8,9 +8,6 @@ import torch
 from benchmarks.gpu.kit import Kit
 from replug.index_workers.exact_search import ExactShard
 from replug.index_workers.vectors import BlockVectors
-
-FACTORIES = ("Flat", "SQfp16", "IVF64,Flat", "IVF64,SQ8", "IVF64,PQ16", "OPQ16_32,IVF64,PQ16", "PCA32,IVF64,SQ8")
-REFUSED = ("SQ8", "PQ16", "HNSW16", "IVF64_HNSW16,SQ8")
 
 
 def exact_search(kit: Kit) -> None:
@@ -47,37 +44,3 @@ def exact_search(kit: Kit) -> None:
     held = torch.cuda.memory_allocated()
     shard.search(queries.cpu().numpy(), k)
     kit.say("memory of a search beside the vectors", (torch.cuda.max_memory_allocated() - held) / 1e9, "GB")
-
-
-def faiss_indexes(kit: Kit) -> None:
-    """Copy each kind of index to the GPU: it finds the CPU's rows, or FAISS and replug both refuse it."""
-    import faiss
-
-    from replug.index_workers import faiss_index
-
-    if not hasattr(faiss, "StandardGpuResources"):
-        kit.say("left out: faiss-gpu is not installed", 0)
-        return
-    rng = np.random.default_rng(0)
-    vectors = rng.standard_normal((20_000, 64), dtype=np.float32)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    queries = vectors[:64] + 0.1 * rng.standard_normal((64, 64), dtype=np.float32)
-    for factory in (*FACTORIES, *REFUSED):
-        index = faiss.index_factory(64, factory, faiss.METRIC_INNER_PRODUCT)
-        index.train(vectors)
-        index.add(vectors)
-        if (factory in REFUSED) != bool(faiss_index.refused_on_gpu(index)):
-            kit.say(f"{factory}: replug refuses what FAISS takes, or the reverse", 1, "", 0)
-        if factory in REFUSED or kit.pretends:
-            continue
-        free = torch.cuda.mem_get_info()[0]
-        copied = faiss_index._to_gpu(index)
-        took = (free - torch.cuda.mem_get_info()[0]) / 1e9
-        same = np.mean(
-            [
-                len(set(a) & set(b)) / 20
-                for a, b in zip(copied.search(queries, 20)[1], index.search(queries, 20)[1], strict=True)
-            ]
-        )
-        kit.say(f"{factory}: rows as on the CPU, copy of {took:.2f} GB", float(same), "", at_least=0.95)
-        del copied

@@ -1,23 +1,21 @@
-"""How many GPUs each role has: `resources`, with the rule for `auto`. Pure.
+"""Decide how many GPUs each role has: `resources`, with the rule for `auto`. Pure.
 
-The rule: of every eight GPUs one trains, one indexes and six score, since the LM has by far the most to do; with fewer
-than eight, one trains and one indexes; with fewer than three, roles have shares of them. More ranks train where memory
-asks for it, and more GPUs index where they hold the vectors.
+There are three layouts. Each role has whole GPUs of its own; or scoring and the index are on the same GPUs; or all
+roles are on the only GPU. `auto`: one GPU in eight trains, and all others score and index, since the index has little
+to do between refreshes. An LM that needs several GPUs has them for itself: one GPU in eight then indexes.
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from replug.cluster.packing import Node
-from replug.config.choices import Accelerator, SwapMode
+from replug.cluster.packing import USABLE, Node
+from replug.config.choices import Accelerator
 from replug.config.errors import UserError
-from replug.config.schema import Config, IndexConfig, LMConfig
+from replug.config.schema import Config, LMConfig
 
 ROLES = ("train", "score", "index")
-WEIGHTS = {"train": 1, "score": 2, "index": 1}  # by which they share fewer GPUs than there are roles
-EXACT_KINDS = ("flat_fp16",)  # whose vectors any number of searchers may share
-SHARED = 0.25  # as Ray counts, of each process on a GPU that roles share: a rank, a scorer, a builder and a searcher
+GPUS_PER_RANK = 8  # one in so many trains
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +29,28 @@ class Sizes:
     training: Callable[[int], float] | None = None  # a rank of so many: weights, moments, its part of a batch
 
 
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Whole GPUs of each role, 0 for a role on processors. Roles that share have the same ones."""
+
+    train: int
+    score: int
+    index: int
+    num_gpus: int
+    gpus_per_replica: int
+
+    @property
+    def are_shared(self) -> bool:
+        """Return whether roles have more GPUs together than there are."""
+        return self.train + self.score + self.index > self.num_gpus
+
+    def first(self, role: str) -> int:
+        """Return the number of a role's first GPU."""
+        if role == "train" or (self.are_shared and self.num_gpus == 1):
+            return 0
+        return self.train if role == "index" or self.are_shared else self.train + self.index
+
+
 def trains_on_gpu(config: Config, has_gpu: bool) -> bool:
     """Return whether the trainer runs on a GPU. Raises UserError if it must and there is none."""
     if config.train.accelerator is Accelerator.cpu:
@@ -40,49 +60,44 @@ def trains_on_gpu(config: Config, has_gpu: bool) -> bool:
     return has_gpu
 
 
-def gpus_by_role(
-    config: Config, nodes: Sequence[Node], sizes: Sizes, roles: Collection[str], may_search_on_gpu: bool
-) -> dict[str, float]:
-    """Return the GPUs of the roles that have any, `auto` resolved. Infinity for `score`: all that are left."""
-    num_gpus = int(sum(node.gpus for node in nodes))
+def gpus_by_role(config: Config, nodes: Sequence[Node], sizes: Sizes, roles: Collection[str]) -> Shares:
+    """Return the GPUs of each role, `auto` resolved. Raises UserError for numbers that are none of the layouts."""
+    num_gpus = sum(int(node.gpus) for node in nodes)
     takers = [role for role in ROLES if role in roles and _takes_gpus(config, role, nodes)]
-    asked = {role: getattr(config.resources, role) for role in takers}
-    given = {role: float(value) for role, value in asked.items() if value != "auto"}
-    if "score" in takers and "score" not in given:  # one replica, if it leaves the others less than a GPU each
-        each = config.lm.gpus_per_replica or gpus_of_replica(config.lm, math.inf, nodes, sizes)
-        is_told = config.lm.gpus_per_replica is not None or each > 1
-        if is_told and num_gpus - sum(given.values()) - each < len(takers) - len(given) - 1:
-            given["score"] = each
-    open_roles, left = [role for role in takers if role not in given], num_gpus - sum(given.values())
-    if open_roles and left <= 0:
-        taken = " + ".join(f"resources.{role}={value:g}" for role, value in given.items())
-        raise UserError(
-            f"{taken} leaves no GPU of {num_gpus} for resources.{open_roles[0]}=auto; ask for fewer, or set "
-            f"{' and '.join(f'resources.{role}' for role in open_roles)} too, and the roles share the GPUs"
-        )
-    index = _gpus_of_vectors(config, nodes, sizes, left - len(open_roles) + 1) if may_search_on_gpu else 1
-    found = {**given, **_automatic(left, open_roles, index)}
-    if "train" in open_roles and found["train"] >= 1:
-        found["train"] = _ranks(config, found["train"], left - len(open_roles) + 1, nodes, sizes)
-        if "index" in open_roles:
-            found["index"] = min(found["index"], left - found["train"] - ("score" in open_roles))
-    return found
+    given = {role: int(value) for role in takers if (value := getattr(config.resources, role)) != "auto"}
+    limit = gpu_limit(nodes)
+    replica = gpus_of_replica(config.lm, sizes, limit) if "score" in takers else 1
+    counts = dict.fromkeys(ROLES, 0) | given
+    if num_gpus == 1:
+        counts |= dict.fromkeys(takers, 1) | given
+    else:
+        if "train" in takers and "train" not in given:
+            counts["train"] = _ranks(config, num_gpus, len(takers) > 1, sizes, limit)
+        counts |= _score_and_index(takers, given, num_gpus - counts["train"], num_gpus, replica)
+    shares = Shares(**counts, num_gpus=num_gpus, gpus_per_replica=replica)
+    _check(shares, takers)
+    return shares
 
 
-def are_shared(gpus: Mapping[str, float], nodes: Sequence[Node]) -> bool:
-    """Return whether roles share GPUs: together they have more than there are, and none of them has."""
-    num_gpus = sum(node.gpus for node in nodes)
-    whole = gpus and all(value >= 1 for value in gpus.values())
-    return bool(whole) and max(gpus.values()) <= num_gpus < sum(gpus.values())
+def gpu_limit(nodes: Sequence[Node]) -> float:
+    """Return the bytes that actors may take of the GPU with the least memory free."""
+    return USABLE * min((node.gpu_bytes for node in nodes if node.gpus and node.gpu_bytes), default=math.inf)
+
+
+def gpus_of_replica(lm: LMConfig, sizes: Sizes, limit: float) -> int:
+    """Return the configured GPUs of one LM, else as many as hold it."""
+    return int(lm.gpus_per_replica or max(1, math.ceil((sizes.scoring or 0.0) / limit)))
 
 
 def _takes_gpus(config: Config, role: str, nodes: Sequence[Node]) -> bool:
     """Return whether a role has GPUs, by its keys and by the machine."""
     has_gpus = any(node.gpus for node in nodes)
     if role == "score":
+        if config.lm.path and config.lm.gpus_per_replica and not has_gpus:
+            raise UserError(f"lm.gpus_per_replica is {config.lm.gpus_per_replica:g}, but there is no GPU; remove it")
         return has_gpus and config.lm.path is not None and config.lm.gpus_per_replica != 0
     if role == "index":
-        return has_gpus and not config.index.gpus_per_builder == config.index.gpus_per_searcher == 0
+        return has_gpus
     here = next(node for node in nodes if node.is_driver)
     if has_gpus and not here.gpus and config.train.accelerator is not Accelerator.cpu:
         raise UserError(
@@ -92,61 +107,44 @@ def _takes_gpus(config: Config, role: str, nodes: Sequence[Node]) -> bool:
     return trains_on_gpu(config, here.gpus > 0)
 
 
-def _automatic(left: float, roles: Sequence[str], index_gpus: int) -> dict[str, float]:
-    """Give the LM most GPUs, six of eight, since it has most of the work (a paper-size run's hours)."""
-    if not roles:
-        return {}
-    if left < len(roles):
-        total = sum(WEIGHTS[role] for role in roles)
-        return {role: min(1.0, ray_share(left * WEIGHTS[role] / total)) for role in roles}
-    many = max(1, int(left // 8))
-    found: dict[str, float] = {"train": many, "index": max(many, index_gpus), "score": math.inf}
-    if "score" not in roles:
-        found["index" if "index" in roles else "train"] = int(left) - (many if len(roles) > 1 else 0)
-    return {role: found[role] for role in roles}
+def _score_and_index(
+    takers: Collection[str], given: dict[str, int], left: int, num_gpus: int, replica: int
+) -> dict[str, int]:
+    """Return GPUs for scoring and the index of those that training leaves: all to both, or what the other leaves."""
+    if "score" not in takers:
+        return {"index": given.get("index", left)} if "index" in takers else {}
+    if "index" not in takers:
+        return {"score": given.get("score", left // replica * replica)}
+    score, index = given.get("score"), given.get("index")
+    if index is None and score is None and replica > 1:
+        index = max(1, num_gpus // GPUS_PER_RANK)
+    if index is None:
+        index = (left if score is None else left - score) or left
+    if score is None:
+        score = left if index == left and replica == 1 else (left - index) // replica * replica
+    return {"score": score, "index": index}
 
 
-def _gpus_of_vectors(config: Config, nodes: Sequence[Node], sizes: Sizes, most: float) -> int:
-    """Return the GPUs that hold two versions, if these are a quarter of all or host memory is too small; else 1."""
-    index, limit = config.index, min(node.gpu_limit for node in nodes)
-    if sizes.vectors is None or math.isinf(limit) or index.kind not in EXACT_KINDS or index.gpus_per_searcher == 0:
-        return 1
-    if index.swap is SwapMode.blue_green:
-        wanted = 2 * math.ceil(sizes.vectors / max(1.0, limit - sizes.search))
-    else:
-        wanted = math.ceil(2 * sizes.vectors / max(1.0, limit - sizes.search - (sizes.embedding or 0.0)))
-    host = min((node.memory_bytes for node in nodes if node.memory_bytes is not None), default=math.inf)
-    is_worth_it = wanted <= max(1, sum(node.gpus for node in nodes) // 4) or host_bytes(index, sizes, len(nodes)) > host
-    return wanted if wanted <= most and is_worth_it else 1
+def _check(shares: Shares, takers: Collection[str]) -> None:
+    """Raise UserError where the numbers of GPUs are none of the three layouts."""
+    counts = {role: getattr(shares, role) for role in takers}
+    num_gpus, is_same = shares.num_gpus, shares.score == shares.index and shares.gpus_per_replica == 1
+    fits = not shares.are_shared or num_gpus == 1 or (is_same and shares.train + shares.score <= num_gpus)
+    if fits and all(1 <= count <= num_gpus for count in counts.values()):
+        return
+    resolved = ", ".join(f"resources.{role}={count}" for role, count in counts.items())
+    raise UserError(
+        f"{resolved} do not fit the cluster's {num_gpus} GPUs; expected together at most as many, or the same number "
+        "for score and index, which then share GPUs"
+    )
 
 
-def host_bytes(index: IndexConfig, sizes: Sizes, num_nodes: int) -> float:
-    """Return each node's bytes for both versions of vectors that no GPU holds. Searchers of a node share them."""
-    return 2 * (sizes.vectors or 0.0) / min(num_nodes, index.num_shards or num_nodes)
-
-
-def _ranks(config: Config, wanted: float, most: float, nodes: Sequence[Node], sizes: Sizes) -> float:
-    """Return the wanted ranks, fewer for parts of equal size, or more if a part does not fit a GPU's memory."""
+def _ranks(config: Config, num_gpus: int, leaves_some: bool, sizes: Sizes, limit: float) -> int:
+    """Return one rank in eight GPUs, fewer for parts of equal size, or more if a part does not fit a GPU's memory."""
     parts = config.train.batch_size // config.train.micro_batches
-    dividing = [n for n in range(1, int(max(wanted, most)) + 1) if parts % n == 0]
-    ranks = max(n for n in dividing if n <= max(1, wanted))
+    dividing = [n for n in range(1, max(1, num_gpus - leaves_some) + 1) if parts % n == 0]
+    ranks = max(n for n in dividing if n <= max(1, num_gpus // GPUS_PER_RANK))
     if sizes.training is None:
         return ranks
-    limit = min(node.gpu_limit for node in nodes)
-    fitting = (n for n in dividing if n >= ranks and sizes.training(n) <= limit)
-    return next(fitting, ranks)
-
-
-def gpus_of_replica(lm: LMConfig, share: float, nodes: Sequence[Node], sizes: Sizes) -> float:
-    """Return the configured GPUs, else the share that is left, else as many as hold the LM."""
-    if lm.gpus_per_replica is not None:
-        return lm.gpus_per_replica
-    if share < 1:
-        return ray_share(share / (lm.num_replicas or 1))
-    limit = min(node.gpu_limit for node in nodes)
-    return float(max(1, math.ceil((sizes.scoring or 0.0) / limit)))
-
-
-def ray_share(value: float) -> float:
-    """Round down to ten-thousandths, in which Ray counts, so that shares fit."""
-    return math.floor(value * 1e4 + 1e-6) / 1e4
+    training = sizes.training
+    return next((n for n in dividing if n >= ranks and training(n) <= limit), ranks)

@@ -1,7 +1,4 @@
-"""The GPUs of this machine, those that torch sees or a rehearsal pretends, and how long each role worked on them.
-
-Tests start a Ray cluster whose GPUs are numbers (tests/support/fake_cluster.py). The layout counts those, and models
-compute on the processor. A variable in the environment of its processes says so.
+"""The GPUs of this machine, and how long each role worked on them.
 
 `nvidia-smi` says what is free of a GPU's memory and whether several processes may use it; it makes no context there.
 
@@ -9,45 +6,18 @@ Actors say with their results how many seconds they worked. A device is a GPU, `
 the processors of a node, `NODE:cpu`.
 """
 
-import json
 import math
 import os
 import shutil
 import subprocess
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 
-VARIABLE = "REPLUG_REHEARSAL"
 MEMORY_BOUND = "REPLUG_GPU_MEMORY_BOUND"  # bytes of a process on a GPU that others compute on too
 SMI_SECONDS = 60.0  # for nvidia-smi, which wakes GPUs that sleep
-
-
-@dataclass(frozen=True, slots=True)
-class Rehearsal:
-    """The cluster that pretends: the GPUs of each of its nodes."""
-
-    gpus_of_node: int
-    memory_gb: float
-
-    def environment(self) -> dict[str, str]:
-        """Return the environment variables that its processes start with."""
-        return {VARIABLE: json.dumps(asdict(self))}
-
-
-def rehearsal() -> Rehearsal | None:
-    """Return the rehearsal that this process belongs to, if any."""
-    stated = os.environ.get(VARIABLE)
-    return Rehearsal(**json.loads(stated)) if stated else None
-
-
-def num_gpus() -> int:
-    """Return the number of GPUs that this machine hands out."""
-    rehearsed = rehearsal()
-    return rehearsed.gpus_of_node if rehearsed else torch.cuda.device_count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +33,6 @@ def gpu_state(count: int | None = None) -> GPUState | None:
 
     Where they differ, the fullest one counts.
     """
-    if (rehearsed := rehearsal()) is not None:
-        return GPUState(rehearsed.memory_gb * 1e9, is_exclusive=False)
     seen = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())][:count]
     if not seen:
         return None
@@ -72,7 +40,7 @@ def gpu_state(count: int | None = None) -> GPUState | None:
     rows = [known.get(str(gpu.uuid), (math.inf, "Default")) for gpu in seen]
     # Without nvidia-smi, as on AMD's GPUs and in some containers, all memory counts as free.
     free = min(min(float(gpu.total_memory), num_bytes) for gpu, (num_bytes, _) in zip(seen, rows, strict=True))
-    return GPUState(free, any(mode.startswith("Exclusive") for _, mode in rows) and not _has_mps())
+    return GPUState(free, any(mode.startswith("Exclusive") for _, mode in rows))
 
 
 def _smi_rows() -> dict[str, tuple[float, str]]:
@@ -88,11 +56,6 @@ def _smi_rows() -> dict[str, tuple[float, str]]:
     }
 
 
-def _has_mps() -> bool:
-    """Return whether a server of CUDA MPS listens here, through which several processes share an exclusive GPU."""
-    return (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists()
-
-
 def keep_to_memory_bound(num_bytes: float | None = None, device: int = 0) -> None:
     """Let torch take no more of a GPU than this process's part, by default the one that it was started with.
 
@@ -100,14 +63,9 @@ def keep_to_memory_bound(num_bytes: float | None = None, device: int = 0) -> Non
     which changes last bits: it may follow from this process's work alone.
     """
     num_bytes = num_bytes or float(os.environ.get(MEMORY_BOUND, 0.0))
-    if num_bytes and rehearsal() is None:
+    if num_bytes and torch.cuda.is_available():
         whole = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / whole), device)
-
-
-def torch_device(wants_gpu: bool) -> str:
-    """Return where a process computes that has a share of a GPU, or none."""
-    return "cuda" if wants_gpu and rehearsal() is None else "cpu"
 
 
 # Busy seconds --------------------------------------------------------------------------------------------------------

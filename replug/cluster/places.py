@@ -1,7 +1,7 @@
 """Places of actors on the cluster that this process is connected to: GPUs held for those that a layout puts there.
 
-`reserve` holds them before any actor starts, a placement group for each GPU, so that those who belong together meet
-and rank 0 finds its GPU on the command's own node. Ray is one for each process, and so are its places.
+`reserve` holds them before any actor starts, a placement group for each GPU, so that actors of one GPU meet and rank 0
+finds its GPU on the command's own node. Ray chooses the nodes. It is one for each process, and so are its places.
 """
 
 import logging
@@ -16,8 +16,8 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from replug.cluster.gpus import MEMORY_BOUND, GPUState, gpu_state, rehearsal
-from replug.cluster.layout import Layout
+from replug.cluster.gpus import MEMORY_BOUND, GPUState, gpu_state
+from replug.cluster.layout import IndexActors, Layout
 from replug.cluster.packing import SEARCHER, TRAINER, Node, PlannedGPU
 from replug.config.errors import RunError, UserError
 
@@ -30,8 +30,9 @@ NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}  # of an actor without GPUs: else it would
 
 _groups: list[PlacementGroup] = []
 _strategies: dict[tuple[str, int], Any] = {}  # by key and number of an actor
-_gpus: dict[tuple[str, int], float] = {}  # that the layout gives it: a rank's on a shared GPU is in no key
+_gpus: dict[tuple[str, int], float] = {}  # its share as Ray counts
 _memory: dict[tuple[str, int], float] = {}  # its part, on a GPU that roles share
+_index: list[IndexActors] = []  # of the layout, none without one
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,14 @@ class SeenGPU:
 
 def reserve(layout: Layout) -> None:
     """Hold the layout's GPUs for its actors. Raises UserError where somebody else has them."""
-    _groups.extend(_group(gpu) for gpu in layout.reserved)
-    for gpu, group in zip(layout.reserved, _groups, strict=True):
+    _index[:] = [layout.index]
+    for gpu in layout.gpus:
+        for actor in gpu.actors:
+            _gpus[actor.key, actor.number] = actor.gpus
+            if bound := gpu.memory_bound(actor):
+                _memory[actor.key, actor.number] = bound
+    for gpu in layout.reserved:  # rank 0's first, before others take its node's GPUs
+        _groups.append(group := _group(gpu))
         if not group.wait(RESERVE_SECONDS):
             raise UserError(
                 f"ray.address: a GPU for {gpu.describe()} is not free within {RESERVE_SECONDS:g} s, though the cluster "
@@ -53,9 +60,6 @@ def reserve(layout: Layout) -> None:
             )
         strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
         _strategies.update({(actor.key, actor.number): strategy for actor in gpu.actors})
-        _gpus.update({(actor.key, actor.number): actor.gpus for actor in gpu.actors})
-        bounds = {(actor.key, actor.number): gpu.memory_bound(actor) for actor in gpu.actors}
-        _memory.update({at: bound for at, bound in bounds.items() if bound})
     if layout.gpus:  # searches in host memory want the memory of every node
         hosts = [actor for actor in layout.actors if actor.key == SEARCHER and not actor.gpus]
         _strategies.update({(actor.key, actor.number): "SPREAD" for actor in hosts})
@@ -65,19 +69,26 @@ def forget(cluster_stays: bool = False) -> None:
     """Forget the places, which are gone with the connection; give them back to a cluster that this process keeps."""
     for group in _groups if cluster_stays else ():
         remove_placement_group(group)
-    _groups.clear()
-    _strategies.clear()
-    _gpus.clear()
-    _memory.clear()
+    for known in (_groups, _strategies, _gpus, _memory, _index):
+        known.clear()
+
+
+def index_actors() -> IndexActors:
+    """Return the actors of the index as they are laid out; without a layout one of each, on processors."""
+    return _index[0] if _index else IndexActors()
 
 
 def place(key: str, number: int, gpus: float, env: dict[str, str]) -> dict[str, Any]:
-    """Ray's options of one actor: a logical CPU, its GPUs, where it is put, and its environment."""
+    """Return Ray's options of one actor: a logical CPU, its GPUs, where it is put, and its environment.
+
+    `gpus` are those of an actor for which the layout has no room yet.
+    """
     if bound := memory_bound(key, number):
         env = {**env, MEMORY_BOUND: str(bound)}
+    gpus = _gpus.get((key, number), gpus)
     return {
         "num_cpus": 1,
-        "num_gpus": _gpus.get((key, number), gpus),
+        "num_gpus": gpus,
         "scheduling_strategy": _strategies.get((key, number), "DEFAULT"),
         "runtime_env": {"env_vars": env if gpus else {**env, **NO_GPU}},
     }
@@ -104,8 +115,6 @@ def gpu_of_rank_0(gpus: float) -> SeenGPU:
 
 def device_of(gpu: SeenGPU) -> int:
     """Return torch's number of a GPU among those that this process sees, whatever Ray's number of it is."""
-    if rehearsal() is not None:
-        return 0  # of none: a rehearsal computes on the processor
     own = [_uuid(number) for number in range(torch.cuda.device_count())]
     if gpu.uuid is None or own.count(gpu.uuid) != 1:
         raise UserError(
@@ -118,12 +127,10 @@ def device_of(gpu: SeenGPU) -> int:
 
 def gpu_states(nodes: Sequence[Node]) -> dict[str, GPUState]:
     """Return the state of each node's GPUs, by the node's name; nodes that do not answer are left out."""
-    if rehearsal() is not None:
-        return {node.name: state for node in nodes if node.gpus and (state := gpu_state())}
     if torch.version.cuda is None and torch.version.hip is None:
         return {}
     ask: Any = ray.remote(max_calls=1)(gpu_state)
-    asked = {
+    requested = {
         ask.options(
             num_cpus=0,
             runtime_env={"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}},  # else it sees none or one
@@ -132,24 +139,25 @@ def gpu_states(nodes: Sequence[Node]) -> dict[str, GPUState]:
         for node in nodes
         if node.gpus
     }
-    answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ASK_SECONDS) if asked else ([], [])
-    found: dict[str, GPUState | None] = {}
+    answered, _ = ray.wait(list(requested), num_returns=len(requested), timeout=ASK_SECONDS) if requested else ([], [])
+    states: dict[str, GPUState | None] = {}
     for answer in answered:
         try:
-            found[asked[answer].name] = ray.get(answer)
+            states[requested[answer].name] = ray.get(answer)
         except RayError as error:
             log.warning(f"a node does not say what GPUs it has: {_last_line(error)}")
-    return {name: state for name, state in found.items() if state is not None}
+    return {name: state for name, state in states.items() if state is not None}
 
 
 def _group(gpu: PlannedGPU) -> PlacementGroup:
-    """Rank 0's GPU must be on its node; others are meant to, and may come up elsewhere when a node is lost."""
+    """Hold a GPU: rank 0's on the command's node, others there too if they find room, else where Ray chooses."""
+    here = ray.get_runtime_context().get_node_id()
     is_rank_0s = any(actor.key == TRAINER and actor.number == 0 for actor in gpu.actors)
     return placement_group(
         [{"CPU": len(gpu.actors), "GPU": 1}],
         strategy="STRICT_PACK",
-        bundle_label_selector=[{"ray.io/node-id": gpu.node.name}] if is_rank_0s else None,
-        _soft_target_node_id=None if is_rank_0s else gpu.node.name,
+        bundle_label_selector=[{"ray.io/node-id": here}] if is_rank_0s else None,
+        _soft_target_node_id=None if is_rank_0s else here,
     )
 
 

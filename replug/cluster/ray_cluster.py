@@ -14,7 +14,6 @@ import shlex
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -48,7 +47,6 @@ log = logging.getLogger(__name__)
 CODE = Path(__file__).parents[2]  # the folder that workers import `replug` from
 ANSWER_SECONDS = 10.0
 SECONDS_FOR_AGENTS, TOO_SLOW = 120, "timed out during startup"  # which Ray gives 15 s; what it says where they are late
-LOOK_AT_RAYLET_SECONDS = 0.2
 LOOK_SECONDS = 60.0  # for a node to start a process that looks
 
 
@@ -72,22 +70,22 @@ def require_seen_by_all(written: Path, read: Collection[Path]) -> None:
     new.touch()
     try:
         names = [str(path.absolute()) for path in (new, *read)]
-        asked: dict[Any, str] = {}
+        requested: dict[Any, str] = {}
         for node in nodes:
             there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             task = ray.remote(num_cpus=0)(missing).options(scheduling_strategy=there)
-            asked[task.remote(names)] = node["NodeManagerAddress"]
-        done, silent = ray.wait(list(asked), num_returns=len(asked), timeout=LOOK_SECONDS)
+            requested[task.remote(names)] = node["NodeManagerAddress"]
+        done, silent = ray.wait(list(requested), num_returns=len(requested), timeout=LOOK_SECONDS)
         problems: list[str] = []
         for answer in done:
             try:
-                problems += [f"node {asked[answer]} does not see {path}" for path in ray.get(answer)]
+                problems += [f"node {requested[answer]} does not see {path}" for path in ray.get(answer)]
             except RayError:  # the node has just left
                 silent.append(answer)
     finally:
         new.unlink()
     for answer in silent:
-        log.warning(f"node {asked[answer]} does not say within {LOOK_SECONDS:g} s whether it sees {written}")
+        log.warning(f"node {requested[answer]} does not say within {LOOK_SECONDS:g} s whether it sees {written}")
     if problems:
         raise UserError(
             f"ray.address: {'; '.join(problems)}; put run_dir, data and models where all nodes see them by the same "
@@ -143,38 +141,29 @@ def layout_on_cluster(config: Config, sizes: Sizes) -> Layout:
         return _connect(config, ROLES, sizes)
 
 
-class _RayletWatch:
-    """Ends this process with a line and status 75 where Ray's raylet, which holds its shared memory, is killed.
+def _watch_raylet(is_over: threading.Event) -> None:
+    """End this process with a line and status 75 if Ray's raylet, which holds its shared memory, is killed.
 
     The system does that first where memory is short. Ray itself would end this process at its next call, with status 1
     and twenty lines of its state.
     """
+    raylet = [child for child in psutil.Process().children() if child.name() == "raylet"][-1]
+    ended, descriptor = select.poll(), os.pidfd_open(raylet.pid)  # which takes no copy of its status
+    ended.register(descriptor, select.POLLIN)
 
-    def __init__(self) -> None:
-        found = [child for child in psutil.Process().children() if child.name() == "raylet"]
-        self._raylet, self._is_over = (found[-1] if found else None), threading.Event()
-        if self._raylet is not None:
-            threading.Thread(target=self._wait, args=(self._raylet,), daemon=True, name="raylet-watch").start()
-
-    def end(self) -> None:
-        """Stop watching, since Ray is to end."""
-        self._is_over.set()
-
-    def _wait(self, raylet: psutil.Process) -> None:
-        if hasattr(os, "pidfd_open"):
-            ended = select.poll()  # at once, and without a copy of its status
-            ended.register(os.pidfd_open(raylet.pid), select.POLLIN)
-            ended.poll()
-        while raylet.is_running() and raylet.status() != psutil.STATUS_ZOMBIE:
-            time.sleep(LOOK_AT_RAYLET_SECONDS)
-        if not self._is_over.is_set():
-            said = "Ray's raylet was killed, as the system does where memory is short; the same command resumes"
-            os.write(2, f"replug: {said}\n".encode())
+    def wait() -> None:
+        ended.poll()
+        os.close(descriptor)
+        if not is_over.is_set():
+            reason = "Ray's raylet was killed, as the system does where memory is short; the same command resumes"
+            os.write(2, f"replug: {reason}\n".encode())
             nowhere = os.open(os.devnull, os.O_WRONLY)  # for what Ray has to say of it
             os.dup2(nowhere, 1)
             os.dup2(nowhere, 2)
             kill(psutil.Process().children(recursive=True))
             os._exit(EXIT_STATUS)
+
+    threading.Thread(target=wait, daemon=True, name="raylet-watch").start()
 
 
 @contextmanager
@@ -201,8 +190,7 @@ def own_ray(starts: bool) -> Iterator[None]:
     finally:
         # Asked before the end: those of a raylet that is gone are nobody's children.
         started = [child for child in ray_children() if child not in others] if starts else []
-        if _watch is not None:
-            _watch.end()
+        _is_over.set()
         ray.shutdown()
         kill(started)
         ray_constants.ENABLE_RAY_CLUSTER = is_cluster
@@ -262,12 +250,13 @@ def _start(config: Config, roles: Collection[str], sizes: Sizes, num_tasks: int)
         runtime_env=quoted_python(),
         _system_config={"agent_register_timeout_ms": 1000 * SECONDS_FOR_AGENTS},
     )
-    global _watch
-    _watch = _RayletWatch()
-    return laid_out.on_node(here.name, ray.get_runtime_context().get_node_id())
+    global _is_over
+    _is_over = threading.Event()
+    _watch_raylet(_is_over)
+    return laid_out
 
 
-_watch: _RayletWatch | None = None  # of the cluster that this process has started
+_is_over = threading.Event()  # the end of the cluster that this process has started last
 
 
 def _init_patiently(**options: Any) -> None:
@@ -284,10 +273,10 @@ def _init_patiently(**options: Any) -> None:
                 raise
             ray.shutdown()
             kill(child for child in psutil.Process().children(recursive=True) if child not in others)
-            said = "Ray's processes did not start within half a minute: this machine has too few cores free"
+            reason = "Ray's processes did not start within half a minute: this machine has too few cores free"
             if is_last:
-                raise RunError(f"{said}; run the same command again when it has") from error
-            log.warning(f"{said}. They are started once more")
+                raise RunError(f"{reason}; run the same command again when it has") from error
+            log.warning(f"{reason}. They are started once more")
 
 
 def quoted_python() -> dict[str, str] | None:
@@ -314,7 +303,7 @@ def _lay_out_on_nodes(config: Config, roles: Collection[str], sizes: Sizes) -> L
     states = places.gpu_states(nodes)
     nodes = [_with_state(node, states.get(node.name)) for node in nodes]
     laid_out = _lay_out("ray.address", config, nodes, sizes, roles)
-    _require_same_gpus(laid_out, config, roles, gpus.num_gpus())
+    _require_same_gpus(laid_out, config, roles, torch.cuda.device_count())
     return laid_out
 
 
@@ -357,9 +346,10 @@ def _require_answer(address: str) -> None:
     """Raise OSError where nothing listens, or nothing that speaks as Ray does: Ray itself tries for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not (host and port.isdigit()):
-        found = sorted(find_gcs_addresses())
-        if len(found) > 1:
-            raise OSError(f"{len(found)} clusters run on this machine; expected the address of one: {', '.join(found)}")
+        addresses = sorted(find_gcs_addresses())
+        if len(addresses) > 1:
+            known = ", ".join(addresses)
+            raise OSError(f"{len(addresses)} clusters run on this machine; expected the address of one: {known}")
         return None
     socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
     with grpc.insecure_channel(f"{host}:{port}") as channel:

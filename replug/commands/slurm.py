@@ -199,7 +199,7 @@ def _memory_gib(layout: Layout, job: str, num_nodes: int) -> int:
     needed = PROCESS_GIB + WORKER_GIB * workers
     if job == "prepare":
         return needed
-    held = host_bytes(config, known_documents(config) or 0, multiplies_bfloat16(), num_nodes)
+    held = host_bytes(config, known_documents(config) or 0, multiplies_bfloat16(), num_nodes, layout.index)
     processes = 1 + math.ceil(len(layout.actors) / num_nodes)
     return max(needed, PROCESS_GIB * processes + math.ceil(held / 2**30))
 

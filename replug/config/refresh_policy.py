@@ -10,6 +10,7 @@ from enum import Enum
 from replug.config.schema import RefreshConfig
 
 WHEN_READY = "when_ready"  # of refresh.lag_steps
+INTERVALS_TO_STOP = 3  # between refreshes: training stops when the index is older
 
 
 class Start(Enum):
@@ -68,7 +69,7 @@ def refresh_policy(keys: RefreshConfig, max_steps: int, trains_documents: bool =
     """Return the policy of a training of `max_steps` steps. Frozen documents are never refreshed."""
     if not trains_documents:
         return RefreshPolicy(max_steps + 1, 0, max_steps + 1, max_steps)
-    return RefreshPolicy(keys.every_steps, _lag(keys), keys.max_age_steps or 3 * keys.every_steps, max_steps)
+    return RefreshPolicy(keys.every_steps, _lag(keys), INTERVALS_TO_STOP * keys.every_steps, max_steps)
 
 
 def refresh_problems(keys: RefreshConfig) -> Iterator[str]:
@@ -81,11 +82,6 @@ def refresh_problems(keys: RefreshConfig) -> Iterator[str]:
         yield (
             f"refresh.lag_steps is {lag}; expected 0 to refresh.every_steps ({keys.every_steps}), so that one "
             "refresh is adopted before the next starts"
-        )
-    if keys.max_age_steps is not None and keys.max_age_steps < keys.every_steps + lag:
-        yield (
-            f"refresh.max_age_steps is {keys.max_age_steps}; expected at least every_steps + lag_steps "
-            f"({keys.every_steps + lag}), the age that an index reaches before the next one"
         )
 
 

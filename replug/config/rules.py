@@ -228,8 +228,8 @@ def lm_problems(lm: LMConfig, trains: bool = False, votes: bool = False) -> Iter
     name, colon, seconds = (lm.path or "").partition(":")
     if name == "stand_in" and colon and not seconds.replace(".", "", 1).isdigit():
         yield f"lm.path is {lm.path}; expected stand_in, or stand_in:SECONDS such as stand_in:0.05"
-    if lm.gpus_per_replica and lm.gpus_per_replica > 1 and lm.gpus_per_replica % 1:
-        yield f"lm.gpus_per_replica is {lm.gpus_per_replica}; expected a share of one GPU, or whole GPUs"
+    if lm.gpus_per_replica and lm.gpus_per_replica % 1:
+        yield f"lm.gpus_per_replica is {lm.gpus_per_replica}; expected whole GPUs, or 0 for processors"
     if lm.score is Teacher.yes and lm.prompt is None and not votes:
         yield f"lm.prompt is missing; expected a question to answer by yes or no, such as 'lm.prompt=\"{YES_PROMPT}\"'"
     yield from _prompt_problems(lm)
@@ -399,22 +399,17 @@ def _index_problems(config: Config | EvaluationConfig) -> Iterator[str]:
         yield "index.kind is empty; expected a preset such as flat_fp16, or a FAISS factory string"
     if names_store(config.data.corpus) and index.kind != (exact := type(index)().kind):
         yield f"index.kind is {index.kind}; expected {exact}, since the store of data.corpus is the index"
-    for key in ("gpus_per_builder", "gpus_per_searcher"):
-        if (getattr(index, key) or 0.0) > 1:
-            yield f"index.{key} is {getattr(index, key)}; expected at most 1. Raise index.num_builders or num_shards"
 
 
 def _resource_problems(config: Config) -> Iterator[str]:
     for role in ("train", "score", "index"):
         value = getattr(config.resources, role)
-        if isinstance(value, str) and value != "auto":
-            yield f"resources.{role} is {value}; expected a number or auto"
-        elif isinstance(value, int | float) and (not 0 < value < math.inf or (value > 1 and value % 1)):
-            yield f"resources.{role} is {value}; expected a whole number above 0, a share of one GPU, or auto"
+        if value != "auto" and (isinstance(value, str) or value < 1):
+            yield f"resources.{role} is {value}; expected a whole number above 0, or auto"
     if config.resources.score != "auto" and config.lm.url:
         yield "resources.score is set, but a server (lm.url) runs the LM; expected it only with lm.path. Remove it"
     ranks = config.resources.train
-    parts = config.train.micro_batches * (int(max(1, ranks)) if isinstance(ranks, int | float) else 1)
+    parts = config.train.micro_batches * (ranks if isinstance(ranks, int) else 1)
     if config.train.batch_size % parts:
         yield (
             f"train.batch_size is {config.train.batch_size}; expected a multiple of ranks x micro_batches "
@@ -478,8 +473,8 @@ def _with_labels(config: Config) -> Iterator[str]:
     if config.train.labels == OWN_LABELS:
         yield from labelling_problems(config)
     ranks = config.resources.train
-    if isinstance(ranks, int | float) and ranks > 1:
-        yield f"resources.train is {ranks:g} with train.labels; expected 1 or auto, since one rank trains on labels"
+    if isinstance(ranks, int) and ranks > 1:
+        yield f"resources.train is {ranks} with train.labels; expected 1 or auto, since one rank trains on labels"
 
 
 def labelling_problems(config: Config) -> Iterator[str]:

@@ -15,10 +15,8 @@ from replug.config.choices import (
     DType,
     LMScore,
     Precision,
-    Rerank,
     ServerAPI,
     Similarity,
-    SwapMode,
     Teacher,
     TooLong,
     TrainedSide,
@@ -117,7 +115,7 @@ class LMConfig:
     )
     gpus_per_replica: float | None = key(
         None,
-        "GPUs per scorer replica: a fraction shares a GPU. Default: derived from resources.score.",
+        "Whole GPUs per scorer replica. Default: as many as hold the LM.",
         FROM_0,
         resumable=True,
     )
@@ -218,22 +216,15 @@ class RefreshConfig:
         "Steps from trigger to adoption, 0 (wait) or when_ready (not reproducible). Default: every_steps/2.",
         RULED,
     )
-    max_age_steps: int | None = key(
-        None, "Training stops if the index is older, in steps. Default: 3 x every_steps.", ABOVE_0, resumable=True
-    )
 
 
 @dataclass
 class IndexConfig:
     kind: str = key("flat_fp16", "Index type: flat_fp16 (exact), sq8, pq, ivf_sq8, ivf_pq, or a FAISS factory string.")
     nprobe: int | None = key(None, "Number of IVF lists that a search visits. Default: depends on index.kind.", ABOVE_0)
-    rerank: Rerank = key(Rerank.stored, "Rerank results of a lossy index by its stored vectors, or none.")
     dims: int | None = key(None, "Store and search only this many leading dimensions. Default: all.", ABOVE_0)
     num_shards: int | None = key(
-        None, "Number of shards, each with one searcher actor. Default: derived from resources.index.", ABOVE_0
-    )
-    num_builders: int | None = key(
-        None, "Number of actors that embed the corpus. Default: derived from resources.index.", ABOVE_0, resumable=True
+        None, "Number of shards, each with one searcher actor. Default: one per GPU or node that searches.", ABOVE_0
     )
     block_documents: int = key(
         1024, "Documents per block. A builder embeds whole blocks, and index files hold whole blocks.", ABOVE_0
@@ -241,37 +232,17 @@ class IndexConfig:
     dtype: DType = key(
         DType.auto, "Precision for embedding the corpus: auto, float32, bfloat16 or float16 (finer than bfloat16)."
     )
-    tokens_per_batch: int | None = key(
-        None, "Padded tokens per forward pass of a builder. Default: 2,048; 32,768 on a GPU.", ABOVE_0
-    )
-    gpus_per_builder: float | None = key(
-        None, "GPU share per builder, 0 to 1. Default: derived from resources.index.", FROM_0, resumable=True
-    )
-    gpus_per_searcher: float | None = key(
-        None,
-        "GPU share per searcher, 0 to 1. Default: a GPU if its vectors fit.",
-        FROM_0,
-        resumable=True,
-    )
-    swap: SwapMode = key(
-        SwapMode.double,
-        "double: searchers hold two index versions; blue_green: new searchers replace the builders.",
-        resumable=True,
-    )
-    max_attempts: int = key(3, "Attempts per build or load step before a refresh fails.", ABOVE_0, resumable=True)
 
 
 @dataclass
 class ResourcesConfig:
-    # GPUs per role (or a share of one), or processes on a cluster without GPUs. Keys set in `lm` and `index` win.
-    train: int | float | str = key(
-        "auto", "Trainer ranks, one GPU each, or a GPU share. auto: one in eight GPUs.", RULED, resumable=True
+    # Whole GPUs per role, or processes on a cluster without GPUs.
+    train: int | str = key("auto", "Trainer ranks, one GPU each. auto: one in eight GPUs.", RULED, resumable=True)
+    score: int | str = key(
+        "auto", "GPUs for scorer replicas. auto: all that training leaves, with the index.", RULED, resumable=True
     )
-    score: int | float | str = key(
-        "auto", "GPUs for scorer replicas. auto: all GPUs that training and index leave.", RULED, resumable=True
-    )
-    index: int | float | str = key(
-        "auto", "GPUs for builders and searchers. auto: one in eight GPUs.", RULED, resumable=True
+    index: int | str = key(
+        "auto", "GPUs for the index's actors. auto: all that training leaves, with scoring.", RULED, resumable=True
     )
 
 

@@ -111,7 +111,7 @@ def _find(
         warn_of_similarity(encoder, path, config.retriever.similarity, "retriever.similarity")
     else:
         warn_of_similarity(encoder, path, config.similarities.get(source), f"similarities.{source}")
-    with sole_writer(root), closing(IndexService(root, run.index)) as index:
+    with sole_writer(root), closing(IndexService(root)) as index:
         require_same_index(run, encoder, corpus, index.store)
         build_version(run, encoder, corpus, index, IndexState(0, 0))
         result = index.search(0, embed(encoder), k)

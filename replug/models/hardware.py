@@ -15,7 +15,6 @@ import psutil
 import torch
 
 from replug.cluster.environment import allowed_cores
-from replug.cluster.gpus import rehearsal, torch_device
 from replug.config.errors import UserError
 
 DRIVER, DEVICES = Path("/proc/driver/nvidia/version"), Path("/dev")
@@ -90,9 +89,9 @@ def available_cores() -> int:
 
 def default_device() -> torch.device:
     """Return the GPU that this process sees, else the CPU. Raises UserError for a GPU that torch cannot use."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES") and rehearsal() is None:
+    if os.environ.get("CUDA_VISIBLE_DEVICES"):
         check_gpus()
-    return torch.device(torch_device(torch.cuda.is_available()))
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def check_gpus() -> None:

@@ -71,7 +71,7 @@ def plan_training(
     lm = lm_size(config.lm.path) if config.lm.path else None
     roles = ("train", "score", "index") if is_live(config) else ("score", "index")
     layout = lay_out(config, devices.as_nodes(), run_sizes(config, counts.documents, devices.has_bfloat16), roles)
-    held = host_bytes(layout.config, counts.documents, devices.has_bfloat16, devices.nodes)
+    held = host_bytes(layout.config, counts.documents, devices.has_bfloat16, devices.nodes, layout.index)
     if devices.model is None:
         _require_memory(held)
     units, stages = seconds_of(config, counts, layout, devices, retriever, lm), run_stages(config, counts)
@@ -193,9 +193,9 @@ def _searches_on_gpu(layout: Layout) -> bool:
 
 def _devices_of(layout: Layout) -> dict[str, int]:
     """Return the GPUs of each role, at least one; nodes search where GPUs do not."""
-    counts = {role: max(1, sum(role in _roles_on(gpu) for gpu in layout.gpus)) for role in ROLES.values()}
+    counts = {role: max(1, sum(gpu.count for gpu in layout.gpus if role in _roles_on(gpu))) for role in ROLES.values()}
     if not _searches_on_gpu(layout):
-        counts["search"] = max(1, len({gpu.node.name for gpu in layout.gpus}))
+        counts["search"] = layout.index.num_shards
     return counts
 
 
@@ -204,9 +204,9 @@ def gpus_by_roles(layout: Layout) -> list[dict[str, Any]]:
     kinds: dict[tuple, dict[str, Any]] = {}
     for gpu in layout.gpus:
         roles, taken = sorted({NAMES[actor.key] for actor in gpu.actors}), round(gpu.num_bytes / 1e9, 3)
-        limit = gpu.node.gpu_limit / 1e9
+        limit = gpu.limit / 1e9
         kind = kinds.setdefault((*roles, taken), {"roles": roles, "count": 0, "gb": taken, "limit_gb": limit})
-        kind["count"] += 1
+        kind["count"] += gpu.count
     return list(kinds.values())
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from replug.cluster.gpu_shares import Sizes
-from replug.cluster.layout import index_actors, scorers
+from replug.cluster.layout import VERSIONS, IndexActors, scorers
 from replug.config.choices import TrainedSide
 from replug.config.errors import UserError
 from replug.config.paths import names_store
@@ -22,6 +22,7 @@ from replug.planning.model_sizes import BERT_BASE, ModelSize, encoder_size, lm_s
 from replug.planning.stages import Counts, Lengths, lengths, num_pairs
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+ON_PROCESSORS = IndexActors()
 FLOAT32, FLOAT16 = 4, 2
 POSITIONS_PER_PRODUCT = 256  # given to the output layer at once (models/local/output_layer.py)
 # Of each token in a layer, for each unit of width, beside what the matrices read: norms, and sums in float32. A gated
@@ -97,7 +98,7 @@ def scoring_bytes(keys: LMConfig, lm: ModelSize, has_bfloat16: bool) -> float:
 def embedding_bytes(config: Config, retriever: ModelSize, has_bfloat16: bool) -> float:
     """Return the bytes of a builder: its encoder and one pass."""
     dtype = resolve_dtype(config.index.dtype.value, has_bfloat16)
-    tokens = config.index.tokens_per_batch or ENCODER_TOKENS["cuda"]
+    tokens = ENCODER_TOKENS["cuda"]
     return retriever.parameters * DTYPE_BYTES[dtype] + pass_bytes(retriever, tokens, dtype)
 
 
@@ -166,7 +167,7 @@ def _vector_bytes(config: Config, retriever: ModelSize, num_documents: int) -> f
     if names_store(config.data.corpus):
         return 0.0
     dim, index = searched_width(config, retriever.dim), config.index
-    factory = resolve_kind(index.kind, dim, num_documents, index.nprobe, rerank=True).factory
+    factory = resolve_kind(index.kind, dim, num_documents, index.nprobe).factory
     each = FLOAT16 * dim if factory is None else bytes_per_vector(factory, dim, num_documents)
     return None if each is None else num_documents * each
 
@@ -174,21 +175,23 @@ def _vector_bytes(config: Config, retriever: ModelSize, num_documents: int) -> f
 # In a node's memory -----------------------------------------------------------------------------------------------
 
 
-def host_bytes(config: Config, num_documents: int, has_bfloat16: bool, num_nodes: int = 1) -> float:
+def host_bytes(
+    config: Config, num_documents: int, has_bfloat16: bool, num_nodes: int = 1, index: IndexActors = ON_PROCESSORS
+) -> float:
     """Return the bytes on a node of the trainer's weights, of LMs on processors and of vectors that no GPU holds.
 
-    `config` is laid out. Vectors are there in two versions while they are swapped.
+    `config` is laid out, with those actors of the index. Vectors are there in two versions while they are swapped.
     """
     retriever, (num_scorers, gpus_per_scorer) = retriever_or_base(config), scorers(config.lm)
     lm = known(lm_size, config.lm.path) if config.lm.path and not gpus_per_scorer else None
     dtype = resolve_dtype(config.lm.dtype.value, has_bfloat16)
     weights = num_scorers * lm.parameters * DTYPE_BYTES[dtype] if lm else 0
-    vectors, actors = 0.0, index_actors(config.index)
-    if not actors.gpus_per_searcher:
+    vectors = 0.0
+    if not index.search_on_gpu:
         known_bytes = _vector_bytes(config, retriever, num_documents or 1)
         largest = num_documents * FLOAT32 * searched_width(config, retriever.dim)
-        vectors = 2 * (largest if known_bytes is None else known_bytes)
-    return state_bytes(config, retriever) + (weights + vectors) / min(num_nodes, actors.num_shards)
+        vectors = VERSIONS * (largest if known_bytes is None else known_bytes)
+    return state_bytes(config, retriever) + (weights + vectors) / min(num_nodes, index.num_shards)
 
 
 # On disk ----------------------------------------------------------------------------------------------------------
@@ -224,9 +227,9 @@ def version_bytes(config: Config, num_documents: int, retriever: ModelSize) -> f
     if names_store(config.data.corpus):
         return encoder
     dim, index = searched_width(config, retriever.dim), config.index
-    factory = resolve_kind(index.kind, dim, num_documents or 1, index.nprobe, rerank=True).factory
+    factory = resolve_kind(index.kind, dim, num_documents or 1, index.nprobe).factory
     codes = (_vector_bytes(config, retriever, num_documents or 1) or 0.0) if factory else 0.0
-    centroids = (index_actors(index).num_shards + 1) * num_lists(factory or "") * FLOAT32 * dim
+    centroids = ((index.num_shards or 1) + 1) * num_lists(factory or "") * FLOAT32 * dim
     return encoder + FLOAT16 * dim * num_documents + codes + centroids
 
 

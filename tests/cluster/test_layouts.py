@@ -3,9 +3,6 @@
 Who is on which GPU is asked of the actors themselves.
 """
 
-import json
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -29,10 +26,7 @@ from replug.config.load import load_config
 from replug.config.schema import Config
 from replug.index_workers.service import IndexService
 from replug.planning.memory import run_sizes
-from replug.train.report import device_shares
-from replug.train.run_dir import RunDirectory
 from tests.support.command_line import ROOT
-from tests.support.fake_cluster import fake_cluster
 from tests.support.local_cluster import join, local_cluster
 from tests.support.stand_in_actors import StandIn, Where, where
 
@@ -69,7 +63,7 @@ def paper(address: str, *overrides: str) -> Config:
 def all_places(config: Config, index: IndexService) -> dict[tuple[str, int], Where]:
     """Where every actor is: the index service's own, and stand-ins made as scorers and ranks are."""
     stand_in = ray.remote(StandIn)
-    gpus = {TRAINER: min(1.0, float(config.resources.train)), SCORER: config.lm.gpus_per_replica or 0.0}
+    gpus = {TRAINER: 1.0, SCORER: config.lm.gpus_per_replica or 0.0}
     counts = {TRAINER: int(config.resources.train), SCORER: config.lm.num_replicas or 0}
     actors = {
         (key, number): stand_in.options(**places.place(key, number, gpus[key], {})).remote()
@@ -89,10 +83,10 @@ def check_layout(address: str, folder: Path, *overrides: str) -> dict[tuple[str,
     with ray_cluster(config, sizes=sizes) as laid_out:
         here = ray.get_runtime_context().get_node_id()
         nodes = [replace(node, gpu_bytes=A100) for node in nodes_of(ray.nodes(), here)]
-        with closing(IndexService(folder, laid_out.index)) as index:
+        with closing(IndexService(folder)) as index:
             found = all_places(laid_out, index)
         planned = lay_out(config, nodes, sizes)
-    num_bytes = {(actor.key, actor.number): (actor.num_bytes or 0.0) / max(1.0, actor.gpus) for actor in planned.actors}
+    num_bytes = {(actor.key, actor.number): actor.bytes_per_gpu for actor in planned.actors}
     on_gpu: dict[tuple[str, str], float] = defaultdict(lambda: -CONTEXT_BYTES)  # the first process's is not counted
     for actor, (node, gpus, visible) in found.items():
         assert visible == ",".join(gpus), actor  # an actor without GPUs sees none
@@ -100,8 +94,7 @@ def check_layout(address: str, folder: Path, *overrides: str) -> dict[tuple[str,
             on_gpu[node, gpu] += num_bytes[actor] + CONTEXT_BYTES
     assert set(num_bytes) == set(found)
     assert found[TRAINER, 0][0] == here
-    assert len(on_gpu) == sum(bool(gpu.actors) for gpu in planned.gpus)
-    assert sorted(on_gpu.values()) == pytest.approx(sorted(gpu.num_bytes for gpu in planned.gpus if gpu.actors))
+    assert sorted(on_gpu.values()) == pytest.approx(sorted(gpu.num_bytes for gpu in planned.gpus))
     assert max(on_gpu.values()) <= 0.92 * A100
     return found
 
@@ -114,8 +107,14 @@ def test_two_nodes_of_four(cluster, tmp_path):
 
 
 @pytest.mark.slow
+def test_scoring_and_the_index_on_the_same_gpus(cluster, tmp_path):
+    found = check_layout(cluster(4, 4), tmp_path)
+    assert all(found[SEARCHER, n] == found[BUILDER, n] == found[SCORER, n] for n in range(7))
+
+
+@pytest.mark.slow
 def test_searchers_in_host_memory_and_scorers_without_gpus_see_none_and_others_keep_theirs(cluster, tmp_path):
-    keys = ["index.gpus_per_searcher=0", "lm.gpus_per_replica=0", "lm.num_replicas=2"]
+    keys = ["index.kind=pq", "index.num_shards=2", "lm.gpus_per_replica=0", "lm.num_replicas=2"]
     found = check_layout(cluster(4, 4), tmp_path, *keys)
     for key in (SEARCHER, SCORER):
         assert [found[key, number][1:] for number in range(2)] == [((), "")] * 2
@@ -124,33 +123,9 @@ def test_searchers_in_host_memory_and_scorers_without_gpus_see_none_and_others_k
 
 
 @pytest.mark.slow
-def test_at_a_swap_the_next_versions_searchers_come_where_the_builders_were(cluster, tmp_path):
-    keys = ["index.swap=blue_green", "resources.train=1", "resources.score=1", "resources.index=2"]
-    config = paper(cluster(8), *keys)
-    with (
-        ray_cluster(config, ("train", "index"), sizes=run_sizes(config, 3_600_000, has_bfloat16=True)) as laid_out,
-        closing(IndexService(tmp_path, laid_out.index)) as index,
-    ):
-        first_builder, sides = places_of(index.builders.handles()), []
-        for _ in range(2):
-            green = index._make_green()
-            searcher, builder = places_of(green.actors), places_of(index.builders.handles())
-            sides.append((searcher, builder))
-            assert searcher != builder
-            green.close()
-        assert sides[0][0] == first_builder
-        assert sides[1] == sides[0][::-1]
-
-
-def places_of(actors: list[Any]) -> list[Where]:
-    found: list[Where] = ray.get([actor.__ray_call__.remote(where) for actor in actors], timeout=SECONDS)
-    return found
-
-
-@pytest.mark.slow
 def test_rank_0_keeps_its_gpu_on_the_commands_node_whatever_scorers_take(cluster):
     """A pool asks for more scorers than there is room for; the trainer's GPU is held all the while."""
-    config = paper(cluster(4, 4), "resources.train=1", "index.gpus_per_builder=0", "index.gpus_per_searcher=0")
+    config = paper(cluster(4, 4), "resources.train=1", "resources.index=1")
     config.lm.num_replicas, config.lm.gpus_per_replica = 8, 2  # of which three find room
     with ray_cluster(config) as laid_out:
         gpus = laid_out.lm.gpus_per_replica or 0.0
@@ -200,41 +175,3 @@ def test_the_gpu_of_rank_0_is_found_by_its_name_and_not_by_rays_number(monkeypat
         places.device_of(places.SeenGPU("7", "uuid-c"))
     with pytest.raises(UserError, match="which its workers do not see"):
         places.device_of(places.SeenGPU("7", None))
-
-
-# Whole runs on two fake GPUs ------------------------------------------------------------------------------------
-
-SPLIT = {"train": 0.5, "index": 0.5, "score": 1}
-SHARED = {"train": 1, "index": 2, "score": 2}
-
-
-def losses(address: str, run_dir: Path, resources: dict[str, float]) -> list[float]:
-    keys = [f"resources.{role}={gpus}" for role, gpus in resources.items()]
-    keys += [f"ray.address={address}", f"run_dir={run_dir}", "train.max_steps=24", "evaluate.max_examples=4"]
-    command = [sys.executable, "-m", "replug.commands.cli", "train", str(ROOT / "configs/debug.yaml"), *keys]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    assert sum(row["index/swapped"] for row in rows) == 2
-    return [row["train/loss"] for row in rows]
-
-
-@pytest.mark.nightly
-def test_the_losses_of_shared_gpus_are_those_of_a_split(tmp_path: Path) -> None:
-    with fake_cluster(1, 2, 80.0) as cluster:
-        split, shared = (
-            losses(cluster.address, tmp_path / name, resources)
-            for name, resources in (("split", SPLIT), ("shared", SHARED))
-        )
-    assert len(split) == 24
-    assert shared == split
-    assert roles_of(tmp_path / "split") == [{"embed", "search", "train"}, {"score"}]
-    first, second = roles_of(tmp_path / "shared")
-    assert {"embed", "train"} <= first and "embed" in second
-    assert "score" in first | second  # whichever scorer was free has a step's one unit
-
-
-def roles_of(run: Path) -> list[set[str]]:
-    """That each GPU worked for."""
-    shares = device_shares(RunDirectory(run).read_device_use())
-    return [{role for role, share in of.items() if share and role != "idle"} for of in shares.values()]

@@ -1,20 +1,14 @@
 """The lossy kinds: what FAISS is asked to build, and what it finds, against brute force."""
 
-import re
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
-import faiss
 import numpy as np
 import pytest
 
 from replug.config.errors import RunError, UserError
-from replug.config.load import load_config
-from replug.index_workers import faiss_index
-from replug.index_workers.build import index_kind
 from replug.index_workers.faiss_index import (
     FaissShard,
     check_kind,
@@ -25,7 +19,6 @@ from replug.index_workers.faiss_index import (
 )
 from replug.index_workers.kinds import (
     POINTS_PER_LIST,
-    SEARCH_BYTES,
     IndexKind,
     default_nprobe,
     default_overretrieve,
@@ -56,8 +49,7 @@ def make_shard(folder: Path, kind: IndexKind, blocks: list[np.ndarray] | None = 
     quantizer, out = folder / "quantizer.faiss", folder / "shard.faiss"
     assert train_quantizer(kind, VECTORS, quantizer) == ROWS
     assert fill(quantizer, blocks, out) == sum(map(len, blocks))
-    vectors = BlockVectors(FIRST_ROW, blocks, DIM) if kind.rerank else None
-    return FaissShard(out, FIRST_ROW, kind, vectors)
+    return FaissShard(out, kind, BlockVectors(FIRST_ROW, blocks, DIM))
 
 
 def brute_force(k: int, queries: np.ndarray = QUERIES) -> tuple[np.ndarray, np.ndarray]:
@@ -94,38 +86,6 @@ def test_what_could_not_be_filled_or_searched_is_refused_beforehand(factory: str
     check_kind(IndexKind("IVF64,SQ8"), DIM, 64)
 
 
-# What a GPU can hold --------------------------------------------------------------------------------------
-
-# By the GpuCloner.cpp of FAISS 1.15, tried with faiss-gpu 1.15.1, and the rules of GpuIndexIVFPQ and its like.
-REFUSED = ["SQ8", "SQ4", "SQbf16", "PQ16", "PQ16np", "PQ16x4", "PQ16x4fs", "IVF16,PQ16x4", "IVF16,PQ16x4fs"]
-REFUSED += ["IVF16,PQ32x6", "IVF16,PQ6", "IVF16,PQ192", "IVF16,SQbf16", "IVF16,FlatDedup", "HNSW8", "NSG16"]
-REFUSED += ["IVF16_HNSW8,SQ8", "IVF16,RaBitQ", "IVF16,RaBitQfs", "PCA32,SQ8", "OPQ16_64,PQ16", "IVF256(RCQ2x4),SQ8"]
-
-
-@pytest.mark.parametrize("factory", REFUSED)
-def test_what_faiss_does_not_copy_to_a_gpu_is_refused_with_what_would_do(factory: str) -> None:
-    check_kind(IndexKind(factory), 192, 100_000)
-    with pytest.raises(UserError, match="which FAISS cannot hold on a GPU") as caught:
-        check_kind(IndexKind(factory), 192, 100_000, k_on_gpu=20)
-    assert f"index.kind is {factory}" in str(caught.value) and "set index.gpus_per_searcher=0" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        (["index.kind=sq8"], "index.kind is SQ8, which FAISS cannot hold on a GPU (IndexScalarQuantizer is not there)"),
-        (["index.kind=ivf_sq8", "index.nprobe=4096"], "index.nprobe is 4096; expected at most 2048"),
-        (["index.kind=ivf_sq8", "retrieve.k=600"], "retrieve.k times its candidates is 2400; expected at most"),
-        (["index.kind=ivf_sq8", "retrieve.k=505", "retrieve.exclude_own_source=true"], "is 2052; expected at most"),
-    ],
-)
-def test_a_configuration_that_no_gpu_could_search_is_refused(overrides: list[str], says: str) -> None:
-    debug = Path(__file__).parents[2] / "configs/debug.yaml"
-    index_kind(load_config(debug, overrides), 384, 10**7)
-    with pytest.raises(UserError, match=re.escape(says)):
-        index_kind(load_config(debug, [*overrides, "index.gpus_per_searcher=0.5"]), 384, 10**7)
-
-
 # What is found --------------------------------------------------------------------------------------------
 
 FACTORIES = ["SQ8", "IVF16,SQ8", "OPQ4_16,IVF16,PQ4np", "PCA8,SQ8", "PCAR8,IVF16,SQ8", "IVF16_HNSW8,SQ8"]
@@ -145,7 +105,7 @@ def test_every_document_is_found_once_whatever_the_lists_hold(tmp_path: Path, fa
 @pytest.mark.parametrize("factory", FACTORIES)
 def test_reordered_by_the_stored_vectors_the_similarities_are_exact(tmp_path: Path, factory: str) -> None:
     """As many candidates as there are documents make the whole answer exact."""
-    shard = make_shard(tmp_path, IndexKind(factory, nprobe=16, rerank=True, overretrieve=ROWS))
+    shard = make_shard(tmp_path, IndexKind(factory, nprobe=16, overretrieve=ROWS))
     rows, similarities = shard.search(QUERIES, 10)
     np.testing.assert_array_equal(rows, brute_force(10)[0])
     np.testing.assert_array_equal(similarities, brute_force(10)[1])
@@ -208,8 +168,8 @@ def test_an_index_file_that_the_disk_does_not_take_is_an_error_that_names_it(tmp
 # The kind that a name in the configuration becomes ---------------------------------------------------------
 
 
-def resolve(name: str, num_documents: int = 100_000, nprobe: int | None = None, rerank: bool = True) -> IndexKind:
-    return resolve_kind(name, 384, num_documents, nprobe, rerank)
+def resolve(name: str, num_documents: int = 100_000, nprobe: int | None = None) -> IndexKind:
+    return resolve_kind(name, 384, num_documents, nprobe)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +184,7 @@ def resolve(name: str, num_documents: int = 100_000, nprobe: int | None = None, 
     ],
 )
 def test_a_preset_becomes_a_factory_string_and_any_other_name_is_one(name: str, factory: str, nprobe: int) -> None:
-    assert resolve(name) == IndexKind(factory, nprobe, rerank=True, overretrieve=default_overretrieve(factory))
+    assert resolve(name) == IndexKind(factory, nprobe, overretrieve=default_overretrieve(factory))
 
 
 @pytest.mark.parametrize("documents", [1, 38, 39, 78, 1000, 10_000, 1_000_000, 36_000_000])
@@ -240,25 +200,3 @@ def test_the_lists_of_a_preset_are_a_power_of_two_that_can_be_trained(documents:
 def test_nprobe_is_by_default_a_32nd_of_the_lists_and_eight_at_least(codes: str, nprobe: list[int]) -> None:
     assert [default_nprobe(f"IVF{lists},{codes}") for lists in (1, 128, 1024, 65536)] == nprobe
     assert default_nprobe(codes) == 0
-
-
-def test_each_index_on_a_gpu_has_bounded_scratch_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, copied = [], []
-
-    class Resources(SimpleNamespace):
-        def __init__(self) -> None:
-            made.append(self)
-
-        def setTempMemory(self, num_bytes: int) -> None:
-            self.temp = num_bytes
-
-        def setPinnedMemory(self, num_bytes: int) -> None:
-            self.pinned = num_bytes
-
-    monkeypatch.setattr(faiss, "StandardGpuResources", Resources, raising=False)
-    monkeypatch.setattr(faiss, "GpuClonerOptions", SimpleNamespace, raising=False)
-    monkeypatch.setattr(faiss, "index_cpu_to_gpu", lambda of, *_: copied.append(of), raising=False)
-    for _ in range(2):  # one is searched while the next version is copied, each by its own thread
-        faiss_index._to_gpu(faiss.index_factory(8, "Flat"))
-    assert len(made) == 2 and copied == made and made[0] is not made[1]
-    assert SEARCH_BYTES / 2 < sum(one.temp for one in made) < SEARCH_BYTES and made[0].pinned < 128 << 20

@@ -41,7 +41,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "a million shards": {"num_shards": 10**6},
     "a key too many": {"command": "rm"},
     "another corpus": {"corpus_path": "/etc", "corpus_relative": "../../../../../../etc"},
-    "a kind that is none": {"kind": {"factory": "import os", "rerank": True}},
+    "a kind that is none": {"kind": {"factory": "import os"}},
 }
 
 

@@ -2,7 +2,6 @@
 
 import os
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -74,55 +73,6 @@ def recording(store: VersionStore, monkeypatch: pytest.MonkeyPatch) -> tuple[Sea
 
 def query(number: float, rows: int = 1) -> np.ndarray:
     return np.full((rows, DIM), number, dtype=np.float32)
-
-
-def together(recording: tuple[Searcher, RecordingShard], first: Callable, others: list[Callable]) -> list:
-    """What each call gives or raises, where the others arrive while the first is searched."""
-    searcher, shard = recording
-    with ThreadPoolExecutor(1 + len(others)) as threads:
-        futures = [threads.submit(first)]
-        assert shard.begun.acquire(timeout=100)
-        futures += [threads.submit(call) for call in others]
-        loaded = searcher._versions[0]
-        while len(loaded._waiting) < len(others):
-            threading.Event().wait(0.001)
-        shard.let_on.set()
-        return [future.exception(20) or future.result() for future in futures]
-
-
-def test_calls_that_arrive_during_a_search_are_answered_by_the_next_and_each_gets_its_own(recording) -> None:
-    searcher, shard = recording
-    sizes = [1 + number % 3 for number in range(20)]
-    calls = [
-        lambda number=number, rows=rows: searcher.search(0, query(number, rows), 2 + number)
-        for number, rows in enumerate(sizes)
-    ]
-    answers = together(recording, lambda: searcher.search(0, query(77), 3), calls)
-    assert shard.batches == [(1, 3), (sum(sizes), 21)]
-    for number, (rows, similarities) in enumerate(answers[1:]):
-        assert rows.tolist() == [list(range(2 + number))] * sizes[number]
-        np.testing.assert_array_equal(similarities, number - rows)
-
-
-def test_calls_whose_answers_would_depend_on_each_other_are_searched_alone_in_their_order(recording) -> None:
-    searcher, shard = recording
-    shard.is_independent = False
-    calls = [lambda number=number: searcher.search(0, query(number, 2), 2 + number) for number in range(5)]
-    answers = together(recording, lambda: searcher.search(0, query(77), 3), calls)
-    assert shard.batches[0] == (1, 3)
-    assert sorted(shard.batches[1:]) == [(2, 2 + number) for number in range(5)]
-    for number, (rows, similarities) in enumerate(answers[1:]):
-        assert rows.tolist() == [list(range(2 + number))] * 2
-        np.testing.assert_array_equal(similarities, number - rows)
-
-
-def test_an_error_reaches_every_caller_of_its_batch_and_no_other(recording) -> None:
-    searcher, _ = recording
-    calls = [lambda number=number: searcher.search(0, query(number), 3) for number in (1, -1, 2)]
-    first, *others = together(recording, lambda: searcher.search(0, query(0), 3), calls)
-    assert first[0].tolist() == [[0, 1, 2]]
-    assert [str(error) for error in others] == ["a negative query"] * 3
-    assert searcher.search(0, query(5), 1)[0].tolist() == [[0]]
 
 
 # Versions -------------------------------------------------------------------------------------------------

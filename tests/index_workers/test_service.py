@@ -15,10 +15,10 @@ import pytest
 import ray
 import torch
 
-from replug.config.choices import SwapMode
+from replug.cluster.layout import IndexActors
 from replug.config.errors import UserError
 from replug.config.load import load_config
-from replug.config.schema import Config, IndexConfig
+from replug.config.schema import Config
 from replug.data.store import PreparedSet
 from replug.index_workers.build import publish_snapshot
 from replug.index_workers.build_plan import BuildPlan, IndexState
@@ -52,8 +52,7 @@ def encoder(debug_config: Config) -> Encoder:
 def service(folder: Path, data: PreparedSet, ray_session: None) -> Iterator[IndexService]:
     """One for all tests, since actors take seconds to start; each test takes `versions` of its own."""
     texts = [example.context for example in data.queries.examples(range(16))]
-    index = IndexConfig(num_shards=2, num_builders=2)
-    service = IndexService(folder / "index", index, texts, watched_k=10)
+    service = IndexService(folder / "index", texts, 10, IndexActors(num_shards=2, num_builders=2))
     yield service
     service.close()
 
@@ -164,7 +163,7 @@ def test_a_lossy_kind_is_measured_against_the_exact_answer(debug_config, data, e
     lossy = service.refresh(publish(debug_config, encoder, data, service, coarse, COARSE), old).result(300)
     assert 0.1 < lossy.measures.recall < 1
     assert lossy.measures.overlap == lossy.measures.recall  # the version before was exact, with the same vectors
-    every_list = IndexKind("IVF16,SQ8", nprobe=16, rerank=True, overretrieve=8)
+    every_list = IndexKind("IVF16,SQ8", nprobe=16, overretrieve=8)
     plan = replace(publish(debug_config, encoder, data, service, fine, every_list), quantizer_from=coarse)
     whole = service.refresh(plan, coarse).result(300)
     assert whole.measures.recall == 1
@@ -247,57 +246,14 @@ def test_a_version_that_was_loaded_in_part_does_not_answer_for_the_next_of_its_n
     plan = publish(debug_config, encoder, data, service, number)
     last_block = service.store.vectors_path(number, plan.num_files - 1)
     with monkeypatch.context() as patch:
-        patch.setattr(service, "_questions", lambda *_: last_block.unlink())  # between building and loading
+        publish_version = service.store.publish
+        patch.setattr(service.store, "publish", lambda plan: (publish_version(plan), last_block.unlink()))
         with pytest.raises(UserError, match=f"{last_block} is missing"):
             service.refresh(plan, live).result(300)
     service.refresh(publish(debug_config, moved(encoder), data, service, number), live).result(300)
     queries = encoder.encode(["some words"]).numpy()
     found = service.search(number, queries, 5)
     assert set(found.doc_rows[0]) == set(exact(encoder, data, queries, 5)[0])
-
-
-# Blue and green ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_blue_green_serves_each_version_with_searchers_of_its_own(debug_config, data, encoder, folder):
-    texts = [example.context for example in data.queries.examples(range(8))]
-    index = IndexConfig(swap=SwapMode.blue_green)
-    service = IndexService(folder / "blue_green", index, texts, watched_k=10)
-    try:
-        assert service.searchers == []
-        service.build(publish(debug_config, encoder, data, service, 0)).result(300)
-        service.prepare(0)
-        (blue,) = service.searchers
-        queries = encoder.encode(["some words"]).numpy()
-        before = service.search(0, queries, 5)
-        answers, stop = [], threading.Event()
-
-        def search_all_the_time() -> None:
-            while not stop.is_set():
-                answers.append(service.search(0, queries, 5))
-
-        thread = threading.Thread(target=search_all_the_time)
-        thread.start()
-        plan = publish(debug_config, moved(encoder), data, service, 1)
-        refreshed = service.refresh(plan, 0).result(300)  # for which the builders come back
-        stop.set()
-        thread.join(300)
-        assert {tuple(answer.similarities[0]) for answer in answers} == {tuple(before.similarities[0])}
-        assert refreshed.measures.overlap < 1
-        assert len(service.searchers) == 2
-        assert service._builders is None
-        service.commit(1)
-        (green,) = service.searchers
-        assert green != blue
-        assert ray.get(green.held.remote(), timeout=300) == [1]
-        with pytest.raises(ray.exceptions.ActorDiedError):
-            ray.get(blue.held.remote(), timeout=300)
-        assert service.search(1, queries, 5).similarities.tolist() != before.similarities.tolist()
-        service.build(publish(debug_config, encoder, data, service, 2)).result(300)
-        assert service.builders.num_up == 1
-    finally:
-        service.close()
 
 
 def wait_until(holds: Callable[[], object]) -> None:

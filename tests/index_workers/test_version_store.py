@@ -14,7 +14,7 @@ from replug.index_workers.version_store import Missing, VersionStore
 from tests.support.index_versions import PLAN, save_weights
 
 VECTORS = np.arange(20, dtype=np.float32).reshape(10, 2) / 8  # exact in float16
-SQ8 = replace(PLAN, kind=IndexKind("SQ8", rerank=True, overretrieve=4), num_shards=2)
+SQ8 = replace(PLAN, kind=IndexKind("SQ8", overretrieve=4), num_shards=2)
 IVF = replace(PLAN, kind=IndexKind("IVF2,SQ8", nprobe=1), num_shards=2)
 
 
@@ -102,7 +102,7 @@ def test_files_read_back_as_they_were_written_and_are_mapped(published: VersionS
 # The manifest -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("format", [None, 3, 7])
+@pytest.mark.parametrize("format", [None, 3, 8])
 def test_a_version_of_another_format_is_refused(published: VersionStore, format: int | None) -> None:
     for name, read in (("manifest.json", published.plan), ("inputs.json", published.pending_plan)):
         path = published.folder(3) / name

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from replug.cluster.layout import IndexActors
 from replug.config.choices import TrainedSide
 from replug.config.errors import UserError
 from replug.config.load import load_config
@@ -123,7 +124,7 @@ def test_an_index_version_takes_the_bytes_estimated(
     store, encoder = VersionStore(tmp_path), load_encoder(config.retriever)
     digest = store.save_snapshot(0, encoder.save)
     small = build_plan(config, encoder, prepared, store, IndexState(0, 0), digest)
-    factory = small.kind.factory and resolve_kind(kind, dim, rows, None, True).factory
+    factory = small.kind.factory and resolve_kind(kind, dim, rows, None).factory
     plan = replace(small, num_documents=rows, dim=dim, kind=replace(small.kind, factory=factory))
     random = np.random.default_rng(0)
     missing = store.begin(plan)
@@ -159,10 +160,10 @@ def test_vectors_and_lms_that_no_gpu_holds_are_in_the_nodes_memory(paper: Config
     alone = host_bytes(paper, 36_000_000, has_bfloat16=True)
     weights = 2 * 1557e6 + 4 * 4 * CONTRIEVER.parameters
     assert alone == pytest.approx(two_versions + weights, rel=0.01)
-    on_gpus = replace(
-        paper, index=replace(paper.index, gpus_per_searcher=0.5), lm=replace(paper.lm, gpus_per_replica=1.0)
+    on_gpus, index = replace(paper, lm=replace(paper.lm, gpus_per_replica=1.0)), IndexActors(search_on_gpu=True)
+    assert host_bytes(on_gpus, 36_000_000, has_bfloat16=True, index=index) == pytest.approx(
+        weights - 2 * 1557e6, rel=0.01
     )
-    assert host_bytes(on_gpus, 36_000_000, has_bfloat16=True) == pytest.approx(weights - 2 * 1557e6, rel=0.01)
     assert run_sizes(paper, 36_000_000, has_bfloat16=True).vectors == 36e6 * 768 * 2
 
 

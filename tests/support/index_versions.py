@@ -45,7 +45,7 @@ def save_weights(content: bytes) -> Callable[[Path], None]:
 
 DIM, ROWS = 4, 10
 VECTORS = np.random.default_rng(0).standard_normal((ROWS, DIM)).astype(np.float32)
-LOSSY = {"kind": IndexKind("SQ8", rerank=True, overretrieve=2), "num_shards": 2}
+LOSSY = {"kind": IndexKind("SQ8", overretrieve=2), "num_shards": 2}
 
 
 def save_encoder(folder: Path) -> None:

@@ -9,7 +9,6 @@ import torch
 from pytorch_lightning.plugins.environments import LightningEnvironment
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 
-from replug.cluster import gpus
 from replug.cluster.gpus import Busy, DeviceUse
 from replug.config.load import load_config
 from replug.config.schema import Config
@@ -66,15 +65,6 @@ def test_slurm_does_not_make_the_ranks(paper: Config, tmp_path: Path, monkeypatc
     assert (alone.world_size, alone.global_rank, alone.strategy.root_device) == (1, 0, torch.device("cuda", 3))
     first = lightning_trainer(paper, tmp_path, [], [], RankEnvironment(0, 2, "10.0.0.1", 1234, 3))
     assert (first.world_size, first.global_rank, first.strategy.root_device) == (2, 0, torch.device("cuda", 3))
-
-
-def test_a_rehearsal_trains_on_the_processor(paper: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in gpus.Rehearsal(8, 80.0).environment().items():
-        monkeypatch.setenv(name, value)
-    trainer = lightning_trainer(paper, tmp_path, [], [], RankEnvironment(0, 2, "10.0.0.1", 1234, 0))
-    assert isinstance(trainer.strategy, DDPStrategy)
-    assert trainer.strategy.root_device == torch.device("cpu")
-    assert trainer.strategy.process_group_backend == "gloo"
 
 
 # Who worked where, over a training that is interrupted ---------------------------------------------------------

@@ -61,28 +61,27 @@ SLOW = "lm.path=stand_in:0.15"
 def test_a_run_whose_disk_fills_up_stops_with_the_cause_and_goes_on_when_there_is_space(begin, finish, tmp_path):
     """Its losses are no quiet run's from there on: the refresh that failed was not adopted at its lag."""
     run = tmp_path / "run"
-    keys = [SLOW, "refresh.max_age_steps=10"]
     with small_disk(run / "index", megabytes=4) as disk:
-        process = begin(run, *keys)
+        process = begin(run, SLOW)
         wait_until(process, lambda: steps_done(run) >= 2)
         disk.leave(
             written_before(VersionStore(run / "index"), VersionStore(run / "index").plan(0), "vectors-00004.npy")
         )
         output = end(process, status=1)
         last = output.splitlines()[-1]
-        assert re.search(r"^replug: step 11: index v0 is 11 steps old, more than refresh.max_age_steps \(10\)", last)
+        assert re.search(r"^replug: step 19: index v0 is 19 steps old, more than 3 x refresh.every_steps \(18\)", last)
         assert re.search(r"v000001/vectors-0000\d\.\S+ cannot be written: No space left on device$", last)
-        assert "saved step 11: the same command goes on from there" in output
+        assert "saved step 19: the same command goes on from there" in output
         assert "Traceback" not in output
         disk.free()
-        assert "resuming at step 11" in finish(run, *keys)
+        assert "resuming at step 19" in finish(run, SLOW)
         rows = metrics(run)
         assert [row["step"] for row in rows] == list(range(STEPS))
         assert [row["step"] for row in rows if row["index/swapped"]] == [11, 15, 21]
         assert sorted(path.name for path in (run / "index").glob("v*")) == ["v000003", "v000004"]
 
 
-LOSSY_KEYS = [SLOW, "index.kind=IVF8,SQ8", "index.num_shards=2", "index.num_builders=2"]
+LOSSY_KEYS = [SLOW, "index.kind=IVF8,SQ8", "index.num_shards=2", "resources.index=2"]
 
 
 @pytest.mark.timeout(900)

@@ -20,9 +20,11 @@ import pytest
 import ray
 import torch
 
+from replug.cluster.layout import IndexActors
+from replug.config import refresh_policy
 from replug.config.errors import RunError
 from replug.config.load import load_config
-from replug.config.schema import Config, IndexConfig
+from replug.config.schema import Config
 from replug.data.store import PreparedSet
 from replug.index_workers.build import publish_snapshot
 from replug.index_workers.build_plan import BuildPlan, IndexState
@@ -53,7 +55,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedSet:
 
 @contextmanager
 def service_in(folder: Path) -> Iterator[IndexService]:
-    service = IndexService(folder, IndexConfig(num_shards=2, num_builders=2), watched_texts=["a text"], watched_k=5)
+    service = IndexService(folder, ["a text"], 5, IndexActors(num_shards=2, num_builders=2))
     yield service
     service.close()
 
@@ -133,11 +135,9 @@ def queries_of(encoder: Encoder) -> np.ndarray:
     return encoder.encode(TEXTS).numpy()
 
 
-def trainer_of(
-    tmp_path: Path, data: PreparedSet, service: IndexService, version: int, kind: str = FLAT, max_age: int = 30
-) -> Trainer:
+def trainer_of(tmp_path: Path, data: PreparedSet, service: IndexService, version: int, kind: str = FLAT) -> Trainer:
     """Refreshes start at steps 10, 20, ... and are adopted three later."""
-    keys = ["refresh.every_steps=10", f"refresh.max_age_steps={max_age}", "train.max_steps=99", "index.num_shards=2"]
+    keys = ["refresh.every_steps=10", "train.max_steps=99", "index.num_shards=2"]
     overrides = [f"run_dir={tmp_path / 'run'}", f"index.kind={kind}", *keys]
     return Trainer(load_config(ROOT / "configs/debug.yaml", overrides), data, service, version)
 
@@ -152,9 +152,10 @@ FULL_AT = [
 @pytest.mark.root
 @pytest.mark.parametrize(("kind", "name", "named"), FULL_AT)
 def test_a_disk_that_is_full_leaves_the_live_index_serving_until_it_is_too_old(
-    tmp_path, data, disk, service_on_disk, kind, name, named
+    tmp_path, data, disk, service_on_disk, kind, name, named, monkeypatch
 ):
-    trainer = trainer_of(tmp_path, data, service_on_disk, version := 0, kind, max_age=15)
+    monkeypatch.setattr(refresh_policy, "INTERVALS_TO_STOP", 1.5)
+    trainer = trainer_of(tmp_path, data, service_on_disk, version := 0, kind)
     store = service_on_disk.store
     disk.leave(written_before(store, store.plan(version), name))
     trainer.step_to(9, 10, 11, 12, 13)
@@ -330,8 +331,8 @@ def searcher_memory(service: IndexService) -> float:
 @pytest.mark.nightly
 @pytest.mark.usefixtures("ray_session")
 def test_memory_does_not_grow_with_the_number_of_swaps(tmp_path):
-    kind = IndexKind("IVF16,SQ8", 4, True, 4)
-    service = IndexService(tmp_path / "index", IndexConfig(num_shards=2, num_builders=1))
+    kind = IndexKind("IVF16,SQ8", 4, 4)
+    service = IndexService(tmp_path / "index", actors=IndexActors(num_shards=2))
     queries = np.random.default_rng(0).normal(size=(16, DIM)).astype(np.float32)
     memory, threads = [], []
     try:

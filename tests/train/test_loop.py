@@ -55,7 +55,7 @@ def test_the_debug_run_learns(quiet_run):
 def test_slowed_workers_change_no_number(quiet_run, tmp_path):
     """A sleeping LM on two replicas, and builders that are stopped and let go again all the time."""
     run = tmp_path / "slow"
-    process = start(run, "lm.path=stand_in:0.01", "lm.num_replicas=2", "index.num_builders=2")
+    process = start(run, "lm.path=stand_in:0.01", "lm.num_replicas=2", "resources.index=2")
     while process.poll() is None:
         builders = [p for p in descendants(process.pid) if "Builder" in name_of(p)]
         for signal_number in (signal.SIGSTOP, signal.SIGCONT):

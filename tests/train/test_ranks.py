@@ -95,7 +95,7 @@ def test_the_shares_of_all_ranks_and_parts_are_the_batch_in_its_order():
 
 def test_actors_without_room_are_refused_before_anything_starts(tmp_path):
     keys = [f"run_dir={tmp_path}/run", "resources.train=4", "lm.gpus_per_replica=64"]
-    with pytest.raises(UserError, match=r"^ray: the cluster has .*64 GPU"):
+    with pytest.raises(UserError, match=r"lm\.gpus_per_replica is 64"):
         train(load_config(ROOT / "configs/debug.yaml", keys))
     assert not (tmp_path / "run/index").exists()
 

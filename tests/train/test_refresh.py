@@ -118,7 +118,7 @@ def test_a_failed_refresh_leaves_the_live_index_until_it_is_too_old():
     for step in range(11, 16):
         control.at_boundary(step)
         assert control.live.version == 0
-    with pytest.raises(RunError, match=r"16 steps old.*refresh\.max_age_steps \(15\).*disk full"):
+    with pytest.raises(RunError, match=r"16 steps old.*refresh\.every_steps \(15\).*disk full"):
         control.at_boundary(16)
 
 

@@ -30,7 +30,6 @@ STEPS = 400 if FULL else 24
 OVERRIDES = [
     "resources.train=2",
     f"train.max_steps={STEPS}",
-    "index.max_attempts=100",
     "refresh.every_steps=6",
     "refresh.lag_steps=3",
     "checkpoint.every_steps=2",

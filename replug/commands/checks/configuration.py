@@ -144,10 +144,11 @@ def memory(config: Config) -> Check | None:
     if config.ray.address is not None:  # other machines' memory
         return None
     try:
-        laid_out = _layout_here(config).config
+        laid_out = _layout_here(config)
     except UserError:  # which `layout` says
         return None
-    free, needed = available_memory(), host_bytes(laid_out, known_documents(config) or 0, multiplies_bfloat16())
+    documents, free = known_documents(config) or 0, available_memory()
+    needed = host_bytes(laid_out.config, documents, multiplies_bfloat16(), index=laid_out.index)
     found = f"{free / GIB:.1f} GiB available, about {needed / GIB:.1f} needed for trainer, LM and index"
     return Check("memory", State.wrong if needed > free else State.ok, found, SMALLER)
 
@@ -161,10 +162,7 @@ def layout(config: Config) -> Check:
         laid_out = layout_on_cluster(config, _sizes(config)) if config.ray.address else _layout_here(config)
     except UserError as error:
         return Check("layout", State.wrong, str(error), SMALLER)
-    planned = [
-        f"{gpu.describe() or 'nobody'}: {gpu.num_bytes / GIB:.1f} of {gpu.node.gpu_limit / GIB:.1f} GiB"
-        for gpu in laid_out.gpus
-    ]
+    planned = [f"{gpu.describe()}: {gpu.num_bytes / GIB:.1f} of {gpu.limit / GIB:.1f} GiB" for gpu in laid_out.gpus]
     said = "; ".join([where, laid_out.describe(), *planned, *laid_out.notes])
     if laid_out.num_waiting:
         return Check("layout", State.warning, f"{said}: {laid_out.num_waiting} scorers find no room", SMALLER)

@@ -1,4 +1,4 @@
-"""Verify folders by their checksums, counts and dimensions, and a cache of scores by SQLite's own check."""
+"""Verify folders by their checksums, and a cache of scores by SQLite's own check."""
 
 import time
 from dataclasses import asdict
