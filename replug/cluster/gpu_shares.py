@@ -128,11 +128,16 @@ def _score_and_index(
 def _check(shares: Shares, takers: Collection[str]) -> None:
     """Raise UserError where the numbers of GPUs are none of the three layouts."""
     counts = {role: getattr(shares, role) for role in takers}
+    if "score" in takers and 1 <= shares.score < shares.gpus_per_replica:
+        raise UserError(
+            f"resources.score is {shares.score}, but one LM takes {shares.gpus_per_replica} GPUs "
+            "(lm.gpus_per_replica); expected more, or a smaller lm.path"
+        )
     num_gpus, is_same = shares.num_gpus, shares.score == shares.index and shares.gpus_per_replica == 1
     fits = not shares.are_shared or num_gpus == 1 or (is_same and shares.train + shares.score <= num_gpus)
     if fits and all(1 <= count <= num_gpus for count in counts.values()):
         return
-    resolved = ", ".join(f"resources.{role}={count}" for role, count in counts.items())
+    resolved = ", ".join(f"resources.{role}={max(0, count)}" for role, count in counts.items())
     raise UserError(
         f"{resolved} do not fit the cluster's {num_gpus} GPUs; expected together at most as many, or the same number "
         "for score and index, which then share GPUs"

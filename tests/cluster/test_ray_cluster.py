@@ -121,6 +121,8 @@ REFUSED = [
     ("resources.score=7 resources.index=2", 8, "resources.score=7, resources.index=2 do not fit the cluster's 8 GPUs"),
     ("resources.train=8", 8, "resources.train=8, resources.score=0"),
     ("resources.score=9", 8, "resources.score=9"),
+    ("resources.score=2 lm.gpus_per_replica=3", 8, "resources.score is 2, but one LM takes 3 GPUs"),
+    ("lm.gpus_per_replica=2", 1, "resources.score is 1, but one LM takes 2 GPUs"),
     ("resources.score=7 resources.index=7 lm.num_replicas=8", 8, "lm.num_replicas is 8"),
 ]
 
