@@ -195,9 +195,12 @@ def count_texts(config: Config, num_documents: int | None = None) -> tuple[Count
 
 
 def _count_rows(data: DataConfig, num_documents: int | None) -> tuple[Counts, bool]:
-    rows = {"documents": data.corpus, "queries": data.train, "heldout": data.heldout, "dev": data.dev}
+    keys = {"documents": "corpus", "queries": "train", "heldout": "heldout", "dev": "dev"}
     given = {"documents": num_documents}
-    counted = {split: given.get(split) or _count(data, path, split) if path else 0 for split, path in rows.items()}
+    counted = {
+        split: given.get(split) or _count(data, path, key) if (path := getattr(data, key)) else 0
+        for split, key in keys.items()
+    }
     counts = {split: getattr(data, f"num_{split}") if of is None else of for split, of in counted.items()}
     if counts["documents"] is None:
         raise UserError(
@@ -206,14 +209,14 @@ def _count_rows(data: DataConfig, num_documents: int | None) -> tuple[Counts, bo
     return Counts(**counts), None not in counted.values()
 
 
-def _count(data: DataConfig, path: str, split: str) -> int | None:
+def _count(data: DataConfig, path: str, key: str) -> int | None:
     """Count the rows of files, or the documents of a store; None for a dataset of the hub."""
     if names_store(path):
         with closing(open_source(path)) as source:
             return len(source)
     if row_files(path) is None:
         return None
-    return count_documents(path, data.fields) if split == "documents" else count_rows(path, SPLIT_OF_BEIR[split])
+    return count_documents(path, data.fields) if key == "corpus" else count_rows(path, SPLIT_OF_BEIR[key])
 
 
 def known_documents(config: Config) -> int | None:

@@ -194,7 +194,7 @@ def test_the_retriever_of_another_training_in_the_folder_is_refused(tmp_path: Pa
     Encoder("stand_in").save(tmp_path / "retriever")
     (tmp_path / "fitted.json").write_text("{}")
     assert isinstance(first.retriever, SentenceTransformer)
-    with pytest.raises(UserError, match=r"queries.jsonl \(sha256\) is"):
+    with pytest.raises(UserError, match=r"train.jsonl \(sha256\) is"):
         _ = trainer(tmp_path, "stand_in", train=ROWS["train"][1:]).retriever
     with pytest.raises(UserError, match=r"retriever\.path is"):
         _ = trainer(tmp_path, "stand_in", encoder="package:minilm").retriever
