@@ -87,8 +87,9 @@ def test_every_shipped_evaluation_needs_models_questions_and_documents_only(path
     paths = [] if "source" in own.get("data", {}) else ["questions.path=given", "data.corpus=given"]
     config = load_evaluation_config(path, ["retriever.path=given", "lm.path=given", "out=given", *paths])
     assert config.run_config().run_dir == "given"
-    in_groups = {name for values in config.paper.groups.values() for name in values}
-    assert all(name in config.methods or name[0].isupper() for name in in_groups), "other systems have capitals"
+    if config.evaluation != "popqa":  # whose report shows the paper's figures in the paper's words
+        in_groups = {name for values in config.paper.groups.values() for name in values}
+        assert all(name in config.methods or name[0].isupper() for name in in_groups), "other systems have capitals"
 
 
 def test_a_training_configuration_is_none_of_an_evaluation(tmp_path):
