@@ -52,10 +52,11 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        keys = [key for key, _ in node.value]
-        for place, key in enumerate(keys):
-            if key.value in [other.value for other in keys[:place]]:
+        seen: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
                 self._refuse(f"duplicate key {key.value}; expected each key once", key)
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
     def construct_scalar(self, node: yaml.ScalarNode) -> Any:
@@ -67,6 +68,7 @@ class _Loader(yaml.SafeLoader):
         raise yaml.constructor.ConstructorError(problem=problem, problem_mark=at.start_mark)
 
 
+# Dates and yes, no, on, off stay texts, which OmegaConf converts to the types of their keys. 1e-3 is a number.
 _BOOL, _FLOAT, _DATE = (f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "timestamp"))
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_BOOL, _DATE)]
