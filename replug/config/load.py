@@ -198,7 +198,8 @@ def _load(
             raise UserError(f"{missing[0]} is missing: set it {where} as {missing[0]}=VALUE")
         config: Made = OmegaConf.to_object(merged)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
-        raise UserError(_explain(error, schema)) from error
+        where = f"{path}: " if is_stored and error.full_key not in dict(given) else ""
+        raise UserError(f"{where}{_explain(error, schema)}") from error
     if path and not is_stored:
         _require_own_variables(config, str(path), dict(given))
     check_rules(config, needs_lm, needs_retriever)

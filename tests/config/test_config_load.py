@@ -17,6 +17,7 @@ from replug.config.load import (
     load_ask_config,
     load_config,
     load_evaluation_config,
+    load_stored_config,
     names_evaluation,
 )
 from replug.config.schema import Config, DataConfig, LMConfig
@@ -160,6 +161,13 @@ def test_the_resolved_yaml_loads_to_the_same_configuration(tmp_path):
     path = tmp_path / "resolved.yaml"
     path.write_text(config_to_yaml(config))
     assert load_config(path) == config
+
+
+def test_a_key_that_a_stored_run_has_and_this_version_lacks_is_named_with_the_runs_file(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(config_to_yaml(load(tmp_path, "")).replace("  train: null\n", "  queries: null\n"))
+    with pytest.raises(UserError, match=rf"{path}.* data\.queries: unknown key; it is called data\.train"):
+        load_stored_config(path)
 
 
 def test_a_question_is_asked_of_the_runs_lm(tmp_path):
