@@ -36,7 +36,6 @@ from replug.config.paths import check_paths
 from replug.config.schema import Config
 from replug.data.files import replace_file, write_json, writing
 from replug.data.folder import sole_writer
-from replug.models.hardware import multiplies_bfloat16
 from replug.planning.accelerators import find_accelerator
 from replug.planning.memory import host_bytes, run_sizes
 from replug.planning.stages import known_documents
@@ -199,7 +198,8 @@ def _memory_gib(layout: Layout, job: str, num_nodes: int) -> int:
     needed = PROCESS_GIB + WORKER_GIB * workers
     if job == "prepare":
         return needed
-    held = host_bytes(config, known_documents(config) or 0, multiplies_bfloat16(), num_nodes, layout.index)
+    # The node's processors are not known here; LMs in float32 take the most.
+    held = host_bytes(config, known_documents(config) or 0, False, num_nodes, layout.index)
     processes = 1 + math.ceil(len(layout.actors) / num_nodes)
     return max(needed, PROCESS_GIB * processes + math.ceil(held / 2**30))
 
