@@ -58,7 +58,7 @@ def run_doctor(path: Path | None, overrides: Sequence[str], as_json: bool) -> in
 
 
 def _checks(path: Path | None, overrides: Sequence[str]) -> Checks:
-    """Return the machine's checks; a configuration's checks replace those of the same name."""
+    """Return the checks of the machine, and of a configuration."""
     if path is None:
         return machine_checks()
     from replug.commands.checks.configuration import config_checks
@@ -72,10 +72,8 @@ def _checks(path: Path | None, overrides: Sequence[str]) -> Checks:
     except UserError as error:
         wrong = Check("configuration", State.wrong, str(error), "fix this first; its other checks did not run")
         return [*machine_checks(), ("configuration", lambda: wrong)]
-    own = config_checks(config)
     loaded = Check("configuration", State.ok, f"{path}: keys, types and rules are valid")
-    names = {name for name, _ in own}
-    return [*(c for c in machine_checks() if c[0] not in names), ("configuration", lambda: loaded), *own]
+    return [*machine_checks(), ("configuration", lambda: loaded), *config_checks(config)]
 
 
 def _print(checks: Sequence[Check]) -> None:

@@ -13,7 +13,6 @@ from replug.commands.checks import configuration as doctor_config
 from replug.commands.checks import machine as doctor
 from replug.commands.checks.machine import Check, State, run_checks
 from replug.commands.doctor import run_doctor
-from replug.config.choices import WandbMode
 from replug.config.load import load_config
 from tests.support.command_line import CommandLine
 
@@ -38,7 +37,7 @@ def states(path: Path | None, *overrides: str, capsys) -> tuple[int, dict[str, d
 def test_the_debug_configuration_is_well_here(tmp_path, capsys):
     status, found = states(DEBUG, f"run_dir={tmp_path / 'run'}", capsys=capsys)
     assert status == 0, found
-    assert {"FAISS", "configuration", "retriever", "LM", "run_dir", "disk", "W&B"} <= set(found)
+    assert {"FAISS", "configuration", "retriever", "LM", "run_dir", "disk", "layout"} <= set(found)
     assert not (tmp_path / "run").exists()
 
 
@@ -85,21 +84,6 @@ def test_a_token_that_others_can_read_is_wrong(monkeypatch, tmp_path):
     assert doctor.ray_token().state is State.ok
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "gone"))
     assert doctor.ray_token().state is State.wrong
-
-
-def test_online_wandb_wants_a_login_and_never_shows_it(monkeypatch, tmp_path):
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    online = WandbMode.online
-    assert doctor.wandb(online).state is State.wrong
-    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password hunter2\n")
-    check = doctor.wandb(online)
-    assert check.state is State.ok and "hunter2" not in check.found
-    (tmp_path / "netrc").unlink()
-    monkeypatch.setenv("WANDB_API_KEY", "hunter3")
-    assert "WANDB_API_KEY" in doctor.wandb(online).found and "hunter3" not in doctor.wandb(online).found
-    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
-    assert doctor.wandb(online).state is State.wrong and "replug[wandb]" in doctor.wandb(online).fix
 
 
 def test_a_cluster_is_joined_and_says_how_a_run_would_be_laid_out_on_it(config, ray_address):

@@ -1,22 +1,18 @@
 """Check that the data, models, disk, memory and GPUs that a configuration needs exist."""
 
-import os
 import shutil
-import socket
 import tempfile
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from huggingface_hub import constants, try_to_load_from_cache
 
 from replug.cluster.gpu_shares import Sizes
 from replug.cluster.layout import Layout, lay_out
-from replug.commands.checks.machine import GIB, Check, Checks, State, wandb
+from replug.commands.checks.machine import GIB, Check, Checks, State
 from replug.config.errors import UserError
 from replug.config.hub_names import is_here
 from replug.config.paths import check_paths
-from replug.config.rules import server_url
 from replug.config.schema import Config
 from replug.data.sources.shards import look_at_texts
 from replug.index_workers.build_plan import check_faiss
@@ -42,8 +38,7 @@ def config_checks(config: Config) -> Checks:
         "memory": memory,
         "layout": layout,
     }
-    own = [(name, partial(check, config)) for name, check in checks.items()]
-    return [*own, ("W&B", lambda: wandb(config.wandb.mode))]
+    return [(name, partial(check, config)) for name, check in checks.items()]
 
 
 def data_files(config: Config) -> Check:
@@ -64,20 +59,9 @@ def retriever(config: Config) -> Check:
     return next((check for check in checks if check.state is not State.ok), checks[0])
 
 
-def language_model(config: Config) -> Check:
-    """Look for local weights, or for a listener at lm.url. Sends nothing to the server."""
-    lm = config.lm
-    if lm.url is None:
-        return _model("LM", "lm.path", str(lm.path))
-    parts = urlsplit(server_url(lm))
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    try:
-        socket.create_connection((str(parts.hostname), port), timeout=5.0).close()
-    except OSError as error:
-        found = f"lm.url: {parts.hostname}:{port} does not answer: {error.strerror or error}"
-        return Check("LM", State.wrong, found, "start the server")
-    key = "with a key" if os.environ.get(lm.api_key_env) else f"without a key in {lm.api_key_env}"
-    return Check("LM", State.ok, f"{parts.hostname}:{port} answers; {key}")
+def language_model(config: Config) -> Check | None:
+    """Look for local weights; a run asks a server as it begins."""
+    return None if config.lm.path is None else _model("LM", "lm.path", config.lm.path)
 
 
 def _model(name: str, key: str, path: str) -> Check:

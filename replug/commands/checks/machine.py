@@ -5,7 +5,6 @@ and each ends within `LIMIT_SECONDS`, even if a file system hangs.
 """
 
 import importlib.metadata
-import importlib.util
 import os
 import shutil
 import stat
@@ -17,8 +16,6 @@ from pathlib import Path
 
 import psutil
 
-from replug.config.choices import WandbMode
-from replug.config.wandb_login import wandb_login
 from replug.slurm.ray_node import OBJECT_STORE_BYTES
 
 LIMIT_SECONDS = 30.0
@@ -76,7 +73,6 @@ def machine_checks() -> Checks:
         ("Ray token", ray_token),
         ("Ray here", running_ray),
         ("shared memory", shared_memory),
-        ("W&B", lambda: wandb(WandbMode.off)),
     ]
 
 
@@ -140,16 +136,6 @@ def shared_memory() -> Check:
     return Check(
         "shared memory", State.wrong if free < OBJECT_STORE_BYTES else State.ok, found, "a container takes --shm-size"
     )
-
-
-def wandb(mode: WandbMode) -> Check:
-    """Check whether a run would find W&B, and an online one a login; the key is never shown."""
-    if mode is not WandbMode.off and importlib.util.find_spec("wandb") is None:
-        return Check("W&B", State.wrong, f"wandb.mode={mode}, but wandb is not here", "pip install 'replug[wandb]'")
-    login = wandb_login()
-    if mode is WandbMode.online and login is None:
-        return Check("W&B", State.wrong, "wandb.mode=online, but no login", "wandb login, or wandb.mode=offline")
-    return Check("W&B", State.ok, f"wandb.mode={mode.value}, {f'login from {login}' if login else 'no login'}")
 
 
 def _version(name: str) -> str | None:
