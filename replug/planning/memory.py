@@ -191,7 +191,7 @@ def host_bytes(
         known_bytes = _vector_bytes(config, retriever, num_documents or 1)
         largest = num_documents * FLOAT32 * searched_width(config, retriever.dim)
         vectors = VERSIONS * (largest if known_bytes is None else known_bytes)
-    return state_bytes(config, retriever) + (weights + vectors) / min(num_nodes, index.num_shards)
+    return state_bytes(config, retriever) + weights + vectors / min(num_nodes, index.num_shards)
 
 
 # On disk ----------------------------------------------------------------------------------------------------------
