@@ -7,15 +7,15 @@ that are kept for a corpus, float32 behind the transformer, and vectors with gra
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
-from sentence_transformers.base.modules import Dense, Normalize
-from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Normalize
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.utils.checkpoint import checkpoint
@@ -26,14 +26,8 @@ from replug.config.hub_names import MODEL, require_name
 from replug.data.files import as_other_files, json_sha256
 from replug.data.folder import write_checksums
 from replug.data.store import CorpusStore
-from replug.data.tokenizing import TokenIds, cut_ids
-from replug.models.batching import (
-    ENCODER_TOKENS,
-    ENCODER_TOKENS_WITH_GRADIENT,
-    padded_length,
-    token_budget_batches,
-)
-from replug.models.black_box_lm import require_texts
+from replug.data.tokenizing import TokenIds
+from replug.models.batching import ENCODER_TOKENS, ENCODER_TOKENS_WITH_GRADIENT
 from replug.models.encoder_files import (
     KEY,
     TASKS,
@@ -48,12 +42,12 @@ from replug.models.encoder_files import (
     numbers_sha256,
     similarity_in,
 )
+from replug.models.encoder_side import Side
 from replug.models.ensemble_temperature import EnsembleTemperature, temperature_in, write_temperature
 from replug.models.hardware import one_per_thread, to_device
 from replug.models.lora import merged, save_adapters
-from replug.models.model_files import longrope_limit, warn_once
+from replug.models.model_files import warn_once
 from replug.models.packaged import resolve_encoder_path
-from replug.models.unknown_tokens import warn_of_unknown
 
 SIMILARITIES = ("cosine", "dot")
 # Names of prompts in a folder, of which the first that is not empty is taken: sentence-transformers' own, and those of
@@ -99,24 +93,21 @@ class Encoder(nn.Module):
         super().__init__()
         path = resolve_encoder_path(str(path))
         require_name(KEY, path, MODEL, "a folder of a model, or a name on the hub")  # once; loading asks five times
-        self.model = load_container(path)
-        self.own_similarity = similarity_in(self.model)
-        said = self.model.similarity_fn_name
+        container = load_container(path)
+        self.own_similarity = similarity_in(container)
+        said = container.similarity_fn_name
         self.similarity = _similarity(similarity, said, path)
-        self._end_by_similarity(leave_out=self.similarity == "dot" != said)
-        prompts = self._prompts
-        if document_prompt is None:
-            document_prompt = next((prompts[name] for name in DOCUMENT_PROMPTS if prompts.get(name)), "")
-        if query_prompt is None:
-            query_prompt = next((prompts[name] for name in QUERY_PROMPTS if prompts.get(name)), "")
-            _warn_of_prompts(path, prompts)
-        prompts |= {"document": document_prompt, "query": query_prompt}
-        self._limit_tokens(max_tokens, path)
+        self._use(_ended(container, self.similarity, leave_out=self.similarity == "dot" != said))
+        self._set_prompts(query_prompt, document_prompt, path)
+        if max_tokens is not None:
+            self._limit_tokens(max_tokens, path)
         self._trains_as_train = False
         self._chunk_tokens: int | None = None
         self.temperature = temperature_in(path)
         self.eval()
-        self.width = self._require_vectors(path)
+        self.width, *others = (side.require_vector(self.similarity, path) for side in self._sides.values())
+        if others != [self.width]:
+            raise UserError(f"{KEY}: {path} makes vectors of {self.width} and {others[0]} numbers; expected one width")
         if query_path is not None:
             queries = QueryEncoder(query_path, self.similarity, max_tokens, query_prompt=query_prompt)
             self.require_documents_of(queries, resolve_encoder_path(query_path))
@@ -124,18 +115,50 @@ class Encoder(nn.Module):
             self.temperature = queries.temperature or self.temperature
         elif self._needs_documents and (documents := document_encoder(path)) is not None:
             self._read_documents(path, documents, max_tokens)
-        self._require_room()
+        for side in self._sides.values():
+            side.require_room()
+        self.dims = self._searched_dims(dims, path)
+        if device is not None:
+            self.to(device)
+
+    def _use(self, model: SentenceTransformer) -> None:
+        """Make vectors by the modules of `model`."""
+        self.model = model
+        prompts: dict[str, str] = dict(model.prompts)  # type: ignore[arg-type]
+        self._sides = {task: Side(task, chain(model, task), prompts.get(task, "")) for task in TASKS}
+
+    def _set_prompts(self, query: str | None, document: str | None, path: str) -> None:
+        """Set the prompts that are given, or else the folder's."""
+        prompts: dict[str, str] = self.model.prompts  # type: ignore[assignment]
+        if document is None:
+            document = next((prompts[name] for name in DOCUMENT_PROMPTS if prompts.get(name)), "")
+        if query is None:
+            query = next((prompts[name] for name in QUERY_PROMPTS if prompts.get(name)), "")
+            _warn_of_prompts(path, prompts)
+        prompts |= {"document": document, "query": query}
+        self._use(self.model)
+
+    def _limit_tokens(self, max_tokens: int, path: str) -> None:
+        """Cut documents at `max_tokens`, and queries there at most; it is saved, so that others cut texts alike."""
+        queries, documents = self._sides.values()
+        if not 0 < max_tokens <= (most := most_tokens(documents.backbone)):
+            raise UserError(f"retriever.max_tokens is {max_tokens}, but {path} holds at most {most} tokens")
+        if self.is_pair:
+            queries.max_tokens = min(queries.max_tokens, max_tokens)
+        documents.max_tokens = max_tokens
+
+    def _searched_dims(self, dims: int | None, path: str) -> int | None:
+        """Return the numbers that vectors are cut to, by default the folder's `truncate_dim`; None for all."""
         if dims is not None and not 0 < dims <= self.width:
             raise UserError(
                 f"index.dims is {dims}, but vectors of {path} have {self.width} numbers; expected at most those"
             )
-        own_dims = self.model.truncate_dim  # which the folder says
-        dims = dims or (own_dims if own_dims and own_dims < self.width else None)
-        self.dims = None if dims == self.width else dims
-        if own_dims:
-            self.model.truncate_dim = self.dims
-        if device is not None:
-            self.to(device)
+        own = self.model.truncate_dim
+        dims = dims or (own if own and own < self.width else None)
+        dims = None if dims == self.width else dims
+        if own:
+            self.model.truncate_dim = dims
+        return dims
 
     @property
     def dim(self) -> int:
@@ -154,47 +177,36 @@ class Encoder(nn.Module):
         return f"{own}; queries {self.describe('query')}" if self.is_pair else own
 
     def describe(self, task: str) -> str:
-        """Return a task's modules in words; cosine implies the Normalize at the end."""
-        found = [_in_words(module) for module in self.modules_of(task)[1:]]
-        return ", ".join(found[:-1] if self.similarity == "cosine" else found)
+        """Return a task's modules in words."""
+        return self._sides[task].describe(self.similarity)
 
     def prompt(self, task: str) -> str:
         """Return what stands before each query, or before each document."""
-        return self._prompts[task]
+        return self._sides[task].prompt
 
     def modules_of(self, task: str) -> list[nn.Module]:
         """Return the modules that make a task's vectors: a Transformer, a Pooling, and what follows."""
-        return chain(self.model, task)
+        return self._sides[task].modules
 
     @property
     def backbones(self) -> list[PreTrainedModel]:
         """Return the model of documents, and behind it that of queries if they have their own."""
-        found = {id(self._backbone(task)): self._backbone(task) for task in reversed(TASKS)}
-        return list(found.values())
+        queries, documents = (side.backbone for side in self._sides.values())
+        return [documents] if queries is documents else [documents, queries]
 
     @property
     def device(self) -> torch.device:
         """Return where the models are."""
-        return self._backbone("document").device
+        return self._sides["document"].device
 
     @property
     def device_kind(self) -> str:
         """Return "cpu" or "cuda", by which sizes of passes differ."""
-        return "cpu" if self.device.type == "cpu" else "cuda"
+        return self._sides["document"].device_kind
 
     def tokenizer_of(self, task: str) -> PreTrainedTokenizerBase:
         """Return a task's tokenizer, whose `model_max_length` is its token limit."""
-        transformer: Any = self.modules_of(task)[0]
-        return transformer.tokenizer
-
-    def _backbone(self, task: str) -> PreTrainedModel:
-        transformer: Any = self.modules_of(task)[0]
-        return transformer.model
-
-    @property
-    def _prompts(self) -> dict[str, str]:
-        prompts: Any = self.model.prompts  # none of which is None in a model that is loaded
-        return prompts
+        return self._sides[task].tokenizer
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -204,7 +216,7 @@ class Encoder(nn.Module):
     @property
     def max_tokens(self) -> int:
         """Return how many tokens of a document are read, its prompt included."""
-        return int(self.tokenizer.model_max_length)
+        return self._sides["document"].max_tokens
 
     @cached_property
     def token_rule(self) -> TokenIds:
@@ -213,11 +225,8 @@ class Encoder(nn.Module):
         return TokenIds(rules, self.max_tokens, self.backbones[0].config.vocab_size, self.prompt("document"))
 
     def token_ids(self, texts: Sequence[str], task: str = "document") -> list[np.ndarray]:
-        """Return the ids of each text behind the task's prompt, special tokens included, cut at the token limit.
-
-        They are uint16 if those suffice for the vocabulary, else uint32.
-        """
-        return self._known(self._tokenize(texts, task, self.prompt(task)), task)
+        """Return the ids of each text behind the task's prompt, special tokens included, cut at the token limit."""
+        return self._sides[task].token_ids(texts, self.prompt(task))
 
     def document_ids(self, corpus: CorpusStore, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:
         """Return token ids of documents: as they were prepared for this tokenizer and prompt, or from their texts."""
@@ -225,22 +234,9 @@ class Encoder(nn.Module):
             return corpus.token_ids(rows)
         return self.token_ids(corpus.texts(rows))
 
-    def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None, task: str = "document", prompt_tokens: int = 0
-    ) -> Tensor:
-        """Return whole vectors [B, D] in float32 for ids and mask [B, T]; None if no row is padded.
-
-        Modules behind the transformer compute in float32, under autocast and with weights in bfloat16 too.
-        """
-        hidden = self._backbone(task)(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        features = {"token_embeddings": hidden.float(), "attention_mask": mask}
-        if prompt_tokens:
-            features["prompt_length"] = prompt_tokens
-        with torch.autocast(hidden.device.type, enabled=False):
-            for module in self.modules_of(task)[1:]:
-                features = module(features)
-        return features["sentence_embedding"]
+    def is_cut(self, text: str, task: str) -> bool:
+        """Return whether only the beginning of a text, behind the task's prompt, is read."""
+        return self._sides[task].is_cut(text)
 
     def encode(
         self, texts: Sequence[str], tokens_per_batch: int | None = None, prompt_name: str | None = None
@@ -252,41 +248,68 @@ class Encoder(nn.Module):
         The batches follow from the texts alone, so the same texts give the same bits in any order. Raises UserError for
         an unknown name, and for a pair without the name of a task.
         """
-        name, prompts = prompt_name or self.model.default_prompt_name, self._prompts
+        name, prompts = prompt_name or self.model.default_prompt_name, self.model.prompts
         if name is not None and name not in prompts:
             raise UserError(f"prompt_name is {name!r}; expected one of {', '.join(sorted(prompts))}")
         if self.is_pair and prompt_name not in ("query", *DOCUMENT_PROMPTS):
             raise UserError(
                 "this retriever has one encoder for queries and one for documents: use encode_query or encode_document"
             )
-        task = "query" if prompt_name == "query" else "document"
-        return self._encode(texts, task, "" if name is None else prompts[name], tokens_per_batch)
+        side = self._sides["query" if prompt_name == "query" else "document"]
+        prompt = (prompts[name] if name is not None else "") or ""
+        return self._encode(side, side.token_ids(texts, prompt), prompt, tokens_per_batch)
 
     def encode_query(self, texts: Sequence[str], tokens_per_batch: int | None = None, autocast: bool = False) -> Tensor:
         """Encode texts to search with, behind their prompt, as `encode` does. `autocast` computes in bfloat16."""
-        return self._encode(texts, "query", self.prompt("query"), tokens_per_batch, autocast)
+        return self.encode_tokens(self.token_ids(texts, "query"), tokens_per_batch, "query", autocast)
 
     def encode_document(self, texts: Sequence[str], tokens_per_batch: int | None = None) -> Tensor:
         """Encode texts to search through, behind their prompt, as `encode` does."""
-        return self._encode(texts, "document", self.prompt("document"), tokens_per_batch)
+        return self.encode_tokens(self.token_ids(texts), tokens_per_batch)
 
     def encode_tokens(
-        self, ids: Sequence[np.ndarray], tokens_per_batch: int | None = None, task: str = "document"
+        self,
+        ids: Sequence[np.ndarray],
+        tokens_per_batch: int | None = None,
+        task: str = "document",
+        autocast: bool = False,
     ) -> Tensor:
         """Encode tokenized texts, as `token_ids` returns them."""
-        return self._encode_ids(ids, task, self.prompt(task), tokens_per_batch)
+        return self._encode(self._sides[task], ids, self.prompt(task), tokens_per_batch, autocast)
+
+    def _encode(
+        self, side: Side, ids: Sequence[np.ndarray], prompt: str, tokens_per_batch: int | None, autocast: bool = False
+    ) -> Tensor:
+        if not ids:
+            return torch.empty(0, self.dim)
+        left_out = side.left_out(prompt)
+        batches = list(side.batches(ids, tokens_per_batch or ENCODER_TOKENS[self.device_kind]))
+        parts: list[Tensor] = [torch.empty(0)] * len(batches)
+
+        def fill(number: int) -> None:
+            with torch.inference_mode(), torch.autocast(self.device.type, torch.bfloat16, enabled=autocast):
+                whole = side.vectors([ids[row] for row in batches[number]], left_out)
+                parts[number] = first_numbers(whole, self.dims, self.similarity)
+
+        if self.device_kind == "cpu":
+            one_per_thread(fill, len(batches))
+        else:
+            for number in range(len(batches)):
+                fill(number)
+        return _put_back(torch.cat(parts), batches).cpu()
 
     def encode_with_gradient(
         self, ids: Sequence[np.ndarray], tokens_per_batch: int | None = None, task: str = "document"
     ) -> Tensor:
         """Encode tokenized texts with gradient: whole vectors, whatever `dims` is, on the encoder's device."""
-        default = ENCODER_TOKENS_WITH_GRADIENT[self.device_kind]
-        batches = list(self._batches(ids, task, tokens_per_batch or self._chunk_tokens or default))
-        prompt_tokens = self._prompt_tokens[task, self.prompt(task)]
+        side, default = self._sides[task], ENCODER_TOKENS_WITH_GRADIENT[self.device_kind]
+        batches = list(side.batches(ids, tokens_per_batch or self._chunk_tokens or default))
+        left_out = side.left_out(side.prompt)
         # With chunks the loss is of all vectors and activations are of one chunk at a time: the backward pass computes
         # each again, with its dropout (GradCache, Gao et al. 2021).
-        compute: Any = self if self._chunk_tokens is None else partial(checkpoint, self, use_reentrant=False)
-        parts = [compute(*self._pad([ids[row] for row in rows], task), task, prompt_tokens) for rows in batches]
+        chunked: Any = partial(checkpoint, side.forward, use_reentrant=False)
+        compute = side.forward if self._chunk_tokens is None else chunked
+        parts = [compute(*side.pad([ids[row] for row in rows]), left_out) for rows in batches]
         return _put_back(torch.cat(parts), batches)
 
     def prepare_training(self, dropout: bool, gradient_checkpointing: bool, chunk_tokens: int | None = None) -> None:
@@ -329,9 +352,8 @@ class Encoder(nn.Module):
                 f"retriever.query_path: vectors of queries have {queries.width} numbers, those of documents "
                 f"{self.width}; expected the two encoders of one retriever"
             )
-        self._prompts["query"] = queries.prompt("query")
-        self.model = joined(queries.modules_of("query"), self.modules_of("document"), self.model)
-        self._count_prompts()
+        self.model.prompts["query"] = queries.prompt("query")
+        self._use(joined(queries.modules_of("query"), self.modules_of("document"), self.model))
 
     def _read_documents(self, path: str, known: DocumentEncoder, max_tokens: int | None) -> None:
         """Load the encoder of documents that the tuned queries of `path` belong to."""
@@ -352,8 +374,7 @@ class Encoder(nn.Module):
                 f"{KEY}: {path} holds tuned queries, and {known.path} has other weights, modules or another prompt now "
                 f"than when it encoded their documents; {mend}"
             )
-        self.model = joined(self.modules_of("query"), documents.modules_of("document"), self.model)
-        self._count_prompts()
+        self._use(joined(self.modules_of("query"), documents.modules_of("document"), self.model))
 
     def require_documents_of(self, queries: "Encoder", path: str) -> None:
         """Raise UserError where the tuned queries of `path` belong to documents of another encoder than this one."""
@@ -396,9 +417,9 @@ class Encoder(nn.Module):
         """
         folder.mkdir(parents=True, exist_ok=True)
         queries, model = self.modules_of("query"), self.model
-        backbones = {"document_": self._backbone("document"), "query_": self._backbone("query")}
+        backbones = {f"{task}_": side.backbone for task, side in self._sides.items()}
         if documents is not None or not self.is_pair:
-            backbones = {"": self._backbone("query")}
+            backbones = {"": self._sides["query"].backbone}
         if documents is not None:
             model = joined(queries, queries, self.model)
         save_adapters(backbones, folder)
@@ -409,166 +430,6 @@ class Encoder(nn.Module):
         as_other_files(folder)
         if self.temperature is not None:
             write_temperature(folder, self.temperature)
-
-    def _end_by_similarity(self, leave_out: bool) -> None:
-        """End each chain by a Normalize with cosine; leave it out at the end if that is asked for."""
-
-        def ended(modules: list[nn.Module]) -> list[nn.Module]:
-            if isinstance(modules[-1], Normalize):
-                return modules[:-1] if leave_out else modules
-            return [*modules, Normalize()] if self.similarity == "cosine" else modules
-
-        documents = ended(self.modules_of("document"))
-        queries = ended(self.modules_of("query")) if self.is_pair else documents
-        self.model = joined(queries, documents, self.model)
-        self.model.similarity_fn_name = self.similarity  # type: ignore[assignment]
-
-    def _limit_tokens(self, max_tokens: int | None, path: str) -> None:
-        """Cut documents at `max_tokens`, and queries there at most; it is saved, so that others cut texts alike."""
-        if max_tokens is not None:
-            most = most_tokens(self._backbone("document"))
-            if not 0 < max_tokens <= most:
-                raise UserError(f"retriever.max_tokens is {max_tokens}, but {path} holds at most {most} tokens")
-            if self.is_pair:
-                self.tokenizer_of("query").model_max_length = min(self._most("query"), max_tokens)
-            self.tokenizer.model_max_length = max_tokens
-        self._count_prompts()
-
-    def _count_prompts(self) -> None:
-        """Count, for each task, the tokens of each prompt that vectors leave out, if the folder says so."""
-        self._prompt_tokens: dict[tuple[str, str], int] = {}
-        for task in TASKS:
-            leaves_out = not all(getattr(module, "include_prompt", True) for module in self.modules_of(task))
-            for prompt in {"", *self._prompts.values()}:
-                self._prompt_tokens[task, prompt] = self._num_tokens(prompt, task) if leaves_out else 0
-
-    def _num_tokens(self, prompt: str, task: str) -> int:
-        """Count a prompt with special tokens before it and without the one behind a text."""
-        tokenizer = self.tokenizer_of(task)
-        ids = tokenizer(prompt)["input_ids"] if prompt else []
-        return len(ids) - (ids[-1] in tokenizer.all_special_ids) if ids else 0
-
-    def _require_room(self) -> None:
-        """Raise UserError for a prompt that leaves no token for the text."""
-        for task in TASKS:
-            prompt, most = self.prompt(task), self._most(task)
-            if self._num_tokens(prompt, task) + 1 >= most:
-                raise UserError(
-                    f"retriever.{task}_prompt: {prompt[:40]!r} fills the {most} tokens of a text; expected "
-                    "a shorter one, or more retriever.max_tokens"
-                )
-
-    @torch.inference_mode()
-    def _require_vectors(self, path: str) -> int:
-        """Return the numbers of a vector. Raises UserError for modules that do not make one of a text."""
-        widths: list[int] = []
-        for task in TASKS:
-            try:
-                ids = self._tokenize(["a"], task, "")
-                inputs, mask = self._pad(ids, task)
-                vectors, alone = self(inputs, mask, task), self(inputs[:, : len(ids[0])], None, task)
-            except (RuntimeError, LookupError, TypeError, AttributeError) as error:
-                raise UserError(
-                    f"{KEY}: the modules of {path} make no vector of a text ({self.describe(task)}): {error}"
-                ) from error
-            if vectors.ndim != 2 or (widths and vectors.shape[1] != widths[0]):
-                raise UserError(f"{KEY}: {path} makes {list(vectors.shape)} numbers of a text; expected one vector")
-            self._require_own_vector(vectors[0], alone[0], task, path)
-            widths.append(vectors.shape[1])
-        return widths[0]
-
-    def _require_own_vector(self, padded: Tensor, alone: Tensor, task: str, path: str) -> None:
-        """Raise UserError for a model that gives a text another vector beside longer ones, or after them."""
-        model = self._backbone(task)
-        if torch.cosine_similarity(padded, alone, dim=0) < 0.999:
-            raise UserError(
-                f"{KEY}: {path} holds a {type(model).__name__}, which reads padding as text, so that a vector would "
-                "depend on the other texts of its batch; expected an encoder that follows an attention mask"
-            )
-        if getattr(model.config, "attention_type", None) == "block_sparse":  # until the first text of 704 tokens
-            raise UserError(
-                f"{KEY}: {path} holds a {type(model).__name__} with attention_type block_sparse, which it gives up for "
-                "good at its first short batch; set attention_type to original_full in its config.json"
-            )
-        if self._most(task) > (limit := longrope_limit(model.config)):
-            raise UserError(
-                f"retriever.max_tokens: {path} reads a batch with a text beyond {limit} tokens by other frequencies "
-                f"(longrope), but would read {self._most(task)}; set it to {limit} at most"
-            )
-
-    def _encode(
-        self, texts: Sequence[str], task: str, prompt: str, tokens_per_batch: int | None, autocast: bool = False
-    ) -> Tensor:
-        ids = self._known(self._tokenize(texts, task, prompt), task)
-        return self._encode_ids(ids, task, prompt, tokens_per_batch, autocast)
-
-    def _known(self, ids: list[np.ndarray], task: str) -> list[np.ndarray]:
-        warn_of_unknown(self.tokenizer_of(task), ids, task)
-        return ids
-
-    def _encode_ids(
-        self, ids: Sequence[np.ndarray], task: str, prompt: str, tokens_per_batch: int | None, autocast: bool = False
-    ) -> Tensor:
-        if not ids:
-            return torch.empty(0, self.dim)
-        prompt_tokens = self._prompt_tokens[task, prompt]
-        batches = list(self._batches(ids, task, tokens_per_batch or ENCODER_TOKENS[self.device_kind]))
-        parts: list[Tensor] = [torch.empty(0)] * len(batches)
-
-        def fill(number: int) -> None:
-            with torch.inference_mode(), torch.autocast(self.device.type, torch.bfloat16, enabled=autocast):
-                whole = self(*self._pad([ids[row] for row in batches[number]], task), task, prompt_tokens)
-                parts[number] = first_numbers(whole, self.dims, self.similarity)
-
-        if self.device_kind == "cpu":
-            one_per_thread(fill, len(batches))
-        else:
-            for number in range(len(batches)):
-                fill(number)
-        return _put_back(torch.cat(parts), batches).cpu()
-
-    def _tokenize(self, texts: Sequence[str], task: str, prompt: str) -> list[np.ndarray]:
-        require_texts(texts, "texts")
-        if not texts:
-            return []
-        rows = self._cut_ids([prompt + text for text in texts], task, self._most(task))
-        dtype = np.uint16 if self._backbone(task).config.vocab_size < 2**16 else np.uint32  # as `TokenIds.dtype`
-        return [np.array(row, dtype) for row in rows]
-
-    def _cut_ids(self, texts: list[str], task: str, max_tokens: int) -> list[list[int]]:
-        tokenizer = self.tokenizer_of(task)
-
-        def tokenize(parts: list[str]) -> list[list[int]]:
-            return tokenizer(parts, truncation=True, max_length=max_tokens)["input_ids"]
-
-        return cut_ids(tokenize, texts, max_tokens)
-
-    def is_cut(self, text: str, task: str) -> bool:
-        """Return whether only the beginning of a text, behind the task's prompt, is read."""
-        most = self._most(task)
-        [ids] = self._cut_ids([self.prompt(task) + text], task, most + 1)
-        return len(ids) > most
-
-    def _batches(self, ids: Sequence[np.ndarray], task: str, tokens_per_batch: int) -> Iterator[list[int]]:
-        """Yield rows of similar length; equal ones go by their content, so that the order given does not matter."""
-        order = sorted(range(len(ids)), key=lambda row: ids[row].tobytes())
-        most, kind = self._most(task), self.device_kind
-        lengths = [padded_length(len(ids[row]), most, kind) for row in order]
-        for batch in token_budget_batches(lengths, tokens_per_batch):
-            yield [order[place] for place in batch]
-
-    def _pad(self, ids: Sequence[np.ndarray], task: str) -> tuple[Tensor, Tensor | None]:
-        """Return right-padded ids [B, T] on the encoder's device, and their mask unless no row is padded."""
-        width = padded_length(max(map(len, ids)), self._most(task), self.device_kind)
-        mask = np.arange(width) < np.array([len(row) for row in ids])[:, None]
-        padding = self.tokenizer_of(task).pad_token_id or 0  # some causal models have none; any id does behind the mask
-        inputs = np.full(mask.shape, padding, np.int64)
-        inputs[mask] = np.concatenate(ids)
-        hidden = None if mask.all() else to_device(torch.from_numpy(mask.astype(np.int64)), self.device)
-        return to_device(torch.from_numpy(inputs), self.device), hidden
-
-    def _most(self, task: str) -> int:
-        return int(self.tokenizer_of(task).model_max_length)
 
 
 class QueryEncoder(Encoder):
@@ -593,13 +454,19 @@ def _put_back(vectors: Tensor, batches: Sequence[Sequence[int]]) -> Tensor:
     return vectors.index_select(0, to_device(places, vectors.device))
 
 
-def _in_words(module: nn.Module) -> str:
-    if isinstance(module, Pooling):
-        modes = [module.pooling_mode] if isinstance(module.pooling_mode, str) else module.pooling_mode
-        return "+".join(modes) + ("" if module.include_prompt else " without the prompt")
-    if isinstance(module, Dense):
-        return f"Dense({module.out_features}, {type(module.activation_function).__name__})"
-    return type(module).__name__
+def _ended(model: SentenceTransformer, similarity: str, leave_out: bool) -> SentenceTransformer:
+    """Return the model with a Normalize at the end of each chain with cosine; without the one that is left out."""
+
+    def ended(modules: list[nn.Module]) -> list[nn.Module]:
+        if isinstance(modules[-1], Normalize):
+            return modules[:-1] if leave_out else modules
+        return [*modules, Normalize()] if similarity == "cosine" else modules
+
+    queries, documents = (chain(model, task) for task in TASKS)
+    ends = ended(documents)
+    whole = joined(ends if queries == documents else ended(queries), ends, model)
+    whole.similarity_fn_name = similarity  # type: ignore[assignment]
+    return whole
 
 
 def _similarity(asked: str | None, said: str, path: str) -> str:

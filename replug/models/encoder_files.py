@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Normalize, Router, Transformer
+from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel, DPRContextEncoder, DPRQuestionEncoder, PreTrainedConfig, PreTrainedModel
@@ -44,7 +44,6 @@ from replug.models.packaged import optional_file
 KEY = "retriever.path"
 TASKS = ("query", "document")
 MODULES_FILE = "modules.json"
-OLD_MARK = "query_side.json"  # of earlier versions, beside a pair of which queries alone were tuned
 DPR_ENCODERS = {"DPRContextEncoder": DPRContextEncoder, "DPRQuestionEncoder": DPRQuestionEncoder}
 NO_LIMIT = 10**9  # a tokenizer of which transformers knows no limit has an absurd one
 UNKNOWN_LIMIT = 512  # tokens, if neither tokenizer nor model says any
@@ -120,11 +119,6 @@ def load_container(path: str) -> SentenceTransformer:
         else:
             _check_modules(path, modules_file)
             container = _Container(path, device="cpu", trust_remote_code=False, local_files_only=is_folder)
-        if (Path(path) / "query_encoder").is_dir() and not any(isinstance(module, Router) for module in container):
-            raise UserError(
-                f"{KEY}: {path} holds a query_encoder beside its own modules; expected both in one Router, or that "
-                f"folder in another place, given as retriever.query_path (then remove {CHECKSUMS} in both)"
-            )
         transformers: dict[Any, None] = dict.fromkeys(chain(container, task, path)[0] for task in TASKS)
         for transformer in transformers:
             _check_transformer(transformer, path)
@@ -187,9 +181,19 @@ def most_tokens(model: PreTrainedModel) -> int:
     return positions if isinstance(positions, int) and positions > 0 else NO_LIMIT
 
 
+def in_words(module: nn.Module) -> str:
+    """Name a module behind the transformer, with what changes its vectors."""
+    if isinstance(module, Pooling):
+        modes = [module.pooling_mode] if isinstance(module.pooling_mode, str) else module.pooling_mode
+        return "+".join(modes) + ("" if module.include_prompt else " without the prompt")
+    if isinstance(module, Dense):
+        return f"Dense({module.out_features}, {type(module.activation_function).__name__})"
+    return type(module).__name__
+
+
 def has_tuned_queries(folder: str) -> bool:
     """Return whether queries alone were tuned in a folder, so that an index of its documents stays valid."""
-    return Path(folder).is_dir() and (TUNED_QUERIES in _settings(folder) or (Path(folder) / OLD_MARK).is_file())
+    return Path(folder).is_dir() and TUNED_QUERIES in _settings(folder)
 
 
 def document_encoder(path: str) -> DocumentEncoder | None:

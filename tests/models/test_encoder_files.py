@@ -271,7 +271,6 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "expansion": (_set(TEXT, query_length=8), "sets query_length"),
     "option": (_set(TEXT, model_args={"gguf_file": "x"}), "loads its Transformer with gguf_file"),
     "key": (_set(TEXT, reverse=True), "cannot load .*reverse"),
-    "a pair of old": (lambda folder: (folder / "query_encoder").mkdir(), "holds a query_encoder .* expected both in"),
 }
 
 

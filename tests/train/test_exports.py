@@ -4,7 +4,6 @@ The hub's cache is laid out in a folder, with the bases and the exports in it. E
 sentence-transformers, LangChain and LlamaIndex, and by the snippets of its card.
 """
 
-import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from replug.config.load import load_config
 from replug.config.schema import Config
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
-from replug.models.encoder_files import OLD_MARK, SETTINGS_FILE, TUNED_QUERIES, document_encoder, has_tuned_queries
+from replug.models.encoder_files import SETTINGS_FILE, document_encoder, has_tuned_queries
 from replug.models.ensemble_temperature import EnsembleTemperature
 from replug.train.model_card import QUERY, TEXTS, write_model_card
 from replug.train.trained_weights import choose_trained_weights, freeze_sides, save_retriever
@@ -324,18 +323,6 @@ def test_an_export_for_the_hub_names_no_folder_of_this_machine(local: tuple[Conf
     np.testing.assert_array_equal(both_sides(pair)[0], both_sides(encoder, documents)[0])
     write_model_card(tmp_path / "hub", config, "step 3", [], name="owner/hub")
     assert 'Encoder("./base", query_path="owner/hub")' in (tmp_path / "hub/README.md").read_text()
-
-
-def test_a_pair_of_an_earlier_version_is_known_by_its_mark(cache: Path, tmp_path: Path) -> None:
-    encoder, documents = tune(configured("retriever.path=base", "retriever.train=query"))
-    assert documents is not None
-    documents.pair_with(encoder)
-    documents.save(tmp_path)
-    (tmp_path / OLD_MARK).write_text("{}")
-    assert has_tuned_queries(str(tmp_path)) and TUNED_QUERIES not in json.loads((tmp_path / SETTINGS_FILE).read_text())
-    Encoder("some/base", query_path=str(tmp_path))
-    with pytest.raises(UserError, match="documents are encoded by another encoder than this one"):
-        Encoder("some/other", query_path=str(tmp_path))
 
 
 def test_minilm_tuned_for_queries_has_a_base_that_the_hub_knows(tmp_path: Path, cache: Path) -> None:

@@ -1,0 +1,181 @@
+"""One side of a retriever: the modules that make vectors of queries or of documents, with their tokenizer and prompt.
+
+Texts are tokenized here and not by sentence-transformers, so that ids may be kept for a corpus. Batches hold texts of
+similar length within a budget of padded tokens, and follow from the texts alone. Modules behind the transformer compute
+in float32.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from replug.config.errors import UserError
+from replug.data.tokenizing import cut_ids
+from replug.models.batching import padded_length, token_budget_batches
+from replug.models.black_box_lm import require_texts
+from replug.models.encoder_files import KEY, in_words
+from replug.models.hardware import to_device
+from replug.models.model_files import longrope_limit
+from replug.models.unknown_tokens import warn_of_unknown
+
+
+class Side:
+    """Makes vectors of the texts of a `task`, "query" or "document", each behind `prompt`.
+
+    `modules` are a Transformer, a Pooling, and what follows.
+    """
+
+    def __init__(self, task: str, modules: Sequence[nn.Module], prompt: str) -> None:
+        self.task, self.modules, self.prompt = task, list(modules), prompt
+
+    @property
+    def backbone(self) -> PreTrainedModel:
+        transformer: Any = self.modules[0]
+        return transformer.model
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        transformer: Any = self.modules[0]
+        return transformer.tokenizer
+
+    @property
+    def max_tokens(self) -> int:
+        """Return how many tokens of a text are read, its prompt included."""
+        return int(self.tokenizer.model_max_length)
+
+    @max_tokens.setter
+    def max_tokens(self, most: int) -> None:
+        self.tokenizer.model_max_length = most
+
+    @property
+    def device(self) -> torch.device:
+        return self.backbone.device
+
+    @property
+    def device_kind(self) -> str:
+        """Return "cpu" or "cuda", by which sizes of passes differ."""
+        return "cpu" if self.device.type == "cpu" else "cuda"
+
+    def describe(self, similarity: str) -> str:
+        """Return the modules behind the transformer in words; cosine implies the Normalize at the end."""
+        words = [in_words(module) for module in self.modules[1:]]
+        return ", ".join(words[:-1] if similarity == "cosine" else words)
+
+    def token_ids(self, texts: Sequence[str], prompt: str) -> list[np.ndarray]:
+        """Return the ids of each text behind a prompt, special tokens included, cut at the token limit.
+
+        They are uint16 if those suffice for the vocabulary, else uint32. Warns of a tokenizer that does not know them.
+        """
+        require_texts(texts, "texts")
+        ids = self._tokenize(texts, prompt) if texts else []
+        warn_of_unknown(self.tokenizer, ids, self.task)
+        return ids
+
+    def is_cut(self, text: str) -> bool:
+        """Return whether only the beginning of a text, behind the prompt, is read."""
+        [ids] = self._cut_ids([self.prompt + text], self.max_tokens + 1)
+        return len(ids) > self.max_tokens
+
+    def _tokenize(self, texts: Sequence[str], prompt: str) -> list[np.ndarray]:
+        rows = self._cut_ids([prompt + text for text in texts], self.max_tokens)
+        dtype = np.uint16 if self.backbone.config.vocab_size < 2**16 else np.uint32  # as `TokenIds.dtype`
+        return [np.array(row, dtype) for row in rows]
+
+    def _cut_ids(self, texts: list[str], max_tokens: int) -> list[list[int]]:
+        def tokenize(parts: list[str]) -> list[list[int]]:
+            return self.tokenizer(parts, truncation=True, max_length=max_tokens)["input_ids"]
+
+        return cut_ids(tokenize, texts, max_tokens)
+
+    def batches(self, ids: Sequence[np.ndarray], tokens_per_batch: int) -> Iterator[list[int]]:
+        """Yield rows of similar length; equal ones go by their content, so that the order given does not matter."""
+        order = sorted(range(len(ids)), key=lambda row: ids[row].tobytes())
+        lengths = [padded_length(len(ids[row]), self.max_tokens, self.device_kind) for row in order]
+        for batch in token_budget_batches(lengths, tokens_per_batch):
+            yield [order[place] for place in batch]
+
+    def vectors(self, ids: Sequence[np.ndarray], left_out: int = 0) -> Tensor:
+        """Return whole vectors [B, D] in float32 of ids that one pass holds; `left_out` are tokens of a prompt."""
+        return self.forward(*self.pad(ids), left_out)
+
+    def pad(self, ids: Sequence[np.ndarray]) -> tuple[Tensor, Tensor | None]:
+        """Return right-padded ids [B, T] on the device, and their mask unless no row is padded."""
+        width = padded_length(max(map(len, ids)), self.max_tokens, self.device_kind)
+        mask = np.arange(width) < np.array([len(row) for row in ids])[:, None]
+        padding = self.tokenizer.pad_token_id or 0  # some causal models have none; any id does behind the mask
+        inputs = np.full(mask.shape, padding, np.int64)
+        inputs[mask] = np.concatenate(ids)
+        hidden = None if mask.all() else to_device(torch.from_numpy(mask.astype(np.int64)), self.device)
+        return to_device(torch.from_numpy(inputs), self.device), hidden
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None, left_out: int = 0) -> Tensor:
+        """Return whole vectors [B, D] for ids and mask [B, T].
+
+        Modules behind the transformer compute in float32, under autocast and with weights in bfloat16 too.
+        """
+        hidden = self.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        features = {"token_embeddings": hidden.float(), "attention_mask": mask}
+        if left_out:
+            features["prompt_length"] = left_out
+        with torch.autocast(hidden.device.type, enabled=False):
+            for module in self.modules[1:]:
+                features = module(features)
+        return features["sentence_embedding"]
+
+    def left_out(self, prompt: str) -> int:
+        """Return the tokens of a prompt that vectors leave out, if the folder says so."""
+        is_left_out = not all(getattr(module, "include_prompt", True) for module in self.modules)
+        return self._num_tokens(prompt) if is_left_out else 0
+
+    def _num_tokens(self, prompt: str) -> int:
+        """Count a prompt with special tokens before it and without the one behind a text."""
+        ids = self.tokenizer(prompt)["input_ids"] if prompt else []
+        return len(ids) - (ids[-1] in self.tokenizer.all_special_ids) if ids else 0
+
+    def require_room(self) -> None:
+        """Raise UserError for a prompt that leaves no token for the text."""
+        if self._num_tokens(self.prompt) + 1 >= self.max_tokens:
+            raise UserError(
+                f"retriever.{self.task}_prompt: {self.prompt[:40]!r} fills the {self.max_tokens} tokens of a text; "
+                "expected a shorter one, or more retriever.max_tokens"
+            )
+
+    @torch.inference_mode()
+    def require_vector(self, similarity: str, path: str) -> int:
+        """Return the numbers of a vector. Raises UserError for modules that do not make one of a text by itself."""
+        try:
+            ids = self._tokenize(["a"], "")
+            inputs, mask = self.pad(ids)
+            padded, alone = self.forward(inputs, mask), self.forward(inputs[:, : len(ids[0])], None)
+        except (RuntimeError, LookupError, TypeError, AttributeError) as error:
+            raise UserError(
+                f"{KEY}: the modules of {path} make no vector of a text ({self.describe(similarity)}): {error}"
+            ) from error
+        if padded.ndim != 2:
+            raise UserError(f"{KEY}: {path} makes {list(padded.shape)} numbers of a text; expected one vector")
+        self._require_own_vector(padded[0], alone[0], path)
+        return padded.shape[1]
+
+    def _require_own_vector(self, padded: Tensor, alone: Tensor, path: str) -> None:
+        """Raise UserError for a model that gives a text another vector beside longer ones, or after them."""
+        kind, config = type(self.backbone).__name__, self.backbone.config
+        if torch.cosine_similarity(padded, alone, dim=0) < 0.999:
+            raise UserError(
+                f"{KEY}: {path} holds a {kind}, which reads padding as text, so that a vector would depend on the "
+                "other texts of its batch; expected an encoder that follows an attention mask"
+            )
+        if getattr(config, "attention_type", None) == "block_sparse":  # until the first text of 704 tokens
+            raise UserError(
+                f"{KEY}: {path} holds a {kind} with attention_type block_sparse, which it gives up for good at its "
+                "first short batch; set attention_type to original_full in its config.json"
+            )
+        if self.max_tokens > (limit := longrope_limit(config)):
+            raise UserError(
+                f"retriever.max_tokens: {path} reads a batch with a text beyond {limit} tokens by other frequencies "
+                f"(longrope), but would read {self.max_tokens}; set it to {limit} at most"
+            )
